@@ -1,0 +1,80 @@
+"""Finds and loads the shared library, once, and registers its operator with MXNet.
+
+Every other module reaches native code through :func:`load`. Nothing here knows what a
+layer is.
+"""
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import mxnet as mx
+
+_NAME = "libgluon_syncbn.so"
+
+_SIGNATURES = {
+    "gluon_syncbn_last_error": (ctypes.c_char_p, []),
+    "gluon_syncbn_register": (ctypes.c_int, [ctypes.c_char_p]),
+    "gluon_syncbn_create_group": (None, [ctypes.c_char_p, ctypes.c_char_p]),
+    "gluon_syncbn_release_group": (None, [ctypes.c_char_p]),
+    "gluon_syncbn_batches": (ctypes.c_int64, [ctypes.c_char_p]),
+    "gluon_syncbn_set_batches": (None, [ctypes.c_char_p, ctypes.c_int64]),
+    "gluon_syncbn_set_timeout": (None, [ctypes.c_double]),
+    "gluon_syncbn_timeout": (ctypes.c_double, []),
+    "gluon_syncbn_failure": (ctypes.c_char_p, []),
+    "gluon_syncbn_fail_all": (None, [ctypes.c_char_p]),
+    "gluon_syncbn_reset_all": (None, []),
+    "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
+    "gluon_syncbn_num_threads": (ctypes.c_int, []),
+}
+
+
+def path():
+    """Path of the shared library: the one in ``GLUON_SYNCBN_LIBRARY``, else our own."""
+    default = Path(__file__).with_name(_NAME)
+    return Path(os.environ.get("GLUON_SYNCBN_LIBRARY", default))
+
+
+@functools.lru_cache(maxsize=None)
+def load():
+    """The loaded library as a :class:`ctypes.CDLL`.
+
+    Raises
+    ------
+    ImportError
+        If the library was not built, or MXNet does not accept it.
+    """
+    file = path()
+    if not file.exists():
+        raise ImportError(
+            f"{file} does not exist: build it with `pip install .`, or for development "
+            "with `pip install --no-build-isolation -e .`"
+        )
+    library = ctypes.CDLL(str(file))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    mxnet_path = mx.base._LIB._name.encode()
+    if library.gluon_syncbn_register(mxnet_path) != 0:
+        raise ImportError(library.gluon_syncbn_last_error().decode())
+    return library
+
+
+def features():
+    """What the library was built with and found on this machine.
+
+    Returns
+    -------
+    dict
+        ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
+        ``"generic"``; ``num_threads``: threads that compute at once; ``cuda``:
+        whether there are CUDA kernels; ``library``: the file.
+    """
+    library = load()
+    return {
+        "instruction_set": library.gluon_syncbn_instruction_set().decode(),
+        "num_threads": library.gluon_syncbn_num_threads(),
+        "cuda": False,
+        "library": str(path()),
+    }

@@ -1,0 +1,2 @@
+"""The version, in a file that the build reads without importing MXNet."""
+__version__ = "0.1.0"

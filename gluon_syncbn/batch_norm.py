@@ -1,0 +1,286 @@
+"""The layer: a Gluon block around the operator ``Custom(op_type='gluon_syncbn')``.
+
+Called by users and by ``convert.py``. Numbers and exchanges are the operator's; here are
+parameters, checks and the graph around the operator.
+"""
+import uuid
+import weakref
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from . import _library, _tracing
+from .failures import check_timeout
+
+
+class SyncBatchNorm(nn.BatchNorm):
+    r"""Batch normalization over the shards of all devices, as over one whole batch.
+
+    .. math::
+        y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \gamma + \beta
+
+    where :math:`\mu` and the biased variance :math:`\sigma^2` of each channel are taken
+    over every element of that channel on all devices, however unequal the shards are.
+    Parameters, their names and files are those of :class:`mxnet.gluon.nn.BatchNorm`.
+
+    Parameters
+    ----------
+    in_channels : int, default 0
+        Number of channels; 0 infers it from the first input.
+    num_devices : int or None, default None
+        Number of contexts that each hold a shard of the batch. None means the contexts
+        that the layer is initialized on when it is first called (or hybridized anew).
+    momentum : float or None, default 0.9
+        Fraction of the *old* running value that a batch keeps. None makes the running
+        values the average over all training batches; the count of these is not part of
+        a parameter file, see :attr:`num_batches_tracked`.
+    epsilon : float, default 1e-5
+        Added to the variance, so in squared units of the input.
+    center, scale : bool, default True
+        Whether beta and gamma are learned; otherwise beta stays as initialized and gamma
+        counts as 1.
+    use_global_stats : bool, default False
+        Normalize with the running statistics in training too; nothing is exchanged then.
+    beta_initializer, gamma_initializer, running_mean_initializer, \
+running_variance_initializer : str or Initializer
+    axis : int, default 1
+        The axis of the channels; negative values count from the end.
+    unbiased_running_var : bool, default False
+        The running variance takes the divisor count - 1 (as cuDNN's BatchNorm does)
+        instead of count (as MXNet's own does). The normalization always takes count.
+    timeout : float or None, default None
+        Seconds that a device waits for the others; None means
+        :func:`gluon_syncbn.get_timeout`.
+    **kwargs
+        ``prefix`` and ``params`` of :class:`mxnet.gluon.Block`.
+
+    Inputs
+        - **data**: 2 to 5 dimensions, float16, float32 or float64.
+
+    Outputs
+        - **out**: shape and dtype of `data`.
+
+    Raises
+    ------
+    ValueError
+        For a bad argument; in a training call also if `num_devices` exceeds the number of
+        contexts that the layer is initialized on.
+    mxnet.MXNetError
+        At the next wait for a result, if the devices do not all come within the timeout,
+        or disagree about channels, dtype, axis, epsilon or num_devices. The text names
+        the layer and the devices. Call :func:`gluon_syncbn.recover` to go on.
+
+    Notes
+    -----
+    Running statistics are updated in forward, in every call in training mode, recorded or
+    not. (MXNet's BatchNorm updates them in backward, so a layer that is used twice in one
+    step applies its two updates in the other order.) dgamma and dbeta are each shard's
+    own sums: the trainer adds them up over devices as it does for every parameter.
+
+    `contrib.amp` runs custom operators in float32; for float16 data cast the net with
+    ``net.cast('float16')`` instead, which leaves this layer's parameters in float32.
+
+    References
+    ----------
+    Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167. Zhang et al., Context
+    Encoding for Semantic Segmentation, arXiv:1803.08904.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import Devices, SyncBatchNorm
+    >>> devices = Devices([mx.cpu(0), mx.cpu(1)])
+    >>> layer = SyncBatchNorm(num_devices=2)
+    >>> layer.initialize(ctx=devices.contexts)
+    >>> shards = devices.split(mx.nd.array([[0.0], [2.0], [4.0]]))
+    >>> with mx.autograd.record():
+    ...     y = devices.map(layer, shards)
+    >>> [[round(float(v), 4) for v in part.asnumpy()[:, 0]] for part in y]
+    [[-1.2247, 0.0], [1.2247]]
+    """
+
+    def __init__(
+        self,
+        in_channels=0,
+        num_devices=None,
+        momentum=0.9,
+        epsilon=1e-5,
+        center=True,
+        scale=True,
+        use_global_stats=False,
+        beta_initializer="zeros",
+        gamma_initializer="ones",
+        running_mean_initializer="zeros",
+        running_variance_initializer="ones",
+        axis=1,
+        unbiased_running_var=False,
+        timeout=None,
+        **kwargs,
+    ):
+        check_arguments(num_devices, momentum, epsilon, axis, timeout)
+        super().__init__(
+            axis=axis,
+            momentum=momentum,
+            epsilon=epsilon,
+            center=center,
+            scale=scale,
+            use_global_stats=use_global_stats,
+            beta_initializer=beta_initializer,
+            gamma_initializer=gamma_initializer,
+            running_mean_initializer=running_mean_initializer,
+            running_variance_initializer=running_variance_initializer,
+            in_channels=in_channels,
+            **kwargs,
+        )
+        self.set_synchronization(num_devices, unbiased_running_var, timeout)
+
+    def set_synchronization(
+        self, num_devices=None, unbiased_running_var=False, timeout=None
+    ):
+        """Sets what this layer has beyond a BatchNorm; for ``convert.py``."""
+        self._num_devices = num_devices
+        self._unbiased_running_var = bool(unbiased_running_var)
+        self._timeout = timeout
+        self._group = _Group(self.name)
+
+    @property
+    def num_devices(self):
+        """Contexts that hold a shard each; None as long as that is not known."""
+        if self._num_devices is not None:
+            return self._num_devices
+        return len(self._contexts()) or None
+
+    @property
+    def num_batches_tracked(self):
+        """Training batches that the running statistics have seen; may be set.
+
+        Only ``momentum=None`` depends on it: save it beside the parameters to continue
+        such a run exactly.
+        """
+        return self._group.batches
+
+    @num_batches_tracked.setter
+    def num_batches_tracked(self, batches):
+        self._group.batches = batches
+
+    def forward(self, x, *args):
+        """Checks what can be known at once, then calls or traces the layer."""
+        if autograd.is_training():
+            self._check_enough_contexts()
+        return super().forward(x, *args)
+
+    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+        """Builds the operator and what it needs around it, as symbols or arrays."""
+        contexts = self._contexts()
+        is_np = mx.util.is_np_array()
+        if is_np:
+            x, gamma, beta, running_mean, running_var = (
+                array.as_nd_ndarray()
+                for array in (x, gamma, beta, running_mean, running_var)
+            )
+        guard = _tracing.guard_kind([x.context] if F is mx.nd else contexts)
+        guarded = guard == "yes"
+        if guarded:
+            x = F.SliceChannel(x, num_outputs=1)
+        y = F.Custom(
+            x,
+            gamma,
+            beta,
+            running_mean,
+            running_var,
+            name="fwd",
+            op_type="gluon_syncbn",
+            guard=guard,
+            **self._attributes(contexts),
+        )
+        if guarded:
+            y = F.SliceChannel(y, num_outputs=1)
+        if self.fuse_relu:
+            y = F.relu(y)
+        return y.as_np_ndarray() if is_np else y
+
+    def _attributes(self, contexts):
+        if self._num_devices is None:
+            num_devices = len(contexts)
+        else:
+            num_devices = self._num_devices
+        return {
+            "group": self._group.key,
+            "layer": self.name,
+            "num_devices": num_devices,
+            "contexts": " ".join(map(str, contexts)),
+            "unbiased_running_var": self._unbiased_running_var,
+            "timeout": self._timeout or 0,
+            **self._kwargs,
+        }
+
+    def _contexts(self):
+        """Where the layer is initialized, or is going to be; empty if it is not."""
+        try:
+            return self.running_mean.list_ctx()
+        except RuntimeError:
+            return []
+
+    def _check_enough_contexts(self):
+        contexts = self._contexts()
+        if contexts and (self._num_devices or 0) > len(contexts):
+            raise ValueError(
+                f"SyncBatchNorm '{self.name}': num_devices={self._num_devices}, but the "
+                f"layer is initialized on {len(contexts)} contexts "
+                f"({', '.join(map(str, contexts))}), so the others can never come"
+            )
+
+    def __repr__(self):
+        text = super().__repr__()
+        return f"{text[:-1]}, num_devices={self._num_devices})"
+
+
+def check_arguments(num_devices, momentum=0.9, epsilon=1e-5, axis=1, timeout=None):
+    """Raises ValueError or TypeError with one sentence for a bad argument."""
+    if num_devices is not None:
+        if isinstance(num_devices, bool) or int(num_devices) != num_devices:
+            raise TypeError(
+                f"num_devices is an int or None, but got {num_devices!r}"
+            )
+        if num_devices < 1:
+            raise ValueError(f"num_devices is at least 1, but got {num_devices}")
+    if momentum is not None and not 0 <= momentum <= 1:
+        raise ValueError(f"momentum is between 0 and 1, or None, but got {momentum}")
+    if not 0 <= epsilon < float("inf"):
+        raise ValueError(f"epsilon is not negative, but got {epsilon}")
+    if int(axis) != axis:
+        raise TypeError(f"axis is an int, but got {axis!r}")
+    if timeout is not None:
+        check_timeout(timeout)
+
+
+class _Group:
+    """The native group of one layer, alive as long as the layer.
+
+    The key is unique, unlike a block's prefix: two nets may have equal prefixes.
+    """
+
+    def __init__(self, layer):
+        self._layer = layer
+        self.key = uuid.uuid4().hex
+        library = _library.load()
+        library.gluon_syncbn_create_group(self.key.encode(), layer.encode())
+        self._finalizer = weakref.finalize(
+            self, library.gluon_syncbn_release_group, self.key.encode()
+        )
+        self._finalizer.atexit = False
+
+    def __deepcopy__(self, memo):
+        return _Group(self._layer)
+
+    def __reduce__(self):
+        return _Group, (self._layer,)
+
+    @property
+    def batches(self):
+        return _library.load().gluon_syncbn_batches(self.key.encode())
+
+    @batches.setter
+    def batches(self, batches):
+        _library.load().gluon_syncbn_set_batches(self.key.encode(), batches)

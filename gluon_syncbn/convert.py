@@ -1,0 +1,153 @@
+"""BatchNorm to SyncBatchNorm and back, in a whole net.
+
+Called by users. It changes the class of the layers in place: so every reference to a
+layer (attributes, containers, hooks, shared heads), its parameters, name and
+hybridization stay as they are, and nothing has to be re-registered.
+"""
+import warnings
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock, SymbolBlock, nn
+
+from .batch_norm import SyncBatchNorm, check_arguments
+
+_CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
+_BASE = nn.BatchNorm.__mro__[1]  # also the base of BatchNormReLU
+_OWN_FORWARD = (_BASE.hybrid_forward, _CONTRIB.hybrid_forward)
+
+
+def convert_sync_batchnorm(
+    net, num_devices=None, *, unbiased_running_var=False, timeout=None
+):
+    """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
+
+    Works before and after initialization, on :class:`nn.BatchNorm`, ``nn.BatchNormReLU``,
+    MXNet's contrib ``SyncBatchNorm`` and GluonCV's ``BatchNormCudnnOff``; a SyncBatchNorm
+    takes the new settings. InstanceNorm, LayerNorm and GroupNorm stay.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+    num_devices, unbiased_running_var, timeout
+        As in :class:`SyncBatchNorm`.
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
+
+    Raises
+    ------
+    TypeError
+        If `net` is no Block.
+    ValueError
+        For a bad setting. The net is unchanged then.
+
+    Warns
+    -----
+    UserWarning
+        For layers that cannot be converted: a BatchNorm with a forward of its own, and
+        nodes inside a SymbolBlock.
+    """
+    _check_is_block(net)
+    check_arguments(num_devices, timeout=timeout)
+
+    def convert(block):
+        if isinstance(block, SymbolBlock):
+            _warn_of_nodes(block)
+        if not _is_convertible(block):
+            return
+        if not isinstance(block, SyncBatchNorm):
+            block._converted_from = type(block), block._kwargs
+            block._kwargs = {
+                name: block._kwargs.get(name, 1)  # contrib's layer has no axis: it is 1
+                for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
+            }
+            block.__class__ = SyncBatchNorm
+        block.set_synchronization(num_devices, unbiased_running_var, timeout)
+
+    net.apply(convert)
+    net.apply(_forget_graph)
+    return net
+
+
+def revert_sync_batchnorm(net):
+    """Turns every SyncBatchNorm of a net into the BatchNorm that it was, in place.
+
+    The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
+    this package is not installed. Layers that were made as SyncBatchNorm, and those that
+    came from MXNet's contrib layer, become :class:`nn.BatchNorm`; ``momentum=None``,
+    which that does not know, becomes 0.9.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
+
+    Raises
+    ------
+    TypeError
+        If `net` is no Block.
+    """
+    _check_is_block(net)
+
+    def revert(block):
+        if type(block) is not SyncBatchNorm:
+            return
+        original, kwargs = block.__dict__.pop(
+            "_converted_from", (nn.BatchNorm, block._kwargs)
+        )
+        if original is _CONTRIB:
+            original, kwargs = nn.BatchNorm, block._kwargs
+        # What was set since (GluonCV freezes statistics this way) holds on.
+        block._kwargs = {**kwargs, **block._kwargs}
+        if block._kwargs["momentum"] is None:
+            block._kwargs["momentum"] = 0.9
+        block.__class__ = original
+        for name in ("_num_devices", "_unbiased_running_var", "_timeout", "_group"):
+            del block.__dict__[name]
+
+    net.apply(revert)
+    net.apply(_forget_graph)
+    return net
+
+
+def _check_is_block(net):
+    if not isinstance(net, mx.gluon.Block):
+        raise TypeError(f"net is a mxnet.gluon.Block, but got {type(net).__name__}")
+
+
+def _is_convertible(block):
+    if not isinstance(block, _BASE):
+        return False
+    kind = type(block)
+    if kind is SyncBatchNorm or kind.hybrid_forward in _OWN_FORWARD:
+        return True
+    if kind.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
+        return True
+    warnings.warn(
+        f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has a "
+        "forward of its own, expected that of mxnet.gluon.nn.BatchNorm",
+        stacklevel=4,
+    )
+    return False
+
+
+def _warn_of_nodes(block):
+    symbol = block._cached_graph[1]
+    nodes = [name for name in symbol.list_auxiliary_states() if name.endswith("_var")]
+    if nodes:
+        warnings.warn(
+            f"{block.name} stays unsynchronized: it is a SymbolBlock, whose graph is "
+            "fixed; convert the net before it is exported",
+            stacklevel=4,
+        )
+
+
+def _forget_graph(block):
+    if isinstance(block, HybridBlock):
+        block._clear_cached_op()

@@ -1,0 +1,209 @@
+"""Runs a function once per context, each time from that context's own thread.
+
+Called by users' training loops. It must not know what the functions compute.
+
+Why threads: MXNet hands out CPU resources (temporary space, random generators) round
+robin to *all* CPU contexts that one thread drives, so an operator of cpu(1) can be made
+to wait for a later operator of cpu(0), which waits for cpu(1) in a SyncBatchNorm: a
+deadlock. Resource managers are thread-local (src/resource.cc, ``ResourceManager::Get``),
+so a thread per context makes the contexts independent. The threads take turns, because
+MXNet's front end is not thread-safe; pushing work is quick, and the work itself runs in
+parallel.
+"""
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import mxnet as mx
+from mxnet import autograd
+
+from . import failures
+
+
+class Devices:
+    """The contexts of one data-parallel net, driven one after the other.
+
+    Parameters
+    ----------
+    contexts : list of mxnet.Context
+        Distinct contexts, for example ``[mx.cpu(0), mx.cpu(1)]``.
+
+    Raises
+    ------
+    ValueError
+        If the list is empty or names a context twice.
+    TypeError
+        If an element is no context.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import Devices
+    >>> with Devices([mx.cpu(0), mx.cpu(1)]) as devices:
+    ...     shards = devices.split(mx.nd.arange(5))
+    ...     sums = devices.map(lambda x: x.sum(), shards)
+    >>> [s.asscalar() for s in sums]
+    [3.0, 7.0]
+    """
+
+    def __init__(self, contexts):
+        if isinstance(contexts, mx.Context):
+            contexts = [contexts]
+        self.contexts = list(contexts)
+        for context in self.contexts:
+            if not isinstance(context, mx.Context):
+                raise TypeError(
+                    f"contexts is a list of mxnet.Context, but it holds {context!r}"
+                )
+        if not self.contexts:
+            raise ValueError("contexts is empty, expected at least one context")
+        for context in self.contexts:
+            if self.contexts.count(context) > 1:
+                raise ValueError(
+                    f"contexts names {context} {self.contexts.count(context)} times, "
+                    "expected distinct contexts"
+                )
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"gluon_syncbn-{context}")
+            for context in self.contexts
+        ]
+
+    def __len__(self):
+        return len(self.contexts)
+
+    def __repr__(self):
+        return f"Devices([{', '.join(map(str, self.contexts))}])"
+
+    def split(self, batch, batch_axis=0):
+        """Gives each context its shard of a batch.
+
+        Parameters
+        ----------
+        batch : NDArray or numpy.ndarray
+            At least as many rows along `batch_axis` as there are contexts. The dtype is
+            kept.
+        batch_axis : int, default 0
+            The axis that is split.
+
+        Returns
+        -------
+        list of NDArray
+            One shard per context, in order and on that context. Where the rows cannot be
+            shared evenly, the first contexts get one row more.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer rows than contexts.
+        """
+        rows, count = batch.shape[batch_axis], len(self)
+        if rows < count:
+            raise ValueError(
+                f"batch has {rows} rows along axis {batch_axis}, expected at least one "
+                f"for each of the {count} contexts"
+            )
+        bounds = [k * (rows // count) + min(k, rows % count) for k in range(count + 1)]
+        return [
+            _place(_slice(batch, batch_axis, begin, end), context)
+            for context, begin, end in zip(self.contexts, bounds, bounds[1:])
+        ]
+
+    def map(self, function, *lists):
+        """Calls ``function(*elements)`` once per context, from the context's own thread.
+
+        The calls come one after the other, in the order of the contexts. The caller's
+        ``autograd`` recording and training flags and NumPy semantics hold in them, and
+        the current context is the one they are made for. A function must not wait for
+        results that need the other contexts (``asnumpy``, ``wait_to_read``): those have
+        no work yet. Wait in the caller, after `map`.
+
+        Parameters
+        ----------
+        function : callable
+        *lists : list
+            Each has one element per context, given as positional arguments.
+
+        Returns
+        -------
+        list
+            The results, one per context.
+
+        Raises
+        ------
+        ValueError
+            If a list has another length, or `close` was called.
+        mxnet.MXNetError
+            If a layer has failed since the last call and :func:`gluon_syncbn.recover` was
+            not called; the devices are ready again afterwards.
+        Exception
+            Whatever `function` raises, with its traceback. Contexts after that one are
+            not called, and work in flight is given up as by :func:`gluon_syncbn.recover`.
+        """
+        for position, elements in enumerate(lists):
+            if len(elements) != len(self):
+                raise ValueError(
+                    f"list {position} has {len(elements)} elements, expected one for each "
+                    f"of the {len(self)} contexts"
+                )
+        if self._threads is None:
+            raise ValueError("map was called on closed Devices")
+        failure = failures.failure()
+        if failure:
+            failures.recover()
+            raise mx.MXNetError(failure)
+        flags = _Flags()
+        results = []
+        for thread, context, *elements in zip(self._threads, self.contexts, *lists):
+            call = thread.submit(flags.call, context, function, elements)
+            try:
+                results.append(call.result())
+            except BaseException as error:
+                failures.recover(
+                    f"given up because the call for {context} raised "
+                    f"{type(error).__name__}: {error}"
+                )
+                raise
+        return results
+
+    def close(self):
+        """Ends the threads. Closing twice does no harm."""
+        for thread in self._threads or []:
+            thread.shutdown()
+        self._threads = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+
+class _Flags:
+    """MXNet's thread-local flags of the thread that makes the object."""
+
+    def __init__(self):
+        self._recording = autograd.is_recording()
+        self._training = autograd.is_training()
+        self._np_shape = mx.util.is_np_shape()
+        self._np_array = mx.util.is_np_array()
+
+    def call(self, context, function, elements):
+        """Calls the function under these flags, in whatever thread this runs."""
+        record = autograd.record if self._recording else autograd.pause
+        with ExitStack() as stack:
+            stack.enter_context(context)
+            stack.enter_context(record(train_mode=self._training))
+            stack.enter_context(mx.util.np_shape(self._np_shape))
+            stack.enter_context(mx.util.np_array(self._np_array))
+            return function(*elements)
+
+
+def _slice(batch, axis, begin, end):
+    index = [slice(None)] * batch.ndim
+    index[axis] = slice(begin, end)
+    return batch[tuple(index)]
+
+
+def _place(shard, context):
+    if isinstance(shard, mx.nd.NDArray):
+        return shard.as_in_context(context)
+    return mx.nd.array(shard, ctx=context, dtype=shard.dtype)

@@ -1,0 +1,88 @@
+"""What ends a wait, and how a process goes on after an error.
+
+Called by users and by ``devices.py``. It must not know what a layer computes.
+"""
+import atexit
+import os
+
+import mxnet as mx
+
+from . import _library
+
+_VARIABLE = "GLUON_SYNCBN_TIMEOUT"
+
+
+def check_timeout(seconds, name="timeout"):
+    """`seconds` as a float; raises ValueError unless it is a positive finite number."""
+    try:
+        value = float(seconds)
+    except (TypeError, ValueError):
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} is a positive number of seconds, but got {seconds!r}")
+    return value
+
+
+def set_timeout(seconds):
+    """Sets how long a device waits for the others, for layers without their own timeout.
+
+    The environment variable ``GLUON_SYNCBN_TIMEOUT`` sets the initial value; without it
+    that is 300 s.
+
+    Parameters
+    ----------
+    seconds : float
+        Greater than 0. Counts from a device's own arrival at a layer.
+
+    Raises
+    ------
+    ValueError
+        If `seconds` is no positive number.
+    """
+    _library.load().gluon_syncbn_set_timeout(check_timeout(seconds, "seconds"))
+
+
+def get_timeout():
+    """The timeout in seconds that :func:`set_timeout` sets."""
+    return _library.load().gluon_syncbn_timeout()
+
+
+def failure():
+    """The text of the error that a layer has failed with; empty if all are well."""
+    return _library.load().gluon_syncbn_failure().decode()
+
+
+def recover(reason="gluon_syncbn.recover() was called"):
+    """Gives up the work in flight and makes all layers ready for the next step.
+
+    To be called after an :class:`mxnet.MXNetError` of a layer was caught: ends the waits
+    of other layers, waits until MXNet is idle, drops the errors that arrays still carry,
+    and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
+    Parameters and running statistics keep the values that they have.
+    """
+    library = _library.load()
+    library.gluon_syncbn_fail_all(reason.encode())
+    while True:
+        try:
+            mx.nd.waitall()
+            break
+        except mx.MXNetError:
+            # MXNet has dropped what it has thrown, so this loop ends.
+            continue
+    library.gluon_syncbn_reset_all()
+
+
+def _set_timeout_from_environment():
+    value = os.environ.get(_VARIABLE)
+    if value is not None:
+        set_timeout(check_timeout(value, _VARIABLE))
+
+
+def _end_waits_at_exit():
+    # MXNet's own exit handler, registered before, waits for operators that wait for devices
+    # which will not come any more.
+    _library.load().gluon_syncbn_fail_all(b"the Python interpreter exits")
+
+
+_set_timeout_from_environment()
+atexit.register(_end_waits_at_exit)

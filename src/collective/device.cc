@@ -1,0 +1,18 @@
+// Reads the text form of a device, the inverse of Device::Name.
+#include "collective/device.h"
+
+#include <cstdlib>
+
+#include "core/error.h"
+
+namespace syncbn {
+
+Device ParseDevice(const std::string& name) {
+  const size_t open = name.find('(');
+  if (open == 0 || open == std::string::npos || name.back() != ')') {
+    throw Error(Concat("a device is written like \"cpu(0)\", but got \"", name, "\""));
+  }
+  return {name.substr(0, open), std::atoi(name.c_str() + open + 1)};
+}
+
+}  // namespace syncbn

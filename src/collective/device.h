@@ -1,0 +1,24 @@
+// The name of a device. Its order is the rank in every exchange, so a result never depends on who
+// came first.
+// Who uses it: collective and op. It must not know how a device computes.
+#pragma once
+#include <string>
+#include <tuple>
+
+namespace syncbn {
+
+struct Device {
+  std::string type;  // "cpu" or "gpu"
+  int id = 0;
+
+  std::string Name() const { return type + "(" + std::to_string(id) + ")"; }
+};
+
+inline bool operator<(const Device& a, const Device& b) {
+  return std::tie(a.type, a.id) < std::tie(b.type, b.id);
+}
+
+// Reads "cpu(0)"; throws Error on anything else.
+Device ParseDevice(const std::string& name);
+
+}  // namespace syncbn

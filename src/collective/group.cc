@@ -1,0 +1,177 @@
+// Numbers of calls, rounds and their failure. One mutex guards it all: a round is short, and
+// devices of one layer meet there anyway.
+#include "collective/group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "collective/report.h"
+#include "core/error.h"
+
+namespace syncbn {
+namespace {
+
+std::set<Device> Keys(const std::map<Device, int64_t>& calls) {
+  std::set<Device> keys;
+  for (const auto& entry : calls) keys.insert(entry.first);
+  return keys;
+}
+
+}  // namespace
+
+Ticket Group::BeginForward(const Device& device, size_t size) {
+  Lock lock(mutex_);
+  if (!failure_.empty()) {
+    throw Error(EarlierFailureReport(layer_, "forward", device, failure_));
+  }
+  size_ = size;
+  auto member = forward_calls_.find(device);
+  if (member == forward_calls_.end()) {
+    if (forward_calls_.size() >= size) {
+      // Either the net has moved to other devices, then the old ones are silent from now on; or
+      // more devices are in use than the group is for.
+      if (AnyoneWaitsLocked() || former_members_.count(device)) {
+        FailAndThrow(TooManyDevicesReport(layer_, device, Keys(forward_calls_), size));
+      }
+      for (const auto& entry : forward_calls_) former_members_.insert(entry.first);
+      StartEpochLocked();
+    }
+    member = forward_calls_.emplace(device, 0).first;
+  }
+  return {epoch_, member->second++};
+}
+
+std::shared_ptr<const Payload> Group::AllReduce(const Ticket& ticket, const RoundKey& key,
+                                                const Device& device, Arrival arrival,
+                                                const Meeting& meeting, Reducer reducer) {
+  Lock lock(mutex_);
+  CheckArrivalLocked(ticket, key, device);
+  std::shared_ptr<Round>& slot = rounds_[key];
+  if (!slot) slot = std::make_shared<Round>();
+  const std::shared_ptr<Round> round = slot;
+  if (round->arrivals.count(device)) FailAndThrow(TwiceReport(layer_, key.operation, device));
+  if (!round->arrivals.empty() &&
+      round->arrivals.begin()->second.contract != arrival.contract) {
+    FailAndThrow(DisagreementReport(layer_, key.operation, *round, device, arrival));
+  }
+  arrival.time = std::chrono::steady_clock::now();
+  round->arrivals.emplace(device, std::move(arrival));
+  if (round->arrivals.size() == meeting.size) {
+    std::vector<const Payload*> payloads;
+    for (const auto& entry : round->arrivals) payloads.push_back(&entry.second.payload);
+    auto result = std::make_shared<Payload>();
+    reducer(payloads, result.get());
+    round->result = result;
+    changed_.notify_all();
+  } else {
+    AwaitLocked(&lock, key, round, meeting, ticket.epoch);
+  }
+  // In another epoch the map may hold a younger round under the same key.
+  if (++round->departures == meeting.size && epoch_ == ticket.epoch) rounds_.erase(key);
+  return round->result;
+}
+
+void Group::CheckArrivalLocked(const Ticket& ticket, const RoundKey& key,
+                               const Device& device) const {
+  if (!failure_.empty()) {
+    throw Error(EarlierFailureReport(layer_, key.operation, device, failure_));
+  }
+  if (ticket.epoch != epoch_) {
+    if (former_members_.count(device)) {
+      throw Error(TooManyDevicesReport(layer_, device, Keys(forward_calls_),
+                                       forward_calls_.size()));
+    }
+    throw Error(EarlierFailureReport(layer_, key.operation, device,
+                                     "the layer was reset by gluon_syncbn.recover() after the "
+                                     "forward call that this call belongs to."));
+  }
+}
+
+void Group::AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<Round>& round,
+                        const Meeting& meeting, int64_t epoch) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> timeout(meeting.timeout_seconds);
+  const auto deadline =
+      start + std::chrono::duration_cast<std::chrono::steady_clock::duration>(timeout);
+  // A result counts even if the group fails, or time runs out, before this thread is awake again.
+  const bool woken = changed_.wait_until(*lock, deadline, [&] {
+    return round->result != nullptr || !failure_.empty() || epoch_ != epoch;
+  });
+  if (round->result != nullptr) return;
+  if (!woken) {
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+    std::set<Device> known = Keys(forward_calls_);
+    if (meeting.expected.size() == meeting.size) known = meeting.expected;
+    FailAndThrow(TimeoutReport(layer_, key.operation, *round, known, meeting.size,
+                               waited.count()));
+  }
+  throw Error(failure_.empty() ? "the layer was reset while a device waited in it" : failure_);
+}
+
+int64_t Group::BatchesBefore(const Ticket& ticket) const {
+  Lock lock(mutex_);
+  return batches_before_epoch_ + ticket.number;
+}
+
+int64_t Group::Batches() const {
+  Lock lock(mutex_);
+  int64_t calls = 0;
+  for (const auto& entry : forward_calls_) calls = std::max(calls, entry.second);
+  return batches_before_epoch_ + calls;
+}
+
+void Group::SetBatches(int64_t batches) {
+  Lock lock(mutex_);
+  int64_t calls = 0;
+  for (const auto& entry : forward_calls_) calls = std::max(calls, entry.second);
+  batches_before_epoch_ = batches - calls;
+}
+
+void Group::Fail(const std::string& text) {
+  Lock lock(mutex_);
+  FailLocked(text);
+}
+
+std::string Group::Failure() const {
+  Lock lock(mutex_);
+  return failure_;
+}
+
+void Group::Reset() {
+  Lock lock(mutex_);
+  former_members_.clear();
+  StartEpochLocked();
+  failure_.clear();
+  changed_.notify_all();
+}
+
+void Group::FailLocked(const std::string& text) {
+  if (failure_.empty()) failure_ = text;
+  changed_.notify_all();
+}
+
+void Group::FailAndThrow(const std::string& text) {
+  FailLocked(text);
+  throw Error(text);
+}
+
+void Group::StartEpochLocked() {
+  // A round that some device never reached was not reduced.
+  if (!forward_calls_.empty() && forward_calls_.size() == size_) {
+    int64_t finished = forward_calls_.begin()->second;
+    for (const auto& entry : forward_calls_) finished = std::min(finished, entry.second);
+    batches_before_epoch_ += finished;
+  }
+  ++epoch_;
+  rounds_.clear();
+  forward_calls_.clear();
+}
+
+bool Group::AnyoneWaitsLocked() const {
+  return std::any_of(rounds_.begin(), rounds_.end(),
+                     [](const std::pair<const RoundKey, std::shared_ptr<Round>>& entry) {
+                       return entry.second->result == nullptr;
+                     });
+}
+
+}  // namespace syncbn

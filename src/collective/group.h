@@ -1,0 +1,77 @@
+// The devices that synchronize one layer, and the rounds in which they meet.
+// Who uses it: op, through Registry. It must not know what the payloads mean.
+//
+// A group fails as a whole: when a round times out or its devices disagree, everyone who waits in
+// the group and everyone who comes later gets the error, until Reset. Only so can no device take
+// part in a round of another step than the rest.
+#pragma once
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "collective/round.h"
+
+namespace syncbn {
+
+// The place of one forward call in the history of its group. `epoch` changes when the group is
+// reset or moves to other devices.
+struct Ticket {
+  int64_t epoch = 0;
+  int64_t number = 0;
+};
+
+class Group {
+ public:
+  explicit Group(std::string layer) : layer_(std::move(layer)) {}
+
+  // Enters `device` into the group of `size` devices and numbers its next forward call.
+  // Throws Error if the group has failed, or if more than `size` devices take part.
+  Ticket BeginForward(const Device& device, size_t size);
+
+  // Blocks until `size` distinct devices have brought their payload to this round; returns the
+  // reduced payload. Throws Error on timeout, disagreement, or a failed or reset group.
+  std::shared_ptr<const Payload> AllReduce(const Ticket& ticket, const RoundKey& key,
+                                           const Device& device, Arrival arrival,
+                                           const Meeting& meeting, Reducer reducer);
+
+  // Training batches that were reduced before the call with this ticket.
+  int64_t BatchesBefore(const Ticket& ticket) const;
+  int64_t Batches() const;
+  void SetBatches(int64_t batches);
+
+  // Fails everyone who waits, now and later, with this text.
+  void Fail(const std::string& text);
+  // The text of the failure; empty while the group is well.
+  std::string Failure() const;
+  // Forgets the failure, the devices and the unfinished rounds.
+  void Reset();
+
+  const std::string& layer() const { return layer_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void FailLocked(const std::string& text);
+  [[noreturn]] void FailAndThrow(const std::string& text);
+  void StartEpochLocked();
+  bool AnyoneWaitsLocked() const;
+  void CheckArrivalLocked(const Ticket& ticket, const RoundKey& key, const Device& device) const;
+  void AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<Round>& round,
+                   const Meeting& meeting, int64_t epoch);
+
+  const std::string layer_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<RoundKey, std::shared_ptr<Round>> rounds_;
+  std::map<Device, int64_t> forward_calls_;  // of this epoch; its keys are the members
+  std::set<Device> former_members_;
+  std::string failure_;
+  size_t size_ = 0;
+  int64_t epoch_ = 0;
+  int64_t batches_before_epoch_ = 0;
+};
+
+}  // namespace syncbn

@@ -1,0 +1,25 @@
+// A tensor seen by a layer that normalizes along one axis: (outer, channel, inner), row major.
+// Who uses it: kernels and op. NCHW with axis 1 is (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
+#pragma once
+#include <cstdint>
+
+namespace syncbn {
+
+struct Layout {
+  int64_t outer = 0;
+  int64_t channels = 0;
+  int64_t inner = 0;
+
+  int64_t PerChannel() const { return outer * inner; }
+  int64_t Size() const { return outer * channels * inner; }
+};
+
+// `axis` is in [0, ndim).
+inline Layout MakeLayout(const int64_t* shape, int ndim, int axis) {
+  Layout layout{1, shape[axis], 1};
+  for (int i = 0; i < axis; ++i) layout.outer *= shape[i];
+  for (int i = axis + 1; i < ndim; ++i) layout.inner *= shape[i];
+  return layout;
+}
+
+}  // namespace syncbn

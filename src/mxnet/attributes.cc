@@ -1,0 +1,73 @@
+// Strings to options. Python has checked them; a symbol from a file is checked here.
+#include "mxnet/attributes.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace syncbn {
+namespace {
+
+[[noreturn]] void Fail(const std::string& key, const std::string& value, const char* expected) {
+  throw Error(Concat("SyncBatchNorm attribute ", key, "=\"", value, "\": expected ", expected));
+}
+
+double Number(const std::string& key, const std::string& value) {
+  char* end = nullptr;
+  const double number = std::strtod(value.c_str(), &end);
+  if (value.empty() || *end != '\0' || !std::isfinite(number)) Fail(key, value, "a number");
+  return number;
+}
+
+bool Flag(const std::string& key, const std::string& value) {
+  if (value == "True" || value == "1") return true;
+  if (value == "False" || value == "0") return false;
+  Fail(key, value, "True or False");
+}
+
+void Set(const std::string& key, const std::string& value, Attributes* out) {
+  Options& options = out->options;
+  if (key == "group") {
+    out->group = value;
+  } else if (key == "layer") {
+    out->layer = value;
+  } else if (key == "guard") {
+    out->guard = value;
+  } else if (key == "contexts") {
+    std::istringstream names(value);
+    for (std::string name; names >> name;) options.contexts.insert(ParseDevice(name));
+  } else if (key == "num_devices") {
+    options.num_devices = static_cast<int>(Number(key, value));
+    if (options.num_devices < 0) Fail(key, value, "a count of devices, or 0 if unknown");
+  } else if (key == "eps") {
+    options.epsilon = Number(key, value);
+  } else if (key == "momentum") {
+    options.cumulative = value == "None";
+    if (!options.cumulative) options.momentum = Number(key, value);
+  } else if (key == "axis") {
+    options.axis = static_cast<int>(Number(key, value));
+  } else if (key == "fix_gamma") {
+    options.fix_gamma = Flag(key, value);
+  } else if (key == "use_global_stats") {
+    options.use_global_stats = Flag(key, value);
+  } else if (key == "unbiased_running_var") {
+    options.unbiased_running_var = Flag(key, value);
+  } else if (key == "timeout") {
+    options.timeout = Number(key, value);
+  } else if (key.compare(0, 2, "__") != 0) {  // MXNet's own, such as __ctx_group__
+    Fail(key, value, "no such attribute");
+  }
+}
+
+}  // namespace
+
+Attributes ParseAttributes(int size, const char** keys, const char** values) {
+  Attributes attributes;
+  for (int i = 0; i < size; ++i) Set(keys[i], values[i], &attributes);
+  if (attributes.group.empty()) Fail("group", "", "the key of a layer");
+  return attributes;
+}
+
+}  // namespace syncbn

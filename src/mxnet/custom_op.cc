@@ -1,0 +1,242 @@
+// MXNet's callbacks for custom operators: handles in, tensors to op, errors out.
+// Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
+// MXNet calls them in this order: the creator (on every imperative call, so it is cheap), the
+// lists, shapes, backward dependencies, CreateOperator, types; then forward and backward on a
+// thread of its own for custom operators, where waiting for other devices blocks nobody else.
+#include "mxnet/custom_op.h"
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/registry.h"
+#include "core/error.h"
+#include "mxnet/attributes.h"
+#include "mxnet/callbacks.h"
+#include "mxnet/mxnet_api.h"
+#include "mxnet/ndarray.h"
+
+namespace syncbn {
+namespace {
+
+using AnyCallback = int (*)(void);
+template <typename Function>
+AnyCallback Any(Function function) {
+  return reinterpret_cast<AnyCallback>(reinterpret_cast<void*>(function));
+}
+
+// Numbers of MXNet's OpReqType.
+Request ToRequest(int request) {
+  if (request == 0) return Request::kNull;
+  return request == 3 ? Request::kAdd : Request::kWrite;
+}
+
+std::vector<NDArray> Own(int size, void** handles) {
+  return std::vector<NDArray>(handles, handles + size);
+}
+
+// ---- the operator: one node on one device ------------------------------------------------------
+
+struct Operator {
+  Operator(const Options& options, const Device& device, std::shared_ptr<Group> group)
+      : num_devices(options.num_devices), batch_norm(options, device, std::move(group)) {}
+  const int num_devices;
+  SyncBatchNorm batch_norm;
+  void* contexts[3] = {this, this, this};
+};
+
+int DeleteOperator(void* state) {
+  delete static_cast<Operator*>(state);
+  return 1;
+}
+
+void CheckCanSynchronize(const Operator& op) {
+  if (op.num_devices == 0) {
+    throw Error("SyncBatchNorm: num_devices=None, and the graph was traced before the layer was "
+                "initialized, so the number of contexts is not known; give num_devices, or "
+                "initialize first");
+  }
+  const char* engine = std::getenv("MXNET_ENGINE_TYPE");
+  if (op.num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
+    throw Error(Concat("SyncBatchNorm: MXNET_ENGINE_TYPE=NaiveEngine runs one operator at a time, "
+                       "so num_devices=", op.num_devices, " devices can never meet; unset it"));
+  }
+}
+
+// x, gamma, beta | y | running_mean, running_var
+int Forward(int size, void** handles, int* /*tags*/, const int* requests, const int training,
+            void* state) {
+  return Callback([&] {
+    const std::vector<NDArray> arrays = Own(size, handles);
+    Operator* op = static_cast<Operator*>(state);
+    if (training) CheckCanSynchronize(*op);
+    op->batch_norm.Forward(training, arrays[0].View(), arrays[1].View(), arrays[2].View(),
+                           ToRequest(requests[0]), arrays[3].View(), arrays[4].View(),
+                           arrays[5].View());
+  });
+}
+
+// dy | x, gamma, (beta) | (y) | dx, dgamma, dbeta | running_mean, running_var; those in
+// parentheses are empty arrays, because backward does not depend on them.
+int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
+             void* state) {
+  return Callback([&] {
+    const std::vector<NDArray> arrays = Own(size, handles);
+    const Gradients gradients{ToRequest(requests[0]), ToRequest(requests[1]),
+                              ToRequest(requests[2]), arrays[5].View(), arrays[6].View(),
+                              arrays[7].View()};
+    static_cast<Operator*>(state)->batch_norm.Backward(arrays[0].View(), arrays[1].View(),
+                                                       arrays[2].View(), gradients);
+  });
+}
+
+// ---- the properties: what a graph asks before it runs ------------------------------------------
+
+struct Properties {
+  Attributes attributes;
+  std::string error;  // of the attributes; the creator itself must not throw, see Create
+  std::vector<int> x_shape, channel_shape;
+  int dependencies[3];
+  void* contexts[8];
+};
+
+int DeleteProperties(void* state) {
+  delete static_cast<Properties*>(state);
+  return 1;
+}
+
+int ListArguments(char*** names, void* state) {
+  return Callback([&] {
+    const Properties& properties = *static_cast<Properties*>(state);
+    if (!properties.error.empty()) throw Error(properties.error);
+    static const char* arguments[] = {"data", "gamma", "beta", nullptr};
+    *names = const_cast<char**>(arguments);
+  });
+}
+
+int ListOutputs(char*** names, void* /*state*/) {
+  static const char* outputs[] = {"output", nullptr};
+  *names = const_cast<char**>(outputs);
+  return 1;
+}
+
+int ListAuxiliaryStates(char*** names, void* /*state*/) {
+  static const char* states[] = {"running_mean", "running_var", nullptr};
+  *names = const_cast<char**>(states);
+  return 1;
+}
+
+// data, gamma, beta, output, running_mean, running_var
+int InferShape(int size, int* ndims, int** shapes, void* state) {
+  return Callback([&] {
+    Properties* properties = static_cast<Properties*>(state);
+    if (ndims[0] <= 0) return;  // not known yet
+    const int ndim = ndims[0];
+    const int axis = properties->attributes.options.axis;
+    const int position = axis < 0 ? axis + ndim : axis;
+    properties->x_shape.assign(shapes[0], shapes[0] + ndim);
+    if (position < 0 || position >= ndim) {
+      throw Error(Concat("SyncBatchNorm '", properties->attributes.layer, "': axis ", axis,
+                         " is outside of an input of ", ndim, " dimensions"));
+    }
+    properties->channel_shape.assign(1, properties->x_shape[position]);
+    for (int i = 1; i < size; ++i) {
+      std::vector<int>& shape = i == 3 ? properties->x_shape : properties->channel_shape;
+      ndims[i] = static_cast<int>(shape.size());
+      shapes[i] = shape.data();
+    }
+  });
+}
+
+int InferType(int size, int* types, void* state) {
+  return Callback([&] {
+    const Properties& properties = *static_cast<Properties*>(state);
+    const int unknown = -1;
+    const int float32 = static_cast<int>(DType::kFloat32);
+    const int float64 = static_cast<int>(DType::kFloat64);
+    if (types[0] == unknown) types[0] = types[3] == unknown ? float32 : types[3];
+    types[3] = types[0];
+    for (int i = 1; i < size; ++i) {
+      if (i == 3) continue;
+      if (types[i] == unknown) types[i] = types[0] == float64 ? float64 : float32;
+      if (types[i] != float32 && types[i] != float64) {
+        throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': parameters and "
+                           "running statistics are float32 or float64, but got MXNet's dtype "
+                           "number ", types[i], "; cast the net with its cast method"));
+      }
+    }
+  });
+}
+
+int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* /*outputs*/,
+                              int* size, int** dependencies, void* state) {
+  Properties* properties = static_cast<Properties*>(state);
+  properties->dependencies[0] = out_grads[0];
+  properties->dependencies[1] = inputs[0];
+  properties->dependencies[2] = inputs[1];
+  *size = 3;
+  *dependencies = properties->dependencies;
+  return 1;
+}
+
+void CheckGuard(const Attributes& attributes, const Device& device) {
+  if (device.type != "cpu" || attributes.guard == "yes") return;
+  if (attributes.guard == "gpu") {
+    throw Error(Concat("SyncBatchNorm '", attributes.layer, "': the graph was traced for GPU "
+                       "contexts and now runs on ", device.Name(), "; call net.hybridize() after "
+                       "moving the parameters"));
+  }
+  if (Registry::Get().Find(attributes.group) == nullptr) {
+    throw Error(Concat("SyncBatchNorm '", attributes.layer, "': this symbol was traced for "
+                       "static_shape=True, and runs wrong in any other mode on a CPU; before "
+                       "export call gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() "
+                       "without static_shape followed by one call of the net"));
+  }
+}
+
+int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, const int* /*ndims*/,
+                   const int* /*dtypes*/, MXCallbackList* list, void* state) {
+  return Callback([&] {
+    static AnyCallback callbacks[] = {Any(DeleteOperator), Any(Forward), Any(Backward)};
+    const Attributes& attributes = static_cast<Properties*>(state)->attributes;
+    const Device device = ParseDevice(context);
+    CheckGuard(attributes, device);
+    Operator* op = new Operator(
+        attributes.options, device,
+        Registry::Get().FindOrCreate(attributes.group, attributes.layer));
+    list->num_callbacks = 3;
+    list->callbacks = callbacks;
+    list->contexts = op->contexts;
+  });
+}
+
+// MXNet deletes `list` through its callbacks even if the creator throws, when they are not there
+// yet: so bad attributes are kept, and thrown by ListArguments.
+int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
+           MXCallbackList* list) {
+  static AnyCallback callbacks[] = {
+      Any(DeleteProperties), Any(ListArguments), Any(ListOutputs), Any(ListAuxiliaryStates),
+      Any(InferShape), Any(DeclareBackwardDependency), Any(CreateOperator), Any(InferType)};
+  Properties* properties = new Properties;
+  try {
+    properties->attributes = ParseAttributes(size, keys, values);
+  } catch (const std::exception& error) {
+    properties->error = error.what();
+  }
+  for (void*& context : properties->contexts) context = properties;
+  list->num_callbacks = 8;
+  list->callbacks = callbacks;
+  list->contexts = properties->contexts;
+  return 1;
+}
+
+}  // namespace
+
+void RegisterCustomOp() {
+  if (Mxnet().CustomOpRegister("gluon_syncbn", Create) != 0) {
+    throw Error(Mxnet().GetLastError());
+  }
+}
+
+}  // namespace syncbn

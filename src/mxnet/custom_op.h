@@ -1,0 +1,10 @@
+// The operator `Custom(op_type="gluon_syncbn")` of MXNet.
+// Who uses it: python_api.cc registers it once.
+#pragma once
+
+namespace syncbn {
+
+// LoadMxnetApi has to come first. Throws Error if MXNet refuses.
+void RegisterCustomOp();
+
+}  // namespace syncbn

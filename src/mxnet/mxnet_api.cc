@@ -1,0 +1,36 @@
+// Looks the functions up in the loaded libmxnet.so.
+#include "mxnet/mxnet_api.h"
+
+#include <dlfcn.h>
+
+#include "core/error.h"
+
+namespace syncbn {
+namespace {
+
+MxnetApi api;
+
+template <typename Function>
+void Find(void* library, const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+  if (*function == nullptr) throw Error(Concat("libmxnet.so has no function ", name));
+}
+
+}  // namespace
+
+void LoadMxnetApi(const char* path) {
+  void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) {
+    throw Error(Concat("MXNet's library is not loaded: ", path));
+  }
+  Find(library, "MXCustomOpRegister", &api.CustomOpRegister);
+  Find(library, "MXNDArrayGetShapeEx64", &api.NDArrayGetShapeEx64);
+  Find(library, "MXNDArrayGetData", &api.NDArrayGetData);
+  Find(library, "MXNDArrayGetDType", &api.NDArrayGetDType);
+  Find(library, "MXNDArrayFree", &api.NDArrayFree);
+  Find(library, "MXGetLastError", &api.GetLastError);
+}
+
+const MxnetApi& Mxnet() { return api; }
+
+}  // namespace syncbn

@@ -1,0 +1,45 @@
+// The part of MXNet's C interface that the operator needs, found at run time in the libmxnet.so
+// that Python has loaded.
+// Who uses it: this folder. MXNet's own headers are not needed to build, so one binary serves
+// `mxnet`, `mxnet-cu110` and `mxnet-cu112`, and `pip install` need not fetch any of them.
+// The declarations follow mxnet/c_api.h and dmlc/logging.h of release 1.9.1, the last one.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace dmlc {
+// MXNet catches this type by its name, so the symbol has to be visible.
+struct __attribute__((visibility("default"))) Error : public std::runtime_error {
+  explicit Error(const std::string& text) : std::runtime_error(text) {}
+};
+}  // namespace dmlc
+
+extern "C" {
+struct MXCallbackList {
+  int num_callbacks;
+  int (**callbacks)(void);
+  void** contexts;
+};
+typedef int (*CustomOpPropCreator)(const char* op_type, const int num_kwargs, const char** keys,
+                                   const char** values, struct MXCallbackList* list);
+}
+
+namespace syncbn {
+
+typedef void* NDArrayHandle;
+
+struct MxnetApi {
+  int (*CustomOpRegister)(const char* op_type, CustomOpPropCreator creator);
+  int (*NDArrayGetShapeEx64)(NDArrayHandle handle, int* ndim, const int64_t** shape);
+  int (*NDArrayGetData)(NDArrayHandle handle, void** data);
+  int (*NDArrayGetDType)(NDArrayHandle handle, int* dtype);
+  int (*NDArrayFree)(NDArrayHandle handle);
+  const char* (*GetLastError)();
+};
+
+// Throws Error if `path` is not loaded in this process or lacks a function.
+void LoadMxnetApi(const char* path);
+const MxnetApi& Mxnet();
+
+}  // namespace syncbn

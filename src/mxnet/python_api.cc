@@ -1,0 +1,67 @@
+// What Python calls through ctypes: registration, timeout, failures, lifetime of a layer's group.
+// Functions return 0, or -1 with the text in gluon_syncbn_last_error.
+#include <cstdint>
+#include <string>
+
+#include "collective/registry.h"
+#include "core/parallel_for.h"
+#include "kernels/cpu/batch_norm_cpu.h"
+#include "mxnet/custom_op.h"
+#include "mxnet/mxnet_api.h"
+
+#define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+thread_local std::string last_text;
+}
+
+using syncbn::Registry;
+
+SYNCBN_EXPORT const char* gluon_syncbn_last_error() { return last_text.c_str(); }
+
+SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
+  try {
+    syncbn::LoadMxnetApi(libmxnet_path);
+    syncbn::RegisterCustomOp();
+    return 0;
+  } catch (const std::exception& error) {
+    last_text = error.what();
+    return -1;
+  }
+}
+
+SYNCBN_EXPORT void gluon_syncbn_create_group(const char* key, const char* layer) {
+  Registry::Get().FindOrCreate(key, layer);
+}
+
+SYNCBN_EXPORT void gluon_syncbn_release_group(const char* key) { Registry::Get().Release(key); }
+
+SYNCBN_EXPORT int64_t gluon_syncbn_batches(const char* key) {
+  const auto group = Registry::Get().Find(key);
+  return group ? group->Batches() : 0;
+}
+
+SYNCBN_EXPORT void gluon_syncbn_set_batches(const char* key, int64_t batches) {
+  const auto group = Registry::Get().Find(key);
+  if (group) group->SetBatches(batches);
+}
+
+SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) {
+  syncbn::SetDefaultTimeout(seconds);
+}
+
+SYNCBN_EXPORT double gluon_syncbn_timeout() { return syncbn::DefaultTimeout(); }
+
+// The text of the first failed layer, "" if none; valid until this thread's next call.
+SYNCBN_EXPORT const char* gluon_syncbn_failure() {
+  last_text = Registry::Get().FirstFailure();
+  return last_text.c_str();
+}
+
+SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text) { Registry::Get().FailAll(text); }
+
+SYNCBN_EXPORT void gluon_syncbn_reset_all() { Registry::Get().ResetAll(); }
+
+SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
+
+SYNCBN_EXPORT int gluon_syncbn_num_threads() { return syncbn::NumThreads(); }

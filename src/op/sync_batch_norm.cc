@@ -1,0 +1,166 @@
+// The layer's arithmetic between the kernels' passes. Per-channel numbers are double throughout.
+#include "op/sync_batch_norm.h"
+
+#include <cmath>
+#include <utility>
+
+#include "collective/registry.h"
+#include "core/error.h"
+#include "kernels/cpu/batch_norm_cpu.h"
+#include "op/reducers.h"
+
+namespace syncbn {
+namespace {
+
+cpu::Write ToWrite(Request request) {
+  return request == Request::kAdd ? cpu::Write::kAdd : cpu::Write::kAssign;
+}
+
+std::vector<double> InverseStd(const std::vector<double>& var, double epsilon) {
+  std::vector<double> inv_std(var.size());
+  for (size_t c = 0; c < var.size(); ++c) inv_std[c] = 1.0 / std::sqrt(var[c] + epsilon);
+  return inv_std;
+}
+
+std::vector<double> Product(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> product(a.size());
+  for (size_t c = 0; c < a.size(); ++c) product[c] = a[c] * b[c];
+  return product;
+}
+
+std::vector<char> MakeWorkspace(const Layout& layout) {
+  return std::vector<char>(static_cast<size_t>(cpu::WorkspaceBytes(layout)));
+}
+
+}  // namespace
+
+SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
+                             std::shared_ptr<Group> group)
+    : options_(options), device_(device), group_(std::move(group)) {}
+
+void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
+                            const Tensor& beta, Request y_request, const Tensor& y,
+                            const Tensor& running_mean, const Tensor& running_var) {
+  const Layout layout = LayoutOf(x);
+  batch_statistics_ = training && !options_.use_global_stats;
+  if (batch_statistics_) {
+    ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
+    backward_calls_ = 0;
+    const Statistics batch = ReduceMoments(x, layout);
+    count_ = batch.count;
+    mean_ = batch.mean;
+    inv_std_ = InverseStd(batch.var, options_.epsilon);
+    UpdateRunning(batch, running_mean, running_var);
+  } else {
+    mean_ = ReadVector(running_mean);
+    inv_std_ = InverseStd(ReadVector(running_var), options_.epsilon);
+  }
+  if (y_request == Request::kNull) return;
+  const std::vector<double> scale = Product(GammaOf(gamma), inv_std_);
+  cpu::Normalize(x.dtype, x.data, layout, mean_.data(), scale.data(), ReadVector(beta).data(),
+                 ToWrite(y_request), y.data);
+}
+
+// With g = gamma * inv_std and sums over the whole batch of `count` elements per channel:
+// dx = g * (dy - sum_dy / count - (x - mean) * inv_std^2 * sum_dy_xmu / count)
+void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& x, const Tensor& gamma,
+                             const Gradients& out) {
+  const Layout layout = LayoutOf(x);
+  const size_t channels = mean_.size();
+  Payload sums(2 * channels);  // sum_dy, then sum_dy_xmu
+  std::vector<char> workspace = MakeWorkspace(layout);
+  cpu::BackwardSums(x.dtype, x.data, dy.data, layout, mean_.data(), workspace.data(), sums.data(),
+                    sums.data() + channels);
+
+  const std::vector<double> sum_dy(sums.begin(), sums.begin() + channels);
+  const std::vector<double> sum_dy_xmu(sums.begin() + channels, sums.end());
+  WriteVector(sum_dy, out.dbeta_request, out.dbeta);
+  WriteVector(options_.fix_gamma ? std::vector<double>(channels, 0.0)
+                                 : Product(sum_dy_xmu, inv_std_),
+              out.dgamma_request, out.dgamma);
+
+  const std::vector<double> a = Product(GammaOf(gamma), inv_std_);
+  std::vector<double> b(channels, 0.0), d(channels, 0.0);
+  if (batch_statistics_) {
+    // A device that needs no gradient of x takes part all the same: the others need its sums.
+    const auto total = Exchange("backward", x, layout, std::move(sums), Sum);
+    for (size_t c = 0; c < channels && count_ > 0; ++c) {
+      d[c] = -a[c] * (*total)[c] / count_;
+      b[c] = -a[c] * inv_std_[c] * inv_std_[c] * (*total)[channels + c] / count_;
+    }
+  }
+  if (out.dx_request == Request::kNull) return;
+  cpu::BackwardApply(x.dtype, x.data, dy.data, layout, mean_.data(), a.data(), b.data(), d.data(),
+                     ToWrite(out.dx_request), out.dx.data);
+}
+
+SyncBatchNorm::Statistics SyncBatchNorm::ReduceMoments(const Tensor& x, const Layout& layout) {
+  const size_t channels = static_cast<size_t>(layout.channels);
+  Payload moments(1 + 2 * channels);
+  moments[0] = static_cast<double>(layout.PerChannel());
+  std::vector<char> workspace = MakeWorkspace(layout);
+  cpu::LocalMoments(x.dtype, x.data, layout, workspace.data(), moments.data() + 1,
+                    moments.data() + 1 + channels);
+
+  const auto total = Exchange("forward", x, layout, std::move(moments), MergeMoments);
+  Statistics batch;
+  batch.count = (*total)[0];
+  batch.mean.assign(total->begin() + 1, total->begin() + 1 + channels);
+  batch.var.assign(total->begin() + 1 + channels, total->end());
+  for (double& value : batch.var) value = batch.count > 0 ? value / batch.count : 0.0;
+  return batch;
+}
+
+void SyncBatchNorm::UpdateRunning(const Statistics& batch, const Tensor& running_mean,
+                                  const Tensor& running_var) const {
+  if (batch.count == 0) return;
+  double keep = options_.momentum;
+  if (options_.cumulative) {
+    const double before = static_cast<double>(group_->BatchesBefore(ticket_));
+    keep = before / (before + 1);
+  }
+  // One element has no unbiased variance; its biased one is 0.
+  const double correction = options_.unbiased_running_var && batch.count > 1
+                                ? batch.count / (batch.count - 1) : 1.0;
+  std::vector<double> mean = ReadVector(running_mean), var = ReadVector(running_var);
+  for (size_t c = 0; c < mean.size(); ++c) {
+    mean[c] = keep * mean[c] + (1 - keep) * batch.mean[c];
+    var[c] = keep * var[c] + (1 - keep) * batch.var[c] * correction;
+  }
+  WriteVector(mean, Request::kWrite, running_mean);
+  WriteVector(var, Request::kWrite, running_var);
+}
+
+std::shared_ptr<const Payload> SyncBatchNorm::Exchange(const char* operation, const Tensor& x,
+                                                       const Layout& layout, Payload payload,
+                                                       Reducer reducer) {
+  if (options_.num_devices == 1) return std::make_shared<const Payload>(std::move(payload));
+  Arrival arrival;
+  arrival.contract = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype), ", axis=",
+                            options_.axis, ", epsilon=", options_.epsilon, ", num_devices=",
+                            options_.num_devices);
+  arrival.shape = ShapeText(x.shape);
+  arrival.payload = std::move(payload);
+  RoundKey key{operation, ticket_.number, 0};
+  if (key.operation == "backward") key.repeat = backward_calls_++;
+  const Meeting meeting{static_cast<size_t>(options_.num_devices), options_.contexts,
+                        options_.timeout > 0 ? options_.timeout : DefaultTimeout()};
+  return group_->AllReduce(ticket_, key, device_, std::move(arrival), meeting, reducer);
+}
+
+Layout SyncBatchNorm::LayoutOf(const Tensor& x) const {
+  const int ndim = static_cast<int>(x.shape.size());
+  const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
+  if (axis < 0 || axis >= ndim) {
+    throw Error(Concat("axis ", options_.axis, " is outside of an input of shape ",
+                       ShapeText(x.shape)));
+  }
+  return MakeLayout(x.shape.data(), ndim, axis);
+}
+
+std::vector<double> SyncBatchNorm::GammaOf(const Tensor& gamma) const {
+  if (!options_.fix_gamma) return ReadVector(gamma);
+  return std::vector<double>(static_cast<size_t>(gamma.shape.at(0)), 1.0);
+}
+
+}  // namespace syncbn

@@ -1,0 +1,74 @@
+// Forward and backward of the layer on one device, out of kernels and the group's exchange.
+// Who uses it: mxnet/custom_op.cc, one object per node of a graph and device. It knows no
+// framework.
+#pragma once
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "collective/group.h"
+#include "core/layout.h"
+#include "op/tensor.h"
+
+namespace syncbn {
+
+struct Options {
+  int num_devices = 1;
+  double epsilon = 1e-5;   // in squared units of x
+  double momentum = 0.9;   // fraction of the old running value that is kept
+  bool cumulative = false;  // momentum=None: running values are the mean of all batches' values
+  int axis = 1;
+  bool fix_gamma = false;
+  bool use_global_stats = false;
+  bool unbiased_running_var = false;
+  double timeout = 0;  // seconds; 0 means DefaultTimeout()
+  std::set<Device> contexts;  // where the layer is initialized, if known; for messages
+};
+
+struct Gradients {
+  Request dx_request, dgamma_request, dbeta_request;
+  Tensor dx, dgamma, dbeta;
+};
+
+class SyncBatchNorm {
+ public:
+  SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Group> group);
+
+  // y = (x - mean) / sqrt(var + epsilon) * gamma + beta. `training` takes the batch's statistics
+  // and updates the running ones in place, unless use_global_stats.
+  void Forward(bool training, const Tensor& x, const Tensor& gamma, const Tensor& beta,
+               Request y_request, const Tensor& y, const Tensor& running_mean,
+               const Tensor& running_var);
+
+  // Gradients of the forward call before it. dgamma and dbeta are those of this device's shard:
+  // the trainer sums them over devices.
+  void Backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, const Gradients& out);
+
+ private:
+  struct Statistics {
+    double count = 0;
+    std::vector<double> mean, var;
+  };
+
+  Statistics ReduceMoments(const Tensor& x, const Layout& layout);
+  void UpdateRunning(const Statistics& batch, const Tensor& running_mean,
+                     const Tensor& running_var) const;
+  std::shared_ptr<const Payload> Exchange(const char* operation, const Tensor& x,
+                                          const Layout& layout, Payload payload, Reducer reducer);
+  Layout LayoutOf(const Tensor& x) const;
+  std::vector<double> GammaOf(const Tensor& gamma) const;
+
+  const Options options_;
+  const Device device_;
+  const std::shared_ptr<Group> group_;
+
+  // What backward needs of the forward call before it.
+  bool batch_statistics_ = false;
+  Ticket ticket_;
+  int64_t backward_calls_ = 0;
+  double count_ = 0;
+  std::vector<double> mean_, inv_std_;
+};
+
+}  // namespace syncbn

@@ -1,0 +1,27 @@
+// Memory that an operator reads or writes, as a framework hands it over.
+// Who uses it: op and mxnet. It owns nothing.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace syncbn {
+
+struct Tensor {
+  void* data = nullptr;
+  std::vector<int64_t> shape;
+  DType dtype = DType::kFloat32;
+};
+
+// What the caller wants done with an output.
+enum class Request { kNull, kWrite, kAdd };
+
+std::string ShapeText(const std::vector<int64_t>& shape);  // "(8, 64, 60, 60)"
+
+// Per-channel parameters, statistics and their gradients: float32 or float64.
+std::vector<double> ReadVector(const Tensor& tensor);
+void WriteVector(const std::vector<double>& values, Request request, const Tensor& tensor);
+
+}  // namespace syncbn
