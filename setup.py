@@ -16,7 +16,7 @@ class CMakeBuild(build_ext):
 
     def get_ext_filename(self, fullname):
         # Not a Python module: ctypes loads it, whatever the Python version.
-        return str(Path("gluon_syncbn") / LIBRARY)
+        return str(Path(*fullname.split(".")[:-1], LIBRARY))
 
     def build_extension(self, extension):
         build = Path(self.build_temp).resolve() / "native"

@@ -1,13 +1,18 @@
-"""Whether a layer needs a guard against MXNet's early release of oneDNN copies.
+"""The guard of a layer against MXNet's early release of oneDNN copies.
 
 Called by ``batch_norm.py`` while it is traced or run.
 
 MXNet 1.9.1 makes a plain copy of an input that is in one of oneDNN's blocked layouts, and
 frees it as soon as an asynchronous operator (ours) is *queued*
-(src/imperative/imperative_utils.h, ``PushOperator``: ``inputs_fallback`` is local). Only
-graphs with ``static_shape=True`` keep the copies. Everywhere else on a CPU, a synchronous
-operator that neither speaks oneDNN nor works in place has to make the input, and the
-incoming gradient, plain before our operator is queued.
+(src/imperative/imperative_utils.h, ``PushOperator``: ``inputs_fallback`` is local). So a
+synchronous operator that neither speaks oneDNN nor works in place has to make the input,
+and in backward the incoming gradient, plain before our operator is queued.
+
+Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose inputs
+or outputs are those of the whole graph runs as in the other modes (src/imperative/
+cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There it is enough that the layer
+touches neither an input nor an output of the graph: an identity on both sides, which
+costs nothing inside a graph, where it works in place.
 """
 import sys
 
@@ -42,8 +47,8 @@ def guard_kind(contexts):
     Returns
     -------
     str
-        ``"gpu"``: no guard, no context is a CPU; ``"static_shape"``: no guard, the graph
-        keeps its copies; ``"yes"``: guard.
+        ``"gpu"``: not at all, no context is a CPU; ``"static_shape"``: by identities;
+        ``"any"``: by copies, which are right in every mode.
     """
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
@@ -52,4 +57,13 @@ def guard_kind(contexts):
         flags = dict(block._flags)
         if block._active and flags.get("static_alloc") and flags.get("static_shape"):
             return "static_shape"
-    return "yes"
+    return "any"
+
+
+def guarded(F, array, guard):
+    """`array`, an input or output of our operator, behind the guard."""
+    if guard == "any":
+        return F.SliceChannel(array, num_outputs=1)
+    if guard == "static_shape":
+        return F.identity(array)
+    return array

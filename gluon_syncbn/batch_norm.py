@@ -180,11 +180,8 @@ running_variance_initializer : str or Initializer
                 for array in (x, gamma, beta, running_mean, running_var)
             )
         guard = _tracing.guard_kind([x.context] if F is mx.nd else contexts)
-        guarded = guard == "yes"
-        if guarded:
-            x = F.SliceChannel(x, num_outputs=1)
         y = F.Custom(
-            x,
+            _tracing.guarded(F, x, guard),
             gamma,
             beta,
             running_mean,
@@ -194,8 +191,7 @@ running_variance_initializer : str or Initializer
             guard=guard,
             **self._attributes(contexts),
         )
-        if guarded:
-            y = F.SliceChannel(y, num_outputs=1)
+        y = _tracing.guarded(F, y, guard)
         if self.fuse_relu:
             y = F.relu(y)
         return y.as_np_ndarray() if is_np else y

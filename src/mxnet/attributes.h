@@ -10,10 +10,10 @@ namespace syncbn {
 struct Attributes {
   std::string group;  // key in the Registry
   std::string layer;  // the block's name, for messages
-  // Which guard against MXNet's early release of oneDNN copies the graph has (batch_norm.py):
-  // "yes": it has one. "static_shape": none, it was traced for static_shape, where none is
-  // wanted. "gpu": none, it was traced for GPU contexts.
-  std::string guard = "yes";
+  // Which guard against MXNet's early release of oneDNN copies the graph has, see
+  // gluon_syncbn/_tracing.py. "any": one for every mode; "static_shape": one that is only enough
+  // with static_shape=True; "gpu": none, the graph was traced for GPU contexts.
+  std::string guard = "any";
   Options options;
 };
 

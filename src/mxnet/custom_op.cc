@@ -181,7 +181,7 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
 }
 
 void CheckGuard(const Attributes& attributes, const Device& device) {
-  if (device.type != "cpu" || attributes.guard == "yes") return;
+  if (device.type != "cpu" || attributes.guard == "any") return;
   if (attributes.guard == "gpu") {
     throw Error(Concat("SyncBatchNorm '", attributes.layer, "': the graph was traced for GPU "
                        "contexts and now runs on ", device.Name(), "; call net.hybridize() after "

@@ -1,0 +1,35 @@
+# Makes and enters the project's own virtual environment: pinned packages, and this package built
+# from source. Sourced by demo.sh and test.sh, from the repository's root. Repeating it is quick.
+#
+# PYTHON chooses the interpreter (3.8 to 3.11), VENV the folder (.venv).
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3.11 python3.10 python3.9 python3.8 python3 python}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 8) <= sys.version_info[:2] <= (3, 11))' \
+            2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "error: MXNet 1.9.1 needs Python 3.8 to 3.11, found none of them as" \
+        "${PYTHON:-python3.11, python3.10, python3.9, python3.8, python3 or python}" >&2
+    return 1
+}
+
+VENV=${VENV:-.venv}
+if [ ! -x "$VENV/bin/python" ]; then
+    python=$(find_python) || exit 1
+    echo "making the environment $VENV with $("$python" --version)"
+    "$python" -m venv "$VENV" || exit 1
+fi
+. "$VENV/bin/activate" || exit 1
+
+# Everything that is installed or compiled: as long as it is the same, there is nothing to do.
+inputs=$(cat requirements.txt pyproject.toml setup.py $(find src -type f | sort) | sha256sum)
+if [ "$(cat "$VENV/installed" 2>/dev/null)" != "$inputs" ]; then
+    echo "installing pinned packages and building the library (a few minutes)"
+    pip install --quiet --disable-pip-version-check -r requirements.txt || exit 1
+    pip install --quiet --disable-pip-version-check -e . || exit 1
+    echo "$inputs" >"$VENV/installed"
+fi
