@@ -16,24 +16,10 @@ costs nothing inside a graph, where it works in place.
 """
 import sys
 
+import mxnet as mx
 from mxnet.gluon import HybridBlock
 
 _TRACE = HybridBlock._get_graph.__code__
-
-
-def tracing_block():
-    """The block whose graph is being built: the outermost one, whose flags will hold.
-
-    None if there is none (imperative calls, symbols composed by hand). A layer's own
-    flags can differ from those of the net that runs it, so the call stack is asked; this
-    happens once per trace.
-    """
-    block, frame = None, sys._getframe()
-    while frame is not None:
-        if frame.f_code is _TRACE:
-            block = frame.f_locals["self"]
-        frame = frame.f_back
-    return block
 
 
 def guard_kind(contexts):
@@ -52,8 +38,9 @@ def guard_kind(contexts):
     """
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
-    block = tracing_block()
-    if block is not None:
+    trace = _trace_frame()
+    if trace is not None:
+        block = trace["self"]
         flags = dict(block._flags)
         if block._active and flags.get("static_alloc") and flags.get("static_shape"):
             return "static_shape"
@@ -62,8 +49,43 @@ def guard_kind(contexts):
 
 def guarded(F, array, guard):
     """`array`, an input or output of our operator, behind the guard."""
-    if guard == "any":
-        return F.SliceChannel(array, num_outputs=1)
+    if guard == "gpu":
+        return array
     if guard == "static_shape":
         return F.identity(array)
-    return array
+    if _ndim(F, array) == 4:
+        # Plain in one pass, because it reads blocked layouts; never in place.
+        return F.transpose(array, axes=(0, 1, 2, 3))
+    return F.SliceChannel(array, num_outputs=1)
+
+
+def _trace_frame():
+    """Local variables of the trace that is under way, or None.
+
+    The outermost one: its block's flags are those that the graph will run with. A layer's
+    own flags can differ from them, and Gluon hands nothing else down, so the call stack
+    is asked; this happens once per trace.
+    """
+    variables, frame = None, sys._getframe()
+    while frame is not None:
+        if frame.f_code is _TRACE:
+            variables = frame.f_locals
+        frame = frame.f_back
+    return variables
+
+
+def _ndim(F, array):
+    """Number of dimensions of an array, or of a symbol under the trace; 0 if unknown."""
+    if F is mx.nd:
+        return array.ndim
+    trace = _trace_frame()
+    if trace is None:
+        return 0
+    inputs = [value for value in trace["flatten_args"] if value is not None]
+    shapes = {
+        symbol.name: value.shape
+        for symbol, value in zip(trace["symbol_inputs"], inputs)
+        if hasattr(value, "shape")
+    }
+    _, outputs, _ = array.infer_shape_partial(**shapes)
+    return len(outputs[0]) if outputs else 0

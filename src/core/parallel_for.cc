@@ -1,0 +1,191 @@
+// The thread pool behind ParallelFor: jobs on their callers' stacks, in one list under one mutex.
+// Who uses it: the CPU kernels, from as many threads at once as there are contexts.
+// It must not know what is computed, and must outlive every caller: nothing here is destroyed.
+#include "core/parallel_for.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace syncbn {
+namespace {
+
+// A worker looks for another job after so many tasks, so that concurrent callers take turns.
+constexpr int kTasksPerTurn = 4;
+
+// The last helper is usually done within one task: looking so often is cheaper than sleeping.
+constexpr int kLooksBeforeSleep = 4000;
+
+struct Job {
+  const std::function<void(int64_t)>* task;
+  int64_t tasks;
+  std::atomic<int64_t> next{0};
+  std::atomic<int> helpers{0};  // raised under the mutex, and only while the job is in the list
+  Job* previous = nullptr;
+  Job* following = nullptr;
+
+  // Runs up to `turn` tasks.
+  void Run(int64_t turn) {
+    for (; turn > 0; --turn) {
+      const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
+      if (i >= tasks) return;
+      (*task)(i);
+    }
+  }
+  bool HasTasks() const { return next.load(std::memory_order_relaxed) < tasks; }
+};
+
+int CountThreads() {
+  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
+    const long number = std::strtol(text, nullptr, 10);
+    if (number > 0) return static_cast<int>(std::min(number, 1024L));
+  }
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return CPU_COUNT(&allowed);
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class Pool {
+ public:
+  void Run(Job* job) {
+    std::call_once(start_, [this] { Start(); });
+    Add(job);
+    job->Run(job->tasks);
+    Remove(job);
+    for (int i = 0; i < kLooksBeforeSleep; ++i) {
+      if (job->helpers.load(std::memory_order_acquire) == 0) return;
+      Pause();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    finished_.wait(lock, [&] { return job->helpers.load(std::memory_order_acquire) == 0; });
+  }
+
+ private:
+  void Start() {
+    // Signals belong to the threads of the program, not to ours.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      for (int i = 1; i < NumThreads(); ++i) std::thread([this] { Work(); }).detach();
+    } catch (const std::system_error&) {
+      // The system grants no more threads: those that run, and the callers, do the work.
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void Add(Job* job) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Append(job);
+    ++callers_;
+    const int64_t idle = std::min<int64_t>(NumThreads() - callers_ - helping_, job->tasks - 1);
+    for (int64_t i = 0; i < idle; ++i) wake_.notify_one();
+  }
+
+  void Remove(Job* job) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Unlink(job);
+    --callers_;
+    if (first_ != nullptr) wake_.notify_one();  // this caller's processor is free for another job
+  }
+
+  void Work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      Job* job = Pick();
+      if (job == nullptr) {
+        wake_.wait(lock);
+        continue;
+      }
+      ++helping_;
+      job->helpers.fetch_add(1, std::memory_order_relaxed);
+      lock.unlock();
+      job->Run(kTasksPerTurn);
+      lock.lock();
+      --helping_;
+      // After this line the job may be gone: its caller looks at the number without the mutex.
+      if (job->helpers.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();
+    }
+  }
+
+  // The job with the fewest helpers; of equals the one served longest ago. None while callers and
+  // workers already occupy the processors.
+  Job* Pick() {
+    if (callers_ + helping_ >= NumThreads()) return nullptr;
+    Job* best = nullptr;
+    for (Job* job = first_; job != nullptr; job = job->following) {
+      if (job->HasTasks() && (best == nullptr || job->helpers.load(std::memory_order_relaxed) <
+                                                     best->helpers.load(std::memory_order_relaxed)))
+        best = job;
+    }
+    if (best != nullptr) {
+      Unlink(best);
+      Append(best);
+    }
+    return best;
+  }
+
+  void Append(Job* job) {
+    job->previous = last_;
+    job->following = nullptr;
+    (last_ != nullptr ? last_->following : first_) = job;
+    last_ = job;
+  }
+
+  void Unlink(Job* job) {
+    (job->previous != nullptr ? job->previous->following : first_) = job->following;
+    (job->following != nullptr ? job->following->previous : last_) = job->previous;
+  }
+
+  std::once_flag start_;
+  std::mutex mutex_;
+  std::condition_variable wake_;      // workers: there may be a job to help
+  std::condition_variable finished_;  // callers: a job has lost its last helper
+  Job* first_ = nullptr;
+  Job* last_ = nullptr;
+  int callers_ = 0;
+  int helping_ = 0;
+};
+
+// Never destroyed: detached workers sleep in it until the process ends.
+Pool* const pool = new Pool;
+
+// A fork copies the pool's state, perhaps locked, but not its workers. A child that forked after
+// the first use therefore never touches the pool again and computes on the calling thread.
+std::atomic<bool> pool_used{false};
+std::atomic<bool> workers_lost{false};
+
+const int on_fork = pthread_atfork(nullptr, nullptr, [] { workers_lost = pool_used.load(); });
+
+}  // namespace
+
+int NumThreads() {
+  static const int number = CountThreads();
+  return workers_lost.load(std::memory_order_relaxed) ? 1 : number;
+}
+
+void ParallelFor(int64_t tasks, const std::function<void(int64_t)>& task) {
+  if (tasks <= 1 || NumThreads() == 1) {
+    for (int64_t i = 0; i < tasks; ++i) task(i);
+    return;
+  }
+  pool_used.store(true);
+  Job job{&task, tasks};
+  pool->Run(&job);
+}
+
+}  // namespace syncbn

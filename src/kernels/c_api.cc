@@ -1,0 +1,57 @@
+// The C functions declared in c_api.h: they check the dtype and forward to the kernels.
+// Who uses it: tests, through ctypes.
+#pragma GCC visibility push(default)
+#include "kernels/c_api.h"
+#pragma GCC visibility pop
+
+#include "kernels/cpu/batch_norm_cpu.h"
+
+namespace cpu = syncbn::cpu;
+using syncbn::DType;
+using syncbn::Layout;
+
+namespace {
+
+cpu::Write WriteMode(int add) { return add != 0 ? cpu::Write::kAdd : cpu::Write::kAssign; }
+
+}  // namespace
+
+int64_t gluon_syncbn_cpu_workspace_bytes(int64_t outer, int64_t channels, int64_t inner) {
+  return cpu::WorkspaceBytes(Layout{outer, channels, inner});
+}
+
+int gluon_syncbn_cpu_local_moments(int dtype, const void* x, int64_t outer, int64_t channels,
+                                   int64_t inner, void* workspace, double* mean, double* m2) {
+  if (!syncbn::IsSupported(dtype)) return -1;
+  cpu::LocalMoments(static_cast<DType>(dtype), x, Layout{outer, channels, inner}, workspace, mean,
+                    m2);
+  return 0;
+}
+
+int gluon_syncbn_cpu_normalize(int dtype, const void* x, int64_t outer, int64_t channels,
+                               int64_t inner, const double* mean, const double* scale,
+                               const double* offset, int add, void* y) {
+  if (!syncbn::IsSupported(dtype)) return -1;
+  cpu::Normalize(static_cast<DType>(dtype), x, Layout{outer, channels, inner}, mean, scale, offset,
+                 WriteMode(add), y);
+  return 0;
+}
+
+int gluon_syncbn_cpu_backward_sums(int dtype, const void* x, const void* dy, int64_t outer,
+                                   int64_t channels, int64_t inner, const double* mean,
+                                   void* workspace, double* sum_dy, double* sum_dy_xmu) {
+  if (!syncbn::IsSupported(dtype)) return -1;
+  cpu::BackwardSums(static_cast<DType>(dtype), x, dy, Layout{outer, channels, inner}, mean,
+                    workspace, sum_dy, sum_dy_xmu);
+  return 0;
+}
+
+int gluon_syncbn_cpu_backward_apply(int dtype, const void* x, const void* dy, int64_t outer,
+                                    int64_t channels, int64_t inner, const double* mean,
+                                    const double* a, const double* b, const double* d, int add,
+                                    void* dx) {
+  if (!syncbn::IsSupported(dtype)) return -1;
+  cpu::BackwardApply(static_cast<DType>(dtype), x, dy, Layout{outer, channels, inner}, mean, a, b,
+                     d, WriteMode(add), dx);
+  return 0;
+}

@@ -1,0 +1,79 @@
+// Common part of the tile kernels, and the table of one instruction set.
+// Who includes it: isa_<set>.cc, after SYNCBN_ISA, SYNCBN_ISA_NAME and the set's loads and stores.
+#include "kernels/cpu/isa.h"
+
+namespace syncbn {
+namespace cpu {
+namespace {
+
+// The first n elements at p, fewer than a vector, and `fill` in the other lanes.
+template <typename T, typename Vector>
+SYNCBN_INLINE void LoadPart(const T* p, int64_t n, T fill, Vector* v) {
+  T padded[kFloats];
+  for (int i = 0; i < kFloats; ++i) padded[i] = i < n ? p[i] : fill;
+  Load(padded, v);
+}
+
+// Where the tile's first element of channel c lies, less c * tile.inner.
+template <typename T>
+SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
+  return x + tile.outer_begin * tile.row + tile.inner_begin;
+}
+
+inline bool HasShortPlanes(const Tile& tile) { return tile.inner < kMinPlane; }
+
+// A tile of short planes, seen as `count` rows of `width` columns that lie `stride` apart, and a
+// last row of `rest` columns. Short rows that follow each other in memory are joined, so that
+// three channels fill a vector as well as a thousand.
+struct Rows {
+  int64_t offset, count, stride, width, rest, repeats;
+};
+
+inline Rows MakeRows(const Tile& tile) {
+  const int64_t outer = tile.outer_end - tile.outer_begin;
+  const int64_t width = (tile.channel_end - tile.channel_begin) * tile.inner;
+  int64_t repeats = 1;
+  if (width == tile.row) {
+    repeats = kMaxColumns / width;
+    if (repeats > 16) repeats -= repeats % 16;  // rows then start at multiples of a vector
+    if (repeats > outer) repeats = outer;
+  }
+  return {tile.outer_begin * tile.row + tile.channel_begin * tile.inner,
+          outer / repeats,
+          tile.row * repeats,
+          width * repeats,
+          outer % repeats * width,
+          repeats};
+}
+
+// Calls visit(column, channel) for the columns of a row, in order.
+template <typename Visit>
+SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit& visit) {
+  int64_t j = 0;
+  for (int64_t repeat = 0; repeat < rows.repeats; ++repeat) {
+    if (tile.inner == 1) {  // apart, because this loop can be vectorized
+      for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c)
+        visit(j + c - tile.channel_begin, c);
+      j += tile.channel_end - tile.channel_begin;
+      continue;
+    }
+    for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
+      for (int64_t i = 0; i < tile.inner; ++i) visit(j++, c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cpu
+}  // namespace syncbn
+
+#include "kernels/cpu/tile_sums.inl"
+#include "kernels/cpu/tile_apply.inl"
+
+namespace syncbn {
+namespace cpu {
+
+const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, LocalMomentsOfTile, BackwardSumsOfTile, ApplyToTile};
+
+}  // namespace cpu
+}  // namespace syncbn

@@ -1,0 +1,55 @@
+// Checks for the native tests: a failure prints both values and the line, and fails the program.
+// Who uses it: tests/cpp. Checks may run in several threads at once.
+#pragma once
+#include <atomic>
+#include <iostream>
+#include <sstream>
+
+namespace check {
+
+inline std::atomic<int>& Failures() {
+  static std::atomic<int> failures{0};
+  return failures;
+}
+
+template <typename... Parts>
+void Fail(const char* file, int line, const Parts&... parts) {
+  constexpr int kMostShown = 20;
+  if (++Failures() > kMostShown) return;
+  std::ostringstream text;
+  text << file << ":" << line << ": ";
+  (void)(text << ... << parts);
+  std::cerr << text.str() << std::endl;
+}
+
+// What main returns.
+inline int Result() {
+  if (Failures() > 0) std::cerr << Failures() << " checks failed" << std::endl;
+  return Failures() > 0 ? 1 : 0;
+}
+
+}  // namespace check
+
+#define CHECK(condition, ...)                                                             \
+  do {                                                                                    \
+    if (!(condition)) check::Fail(__FILE__, __LINE__, #condition, " ", ##__VA_ARGS__);     \
+  } while (false)
+
+#define CHECK_EQ(a, b, ...)                                                               \
+  do {                                                                                    \
+    const auto a_ = (a);                                                                  \
+    const auto b_ = (b);                                                                  \
+    if (!(a_ == b_))                                                                      \
+      check::Fail(__FILE__, __LINE__, #a " == " #b ": ", a_, " and ", b_, " ", ##__VA_ARGS__); \
+  } while (false)
+
+// Fails on NaN too.
+#define CHECK_NEAR(a, b, tolerance, ...)                                                  \
+  do {                                                                                    \
+    const auto a_ = (a);                                                                  \
+    const auto b_ = (b);                                                                  \
+    const auto tolerance_ = (tolerance);                                                  \
+    if (!((a_ < b_ ? b_ - a_ : a_ - b_) <= tolerance_))                                    \
+      check::Fail(__FILE__, __LINE__, #a " near " #b ": ", a_, " and ", b_, " differ by ", \
+                  a_ - b_, ", tolerance ", tolerance_, " ", ##__VA_ARGS__);                \
+  } while (false)

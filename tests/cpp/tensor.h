@@ -1,0 +1,128 @@
+// A tensor of any dtype for tests: values in and out as double, at a chosen misalignment, between
+// guard bytes. Its conversions go through arithmetic, not bits, to be independent of the kernels'.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace test {
+
+// Of the significand, the leading one included; and the exponent of the smallest normal number.
+struct Precision {
+  int digits;
+  int min_exponent;
+  double max;
+};
+
+inline Precision PrecisionOf(syncbn::DType dtype) {
+  switch (dtype) {
+    case syncbn::DType::kFloat64: return {53, -1022, std::numeric_limits<double>::max()};
+    case syncbn::DType::kFloat32: return {24, -126, std::numeric_limits<float>::max()};
+    case syncbn::DType::kFloat16: return {11, -14, 65504.0};
+    case syncbn::DType::kBfloat16: return {8, -126, std::ldexp(255.0, 120)};
+  }
+  return {};
+}
+
+// Of the distance between neighbours at `value`.
+inline double Ulp(syncbn::DType dtype, double value) {
+  const Precision precision = PrecisionOf(dtype);
+  const int exponent = value == 0 ? precision.min_exponent : std::ilogb(value);
+  return std::ldexp(1.0, std::max(exponent, precision.min_exponent) - precision.digits + 1);
+}
+
+// To nearest, ties to even.
+inline double Round(syncbn::DType dtype, double value) {
+  if (!std::isfinite(value) || dtype == syncbn::DType::kFloat64) return value;
+  const double ulp = Ulp(dtype, value);
+  const double rounded = std::nearbyint(value / ulp) * ulp;
+  if (std::fabs(rounded) <= PrecisionOf(dtype).max) return rounded;
+  return std::copysign(std::numeric_limits<double>::infinity(), value);
+}
+
+class Tensor {
+ public:
+  Tensor(syncbn::DType dtype, int64_t size, int misalign = 0)
+      : dtype_(dtype),
+        width_(static_cast<int64_t>(syncbn::SizeOf(dtype))),
+        size_(size),
+        begin_(kGuard + misalign * width_),
+        bytes_(begin_ + size * width_ + kGuard, kPattern) {}
+
+  void* data() { return bytes_.data() + begin_; }
+  int64_t size() const { return size_; }
+
+  void Set(int64_t i, double value) {
+    if (dtype_ == syncbn::DType::kFloat64) return Copy(i, value);
+    if (dtype_ == syncbn::DType::kFloat32) return Copy(i, static_cast<float>(value));
+    const Precision precision = PrecisionOf(dtype_);
+    const double rounded = Round(dtype_, value);
+    const int fraction = precision.digits - 1;
+    const uint16_t infinity = static_cast<uint16_t>(InfiniteLevel() << fraction);
+    uint16_t bits = infinity;
+    if (std::isnan(rounded)) {
+      bits = static_cast<uint16_t>(infinity | 1 << (fraction - 1));
+    } else if (std::isfinite(rounded)) {
+      const double ulp = Ulp(dtype_, rounded);
+      const int level = std::ilogb(ulp) - (precision.min_exponent - fraction);
+      bits = static_cast<uint16_t>((level << fraction) +
+                                   static_cast<int>(std::fabs(rounded) / ulp));
+    }
+    Copy(i, static_cast<uint16_t>(bits | (std::signbit(rounded) ? 0x8000 : 0)));
+  }
+
+  double Get(int64_t i) const {
+    if (dtype_ == syncbn::DType::kFloat64) return Read<double>(i);
+    if (dtype_ == syncbn::DType::kFloat32) return Read<float>(i);
+    const Precision precision = PrecisionOf(dtype_);
+    const uint16_t bits = Read<uint16_t>(i);
+    const int fraction = precision.digits - 1;
+    const int level = (bits & 0x7fff) >> fraction;
+    const int rest = bits & ((1 << fraction) - 1);
+    double value;
+    if (level == InfiniteLevel())
+      value = rest == 0 ? std::numeric_limits<double>::infinity()
+                        : std::numeric_limits<double>::quiet_NaN();
+    else
+      value = std::ldexp(rest + (level > 0 ? 1 << fraction : 0),
+                         precision.min_exponent - fraction + std::max(level - 1, 0));
+    return std::copysign(value, (bits & 0x8000) != 0 ? -1.0 : 1.0);
+  }
+
+  void SetBits(int64_t i, uint16_t bits) { Copy(i, bits); }
+
+  // Nothing was written around the tensor.
+  bool Guarded() const {
+    const auto intact = [](unsigned char byte) { return byte == kPattern; };
+    return std::all_of(bytes_.begin(), bytes_.begin() + begin_, intact) &&
+           std::all_of(bytes_.end() - kGuard, bytes_.end(), intact);
+  }
+
+ private:
+  static constexpr int64_t kGuard = 128;
+  static constexpr unsigned char kPattern = 0xff;  // NaN in every dtype
+
+  // The exponent's bits of infinities and NaN.
+  int InfiniteLevel() const { return 3 - 2 * PrecisionOf(dtype_).min_exponent; }
+
+  template <typename T>
+  void Copy(int64_t i, T value) {
+    std::memcpy(bytes_.data() + begin_ + i * width_, &value, sizeof(value));
+  }
+  template <typename T>
+  T Read(int64_t i) const {
+    T value;
+    std::memcpy(&value, bytes_.data() + begin_ + i * width_, sizeof(value));
+    return value;
+  }
+
+  syncbn::DType dtype_;
+  int64_t width_, size_, begin_;
+  std::vector<unsigned char> bytes_;
+};
+
+}  // namespace test

@@ -1,0 +1,93 @@
+// ParallelFor: every index once, whoever calls, and progress in every situation.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/parallel_for.h"
+
+namespace {
+
+void CheckEveryIndexOnce(int64_t tasks) {
+  std::vector<std::atomic<int>> calls(tasks);
+  syncbn::ParallelFor(tasks, [&](int64_t i) { ++calls[i]; });
+  for (int64_t i = 0; i < tasks; ++i) CHECK_EQ(calls[i].load(), 1, "index ", i, " of ", tasks);
+}
+
+// Plain writes of the tasks must be visible to the caller; ThreadSanitizer watches.
+void TestResultsAreVisible() {
+  std::vector<int64_t> squares(5000);
+  syncbn::ParallelFor(5000, [&](int64_t i) { squares[i] = i * i; });
+  for (int64_t i = 0; i < 5000; ++i) CHECK_EQ(squares[i], i * i);
+}
+
+void TestConcurrentCallers() {
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 5; ++caller) {
+    callers.emplace_back([caller] {
+      for (int repeat = 0; repeat < 200; ++repeat) CheckEveryIndexOnce(1 + 37 * caller);
+    });
+  }
+  for (auto& caller : callers) caller.join();
+}
+
+void TestNestedCallers() {
+  std::atomic<int> calls{0};
+  syncbn::ParallelFor(16, [&](int64_t) {
+    syncbn::ParallelFor(16, [&](int64_t) { syncbn::ParallelFor(4, [&](int64_t) { ++calls; }); });
+  });
+  CHECK_EQ(calls.load(), 16 * 16 * 4);
+}
+
+// A long job must not keep a short one from ending, since callers do their own work.
+void TestShortJobBesideLongOne() {
+  std::atomic<bool> short_done{false};
+  std::thread long_caller([&] {
+    syncbn::ParallelFor(8, [&](int64_t) {
+      while (!short_done) std::this_thread::yield();
+    });
+  });
+  CheckEveryIndexOnce(100);
+  short_done = true;
+  long_caller.join();
+}
+
+// The child has no workers, and may have been forked while other threads were in the pool.
+void TestAfterFork() {
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) syncbn::ParallelFor(64, [](int64_t) {});
+  });
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    const pid_t child = fork();
+    if (child == 0) {
+      int64_t sum = 0;  // the tasks must run on this thread alone
+      for (int i = 0; i < 10; ++i) syncbn::ParallelFor(100, [&](int64_t j) { sum += j; });
+      _exit(sum == 49500 && syncbn::NumThreads() == 1 ? 0 : 1);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+  }
+  stop = true;
+  busy.join();
+}
+
+}  // namespace
+
+int main() {
+  setenv("OMP_NUM_THREADS", "4,2", 1);
+  CHECK_EQ(syncbn::NumThreads(), 4);
+  for (int64_t tasks : {0, 1, 2, 3, 7, 64, 10000}) CheckEveryIndexOnce(tasks);
+  for (int repeat = 0; repeat < 20000; ++repeat) syncbn::ParallelFor(2, [](int64_t) {});
+  TestResultsAreVisible();
+  TestConcurrentCallers();
+  TestNestedCallers();
+  TestShortJobBesideLongOne();
+  TestAfterFork();
+  CheckEveryIndexOnce(1000);
+  return check::Result();
+}

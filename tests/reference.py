@@ -1,0 +1,154 @@
+"""The float64 oracle: batch normalization of the whole batch in one array.
+
+The tests of every other module compare with it. NumPy only: it shares no code and no formula
+order with the library, and knows nothing of devices.
+"""
+
+import numpy as np
+
+# Unit roundoff (half of epsilon) and smallest subnormal number of each dtype.
+_PRECISION = {
+    "float16": (2.0**-11, 2.0**-24),
+    "bfloat16": (2.0**-8, 2.0**-133),
+    "float32": (2.0**-24, 2.0**-149),
+    "float64": (2.0**-53, 2.0**-1074),
+}
+
+
+def _reduced(x, axis):
+    """All axes but `axis`, and the shape that broadcasts a channel vector over `x`."""
+    axis = axis % x.ndim
+    shape = [1] * x.ndim
+    shape[axis] = x.shape[axis]
+    return tuple(i for i in range(x.ndim) if i != axis), shape
+
+
+def forward(x, gamma, beta, axis=1, eps=1e-5):
+    """y = (x - mean) / sqrt(var + eps) * gamma + beta, with the moments of `x` itself.
+
+    Returns
+    -------
+    y, mean, var, inv_std : float64 arrays; `var` has divisor count (biased).
+    """
+    x, gamma, beta = (np.asarray(v, np.float64) for v in (x, gamma, beta))
+    axes, shape = _reduced(x, axis)
+    mean = x.mean(axes)
+    centered = x - mean.reshape(shape)
+    mean += centered.mean(axes)  # what rounding left over matters where |mean| >> std
+    centered = x - mean.reshape(shape)
+    var = np.square(centered).mean(axes)
+    inv_std = 1 / np.sqrt(var + eps)
+    y = centered * (inv_std * gamma).reshape(shape) + beta.reshape(shape)
+    return y, mean, var, inv_std
+
+
+def backward(x, dy, gamma, axis=1, eps=1e-5):
+    """Gradients of sum(y * dy) where y = forward(x, gamma, beta), through the moments too.
+
+    Returns
+    -------
+    dx, dgamma, dbeta : float64 arrays
+    """
+    dy = np.asarray(dy, np.float64)
+    gamma = np.asarray(gamma, np.float64)
+    axes, shape = _reduced(dy, axis)
+    x_hat, _, _, inv_std = forward(
+        x, np.ones(gamma.shape), np.zeros(gamma.shape), axis, eps
+    )
+    dx_hat = dy * gamma.reshape(shape)
+    mean_dx_hat = dx_hat.mean(axes).reshape(shape)
+    mean_dx_hat_x_hat = (dx_hat * x_hat).mean(axes).reshape(shape)
+    dx = inv_std.reshape(shape) * (dx_hat - mean_dx_hat - x_hat * mean_dx_hat_x_hat)
+    return dx, (dy * x_hat).sum(axes), dy.sum(axes)
+
+
+def update_running(
+    running, batch_stat, momentum, unbiased=False, count=None, step=None
+):
+    """momentum * running + (1 - momentum) * batch_stat.
+
+    Parameters
+    ----------
+    momentum : fraction of the old value kept; None for the mean over steps, where `step` is the
+        number of this step, from 1.
+    unbiased : for a variance: rescale `batch_stat` from divisor `count` to `count` - 1.
+    """
+    running = np.asarray(running, np.float64)
+    batch_stat = np.asarray(batch_stat, np.float64)
+    if unbiased and count > 1:
+        batch_stat = batch_stat * (count / (count - 1))
+    if momentum is None:
+        momentum = 1 - 1 / step
+    return momentum * running + (1 - momentum) * batch_stat
+
+
+def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-5):
+    """y = (x - running_mean) / sqrt(running_var + eps) * gamma + beta."""
+    x = np.asarray(x, np.float64)
+    _, shape = _reduced(x, axis)
+    mean, var, gamma, beta = (
+        np.asarray(v, np.float64).reshape(shape)
+        for v in (running_mean, running_var, gamma, beta)
+    )
+    return (x - mean) / np.sqrt(var + eps) * gamma + beta
+
+
+def inference_backward(x, dy, gamma, running_mean, running_var, axis=1, eps=1e-5):
+    """Gradients of sum(y * dy) where y = inference_forward(...); the statistics are constants.
+
+    Returns
+    -------
+    dx, dgamma, dbeta : float64 arrays
+    """
+    dy = np.asarray(dy, np.float64)
+    axes, shape = _reduced(dy, axis)
+    ones, zeros = np.ones(np.shape(gamma)), np.zeros(np.shape(gamma))
+    x_hat = inference_forward(x, ones, zeros, running_mean, running_var, axis, eps)
+    inv_std = 1 / np.sqrt(np.asarray(running_var, np.float64) + eps)
+    dx = dy * (np.asarray(gamma, np.float64) * inv_std).reshape(shape)
+    return dx, (dy * x_hat).sum(axes), dy.sum(axes)
+
+
+def conditioning(x, axis=1, eps=1e-5):
+    """The largest |mean| / sqrt(var + eps) of the channels: how far from zero the data are."""
+    channels = np.shape(x)[axis]
+    _, mean, _, inv_std = forward(x, np.ones(channels), np.zeros(channels), axis, eps)
+    return float(np.max(np.abs(mean) * inv_std, initial=0.0))
+
+
+def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
+    r"""How far a right result may be from the oracle: |result - expected| <= atol + rtol |expected|.
+
+    Parameters
+    ----------
+    dtype : what the compared array is stored in ("float16", "bfloat16", "float32", "float64").
+    count : elements of one channel in the whole batch.
+    conditioning : |mean| / std, see `conditioning`.
+    scale : size of the largest terms that are added to give the result. For y that is
+        max|gamma x_hat| + max|beta|; for dx, max|gamma inv_std dy|; for sums such as dgamma and
+        dbeta, the sum of the absolute terms; for a running statistic, its own size.
+
+    Returns
+    -------
+    rtol, atol
+
+    Notes
+    -----
+    Let u be the unit roundoff of the arithmetic (float32, or float64 for float64 data), u64 that
+    of float64 and u_out that of `dtype`.
+
+    * Storing the result rounds once: u_out |expected|, or half a subnormal number near zero.
+    * Elementwise, y = (x - mean) * scale + offset and dx = a dy + b (x - mean) + d are at most three
+      products, three sums and four coefficients that were rounded to the arithmetic's precision:
+      8 roundings on the way of any one term bound the first-order error by 8 u times the terms.
+    * Sums are float64: n additions err by at most n u64 relative to the terms' absolute sum
+      (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 4.4). About a shift among
+      the data, the moments lose another factor 4 at most; so mean / std and inv_std err by
+      4 n u64, and the rounding of the mean itself by u64 |mean| / std. Relative to the terms of a
+      result that uses both, this is 8 n u64 + 2 u64 |mean| / std.
+    """
+    u_out, subnormal = _PRECISION[str(dtype)]
+    u64 = _PRECISION["float64"][0]
+    u = u64 if str(dtype) == "float64" else _PRECISION["float32"][0]
+    of_terms = 8 * u + 8 * count * u64 + 2 * conditioning * u64
+    return u_out, of_terms * scale + subnormal
