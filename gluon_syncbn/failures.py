@@ -78,11 +78,7 @@ def _set_timeout_from_environment():
         set_timeout(check_timeout(value, _VARIABLE))
 
 
-def _end_waits_at_exit():
-    # MXNet's own exit handler, registered before, waits for operators that wait for devices
-    # which will not come any more.
-    _library.load().gluon_syncbn_fail_all(b"the Python interpreter exits")
-
-
 _set_timeout_from_environment()
-atexit.register(_end_waits_at_exit)
+# MXNet's own exit handler, which runs after this one, stops the threads of custom operators
+# first and waits for all work then: with ours in flight it would never return.
+atexit.register(recover, "the Python interpreter exits")

@@ -1,6 +1,7 @@
 // The process's groups, and its default timeout.
 #include "collective/registry.h"
 
+#include <algorithm>
 #include <atomic>
 
 namespace syncbn {
@@ -32,7 +33,13 @@ std::shared_ptr<Group> Registry::Find(const std::string& key) const {
 
 void Registry::Release(const std::string& key) {
   std::lock_guard<std::mutex> lock(mutex_);
-  groups_.erase(key);
+  const auto entry = groups_.find(key);
+  if (entry == groups_.end()) return;
+  released_.erase(std::remove_if(released_.begin(), released_.end(),
+                                 [](const std::weak_ptr<Group>& group) { return group.expired(); }),
+                  released_.end());
+  released_.push_back(entry->second);
+  groups_.erase(entry);
 }
 
 std::string Registry::FirstFailure() const {
@@ -52,6 +59,9 @@ void Registry::ResetAll() {
 void Registry::FailAll(const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& entry : groups_) entry.second->Fail(text);
+  for (const auto& released : released_) {
+    if (const auto group = released.lock()) group->Fail(text);
+  }
 }
 
 double DefaultTimeout() { return default_timeout; }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "collective/group.h"
 
@@ -25,11 +26,13 @@ class Registry {
   std::string FirstFailure() const;
   // After one failure the devices have called other layers unequally often, so all start anew.
   void ResetAll();
+  // Fails every group that is alive, those of released layers with work in flight included.
   void FailAll(const std::string& text);
 
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Group>> groups_;
+  std::vector<std::weak_ptr<Group>> released_;
 };
 
 // Seconds that a wait may last where the layer sets none of its own.

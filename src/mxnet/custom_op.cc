@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "mxnet/attributes.h"
 #include "mxnet/callbacks.h"
+#include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
 #include "mxnet/ndarray.h"
 
@@ -202,6 +203,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     const Attributes& attributes = static_cast<Properties*>(state)->attributes;
     const Device device = ParseDevice(context);
     CheckGuard(attributes, device);
+    NoteOperatorMade();
     Operator* op = new Operator(
         attributes.options, device,
         Registry::Get().FindOrCreate(attributes.group, attributes.layer));

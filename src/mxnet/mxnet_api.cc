@@ -28,6 +28,7 @@ void LoadMxnetApi(const char* path) {
   Find(library, "MXNDArrayGetData", &api.NDArrayGetData);
   Find(library, "MXNDArrayGetDType", &api.NDArrayGetDType);
   Find(library, "MXNDArrayFree", &api.NDArrayFree);
+  Find(library, "MXNDArrayWaitAll", &api.NDArrayWaitAll);
   Find(library, "MXGetLastError", &api.GetLastError);
 }
 

@@ -35,6 +35,7 @@ struct MxnetApi {
   int (*NDArrayGetData)(NDArrayHandle handle, void** data);
   int (*NDArrayGetDType)(NDArrayHandle handle, int* dtype);
   int (*NDArrayFree)(NDArrayHandle handle);
+  int (*NDArrayWaitAll)();
   const char* (*GetLastError)();
 };
 

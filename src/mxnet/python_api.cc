@@ -7,6 +7,7 @@
 #include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "mxnet/custom_op.h"
+#include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
 
 #define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
@@ -23,6 +24,7 @@ SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
   try {
     syncbn::LoadMxnetApi(libmxnet_path);
     syncbn::RegisterCustomOp();
+    syncbn::ArmForkGuard();
     return 0;
   } catch (const std::exception& error) {
     last_text = error.what();

@@ -1,0 +1,35 @@
+// MXNet's own fork handler (initialize.cc, atfork_prepare) first joins the threads of custom
+// operators and stops the engine then. An operator that becomes ready in between has no thread to
+// run on, and the process hangs or aborts. Handlers run in the reverse order of registration, so
+// this one comes first and leaves MXNet nothing in flight. DataLoader workers and, before
+// Python 3.10, subprocess fork.
+#include "mxnet/fork.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+
+#include "mxnet/mxnet_api.h"
+
+namespace syncbn {
+namespace {
+
+std::atomic<bool> has_operators{false};
+
+void WaitBeforeFork() {
+  if (!has_operators) return;
+  // Waiting takes the errors that arrays carry. A failed layer keeps its own; others are shown.
+  if (Mxnet().NDArrayWaitAll() != 0) {
+    std::fprintf(stderr, "gluon_syncbn: error of the work in flight before a fork: %s\n",
+                 Mxnet().GetLastError());
+  }
+}
+
+}  // namespace
+
+void ArmForkGuard() { pthread_atfork(WaitBeforeFork, nullptr, nullptr); }
+
+void NoteOperatorMade() { has_operators = true; }
+
+}  // namespace syncbn
