@@ -76,6 +76,9 @@ class Devices:
     def split(self, batch, batch_axis=0):
         """Gives each context its shard of a batch.
 
+        Never recorded by ``autograd``: the shards' graphs must not share a node, which the
+        first shard's backward would free. Attach gradients to the shards.
+
         Parameters
         ----------
         batch : NDArray or numpy.ndarray
@@ -102,10 +105,11 @@ class Devices:
                 f"for each of the {count} contexts"
             )
         bounds = [k * (rows // count) + min(k, rows % count) for k in range(count + 1)]
-        return [
-            _place(_slice(batch, batch_axis, begin, end), context)
-            for context, begin, end in zip(self.contexts, bounds, bounds[1:])
-        ]
+        with autograd.pause():
+            return [
+                _place(_slice(batch, batch_axis, begin, end), context)
+                for context, begin, end in zip(self.contexts, bounds, bounds[1:])
+            ]
 
     def map(self, function, *lists):
         """Calls ``function(*elements)`` once per context, from the context's own thread.

@@ -1,0 +1,44 @@
+"""Fixtures of all tests: contexts that are driven soundly, and timeouts that suit tests.
+
+A wait that would hang must fail in seconds, and must leave nothing to the next test.
+"""
+import faulthandler
+
+import pytest
+
+import gluon_syncbn
+from gluon_syncbn import failures
+from helpers import cpus
+
+faulthandler.enable()
+
+
+@pytest.fixture(autouse=True)
+def short_timeout():
+    """20 s instead of 300 s; afterwards no layer is left with a failure."""
+    previous = gluon_syncbn.get_timeout()
+    gluon_syncbn.set_timeout(20)
+    yield
+    if failures.failure():
+        gluon_syncbn.recover()
+    gluon_syncbn.set_timeout(previous)
+
+
+@pytest.fixture
+def make_devices():
+    """A function that makes Devices of `count` CPU contexts, closed after the test."""
+    opened = []
+
+    def make(count, first=0):
+        opened.append(gluon_syncbn.Devices(cpus(count, first)))
+        return opened[-1]
+
+    yield make
+    for devices in opened:
+        devices.close()
+
+
+@pytest.fixture
+def devices(make_devices):
+    """Two CPU contexts."""
+    return make_devices(2)
