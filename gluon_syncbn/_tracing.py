@@ -21,6 +21,9 @@ from mxnet.gluon import HybridBlock
 
 _TRACE = HybridBlock._get_graph.__code__
 
+# How many layers were traced for static_shape so far; devices.py waits after a change.
+static_shape_traces = 0
+
 
 def guard_kind(contexts):
     """How the layer is to be guarded, see ``guard`` in src/mxnet/attributes.h.
@@ -38,11 +41,13 @@ def guard_kind(contexts):
     """
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
+    global static_shape_traces
     trace = _trace_frame()
     if trace is not None:
         block = trace["self"]
         flags = dict(block._flags)
         if block._active and flags.get("static_alloc") and flags.get("static_shape"):
+            static_shape_traces += 1
             return "static_shape"
     return "any"
 
@@ -57,6 +62,12 @@ def guarded(F, array, guard):
         # Plain in one pass, because it reads blocked layouts; never in place.
         return F.transpose(array, axes=(0, 1, 2, 3))
     return F.SliceChannel(array, num_outputs=1)
+
+
+def current_trace():
+    """An object that stands for the trace under way, or None; compare with ``is``."""
+    trace = _trace_frame()
+    return None if trace is None else trace["symbol_inputs"]
 
 
 def _trace_frame():

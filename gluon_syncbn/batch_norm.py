@@ -5,6 +5,7 @@ parameters, checks and the graph around the operator.
 """
 import uuid
 import weakref
+from numbers import Integral
 
 import mxnet as mx
 from mxnet import autograd
@@ -12,6 +13,16 @@ from mxnet.gluon import nn
 
 from . import _library, _tracing
 from .failures import check_timeout
+
+
+# What a SyncBatchNorm has beyond a BatchNorm, set by `set_synchronization`.
+SYNCHRONIZATION = (
+    "_num_devices",
+    "_unbiased_running_var",
+    "_timeout",
+    "_group",
+    "_latest_use",
+)
 
 
 class SyncBatchNorm(nn.BatchNorm):
@@ -143,6 +154,7 @@ running_variance_initializer : str or Initializer
         self._unbiased_running_var = bool(unbiased_running_var)
         self._timeout = timeout
         self._group = _Group(self.name)
+        self._latest_use = None, None  # the trace, and the operator's output in it
 
     @property
     def num_devices(self):
@@ -180,17 +192,24 @@ running_variance_initializer : str or Initializer
                 for array in (x, gamma, beta, running_mean, running_var)
             )
         guard = _tracing.guard_kind([x.context] if F is mx.nd else contexts)
+        inputs = [_tracing.guarded(F, x, guard), gamma, beta]
+        trace = None if F is mx.nd else _tracing.current_trace()
+        former_trace, former_y = self._latest_use
+        chained = trace is not None and trace is former_trace
+        if chained:
+            # The layer is used again in this graph: after its former use, see custom_op.cc.
+            inputs.append(F.size_array(former_y))
         y = F.Custom(
-            _tracing.guarded(F, x, guard),
-            gamma,
-            beta,
+            *inputs,
             running_mean,
             running_var,
             name="fwd",
             op_type="gluon_syncbn",
             guard=guard,
+            chained=chained,
             **self._attributes(contexts),
         )
+        self._latest_use = trace, (None if trace is None else y)
         y = _tracing.guarded(F, y, guard)
         if self.fuse_relu:
             y = F.relu(y)
@@ -235,20 +254,22 @@ running_variance_initializer : str or Initializer
 def check_arguments(num_devices, momentum=0.9, epsilon=1e-5, axis=1, timeout=None):
     """Raises ValueError or TypeError with one sentence for a bad argument."""
     if num_devices is not None:
-        if isinstance(num_devices, bool) or int(num_devices) != num_devices:
-            raise TypeError(
-                f"num_devices is an int or None, but got {num_devices!r}"
-            )
+        if not _is_int(num_devices):
+            raise TypeError(f"num_devices is an int or None, but got {num_devices!r}")
         if num_devices < 1:
             raise ValueError(f"num_devices is at least 1, but got {num_devices}")
     if momentum is not None and not 0 <= momentum <= 1:
         raise ValueError(f"momentum is between 0 and 1, or None, but got {momentum}")
     if not 0 <= epsilon < float("inf"):
         raise ValueError(f"epsilon is not negative, but got {epsilon}")
-    if int(axis) != axis:
+    if not _is_int(axis):
         raise TypeError(f"axis is an int, but got {axis!r}")
     if timeout is not None:
         check_timeout(timeout)
+
+
+def _is_int(value):
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 class _Group:

@@ -9,7 +9,7 @@ import warnings
 import mxnet as mx
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
-from .batch_norm import SyncBatchNorm, check_arguments
+from .batch_norm import SYNCHRONIZATION, SyncBatchNorm, check_arguments
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 _BASE = nn.BatchNorm.__mro__[1]  # also the base of BatchNormReLU
@@ -108,7 +108,7 @@ def revert_sync_batchnorm(net):
         if block._kwargs["momentum"] is None:
             block._kwargs["momentum"] = 0.9
         block.__class__ = original
-        for name in ("_num_devices", "_unbiased_running_var", "_timeout", "_group"):
+        for name in SYNCHRONIZATION:
             del block.__dict__[name]
 
     net.apply(revert)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import mxnet as mx
 from mxnet import autograd
 
-from . import failures
+from . import _tracing, failures
 
 
 class Devices:
@@ -155,6 +155,7 @@ class Devices:
             failures.recover()
             raise mx.MXNetError(failure)
         flags = _Flags()
+        traces = _tracing.static_shape_traces
         results = []
         for thread, context, *elements in zip(self._threads, self.contexts, *lists):
             call = thread.submit(flags.call, context, function, elements)
@@ -166,6 +167,11 @@ class Devices:
                     f"{type(error).__name__}: {error}"
                 )
                 raise
+        if flags.recording and _tracing.static_shape_traces != traces:
+            # MXNet declares running statistics of such graphs as only read (imperative_utils.h,
+            # CreateEngineOp), so the copy that a Trainer's first step makes of them would not
+            # wait for this first forward to write them.
+            mx.nd.waitall()
         return results
 
     def close(self):
@@ -185,14 +191,14 @@ class _Flags:
     """MXNet's thread-local flags of the thread that makes the object."""
 
     def __init__(self):
-        self._recording = autograd.is_recording()
+        self.recording = autograd.is_recording()
         self._training = autograd.is_training()
         self._np_shape = mx.util.is_np_shape()
         self._np_array = mx.util.is_np_array()
 
     def call(self, context, function, elements):
         """Calls the function under these flags, in whatever thread this runs."""
-        record = autograd.record if self._recording else autograd.pause
+        record = autograd.record if self.recording else autograd.pause
         with ExitStack() as stack:
             stack.enter_context(context)
             stack.enter_context(record(train_mode=self._training))

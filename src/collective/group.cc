@@ -27,12 +27,14 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
   size_ = size;
   auto member = forward_calls_.find(device);
   if (member == forward_calls_.end()) {
-    if (forward_calls_.size() >= size) {
-      // Either the net has moved to other devices, then the old ones are silent from now on; or
-      // more devices are in use than the group is for.
-      if (AnyoneWaitsLocked() || former_members_.count(device)) {
-        FailAndThrow(TooManyDevicesReport(layer_, device, Keys(forward_calls_), size));
-      }
+    // When one device more comes, either the net has moved to other devices, then the old ones are
+    // silent from now on; or more devices are in use than the group is for. A former member must
+    // not fill a place of the new ones: it would meet their older batch.
+    const bool full = forward_calls_.size() >= size;
+    if (former_members_.count(device) || (full && AnyoneWaitsLocked())) {
+      FailAndThrow(TooManyDevicesReport(layer_, device, Keys(forward_calls_), size));
+    }
+    if (full) {
       for (const auto& entry : forward_calls_) former_members_.insert(entry.first);
       StartEpochLocked();
     }
@@ -72,14 +74,13 @@ std::shared_ptr<const Payload> Group::AllReduce(const Ticket& ticket, const Roun
 }
 
 void Group::CheckArrivalLocked(const Ticket& ticket, const RoundKey& key,
-                               const Device& device) const {
+                               const Device& device) {
   if (!failure_.empty()) {
     throw Error(EarlierFailureReport(layer_, key.operation, device, failure_));
   }
   if (ticket.epoch != epoch_) {
     if (former_members_.count(device)) {
-      throw Error(TooManyDevicesReport(layer_, device, Keys(forward_calls_),
-                                       forward_calls_.size()));
+      FailAndThrow(TooManyDevicesReport(layer_, device, Keys(forward_calls_), size_));
     }
     throw Error(EarlierFailureReport(layer_, key.operation, device,
                                      "the layer was reset by gluon_syncbn.recover() after the "

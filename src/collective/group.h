@@ -58,7 +58,7 @@ class Group {
   [[noreturn]] void FailAndThrow(const std::string& text);
   void StartEpochLocked();
   bool AnyoneWaitsLocked() const;
-  void CheckArrivalLocked(const Ticket& ticket, const RoundKey& key, const Device& device) const;
+  void CheckArrivalLocked(const Ticket& ticket, const RoundKey& key, const Device& device);
   void AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<Round>& round,
                    const Meeting& meeting, int64_t epoch);
 

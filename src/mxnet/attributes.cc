@@ -35,6 +35,8 @@ void Set(const std::string& key, const std::string& value, Attributes* out) {
     out->layer = value;
   } else if (key == "guard") {
     out->guard = value;
+  } else if (key == "chained") {
+    out->chained = Flag(key, value);
   } else if (key == "contexts") {
     std::istringstream names(value);
     for (std::string name; names >> name;) options.contexts.insert(ParseDevice(name));

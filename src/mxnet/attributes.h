@@ -14,6 +14,7 @@ struct Attributes {
   // gluon_syncbn/_tracing.py. "any": one for every mode; "static_shape": one that is only enough
   // with static_shape=True; "gpu": none, the graph was traced for GPU contexts.
   std::string guard = "any";
+  bool chained = false;  // whether there is a fourth input, see custom_op.cc
   Options options;
 };
 

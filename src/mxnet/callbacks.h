@@ -6,6 +6,9 @@
 
 namespace syncbn {
 
+// Before a callback returns well: lets an exception of another one arrive first, see callbacks.cc.
+void PassToMxnet();
+
 // Throws dmlc::Error with this text, see callbacks.cc.
 [[noreturn]] void ThrowToMxnet(const std::string& text);
 
@@ -16,6 +19,7 @@ int Callback(const Body& body) {
   std::string text;
   try {
     body();
+    PassToMxnet();
     return 1;
   } catch (const std::exception& error) {
     text = error.what();

@@ -1,5 +1,8 @@
 // MXNet's callbacks for custom operators: handles in, tensors to op, errors out.
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
+// A chained node has a fourth input, an output of the same layer's use before it in the graph. It is
+// not read: it orders the two, which share running statistics and the numbering of rounds. (In a
+// static_shape graph MXNet takes auxiliary states for inputs that are only read, and orders nothing.)
 // MXNet calls them in this order: the creator (on every imperative call, so it is cheap), the
 // lists, shapes, backward dependencies, CreateOperator, types; then forward and backward on a
 // thread of its own for custom operators, where waiting for other devices blocks nobody else.
@@ -40,9 +43,12 @@ std::vector<NDArray> Own(int size, void** handles) {
 // ---- the operator: one node on one device ------------------------------------------------------
 
 struct Operator {
-  Operator(const Options& options, const Device& device, std::shared_ptr<Group> group)
-      : num_devices(options.num_devices), batch_norm(options, device, std::move(group)) {}
+  Operator(const Attributes& attributes, const Device& device, std::shared_ptr<Group> group)
+      : num_devices(attributes.options.num_devices),
+        inputs(attributes.chained ? 4 : 3),
+        batch_norm(attributes.options, device, std::move(group)) {}
   const int num_devices;
+  const int inputs;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
 };
@@ -65,30 +71,32 @@ void CheckCanSynchronize(const Operator& op) {
   }
 }
 
-// x, gamma, beta | y | running_mean, running_var
+// x, gamma, beta, (after) | y | running_mean, running_var
 int Forward(int size, void** handles, int* /*tags*/, const int* requests, const int training,
             void* state) {
   return Callback([&] {
     const std::vector<NDArray> arrays = Own(size, handles);
     Operator* op = static_cast<Operator*>(state);
     if (training) CheckCanSynchronize(*op);
+    const int y = op->inputs;
     op->batch_norm.Forward(training, arrays[0].View(), arrays[1].View(), arrays[2].View(),
-                           ToRequest(requests[0]), arrays[3].View(), arrays[4].View(),
-                           arrays[5].View());
+                           ToRequest(requests[0]), arrays[y].View(), arrays[y + 1].View(),
+                           arrays[y + 2].View());
   });
 }
 
-// dy | x, gamma, (beta) | (y) | dx, dgamma, dbeta | running_mean, running_var; those in
-// parentheses are empty arrays, because backward does not depend on them.
+// dy | x, gamma, (beta), (after) | (y) | dx, dgamma, dbeta, (after) | running_mean, running_var;
+// those in parentheses are empty or unused, because backward does not depend on them.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
   return Callback([&] {
     const std::vector<NDArray> arrays = Own(size, handles);
+    Operator* op = static_cast<Operator*>(state);
+    const int dx = op->inputs + 2;
     const Gradients gradients{ToRequest(requests[0]), ToRequest(requests[1]),
-                              ToRequest(requests[2]), arrays[5].View(), arrays[6].View(),
-                              arrays[7].View()};
-    static_cast<Operator*>(state)->batch_norm.Backward(arrays[0].View(), arrays[1].View(),
-                                                       arrays[2].View(), gradients);
+                              ToRequest(requests[2]), arrays[dx].View(), arrays[dx + 1].View(),
+                              arrays[dx + 2].View()};
+    op->batch_norm.Backward(arrays[0].View(), arrays[1].View(), arrays[2].View(), gradients);
   });
 }
 
@@ -97,9 +105,11 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
 struct Properties {
   Attributes attributes;
   std::string error;  // of the attributes; the creator itself must not throw, see Create
-  std::vector<int> x_shape, channel_shape;
+  std::vector<int> x_shape, channel_shape, after_shape = {1};
   int dependencies[3];
   void* contexts[8];
+
+  int Output() const { return attributes.chained ? 4 : 3; }
 };
 
 int DeleteProperties(void* state) {
@@ -112,7 +122,8 @@ int ListArguments(char*** names, void* state) {
     const Properties& properties = *static_cast<Properties*>(state);
     if (!properties.error.empty()) throw Error(properties.error);
     static const char* arguments[] = {"data", "gamma", "beta", nullptr};
-    *names = const_cast<char**>(arguments);
+    static const char* chained[] = {"data", "gamma", "beta", "after", nullptr};
+    *names = const_cast<char**>(properties.attributes.chained ? chained : arguments);
   });
 }
 
@@ -128,7 +139,7 @@ int ListAuxiliaryStates(char*** names, void* /*state*/) {
   return 1;
 }
 
-// data, gamma, beta, output, running_mean, running_var
+// data, gamma, beta, (after), output, running_mean, running_var
 int InferShape(int size, int* ndims, int** shapes, void* state) {
   return Callback([&] {
     Properties* properties = static_cast<Properties*>(state);
@@ -143,9 +154,11 @@ int InferShape(int size, int* ndims, int** shapes, void* state) {
     }
     properties->channel_shape.assign(1, properties->x_shape[position]);
     for (int i = 1; i < size; ++i) {
-      std::vector<int>& shape = i == 3 ? properties->x_shape : properties->channel_shape;
-      ndims[i] = static_cast<int>(shape.size());
-      shapes[i] = shape.data();
+      std::vector<int>* shape = &properties->channel_shape;
+      if (i == properties->Output()) shape = &properties->x_shape;
+      if (i == 3 && properties->attributes.chained) shape = &properties->after_shape;
+      ndims[i] = static_cast<int>(shape->size());
+      shapes[i] = shape->data();
     }
   });
 }
@@ -156,10 +169,13 @@ int InferType(int size, int* types, void* state) {
     const int unknown = -1;
     const int float32 = static_cast<int>(DType::kFloat32);
     const int float64 = static_cast<int>(DType::kFloat64);
-    if (types[0] == unknown) types[0] = types[3] == unknown ? float32 : types[3];
-    types[3] = types[0];
+    const int int64 = 6;
+    const int y = properties.Output();
+    if (types[0] == unknown) types[0] = types[y] == unknown ? float32 : types[y];
+    types[y] = types[0];
+    if (properties.attributes.chained) types[3] = int64;
     for (int i = 1; i < size; ++i) {
-      if (i == 3) continue;
+      if (i == 3 || i == y) continue;
       if (types[i] == unknown) types[i] = types[0] == float64 ? float64 : float32;
       if (types[i] != float32 && types[i] != float64) {
         throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': parameters and "
@@ -205,7 +221,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     CheckGuard(attributes, device);
     NoteOperatorMade();
     Operator* op = new Operator(
-        attributes.options, device,
+        attributes, device,
         Registry::Get().FindOrCreate(attributes.group, attributes.layer));
     list->num_callbacks = 3;
     list->callbacks = callbacks;

@@ -1,0 +1,47 @@
+"""Data sets of (image, label) pairs behind one small face.
+
+Every data set has `classes` (names), `may_flip` (is a mirrored image still of its
+class?), `len()` and `load(index)`, which returns an image, uint8 (height, width, 3),
+and a label map, int32 (height, width), -1 where it is unlabelled.
+"""
+
+from ..errors import UserError
+from .batches import Batches
+from .digits import DigitScenes
+from .folder import FolderDataset, read_image
+from .gluoncv_sets import GluonCVDataset
+
+__all__ = ["Batches", "open_datasets", "read_image"]
+
+
+class _First:
+    """The first `count` pairs of a data set."""
+
+    def __init__(self, dataset, count):
+        self._dataset, self._count = dataset, count
+        self.classes, self.may_flip = dataset.classes, dataset.may_flip
+        self.load = dataset.load
+
+    def __len__(self):
+        return self._count
+
+
+def _limited(dataset, count):
+    return _First(dataset, count) if 0 < count < len(dataset) else dataset
+
+
+def open_datasets(config):
+    """The training and the validation set that the settings ask for."""
+    if config.dataset == "digits":
+        return (
+            DigitScenes("train", config.train_images or 600, config),
+            DigitScenes("val", config.val_images or 100, config),
+        )
+    if config.dataset == "folder":
+        train, val = FolderDataset("train", config), FolderDataset("val", config)
+        if train.classes != val.classes:
+            raise UserError("The splits train and val have different classes.")
+    else:
+        val = GluonCVDataset("val", config)
+        train = GluonCVDataset("train", config, but_not=val)
+    return _limited(train, config.train_images), _limited(val, config.val_images)

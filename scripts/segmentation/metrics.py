@@ -1,0 +1,35 @@
+"""Pixel accuracy and mean intersection over union from one confusion matrix.
+
+Counts of all batches and devices are added up first and divided last: a mean of batch
+means would weight images by the company they are in.
+"""
+
+import numpy as np
+
+
+class Confusion:
+    """counts[t, p]: labelled pixels of class t that were predicted as p."""
+
+    def __init__(self, num_classes):
+        self.counts = np.zeros((num_classes, num_classes), np.int64)
+
+    def add(self, truth, prediction):
+        labelled = truth >= 0
+        size = len(self.counts)
+        code = truth[labelled].astype(np.int64) * size + prediction[labelled]
+        pairs = np.bincount(code.astype(np.int64), minlength=size * size)
+        self.counts += pairs.reshape(size, size)
+
+    def pixel_accuracy(self):
+        return float(np.trace(self.counts) / max(1, self.counts.sum()))
+
+    def class_iou(self):
+        """IoU of each class, NaN for one that is neither there nor predicted."""
+        hit = np.diag(self.counts)
+        union = self.counts.sum(0) + self.counts.sum(1) - hit
+        return np.where(union > 0, hit / np.maximum(union, 1), np.nan)
+
+    def mean_iou(self):
+        """The mean over the classes that are there or were predicted."""
+        iou = self.class_iou()
+        return float(np.nanmean(iou)) if np.isfinite(iou).any() else 0.0

@@ -1,0 +1,160 @@
+"""What a run shows: the table of epochs, the curves, the panel, an overlay.
+
+Pictures are drawn without a display and replaced atomically. A class has the same
+colour in all of them.
+"""
+
+import io
+import math
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
+
+from .checkpoint import write_atomically  # noqa: E402
+
+UNLABELLED = (255, 255, 255)
+# Told apart by eye and by most colour-blind eyes on the dark first colour.
+_FIRST = (
+    (38, 42, 51), (230, 80, 60), (66, 133, 244), (52, 168, 83), (250, 187, 5),
+    (155, 89, 208), (0, 188, 200), (240, 98, 176), (140, 110, 90), (170, 200, 60),
+    (250, 140, 40), (110, 130, 150),
+)  # fmt: skip
+
+
+def palette(num_classes):
+    """One RGB colour for each class, uint8 (num_classes, 3)."""
+    colours = list(_FIRST[:num_classes])
+    for k in range(len(colours), num_classes):  # further ones: the golden angle in hue
+        hue, value = (k * 0.618034) % 1, (0.95, 0.75, 0.55)[k % 3]
+        rgb = matplotlib.colors.hsv_to_rgb((hue, 0.65, value))
+        colours.append(tuple(int(255 * part) for part in rgb))
+    return np.array(colours, np.uint8)
+
+
+def painted(label, num_classes):
+    """The label map in colours; unlabelled pixels white."""
+    colours = np.vstack([palette(num_classes), [UNLABELLED]]).astype(np.uint8)
+    return colours[np.where(label < 0, num_classes, label)]
+
+
+def blended(image, label, num_classes, share=0.65):
+    colours = painted(label, num_classes)
+    return (image * (1 - share) + colours * share).astype(np.uint8)
+
+
+def _save(figure, path):
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, facecolor="white")
+    plt.close(figure)
+    write_atomically(path, lambda file: file.write(buffer.getvalue()))
+
+
+def _short(text, length):
+    return text if len(text) <= length else text[: length - 1] + "\u2026"
+
+
+def _names(classes):
+    """Names that fit a legend: ADE20K's list synonyms after a comma."""
+    return [_short(name.split(",")[0], 20) for name in classes]
+
+
+def _legend(figure, classes, shown, columns):
+    """A legend of the classes in `shown` under the pictures; its height in inches."""
+    colours = palette(len(classes)) / 255
+    handles = [
+        Patch(facecolor=colours[k], edgecolor="0.6", label=classes[k])
+        for k in shown
+        if k >= 0
+    ]
+    if -1 in shown:
+        handles.append(Patch(facecolor="white", edgecolor="0.6", label="unlabelled"))
+    figure.legend(
+        handles=handles, loc="lower center", ncol=columns, frameon=False, fontsize=9
+    )
+
+
+def _grid(rows, titles, classes, shown, heading):
+    """Rows of pictures of one shape, with titles above and a legend below."""
+    classes = _names(classes)
+    height, width = rows[0][0].shape[:2]
+    cell = 2.6 if len(rows) > 1 else 3.6
+    wide = cell * max(1.0, min(2.0, width / height))
+    tall = wide * height / width
+    longest = max([len(classes[k]) for k in shown if k >= 0] + [len("unlabelled")])
+    total = wide * len(titles) + 0.3
+    columns = max(1, min(len(shown), int(total / (0.55 + 0.085 * longest))))
+    foot = 0.25 + 0.22 * math.ceil(len(shown) / columns)
+    head = 0.68
+    size = (total, tall * len(rows) + 0.12 * len(rows) + foot + head)
+    figure, axes = plt.subplots(len(rows), len(titles), figsize=size, squeeze=False)
+    figure.subplots_adjust(
+        left=0.15 / size[0], right=1 - 0.15 / size[0],
+        bottom=foot / size[1], top=1 - head / size[1], wspace=0.04, hspace=0.05,
+    )  # fmt: skip
+    for row, pictures in zip(axes, rows):
+        for axis, picture in zip(row, pictures):
+            axis.imshow(picture, interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            for spine in axis.spines.values():
+                spine.set_edgecolor("0.75")
+    for axis, title in zip(axes[0], titles):
+        axis.set_title(title, fontsize=11)
+    figure.suptitle(heading, fontsize=12, y=1 - 0.12 / size[1], va="top")
+    _legend(figure, classes, shown, columns)
+    return figure
+
+
+def save_panel(path, samples, classes, heading):
+    """`samples`: (image, truth, prediction) each; one row for each of them."""
+    n = len(classes)
+    rows = [[i, painted(t, n), painted(p, n)] for i, t, p in samples]
+    shown = sorted({int(k) for _, t, p in samples for k in np.unique([t, p])})
+    shown = [k for k in shown if k >= 0] + [-1] * (-1 in shown)
+    _save(_grid(rows, ["image", "truth", "prediction"], classes, shown, heading), path)
+
+
+def save_overlay(path, image, prediction, classes, heading):
+    shown = [int(k) for k in np.unique(prediction)]
+    rows = [[image, blended(image, prediction, len(classes))]]
+    _save(_grid(rows, ["image", "prediction"], classes, shown, heading), path)
+
+
+def save_curves(path, log, heading):
+    epochs = [entry["epoch"] for entry in log]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8))
+    style = {"marker": "o", "markersize": 3.5, "linewidth": 1.8}
+    left.plot(epochs, [e["train_loss"] for e in log], label="training", **style)
+    left.plot(epochs, [e["val_loss"] for e in log], label="validation", **style)
+    left.set_title("loss per labelled pixel")
+    left.set_ylim(bottom=0)
+    right.plot(
+        epochs, [e["pixel_accuracy"] for e in log], label="pixel accuracy", **style
+    )
+    right.plot(epochs, [e["mean_iou"] for e in log], label="mean IoU", **style)
+    right.set_title("validation")
+    right.set_ylim(0, 1)
+    for axis in (left, right):
+        axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(heading, fontsize=12)
+    figure.tight_layout()
+    _save(figure, path)
+
+
+def table(log):
+    """The epochs as lines of text."""
+    lines = ["epoch  train loss  val loss  pixAcc   mIoU  seconds"]
+    for e in log:
+        lines.append(
+            f"{e['epoch']:5d}  {e['train_loss']:10.4f}  {e['val_loss']:8.4f}  "
+            f"{e['pixel_accuracy']:6.3f}  {e['mean_iou']:5.3f}  {e['seconds']:7.1f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Train a GluonCV segmentation model with synchronized batch norm on several devices.
+
+    python scripts/train_segmentation.py                # digits, two CPU contexts
+    python scripts/train_segmentation.py --dataset voc --data-root DIR --crop-size 480
+    python scripts/train_segmentation.py --resume runs/digits-fastscnn-syncbn
+
+The run folder receives config.json, log.json, curves.png, panel.png, sample_*.png and
+the checkpoints last.npz and best.npz.
+"""
+
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
+
+from segmentation.config import Config  # noqa: E402
+from segmentation.errors import Parser, UserError, exit_code  # noqa: E402
+
+PANEL_ROWS = 4
+
+
+def arguments():
+    parser = Parser(description=__doc__.splitlines()[0])
+    Config.add_arguments(parser)
+    parser.add_argument(
+        "--resume", metavar="RUN", help="continue this run folder or checkpoint exactly"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the run that is in the folder"
+    )
+    parser.add_argument(
+        "--stop-after", type=int, metavar="N",
+        help="stop when N epochs are done, as if interrupted; --resume continues",
+    )  # fmt: skip
+    options = vars(parser.parse_args())
+    return [options.pop(name) for name in ("resume", "overwrite", "stop_after")] + [
+        options
+    ]
+
+
+def settings(resume, overwrite, stop_after, given):
+    """The settings of the run, and the checkpoint to continue from or None."""
+    from segmentation import checkpoint
+
+    if stop_after is not None and stop_after < 1:
+        raise UserError(f"--stop-after is {stop_after}, but must be at least 1.")
+    if resume:
+        if overwrite:
+            raise UserError("--overwrite and --resume exclude each other.")
+        former = checkpoint.load(resume)
+        folder = Path(resume) if Path(resume).is_dir() else Path(resume).parent
+        config = former.config.resumed_with({"run_dir": str(folder), **given})
+        if former.epoch >= config.epochs:
+            raise UserError(
+                f"The run in {resume} has done all its {config.epochs} epochs."
+            )
+        if stop_after is not None and former.epoch >= stop_after:
+            raise UserError(
+                f"--stop-after is {stop_after}, but the run in {resume} has done "
+                f"{former.epoch} epochs."
+            )
+        return config, former
+    config = Config.from_dict(given)
+    if (Path(config.run_dir) / "last.npz").exists() and not overwrite:
+        raise UserError(
+            f"The folder {config.run_dir} holds a run already: give another --run-dir, "
+            "continue it with --resume or replace it with --overwrite."
+        )
+    return config, None
+
+
+def train():
+    resume, overwrite, stop_after, given = arguments()
+    config, former = settings(resume, overwrite, stop_after, given)
+
+    import numpy as np
+    from segmentation.data import Batches, open_datasets
+    from segmentation.devices import open_contexts
+    from segmentation.engine import Engine
+    from segmentation.models import build_model
+
+    import gluon_syncbn
+    import mxnet as mx
+
+    contexts = open_contexts(config.ctx, config.num_devices)
+    random.seed(config.seed)
+    np.random.seed(config.seed)
+    mx.random.seed(config.seed)
+    train_set, val_set = open_datasets(config)
+    classes = train_set.classes
+    if former and former.classes != classes:
+        raise UserError(
+            f"The checkpoint knows {len(former.classes)} classes, which are not the "
+            f"{len(classes)} of the data set: a resumed run needs the same classes."
+        )
+    batches = Batches(train_set, config, training=True)
+    val_batches = Batches(val_set, config, training=False)
+    net = build_model(config, len(classes), contexts, former and former.parameters)
+    with gluon_syncbn.Devices(contexts) as devices:
+        engine = Engine(net, devices, config, batches.count, len(classes))
+        if former:
+            engine.set_momenta(former.momenta)
+        folder = prepare_folder(config, val_batches, len(val_set))
+        print(
+            f"{config.model} on {len(train_set)} images, {len(classes)} classes, "
+            f"{config.norm} on {config.num_devices} x {config.ctx}, {batches.count} "
+            f"steps an epoch; run folder {folder}"
+        )
+        log = run_epochs(
+            engine, batches, val_batches, folder, former, stop_after, classes
+        )
+        draw(engine, val_batches, len(val_set), folder, log, classes)
+    finish(folder, log)
+
+
+def run_epochs(engine, batches, val_batches, folder, former, stop_after, classes):
+    """Train, evaluate and save epoch by epoch; return the log of all of them."""
+    from segmentation import checkpoint
+    from segmentation.models import parameters
+
+    config = engine.config
+    log, first = (list(former.log), former.epoch) if former else ([], 0)
+    best = max((entry["mean_iou"] for entry in log), default=-1.0)
+    for epoch in range(first, min(config.epochs, stop_after or config.epochs)):
+        started = time.perf_counter()
+        loss, images = train_epoch(engine, batches, epoch)
+        val_loss, confusion = engine.evaluate(val_batches.epoch(0))
+        log.append(
+            {
+                "epoch": epoch + 1,
+                "images": images,
+                "train_loss": loss,
+                "val_loss": val_loss,
+                "pixel_accuracy": confusion.pixel_accuracy(),
+                "mean_iou": confusion.mean_iou(),
+                "class_iou": [None if v != v else v for v in confusion.class_iou()],
+                "learning_rate": engine.trainer.learning_rate,
+                "seconds": time.perf_counter() - started,
+            }
+        )
+        state = checkpoint.Checkpoint(
+            config, classes, epoch + 1, log, parameters(engine.net), engine.momenta()
+        )
+        if log[-1]["mean_iou"] > best:
+            best = log[-1]["mean_iou"]
+            checkpoint.save(folder / "best.npz", state)
+        checkpoint.save(folder / "last.npz", state)
+        checkpoint.write_json(folder / "log.json", log)
+        print(
+            "epoch {epoch}: loss {train_loss:.4f}, validation loss {val_loss:.4f}, "
+            "pixel accuracy {pixel_accuracy:.3f}, mIoU {mean_iou:.3f}, "
+            "{seconds:.1f} s".format(**log[-1]),
+            flush=True,
+        )
+    return log
+
+
+def train_epoch(engine, batches, epoch):
+    """One pass over the training set; the mean loss of its images and their number."""
+    from tqdm import tqdm
+
+    engine.seed_epoch(epoch)
+    total, images = 0.0, 0
+    title = f"epoch {epoch + 1}/{engine.config.epochs}"
+    bar = tqdm(batches.epoch(epoch), title, batches.count, leave=False, disable=None)
+    for index, (x, y) in enumerate(bar):
+        loss = engine.step(x, y, epoch * batches.count + index)
+        if loss != loss:
+            raise UserError(
+                f"The loss is not a number in epoch {epoch + 1}: try a smaller --lr; "
+                "the checkpoint of the epoch before is kept."
+            )
+        total, images = total + loss * len(x), images + len(x)
+        bar.set_postfix(loss=f"{total / images:.3f}")
+    engine.settle()
+    return total / images, images
+
+
+def prepare_folder(config, val_batches, val_count):
+    """Make the run folder, with the settings and a few images for predict.py."""
+    from PIL import Image
+    from segmentation.checkpoint import write_json
+
+    folder = Path(config.run_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "config.json", config.to_dict())
+        for row, index in enumerate(shown_images(val_count)):
+            image, _ = val_batches.view(0, index)
+            Image.fromarray(image).save(folder / f"sample_{row}.png")
+    except OSError as error:
+        raise UserError(
+            f"The run folder {folder} cannot be written: {error}."
+        ) from None
+    return folder
+
+
+def shown_images(count):
+    """Indices of a few images spread over a set of `count`."""
+    rows = min(PANEL_ROWS, count)
+    return [row * count // rows for row in range(rows)]
+
+
+def draw(engine, val_batches, val_count, folder, log, classes):
+    """The curves, and a panel of a few validation images."""
+    from segmentation import report
+
+    config = engine.config
+    heading = (
+        f"{config.model} on {config.dataset}, {config.norm}, "
+        f"{config.num_devices} x {config.ctx}"
+    )
+    report.save_curves(folder / "curves.png", log, heading)
+    views = [val_batches.view(0, index) for index in shown_images(val_count)]
+    prediction, _ = engine.predict(*val_batches.assemble(views))
+    samples = [(image, truth, p) for (image, truth), p in zip(views, prediction)]
+    heading += f": epoch {log[-1]['epoch']}, mIoU {log[-1]['mean_iou']:.3f}"
+    report.save_panel(folder / "panel.png", samples, classes, heading)
+
+
+def finish(folder, log):
+    from segmentation.report import table
+
+    print("\n" + table(log) + "\n")
+    names = {
+        "curves.png": "curves",
+        "panel.png": "panel",
+        "best.npz": "best checkpoint",
+    }
+    for name, what in names.items():
+        print(f"{what + ':':17s}{folder / name}")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(train))

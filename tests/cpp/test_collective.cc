@@ -1,0 +1,387 @@
+// Groups without MXNet: numbers, order, failures, resets, and many rounds under random delays.
+// A device is a thread here. A lost wake-up shows as a timeout of the round, and as that of ctest.
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "collective/group.h"
+#include "collective/registry.h"
+#include "core/error.h"
+#include "op/reducers.h"
+
+namespace {
+
+using syncbn::Device;
+using syncbn::Group;
+using syncbn::Payload;
+using syncbn::Ticket;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kStressRounds = 5000;
+#else
+constexpr int kStressRounds = 100000;
+#endif
+
+Device Cpu(int id) { return {"cpu", id}; }
+
+// Brings one number to a round of `size` devices; returns the sum.
+double Meet(Group* group, const Ticket& ticket, const std::string& operation, int id, size_t size,
+            double number, double timeout = 60, const std::string& contract = "same",
+            int64_t repeat = 0) {
+  syncbn::Arrival arrival{contract, "(" + std::to_string(id) + ")", {number}, {}};
+  const syncbn::Meeting meeting{size, {}, timeout};
+  const syncbn::RoundKey key{operation, ticket.number, repeat};
+  return group->AllReduce(ticket, key, Cpu(id), std::move(arrival), meeting, syncbn::Sum)->at(0);
+}
+
+double Forward(Group* group, int id, size_t size, double number, double timeout = 60,
+               const std::string& contract = "same") {
+  const Ticket ticket = group->BeginForward(Cpu(id), size);
+  return Meet(group, ticket, "forward", id, size, number, timeout, contract);
+}
+
+void Parallel(int threads, const std::function<void(int)>& function) {
+  std::vector<std::thread> running;
+  for (int i = 0; i < threads; ++i) running.emplace_back(function, i);
+  for (auto& thread : running) thread.join();
+}
+
+// The text that `function` throws, or "nothing was thrown".
+std::string ErrorOf(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const syncbn::Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+void CheckHas(const std::string& text, const std::string& part) {
+  CHECK(text.find(part) != std::string::npos, "\"", part, "\" in: ", text);
+}
+
+void Sleep(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+// ---- numbers -----------------------------------------------------------------------------------
+
+void TestMergedMomentsAreThoseOfTheWholeSet() {
+  std::mt19937 random(1);
+  std::normal_distribution<double> normal(1e4, 1);
+  const std::vector<std::vector<int>> cases = {{5}, {3, 7}, {1, 1}, {0, 4}, {4, 0, 2}, {0, 0}, {9, 1, 300}};
+  for (const auto& sizes : cases) {
+    std::vector<Payload> shards;
+    std::vector<double> all;
+    for (int size : sizes) {
+      std::vector<double> values(size);
+      for (double& value : values) value = normal(random);
+      long double mean = 0, m2 = 0;
+      for (double value : values) mean += static_cast<long double>(value) / size;
+      for (double value : values) m2 += (value - mean) * (value - mean);
+      shards.push_back({double(size), double(mean), double(m2)});
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    long double mean = 0, m2 = 0;
+    for (double value : all) mean += static_cast<long double>(value) / all.size();
+    for (double value : all) m2 += (value - mean) * (value - mean);
+    std::vector<const Payload*> pointers;
+    for (const Payload& shard : shards) pointers.push_back(&shard);
+    Payload merged;
+    syncbn::MergeMoments(pointers, &merged);
+    CHECK_EQ(merged.at(0), double(all.size()));
+    CHECK_NEAR(merged.at(1), double(mean), 1e-11);
+    CHECK_NEAR(merged.at(2), double(m2), 1e-11 * (1 + double(m2)));
+  }
+}
+
+void TestMomentsOfChannelsStayApart() {
+  const Payload a = {2, 1, 10, 0.5, 0}, b = {2, 3, 10, 0.5, 8};
+  Payload merged;
+  syncbn::MergeMoments({&a, &b}, &merged);
+  CHECK(merged == Payload({4, 2, 10, 5, 8}));
+}
+
+void TestSum() {
+  const Payload a = {1, 2}, b = {10, 20}, c = {100, 200};
+  Payload sum;
+  syncbn::Sum({&a, &b, &c}, &sum);
+  CHECK(sum == Payload({111, 222}));
+}
+
+void First(const std::vector<const Payload*>& payloads, Payload* result) {
+  for (const Payload* payload : payloads) result->push_back(payload->at(0));
+}
+
+// Whoever comes last; ids 9 and 10 also tell numbers from texts.
+void TestResultIsInTheOrderOfDevices() {
+  const std::vector<int> ids = {9, 10, 2};
+  for (size_t late = 0; late < ids.size(); ++late) {
+    Group group("layer");
+    Parallel(3, [&](int i) {
+      if (static_cast<size_t>(i) == late) Sleep(20);
+      const Ticket ticket = group.BeginForward(Cpu(ids[i]), 3);
+      syncbn::Arrival arrival{"", "", {double(ids[i])}, {}};
+      const auto result = group.AllReduce(ticket, {"forward", ticket.number, 0}, Cpu(ids[i]),
+                                          std::move(arrival), {3, {}, 60}, First);
+      CHECK(*result == Payload({2, 9, 10}));
+    });
+  }
+}
+
+// ---- rounds ------------------------------------------------------------------------------------
+
+// cpu(0) begins backward with the second call, cpu(1) with the first.
+void TestTwoRoundsMeetCrosswise() {
+  Group group("layer");
+  Parallel(2, [&](int id) {
+    const Ticket a = group.BeginForward(Cpu(id), 2);
+    CHECK_EQ(Meet(&group, a, "forward", id, 2, 1 + id), 3);
+    const Ticket b = group.BeginForward(Cpu(id), 2);
+    CHECK_EQ(Meet(&group, b, "forward", id, 2, 10), 20);
+    const Ticket& early = id == 0 ? a : b;
+    const Ticket& late = id == 0 ? b : a;
+    std::thread other([&] {
+      CHECK_EQ(Meet(&group, early, "backward", id, 2, early.number == 0 ? 5 : 7),
+               early.number == 0 ? 10 : 14);
+    });
+    Sleep(5);
+    CHECK_EQ(Meet(&group, late, "backward", id, 2, late.number == 0 ? 5 : 7),
+             late.number == 0 ? 10 : 14);
+    other.join();
+  });
+}
+
+void TestRepeatedBackwardIsARoundOfItsOwn() {
+  Group group("layer");
+  Parallel(2, [&](int id) {
+    const Ticket ticket = group.BeginForward(Cpu(id), 2);
+    Meet(&group, ticket, "forward", id, 2, 0);
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      CHECK_EQ(Meet(&group, ticket, "backward", id, 2, repeat, 60, "same", repeat), 2 * repeat);
+    }
+  });
+}
+
+void TestBatchesAreCounted() {
+  Group group("layer");
+  group.SetBatches(5);
+  Parallel(2, [&](int id) {
+    for (int step = 0; step < 3; ++step) {
+      const Ticket ticket = group.BeginForward(Cpu(id), 2);
+      CHECK_EQ(group.BatchesBefore(ticket), 5 + step);
+      Meet(&group, ticket, "forward", id, 2, 0);
+    }
+  });
+  CHECK_EQ(group.Batches(), 8);
+  group.Reset();
+  CHECK_EQ(group.Batches(), 8);
+}
+
+void TestBatchThatWasNotReducedDoesNotCount() {
+  Group group("layer");
+  Parallel(2, [&](int id) { Forward(&group, id, 2, 0); });
+  ErrorOf([&] { Forward(&group, 0, 2, 0, 0.02); });
+  group.Reset();
+  CHECK_EQ(group.Batches(), 1);
+}
+
+// ---- failures ----------------------------------------------------------------------------------
+
+void TestTimeoutNamesWhoIsMissing() {
+  Group group("conv0_norm");
+  Parallel(3, [&](int id) { Forward(&group, id, 3, 0); });
+  std::string texts[2];
+  Parallel(2, [&](int id) { texts[id] = ErrorOf([&] { Forward(&group, 2 * id, 3, 0, 0.2); }); });
+  CHECK_EQ(texts[0], texts[1]);
+  CheckHas(texts[0], "SyncBatchNorm 'conv0_norm', forward: waited 0.2");
+  CheckHas(texts[0], "Arrived: cpu(0) with shape (0), cpu(2) with shape (2). Missing: cpu(1).");
+  CHECK_EQ(group.Failure(), texts[0]);
+}
+
+void TestLateArrivalLearnsOfTheFailure() {
+  Group group("layer");
+  const Ticket late = group.BeginForward(Cpu(1), 2);
+  ErrorOf([&] { Forward(&group, 0, 2, 0, 0.02); });
+  const std::string text = ErrorOf([&] { Meet(&group, late, "forward", 1, 2, 0); });
+  CheckHas(text, "cpu(1) stopped because of an earlier error");
+  CheckHas(text, "waited 0.0");
+  CheckHas(ErrorOf([&] { group.BeginForward(Cpu(1), 2); }), "earlier error");
+}
+
+void TestDisagreementPrintsBoth() {
+  Group group("layer");
+  std::string texts[2];
+  Parallel(2, [&](int id) {
+    texts[id] = ErrorOf([&] { Forward(&group, id, 2, 0, 60, id == 0 ? "red" : "blue"); });
+  });
+  CHECK_EQ(texts[0], texts[1]);
+  CheckHas(texts[0], "red (shape (0))");
+  CheckHas(texts[0], "blue (shape (1))");
+}
+
+void TestSameDeviceTwiceInOneRound() {
+  Group group("layer");
+  const Ticket ticket = group.BeginForward(Cpu(0), 2);
+  std::thread first([&] { ErrorOf([&] { Meet(&group, ticket, "forward", 0, 2, 0); }); });
+  while (group.Failure().empty()) {
+    const std::string text = ErrorOf([&] { Meet(&group, ticket, "forward", 0, 2, 0, 0.001); });
+    CHECK(text.find("came twice") != std::string::npos || text.find("waited") != std::string::npos);
+  }
+  first.join();
+}
+
+void TestFailEndsWaits() {
+  Group group("layer");
+  std::string text;
+  std::thread waiting([&] { text = ErrorOf([&] { Forward(&group, 0, 2, 0); }); });
+  Sleep(10);
+  group.Fail("the ship sinks");
+  waiting.join();
+  CheckHas(text, "the ship sinks");
+}
+
+void TestResetMakesTheGroupReady() {
+  Group group("layer");
+  Ticket before;
+  std::thread waiting([&] {
+    before = group.BeginForward(Cpu(0), 2);
+    CheckHas(ErrorOf([&] { Meet(&group, before, "forward", 0, 2, 0); }), "");
+  });
+  Sleep(10);
+  group.Reset();
+  waiting.join();
+  CHECK_EQ(group.Failure(), "");
+  Parallel(2, [&](int id) { CHECK_EQ(Forward(&group, id, 2, 1 + id), 3); });
+  CheckHas(ErrorOf([&] { Meet(&group, before, "backward", 0, 2, 0); }), "was reset by");
+}
+
+// ---- other devices than before -----------------------------------------------------------------
+
+void TestNetMoves() {
+  Group group("layer");
+  for (int first : {0, 2, 4}) {
+    Parallel(2, [&](int i) {
+      for (int step = 0; step < 3; ++step) {
+        CHECK_EQ(Forward(&group, first + i, 2, first + i), 2 * first + 1);
+      }
+    });
+  }
+  CHECK_EQ(group.Batches(), 9);
+}
+
+// A third device can look like a net that has moved; but then the old ones are silent.
+void TestMoreDevicesThanTheGroupHas() {
+  Group group("layer");
+  std::vector<Ticket> tickets(2);
+  Parallel(2, [&](int id) {
+    tickets[id] = group.BeginForward(Cpu(id), 2);
+    Meet(&group, tickets[id], "forward", id, 2, 0);
+  });
+  std::thread third([&] { ErrorOf([&] { Forward(&group, 2, 2, 0, 0.5); }); });
+  Sleep(50);
+  const std::string backward = ErrorOf([&] { Meet(&group, tickets[0], "backward", 0, 2, 0); });
+  CheckHas(backward, "num_devices=");
+  CheckHas(backward, "cpu(0) calls the layer as well as cpu(2)");
+  // It must not meet the third device's old batch.
+  const std::string forward = ErrorOf([&] { Forward(&group, 0, 2, 0, 0.5); });
+  CheckHas(forward, "cpu(0) calls the layer as well as cpu(2)");
+  third.join();
+  CHECK(!group.Failure().empty());
+}
+
+void TestMoreDevicesWhileOneWaits() {
+  Group group("layer");
+  std::thread waiting([&] { ErrorOf([&] { Forward(&group, 0, 2, 0); }); });
+  while (group.Batches() == 0) std::this_thread::yield();
+  const Ticket second = group.BeginForward(Cpu(1), 2);
+  Sleep(20);
+  CheckHas(ErrorOf([&] { Forward(&group, 2, 2, 0); }), "num_devices=2, but cpu(2) calls the layer");
+  CheckHas(ErrorOf([&] { Meet(&group, second, "forward", 1, 2, 0); }), "earlier error");
+  waiting.join();
+}
+
+void TestDevicesThatReturnAfterAMove() {
+  Group group("layer");
+  for (int id : {0, 1}) Forward(&group, id, 1, 0);
+  CheckHas(ErrorOf([&] { Forward(&group, 0, 1, 0); }), "num_devices=1, but cpu(0)");
+  group.Reset();
+  CHECK_EQ(Forward(&group, 0, 1, 7), 7);
+}
+
+// ---- registry ----------------------------------------------------------------------------------
+
+void TestRegistry() {
+  syncbn::Registry& registry = syncbn::Registry::Get();
+  const auto group = registry.FindOrCreate("key", "layer");
+  CHECK(registry.FindOrCreate("key", "other name") == group);
+  CHECK(registry.FindOrCreate("other key", "layer") != group);
+  CHECK_EQ(registry.FirstFailure(), "");
+  registry.FailAll("all stop");
+  CHECK_EQ(registry.FirstFailure(), "all stop");
+  registry.ResetAll();
+  CHECK_EQ(registry.FirstFailure(), "");
+  registry.Release("key");
+  CHECK(registry.Find("key") == nullptr);
+  CHECK_EQ(group->layer(), "layer");  // an operator in flight still holds it
+}
+
+void TestDeviceNames() {
+  CHECK_EQ(syncbn::ParseDevice("gpu(12)").Name(), "gpu(12)");
+  CheckHas(ErrorOf([] { syncbn::ParseDevice("cpu0"); }), "\"cpu(0)\", but got \"cpu0\"");
+  CheckHas(ErrorOf([] { syncbn::ParseDevice(""); }), "but got \"\"");
+}
+
+// ---- stress ------------------------------------------------------------------------------------
+
+// Forward and backward rounds; every device is sometimes late, and each sum shows a wrong meeting.
+void Stress(int threads) {
+  Group group("layer");
+  const int rounds = kStressRounds / 2;
+  Parallel(threads, [&](int id) {
+    std::mt19937 random(id);
+    for (int step = 0; step < rounds; ++step) {
+      if (random() % 2000 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+      if (random() % 8 == 0) std::this_thread::yield();
+      const Ticket ticket = group.BeginForward(Cpu(id), threads);
+      const double sum = Meet(&group, ticket, "forward", id, threads, step);
+      const double back = Meet(&group, ticket, "backward", id, threads, step + id);
+      CHECK_EQ(sum, double(step) * threads);
+      CHECK_EQ(back, double(step) * threads + threads * (threads - 1) / 2);
+    }
+  });
+  CHECK_EQ(group.Batches(), rounds);
+}
+
+}  // namespace
+
+int main() {
+  TestMergedMomentsAreThoseOfTheWholeSet();
+  TestMomentsOfChannelsStayApart();
+  TestSum();
+  TestResultIsInTheOrderOfDevices();
+  TestTwoRoundsMeetCrosswise();
+  TestRepeatedBackwardIsARoundOfItsOwn();
+  TestBatchesAreCounted();
+  TestBatchThatWasNotReducedDoesNotCount();
+  TestTimeoutNamesWhoIsMissing();
+  TestLateArrivalLearnsOfTheFailure();
+  TestDisagreementPrintsBoth();
+  TestSameDeviceTwiceInOneRound();
+  TestFailEndsWaits();
+  TestResetMakesTheGroupReady();
+  TestNetMoves();
+  TestMoreDevicesThanTheGroupHas();
+  TestMoreDevicesWhileOneWaits();
+  TestDevicesThatReturnAfterAMove();
+  TestRegistry();
+  TestDeviceNames();
+  for (int threads : {2, 3, 5, 8}) Stress(threads);
+  return check::Result();
+}

@@ -1,0 +1,507 @@
+"""What a user reads when devices do not meet, and that training goes on afterwards.
+
+Each test makes one mistake, checks that the message names what is needed to find it, and
+then trains a step whose numbers are compared with the oracle.
+"""
+import json
+import re
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import SymbolBlock, nn
+
+import gluon_syncbn
+import reference
+from gluon_syncbn import Devices, SyncBatchNorm
+from helpers import assert_near, cpus, put, run_python, split_rows, train_step
+
+SHAPE = (4, 3, 2, 5)
+RNG = np.random.default_rng(0)
+X, DY = RNG.normal(1, 2, (2, *SHAPE)).astype("float32")
+
+
+def make_layer(contexts, timeout=0.5, **arguments):
+    layer = SyncBatchNorm(in_channels=3, timeout=timeout, **arguments)
+    layer.initialize(ctx=contexts)
+    return layer
+
+
+def make_shards(devices, x=X):
+    rows = len(x) // len(devices)
+    return put(split_rows(x, [rows] * len(devices)), devices.contexts)
+
+
+def assert_trains(devices, layer):
+    """A step gives y and dx of the oracle."""
+    ys, dxs = train_step(devices, layer, make_shards(devices), make_shards(devices, DY))
+    ones, zeros = np.ones(3), np.zeros(3)
+    expected, _, _, inv_std = reference.forward(X, ones, zeros)
+    assert_near(np.concatenate(ys), expected, count=40, scale=abs(expected).max())
+    scale = inv_std.max() * abs(DY).max()
+    expected = reference.backward(X, DY, ones)[0]
+    assert_near(np.concatenate(dxs), expected, count=40, scale=scale)
+
+
+def failure_of(wait, *arguments):
+    """The text that `wait` raises."""
+    with pytest.raises(mx.MXNetError) as caught:
+        wait(*arguments)
+    return str(caught.value)
+
+
+def map_and_wait(devices, function, *lists):
+    for y in devices.map(function, *lists):
+        y.wait_to_read()
+
+
+def by_hand(devices):
+    gluon_syncbn.recover()
+
+
+def by_map(devices):
+    """The next map tells the failure once more, and makes the layers ready."""
+    assert "SyncBatchNorm" in failure_of(devices.map, lambda: None)
+
+
+# ---- devices that do not come -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recover", [by_hand, by_map])
+def test_timeout_in_forward(recover, devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    with autograd.train_mode():
+        y = layer(make_shards(devices)[1])
+    text = failure_of(y.asnumpy)
+    assert f"SyncBatchNorm '{layer.name}', forward: waited " in text
+    assert re.search(r"waited 0\.5\d* s for 1 of 2 devices", text)
+    assert "Arrived: cpu(1) with shape (2, 3, 2, 5). Missing: cpu(0)." in text
+    assert "Likely cause: " in text and "gluon_syncbn.Devices" in text
+    assert "call gluon_syncbn.recover()" in text
+    recover(devices)
+    assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize("recover", [by_hand, by_map])
+def test_timeout_in_backward(recover, devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    shards = make_shards(devices)
+    for shard in shards:
+        shard.attach_grad()
+    with autograd.record():
+        ys = devices.map(layer, shards)
+    devices.map(lambda y: y.backward() if y.context == mx.cpu(0) else None, ys)
+    text = failure_of(shards[0].grad.asnumpy)
+    assert f"'{layer.name}', backward: waited 0.5" in text
+    assert "Arrived: cpu(0) with shape (2, 3, 2, 5). Missing: cpu(1)." in text
+    recover(devices)
+    assert_trains(devices, layer)
+
+
+def test_own_timeout_is_not_the_default(devices):
+    gluon_syncbn.set_timeout(0.4)
+    layer = make_layer(devices.contexts, num_devices=2, timeout=None)
+    with autograd.train_mode():
+        y = layer(make_shards(devices)[0])
+    assert "waited 0.4" in failure_of(y.asnumpy)
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+PLAIN_LOOP = """
+import mxnet as mx, gluon_syncbn
+from mxnet import autograd
+from mxnet.gluon import nn
+contexts = [mx.cpu(0), mx.cpu(1)]
+net = nn.HybridSequential()
+for _ in range(12):
+    net.add(nn.Conv2D(16, 3, padding=1), gluon_syncbn.SyncBatchNorm(timeout=2))
+net.initialize(ctx=contexts)
+x = [mx.nd.ones((2, 16, 8, 8), ctx=c) for c in contexts]
+[net(part) for part in x]
+try:
+    for _ in range(20):
+        with autograd.record():
+            ys = [net(part) for part in x]
+        autograd.backward(ys)
+        mx.nd.waitall()
+except mx.MXNetError as error:
+    print(error)
+gluon_syncbn.recover()
+with gluon_syncbn.Devices(contexts) as devices, autograd.train_mode():
+    ys = devices.map(net, x)
+print("went on", float(sum(y.asnumpy().sum() for y in ys)) == 0)
+"""
+
+
+def test_plain_loop_over_cpu_contexts_names_the_way_out():
+    output = run_python(PLAIN_LOOP)
+    assert "plain loop over several CPU contexts" in output.stdout, output.stderr
+    assert "gluon_syncbn.Devices(contexts).map" in output.stdout
+    assert "went on" in output.stdout, output.stderr
+
+
+def test_a_context_used_twice_in_a_step(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    first, second = make_shards(devices)
+    with autograd.train_mode():
+        layer(first)
+        y = layer(second.as_in_context(mx.cpu(0)))
+    text = failure_of(y.asnumpy)
+    assert "Missing: cpu(1)" in text and "a context got no shard, or two" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+# ---- num_devices --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2.5, True, "2", "two", float("nan"), [2]])
+def test_num_devices_is_an_int(count):
+    with pytest.raises(TypeError, match="num_devices is an int or None, but got"):
+        SyncBatchNorm(num_devices=count)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_num_devices_is_positive(count):
+    with pytest.raises(ValueError, match=f"num_devices is at least 1, but got {count}"):
+        SyncBatchNorm(num_devices=count)
+
+
+@pytest.mark.parametrize("count", [np.int64(2), 2])
+def test_num_devices_may_come_from_numpy(count):
+    assert SyncBatchNorm(num_devices=count).num_devices == 2
+
+
+def test_more_devices_than_contexts(devices):
+    layer = make_layer(devices.contexts, num_devices=3)
+    words = r"num_devices=3, but the layer is initialized on 2 contexts \(cpu\(0\), cpu"
+    with pytest.raises(ValueError, match=words), autograd.train_mode():
+        devices.map(layer, make_shards(devices))
+    layer.set_synchronization(num_devices=2)
+    assert_trains(devices, layer)
+
+
+def test_more_devices_than_shards(devices):
+    """Three contexts hold the layer, two get work."""
+    layer = make_layer(cpus(3))
+    with autograd.train_mode():
+        ys = devices.map(layer, make_shards(devices))
+    text = failure_of(ys[0].asnumpy)
+    assert "for 1 of 3 devices" in text and "Missing: cpu(2)" in text
+    gluon_syncbn.recover()
+    layer.set_synchronization(num_devices=2)
+    assert_trains(devices, layer)
+
+
+def test_a_device_that_is_not_known_by_name(devices):
+    layer = make_layer(cpus(3), num_devices=2)
+    with autograd.train_mode():
+        y = layer(make_shards(devices)[0])
+    text = failure_of(y.asnumpy)
+    assert "Missing: 1 that never called the layer" in text
+    assert "num_devices is larger than the number of contexts that get a shard" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize("steps", range(3))
+def test_more_shards_than_devices(steps, make_devices, devices):
+    layer = make_layer(cpus(3), num_devices=2)
+    three = make_devices(3)
+    shards = make_shards(three, X[[0, 1, 2]])
+    for _ in range(steps):
+        assert_trains(devices, layer)
+
+    def two_steps():
+        for _ in range(2):
+            with autograd.train_mode():
+                map_and_wait(three, layer, shards)
+
+    text = failure_of(two_steps)
+    assert f"SyncBatchNorm '{layer.name}'" in text and "cpu(2)" in text
+    assert "num_devices" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+def test_more_shards_than_devices_with_backward(make_devices, devices):
+    layer = make_layer(cpus(3), num_devices=2)
+    three = make_devices(3)
+    shards = make_shards(three, X[[0, 1, 2]])
+    text = failure_of(train_step, three, layer, shards, shards)
+    assert "num_devices=2, but cpu(" in text or "num_devices is larger" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+def test_one_device_on_two_contexts(devices):
+    layer = make_layer(devices.contexts, num_devices=1)
+
+    def two_steps():
+        for _ in range(2):
+            with autograd.train_mode():
+                map_and_wait(devices, layer, make_shards(devices))
+
+    text = failure_of(two_steps)
+    assert "num_devices=1, but cpu(" in text and "calls the layer as well as cpu(" in text
+    gluon_syncbn.recover()
+    layer.set_synchronization(num_devices=2)
+    assert_trains(devices, layer)
+
+
+def test_traced_before_initialization_without_num_devices():
+    symbol = SyncBatchNorm(in_channels=3, prefix="norm_")(mx.sym.var("data"))
+    net = SymbolBlock(symbol, mx.sym.var("data"))
+    net.initialize()
+    with autograd.train_mode():
+        text = failure_of(net(mx.nd.array(X)).asnumpy)
+    assert "num_devices=None" in text and "give num_devices" in text
+
+
+# ---- devices that disagree ----------------------------------------------------------------------
+
+
+def disagreeing(devices, shards, **arguments):
+    """The text after one layer on cpu(0) met another one, of equal group, on cpu(1)."""
+    first = make_layer(devices.contexts, num_devices=2)
+    arguments = {"in_channels": 3, "num_devices": 2, "timeout": 0.5, **arguments}
+    second = SyncBatchNorm(**arguments)
+    second.initialize(ctx=cpus(3))
+    second._group = first._group
+    with autograd.train_mode():
+        text = failure_of(
+            map_and_wait, devices, lambda layer, x: layer(x), [first, second], shards
+        )
+    assert f"SyncBatchNorm '{first.name}', forward: devices disagree: " in text
+    gluon_syncbn.recover()
+    assert_trains(devices, first)
+    return text
+
+
+@pytest.mark.parametrize(
+    "mine, other, arguments",
+    [
+        ("epsilon=1e-05", "epsilon=0.5", {"epsilon": 0.5}),
+        ("axis=1", "axis=-3", {"axis": -3}),
+    ],
+)
+def test_devices_disagree_about_an_argument(mine, other, arguments, devices):
+    text = disagreeing(devices, make_shards(devices), **arguments)
+    assert mine in text and other in text
+    assert "cpu(0) has" in text and "cpu(1) has" in text
+
+
+def test_devices_disagree_about_channels(devices):
+    first, second = make_shards(devices)
+    second = mx.nd.ones((2, 7), ctx=second.context)
+    text = disagreeing(devices, [first, second], in_channels=7)
+    assert "channels=3" in text and "shape (2, 3, 2, 5)" in text
+    assert "channels=7" in text and "shape (2, 7)" in text
+
+
+def test_devices_disagree_about_dtype(devices):
+    first, second = make_shards(devices)
+    text = disagreeing(devices, [first, second.astype("float64")])
+    assert "dtype=float32" in text and "dtype=float64" in text
+
+
+def test_devices_disagree_about_num_devices(devices):
+    text = disagreeing(devices, make_shards(devices), num_devices=3)
+    assert "num_devices=2" in text and "num_devices=3" in text
+
+
+# ---- arguments, attributes, dtypes --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "soon", float("nan"), float("inf"), [1]])
+def test_timeout_is_a_positive_number(seconds):
+    with pytest.raises(ValueError, match="timeout is a positive number of seconds"):
+        SyncBatchNorm(timeout=seconds)
+    with pytest.raises(ValueError, match="seconds is a positive number of seconds"):
+        gluon_syncbn.set_timeout(seconds)
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", ""])
+def test_timeout_of_the_environment_is_a_positive_number(value):
+    output = run_python("import gluon_syncbn", GLUON_SYNCBN_TIMEOUT=value)
+    last = output.stderr.strip().splitlines()[-1]
+    words = "ValueError: GLUON_SYNCBN_TIMEOUT is a positive number of seconds, but got"
+    assert last == f"{words} {value!r}"
+
+
+def test_timeout_comes_from_the_environment():
+    code = "import gluon_syncbn; print(gluon_syncbn.get_timeout())"
+    assert run_python(code, GLUON_SYNCBN_TIMEOUT="7.5").stdout == "7.5\n"
+
+
+@pytest.mark.parametrize(
+    "error, words, arguments",
+    [
+        (ValueError, "momentum is between 0 and 1, or None, but got 1.5", {"momentum": 1.5}),
+        (ValueError, "momentum is between 0 and 1, or None, but got -1", {"momentum": -1}),
+        (ValueError, "epsilon is not negative, but got -1", {"epsilon": -1}),
+        (ValueError, "epsilon is not negative, but got nan", {"epsilon": float("nan")}),
+        (TypeError, "axis is an int, but got 1.5", {"axis": 1.5}),
+        (TypeError, "axis is an int, but got 'C'", {"axis": "C"}),
+    ],
+)
+def test_bad_argument(error, words, arguments):
+    with pytest.raises(error, match=re.escape(words)):
+        SyncBatchNorm(**arguments)
+
+
+@pytest.mark.parametrize("axis", [4, -5])
+def test_axis_outside_of_the_input(axis, devices):
+    layer = SyncBatchNorm(axis=axis, in_channels=3, num_devices=2)
+    layer.initialize(ctx=devices.contexts)
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
+    assert f"'{layer.name}': axis {axis} is outside of an input of 4 dimensions" in text
+
+
+def test_parameters_in_float16(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    layer.gamma.cast("float16")
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
+    assert "parameters and running statistics are float32 or float64" in text
+    assert f"'{layer.name}'" in text and "cast the net with its cast method" in text
+    layer.cast("float32")
+    layer.gamma.cast("float32")
+    assert_trains(devices, layer)
+
+
+def test_data_of_integers(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    shards = [x.astype("int32") for x in make_shards(devices)]
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, shards)
+    assert "float16, bfloat16, float32 or float64, but got MXNet's dtype number 4" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize(
+    "key, value, expected",
+    [
+        ("momentum", "much", "a number"),
+        ("eps", "", "a number"),
+        ("fix_gamma", "perhaps", "True or False"),
+        ("num_devices", "-2", "a count of devices"),
+        ("group", "", "the key of a layer"),
+        ("flavour", "sweet", "no such attribute"),
+    ],
+)
+def test_bad_attribute_in_a_symbol_file(key, value, expected):
+    symbol = SyncBatchNorm(in_channels=3, num_devices=1)(mx.sym.var("data"))
+    graph = json.loads(symbol.tojson())
+    for node in graph["nodes"]:
+        if node["op"] == "Custom":
+            node["attrs"][key] = value
+    text = failure_of(mx.sym.load_json, json.dumps(graph))
+    assert f'SyncBatchNorm attribute {key}="{value}": expected {expected}' in text
+
+
+# ---- the process --------------------------------------------------------------------------------
+
+ONE_STEP = """
+import sys, mxnet as mx, gluon_syncbn
+count = int(sys.argv[1])
+contexts = [mx.cpu(i) for i in range(count)]
+layer = gluon_syncbn.SyncBatchNorm(num_devices=count)
+layer.initialize(ctx=contexts)
+x = [mx.nd.arange(6, ctx=c).reshape((3, 2)) for c in contexts]
+with gluon_syncbn.Devices(contexts) as devices, mx.autograd.train_mode():
+    ys = devices.map(layer, x)
+print(ys[0].asnumpy().sum(axis=1).round().tolist())
+"""
+
+
+def test_naive_engine_refuses_two_devices():
+    output = run_python(ONE_STEP, 2, MXNET_ENGINE_TYPE="NaiveEngine")
+    assert "MXNET_ENGINE_TYPE=NaiveEngine runs one operator at a time" in output.stderr
+    assert "num_devices=2" in output.stderr and output.returncode == 1
+
+
+def test_naive_engine_runs_one_device():
+    output = run_python(ONE_STEP, 1, MXNET_ENGINE_TYPE="NaiveEngine")
+    assert output.stdout == "[-2.0, 0.0, 2.0]\n", output.stderr
+
+
+def test_net_moves_to_other_contexts(make_devices):
+    devices = make_devices(2)
+    net = nn.HybridSequential()
+    net.add(make_layer(devices.contexts))
+    net.hybridize(static_alloc=True, static_shape=True)
+    for first in 0, 2, 4:
+        moved = make_devices(2, first)
+        net.collect_params().reset_ctx(moved.contexts)
+        net.hybridize()
+        for _ in range(3):
+            assert_trains(moved, net)
+    assert net[0].num_batches_tracked == 9
+
+
+EXIT_WHILE_A_DEVICE_WAITS = """
+import mxnet as mx, gluon_syncbn
+layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=300)
+layer.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+with mx.autograd.train_mode():
+    y = layer(mx.nd.ones((2, 3)))
+print("leaves")
+"""
+
+
+def test_exit_while_a_device_waits_is_prompt():
+    assert run_python(EXIT_WHILE_A_DEVICE_WAITS, timeout=60).stdout == "leaves\n"
+
+
+MANY_ERRORS = """
+import mxnet as mx, gluon_syncbn
+contexts = [mx.cpu(i) for i in range(4)]
+layer = gluon_syncbn.SyncBatchNorm(in_channels=3, timeout=20)
+layer.initialize(ctx=contexts)
+good = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
+bad = good[:3] + [good[3].astype("float64")]
+devices = gluon_syncbn.Devices(contexts)
+texts = 0
+with mx.autograd.train_mode():
+    for _ in range(200):
+        ys = devices.map(layer, bad)
+        for y in ys:
+            try:
+                y.wait_to_read()
+            except mx.MXNetError as error:
+                texts += "devices disagree" in str(error)
+        gluon_syncbn.recover()
+    ys = devices.map(layer, good)
+print(texts >= 200, [float(y.sum().asscalar()) for y in ys])
+"""
+
+
+def test_all_devices_throw_at_once_many_times():
+    output = run_python(MANY_ERRORS, timeout=120)
+    assert output.stdout == "True [0.0, 0.0, 0.0, 0.0]\n", output.stderr[-2000:]
+
+
+def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):
+    layer = make_layer(devices.contexts, num_devices=2, timeout=None)
+
+    def step(x):
+        if x.context == mx.cpu(1):
+            raise KeyError("a user's mistake")
+        return layer(x)
+
+    with pytest.raises(KeyError, match="a user's mistake"), autograd.train_mode():
+        devices.map(step, make_shards(devices))
+    assert_trains(devices, layer)
+
+
+def test_recover_without_a_failure_does_no_harm():
+    with Devices(cpus(2)) as devices:
+        layer = make_layer(devices.contexts)
+        assert_trains(devices, layer)
+        gluon_syncbn.recover()
+        assert_trains(devices, layer)
