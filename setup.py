@@ -1,4 +1,5 @@
-"""Builds the shared library with CMake (src/CMakeLists.txt) and puts it in the package."""
+"""Builds the shared library with CMake, and puts it in the package."""
+
 import subprocess
 import sys
 from pathlib import Path

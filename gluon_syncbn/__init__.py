@@ -1,4 +1,5 @@
 """Synchronized batch normalization for MXNet Gluon."""
+
 from ._library import features
 from ._library import load as _load
 from ._version import __version__

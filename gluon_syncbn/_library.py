@@ -3,6 +3,7 @@
 Every other module reaches native code through :func:`load`. Nothing here knows what a
 layer is.
 """
+
 import ctypes
 import functools
 import os

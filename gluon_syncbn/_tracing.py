@@ -2,18 +2,19 @@
 
 Called by ``batch_norm.py`` while it is traced or run.
 
-MXNet 1.9.1 makes a plain copy of an input that is in one of oneDNN's blocked layouts, and
-frees it as soon as an asynchronous operator (ours) is *queued*
-(src/imperative/imperative_utils.h, ``PushOperator``: ``inputs_fallback`` is local). So a
-synchronous operator that neither speaks oneDNN nor works in place has to make the input,
-and in backward the incoming gradient, plain before our operator is queued.
+MXNet 1.9.1 makes a plain copy of an input that is in one of oneDNN's blocked layouts,
+and frees it as soon as an asynchronous operator (ours) is *queued*
+(src/imperative/imperative_utils.h, ``PushOperator``: ``inputs_fallback`` is local). So
+a synchronous operator that neither speaks oneDNN nor works in place has to make the
+input, and in backward the incoming gradient, plain before our operator is queued.
 
-Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose inputs
-or outputs are those of the whole graph runs as in the other modes (src/imperative/
-cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There it is enough that the layer
-touches neither an input nor an output of the graph: an identity on both sides, which
-costs nothing inside a graph, where it works in place.
+Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose
+inputs or outputs are those of the whole graph runs as in the other modes
+(src/imperative/cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There it is
+enough that the layer touches neither an input nor an output of the graph: an identity
+on both sides, which costs nothing inside a graph, where it works in place.
 """
+
 import sys
 
 import mxnet as mx
@@ -73,9 +74,9 @@ def current_trace():
 def _trace_frame():
     """Local variables of the trace that is under way, or None.
 
-    The outermost one: its block's flags are those that the graph will run with. A layer's
-    own flags can differ from them, and Gluon hands nothing else down, so the call stack
-    is asked; this happens once per trace.
+    The outermost one: its block's flags are those that the graph will run with. A
+    layer's own flags can differ from them, and Gluon hands nothing else down, so the
+    call stack is asked; this happens once per trace.
     """
     variables, frame = None, sys._getframe()
     while frame is not None:
@@ -86,7 +87,7 @@ def _trace_frame():
 
 
 def _ndim(F, array):
-    """Number of dimensions of an array, or of a symbol under the trace; 0 if unknown."""
+    """Number of dimensions of an array or of a traced symbol; 0 if unknown."""
     if F is mx.nd:
         return array.ndim
     trace = _trace_frame()

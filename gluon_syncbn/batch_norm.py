@@ -1,8 +1,9 @@
 """The layer: a Gluon block around the operator ``Custom(op_type='gluon_syncbn')``.
 
-Called by users and by ``convert.py``. Numbers and exchanges are the operator's; here are
-parameters, checks and the graph around the operator.
+Called by users and by ``convert.py``. Numbers and exchanges are the operator's; here
+are parameters, checks and the graph around the operator.
 """
+
 import uuid
 import weakref
 from numbers import Integral
@@ -13,7 +14,6 @@ from mxnet.gluon import nn
 
 from . import _library, _tracing
 from .failures import check_timeout
-
 
 # What a SyncBatchNorm has beyond a BatchNorm, set by `set_synchronization`.
 SYNCHRONIZATION = (
@@ -49,10 +49,11 @@ class SyncBatchNorm(nn.BatchNorm):
     epsilon : float, default 1e-5
         Added to the variance, so in squared units of the input.
     center, scale : bool, default True
-        Whether beta and gamma are learned; otherwise beta stays as initialized and gamma
-        counts as 1.
+        Whether beta and gamma are learned; otherwise beta stays as initialized and
+        gamma counts as 1.
     use_global_stats : bool, default False
-        Normalize with the running statistics in training too; nothing is exchanged then.
+        Normalize with the running statistics in training too; nothing is exchanged
+        then.
     beta_initializer, gamma_initializer, running_mean_initializer, \
 running_variance_initializer : str or Initializer
     axis : int, default 1
@@ -75,19 +76,21 @@ running_variance_initializer : str or Initializer
     Raises
     ------
     ValueError
-        For a bad argument; in a training call also if `num_devices` exceeds the number of
-        contexts that the layer is initialized on.
+        For a bad argument; in a training call also if `num_devices` exceeds the number
+        of contexts that the layer is initialized on.
     mxnet.MXNetError
-        At the next wait for a result, if the devices do not all come within the timeout,
-        or disagree about channels, dtype, axis, epsilon or num_devices. The text names
-        the layer and the devices. Call :func:`gluon_syncbn.recover` to go on.
+        At the next wait for a result, if the devices do not all come within the
+        timeout, or disagree about channels, dtype, axis, epsilon or num_devices. The
+        text names the layer and the devices. Call :func:`gluon_syncbn.recover` to go
+        on.
 
     Notes
     -----
-    Running statistics are updated in forward, in every call in training mode, recorded or
-    not. (MXNet's BatchNorm updates them in backward, so a layer that is used twice in one
-    step applies its two updates in the other order.) dgamma and dbeta are each shard's
-    own sums: the trainer adds them up over devices as it does for every parameter.
+    Running statistics are updated in forward, in every call in training mode, recorded
+    or not. (MXNet's BatchNorm updates them in backward, so a layer that is used twice
+    in one step applies its two updates in the other order.) dgamma and dbeta are each
+    shard's own sums: the trainer adds them up over devices as it does for every
+    parameter.
 
     `contrib.amp` runs custom operators in float32; for float16 data cast the net with
     ``net.cast('float16')`` instead, which leaves this layer's parameters in float32.
@@ -197,7 +200,8 @@ running_variance_initializer : str or Initializer
         former_trace, former_y = self._latest_use
         chained = trace is not None and trace is former_trace
         if chained:
-            # The layer is used again in this graph: after its former use, see custom_op.cc.
+            # The layer is used again in this graph: after its former use, see
+            # custom_op.cc.
             inputs.append(F.size_array(former_y))
         y = F.Custom(
             *inputs,
@@ -241,8 +245,8 @@ running_variance_initializer : str or Initializer
         contexts = self._contexts()
         if contexts and (self._num_devices or 0) > len(contexts):
             raise ValueError(
-                f"SyncBatchNorm '{self.name}': num_devices={self._num_devices}, but the "
-                f"layer is initialized on {len(contexts)} contexts "
+                f"SyncBatchNorm '{self.name}': num_devices={self._num_devices}, but "
+                f"the layer is initialized on {len(contexts)} contexts "
                 f"({', '.join(map(str, contexts))}), so the others can never come"
             )
 

@@ -4,6 +4,7 @@ Called by users. It changes the class of the layers in place: so every reference
 layer (attributes, containers, hooks, shared heads), its parameters, name and
 hybridization stay as they are, and nothing has to be re-registered.
 """
+
 import warnings
 
 import mxnet as mx
@@ -21,9 +22,10 @@ def convert_sync_batchnorm(
 ):
     """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
 
-    Works before and after initialization, on :class:`nn.BatchNorm`, ``nn.BatchNormReLU``,
-    MXNet's contrib ``SyncBatchNorm`` and GluonCV's ``BatchNormCudnnOff``; a SyncBatchNorm
-    takes the new settings. InstanceNorm, LayerNorm and GroupNorm stay.
+    Works before and after initialization, on :class:`nn.BatchNorm`,
+    ``nn.BatchNormReLU``, MXNet's contrib ``SyncBatchNorm`` and GluonCV's
+    ``BatchNormCudnnOff``; a SyncBatchNorm takes the new settings. InstanceNorm,
+    LayerNorm and GroupNorm stay.
 
     Parameters
     ----------
@@ -75,9 +77,9 @@ def revert_sync_batchnorm(net):
     """Turns every SyncBatchNorm of a net into the BatchNorm that it was, in place.
 
     The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
-    this package is not installed. Layers that were made as SyncBatchNorm, and those that
-    came from MXNet's contrib layer, become :class:`nn.BatchNorm`; ``momentum=None``,
-    which that does not know, becomes 0.9.
+    this package is not installed. Layers that were made as SyncBatchNorm, and those
+    that came from MXNet's contrib layer, become :class:`nn.BatchNorm`;
+    ``momentum=None``, which that does not know, becomes 0.9.
 
     Parameters
     ----------

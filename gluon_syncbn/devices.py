@@ -5,11 +5,12 @@ Called by users' training loops. It must not know what the functions compute.
 Why threads: MXNet hands out CPU resources (temporary space, random generators) round
 robin to *all* CPU contexts that one thread drives, so an operator of cpu(1) can be made
 to wait for a later operator of cpu(0), which waits for cpu(1) in a SyncBatchNorm: a
-deadlock. Resource managers are thread-local (src/resource.cc, ``ResourceManager::Get``),
-so a thread per context makes the contexts independent. The threads take turns, because
-MXNet's front end is not thread-safe; pushing work is quick, and the work itself runs in
-parallel.
+deadlock. Resource managers are thread-local (src/resource.cc,
+``ResourceManager::Get``), so a thread per context makes the contexts independent. The
+threads take turns, because MXNet's front end is not thread-safe; pushing work is quick,
+and the work itself runs in parallel.
 """
+
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -76,8 +77,8 @@ class Devices:
     def split(self, batch, batch_axis=0):
         """Gives each context its shard of a batch.
 
-        Never recorded by ``autograd``: the shards' graphs must not share a node, which the
-        first shard's backward would free. Attach gradients to the shards.
+        Never recorded by ``autograd``: the shards' graphs must not share a node, which
+        the first shard's backward would free. Attach gradients to the shards.
 
         Parameters
         ----------
@@ -90,8 +91,8 @@ class Devices:
         Returns
         -------
         list of NDArray
-            One shard per context, in order and on that context. Where the rows cannot be
-            shared evenly, the first contexts get one row more.
+            One shard per context, in order and on that context. Where the rows cannot
+            be shared evenly, the first contexts get one row more.
 
         Raises
         ------
@@ -112,7 +113,7 @@ class Devices:
             ]
 
     def map(self, function, *lists):
-        """Calls ``function(*elements)`` once per context, from the context's own thread.
+        """Calls ``function(*elements)`` once per context, from the context's thread.
 
         The calls come one after the other, in the order of the contexts. The caller's
         ``autograd`` recording and training flags and NumPy semantics hold in them, and
@@ -136,17 +137,18 @@ class Devices:
         ValueError
             If a list has another length, or `close` was called.
         mxnet.MXNetError
-            If a layer has failed since the last call and :func:`gluon_syncbn.recover` was
-            not called; the devices are ready again afterwards.
+            If a layer has failed since the last call and :func:`gluon_syncbn.recover`
+            was not called; the devices are ready again afterwards.
         Exception
             Whatever `function` raises, with its traceback. Contexts after that one are
-            not called, and work in flight is given up as by :func:`gluon_syncbn.recover`.
+            not called, and work in flight is given up as by
+            :func:`gluon_syncbn.recover`.
         """
         for position, elements in enumerate(lists):
             if len(elements) != len(self):
                 raise ValueError(
-                    f"list {position} has {len(elements)} elements, expected one for each "
-                    f"of the {len(self)} contexts"
+                    f"list {position} has {len(elements)} elements, expected one for "
+                    f"each of the {len(self)} contexts"
                 )
         if self._threads is None:
             raise ValueError("map was called on closed Devices")
@@ -168,9 +170,9 @@ class Devices:
                 )
                 raise
         if flags.recording and _tracing.static_shape_traces != traces:
-            # MXNet declares running statistics of such graphs as only read (imperative_utils.h,
-            # CreateEngineOp), so the copy that a Trainer's first step makes of them would not
-            # wait for this first forward to write them.
+            # MXNet declares running statistics of such graphs as only read
+            # (imperative_utils.h, CreateEngineOp), so the copy that a Trainer's first
+            # step makes of them would not wait for this first forward to write them.
             mx.nd.waitall()
         return results
 

@@ -2,6 +2,7 @@
 
 Called by users and by ``devices.py``. It must not know what a layer computes.
 """
+
 import atexit
 import os
 
@@ -24,7 +25,7 @@ def check_timeout(seconds, name="timeout"):
 
 
 def set_timeout(seconds):
-    """Sets how long a device waits for the others, for layers without their own timeout.
+    """Sets how long a device waits for the others, where a layer sets no timeout.
 
     The environment variable ``GLUON_SYNCBN_TIMEOUT`` sets the initial value; without it
     that is 300 s.
@@ -55,9 +56,9 @@ def failure():
 def recover(reason="gluon_syncbn.recover() was called"):
     """Gives up the work in flight and makes all layers ready for the next step.
 
-    To be called after an :class:`mxnet.MXNetError` of a layer was caught: ends the waits
-    of other layers, waits until MXNet is idle, drops the errors that arrays still carry,
-    and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
+    To be called after an :class:`mxnet.MXNetError` of a layer was caught: ends the
+    waits of other layers, waits until MXNet is idle, drops the errors that arrays still
+    carry, and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
     Parameters and running statistics keep the values that they have.
     """
     library = _library.load()
@@ -79,6 +80,7 @@ def _set_timeout_from_environment():
 
 
 _set_timeout_from_environment()
-# MXNet's own exit handler, which runs after this one, stops the threads of custom operators
-# first and waits for all work then: with ours in flight it would never return.
+# MXNet's own exit handler, which runs after this one, stops the threads of custom
+# operators first and waits for all work then: with ours in flight it would never
+# return.
 atexit.register(recover, "the Python interpreter exits")

@@ -1,14 +1,15 @@
 """Times the layer against MXNet's own layers, as ratios in one run.
 
-Each candidate is compared with nn.BatchNorm on the whole batch first, and timed only if it
-is right. Then all candidates take turns, so that noise of the machine hits all of them;
-the medians of a full forward plus backward are printed and written as JSON, with the
-memory bandwidth that the same run measured beside them. PyTorch's BatchNorm2d takes part
-where PyTorch is installed.
+Each candidate is compared with nn.BatchNorm on the whole batch first, and timed only if
+it is right. Then all candidates take turns, so that noise of the machine hits all of
+them; the medians of a full forward plus backward are printed and written as JSON, with
+the memory bandwidth that the same run measured beside them. PyTorch's BatchNorm2d takes
+part where PyTorch is installed.
 
     python scripts/benchmark_layer.py                     # the table of the README
     python scripts/benchmark_layer.py --shape 2,64,30,30 --repetitions 50
 """
+
 import argparse
 import faulthandler
 import json
@@ -147,8 +148,9 @@ def print_table(rows, bandwidth):
     passes = 8 * 4 * np.prod(rows[0]["shape"])
     print(f"shape {tuple(rows[0]['shape'])} float32, forward + backward")
     print(
-        f"copy {bandwidth['copy_gb_s']:.1f} GB/s, read {bandwidth['read_gb_s']:.1f} GB/s; "
-        f"8 passes at the copy bandwidth: {passes / bandwidth['copy_gb_s'] / 1e6:.1f} ms"
+        f"copy {bandwidth['copy_gb_s']:.1f} GB/s, "
+        f"read {bandwidth['read_gb_s']:.1f} GB/s; 8 passes at the copy bandwidth: "
+        f"{passes / bandwidth['copy_gb_s'] / 1e6:.1f} ms"
     )
     print(f"{'contexts':>8}  {'mode':<13}{'layer':<14}{'median ms':>10}{'ours is':>12}")
     for row in rows:

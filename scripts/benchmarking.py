@@ -2,6 +2,7 @@
 
 Called by scripts/benchmark_*.py. It must not know what is measured.
 """
+
 import os
 import platform
 import time
@@ -45,8 +46,9 @@ def statistics(seconds):
 def bandwidth(megabytes=256, repetitions=9):
     """Memory bandwidth of one process with all its threads, in GB/s.
 
-    ``copy``: bytes read plus bytes written of a parallel memory copy; ``read``: bytes read
-    of a parallel maximum. NumPy in one thread per core; it releases the interpreter lock.
+    ``copy``: bytes read plus bytes written of a parallel memory copy; ``read``: bytes
+    read of a parallel maximum. NumPy in one thread per core; it releases the
+    interpreter lock.
     """
     from concurrent.futures import ThreadPoolExecutor
 

@@ -38,10 +38,9 @@ def tile_starts(length, tile):
 
 def class_scores(net, image, crop, context):
     """Mean class probabilities (classes, height, width) of a scaled image."""
+    import mxnet as mx
     import numpy as np
     from segmentation.data.augment import normalized
-
-    import mxnet as mx
 
     height, width = image.shape[:2]
     total, times = 0.0, np.zeros((height, width), np.float32)

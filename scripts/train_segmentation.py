@@ -76,6 +76,7 @@ def train():
     resume, overwrite, stop_after, given = arguments()
     config, former = settings(resume, overwrite, stop_after, given)
 
+    import mxnet as mx
     import numpy as np
     from segmentation.data import Batches, open_datasets
     from segmentation.devices import open_contexts
@@ -83,7 +84,6 @@ def train():
     from segmentation.models import build_model
 
     import gluon_syncbn
-    import mxnet as mx
 
     contexts = open_contexts(config.ctx, config.num_devices)
     random.seed(config.seed)

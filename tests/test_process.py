@@ -3,6 +3,7 @@
 MXNet's exit and fork handlers stop the threads of custom operators before they wait for
 work, see src/mxnet/fork.cc and failures.py.
 """
+
 import os
 import subprocess
 import sys

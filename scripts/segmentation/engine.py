@@ -4,9 +4,8 @@ Contexts are driven through `Devices.map` only; a plain loop over CPU contexts w
 deadlock inside MXNet. Arrays are read (`asnumpy`) outside of it.
 """
 
-import numpy as np
-
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 
 from .metrics import Confusion

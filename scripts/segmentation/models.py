@@ -7,8 +7,9 @@ The models are built with MXNet's BatchNorm and then converted, because some of 
 import contextlib
 import io
 
-import gluon_syncbn
 import mxnet as mx
+
+import gluon_syncbn
 
 from .errors import UserError
 
