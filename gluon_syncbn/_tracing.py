@@ -53,16 +53,25 @@ def guard_kind(contexts):
     return "any"
 
 
-def guarded(F, array, guard):
-    """`array`, an input or output of our operator, behind the guard."""
+def guarded_input(F, x, guard):
+    """The operator's input behind the guard: plain when the operator is queued."""
+    if guard == "any" and 1 <= _ndim(F, x) <= 4:
+        # Makes plain what is blocked, in place where it may, and leaves alone what is
+        # plain. For more dimensions it would leave blocked layouts as they are.
+        return F.reshape(x, shape=(-2,))
+    return guarded_output(F, x, guard)
+
+
+def guarded_output(F, y, guard):
+    """The operator's output behind the guard: its gradient will come plain."""
     if guard == "gpu":
-        return array
+        return y
     if guard == "static_shape":
-        return F.identity(array)
-    if _ndim(F, array) == 4:
+        return F.identity(y)
+    if _ndim(F, y) == 4:
         # Plain in one pass, because it reads blocked layouts; never in place.
-        return F.transpose(array, axes=(0, 1, 2, 3))
-    return F.SliceChannel(array, num_outputs=1)
+        return F.transpose(y, axes=(0, 1, 2, 3))
+    return F.SliceChannel(y, num_outputs=1)
 
 
 def current_trace():

@@ -195,7 +195,7 @@ running_variance_initializer : str or Initializer
                 for array in (x, gamma, beta, running_mean, running_var)
             )
         guard = _tracing.guard_kind([x.context] if F is mx.nd else contexts)
-        inputs = [_tracing.guarded(F, x, guard), gamma, beta]
+        inputs = [_tracing.guarded_input(F, x, guard), gamma, beta]
         trace = None if F is mx.nd else _tracing.current_trace()
         former_trace, former_y = self._latest_use
         chained = trace is not None and trace is former_trace
@@ -214,7 +214,7 @@ running_variance_initializer : str or Initializer
             **self._attributes(contexts),
         )
         self._latest_use = trace, (None if trace is None else y)
-        y = _tracing.guarded(F, y, guard)
+        y = _tracing.guarded_output(F, y, guard)
         if self.fuse_relu:
             y = F.relu(y)
         return y.as_np_ndarray() if is_np else y

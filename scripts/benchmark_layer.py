@@ -1,10 +1,15 @@
 """Times the layer against MXNet's own layers, as ratios in one run.
 
-Each candidate is compared with nn.BatchNorm on the whole batch first, and timed only if
-it is right. Then all candidates take turns, so that noise of the machine hits all of
-them; the medians of a full forward plus backward are printed and written as JSON, with
-the memory bandwidth that the same run measured beside them. PyTorch's BatchNorm2d takes
-part where PyTorch is installed.
+Two places are timed, forward plus backward. "inside": what a layer adds to a net, that
+is a net of two identities with the layer between them, less the same net without it,
+pair by pair. "alone": the layer is the whole net; copies that a net makes at its inputs
+and outputs count then.
+
+Each candidate is compared with a float64 batch normalization of the whole batch first,
+and timed only if it is right. Then all candidates take turns, so that noise of the
+machine hits all of them; medians are printed and written as JSON, with the memory
+bandwidth that the same run measured beside them. PyTorch's BatchNorm2d takes part where
+PyTorch is installed.
 
     python scripts/benchmark_layer.py                     # the table of the README
     python scripts/benchmark_layer.py --shape 2,64,30,30 --repetitions 50
@@ -12,6 +17,7 @@ part where PyTorch is installed.
 
 import argparse
 import faulthandler
+import itertools
 import json
 import os
 import sys
@@ -41,13 +47,22 @@ LAYERS = {
 }
 
 
-class Candidate:
-    """One layer in one graph mode on the shards of one batch."""
+class Identity(gluon.HybridBlock):
+    """What stands before and behind the layer."""
 
-    def __init__(self, layer, mode, devices, x, dy):
-        self.name, self.mode, self._devices = layer, mode, devices
+    def hybrid_forward(self, F, x):
+        return F.identity(x)
+
+
+class Candidate:
+    """One layer in one graph mode on the shards of one batch; None is no layer."""
+
+    def __init__(self, layer, place, mode, devices, x, dy):
+        self._devices = devices
         self._net = gluon.nn.HybridSequential()
-        self._net.add(LAYERS[layer](len(devices)))
+        between = [] if layer is None else [LAYERS[layer](len(devices))]
+        outside = [Identity()] if place == "inside" else []
+        self._net.add(*outside, *between, *outside)
         self._net.initialize(ctx=devices.contexts)
         if MODES[mode] is not None:
             self._net.hybridize(**MODES[mode])
@@ -100,50 +115,53 @@ def torch_step(x, dy):
     return step
 
 
+def verified_steps(devices, modes, x, dy):
+    """Functions to time by (layer, place, mode), all of which are right."""
+    reference = whole_batch(x, dy)
+    x, dy = mx.nd.array(x), mx.nd.array(dy)
+    steps = {}
+    for mode in modes:
+        nothing = Candidate(None, "inside", mode, devices, x, dy)
+        steps[None, "inside", mode] = nothing.step
+        for layer, place in itertools.product(LAYERS, ("inside", "alone")):
+            candidate = Candidate(layer, place, mode, devices, x, dy)
+            error = candidate.error(*reference)
+            # On several contexts BatchNorm normalizes each shard by itself.
+            if error > 1e-4 and not (layer == "BatchNorm" and len(devices) > 1):
+                sys.exit(f"{layer} {place} {mode} is wrong by {error}")
+            steps[layer, place, mode] = candidate.step
+    return steps
+
+
 def measure(shape, counts, modes, repetitions):
     """Rows of results, one for each candidate."""
     rng = np.random.RandomState(0)
     x = rng.normal(3, 2, shape).astype("float32")
     dy = rng.normal(size=shape).astype("float32")
-    reference = whole_batch(x, dy)
     rows = []
     for count in counts:
         with gluon_syncbn.Devices([mx.cpu(k) for k in range(count)]) as devices:
-            candidates = [
-                Candidate(layer, mode, devices, mx.nd.array(x), mx.nd.array(dy))
-                for mode in modes
-                for layer in LAYERS
-            ]
-            for candidate in candidates:
-                # On several contexts BatchNorm normalizes each shard by itself.
-                error = candidate.error(*reference)
-                exact = candidate.name != "BatchNorm" or count == 1
-                if exact and error > 1e-4:
-                    sys.exit(f"{candidate.name} {candidate.mode} is wrong by {error}")
-            steps = {(c.name, c.mode): c.step for c in candidates}
-            torch = torch_step(x, dy) if count == 1 else None
-            if torch is not None:
-                steps["PyTorch", "eager"] = torch
+            steps = verified_steps(devices, modes, x, dy)
+            if count == 1 and torch_step(x, dy) is not None:
+                steps["PyTorch", "alone", "eager"] = torch_step(x, dy)
             times = benchmarking.interleave(steps, repetitions)
-        for (layer, mode), seconds in times.items():
-            rows.append(
-                {
-                    "layer": layer,
-                    "mode": mode,
-                    "contexts": count,
-                    "shape": list(shape),
-                    **benchmarking.statistics(seconds),
-                }
-            )
+        for (layer, place, mode), seconds in times.items():
+            if layer is None:
+                continue
+            if place == "inside":
+                seconds = np.subtract(seconds, times[None, place, mode])
+            row = {"layer": layer, "place": place, "mode": mode, "contexts": count}
+            row.update(benchmarking.statistics(seconds), shape=list(shape))
+            rows.append(row)
     return rows
 
 
 def print_table(rows, bandwidth):
     """Medians and ratios; the bound is eight passes at the copy bandwidth."""
     ours = {
-        (r["contexts"], r["mode"]): r["median_ms"]
-        for r in rows
-        if r["layer"] == "gluon_syncbn"
+        (row["contexts"], row["place"], row["mode"]): row["median_ms"]
+        for row in rows
+        if row["layer"] == "gluon_syncbn"
     }
     passes = 8 * 4 * np.prod(rows[0]["shape"])
     print(f"shape {tuple(rows[0]['shape'])} float32, forward + backward")
@@ -152,14 +170,13 @@ def print_table(rows, bandwidth):
         f"read {bandwidth['read_gb_s']:.1f} GB/s; 8 passes at the copy bandwidth: "
         f"{passes / bandwidth['copy_gb_s'] / 1e6:.1f} ms"
     )
-    print(f"{'contexts':>8}  {'mode':<13}{'layer':<14}{'median ms':>10}{'ours is':>12}")
+    line = "{:>8}  {:<8}{:<14}{:<14}{:>10}{:>14}"
+    print(line.format("contexts", "place", "mode", "layer", "median ms", "to ours"))
     for row in rows:
         mode = "static_shape" if row["mode"] == "eager" else row["mode"]
-        ratio = row["median_ms"] / ours[row["contexts"], mode]
-        print(
-            f"{row['contexts']:>8}  {row['mode']:<13}{row['layer']:<14}"
-            f"{row['median_ms']:>10.1f}{ratio:>10.1f} x"
-        )
+        ratio = row["median_ms"] / ours[row["contexts"], row["place"], mode]
+        cells = [row[key] for key in ("contexts", "place", "mode", "layer")]
+        print(line.format(*cells, f"{row['median_ms']:.1f}", f"{ratio:.2f} x"))
 
 
 def main():
