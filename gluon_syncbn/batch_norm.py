@@ -159,6 +159,10 @@ running_variance_initializer : str or Initializer
         self._group = _Group(self.name)
         self._latest_use = None, None  # the trace, and the operator's output in it
 
+    def _alias(self):
+        # The default prefix is a BatchNorm's, so that parameters get the same names.
+        return "batchnorm"
+
     @property
     def num_devices(self):
         """Contexts that hold a shard each; None as long as that is not known."""

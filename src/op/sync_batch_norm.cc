@@ -43,6 +43,7 @@ void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
                             const Tensor& running_mean, const Tensor& running_var) {
   const Layout layout = LayoutOf(x);
   batch_statistics_ = training && !options_.use_global_stats;
+  mean_.clear();  // until this call has succeeded
   if (batch_statistics_) {
     ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
     backward_calls_ = 0;
@@ -66,7 +67,12 @@ void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
 void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& x, const Tensor& gamma,
                              const Gradients& out) {
   const Layout layout = LayoutOf(x);
-  const size_t channels = mean_.size();
+  const size_t channels = static_cast<size_t>(layout.channels);
+  // MXNet skips the backward of a failed forward only if no other operator took its exception.
+  if (mean_.size() != channels) {
+    throw Error(Concat("SyncBatchNorm '", group_->layer(), "', backward: the forward call that it "
+                       "belongs to has failed. ", group_->Failure()));
+  }
   Payload sums(2 * channels);  // sum_dy, then sum_dy_xmu
   std::vector<char> workspace = MakeWorkspace(layout);
   cpu::BackwardSums(x.dtype, x.data, dy.data, layout, mean_.data(), workspace.data(), sums.data(),

@@ -1,0 +1,156 @@
+"""Devices: shards, order, threads, flags, and errors that leave it usable."""
+
+import threading
+import traceback
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import cpus
+from mxnet import autograd
+
+import gluon_syncbn
+from gluon_syncbn import Devices
+
+
+@pytest.mark.parametrize(
+    "rows, count, shards",
+    [(4, 2, [2, 2]), (5, 2, [3, 2]), (3, 3, [1, 1, 1]), (8, 3, [3, 3, 2]), (7, 1, [7])],
+)
+def test_split_gives_the_first_contexts_one_row_more(rows, count, shards, make_devices):
+    devices = make_devices(count)
+    batch = np.arange(rows * 2).reshape(rows, 2).astype("float32")
+    parts = devices.split(mx.nd.array(batch))
+    assert [len(part) for part in parts] == shards
+    assert [part.context for part in parts] == devices.contexts
+    assert (np.concatenate([part.asnumpy() for part in parts]) == batch).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "uint8"])
+def test_split_keeps_the_dtype_of_numpy_arrays(dtype, devices):
+    parts = devices.split(np.arange(5).astype(dtype))
+    assert [part.dtype for part in parts] == [np.dtype(dtype)] * 2
+    assert [list(part.asnumpy()) for part in parts] == [[0, 1, 2], [3, 4]]
+
+
+def test_split_along_another_axis(devices):
+    parts = devices.split(mx.nd.arange(6).reshape((2, 3)), batch_axis=1)
+    assert [part.shape for part in parts] == [(2, 2), (2, 1)]
+
+
+def test_split_needs_a_row_for_each_context(devices):
+    with pytest.raises(ValueError, match="batch has 1 rows .* each of the 2 contexts"):
+        devices.split(mx.nd.ones((1, 3)))
+
+
+def test_split_is_not_recorded(devices):
+    x = mx.nd.arange(4)
+    x.attach_grad()
+    with autograd.record():
+        parts = devices.split(x)
+        for part in parts:
+            part.attach_grad()
+        ys = devices.map(lambda part: part * 3, parts)
+    devices.map(lambda y: y.backward(), ys)
+    assert [list(part.grad.asnumpy()) for part in parts] == [[3, 3], [3, 3]]
+    assert (x.grad.asnumpy() == 0).all()
+
+
+def test_map_calls_in_order_with_the_elements_of_each_context(make_devices):
+    devices, seen = make_devices(3), []
+
+    def note(a, b):
+        seen.append((a, b))
+        return a + b
+
+    assert devices.map(note, [1, 2, 3], "abc".encode()) == [98, 100, 102]
+    assert seen == [(1, 97), (2, 98), (3, 99)]
+
+
+def test_each_context_has_one_thread_of_its_own(make_devices):
+    devices = make_devices(3)
+    first = devices.map(threading.get_ident)
+    assert devices.map(threading.get_ident) == first
+    assert len({*first, threading.get_ident()}) == 4
+
+
+def test_the_context_is_current_in_the_call(devices):
+    assert devices.map(mx.current_context) == devices.contexts
+
+
+@pytest.mark.parametrize("recording", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_flags_of_the_caller_hold_inside(recording, training, devices):
+    scope = autograd.record if recording else autograd.pause
+    for _ in range(2):  # nothing of one call may stay in the threads
+        with scope(train_mode=training):
+            flags = devices.map(
+                lambda: (autograd.is_recording(), autograd.is_training())
+            )
+        assert flags == [(recording, training)] * 2
+        assert devices.map(autograd.is_recording) == [False, False]
+
+
+def test_numpy_semantics_of_the_caller_hold_inside(devices):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        assert devices.map(mx.util.is_np_array) == [True, True]
+        assert devices.map(mx.util.is_np_shape) == [True, True]
+    assert devices.map(mx.util.is_np_array) == [False, False]
+
+
+def test_an_exception_reaches_the_caller_with_its_traceback(devices):
+    def my_faulty_function(x):
+        if x == 2:
+            raise KeyError("mine")
+        return x
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        devices.map(my_faulty_function, [1, 2])
+    frames = "".join(traceback.format_tb(caught.value.__traceback__))
+    assert "my_faulty_function" in frames
+    assert devices.map(lambda x: x * 2, [1, 2]) == [2, 4]
+
+
+def test_an_exception_frees_the_devices_that_wait(devices):
+    layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=1000)
+    layer.initialize(ctx=devices.contexts)
+    xs = devices.split(mx.nd.random.normal(shape=(4, 3)))
+
+    def call(x):
+        if x.context == devices.contexts[1]:
+            raise RuntimeError("no second shard")
+        return layer(x)
+
+    with autograd.record():
+        with pytest.raises(RuntimeError, match="no second shard"):
+            devices.map(call, xs)
+        ys = devices.map(layer, xs)
+    whole = np.concatenate([y.asnumpy() for y in ys])
+    assert abs(whole.mean(0)).max() < 1e-6
+
+
+def test_lists_have_an_element_for_each_context(devices):
+    with pytest.raises(
+        ValueError, match="list 1 has 3 elements, expected one for each"
+    ):
+        devices.map(lambda a, b: None, [1, 2], [1, 2, 3])
+
+
+def test_closed_devices_say_so():
+    devices = Devices(cpus(2))
+    with devices:
+        assert len(devices) == 2
+    devices.close()
+    with pytest.raises(ValueError, match="closed"):
+        devices.map(lambda: None)
+
+
+def test_contexts_are_distinct_and_there_is_one():
+    with pytest.raises(ValueError, match="empty"):
+        Devices([])
+    with pytest.raises(ValueError, match=r"names cpu\(0\) 2 times"):
+        Devices([mx.cpu(0), mx.cpu(0)])
+    with pytest.raises(TypeError, match="holds 'cpu'"):
+        Devices(["cpu"])
+    assert Devices(mx.cpu(3)).contexts == [mx.cpu(3)]
+    assert repr(Devices(cpus(2))) == "Devices([cpu(0), cpu(1)])"

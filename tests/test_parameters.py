@@ -1,0 +1,155 @@
+"""Parameter files and exported symbols: those of nn.BatchNorm, and one set for all devices."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import MODES, cpus, run_python, set_mode
+from mxnet import autograd, gluon
+from mxnet.gluon import SymbolBlock, nn
+
+import gluon_syncbn
+
+IMPORT = """
+import sys, numpy as np, mxnet as mx, gluon_syncbn
+path, x, y = sys.argv[1:]
+net = mx.gluon.SymbolBlock.imports(path + '-symbol.json', ['data'], path + '-0000.params')
+result = net(mx.nd.array(np.load(x))).asnumpy()
+print('difference', abs(result - np.load(y)).max())
+"""
+
+
+def conv_net(norm):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(16, 3, padding=1), norm(), nn.Activation("relu"))
+        net.add(nn.Conv2D(16, 3), norm())
+    return net
+
+
+def ours():
+    return gluon_syncbn.SyncBatchNorm(num_devices=2)
+
+
+def batch(seed=0):
+    return mx.nd.array(np.random.default_rng(seed).normal(1, 2, (6, 3, 10, 10)))
+
+
+def trained(devices, mode="hybridize"):
+    """A net after three steps on two contexts."""
+    net = conv_net(ours)
+    net.initialize(mx.init.Xavier(), ctx=devices.contexts)
+    set_mode(net, mode)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for seed in range(3):
+        with autograd.record():
+            ys = devices.map(net, devices.split(batch(seed)))
+        devices.map(lambda y: y.backward(y), ys)
+        trainer.step(6)
+    mx.nd.waitall()
+    return net
+
+
+def assert_equal_parameters(net, other):
+    pairs = zip(net.collect_params().items(), other.collect_params().items())
+    for (name, mine), (other_name, theirs) in pairs:
+        assert name == other_name
+        assert (mine.list_data()[0].asnumpy() == theirs.list_data()[0].asnumpy()).all()
+
+
+def test_trained_net_saves_one_set_that_batch_norm_loads(devices, tmp_path):
+    net, file = trained(devices), str(tmp_path / "net.params")
+    net.save_parameters(file)
+    assert len(mx.nd.load(file)) == len(net.collect_params().keys())
+    plain = conv_net(nn.BatchNorm)
+    plain.load_parameters(file)
+    assert_equal_parameters(net, plain)
+    np.testing.assert_allclose(
+        net(batch()).asnumpy(), plain(batch()).asnumpy(), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_replicas_are_equal_after_training(devices):
+    for parameter in trained(devices, "static_shape").collect_params().values():
+        first, second = (data.asnumpy() for data in parameter.list_data())
+        assert (first == second).all(), parameter.name
+
+
+def test_batch_norm_file_loads_on_all_devices(devices, tmp_path):
+    plain, file = conv_net(nn.BatchNorm), str(tmp_path / "net.params")
+    plain.initialize(mx.init.Xavier())
+    with autograd.record():
+        y = plain(batch())
+    y.backward()  # moves the running statistics
+    mx.nd.waitall()
+    plain.save_parameters(file)
+    net = conv_net(ours)
+    net.load_parameters(file, ctx=devices.contexts)
+    assert_equal_parameters(net, plain)
+    for parameter in net.collect_params().values():
+        assert parameter.list_ctx() == devices.contexts
+
+
+@pytest.mark.parametrize("mode", list(MODES)[1:])  # MXNet exports hybridized nets only
+def test_exported_net_is_imported_here(mode, devices, tmp_path):
+    net, path = trained(devices, mode), str(tmp_path / "net")
+    x = batch()
+    y = net(x).asnumpy()
+    if mode == "static_shape":
+        gluon_syncbn.revert_sync_batchnorm(net)
+        net.hybridize(**MODES[mode])
+        net(x)
+    net.export(path)
+    again = SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
+    np.testing.assert_allclose(again(x).asnumpy(), y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["hybridize", "static_alloc"])
+def test_exported_net_is_imported_elsewhere(mode, devices, tmp_path):
+    net, path = trained(devices, mode), tmp_path / "net"
+    np.save(tmp_path / "x.npy", batch().asnumpy())
+    np.save(tmp_path / "y.npy", net(batch()).asnumpy())
+    net.export(str(path))
+    run = run_python(IMPORT, path, tmp_path / "x.npy", tmp_path / "y.npy")
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout.split()[-1]) == 0
+
+
+def test_static_shape_symbol_elsewhere_says_what_to_do(devices, tmp_path):
+    net, path = trained(devices, "static_shape"), tmp_path / "net"
+    np.save(tmp_path / "x.npy", batch().asnumpy())
+    np.save(tmp_path / "y.npy", net(batch()).asnumpy())
+    net.export(str(path))
+    run = run_python(IMPORT, path, tmp_path / "x.npy", tmp_path / "y.npy")
+    assert run.returncode == 1
+    assert "traced for static_shape=True" in run.stderr
+    assert "revert_sync_batchnorm" in run.stderr
+
+
+def test_imported_net_trains_on(devices, tmp_path):
+    net, path = trained(devices), str(tmp_path / "net")
+    net.export(path)
+    before = net[1].running_mean.data().asnumpy()
+    again = SymbolBlock.imports(
+        f"{path}-symbol.json", ["data"], f"{path}-0000.params", ctx=devices.contexts
+    )
+    with autograd.record():
+        ys = devices.map(again, devices.split(batch()))
+    devices.map(lambda y: y.backward(), ys)
+    mx.nd.waitall()
+    statistics = again.params.get("net_batchnorm0_running_mean").list_data()
+    first, second = (data.asnumpy() for data in statistics)
+    assert (first == second).all()
+    assert abs(first - before).max() > 0
+
+
+def test_contexts_of_parameters_follow_reset_ctx():
+    net = conv_net(ours)
+    net.initialize(ctx=cpus(2))
+    net(batch())
+    net.collect_params().reset_ctx(cpus(3))
+    assert gluon_syncbn.SyncBatchNorm().num_devices is None
+    layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
+    layer.initialize(ctx=cpus(2))
+    assert layer.num_devices == 2
+    layer.collect_params().reset_ctx(cpus(3))
+    assert layer.num_devices == 3
