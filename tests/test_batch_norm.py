@@ -4,6 +4,7 @@ y, dx, dgamma, dbeta and both running statistics, over a table that covers every
 every dimension (dtype, rank, axis, shards, data, graph mode) rather than their product.
 MXNet 1.9.1 cannot hold bfloat16 arrays on a CPU; test_kernels.py tests that dtype.
 """
+
 from collections import namedtuple
 
 import mxnet as mx
@@ -65,7 +66,12 @@ def make_layer(case, contexts, rng, **arguments):
     layer.cast(case.dtype)
     layer.initialize(ctx=contexts)
     kind = "float64" if case.dtype == "float64" else "float32"
-    shape = {"gamma": (0, 1), "beta": (0, 1), "running_mean": (1, 1), "running_var": (3, 1)}
+    shape = {
+        "gamma": (0, 1),
+        "beta": (0, 1),
+        "running_mean": (1, 1),
+        "running_var": (3, 1),
+    }
     parameters = {}
     for name, (mean, deviation) in shape.items():
         parameters[name] = rng.normal(mean, deviation, channels).astype(kind)

@@ -15,14 +15,15 @@ CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 DEPLOY = """
 import sys, numpy as np, mxnet as mx
 path, x, y = sys.argv[1:]
-net = mx.gluon.SymbolBlock.imports(path + '-symbol.json', ['data'], path + '-0000.params')
+imports = mx.gluon.SymbolBlock.imports
+net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
 difference = abs(net(mx.nd.array(np.load(x))).asnumpy() - np.load(y)).max()
 print('difference', difference, 'package', 'gluon_syncbn' in sys.modules)
 """
 
 
 class Nested(HybridBlock):
-    """The same layer as attribute, in a list and in a container; other norms beside it."""
+    """One layer as attribute, in a list and in a container; other norms beside it."""
 
     def __init__(self):
         super().__init__(prefix="nested_")

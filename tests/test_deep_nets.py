@@ -4,6 +4,7 @@ They catch what one layer does not show: inputs in oneDNN's blocked layouts that
 frees too early, rounds that meet the wrong way round, and waits for each other's CPU
 resources. GLUON_SYNCBN_REPEAT=100 repeats each comparison so often.
 """
+
 import functools
 import os
 
@@ -44,8 +45,8 @@ class Unit(HybridBlock):
         return F.relu(self.left(x) + self.right(x) + x + 0 * self.dropout(x))
 
 
-def deep_net(norm):
-    net = nn.HybridSequential()
+def deep_net(norm, container=nn.HybridSequential):
+    net = container()
     with net.name_scope():
         net.add(nn.Conv2D(16, 3, padding=1, use_bias=False), norm())
         net.add(nn.Activation("relu"))
@@ -79,11 +80,22 @@ def truth():
 @pytest.mark.parametrize("rows", [[3, 5], [2, 3, 1, 2]], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_trains_like_one_context(mode, rows, make_devices):
-    devices = make_devices(len(rows))
+    check(mode, rows, make_devices(len(rows)), deep_net)
+
+
+# Gluon's Sequential has a graph for each child: there a layer is a graph of its own, whose
+# inputs and incoming gradients come out of convolutions.
+@pytest.mark.timeout(60 + 30 * REPEAT)
+@pytest.mark.parametrize("mode", ["hybridize", "static_alloc", "static_shape"])
+def test_a_graph_for_each_child_trains_like_one_context(mode, devices):
+    check(mode, [3, 5], devices, functools.partial(deep_net, container=nn.Sequential))
+
+
+def check(mode, rows, devices, make_net):
     right, errors = truth()
     batches = make_batches((8, 4, 10, 10), SHAPE, STEPS, "float32")
     for repeat in range(REPEAT):
-        _, net = twins(deep_net, devices.contexts, SHAPE, "float32")
+        _, net = twins(make_net, devices.contexts, SHAPE, "float32")
         values = train(set_mode(net, mode), devices, batches, rows, learning_rate=0.01)
         assert len(values) == len(right) > 60
         for index, (value, expected, error) in enumerate(zip(values, right, errors)):

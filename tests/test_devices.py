@@ -63,7 +63,7 @@ def test_map_calls_in_order_with_the_elements_of_each_context(make_devices):
         seen.append((a, b))
         return a + b
 
-    assert devices.map(note, [1, 2, 3], "abc".encode()) == [98, 100, 102]
+    assert devices.map(note, [1, 2, 3], b"abc") == [98, 100, 102]
     assert seen == [(1, 97), (2, 98), (3, 99)]
 
 

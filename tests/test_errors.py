@@ -3,6 +3,7 @@
 Each test makes one mistake, checks that the message names what is needed to find it, and
 then trains a step whose numbers are compared with the oracle.
 """
+
 import json
 import re
 
@@ -236,6 +237,30 @@ def test_more_shards_than_devices_with_backward(make_devices, devices):
     assert_trains(devices, layer)
 
 
+FAILED_FORWARD = """
+import mxnet as mx, gluon_syncbn
+contexts = [mx.cpu(i) for i in range(3)]
+layer = gluon_syncbn.SyncBatchNorm(in_channels=3, num_devices=2, timeout=0.2)
+layer.initialize(ctx=contexts)
+x = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
+devices = gluon_syncbn.Devices(contexts)
+def step(part):
+    with mx.autograd.record():
+        y = layer(part)
+    y.backward()
+for _ in range(20):
+    devices.map(step, x)
+    gluon_syncbn.recover()
+print("well")
+"""
+
+
+def test_backward_of_a_failed_forward_does_not_crash():
+    """MXNet runs it where another operator has taken the forward's exception."""
+    output = run_python(FAILED_FORWARD)
+    assert output.stdout == "well\n", output.stderr[-2000:]
+
+
 def test_one_device_on_two_contexts(devices):
     layer = make_layer(devices.contexts, num_devices=1)
 
@@ -245,7 +270,9 @@ def test_one_device_on_two_contexts(devices):
                 map_and_wait(devices, layer, make_shards(devices))
 
     text = failure_of(two_steps)
-    assert "num_devices=1, but cpu(" in text and "calls the layer as well as cpu(" in text
+    assert (
+        "num_devices=1, but cpu(" in text and "calls the layer as well as cpu(" in text
+    )
     gluon_syncbn.recover()
     layer.set_synchronization(num_devices=2)
     assert_trains(devices, layer)
@@ -339,8 +366,16 @@ def test_timeout_comes_from_the_environment():
 @pytest.mark.parametrize(
     "error, words, arguments",
     [
-        (ValueError, "momentum is between 0 and 1, or None, but got 1.5", {"momentum": 1.5}),
-        (ValueError, "momentum is between 0 and 1, or None, but got -1", {"momentum": -1}),
+        (
+            ValueError,
+            "momentum is between 0 and 1, or None, but got 1.5",
+            {"momentum": 1.5},
+        ),
+        (
+            ValueError,
+            "momentum is between 0 and 1, or None, but got -1",
+            {"momentum": -1},
+        ),
         (ValueError, "epsilon is not negative, but got -1", {"epsilon": -1}),
         (ValueError, "epsilon is not negative, but got nan", {"epsilon": float("nan")}),
         (TypeError, "axis is an int, but got 1.5", {"axis": 1.5}),
@@ -378,7 +413,9 @@ def test_data_of_integers(devices):
     shards = [x.astype("int32") for x in make_shards(devices)]
     with autograd.train_mode():
         text = failure_of(map_and_wait, devices, layer, shards)
-    assert "float16, bfloat16, float32 or float64, but got MXNet's dtype number 4" in text
+    assert (
+        "float16, bfloat16, float32 or float64, but got MXNet's dtype number 4" in text
+    )
     gluon_syncbn.recover()
     assert_trains(devices, layer)
 

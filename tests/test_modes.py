@@ -3,6 +3,7 @@
 Each test changes one way of calling and compares with the oracle, or with nn.BatchNorm on
 one context; test_batch_norm.py has the table of data.
 """
+
 import copy
 from functools import partial
 
@@ -344,7 +345,9 @@ def test_cast_to_float16_keeps_parameters_in_float32(devices):
     net.initialize(ctx=devices.contexts)
     x = batch()[0].astype("float16")
     with autograd.train_mode():
-        ys = devices.map(net[0], put(split_rows(x, [2, 4]), devices.contexts, "float16"))
+        ys = devices.map(
+            net[0], put(split_rows(x, [2, 4]), devices.contexts, "float16")
+        )
         outputs = devices.map(net[1:], ys)
     assert {y.dtype for y in ys + outputs} == {np.float16}
     assert {p.dtype for p in net.collect_params().values()} == {"float32"}

@@ -1,4 +1,4 @@
-"""Parameter files and exported symbols: those of nn.BatchNorm, and one set for all devices."""
+"""Parameter files and exported symbols: nn.BatchNorm's, one set for all devices."""
 
 import mxnet as mx
 import numpy as np
@@ -12,7 +12,8 @@ import gluon_syncbn
 IMPORT = """
 import sys, numpy as np, mxnet as mx, gluon_syncbn
 path, x, y = sys.argv[1:]
-net = mx.gluon.SymbolBlock.imports(path + '-symbol.json', ['data'], path + '-0000.params')
+imports = mx.gluon.SymbolBlock.imports
+net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
 result = net(mx.nd.array(np.load(x))).asnumpy()
 print('difference', abs(result - np.load(y)).max())
 """

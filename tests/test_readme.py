@@ -1,4 +1,4 @@
-"""The README's code runs as it stands, and its figures are those of the committed JSON."""
+"""The README's code runs as it stands; its figures are those of the committed JSON."""
 
 import json
 import re

@@ -6,6 +6,7 @@
 
 #include "collective/registry.h"
 #include "core/error.h"
+#include "core/pages.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "op/reducers.h"
 
@@ -57,6 +58,7 @@ void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
     inv_std_ = InverseStd(ReadVector(running_var), options_.epsilon);
   }
   if (y_request == Request::kNull) return;
+  ExpectLargeWrite(y.data, layout.Size() * SizeOf(y.dtype));
   const std::vector<double> scale = Product(GammaOf(gamma), inv_std_);
   cpu::Normalize(x.dtype, x.data, layout, mean_.data(), scale.data(), ReadVector(beta).data(),
                  ToWrite(y_request), y.data);
@@ -96,6 +98,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& x, const Tensor& ga
     }
   }
   if (out.dx_request == Request::kNull) return;
+  ExpectLargeWrite(out.dx.data, layout.Size() * SizeOf(out.dx.dtype));
   cpu::BackwardApply(x.dtype, x.data, dy.data, layout, mean_.data(), a.data(), b.data(), d.data(),
                      ToWrite(out.dx_request), out.dx.data);
 }
