@@ -1,14 +1,15 @@
-"""Fixtures of all tests: contexts that are driven soundly, and timeouts that suit tests.
+"""Fixtures of all tests: contexts that are driven soundly, short timeouts.
 
 A wait that would hang must fail in seconds, and must leave nothing to the next test.
 """
+
 import faulthandler
 
 import pytest
+from helpers import cpus
 
 import gluon_syncbn
 from gluon_syncbn import failures
-from helpers import cpus
 
 faulthandler.enable()
 

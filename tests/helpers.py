@@ -1,7 +1,8 @@
-"""What several test files need: graph modes, one training step, comparison, subprocesses.
+"""What several test files need: graph modes, training, comparison, subprocesses.
 
 Numbers come from reference.py; nothing here knows a tolerance of its own.
 """
+
 import os
 import subprocess
 import sys
@@ -10,11 +11,11 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
+import reference
 from mxnet import autograd
 from mxnet.gluon import Trainer, nn
 
 import gluon_syncbn
-import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,7 +50,7 @@ def split_rows(x, rows, axis=0):
 
 
 def train_step(devices, net, shards, dys):
-    """Recorded forward and backward on every context; returns y and dx as NumPy arrays."""
+    """Recorded forward and backward on every context; returns lists of y and dx."""
     for x in shards:
         x.attach_grad()
     ys = run_step(devices, net, shards, dys)
@@ -77,14 +78,16 @@ def summed_grad(parameter):
     return sum(g.asnumpy().astype(np.float64) for g in parameter.list_grad())
 
 
-def assert_near(result, expected, dtype="float32", count=1, conditioning=0.0, scale=1.0):
+def assert_near(
+    result, expected, dtype="float32", count=1, conditioning=0.0, scale=1.0
+):
     assert np.shape(result) == np.shape(expected)
     rtol, atol = reference.tolerance(dtype, count, conditioning, scale)
     np.testing.assert_allclose(result, expected, rtol, atol)
 
 
 def run_python(code, *arguments, timeout=60, **environment):
-    """Runs a program that sees the package and this folder; returns CompletedProcess."""
+    """Runs a program that sees the package and this folder."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -97,7 +100,7 @@ def run_python(code, *arguments, timeout=60, **environment):
 
 
 def train(net, devices, batches, rows, learning_rate=0.05):
-    """Several steps of SGD on (x, dy) batches; returns the outputs and the net's values.
+    """Several steps of SGD on (x, dy) batches; returns outputs and parameters.
 
     dy is the gradient of the loss with respect to the net's output.
     """
@@ -117,7 +120,7 @@ def train(net, devices, batches, rows, learning_rate=0.05):
 
 
 def twins(make_net, contexts, shape, dtype="float64"):
-    """A net of nn.BatchNorm on one context, and the same of SyncBatchNorm on `contexts`."""
+    """A net of nn.BatchNorm on one context, and of SyncBatchNorm on `contexts`."""
     mx.random.seed(1)
     # MXNet keeps momentum in float32, which 0.875 loses nothing in.
     ours = partial(gluon_syncbn.SyncBatchNorm, num_devices=len(contexts))
@@ -136,13 +139,16 @@ def twins(make_net, contexts, shape, dtype="float64"):
 def make_batches(output_shape, shape, steps, dtype="float64", seed=0):
     rng = np.random.default_rng(seed)
     return [
-        (rng.normal(1, 2, shape).astype(dtype), rng.normal(size=output_shape).astype(dtype))
+        (
+            rng.normal(1, 2, shape).astype(dtype),
+            rng.normal(size=output_shape).astype(dtype),
+        )
         for _ in range(steps)
     ]
 
 
 def assert_trains_like_one_context(make_net, devices, shape, rows, mode="imperative"):
-    """Three steps of float64 training equal those of nn.BatchNorm on the whole batch."""
+    """Three float64 steps equal those of nn.BatchNorm on the whole batch."""
     plain, ours = twins(make_net, devices.contexts, shape)
     output_shape = plain(mx.nd.ones(shape, dtype="float64")).shape
     batches = make_batches(output_shape, shape, 3)

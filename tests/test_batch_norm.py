@@ -1,7 +1,7 @@
 """The numbers: N devices on their shards equal the float64 oracle on the whole batch.
 
-y, dx, dgamma, dbeta and both running statistics, over a table that covers every value of
-every dimension (dtype, rank, axis, shards, data, graph mode) rather than their product.
+y, dx, dgamma, dbeta and both running statistics, over a table that covers every value
+of every dimension (dtype, rank, axis, shards, data, mode) rather than their product.
 MXNet 1.9.1 cannot hold bfloat16 arrays on a CPU; test_kernels.py tests that dtype.
 """
 
@@ -10,9 +10,7 @@ from collections import namedtuple
 import mxnet as mx
 import numpy as np
 import pytest
-
 import reference
-from gluon_syncbn import SyncBatchNorm
 from helpers import (
     MODES,
     assert_near,
@@ -23,6 +21,8 @@ from helpers import (
     train_step,
     value,
 )
+
+from gluon_syncbn import SyncBatchNorm
 
 Case = namedtuple("Case", "shape axis rows dtype data mode")
 CASES = [
@@ -81,7 +81,7 @@ def make_layer(case, contexts, rng, **arguments):
 
 
 def run(case, make_devices, steps=1, **arguments):
-    """Trains `steps` steps; returns layer, data, parameters before, whole y and whole dx."""
+    """Trains; returns layer, data, parameters before, whole y and whole dx."""
     rng = np.random.default_rng(sum(case.shape))
     devices = make_devices(len(case.rows))
     x, dy = make_data(case, rng)

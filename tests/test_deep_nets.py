@@ -1,4 +1,4 @@
-"""Deep, branched float32 nets on several CPU contexts, over several steps, again and again.
+"""Deep, branched float32 nets on several CPU contexts, over steps, again and again.
 
 They catch what one layer does not show: inputs in oneDNN's blocked layouts that MXNet
 frees too early, rounds that meet the wrong way round, and waits for each other's CPU
@@ -11,12 +11,12 @@ import os
 import mxnet as mx
 import numpy as np
 import pytest
+import reference
+from helpers import MODES, cpus, make_batches, set_mode, train, twins
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 
 import gluon_syncbn
-import reference
-from helpers import MODES, cpus, make_batches, set_mode, train, twins
 
 REPEAT = int(os.environ.get("GLUON_SYNCBN_REPEAT", 10))
 SHAPE = (8, 3, 20, 20)
@@ -83,8 +83,8 @@ def test_trains_like_one_context(mode, rows, make_devices):
     check(mode, rows, make_devices(len(rows)), deep_net)
 
 
-# Gluon's Sequential has a graph for each child: there a layer is a graph of its own, whose
-# inputs and incoming gradients come out of convolutions.
+# Gluon's Sequential has a graph for each child: there a layer is a graph of its own,
+# whose inputs and incoming gradients come out of convolutions.
 @pytest.mark.timeout(60 + 30 * REPEAT)
 @pytest.mark.parametrize("mode", ["hybridize", "static_alloc", "static_shape"])
 def test_a_graph_for_each_child_trains_like_one_context(mode, devices):

@@ -1,7 +1,7 @@
 """What a user reads when devices do not meet, and that training goes on afterwards.
 
-Each test makes one mistake, checks that the message names what is needed to find it, and
-then trains a step whose numbers are compared with the oracle.
+Each test makes one mistake, checks that the message names what is needed to find it,
+and then trains a step whose numbers are compared with the oracle.
 """
 
 import json
@@ -10,13 +10,13 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
+import reference
+from helpers import assert_near, cpus, put, run_python, split_rows, train_step
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
 
 import gluon_syncbn
-import reference
 from gluon_syncbn import Devices, SyncBatchNorm
-from helpers import assert_near, cpus, put, run_python, split_rows, train_step
 
 SHAPE = (4, 3, 2, 5)
 RNG = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def by_map(devices):
     assert "SyncBatchNorm" in failure_of(devices.map, lambda: None)
 
 
-# ---- devices that do not come -------------------------------------------------------------------
+# ---- devices that do not come --------------------------------------------------------
 
 
 @pytest.mark.parametrize("recover", [by_hand, by_map])
@@ -155,7 +155,7 @@ def test_a_context_used_twice_in_a_step(devices):
     assert_trains(devices, layer)
 
 
-# ---- num_devices --------------------------------------------------------------------------------
+# ---- num_devices ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [2.5, True, "2", "two", float("nan"), [2]])
@@ -202,7 +202,7 @@ def test_a_device_that_is_not_known_by_name(devices):
         y = layer(make_shards(devices)[0])
     text = failure_of(y.asnumpy)
     assert "Missing: 1 that never called the layer" in text
-    assert "num_devices is larger than the number of contexts that get a shard" in text
+    assert "num_devices is not the number of contexts that get a shard" in text
     gluon_syncbn.recover()
     assert_trains(devices, layer)
 
@@ -221,8 +221,9 @@ def test_more_shards_than_devices(steps, make_devices, devices):
                 map_and_wait(three, layer, shards)
 
     text = failure_of(two_steps)
-    assert f"SyncBatchNorm '{layer.name}'" in text and "cpu(2)" in text
-    assert "num_devices" in text
+    assert f"SyncBatchNorm '{layer.name}'" in text
+    # Which two of the three meet first is a race, and with it which text it is.
+    assert "num_devices=2, but cpu(" in text or "num_devices is not" in text
     gluon_syncbn.recover()
     assert_trains(devices, layer)
 
@@ -232,7 +233,7 @@ def test_more_shards_than_devices_with_backward(make_devices, devices):
     three = make_devices(3)
     shards = make_shards(three, X[[0, 1, 2]])
     text = failure_of(train_step, three, layer, shards, shards)
-    assert "num_devices=2, but cpu(" in text or "num_devices is larger" in text
+    assert "num_devices=2, but cpu(" in text or "num_devices is not" in text
     gluon_syncbn.recover()
     assert_trains(devices, layer)
 
@@ -287,7 +288,7 @@ def test_traced_before_initialization_without_num_devices():
     assert "num_devices=None" in text and "give num_devices" in text
 
 
-# ---- devices that disagree ----------------------------------------------------------------------
+# ---- devices that disagree -----------------------------------------------------------
 
 
 def disagreeing(devices, shards, **arguments):
@@ -339,7 +340,7 @@ def test_devices_disagree_about_num_devices(devices):
     assert "num_devices=2" in text and "num_devices=3" in text
 
 
-# ---- arguments, attributes, dtypes --------------------------------------------------------------
+# ---- arguments, attributes, dtypes ---------------------------------------------------
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "soon", float("nan"), float("inf"), [1]])
@@ -441,7 +442,7 @@ def test_bad_attribute_in_a_symbol_file(key, value, expected):
     assert f'SyncBatchNorm attribute {key}="{value}": expected {expected}' in text
 
 
-# ---- the process --------------------------------------------------------------------------------
+# ---- the process ---------------------------------------------------------------------
 
 ONE_STEP = """
 import sys, mxnet as mx, gluon_syncbn

@@ -1,7 +1,7 @@
-"""How a layer can be called: gradient requests, training and prediction, graphs, dtypes.
+"""How a layer can be called: gradient requests, training, prediction, graphs, dtypes.
 
-Each test changes one way of calling and compares with the oracle, or with nn.BatchNorm on
-one context; test_batch_norm.py has the table of data.
+Each test changes one way of calling and compares with the oracle, or with nn.BatchNorm
+on one context; test_batch_norm.py has the table of data.
 """
 
 import copy
@@ -10,11 +10,7 @@ from functools import partial
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, nn
-
 import reference
-from gluon_syncbn import SyncBatchNorm
 from helpers import (
     MODES,
     assert_near,
@@ -28,6 +24,10 @@ from helpers import (
     train_step,
     value,
 )
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock, nn
+
+from gluon_syncbn import SyncBatchNorm
 
 SHAPE = (6, 3, 4, 5)
 COUNT = 6 * 4 * 5

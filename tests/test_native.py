@@ -1,7 +1,7 @@
 """Builds the native tests and runs them, plain and under sanitizers.
 
-They need neither MXNet nor Python: tests/cpp says what they check. Sanitized builds take
-the generic kernels only, because compiling takes most of the time;
+They need neither MXNet nor Python: tests/cpp says what they check. Sanitized builds
+take the generic kernels only, because compiling takes most of the time;
 GLUON_SYNCBN_NATIVE=full builds and runs all instruction sets.
 """
 
@@ -10,7 +10,6 @@ import shutil
 import subprocess
 
 import pytest
-
 from helpers import ROOT
 
 pytestmark = [

@@ -48,8 +48,8 @@ std::set<Device> KnownMissing(const Round& round, const std::set<Device>& known)
 
 std::string LikelyCause(const Round& round, size_t unknown) {
   if (unknown > 0) {
-    return "num_devices is larger than the number of contexts that get a shard of the batch, or "
-           "one context got two shards in one step";
+    return "num_devices is not the number of contexts that get a shard of the batch, or one "
+           "context got two shards in one step";
   }
   const char early[] =
       "the loop reads a result (asnumpy, wait_to_read, print) before every context has been given "
