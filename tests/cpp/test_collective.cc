@@ -75,7 +75,8 @@ void Sleep(int milliseconds) {
 void TestMergedMomentsAreThoseOfTheWholeSet() {
   std::mt19937 random(1);
   std::normal_distribution<double> normal(1e4, 1);
-  const std::vector<std::vector<int>> cases = {{5}, {3, 7}, {1, 1}, {0, 4}, {4, 0, 2}, {0, 0}, {9, 1, 300}};
+  const std::vector<std::vector<int>> cases = {{5},       {3, 7}, {1, 1},     {0, 4},
+                                               {4, 0, 2}, {0, 0}, {9, 1, 300}};
   for (const auto& sizes : cases) {
     std::vector<Payload> shards;
     std::vector<double> all;
@@ -347,7 +348,9 @@ void Stress(int threads) {
   Parallel(threads, [&](int id) {
     std::mt19937 random(id);
     for (int step = 0; step < rounds; ++step) {
-      if (random() % 2000 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+      if (random() % 2000 == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+      }
       if (random() % 8 == 0) std::this_thread::yield();
       const Ticket ticket = group.BeginForward(Cpu(id), threads);
       const double sum = Meet(&group, ticket, "forward", id, threads, step);
