@@ -173,7 +173,11 @@ class Devices:
             # MXNet declares running statistics of such graphs as only read
             # (imperative_utils.h, CreateEngineOp), so the copy that a Trainer's first
             # step makes of them would not wait for this first forward to write them.
-            mx.nd.waitall()
+            try:
+                mx.nd.waitall()
+            except mx.MXNetError:
+                failures.recover()
+                raise
         return results
 
     def close(self):

@@ -129,6 +129,18 @@ def test_an_exception_frees_the_devices_that_wait(devices):
     assert abs(whole.mean(0)).max() < 1e-6
 
 
+def test_first_step_of_a_static_graph_is_waited_for(devices):
+    layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=0.5)
+    layer.initialize(ctx=devices.contexts)
+    layer.hybridize(static_alloc=True, static_shape=True)
+    xs = devices.split(mx.nd.random.normal(shape=(4, 3)))
+    with autograd.record():
+        with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
+            devices.map(lambda x: layer(x) if x is not None else x, [xs[0], None])
+        ys = devices.map(layer, xs)
+    assert abs(np.concatenate([y.asnumpy() for y in ys]).mean(0)).max() < 1e-6
+
+
 def test_lists_have_an_element_for_each_context(devices):
     with pytest.raises(
         ValueError, match="list 1 has 3 elements, expected one for each"

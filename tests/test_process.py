@@ -55,6 +55,7 @@ def test_exit_with_a_step_in_flight(body):
 
 def test_exit_with_a_device_that_waits_in_vain():
     body = """
+net.hybridize()
 with autograd.record():
     y = devices.map(lambda x: net(x) if x is not None else None, [x, None])
 print('last line')
@@ -101,6 +102,7 @@ print('rows', rows)
 def test_failure_before_a_fork_is_not_lost():
     body = """
 gluon_syncbn.set_timeout(1)
+net.hybridize()
 with autograd.record():
     y = devices.map(lambda x: net(x) if x is not None else None, [x, None])
 child = os.fork()
