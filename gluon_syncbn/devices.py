@@ -11,7 +11,7 @@ threads take turns, because MXNet's front end is not thread-safe; pushing work i
 and the work itself runs in parallel.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 
 import mxnet as mx
@@ -158,26 +158,29 @@ class Devices:
             raise mx.MXNetError(failure)
         flags = _Flags()
         traces = _tracing.static_shape_traces
-        results = []
-        for thread, context, *elements in zip(self._threads, self.contexts, *lists):
-            call = thread.submit(flags.call, context, function, elements)
-            try:
+        results, call = [], None
+        try:
+            for thread, context, *elements in zip(self._threads, self.contexts, *lists):
+                call = thread.submit(flags.call, context, function, elements)
                 results.append(call.result())
-            except BaseException as error:
-                failures.recover(
-                    f"given up because the call for {context} raised "
-                    f"{type(error).__name__}: {error}"
-                )
-                raise
-        if flags.recording and _tracing.static_shape_traces != traces:
-            # MXNet declares running statistics of such graphs as only read
-            # (imperative_utils.h, CreateEngineOp), so the copy that a Trainer's first
-            # step makes of them would not wait for this first forward to write them.
-            try:
+            if flags.recording and _tracing.static_shape_traces != traces:
+                # MXNet declares running statistics of such graphs as only read
+                # (imperative_utils.h, CreateEngineOp), so the copy that a Trainer's
+                # first step makes of them would not wait for this first forward to
+                # write them.
                 mx.nd.waitall()
-            except mx.MXNetError:
-                failures.recover()
-                raise
+        except BaseException as error:
+            reason = (
+                f"given up because a call for another context raised "
+                f"{type(error).__name__}: {error}"
+            )
+            failures.end_waits(reason)
+            if call is not None:
+                # After a KeyboardInterrupt the thread is still at work, and MXNet
+                # crashes if two threads call it at once.
+                wait([call])
+            failures.recover(reason)
+            raise
         return results
 
     def close(self):

@@ -53,6 +53,11 @@ def failure():
     return _library.load().gluon_syncbn_failure().decode()
 
 
+def end_waits(reason):
+    """Ends all waits for devices with this text, now and until :func:`recover`."""
+    _library.load().gluon_syncbn_fail_all(reason.encode())
+
+
 def recover(reason="gluon_syncbn.recover() was called"):
     """Gives up the work in flight and makes all layers ready for the next step.
 
@@ -61,8 +66,7 @@ def recover(reason="gluon_syncbn.recover() was called"):
     carry, and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
     Parameters and running statistics keep the values that they have.
     """
-    library = _library.load()
-    library.gluon_syncbn_fail_all(reason.encode())
+    end_waits(reason)
     while True:
         try:
             mx.nd.waitall()
@@ -70,7 +74,7 @@ def recover(reason="gluon_syncbn.recover() was called"):
         except mx.MXNetError:
             # MXNet has dropped what it has thrown, so this loop ends.
             continue
-    library.gluon_syncbn_reset_all()
+    _library.load().gluon_syncbn_reset_all()
 
 
 def _set_timeout_from_environment():
