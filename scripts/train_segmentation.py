@@ -78,6 +78,7 @@ def train():
 
     import mxnet as mx
     import numpy as np
+    from segmentation import interrupts
     from segmentation.data import Batches, open_datasets
     from segmentation.devices import open_contexts
     from segmentation.engine import Engine
@@ -99,6 +100,7 @@ def train():
     batches = Batches(train_set, config, training=True)
     val_batches = Batches(val_set, config, training=False)
     net = build_model(config, len(classes), contexts, former and former.parameters)
+    interrupts.install()
     with gluon_syncbn.Devices(contexts) as devices:
         engine = Engine(net, devices, config, batches.count, len(classes))
         if former:
@@ -160,6 +162,7 @@ def run_epochs(engine, batches, val_batches, folder, former, stop_after, classes
 
 def train_epoch(engine, batches, epoch):
     """One pass over the training set; the mean loss of its images and their number."""
+    from segmentation import interrupts
     from tqdm import tqdm
 
     engine.seed_epoch(epoch)
@@ -168,6 +171,7 @@ def train_epoch(engine, batches, epoch):
     bar = tqdm(batches.epoch(epoch), title, batches.count, leave=False, disable=None)
     for index, (x, y) in enumerate(bar):
         loss = engine.step(x, y, epoch * batches.count + index)
+        interrupts.check()
         if loss != loss:
             raise UserError(
                 f"The loss is not a number in epoch {epoch + 1}: try a smaller --lr; "

@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+from . import interrupts
 from .metrics import Confusion
 from .models import output_weights
 
@@ -125,6 +126,7 @@ class Engine:
         confusion, total = Confusion(self.num_classes), 0.0
         for x, y in batches:
             prediction, loss = self.predict(x, y)
+            interrupts.check()
             confusion.add(y.astype(np.int32), prediction)
             total += loss
         return total / max(1, confusion.counts.sum()), confusion
