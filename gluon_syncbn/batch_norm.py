@@ -174,6 +174,7 @@ running_variance_initializer : str or Initializer
     def num_batches_tracked(self):
         """Training batches that the running statistics have seen; may be set.
 
+        Calls that MXNet has not run yet do not count: `mx.nd.waitall()` first.
         Only ``momentum=None`` depends on it: save it beside the parameters to continue
         such a run exactly.
         """

@@ -74,6 +74,7 @@ def test_converts_an_initialized_net_in_place(mode):
     np.testing.assert_allclose(net(batch()).asnumpy(), expected, rtol=1e-4, atol=1e-5)
     with autograd.record():
         net(batch())
+    mx.nd.waitall()
     assert net.head.num_batches_tracked == 1  # the cached graph is the new one
 
 
