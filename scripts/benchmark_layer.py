@@ -142,8 +142,9 @@ def measure(shape, counts, modes, repetitions):
     for count in counts:
         with gluon_syncbn.Devices([mx.cpu(k) for k in range(count)]) as devices:
             steps = verified_steps(devices, modes, x, dy)
-            if count == 1 and torch_step(x, dy) is not None:
-                steps["PyTorch", "alone", "eager"] = torch_step(x, dy)
+            torch = torch_step(x, dy) if count == 1 else None
+            if torch is not None:
+                steps["PyTorch", "alone", "eager"] = torch
             times = benchmarking.interleave(steps, repetitions)
         for (layer, place, mode), seconds in times.items():
             if layer is None:
