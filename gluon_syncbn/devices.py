@@ -18,6 +18,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from . import _tracing, failures
+from ._interrupts import deferred_interrupt
 
 
 class Devices:
@@ -143,6 +144,10 @@ class Devices:
             Whatever `function` raises, with its traceback. Contexts after that one are
             not called, and work in flight is given up as by
             :func:`gluon_syncbn.recover`.
+        KeyboardInterrupt
+            After Ctrl-C, once every context has been called, so that none is left
+            without its work; a second Ctrl-C raises at once, like an exception of
+            `function`.
         """
         for position, elements in enumerate(lists):
             if len(elements) != len(self):
@@ -156,9 +161,12 @@ class Devices:
         if failure:
             failures.recover()
             raise mx.MXNetError(failure)
-        flags = _Flags()
+        with deferred_interrupt():
+            return self._call_each(_Flags(), function, lists)
+
+    def _call_each(self, flags, function, lists):
         traces = _tracing.static_shape_traces
-        results, call = [], None
+        results = []
         try:
             for thread, context, *elements in zip(self._threads, self.contexts, *lists):
                 call = thread.submit(flags.call, context, function, elements)
@@ -175,10 +183,9 @@ class Devices:
                 f"{type(error).__name__}: {error}"
             )
             failures.end_waits(reason)
-            if call is not None:
-                # After a KeyboardInterrupt the thread is still at work, and MXNet
-                # crashes if two threads call it at once.
-                wait([call])
+            # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes
+            # if two threads call it at once. Each does one thing at a time.
+            wait([thread.submit(int) for thread in self._threads])
             failures.recover(reason)
             raise
         return results

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <sstream>
 
 #include "core/error.h"
 
@@ -38,8 +37,7 @@ void Set(const std::string& key, const std::string& value, Attributes* out) {
   } else if (key == "chained") {
     out->chained = Flag(key, value);
   } else if (key == "contexts") {
-    std::istringstream names(value);
-    for (std::string name; names >> name;) options.contexts.insert(ParseDevice(name));
+    options.contexts = ParseDevices(value);
   } else if (key == "num_devices") {
     options.num_devices = static_cast<int>(Number(key, value));
     if (options.num_devices < 0) Fail(key, value, "a count of devices, or 0 if unknown");

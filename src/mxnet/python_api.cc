@@ -48,6 +48,12 @@ SYNCBN_EXPORT void gluon_syncbn_set_batches(const char* key, int64_t batches) {
   if (group) group->SetBatches(batches);
 }
 
+// `devices` is "cpu(0) cpu(1)"; an empty text means all devices of the group.
+SYNCBN_EXPORT void gluon_syncbn_set_participants(const char* key, const char* devices) {
+  const auto group = Registry::Get().Find(key);
+  if (group) group->SetParticipants(syncbn::ParseDevices(devices));
+}
+
 SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) {
   syncbn::SetDefaultTimeout(seconds);
 }

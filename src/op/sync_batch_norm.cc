@@ -143,7 +143,10 @@ void SyncBatchNorm::UpdateRunning(const Statistics& batch, const Tensor& running
 std::shared_ptr<const Payload> SyncBatchNorm::Exchange(const char* operation, const Tensor& x,
                                                        const Layout& layout, Payload payload,
                                                        Reducer reducer) {
-  if (options_.num_devices == 1) return std::make_shared<const Payload>(std::move(payload));
+  if (options_.num_devices == 1) {
+    group_->Check(ticket_, operation, device_);  // another device may call the layer as well
+    return std::make_shared<const Payload>(std::move(payload));
+  }
   Arrival arrival;
   arrival.contract = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype), ", axis=",
                             options_.axis, ", epsilon=", options_.epsilon, ", num_devices=",
