@@ -7,14 +7,21 @@ from .batch_norm import SyncBatchNorm
 from .convert import convert_sync_batchnorm, revert_sync_batchnorm
 from .devices import Devices
 from .failures import get_timeout, recover, set_timeout
+from .parallel import ParallelCriterion, ParallelNet, ShardedOutput, make_parallel
+from .participation import participating
 
 __all__ = [
     "Devices",
+    "ParallelCriterion",
+    "ParallelNet",
+    "ShardedOutput",
     "SyncBatchNorm",
     "__version__",
     "convert_sync_batchnorm",
     "features",
     "get_timeout",
+    "make_parallel",
+    "participating",
     "recover",
     "revert_sync_batchnorm",
     "set_timeout",

@@ -106,12 +106,7 @@ class Devices:
                 f"batch has {rows} rows along axis {batch_axis}, expected at least one "
                 f"for each of the {count} contexts"
             )
-        bounds = [k * (rows // count) + min(k, rows % count) for k in range(count + 1)]
-        with autograd.pause():
-            return [
-                _place(_slice(batch, batch_axis, begin, end), context)
-                for context, begin, end in zip(self.contexts, bounds, bounds[1:])
-            ]
+        return split(batch, self.contexts, batch_axis)
 
     def map(self, function, *lists):
         """Calls ``function(*elements)`` once per context, from the context's thread.
@@ -201,6 +196,17 @@ class Devices:
 
     def __exit__(self, *exception):
         self.close()
+
+
+def split(batch, contexts, batch_axis=0):
+    """The shards of :meth:`Devices.split`, one for each of `contexts`."""
+    rows, count = batch.shape[batch_axis], len(contexts)
+    bounds = [k * (rows // count) + min(k, rows % count) for k in range(count + 1)]
+    with autograd.pause():
+        return [
+            _place(_slice(batch, batch_axis, begin, end), context)
+            for context, begin, end in zip(contexts, bounds, bounds[1:])
+        ]
 
 
 class _Flags:
