@@ -111,9 +111,10 @@ void Group::AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<R
   const bool woken = changed_.wait_until(*lock, deadline, [&] {
     return round->result != nullptr || !failure_.empty() || epoch_ != epoch;
   });
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+  wait_seconds_ += waited.count();
   if (round->result != nullptr) return;
   if (!woken) {
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
     std::set<Device> known = Keys(forward_calls_);
     if (meeting.expected.size() == meeting.size) known = meeting.expected;
     FailAndThrow(TimeoutReport(layer_, key.operation, *round, known, meeting.size,
@@ -129,6 +130,11 @@ void Group::SetParticipants(std::set<Device> participants) {
   participants_ = participants.empty()
                       ? nullptr
                       : std::make_shared<const std::set<Device>>(std::move(participants));
+}
+
+double Group::WaitSeconds() const {
+  Lock lock(mutex_);
+  return wait_seconds_;
 }
 
 int64_t Group::BatchesBefore(const Ticket& ticket) const {

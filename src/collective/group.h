@@ -46,6 +46,9 @@ class Group {
   // To be called with no call in flight: numbers of devices that sat out catch up here.
   void SetParticipants(std::set<Device> participants);
 
+  // Seconds that devices have waited for others since the group was made, summed over devices.
+  double WaitSeconds() const;
+
   // Training batches that were reduced before the call with this ticket.
   int64_t BatchesBefore(const Ticket& ticket) const;
   int64_t Batches() const;
@@ -82,6 +85,7 @@ class Group {
   std::string failure_;
   size_t size_ = 0;
   int64_t first_number_ = 0;  // of a device that comes for the first time in this epoch
+  double wait_seconds_ = 0;
   int64_t epoch_ = 0;
   int64_t batches_before_epoch_ = 0;
 };
