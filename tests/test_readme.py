@@ -1,5 +1,6 @@
 """The README's code runs as it stands; its figures are those of the committed JSON."""
 
+import doctest
 import json
 import re
 from pathlib import Path
@@ -13,8 +14,15 @@ README = (ROOT / "README.md").read_text()
 RESULTS = ROOT / "scripts" / "results" / "benchmark_layer.json"
 
 
-def test_code_of_the_use_section_trains():
-    code = re.findall(r"```python\n(.*?)```", README, re.S)[1]
+def test_the_example_of_make_parallel_is_true():
+    failed, tried = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    assert failed == 0 and tried > 15
+
+
+def test_the_loop_of_ones_own_trains():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    (code,) = (block for block in blocks if "devices.map" in block)
+    code = "import mxnet as mx\nimport gluon_syncbn\n" + code
     net = nn.HybridSequential()
     net.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.Dense(3))
     batches = [(mx.nd.random.normal(shape=(5, 2, 6, 6)), mx.nd.zeros(5))] * 2
