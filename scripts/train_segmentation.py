@@ -163,7 +163,7 @@ def run_epochs(
             "{seconds:.1f} s".format(**log[-1]),
             flush=True,
         )
-        print(f"  {waits}: {waits.hint}", flush=True)
+    print(f"In the last epoch, devices {waits}: {waits.hint}.")
     return log
 
 
