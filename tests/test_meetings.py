@@ -4,67 +4,27 @@ Each test makes one mistake, checks that the message names what is needed to fin
 and then trains a step whose numbers are compared with the oracle.
 """
 
-import json
 import re
 
 import mxnet as mx
 import numpy as np
 import pytest
-import reference
-from helpers import assert_near, cpus, put, run_python, split_rows, train_step
+from helpers import cpus, run_python, train_step
+from mistakes import (
+    X,
+    assert_trains,
+    by_hand,
+    by_map,
+    failure_of,
+    make_layer,
+    make_shards,
+    map_and_wait,
+)  # fmt: skip
 from mxnet import autograd
-from mxnet.gluon import SymbolBlock, nn
+from mxnet.gluon import SymbolBlock
 
 import gluon_syncbn
-from gluon_syncbn import Devices, SyncBatchNorm
-
-SHAPE = (4, 3, 2, 5)
-RNG = np.random.default_rng(0)
-X, DY = RNG.normal(1, 2, (2, *SHAPE)).astype("float32")
-
-
-def make_layer(contexts, timeout=0.5, **arguments):
-    layer = SyncBatchNorm(in_channels=3, timeout=timeout, **arguments)
-    layer.initialize(ctx=contexts)
-    return layer
-
-
-def make_shards(devices, x=X):
-    rows = len(x) // len(devices)
-    return put(split_rows(x, [rows] * len(devices)), devices.contexts)
-
-
-def assert_trains(devices, layer):
-    """A step gives y and dx of the oracle."""
-    ys, dxs = train_step(devices, layer, make_shards(devices), make_shards(devices, DY))
-    ones, zeros = np.ones(3), np.zeros(3)
-    expected, _, _, inv_std = reference.forward(X, ones, zeros)
-    assert_near(np.concatenate(ys), expected, count=40, scale=abs(expected).max())
-    scale = inv_std.max() * abs(DY).max()
-    expected = reference.backward(X, DY, ones)[0]
-    assert_near(np.concatenate(dxs), expected, count=40, scale=scale)
-
-
-def failure_of(wait, *arguments):
-    """The text that `wait` raises."""
-    with pytest.raises(mx.MXNetError) as caught:
-        wait(*arguments)
-    return str(caught.value)
-
-
-def map_and_wait(devices, function, *lists):
-    for y in devices.map(function, *lists):
-        y.wait_to_read()
-
-
-def by_hand(devices):
-    gluon_syncbn.recover()
-
-
-def by_map(devices):
-    """The next map tells the failure once more, and makes the layers ready."""
-    assert "SyncBatchNorm" in failure_of(devices.map, lambda: None)
-
+from gluon_syncbn import SyncBatchNorm
 
 # ---- devices that do not come --------------------------------------------------------
 
@@ -351,208 +311,3 @@ def test_devices_disagree_about_dtype(devices):
 def test_devices_disagree_about_num_devices(devices):
     text = disagreeing(devices, make_shards(devices), num_devices=3)
     assert "num_devices=2" in text and "num_devices=3" in text
-
-
-# ---- arguments, attributes, dtypes ---------------------------------------------------
-
-
-@pytest.mark.parametrize("seconds", [0, -1, "soon", float("nan"), float("inf"), [1]])
-def test_timeout_is_a_positive_number(seconds):
-    with pytest.raises(ValueError, match="timeout is a positive number of seconds"):
-        SyncBatchNorm(timeout=seconds)
-    with pytest.raises(ValueError, match="seconds is a positive number of seconds"):
-        gluon_syncbn.set_timeout(seconds)
-
-
-@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", ""])
-def test_timeout_of_the_environment_is_a_positive_number(value):
-    output = run_python("import gluon_syncbn", GLUON_SYNCBN_TIMEOUT=value)
-    last = output.stderr.strip().splitlines()[-1]
-    words = "ValueError: GLUON_SYNCBN_TIMEOUT is a positive number of seconds, but got"
-    assert last == f"{words} {value!r}"
-
-
-def test_timeout_comes_from_the_environment():
-    code = "import gluon_syncbn; print(gluon_syncbn.get_timeout())"
-    assert run_python(code, GLUON_SYNCBN_TIMEOUT="7.5").stdout == "7.5\n"
-
-
-@pytest.mark.parametrize(
-    "error, words, arguments",
-    [
-        (
-            ValueError,
-            "momentum is between 0 and 1, or None, but got 1.5",
-            {"momentum": 1.5},
-        ),
-        (
-            ValueError,
-            "momentum is between 0 and 1, or None, but got -1",
-            {"momentum": -1},
-        ),
-        (ValueError, "epsilon is not negative, but got -1", {"epsilon": -1}),
-        (ValueError, "epsilon is not negative, but got nan", {"epsilon": float("nan")}),
-        (TypeError, "axis is an int, but got 1.5", {"axis": 1.5}),
-        (TypeError, "axis is an int, but got 'C'", {"axis": "C"}),
-    ],
-)
-def test_bad_argument(error, words, arguments):
-    with pytest.raises(error, match=re.escape(words)):
-        SyncBatchNorm(**arguments)
-
-
-@pytest.mark.parametrize("axis", [4, -5])
-def test_axis_outside_of_the_input(axis, devices):
-    layer = SyncBatchNorm(axis=axis, in_channels=3, num_devices=2)
-    layer.initialize(ctx=devices.contexts)
-    with autograd.train_mode():
-        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
-    assert f"'{layer.name}': axis {axis} is outside of an input of 4 dimensions" in text
-
-
-def test_parameters_in_float16(devices):
-    layer = make_layer(devices.contexts, num_devices=2)
-    layer.gamma.cast("float16")
-    with autograd.train_mode():
-        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
-    assert "parameters and running statistics are float32 or float64" in text
-    assert f"'{layer.name}'" in text and "cast the net with its cast method" in text
-    layer.cast("float32")
-    layer.gamma.cast("float32")
-    assert_trains(devices, layer)
-
-
-def test_data_of_integers(devices):
-    layer = make_layer(devices.contexts, num_devices=2)
-    shards = [x.astype("int32") for x in make_shards(devices)]
-    with autograd.train_mode():
-        text = failure_of(map_and_wait, devices, layer, shards)
-    assert (
-        "float16, bfloat16, float32 or float64, but got MXNet's dtype number 4" in text
-    )
-    gluon_syncbn.recover()
-    assert_trains(devices, layer)
-
-
-@pytest.mark.parametrize(
-    "key, value, expected",
-    [
-        ("momentum", "much", "a number"),
-        ("eps", "", "a number"),
-        ("fix_gamma", "perhaps", "True or False"),
-        ("num_devices", "-2", "a count of devices"),
-        ("group", "", "the key of a layer"),
-        ("flavour", "sweet", "no such attribute"),
-    ],
-)
-def test_bad_attribute_in_a_symbol_file(key, value, expected):
-    symbol = SyncBatchNorm(in_channels=3, num_devices=1)(mx.sym.var("data"))
-    graph = json.loads(symbol.tojson())
-    for node in graph["nodes"]:
-        if node["op"] == "Custom":
-            node["attrs"][key] = value
-    text = failure_of(mx.sym.load_json, json.dumps(graph))
-    assert f'SyncBatchNorm attribute {key}="{value}": expected {expected}' in text
-
-
-# ---- the process ---------------------------------------------------------------------
-
-ONE_STEP = """
-import sys, mxnet as mx, gluon_syncbn
-count = int(sys.argv[1])
-contexts = [mx.cpu(i) for i in range(count)]
-layer = gluon_syncbn.SyncBatchNorm(num_devices=count)
-layer.initialize(ctx=contexts)
-x = [mx.nd.arange(6, ctx=c).reshape((3, 2)) for c in contexts]
-with gluon_syncbn.Devices(contexts) as devices, mx.autograd.train_mode():
-    ys = devices.map(layer, x)
-print(ys[0].asnumpy().sum(axis=1).round().tolist())
-"""
-
-
-def test_naive_engine_refuses_two_devices():
-    output = run_python(ONE_STEP, 2, MXNET_ENGINE_TYPE="NaiveEngine")
-    assert "MXNET_ENGINE_TYPE=NaiveEngine runs one operator at a time" in output.stderr
-    assert "num_devices=2" in output.stderr and output.returncode == 1
-
-
-def test_naive_engine_runs_one_device():
-    output = run_python(ONE_STEP, 1, MXNET_ENGINE_TYPE="NaiveEngine")
-    assert output.stdout == "[-2.0, 0.0, 2.0]\n", output.stderr
-
-
-def test_net_moves_to_other_contexts(make_devices):
-    devices = make_devices(2)
-    net = nn.HybridSequential()
-    net.add(make_layer(devices.contexts))
-    net.hybridize(static_alloc=True, static_shape=True)
-    for first in 0, 2, 4:
-        moved = make_devices(2, first)
-        net.collect_params().reset_ctx(moved.contexts)
-        net.hybridize()
-        for _ in range(3):
-            assert_trains(moved, net)
-    assert net[0].num_batches_tracked == 9
-
-
-EXIT_WHILE_A_DEVICE_WAITS = """
-import mxnet as mx, gluon_syncbn
-layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=300)
-layer.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-with mx.autograd.train_mode():
-    y = layer(mx.nd.ones((2, 3)))
-print("leaves")
-"""
-
-
-def test_exit_while_a_device_waits_is_prompt():
-    assert run_python(EXIT_WHILE_A_DEVICE_WAITS, timeout=60).stdout == "leaves\n"
-
-
-MANY_ERRORS = """
-import mxnet as mx, gluon_syncbn
-contexts = [mx.cpu(i) for i in range(4)]
-layer = gluon_syncbn.SyncBatchNorm(in_channels=3, timeout=20)
-layer.initialize(ctx=contexts)
-good = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
-bad = good[:3] + [good[3].astype("float64")]
-devices = gluon_syncbn.Devices(contexts)
-texts = 0
-with mx.autograd.train_mode():
-    for _ in range(200):
-        ys = devices.map(layer, bad)
-        for y in ys:
-            try:
-                y.wait_to_read()
-            except mx.MXNetError as error:
-                texts += "devices disagree" in str(error)
-        gluon_syncbn.recover()
-    ys = devices.map(layer, good)
-print(texts >= 200, [float(y.sum().asscalar()) for y in ys])
-"""
-
-
-def test_all_devices_throw_at_once_many_times():
-    output = run_python(MANY_ERRORS, timeout=120)
-    assert output.stdout == "True [0.0, 0.0, 0.0, 0.0]\n", output.stderr[-2000:]
-
-
-def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):
-    layer = make_layer(devices.contexts, num_devices=2, timeout=None)
-
-    def step(x):
-        if x.context == mx.cpu(1):
-            raise KeyError("a user's mistake")
-        return layer(x)
-
-    with pytest.raises(KeyError, match="a user's mistake"), autograd.train_mode():
-        devices.map(step, make_shards(devices))
-    assert_trains(devices, layer)
-
-
-def test_recover_without_a_failure_does_no_harm():
-    with Devices(cpus(2)) as devices:
-        layer = make_layer(devices.contexts)
-        assert_trains(devices, layer)
-        gluon_syncbn.recover()
-        assert_trains(devices, layer)

@@ -1,0 +1,118 @@
+"""Bad arguments, attributes and dtypes: one sentence, as early as can be."""
+
+import json
+import re
+
+import mxnet as mx
+import pytest
+from helpers import run_python
+from mistakes import (
+    assert_trains,
+    failure_of,
+    make_layer,
+    make_shards,
+    map_and_wait,
+)  # fmt: skip
+from mxnet import autograd
+
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "soon", float("nan"), float("inf"), [1]])
+def test_timeout_is_a_positive_number(seconds):
+    with pytest.raises(ValueError, match="timeout is a positive number of seconds"):
+        SyncBatchNorm(timeout=seconds)
+    with pytest.raises(ValueError, match="seconds is a positive number of seconds"):
+        gluon_syncbn.set_timeout(seconds)
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", ""])
+def test_timeout_of_the_environment_is_a_positive_number(value):
+    output = run_python("import gluon_syncbn", GLUON_SYNCBN_TIMEOUT=value)
+    last = output.stderr.strip().splitlines()[-1]
+    words = "ValueError: GLUON_SYNCBN_TIMEOUT is a positive number of seconds, but got"
+    assert last == f"{words} {value!r}"
+
+
+def test_timeout_comes_from_the_environment():
+    code = "import gluon_syncbn; print(gluon_syncbn.get_timeout())"
+    assert run_python(code, GLUON_SYNCBN_TIMEOUT="7.5").stdout == "7.5\n"
+
+
+@pytest.mark.parametrize(
+    "error, words, arguments",
+    [
+        (
+            ValueError,
+            "momentum is between 0 and 1, or None, but got 1.5",
+            {"momentum": 1.5},
+        ),
+        (
+            ValueError,
+            "momentum is between 0 and 1, or None, but got -1",
+            {"momentum": -1},
+        ),
+        (ValueError, "epsilon is not negative, but got -1", {"epsilon": -1}),
+        (ValueError, "epsilon is not negative, but got nan", {"epsilon": float("nan")}),
+        (TypeError, "axis is an int, but got 1.5", {"axis": 1.5}),
+        (TypeError, "axis is an int, but got 'C'", {"axis": "C"}),
+    ],
+)
+def test_bad_argument(error, words, arguments):
+    with pytest.raises(error, match=re.escape(words)):
+        SyncBatchNorm(**arguments)
+
+
+@pytest.mark.parametrize("axis", [4, -5])
+def test_axis_outside_of_the_input(axis, devices):
+    layer = SyncBatchNorm(axis=axis, in_channels=3, num_devices=2)
+    layer.initialize(ctx=devices.contexts)
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
+    assert f"'{layer.name}': axis {axis} is outside of an input of 4 dimensions" in text
+
+
+def test_parameters_in_float16(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    layer.gamma.cast("float16")
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
+    assert "parameters and running statistics are float32 or float64" in text
+    assert f"'{layer.name}'" in text and "cast the net with its cast method" in text
+    layer.cast("float32")
+    layer.gamma.cast("float32")
+    assert_trains(devices, layer)
+
+
+def test_data_of_integers(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    shards = [x.astype("int32") for x in make_shards(devices)]
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, shards)
+    assert (
+        "float16, bfloat16, float32 or float64, but got MXNet's dtype number 4" in text
+    )
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize(
+    "key, value, expected",
+    [
+        ("momentum", "much", "a number"),
+        ("eps", "", "a number"),
+        ("fix_gamma", "perhaps", "True or False"),
+        ("num_devices", "-2", "a count of devices"),
+        ("group", "", "the key of a layer"),
+        ("flavour", "sweet", "no such attribute"),
+    ],
+)
+def test_bad_attribute_in_a_symbol_file(key, value, expected):
+    symbol = SyncBatchNorm(in_channels=3, num_devices=1)(mx.sym.var("data"))
+    graph = json.loads(symbol.tojson())
+    for node in graph["nodes"]:
+        if node["op"] == "Custom":
+            node["attrs"][key] = value
+    text = failure_of(mx.sym.load_json, json.dumps(graph))
+    assert f'SyncBatchNorm attribute {key}="{value}": expected {expected}' in text
