@@ -5,6 +5,7 @@ import pytest
 from helpers import cpus, run_python
 from mistakes import assert_trains, make_layer, make_shards
 from mxnet import autograd
+from mxnet.gluon import nn
 
 import gluon_syncbn
 from gluon_syncbn import Devices
