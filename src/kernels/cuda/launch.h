@@ -1,0 +1,41 @@
+// Checked calls of the CUDA runtime, and checked kernel launches.
+// Who uses it: this folder, and op/cuda.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/error.h"
+
+namespace syncbn {
+namespace cuda {
+
+inline void Check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // the next call is not to report this one again
+  throw DeviceError(Concat("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (",
+                           cudaGetErrorName(status), ")"));
+}
+
+#define SYNCBN_CUDA_CHECK(call) ::syncbn::cuda::Check(call, #call)
+
+// Arguments have exactly the kernel's types: the launch passes them by address.
+template <typename... Parameters>
+void Launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
+            cudaStream_t stream, Parameters... arguments) {
+  void* addresses[] = {&arguments...};
+  Check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
+                         dim3(static_cast<unsigned>(threads)), addresses, 0, stream),
+        name);
+}
+
+// Of the current device.
+inline int Multiprocessors() {
+  int device = 0, count = 0;
+  SYNCBN_CUDA_CHECK(cudaGetDevice(&device));
+  SYNCBN_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+}  // namespace cuda
+}  // namespace syncbn
