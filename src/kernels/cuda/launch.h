@@ -1,23 +1,12 @@
-// Checked calls of the CUDA runtime, and checked kernel launches.
-// Who uses it: this folder, and op/cuda.
+// Launches a kernel, and names it if the runtime refuses.
+// Who uses it: this folder.
 #pragma once
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
-#include "core/error.h"
+#include "kernels/cuda/check.h"
 
 namespace syncbn {
 namespace cuda {
-
-inline void Check(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // the next call is not to report this one again
-  throw DeviceError(Concat("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (",
-                           cudaGetErrorName(status), ")"));
-}
-
-#define SYNCBN_CUDA_CHECK(call) ::syncbn::cuda::Check(call, #call)
 
 // Arguments have exactly the kernel's types: the launch passes them by address.
 template <typename... Parameters>
@@ -27,14 +16,6 @@ void Launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int
   Check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
                          dim3(static_cast<unsigned>(threads)), addresses, 0, stream),
         name);
-}
-
-// Of the current device.
-inline int Multiprocessors() {
-  int device = 0, count = 0;
-  SYNCBN_CUDA_CHECK(cudaGetDevice(&device));
-  SYNCBN_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
 }
 
 }  // namespace cuda

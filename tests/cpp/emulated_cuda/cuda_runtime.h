@@ -42,6 +42,41 @@ void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread)
 
 }  // namespace emulated
 
+// ---- the runtime, runtime.cc -------------------------------------------------------------------
+
+enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
+enum { cudaDevAttrMultiProcessorCount, cudaStreamNonBlocking, cudaHostAllocMapped };
+typedef struct CUstream_st* cudaStream_t;
+
+namespace emulated {
+
+// The status of the next call of this thread; tests make calls fail.
+cudaError_t Call();
+// The call after `calls` more fails, once. Negative: none.
+void FailAfter(int calls);
+// Of the thread; what CurrentDevice sets and restores.
+int& Device();
+// Allocations of device and pinned memory that were made so far, by all threads.
+int Allocations();
+
+}  // namespace emulated
+
+const char* cudaGetErrorString(cudaError_t status);
+const char* cudaGetErrorName(cudaError_t status);
+cudaError_t cudaGetLastError();
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int device);
+cudaError_t cudaMalloc(void** memory, size_t bytes);
+cudaError_t cudaFree(void* memory);
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void* memory);
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+
+// ---- what kernels call -------------------------------------------------------------------------
+
 inline double __shfl_xor_sync(unsigned /*mask*/, double value, int offset) {
   uint64_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
