@@ -16,7 +16,7 @@ struct CudaKernels {
   // A term is added to its lane, with its lane to the thread's total, and in double from there.
   static double SumError(DType dtype, double n) {
     const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
-    const double lane = 4 * cuda::kFoldEvery + 8;
+    const double lane = 8 * cuda::kFoldEvery + 8;
     return eps * std::min(n, lane + n / lane) + 0x1p-53 * n;
   }
   static void LocalMoments(DType dtype, const void* x, const Layout& layout, void* workspace,

@@ -1,7 +1,7 @@
 // The two reductions of the layer, as what one thread does with the elements it reads.
 // Who uses it: reduce.cuh, which knows where the elements are. Nothing here knows memory layouts.
 //
-// A thread adds up `kWidth` lanes in the data's arithmetic (float, or double), and folds them into
+// A thread adds up several lanes in the data's arithmetic (float, or double), and folds them into
 // totals every few vectors, so that a chain of additions stays short. Between threads and
 // blocks all is double. `kShifts` is 1 where all lanes belong to one channel, else kWidth.
 // `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first.
@@ -15,12 +15,14 @@ struct alignas(16) Pair {
   double first, second;
 };
 
-template <typename T, int kLanes, int kShiftCount>
+template <typename T, int kVectorWidth, int kShiftCount>
 struct Lanes {
-  static constexpr int kWidth = kLanes, kShifts = kShiftCount;
+  static constexpr int kWidth = kVectorWidth, kShifts = kShiftCount;
+  // Where all belong to one channel, four are enough to hide an addition's latency.
+  static constexpr int kLanes = kShifts == 1 && kWidth > 4 ? 4 : kWidth;
   using A = Arithmetic<T>;
   A shift[kShifts];
-  A first[kWidth] = {}, second[kWidth] = {};
+  A first[kLanes] = {}, second[kLanes] = {};
   A total_first[kShifts] = {}, total_second[kShifts] = {};
 
   __device__ void Fold() {
@@ -29,7 +31,7 @@ struct Lanes {
       A sum_first = first[k], sum_second = second[k];
       first[k] = second[k] = 0;
 #pragma unroll
-      for (int j = k + kShifts; j < kWidth; j += kShifts) {
+      for (int j = k + kShifts; j < kLanes; j += kShifts) {
         sum_first += first[j];
         sum_second += second[j];
         first[j] = second[j] = 0;
@@ -64,8 +66,8 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       const A deviation = Load(x[0].values[j]) - this->shift[j % kShifts];
-      this->first[j] += deviation;
-      this->second[j] += deviation * deviation;
+      this->first[j % this->kLanes] += deviation;
+      this->second[j % this->kLanes] += deviation * deviation;
     }
   }
 
@@ -111,8 +113,8 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       const A dy = Load(tensors[1].values[j]);
-      this->first[j] += dy;
-      this->second[j] += dy * (Load(tensors[0].values[j]) - this->shift[j % kShifts]);
+      this->first[j % this->kLanes] += dy;
+      this->second[j % this->kLanes] += dy * (Load(tensors[0].values[j]) - this->shift[j % kShifts]);
     }
   }
 
