@@ -1,4 +1,4 @@
-"""Times the CUDA kernels beside a plain copy and beside PyTorch's, in one run on one GPU.
+"""Times the CUDA kernels beside a plain copy and PyTorch's, in one run on one GPU.
 
 PyTorch's are the four kernels of its synchronized batch norm: batch_norm_stats,
 batch_norm_elemt, batch_norm_backward_reduce, batch_norm_backward_elemt. No MXNet takes
@@ -19,7 +19,6 @@ import statistics
 import sys
 from pathlib import Path
 
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "gpu")]
 
@@ -36,8 +35,8 @@ from cuda_driver import LANE, CudaDriver  # noqa: E402
 from native import SHAPE  # noqa: E402
 
 EPS = 1e-5
-# (N, C, H, W): the layers of a ResNet-50 with dilation, its pyramid pooling, at a crop of 480
-# with 4 images a GPU; then large and small ones.
+# (N, C, H, W): the layers of a dilated ResNet-50 and of its pyramid pooling, for 4
+# crops of 480; then others, large and small.
 SHAPES = [
     (4, 64, 240, 240),
     (4, 256, 120, 120),
@@ -74,7 +73,7 @@ class Case:
         options = {"dtype": DTYPES[dtype], "device": "cuda"}
         form = torch.channels_last if last else torch.contiguous_format
         self.x, self.dy = (
-            torch.empty(shape, **options).normal_(mean, 1).contiguous(memory_format=form)
+            torch.empty(shape, memory_format=form, **options).normal_(mean, 1)
             for mean in (3.0, 0.0)
         )
         self.y, self.dx = torch.empty_like(self.x), torch.empty_like(self.x)
@@ -228,8 +227,8 @@ def copy_gb_s(flush, repetitions):
 def print_row(row, copy):
     cells = [f"{str(tuple(row['shape'])):<22}{row['dtype']:<9}{row['layout']:<14}"]
     for name in TENSORS:
-        share = row["gb_s"][name] / copy
-        cells.append(f"{row['ours'][name]:9.1f} {share:4.0%} {row['torch'][name]:8.1f} ")
+        ours, other = row["ours"][name], row["torch"][name]
+        cells.append(f"{ours:9.1f} {row['gb_s'][name] / copy:4.0%} {other:8.1f} ")
     faster = row["torch"]["all"] / row["ours"]["all"]
     print("".join(cells) + f"{faster:6.2f} x", flush=True)
 
@@ -247,7 +246,10 @@ def main():
     properties = torch.cuda.get_device_properties(0)
     flush = torch.empty(4 * properties.L2_cache_size + 2**28, dtype=torch.uint8).cuda()
     copy = copy_gb_s(flush, options.repetitions)
-    print(f"{properties.name}: copy {copy} GB/s; microseconds, share of the copy, PyTorch")
+    print(f"{properties.name}: copy {copy} GB/s")
+    print(
+        "of each kernel: microseconds, share of the copy's GB/s, PyTorch's microseconds"
+    )
     rows = []
     for shape in shapes:
         for dtype in DTYPES:
@@ -258,12 +260,13 @@ def main():
                 row.update(measure(case, flush, options.repetitions))
                 rows.append(row)
                 print_row(row, copy)
+    architectures = native.library().gluon_syncbn_cuda_architectures().decode()
     document = {
         "machine": {
             "gpu": properties.name,
             "multiprocessors": properties.multi_processor_count,
             "l2_bytes": properties.L2_cache_size,
-            "architectures": native.library().gluon_syncbn_cuda_architectures().decode(),
+            "architectures": architectures,
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "system": platform.platform(),

@@ -11,7 +11,7 @@ from storage import storage_of, to_float64, to_storage
 
 
 class Problem:
-    """Data of one dtype and layout, and the results of the four kernels and of the oracle."""
+    """Data of one dtype and layout, and the four kernels on it."""
 
     def __init__(self, driver, dtype, shape, center=0.0, misalign=0, seed=None):
         rng = np.random.default_rng(sum(shape) if seed is None else seed)
@@ -48,8 +48,8 @@ class Problem:
     def apply(self, name, *arguments, old=None):
         """The tensor that normalize or backward_apply writes, or adds to `old`."""
         out = self.tensor(old)
-        vectors = (self.vector(a) if isinstance(a, np.ndarray) else a for a in arguments)
-        self.call(name, *vectors, int(old is not None), out)
+        given = [self.vector(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        self.call(name, *given, int(old is not None), out)
         return to_float64(out.get(), self.dtype)
 
     def run(self, old=None):

@@ -16,44 +16,48 @@ WRITE, ADD = 1, 2
 EPS, MOMENTUM = 1e-5, 0.9
 
 
-class Device(threading.Thread):
-    """One device's shard: two training steps in a thread of its own."""
+def steps_of(request):
+    """What was added to is added to once, so that its value is known."""
+    return 1 if request == ADD else 2
 
-    def __init__(self, driver, computes_on, group, rank, count, dtype, axis, x, dy, request):
+
+class Device(threading.Thread):
+    """One device's shard: training steps in a thread of its own."""
+
+    def __init__(self, driver, layer, dtype, axis, x, dy, request):
         super().__init__(daemon=True)
-        self.driver, self.dtype, self.shape, self.request = driver, dtype, x.shape, request
-        self._layer = Layer(group, f"gpu({rank})", computes_on, count, axis, EPS, MOMENTUM)
+        self._layer, self._step, self._request = layer, (dtype, x.shape), request
         channels = (x.shape[axis],)
         storage = storage_of(dtype)
-        self.vectors = np.float64 if dtype == "float64" else np.float32
+        kind = np.float64 if dtype == "float64" else np.float32
         rng = np.random.default_rng(7)  # the same parameters on every device
-        self.gamma, self.beta = rng.normal(1, 0.3, (2, *channels)).astype(self.vectors)
+        self.gamma, self.beta = rng.normal(1, 0.3, (2, *channels)).astype(kind)
         old = to_storage(np.full(x.shape, 0.5), dtype) if request == ADD else None
         ones = np.ones(channels)
-        data, vector = driver.array, driver.array
+        gradients = ones if request == ADD else None
+        data = {"x": x, "dy": dy, "y": None, "dx": old}
+        vectors = {
+            "gamma": self.gamma,
+            "beta": self.beta,
+            "running_mean": 0 * ones,
+            "running_var": ones,
+            "dgamma": gradients,
+            "dbeta": gradients,
+        }
         self.memory = {
-            "x": data(x.shape, storage, x),
-            "dy": data(x.shape, storage, dy),
-            "y": data(x.shape, storage),
-            "dx": data(x.shape, storage, old),
-            "gamma": vector(channels, self.vectors, self.gamma),
-            "beta": vector(channels, self.vectors, self.beta),
-            "running_mean": vector(channels, self.vectors, 0 * ones),
-            "running_var": vector(channels, self.vectors, ones),
-            "dgamma": vector(channels, self.vectors, ones if request == ADD else None),
-            "dbeta": vector(channels, self.vectors, ones if request == ADD else None),
+            **{name: driver.array(x.shape, storage, v) for name, v in data.items()},
+            **{n: driver.array(channels, kind, v) for n, v in vectors.items()},
         }
         self.error = None
 
     def run(self):
         names = "y", "dx", "dgamma", "dbeta"
-        requests = {f"{name}_request": self.request for name in names}
+        requests = {f"{name}_request": self._request for name in names}
         requests["y_request"] = WRITE
         try:
-            for _ in range(2 if self.request == WRITE else 1):
-                step = self.dtype, self.shape
-                self._layer.forward(True, *step, **self.memory, **requests)
-                self._layer.backward(*step, **self.memory, **requests)
+            for _ in range(steps_of(self._request)):
+                self._layer.forward(True, *self._step, **self.memory, **requests)
+                self._layer.backward(*self._step, **self.memory, **requests)
         except RuntimeError as error:
             self.error = error
         finally:
@@ -74,7 +78,7 @@ def oracle(x, dy, gamma, beta, axis):
 def check_devices(
     driver, computes_on, dtype, shape, rows, axis, request, center=0.5, expected=oracle
 ):
-    """Runs `len(rows)` devices with that many rows each; compares everything they write."""
+    """Runs `len(rows)` devices with that many rows each; compares all they write."""
     assert sum(rows) == shape[0]
     rng = np.random.default_rng()
     x = to_storage(rng.normal(center, 2, shape), dtype)
@@ -82,10 +86,11 @@ def check_devices(
     bounds = np.cumsum(rows)[:-1]
     group = uuid.uuid4().hex
     shards = zip(np.split(x, bounds), np.split(dy, bounds))
-    devices = [
-        Device(driver, computes_on, group, k, len(rows), dtype, axis, *shard, request)
-        for k, shard in enumerate(shards)
-    ]
+    devices = []
+    for k, shard in enumerate(shards):
+        place = f"gpu({k})", computes_on, len(rows)
+        layer = Layer(group, *place, axis, EPS, MOMENTUM)
+        devices.append(Device(driver, layer, dtype, axis, *shard, request))
     for device in devices:
         device.start()
     for device in devices:
@@ -115,15 +120,15 @@ def check_devices(
 
     vectors = "float64" if dtype == "float64" else "float32"
     near(whole("y"), y, 2 * x_hat)
-    dx_scale = np.max(np.abs(gamma * inv_std)) * np.max(np.abs(dy64)) * (1 + x_hat) + old
-    near(whole("dx"), old + dx, dx_scale)
+    dx_terms = np.max(np.abs(gamma * inv_std)) * np.max(np.abs(dy64)) * (1 + x_hat)
+    near(whole("dx"), old + dx, dx_terms + old)
     terms = np.abs(dy64).sum(others).max() * (1 + x_hat) + 1
     for name, right in ("dgamma", dgamma), ("dbeta", dbeta):
         # Each device's own sums; a trainer adds them up.
         total = sum(r[name].astype(float) for r in results)
         near(total, right + (len(rows) if request == ADD else 0), terms, vectors)
     running_mean, running_var = np.zeros_like(mean), np.ones_like(var)
-    for _ in range(2 if request == WRITE else 1):
+    for _ in range(steps_of(request)):
         running_mean = reference.update_running(running_mean, mean, MOMENTUM)
         running_var = reference.update_running(running_var, var, MOMENTUM)
     for result in results:

@@ -77,7 +77,7 @@ class Shard(ctypes.Structure):
 class Layer:
     """The layer on one device: src/op/c_api.h.
 
-    `device` is its name among those that synchronize, `computes_on` where its memory is.
+    `device` is its name in the exchange, `computes_on` where its memory is.
     """
 
     def __init__(

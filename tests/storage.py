@@ -16,7 +16,7 @@ def storage_of(dtype):
 
 
 def to_storage(values, dtype):
-    """`values` rounded to `dtype`; bfloat16 as its bits, cut off rather than rounded."""
+    """`values` in `dtype`; bfloat16 as its bits, cut off rather than rounded."""
     if dtype != "bfloat16":
         return np.ascontiguousarray(values, dtype)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -52,7 +52,8 @@ class HostArray:
 
     def get(self):
         """The values; asserts that nothing was written around them."""
-        return unguarded(self._bytes, self._before, self._end, self._shape, self._storage)
+        inside = self._before, self._end
+        return unguarded(self._bytes, *inside, self._shape, self._storage)
 
 
 def unguarded(raw, before, end, shape, storage):

@@ -1,4 +1,4 @@
-"""The CPU kernels through their C interface, against the oracle; no operator takes part."""
+"""The CPU kernels through their C interface, against the oracle."""
 
 import os
 import subprocess

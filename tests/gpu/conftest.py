@@ -1,7 +1,7 @@
 """Skips this folder, with the reason, where there is no GPU to check.
 
-Run it by `bash scripts/check_gpu.sh`, which keeps pytest from loading tests/conftest.py:
-that one needs MXNet.
+Run it by `bash scripts/check_gpu.sh`, which keeps pytest from loading the conftest.py
+above this one: that needs MXNet.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Memory and kernels of a GPU for the checks, see tests/native.py. PyTorch provides memory.
+"""Memory and kernels of a GPU for the checks, see tests/native.py; memory is PyTorch's.
 
 Called by the tests of this folder and by scripts/benchmark_gpu.py. No MXNet: its own
 kernels run on no GPU newer than sm_89, ours do.

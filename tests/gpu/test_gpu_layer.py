@@ -52,9 +52,7 @@ def torch_whole_batch(x, dy, gamma, beta, axis):
 @pytest.mark.parametrize("rows", [[7], [4, 3], [3, 0, 2, 2]], ids=str)
 @pytest.mark.parametrize("shape, axis", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_devices_equal_the_whole_batch(
-    dtype, shape, axis, rows, request_kind, driver
-):
+def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind, driver):
     layer_checks.check_devices(
         driver, "gpu(0)", dtype, shape, rows, axis, request_kind,
         expected=torch_whole_batch,
