@@ -55,8 +55,7 @@ set_source_files_properties(kernels/cuda/batch_norm_cuda.cc PROPERTIES COMPILE_D
 set_target_properties(gluon_syncbn_objects PROPERTIES
                       CUDA_ARCHITECTURES "${GLUON_SYNCBN_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
                       CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden)
-# nvcc's resource usage is read by tests/test_cuda_build.py.
 target_compile_options(gluon_syncbn_objects PRIVATE
-                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v;-Xfatbin=-compress-all>")
+                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>")
 # Static: MXNet brings a CUDA runtime of its own version, and on a CPU there is none.
 target_link_libraries(gluon_syncbn_objects PUBLIC CUDA::cudart_static)

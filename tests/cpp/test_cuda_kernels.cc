@@ -2,7 +2,6 @@
 #include "kernel_tests.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "kernels/cuda/partition.h"
-#include "kernels/cuda/reduce.cuh"
 
 namespace cuda = syncbn::cuda;
 using syncbn::DType;

@@ -21,6 +21,9 @@ constexpr int kColumnsThreads = 512;
 constexpr int kResidentPlanes = 4;
 constexpr int ResidentColumns(int width) { return width > 4 ? 1 : 2; }
 
+// Rounds of vectors after which a thread folds its lanes into totals, see sums.cuh.
+constexpr int kFoldEvery = 16;
+
 constexpr int kMostTileSlots = 128;  // of Columns, unless one channel needs more
 
 // Splitting a channel's sum over blocks takes a counter for each unit that is split.

@@ -11,7 +11,6 @@ namespace syncbn {
 namespace cuda {
 
 constexpr int kWarp = 32;
-constexpr int kFoldEvery = 16;  // rounds of kUnroll vectors
 
 struct Workspace {
   unsigned* counters;  // kCounters zeros, which each kernel leaves as zeros
