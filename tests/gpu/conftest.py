@@ -12,6 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+collect_ignore = ["cuda_driver.py"]  # by --doctest-modules: it needs PyTorch
+
 
 def missing():
     """Why nothing can be checked here; empty if it can."""
