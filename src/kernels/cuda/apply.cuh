@@ -59,7 +59,7 @@ template <typename T, int kWidth, typename Map>
 __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth))
     ApplyColumns(Columns cut, typename Map::Arguments arguments) {
   using Wide = Vector<T, kWidth>;
-  constexpr int kUnroll = Map::kUnroll;
+  constexpr int kUnroll = UnrollColumns(kWidth, Map::kUnroll);
   const Columns::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));
   if (!place.active) return;

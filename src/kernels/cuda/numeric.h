@@ -51,6 +51,16 @@ __device__ inline Bfloat16 Store<Bfloat16>(float value) {
   return {static_cast<uint16_t>((value != value ? bits | 0x400000 : rounded) >> 16)};
 }
 
+// The inverse of Load, for a value that Load gave.
+template <typename T>
+__device__ inline T Unload(Arithmetic<T> value) {
+  return Store<T>(value);
+}
+template <>
+__device__ inline Bfloat16 Unload<Bfloat16>(float value) {
+  return {static_cast<uint16_t>(__float_as_uint(value) >> 16)};
+}
+
 template <typename T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Vector {
   T values[kWidth];

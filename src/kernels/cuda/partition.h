@@ -17,9 +17,13 @@ namespace cuda {
 
 constexpr int kPlanesThreads = 256;
 constexpr int kColumnsThreads = 512;
-// Blocks that a multiprocessor has registers for.
+// Blocks that a multiprocessor has registers for. Where that is one, its threads ask for twice as
+// many vectors ahead.
 constexpr int kResidentPlanes = 4;
-constexpr int ResidentColumns(int width) { return width > 4 ? 1 : 2; }
+SYNCBN_HOST_DEVICE constexpr int ResidentColumns(int width) { return width > 4 ? 1 : 2; }
+SYNCBN_HOST_DEVICE constexpr int UnrollColumns(int width, int unroll) {
+  return ResidentColumns(width) == 1 ? 2 * unroll : unroll;
+}
 
 // Rounds of vectors after which a thread folds its lanes into totals, see sums.cuh.
 constexpr int kFoldEvery = 16;

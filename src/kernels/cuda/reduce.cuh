@@ -138,7 +138,7 @@ __device__ void SumByChannel(int channels, int64_t entries, const At& at, const 
 template <typename T, typename Sums>
 __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth))
     ReduceColumns(Columns cut, typename Sums::Arguments arguments, Workspace workspace) {
-  constexpr int kUnroll = Sums::kUnroll, kWidth = Sums::kWidth;
+  constexpr int kWidth = Sums::kWidth, kUnroll = UnrollColumns(kWidth, Sums::kUnroll);
   const Columns::Block block = cut.At(blockIdx.x);
   const int inner = static_cast<int>(cut.layout.inner);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));

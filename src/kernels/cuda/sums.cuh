@@ -60,7 +60,7 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
     this->shift[k] = Load(first);
   }
   // What counts as no element.
-  __device__ T Filler(int /*tensor*/, int k) const { return Store<T>(this->shift[k]); }
+  __device__ T Filler(int /*tensor*/, int k) const { return Unload<T>(this->shift[k]); }
 
   __device__ void Add(const Vector<T, kWidth> (&x)[1]) {
 #pragma unroll

@@ -167,7 +167,11 @@ class CudaBackend : public Backend {
 
 std::unique_ptr<Backend> MakeCudaBackend(const Device& device) {
   int count = 0;
-  SYNCBN_CUDA_CHECK(cudaGetDeviceCount(&count));
+  try {
+    SYNCBN_CUDA_CHECK(cudaGetDeviceCount(&count));
+  } catch (const DeviceError& error) {
+    throw Error(Concat("SyncBatchNorm on ", device.Name(), ": ", error.what()));
+  }
   if (device.id < 0 || device.id >= count) {
     throw Error(Concat("SyncBatchNorm on ", device.Name(), ": this process sees ", count,
                        " CUDA devices"));

@@ -3,6 +3,9 @@
 
 #include <dlfcn.h>
 
+#include <map>
+#include <mutex>
+
 #include "kernels/cuda/check.h"
 
 namespace syncbn {
@@ -26,6 +29,26 @@ const Driver& TheDriver() {
   return driver;
 }
 
+void CheckDriver(int status, const char* call) {
+  if (status != 0) throw DeviceError(Concat("CUDA: ", call, " failed with error ", status));
+}
+
+// Whether the runtime looks at the driver's context when it sets the device that it set last is not
+// documented, and SetCurrent goes past it: so the context is remembered and set as well.
+void MakeCurrent(const Driver& driver, int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, void*> contexts;
+  SYNCBN_CUDA_CHECK(cudaSetDevice(ordinal));
+  std::lock_guard<std::mutex> lock(mutex);
+  void*& context = contexts[ordinal];
+  if (context == nullptr) {
+    SYNCBN_CUDA_CHECK(cudaFree(nullptr));  // older runtimes make the context at the first use
+    CheckDriver(driver.GetCurrent(&context), "cuCtxGetCurrent");
+  } else {
+    CheckDriver(driver.SetCurrent(context), "cuCtxSetCurrent");
+  }
+}
+
 }  // namespace
 
 CurrentDevice::CurrentDevice(int ordinal) {
@@ -33,10 +56,8 @@ CurrentDevice::CurrentDevice(int ordinal) {
   if (driver.GetCurrent == nullptr || driver.SetCurrent == nullptr) {
     throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
   }
-  if (const int status = driver.GetCurrent(&context_before_)) {
-    throw DeviceError(Concat("CUDA: cuCtxGetCurrent failed with error ", status));
-  }
-  SYNCBN_CUDA_CHECK(cudaSetDevice(ordinal));
+  CheckDriver(driver.GetCurrent(&context_before_), "cuCtxGetCurrent");
+  MakeCurrent(driver, ordinal);
 }
 
 CurrentDevice::~CurrentDevice() { TheDriver().SetCurrent(context_before_); }
