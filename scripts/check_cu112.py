@@ -47,7 +47,7 @@ NO_DEVICE = 100  # cudaErrorNoDevice
 
 
 def make_environment():
-    """A Python with mxnet-cu112 and all that the tests need; returns its interpreter."""
+    """A Python with mxnet-cu112 and what the tests need; returns its interpreter."""
     folder = Path(os.environ.get("VENV", BUILD / "venv"))
     python = folder / "bin" / "python"
     if not python.exists():
