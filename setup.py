@@ -29,7 +29,7 @@ class CMakeBuild(build_ext):
             subprocess.run(configure, check=True)
             subprocess.run(["cmake", "--build", build], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            sys.exit(f"building {LIBRARY} needs a C++14 compiler such as g++: {error}")
+            sys.exit(f"building {LIBRARY} needs a C++17 compiler such as g++: {error}")
         self.copy_file(build / LIBRARY, target)
 
 

@@ -30,6 +30,7 @@ _SIGNATURES = {
     "gluon_syncbn_reset_all": (None, []),
     "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
     "gluon_syncbn_num_threads": (ctypes.c_int, []),
+    "gluon_syncbn_cuda_architectures": (ctypes.c_char_p, []),
 }
 
 
@@ -73,12 +74,15 @@ def features():
     dict
         ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
         ``"generic"``; ``num_threads``: threads that compute at once; ``cuda``:
-        whether there are CUDA kernels; ``library``: the file.
+        whether there are CUDA kernels; ``cuda_architectures``: what these have machine
+        code (``"90-real"``) or PTX (``"90-virtual"``) for; ``library``: the file.
     """
     library = load()
+    architectures = library.gluon_syncbn_cuda_architectures().decode().split()
     return {
         "instruction_set": library.gluon_syncbn_instruction_set().decode(),
         "num_threads": library.gluon_syncbn_num_threads(),
-        "cuda": False,
+        "cuda": bool(architectures),
+        "cuda_architectures": architectures,
         "library": str(path()),
     }

@@ -26,7 +26,10 @@ fi
 . "$VENV/bin/activate" || exit 1
 
 # Everything that is installed or compiled: as long as it is the same, there is nothing to do.
-inputs=$(cat requirements.txt pyproject.toml setup.py $(find src -type f | sort) | sha256sum)
+inputs=$({
+    cat requirements.txt pyproject.toml setup.py $(find src -type f | sort)
+    echo "${GLUON_SYNCBN_CUDA:-}" "${CUDAARCHS:-}" "$(command -v nvcc)"
+} | sha256sum)
 if [ "$(cat "$VENV/installed" 2>/dev/null)" != "$inputs" ]; then
     echo "installing pinned packages and building the library (a few minutes)"
     pip install --quiet --disable-pip-version-check -r requirements.txt || exit 1

@@ -116,7 +116,7 @@ def conditioning(x, axis=1, eps=1e-5):
     return float(np.max(np.abs(mean) * inv_std, initial=0.0))
 
 
-def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
+def tolerance(dtype, count=1, conditioning=0.0, scale=1.0, lane=0):
     r"""Bounds of a right result: |result - expected| <= atol + rtol |expected|.
 
     Parameters
@@ -129,6 +129,8 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
         max|gamma x_hat| + max|beta|; for dx, max|gamma inv_std dy|; for sums such as
         dgamma and dbeta, the sum of the absolute terms; for a running statistic, its
         own size.
+    lane : additions in the arithmetic's own precision that a term of a sum passes
+        before its partial sum goes on in float64; 0 where sums are float64 throughout.
 
     Returns
     -------
@@ -151,9 +153,10 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
       and inv_std err by 4 n u64, and the rounding of the mean itself by u64 |mean| /
       std. Relative to the terms of a result that uses both, this is 8 n u64 + 2 u64
       |mean| / std.
+    * Where a lane adds in u first, its additions count like those: 8 lane u.
     """
     u_out, subnormal = _PRECISION[str(dtype)]
     u64 = _PRECISION["float64"][0]
     u = u64 if str(dtype) == "float64" else _PRECISION["float32"][0]
-    of_terms = 8 * u + 8 * count * u64 + 2 * conditioning * u64
+    of_terms = 8 * (1 + lane) * u + 8 * count * u64 + 2 * conditioning * u64
     return u_out, of_terms * scale + subnormal

@@ -1,5 +1,5 @@
-// The one exception type of the library, and how its text is put together.
-// Who uses it: every folder but kernels. Only mxnet/ turns it into MXNet's own error.
+// The exception types of the library, and how their texts are put together.
+// Who uses it: every folder. Only mxnet/ turns them into MXNet's own error.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -9,6 +9,11 @@ namespace syncbn {
 
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// A device's runtime has refused a call. Kernels know no layer: op adds its name.
+struct DeviceError : Error {
+  using Error::Error;
 };
 
 template <typename... Parts>

@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "core/host_device.h"
+
 namespace syncbn {
 
 struct Layout {
@@ -10,8 +12,8 @@ struct Layout {
   int64_t channels = 0;
   int64_t inner = 0;
 
-  int64_t PerChannel() const { return outer * inner; }
-  int64_t Size() const { return outer * channels * inner; }
+  SYNCBN_HOST_DEVICE int64_t PerChannel() const { return outer * inner; }
+  SYNCBN_HOST_DEVICE int64_t Size() const { return outer * channels * inner; }
 };
 
 // `axis` is in [0, ndim).

@@ -1,13 +1,7 @@
 // Count, mean and sum of squared deviations of a set of numbers, and how two sets merge.
-// Who uses it: the CPU kernels (partial results) and op (shards of devices); CUDA kernels later.
+// Who uses it: the CPU kernels (partial results) and op (shards of devices).
 #pragma once
 #include <cstdint>
-
-#if defined(__CUDACC__)
-#define SYNCBN_HOST_DEVICE __host__ __device__
-#else
-#define SYNCBN_HOST_DEVICE
-#endif
 
 namespace syncbn {
 
@@ -18,7 +12,7 @@ struct Moments {
 };
 
 // Chan, Golub, LeVeque: Algorithms for computing the sample variance, doi:10.1080/00031305.1983.10483115.
-SYNCBN_HOST_DEVICE inline Moments Merge(const Moments& a, const Moments& b) {
+inline Moments Merge(const Moments& a, const Moments& b) {
   if (b.count == 0) return a;
   if (a.count == 0) return b;
   const double count = a.count + b.count;

@@ -46,7 +46,7 @@ struct Operator {
   Operator(const Attributes& attributes, const Device& device, std::shared_ptr<Group> group)
       : num_devices(attributes.options.num_devices),
         inputs(attributes.chained ? 4 : 3),
-        batch_norm(attributes.options, device, std::move(group)) {}
+        batch_norm(attributes.options, device, std::move(group), MakeBackend(device)) {}
   const int num_devices;
   const int inputs;
   SyncBatchNorm batch_norm;

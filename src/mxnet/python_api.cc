@@ -5,32 +5,26 @@
 #include <string>
 
 #include "collective/registry.h"
+#include "core/last_error.h"
 #include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
+#include "kernels/cuda/batch_norm_cuda.h"
 #include "mxnet/custom_op.h"
 #include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
 
 #define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
 
-namespace {
-thread_local std::string last_text;
-}
-
 using syncbn::Registry;
 
-SYNCBN_EXPORT const char* gluon_syncbn_last_error() { return last_text.c_str(); }
+SYNCBN_EXPORT const char* gluon_syncbn_last_error() { return syncbn::LastError().c_str(); }
 
 SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
-  try {
+  return syncbn::CatchAll([&] {
     syncbn::LoadMxnetApi(libmxnet_path);
     syncbn::RegisterCustomOp();
     syncbn::ArmForkGuard();
-    return 0;
-  } catch (const std::exception& error) {
-    last_text = error.what();
-    return -1;
-  }
+  });
 }
 
 SYNCBN_EXPORT void gluon_syncbn_create_group(const char* key, const char* layer) {
@@ -75,8 +69,9 @@ SYNCBN_EXPORT double gluon_syncbn_timeout() { return syncbn::DefaultTimeout(); }
 
 // The text of the first failed layer, "" if none; valid until this thread's next call.
 SYNCBN_EXPORT const char* gluon_syncbn_failure() {
-  last_text = Registry::Get().FirstFailure();
-  return last_text.c_str();
+  thread_local std::string text;
+  text = Registry::Get().FirstFailure();
+  return text.c_str();
 }
 
 SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text) { Registry::Get().FailAll(text); }
@@ -84,5 +79,14 @@ SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text) { Registry::Get().Fai
 SYNCBN_EXPORT void gluon_syncbn_reset_all() { Registry::Get().ResetAll(); }
 
 SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
+
+// What there is machine code for; empty in a build without CUDA.
+SYNCBN_EXPORT const char* gluon_syncbn_cuda_architectures() {
+#if defined(SYNCBN_CUDA)
+  return syncbn::cuda::Architectures();
+#else
+  return "";
+#endif
+}
 
 SYNCBN_EXPORT int gluon_syncbn_num_threads() { return syncbn::NumThreads(); }

@@ -6,16 +6,10 @@
 
 #include "collective/registry.h"
 #include "core/error.h"
-#include "core/pages.h"
-#include "kernels/cpu/batch_norm_cpu.h"
 #include "op/reducers.h"
 
 namespace syncbn {
 namespace {
-
-cpu::Write ToWrite(Request request) {
-  return request == Request::kAdd ? cpu::Write::kAdd : cpu::Write::kAssign;
-}
 
 std::vector<double> InverseStd(const std::vector<double>& var, double epsilon) {
   std::vector<double> inv_std(var.size());
@@ -29,22 +23,56 @@ std::vector<double> Product(const std::vector<double>& a, const std::vector<doub
   return product;
 }
 
-std::vector<char> MakeWorkspace(const Layout& layout) {
-  return std::vector<char>(static_cast<size_t>(cpu::WorkspaceBytes(layout)));
-}
-
 }  // namespace
 
 SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
-                             std::shared_ptr<Group> group)
-    : options_(options), device_(device), group_(std::move(group)) {}
+                             std::shared_ptr<Group> group, std::unique_ptr<Backend> backend)
+    : options_(options),
+      device_(device),
+      group_(std::move(group)),
+      backend_(std::move(backend)) {}
+
+// A device whose runtime fails can never meet the others, so they are told at once.
+template <typename Body>
+void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
+                              std::initializer_list<const Tensor*> vectors, const Body& body) {
+  const Layout layout = LayoutOf(x);
+  try {
+    backend_->Begin(layout, x.dtype, vectors);
+    body(layout);
+    backend_->Finish();
+  } catch (const DeviceError& error) {
+    backend_->Abandon();
+    const std::string text = Concat("SyncBatchNorm '", group_->layer(), "', ", operation, " on ",
+                                    device_.Name(), ": ", error.what());
+    group_->Fail(text);
+    throw Error(text);
+  } catch (...) {
+    backend_->Abandon();
+    throw;
+  }
+}
 
 void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
                             const Tensor& beta, Request y_request, const Tensor& y,
                             const Tensor& running_mean, const Tensor& running_var) {
-  const Layout layout = LayoutOf(x);
-  batch_statistics_ = training && !options_.use_global_stats;
   mean_.clear();  // until this call has succeeded
+  OnBackend("forward", x, {&gamma, &beta, &running_mean, &running_var}, [&](const Layout& layout) {
+    ComputeForward(layout, training, x, gamma, beta, y_request, y, running_mean, running_var);
+  });
+}
+
+void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& x, const Tensor& gamma,
+                             const Gradients& out) {
+  OnBackend("backward", x, {&gamma},
+            [&](const Layout& layout) { ComputeBackward(layout, dy, x, gamma, out); });
+}
+
+void SyncBatchNorm::ComputeForward(const Layout& layout, bool training, const Tensor& x,
+                                   const Tensor& gamma, const Tensor& beta, Request y_request,
+                                   const Tensor& y, const Tensor& running_mean,
+                                   const Tensor& running_var) {
+  batch_statistics_ = training && !options_.use_global_stats;
   if (batch_statistics_) {
     ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
     backward_calls_ = 0;
@@ -54,21 +82,19 @@ void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
     inv_std_ = InverseStd(batch.var, options_.epsilon);
     UpdateRunning(batch, running_mean, running_var);
   } else {
-    mean_ = ReadVector(running_mean);
-    inv_std_ = InverseStd(ReadVector(running_var), options_.epsilon);
+    mean_ = backend_->Read(running_mean);
+    inv_std_ = InverseStd(backend_->Read(running_var), options_.epsilon);
   }
   if (y_request == Request::kNull) return;
-  ExpectLargeWrite(y.data, layout.Size() * SizeOf(y.dtype));
   const std::vector<double> scale = Product(GammaOf(gamma), inv_std_);
-  cpu::Normalize(x.dtype, x.data, layout, mean_.data(), scale.data(), ReadVector(beta).data(),
-                 ToWrite(y_request), y.data);
+  backend_->Normalize(x, layout, mean_.data(), scale.data(), backend_->Read(beta).data(), y_request,
+                      y);
 }
 
 // With g = gamma * inv_std and sums over the whole batch of `count` elements per channel:
 // dx = g * (dy - sum_dy / count - (x - mean) * inv_std^2 * sum_dy_xmu / count)
-void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& x, const Tensor& gamma,
-                             const Gradients& out) {
-  const Layout layout = LayoutOf(x);
+void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& x,
+                                    const Tensor& gamma, const Gradients& out) {
   const size_t channels = static_cast<size_t>(layout.channels);
   // MXNet skips the backward of a failed forward only if no other operator took its exception.
   if (mean_.size() != channels) {
@@ -76,16 +102,14 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& x, const Tensor& ga
                        "belongs to has failed. ", group_->Failure()));
   }
   Payload sums(2 * channels);  // sum_dy, then sum_dy_xmu
-  std::vector<char> workspace = MakeWorkspace(layout);
-  cpu::BackwardSums(x.dtype, x.data, dy.data, layout, mean_.data(), workspace.data(), sums.data(),
-                    sums.data() + channels);
+  backend_->BackwardSums(x, dy, layout, mean_.data(), sums.data(), sums.data() + channels);
 
   const std::vector<double> sum_dy(sums.begin(), sums.begin() + channels);
   const std::vector<double> sum_dy_xmu(sums.begin() + channels, sums.end());
-  WriteVector(sum_dy, out.dbeta_request, out.dbeta);
-  WriteVector(options_.fix_gamma ? std::vector<double>(channels, 0.0)
-                                 : Product(sum_dy_xmu, inv_std_),
-              out.dgamma_request, out.dgamma);
+  backend_->Write(sum_dy, out.dbeta_request, out.dbeta);
+  backend_->Write(options_.fix_gamma ? std::vector<double>(channels, 0.0)
+                                     : Product(sum_dy_xmu, inv_std_),
+                  out.dgamma_request, out.dgamma);
 
   const std::vector<double> a = Product(GammaOf(gamma), inv_std_);
   std::vector<double> b(channels, 0.0), d(channels, 0.0);
@@ -98,18 +122,15 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& x, const Tensor& ga
     }
   }
   if (out.dx_request == Request::kNull) return;
-  ExpectLargeWrite(out.dx.data, layout.Size() * SizeOf(out.dx.dtype));
-  cpu::BackwardApply(x.dtype, x.data, dy.data, layout, mean_.data(), a.data(), b.data(), d.data(),
-                     ToWrite(out.dx_request), out.dx.data);
+  backend_->BackwardApply(x, dy, layout, mean_.data(), a.data(), b.data(), d.data(),
+                          out.dx_request, out.dx);
 }
 
 SyncBatchNorm::Statistics SyncBatchNorm::ReduceMoments(const Tensor& x, const Layout& layout) {
   const size_t channels = static_cast<size_t>(layout.channels);
   Payload moments(1 + 2 * channels);
   moments[0] = static_cast<double>(layout.PerChannel());
-  std::vector<char> workspace = MakeWorkspace(layout);
-  cpu::LocalMoments(x.dtype, x.data, layout, workspace.data(), moments.data() + 1,
-                    moments.data() + 1 + channels);
+  backend_->LocalMoments(x, layout, moments.data() + 1, moments.data() + 1 + channels);
 
   const auto total = Exchange("forward", x, layout, std::move(moments), MergeMoments);
   Statistics batch;
@@ -131,13 +152,14 @@ void SyncBatchNorm::UpdateRunning(const Statistics& batch, const Tensor& running
   // One element has no unbiased variance; its biased one is 0.
   const double correction = options_.unbiased_running_var && batch.count > 1
                                 ? batch.count / (batch.count - 1) : 1.0;
-  std::vector<double> mean = ReadVector(running_mean), var = ReadVector(running_var);
+  std::vector<double> mean = backend_->Read(running_mean);
+  std::vector<double> var = backend_->Read(running_var);
   for (size_t c = 0; c < mean.size(); ++c) {
     mean[c] = keep * mean[c] + (1 - keep) * batch.mean[c];
     var[c] = keep * var[c] + (1 - keep) * batch.var[c] * correction;
   }
-  WriteVector(mean, Request::kWrite, running_mean);
-  WriteVector(var, Request::kWrite, running_var);
+  backend_->Write(mean, Request::kWrite, running_mean);
+  backend_->Write(var, Request::kWrite, running_var);
 }
 
 std::shared_ptr<const Payload> SyncBatchNorm::Exchange(const char* operation, const Tensor& x,
@@ -171,7 +193,7 @@ Layout SyncBatchNorm::LayoutOf(const Tensor& x) const {
 }
 
 std::vector<double> SyncBatchNorm::GammaOf(const Tensor& gamma) const {
-  if (!options_.fix_gamma) return ReadVector(gamma);
+  if (!options_.fix_gamma) return backend_->Read(gamma);
   return std::vector<double>(static_cast<size_t>(gamma.shape.at(0)), 1.0);
 }
 

@@ -2,6 +2,7 @@
 // Who uses it: mxnet/custom_op.cc, one object per node of a graph and device. It knows no
 // framework.
 #pragma once
+#include <initializer_list>
 #include <memory>
 #include <set>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "collective/group.h"
 #include "core/layout.h"
+#include "op/backend.h"
 #include "op/tensor.h"
 
 namespace syncbn {
@@ -33,7 +35,9 @@ struct Gradients {
 
 class SyncBatchNorm {
  public:
-  SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Group> group);
+  // `device` is the rank in exchanges; `backend` is where it computes.
+  SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Group> group,
+                std::unique_ptr<Backend> backend);
 
   // y = (x - mean) / sqrt(var + epsilon) * gamma + beta. `training` takes the batch's statistics
   // and updates the running ones in place, unless use_global_stats.
@@ -51,6 +55,15 @@ class SyncBatchNorm {
     std::vector<double> mean, var;
   };
 
+  // Runs body(layout) between the backend's Begin and Finish.
+  template <typename Body>
+  void OnBackend(const char* operation, const Tensor& x,
+                 std::initializer_list<const Tensor*> vectors, const Body& body);
+  void ComputeForward(const Layout& layout, bool training, const Tensor& x, const Tensor& gamma,
+                      const Tensor& beta, Request y_request, const Tensor& y,
+                      const Tensor& running_mean, const Tensor& running_var);
+  void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& x,
+                       const Tensor& gamma, const Gradients& out);
   Statistics ReduceMoments(const Tensor& x, const Layout& layout);
   void UpdateRunning(const Statistics& batch, const Tensor& running_mean,
                      const Tensor& running_var) const;
@@ -62,6 +75,7 @@ class SyncBatchNorm {
   const Options options_;
   const Device device_;
   const std::shared_ptr<Group> group_;
+  const std::unique_ptr<Backend> backend_;
 
   // What backward needs of the forward call before it.
   bool batch_statistics_ = false;

@@ -13,19 +13,19 @@ void Write(const std::vector<double>& values, Request request, T* out) {
   }
 }
 
-void CheckIsParameter(const Tensor& tensor) {
-  if (tensor.dtype != DType::kFloat32 && tensor.dtype != DType::kFloat64) {
-    throw Error(Concat("parameters and running statistics are float32 or float64, but got ",
-                       Name(tensor.dtype)));
-  }
-}
-
 }  // namespace
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text = "(";
   for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
   return text + ")";
+}
+
+void CheckIsParameter(const Tensor& vector) {
+  if (vector.dtype != DType::kFloat32 && vector.dtype != DType::kFloat64) {
+    throw Error(Concat("parameters and running statistics are float32 or float64, but got ",
+                       Name(vector.dtype)));
+  }
 }
 
 std::vector<double> ReadVector(const Tensor& tensor) {

@@ -20,7 +20,9 @@ enum class Request { kNull, kWrite, kAdd };
 
 std::string ShapeText(const std::vector<int64_t>& shape);  // "(8, 64, 60, 60)"
 
-// Per-channel parameters, statistics and their gradients: float32 or float64.
+// Per-channel parameters, statistics and their gradients: float32 or float64, or Error.
+void CheckIsParameter(const Tensor& vector);
+// In host memory.
 std::vector<double> ReadVector(const Tensor& tensor);
 void WriteVector(const std::vector<double>& values, Request request, const Tensor& tensor);
 

@@ -1,0 +1,101 @@
+// The kernels that compute a tensor element by element, for both ways to cut one.
+// Who uses it: batch_norm.cuh. What is computed is the template parameter, see maps.cuh.
+//
+// Blocks start at the tensor's end: that is what the reduction before has left in the second-level
+// cache. The output may be one of the inputs. Adding to it is rare: only then it is read, late, to
+// leave the registers to vectors that are asked for ahead.
+#pragma once
+#include "kernels/cuda/access.h"
+#include "kernels/cuda/maps.cuh"
+
+namespace syncbn {
+namespace cuda {
+
+// Element j of each tensor through the map, added to `old` or instead of it.
+template <typename T, int kWidth, typename Map>
+__device__ T ApplyAt(const Map& map, const Vector<T, kWidth> (&tensors)[Map::kTensors], int j,
+                     bool add, T old) {
+  T elements[Map::kTensors];
+#pragma unroll
+  for (int k = 0; k < Map::kTensors; ++k) elements[k] = tensors[k].values[j];
+  const Arithmetic<T> value = map.Of(elements);
+  return Store<T>(add ? Load(old) + value : value);
+}
+
+template <typename T, int kWidth, typename Map>
+__global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
+    ApplyPlanes(Planes cut, typename Map::Arguments arguments) {
+  constexpr int kUnroll = Map::kUnroll;
+  const Planes::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
+  const T zero = Store<T>(0);
+  Map map;
+  map.Take(arguments, block.channel);
+  for (int item = static_cast<int>(threadIdx.x); item < block.items;
+       item += kUnroll * kPlanesThreads) {
+    Vector<T, kWidth> tensors[kUnroll][Map::kTensors];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const Slot slot = cut.SlotOf(block, item + u * kPlanesThreads);
+#pragma unroll
+      for (int k = 0; k < Map::kTensors; ++k) {
+        tensors[u][k] = ReadSlot<kWidth>(arguments.tensors[k], slot, zero);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const Slot slot = cut.SlotOf(block, item + u * kPlanesThreads);
+      Vector<T, kWidth> out = {};
+      if (arguments.add) out = ReadSlot<kWidth>(arguments.out, slot, zero);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        out.values[j] = ApplyAt<T, kWidth>(map, tensors[u], j, arguments.add, out.values[j]);
+      }
+      WriteSlot<kWidth>(arguments.out, slot, out);
+    }
+  }
+}
+
+template <typename T, int kWidth, typename Map>
+__global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth))
+    ApplyColumns(Columns cut, typename Map::Arguments arguments) {
+  using Wide = Vector<T, kWidth>;
+  constexpr int kUnroll = UnrollColumns(kWidth, Map::kUnroll);
+  const Columns::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
+  const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));
+  if (!place.active) return;
+  Map maps[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const int inner = static_cast<int>(cut.layout.inner);
+    maps[j].Take(arguments, block.channel_begin + (place.column + j) / inner);
+  }
+  for (int64_t outer = block.outer_begin + place.row; outer < block.outer_end;
+       outer += kUnroll * cut.rows) {
+    Wide tensors[kUnroll][Map::kTensors];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (outer + u * cut.rows >= block.outer_end) continue;
+      const int64_t offset = cut.Offset(block, outer + u * cut.rows, place.column);
+#pragma unroll
+      for (int k = 0; k < Map::kTensors; ++k) {
+        tensors[u][k] = *reinterpret_cast<const Wide*>(arguments.tensors[k] + offset);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (outer + u * cut.rows >= block.outer_end) continue;
+      Wide* const to = reinterpret_cast<Wide*>(
+          arguments.out + cut.Offset(block, outer + u * cut.rows, place.column));
+      Wide out = {};
+      if (arguments.add) out = *to;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        out.values[j] = ApplyAt<T, kWidth>(maps[j], tensors[u], j, arguments.add, out.values[j]);
+      }
+      *to = out;
+    }
+  }
+}
+
+}  // namespace cuda
+}  // namespace syncbn

@@ -1,0 +1,29 @@
+// Checked calls of the CUDA runtime.
+// Who uses it: this folder, and op/cuda.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "core/error.h"
+
+namespace syncbn {
+namespace cuda {
+
+inline void Check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // the next call is not to report this one again
+  throw DeviceError(Concat("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (",
+                           cudaGetErrorName(status), ")"));
+}
+
+#define SYNCBN_CUDA_CHECK(call) ::syncbn::cuda::Check(call, #call)
+
+// Of the current device.
+inline int Multiprocessors() {
+  int device = 0, count = 0;
+  SYNCBN_CUDA_CHECK(cudaGetDevice(&device));
+  SYNCBN_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+}  // namespace cuda
+}  // namespace syncbn

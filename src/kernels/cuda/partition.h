@@ -1,0 +1,167 @@
+// How a tensor is cut into the work of blocks and threads: index arithmetic for host and device,
+// without any CUDA, so that a native test can check that every element is visited exactly once.
+// Who uses it: the kernels of this folder. It must not know what is computed.
+//
+// There are two ways to cut. Large planes (contiguous memory of one channel): a block has pieces of
+// planes of one channel, see Planes. Small planes and channels-last: a thread keeps to a few
+// neighbouring columns and walks along the outer axis, see Columns. Either way a thread reads
+// vectors of `width` elements: 16 bytes where alignment allows, else single elements.
+#pragma once
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "core/layout.h"
+
+namespace syncbn {
+namespace cuda {
+
+constexpr int kPlanesThreads = 256;
+constexpr int kColumnsThreads = 512;
+// Blocks that a multiprocessor has registers for. Where that is one, its threads ask for twice as
+// many vectors ahead.
+constexpr int kResidentPlanes = 4;
+SYNCBN_HOST_DEVICE constexpr int ResidentColumns(int width) { return width > 4 ? 1 : 2; }
+SYNCBN_HOST_DEVICE constexpr int UnrollColumns(int width, int unroll) {
+  return ResidentColumns(width) == 1 ? 2 * unroll : unroll;
+}
+
+// Rounds of vectors after which a thread folds its lanes into totals, see sums.cuh.
+constexpr int kFoldEvery = 16;
+
+constexpr int kMostTileSlots = 128;  // of Columns, unless one channel needs more
+
+// Splitting a channel's sum over blocks takes a counter for each unit that is split.
+constexpr int64_t kCounters = 8192;
+
+// Division by a number that is known before the kernel starts, for n < 2^31.
+// Granlund and Montgomery: Division by invariant integers using multiplication,
+// doi:10.1145/178243.178249.
+struct Divider {
+  uint32_t divisor = 1, multiplier = 1, shift = 0;
+
+  explicit Divider(uint32_t by = 1) : divisor(by) {
+    while ((uint64_t{1} << shift) < by) ++shift;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - by)) / by + 1);
+  }
+
+  SYNCBN_HOST_DEVICE uint32_t Quotient(uint32_t n) const {
+    return (static_cast<uint32_t>(static_cast<uint64_t>(n) * multiplier >> 32) + n) >> shift;
+  }
+};
+
+// One vector of memory. Only elements [begin, end) of it belong to the plane.
+struct Slot {
+  int64_t offset = 0;  // of the vector's first element from the tensor's first
+  int begin = 0, end = 0;
+};
+
+struct Planes {
+  Layout layout;
+  int width = 1;
+  int misalign = 0;   // elements from the last vector boundary to the tensor's first element
+  int64_t slots = 0;  // vectors of a plane at most, those that it shares with its neighbours included
+  int64_t outer_step = 1, slot_step = 1;  // of one block
+  int outer_blocks = 1, slot_blocks = 1;
+  Divider by_slot_step;
+
+  SYNCBN_HOST_DEVICE int Splits() const { return outer_blocks * slot_blocks; }
+  SYNCBN_HOST_DEVICE int64_t Blocks() const { return layout.channels * Splits(); }
+
+  // What one block has to do: `items` vectors.
+  struct Block {
+    int64_t channel, outer_begin, slot_begin;
+    int split, items;
+  };
+
+  SYNCBN_HOST_DEVICE Block At(uint32_t index) const {
+    Block block;
+    block.channel = index / static_cast<uint32_t>(Splits());
+    block.split = static_cast<int>(index % static_cast<uint32_t>(Splits()));
+    block.outer_begin = block.split / slot_blocks * outer_step;
+    block.slot_begin = block.split % slot_blocks * slot_step;
+    const int64_t left = layout.outer - block.outer_begin;
+    const int64_t planes = left < outer_step ? left : outer_step;
+    block.items = planes > 0 ? static_cast<int>(planes * slot_step) : 0;
+    return block;
+  }
+
+  SYNCBN_HOST_DEVICE Slot SlotOf(const Block& block, int item) const {
+    if (item >= block.items) return {};
+    const uint32_t row = by_slot_step.Quotient(static_cast<uint32_t>(item));
+    const uint32_t column = static_cast<uint32_t>(item) - row * by_slot_step.divisor;
+    const int64_t plane = (block.outer_begin + row) * layout.channels + block.channel;
+    const int64_t begin = plane * layout.inner;
+    // `width` is a power of two, so low bits are enough to know where the plane lies in its vector.
+    const int shared = static_cast<int>((misalign + begin) & (width - 1));
+    const int64_t first = (block.slot_begin + column) * width - shared;
+    const int64_t left = layout.inner - first;
+    Slot slot;
+    slot.offset = begin + first;
+    slot.begin = first < 0 ? static_cast<int>(-first) : 0;
+    slot.end = left < width ? static_cast<int>(left < 0 ? 0 : left) : width;
+    return slot;
+  }
+};
+
+struct Columns {
+  Layout layout;
+  int width = 1;
+  int tile_channels = 1;  // of one block
+  int tile_slots = 1;     // vectors of one row of the tile
+  int rows = 1;           // that a block reads at once
+  int64_t outer_step = 1;
+  int tiles = 1, outer_blocks = 1;
+
+  SYNCBN_HOST_DEVICE int64_t Blocks() const { return static_cast<int64_t>(tiles) * outer_blocks; }
+
+  struct Block {
+    int64_t channel_begin, outer_begin, outer_end;
+    int tile, split, channels;
+  };
+
+  SYNCBN_HOST_DEVICE Block At(uint32_t index) const {
+    Block block;
+    block.tile = static_cast<int>(index % static_cast<uint32_t>(tiles));
+    block.split = static_cast<int>(index / static_cast<uint32_t>(tiles));
+    block.channel_begin = static_cast<int64_t>(block.tile) * tile_channels;
+    const int64_t channels_left = layout.channels - block.channel_begin;
+    block.channels = static_cast<int>(channels_left < tile_channels ? channels_left : tile_channels);
+    block.outer_begin = block.split * outer_step;
+    const int64_t end = block.outer_begin + outer_step;
+    block.outer_end = end < layout.outer ? end : layout.outer;
+    return block;
+  }
+
+  // The vector of a thread: the first row it reads and the first of its columns in the tile;
+  // `active` is false for a thread without work.
+  struct Place {
+    int row, column;
+    bool active;
+  };
+
+  SYNCBN_HOST_DEVICE Place PlaceOf(const Block& block, int thread) const {
+    Place place;
+    place.row = thread / tile_slots;
+    place.column = thread % tile_slots * width;
+    place.active = place.row < rows && place.column < block.channels * layout.inner;
+    return place;
+  }
+
+  // Of the element at (outer, tile column) from the tensor's first.
+  SYNCBN_HOST_DEVICE int64_t Offset(const Block& block, int64_t outer, int column) const {
+    return (outer * layout.channels + block.channel_begin) * layout.inner + column;
+  }
+};
+
+// Whether a thread is to keep to columns. `bytes` is the size of an element.
+bool PrefersColumns(const Layout& layout, int width, int bytes);
+
+// `misalign` is below `width`. `multiprocessors` are those of the device.
+Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocessors);
+
+// Needs PrefersColumns, and rows of memory whose length is a multiple of `width`. `blocks` is the
+// number that is wanted.
+Columns CutColumns(const Layout& layout, int width, int64_t blocks);
+
+}  // namespace cuda
+}  // namespace syncbn

@@ -1,0 +1,48 @@
+// One thread an element; a row of blocks for each vector.
+#include "kernels/cuda/vectors.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/launch.h"
+
+namespace syncbn {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Copies {
+  VectorCopy each[kMostVectors];
+};
+
+__device__ double ReadElement(const void* vector, bool is_double, int64_t i) {
+  if (is_double) return static_cast<const double*>(vector)[i];
+  return static_cast<const float*>(vector)[i];
+}
+
+__global__ void CopyKernel(Copies copies, int64_t size, unsigned blocks_each) {
+  const VectorCopy copy = copies.each[blockIdx.x / blocks_each];
+  const int64_t i = static_cast<int64_t>(blockIdx.x % blocks_each) * kThreads + threadIdx.x;
+  if (i >= size) return;
+  double value = ReadElement(copy.from, copy.from_double, i);
+  if (copy.add) value += ReadElement(copy.to, copy.to_double, i);
+  if (copy.to_double) {
+    static_cast<double*>(copy.to)[i] = value;
+  } else {
+    static_cast<float*>(copy.to)[i] = static_cast<float>(value);
+  }
+}
+
+}  // namespace
+
+void CopyVectors(const std::vector<VectorCopy>& copies, int64_t size, Stream stream) {
+  if (copies.empty() || size == 0) return;
+  Copies all = {};
+  std::copy(copies.begin(), copies.end(), all.each);
+  const int64_t blocks_each = (size + kThreads - 1) / kThreads;
+  Launch("CopyVectors", CopyKernel, blocks_each * static_cast<int64_t>(copies.size()), kThreads,
+         stream, all, size, static_cast<unsigned>(blocks_each));
+}
+
+}  // namespace cuda
+}  // namespace syncbn

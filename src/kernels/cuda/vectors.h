@@ -1,0 +1,27 @@
+// Moves a layer's per-channel vectors between the device's arrays and pinned host memory, several in
+// one launch, because a copy of each would take longer than a small layer's kernels.
+// Who uses it: op/cuda. It must not know what the vectors mean.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/batch_norm_cuda.h"
+
+namespace syncbn {
+namespace cuda {
+
+// Both ends are float32 or float64, in memory that the device can reach.
+struct VectorCopy {
+  const void* from;
+  void* to;
+  bool from_double, to_double;
+  bool add;  // to what is there, instead of over it
+};
+
+constexpr int kMostVectors = 8;
+
+// At most kMostVectors copies of `size` elements each.
+void CopyVectors(const std::vector<VectorCopy>& copies, int64_t size, Stream stream);
+
+}  // namespace cuda
+}  // namespace syncbn

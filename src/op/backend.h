@@ -1,0 +1,50 @@
+// Where a layer computes: the seam between its arithmetic and a kind of device.
+// Who uses it: sync_batch_norm.cc, one object per operator; backend.cc and cuda/ implement it. It
+// must not know other devices.
+//
+// Tensors live on the device. Per-channel numbers that the layer's arithmetic works with are double,
+// on the host. Calls stand between Begin and Finish, in one thread at a time.
+#pragma once
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "collective/device.h"
+#include "core/layout.h"
+#include "op/tensor.h"
+
+namespace syncbn {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // Opens a forward or backward call. `vectors` are the per-channel tensors that it will Read, as
+  // they are now. Tensors that a device has to write are left alone before the first other call.
+  virtual void Begin(const Layout& layout, DType dtype,
+                     std::initializer_list<const Tensor*> vectors) = 0;
+  // Closes the call: everything is written.
+  virtual void Finish() = 0;
+  // Closes a call that has failed. What it was to write is undefined.
+  virtual void Abandon() noexcept = 0;
+
+  virtual std::vector<double> Read(const Tensor& vector) = 0;
+  virtual void Write(const std::vector<double>& values, Request request, const Tensor& vector) = 0;
+
+  // The kernels; see kernels/cpu/batch_norm_cpu.h for what each computes.
+  virtual void LocalMoments(const Tensor& x, const Layout& layout, double* mean, double* m2) = 0;
+  virtual void Normalize(const Tensor& x, const Layout& layout, const double* mean,
+                         const double* scale, const double* offset, Request request,
+                         const Tensor& y) = 0;
+  virtual void BackwardSums(const Tensor& x, const Tensor& dy, const Layout& layout,
+                            const double* mean, double* sum_dy, double* sum_dy_xmu) = 0;
+  virtual void BackwardApply(const Tensor& x, const Tensor& dy, const Layout& layout,
+                             const double* mean, const double* a, const double* b,
+                             const double* d, Request request, const Tensor& dx) = 0;
+};
+
+// The backend of this device. Throws Error for a GPU if the library was built without CUDA, or if
+// the process sees no such GPU.
+std::unique_ptr<Backend> MakeBackend(const Device& device);
+
+}  // namespace syncbn

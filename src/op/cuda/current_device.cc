@@ -1,0 +1,66 @@
+// The driver's two functions are looked up at run time: the library also serves machines without one.
+#include "op/cuda/current_device.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+
+#include "kernels/cuda/check.h"
+
+namespace syncbn {
+namespace cuda {
+namespace {
+
+struct Driver {
+  int (*GetCurrent)(void** context) = nullptr;
+  int (*SetCurrent)(void* context) = nullptr;
+
+  Driver() {
+    void* library = dlopen("libcuda.so.1", RTLD_LAZY);
+    if (library == nullptr) return;
+    GetCurrent = reinterpret_cast<int (*)(void**)>(dlsym(library, "cuCtxGetCurrent"));
+    SetCurrent = reinterpret_cast<int (*)(void*)>(dlsym(library, "cuCtxSetCurrent"));
+  }
+};
+
+const Driver& TheDriver() {
+  static const Driver driver;
+  return driver;
+}
+
+void CheckDriver(int status, const char* call) {
+  if (status != 0) throw DeviceError(Concat("CUDA: ", call, " failed with error ", status));
+}
+
+// Whether the runtime looks at the driver's context when it sets the device that it set last is not
+// documented, and SetCurrent goes past it: so the context is remembered and set as well.
+void MakeCurrent(const Driver& driver, int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, void*> contexts;
+  SYNCBN_CUDA_CHECK(cudaSetDevice(ordinal));
+  std::lock_guard<std::mutex> lock(mutex);
+  void*& context = contexts[ordinal];
+  if (context == nullptr) {
+    SYNCBN_CUDA_CHECK(cudaFree(nullptr));  // older runtimes make the context at the first use
+    CheckDriver(driver.GetCurrent(&context), "cuCtxGetCurrent");
+  } else {
+    CheckDriver(driver.SetCurrent(context), "cuCtxSetCurrent");
+  }
+}
+
+}  // namespace
+
+CurrentDevice::CurrentDevice(int ordinal) {
+  const Driver& driver = TheDriver();
+  if (driver.GetCurrent == nullptr || driver.SetCurrent == nullptr) {
+    throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
+  }
+  CheckDriver(driver.GetCurrent(&context_before_), "cuCtxGetCurrent");
+  MakeCurrent(driver, ordinal);
+}
+
+CurrentDevice::~CurrentDevice() { TheDriver().SetCurrent(context_before_); }
+
+}  // namespace cuda
+}  // namespace syncbn

@@ -1,0 +1,22 @@
+// Makes a GPU the thread's current one for a while.
+// Who uses it: backend_cuda.cc.
+#pragma once
+
+namespace syncbn {
+namespace cuda {
+
+// Afterwards the thread has the context that it had before, or none. Through the driver, because
+// cudaSetDevice would make a context on a device 0 that the thread has never used.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  void* context_before_ = nullptr;
+};
+
+}  // namespace cuda
+}  // namespace syncbn

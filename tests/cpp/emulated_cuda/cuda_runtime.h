@@ -1,0 +1,108 @@
+// Enough of CUDA to compile the kernels as C++ and run them on the CPU, so that their logic is tested
+// where there is no GPU: thread indices, barriers, shuffles, shared memory, and a runtime whose
+// device memory is the host's.
+// Who uses it: tests/cpp/test_cuda_*.cc, in place of CUDA's own header. It is no model of speed, nor
+// of memory ordering: races between blocks are for compute-sanitizer on a GPU.
+//
+// The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait;
+// blocks run one after the other, so `__shared__` is a static variable of the calling thread.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static thread_local
+#define __launch_bounds__(...)
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+struct double2 {
+  double x, y;
+};
+
+extern thread_local dim3 threadIdx, blockIdx, gridDim;
+
+void __syncthreads();
+inline void __threadfence() {}
+
+namespace emulated {
+
+constexpr int kMultiprocessors = 3;
+
+// What the thread's partner gave in the same shuffle.
+uint64_t Exchange(uint64_t bits, int offset);
+
+// Runs `thread` for every thread of every block. Aborts with a message if a block cannot go on.
+void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread);
+
+}  // namespace emulated
+
+// ---- the runtime, runtime.cc -------------------------------------------------------------------
+
+enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
+enum { cudaDevAttrMultiProcessorCount, cudaStreamNonBlocking, cudaHostAllocMapped };
+typedef struct CUstream_st* cudaStream_t;
+
+namespace emulated {
+
+// The status of the next call of this thread; tests make calls fail.
+cudaError_t Call();
+// The call after `calls` more fails, once. Negative: none.
+void FailAfter(int calls);
+// Of the thread; what CurrentDevice sets and restores.
+int& Device();
+// Allocations of device and pinned memory that were made so far, by all threads.
+int Allocations();
+
+}  // namespace emulated
+
+const char* cudaGetErrorString(cudaError_t status);
+const char* cudaGetErrorName(cudaError_t status);
+cudaError_t cudaGetLastError();
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int device);
+cudaError_t cudaMalloc(void** memory, size_t bytes);
+cudaError_t cudaFree(void* memory);
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void* memory);
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+
+// ---- what kernels call -------------------------------------------------------------------------
+
+inline double __shfl_xor_sync(unsigned /*mask*/, double value, int offset) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  bits = emulated::Exchange(bits, offset);
+  std::memcpy(&value, &bits, sizeof(bits));
+  return value;
+}
+
+inline unsigned atomicAdd(unsigned* address, unsigned value) {
+  const unsigned old = *address;
+  *address += value;
+  return old;
+}
+
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}

@@ -1,0 +1,117 @@
+// The threads of an emulated block: a fiber each, run in turn until all wait for the same thing.
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+thread_local dim3 threadIdx, blockIdx, gridDim;
+
+namespace emulated {
+namespace {
+
+constexpr size_t kStack = 64 << 10;
+constexpr unsigned kWarp = 32;
+
+enum class State { kReady, kAtBarrier, kInShuffle, kDone };
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStack]};
+  State state = State::kReady;
+  // Two, because a partner may be in the next shuffle before this one has read.
+  uint64_t given[2] = {};
+  unsigned shuffles = 0;
+};
+
+struct Block {
+  ucontext_t scheduler;
+  std::vector<Fiber> fibers;
+  const std::function<void()>* thread = nullptr;
+};
+
+thread_local Block block;
+
+void Wait(State state) {
+  Fiber& fiber = block.fibers[threadIdx.x];
+  fiber.state = state;
+  swapcontext(&fiber.context, &block.scheduler);
+}
+
+void Enter() {
+  (*block.thread)();
+  Wait(State::kDone);
+}
+
+// Lets fibers [begin, end) go on if all that are not done wait in `state`.
+bool Release(unsigned begin, unsigned end, State state) {
+  bool any = false;
+  for (unsigned t = begin; t < end; ++t) {
+    if (block.fibers[t].state == State::kDone) continue;
+    if (block.fibers[t].state != state) return false;
+    any = true;
+  }
+  for (unsigned t = begin; t < end; ++t) {
+    if (block.fibers[t].state != State::kDone) block.fibers[t].state = State::kReady;
+  }
+  return any;
+}
+
+void RunBlock(unsigned threads) {
+  for (unsigned t = 0; t < threads; ++t) {
+    Fiber& fiber = block.fibers[t];
+    fiber.state = State::kReady;
+    fiber.shuffles = 0;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStack;
+    makecontext(&fiber.context, Enter, 0);
+  }
+  for (unsigned left = threads; left > 0;) {
+    left = 0;
+    bool moved = false;
+    for (unsigned t = 0; t < threads; ++t) {
+      if (block.fibers[t].state == State::kReady) {
+        threadIdx.x = t;
+        swapcontext(&block.scheduler, &block.fibers[t].context);
+        moved = true;
+      }
+      left += block.fibers[t].state != State::kDone;
+    }
+    for (unsigned t = 0; t < threads; t += kWarp) moved |= Release(t, t + kWarp, State::kInShuffle);
+    moved |= Release(0, threads, State::kAtBarrier);
+    if (left > 0 && !moved) {
+      std::fprintf(stderr, "emulated block %u: its threads wait for different things\n", blockIdx.x);
+      std::abort();
+    }
+  }
+}
+
+}  // namespace
+
+uint64_t Exchange(uint64_t bits, int offset) {
+  Fiber& fiber = block.fibers[threadIdx.x];
+  const unsigned turn = fiber.shuffles++ % 2;
+  fiber.given[turn] = bits;
+  Wait(State::kInShuffle);
+  const Fiber& partner = block.fibers[threadIdx.x ^ static_cast<unsigned>(offset)];
+  if (partner.shuffles < fiber.shuffles) {
+    std::fprintf(stderr, "emulated shuffle: thread %u has no partner\n", threadIdx.x);
+    std::abort();
+  }
+  return partner.given[turn];
+}
+
+void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread) {
+  if (block.fibers.size() < threads) block.fibers = std::vector<Fiber>(threads);
+  block.thread = &thread;
+  gridDim.x = blocks;
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) RunBlock(threads);
+}
+
+}  // namespace emulated
+
+void __syncthreads() { emulated::Wait(emulated::State::kAtBarrier); }

@@ -1,0 +1,89 @@
+// A runtime whose devices are all the host. Memory is poisoned when it is allocated.
+#include <atomic>
+#include <cstdlib>
+
+#include "cuda_runtime.h"
+#include "op/cuda/current_device.h"
+
+namespace {
+
+constexpr int kDevices = 4;
+thread_local int calls_left = -1;
+std::atomic<int> allocations{0};
+
+cudaError_t Allocate(void** memory, size_t bytes) {
+  if (const cudaError_t status = emulated::Call()) return status;
+  ++allocations;
+  *memory = std::malloc(bytes);
+  std::memset(*memory, 0xff, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t Release(void* memory) {
+  std::free(memory);
+  return emulated::Call();
+}
+
+}  // namespace
+
+namespace emulated {
+
+cudaError_t Call() {
+  if (calls_left < 0) return cudaSuccess;
+  return calls_left-- == 0 ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+void FailAfter(int calls) { calls_left = calls; }
+int& Device() {
+  thread_local int device = -1;
+  return device;
+}
+int Allocations() { return allocations; }
+
+}  // namespace emulated
+
+const char* cudaGetErrorString(cudaError_t /*status*/) { return "out of memory"; }
+const char* cudaGetErrorName(cudaError_t /*status*/) { return "cudaErrorMemoryAllocation"; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = emulated::Device();
+  return emulated::Call();
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = kDevices;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, int /*attribute*/, int /*device*/) {
+  *value = emulated::kMultiprocessors;
+  return emulated::Call();
+}
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) { return Allocate(memory, bytes); }
+cudaError_t cudaFree(void* memory) { return Release(memory); }
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
+  return Allocate(memory, bytes);
+}
+cudaError_t cudaFreeHost(void* memory) { return Release(memory); }
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t /*stream*/) {
+  std::memset(memory, value, bytes);
+  return emulated::Call();
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
+  *stream = nullptr;
+  return emulated::Call();
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) { return emulated::Call(); }
+
+namespace syncbn {
+namespace cuda {
+
+CurrentDevice::CurrentDevice(int ordinal) {
+  context_before_ = reinterpret_cast<void*>(static_cast<intptr_t>(emulated::Device()));
+  emulated::Device() = ordinal;
+}
+CurrentDevice::~CurrentDevice() {
+  emulated::Device() = static_cast<int>(reinterpret_cast<intptr_t>(context_before_));
+}
+
+}  // namespace cuda
+}  // namespace syncbn

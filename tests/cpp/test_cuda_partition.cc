@@ -1,0 +1,121 @@
+// Every element of a tensor is visited exactly once, by vectors that lie on vector boundaries, for
+// both ways to cut it. Sizes beyond 2^31 are sampled.
+#include <vector>
+
+#include "check.h"
+#include "core/error.h"
+#include "kernels/cuda/partition.h"
+
+namespace cuda = syncbn::cuda;
+using syncbn::Layout;
+
+namespace {
+
+constexpr int kMultiprocessors = 5;
+
+std::string Label(const Layout& layout, int width, int misalign) {
+  return syncbn::Concat("(", layout.outer, ", ", layout.channels, ", ", layout.inner, ") width ",
+                        width, " misaligned by ", misalign);
+}
+
+void TestDivider() {
+  for (uint32_t by : {1u, 2u, 3u, 7u, 10u, 255u, 256u, 641u, 65537u, 1u << 30, (1u << 30) + 1}) {
+    const cuda::Divider divider(by);
+    for (uint32_t n : {0u, 1u, by - 1, by, by + 1, 3 * by - 1, 123456789u, (1u << 31) - 1}) {
+      if (n < 1u << 31) CHECK_EQ(divider.Quotient(n), n / by, n, " by ", by);
+    }
+  }
+}
+
+void TestPlanes(const Layout& layout, int width, int misalign) {
+  const std::string label = Label(layout, width, misalign);
+  const cuda::Planes cut = cuda::CutPlanes(layout, width, misalign, kMultiprocessors);
+  std::vector<int> visits(static_cast<size_t>(layout.Size()));
+  for (int64_t index = 0; index < cut.Blocks(); ++index) {
+    const cuda::Planes::Block block = cut.At(static_cast<uint32_t>(index));
+    CHECK(block.split < cut.Splits() && block.channel < layout.channels, label);
+    for (int item = 0; item < block.items; ++item) {
+      const cuda::Slot slot = cut.SlotOf(block, item);
+      if (slot.begin >= slot.end) continue;
+      CHECK(slot.begin >= 0 && slot.end <= width, label);
+      CHECK_EQ((slot.offset + misalign) % width, 0, label);
+      for (int64_t i = slot.offset + slot.begin; i < slot.offset + slot.end; ++i) {
+        ++visits.at(static_cast<size_t>(i));
+        CHECK_EQ(i / layout.inner % layout.channels, block.channel, label);
+      }
+    }
+    const cuda::Slot beyond = cut.SlotOf(block, block.items);
+    CHECK(beyond.begin >= beyond.end, label);
+  }
+  for (int count : visits) CHECK_EQ(count, 1, label);
+}
+
+void TestColumns(const Layout& layout, int width, int64_t blocks) {
+  const std::string label = Label(layout, width, 0);
+  const cuda::Columns cut = cuda::CutColumns(layout, width, blocks);
+  std::vector<int> visits(static_cast<size_t>(layout.Size()));
+  CHECK(cut.rows >= 1 && cut.rows * cut.tile_slots <= cuda::kColumnsThreads, label);
+  CHECK(cut.tile_channels <= cuda::kMostTileSlots * width, label);
+  for (int64_t index = 0; index < cut.Blocks(); ++index) {
+    const cuda::Columns::Block block = cut.At(static_cast<uint32_t>(index));
+    CHECK(block.tile < cut.tiles && block.split < cut.outer_blocks && block.channels > 0, label);
+    for (int thread = 0; thread < cuda::kColumnsThreads; ++thread) {
+      const cuda::Columns::Place place = cut.PlaceOf(block, thread);
+      if (!place.active) continue;
+      for (int64_t o = block.outer_begin + place.row; o < block.outer_end; o += cut.rows) {
+        const int64_t offset = cut.Offset(block, o, place.column);
+        CHECK_EQ(offset % width, 0, label);
+        for (int j = 0; j < width; ++j) {
+          const int64_t i = offset + j;
+          ++visits.at(static_cast<size_t>(i));
+          CHECK_EQ(i / layout.inner % layout.channels,
+                   block.channel_begin + (place.column + j) / layout.inner, label);
+        }
+      }
+    }
+  }
+  for (int count : visits) CHECK_EQ(count, 1, label);
+}
+
+// The first and the last vector of every block lie inside, and neighbours touch.
+void TestHuge(const Layout& layout, int width) {
+  const std::string label = Label(layout, width, 0);
+  const cuda::Planes cut = cuda::CutPlanes(layout, width, 0, 132);
+  CHECK(cut.Blocks() < int64_t{1} << 31, label);
+  for (int64_t index = 0; index < cut.Blocks(); ++index) {
+    const cuda::Planes::Block block = cut.At(static_cast<uint32_t>(index));
+    CHECK(block.items > 0, label);
+    const cuda::Slot first = cut.SlotOf(block, 0);
+    CHECK_EQ(first.offset / layout.inner % layout.channels, block.channel, label);
+    CHECK(first.begin == 0 && first.end == width && first.offset < layout.Size(), label);
+    if (block.split + 1 == cut.Splits()) continue;
+    const cuda::Slot last = cut.SlotOf(block, block.items - 1);
+    const cuda::Slot next = cut.SlotOf(cut.At(static_cast<uint32_t>(index + 1)), 0);
+    const bool same_plane = last.offset / layout.inner == next.offset / layout.inner;
+    if (same_plane) CHECK_EQ(last.offset + width, next.offset, label);
+  }
+}
+
+}  // namespace
+
+int main() {
+  TestDivider();
+  const std::vector<Layout> layouts = {
+      {1, 1, 1},    {3, 5, 7},     {2, 3, 64},   {2, 3, 65},    {20011, 3, 1}, {7, 1024, 1},
+      {3, 1025, 1}, {37, 17, 3},   {4, 6, 1023}, {1, 2, 40001}, {9, 33, 49},   {530, 130, 1},
+      {5, 48, 196}, {2, 2, 70001}, {3, 16, 225}, {40, 2, 127},  {1, 9000, 4},  {6, 3, 8192}};
+  for (const Layout& layout : layouts) {
+    for (int width : {1, 2, 4, 8}) {
+      for (int misalign = 0; misalign < width; ++misalign) TestPlanes(layout, width, misalign);
+      const int bytes = width == 1 ? 4 : 16 / width;
+      if (layout.channels * layout.inner % width != 0) continue;
+      if (!cuda::PrefersColumns(layout, width, bytes)) continue;
+      for (int64_t blocks : {1, 7, 1000}) TestColumns(layout, width, blocks);
+    }
+  }
+  for (const Layout& layout : {Layout{3, 5, (int64_t{1} << 31) + 8}, Layout{40, 300, 1 << 20},
+                               Layout{1, 1, int64_t{1} << 35}, Layout{1 << 20, 1, 4096}}) {
+    for (int width : {1, 2, 8}) TestHuge(layout, width);
+  }
+  return check::Result();
+}

@@ -1,0 +1,125 @@
+"""The layer on several simulated devices of one GPU, through the real exchange.
+
+Each is a host thread with a stream of its own; all of them use gpu(0)'s memory. The
+expected values are PyTorch's, of the whole batch in float64.
+"""
+
+import threading
+
+import layer_checks
+import numpy as np
+import pytest
+from layer_checks import ADD, EPS, WRITE
+from native import CpuDriver, Layer
+from storage import DTYPES
+
+SHAPES = [
+    ((7, 6, 9, 11), 1),
+    ((7, 64, 32, 32), 1),
+    ((7, 12, 13, 64), 3),
+    ((7, 24, 1, 1), 1),
+    ((7, 16, 7, 7), 1),
+    ((7, 33), 1),
+]
+
+
+def torch_whole_batch(x, dy, gamma, beta, axis):
+    """What layer_checks.oracle gives, from PyTorch on the GPU."""
+    import torch
+
+    def on_gpu(array):
+        return torch.from_numpy(np.ascontiguousarray(array)).cuda()
+
+    inputs = on_gpu(np.moveaxis(x, axis, 1)).requires_grad_()
+    gradient = on_gpu(np.moveaxis(dy, axis, 1))
+    gamma, beta = (on_gpu(v).requires_grad_() for v in (gamma, beta))
+    y = torch.nn.functional.batch_norm(
+        inputs, None, None, gamma, beta, training=True, eps=EPS
+    )
+    y.backward(gradient)
+    others = [i for i in range(x.ndim) if i != 1]
+    moments = inputs.mean(others), inputs.var(others, correction=0)
+
+    def back(tensor):
+        return np.moveaxis(tensor.detach().cpu().numpy(), 1, axis)
+
+    vectors = (v.detach().cpu().numpy() for v in (*moments, gamma.grad, beta.grad))
+    mean, var, dgamma, dbeta = vectors
+    return back(y), mean, var, back(inputs.grad), dgamma, dbeta
+
+
+@pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
+@pytest.mark.parametrize("rows", [[7], [4, 3], [3, 0, 2, 2]], ids=str)
+@pytest.mark.parametrize("shape, axis", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind, driver):
+    layer_checks.check_devices(
+        driver, "gpu(0)", dtype, shape, rows, axis, request_kind,
+        expected=torch_whole_batch,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_mean_far_from_zero(count, driver):
+    layer_checks.check_devices(
+        driver, "gpu(0)", "float32", (16, 5, 40, 40), [16 // count] * count, 1, WRITE,
+        center=1e4, expected=torch_whole_batch,
+    )  # fmt: skip
+
+
+def test_cpu_and_gpu_side_by_side(driver):
+    """Two groups at once in one process, one on CPUs and one on GPUs."""
+    errors = []
+
+    def run(devices, place):
+        try:
+            for _ in range(5):
+                layer_checks.check_devices(
+                    devices, place, "float32", (6, 8, 20, 20), [3, 3], 1, WRITE
+                )
+        except BaseException as error:
+            errors.append(error)
+
+    places = (CpuDriver(), "cpu(0)"), (driver, "gpu(0)")
+    threads = [threading.Thread(target=run, args=place) for place in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+def test_steps_after_the_first_allocate_nothing(driver):
+    import torch
+
+    def steps(count):
+        for _ in range(count):
+            layer_checks.check_devices(
+                driver, "gpu(0)", "float32", (4, 64, 30, 30), [4], 1, WRITE
+            )
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0]
+
+    free = steps(2)
+    assert steps(20) == free
+
+
+def test_a_gpu_that_is_not_there(driver):
+    import torch
+
+    count = torch.cuda.device_count()
+    text = rf"SyncBatchNorm on gpu\({count}\): this process sees {count} CUDA devices"
+    with pytest.raises(RuntimeError, match=text):
+        Layer("a layer", "gpu(0)", f"gpu({count})", 1)
+
+
+def test_the_current_device_is_restored(driver):
+    import torch
+
+    torch.cuda.set_device(0)
+    before = torch.cuda.current_device()
+    layer_checks.check_devices(
+        driver, "gpu(0)", "float32", (4, 3, 5, 5), [2, 2], 1, WRITE
+    )
+    assert torch.cuda.current_device() == before

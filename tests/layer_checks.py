@@ -1,0 +1,140 @@
+"""The layer on several devices of one process, a thread each, against the whole batch.
+
+Called by test_op.py (CPU) and gpu/test_gpu_layer.py, each with its driver, see
+native.py. No MXNet takes part.
+"""
+
+import threading
+import uuid
+
+import numpy as np
+import reference
+from native import Layer
+from storage import storage_of, to_float64, to_storage
+
+WRITE, ADD = 1, 2
+EPS, MOMENTUM = 1e-5, 0.9
+
+
+def steps_of(request):
+    """What was added to is added to once, so that its value is known."""
+    return 1 if request == ADD else 2
+
+
+class Device(threading.Thread):
+    """One device's shard: training steps in a thread of its own."""
+
+    def __init__(self, driver, layer, dtype, axis, x, dy, request):
+        super().__init__(daemon=True)
+        self._layer, self._step, self._request = layer, (dtype, x.shape), request
+        channels = (x.shape[axis],)
+        storage = storage_of(dtype)
+        kind = np.float64 if dtype == "float64" else np.float32
+        rng = np.random.default_rng(7)  # the same parameters on every device
+        self.gamma, self.beta = rng.normal(1, 0.3, (2, *channels)).astype(kind)
+        old = to_storage(np.full(x.shape, 0.5), dtype) if request == ADD else None
+        ones = np.ones(channels)
+        gradients = ones if request == ADD else None
+        data = {"x": x, "dy": dy, "y": None, "dx": old}
+        vectors = {
+            "gamma": self.gamma,
+            "beta": self.beta,
+            "running_mean": 0 * ones,
+            "running_var": ones,
+            "dgamma": gradients,
+            "dbeta": gradients,
+        }
+        self.memory = {
+            **{name: driver.array(x.shape, storage, v) for name, v in data.items()},
+            **{n: driver.array(channels, kind, v) for n, v in vectors.items()},
+        }
+        self.error = None
+
+    def run(self):
+        names = "y", "dx", "dgamma", "dbeta"
+        requests = {f"{name}_request": self._request for name in names}
+        requests["y_request"] = WRITE
+        try:
+            for _ in range(steps_of(self._request)):
+                self._layer.forward(True, *self._step, **self.memory, **requests)
+                self._layer.backward(*self._step, **self.memory, **requests)
+        except RuntimeError as error:
+            self.error = error
+        finally:
+            self._layer.close()
+
+    def results(self):
+        if self.error is not None:
+            raise self.error
+        return {name: array.get() for name, array in self.memory.items()}
+
+
+def oracle(x, dy, gamma, beta, axis):
+    """y, mean, var, dx, dgamma, dbeta of the whole batch."""
+    y, mean, var, _ = reference.forward(x, gamma, beta, axis, EPS)
+    return y, mean, var, *reference.backward(x, dy, gamma, axis, EPS)
+
+
+def check_devices(
+    driver, computes_on, dtype, shape, rows, axis, request, center=0.5, expected=oracle
+):
+    """Runs `len(rows)` devices with that many rows each; compares all they write."""
+    assert sum(rows) == shape[0]
+    rng = np.random.default_rng()
+    x = to_storage(rng.normal(center, 2, shape), dtype)
+    dy = to_storage(rng.normal(size=shape), dtype)
+    bounds = np.cumsum(rows)[:-1]
+    group = uuid.uuid4().hex
+    shards = zip(np.split(x, bounds), np.split(dy, bounds))
+    devices = []
+    for k, shard in enumerate(shards):
+        place = f"gpu({k})", computes_on, len(rows)
+        layer = Layer(group, *place, axis, EPS, MOMENTUM)
+        devices.append(Device(driver, layer, dtype, axis, *shard, request))
+    for device in devices:
+        device.start()
+    for device in devices:
+        device.join()
+    results = [device.results() for device in devices]
+
+    x64, dy64 = to_float64(x, dtype), to_float64(dy, dtype)
+    gamma, beta = (v.astype(float) for v in (devices[0].gamma, devices[0].beta))
+    y, mean, var, dx, dgamma, dbeta = expected(x64, dy64, gamma, beta, axis)
+    inv_std = 1 / np.sqrt(var + EPS)
+    others = tuple(i for i in range(x.ndim) if i != axis)
+    count = x.size // x.shape[axis]
+    conditioning = np.max(np.abs(mean) * inv_std)
+    x_hat = np.max(np.abs(y - np.mean(beta))) + np.max(np.abs(beta))
+    old = 0.5 if request == ADD else 0.0
+
+    def near(result, right, scale, stored=dtype):
+        lane = min(driver.lane, count)
+        limits = count, conditioning, scale, lane
+        rtol, atol = reference.tolerance(stored, *limits)
+        if lane > 0:
+            atol = max(atol, reference.tolerance(dtype, *limits)[1])
+        np.testing.assert_allclose(result, right, rtol, atol)
+
+    def whole(name):
+        return np.concatenate([to_float64(r[name], dtype) for r in results])
+
+    vectors = "float64" if dtype == "float64" else "float32"
+    near(whole("y"), y, 2 * x_hat)
+    dx_terms = np.max(np.abs(gamma * inv_std)) * np.max(np.abs(dy64)) * (1 + x_hat)
+    near(whole("dx"), old + dx, dx_terms + old)
+    terms = np.abs(dy64).sum(others).max() * (1 + x_hat) + 1
+    for name, right in ("dgamma", dgamma), ("dbeta", dbeta):
+        # Each device's own sums; a trainer adds them up.
+        total = sum(r[name].astype(float) for r in results)
+        near(total, right + (len(rows) if request == ADD else 0), terms, vectors)
+    running_mean, running_var = np.zeros_like(mean), np.ones_like(var)
+    for _ in range(steps_of(request)):
+        running_mean = reference.update_running(running_mean, mean, MOMENTUM)
+        running_var = reference.update_running(running_var, var, MOMENTUM)
+    for result in results:
+        scale = np.max(np.abs(mean)) + np.max(var) + 1
+        near(result["running_mean"], running_mean, scale, vectors)
+        near(result["running_var"], running_var, scale, vectors)
+        for name in "running_mean", "running_var":
+            np.testing.assert_array_equal(result[name], results[0][name])
+    return results

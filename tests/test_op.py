@@ -1,0 +1,33 @@
+"""The layer through its C interface on CPUs: the same checks as on GPUs.
+
+MXNet takes part nowhere here; test_batch_norm.py and others test the layer in MXNet.
+"""
+
+import layer_checks
+import native
+import pytest
+from layer_checks import ADD, WRITE
+from native import CpuDriver
+from storage import DTYPES
+
+
+@pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
+@pytest.mark.parametrize("rows", [[6], [4, 2], [3, 0, 2, 1]], ids=str)
+@pytest.mark.parametrize("shape, axis", [((6, 3, 4, 5), 1), ((6, 4, 5, 8), 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind):
+    layer_checks.check_devices(
+        CpuDriver(), "cpu(0)", dtype, shape, rows, axis, request_kind
+    )
+
+
+def test_a_gpu_that_is_not_there():
+    """Without CUDA the error says how to build; with it, what the runtime refuses."""
+    with pytest.raises(RuntimeError) as caught:
+        native.Layer("a layer", "gpu(0)", "gpu(4711)", 1)
+    text = str(caught.value)
+    assert text.startswith("SyncBatchNorm on gpu(4711): ")
+    if native.library().gluon_syncbn_cuda_architectures():
+        assert "cudaGetDeviceCount" in text or "CUDA devices" in text
+    else:
+        assert "`GLUON_SYNCBN_CUDA=1 pip install .`" in text
