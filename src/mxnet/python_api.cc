@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "collective/processes.h"
 #include "collective/registry.h"
 #include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
@@ -54,15 +55,24 @@ SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) {
 
 SYNCBN_EXPORT double gluon_syncbn_timeout() { return syncbn::DefaultTimeout(); }
 
-// The text of the first failed layer, "" if none; valid until this thread's next call.
+// The text of the first failed layer, else of the processes, "" if none; valid until this thread's next call.
 SYNCBN_EXPORT const char* gluon_syncbn_failure() {
   last_text = Registry::Get().FirstFailure();
+  if (last_text.empty() && syncbn::TheCommunicator() != nullptr) {
+    last_text = syncbn::TheCommunicator()->Failure();
+  }
   return last_text.c_str();
 }
 
-SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text) { Registry::Get().FailAll(text); }
+SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text) {
+  Registry::Get().FailAll(text);
+  if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Fail(text);
+}
 
-SYNCBN_EXPORT void gluon_syncbn_reset_all() { Registry::Get().ResetAll(); }
+SYNCBN_EXPORT void gluon_syncbn_reset_all() {
+  Registry::Get().ResetAll();
+  if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Reset();
+}
 
 SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
 
