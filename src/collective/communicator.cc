@@ -11,6 +11,12 @@
 namespace syncbn {
 namespace {
 
+// In place of an exchange's step: begin, if you have joined.
+constexpr int kInvitation = -1;
+
+// More finished exchanges than any rank is ahead of another one.
+constexpr size_t kRemembered = 64;
+
 std::vector<int> AllRanks(int size) {
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -28,9 +34,9 @@ Bytes Communicator::AllReduce(Contribution contribution) {
   Lock lock(mutex_);
   CheckUsableLocked(contribution.title);
   if (contribution.ranks.empty()) contribution.ranks = AllRanks(size_);
-  const std::string key = contribution.key, title = contribution.title;
+  const std::string title = contribution.title;
   const double timeout = contribution.timeout_seconds;
-  std::shared_ptr<Entry>& slot = exchanges_[key];
+  std::shared_ptr<Entry>& slot = exchanges_[contribution.key];
   if (!slot) slot = std::make_shared<Entry>();
   const std::shared_ptr<Entry> entry = slot;
   if (entry->exchange) throw Error(Concat(title, ": this rank came twice to one exchange"));
@@ -59,9 +65,16 @@ Bytes Communicator::AllReduce(Contribution contribution) {
     backoff.Pause();
     lock.lock();
   }
-  const auto mine = exchanges_.find(key);
-  if (mine != exchanges_.end() && mine->second == entry) exchanges_.erase(mine);
+  FinishLocked(entry);
   return std::move(entry->exchange->result());
+}
+
+void Communicator::FinishLocked(const std::shared_ptr<Entry>& entry) {
+  const auto mine = exchanges_.find(entry->own.key);
+  if (mine == exchanges_.end() || mine->second != entry) return;  // of an era that is over
+  finished_.push_back(entry->own);
+  if (finished_.size() > kRemembered) finished_.pop_front();
+  exchanges_.erase(mine);
 }
 
 void Communicator::BeginLocked(const std::shared_ptr<Entry>& entry, Contribution own, bool empty) {
@@ -86,15 +99,22 @@ void Communicator::JoinInLocked(const std::shared_ptr<Entry>& entry) {
   own.ranks.assign(message.ranks.begin(), message.ranks.end());
   if (own.ranks.empty()) own.ranks = AllRanks(size_);
   BeginLocked(entry, std::move(own), true);
-  const auto mine = exchanges_.find(message.key);
-  if (entry->exchange->done() && mine != exchanges_.end()) exchanges_.erase(mine);
+  if (entry->exchange->done()) FinishLocked(entry);
 }
 
 void Communicator::HandlePartLocked(int from, Message message) {
-  const std::string key = message.key;
-  std::shared_ptr<Entry>& slot = exchanges_[key];
-  if (!slot) slot = std::make_shared<Entry>();
-  const std::shared_ptr<Entry> entry = slot;
+  if (!exchanges_.count(message.key)) {
+    for (const Contribution& finished : finished_) {
+      if (finished.key != message.key) continue;
+      // An invitation can come too late; a part cannot.
+      if (message.step != kInvitation) {
+        FailLocked(ContractsDifferReport(finished, rank_, from, message));
+      }
+      return;
+    }
+    exchanges_[message.key] = std::make_shared<Entry>();
+  }
+  const std::shared_ptr<Entry> entry = exchanges_[message.key];
   if (!entry->exchange) {
     entry->early.emplace_back(from, std::move(message));
     if (joining_) JoinInLocked(entry);
@@ -103,7 +123,7 @@ void Communicator::HandlePartLocked(int from, Message message) {
   TakeLocked(entry.get(), from, std::move(message));
   AdvanceLocked(entry.get());
   // A caller erases its own.
-  if (joining_ && entry->exchange->done()) exchanges_.erase(key);
+  if (joining_ && entry->exchange->done()) FinishLocked(entry);
 }
 
 void Communicator::TakeLocked(Entry* entry, int from, Message message) {
@@ -115,28 +135,44 @@ void Communicator::TakeLocked(Entry* entry, int from, Message message) {
     FailLocked(ContractsDifferReport(entry->own, rank_, from, message));
     return;
   }
+  if (message.step == kInvitation) return;
   entry->exchange->Take(from, message.step, {message.empty, std::move(message.payload)});
 }
 
 void Communicator::AdvanceLocked(Entry* entry) {
   if (!failure_.empty()) return;
   for (Exchange::Outgoing& out : entry->exchange->Advance()) {
-    Message message;
-    message.era = era_;
-    message.step = out.step;
+    Message message = PartOfLocked(*entry, out.step);
     message.empty = out.part.empty;
-    message.key = entry->own.key;
-    message.title = entry->own.title;
-    message.contract = entry->own.contract;
-    message.merger = entry->own.merger;
-    if (static_cast<int>(entry->own.ranks.size()) < size_) {
-      message.ranks.assign(entry->own.ranks.begin(), entry->own.ranks.end());
-    }
     message.payload = std::move(out.part.payload);
     SendLocked(out.to, message);
   }
+  CheckAwaitedLocked(entry);
+}
+
+void Communicator::CheckAwaitedLocked(Entry* entry) {
   const int awaited = entry->exchange->awaited();
-  if (left_.count(awaited)) FailLocked(RankLeftReport(entry->own, awaited));
+  if (left_.count(awaited)) {
+    FailLocked(RankLeftReport(entry->own, awaited));
+  } else if (joined_.count(awaited) && !entry->invited) {
+    // It would begin only when a part comes, but in this exchange it has to hand over the first.
+    entry->invited = true;
+    SendLocked(awaited, PartOfLocked(*entry, kInvitation));
+  }
+}
+
+Message Communicator::PartOfLocked(const Entry& entry, int step) const {
+  Message message;
+  message.era = era_;
+  message.step = step;
+  message.key = entry.own.key;
+  message.title = entry.own.title;
+  message.contract = entry.own.contract;
+  message.merger = entry.own.merger;
+  if (static_cast<int>(entry.own.ranks.size()) < size_) {
+    message.ranks.assign(entry.own.ranks.begin(), entry.own.ranks.end());
+  }
+  return message;
 }
 
 // Returns whether anything has come.

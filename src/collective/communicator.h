@@ -8,6 +8,7 @@
 #pragma once
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -62,6 +63,7 @@ class Communicator : public ProcessGroup {
   struct Entry {
     Contribution own;  // its payload has moved on
     std::unique_ptr<Exchange> exchange;  // null until this process takes part
+    bool invited = false;
     std::vector<std::pair<int, Message>> early;
   };
 
@@ -74,6 +76,9 @@ class Communicator : public ProcessGroup {
   void JoinInLocked(const std::shared_ptr<Entry>& entry);
   void TakeLocked(Entry* entry, int from, Message message);
   void AdvanceLocked(Entry* entry);
+  void CheckAwaitedLocked(Entry* entry);
+  void FinishLocked(const std::shared_ptr<Entry>& entry);
+  Message PartOfLocked(const Entry& entry, int step) const;
   void CheckLeaversLocked();
   void FailLocked(const std::string& text);
   void StartEraLocked(syncbn::Era era);
@@ -92,6 +97,7 @@ class Communicator : public ProcessGroup {
   std::condition_variable stop_changed_;
   syncbn::Era era_;
   std::map<std::string, std::shared_ptr<Entry>> exchanges_;  // of this era, by key
+  std::deque<Contribution> finished_;  // the latest; a part that comes after them is of others
   std::vector<std::pair<int, Message>> future_;  // of eras that this process has not reached
   std::map<std::string, int64_t> numbers_;
   std::map<int, int64_t> joined_;  // rank to the number of exchanges it took part in

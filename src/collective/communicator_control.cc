@@ -91,6 +91,7 @@ void Communicator::StartEraLocked(syncbn::Era era) {
   era_ = era;
   failure_.clear();
   exchanges_.clear();
+  finished_.clear();
   numbers_.clear();
   joined_.clear();
   joining_ = false;
@@ -241,6 +242,9 @@ int Communicator::Join(double timeout_seconds) {
 
 void Communicator::HandleJoinLocked(int from, int64_t number) {
   joined_[from] = number;
+  for (const auto& entry : exchanges_) {
+    if (entry.second->exchange) CheckAwaitedLocked(entry.second.get());
+  }
   if (static_cast<int>(joined_.size()) < size_) return;
   last_to_join_ = 0;
   for (const auto& entry : joined_) {
@@ -253,9 +257,7 @@ void Communicator::HandleJoinLocked(int from, int64_t number) {
 
 void Communicator::CheckLeaversLocked() {
   for (const auto& entry : exchanges_) {
-    if (!entry.second->exchange) continue;
-    const int awaited = entry.second->exchange->awaited();
-    if (left_.count(awaited)) FailLocked(RankLeftReport(entry.second->own, awaited));
+    if (entry.second->exchange) CheckAwaitedLocked(entry.second.get());
   }
   for (int rank : left_) {
     if (!joining_ || joined_.count(rank)) continue;
@@ -273,7 +275,7 @@ void Communicator::Leave() {
   Message message;
   message.kind = MessageKind::kLeave;
   message.era = era_;
-  SendAllLocked(message);
+  for (int rank : OthersLocked({})) SendLocked(rank, message);
   if (failure_.empty()) failure_ = kEnds;
 }
 

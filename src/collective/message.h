@@ -35,7 +35,7 @@ enum class MessageKind : int32_t {
 struct Message {
   MessageKind kind = MessageKind::kPart;
   Era era;
-  int32_t step = 0;
+  int32_t step = 0;  // see exchange.cc
   bool empty = false;  // none of the ranks behind this part had anything to bring
   int64_t number = 0;
   std::string key, title, contract, merger;
