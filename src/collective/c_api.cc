@@ -1,5 +1,5 @@
 // What Python calls for several processes, see gluon_syncbn/distributed. None of it needs MXNet.
-// Functions return 0, or -1 with the text in gluon_syncbn_distributed_error of the same thread.
+// Where nothing else is said, functions return 0, or -1 with the text in gluon_syncbn_distributed_error of the same thread.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -31,11 +31,12 @@ int Try(const Body& body) {
 
 SYNCBN_EXPORT const char* gluon_syncbn_distributed_error() { return last_error.c_str(); }
 
-// Takes over a syncbn::Wire that was made with new.
+// Takes over a syncbn::Wire that was made with new; returns the rank, or -1.
 SYNCBN_EXPORT int gluon_syncbn_distributed_open(void* wire) {
-  return Try([&] {
+  const int failed = Try([&] {
     syncbn::OpenCommunicator(std::unique_ptr<syncbn::Wire>(static_cast<syncbn::Wire*>(wire)));
   });
+  return failed ? -1 : TheCommunicator()->rank();
 }
 
 // One exchange of `bytes` bytes at `data`, named `name`; calls of one name match by their order on

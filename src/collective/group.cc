@@ -112,7 +112,7 @@ void Group::ExchangeLocked(Lock* lock, const Ticket& ticket, const RoundKey& key
   Contribution contribution;
   contribution.key = Concat(across.name, '|', key.operation, '|',
                             SharedNumberLocked(ticket, key, across), '|', key.repeat);
-  contribution.title = Concat("SyncBatchNorm '", layer_, "', ", key.operation);
+  contribution.title = Concat("SyncBatchNorm '", across.name, "', ", key.operation);
   contribution.contract = across.contract;
   contribution.merger = across.merger;
   contribution.ranks = across.ranks;
