@@ -108,7 +108,7 @@ def _refuse_other_mpi(library):
 
 def _short(library):
     version = library.gluon_syncbn_mpi_version().decode()
-    return " ".join(version.replace("\0", "").splitlines()[0].replace(",", " ").split())
+    return " ".join(version.splitlines()[0].split(",")[0].split())
 
 
 def wire(library, size, timeout):
