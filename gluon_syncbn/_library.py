@@ -24,7 +24,7 @@ _SIGNATURES = {
     "gluon_syncbn_set_timeout": (None, [ctypes.c_double]),
     "gluon_syncbn_timeout": (ctypes.c_double, []),
     "gluon_syncbn_failure": (ctypes.c_char_p, []),
-    "gluon_syncbn_fail_all": (None, [ctypes.c_char_p]),
+    "gluon_syncbn_fail_all": (None, [ctypes.c_char_p, ctypes.c_int]),
     "gluon_syncbn_reset_all": (None, []),
     "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
     "gluon_syncbn_num_threads": (ctypes.c_int, []),

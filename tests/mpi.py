@@ -58,17 +58,18 @@ needs_mpi = pytest.mark.skipif(
 
 
 def is_mpich():
-    """Whether mpirun is MPICH's, which can keep the survivors of a rank that dies."""
+    """Whether mpirun is MPICH's; otherwise it is Open MPI's."""
     version = subprocess.run([_launcher(), "--version"], capture_output=True, text=True)
     return "HYDRA" in version.stdout
 
 
 def launcher(ranks, keep_survivors=False):
     """The command line before the program."""
-    command = [_launcher(), "-n", str(ranks)]
+    options = ["--allow-run-as-root", "--oversubscribe"]
+    options += ["--enable-recovery"] * keep_survivors
     if is_mpich():
-        return command + ["-disable-auto-cleanup"] * keep_survivors
-    return command + ["--allow-run-as-root", "--oversubscribe"]
+        options = ["-disable-auto-cleanup"] * keep_survivors
+    return [_launcher(), *options, "-n", str(ranks)]
 
 
 def start(ranks, body, *arguments, init=INIT, keep_survivors=False, **environment):

@@ -191,7 +191,10 @@ void Group::SetBatches(int64_t batches) {
 
 void Group::Fail(const std::string& text) {
   Lock lock(mutex_);
-  FailLocked(text);
+  // Other processes can only notice what is begun.
+  if (processes_ != nullptr && AnyoneWaitsLocked()) processes_->Fail(text);
+  if (failure_.empty()) failure_ = text;
+  changed_.notify_all();
 }
 
 std::string Group::Failure() const {
@@ -207,14 +210,10 @@ void Group::Reset() {
   changed_.notify_all();
 }
 
-void Group::FailLocked(const std::string& text) {
+void Group::FailAndThrow(const std::string& text) {
   if (failure_.empty()) failure_ = text;
   if (processes_ != nullptr) processes_->Fail(failure_);
   changed_.notify_all();
-}
-
-void Group::FailAndThrow(const std::string& text) {
-  FailLocked(text);
   throw Error(text);
 }
 

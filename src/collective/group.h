@@ -54,7 +54,6 @@ class Group {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  void FailLocked(const std::string& text);
   [[noreturn]] void FailAndThrow(const std::string& text);
   void StartEpochLocked();
   bool AnyoneWaitsLocked() const;

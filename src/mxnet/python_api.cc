@@ -64,9 +64,10 @@ SYNCBN_EXPORT const char* gluon_syncbn_failure() {
   return last_text.c_str();
 }
 
-SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text) {
+// Other processes learn of it if they can be waiting for this one; with `everywhere` in any case.
+SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text, int everywhere) {
+  if (everywhere && syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Fail(text);
   Registry::Get().FailAll(text);
-  if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Fail(text);
 }
 
 SYNCBN_EXPORT void gluon_syncbn_reset_all() {
