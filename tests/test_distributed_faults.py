@@ -121,6 +121,7 @@ for _ in range(3):
     assert_same_bits(first.running_mean.data().asnumpy())
     distributed.barrier()
     if rank == 2:
+        time.sleep(0.5)  # until the others have left the barrier
         gluon_syncbn.failures.end_waits('rank 2 begins anew')
         gluon_syncbn.recover()
         gluon_syncbn.recover()

@@ -31,6 +31,7 @@ std::chrono::steady_clock::duration Seconds(double seconds) {
 }  // namespace
 
 Bytes Communicator::AllReduce(Contribution contribution) {
+  CheckNotForked(contribution.title);
   Lock lock(mutex_);
   CheckUsableLocked(contribution.title);
   if (contribution.ranks.empty()) contribution.ranks = AllRanks(size_);

@@ -82,6 +82,7 @@ class Communicator : public ProcessGroup {
   void CheckLeaversLocked();
   void FailLocked(const std::string& text);
   void StartEraLocked(syncbn::Era era);
+  void CheckNotForked(const std::string& title) const;
   void CheckUsableLocked(const std::string& title) const;
   void SendLocked(int to, const Message& message);
   void SendAllLocked(const Message& message);

@@ -42,12 +42,16 @@ Communicator::Communicator(std::unique_ptr<Wire> wire)
 
 Communicator::~Communicator() { Stop(); }
 
-void Communicator::CheckUsableLocked(const std::string& title) const {
+// Before the mutex, which another thread may have held at the fork.
+void Communicator::CheckNotForked(const std::string& title) const {
   if (forked) {
     throw Error(Concat(title, ": called in a process that was forked from rank ", rank_,
                        "; only the process that called gluon_syncbn.distributed.init() "
                        "synchronizes"));
   }
+}
+
+void Communicator::CheckUsableLocked(const std::string& title) const {
   if (leaving_ || closed_) {
     throw Error(Concat(title, ": called after gluon_syncbn.distributed.shutdown(), or while MPI or "
                        "the program ends"));
@@ -195,6 +199,7 @@ bool Communicator::FindMissingLocked(Lock* lock, const Entry& entry, double wait
 
 int Communicator::Join(double timeout_seconds) {
   const char title[] = "distributed.join";
+  CheckNotForked(title);
   Lock lock(mutex_);
   CheckUsableLocked(title);
   joining_ = true;
