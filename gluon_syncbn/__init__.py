@@ -5,18 +5,31 @@ from ._library import features
 from ._library import load as _load
 from ._version import __version__
 from .batch_norm import SyncBatchNorm
+from .contexts import available_contexts
 from .convert import convert_sync_batchnorm, revert_sync_batchnorm
 from .devices import Devices
 from .failures import get_timeout, recover, set_timeout
+from .monitor import Monitor
+from .parallel import ParallelCriterion, ParallelNet, ShardedOutput, make_parallel
+from .participation import participating
+from .replicas import check_replicas
 
 __all__ = [
     "Devices",
+    "Monitor",
+    "ParallelCriterion",
+    "ParallelNet",
+    "ShardedOutput",
     "SyncBatchNorm",
     "__version__",
+    "available_contexts",
+    "check_replicas",
     "convert_sync_batchnorm",
     "distributed",
     "features",
     "get_timeout",
+    "make_parallel",
+    "participating",
     "recover",
     "revert_sync_batchnorm",
     "set_timeout",

@@ -181,7 +181,19 @@ running_variance_initializer : str or Initializer
         """Contexts that hold a shard each; None as long as that is not known."""
         if self._num_devices is not None:
             return self._num_devices
-        return len(self._contexts()) or None
+        return len(self.contexts()) or None
+
+    def contexts(self):
+        """Where the layer is initialized, or is going to be; empty if it is not."""
+        try:
+            return self.running_mean.list_ctx()
+        except RuntimeError:
+            return []
+
+    @property
+    def group_key(self):
+        """The key under which native code finds this layer's devices."""
+        return self._group.key
 
     @property
     def num_batches_tracked(self):
@@ -209,7 +221,7 @@ running_variance_initializer : str or Initializer
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
         """Builds the operator and what it needs around it, as symbols or arrays."""
-        contexts = self._contexts()
+        contexts = self.contexts()
         is_np = mx.util.is_np_array()
         if is_np:
             x, gamma, beta, running_mean, running_var = (
@@ -247,7 +259,7 @@ running_variance_initializer : str or Initializer
         else:
             num_devices = self._num_devices
         return {
-            "group": self._group.key,
+            "group": self.group_key,
             "layer": self.name,
             "num_devices": num_devices,
             "contexts": " ".join(map(str, contexts)),
@@ -258,15 +270,8 @@ running_variance_initializer : str or Initializer
             **self._kwargs,
         }
 
-    def _contexts(self):
-        """Where the layer is initialized, or is going to be; empty if it is not."""
-        try:
-            return self.running_mean.list_ctx()
-        except RuntimeError:
-            return []
-
     def _check_enough_contexts(self):
-        contexts = self._contexts()
+        contexts = self.contexts()
         if contexts and (self._num_devices or 0) > len(contexts):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices={self._num_devices}, but "

@@ -18,6 +18,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from . import _tracing, failures
+from ._interrupts import deferred_interrupt
 
 
 class Devices:
@@ -105,12 +106,7 @@ class Devices:
                 f"batch has {rows} rows along axis {batch_axis}, expected at least one "
                 f"for each of the {count} contexts"
             )
-        bounds = [k * (rows // count) + min(k, rows % count) for k in range(count + 1)]
-        with autograd.pause():
-            return [
-                _place(_slice(batch, batch_axis, begin, end), context)
-                for context, begin, end in zip(self.contexts, bounds, bounds[1:])
-            ]
+        return split(batch, self.contexts, batch_axis)
 
     def map(self, function, *lists):
         """Calls ``function(*elements)`` once per context, from the context's thread.
@@ -143,6 +139,10 @@ class Devices:
             Whatever `function` raises, with its traceback. Contexts after that one are
             not called, and work in flight is given up as by
             :func:`gluon_syncbn.recover`.
+        KeyboardInterrupt
+            After Ctrl-C, once every context has been called, so that none is left
+            without its work; a second Ctrl-C raises at once, like an exception of
+            `function`.
         """
         for position, elements in enumerate(lists):
             if len(elements) != len(self):
@@ -156,9 +156,12 @@ class Devices:
         if failure:
             failures.recover()
             raise mx.MXNetError(failure)
-        flags = _Flags()
+        with deferred_interrupt():
+            return self._call_each(_Flags(), function, lists)
+
+    def _call_each(self, flags, function, lists):
         traces = _tracing.static_shape_traces
-        results, call = [], None
+        results = []
         try:
             for thread, context, *elements in zip(self._threads, self.contexts, *lists):
                 call = thread.submit(flags.call, context, function, elements)
@@ -175,10 +178,9 @@ class Devices:
                 f"{type(error).__name__}: {error}"
             )
             failures.end_waits(reason)
-            if call is not None:
-                # After a KeyboardInterrupt the thread is still at work, and MXNet
-                # crashes if two threads call it at once.
-                wait([call])
+            # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes
+            # if two threads call it at once. Each does one thing at a time.
+            wait([thread.submit(int) for thread in self._threads])
             failures.recover(reason)
             raise
         return results
@@ -194,6 +196,17 @@ class Devices:
 
     def __exit__(self, *exception):
         self.close()
+
+
+def split(batch, contexts, batch_axis=0):
+    """The shards of :meth:`Devices.split`, one for each of `contexts`."""
+    rows, count = batch.shape[batch_axis], len(contexts)
+    bounds = [k * (rows // count) + min(k, rows % count) for k in range(count + 1)]
+    with autograd.pause():
+        return [
+            _place(_slice(batch, batch_axis, begin, end), context)
+            for context, begin, end in zip(contexts, bounds, bounds[1:])
+        ]
 
 
 class _Flags:

@@ -20,6 +20,7 @@ from segmentation.config import Config  # noqa: E402
 from segmentation.errors import Parser, UserError, exit_code  # noqa: E402
 
 PANEL_ROWS = 4
+WAITS = "data", "each_other", "gradients"  # of gluon_syncbn.Monitor
 
 
 def arguments():
@@ -101,24 +102,26 @@ def train():
     val_batches = Batches(val_set, config, training=False)
     net = build_model(config, len(classes), contexts, former and former.parameters)
     interrupts.install()
-    with gluon_syncbn.Devices(contexts) as devices:
-        engine = Engine(net, devices, config, batches.count, len(classes))
-        if former:
-            engine.set_momenta(former.momenta)
-        folder = prepare_folder(config, val_batches, len(val_set))
-        print(
-            f"{config.model} on {len(train_set)} images, {len(classes)} classes, "
-            f"{config.norm} on {config.num_devices} x {config.ctx}, {batches.count} "
-            f"steps an epoch; run folder {folder}"
-        )
+    engine = Engine(net, contexts, config, batches.count, len(classes))
+    if former:
+        engine.set_momenta(former.momenta)
+    folder = prepare_folder(config, val_batches, len(val_set))
+    print(
+        f"{config.model} on {len(train_set)} images, {len(classes)} classes, "
+        f"{config.norm} on {config.num_devices} x {config.ctx}, {batches.count} "
+        f"steps an epoch; run folder {folder}"
+    )
+    with gluon_syncbn.Monitor(engine.net, engine.trainer) as monitor:
         log = run_epochs(
-            engine, batches, val_batches, folder, former, stop_after, classes
+            engine, monitor, batches, val_batches, folder, former, stop_after, classes
         )
-        draw(engine, val_batches, len(val_set), folder, log, classes)
+    draw(engine, val_batches, len(val_set), folder, log, classes)
     finish(folder, log)
 
 
-def run_epochs(engine, batches, val_batches, folder, former, stop_after, classes):
+def run_epochs(
+    engine, monitor, batches, val_batches, folder, former, stop_after, classes
+):
     """Train, evaluate and save epoch by epoch; return the log of all of them."""
     from segmentation import checkpoint
     from segmentation.models import parameters
@@ -128,7 +131,9 @@ def run_epochs(engine, batches, val_batches, folder, former, stop_after, classes
     best = max((entry["mean_iou"] for entry in log), default=-1.0)
     for epoch in range(first, min(config.epochs, stop_after or config.epochs)):
         started = time.perf_counter()
-        loss, images = train_epoch(engine, batches, epoch)
+        monitor.report()
+        loss, images = train_epoch(engine, monitor, batches, epoch)
+        waits = monitor.report()
         val_loss, confusion = engine.evaluate(val_batches.epoch(0))
         log.append(
             {
@@ -141,6 +146,7 @@ def run_epochs(engine, batches, val_batches, folder, former, stop_after, classes
                 "class_iou": [None if v != v else v for v in confusion.class_iou()],
                 "learning_rate": engine.trainer.learning_rate,
                 "seconds": time.perf_counter() - started,
+                "waits": {key: getattr(waits, key) for key in WAITS},
             }
         )
         state = checkpoint.Checkpoint(
@@ -157,10 +163,11 @@ def run_epochs(engine, batches, val_batches, folder, former, stop_after, classes
             "{seconds:.1f} s".format(**log[-1]),
             flush=True,
         )
+        print(f"  {waits}: {waits.hint}", flush=True)
     return log
 
 
-def train_epoch(engine, batches, epoch):
+def train_epoch(engine, monitor, batches, epoch):
     """One pass over the training set; the mean loss of its images and their number."""
     from segmentation import interrupts
     from tqdm import tqdm
@@ -168,7 +175,8 @@ def train_epoch(engine, batches, epoch):
     engine.seed_epoch(epoch)
     total, images = 0.0, 0
     title = f"epoch {epoch + 1}/{engine.config.epochs}"
-    bar = tqdm(batches.epoch(epoch), title, batches.count, leave=False, disable=None)
+    shown = {"leave": False, "disable": None}
+    bar = tqdm(monitor.data(batches.epoch(epoch)), title, batches.count, **shown)
     for index, (x, y) in enumerate(bar):
         loss = engine.step(x, y, epoch * batches.count + index)
         interrupts.check()

@@ -1,7 +1,7 @@
 """The float64 oracle: batch normalization of the whole batch in one array.
 
-The tests of every other module compare with it. NumPy only: it shares no code and no formula
-order with the library, and knows nothing of devices.
+The tests of every other module compare with it. NumPy only: it shares no code and no
+formula order with the library, and knows nothing of devices.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ def forward(x, gamma, beta, axis=1, eps=1e-5):
 
 
 def backward(x, dy, gamma, axis=1, eps=1e-5):
-    """Gradients of sum(y * dy) where y = forward(x, gamma, beta), through the moments too.
+    """Gradients of sum(y * dy), y = forward(x, gamma, beta), through the moments too.
 
     Returns
     -------
@@ -69,8 +69,8 @@ def update_running(
 
     Parameters
     ----------
-    momentum : fraction of the old value kept; None for the mean over steps, where `step` is the
-        number of this step, from 1.
+    momentum : fraction of the old value kept; None for the mean over steps, where
+        `step` is the number of this step, from 1.
     unbiased : for a variance: rescale `batch_stat` from divisor `count` to `count` - 1.
     """
     running = np.asarray(running, np.float64)
@@ -94,7 +94,7 @@ def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-
 
 
 def inference_backward(x, dy, gamma, running_mean, running_var, axis=1, eps=1e-5):
-    """Gradients of sum(y * dy) where y = inference_forward(...); the statistics are constants.
+    """Gradients of sum(y * dy), y = inference_forward(...), with constant statistics.
 
     Returns
     -------
@@ -110,23 +110,25 @@ def inference_backward(x, dy, gamma, running_mean, running_var, axis=1, eps=1e-5
 
 
 def conditioning(x, axis=1, eps=1e-5):
-    """The largest |mean| / sqrt(var + eps) of the channels: how far from zero the data are."""
+    """The largest |mean| / sqrt(var + eps) of the channels: the data's offset."""
     channels = np.shape(x)[axis]
     _, mean, _, inv_std = forward(x, np.ones(channels), np.zeros(channels), axis, eps)
     return float(np.max(np.abs(mean) * inv_std, initial=0.0))
 
 
 def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
-    r"""How far a right result may be from the oracle: |result - expected| <= atol + rtol |expected|.
+    r"""Bounds of a right result: |result - expected| <= atol + rtol |expected|.
 
     Parameters
     ----------
-    dtype : what the compared array is stored in ("float16", "bfloat16", "float32", "float64").
+    dtype : what the compared array is stored in ("float16", "bfloat16", "float32",
+        "float64").
     count : elements of one channel in the whole batch.
     conditioning : |mean| / std, see `conditioning`.
     scale : size of the largest terms that are added to give the result. For y that is
-        max|gamma x_hat| + max|beta|; for dx, max|gamma inv_std dy|; for sums such as dgamma and
-        dbeta, the sum of the absolute terms; for a running statistic, its own size.
+        max|gamma x_hat| + max|beta|; for dx, max|gamma inv_std dy|; for sums such as
+        dgamma and dbeta, the sum of the absolute terms; for a running statistic, its
+        own size.
 
     Returns
     -------
@@ -134,18 +136,21 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
 
     Notes
     -----
-    Let u be the unit roundoff of the arithmetic (float32, or float64 for float64 data), u64 that
-    of float64 and u_out that of `dtype`.
+    Let u be the unit roundoff of the arithmetic (float32, or float64 for float64 data),
+    u64 that of float64 and u_out that of `dtype`.
 
-    * Storing the result rounds once: u_out |expected|, or half a subnormal number near zero.
-    * Elementwise, y = (x - mean) * scale + offset and dx = a dy + b (x - mean) + d are at most three
-      products, three sums and four coefficients that were rounded to the arithmetic's precision:
-      8 roundings on the way of any one term bound the first-order error by 8 u times the terms.
-    * Sums are float64: n additions err by at most n u64 relative to the terms' absolute sum
-      (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 4.4). About a shift among
-      the data, the moments lose another factor 4 at most; so mean / std and inv_std err by
-      4 n u64, and the rounding of the mean itself by u64 |mean| / std. Relative to the terms of a
-      result that uses both, this is 8 n u64 + 2 u64 |mean| / std.
+    * Storing the result rounds once: u_out |expected|, or half a subnormal number near
+      zero.
+    * Elementwise, y = (x - mean) * scale + offset and dx = a dy + b (x - mean) + d are
+      at most three products, three sums and four coefficients that were rounded to the
+      arithmetic's precision: 8 roundings on the way of any one term bound the first-
+      order error by 8 u times the terms.
+    * Sums are float64: n additions err by at most n u64 relative to the terms' absolute
+      sum (Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 4.4). About
+      a shift among the data, the moments lose another factor 4 at most; so mean / std
+      and inv_std err by 4 n u64, and the rounding of the mean itself by u64 |mean| /
+      std. Relative to the terms of a result that uses both, this is 8 n u64 + 2 u64
+      |mean| / std.
     """
     u_out, subnormal = _PRECISION[str(dtype)]
     u64 = _PRECISION["float64"][0]

@@ -1,6 +1,9 @@
 """Devices: shards, order, threads, flags, and errors that leave it usable."""
 
+import os
+import signal
 import threading
+import time
 import traceback
 
 import mxnet as mx
@@ -127,6 +130,47 @@ def test_an_exception_frees_the_devices_that_wait(devices):
         ys = devices.map(layer, xs)
     whole = np.concatenate([y.asnumpy() for y in ys])
     assert abs(whole.mean(0)).max() < 1e-6
+
+
+def interrupting(seen, *moments):
+    """A function to map that presses Ctrl-C in the calls with these numbers."""
+
+    def function(x):
+        seen.append(x)
+        for _ in range(moments.count(len(seen))):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)  # the main thread runs its handler while this one rests
+        return x
+
+    return function
+
+
+def test_ctrl_c_waits_until_every_context_was_called(devices):
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        devices.map(interrupting(seen, 1), [1, 2])
+    assert seen == [1, 2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert devices.map(abs, [-1, -2]) == [1, 2]
+
+
+def test_second_ctrl_c_is_immediate(devices):
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        devices.map(interrupting(seen, 1, 1), [1, 2])
+    assert seen == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert devices.map(abs, [-1, -2]) == [1, 2]
+
+
+def test_ctrl_c_calls_the_handler_of_the_program(devices):
+    seen, noted = [], []
+    former = signal.signal(signal.SIGINT, lambda signum, frame: noted.append(signum))
+    try:
+        assert devices.map(interrupting(seen, 1), [1, 2]) == [1, 2]
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert noted == [signal.SIGINT]
 
 
 def test_first_step_of_a_static_graph_is_waited_for(devices):

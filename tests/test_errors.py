@@ -279,6 +279,19 @@ def test_one_device_on_two_contexts(devices):
     assert_trains(devices, layer)
 
 
+def test_one_device_on_two_contexts_is_noticed_in_the_first_step(devices):
+    layer = make_layer(devices.contexts, num_devices=1)
+    with autograd.record():
+        ys = devices.map(layer, make_shards(devices))
+    mx.nd.waitall()
+
+    def backward():
+        devices.map(lambda y: y.backward(), ys)
+        mx.nd.waitall()
+
+    assert "num_devices=1, but cpu(" in failure_of(backward)
+
+
 def test_traced_before_initialization_without_num_devices():
     symbol = SyncBatchNorm(in_channels=3, prefix="norm_")(mx.sym.var("data"))
     net = SymbolBlock(symbol, mx.sym.var("data"))

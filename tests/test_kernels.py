@@ -1,4 +1,4 @@
-"""The CPU kernels through their C interface, against the oracle; no operator takes part."""
+"""The CPU kernels through their C interface, against the oracle; no operator."""
 
 import ctypes
 import os
@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import reference
+
 from gluon_syncbn import _library
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 12}
@@ -26,7 +27,7 @@ BAD_DTYPE = 5
 
 
 def to_storage(values, dtype):
-    """`values` rounded to `dtype`; bfloat16 as its bits, cut off rather than rounded."""
+    """`values` rounded to `dtype`; bfloat16 as its bits, cut off."""
     if dtype != "bfloat16":
         return np.ascontiguousarray(values, dtype)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -84,7 +85,7 @@ def workspace(shape):
 
 
 class Problem:
-    """Data of one dtype and layout, and the results of the four kernels and of the oracle."""
+    """Data of one dtype and layout, and what four kernels and the oracle make of it."""
 
     def __init__(self, dtype, shape, center):
         rng = np.random.default_rng(sum(shape))

@@ -1,4 +1,4 @@
-"""The oracle itself: a case by hand, invariants, and gradients by central differences."""
+"""The oracle: a case by hand, invariants, gradients by central differences."""
 
 import numpy as np
 import pytest
@@ -83,7 +83,7 @@ def test_backward_is_the_numerical_gradient(run, run_backward):
     def loss(x=x, gamma=gamma, beta=beta):
         return np.sum(run(x, gamma, beta) * dy)
 
-    # Central differences: step^2 of truncation, 1e-16 / step of rounding; both about 1e-10.
+    # Central differences: step^2 truncated, 1e-16 / step rounded; both about 1e-10.
     np.testing.assert_allclose(dx, _numerical_gradient(loss, x), atol=1e-8)
     of_gamma = _numerical_gradient(lambda v: loss(gamma=v), gamma)
     of_beta = _numerical_gradient(lambda v: loss(beta=v), beta)

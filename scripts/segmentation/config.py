@@ -175,11 +175,6 @@ def _check_numbers(config):
 
 
 def _check_combinations(config):
-    if config.batch_size < config.num_devices:
-        raise UserError(
-            f"--batch-size is {config.batch_size}, but each of the "
-            f"{config.num_devices} devices needs at least one image of a batch."
-        )
     if config.dataset == "digits" and config.data_root:
         raise UserError("--data-root has no use with --dataset digits.")
     if config.dataset != "digits" and not config.data_root:

@@ -1,12 +1,13 @@
 """One training step, an epoch of them, and an evaluation, on all devices.
 
-Contexts are driven through `Devices.map` only; a plain loop over CPU contexts would
-deadlock inside MXNet. Arrays are read (`asnumpy`) outside of it.
+The net is made parallel here; the rest reads as if there were one device.
 """
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+
+from gluon_syncbn import ParallelCriterion, make_parallel
 
 from . import interrupts
 from .metrics import Confusion
@@ -20,17 +21,18 @@ def poly_lr(base, step, total, warmup):
 
 
 class SegmentationLoss(gluon.HybridBlock):
-    """Sum over labelled pixels of the cross entropy of each output, weighted and added.
+    """Per image the summed cross entropy of its labelled pixels, of all outputs.
 
-    It is a sum and not a mean: divided by the labelled pixels of the *whole* batch,
-    shards of any size add up to the whole batch's mean.
+    Each output has a weight. Divided by the labelled pixels of the *whole* batch, the
+    images' losses add up to the batch's mean, however it is sharded.
     """
 
     def __init__(self, weights, size):
         super().__init__()
         self._weights, self._size = weights, size
 
-    def hybrid_forward(self, F, label, *outputs):
+    def hybrid_forward(self, F, *outputs_and_label):
+        *outputs, label = outputs_and_label
         labelled = label >= 0
         target = F.maximum(label, 0)
         losses = []
@@ -44,20 +46,29 @@ class SegmentationLoss(gluon.HybridBlock):
             # Classes last: over an inner axis, log_softmax is twice as slow on CPUs.
             output = F.transpose(output, (0, 2, 3, 1))
             log_p = F.pick(F.log_softmax(output, axis=-1), target, axis=-1)
-            losses.append(-weight * F.sum(log_p * labelled))
+            losses.append(-weight * F.sum(log_p * labelled, axis=(1, 2)))
         return F.add_n(*losses)
 
 
 class Engine:
     """A net on its devices with optimizer and learning rate schedule."""
 
-    def __init__(self, net, devices, config, steps_per_epoch, num_classes):
-        self.net, self.devices, self.config = net, devices, config
-        self.num_classes = num_classes
+    def __init__(self, net, contexts, config, steps_per_epoch, num_classes):
+        synchronized = config.norm == "syncbn" and len(contexts) > 1
+        # Not gathered: outputs are as large as images, and wanted on their devices.
+        self.net = make_parallel(net, contexts, sync_bn=synchronized, gather=False)
+        self.config, self.num_classes = config, num_classes
         self.total = steps_per_epoch * config.epochs
         self.warmup = config.warmup_epochs * steps_per_epoch
-        self.loss = SegmentationLoss(output_weights(config), config.crop_size)
-        self.main_loss = SegmentationLoss((1.0,), config.crop_size)
+        loss = SegmentationLoss(output_weights(config), config.crop_size)
+        main_loss = SegmentationLoss((1.0,), config.crop_size)
+        self.criterion = ParallelCriterion(loss, self.net)
+        self.judge = ParallelCriterion(
+            lambda output, *others: (
+                output.argmax(axis=1), main_loss(output, others[-1])
+            ),
+            self.net,
+        )  # fmt: skip
         options = {"momentum": config.momentum, "wd": config.weight_decay}
         self.trainer = gluon.Trainer(
             net.collect_params(),
@@ -72,24 +83,19 @@ class Engine:
     def seed_epoch(self, epoch):
         """Seed MXNet (dropout) by epoch; each thread has generators of its own."""
         seed = int(np.random.default_rng([self.config.seed, epoch]).integers(2**31))
-        ranks = range(len(self.devices.contexts))
-        self.devices.map(lambda rank: mx.random.seed(seed + rank), ranks)
+        devices = self.net.devices
+        devices.map(lambda rank: mx.random.seed(seed + rank), range(len(devices)))
 
     def step(self, x, y, step):
         """Train on one batch; return its loss, the mean over its labelled pixels."""
         rate = poly_lr(self.config.lr, step, self.total, self.warmup)
         self.trainer.set_learning_rate(rate)
         share = 1.0 / max(1, int((y >= 0).sum()))
-        xs, ys = self.devices.split(x), self.devices.split(y)
-
-        def forward(x_part, y_part):
-            return self.loss(y_part, *self.net(x_part)) * share
-
         with autograd.record():
-            losses = self.devices.map(forward, xs, ys)
-        self.devices.map(lambda loss: loss.backward(), losses)
+            loss = self.criterion(self.net(x), y).sum() * share
+        loss.backward()
         self.trainer.step(1)
-        return sum(float(loss.asscalar()) for loss in losses)
+        return float(loss.asscalar())
 
     def settle(self):
         """Finish the running statistics, to be called before they are read.
@@ -102,24 +108,12 @@ class Engine:
         if self.config.norm == "bn":
             for parameter in self.net.collect_params().values():
                 if parameter.grad_req == "null":
-                    parameter.set_data(parameter.data(self.devices.contexts[0]))
+                    parameter.set_data(parameter.list_data()[0])
 
     def predict(self, x, y):
         """Class maps of a batch, and the summed loss of the first output."""
-        padding = -len(x) % len(self.devices.contexts)
-        rows = np.arange(len(x) + padding) % len(x)
-        y_padded = y[rows]
-        y_padded[len(x) :] = -1  # a repeated row feeds a device and counts for nothing
-
-        def forward(x_part, y_part):
-            output = self.net(x_part)[0]
-            return output.argmax(axis=1), self.main_loss(y_part, output)
-
-        shards = self.devices.split(x[rows]), self.devices.split(y_padded)
-        results = self.devices.map(forward, *shards)
-        classes = np.concatenate([result[0].asnumpy() for result in results])
-        loss = sum(float(result[1].asscalar()) for result in results)
-        return classes[: len(x)].astype(np.int32), loss
+        classes, losses = self.judge(self.net(x), y)
+        return classes.asnumpy().astype(np.int32), float(losses.sum().asscalar())
 
     def evaluate(self, batches):
         """Mean loss per labelled pixel and the confusion matrix of a data set."""
@@ -137,7 +131,7 @@ class Engine:
         return {k: v.asnumpy() for k, v in states.items() if v is not None}
 
     def set_momenta(self, momenta):
-        for context, updater in zip(self.devices.contexts, self.trainer._updaters):
+        for context, updater in zip(self.net.devices.contexts, self.trainer._updaters):
             for index, value in momenta.items():
                 updater.states[index] = mx.nd.array(value, ctx=context)
                 updater.states_synced[index] = True

@@ -1,15 +1,13 @@
-"""A GluonCV segmentation model with synchronized or plain batch norm on some contexts.
+"""A GluonCV segmentation model on some contexts, with MXNet's own BatchNorm.
 
-The models are built with MXNet's BatchNorm and then converted, because some of them
-(ICNet, FastSCNN) make layers that `norm_layer` and `norm_kwargs` do not reach.
+`engine.py` converts its layers, because some models (ICNet, FastSCNN) make layers that
+GluonCV's `norm_layer` and `norm_kwargs` do not reach.
 """
 
 import contextlib
 import io
 
 import mxnet as mx
-
-import gluon_syncbn
 
 from .errors import UserError
 
@@ -45,8 +43,6 @@ def build_model(config, num_classes, contexts, weights=None):
     _set_multipliers(net, config)
     if not pretrained:
         net.initialize(mx.init.Xavier(magnitude=2), ctx=contexts, force_reinit=True)
-    if config.norm == "syncbn" and len(contexts) > 1:
-        net = gluon_syncbn.convert_sync_batchnorm(net, num_devices=len(contexts))
     net.collect_params().reset_ctx(contexts)
     side = config.crop_size
     net(mx.nd.zeros((1, 3, side, side), ctx=contexts[0]))  # allocates what was deferred
@@ -58,7 +54,6 @@ def build_model(config, num_classes, contexts, weights=None):
 
 
 def _construct(config, num_classes, contexts, pretrained):
-
     path = _KINDS[config.model][0].split(".")
     options = {"crop_size": config.crop_size, "ctx": contexts}
     options["pretrained_base"] = pretrained

@@ -151,10 +151,15 @@ def save_curves(path, log, heading):
 
 def table(log):
     """The epochs as lines of text."""
-    lines = ["epoch  train loss  val loss  pixAcc   mIoU  seconds"]
+    lines = [
+        "epoch  train loss  val loss  pixAcc   mIoU  seconds  "
+        "waits: data / other devices / gradients"
+    ]
     for e in log:
+        waits = " / ".join(f"{share:.0%}" for share in e["waits"].values())
         lines.append(
             f"{e['epoch']:5d}  {e['train_loss']:10.4f}  {e['val_loss']:8.4f}  "
-            f"{e['pixel_accuracy']:6.3f}  {e['mean_iou']:5.3f}  {e['seconds']:7.1f}"
+            f"{e['pixel_accuracy']:6.3f}  {e['mean_iou']:5.3f}  {e['seconds']:7.1f}  "
+            f"{waits:>14}"
         )
     return "\n".join(lines)

@@ -109,6 +109,7 @@ void Communicator::HandlePartLocked(int from, Message message) {
       if (finished.key != message.key) continue;
       // An invitation can come too late; a part cannot.
       if (message.step != kInvitation) {
+        if (message.ranks.empty()) message.ranks = AllRanks(size_);
         FailLocked(ContractsDifferReport(finished, rank_, from, message));
       }
       return;

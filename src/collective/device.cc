@@ -1,7 +1,8 @@
-// Reads the text form of a device, the inverse of Device::Name.
+// Reads the text form of devices, the inverse of Device::Name.
 #include "collective/device.h"
 
 #include <cstdlib>
+#include <sstream>
 
 #include "core/error.h"
 
@@ -13,6 +14,13 @@ Device ParseDevice(const std::string& name) {
     throw Error(Concat("a device is written like \"cpu(0)\", but got \"", name, "\""));
   }
   return {name.substr(0, open), std::atoi(name.c_str() + open + 1)};
+}
+
+std::set<Device> ParseDevices(const std::string& names) {
+  std::set<Device> devices;
+  std::istringstream stream(names);
+  for (std::string name; stream >> name;) devices.insert(ParseDevice(name));
+  return devices;
 }
 
 }  // namespace syncbn

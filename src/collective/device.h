@@ -2,6 +2,7 @@
 // came first.
 // Who uses it: collective and op. It must not know how a device computes.
 #pragma once
+#include <set>
 #include <string>
 #include <tuple>
 
@@ -20,5 +21,7 @@ inline bool operator<(const Device& a, const Device& b) {
 
 // Reads "cpu(0)"; throws Error on anything else.
 Device ParseDevice(const std::string& name);
+// Reads "cpu(0) cpu(1)".
+std::set<Device> ParseDevices(const std::string& names);
 
 }  // namespace syncbn

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "collective/report.h"
@@ -37,6 +38,9 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
   if (!failure_.empty()) {
     throw Error(EarlierFailureReport(layer_, "forward", device, failure_));
   }
+  if (participants_ && !participants_->count(device)) {
+    FailAndThrow(SitsOutReport(layer_, device, *participants_));
+  }
   size_ = size;
   auto member = forward_calls_.find(device);
   if (member == forward_calls_.end()) {
@@ -51,16 +55,25 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
       for (const auto& entry : forward_calls_) former_members_.insert(entry.first);
       StartEpochLocked();
     }
-    member = forward_calls_.emplace(device, 0).first;
+    member = forward_calls_.emplace(device, first_number_).first;
   }
-  return {epoch_, member->second++};
+  return {epoch_, member->second++, participants_};
+}
+
+void Group::Check(const Ticket& ticket, const std::string& operation, const Device& device) {
+  Lock lock(mutex_);
+  CheckLocked(ticket, operation, device);
 }
 
 std::shared_ptr<const Payload> Group::AllReduce(const Ticket& ticket, const RoundKey& key,
                                                 const Device& device, Arrival arrival,
-                                                const Meeting& meeting, Reducer reducer) {
+                                                Meeting meeting, Reducer reducer) {
   Lock lock(mutex_);
-  CheckArrivalLocked(ticket, key, device);
+  CheckLocked(ticket, key.operation, device);
+  if (ticket.participants) {
+    meeting.size = ticket.participants->size();
+    meeting.expected = *ticket.participants;
+  }
   processes_ = meeting.across.processes;
   std::shared_ptr<Round>& slot = rounds_[key];
   if (!slot) slot = std::make_shared<Round>();
@@ -90,16 +103,16 @@ std::shared_ptr<const Payload> Group::AllReduce(const Ticket& ticket, const Roun
   return round->result;
 }
 
-void Group::CheckArrivalLocked(const Ticket& ticket, const RoundKey& key,
-                               const Device& device) {
+void Group::CheckLocked(const Ticket& ticket, const std::string& operation,
+                        const Device& device) {
   if (!failure_.empty()) {
-    throw Error(EarlierFailureReport(layer_, key.operation, device, failure_));
+    throw Error(EarlierFailureReport(layer_, operation, device, failure_));
   }
   if (ticket.epoch != epoch_) {
     if (former_members_.count(device)) {
       FailAndThrow(TooManyDevicesReport(layer_, device, Keys(forward_calls_), size_));
     }
-    throw Error(EarlierFailureReport(layer_, key.operation, device,
+    throw Error(EarlierFailureReport(layer_, operation, device,
                                      "the layer was reset by gluon_syncbn.recover() after the "
                                      "forward call that this call belongs to."));
   }
@@ -159,15 +172,30 @@ void Group::AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<R
     changed_.wait(*lock, over);
     woken = true;
   }
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+  wait_seconds_ += waited.count();
   if (round->result != nullptr) return;
   if (!woken) {
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
     std::set<Device> known = Keys(forward_calls_);
     if (meeting.expected.size() == meeting.size) known = meeting.expected;
     FailAndThrow(TimeoutReport(layer_, key.operation, *round, known, meeting.size,
                                waited.count()));
   }
   throw Error(failure_.empty() ? "the layer was reset while a device waited in it" : failure_);
+}
+
+void Group::SetParticipants(std::set<Device> participants) {
+  Lock lock(mutex_);
+  for (const auto& entry : forward_calls_) first_number_ = std::max(first_number_, entry.second);
+  for (auto& entry : forward_calls_) entry.second = first_number_;
+  participants_ = participants.empty()
+                      ? nullptr
+                      : std::make_shared<const std::set<Device>>(std::move(participants));
+}
+
+double Group::WaitSeconds() const {
+  Lock lock(mutex_);
+  return wait_seconds_;
 }
 
 int64_t Group::BatchesBefore(const Ticket& ticket) const {
@@ -218,16 +246,25 @@ void Group::FailAndThrow(const std::string& text) {
 }
 
 void Group::StartEpochLocked() {
-  // A round that some device never reached was not reduced.
-  if (!forward_calls_.empty() && forward_calls_.size() == size_) {
-    int64_t finished = forward_calls_.begin()->second;
-    for (const auto& entry : forward_calls_) finished = std::min(finished, entry.second);
-    batches_before_epoch_ += finished;
-    calls_before_epoch_ += finished;
-  }
+  batches_before_epoch_ += FinishedCallsLocked();
+  calls_before_epoch_ += FinishedCallsLocked();
   ++epoch_;
   rounds_.clear();
   forward_calls_.clear();
+  first_number_ = 0;
+}
+
+// A round that some device never reached was not reduced.
+int64_t Group::FinishedCallsLocked() const {
+  const size_t size = participants_ ? participants_->size() : size_;
+  size_t devices = 0;
+  int64_t finished = std::numeric_limits<int64_t>::max();
+  for (const auto& entry : forward_calls_) {
+    if (participants_ && !participants_->count(entry.first)) continue;
+    finished = std::min(finished, entry.second);
+    ++devices;
+  }
+  return devices > 0 && devices >= size ? finished : first_number_;
 }
 
 bool Group::AnyoneWaitsLocked() const {

@@ -17,10 +17,12 @@
 namespace syncbn {
 
 // The place of one forward call in the history of its group. `epoch` changes when the group is
-// reset or moves to other devices.
+// reset or moves to other devices. Its backward calls meet the same devices, whoever takes part
+// in the meantime.
 struct Ticket {
   int64_t epoch = 0;
   int64_t number = 0;
+  std::shared_ptr<const std::set<Device>> participants;  // null: all devices of the group
 };
 
 class Group {
@@ -31,11 +33,21 @@ class Group {
   // Throws Error if the group has failed, or if more than `size` devices take part.
   Ticket BeginForward(const Device& device, size_t size);
 
+  // Throws Error if the group has failed, or was reset or has moved since the ticket was given.
+  void Check(const Ticket& ticket, const std::string& operation, const Device& device);
+
   // Blocks until `size` distinct devices have brought their payload to this round; returns the
   // reduced payload. Throws Error on timeout, disagreement, or a failed or reset group.
   std::shared_ptr<const Payload> AllReduce(const Ticket& ticket, const RoundKey& key,
                                            const Device& device, Arrival arrival,
-                                           const Meeting& meeting, Reducer reducer);
+                                           Meeting meeting, Reducer reducer);
+
+  // From the next forward call on, exactly these devices take part; none means all devices again.
+  // To be called with no call in flight: numbers of devices that sat out catch up here.
+  void SetParticipants(std::set<Device> participants);
+
+  // Seconds that devices have waited for others since the group was made, summed over devices.
+  double WaitSeconds() const;
 
   // Training batches that were reduced before the call with this ticket.
   int64_t BatchesBefore(const Ticket& ticket) const;
@@ -57,7 +69,8 @@ class Group {
   [[noreturn]] void FailAndThrow(const std::string& text);
   void StartEpochLocked();
   bool AnyoneWaitsLocked() const;
-  void CheckArrivalLocked(const Ticket& ticket, const RoundKey& key, const Device& device);
+  int64_t FinishedCallsLocked() const;
+  void CheckLocked(const Ticket& ticket, const std::string& operation, const Device& device);
   void AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<Round>& round,
                    const Meeting& meeting, int64_t epoch);
   void ExchangeLocked(Lock* lock, const Ticket& ticket, const RoundKey& key, Round* round,
@@ -70,8 +83,11 @@ class Group {
   std::map<RoundKey, std::shared_ptr<Round>> rounds_;
   std::map<Device, int64_t> forward_calls_;  // of this epoch; its keys are the members
   std::set<Device> former_members_;
+  std::shared_ptr<const std::set<Device>> participants_;
   std::string failure_;
   size_t size_ = 0;
+  int64_t first_number_ = 0;  // of a device that comes for the first time in this epoch
+  double wait_seconds_ = 0;
   int64_t epoch_ = 0;
   int64_t batches_before_epoch_ = 0;
   // Between processes calls are numbered from the begin of the processes' era, because local epochs

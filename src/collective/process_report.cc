@@ -14,8 +14,6 @@ const char kRecover[] =
     " Before the next step every rank calls gluon_syncbn.recover(), which waits for the work in "
     "flight and clears the error.";
 
-std::string Ranks(const std::vector<int>& ranks) { return ranks.empty() ? "all" : RankList(ranks); }
-
 }  // namespace
 
 std::string RankList(const std::vector<int>& ranks) {
@@ -52,8 +50,9 @@ std::string ContractsDifferReport(const Contribution& own, int own_rank, int ran
                                   const Message& message) {
   const std::vector<int> other(message.ranks.begin(), message.ranks.end());
   return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.contract,
-                " (synchronized: ", Ranks(own.ranks), "), but rank ", rank, " has ",
-                message.contract, " (synchronized: ", Ranks(other), ").", kRecover);
+                " (synchronized: ", RankList(own.ranks), "), but rank ", rank, " has ",
+                message.contract, " (synchronized: ", RankList(other), ").",
+                kRecover);
 }
 
 std::string RankLeftReport(const Contribution& own, int rank) {

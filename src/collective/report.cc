@@ -97,6 +97,13 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                 "call net.hybridize() again after moving a net to other contexts.", kRecover);
 }
 
+std::string SitsOutReport(const std::string& layer, const Device& device,
+                          const std::set<Device>& participants) {
+  return Concat("SyncBatchNorm '", layer, "': ", device.Name(), " calls the layer, but only ",
+                Names(participants), " take part: gluon_syncbn.participating() says which contexts "
+                "have a shard of the batch.", kRecover);
+}
+
 std::string TwiceReport(const std::string& layer, const std::string& operation,
                         const Device& device) {
   return Concat(Title(layer, operation), device.Name(),

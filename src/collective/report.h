@@ -19,6 +19,10 @@ std::string DisagreementReport(const std::string& layer, const std::string& oper
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
 
+// For a device that was said not to take part.
+std::string SitsOutReport(const std::string& layer, const Device& device,
+                          const std::set<Device>& participants);
+
 std::string TwiceReport(const std::string& layer, const std::string& operation,
                         const Device& device);
 

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <sstream>
 
 #include "core/error.h"
 
@@ -38,14 +37,11 @@ void Set(const std::string& key, const std::string& value, Attributes* out) {
   } else if (key == "chained") {
     out->chained = Flag(key, value);
   } else if (key == "contexts") {
-    std::istringstream names(value);
-    for (std::string name; names >> name;) options.contexts.insert(ParseDevice(name));
+    options.contexts = ParseDevices(value);
   } else if (key == "device_groups") {
     std::istringstream parts(value);
     for (std::string part; std::getline(parts, part, ';');) {
-      std::istringstream names(part);
-      out->device_groups.emplace_back();
-      for (std::string name; names >> name;) out->device_groups.back().insert(ParseDevice(name));
+      out->device_groups.push_back(ParseDevices(part));
     }
   } else if (key == "shared_name") {
     options.shared_name = value;

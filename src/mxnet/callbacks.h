@@ -4,18 +4,34 @@
 #include <exception>
 #include <string>
 
+#include "mxnet/mxnet_api.h"
+
 namespace syncbn {
 
-// Before a callback returns well: lets an exception of another one arrive first, see callbacks.cc.
+// Runs the body of a callback of the front end, on the thread that called MXNet; returns MXNet's 1
+// for success. Any exception becomes a dmlc::Error, which reaches the user as an MXNetError with
+// the same text.
+template <typename Body>
+int Callback(const Body& body) {
+  std::string text;
+  try {
+    body();
+    return 1;
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  throw dmlc::Error(text);
+}
+
+// Lets an exception of another operator arrive first, see callbacks.cc.
 void PassToMxnet();
 
 // Throws dmlc::Error with this text, see callbacks.cc.
 [[noreturn]] void ThrowToMxnet(const std::string& text);
 
-// Runs a callback's body; returns MXNet's 1 for success. Any exception becomes a dmlc::Error,
-// which reaches the user as an MXNetError with the same text.
+// The same for what MXNet runs later, on its threads for custom operators.
 template <typename Body>
-int Callback(const Body& body) {
+int OperatorCallback(const Body& body) {
   std::string text;
   try {
     body();

@@ -74,7 +74,7 @@ void CheckCanSynchronize(const Operator& op) {
 // x, gamma, beta, (after) | y | running_mean, running_var
 int Forward(int size, void** handles, int* /*tags*/, const int* requests, const int training,
             void* state) {
-  return Callback([&] {
+  return OperatorCallback([&] {
     const std::vector<NDArray> arrays = Own(size, handles);
     Operator* op = static_cast<Operator*>(state);
     if (training) CheckCanSynchronize(*op);
@@ -89,7 +89,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
 // those in parentheses are empty or unused, because backward does not depend on them.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
-  return Callback([&] {
+  return OperatorCallback([&] {
     const std::vector<NDArray> arrays = Own(size, handles);
     Operator* op = static_cast<Operator*>(state);
     const int dx = op->inputs + 2;

@@ -1,5 +1,6 @@
 // What Python calls through ctypes: registration, timeout, failures, lifetime of a layer's group.
 // Functions return 0, or -1 with the text in gluon_syncbn_last_error.
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -47,6 +48,24 @@ SYNCBN_EXPORT int64_t gluon_syncbn_batches(const char* key) {
 SYNCBN_EXPORT void gluon_syncbn_set_batches(const char* key, int64_t batches) {
   const auto group = Registry::Get().Find(key);
   if (group) group->SetBatches(batches);
+}
+
+// `devices` is "cpu(0) cpu(1)"; an empty text means all devices of the group.
+SYNCBN_EXPORT void gluon_syncbn_set_participants(const char* key, const char* devices) {
+  const auto group = Registry::Get().Find(key);
+  if (group) group->SetParticipants(syncbn::ParseDevices(devices));
+}
+
+// Seconds that devices have waited for others in this layer, summed over devices.
+SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
+  const auto group = Registry::Get().Find(key);
+  return group ? group->WaitSeconds() : 0.0;
+}
+
+// For MXEnginePushSync: notes when MXNet runs it, in seconds of the monotonic clock.
+SYNCBN_EXPORT void gluon_syncbn_note_time(void* /*run_context*/, void* seconds) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  *static_cast<double*>(seconds) = std::chrono::duration<double>(now).count();
 }
 
 SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) {

@@ -148,6 +148,7 @@ std::shared_ptr<const Payload> SyncBatchNorm::Exchange(const char* operation, co
   Across across;
   across.processes = Processes();
   if (options_.num_devices == 1 && across.processes == nullptr) {
+    group_->Check(ticket_, operation, device_);  // another device may call the layer as well
     return std::make_shared<const Payload>(std::move(payload));
   }
   across.ranks = options_.ranks;

@@ -318,6 +318,50 @@ void TestDevicesThatReturnAfterAMove() {
 
 // ---- registry ----------------------------------------------------------------------------------
 
+void TestOnlyParticipantsMeet() {
+  Group group("layer");
+  Parallel(3, [&](int id) { CHECK_EQ(Forward(&group, id, 3, 1 + id), 6.0); });
+  group.SetParticipants({Cpu(0), Cpu(2)});
+  Ticket tickets[3];
+  Parallel(3, [&](int id) {
+    if (id == 1) return;
+    tickets[id] = group.BeginForward(Cpu(id), 3);
+    CHECK_EQ(Meet(&group, tickets[id], "forward", id, 3, 1 + id), 4.0);
+  });
+  group.SetParticipants({Cpu(1)});
+  CHECK_EQ(Forward(&group, 1, 3, 5.0), 5.0);
+  group.SetParticipants({});
+  // A backward call meets those of its forward call, and all are at the same number again.
+  Parallel(3, [&](int id) {
+    if (id != 1) CHECK_EQ(Meet(&group, tickets[id], "backward", id, 3, 10.0 * id), 20.0);
+    const Ticket ticket = group.BeginForward(Cpu(id), 3);
+    CHECK_EQ(ticket.number, 3);
+    CHECK_EQ(Meet(&group, ticket, "forward", id, 3, 1 + id), 6.0);
+  });
+  CHECK_EQ(group.Batches(), 4);
+}
+
+void TestDeviceThatComesAfterOthersTookPartAlone() {
+  Group group("layer");
+  group.SetParticipants({Cpu(0)});
+  CHECK_EQ(Forward(&group, 0, 2, 7.0), 7.0);
+  CHECK_EQ(Forward(&group, 0, 2, 8.0), 8.0);
+  group.SetParticipants({});
+  Parallel(2, [&](int id) { CHECK_EQ(Forward(&group, id, 2, 1 + id), 3.0); });
+  CHECK_EQ(group.Batches(), 3);
+  group.Reset();
+  CHECK_EQ(group.Batches(), 3);
+  Parallel(2, [&](int id) { CHECK_EQ(group.BeginForward(Cpu(id), 2).number, 0); });
+}
+
+void TestDeviceThatSitsOut() {
+  Group group("layer");
+  group.SetParticipants({Cpu(0)});
+  const std::string text = ErrorOf([&] { Forward(&group, 1, 2, 1); });
+  CheckHas(text, "SyncBatchNorm 'layer': cpu(1) calls the layer, but only cpu(0) take part");
+  CHECK_EQ(group.Failure(), text);
+}
+
 void TestRegistry() {
   syncbn::Registry& registry = syncbn::Registry::Get();
   const auto group = registry.FindOrCreate("key", "layer");
@@ -383,6 +427,9 @@ int main() {
   TestMoreDevicesThanTheGroupHas();
   TestMoreDevicesWhileOneWaits();
   TestDevicesThatReturnAfterAMove();
+  TestOnlyParticipantsMeet();
+  TestDeviceThatComesAfterOthersTookPartAlone();
+  TestDeviceThatSitsOut();
   TestRegistry();
   TestDeviceNames();
   for (int threads : {2, 3, 5, 8}) Stress(threads);

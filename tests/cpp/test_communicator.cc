@@ -228,7 +228,7 @@ void TestGroupsThatDiffer() {
     const std::string text = ErrorOf([&] { rank->AllReduce(mine); });
     if (rank->rank() < 2 && text == "nothing was thrown") return;  // they were complete before
     CheckHas(text, "(synchronized: ranks 0, 1)");
-    CheckHas(text, "rank 2 has channels=1 (synchronized: all)");
+    CheckHas(text, "rank 2 has channels=1 (synchronized: ranks 0, 1, 2)");
   });
 }
 

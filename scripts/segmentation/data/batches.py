@@ -8,27 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..errors import UserError
 from .augment import normalized, train_view, val_view
-
-
-def split_epoch(order, batch_size, least):
-    """Cut `order` into batches of `batch_size`; the last takes what is left.
-
-    Every index comes once, and no batch has fewer than `least` rows: a last batch
-    that is too small borrows from the one before, or joins it if that cannot lend.
-    """
-    if len(order) < least:
-        raise UserError(
-            f"The data set has {len(order)} images, but each of the {least} devices "
-            "needs at least one in a batch."
-        )
-    starts = list(range(0, len(order), batch_size)) + [len(order)]
-    if len(starts) > 2 and starts[-1] - starts[-2] < least:
-        starts[-2] = starts[-1] - least
-        if starts[-2] - starts[-3] < least:
-            del starts[-2]
-    return [order[a:b] for a, b in zip(starts, starts[1:])]
 
 
 class Batches:
@@ -36,14 +16,14 @@ class Batches:
 
     def __init__(self, dataset, config, training):
         self._dataset, self._config, self._training = dataset, config, training
-        self._least = config.num_devices if training else 1
         self.count = len(self._indices(0))
 
     def _indices(self, epoch):
         order = np.arange(len(self._dataset))
         if self._training:
             np.random.default_rng([self._config.seed, epoch]).shuffle(order)
-        return split_epoch(order, self._config.batch_size, self._least)
+        size = self._config.batch_size  # the last batch takes what is left
+        return [order[k : k + size] for k in range(0, len(order), size)]
 
     def view(self, epoch, index):
         """The crop of one image, uint8, and of its label map."""

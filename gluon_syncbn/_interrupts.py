@@ -1,0 +1,39 @@
+"""Ctrl-C at a moment when it does no harm.
+
+Called by ``devices.py``. An exception between the calls for two contexts would leave
+one without the work that the others wait for, and one raised while MXNet is called from
+another thread crashes it.
+"""
+
+import signal
+import threading
+from contextlib import contextmanager
+
+
+@contextmanager
+def deferred_interrupt():
+    """In the main thread, the first SIGINT waits for the end of the ``with`` block.
+
+    A second one is handled at once. Whatever handler the program has set is the one
+    that is called; where there is none that Python could call, nothing changes.
+    """
+    handler = None
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        yield
+        return
+    noted = []
+
+    def note(signum, frame):
+        noted.append((signum, frame))
+        if len(noted) > 1:
+            handler(signum, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if len(noted) == 1:
+            handler(*noted[0])

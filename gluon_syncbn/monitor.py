@@ -1,0 +1,237 @@
+"""Where the time of devices goes that they do not compute in.
+
+Called by users' training loops. It waits for nothing: layers count their own waits, and
+MXNet notes the times when gradients and parameters are ready.
+"""
+
+import collections
+import ctypes
+import time
+
+import mxnet as mx
+
+from . import _library
+from .batch_norm import SyncBatchNorm
+
+_TOP = 5
+_NEGLIGIBLE = 0.05  # shares below it hold nobody back
+_HINTS = {
+    "data": "devices wait for data: give the loader more workers or faster storage",
+    "each other": "devices wait for each other, most of all in {layer}: their shards "
+    "or speeds are unequal, or they share processors",
+    "gradients": "devices wait for gradients: let each step do more work (a larger "
+    "batch), or try another kvstore",
+    None: "nothing holds the devices back for long",
+}
+
+
+class Monitor:
+    """Measures what devices wait for: data, each other, and gradients.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+        Its SyncBatchNorm layers count how long devices wait in them.
+    trainer : mxnet.gluon.Trainer
+        Inside of the ``with`` block its `step` is observed.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from mxnet import autograd, gluon
+    >>> from gluon_syncbn import Monitor, make_parallel
+    >>> net = make_parallel(gluon.nn.BatchNorm(), ctx=[mx.cpu(0), mx.cpu(1)])
+    >>> net.initialize()
+    >>> trainer = gluon.Trainer(net.collect_params(), "sgd")
+    >>> with Monitor(net, trainer) as monitor:
+    ...     for x in monitor.data([mx.nd.ones((4, 2))] * 3):
+    ...         with autograd.record():
+    ...             loss = net(x).sum()
+    ...         loss.backward()
+    ...         trainer.step(4)
+    ...     mx.nd.waitall()
+    ...     waits = monitor.report()
+    >>> waits.steps
+    3
+    >>> print(waits)  # doctest: +ELLIPSIS
+    waited for data ... %, for each other ... %, for gradients ... %
+    """
+
+    def __init__(self, net, trainer):
+        self._trainer = trainer
+        self._layers = []
+        net.apply(
+            lambda b: self._layers.append(b) if isinstance(b, SyncBatchNorm) else None
+        )
+        self._steps = collections.deque()  # those that devices may be busy with
+        self._finished = None  # when each device had finished the step before
+        self._begin()
+
+    def __enter__(self):
+        original = self._trainer.step
+
+        def step(*args, **kwargs):
+            current = self._steps[-1] if self._steps else None
+            if current is not None:
+                current.ready = self._note_time("list_grad")
+            original(*args, **kwargs)
+            if current is not None:
+                current.updated = self._note_time("list_data")
+
+        self._trainer.step = step
+        self._begin()
+        return self
+
+    def __exit__(self, *exception):
+        del self._trainer.step
+        mx.nd.waitall()  # MXNet writes the times into memory of this object
+
+    def data(self, batches):
+        """Yields the batches; a step lasts from one to the next.
+
+        Parameters
+        ----------
+        batches : iterable
+            For example a DataLoader.
+        """
+        iterator = iter(batches)
+        while True:
+            step = _Step(asked=time.monotonic())
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            step.got = time.monotonic()
+            self._steps.append(step)
+            yield batch
+            self._collect()
+
+    def report(self):
+        """The shares of time since the last report, or since the ``with`` block began.
+
+        Steps that devices are still busy with count in the next report.
+
+        Returns
+        -------
+        Waits
+        """
+        self._collect()
+        seconds = time.monotonic() - self._began
+        waits = [
+            after - before
+            for before, after in zip(self._waits_before, self._layer_waits())
+        ]
+        whole = self._devices * max(seconds, 1e-9)
+        layers = [
+            (layer.name, wait / whole) for layer, wait in zip(self._layers, waits)
+        ]
+        report = Waits(
+            steps=self._count,
+            seconds=seconds,
+            data=self._data / whole,
+            each_other=sum(waits) / whole,
+            gradients=self._gradients / whole,
+            layers=sorted(layers, key=lambda item: -item[1])[:_TOP],
+        )
+        self._begin()
+        return report
+
+    def _begin(self):
+        self._began, self._waits_before = time.monotonic(), self._layer_waits()
+        self._count, self._data, self._gradients, self._devices = 0, 0.0, 0.0, 1
+
+    def _collect(self):
+        """Adds up the steps that all devices have finished."""
+        while self._steps:
+            step = self._steps[0]
+            if step.is_finished():
+                self._add(step)
+            elif len(step.updated) > 0 or len(self._steps) == 1:
+                return
+            # Otherwise the loop went on without an update.
+            self._steps.popleft()
+
+    def _add(self, step):
+        finished = self._finished or [0.0] * len(step.ready)
+        # A device that is still busy when the batch is asked for waits less.
+        self._data += sum(max(0.0, step.got - max(step.asked, t)) for t in finished)
+        self._gradients += sum(step.updated) - sum(step.ready)
+        self._finished, self._devices = list(step.updated), len(step.ready)
+        self._count += 1
+
+    def _layer_waits(self):
+        seconds = _library.load().gluon_syncbn_wait_seconds
+        return [seconds(layer.group_key.encode()) for layer in self._layers]
+
+    def _note_time(self, arrays):
+        """Per device the time at which all its arrays are ready: 0 until then."""
+        parameters = [p for p in self._trainer._params if p.grad_req != "null"]
+        columns = list(zip(*(getattr(p, arrays)() for p in parameters)))
+        times = (ctypes.c_double * len(columns))()
+        note = ctypes.cast(_library.load().gluon_syncbn_note_time, ctypes.c_void_p)
+        for k, column in enumerate(columns):
+            context = (ctypes.c_int * 2)(
+                column[0].context.device_typeid, column[0].context.device_id
+            )
+            mx.base.check_call(
+                mx.base._LIB.MXEnginePushSyncND(
+                    note,
+                    ctypes.c_void_p(ctypes.addressof(times) + 8 * k),
+                    None,
+                    context,
+                    (ctypes.c_void_p * len(column))(*(a.handle for a in column)),
+                    len(column),
+                    None, 0, None, 0, b"gluon_syncbn.Monitor",
+                )
+            )  # fmt: skip
+        return times
+
+
+class _Step:
+    """Times of one step in seconds; those that MXNet notes are 0 until it has."""
+
+    def __init__(self, asked):
+        self.asked, self.got = asked, None
+        self.ready = self.updated = ()  # per device: its gradients, its parameters
+
+    def is_finished(self):
+        return len(self.updated) > 0 and all(self.ready) and all(self.updated)
+
+
+class Waits(
+    collections.namedtuple(
+        "Waits", "steps seconds data each_other gradients layers", defaults=[()]
+    )
+):
+    """What devices waited for, as shares of their time (0 to 1).
+
+    Attributes
+    ----------
+    steps : int
+        Steps that were finished.
+    seconds : float
+    data, each_other, gradients : float
+        Shares of the time that the average device waited: for a batch, in
+        SyncBatchNorm layers for other devices, from its own gradients being ready to
+        the updated parameters.
+    layers : list of (str, float)
+        The five layers where devices waited longest for each other, with the shares.
+    """
+
+    __slots__ = ()
+
+    @property
+    def hint(self):
+        """One sentence: what holds the devices back most."""
+        shares = {
+            "data": self.data, "each other": self.each_other,
+            "gradients": self.gradients, None: _NEGLIGIBLE,
+        }  # fmt: skip
+        most = max(shares, key=shares.get)
+        return _HINTS[most].format(layer=self.layers[0][0] if self.layers else "")
+
+    def __str__(self):
+        return (
+            f"waited for data {self.data:.0%}, for each other {self.each_other:.0%}, "
+            f"for gradients {self.gradients:.0%}".replace("%", " %")
+        )

@@ -1,0 +1,341 @@
+"""A net on several devices that is used like a net on one.
+
+Called by users. A call splits the batch, runs the net on every device through
+``Devices.map``, and gathers the outputs; ``_backward.py`` carries gradients back. It
+must not know what the net computes.
+"""
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block
+
+from . import _backward
+from ._nested import flatten, rebuild
+from .convert import convert_sync_batchnorm
+from .devices import Devices, split
+from .participation import participating
+
+
+def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True):
+    """Makes one net that runs on several devices out of a net for one.
+
+    The parallel net takes whole batches and gives whole outputs, equal to those of
+    `net` on one device with the whole batch (Dropout aside, which draws other numbers).
+    One loss on its output back-propagates through all devices. Batches may have any
+    number of rows: shards differ by one row at most, and devices for which no row is
+    left sit out.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+        Initialized on `ctx`, or not at all yet. It stays the one that is trained:
+        parameters, their names and files are its own.
+    ctx : list of mxnet.Context
+        Distinct contexts.
+    sync_bn : bool, default True
+        Whether every BatchNorm of `net` is made a SyncBatchNorm over `ctx`, in place.
+        Without it the result of a net with BatchNorm depends on the number of devices.
+    batch_axis : int, default 0
+        The axis of the rows, in every input and output.
+    gather : bool, default True
+        Whether outputs are brought to the first context and joined there. Without it
+        a call returns :class:`ShardedOutput`, to be given to a
+        :class:`ParallelCriterion`: the outputs stay where they are, which saves their
+        memory on the first context.
+
+    Returns
+    -------
+    ParallelNet
+
+    Raises
+    ------
+    ValueError
+        If `ctx` is empty or names a context twice, or `net` is initialized on others.
+    TypeError
+        If `net` is no Block, or `ctx` holds something else than contexts.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from mxnet import autograd, gluon
+    >>> from gluon_syncbn import make_parallel
+    >>> net = gluon.nn.HybridSequential()
+    >>> net.add(gluon.nn.Dense(4), gluon.nn.BatchNorm(), gluon.nn.Dense(1))
+    >>> net = make_parallel(net, ctx=[mx.cpu(0), mx.cpu(1)])
+    >>> net.initialize()
+    >>> trainer = gluon.Trainer(net.collect_params(), "sgd")
+    >>> x = mx.nd.random.normal(shape=(5, 3))
+    >>> with autograd.record():
+    ...     loss = (net(x) ** 2).mean()
+    >>> loss.backward()
+    >>> trainer.step(1)
+    >>> net(x).shape
+    (5, 1)
+    """
+    if not isinstance(net, Block) or isinstance(net, ParallelNet):
+        raise TypeError(
+            f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
+        )
+    parallel = ParallelNet(net, Devices(ctx), batch_axis, gather)
+    if sync_bn:
+        convert_sync_batchnorm(net, num_devices=len(parallel.devices))
+    return parallel
+
+
+class ParallelNet(Block):
+    """What :func:`make_parallel` returns; behaves as its template `net`.
+
+    Attributes
+    ----------
+    net : mxnet.gluon.Block
+        The template.
+    batch_axis : int
+    devices : Devices
+        Whose threads run the net. Each thread has random generators of its own:
+        ``net.devices.map(lambda: mx.random.seed(0))`` seeds them.
+    """
+
+    def __init__(self, net, devices, batch_axis=0, gather=True):
+        super().__init__(prefix="")
+        self.net = net
+        self.devices = devices
+        self.batch_axis, self._gather = batch_axis, gather
+        self._check_contexts()
+
+    def initialize(
+        self, init=None, ctx=None, verbose=False, force_reinit=False
+    ):  # the arguments of Block.initialize
+        """As :meth:`mxnet.gluon.Block.initialize`, on the devices of this net."""
+        init = mx.init.Uniform() if init is None else init
+        self.net.initialize(init, self._same(ctx), verbose, force_reinit)
+
+    def load_parameters(self, filename, ctx=None, **kwargs):
+        """As :meth:`mxnet.gluon.Block.load_parameters`, on the devices of this net."""
+        self.net.load_parameters(filename, self._same(ctx), **kwargs)
+
+    def save_parameters(self, filename, deduplicate=False):
+        """Saves one set of parameters, which the template and this net load.
+
+        Waits for the work in flight; to be called between steps.
+        """
+        mx.nd.waitall()
+        names = self.net._collect_params_with_prefix()
+        if deduplicate:
+            names = {p: name for name, p in names.items()}
+            names = {name: p for p, name in names.items()}
+        # Block.save_parameters averages over the contexts, which may round.
+        first = self.devices.contexts[0]
+        arrays = {
+            name: p.data(first) if p._stype == "default" else p._reduce()
+            for name, p in names.items()
+        }
+        save = mx.npx.save if mx.util.is_np_array() else mx.nd.save
+        save(str(filename), arrays)
+
+    def forward(self, *args):
+        """Calls the net on a whole batch.
+
+        Parameters
+        ----------
+        *args
+            Arrays (NDArray or NumPy, on any context) with equal numbers of rows, also
+            nested in lists, tuples and dicts; anything else is given to every device
+            as it is.
+
+        Returns
+        -------
+        The net's outputs in their own nesting: whole ones on the first context, or with
+        ``gather=False`` a :class:`ShardedOutput`. Arrays are joined along the batch
+        axis; what is no array is the first device's.
+
+        Raises
+        ------
+        ValueError
+            If there is no array, or one without rows, or if numbers of rows differ.
+        """
+        self._check_contexts()
+        batch = _Batch(args, self.devices, self.batch_axis)
+        # A part of the devices meets in training only.
+        partial = autograd.is_training() and batch.active < len(self.devices)
+        if partial:
+            with participating(self.net, self.devices.contexts[: batch.active]):
+                outputs = self._run(batch)
+        else:
+            outputs = self._run(batch)
+        sharded = ShardedOutput(outputs, batch)
+        if not self._gather:
+            return sharded
+        return _backward.gather(sharded, self)
+
+    def _run(self, batch):
+        def call(shard):
+            return None if shard is None else self.net(*shard)
+
+        return self.devices.map(call, batch.shards)[: batch.active]
+
+    def _same(self, ctx):
+        """The devices' contexts; ValueError if `ctx` says something else."""
+        contexts = self.devices.contexts
+        if ctx is not None and set(_as_list(ctx)) != set(contexts):
+            raise ValueError(
+                f"ctx is {ctx}, but this net was made parallel over "
+                f"{', '.join(map(str, contexts))}"
+            )
+        return contexts
+
+    def _check_contexts(self):
+        contexts = self.devices.contexts
+        for name, parameter in self.net.collect_params().items():
+            try:
+                there = parameter.list_ctx()
+            except RuntimeError:
+                continue
+            if set(there) != set(contexts):
+                raise ValueError(
+                    f"parameter '{name}' is initialized on "
+                    f"{', '.join(map(str, there))}, expected "
+                    f"{', '.join(map(str, contexts))}; "
+                    "net.collect_params().reset_ctx(ctx) moves a net"
+                )
+
+    def _collect_params_with_prefix(self, prefix=""):
+        return self.net._collect_params_with_prefix(prefix)
+
+
+class ShardedOutput(list):
+    """Outputs of the devices that had rows, in order; each as the net returned it."""
+
+    def __init__(self, outputs, batch):
+        super().__init__(outputs)
+        self.batch = batch
+
+
+class ParallelCriterion(Block):
+    """A loss that is computed where the outputs are.
+
+    The counterpart of ``make_parallel(..., gather=False)``: only the losses are brought
+    to the first context.
+
+    Parameters
+    ----------
+    loss : callable
+        Takes a device's output (spread out, if it is a tuple or list) and its shard of
+        the labels, and returns one value per row, as Gluon's losses do; or nested ones.
+    net : ParallelNet
+        The net whose outputs it will get.
+
+    Inputs
+        - **output** : :class:`ShardedOutput` of `net`.
+        - **labels** : whole arrays, split as the net's inputs were.
+
+    Outputs
+        - **loss** : one value per row of the whole batch, on the first context.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from mxnet import gluon
+    >>> from gluon_syncbn import ParallelCriterion, make_parallel
+    >>> contexts = [mx.cpu(0), mx.cpu(1)]
+    >>> net = make_parallel(gluon.nn.Dense(1), ctx=contexts, gather=False)
+    >>> net.initialize(mx.init.One())
+    >>> criterion = ParallelCriterion(gluon.loss.L2Loss(), net)
+    >>> criterion(net(mx.nd.array([[1], [2], [3]])), mx.nd.zeros((3, 1))).asnumpy()
+    array([0.5, 2. , 4.5], dtype=float32)
+    """
+
+    def __init__(self, loss, net):
+        super().__init__(prefix="")
+        if not isinstance(net, ParallelNet):
+            raise TypeError(f"net is what make_parallel returns, but got {type(net)}")
+        self.loss = loss
+        # Not as a child: a criterion does not own the net's parameters.
+        self.__dict__["net"] = net
+
+    def forward(self, output, *labels):
+        """Calls the loss on every device that has an output."""
+        if not isinstance(output, ShardedOutput):
+            raise TypeError(
+                "output is what a net of make_parallel(..., gather=False) returns, but "
+                f"got {type(output)}"
+            )
+        net = self.net
+        batch = _Batch(labels, net.devices, net.batch_axis)
+        if batch.rows != output.batch.rows:
+            raise ValueError(
+                f"labels have {batch.rows} rows, but the net's input had "
+                f"{output.batch.rows}"
+            )
+
+        def call(part, shard):
+            if shard is None:
+                return None
+            return self.loss(
+                *(part if isinstance(part, (list, tuple)) else [part]), *shard
+            )
+
+        idle = [None] * (len(net.devices) - batch.active)
+        losses = net.devices.map(call, [*output, *idle], batch.shards)
+        sharded = ShardedOutput(losses[: batch.active], output.batch)
+        return _backward.gather(sharded, net)
+
+
+class _Batch:
+    """A whole batch as shards.
+
+    Attributes
+    ----------
+    rows : int
+    active : int
+        Number of devices that have rows: the first ones.
+    shards : list
+        Per device the arguments of the net's call; None for a device without rows.
+    differentiable : list of (NDArray, list of NDArray)
+        The inputs that `autograd` records, each with its shards, which have gradients.
+    """
+
+    def __init__(self, args, devices, axis):
+        leaves = flatten(list(args))
+        self.axis = axis
+        self.rows = _rows(leaves, axis)
+        self.active = min(self.rows, len(devices))
+        self.differentiable = []
+        contexts = devices.contexts[: self.active]
+        parts = [self._split(leaf, contexts, axis) for leaf in leaves]
+        self.shards = [
+            rebuild(list(args), iter([part[k] for part in parts]))
+            for k in range(self.active)
+        ]
+        self.shards += [None] * (len(devices) - self.active)
+
+    def _split(self, leaf, contexts, axis):
+        if not _is_array(leaf):
+            return [leaf] * len(contexts)
+        shards = split(leaf, contexts, axis)
+        if autograd.is_recording() and _backward.is_recorded(leaf):
+            for shard in shards:
+                shard.attach_grad()
+            self.differentiable.append((leaf, shards))
+        return shards
+
+
+def _is_array(leaf):
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
+
+
+def _rows(leaves, axis):
+    counts = {leaf.shape[axis] for leaf in leaves if _is_array(leaf)}
+    if not counts:
+        raise ValueError("the inputs hold no array, expected at least one with rows")
+    if len(counts) > 1:
+        raise ValueError(
+            f"the inputs have {', '.join(map(str, sorted(counts)))} rows along axis "
+            f"{axis}, expected equal numbers"
+        )
+    if counts == {0}:
+        raise ValueError(f"the batch has 0 rows along axis {axis}, expected at least 1")
+    return counts.pop()
+
+
+def _as_list(ctx):
+    return [ctx] if isinstance(ctx, mx.Context) else list(ctx)
