@@ -101,7 +101,10 @@ def finish(process, status=0):
 
 def run_ranks(ranks, body, *arguments, status=0, **options):
     """Runs `body` on each rank; returns all output. Every rank has to print 'done'."""
-    output = finish(start(ranks, body + "\nprint('done', flush=True)", *arguments, **options), status)
+    output = finish(
+        start(ranks, body + "\nprint('done', flush=True)", *arguments, **options),
+        status,
+    )
     if status == 0:
         assert output.count("done") == ranks, output[-6000:]
     return output

@@ -4,6 +4,7 @@ Each program runs on every rank and asserts there.
 """
 
 import pytest
+
 from mpi import needs_mpi, run_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]

@@ -6,6 +6,7 @@ Every program ends by itself: a wait for a rank that never comes is an error in 
 import time
 
 import pytest
+
 from mpi import is_mpich, needs_mpi, run_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
@@ -337,4 +338,6 @@ except RuntimeError as error:
     print(error)
 """
     )
-    assert result.stdout.startswith("gluon_syncbn was built without MPI: install an MPI")
+    assert result.stdout.startswith(
+        "gluon_syncbn was built without MPI: install an MPI"
+    )

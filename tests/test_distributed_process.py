@@ -1,6 +1,7 @@
 """Beginning and end of processes: with mpi4py, forks, work in flight, in every order."""
 
 import pytest
+
 from mpi import INIT, needs_mpi, run_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
@@ -37,7 +38,9 @@ def test_one_rank_exits_long_before_the_other():
 def test_mpi4py_begins():
     mpi4py()
     init = "from mpi4py import MPI\n" + INIT
-    run_ranks(2, STEP + "push_step(); assert MPI.COMM_WORLD.allreduce(1) == 2", init=init)
+    run_ranks(
+        2, STEP + "push_step(); assert MPI.COMM_WORLD.allreduce(1) == 2", init=init
+    )
 
 
 def test_mpi4py_comes_later():

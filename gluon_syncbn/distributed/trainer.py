@@ -55,9 +55,14 @@ class Trainer(mx.gluon.Trainer):
                     f"the gradient of {parameter.name} is {parameter._grad_stype}, "
                     "expected a dense one"
                 )
+        # In the order of names, as mxnet.gluon.Trainer has them: states are saved by it.
         super().__init__(
-            parameters, optimizer, optimizer_params, update_on_kvstore=False
+            sorted(parameters, key=lambda parameter: parameter.name),
+            optimizer,
+            optimizer_params,
+            update_on_kvstore=False,
         )
+        self._in_order_of_forward = parameters
         self._bucket_bytes = bucket_megabytes * 2**20
         broadcast_parameters(net if isinstance(net, Block) else parameters)
 
@@ -119,7 +124,7 @@ class Trainer(mx.gluon.Trainer):
     def _buckets(self):
         """Parameters with a gradient in the order of backward, by dtype and size."""
         bucket, size = [], 0
-        for parameter in reversed(self._params):
+        for parameter in reversed(self._in_order_of_forward):
             if parameter.grad_req == "null":
                 continue
             grad = parameter.list_grad()[0]
