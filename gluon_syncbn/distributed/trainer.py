@@ -55,7 +55,7 @@ class Trainer(mx.gluon.Trainer):
                     f"the gradient of {parameter.name} is {parameter._grad_stype}, "
                     "expected a dense one"
                 )
-        # In the order of names, as mxnet.gluon.Trainer has them: states are saved by it.
+        # In the order of names, as in mxnet.gluon.Trainer: states are saved by it.
         super().__init__(
             sorted(parameters, key=lambda parameter: parameter.name),
             optimizer,
