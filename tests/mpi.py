@@ -1,7 +1,7 @@
 """Runs a program on several ranks under mpirun, with a watchdog.
 
-Called by the tests of gluon_syncbn.distributed. Skips where the package was built without MPI
-or there is no mpirun.
+Called by the tests of gluon_syncbn.distributed, which are skipped where the package was
+built without MPI or there is no mpirun.
 """
 
 import os

@@ -11,7 +11,9 @@ pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
 LAYER = """
 import reference
-from helpers import assert_near, put, set_mode, split_rows, summed_grad, train_step, value
+from helpers import (
+    assert_near, put, set_mode, split_rows, summed_grad, train_step, value
+)
 
 def check_layer(per_rank, dtype='float32', mode='imperative', steps=2, **arguments):
     '''per_rank[r] are the rows of each context of rank r.'''
@@ -29,7 +31,8 @@ def check_layer(per_rank, dtype='float32', mode='imperative', steps=2, **argumen
         for step in range(steps):
             x, dy = rng.normal(3, 2, (2, sum(rows), 3, 4, 5)).astype(dtype)
             shards, dys = (
-                put(split_rows(v[mine], per_rank[rank]), contexts, dtype) for v in (x, dy)
+                put(split_rows(v[mine], per_rank[rank]), contexts, dtype)
+                for v in (x, dy)
             )
             ys, dxs = train_step(devices, net, shards, dys)
             count = x.size // 3
@@ -60,7 +63,7 @@ def test_a_layer_equals_the_oracle(ranks):
         ranks,
         LAYER
         + """
-for number, mode in enumerate(['imperative', 'hybridize', 'static_alloc', 'static_shape']):
+for mode in 'imperative', 'hybridize', 'static_alloc', 'static_shape':
     check_layer([[2, 1], [4], [1, 1, 3]][:size], mode=mode)
 check_layer([[5], [1], [2]][:size], 'float64')
 check_layer([[3, 2], [2, 2], [1]][:size], 'float16')
@@ -103,7 +106,8 @@ def make_net(norm=SyncBatchNorm, **arguments):
     net = nn.HybridSequential(prefix='net_')
     with net.name_scope():
         for channels in (4, 6):
-            net.add(nn.Conv2D(channels, 3, padding=1, in_channels=3 if channels == 4 else 4))
+            inputs = 3 if channels == 4 else 4
+            net.add(nn.Conv2D(channels, 3, padding=1, in_channels=inputs))
             net.add(norm(in_channels=channels, **arguments), nn.Activation('relu'))
         net.add(nn.Dense(5, in_units=6 * 36))
     return net
@@ -125,7 +129,8 @@ for step in range(4):
         loss = (net(x) ** 2).sum()
     loss.backward()
     trainer.step(len(x))
-values = np.concatenate([p.data().asnumpy().ravel() for p in net.collect_params().values()])
+parameters = net.collect_params().values()
+values = np.concatenate([p.data().asnumpy().ravel() for p in parameters])
 assert_same_bits(values)
 import hashlib
 if rank == 0: print('digest', hashlib.sha256(values.tobytes()).hexdigest())
@@ -141,7 +146,7 @@ if rank == 0: print('digest', hashlib.sha256(values.tobytes()).hexdigest())
 
 
 def test_training_equals_that_of_one_device():
-    """Losses and parameters of uneven shards, a last batch with rows for one rank only."""
+    """Losses and parameters; uneven shards, a last batch with rows for one rank only."""
     run_ranks(
         2,
         NET
@@ -163,7 +168,7 @@ def train(net, trainer, sampler, join):
     for epoch in range(3):
         total = 0.0
         for rows in sampler:
-            x, y = mx.nd.array(data[rows], dtype='float64'), mx.nd.array(labels[rows], dtype='float64')
+            x, y = (mx.nd.array(v[rows], dtype='float64') for v in (data, labels))
             with autograd.record():
                 loss = ((net(x) - y) ** 2).sum()
             loss.backward()
@@ -189,7 +194,9 @@ np.testing.assert_allclose(losses, right, rtol=1e-9)
 values = [p.data().asnumpy() for p in ours.collect_params().values()]
 for value, other in zip(values, plain.collect_params().values()):
     np.testing.assert_allclose(value, other.data().asnumpy(), rtol=1e-7, atol=1e-9)
-assert_same_bits(*values, *[s.asnumpy() for s in trainer._updaters[0].states.values() if s is not None])
+momenta = [s.asnumpy() for s in trainer._updaters[0].states.values() if s is not None]
+assert len(momenta) == 10
+assert_same_bits(*values, *momenta)
 """,
     )
 
@@ -206,7 +213,8 @@ net.initialize(mx.init.Xavier())
 trainer = distributed.Trainer(net, 'sgd')
 with autograd.record():
     y = net(mx.nd.ones((2, 4)) * rank)
-assert_same_bits(*[p.data().asnumpy() for p in net.collect_params().values() if p.grad_req != 'null'])
+trained = [p for p in net.collect_params().values() if p.grad_req != 'null']
+assert_same_bits(*[p.data().asnumpy() for p in trained])
 y.backward()
 trainer.step(2)
 """,
@@ -225,7 +233,7 @@ def running_mean(group, contexts=1):
     # Before map, which would tell the other ranks of an error.
     gluon_syncbn.distributed._groups.attributes(group, contexts, layer.name)
     with Devices(contexts) as devices, autograd.train_mode():
-        xs = [mx.nd.full((2, 1), 10.0 * rank + i, ctx=c) for i, c in enumerate(contexts)]
+        xs = [mx.nd.full((2, 1), 10 * rank + i, ctx=c) for i, c in enumerate(contexts)]
         for y in devices.map(layer, xs):
             y.wait_to_read()
     return [v.asscalar() for v in layer.running_mean.list_data()], layer

@@ -68,8 +68,8 @@ import signal, subprocess
 how, where, folder = sys.argv[1:]
 def strike():
     # A stopped process is ended before mpirun waits for it for ever.
-    subprocess.Popen(f'sleep 8; kill -9 {os.getpid()}', shell=True, start_new_session=True,
-                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.Popen(f'exec >/dev/null 2>&1; sleep 8; kill -9 {os.getpid()}',
+                     shell=True, start_new_session=True)
     os.kill(os.getpid(), getattr(signal, how))
 try:
     text, seconds = struck(strike, where)
@@ -110,7 +110,8 @@ def test_a_rank_hangs(where):
 where = sys.argv[1]
 text, seconds = struck(lambda: time.sleep(4), where)
 latest = "norm0', forward" if where == 'forward' else "norm0', backward"
-assert f"Missing: rank 1, which runs, but is in no exchange; its latest was SyncBatchNorm '{latest}." in text, text
+missing = 'Missing: rank 1, which runs, but is in no exchange; its latest was '
+assert f"{missing}SyncBatchNorm '{latest}." in text, text
 assert 'every rank calls gluon_syncbn.recover()' in text
 assert ('error on rank' in text) or rank != 1, text
 for _ in range(3):
@@ -240,7 +241,8 @@ layers[-1].initialize()
 text = error_of(distributed.broadcast_parameters, layers[-1])
 assert "the layer 'x'" in text and "'x (number 2 of that name)'" in text, text
 distributed.Trainer(make('ab', 'z_'), 'sgd')
-text = error_of(distributed.broadcast_parameters, nn.Dense(3, in_units=2, prefix='dense_'))
+dense = nn.Dense(3, in_units=2, prefix='dense_')
+text = error_of(distributed.broadcast_parameters, dense)
 assert 'dense_weight is not initialized' in text, text
 """,
     )
@@ -304,16 +306,19 @@ assert 'group names 1 2 times' in text(SyncBatchNorm, group=[[0, 1], [1]])
 assert 'group names the rank -1, expected 0 or more' in text(SyncBatchNorm, group=[-1])
 assert 'k is at least 1, but got 0' in text(distributed.groups_of, 0)
 assert 'k is an int, but got 2.0' in text(distributed.groups_of, 2.0)
-assert 'at least one row for each of the 3' in text(distributed.ShardSampler, 9, 2, size=3)
-assert 'length is not negative, but got -1' in text(distributed.ShardSampler, -1, 2)
+sampler = distributed.ShardSampler
+assert 'at least one row for each of the 3' in text(sampler, 9, 2, size=3)
+assert 'length is not negative, but got -1' in text(sampler, -1, 2)
 layer = SyncBatchNorm(group=[0, 1], in_channels=1)
 layer.initialize()
 with mx.autograd.train_mode():
     error = text(layer, mx.nd.ones((2, 1)))
-assert 'group names the rank 1, but there are 1 processes before distributed.init()' in error
+expected = 'group names the rank 1, but there are 1 processes before distributed.init()'
+assert expected in error
 dense = mx.gluon.nn.Dense(1, in_units=1)
 dense.initialize()
-assert 'bucket_megabytes is positive' in text(distributed.Trainer, dense, 'sgd', bucket_megabytes=0)
+error = text(distributed.Trainer, dense, 'sgd', bucket_megabytes=0)
+assert 'bucket_megabytes is positive, but got 0' in error
 embedding = mx.gluon.nn.Embedding(2, 2, sparse_grad=True)
 embedding.initialize()
 assert 'expected a dense one' in text(distributed.Trainer, embedding, 'sgd')

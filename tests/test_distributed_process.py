@@ -1,4 +1,4 @@
-"""Beginning and end of processes: with mpi4py, forks, work in flight, in every order."""
+"""Beginning and end of processes: mpi4py, forks, work in flight, in every order."""
 
 import pytest
 

@@ -11,9 +11,9 @@ from mpi import finish, needs_mpi, start
 pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
 pytestmark = [needs_mpi, pytest.mark.timeout(280)]
 
-# The scripts as they are, but for Dropout, which draws other numbers on other devices, and
-# for one device, which takes our layer too: MXNet's rounds more where FastSCNN normalizes
-# one number per image.
+# The scripts as they are, but for Dropout, which draws other numbers on other devices,
+# and for one device, which takes our layer too: MXNet's rounds more where FastSCNN
+# normalizes one number per image.
 PROGRAM = """
 import runpy, sys
 from mxnet.gluon import nn
@@ -57,8 +57,8 @@ def test_two_processes_train_like_one(tmp_path):
     one, two, ranks = (log(tmp_path / name) for name in ("1", "2", "ranks"))
     assert (ranks[:, 0] == 7).all()
     np.testing.assert_allclose(ranks, two, rtol=1e-5)
-    # Later epochs of one device differ in float32, because FastSCNN normalizes one number
-    # per image; test_distributed.py compares a net without that in float64.
+    # Later epochs of one device differ in float32, because FastSCNN normalizes one
+    # number per image; test_distributed.py compares a net without that in float64.
     np.testing.assert_allclose(ranks[0], one[0], rtol=1e-5)
     names = {path.name for path in (tmp_path / "ranks").iterdir()}
     assert names >= {"last.npz", "best.npz", "panel.png", "curves.png"}
