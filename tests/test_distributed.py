@@ -146,7 +146,7 @@ if rank == 0: print('digest', hashlib.sha256(values.tobytes()).hexdigest())
 
 
 def test_training_equals_that_of_one_device():
-    """Losses and parameters; uneven shards, a last batch with rows for one rank only."""
+    """Losses and parameters; uneven shards, a last batch with rows for one rank."""
     run_ranks(
         2,
         NET
