@@ -1,5 +1,7 @@
 """Builds the shared library with CMake, and puts it in the package."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,25 @@ from wheel.bdist_wheel import bdist_wheel
 
 SOURCE = Path(__file__).parent.resolve() / "src"
 LIBRARY = "libgluon_syncbn.so"
+MPI_LIBRARY = "libgluon_syncbn_mpi.so"
+
+
+def mpi_wrapper():
+    """The MPI compiler wrapper: the one that is asked for, of the environment, or any.
+
+    An isolated build puts an MPICH of its own first on PATH, which must not win over
+    the one that the package is going to run with.
+    """
+    asked = os.environ.get("GLUON_SYNCBN_MPICXX")
+    if asked:
+        return asked
+    beside = Path(sys.executable).with_name("mpicxx")
+    if beside.exists():
+        return str(beside)
+    isolated = Path(next((p for p in sys.path if "pip-build-env" in p), os.devnull))
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    own = [f for f in folders if isolated.parts[:4] != Path(f).parts[:4]]
+    return shutil.which("mpicxx", path=os.pathsep.join(own)) or shutil.which("mpicxx")
 
 
 class CMakeBuild(build_ext):
@@ -25,12 +46,16 @@ class CMakeBuild(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         configure = ["cmake", "-S", SOURCE, "-B", build, "-G", "Ninja"]
         configure += ["-DCMAKE_BUILD_TYPE=Release"]
+        if mpi_wrapper():
+            configure += [f"-DMPI_CXX_COMPILER={mpi_wrapper()}"]
         try:
             subprocess.run(configure, check=True)
             subprocess.run(["cmake", "--build", build], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             sys.exit(f"building {LIBRARY} needs a C++17 compiler such as g++: {error}")
-        self.copy_file(build / LIBRARY, target)
+        for library in (LIBRARY, MPI_LIBRARY):
+            if (build / library).exists():
+                self.copy_file(build / library, target.with_name(library))
 
 
 class AnyPythonWheel(bdist_wheel):

@@ -1,5 +1,6 @@
 """Synchronized batch normalization for MXNet Gluon."""
 
+from . import distributed
 from ._library import features
 from ._library import load as _load
 from ._version import __version__
@@ -24,6 +25,7 @@ __all__ = [
     "available_contexts",
     "check_replicas",
     "convert_sync_batchnorm",
+    "distributed",
     "features",
     "get_timeout",
     "make_parallel",

@@ -12,6 +12,7 @@ from pathlib import Path
 import mxnet as mx
 
 _NAME = "libgluon_syncbn.so"
+_MPI_NAME = "libgluon_syncbn_mpi.so"
 
 _SIGNATURES = {
     "gluon_syncbn_last_error": (ctypes.c_char_p, []),
@@ -26,11 +27,24 @@ _SIGNATURES = {
     "gluon_syncbn_set_timeout": (None, [ctypes.c_double]),
     "gluon_syncbn_timeout": (ctypes.c_double, []),
     "gluon_syncbn_failure": (ctypes.c_char_p, []),
-    "gluon_syncbn_fail_all": (None, [ctypes.c_char_p]),
+    "gluon_syncbn_fail_all": (None, [ctypes.c_char_p, ctypes.c_int]),
     "gluon_syncbn_reset_all": (None, []),
     "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
     "gluon_syncbn_num_threads": (ctypes.c_int, []),
     "gluon_syncbn_cuda_architectures": (ctypes.c_char_p, []),
+    "gluon_syncbn_distributed_error": (ctypes.c_char_p, []),
+    "gluon_syncbn_distributed_open": (ctypes.c_int, [ctypes.c_void_p]),
+    "gluon_syncbn_distributed_exchange": (
+        ctypes.c_int,
+        [ctypes.c_char_p] * 3
+        + [ctypes.POINTER(ctypes.c_int), ctypes.c_int]
+        + [ctypes.c_void_p, ctypes.c_int64, ctypes.c_double]
+        + [ctypes.POINTER(ctypes.c_int64)],
+    ),
+    "gluon_syncbn_distributed_result": (None, [ctypes.c_void_p]),
+    "gluon_syncbn_distributed_join": (ctypes.c_int, [ctypes.c_double]),
+    "gluon_syncbn_distributed_leave": (None, []),
+    "gluon_syncbn_distributed_stop": (ctypes.c_int, [ctypes.c_double]),
 }
 
 
@@ -38,6 +52,11 @@ def path():
     """Path of the shared library: the one in ``GLUON_SYNCBN_LIBRARY``, else our own."""
     default = Path(__file__).with_name(_NAME)
     return Path(os.environ.get("GLUON_SYNCBN_LIBRARY", default))
+
+
+def mpi_path():
+    """Path of the library that talks over MPI, which is built where MPI is."""
+    return path().with_name(_MPI_NAME)
 
 
 @functools.lru_cache(maxsize=None)
@@ -75,7 +94,8 @@ def features():
         ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
         ``"generic"``; ``num_threads``: threads that compute at once; ``cuda``:
         whether there are CUDA kernels; ``cuda_architectures``: what these have machine
-        code (``"90-real"``) or PTX (``"90-virtual"``) for; ``library``: the file.
+        code (``"90-real"``) or PTX (``"90-virtual"``) for; ``mpi``: whether
+        :mod:`gluon_syncbn.distributed` was built; ``library``: the file.
     """
     library = load()
     architectures = library.gluon_syncbn_cuda_architectures().decode().split()
@@ -84,5 +104,6 @@ def features():
         "num_threads": library.gluon_syncbn_num_threads(),
         "cuda": bool(architectures),
         "cuda_architectures": architectures,
+        "mpi": mpi_path().exists(),
         "library": str(path()),
     }

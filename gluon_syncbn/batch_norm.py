@@ -4,6 +4,7 @@ Called by users and by ``convert.py``. Numbers and exchanges are the operator's;
 are parameters, checks and the graph around the operator.
 """
 
+import collections
 import uuid
 import weakref
 from numbers import Integral
@@ -13,6 +14,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from . import _library, _tracing
+from .distributed import _groups
 from .failures import check_timeout
 
 # What a SyncBatchNorm has beyond a BatchNorm, set by `set_synchronization`.
@@ -20,6 +22,7 @@ SYNCHRONIZATION = (
     "_num_devices",
     "_unbiased_running_var",
     "_timeout",
+    "_meets",
     "_group",
     "_latest_use",
 )
@@ -64,6 +67,13 @@ running_variance_initializer : str or Initializer
     timeout : float or None, default None
         Seconds that a device waits for the others; None means
         :func:`gluon_syncbn.get_timeout`.
+    group : None, "machine", "process", list of int, or list of mxnet.Context
+        With whom the layer synchronizes. None: with all contexts of all processes that
+        :func:`gluon_syncbn.distributed.init` has connected. ``"machine"``: with the
+        processes of the same machine. ``"process"``: with no other process. A list of
+        ranks: with these, of which the own rank is one. A list of contexts: these
+        contexts of one process. A list of such lists: with the one that holds the own
+        rank or context, see :func:`gluon_syncbn.distributed.groups_of`.
     **kwargs
         ``prefix`` and ``params`` of :class:`mxnet.gluon.Block`.
 
@@ -77,7 +87,8 @@ running_variance_initializer : str or Initializer
     ------
     ValueError
         For a bad argument; in a training call also if `num_devices` exceeds the number
-        of contexts that the layer is initialized on.
+        of contexts that the layer is initialized on, or `group` does not hold the own
+        rank or all contexts.
     mxnet.MXNetError
         At the next wait for a result, if the devices do not all come within the
         timeout, or disagree about channels, dtype, axis, epsilon or num_devices. The
@@ -130,9 +141,10 @@ running_variance_initializer : str or Initializer
         axis=1,
         unbiased_running_var=False,
         timeout=None,
+        group=None,
         **kwargs,
     ):
-        check_arguments(num_devices, momentum, epsilon, axis, timeout)
+        check_arguments(num_devices, momentum, epsilon, axis, timeout, group)
         super().__init__(
             axis=axis,
             momentum=momentum,
@@ -147,15 +159,16 @@ running_variance_initializer : str or Initializer
             in_channels=in_channels,
             **kwargs,
         )
-        self.set_synchronization(num_devices, unbiased_running_var, timeout)
+        self.set_synchronization(num_devices, unbiased_running_var, timeout, group)
 
     def set_synchronization(
-        self, num_devices=None, unbiased_running_var=False, timeout=None
+        self, num_devices=None, unbiased_running_var=False, timeout=None, group=None
     ):
         """Sets what this layer has beyond a BatchNorm; for ``convert.py``."""
         self._num_devices = num_devices
         self._unbiased_running_var = bool(unbiased_running_var)
         self._timeout = timeout
+        self._meets = group
         self._group = _Group(self.name)
         self._latest_use = None, None  # the trace, and the operator's output in it
 
@@ -190,11 +203,15 @@ running_variance_initializer : str or Initializer
         Only ``momentum=None`` depends on it: save it beside the parameters to continue
         such a run exactly.
         """
-        return self._group.batches
+        return max(self._group.get_batches(part) for part in self._parts())
 
     @num_batches_tracked.setter
     def num_batches_tracked(self, batches):
-        self._group.batches = batches
+        for part in self._parts():
+            self._group.set_batches(part, batches)
+
+    def _parts(self):
+        return _groups.parts_of_key(self._meets)
 
     def forward(self, x, *args):
         """Checks what can be known at once, then calls or traces the layer."""
@@ -248,6 +265,8 @@ running_variance_initializer : str or Initializer
             "contexts": " ".join(map(str, contexts)),
             "unbiased_running_var": self._unbiased_running_var,
             "timeout": self._timeout or 0,
+            "shared_name": self._group.shared_name,
+            **_groups.attributes(self._meets, contexts, self.name),
             **self._kwargs,
         }
 
@@ -265,7 +284,9 @@ running_variance_initializer : str or Initializer
         return f"{text[:-1]}, num_devices={self._num_devices})"
 
 
-def check_arguments(num_devices, momentum=0.9, epsilon=1e-5, axis=1, timeout=None):
+def check_arguments(
+    num_devices, momentum=0.9, epsilon=1e-5, axis=1, timeout=None, group=None
+):
     """Raises ValueError or TypeError with one sentence for a bad argument."""
     if num_devices is not None:
         if not _is_int(num_devices):
@@ -280,6 +301,7 @@ def check_arguments(num_devices, momentum=0.9, epsilon=1e-5, axis=1, timeout=Non
         raise TypeError(f"axis is an int, but got {axis!r}")
     if timeout is not None:
         check_timeout(timeout)
+    _groups.check(group)
 
 
 def _is_int(value):
@@ -289,11 +311,19 @@ def _is_int(value):
 class _Group:
     """The native group of one layer, alive as long as the layer.
 
-    The key is unique, unlike a block's prefix: two nets may have equal prefixes.
+    The key is unique, unlike a block's prefix: two nets may have equal prefixes. Other
+    processes know the layer by its name, and if there are several of that name, by
+    which one of them was made first: a program that is the same on all ranks makes them
+    in the same order.
     """
+
+    _made = collections.Counter()
 
     def __init__(self, layer):
         self._layer = layer
+        self._made[layer] += 1
+        nth = self._made[layer]
+        self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
         self.key = uuid.uuid4().hex
         library = _library.load()
         library.gluon_syncbn_create_group(self.key.encode(), layer.encode())
@@ -308,10 +338,12 @@ class _Group:
     def __reduce__(self):
         return _Group, (self._layer,)
 
-    @property
-    def batches(self):
-        return _library.load().gluon_syncbn_batches(self.key.encode())
+    # A group of contexts has a native group of its own, under the key with `part`.
 
-    @batches.setter
-    def batches(self, batches):
-        _library.load().gluon_syncbn_set_batches(self.key.encode(), batches)
+    def get_batches(self, part):
+        return _library.load().gluon_syncbn_batches((self.key + part).encode())
+
+    def set_batches(self, part, batches):
+        key, library = (self.key + part).encode(), _library.load()
+        library.gluon_syncbn_create_group(key, self._layer.encode())
+        library.gluon_syncbn_set_batches(key, batches)

@@ -18,7 +18,7 @@ _OWN_FORWARD = (_BASE.hybrid_forward, _CONTRIB.hybrid_forward)
 
 
 def convert_sync_batchnorm(
-    net, num_devices=None, *, unbiased_running_var=False, timeout=None
+    net, num_devices=None, *, unbiased_running_var=False, timeout=None, group=None
 ):
     """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
 
@@ -30,7 +30,7 @@ def convert_sync_batchnorm(
     Parameters
     ----------
     net : mxnet.gluon.Block
-    num_devices, unbiased_running_var, timeout
+    num_devices, unbiased_running_var, timeout, group
         As in :class:`SyncBatchNorm`.
 
     Returns
@@ -52,7 +52,7 @@ def convert_sync_batchnorm(
         nodes inside a SymbolBlock.
     """
     _check_is_block(net)
-    check_arguments(num_devices, timeout=timeout)
+    check_arguments(num_devices, timeout=timeout, group=group)
 
     def convert(block):
         if isinstance(block, SymbolBlock):
@@ -66,7 +66,7 @@ def convert_sync_batchnorm(
                 for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
             }
             block.__class__ = SyncBatchNorm
-        block.set_synchronization(num_devices, unbiased_running_var, timeout)
+        block.set_synchronization(num_devices, unbiased_running_var, timeout, group)
 
     net.apply(convert)
     net.apply(_forget_graph)

@@ -54,8 +54,11 @@ def failure():
 
 
 def end_waits(reason):
-    """Ends all waits for devices with this text, now and until :func:`recover`."""
-    _library.load().gluon_syncbn_fail_all(reason.encode())
+    """Ends all waits for devices with this text, now and until :func:`recover`.
+
+    The other processes of :mod:`gluon_syncbn.distributed` get it too.
+    """
+    _library.load().gluon_syncbn_fail_all(reason.encode(), True)
 
 
 def recover(reason="gluon_syncbn.recover() was called"):
@@ -64,9 +67,11 @@ def recover(reason="gluon_syncbn.recover() was called"):
     To be called after an :class:`mxnet.MXNetError` of a layer was caught: ends the
     waits of other layers, waits until MXNet is idle, drops the errors that arrays still
     carry, and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
-    Parameters and running statistics keep the values that they have.
+    Parameters and running statistics keep the values that they have. Of several
+    processes all call it, because a failure is one of all; where nothing has failed and
+    nothing is in flight it does no harm.
     """
-    end_waits(reason)
+    _library.load().gluon_syncbn_fail_all(reason.encode(), False)
     while True:
         try:
             mx.nd.waitall()

@@ -36,10 +36,14 @@ def arguments():
         "--stop-after", type=int, metavar="N",
         help="stop when N epochs are done, as if interrupted; --resume continues",
     )  # fmt: skip
+    parser.add_argument(
+        "--distributed", action="store_true",
+        help="train in all processes that mpirun has started: --batch-size is over "
+        "all of them, --num-devices of each",
+    )  # fmt: skip
     options = vars(parser.parse_args())
-    return [options.pop(name) for name in ("resume", "overwrite", "stop_after")] + [
-        options
-    ]
+    names = "resume", "overwrite", "stop_after", "distributed"
+    return [options.pop(name) for name in names] + [options]
 
 
 def settings(resume, overwrite, stop_after, given):
@@ -74,7 +78,7 @@ def settings(resume, overwrite, stop_after, given):
 
 
 def train():
-    resume, overwrite, stop_after, given = arguments()
+    resume, overwrite, stop_after, is_distributed, given = arguments()
     config, former = settings(resume, overwrite, stop_after, given)
 
     import mxnet as mx
@@ -86,7 +90,11 @@ def train():
     from segmentation.models import build_model
 
     import gluon_syncbn
+    from gluon_syncbn import distributed
 
+    if is_distributed:
+        distributed.init()
+    writes = distributed.rank() == 0
     contexts = open_contexts(config.ctx, config.num_devices)
     random.seed(config.seed)
     np.random.seed(config.seed)
@@ -105,18 +113,20 @@ def train():
     engine = Engine(net, contexts, config, batches.count, len(classes))
     if former:
         engine.set_momenta(former.momenta)
-    folder = prepare_folder(config, val_batches, len(val_set))
-    print(
-        f"{config.model} on {len(train_set)} images, {len(classes)} classes, "
-        f"{config.norm} on {config.num_devices} x {config.ctx}, {batches.count} "
-        f"steps an epoch; run folder {folder}"
-    )
+    folder = writes and prepare_folder(config, val_batches, len(val_set))
+    if writes:
+        print(
+            f"{config.model} on {len(train_set)} images, {len(classes)} classes, "
+            f"{config.norm} on {distributed.size()} x {config.num_devices} x "
+            f"{config.ctx}, {batches.count} steps an epoch; run folder {folder}"
+        )
     with gluon_syncbn.Monitor(engine.net, engine.trainer) as monitor:
         log = run_epochs(
             engine, monitor, batches, val_batches, folder, former, stop_after, classes
         )
-    draw(engine, val_batches, len(val_set), folder, log, classes)
-    finish(folder, log)
+    if writes:
+        draw(engine, val_batches, len(val_set), folder, log, classes)
+        finish(folder, log)
 
 
 def run_epochs(
@@ -149,6 +159,8 @@ def run_epochs(
                 "waits": {key: getattr(waits, key) for key in WAITS},
             }
         )
+        if not folder:
+            continue  # rank 0 writes for all processes
         state = checkpoint.Checkpoint(
             config, classes, epoch + 1, log, parameters(engine.net), engine.momenta()
         )
@@ -172,6 +184,8 @@ def train_epoch(engine, monitor, batches, epoch):
     from segmentation import interrupts
     from tqdm import tqdm
 
+    from gluon_syncbn import distributed
+
     engine.seed_epoch(epoch)
     total, images = 0.0, 0
     title = f"epoch {epoch + 1}/{engine.config.epochs}"
@@ -185,7 +199,8 @@ def train_epoch(engine, monitor, batches, epoch):
                 f"The loss is not a number in epoch {epoch + 1}: try a smaller --lr; "
                 "the checkpoint of the epoch before is kept."
             )
-        total, images = total + loss * len(x), images + len(x)
+        rows = int(distributed.allreduce(len(x)))
+        total, images = total + loss * rows, images + rows
         bar.set_postfix(loss=f"{total / images:.3f}")
     engine.settle()
     return total / images, images

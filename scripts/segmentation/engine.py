@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluon_syncbn import ParallelCriterion, make_parallel
+from gluon_syncbn import ParallelCriterion, distributed, make_parallel
 
 from . import interrupts
 from .metrics import Confusion
@@ -54,7 +54,8 @@ class Engine:
     """A net on its devices with optimizer and learning rate schedule."""
 
     def __init__(self, net, contexts, config, steps_per_epoch, num_classes):
-        synchronized = config.norm == "syncbn" and len(contexts) > 1
+        devices = distributed.size() * len(contexts)
+        synchronized = config.norm == "syncbn" and devices > 1
         # Not gathered: outputs are as large as images, and wanted on their devices.
         self.net = make_parallel(net, contexts, sync_bn=synchronized, gather=False)
         self.config, self.num_classes = config, num_classes
@@ -70,19 +71,16 @@ class Engine:
             self.net,
         )  # fmt: skip
         options = {"momentum": config.momentum, "wd": config.weight_decay}
-        self.trainer = gluon.Trainer(
-            net.collect_params(),
-            "sgd",
-            {"learning_rate": config.lr, **options},
-            update_on_kvstore=False,
-        )
+        options["learning_rate"] = config.lr
+        self.trainer = distributed.Trainer(net, "sgd", options)
         # Makes the trainer copy device 0's parameters to the others now. Left to the
         # first step, that copy would race with running statistics: see `settle`.
         self.trainer.allreduce_grads()
 
     def seed_epoch(self, epoch):
         """Seed MXNet (dropout) by epoch; each thread has generators of its own."""
-        seed = int(np.random.default_rng([self.config.seed, epoch]).integers(2**31))
+        seeds = [self.config.seed, epoch, *[distributed.rank()][: distributed.rank()]]
+        seed = int(np.random.default_rng(seeds).integers(2**31))
         devices = self.net.devices
         devices.map(lambda rank: mx.random.seed(seed + rank), range(len(devices)))
 
@@ -90,12 +88,13 @@ class Engine:
         """Train on one batch; return its loss, the mean over its labelled pixels."""
         rate = poly_lr(self.config.lr, step, self.total, self.warmup)
         self.trainer.set_learning_rate(rate)
-        share = 1.0 / max(1, int((y >= 0).sum()))
+        labelled, rows = distributed.allreduce([(y >= 0).sum(), len(y)])
+        share = 1.0 / max(1, int(labelled))
         with autograd.record():
             loss = self.criterion(self.net(x), y).sum() * share
         loss.backward()
-        self.trainer.step(1)
-        return float(loss.asscalar())
+        self.trainer.step(len(y) / int(rows))  # 1 over all processes
+        return float(distributed.allreduce(loss.asscalar()))
 
     def settle(self):
         """Finish the running statistics, to be called before they are read.
@@ -105,6 +104,7 @@ class Engine:
         own: those of device 0 are then taken for all, as a checkpoint can hold one set.
         """
         mx.nd.waitall()
+        self.trainer.join()  # processes that had no row of the last batch catch up
         if self.config.norm == "bn":
             for parameter in self.net.collect_params().values():
                 if parameter.grad_req == "null":
@@ -123,6 +123,8 @@ class Engine:
             interrupts.check()
             confusion.add(y.astype(np.int32), prediction)
             total += loss
+        confusion.counts = distributed.allreduce(confusion.counts)
+        total = float(distributed.allreduce(total))
         return total / max(1, confusion.counts.sum()), confusion
 
     def momenta(self):

@@ -3,6 +3,7 @@
 #include "collective/group.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -16,6 +17,18 @@ std::set<Device> Keys(const std::map<Device, int64_t>& calls) {
   std::set<Device> keys;
   for (const auto& entry : calls) keys.insert(entry.first);
   return keys;
+}
+
+Bytes ToBytes(const Payload& payload) {
+  Bytes bytes(payload.size() * sizeof(double));
+  std::memcpy(bytes.data(), payload.data(), bytes.size());
+  return bytes;
+}
+
+Payload ToPayload(const Bytes& bytes) {
+  Payload payload(bytes.size() / sizeof(double));
+  std::memcpy(payload.data(), bytes.data(), bytes.size());
+  return payload;
 }
 
 }  // namespace
@@ -61,6 +74,7 @@ std::shared_ptr<const Payload> Group::AllReduce(const Ticket& ticket, const Roun
     meeting.size = ticket.participants->size();
     meeting.expected = *ticket.participants;
   }
+  processes_ = meeting.across.processes;
   std::shared_ptr<Round>& slot = rounds_[key];
   if (!slot) slot = std::make_shared<Round>();
   const std::shared_ptr<Round> round = slot;
@@ -76,6 +90,9 @@ std::shared_ptr<const Payload> Group::AllReduce(const Ticket& ticket, const Roun
     for (const auto& entry : round->arrivals) payloads.push_back(&entry.second.payload);
     auto result = std::make_shared<Payload>();
     reducer(payloads, result.get());
+    if (processes_ != nullptr) {
+      ExchangeLocked(&lock, ticket, key, round.get(), meeting, result.get());
+    }
     round->result = result;
     changed_.notify_all();
   } else {
@@ -101,6 +118,45 @@ void Group::CheckLocked(const Ticket& ticket, const std::string& operation,
   }
 }
 
+// The round's one exchange with other processes, for which the mutex is given up.
+void Group::ExchangeLocked(Lock* lock, const Ticket& ticket, const RoundKey& key, Round* round,
+                           const Meeting& meeting, Payload* payload) {
+  const Across& across = meeting.across;
+  Contribution contribution;
+  contribution.key = Concat(across.name, '|', key.operation, '|',
+                            SharedNumberLocked(ticket, key, across), '|', key.repeat);
+  contribution.title = Concat("SyncBatchNorm '", across.name, "', ", key.operation);
+  contribution.contract = across.contract;
+  contribution.merger = across.merger;
+  contribution.ranks = across.ranks;
+  contribution.timeout_seconds = meeting.timeout_seconds;
+  contribution.payload = ToBytes(*payload);
+  round->exchanging = true;
+  lock->unlock();
+  std::string error;
+  try {
+    *payload = ToPayload(across.processes->AllReduce(std::move(contribution)));
+  } catch (const std::exception& raised) {
+    error = raised.what();
+  }
+  lock->lock();
+  if (!failure_.empty()) throw Error(failure_);
+  if (epoch_ != ticket.epoch) throw Error("the layer was reset while it waited for other ranks");
+  if (!error.empty()) FailAndThrow(error);
+}
+
+// The forward call's number in the era of the processes, which every rank counts alike.
+int64_t Group::SharedNumberLocked(const Ticket& ticket, const RoundKey& key,
+                                  const Across& across) {
+  const int64_t call = calls_before_epoch_ + ticket.number;
+  const int64_t era = across.processes->Era();
+  if (key.operation == "forward" && era != era_) {
+    era_ = era;
+    first_call_of_era_ = call;
+  }
+  return call - first_call_of_era_;
+}
+
 void Group::AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<Round>& round,
                         const Meeting& meeting, int64_t epoch) {
   const auto start = std::chrono::steady_clock::now();
@@ -108,9 +164,14 @@ void Group::AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<R
   const auto deadline =
       start + std::chrono::duration_cast<std::chrono::steady_clock::duration>(timeout);
   // A result counts even if the group fails, or time runs out, before this thread is awake again.
-  const bool woken = changed_.wait_until(*lock, deadline, [&] {
+  const auto over = [&] {
     return round->result != nullptr || !failure_.empty() || epoch_ != epoch;
-  });
+  };
+  bool woken = changed_.wait_until(*lock, deadline, over);
+  if (!woken && round->exchanging) {  // which has a timeout of its own
+    changed_.wait(*lock, over);
+    woken = true;
+  }
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
   wait_seconds_ += waited.count();
   if (round->result != nullptr) return;
@@ -158,7 +219,10 @@ void Group::SetBatches(int64_t batches) {
 
 void Group::Fail(const std::string& text) {
   Lock lock(mutex_);
-  FailLocked(text);
+  // Other processes can only notice what is begun.
+  if (processes_ != nullptr && AnyoneWaitsLocked()) processes_->Fail(text);
+  if (failure_.empty()) failure_ = text;
+  changed_.notify_all();
 }
 
 std::string Group::Failure() const {
@@ -174,18 +238,16 @@ void Group::Reset() {
   changed_.notify_all();
 }
 
-void Group::FailLocked(const std::string& text) {
-  if (failure_.empty()) failure_ = text;
-  changed_.notify_all();
-}
-
 void Group::FailAndThrow(const std::string& text) {
-  FailLocked(text);
+  if (failure_.empty()) failure_ = text;
+  if (processes_ != nullptr) processes_->Fail(failure_);
+  changed_.notify_all();
   throw Error(text);
 }
 
 void Group::StartEpochLocked() {
   batches_before_epoch_ += FinishedCallsLocked();
+  calls_before_epoch_ += FinishedCallsLocked();
   ++epoch_;
   rounds_.clear();
   forward_calls_.clear();

@@ -66,7 +66,6 @@ class Group {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  void FailLocked(const std::string& text);
   [[noreturn]] void FailAndThrow(const std::string& text);
   void StartEpochLocked();
   bool AnyoneWaitsLocked() const;
@@ -74,6 +73,9 @@ class Group {
   void CheckLocked(const Ticket& ticket, const std::string& operation, const Device& device);
   void AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<Round>& round,
                    const Meeting& meeting, int64_t epoch);
+  void ExchangeLocked(Lock* lock, const Ticket& ticket, const RoundKey& key, Round* round,
+                      const Meeting& meeting, Payload* payload);
+  int64_t SharedNumberLocked(const Ticket& ticket, const RoundKey& key, const Across& across);
 
   const std::string layer_;
   mutable std::mutex mutex_;
@@ -88,6 +90,11 @@ class Group {
   double wait_seconds_ = 0;
   int64_t epoch_ = 0;
   int64_t batches_before_epoch_ = 0;
+  // Between processes calls are numbered from the begin of the processes' era, because local epochs
+  // begin at other times on other ranks.
+  ProcessGroup* processes_ = nullptr;  // those of the latest round
+  int64_t calls_before_epoch_ = 0;
+  int64_t era_ = -1, first_call_of_era_ = 0;
 };
 
 }  // namespace syncbn

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/device.h"
+#include "collective/process_group.h"
 
 namespace syncbn {
 
@@ -41,16 +42,27 @@ struct Arrival {
   std::chrono::steady_clock::time_point time;
 };
 
+// With which other processes a round's local result is merged.
+struct Across {
+  ProcessGroup* processes = nullptr;  // null: with none
+  std::vector<int> ranks;             // as in Contribution
+  std::string name;      // of the layer, equal on all ranks and unique in each
+  std::string contract;  // what must be equal on all ranks
+  std::string merger;    // the reducer's counterpart, see merger.h
+};
+
 // Who has to come, and how long each waits.
 struct Meeting {
   size_t size = 1;
   std::set<Device> expected;  // as far as the caller knows them; only for messages
   double timeout_seconds = 0;
+  Across across;
 };
 
 struct Round {
   std::map<Device, Arrival> arrivals;
   std::shared_ptr<const Payload> result;  // null until the last device has come
+  bool exchanging = false;  // all devices have come; other processes are awaited
   size_t departures = 0;
 };
 

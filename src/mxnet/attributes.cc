@@ -38,6 +38,20 @@ void Set(const std::string& key, const std::string& value, Attributes* out) {
     out->chained = Flag(key, value);
   } else if (key == "contexts") {
     options.contexts = ParseDevices(value);
+  } else if (key == "device_groups") {
+    std::istringstream parts(value);
+    for (std::string part; std::getline(parts, part, ';');) {
+      out->device_groups.push_back(ParseDevices(part));
+    }
+  } else if (key == "shared_name") {
+    options.shared_name = value;
+  } else if (key == "ranks") {
+    options.across_processes = value != "self";
+    if (value == "self") return;
+    std::istringstream numbers(value);
+    for (std::string number; numbers >> number;) {
+      options.ranks.push_back(static_cast<int>(Number(key, number)));
+    }
   } else if (key == "num_devices") {
     options.num_devices = static_cast<int>(Number(key, value));
     if (options.num_devices < 0) Fail(key, value, "a count of devices, or 0 if unknown");
@@ -67,6 +81,23 @@ Attributes ParseAttributes(int size, const char** keys, const char** values) {
   Attributes attributes;
   for (int i = 0; i < size; ++i) Set(keys[i], values[i], &attributes);
   if (attributes.group.empty()) Fail("group", "", "the key of a layer");
+  if (attributes.options.shared_name.empty()) attributes.options.shared_name = attributes.layer;
+  return attributes;
+}
+
+Attributes ForDevice(Attributes attributes, const Device& device) {
+  for (size_t i = 0; i < attributes.device_groups.size(); ++i) {
+    const std::set<Device>& part = attributes.device_groups[i];
+    if (!part.count(device)) continue;
+    attributes.group += Concat('/', i);
+    attributes.options.num_devices = static_cast<int>(part.size());
+    attributes.options.contexts = part;
+    return attributes;
+  }
+  if (!attributes.device_groups.empty()) {
+    throw Error(Concat("SyncBatchNorm '", attributes.layer, "': runs on ", device.Name(),
+                       ", which is in none of the groups of contexts that group= names"));
+  }
   return attributes;
 }
 

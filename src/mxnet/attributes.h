@@ -1,7 +1,9 @@
 // The attributes of a node `Custom(op_type="gluon_syncbn")`, as strings in a symbol's JSON.
 // Who uses it: custom_op.cc; batch_norm.py writes them.
 #pragma once
+#include <set>
 #include <string>
+#include <vector>
 
 #include "op/sync_batch_norm.h"
 
@@ -15,10 +17,15 @@ struct Attributes {
   // with static_shape=True; "gpu": none, the graph was traced for GPU contexts.
   std::string guard = "any";
   bool chained = false;  // whether there is a fourth input, see custom_op.cc
+  // If not empty, a device meets only those of its own set, and no other process.
+  std::vector<std::set<Device>> device_groups;
   Options options;
 };
 
 // Throws Error that names the attribute, the value and what is expected.
 Attributes ParseAttributes(int size, const char** keys, const char** values);
+
+// The attributes as they are on one device: of its own device group, if there are such groups.
+Attributes ForDevice(Attributes attributes, const Device& device);
 
 }  // namespace syncbn

@@ -216,8 +216,8 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
                    const int* /*dtypes*/, MXCallbackList* list, void* state) {
   return Callback([&] {
     static AnyCallback callbacks[] = {Any(DeleteOperator), Any(Forward), Any(Backward)};
-    const Attributes& attributes = static_cast<Properties*>(state)->attributes;
     const Device device = ParseDevice(context);
+    const Attributes attributes = ForDevice(static_cast<Properties*>(state)->attributes, device);
     CheckGuard(attributes, device);
     NoteOperatorMade();
     Operator* op = new Operator(

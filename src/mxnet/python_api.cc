@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "collective/processes.h"
 #include "collective/registry.h"
 #include "core/last_error.h"
 #include "core/parallel_for.h"
@@ -67,16 +68,27 @@ SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) {
 
 SYNCBN_EXPORT double gluon_syncbn_timeout() { return syncbn::DefaultTimeout(); }
 
-// The text of the first failed layer, "" if none; valid until this thread's next call.
+// The text of the first failed layer, else of the processes, "" if none; valid until this thread's
+// next call.
 SYNCBN_EXPORT const char* gluon_syncbn_failure() {
   thread_local std::string text;
   text = Registry::Get().FirstFailure();
+  if (text.empty() && syncbn::TheCommunicator() != nullptr) {
+    text = syncbn::TheCommunicator()->Failure();
+  }
   return text.c_str();
 }
 
-SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text) { Registry::Get().FailAll(text); }
+// Other processes learn of it if they can be waiting for this one; with `everywhere` in any case.
+SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text, int everywhere) {
+  if (everywhere && syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Fail(text);
+  Registry::Get().FailAll(text);
+}
 
-SYNCBN_EXPORT void gluon_syncbn_reset_all() { Registry::Get().ResetAll(); }
+SYNCBN_EXPORT void gluon_syncbn_reset_all() {
+  Registry::Get().ResetAll();
+  if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Reset();
+}
 
 SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
 

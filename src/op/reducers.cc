@@ -1,9 +1,35 @@
 // Reductions in double and in a fixed order, so that every device computes the very same numbers.
 #include "op/reducers.h"
 
+#include <cstring>
+
+#include "collective/merger.h"
+#include "core/error.h"
 #include "core/moments.h"
 
 namespace syncbn {
+namespace {
+
+Payload ToPayload(const Bytes& bytes) {
+  Payload payload(bytes.size() / sizeof(double));
+  std::memcpy(payload.data(), bytes.data(), bytes.size());
+  return payload;
+}
+
+// MergeMoments of two processes.
+void MergeMomentBytes(const Bytes& higher, Bytes* lower) {
+  if (higher.size() != lower->size()) {
+    throw Error(Concat("moments of ", lower->size(), " bytes meet those of ", higher.size()));
+  }
+  const Payload a = ToPayload(*lower), b = ToPayload(higher);
+  Payload merged;
+  MergeMoments({&a, &b}, &merged);
+  std::memcpy(lower->data(), merged.data(), lower->size());
+}
+
+const RegisterMerger moments("moments", MergeMomentBytes);
+
+}  // namespace
 
 void MergeMoments(const std::vector<const Payload*>& payloads, Payload* result) {
   *result = *payloads.front();

@@ -115,7 +115,8 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   std::vector<double> b(channels, 0.0), d(channels, 0.0);
   if (batch_statistics_) {
     // A device that needs no gradient of x takes part all the same: the others need its sums.
-    const auto total = Exchange("backward", x, layout, std::move(sums), Sum);
+    const auto total = Exchange("backward", x, layout, std::move(sums), Sum,
+                                "sum_float64");
     for (size_t c = 0; c < channels && count_ > 0; ++c) {
       d[c] = -a[c] * (*total)[c] / count_;
       b[c] = -a[c] * inv_std_[c] * inv_std_[c] * (*total)[channels + c] / count_;
@@ -132,7 +133,8 @@ SyncBatchNorm::Statistics SyncBatchNorm::ReduceMoments(const Tensor& x, const La
   moments[0] = static_cast<double>(layout.PerChannel());
   backend_->LocalMoments(x, layout, moments.data() + 1, moments.data() + 1 + channels);
 
-  const auto total = Exchange("forward", x, layout, std::move(moments), MergeMoments);
+  const auto total = Exchange("forward", x, layout, std::move(moments), MergeMoments,
+                              "moments");
   Statistics batch;
   batch.count = (*total)[0];
   batch.mean.assign(total->begin() + 1, total->begin() + 1 + channels);
@@ -164,22 +166,40 @@ void SyncBatchNorm::UpdateRunning(const Statistics& batch, const Tensor& running
 
 std::shared_ptr<const Payload> SyncBatchNorm::Exchange(const char* operation, const Tensor& x,
                                                        const Layout& layout, Payload payload,
-                                                       Reducer reducer) {
-  if (options_.num_devices == 1) {
+                                                       Reducer reducer, const char* merger) {
+  Across across;
+  across.processes = Processes();
+  if (options_.num_devices == 1 && across.processes == nullptr) {
     group_->Check(ticket_, operation, device_);  // another device may call the layer as well
     return std::make_shared<const Payload>(std::move(payload));
   }
+  across.ranks = options_.ranks;
+  across.name = options_.shared_name;
+  across.contract = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype), ", axis=",
+                           options_.axis, ", epsilon=", options_.epsilon);
+  across.merger = merger;
   Arrival arrival;
-  arrival.contract = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype), ", axis=",
-                            options_.axis, ", epsilon=", options_.epsilon, ", num_devices=",
-                            options_.num_devices);
+  arrival.contract = Concat(across.contract, ", num_devices=", options_.num_devices);
   arrival.shape = ShapeText(x.shape);
   arrival.payload = std::move(payload);
   RoundKey key{operation, ticket_.number, 0};
   if (key.operation == "backward") key.repeat = backward_calls_++;
   const Meeting meeting{static_cast<size_t>(options_.num_devices), options_.contexts,
-                        options_.timeout > 0 ? options_.timeout : DefaultTimeout()};
+                        options_.timeout > 0 ? options_.timeout : DefaultTimeout(),
+                        std::move(across)};
   return group_->AllReduce(ticket_, key, device_, std::move(arrival), meeting, reducer);
+}
+
+// The processes to synchronize with; null for none.
+ProcessGroup* SyncBatchNorm::Processes() const {
+  if (!options_.across_processes || options_.ranks.size() == 1) return nullptr;
+  ProcessGroup* processes = TheProcessGroup();
+  if (processes == nullptr && !options_.ranks.empty()) {
+    throw Error(Concat("SyncBatchNorm '", group_->layer(), "': its group has ",
+                       options_.ranks.size(), " ranks, but gluon_syncbn.distributed.init() was not "
+                       "called in this process"));
+  }
+  return processes != nullptr && processes->size() > 1 ? processes : nullptr;
 }
 
 Layout SyncBatchNorm::LayoutOf(const Tensor& x) const {

@@ -26,6 +26,9 @@ struct Options {
   bool unbiased_running_var = false;
   double timeout = 0;  // seconds; 0 means DefaultTimeout()
   std::set<Device> contexts;  // where the layer is initialized, if known; for messages
+  bool across_processes = true;  // false: the devices of this process only
+  std::vector<int> ranks;        // that synchronize, ascending; empty for all
+  std::string shared_name;       // of the layer, equal in all processes and unique in each
 };
 
 struct Gradients {
@@ -68,7 +71,9 @@ class SyncBatchNorm {
   void UpdateRunning(const Statistics& batch, const Tensor& running_mean,
                      const Tensor& running_var) const;
   std::shared_ptr<const Payload> Exchange(const char* operation, const Tensor& x,
-                                          const Layout& layout, Payload payload, Reducer reducer);
+                                          const Layout& layout, Payload payload, Reducer reducer,
+                                          const char* merger);
+  ProcessGroup* Processes() const;
   Layout LayoutOf(const Tensor& x) const;
   std::vector<double> GammaOf(const Tensor& gamma) const;
 

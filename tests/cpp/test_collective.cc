@@ -35,7 +35,7 @@ double Meet(Group* group, const Ticket& ticket, const std::string& operation, in
             double number, double timeout = 60, const std::string& contract = "same",
             int64_t repeat = 0) {
   syncbn::Arrival arrival{contract, "(" + std::to_string(id) + ")", {number}, {}};
-  const syncbn::Meeting meeting{size, {}, timeout};
+  const syncbn::Meeting meeting{size, {}, timeout, {}};
   const syncbn::RoundKey key{operation, ticket.number, repeat};
   return group->AllReduce(ticket, key, Cpu(id), std::move(arrival), meeting, syncbn::Sum)->at(0);
 }
@@ -130,7 +130,7 @@ void TestResultIsInTheOrderOfDevices() {
       const Ticket ticket = group.BeginForward(Cpu(ids[i]), 3);
       syncbn::Arrival arrival{"", "", {double(ids[i])}, {}};
       const auto result = group.AllReduce(ticket, {"forward", ticket.number, 0}, Cpu(ids[i]),
-                                          std::move(arrival), {3, {}, 60}, First);
+                                          std::move(arrival), {3, {}, 60, {}}, First);
       CHECK(*result == Payload({2, 9, 10}));
     });
   }

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from gluon_syncbn import distributed
+
 from .augment import normalized, train_view, val_view
 
 
@@ -23,7 +25,10 @@ class Batches:
         if self._training:
             np.random.default_rng([self._config.seed, epoch]).shuffle(order)
         size = self._config.batch_size  # the last batch takes what is left
-        return [order[k : k + size] for k in range(0, len(order), size)]
+        batches = [order[k : k + size] for k in range(0, len(order), size)]
+        # Of several processes each takes its rows; a last batch may have none for some.
+        shards = [np.array_split(b, distributed.size()) for b in batches]
+        return [s[distributed.rank()] for s in shards if len(s[distributed.rank()])]
 
     def view(self, epoch, index):
         """The crop of one image, uint8, and of its label map."""

@@ -1,0 +1,165 @@
+"""Sums and copies of arrays over all processes, for metrics, gradients and parameters.
+
+Called by users, ``parameters.py`` and ``trainer.py``. Calls of one name match by their
+order on each rank, whatever other exchanges run meanwhile.
+"""
+
+import ctypes
+import io
+import pickle
+
+import mxnet as mx
+import numpy as np
+
+from . import world
+
+# Names of mergers by dtype; asking a dtype for its name takes longer than an exchange.
+_SUMS = {np.dtype(name): f"sum_{name}" for name in ("float32", "float64", "int64")}
+
+
+def allreduce(array, name="allreduce", timeout=None):
+    """The sum of an array over all processes.
+
+    Added up in a fixed order of ranks, so every process gets the same bits, in every
+    run. A process that has joined (:func:`join`) counts as zero.
+
+    Parameters
+    ----------
+    array : numpy.ndarray, mxnet.nd.NDArray or number
+        Of the same shape and dtype in all processes. float16 is added up in float32,
+        other integers and booleans in int64.
+    name : str, default "allreduce"
+        Begins the messages of errors. Calls of different names never meet.
+    timeout : float or None, default None
+        Seconds to wait for the other processes; None means
+        :func:`gluon_syncbn.get_timeout`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the shape of `array`.
+
+    Raises
+    ------
+    TypeError
+        If `array` holds no numbers.
+    mxnet.MXNetError
+        If not all processes come within the timeout, or shapes or dtypes differ. The
+        text names the ranks.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.allreduce([1.5, 2.0])  # one process
+    array([1.5, 2. ])
+    """
+    if isinstance(array, mx.nd.NDArray):
+        array = array.asnumpy()
+    array = np.asarray(array)
+    if array.dtype.kind in "bui":
+        array = array.astype(np.int64)
+    elif array.dtype == np.float16:
+        array = array.astype(np.float32)
+    merger = _SUMS.get(array.dtype)
+    if merger is None:
+        raise TypeError(f"array holds numbers, but got the dtype {array.dtype}")
+    if world.size() == 1:
+        return array.copy()
+    contract = f"{merger}, shape={array.shape}"
+    total = exchange(name, merger, array, contract, timeout)
+    return total.view(array.dtype).reshape(array.shape)
+
+
+def allgather(value, name="allgather", timeout=None):
+    """The values of all processes as a list, in the order of ranks.
+
+    Parameters
+    ----------
+    value : object
+        Anything that can be pickled. A process that has joined gives none.
+    name, timeout
+        As in :func:`allreduce`.
+
+    Raises
+    ------
+    mxnet.MXNetError
+        If not all processes come within the timeout. The text names the ranks.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.allgather("one process")
+    ['one process']
+    """
+    if world.size() == 1:
+        return [value]
+    mine = np.frombuffer(pickle.dumps(value), np.uint8)
+    stream = io.BytesIO(exchange(name, "concat", mine, "pickled", timeout).tobytes())
+    values, end = [], stream.getbuffer().nbytes
+    while stream.tell() < end:
+        values.append(pickle.load(stream))
+    return values
+
+
+def broadcast(value, root=0, name="broadcast", timeout=None):
+    """The value of the process `root`, in all processes.
+
+    Parameters
+    ----------
+    value : object
+        Anything that can be pickled; only that of `root` matters.
+    root : int, default 0
+        A rank; the same in all processes.
+    name, timeout
+        As in :func:`allreduce`.
+
+    Raises
+    ------
+    ValueError
+        If `root` is no rank.
+    mxnet.MXNetError
+        If not all processes come within the timeout. The text names the ranks.
+    """
+    if not 0 <= root < world.size():
+        raise ValueError(f"root is a rank below {world.size()}, but got {root}")
+    if world.size() == 1:
+        return value
+    mine = pickle.dumps(value) if world.rank() == root else b""
+    mine = np.frombuffer(mine, np.uint8)
+    everything = exchange(name, "concat", mine, f"root={root}", timeout)
+    return value if world.rank() == root else pickle.loads(everything.tobytes())
+
+
+def barrier(timeout=None):
+    """Waits until all processes have come here. Training needs none.
+
+    Parameters
+    ----------
+    timeout : float or None, default None
+        As in :func:`allreduce`.
+    """
+    allreduce(0, "barrier", timeout)
+
+
+def exchange(name, merger, array, contract, timeout=None):
+    """One native exchange of an array's bytes; returns the merged bytes as uint8."""
+    this, seconds = world.world(), world.wait_seconds(timeout)
+    array = np.ascontiguousarray(array)
+    size = ctypes.c_int64()
+    status = this.library.gluon_syncbn_distributed_exchange(
+        name.encode(),
+        contract.encode(),
+        merger.encode(),
+        None,
+        0,
+        array.ctypes.data,
+        array.nbytes,
+        seconds,
+        ctypes.byref(size),
+    )
+    if status != 0:
+        text = this.library.gluon_syncbn_distributed_error().decode()
+        raise mx.MXNetError(text)
+    merged = np.empty(size.value, np.uint8)
+    this.library.gluon_syncbn_distributed_result(merged.ctypes.data)
+    return merged

@@ -1,0 +1,126 @@
+"""Gives all processes the same parameters, after checking that they have the same net.
+
+Called by users and by ``trainer.py``.
+"""
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block
+
+from ..batch_norm import SyncBatchNorm
+from . import world
+from .collectives import allgather, broadcast
+
+
+def broadcast_parameters(net, root=0, timeout=None):
+    """Copies parameters and running statistics of the process `root` to all others.
+
+    First compares the nets: parameters and layers that have the same name by accident,
+    because a rank has made its layers in another order or has made another net before,
+    would otherwise be mixed silently. Given a Block, it compares the places of
+    parameters and layers in the net as well as their names.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block, ParameterDict or list of Parameter
+        Parameters whose shapes are not known yet are copied as soon as they are, in the
+        first forward call.
+    root : int, default 0
+        A rank.
+    timeout : float or None, default None
+        Seconds to wait for the other processes; None means
+        :func:`gluon_syncbn.get_timeout`.
+
+    Raises
+    ------
+    ValueError
+        If the nets differ. The text names the first difference and both ranks.
+    RuntimeError
+        If a parameter was not initialized.
+    mxnet.MXNetError
+        If not all processes come within the timeout. The text names the ranks.
+    """
+    parameters = parameters_of(net)
+    if world.size() == 1:
+        return
+    check_equal_nets(net, root, timeout)
+    for parameter in parameters:
+        if not parameter._data and not parameter._deferred_init:
+            raise RuntimeError(
+                f"the parameter {parameter.name} is not initialized: call "
+                "net.initialize() before it is broadcast"
+            )
+    mx.nd.waitall()  # running statistics of static_shape graphs, see devices.py
+    _copy([p for p in parameters if p._data], root, "broadcast_parameters", timeout)
+    for parameter in parameters:
+        if not parameter._data:
+            _copy_when_initialized(parameter, root, timeout)
+
+
+def parameters_of(net):
+    """The list of parameters of a net, a ParameterDict or a list, in its order."""
+    if isinstance(net, Block):
+        net = net.collect_params()
+    return list(net.values()) if hasattr(net, "values") else list(net)
+
+
+def check_equal_nets(net, root=0, timeout=None):
+    """Raises ValueError on all ranks if one has another net than `root`."""
+    mine = _description(net)
+    expected = broadcast(mine, root, "broadcast_parameters, comparison", timeout)
+    difference = None
+    for own, other in zip(mine + [None], expected + [None]):
+        if own != other:
+            difference = (
+                f"the nets differ: rank {root} has {other or 'nothing more'}, but rank "
+                f"{world.rank()} has {own or 'nothing more'} in its place; make nets "
+                "and layers in the same order on all ranks, or give them prefixes"
+            )
+            break
+    found = allgather(difference, "broadcast_parameters, comparison's end", timeout)
+    for text in found:
+        if text:
+            raise ValueError(text)
+
+
+def _description(net):
+    """What has to be equal on all ranks, in words; the order has to be equal too."""
+    if not isinstance(net, Block):
+        return [_words(parameter) for parameter in parameters_of(net)]
+    found = net._collect_params_with_prefix()
+    lines = [f"{_words(parameter)} at {place}" for place, parameter in found.items()]
+    return lines + list(_layers(net, ""))
+
+
+def _words(parameter):
+    shape = parameter.shape if parameter._data else "not known yet"
+    return f"{parameter.name} ({parameter.dtype}, shape {shape})"
+
+
+def _layers(block, place):
+    if isinstance(block, SyncBatchNorm):
+        yield f"the layer '{block._group.shared_name}' at {place[:-1]}"
+    for name, child in block._children.items():
+        yield from _layers(child, f"{place}{name}.")
+
+
+def _copy(parameters, root, name, timeout):
+    values = None
+    if world.rank() == root:
+        values = [p.list_data()[0].asnumpy() for p in parameters]
+    values = broadcast(values, root, name, timeout)
+    if world.rank() != root:
+        with autograd.pause():
+            for parameter, value in zip(parameters, values):
+                parameter.set_data(mx.nd.array(value, dtype=value.dtype))
+
+
+def _copy_when_initialized(parameter, root, timeout):
+    initialize = parameter._init_impl
+
+    def initialize_and_copy(data, ctx_list):
+        initialize(data, ctx_list)
+        parameter._init_impl = initialize
+        _copy([parameter], root, f"broadcast_parameters, {parameter.name}", timeout)
+
+    parameter._init_impl = initialize_and_copy

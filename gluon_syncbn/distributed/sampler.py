@@ -1,0 +1,83 @@
+"""Which samples a process takes: each of an epoch once, by one process.
+
+Called by users.
+"""
+
+import numpy as np
+from mxnet.gluon.data import Sampler
+
+from . import world
+
+
+class ShardSampler(Sampler):
+    """Batches of indices for this process, for the argument `batch_sampler`.
+
+    All processes draw the same order, cut it into the same batches, and take each
+    their rows of every batch: no sample comes twice in an epoch, and none is left out.
+    Where the rows of a batch cannot be shared evenly, the first ranks take one more; a
+    last batch of fewer rows than there are processes leaves some without one, so let
+    every process end its epoch with :meth:`Trainer.join`.
+
+    Parameters
+    ----------
+    length : int
+        Number of samples of the data set.
+    batch_size : int
+        Rows of a batch over *all* processes, at least one for each.
+    shuffle : bool, default True
+        Draw a new order for every epoch; otherwise take them as they come.
+    seed : int, default 0
+        The order depends on the seed and the number of the epoch only.
+    rank, size : int, optional
+        Of this process; :func:`rank` and :func:`size` by default.
+
+    Raises
+    ------
+    ValueError
+        If `length` is negative, or `batch_size` less than the number of processes.
+
+    Examples
+    --------
+    >>> from gluon_syncbn.distributed import ShardSampler
+    >>> for rank in range(2):
+    ...     print(list(ShardSampler(7, 4, shuffle=False, rank=rank, size=2)))
+    [[0, 1], [4, 5]]
+    [[2, 3], [6]]
+    """
+
+    def __init__(self, length, batch_size, shuffle=True, seed=0, rank=None, size=None):
+        self._rank = world.rank() if rank is None else rank
+        self._size = world.size() if size is None else size
+        if length < 0:
+            raise ValueError(f"length is not negative, but got {length}")
+        if batch_size < self._size:
+            raise ValueError(
+                f"batch_size is at least one row for each of the {self._size} "
+                f"processes, but got {batch_size}"
+            )
+        self._length, self._batch_size = length, batch_size
+        self._shuffle, self._seed = shuffle, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        """Sets the number of the next epoch, from 0; it counts by itself otherwise."""
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = np.arange(self._length)
+        if self._shuffle:
+            np.random.default_rng([self._seed, self.epoch]).shuffle(order)
+        self.epoch += 1
+        for begin, end in self._shards():
+            if begin < end:
+                yield order[begin:end].tolist()
+
+    def __len__(self):
+        return sum(begin < end for begin, end in self._shards())
+
+    def _shards(self):
+        for start in range(0, self._length, self._batch_size):
+            rows = min(self._batch_size, self._length - start)
+            share, more = divmod(rows, self._size)
+            begin = start + self._rank * share + min(self._rank, more)
+            yield begin, begin + share + (self._rank < more)

@@ -1,0 +1,151 @@
+"""A Gluon Trainer that adds gradients up over all processes, on the CPU over MPI.
+
+Called by users. With Horovod installed, ``hvd.DistributedTrainer`` does the same on
+GPUs too.
+"""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Block
+
+from . import world
+from .collectives import allreduce, broadcast
+from .parameters import broadcast_parameters, parameters_of
+
+
+class Trainer(mx.gluon.Trainer):
+    """A :class:`mxnet.gluon.Trainer` over all contexts of all processes.
+
+    With the loss of each sample summed up, a step equals that of one device with all
+    processes' samples: gradients and numbers of samples are added up over the
+    processes, in a fixed order, so parameters stay the same bits on every rank.
+    Gradients travel in buckets, the last layers' first, while the first layers'
+    backward still runs.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block, ParameterDict or list of Parameter
+        Rank 0's parameters are copied to all processes, see
+        :func:`broadcast_parameters`; give the Block, which is checked best.
+    optimizer, optimizer_params
+        As in :class:`mxnet.gluon.Trainer`.
+    bucket_megabytes : float, default 4
+        Gradients that are sent at once, in units of 2**20 bytes.
+
+    Raises
+    ------
+    ValueError
+        If the nets differ between ranks, or `bucket_megabytes` is not positive.
+    TypeError
+        If a gradient is sparse.
+    """
+
+    def __init__(self, net, optimizer, optimizer_params=None, bucket_megabytes=4):
+        if not bucket_megabytes > 0:
+            raise ValueError(
+                f"bucket_megabytes is positive, but got {bucket_megabytes!r}"
+            )
+        parameters = parameters_of(net)
+        for parameter in parameters:
+            if parameter._grad_stype != "default":
+                raise TypeError(
+                    f"the gradient of {parameter.name} is {parameter._grad_stype}, "
+                    "expected a dense one"
+                )
+        # In the order of names, as in mxnet.gluon.Trainer: states are saved by it.
+        super().__init__(
+            sorted(parameters, key=lambda parameter: parameter.name),
+            optimizer,
+            optimizer_params,
+            update_on_kvstore=False,
+        )
+        self._in_order_of_forward = parameters
+        self._bucket_bytes = bucket_megabytes * 2**20
+        broadcast_parameters(net if isinstance(net, Block) else parameters)
+
+    def step(self, batch_size, ignore_stale_grad=False):
+        """Adds gradients up over contexts and processes, and updates the parameters.
+
+        Parameters
+        ----------
+        batch_size : int or float
+            Samples of *this* process, over its contexts. The sum of gradients is
+            divided by the sum of all processes' samples, so shards may be uneven.
+        ignore_stale_grad : bool, default False
+            As in :class:`mxnet.gluon.Trainer`.
+        """
+        self.allreduce_grads()
+        samples = allreduce(float(batch_size), "Trainer.step, samples")
+        self.update(float(samples), ignore_stale_grad)
+
+    def join(self, timeout=None):
+        """Ends an epoch: waits for processes that have batches left, and catches up.
+
+        Every process calls it where its batches end. It takes part in the others' steps
+        with nothing, and gets parameters, running statistics and optimizer states of
+        the process that made the most steps, so that all are equal again.
+
+        Parameters
+        ----------
+        timeout : float or None, default None
+            As in :func:`join`.
+        """
+        last = world.join(timeout)
+        if world.size() == 1:
+            return
+        broadcast_parameters(self._params, last)
+        optimizer, state = self._optimizer, None
+        if world.rank() == last:
+            counts = optimizer._all_index_update_counts, optimizer.num_update
+            state = self._updaters[0].get_states(), pickle.dumps(counts)
+        state = broadcast(state, last, "Trainer.join, optimizer states")
+        if world.rank() != last:
+            for updater in self._updaters:
+                updater.set_states(state[0])
+            counts, optimizer.num_update = pickle.loads(state[1])
+            optimizer._all_index_update_counts.update(counts)
+
+    def _allreduce_grads(self):
+        super()._allreduce_grads()  # over the contexts of this process
+        if world.size() == 1:
+            return
+        with ThreadPoolExecutor(1) as sender:
+            sent = []
+            for number, bucket in enumerate(self._buckets()):
+                packed = _packed(bucket)
+                name = f"Trainer.step, bucket {number} from {bucket[0].name}"
+                sent.append((bucket, sender.submit(allreduce, packed, name)))
+            for bucket, total in sent:
+                _unpack(bucket, total.result())
+
+    def _buckets(self):
+        """Parameters with a gradient in the order of backward, by dtype and size."""
+        bucket, size = [], 0
+        for parameter in reversed(self._in_order_of_forward):
+            if parameter.grad_req == "null":
+                continue
+            grad = parameter.list_grad()[0]
+            nbytes = grad.size * np.dtype(grad.dtype).itemsize
+            other = bucket and bucket[0].list_grad()[0].dtype != grad.dtype
+            if bucket and (other or size + nbytes > self._bucket_bytes):
+                yield bucket
+                bucket, size = [], 0
+            bucket, size = [*bucket, parameter], size + nbytes
+        if bucket:
+            yield bucket
+
+
+def _packed(bucket):
+    return np.concatenate([p.list_grad()[0].asnumpy().ravel() for p in bucket])
+
+
+def _unpack(bucket, total):
+    begin = 0
+    for parameter in bucket:
+        for grad in parameter.list_grad():
+            values = total[begin : begin + grad.size].reshape(grad.shape)
+            grad[:] = mx.nd.array(values, dtype=grad.dtype)
+        begin += parameter.list_grad()[0].size

@@ -1,0 +1,68 @@
+// Texts of exchanges between processes that fail: which one, who came, who did not, what they do.
+#include "collective/process_report.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace syncbn {
+namespace {
+
+const char kRecover[] =
+    " Before the next step every rank calls gluon_syncbn.recover(), which waits for the work in "
+    "flight and clears the error.";
+
+}  // namespace
+
+std::string RankList(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
+                               const std::map<int, Message>& answers, double seconds) {
+  std::vector<int> present = arrived;
+  std::string missing;
+  size_t absent = 0;
+  for (int rank : own.ranks) {
+    if (std::count(arrived.begin(), arrived.end(), rank)) continue;
+    const auto answer = answers.find(rank);
+    if (answer != answers.end() && answer->second.step == 1) {
+      present.push_back(rank);
+      continue;
+    }
+    ++absent;
+    missing += Concat(missing.empty() ? "" : "; ", "rank ", rank, ", which ",
+                      answer == answers.end() ? "does not answer: it has died or was stopped"
+                                              : answer->second.contract);
+  }
+  std::sort(present.begin(), present.end());
+  std::ostringstream waited;
+  waited << std::setprecision(4) << seconds;
+  return Concat(own.title, ": waited ", waited.str(), " s for ", absent, " of ", own.ranks.size(),
+                " processes. Arrived: ", RankList(present), ". Missing: ", missing, ".", kRecover);
+}
+
+std::string ContractsDifferReport(const Contribution& own, int own_rank, int rank,
+                                  const Message& message) {
+  const std::vector<int> other(message.ranks.begin(), message.ranks.end());
+  return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.contract,
+                " (synchronized: ", RankList(own.ranks), "), but rank ", rank, " has ",
+                message.contract, " (synchronized: ", RankList(other), ").",
+                kRecover);
+}
+
+std::string RankLeftReport(const Contribution& own, int rank) {
+  return Concat(own.title, ": rank ", rank,
+                " has left: its program has ended or called gluon_syncbn.distributed.shutdown(), "
+                "so it cannot come.");
+}
+
+std::string RankFailedReport(int rank, const std::string& text) {
+  return Concat("ended because of an error on rank ", rank, ": ", text);
+}
+
+}  // namespace syncbn

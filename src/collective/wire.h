@@ -1,0 +1,32 @@
+// Messages between processes: what the communicator needs of MPI, or of a test's queues.
+// Who uses it: communicator.cc, under its own mutex, so an implementation needs no lock. It must
+// not know what the messages mean.
+#pragma once
+#include <functional>
+#include <vector>
+
+namespace syncbn {
+
+using Bytes = std::vector<char>;
+
+class Wire {
+ public:
+  virtual ~Wire() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Starts to send; never waits. Messages from one process to another arrive in order.
+  virtual void Send(int to, Bytes message) = 0;
+
+  // Takes the next message that has arrived whole; false if there is none.
+  virtual bool Receive(int* from, Bytes* message) = 0;
+
+  // Whether a message is under way that moves on only while somebody calls Receive.
+  virtual bool Busy() const = 0;
+
+  // `closing` is called, in whatever thread, before the program ends the medium (MPI_Finalize).
+  virtual void OnClose(std::function<void()> closing) = 0;
+};
+
+}  // namespace syncbn

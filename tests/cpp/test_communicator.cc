@@ -1,0 +1,392 @@
+// Exchanges between processes without MPI: a process is a thread with a communicator of its own.
+// Numbers, order, disagreement, who is missing, recovery, joining, leaving, and many rounds.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "collective/communicator.h"
+#include "collective/group.h"
+#include "core/error.h"
+#include "local_wire.h"
+#include "op/reducers.h"
+
+namespace {
+
+using syncbn::Bytes;
+using syncbn::Communicator;
+using syncbn::Contribution;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kStressRounds = 300;
+#else
+constexpr int kStressRounds = 3000;
+#endif
+
+void Sleep(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+// `function(communicator)` on each rank, in a thread of its own.
+void Run(int size, const std::function<void(Communicator*)>& function,
+         std::shared_ptr<Network> network = nullptr) {
+  if (!network) network = std::make_shared<Network>(size);
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.emplace_back(
+        new Communicator(std::unique_ptr<syncbn::Wire>(new LocalWire(network, rank))));
+  }
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) threads.emplace_back([&] { function(rank.get()); });
+  for (auto& thread : threads) thread.join();
+}
+
+template <typename T>
+Bytes ToBytes(const std::vector<T>& values) {
+  Bytes bytes(values.size() * sizeof(T));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+double First(const Bytes& bytes) {
+  double value = -1;
+  if (bytes.size() >= sizeof(value)) std::memcpy(&value, bytes.data(), sizeof(value));
+  return value;
+}
+
+Contribution Number(const std::string& key, double number, double timeout = 60) {
+  Contribution contribution;
+  contribution.key = key;
+  contribution.title = "layer '" + key + "'";
+  contribution.contract = "channels=1";
+  contribution.merger = "sum_float64";
+  contribution.timeout_seconds = timeout;
+  contribution.payload = ToBytes(std::vector<double>{number});
+  return contribution;
+}
+
+double Sum(Communicator* rank, const std::string& key, double number, double timeout = 60) {
+  return First(rank->AllReduce(Number(key, number, timeout)));
+}
+
+std::string ErrorOf(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const syncbn::Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+void CheckHas(const std::string& text, const std::string& part) {
+  CHECK(text.find(part) != std::string::npos, "\"", part, "\" in: ", text);
+}
+
+// ---- numbers -----------------------------------------------------------------------------------
+
+// Each rank late in turn; concatenation shows the order of ranks, and that each came once.
+void TestPartsAreMergedInTheOrderOfRanks() {
+  for (int size : {1, 2, 3, 4, 5, 6, 7, 8, 13}) {
+    Run(size, [&](Communicator* rank) {
+      std::string expected;
+      for (int i = 0; i < size; ++i) expected += std::string(1, static_cast<char>('a' + i));
+      for (int late = 0; late < std::min(size, 4); ++late) {
+        if (rank->rank() == late) Sleep(3);
+        Contribution mine = Number("late" + std::to_string(late), 0);
+        mine.merger = "concat";
+        mine.payload = {static_cast<char>('a' + rank->rank())};
+        const Bytes all = rank->AllReduce(mine);
+        CHECK_EQ(std::string(all.begin(), all.end()), expected);
+      }
+    });
+  }
+}
+
+void TestSumsAreTheSameBytesOnAllRanks() {
+  for (int size : {2, 3, 5, 7}) {
+    std::vector<std::vector<Bytes>> results(2, std::vector<Bytes>(size));
+    for (auto& run : results) {
+      Run(size, [&](Communicator* rank) {
+        std::mt19937 random(rank->rank());
+        std::normal_distribution<double> normal(0, 1e3);
+        std::vector<double> values(100);
+        for (double& value : values) value = normal(random);
+        Contribution mine = Number("sum", 0);
+        mine.payload = ToBytes(values);
+        run[rank->rank()] = rank->AllReduce(mine);
+      });
+    }
+    for (const auto& run : results) {
+      for (const Bytes& result : run) CHECK(result == results[0][0]);
+    }
+  }
+}
+
+void TestMomentsOfEmptyShards() {
+  Run(3, [](Communicator* rank) {
+    Contribution mine = Number("moments", 0);
+    mine.merger = "moments";
+    const bool has = rank->rank() == 1;
+    mine.payload = ToBytes(has ? std::vector<double>{2, 5, 8} : std::vector<double>{0, 0, 0});
+    CHECK(rank->AllReduce(mine) == ToBytes(std::vector<double>{2, 5, 8}));
+  });
+}
+
+// Rank r begins its exchanges in an order of its own, all at once.
+void TestOrderOfBeginningDoesNotMatter() {
+  Run(3, [](Communicator* rank) {
+    std::vector<int> order(8);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937(rank->rank()));
+    std::vector<std::thread> threads;
+    for (int i : order) {
+      threads.emplace_back([=] { CHECK_EQ(Sum(rank, "key" + std::to_string(i), i), 3.0 * i); });
+      Sleep(1);
+    }
+    for (auto& thread : threads) thread.join();
+  });
+}
+
+void TestSomeRanksOnly() {
+  Run(5, [](Communicator* rank) {
+    const bool odd = rank->rank() % 2 == 1;
+    Contribution mine = Number("half", rank->rank());
+    mine.ranks = odd ? std::vector<int>{1, 3} : std::vector<int>{0, 2, 4};
+    CHECK_EQ(First(rank->AllReduce(mine)), odd ? 4.0 : 6.0);
+  });
+}
+
+// ---- failures ----------------------------------------------------------------------------------
+
+void TestMissingRankIsNamed() {
+  std::string texts[3];
+  Run(3, [&](Communicator* rank) {
+    Sum(rank, "first", 1);
+    if (rank->rank() == 1) {
+      Sleep(800);  // it computes
+      texts[1] = ErrorOf([&] { Sum(rank, "second", 1, 0.3); });
+    } else {
+      texts[rank->rank()] = ErrorOf([&] { Sum(rank, "second", 1, 0.3); });
+    }
+  });
+  for (const std::string& text : texts) {
+    CheckHas(text, "layer 'second': ");
+    CheckHas(text, "waited 0.3");
+    CheckHas(text, "s for 1 of 3 processes. Arrived: ranks 0, 2. Missing: rank 1, which runs, but "
+                   "is in no exchange; its latest was layer 'first'.");
+  }
+  CheckHas(texts[1], "error on rank ");
+}
+
+void TestDeadRankIsNamed() {
+  auto network = std::make_shared<Network>(4);
+  Run(4, [&](Communicator* rank) {
+    Sum(rank, "first", 1);
+    if (rank->rank() == 2) {
+      network->dead[2] = true;
+      return;
+    }
+    const std::string text = ErrorOf([&] { Sum(rank, "second", 1, 0.3); });
+    CheckHas(text, "Arrived: ranks 0, 1, 3. Missing: rank 2, which does not answer: it has died");
+  }, network);
+}
+
+void TestOtherLayersAreBothNamed() {
+  Run(2, [](Communicator* rank) {
+    const std::string mine = rank->rank() == 0 ? "norm0" : "norm1";
+    const std::string text = ErrorOf([&] { Sum(rank, mine, 1, 0.2); });
+    CheckHas(text, "layer 'norm0'");
+    CheckHas(text, "layer 'norm1'");
+    CheckHas(text, "which waits in layer 'norm");
+  });
+}
+
+void TestContractsThatDiffer() {
+  for (int odd = 0; odd < 3; ++odd) {
+    Run(3, [&](Communicator* rank) {
+      Contribution mine = Number("norm", 1);
+      if (rank->rank() == odd) mine.contract = "channels=2";
+      const std::string text = ErrorOf([&] { rank->AllReduce(mine); });
+      CheckHas(text, "layer 'norm': ");
+      CheckHas(text, "processes disagree: rank ");
+      CheckHas(text, "has channels=1");
+      CheckHas(text, "has channels=2");
+    });
+  }
+}
+
+void TestGroupsThatDiffer() {
+  Run(3, [](Communicator* rank) {
+    Contribution mine = Number("norm", 1);
+    if (rank->rank() < 2) mine.ranks = {0, 1};
+    const std::string text = ErrorOf([&] { rank->AllReduce(mine); });
+    if (rank->rank() < 2 && text == "nothing was thrown") return;  // they were complete before
+    CheckHas(text, "(synchronized: ranks 0, 1)");
+    CheckHas(text, "rank 2 has channels=1 (synchronized: ranks 0, 1, 2)");
+  });
+}
+
+void TestRecoveryInAnyOrder() {
+  Run(3, [](Communicator* rank) {
+    for (int round = 0; round < 3; ++round) {
+      CHECK_EQ(Sum(rank, "norm", 1), 3);
+      if (rank->rank() == round) {
+        rank->Fail("the ship sinks");
+      } else {
+        CheckHas(ErrorOf([&] { Sum(rank, "other", 1); }), "the ship sinks");
+      }
+      CHECK(!rank->Failure().empty());
+      Sleep((rank->rank() + round) % 3 * 10);
+      rank->Reset();
+      CHECK_EQ(rank->Failure(), "");
+    }
+    CHECK_EQ(Sum(rank, "norm", 2), 6);
+  });
+}
+
+void TestLeaverEndsTheWaitOfOthers() {
+  Run(4, [](Communicator* rank) {
+    Sum(rank, "norm", 1);
+    if (rank->rank() == 3) {
+      rank->Leave();
+      CheckHas(ErrorOf([&] { Sum(rank, "norm2", 1); }), "called after");
+    } else {
+      CheckHas(ErrorOf([&] { Sum(rank, "norm2", 1); }), "rank 3 has left");
+      rank->Leave();
+    }
+    rank->AwaitLeave(10);
+  });
+}
+
+void TestAwaitLeave() {
+  Run(3, [](Communicator* rank) {
+    Sum(rank, "norm", 1);
+    Sleep(rank->rank() * 20);
+    rank->Leave();
+    CHECK(rank->AwaitLeave(10));
+  });
+}
+
+// ---- joining -----------------------------------------------------------------------------------
+
+// Rank r has r + 1 batches; whoever has no more brings nothing.
+void TestJoin() {
+  for (int size : {2, 3, 4, 5}) {
+    Run(size, [&](Communicator* rank) {
+      for (int epoch = 0; epoch < 3; ++epoch) {
+        const int batches = (rank->rank() + epoch) % size + 1;
+        for (int batch = 0; batch < batches; ++batch) {
+          const int64_t number = rank->NextNumber("step");
+          CHECK_EQ(number, batch);
+          CHECK_EQ(Sum(rank, "step" + std::to_string(number), 1), size - batch);
+        }
+        const int last = rank->Join(30);
+        CHECK_EQ((last + epoch) % size + 1, size);
+      }
+    });
+  }
+}
+
+void TestJoinWithoutTheDead() {
+  auto network = std::make_shared<Network>(3);
+  Run(3, [&](Communicator* rank) {
+    if (rank->rank() == 1) {
+      network->dead[1] = true;
+      return;
+    }
+    CheckHas(ErrorOf([&] { rank->Join(0.2); }), "rank 1 did not answer");
+  }, network);
+}
+
+// ---- with devices ------------------------------------------------------------------------------
+
+// A layer on `devices` threads of each rank, in groups of their own.
+void TestGroupMakesOneExchange() {
+  Run(3, [](Communicator* rank) {
+    const int devices = rank->rank() + 1;
+    syncbn::Group group("norm");
+    std::vector<std::thread> threads;
+    for (int id = 0; id < devices; ++id) {
+      threads.emplace_back([&, id] {
+        const syncbn::Device device{"cpu", id};
+        for (int step = 0; step < 50; ++step) {
+          const auto ticket = group.BeginForward(device, devices);
+          for (const char* operation : {"forward", "backward"}) {
+            syncbn::Meeting meeting{static_cast<size_t>(devices), {}, 60, {}};
+            meeting.across = {rank, {}, "norm#1", "same", "sum_float64"};
+            const auto sum = group.AllReduce(ticket, {operation, ticket.number, 0}, device,
+                                             {"same", "", {1.0 + step}, {}}, meeting, syncbn::Sum);
+            CHECK_EQ(sum->at(0), 6.0 * (1 + step));
+          }
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  });
+}
+
+void TestFailureOfADeviceReachesOtherRanks() {
+  Run(2, [](Communicator* rank) {
+    syncbn::Group group("norm");
+    const syncbn::Device device{"cpu", 0};
+    const size_t devices = rank->rank() == 0 ? 2 : 1;  // the second never comes
+    syncbn::Meeting meeting{devices, {}, rank->rank() == 0 ? 0.2 : 60.0, {}};
+    meeting.across = {rank, {}, "norm#1", "same", "sum_float64"};
+    const auto ticket = group.BeginForward(device, devices);
+    const std::string text = ErrorOf([&] {
+      group.AllReduce(ticket, {"forward", ticket.number, 0}, device, {"same", "", {1}, {}}, meeting,
+                      syncbn::Sum);
+    });
+    CheckHas(text, "s for 1 of 2 devices");
+    if (rank->rank() == 1) CheckHas(text, "error on rank 0");
+  });
+}
+
+// ---- stress ------------------------------------------------------------------------------------
+
+void Stress(int size) {
+  Run(size, [&](Communicator* rank) {
+    std::vector<std::thread> branches;
+    for (int branch = 0; branch < 2; ++branch) {
+      branches.emplace_back([=] {
+        std::mt19937 random(2 * rank->rank() + branch);
+        for (int step = 0; step < kStressRounds / size; ++step) {
+          if (random() % 200 == 0) Sleep(1);
+          const std::string key = std::to_string(branch) + "|" + std::to_string(step);
+          CHECK_EQ(Sum(rank, key, step + rank->rank()), size * step + size * (size - 1) / 2.0);
+        }
+      });
+    }
+    for (auto& branch : branches) branch.join();
+  });
+}
+
+}  // namespace
+
+int main() {
+  TestPartsAreMergedInTheOrderOfRanks();
+  TestSumsAreTheSameBytesOnAllRanks();
+  TestMomentsOfEmptyShards();
+  TestOrderOfBeginningDoesNotMatter();
+  TestSomeRanksOnly();
+  TestMissingRankIsNamed();
+  TestDeadRankIsNamed();
+  TestOtherLayersAreBothNamed();
+  TestContractsThatDiffer();
+  TestGroupsThatDiffer();
+  TestRecoveryInAnyOrder();
+  TestLeaverEndsTheWaitOfOthers();
+  TestAwaitLeave();
+  TestJoin();
+  TestJoinWithoutTheDead();
+  TestGroupMakesOneExchange();
+  TestFailureOfADeviceReachesOtherRanks();
+  for (int size : {2, 3, 6}) Stress(size);
+  return check::Result();
+}

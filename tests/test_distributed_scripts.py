@@ -1,0 +1,64 @@
+"""Training under mpirun gives the losses of one process with one or two devices."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import ROOT, run_python
+
+from mpi import finish, needs_mpi, start
+
+pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
+pytestmark = [needs_mpi, pytest.mark.timeout(280)]
+
+# The scripts as they are, but for Dropout, which draws other numbers on other devices,
+# and for one device, which takes our layer too: MXNet's rounds more where FastSCNN
+# normalizes one number per image.
+PROGRAM = """
+import runpy, sys
+from mxnet.gluon import nn
+nn.Dropout.hybrid_forward = lambda self, F, x: F.identity(x)
+sys.argv[0] = {script!r}
+sys.path.insert(0, {folder!r})
+from segmentation import engine
+make_parallel = engine.make_parallel
+engine.make_parallel = lambda *args, **named: make_parallel(
+    *args, **dict(named, sync_bn=True)
+)
+runpy.run_path(sys.argv[0], run_name='__main__')
+""".format(
+    script=str(ROOT / "scripts/train_segmentation.py"), folder=str(ROOT / "scripts")
+)
+# Seven images in batches of four: the shards of the last batch are uneven.
+TINY = ["--crop-size", "64", "--train-images", "7", "--val-images", "3"]
+TINY += ["--batch-size", "4", "--epochs", "2", "--lr", "0.02", "--no-hybridize"]
+
+
+def log(folder):
+    entries = json.loads((folder / "log.json").read_text())
+    keys = "images", "train_loss", "val_loss", "pixel_accuracy", "mean_iou"
+    return np.array([[entry[key] for key in keys] for entry in entries])
+
+
+def test_two_processes_train_like_one(tmp_path):
+    for devices in (1, 2):
+        options = [
+            *TINY,
+            "--num-devices",
+            devices,
+            "--run-dir",
+            tmp_path / f"{devices}",
+        ]
+        result = run_python(PROGRAM, *options, timeout=200)
+        assert result.returncode == 0, result.stderr
+    options = [*TINY, "--num-devices", "1", "--run-dir", tmp_path / "ranks"]
+    output = finish(start(2, PROGRAM, "--distributed", *options, init=""))
+    assert output.count("epoch 1:") == 1, output
+    one, two, ranks = (log(tmp_path / name) for name in ("1", "2", "ranks"))
+    assert (ranks[:, 0] == 7).all()
+    np.testing.assert_allclose(ranks, two, rtol=1e-5)
+    # Later epochs of one device differ in float32, because FastSCNN normalizes one
+    # number per image; test_distributed.py compares a net without that in float64.
+    np.testing.assert_allclose(ranks[0], one[0], rtol=1e-5)
+    names = {path.name for path in (tmp_path / "ranks").iterdir()}
+    assert names >= {"last.npz", "best.npz", "panel.png", "curves.png"}
