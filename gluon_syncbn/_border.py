@@ -195,14 +195,8 @@ class _Function(autograd.Function):
         self._call, self._gate, self._outputs = call, gate, outputs
 
     def __call__(self, *inputs):
-        guard = _tracing.guard_kind([self._outputs[0].context])
-        outputs = super().__call__(*inputs)
-        # MXNet hands gradients to it as it does to every asynchronous operator; those
-        # of vectors are always plain.
-        return [
-            _tracing.guarded_output(mx.nd, y, guard) if y.ndim > 1 else y
-            for y in outputs
-        ]
+        # MXNet hands gradients to it as it does to every asynchronous operator.
+        return [_tracing.plain_gradient(y) for y in super().__call__(*inputs)]
 
     def forward(self, *inputs):
         outputs, self._outputs = self._outputs, None

@@ -5,8 +5,14 @@ Called by ``batch_norm.py`` while it is traced or run.
 MXNet 1.9.1 makes a plain copy of an input that is in one of oneDNN's blocked layouts,
 and frees it as soon as an asynchronous operator (ours) is *queued*
 (src/imperative/imperative_utils.h, ``PushOperator``: ``inputs_fallback`` is local). So
-a synchronous operator that neither speaks oneDNN nor works in place has to make the
-input, and in backward the incoming gradient, plain before our operator is queued.
+the input, and in backward the incoming gradient, has to be plain before our operator is
+queued.
+
+Where the layer is called from Python, imperatively or as a graph of its own, the input
+is made plain in place, which does nothing to a plain one; and the output is a recorded
+view of the operator's, whose backward copies the gradient. Inside a graph there is no
+such moment: a synchronous operator that neither speaks oneDNN nor works in place stands
+on both sides.
 
 Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose
 inputs or outputs are those of the whole graph runs as in the other modes
@@ -18,6 +24,7 @@ on both sides, which costs nothing inside a graph, where it works in place.
 import sys
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import HybridBlock
 
 _TRACE = HybridBlock._get_graph.__code__
@@ -26,31 +33,56 @@ _TRACE = HybridBlock._get_graph.__code__
 static_shape_traces = 0
 
 
-def guard_kind(contexts):
-    """How the layer is to be guarded, see ``guard`` in src/mxnet/attributes.h.
+# In place; absent from builds of MXNet without oneDNN, which have no other layouts.
+_reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
+
+
+def guard_kind(contexts, layer=None):
+    """How a layer is to be guarded, see ``guard`` in src/mxnet/attributes.h.
 
     Parameters
     ----------
     contexts : list of mxnet.Context
         Where the layer runs; empty if that is not known.
+    layer : Block, optional
+        The layer, if its caller guards it from outside where that is possible.
 
     Returns
     -------
     str
-        ``"gpu"``: not at all, no context is a CPU; ``"static_shape"``: by identities;
-        ``"any"``: by copies, which are right in every mode.
+        ``"gpu"``: not at all, no context is a CPU; ``"outside"``: by `make_plain` and
+        `plain_gradient`; ``"static_shape"``: by identities; ``"any"``: by copies, which
+        are right in every mode.
     """
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
     global static_shape_traces
     trace = _trace_frame()
+    kind = "any"
     if trace is not None:
         block = trace["self"]
         flags = dict(block._flags)
         if block._active and flags.get("static_alloc") and flags.get("static_shape"):
             static_shape_traces += 1
-            return "static_shape"
-    return "any"
+            kind = "static_shape"
+    if layer is not None and (trace is None or trace["self"] is layer):
+        kind = "outside"
+    return kind
+
+
+def make_plain(x):
+    """Brings an array into the plain layout, in place, before what is queued next."""
+    if _reorder is not None and x.context.device_type != "gpu":
+        _reorder(x.handle)
+
+
+def plain_gradient(y):
+    """A view of `y` whose gradient reaches `y` in the plain layout."""
+    if y.context.device_type == "gpu" or not autograd.is_recording():
+        return y
+    if isinstance(y, mx.np.ndarray):
+        return y.as_nd_ndarray().reshape(y.shape).as_np_ndarray()
+    return y.reshape(y.shape)
 
 
 def guarded_input(F, x, guard):
@@ -64,7 +96,7 @@ def guarded_input(F, x, guard):
 
 def guarded_output(F, y, guard):
     """The operator's output behind the guard: its gradient will come plain."""
-    if guard == "gpu":
+    if guard in ("gpu", "outside"):
         return y
     if guard == "static_shape":
         return F.identity(y)

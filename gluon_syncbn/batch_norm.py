@@ -217,7 +217,10 @@ running_variance_initializer : str or Initializer
         """Checks what can be known at once, then calls or traces the layer."""
         if autograd.is_training():
             self._check_enough_contexts()
-        return super().forward(x, *args)
+        if not isinstance(x, mx.nd.NDArray) or self.fuse_relu:
+            return super().forward(x, *args)
+        _tracing.make_plain(x)
+        return _tracing.plain_gradient(super().forward(x, *args))
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
         """Builds the operator and what it needs around it, as symbols or arrays."""
@@ -228,7 +231,9 @@ running_variance_initializer : str or Initializer
                 array.as_nd_ndarray()
                 for array in (x, gamma, beta, running_mean, running_var)
             )
-        guard = _tracing.guard_kind([x.context] if F is mx.nd else contexts)
+        guard = _tracing.guard_kind(
+            [x.context] if F is mx.nd else contexts, None if self.fuse_relu else self
+        )
         inputs = [_tracing.guarded_input(F, x, guard), gamma, beta]
         trace = None if F is mx.nd else _tracing.current_trace()
         former_trace, former_y = self._latest_use

@@ -205,9 +205,9 @@ void CheckGuard(const Attributes& attributes, const Device& device) {
                        "moving the parameters"));
   }
   if (Registry::Get().Find(attributes.group) == nullptr) {
-    throw Error(Concat("SyncBatchNorm '", attributes.layer, "': this symbol was traced for "
-                       "static_shape=True, and runs wrong in any other mode on a CPU; before "
-                       "export call gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() "
+    throw Error(Concat("SyncBatchNorm '", attributes.layer, "': this symbol was traced for ",
+                       attributes.guard == "outside" ? "the layer by itself" : "static_shape=True",
+                       ", and runs wrong in any other way on a CPU; before export call gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() "
                        "without static_shape followed by one call of the net"));
   }
 }
