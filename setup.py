@@ -8,11 +8,12 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 from wheel.bdist_wheel import bdist_wheel
 
 SOURCE = Path(__file__).parent.resolve() / "src"
-LIBRARY = "libgluon_syncbn.so"
-MPI_LIBRARY = "libgluon_syncbn_mpi.so"
+# By the names of the extensions that setuptools knows; those of MPI may be missing.
+LIBRARIES = {"native": "libgluon_syncbn.so", "mpi": "libgluon_syncbn_mpi.so"}
 
 
 def mpi_wrapper():
@@ -38,7 +39,8 @@ class CMakeBuild(build_ext):
 
     def get_ext_filename(self, fullname):
         # Not a Python module: ctypes loads it, whatever the Python version.
-        return str(Path(*fullname.split(".")[:-1], LIBRARY))
+        *package, name = fullname.split(".")
+        return str(Path(*package, LIBRARIES[name]))
 
     def build_extension(self, extension):
         build = Path(self.build_temp).resolve() / "native"
@@ -52,10 +54,10 @@ class CMakeBuild(build_ext):
             subprocess.run(configure, check=True)
             subprocess.run(["cmake", "--build", build], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            sys.exit(f"building {LIBRARY} needs a C++17 compiler such as g++: {error}")
-        for library in (LIBRARY, MPI_LIBRARY):
-            if (build / library).exists():
-                self.copy_file(build / library, target.with_name(library))
+            sys.exit(f"building {target.name} needs a C++17 compiler like g++: {error}")
+        if extension.optional and not (build / target.name).exists():
+            raise CompileError(f"no working MPI was found, so no {target.name}")
+        self.copy_file(build / target.name, target)
 
 
 class AnyPythonWheel(bdist_wheel):
@@ -66,6 +68,9 @@ class AnyPythonWheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[Extension("gluon_syncbn.native", sources=[])],
+    ext_modules=[
+        Extension("gluon_syncbn.native", sources=[]),
+        Extension("gluon_syncbn.mpi", sources=[], optional=True),
+    ],
     cmdclass={"build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
 )

@@ -2,8 +2,7 @@
 
 Two places are timed, forward plus backward. "inside": what a layer adds to a net, that
 is a net of two identities with the layer between them, less the same net without it,
-pair by pair. "alone": the layer is the whole net; copies that a net makes at its inputs
-and outputs count then.
+pair by pair. "alone": the layer is called by itself.
 
 Each candidate is compared with a float64 batch normalization of the whole batch first,
 and timed only if it is right. Then all candidates take turns, so that noise of the
@@ -59,10 +58,12 @@ class Candidate:
 
     def __init__(self, layer, place, mode, devices, x, dy):
         self._devices = devices
-        self._net = gluon.nn.HybridSequential()
         between = [] if layer is None else [LAYERS[layer](len(devices))]
-        outside = [Identity()] if place == "inside" else []
-        self._net.add(*outside, *between, *outside)
+        if place == "inside":
+            self._net = gluon.nn.HybridSequential()
+            self._net.add(Identity(), *between, Identity())
+        else:
+            (self._net,) = between
         self._net.initialize(ctx=devices.contexts)
         if MODES[mode] is not None:
             self._net.hybridize(**MODES[mode])
