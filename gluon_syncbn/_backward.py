@@ -12,6 +12,7 @@ it has gone through the caller's graph, the gradients that arrived at the net's 
 go on through the devices' graphs (``_border.py`` is where they arrive).
 """
 
+import ctypes
 import itertools
 import threading
 import weakref
@@ -25,6 +26,7 @@ from ._nested import flatten, rebuild
 _original = None
 _numbers = itertools.count()
 _calls = weakref.WeakSet()
+_inside = threading.local()  # whether a thread is in the backward of a device
 
 
 def gather(sharded, net):
@@ -38,16 +40,28 @@ def gather(sharded, net):
     """
     columns = list(zip(*map(flatten, sharded)))  # per output its parts
     context, axis = net.devices.contexts[0], net.batch_axis
+    for number, column in enumerate(columns):
+        _check_rows(number, column, sharded.batch.shard_rows(), axis)
     recorded = [c for c in columns if autograd.is_recording() and is_recorded(c[0])]
-    if recorded:
-        wholes = iter(_Call(sharded.batch, net).attach(recorded))
-        leaves = [
-            next(wholes) if any(c is r for r in recorded) else join(c, axis, context)
-            for c in columns
-        ]
-    else:
-        leaves = [join(column, axis, context) for column in columns]
+    wholes = iter(_Call(sharded.batch, net).attach(recorded) if recorded else [])
+    leaves = [
+        next(wholes) if any(c is r for r in recorded) else join(c, axis, context)
+        for c in columns
+    ]
     return rebuild(sharded[0], iter(leaves))
+
+
+def _check_rows(number, column, rows, axis):
+    for part, expected in zip(column, rows):
+        if not isinstance(part, mx.nd.NDArray):
+            continue
+        axis_there = -part.ndim <= axis < part.ndim
+        if not axis_there or part.shape[axis] != expected:
+            raise ValueError(
+                f"output {number} has shape {part.shape} on {part.context}, expected "
+                f"{expected} rows along axis {axis} as the input has there; what has "
+                "no rows cannot be joined: use make_parallel(..., gather=False)"
+            )
 
 
 class _Call:
@@ -55,7 +69,7 @@ class _Call:
 
     def __init__(self, batch, net):
         self.net = net
-        self.thread = threading.get_ident()
+        self.parameters = batch.parameters
         self.number = next(_numbers)
         kind = Gate if batch.differentiable else Leaves
         self.border = kind(net.devices.contexts[0], net.batch_axis)
@@ -86,7 +100,11 @@ class _Call:
                 with autograd.pause():
                     gradients = [gradients[k].as_in_context(context) for k in there]
                 heads = [heads[k] for k in there]
-                autograd.backward(heads, gradients, retain_graph, train_mode)
+                _inside.a_device = True
+                try:
+                    autograd.backward(heads, gradients, retain_graph, train_mode)
+                finally:
+                    _inside.a_device = False
 
         idle = [[]] * (len(devices) - len(self._heads))
         gradients = [*self.border.take(), *idle]
@@ -95,15 +113,14 @@ class _Call:
             inputs = [[s.grad for s in shards] for shards in self._shards]
             ranks = range(len(devices))
             devices.map(lambda k: k or self.border.give(inputs), ranks)
-        if not retain_graph:
-            self._release()
 
     def break_off(self, error):
         """Lets nobody wait for gradients that will not come."""
         self.border.break_off(error)
-        self._release()
+        self.release()
 
-    def _release(self):
+    def release(self):
+        """Lets go of the devices' graphs."""
         self._heads = self._shards = []
         _calls.discard(self)
 
@@ -115,21 +132,26 @@ class _Gradients:
     another one (of another call of the net, or the caller's own) has written.
     """
 
-    def __init__(self, nets):
-        self._arrays = {}  # by id of the data: data, gradient
-        for net in nets:
-            for parameter in net.collect_params().values():
-                if parameter.grad_req == "write" and parameter._grad is not None:
-                    for data, grad in zip(parameter.list_data(), parameter.list_grad()):
-                        self._arrays[id(data)] = data, grad
-        self._former = {k for k, (data, _) in self._arrays.items() if data._fresh_grad}
-        for key in self._former:
-            self._arrays[key][0]._fresh_grad = False
+    def __init__(self, calls):
+        parameters = {id(p): p for call in calls for p in call.parameters}
+        self._replicas = [  # per parameter its data and gradients
+            list(zip(p._data, p._grad))
+            for p in parameters.values()
+            if p.grad_req == "write" and p._grad is not None
+        ]
+        self._former = []
+        for data, _ in self._all():
+            if data._fresh_grad:
+                self._former.append(data)
+                data._fresh_grad = False
+
+    def _all(self):
+        return (pair for replicas in self._replicas for pair in replicas)
 
     def add(self, backward, *arguments):
         """Calls `backward`, and adds up what it and earlier ones have written."""
         saved = []
-        for data, grad in self._arrays.values():
+        for data, grad in self._all():
             if data._fresh_grad:
                 saved.append((data, grad, grad.copy()))
                 data._fresh_grad = False
@@ -139,51 +161,74 @@ class _Gradients:
                 grad += earlier
             data._fresh_grad = True
 
-    def finish(self, net):
+    def finish(self):
         """Gives devices that sat out the gradient zero of what the others have."""
-        for parameter in net.collect_params().values():
-            if parameter.grad_req != "write" or parameter._grad is None:
-                continue
-            replicas = list(zip(parameter.list_data(), parameter.list_grad()))
-            if any(data._fresh_grad for data, _ in replicas):
-                for data, grad in replicas:
-                    if not data._fresh_grad:
+        for replicas in self._replicas:
+            fresh = [data._fresh_grad for data, _ in replicas]
+            if any(fresh):
+                for (data, grad), is_fresh in zip(replicas, fresh):
+                    if not is_fresh:
                         grad[:] = 0
                         data._fresh_grad = True
 
     def restore(self):
         """Puts back the marks of what this backward call has not reached."""
-        for key in self._former:
-            self._arrays[key][0]._fresh_grad = True
+        for data in self._former:
+            data._fresh_grad = True
 
 
 def _backward(*arguments):
     """In the place of the library's MXAutogradBackwardEx."""
-    num_variables, retain_graph, train_mode = (
-        getattr(arguments[k], "value", arguments[k]) for k in (3, 5, 7)
+    num_heads, heads, num_variables, retain_graph, train_mode = (
+        getattr(arguments[k], "value", arguments[k]) for k in (0, 1, 3, 5, 7)
     )
-    thread = threading.get_ident()
-    calls = [call for call in _calls if call.thread == thread]
-    if not calls or num_variables:
+    calls = [] if getattr(_inside, "a_device", False) else list(_calls)
+    if not calls:
         return _original(*arguments)
-    reached = []
+    gates = [call.border for call in calls if isinstance(call.border, Gate)]
+    for gate in gates:
+        gate.is_closed = bool(num_variables)
+    if num_variables:  # autograd.grad, which no leaf is told of
+        return _original(*arguments)
     with autograd.pause():
-        gradients = _Gradients({call.net for call in calls})
-        try:
-            code = _original(*arguments)
-            if code == 0:
-                reached = [call for call in calls if call.reached()]
-            for call in _in_order(reached):
-                gradients.add(call.go_on, bool(retain_graph), bool(train_mode))
-            for net in {call.net for call in reached}:
-                gradients.finish(net)
-        except BaseException as error:
-            for call in reached:
-                call.break_off(error)
-            raise
-        finally:
-            gradients.restore()
+        return _through(calls, arguments, (num_heads, heads), retain_graph, train_mode)
+
+
+def _through(calls, arguments, heads, retain_graph, train_mode):
+    """Backward through the caller's graph and all devices' graphs that it reaches."""
+    gradients, reached = _Gradients(calls), []
+    try:
+        code = _original(*arguments)
+        if code == 0:
+            reached = [call for call in calls if call.reached()]
+        if any(isinstance(call.border, Gate) for call in reached):
+            # The gates are going to be waited for: if the heads have failed, in vain.
+            code = _wait_to_read(*heads)
+            if code != 0:
+                raise mx.base.get_last_ffi_error()
+        left = len(reached)
+        for call in _in_order(reached):
+            left -= 1
+            # Running statistics, or a common output, join the graphs of several calls.
+            gradients.add(call.go_on, bool(retain_graph) or left > 0, bool(train_mode))
+        if reached:
+            gradients.finish()
+    except BaseException as error:
+        for call in reached:
+            call.break_off(error)
+        raise
+    finally:
+        gradients.restore()
+    if not retain_graph:
+        for call in reached:
+            call.release()
     return code
+
+
+def _wait_to_read(count, handles):
+    wait = mx.base._LIB.MXNDArrayWaitToRead
+    codes = (wait(ctypes.c_void_p(handles[k])) for k in range(count))
+    return next((code for code in codes if code != 0), 0)
 
 
 def _in_order(calls):

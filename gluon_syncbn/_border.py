@@ -119,6 +119,7 @@ class Gate:
     def __init__(self, context, axis):
         self._context, self._axis = context, axis
         self._arrived = self._given = None
+        self.is_closed = False  # by autograd.grad
 
     def attach(self, call, columns, inputs):
         """The outputs as whole arrays in the caller's graph, which keeps `call`."""
@@ -167,6 +168,11 @@ class Gate:
 
     def backward(self, gradients):
         """Called by MXNet's thread with the outputs' gradients."""
+        if self.is_closed:
+            raise mx.MXNetError(
+                "autograd.grad does not go through a parallel net: attach gradients, "
+                "and call backward"
+            )
         with _changed:
             self._arrived = gradients
             _changed.notify_all()
@@ -235,7 +241,6 @@ def _await(condition):
             if time.monotonic() > deadline:
                 raise mx.MXNetError(
                     f"a parallel net's backward waited {failures.get_timeout()} s for "
-                    "gradients; likely cause: an error in the loss's own computation, "
-                    "or a backward call from another thread than the net's"
+                    "gradients; likely cause: an error in the loss's own backward"
                 )
             _changed.wait(_TICK)

@@ -3,6 +3,8 @@
 Called by ``parallel.py``. It knows nothing of devices or of what the arrays mean.
 """
 
+import copy
+
 
 def flatten(value):
     """The leaves of nested lists, tuples and dicts, in order."""
@@ -16,7 +18,9 @@ def flatten(value):
 def rebuild(value, leaves):
     """`value` with its leaves replaced by those of the iterator `leaves`."""
     if isinstance(value, dict):
-        return type(value)((key, rebuild(v, leaves)) for key, v in value.items())
+        rebuilt = copy.copy(value)
+        rebuilt.update((key, rebuild(item, leaves)) for key, item in value.items())
+        return rebuilt
     if isinstance(value, (list, tuple)):
         items = [rebuild(item, leaves) for item in value]
         # A named tuple takes its fields one by one.

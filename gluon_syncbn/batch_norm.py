@@ -289,6 +289,13 @@ running_variance_initializer : str or Initializer
         return f"{text[:-1]}, num_devices={self._num_devices})"
 
 
+def synchronized_layers(net):
+    """The SyncBatchNorm layers of a net, itself included."""
+    layers = []
+    net.apply(lambda b: layers.append(b) if isinstance(b, SyncBatchNorm) else None)
+    return layers
+
+
 def check_arguments(
     num_devices, momentum=0.9, epsilon=1e-5, axis=1, timeout=None, group=None
 ):

@@ -50,6 +50,10 @@ class Devices:
     def __init__(self, contexts):
         if isinstance(contexts, mx.Context):
             contexts = [contexts]
+        if not isinstance(contexts, (list, tuple)):
+            raise TypeError(
+                f"contexts is a list of mxnet.Context, but got {contexts!r}"
+            )
         self.contexts = list(contexts)
         for context in self.contexts:
             if not isinstance(context, mx.Context):
@@ -71,6 +75,9 @@ class Devices:
 
     def __len__(self):
         return len(self.contexts)
+
+    def __reduce__(self):  # a copy has threads of its own
+        return Devices, (self.contexts,)
 
     def __repr__(self):
         return f"Devices([{', '.join(map(str, self.contexts))}])"

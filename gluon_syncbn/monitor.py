@@ -11,7 +11,7 @@ import time
 import mxnet as mx
 
 from . import _library
-from .batch_norm import SyncBatchNorm
+from .batch_norm import synchronized_layers
 
 _TOP = 5
 _NEGLIGIBLE = 0.05  # shares below it hold nobody back
@@ -33,7 +33,8 @@ class Monitor:
     net : mxnet.gluon.Block
         Its SyncBatchNorm layers count how long devices wait in them.
     trainer : mxnet.gluon.Trainer
-        Inside of the ``with`` block its `step` is observed.
+        Inside of the ``with`` block its `step`, or `allreduce_grads` and `update`, are
+        observed.
 
     Examples
     --------
@@ -58,33 +59,47 @@ class Monitor:
     """
 
     def __init__(self, net, trainer):
-        self._trainer = trainer
-        self._layers = []
-        net.apply(
-            lambda b: self._layers.append(b) if isinstance(b, SyncBatchNorm) else None
-        )
+        if not isinstance(net, mx.gluon.Block):
+            raise TypeError(f"net is a gluon.Block, but got {type(net)}")
+        if not isinstance(trainer, mx.gluon.Trainer):
+            raise TypeError(f"trainer is a gluon.Trainer, but got {type(trainer)}")
+        self._trainer, self._former = trainer, {}
+        self._layers = synchronized_layers(net)
         self._steps = collections.deque()  # those that devices may be busy with
+        self._noted = []  # what MXNet may still write to
         self._finished = None  # when each device had finished the step before
         self._begin()
 
     def __enter__(self):
-        original = self._trainer.step
-
-        def step(*args, **kwargs):
-            current = self._steps[-1] if self._steps else None
-            if current is not None:
-                current.ready = self._note_time("list_grad")
-            original(*args, **kwargs)
-            if current is not None:
-                current.updated = self._note_time("list_data")
-
-        self._trainer.step = step
+        # What Trainer.step, and allreduce_grads with update, go through.
+        self._replace("_allreduce_grads", self._allreduce_grads)
+        self._replace("_update", self._update)
         self._begin()
         return self
 
     def __exit__(self, *exception):
-        del self._trainer.step
+        for name, former in self._former.items():
+            if former is None:
+                delattr(self._trainer, name)
+            else:
+                setattr(self._trainer, name, former)
         mx.nd.waitall()  # MXNet writes the times into memory of this object
+
+    def _replace(self, name, method):
+        """Lets the trainer call `method` with what it would have called."""
+        self._former[name] = vars(self._trainer).get(name)
+        original = getattr(self._trainer, name)
+        setattr(self._trainer, name, lambda *args: method(original, *args))
+
+    def _allreduce_grads(self, original):
+        if self._steps:
+            self._steps[-1].ready.append(self._note_time("list_grad"))
+        original()
+
+    def _update(self, original, *args):
+        original(*args)
+        if self._steps:
+            self._steps[-1].updated.append(self._note_time("list_data"))
 
     def data(self, batches):
         """Yields the batches; a step lasts from one to the next.
@@ -142,21 +157,24 @@ class Monitor:
 
     def _collect(self):
         """Adds up the steps that all devices have finished."""
+        self._noted = [times for times in self._noted if not all(times)]
         while self._steps:
             step = self._steps[0]
             if step.is_finished():
                 self._add(step)
-            elif len(step.updated) > 0 or len(self._steps) == 1:
+            elif step.updated or len(self._steps) == 1:
                 return
             # Otherwise the loop went on without an update.
             self._steps.popleft()
 
     def _add(self, step):
-        finished = self._finished or [0.0] * len(step.ready)
+        self._devices = len(step.updated[-1])
+        finished = self._finished or [0.0] * self._devices
         # A device that is still busy when the batch is asked for waits less.
         self._data += sum(max(0.0, step.got - max(step.asked, t)) for t in finished)
-        self._gradients += sum(step.updated) - sum(step.ready)
-        self._finished, self._devices = list(step.updated), len(step.ready)
+        for ready, updated in zip(step.ready, step.updated):
+            self._gradients += sum(updated) - sum(ready)
+        self._finished = list(step.updated[-1])
         self._count += 1
 
     def _layer_waits(self):
@@ -168,6 +186,7 @@ class Monitor:
         parameters = [p for p in self._trainer._params if p.grad_req != "null"]
         columns = list(zip(*(getattr(p, arrays)() for p in parameters)))
         times = (ctypes.c_double * len(columns))()
+        self._noted.append(times)
         note = ctypes.cast(_library.load().gluon_syncbn_note_time, ctypes.c_void_p)
         for k, column in enumerate(columns):
             context = (ctypes.c_int * 2)(
@@ -192,10 +211,12 @@ class _Step:
 
     def __init__(self, asked):
         self.asked, self.got = asked, None
-        self.ready = self.updated = ()  # per device: its gradients, its parameters
+        # For each update, per device: when gradients and parameters were ready.
+        self.ready, self.updated = [], []
 
     def is_finished(self):
-        return len(self.updated) > 0 and all(self.ready) and all(self.updated)
+        noted = [*self.ready, *self.updated]
+        return len(self.updated) > 0 and all(all(times) for times in noted)
 
 
 class Waits(

@@ -76,6 +76,8 @@ def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True):
         raise TypeError(
             f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
         )
+    if not isinstance(batch_axis, int):
+        raise TypeError(f"batch_axis is an int, but got {batch_axis!r}")
     parallel = ParallelNet(net, Devices(ctx), batch_axis, gather)
     if sync_bn:
         convert_sync_batchnorm(net, num_devices=len(parallel.devices))
@@ -83,7 +85,10 @@ def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True):
 
 
 class ParallelNet(Block):
-    """What :func:`make_parallel` returns; behaves as its template `net`.
+    """What :func:`make_parallel` returns.
+
+    It takes and gives whole batches. `backward` goes through it, also from another
+    thread; `autograd.grad` does not.
 
     Attributes
     ----------
@@ -109,9 +114,18 @@ class ParallelNet(Block):
         init = mx.init.Uniform() if init is None else init
         self.net.initialize(init, self._same(ctx), verbose, force_reinit)
 
-    def load_parameters(self, filename, ctx=None, **kwargs):
+    def load_parameters(
+        self,
+        filename,
+        ctx=None,
+        allow_missing=False,
+        ignore_extra=False,
+        cast_dtype=False,
+        dtype_source="current",
+    ):
         """As :meth:`mxnet.gluon.Block.load_parameters`, on the devices of this net."""
-        self.net.load_parameters(filename, self._same(ctx), **kwargs)
+        options = allow_missing, ignore_extra, cast_dtype, dtype_source
+        self.net.load_parameters(filename, self._same(ctx), *options)
 
     def save_parameters(self, filename, deduplicate=False):
         """Saves one set of parameters, which the template and this net load.
@@ -151,10 +165,11 @@ class ParallelNet(Block):
         Raises
         ------
         ValueError
-            If there is no array, or one without rows, or if numbers of rows differ.
+            If there is no array, or one without rows, or if numbers of rows differ; if
+            an output has other rows than the input, and would have to be joined.
         """
-        self._check_contexts()
-        batch = _Batch(args, self.devices, self.batch_axis)
+        parameters = self._check_contexts()
+        batch = _Batch(args, self.devices, self.batch_axis, parameters)
         # A part of the devices meets in training only.
         partial = autograd.is_training() and batch.active < len(self.devices)
         if partial:
@@ -184,8 +199,10 @@ class ParallelNet(Block):
         return contexts
 
     def _check_contexts(self):
+        """The parameters, all of which are on the devices of this net."""
         contexts = self.devices.contexts
-        for name, parameter in self.net.collect_params().items():
+        parameters = self.net.collect_params()
+        for name, parameter in parameters.items():
             try:
                 there = parameter.list_ctx()
             except RuntimeError:
@@ -197,6 +214,7 @@ class ParallelNet(Block):
                     f"{', '.join(map(str, contexts))}; "
                     "net.collect_params().reset_ctx(ctx) moves a net"
                 )
+        return list(parameters.values())
 
     def _collect_params_with_prefix(self, prefix=""):
         return self.net._collect_params_with_prefix(prefix)
@@ -229,7 +247,8 @@ class ParallelCriterion(Block):
         - **labels** : whole arrays, split as the net's inputs were.
 
     Outputs
-        - **loss** : one value per row of the whole batch, on the first context.
+        - **loss** : one value per row of the whole batch, on the first context; in the
+          nesting in which `loss` returns them.
 
     Examples
     --------
@@ -246,6 +265,8 @@ class ParallelCriterion(Block):
 
     def __init__(self, loss, net):
         super().__init__(prefix="")
+        if not callable(loss):
+            raise TypeError(f"loss is a Block or function, but got {loss!r}")
         if not isinstance(net, ParallelNet):
             raise TypeError(f"net is what make_parallel returns, but got {type(net)}")
         self.loss = loss
@@ -260,7 +281,7 @@ class ParallelCriterion(Block):
                 f"got {type(output)}"
             )
         net = self.net
-        batch = _Batch(labels, net.devices, net.batch_axis)
+        batch = _Batch(labels, net.devices, net.batch_axis, output.batch.parameters)
         if batch.rows != output.batch.rows:
             raise ValueError(
                 f"labels have {batch.rows} rows, but the net's input had "
@@ -276,8 +297,8 @@ class ParallelCriterion(Block):
 
         idle = [None] * (len(net.devices) - batch.active)
         losses = net.devices.map(call, [*output, *idle], batch.shards)
-        sharded = ShardedOutput(losses[: batch.active], output.batch)
-        return _backward.gather(sharded, net)
+        batch.differentiable = output.batch.differentiable + batch.differentiable
+        return _backward.gather(ShardedOutput(losses[: batch.active], batch), net)
 
 
 class _Batch:
@@ -292,9 +313,12 @@ class _Batch:
         Per device the arguments of the net's call; None for a device without rows.
     differentiable : list of (NDArray, list of NDArray)
         The inputs that `autograd` records, each with its shards, which have gradients.
+    parameters : list of Parameter
+        Those of the net.
     """
 
-    def __init__(self, args, devices, axis):
+    def __init__(self, args, devices, axis, parameters):
+        self.parameters = parameters
         leaves = flatten(list(args))
         self.axis = axis
         self.rows = _rows(leaves, axis)
@@ -307,6 +331,11 @@ class _Batch:
             for k in range(self.active)
         ]
         self.shards += [None] * (len(devices) - self.active)
+
+    def shard_rows(self):
+        """Rows of each shard."""
+        least, more = divmod(self.rows, self.active)
+        return [least + (k < more) for k in range(self.active)]
 
     def _split(self, leaf, contexts, axis):
         if not _is_array(leaf):
@@ -324,6 +353,11 @@ def _is_array(leaf):
 
 
 def _rows(leaves, axis):
+    for leaf in leaves:
+        if _is_array(leaf) and not -len(leaf.shape) <= axis < len(leaf.shape):
+            raise ValueError(
+                f"batch_axis is {axis}, but an input has shape {tuple(leaf.shape)}"
+            )
     counts = {leaf.shape[axis] for leaf in leaves if _is_array(leaf)}
     if not counts:
         raise ValueError("the inputs hold no array, expected at least one with rows")

@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from . import _library
-from .batch_norm import SyncBatchNorm
+from .batch_norm import synchronized_layers
 
 
 @contextmanager
@@ -54,8 +54,7 @@ def participating(net, contexts):
     [-1.0, 1.0]
     """
     contexts = list(contexts)
-    layers = []
-    net.apply(lambda b: layers.append(b) if isinstance(b, SyncBatchNorm) else None)
+    layers = synchronized_layers(net)
     _check(contexts, layers)
     mx.nd.waitall()
     for layer in layers:

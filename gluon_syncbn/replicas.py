@@ -38,11 +38,13 @@ def check_replicas(net):
     ...
     ValueError: parameter 'dense_weight' differs between cpu(0) and cpu(1), by up to 2.0
     """
+    if not isinstance(net, mx.gluon.Block):
+        raise TypeError(f"net is a gluon.Block, but got {type(net)}")
     mx.nd.waitall()
     for name, parameter in net.collect_params().items():
         if parameter._data is None:
             continue
-        first, *others = parameter.list_data()
+        first, *others = parameter._data  # also what is row_sparse
         expected = first.asnumpy()
         for other in others:
             value = other.asnumpy()

@@ -112,7 +112,6 @@ def test_reports_begin_anew_and_the_trainer_is_itself_again(devices):
     net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
     net.initialize()
     trainer = Trainer(net.collect_params(), "sgd")
-    step = trainer.step
     with Monitor(net, trainer) as monitor:
         for number, x in enumerate(monitor.data([mx.nd.ones((2, 1))] * 5)):
             if number != 1:  # a step that the loop skips
@@ -125,8 +124,35 @@ def test_reports_begin_anew_and_the_trainer_is_itself_again(devices):
                 assert monitor.report().steps == 2
         assert monitor.report().steps == 2
         assert monitor.report().steps == 0
-    assert trainer.step == step
+    assert "_update" not in vars(trainer) and "_allreduce_grads" not in vars(trainer)
     assert str(monitor.report()).startswith("waited for data ")
+
+
+def test_two_monitors_and_updates_by_hand(devices):
+    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
+    with Monitor(net, trainer) as outer, Monitor(net, trainer) as inner:
+        for x in outer.data(inner.data([mx.nd.ones((2, 1))] * 3)):
+            for _ in range(2):
+                with autograd.record():
+                    loss = net(x)
+                loss.backward()
+                trainer.allreduce_grads()
+                trainer.update(2)
+        mx.nd.waitall()
+        assert (outer.report().steps, inner.report().steps) == (3, 3)
+    assert "_update" not in vars(trainer)
+
+
+def test_what_is_watched():
+    net = nn.Dense(1)
+    with pytest.raises(TypeError, match="net is a gluon.Block"):
+        Monitor(3, None)
+    with pytest.raises(TypeError, match="trainer is a gluon.Trainer"):
+        Monitor(net, None)
+    with pytest.raises(TypeError, match="net is a gluon.Block"):
+        check_replicas(3)
 
 
 # ---- replicas ------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """make_parallel: equal to the same net on one device with the whole batch."""
 
+import collections
+import copy
 import gc
 import itertools
+import threading
 from functools import partial
 
 import mxnet as mx
@@ -169,6 +172,17 @@ def test_dicts_and_what_is_no_array(devices):
     assert outputs["list"][0].shape == (3, 2)
 
 
+def test_dicts_keep_their_kind(devices):
+    class Default(Block):
+        def forward(self, x):
+            outputs = collections.defaultdict(list)
+            outputs["x"] = x
+            return outputs
+
+    outputs = make_parallel(Default(), devices.contexts)(column(1, 2))
+    assert outputs["x"].shape == (2, 1) and outputs["y"] == []
+
+
 def test_batch_axis(devices):
     net = make_parallel(nn.Dense(2, flatten=False), devices.contexts, batch_axis=1)
     net.initialize()
@@ -213,6 +227,35 @@ def test_two_calls_in_one_graph_add_up(devices):
         total = net(column(1, 2, 3)).sum() + 10 * net(column(4)).sum()
     total.backward()
     assert weight_gradient(net) == 6 + 40
+
+
+def two_calls(net, x):
+    return (net(x[:3]) ** 2).sum() + (net(x[3:]) ** 2).sum()
+
+
+def two_heads(net, x):
+    return [(net(x[:3]) ** 2).sum(), (net(x[3:]) ** 2).sum()]
+
+
+@pytest.mark.parametrize("attach", [True, False])
+@pytest.mark.parametrize("function", [two_calls, two_heads])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_net_with_batch_norm_is_called_twice(mode, function, attach):
+    """Running statistics join the graphs of the two calls."""
+    plain, parallel = pair(cpus(2), mode=mode)
+    ((x, _),) = batches([7])
+    results = {}
+    for net in plain, parallel:
+        if attach:
+            x.attach_grad()
+        with autograd.record():
+            heads = function(net, x)
+        autograd.backward(heads)
+        results[net] = [summed_grad(p) for p in parameters(net) if p.grad_req != "null"]
+        results[net] += [x.grad.asnumpy()] if attach else []
+        mx.nd.waitall()
+    for result, expected in zip(results[parallel], results[plain]):
+        assert_same(result, expected)
 
 
 def test_calls_of_two_scopes_with_one_backward_each(devices):
@@ -303,6 +346,70 @@ def test_backward_inside_of_the_scope_and_twice(devices):
     assert weight_gradient(net) == 3
 
 
+@pytest.mark.parametrize("attach", [True, False])
+def test_backward_from_another_thread(attach, devices):
+    net, x = dense(devices.contexts, 2.0), column(1, 2)
+    if attach:
+        x.attach_grad()
+    with autograd.record():
+        total = net(x).sum()
+    thread = threading.Thread(target=total.backward)
+    thread.start()
+    thread.join()
+    assert weight_gradient(net) == 3
+    assert not attach or (x.grad.asnumpy() == 2).all()
+
+
+def test_autograd_grad_says_that_it_does_not_go_through(devices, capfd):
+    net, x = dense(devices.contexts), column(1, 2)
+    x.attach_grad()
+    with autograd.record():
+        total = net(x).sum()
+    with pytest.raises(mx.MXNetError):
+        autograd.grad(total, [x], retain_graph=True)[0].wait_to_read()
+        mx.nd.waitall()
+    assert "autograd.grad does not go through a parallel net" in capfd.readouterr().out
+    gluon_syncbn.recover()
+    total.backward()
+    assert weight_gradient(net) == 3
+
+
+def test_an_error_in_the_loss_arrives_before_the_gradient_of_the_input(devices):
+    net, x = dense(devices.contexts), column(1, 2)
+    x.attach_grad()
+    with autograd.record():
+        total = (net(x) * mx.nd.random.normal(0, -1, shape=(2, 1))).sum()
+    with pytest.raises(mx.MXNetError, match="scale parameter"):
+        total.backward()
+    gluon_syncbn.recover()
+    with autograd.record():
+        total = net(x).sum()
+    total.backward()
+    assert weight_gradient(net) == 3
+
+
+def test_sparse_parameters_do_not_matter(devices):
+    class Sparse(Block):
+        def __init__(self):
+            super().__init__()
+            self.weight = self.params.get(
+                "sparse", shape=(3, 2), stype="row_sparse", grad_stype="row_sparse"
+            )
+
+        def forward(self, x):
+            return x * 1
+
+    net = make_parallel(Sparse(), devices.contexts)
+    net.initialize()
+    beside, x = dense(devices.contexts), column(1, 2)
+    x.attach_grad()
+    with autograd.record():
+        total = net(x).sum() + beside(x).sum()
+    total.backward()
+    assert weight_gradient(beside) == 3
+    gluon_syncbn.check_replicas(net)
+
+
 def test_backward_of_other_graphs_leaves_gradients_alone(devices):
     net = dense(devices.contexts)
     other = mx.nd.ones(1)
@@ -381,6 +488,31 @@ def test_loss_where_the_outputs_are(rows):
             assert_same(summed_grad(mine), summed_grad(other))
 
 
+def test_two_criteria_of_one_output_and_gradients_of_labels(devices):
+    plain, net = nn.Dense(1), nn.Dense(1)
+    plain.initialize(mx.init.One())
+    net = make_parallel(net, devices.contexts, gather=False)
+    net.initialize(mx.init.One())
+    x, label = column(1, 2, 5), column(3, 4, 4)
+    results = []
+    for model, criteria in (
+        (plain, [loss.L2Loss(), loss.L1Loss()]),
+        (net, [ParallelCriterion(c, net) for c in (loss.L2Loss(), loss.L1Loss())]),
+    ):
+        x.attach_grad()
+        label.attach_grad()
+        with autograd.record():
+            output = model(x)
+            total = sum(c(output, label).sum() for c in criteria)
+        total.backward()
+        weight = model.collect_params(".*weight").values()
+        arrays = [summed_grad(next(iter(weight))), x.grad.asnumpy()]
+        results.append([total.asnumpy(), *arrays, label.grad.asnumpy()])
+    for expected, result in zip(*results):
+        assert abs(expected).max() > 0
+        np.testing.assert_array_equal(result, expected)
+
+
 # ---- saving -------------------------------------------------------------------------
 
 
@@ -398,6 +530,21 @@ def test_files_are_those_of_the_plain_net(tmp_path):
     for mine, other in zip(parameters(parallel), parameters(plain)):
         assert (value(mine) == value(other)).all()
     assert_replicas_equal(parallel)
+
+
+def test_a_copy_has_devices_of_its_own(devices):
+    net = dense(devices.contexts)
+    other = copy.deepcopy(net)
+    assert (other(column(1, 2)).asnumpy() == [[1], [2]]).all()
+    assert other.devices is not net.devices
+
+
+def test_load_parameters_takes_what_gluons_takes(tmp_path, devices):
+    path = str(tmp_path / "other.params")
+    other = nn.BatchNorm(in_channels=2)
+    other.initialize()
+    other.save_parameters(path)
+    dense(devices.contexts).load_parameters(path, None, True, True)
 
 
 def test_saving_while_training(tmp_path, devices):
@@ -430,6 +577,9 @@ def test_replicas_stay_equal_over_random_batch_sizes():
 def test_bad_contexts():
     with pytest.raises(ValueError, match="contexts is empty"):
         make_parallel(nn.Dense(1), [])
+    for contexts in (None, 2, "cpu"):
+        with pytest.raises(TypeError, match="contexts is a list .* but got"):
+            make_parallel(nn.Dense(1), contexts)
     with pytest.raises(ValueError, match=r"names cpu\(0\) 2 times"):
         make_parallel(nn.Dense(1), [mx.cpu(0), mx.cpu(0)])
     with pytest.raises(TypeError, match="net is a gluon.Block .* not parallel yet"):
@@ -463,6 +613,21 @@ def test_net_on_other_contexts(devices):
 def test_bad_batches(words, inputs, devices):
     with pytest.raises(ValueError, match=words):
         make_parallel(nn.Dense(1), devices.contexts)(*inputs)
+
+
+def test_outputs_without_rows(devices):
+    net = make_parallel(nn.HybridLambda(lambda F, x: F.mean(x)), devices.contexts)
+    expected = r"output 0 has shape \(1,\) on cpu\(0\), expected 2 rows along axis 0"
+    with pytest.raises(ValueError, match=expected):
+        net(column(1, 2, 3))
+
+
+def test_bad_batch_axis(devices):
+    with pytest.raises(TypeError, match="batch_axis is an int, but got 'a'"):
+        make_parallel(nn.Dense(1), devices.contexts, batch_axis="a")
+    net = make_parallel(nn.Dense(1), devices.contexts, batch_axis=3)
+    with pytest.raises(ValueError, match=r"batch_axis is 3, but .* shape \(2, 1\)"):
+        net(column(1, 2))
 
 
 def test_criterion_of_something_else(devices):
