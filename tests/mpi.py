@@ -72,12 +72,19 @@ def launcher(ranks, keep_survivors=False):
     return [_launcher(), *options, "-n", str(ranks)]
 
 
-def start(ranks, body, *arguments, init=INIT, keep_survivors=False, **environment):
-    """Starts a program of `body` on each rank; returns the launcher's process."""
+def start(ranks, body, *arguments, init=INIT, alive_until=None, **environment):
+    """Starts a program of `body` on each rank; returns the launcher's process.
+
+    A launcher may end all ranks when one dies, whatever it is told. With `alive_until`,
+    a path, it sees no death before that file exists: a shell stands between.
+    """
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    program = [sys.executable, "-c", PREAMBLE + init + body, *map(str, arguments)]
+    if alive_until is not None:
+        wait = f'"$@"; for i in $(seq 400); do [ -e {alive_until} ] || sleep 0.1; done'
+        program = ["sh", "-c", wait, "sh", *program]
     return subprocess.Popen(
-        launcher(ranks, keep_survivors)
-        + [sys.executable, "-c", PREAMBLE + init + body, *map(str, arguments)],
+        launcher(ranks, alive_until is not None) + program,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

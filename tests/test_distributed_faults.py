@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mpi import is_mpich, needs_mpi, run_ranks
+from mpi import finish, is_mpich, needs_mpi, run_ranks, start
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
@@ -60,14 +60,15 @@ def struck(strike, where):
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_a_rank_dies_or_stops(how, where, tmp_path):
     """The survivors tell it in files: MPICH's mpirun drops what they print."""
-    output = run_ranks(
+    over = tmp_path / "over"
+    process = start(
         3,
         NET
         + """
 import signal, subprocess
 how, where, folder = sys.argv[1:]
 def strike():
-    # A stopped process is ended before mpirun waits for it for ever.
+    # A stopped process is ended before the launcher waits for it for ever.
     subprocess.Popen(f'exec >/dev/null 2>&1; sleep 8; kill -9 {os.getpid()}',
                      shell=True, start_new_session=True)
     os.kill(os.getpid(), getattr(signal, how))
@@ -83,13 +84,14 @@ os._exit(0)
         how,
         where,
         tmp_path,
-        keep_survivors=True,
-        status=None,
+        alive_until=over,
     )
     files = [tmp_path / f"rank{rank}" for rank in (0, 2)]
-    begin = time.monotonic()  # mpirun may end before they do
-    while not all(file.exists() for file in files) and time.monotonic() < begin + 30:
+    begin = time.monotonic()
+    while not all(file.exists() for file in files) and time.monotonic() < begin + 40:
         time.sleep(0.05)
+    over.touch()
+    output = finish(process, status=None)
     layer = "norm1" if where == "forward" else "norm0"
     phase = "backward" if where == "backward" else "forward"
     for file in files:
