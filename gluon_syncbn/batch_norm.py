@@ -190,10 +190,12 @@ running_variance_initializer : str or Initializer
         except RuntimeError:
             return []
 
-    @property
-    def group_key(self):
-        """The key under which native code finds this layer's devices."""
-        return self._group.key
+    def meetings(self):
+        """The keys under which native code finds the layer, each with its contexts."""
+        parts = _groups.context_parts(self._meets) or [self.contexts()]
+        return [
+            (self._group.key + key, part) for key, part in zip(self._parts(), parts)
+        ]
 
     @property
     def num_batches_tracked(self):
@@ -264,7 +266,7 @@ running_variance_initializer : str or Initializer
         else:
             num_devices = self._num_devices
         return {
-            "group": self.group_key,
+            "group": self._group.key,
             "layer": self.name,
             "num_devices": num_devices,
             "contexts": " ".join(map(str, contexts)),

@@ -179,7 +179,10 @@ class Monitor:
 
     def _layer_waits(self):
         seconds = _library.load().gluon_syncbn_wait_seconds
-        return [seconds(layer.group_key.encode()) for layer in self._layers]
+        return [
+            sum(seconds(key.encode()) for key, _ in layer.meetings())
+            for layer in self._layers
+        ]
 
     def _note_time(self, arrays):
         """Per device the time at which all its arrays are ready: 0 until then."""

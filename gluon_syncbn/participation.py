@@ -91,9 +91,14 @@ def _check(contexts, layers):
 
 
 def _set_participants(layer, contexts):
-    _library.load().gluon_syncbn_set_participants(
-        layer.group_key.encode(), " ".join(map(str, contexts)).encode()
-    )
+    library = _library.load()
+    for key, members in layer.meetings():
+        active = [c for c in contexts if c in members or not members]
+        # A group of contexts gets its native group with its first call, or here.
+        library.gluon_syncbn_create_group(key.encode(), layer.name.encode())
+        library.gluon_syncbn_set_participants(
+            key.encode(), " ".join(map(str, active)).encode()
+        )
 
 
 def _copy_running_statistics(layer, contexts):
@@ -101,7 +106,8 @@ def _copy_running_statistics(layer, contexts):
     for parameter in (layer.running_mean, layer.running_var):
         if parameter._data is None:
             continue  # the net was not called, and has no shapes yet
-        for context in parameter.list_ctx():
-            if context not in contexts:
-                source = parameter.data(contexts[0])
-                source.copyto(parameter.data(context))
+        for _, members in layer.meetings():
+            active = [context for context in contexts if context in members]
+            for context in members:
+                if active and context not in active:
+                    parameter.data(active[0]).copyto(parameter.data(context))

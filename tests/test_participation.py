@@ -10,6 +10,7 @@ from mxnet.gluon import nn
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, check_replicas, participating
+from gluon_syncbn.distributed import groups_of
 
 
 @pytest.fixture
@@ -62,6 +63,23 @@ def test_steps_with_changing_participants(layer, make_devices):
             assert_near(result, running[name], "float64", count=5, scale=10)
         check_replicas(layer)
         assert layer.num_batches_tracked == number
+
+
+def test_groups_of_contexts(make_devices):
+    devices = make_devices(4)
+    layer = SyncBatchNorm(in_channels=1, group=groups_of(2, devices.contexts))
+    layer.initialize(ctx=devices.contexts)
+    values = [0.0, 2.0, 5.0, 9.0]
+    for active in (4, 3, 4):
+        shards = [mx.nd.array([[v]], ctx=c) for v, c in zip(values, devices.contexts)]
+        shards[active:] = [None] * (4 - active)
+        with autograd.record(), participating(layer, devices.contexts[:active]):
+            ys = devices.map(lambda s: None if s is None else layer(s), shards)
+        expected = [-1, 1, -1, 1] if active == 4 else [-1, 1, 0]
+        found = [y.asscalar() for y in ys[:active]]
+        assert found == pytest.approx(expected, abs=1e-4)
+        means = [m.asscalar() for m in layer.running_mean.list_data()]
+        assert means[0] == means[1] != means[2] == means[3]
 
 
 def test_all_take_part_again_after_an_error(layer, make_devices):

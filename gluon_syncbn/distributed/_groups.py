@@ -87,9 +87,15 @@ def attributes(group, contexts, layer):
 
 def parts_of_key(group):
     """What a layer's key is followed by in its native groups (ForDevice in C++)."""
+    parts = context_parts(group)
+    return [""] if parts is None else [f"/{i}" for i in range(len(parts))]
+
+
+def context_parts(group):
+    """The groups of contexts; None if `group` names no contexts."""
     if isinstance(group, (list, tuple)) and _is_context(_parts(group)[0][0]):
-        return [f"/{i}" for i in range(len(_parts(group)))]
-    return [""]
+        return _parts(group)
+    return None
 
 
 def _ranks(parts, layer):

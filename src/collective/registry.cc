@@ -33,13 +33,16 @@ std::shared_ptr<Group> Registry::Find(const std::string& key) const {
 
 void Registry::Release(const std::string& key) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto entry = groups_.find(key);
-  if (entry == groups_.end()) return;
   released_.erase(std::remove_if(released_.begin(), released_.end(),
                                  [](const std::weak_ptr<Group>& group) { return group.expired(); }),
                   released_.end());
-  released_.push_back(entry->second);
-  groups_.erase(entry);
+  for (auto entry = groups_.lower_bound(key); entry != groups_.end();) {
+    const std::string& there = entry->first;
+    if (there.compare(0, key.size(), key) != 0) break;
+    if (there.size() > key.size() && there[key.size()] != '/') break;
+    released_.push_back(entry->second);
+    entry = groups_.erase(entry);
+  }
 }
 
 std::string Registry::FirstFailure() const {

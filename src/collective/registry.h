@@ -19,7 +19,8 @@ class Registry {
   // The group with this key, made if there is none (a symbol that was loaded from a file).
   std::shared_ptr<Group> FindOrCreate(const std::string& key, const std::string& layer);
   std::shared_ptr<Group> Find(const std::string& key) const;  // null if there is none
-  // Operators in flight keep a released group alive.
+  // Releases the layer's group, and those of its groups of devices ("key/0"). Operators in flight
+  // keep a released group alive.
   void Release(const std::string& key);
 
   // The failure of the first failed group, or an empty text.

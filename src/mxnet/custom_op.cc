@@ -217,8 +217,9 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
   return Callback([&] {
     static AnyCallback callbacks[] = {Any(DeleteOperator), Any(Forward), Any(Backward)};
     const Device device = ParseDevice(context);
-    const Attributes attributes = ForDevice(static_cast<Properties*>(state)->attributes, device);
-    CheckGuard(attributes, device);
+    const Attributes& of_layer = static_cast<Properties*>(state)->attributes;
+    CheckGuard(of_layer, device);
+    const Attributes attributes = ForDevice(of_layer, device);
     NoteOperatorMade();
     Operator* op = new Operator(
         attributes, device,
