@@ -105,14 +105,21 @@ class ParallelNet(Block):
         self.net = net
         self.devices = devices
         self.batch_axis, self._gather = batch_axis, gather
+        self._checked = []
         self._check_contexts()
 
     def initialize(
         self, init=None, ctx=None, verbose=False, force_reinit=False
     ):  # the arguments of Block.initialize
         """As :meth:`mxnet.gluon.Block.initialize`, on the devices of this net."""
+        self._checked = []
         init = mx.init.Uniform() if init is None else init
         self.net.initialize(init, self._same(ctx), verbose, force_reinit)
+
+    def hybridize(self, active=True, **kwargs):
+        """As :meth:`mxnet.gluon.Block.hybridize`; call it after changing the net."""
+        self._checked = []
+        super().hybridize(active, **kwargs)
 
     def load_parameters(
         self,
@@ -124,6 +131,7 @@ class ParallelNet(Block):
         dtype_source="current",
     ):
         """As :meth:`mxnet.gluon.Block.load_parameters`, on the devices of this net."""
+        self._checked = []
         options = allow_missing, ignore_extra, cast_dtype, dtype_source
         self.net.load_parameters(filename, self._same(ctx), *options)
 
@@ -168,8 +176,7 @@ class ParallelNet(Block):
             If there is no array, or one without rows, or if numbers of rows differ; if
             an output has other rows than the input, and would have to be joined.
         """
-        parameters = self._check_contexts()
-        batch = _Batch(args, self.devices, self.batch_axis, parameters)
+        batch = _Batch(args, self.devices, self.batch_axis, self._parameters())
         # A part of the devices meets in training only.
         partial = autograd.is_training() and batch.active < len(self.devices)
         if partial:
@@ -198,8 +205,17 @@ class ParallelNet(Block):
             )
         return contexts
 
-    def _check_contexts(self):
+    def _parameters(self):
         """The parameters, all of which are on the devices of this net."""
+        count = len(self.devices)
+        if not self._checked or any(
+            p._data is None or len(p._data) != count for p in self._checked
+        ):
+            self._checked = self._check_contexts()  # as slow as pushing a small net
+        return self._checked
+
+    def _check_contexts(self):
+        """The parameters; raises ValueError if one is initialized elsewhere."""
         contexts = self.devices.contexts
         parameters = self.net.collect_params()
         for name, parameter in parameters.items():
