@@ -158,7 +158,7 @@ def exchange(name, merger, array, contract, timeout=None):
         ctypes.byref(size),
     )
     if status != 0:
-        text = this.library.gluon_syncbn_distributed_error().decode()
+        text = this.library.gluon_syncbn_last_error().decode()
         raise mx.MXNetError(text)
     merged = np.empty(size.value, np.uint8)
     this.library.gluon_syncbn_distributed_result(merged.ctypes.data)

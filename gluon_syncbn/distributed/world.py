@@ -71,7 +71,7 @@ def init(timeout=None):
     wire, machines = _mpi.wire(mpi, size, seconds)
     rank = library.gluon_syncbn_distributed_open(wire)
     if rank < 0:
-        raise RuntimeError(library.gluon_syncbn_distributed_error().decode())
+        raise RuntimeError(library.gluon_syncbn_last_error().decode())
     _world = _World(library, mpi, rank, machines)
     # Runs before the handler of failures.py, which was registered earlier.
     atexit.register(_end, own_mpi=not was_initialized)
@@ -151,7 +151,7 @@ def join(timeout=None):
     mx.nd.waitall()
     last = world().library.gluon_syncbn_distributed_join(seconds)
     if last < 0:
-        text = world().library.gluon_syncbn_distributed_error().decode()
+        text = world().library.gluon_syncbn_last_error().decode()
         raise mx.MXNetError(text)
     return last
 

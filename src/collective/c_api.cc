@@ -1,39 +1,27 @@
 // What Python calls for several processes, see gluon_syncbn/distributed. None of it needs MXNet.
-// Where nothing else is said, functions return 0, or -1 with the text in gluon_syncbn_distributed_error of the same thread.
+// Where nothing else is said, functions return 0, or -1 with the text in gluon_syncbn_last_error.
 #include <algorithm>
 #include <cstdint>
 #include <string>
 
 #include "collective/processes.h"
 #include "core/error.h"
+#include "core/last_error.h"
 
 #define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
+using syncbn::CatchAll;
 using syncbn::TheCommunicator;
 
-thread_local std::string last_error;
 thread_local syncbn::Bytes last_result;
-
-template <typename Body>
-int Try(const Body& body) {
-  try {
-    body();
-    return 0;
-  } catch (const std::exception& error) {
-    last_error = error.what();
-    return -1;
-  }
-}
 
 }  // namespace
 
-SYNCBN_EXPORT const char* gluon_syncbn_distributed_error() { return last_error.c_str(); }
-
 // Takes over a syncbn::Wire that was made with new; returns the rank, or -1.
 SYNCBN_EXPORT int gluon_syncbn_distributed_open(void* wire) {
-  const int failed = Try([&] {
+  const int failed = CatchAll([&] {
     syncbn::OpenCommunicator(std::unique_ptr<syncbn::Wire>(static_cast<syncbn::Wire*>(wire)));
   });
   return failed ? -1 : TheCommunicator()->rank();
@@ -46,7 +34,7 @@ SYNCBN_EXPORT int gluon_syncbn_distributed_exchange(const char* name, const char
                                                     const char* merger, const int* ranks, int count,
                                                     const char* data, int64_t bytes,
                                                     double timeout, int64_t* result_bytes) {
-  return Try([&] {
+  return CatchAll([&] {
     syncbn::Contribution contribution;
     contribution.title = name;
     contribution.contract = contract;
@@ -70,7 +58,7 @@ SYNCBN_EXPORT void gluon_syncbn_distributed_result(char* to) {
 // Returns the rank that joined with the most exchanges, or -1.
 SYNCBN_EXPORT int gluon_syncbn_distributed_join(double timeout) {
   int rank = -1;
-  return Try([&] { rank = TheCommunicator()->Join(timeout); }) == 0 ? rank : -1;
+  return CatchAll([&] { rank = TheCommunicator()->Join(timeout); }) == 0 ? rank : -1;
 }
 
 SYNCBN_EXPORT void gluon_syncbn_distributed_leave() {
