@@ -109,7 +109,8 @@ def measure_threads(repetitions):
     with tempfile.TemporaryDirectory() as build:
         source = ROOT / "scripts/benchmark_rendezvous.cc"
         program = Path(build) / "benchmark_rendezvous"
-        parts = [*(ROOT / "src/collective").glob("*.cc"), ROOT / "src/op/reducers.cc"]
+        parts = [*(ROOT / "src/collective").glob("*.cc")]
+        parts += [ROOT / "src/op/reducers.cc", ROOT / "src/core/last_error.cc"]
         command = ["g++", "-O3", "-std=c++17", "-pthread", f"-I{ROOT / 'src'}"]
         subprocess.run([*command, source, *parts, "-o", program], check=True)
         output = subprocess.run(
