@@ -42,11 +42,15 @@ def gather(sharded, net):
     context, axis = net.devices.contexts[0], net.batch_axis
     for number, column in enumerate(columns):
         _check_rows(number, column, sharded.batch.shard_rows(), axis)
-    recorded = [c for c in columns if autograd.is_recording() and is_recorded(c[0])]
-    wholes = iter(_Call(sharded.batch, net).attach(recorded) if recorded else [])
+    recording = autograd.is_recording()
+    recorded = [recording and is_recorded(column[0]) for column in columns]
+    wholes = iter([])
+    if any(recorded):
+        in_graph = list(itertools.compress(columns, recorded))
+        wholes = iter(_Call(sharded.batch, net).attach(in_graph, sharded.batch))
     leaves = [
-        next(wholes) if any(c is r for r in recorded) else join(c, axis, context)
-        for c in columns
+        next(wholes) if is_in_graph else join(column, axis, context)
+        for column, is_in_graph in zip(columns, recorded)
     ]
     return rebuild(sharded[0], iter(leaves))
 
@@ -73,18 +77,15 @@ class _Call:
         self.number = next(_numbers)
         kind = Gate if batch.differentiable else Leaves
         self.border = kind(net.devices.contexts[0], net.batch_axis)
-        self._batch = batch
         self._heads = []  # per device its outputs
         self._shards = [shards for _, shards in batch.differentiable]
 
-    def attach(self, columns):
+    def attach(self, columns, batch):
         """The outputs, given as columns of parts, as whole arrays of the caller."""
         self._heads = list(zip(*columns))
         _calls.add(self)
         _install()
-        inputs = [x for x, _ in self._batch.differentiable]
-        self._batch = None
-        return self.border.attach(self, columns, inputs)
+        return self.border.attach(self, columns, [x for x, _ in batch.differentiable])
 
     def reached(self):
         """Whether a backward call has come to the outputs since the last one."""
@@ -106,13 +107,11 @@ class _Call:
                 finally:
                     _inside.a_device = False
 
-        idle = [[]] * (len(devices) - len(self._heads))
-        gradients = [*self.border.take(), *idle]
-        devices.map(backward, [*self._heads, *idle], gradients, devices.contexts)
+        contexts = devices.contexts[: len(self._heads)]
+        devices.map_first(backward, self._heads, self.border.take(), contexts)
         if self._shards:
             inputs = [[s.grad for s in shards] for shards in self._shards]
-            ranks = range(len(devices))
-            devices.map(lambda k: k or self.border.give(inputs), ranks)
+            devices.map_first(self.border.give, [inputs])
 
     def break_off(self, error):
         """Lets nobody wait for gradients that will not come."""

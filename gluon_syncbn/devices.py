@@ -19,6 +19,7 @@ from mxnet import autograd
 
 from . import _tracing, failures
 from ._interrupts import deferred_interrupt
+from ._shares import share_bounds
 
 
 class Devices:
@@ -157,6 +158,33 @@ class Devices:
                     f"list {position} has {len(elements)} elements, expected one for "
                     f"each of the {len(self)} contexts"
                 )
+        return self.map_first(function, *lists)
+
+    def map_first(self, function, *lists):
+        """As :meth:`map`, for the first contexts: as many as lists have elements.
+
+        Parameters
+        ----------
+        function : callable
+        *lists : list
+            All of the same length, which is at most the number of contexts.
+
+        Returns
+        -------
+        list
+            The results, one per element.
+
+        Raises
+        ------
+        ValueError
+            If lists differ in length, or have more elements than there are contexts.
+        """
+        lengths = {len(elements) for elements in lists}
+        if len(lengths) > 1 or max(lengths, default=0) > len(self):
+            raise ValueError(
+                f"lists have {', '.join(map(str, sorted(lengths)))} elements, expected "
+                f"equal numbers, at most {len(self)}"
+            )
         if self._threads is None:
             raise ValueError("map was called on closed Devices")
         failure = failures.failure()
@@ -207,12 +235,11 @@ class Devices:
 
 def split(batch, contexts, batch_axis=0):
     """The shards of :meth:`Devices.split`, one for each of `contexts`."""
-    rows, count = batch.shape[batch_axis], len(contexts)
-    bounds = [k * (rows // count) + min(k, rows % count) for k in range(count + 1)]
+    bounds = share_bounds(batch.shape[batch_axis], len(contexts))
     with autograd.pause():
         return [
             _place(_slice(batch, batch_axis, begin, end), context)
-            for context, begin, end in zip(contexts, bounds, bounds[1:])
+            for context, (begin, end) in zip(contexts, bounds)
         ]
 
 

@@ -10,9 +10,9 @@ from mxnet import autograd
 from mxnet.gluon import Block
 
 from . import _backward
-from ._nested import flatten, rebuild
+from ._batch import Batch
 from .convert import convert_sync_batchnorm
-from .devices import Devices, split
+from .devices import Devices
 from .participation import participating
 
 
@@ -176,7 +176,7 @@ class ParallelNet(Block):
             If there is no array, or one without rows, or if numbers of rows differ; if
             an output has other rows than the input, and would have to be joined.
         """
-        batch = _Batch(args, self.devices, self.batch_axis, self._parameters())
+        batch = Batch(args, self.devices, self.batch_axis, self._parameters())
         # A part of the devices meets in training only.
         partial = autograd.is_training() and batch.active < len(self.devices)
         if partial:
@@ -190,10 +190,7 @@ class ParallelNet(Block):
         return _backward.gather(sharded, self)
 
     def _run(self, batch):
-        def call(shard):
-            return None if shard is None else self.net(*shard)
-
-        return self.devices.map(call, batch.shards)[: batch.active]
+        return self.devices.map_first(lambda shard: self.net(*shard), batch.shards)
 
     def _same(self, ctx):
         """The devices' contexts; ValueError if `ctx` says something else."""
@@ -297,7 +294,7 @@ class ParallelCriterion(Block):
                 f"got {type(output)}"
             )
         net = self.net
-        batch = _Batch(labels, net.devices, net.batch_axis, output.batch.parameters)
+        batch = Batch(labels, net.devices, net.batch_axis, output.batch.parameters)
         if batch.rows != output.batch.rows:
             raise ValueError(
                 f"labels have {batch.rows} rows, but the net's input had "
@@ -305,86 +302,12 @@ class ParallelCriterion(Block):
             )
 
         def call(part, shard):
-            if shard is None:
-                return None
-            return self.loss(
-                *(part if isinstance(part, (list, tuple)) else [part]), *shard
-            )
+            parts = part if isinstance(part, (list, tuple)) else [part]
+            return self.loss(*parts, *shard)
 
-        idle = [None] * (len(net.devices) - batch.active)
-        losses = net.devices.map(call, [*output, *idle], batch.shards)
+        losses = net.devices.map_first(call, output, batch.shards)
         batch.differentiable = output.batch.differentiable + batch.differentiable
-        return _backward.gather(ShardedOutput(losses[: batch.active], batch), net)
-
-
-class _Batch:
-    """A whole batch as shards.
-
-    Attributes
-    ----------
-    rows : int
-    active : int
-        Number of devices that have rows: the first ones.
-    shards : list
-        Per device the arguments of the net's call; None for a device without rows.
-    differentiable : list of (NDArray, list of NDArray)
-        The inputs that `autograd` records, each with its shards, which have gradients.
-    parameters : list of Parameter
-        Those of the net.
-    """
-
-    def __init__(self, args, devices, axis, parameters):
-        self.parameters = parameters
-        leaves = flatten(list(args))
-        self.axis = axis
-        self.rows = _rows(leaves, axis)
-        self.active = min(self.rows, len(devices))
-        self.differentiable = []
-        contexts = devices.contexts[: self.active]
-        parts = [self._split(leaf, contexts, axis) for leaf in leaves]
-        self.shards = [
-            rebuild(list(args), iter([part[k] for part in parts]))
-            for k in range(self.active)
-        ]
-        self.shards += [None] * (len(devices) - self.active)
-
-    def shard_rows(self):
-        """Rows of each shard."""
-        least, more = divmod(self.rows, self.active)
-        return [least + (k < more) for k in range(self.active)]
-
-    def _split(self, leaf, contexts, axis):
-        if not _is_array(leaf):
-            return [leaf] * len(contexts)
-        shards = split(leaf, contexts, axis)
-        if autograd.is_recording() and _backward.is_recorded(leaf):
-            for shard in shards:
-                shard.attach_grad()
-            self.differentiable.append((leaf, shards))
-        return shards
-
-
-def _is_array(leaf):
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
-
-
-def _rows(leaves, axis):
-    for leaf in leaves:
-        if _is_array(leaf) and not -len(leaf.shape) <= axis < len(leaf.shape):
-            raise ValueError(
-                f"batch_axis is {axis}, but an input has shape {tuple(leaf.shape)}"
-            )
-    counts = {leaf.shape[axis] for leaf in leaves if _is_array(leaf)}
-    if not counts:
-        raise ValueError("the inputs hold no array, expected at least one with rows")
-    if len(counts) > 1:
-        raise ValueError(
-            f"the inputs have {', '.join(map(str, sorted(counts)))} rows along axis "
-            f"{axis}, expected equal numbers"
-        )
-    if counts == {0}:
-        raise ValueError(f"the batch has 0 rows along axis {axis}, expected at least 1")
-    return counts.pop()
+        return _backward.gather(ShardedOutput(losses, batch), net)
 
 
 def _as_list(ctx):

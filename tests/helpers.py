@@ -99,6 +99,20 @@ def run_python(code, *arguments, timeout=60, **environment):
     )
 
 
+def run_tool(*command, timeout=800):
+    """Runs a compiler or the like, which has to succeed; returns all it printed."""
+    result = subprocess.run(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-6000:]
+    return result.stdout
+
+
 def train(net, devices, batches, rows, learning_rate=0.05):
     """Several steps of SGD on (x, dy) batches; returns outputs and parameters.
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from helpers import ROOT, run_python
+from helpers import ROOT, run_python, run_tool
 
 import gluon_syncbn
 
@@ -53,15 +53,7 @@ def test_no_local_memory(source, architecture, tmp_path):
     command = [NVCC, "-std=c++17", "-O3", "-I", ROOT / "src", "-Xptxas=-v"]
     command += [f"-arch=sm_{architecture}", "-cubin", source]
     command += ["-o", tmp_path / "kernels.cubin"]
-    result = subprocess.run(
-        list(map(str, command)),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    report = result.stdout + result.stderr
-    assert result.returncode == 0, report[-4000:]
+    report = run_tool(*command, timeout=300)
     frames = re.findall(
         r"for (\S+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores", report
     )

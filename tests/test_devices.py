@@ -185,6 +185,16 @@ def test_first_step_of_a_static_graph_is_waited_for(devices):
     assert abs(np.concatenate([y.asnumpy() for y in ys]).mean(0)).max() < 1e-6
 
 
+def test_the_first_contexts_alone(make_devices):
+    devices = make_devices(3)
+    seen = devices.map_first(lambda a, b: (a, b, mx.current_context()), [1, 2], "ab")
+    assert seen == [(1, "a", mx.cpu(0)), (2, "b", mx.cpu(1))]
+    with pytest.raises(ValueError, match="lists have 1, 2 elements, expected equal"):
+        devices.map_first(lambda a, b: None, [1, 2], "a")
+    with pytest.raises(ValueError, match="lists have 4 elements, .* at most 3"):
+        devices.map_first(lambda a: None, "abcd")
+
+
 def test_lists_have_an_element_for_each_context(devices):
     with pytest.raises(
         ValueError, match="list 1 has 3 elements, expected one for each"

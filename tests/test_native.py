@@ -7,10 +7,9 @@ time; GLUON_SYNCBN_NATIVE=full builds and runs everything.
 
 import os
 import shutil
-import subprocess
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_tool
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -22,18 +21,6 @@ pytestmark = [
 FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
 EMULATED = ("test_cuda_kernels", "test_cuda_op")  # GPUs, see tests/cpp/emulated_cuda
 TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("*.cc"))
-
-
-def run(*command):
-    result = subprocess.run(
-        list(map(str, command)),
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
-    return result.stdout
 
 
 @pytest.mark.parametrize("sanitizer", ["", "address,undefined", "thread"])
@@ -54,8 +41,8 @@ def test_native(sanitizer, tmp_path):
         excluded[1] += "|test_cuda_(kernels|op)"
     if shutil.which("ninja"):
         options += ["-G", "Ninja"]
-    run("cmake", "-S", ROOT / "src", "-B", tmp_path, *options)
-    run("cmake", "--build", tmp_path, "--parallel", "2", "--target", *targets)
+    run_tool("cmake", "-S", ROOT / "src", "-B", tmp_path, *options)
+    run_tool("cmake", "--build", tmp_path, "--parallel", "2", "--target", *targets)
     options = ["--output-on-failure", "--parallel", "2"]
-    output = run("ctest", "--test-dir", tmp_path, *options, *excluded)
+    output = run_tool("ctest", "--test-dir", tmp_path, *options, *excluded)
     assert "100% tests passed" in output and "test_collective" in output

@@ -6,6 +6,7 @@ Called by users.
 import numpy as np
 from mxnet.gluon.data import Sampler
 
+from .._shares import share_bounds
 from . import world
 
 
@@ -78,6 +79,5 @@ class ShardSampler(Sampler):
     def _shards(self):
         for start in range(0, self._length, self._batch_size):
             rows = min(self._batch_size, self._length - start)
-            share, more = divmod(rows, self._size)
-            begin = start + self._rank * share + min(self._rank, more)
-            yield begin, begin + share + (self._rank < more)
+            begin, end = share_bounds(rows, self._size)[self._rank]
+            yield start + begin, start + end

@@ -12,7 +12,7 @@
 #include "check.h"
 #include "collective/group.h"
 #include "collective/registry.h"
-#include "core/error.h"
+#include "errors.h"
 #include "op/reducers.h"
 
 namespace {
@@ -50,24 +50,6 @@ void Parallel(int threads, const std::function<void(int)>& function) {
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i) running.emplace_back(function, i);
   for (auto& thread : running) thread.join();
-}
-
-// The text that `function` throws, or "nothing was thrown".
-std::string ErrorOf(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const syncbn::Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
-void CheckHas(const std::string& text, const std::string& part) {
-  CHECK(text.find(part) != std::string::npos, "\"", part, "\" in: ", text);
-}
-
-void Sleep(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
 // ---- numbers -----------------------------------------------------------------------------------

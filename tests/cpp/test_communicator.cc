@@ -13,7 +13,7 @@
 #include "check.h"
 #include "collective/communicator.h"
 #include "collective/group.h"
-#include "core/error.h"
+#include "errors.h"
 #include "local_wire.h"
 #include "op/reducers.h"
 
@@ -28,10 +28,6 @@ constexpr int kStressRounds = 300;
 #else
 constexpr int kStressRounds = 3000;
 #endif
-
-void Sleep(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
 
 // `function(communicator)` on each rank, in a thread of its own.
 void Run(int size, const std::function<void(Communicator*)>& function,
@@ -73,19 +69,6 @@ Contribution Number(const std::string& key, double number, double timeout = 60) 
 
 double Sum(Communicator* rank, const std::string& key, double number, double timeout = 60) {
   return First(rank->AllReduce(Number(key, number, timeout)));
-}
-
-std::string ErrorOf(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const syncbn::Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
-void CheckHas(const std::string& text, const std::string& part) {
-  CHECK(text.find(part) != std::string::npos, "\"", part, "\" in: ", text);
 }
 
 // ---- numbers -----------------------------------------------------------------------------------

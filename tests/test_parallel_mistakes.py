@@ -1,0 +1,114 @@
+"""Bad contexts, batches, outputs and losses of parallel nets: one sentence each."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import cpus
+from mxnet import autograd
+from mxnet.gluon import Block, loss, nn
+from parallel_nets import (
+    column,
+    dense,
+    weight_gradient,
+)  # fmt: skip
+
+import gluon_syncbn
+from gluon_syncbn import ParallelCriterion, make_parallel
+
+
+def test_bad_contexts():
+    with pytest.raises(ValueError, match="contexts is empty"):
+        make_parallel(nn.Dense(1), [])
+    for contexts in (None, 2, "cpu"):
+        with pytest.raises(TypeError, match="contexts is a list .* but got"):
+            make_parallel(nn.Dense(1), contexts)
+    with pytest.raises(ValueError, match=r"names cpu\(0\) 2 times"):
+        make_parallel(nn.Dense(1), [mx.cpu(0), mx.cpu(0)])
+    with pytest.raises(TypeError, match="net is a gluon.Block .* not parallel yet"):
+        make_parallel(make_parallel(nn.Dense(1), cpus(2)), cpus(2))
+    with pytest.raises(TypeError, match="net is a gluon.Block"):
+        make_parallel(abs, cpus(2))
+
+
+def test_net_on_other_contexts(devices):
+    net = nn.Dense(1, prefix="mine_")
+    net.initialize(ctx=mx.cpu(3))
+    expected = r"'mine_weight' is initialized on cpu\(3\), expected cpu\(0\), cpu\(1\)"
+    with pytest.raises(ValueError, match=expected):
+        make_parallel(net, devices.contexts)
+    parallel = make_parallel(nn.Dense(1), devices.contexts)
+    with pytest.raises(ValueError, match=r"ctx is cpu\(3\), but .* cpu\(0\), cpu\(1\)"):
+        parallel.initialize(ctx=mx.cpu(3))
+    parallel.net.initialize(ctx=mx.cpu(0))
+    with pytest.raises(ValueError, match=r"initialized on cpu\(0\), expected cpu\(0\)"):
+        parallel(mx.nd.ones((2, 2)))
+
+
+@pytest.mark.parametrize(
+    "words, inputs",
+    [
+        ("have 2, 3 rows along axis 0, expected equal", (np.ones(2), np.ones(3))),
+        ("batch has 0 rows", (np.ones((0, 3)),)),
+        ("hold no array", (None, 2)),
+    ],
+)
+def test_bad_batches(words, inputs, devices):
+    with pytest.raises(ValueError, match=words):
+        make_parallel(nn.Dense(1), devices.contexts)(*inputs)
+
+
+def test_outputs_without_rows(devices):
+    net = make_parallel(nn.HybridLambda(lambda F, x: F.mean(x)), devices.contexts)
+    expected = r"output 0 has shape \(1,\) on cpu\(0\), expected 2 rows along axis 0"
+    with pytest.raises(ValueError, match=expected):
+        net(column(1, 2, 3))
+
+
+def test_bad_batch_axis(devices):
+    with pytest.raises(TypeError, match="batch_axis is an int, but got 'a'"):
+        make_parallel(nn.Dense(1), devices.contexts, batch_axis="a")
+    net = make_parallel(nn.Dense(1), devices.contexts, batch_axis=3)
+    with pytest.raises(ValueError, match=r"batch_axis is 3, but .* shape \(2, 1\)"):
+        net(column(1, 2))
+
+
+def test_criterion_of_something_else(devices):
+    net = make_parallel(nn.Dense(1), devices.contexts, gather=False)
+    net.initialize()
+    with pytest.raises(TypeError, match="net is what make_parallel returns"):
+        ParallelCriterion(loss.L2Loss(), net.net)
+    criterion = ParallelCriterion(loss.L2Loss(), net)
+    with pytest.raises(TypeError, match="output is what a net of make_parallel"):
+        criterion(mx.nd.ones((2, 1)), mx.nd.ones((2, 1)))
+    output = net(mx.nd.ones((2, 1)))
+    with pytest.raises(ValueError, match="labels have 3 rows, but .* had 2"):
+        criterion(output, mx.nd.ones((3, 1)))
+
+
+def test_error_in_backward_reaches_the_caller(devices):
+    class Fails(autograd.Function):
+        def forward(self, x):
+            return x * 1
+
+        def backward(self, dy):
+            raise RuntimeError("mine")
+
+    class Net(Block):
+        def forward(self, x):
+            return Fails()(x)
+
+    net = make_parallel(Net(), devices.contexts)
+    x = column(1, 2)
+    x.attach_grad()
+    with autograd.record():
+        total = net(x).sum()
+    total.backward()
+    with pytest.raises(mx.MXNetError):
+        x.grad.wait_to_read()
+        mx.nd.waitall()
+    gluon_syncbn.recover()
+    assert_works = dense(devices.contexts)
+    with autograd.record():
+        total = assert_works(column(1, 2)).sum()
+    total.backward()
+    assert weight_gradient(assert_works) == 3
