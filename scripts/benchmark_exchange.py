@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # a checkout that is not installed
 
 RESULT = ROOT / "scripts/results/benchmark_exchange.json"
-FIGURE = RESULT.with_suffix(".png")
 KILOBYTES = (1, 4, 16)
 RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -201,7 +200,7 @@ def table(data):
     return "\n".join([*lines, "", *data["assumptions"]])
 
 
-def plot(data):
+def plot(data, path):
     import matplotlib
 
     matplotlib.use("Agg")
@@ -211,20 +210,20 @@ def plot(data):
     for axis, net in zip(axes, NETS):
         for link in dict.fromkeys(p["link"] for p in data["model"]):
             points = [p for p in data["model"] if (p["net"], p["link"]) == (net, link)]
-            axis.loglog(
+            axis.semilogx(
                 [p["ranks"] for p in points],
                 [p["milliseconds"] for p in points],
                 "o-",
                 base=2,
                 label=link,
             )
-        axis.set_yscale("log", base=10)
         axis.set(title=f"{net}, {len(NETS[net])} layers", xlabel="processes")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("exchanges of one step, ms (model)")
+    axes[0].set_ylim(bottom=0)
     axes[0].legend()
     figure.tight_layout()
-    figure.savefig(FIGURE, dpi=120)
+    figure.savefig(path, dpi=120)
 
 
 def launch(processes, repetitions):
@@ -248,6 +247,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=2000)
     parser.add_argument("--plot", action="store_true", help="only draw")
+    parser.add_argument(
+        "--output", type=Path, default=RESULT, help="JSON; figure beside"
+    )
     parser.add_argument("--rank-output", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_output:
@@ -276,11 +278,12 @@ def main():
             ],
         }
         data["model"] = predict(fitted)
-        RESULT.write_text(json.dumps(data, indent=1) + "\n")
-    data = json.loads(RESULT.read_text())
+        options.output.write_text(json.dumps(data, indent=1) + "\n")
+    data = json.loads(options.output.read_text())
     print(table(data))
-    plot(data)
-    print(f"\n{RESULT}\n{FIGURE}")
+    figure = options.output.with_suffix(".png")
+    plot(data, figure)
+    print(f"\n{options.output}\n{figure}")
     return None
 
 

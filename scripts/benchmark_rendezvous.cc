@@ -1,6 +1,7 @@
 // Times the meeting of a layer's devices in one process: threads, kilobytes, then seconds a round.
-// Who uses it: benchmark_exchange.py, which compiles it. Rounds follow each other at once, so a
-// round's time is the one from the first thread's arrival to its departure.
+// Who uses it: benchmark_exchange.py, which compiles it. A round's time is that from the last
+// thread's arrival to the last departure: what the meeting adds to the work of the slowest.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +16,8 @@ int main(int, char** arguments) {
   for (int threads : {2, 4, 8}) {
     for (int kilobytes : {1, 4, 16}) {
       syncbn::Group group("layer");
-      std::vector<double> seconds;
+      using Times = std::vector<std::chrono::steady_clock::time_point>;
+      std::vector<Times> arrivals(threads), departures(threads);
       std::vector<std::thread> running;
       for (int id = 0; id < threads; ++id) {
         running.emplace_back([&, id] {
@@ -23,19 +25,25 @@ int main(int, char** arguments) {
           for (int round = 0; round < warm_up + rounds; ++round) {
             const auto ticket = group.BeginForward(device, threads);
             syncbn::Arrival arrival{"", "", syncbn::Payload(kilobytes * 128, 1.0), {}};
-            const auto begin = std::chrono::steady_clock::now();
+            arrivals[id].push_back(std::chrono::steady_clock::now());
             const auto sum =
                 group.AllReduce(ticket, {"forward", ticket.number, 0}, device, std::move(arrival),
                                 {static_cast<size_t>(threads), {}, 60, {}}, syncbn::Sum);
-            const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+            departures[id].push_back(std::chrono::steady_clock::now());
             if (sum->at(0) != threads) std::abort();
-            if (id == 0 && round >= warm_up) seconds.push_back(taken.count());
           }
         });
       }
       for (auto& thread : running) thread.join();
       std::printf("%d %d", threads, kilobytes);
-      for (double value : seconds) std::printf(" %.9f", value);
+      for (int round = warm_up; round < warm_up + rounds; ++round) {
+        auto arrival = arrivals[0][round], departure = departures[0][round];
+        for (int id = 1; id < threads; ++id) {
+          arrival = std::max(arrival, arrivals[id][round]);
+          departure = std::max(departure, departures[id][round]);
+        }
+        std::printf(" %.9f", std::chrono::duration<double>(departure - arrival).count());
+      }
       std::printf("\n");
     }
   }

@@ -1,14 +1,14 @@
-"""Training under mpirun gives the losses of one process with one or two devices."""
+"""Scripts of several processes: training as one process does, and the benchmark."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, run_python
+from helpers import ROOT, run_python, run_tool
 
 from mpi import finish, needs_mpi, start
 
-pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
 pytestmark = [needs_mpi, pytest.mark.timeout(280)]
 
 # The scripts as they are, but for Dropout, which draws other numbers on other devices,
@@ -41,6 +41,7 @@ def log(folder):
 
 
 def test_two_processes_train_like_one(tmp_path):
+    pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
     for devices in (1, 2):
         options = [
             *TINY,
@@ -62,3 +63,13 @@ def test_two_processes_train_like_one(tmp_path):
     np.testing.assert_allclose(ranks[0], one[0], rtol=1e-5)
     names = {path.name for path in (tmp_path / "ranks").iterdir()}
     assert names >= {"last.npz", "best.npz", "panel.png", "curves.png"}
+
+
+def test_benchmark_of_exchanges(tmp_path):
+    program = ROOT / "scripts/benchmark_exchange.py"
+    output = tmp_path / "result.json"
+    run_tool(sys.executable, program, "--repetitions", 20, "--output", output)
+    result = json.loads(output.read_text())
+    assert {row["threads"] for row in result["threads"]} == {2, 4, 8}
+    assert {row["processes"] for row in result["processes"]} == {1, 2, 3, 4}
+    assert output.with_suffix(".png").stat().st_size > 0

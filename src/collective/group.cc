@@ -94,7 +94,7 @@ std::shared_ptr<const Payload> Group::AllReduce(const Ticket& ticket, const Roun
       ExchangeLocked(&lock, ticket, key, round.get(), meeting, result.get());
     }
     round->result = result;
-    changed_.notify_all();
+    changed_.NotifyAll();
   } else {
     AwaitLocked(&lock, key, round, meeting, ticket.epoch);
   }
@@ -167,9 +167,9 @@ void Group::AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<R
   const auto over = [&] {
     return round->result != nullptr || !failure_.empty() || epoch_ != epoch;
   };
-  bool woken = changed_.wait_until(*lock, deadline, over);
+  bool woken = changed_.WaitUntil(lock, deadline, over);
   if (!woken && round->exchanging) {  // which has a timeout of its own
-    changed_.wait(*lock, over);
+    changed_.Wait(lock, over);
     woken = true;
   }
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
@@ -222,7 +222,7 @@ void Group::Fail(const std::string& text) {
   // Other processes can only notice what is begun.
   if (processes_ != nullptr && AnyoneWaitsLocked()) processes_->Fail(text);
   if (failure_.empty()) failure_ = text;
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 std::string Group::Failure() const {
@@ -235,13 +235,13 @@ void Group::Reset() {
   former_members_.clear();
   StartEpochLocked();
   failure_.clear();
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void Group::FailAndThrow(const std::string& text) {
   if (failure_.empty()) failure_ = text;
   if (processes_ != nullptr) processes_->Fail(failure_);
-  changed_.notify_all();
+  changed_.NotifyAll();
   throw Error(text);
 }
 

@@ -5,7 +5,6 @@
 // the group and everyone who comes later gets the error, until Reset. Only so can no device take
 // part in a round of another step than the rest.
 #pragma once
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include <string>
 
 #include "collective/round.h"
+#include "collective/signal.h"
 
 namespace syncbn {
 
@@ -64,7 +64,7 @@ class Group {
   const std::string& layer() const { return layer_; }
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = Signal::Lock;
 
   [[noreturn]] void FailAndThrow(const std::string& text);
   void StartEpochLocked();
@@ -79,7 +79,7 @@ class Group {
 
   const std::string layer_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  Signal changed_;
   std::map<RoundKey, std::shared_ptr<Round>> rounds_;
   std::map<Device, int64_t> forward_calls_;  // of this epoch; its keys are the members
   std::set<Device> former_members_;
