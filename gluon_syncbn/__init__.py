@@ -9,6 +9,7 @@ from .contexts import available_contexts
 from .convert import convert_sync_batchnorm, revert_sync_batchnorm
 from .devices import Devices
 from .failures import get_timeout, recover, set_timeout
+from .memory import keep_freed_memory
 from .monitor import Monitor
 from .parallel import ParallelCriterion, ParallelNet, ShardedOutput, make_parallel
 from .participation import participating
@@ -28,6 +29,7 @@ __all__ = [
     "distributed",
     "features",
     "get_timeout",
+    "keep_freed_memory",
     "make_parallel",
     "participating",
     "recover",

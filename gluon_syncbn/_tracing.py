@@ -17,8 +17,9 @@ on both sides.
 Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose
 inputs or outputs are those of the whole graph runs as in the other modes
 (src/imperative/cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There it is
-enough that the layer touches neither an input nor an output of the graph: an identity
-on both sides, which costs nothing inside a graph, where it works in place.
+enough behind the layer that it touches no output of the graph: an identity, which costs
+nothing inside a graph, where it works in place. Gradients in a oneDNN layout then have
+a plain copy as long as the graph lives.
 """
 
 import sys
@@ -37,22 +38,22 @@ static_shape_traces = 0
 _reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
-def guard_kind(contexts, layer=None):
+def guard_kind(contexts, layer):
     """How a layer is to be guarded, see ``guard`` in src/mxnet/attributes.h.
 
     Parameters
     ----------
     contexts : list of mxnet.Context
         Where the layer runs; empty if that is not known.
-    layer : Block, optional
-        The layer, if its caller guards it from outside where that is possible.
+    layer : Block
+        The layer, whose caller guards it from outside where that is possible.
 
     Returns
     -------
     str
         ``"gpu"``: not at all, no context is a CPU; ``"outside"``: by `make_plain` and
-        `plain_gradient`; ``"static_shape"``: by identities; ``"any"``: by copies, which
-        are right in every mode.
+        `plain_gradient`; ``"static_shape"``: behind it by an identity; ``"any"``: by
+        copies, which are right in every mode.
     """
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
@@ -65,7 +66,7 @@ def guard_kind(contexts, layer=None):
         if block._active and flags.get("static_alloc") and flags.get("static_shape"):
             static_shape_traces += 1
             kind = "static_shape"
-    if layer is not None and (trace is None or trace["self"] is layer):
+    if trace is None or trace["self"] is layer:
         kind = "outside"
     return kind
 
@@ -87,9 +88,10 @@ def plain_gradient(y):
 
 def guarded_input(F, x, guard):
     """The operator's input behind the guard: plain when the operator is queued."""
-    if guard == "any" and 1 <= _ndim(F, x) <= 4:
+    if guard in ("any", "static_shape") and 1 <= _ndim(F, x) <= 4:
         # Makes plain what is blocked, in place where it may, and leaves alone what is
-        # plain. For more dimensions it would leave blocked layouts as they are.
+        # plain. For more dimensions it would leave blocked layouts as they are. A
+        # static_shape graph would be right without, but keep a plain copy of each x.
         return F.reshape(x, shape=(-2,))
     return guarded_output(F, x, guard)
 

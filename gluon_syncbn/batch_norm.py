@@ -14,6 +14,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from . import _library, _tracing
+from .activations import checked_slope
 from .distributed import _groups
 from .failures import check_timeout
 
@@ -26,6 +27,7 @@ SYNCHRONIZATION = (
     "_group",
     "_latest_use",
 )
+ACTIVATION = ("_activation", "_slope", "_fold")  # set by `set_activation`
 
 
 class SyncBatchNorm(nn.BatchNorm):
@@ -74,6 +76,19 @@ running_variance_initializer : str or Initializer
         ranks: with these, of which the own rank is one. A list of contexts: these
         contexts of one process. A list of such lists: with the one that holds the own
         rank or context, see :func:`gluon_syncbn.distributed.groups_of`.
+    activation : None, "identity", "relu", "leaky_relu" or "elu", default None
+        What is applied to the normalized values, in the same passes over memory. For
+        "leaky_relu", "elu" and "identity" (which is no activation) backward recovers
+        the normalized values from the output, so that MXNet frees the input after
+        forward: a net of such layers keeps about half as much. The function stays
+        exact: channels that an output does not give back keep their input. These are
+        channels with \|gamma\| below \|beta\| / 8 or near the end of the dtype's range;
+        and for "elu" those with values so negative that they are hardly told apart
+        any more (about -5 in float32, -2 in float16, where gamma is 1). None and "relu"
+        keep the input.
+    slope : float or None, default None
+        For "leaky_relu" the factor of negative values (None: 0.01), for "elu" that of
+        exp(z) - 1 (None: 1).
     **kwargs
         ``prefix`` and ``params`` of :class:`mxnet.gluon.Block`.
 
@@ -142,9 +157,12 @@ running_variance_initializer : str or Initializer
         unbiased_running_var=False,
         timeout=None,
         group=None,
+        activation=None,
+        slope=None,
         **kwargs,
     ):
         check_arguments(num_devices, momentum, epsilon, axis, timeout, group)
+        checked_slope(activation, slope)
         super().__init__(
             axis=axis,
             momentum=momentum,
@@ -160,6 +178,7 @@ running_variance_initializer : str or Initializer
             **kwargs,
         )
         self.set_synchronization(num_devices, unbiased_running_var, timeout, group)
+        self.set_activation(activation, slope)
 
     def set_synchronization(
         self, num_devices=None, unbiased_running_var=False, timeout=None, group=None
@@ -171,6 +190,17 @@ running_variance_initializer : str or Initializer
         self._meets = group
         self._group = _Group(self.name)
         self._latest_use = None, None  # the trace, and the operator's output in it
+
+    def set_activation(self, activation, slope=None, fold=None):
+        """Sets the built-in activation, and what it comes from; for ``convert.py``."""
+        self._slope = checked_slope(activation, slope)
+        self._activation = activation
+        self._fold = fold
+
+    @property
+    def activation(self):
+        """The built-in activation; None for none."""
+        return self._activation
 
     def _alias(self):
         # The default prefix is a BatchNorm's, so that parameters get the same names.
@@ -219,7 +249,7 @@ running_variance_initializer : str or Initializer
         """Checks what can be known at once, then calls or traces the layer."""
         if autograd.is_training():
             self._check_enough_contexts()
-        if not isinstance(x, mx.nd.NDArray) or self.fuse_relu:
+        if not isinstance(x, mx.nd.NDArray):
             return super().forward(x, *args)
         _tracing.make_plain(x)
         return _tracing.plain_gradient(super().forward(x, *args))
@@ -233,9 +263,7 @@ running_variance_initializer : str or Initializer
                 array.as_nd_ndarray()
                 for array in (x, gamma, beta, running_mean, running_var)
             )
-        guard = _tracing.guard_kind(
-            [x.context] if F is mx.nd else contexts, None if self.fuse_relu else self
-        )
+        guard = _tracing.guard_kind([x.context] if F is mx.nd else contexts, self)
         inputs = [_tracing.guarded_input(F, x, guard), gamma, beta]
         trace = None if F is mx.nd else _tracing.current_trace()
         former_trace, former_y = self._latest_use
@@ -256,8 +284,6 @@ running_variance_initializer : str or Initializer
         )
         self._latest_use = trace, (None if trace is None else y)
         y = _tracing.guarded_output(F, y, guard)
-        if self.fuse_relu:
-            y = F.relu(y)
         return y.as_np_ndarray() if is_np else y
 
     def _attributes(self, contexts):
@@ -272,6 +298,8 @@ running_variance_initializer : str or Initializer
             "contexts": " ".join(map(str, contexts)),
             "unbiased_running_var": self._unbiased_running_var,
             "timeout": self._timeout or 0,
+            "activation": self._activation,
+            "slope": self._slope or 0,
             "shared_name": self._group.shared_name,
             **_groups.attributes(self._meets, contexts, self.name),
             **self._kwargs,
@@ -288,7 +316,12 @@ running_variance_initializer : str or Initializer
 
     def __repr__(self):
         text = super().__repr__()
-        return f"{text[:-1]}, num_devices={self._num_devices})"
+        text = f"{text[:-1]}, num_devices={self._num_devices}"
+        if self._activation is not None:
+            text += f", activation={self._activation!r}"
+        if self._slope is not None:
+            text += f", slope={self._slope}"
+        return f"{text})"
 
 
 def synchronized_layers(net):

@@ -10,7 +10,9 @@ import warnings
 import mxnet as mx
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
-from .batch_norm import SYNCHRONIZATION, SyncBatchNorm, check_arguments
+from .activations import ActivatedBatchNorm
+from .batch_norm import ACTIVATION, SYNCHRONIZATION, SyncBatchNorm, check_arguments
+from .fusion import Fold, find_pairs
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 _BASE = nn.BatchNorm.__mro__[1]  # also the base of BatchNormReLU
@@ -18,7 +20,13 @@ _OWN_FORWARD = (_BASE.hybrid_forward, _CONTRIB.hybrid_forward)
 
 
 def convert_sync_batchnorm(
-    net, num_devices=None, *, unbiased_running_var=False, timeout=None, group=None
+    net,
+    num_devices=None,
+    *,
+    unbiased_running_var=False,
+    timeout=None,
+    group=None,
+    fuse=False,
 ):
     """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
 
@@ -32,6 +40,12 @@ def convert_sync_batchnorm(
     net : mxnet.gluon.Block
     num_devices, unbiased_running_var, timeout, group
         As in :class:`SyncBatchNorm`.
+    fuse : bool, default False
+        Let layers take in a ReLU, LeakyReLU or ELU block behind them, where nothing
+        else reads the layer's output and nothing else comes to the block. The block
+        stays in its place and passes on what it gets, so names and indices do not
+        change. Found by tracing the net; parts that cannot be traced stay as they are.
+        Saves memory for LeakyReLU, see `activation` of :class:`SyncBatchNorm`.
 
     Returns
     -------
@@ -60,15 +74,23 @@ def convert_sync_batchnorm(
         if not _is_convertible(block):
             return
         if not isinstance(block, SyncBatchNorm):
+            activation = "relu" if block.fuse_relu else None, None
+            if isinstance(block, ActivatedBatchNorm):
+                activation = block._activation, block._slope
             block._converted_from = type(block), block._kwargs
             block._kwargs = {
                 name: block._kwargs.get(name, 1)  # contrib's layer has no axis: it is 1
                 for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
             }
             block.__class__ = SyncBatchNorm
+            block.set_activation(*activation)
         block.set_synchronization(num_devices, unbiased_running_var, timeout, group)
 
+    pairs = find_pairs(net, _can_take_activation) if fuse else []
     net.apply(convert)
+    fold = Fold()
+    for layer, block in pairs:
+        fold.add(layer, block)
     net.apply(_forget_graph)
     return net
 
@@ -78,8 +100,9 @@ def revert_sync_batchnorm(net):
 
     The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
     this package is not installed. Layers that were made as SyncBatchNorm, and those
-    that came from MXNet's contrib layer, become :class:`nn.BatchNorm`;
-    ``momentum=None``, which that does not know, becomes 0.9.
+    that came from MXNet's contrib layer, become :class:`nn.BatchNorm`, or one with the
+    activation that they were made with behind it; ``momentum=None``, which that does
+    not know, becomes 0.9. Blocks that ``fuse=True`` has folded do their work again.
 
     Parameters
     ----------
@@ -100,8 +123,12 @@ def revert_sync_batchnorm(net):
     def revert(block):
         if type(block) is not SyncBatchNorm:
             return
+        if block._fold is not None:
+            block._fold.undo()
+        activation = block._activation, block._slope
+        made_with = nn.BatchNorm if activation[0] is None else ActivatedBatchNorm
         original, kwargs = block.__dict__.pop(
-            "_converted_from", (nn.BatchNorm, block._kwargs)
+            "_converted_from", (made_with, block._kwargs)
         )
         if original is _CONTRIB:
             original, kwargs = nn.BatchNorm, block._kwargs
@@ -110,8 +137,10 @@ def revert_sync_batchnorm(net):
         if block._kwargs["momentum"] is None:
             block._kwargs["momentum"] = 0.9
         block.__class__ = original
-        for name in SYNCHRONIZATION:
+        for name in SYNCHRONIZATION + ACTIVATION:
             del block.__dict__[name]
+        if original is ActivatedBatchNorm:
+            block._activation, block._slope = activation
 
     net.apply(revert)
     net.apply(_forget_graph)
@@ -127,7 +156,10 @@ def _is_convertible(block):
     if not isinstance(block, _BASE):
         return False
     kind = type(block)
-    if kind is SyncBatchNorm or kind.hybrid_forward in _OWN_FORWARD:
+    if (
+        kind in (SyncBatchNorm, ActivatedBatchNorm)
+        or kind.hybrid_forward in _OWN_FORWARD
+    ):
         return True
     if kind.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
         return True
@@ -137,6 +169,14 @@ def _is_convertible(block):
         stacklevel=4,
     )
     return False
+
+
+def _can_take_activation(block):
+    if not isinstance(block, _BASE) or isinstance(block, ActivatedBatchNorm):
+        return False
+    if isinstance(block, SyncBatchNorm):
+        return block.activation is None
+    return not block.fuse_relu and _is_convertible(block)
 
 
 def _warn_of_nodes(block):

@@ -32,7 +32,7 @@ if not torch.cuda.is_available():
 import native  # noqa: E402
 import reference  # noqa: E402
 from cuda_driver import LANE, CudaDriver  # noqa: E402
-from native import SHAPE  # noqa: E402
+from native import NONE, SHAPE  # noqa: E402
 
 EPS = 1e-5
 # (N, C, H, W): the layers of a dilated ResNet-50 and of its pyramid pooling, for 4
@@ -119,13 +119,14 @@ class Case:
     def ours(self):
         """Functions that queue our kernels."""
         mean, m2, sum_dy, sum_dy_xmu = self.results
-        given = self.x, self.dy, SHAPE, self.mean
+        given = self.x, self.dy, SHAPE, *NONE.arguments(), None, None, self.mean
+        affine = self.mean, self.a, self.offset, *NONE.arguments()[:2]
         return {
             "moments": lambda: self._call(
                 "local_moments", self.x, SHAPE, self.scratch, mean, m2
             ),
             "normalize": lambda: self._call(
-                "normalize", self.x, SHAPE, self.mean, self.a, self.offset, 0, self.y
+                "normalize", self.x, SHAPE, *affine, 0, self.y
             ),
             "sums": lambda: self._call(
                 "backward_sums", *given, self.scratch, sum_dy, sum_dy_xmu

@@ -12,12 +12,13 @@ PyTorch is installed.
 
     python scripts/benchmark_layer.py                     # the table of the README
     python scripts/benchmark_layer.py --shape 2,64,30,30 --repetitions 50
+
+benchmark_sizes.py times forward and backward at many sizes.
 """
 
 import argparse
 import faulthandler
 import itertools
-import json
 import os
 import sys
 from pathlib import Path
@@ -33,12 +34,7 @@ from mxnet import autograd, gluon  # noqa: E402
 
 import gluon_syncbn  # noqa: E402
 
-MODES = {
-    "imperative": None,
-    "hybridize": {},
-    "static_alloc": {"static_alloc": True},
-    "static_shape": {"static_alloc": True, "static_shape": True},
-}
+MODES = list(benchmarking.MODES)
 LAYERS = {
     "gluon_syncbn": lambda count: gluon_syncbn.SyncBatchNorm(num_devices=count),
     "BatchNorm": lambda count: gluon.nn.BatchNorm(),
@@ -65,8 +61,7 @@ class Candidate:
         else:
             (self._net,) = between
         self._net.initialize(ctx=devices.contexts)
-        if MODES[mode] is not None:
-            self._net.hybridize(**MODES[mode])
+        benchmarking.set_mode(self._net, mode)
         self._xs, self._dys = devices.split(x), devices.split(dy)
         for shard in self._xs:
             shard.attach_grad()
@@ -185,23 +180,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", default="8,256,60,60", help="N,C,H,W")
     parser.add_argument("--contexts", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument(
         "--output",
         type=Path,
         default=Path(__file__).with_name("results") / "benchmark_layer.json",
     )
+    benchmarking.add_memory_option(parser)
     options = parser.parse_args()
+    freed_memory = benchmarking.keep_memory(options)
     faulthandler.dump_traceback_later(1500, exit=True)
     shape = tuple(int(size) for size in options.shape.split(","))
     bandwidth = benchmarking.bandwidth()
     rows = measure(shape, options.contexts, options.modes, options.repetitions)
     print_table(rows, bandwidth)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    document = {"machine": benchmarking.machine(), "bandwidth": bandwidth, "rows": rows}
-    options.output.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"written to {options.output}")
+    document = {"machine": benchmarking.machine(), "freed_memory": freed_memory}
+    document.update(bandwidth=bandwidth, rows=rows)
+    benchmarking.write(options.output, document)
 
 
 if __name__ == "__main__":

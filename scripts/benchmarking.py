@@ -3,15 +3,30 @@
 Called by scripts/benchmark_*.py. It must not know what is measured.
 """
 
+import json
 import os
 import platform
 import time
+from importlib import metadata
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 
 import gluon_syncbn
+
+# How a Gluon net can run: arguments of hybridize, None is imperatively.
+MODES = {
+    "imperative": None,
+    "hybridize": {},
+    "static_alloc": {"static_alloc": True},
+    "static_shape": {"static_alloc": True, "static_shape": True},
+}
+
+
+def set_mode(net, mode):
+    if MODES[mode] is not None:
+        net.hybridize(**MODES[mode])
 
 
 def interleave(steps, repetitions, warm_up=3):
@@ -71,15 +86,36 @@ def bandwidth(megabytes=256, repetitions=9):
     }
 
 
+def add_memory_option(parser):
+    """--return-memory, for `keep_memory`."""
+    parser.add_argument(
+        "--return-memory",
+        action="store_true",
+        help="measure without gluon_syncbn.keep_freed_memory()",
+    )
+
+
+def keep_memory(options):
+    """Keeps freed memory unless told not to; what a document says of it."""
+    if options.return_memory:
+        return "returned"
+    return "kept" if gluon_syncbn.keep_freed_memory() else "returned"
+
+
 def machine():
     """Hardware and versions that a figure belongs to."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
+        "last_level_cache": _last_level_cache(),
+        "memory_gb": round(
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1
+        ),
         "system": platform.platform(),
         "python": platform.python_version(),
         "mxnet": mx.__version__,
         "gluon_syncbn": gluon_syncbn.__version__,
+        **_versions("numpy", "gluoncv", "torch"),
         "instruction_set": gluon_syncbn.features()["instruction_set"],
         "environment": {
             name: os.environ[name]
@@ -87,6 +123,29 @@ def machine():
             if name.startswith(("OMP_", "MXNET_", "GLUON_SYNCBN_"))
         },
     }
+
+
+def write(path, document):
+    """Writes a document as JSON, and says where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"written to {path}")
+
+
+def _versions(*packages):
+    """Versions of those that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _last_level_cache():
+    caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    return caches[-1].read_text().strip() if caches else None
 
 
 def _processor():

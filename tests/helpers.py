@@ -99,6 +99,12 @@ def run_python(code, *arguments, timeout=60, **environment):
     )
 
 
+def status(field):
+    """A number of this process, for example VmRSS in KiB or Threads."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field))
+
+
 def run_tool(*command, timeout=800):
     """Runs a compiler or the like, which has to succeed; returns all it printed."""
     result = subprocess.run(

@@ -6,7 +6,7 @@ native.py.
 
 import numpy as np
 import reference
-from native import SHAPE
+from native import NONE, SHAPE
 from storage import storage_of, to_float64, to_storage
 
 
@@ -36,32 +36,36 @@ class Problem:
         status = self.driver.call(name, self.dtype, self.shape, *arguments)
         assert status == 0, name
 
-    def reduce(self, name, *tensors, mean=None):
+    def reduce(self, name, *arguments):
         """The two results of local_moments or backward_sums."""
         first, second = self.vector(), self.vector()
         scratch = self.driver.workspace(self.dtype, self.shape)
-        given = [] if mean is None else [self.vector(mean)]
-        self.call(name, *tensors, SHAPE, *given, scratch, first, second)
+        self.call(name, *self.held(arguments), scratch, first, second)
         scratch.get()
         return first.get(), second.get()
 
     def apply(self, name, *arguments, old=None):
         """The tensor that normalize or backward_apply writes, or adds to `old`."""
         out = self.tensor(old)
-        given = [self.vector(a) if isinstance(a, np.ndarray) else a for a in arguments]
-        self.call(name, *given, int(old is not None), out)
+        self.call(name, *self.held(arguments), int(old is not None), out)
         return to_float64(out.get(), self.dtype)
+
+    def held(self, arguments):
+        """The arguments, vectors among them in the driver's memory."""
+        return [self.vector(a) if isinstance(a, np.ndarray) else a for a in arguments]
 
     def run(self, old=None):
         """Moments, then y; sums, then dx: the layer on one device."""
-        mean, m2 = self.reduce("local_moments", self.x)
+        mean, m2 = self.reduce("local_moments", self.x, SHAPE)
         inv_std = 1 / np.sqrt(m2 / self.count + self.eps)
         scale = self.gamma * inv_std
-        y = self.apply("normalize", self.x, SHAPE, mean, scale, self.beta, old=old)
-        sums = self.reduce("backward_sums", self.x, self.dy, mean=mean)
+        function, slope, _ = NONE.arguments()
+        affine = mean, scale, self.beta
+        y = self.apply("normalize", self.x, SHAPE, *affine, function, slope, old=old)
+        tensors = self.x, self.dy, SHAPE, *NONE.arguments(), None, None, mean
+        sums = self.reduce("backward_sums", *tensors)
         b = -scale * inv_std**2 * sums[1] / self.count
         d = -scale * sums[0] / self.count
-        tensors = self.x, self.dy, SHAPE, mean
         dx = self.apply("backward_apply", *tensors, scale, b, d, old=old)
         return mean, m2, inv_std, y, *sums, dx
 
@@ -111,7 +115,70 @@ def check_add_keeps_what_was_there(p):
 
 def check_empty_shard_has_zero_sums(driver, shape):
     p = Problem(driver, "float32", shape)
-    for result in p.reduce("local_moments", p.x):
+    for result in p.reduce("local_moments", p.x, SHAPE):
         np.testing.assert_array_equal(result, 0)
-    for result in p.reduce("backward_sums", p.x, p.dy, mean=np.zeros(shape[1])):
+    tensors = p.x, p.dy, SHAPE, *NONE.arguments(), None, None
+    for result in p.reduce("backward_sums", *tensors, np.zeros(shape[1])):
         np.testing.assert_array_equal(result, 0)
+
+
+def inverse(y, function, slope):
+    """z of f(z) = y."""
+    if function == "identity":
+        return y
+    negative = np.minimum(y, 0) / slope
+    return np.where(y > 0, y, np.log1p(negative) if function == "elu" else negative)
+
+
+def check_activation(p, activation):
+    """Each kernel with an activation, on numbers that have nothing to do with moments.
+
+    Where x decides on which side of the kink an element is, rounding may decide
+    otherwise for those next to it: their dy is 0.
+    """
+    mean, scale, offset, a, b, d = np.random.default_rng(5).normal(size=(6, p.shape[1]))
+    mean, scale = mean + p.x64.mean((0, 2)), scale + np.sign(scale)
+    column = np.s_[:, None]
+    function, slope, from_output = activation
+    z = (p.x64 - mean[column]) * scale[column] + offset[column]
+    code = activation.arguments()
+    y = p.apply("normalize", p.x, SHAPE, mean, scale, offset, *code[:2])
+    expected = reference.activate(z, function, slope)
+    sizes = np.abs(z).max() + 2 * np.abs(offset).max()
+    p.assert_near(y, expected, max(slope, 1) * sizes)
+
+    t, u = p.x, p.x64 - mean[column]
+    if from_output:
+        if function == "elu":  # y is above -slope
+            x = to_storage(np.maximum(p.x64, -0.9 * slope), p.dtype)
+            p.x64, t = to_float64(x, p.dtype), p.tensor(x)
+        z = inverse(p.x64, function, slope)
+        mean, u = offset, z - offset[column]
+    else:
+        near_the_kink = np.abs(z) <= 1e-4 * sizes
+        p.dy64[near_the_kink] = 0
+        p.dy = p.tensor(to_storage(p.dy64, p.dtype))
+    dz = p.dy64 * reference.activation_gradient(z, function, slope)
+    affine = (None, None) if from_output else (scale, offset)
+    arguments = t, p.dy, SHAPE, *code, *affine, mean
+    sum_dz, sum_dz_u = p.reduce("backward_sums", *arguments)
+    absolute = np.abs(dz).sum((0, 2)) + 1e-30
+    p.assert_near(sum_dz / absolute, dz.sum((0, 2)) / absolute, 2, "float64")
+    absolute *= np.abs(u).max() + np.abs(mean).max()
+    p.assert_near(sum_dz_u / absolute, (dz * u).sum((0, 2)) / absolute, 2, "float64")
+    for old in None, to_storage(np.full(p.shape, 0.25), p.dtype):
+        dx = p.apply("backward_apply", *arguments, a, b, d, old=old)
+        expected = a[column] * dz + b[column] * u + d[column] + (old is not None) * 0.25
+        terms = np.abs(a).max() * np.abs(dz).max() + np.abs(d).max() + 0.25
+        terms += np.abs(b).max() * (np.abs(u).max() + np.abs(mean).max())
+        p.assert_near(dx, expected, 2 * terms)
+
+
+def check_find_below(p):
+    """Which channels have an element below their bound, one at a time."""
+    least = p.x64.min((0, 2))
+    above = np.arange(p.shape[1]) % 3 == 1
+    bound = np.where(above, np.nextafter(least, np.inf), least)
+    scratch, found = p.driver.workspace(p.dtype, p.shape), p.vector()
+    p.call("find_below", p.x, SHAPE, p.vector(bound), scratch, found)
+    np.testing.assert_array_equal(found.get() > 0, above)

@@ -9,11 +9,20 @@ import uuid
 
 import numpy as np
 import reference
-from native import Layer
+from native import NONE, Layer
 from storage import storage_of, to_float64, to_storage
 
 WRITE, ADD = 1, 2
 EPS, MOMENTUM = 1e-5, 0.9
+
+
+def parameters(channels, kind, seed=7):
+    """gamma and beta, the same on every device; the first gammas are awkward ones."""
+    gamma, beta = np.random.default_rng(seed).normal(1, 0.3, (2, channels))
+    awkward = np.array([-0.5, 0, 1e-6, -1e-42])
+    count = min(len(awkward), max(channels - 1, 0))
+    gamma[:count] = awkward[:count]
+    return gamma.astype(kind), beta.astype(kind)
 
 
 def steps_of(request):
@@ -30,8 +39,7 @@ class Device(threading.Thread):
         channels = (x.shape[axis],)
         storage = storage_of(dtype)
         kind = np.float64 if dtype == "float64" else np.float32
-        rng = np.random.default_rng(7)  # the same parameters on every device
-        self.gamma, self.beta = rng.normal(1, 0.3, (2, *channels)).astype(kind)
+        self.gamma, self.beta = parameters(*channels, kind)
         old = to_storage(np.full(x.shape, 0.5), dtype) if request == ADD else None
         ones = np.ones(channels)
         gradients = ones if request == ADD else None
@@ -70,26 +78,46 @@ class Device(threading.Thread):
 
 
 def oracle(x, dy, gamma, beta, axis):
-    """y, mean, var, dx, dgamma, dbeta of the whole batch."""
-    y, mean, var, _ = reference.forward(x, gamma, beta, axis, EPS)
-    return y, mean, var, *reference.backward(x, dy, gamma, axis, EPS)
+    """z, mean, var, dx, dgamma, dbeta of the whole batch, for a gradient of z."""
+    z, mean, var, _ = reference.forward(x, gamma, beta, axis, EPS)
+    return z, mean, var, *reference.backward(x, dy, gamma, axis, EPS)
 
 
 def check_devices(
-    driver, computes_on, dtype, shape, rows, axis, request, center=0.5, expected=oracle
+    driver,
+    computes_on,
+    dtype,
+    shape,
+    rows,
+    axis,
+    request,
+    center=0.5,
+    expected=oracle,
+    activation=NONE,
 ):
     """Runs `len(rows)` devices with that many rows each; compares all they write."""
     assert sum(rows) == shape[0]
     rng = np.random.default_rng()
     x = to_storage(rng.normal(center, 2, shape), dtype)
-    dy = to_storage(rng.normal(size=shape), dtype)
+    function, slope, from_output = activation
+    kind = np.float64 if dtype == "float64" else np.float32
+    gamma, beta = (v.astype(float) for v in parameters(shape[axis], kind))
+    x64 = to_float64(x, dtype)
+    z = reference.forward(x64, gamma, beta, axis, EPS)[0]
+    dy = rng.normal(size=shape)
+    if function != "identity":
+        # Rounding may decide on which side of the kink it is.
+        dy[np.abs(z) <= 1e-4 * np.abs(z).max()] = 0
+    dy = to_storage(dy, dtype)
+    dy64 = to_float64(dy, dtype)
+    dz64 = dy64 * reference.activation_gradient(z, function, slope)
     bounds = np.cumsum(rows)[:-1]
     group = uuid.uuid4().hex
     shards = zip(np.split(x, bounds), np.split(dy, bounds))
     devices = []
     for k, shard in enumerate(shards):
         place = f"gpu({k})", computes_on, len(rows)
-        layer = Layer(group, *place, axis, EPS, MOMENTUM)
+        layer = Layer(group, *place, axis, EPS, MOMENTUM, activation=activation)
         devices.append(Device(driver, layer, dtype, axis, *shard, request))
     for device in devices:
         device.start()
@@ -97,36 +125,44 @@ def check_devices(
         device.join()
     results = [device.results() for device in devices]
 
-    x64, dy64 = to_float64(x, dtype), to_float64(dy, dtype)
-    gamma, beta = (v.astype(float) for v in (devices[0].gamma, devices[0].beta))
-    y, mean, var, dx, dgamma, dbeta = expected(x64, dy64, gamma, beta, axis)
+    z, mean, var, dx, dgamma, dbeta = expected(x64, dz64, gamma, beta, axis)
+    y = reference.activate(z, function, slope)
     inv_std = 1 / np.sqrt(var + EPS)
     others = tuple(i for i in range(x.ndim) if i != axis)
     count = x.size // x.shape[axis]
     conditioning = np.max(np.abs(mean) * inv_std)
-    x_hat = np.max(np.abs(y - np.mean(beta))) + np.max(np.abs(beta))
+    columns = np.reshape(mean, [-1 if i == axis else 1 for i in range(x.ndim)])
+    x_hat = np.abs((x64 - columns) * np.reshape(inv_std, columns.shape)).max()
+    y_terms = np.abs(gamma).max() * x_hat + np.abs(beta).max()
+    recovered = from_output * reference.recovery_error(dtype, function, x_hat)
     old = 0.5 if request == ADD else 0.0
 
-    def near(result, right, scale, stored=dtype):
+    def near(result, right, scale, stored=dtype, error=0):
         lane = min(driver.lane, count)
         limits = count, conditioning, scale, lane
         rtol, atol = reference.tolerance(stored, *limits)
         if lane > 0:
             atol = max(atol, reference.tolerance(dtype, *limits)[1])
-        np.testing.assert_allclose(result, right, rtol, atol)
+        np.testing.assert_allclose(result, right, rtol, atol + error)
 
     def whole(name):
         return np.concatenate([to_float64(r[name], dtype) for r in results])
 
     vectors = "float64" if dtype == "float64" else "float32"
-    near(whole("y"), y, 2 * x_hat)
-    dx_terms = np.max(np.abs(gamma * inv_std)) * np.max(np.abs(dy64)) * (1 + x_hat)
-    near(whole("dx"), old + dx, dx_terms + old)
-    terms = np.abs(dy64).sum(others).max() * (1 + x_hat) + 1
+    near(whole("y"), y, 2 * max(slope, 1) * y_terms)
+    dx_terms = np.max(np.abs(gamma * inv_std)) * np.max(np.abs(dz64)) * (1 + x_hat)
+    near(
+        whole("dx"),
+        old + dx,
+        dx_terms + old,
+        error=2 * recovered * dx_terms,
+    )
+    terms = np.abs(dz64).sum(others).max() * (1 + x_hat) + 1
     for name, right in ("dgamma", dgamma), ("dbeta", dbeta):
         # Each device's own sums; a trainer adds them up.
         total = sum(r[name].astype(float) for r in results)
-        near(total, right + (len(rows) if request == ADD else 0), terms, vectors)
+        added = len(rows) if request == ADD else 0
+        near(total, right + added, terms, vectors, error=recovered * terms)
     running_mean, running_var = np.zeros_like(mean), np.ones_like(var)
     for _ in range(steps_of(request)):
         running_mean = reference.update_running(running_mean, mean, MOMENTUM)

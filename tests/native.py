@@ -8,6 +8,7 @@ and `get()`; `stream` is a CUDA stream or None.
 import ctypes
 import functools
 import os
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,25 @@ def converted(argument, shape):
     if hasattr(argument, "pointer"):
         return [ctypes.c_void_p(argument.pointer)]
     return [argument]
+
+
+class Activation(namedtuple("Activation", "function slope from_output")):
+    """What is fused into a layer, see `reference.activate`, and what backward reads."""
+
+    def arguments(self):
+        number = {"identity": 0, "leaky_relu": 1, "relu": 1, "elu": 2}[self.function]
+        return number, ctypes.c_double(self.slope), int(self.from_output)
+
+
+NONE = Activation("identity", 0.0, False)
+ACTIVATIONS = [
+    Activation("relu", 0.0, False),
+    Activation("elu", 0.7, False),
+    Activation("elu", 0.7, True),
+    Activation("leaky_relu", 0.01, True),
+    Activation("leaky_relu", 3.0, False),
+    Activation("identity", 0.0, True),
+]
 
 
 class CpuDriver:
@@ -90,11 +110,12 @@ class Layer:
         eps=1e-5,
         momentum=0.9,
         timeout=20.0,
+        activation=NONE,
     ):
         names = (name.encode() for name in (group, device, computes_on))
         numbers = map(ctypes.c_double, (eps, momentum, timeout))
         create = library().gluon_syncbn_op_create
-        self._op = create(*names, num_devices, axis, *numbers)
+        self._op = create(*names, num_devices, axis, *numbers, *activation.arguments())
         if not self._op:
             raise RuntimeError(last_error())
 

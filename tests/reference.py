@@ -62,6 +62,37 @@ def backward(x, dy, gamma, axis=1, eps=1e-5):
     return dx, (dy * x_hat).sum(axes), dy.sum(axes)
 
 
+def activate(z, function, slope=0.0):
+    """f(z): "identity", "relu", "leaky_relu" (slope z for z <= 0) or "elu"."""
+    z = np.asarray(z, np.float64)
+    if function in (None, "identity"):
+        return z
+    if function == "elu":
+        return np.where(z > 0, z, slope * np.expm1(np.minimum(z, 0)))
+    return np.where(z > 0, z, (0.0 if function == "relu" else slope) * z)
+
+
+def activation_gradient(z, function, slope=0.0):
+    """f'(z); at 0, where f has a kink, that of the negative side, as in MXNet."""
+    z = np.asarray(z, np.float64)
+    if function in (None, "identity"):
+        return np.ones_like(z)
+    if function == "elu":
+        return np.where(z > 0, 1.0, slope * np.exp(np.minimum(z, 0)))
+    return np.where(z > 0, 1.0, 0.0 if function == "relu" else slope)
+
+
+def recovery_error(dtype, function, x_hat):
+    """How far an x_hat may be off that is recovered from a y stored in `dtype`.
+
+    `x_hat` is the largest there is. src/op/recovery.cc recovers it where u (|x_hat| +
+    8) bounds the error, for an ELU max(8 u, 2^-16) in addition; elsewhere it keeps x.
+    """
+    u = _PRECISION[str(dtype)][0]
+    of_elu = max(8 * u, 2.0**-16) if function == "elu" else 0.0
+    return u * (x_hat + 8) + of_elu
+
+
 def update_running(
     running, batch_stat, momentum, unbiased=False, count=None, step=None
 ):

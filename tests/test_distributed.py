@@ -133,7 +133,8 @@ parameters = net.collect_params().values()
 values = np.concatenate([p.data().asnumpy().ravel() for p in parameters])
 assert_same_bits(values)
 import hashlib
-if rank == 0: print('digest', hashlib.sha256(values.tobytes()).hexdigest())
+digest = hashlib.sha256(values.tobytes()).hexdigest()
+if rank == 0: print(f'digest {digest}')  # in one piece: other ranks print, too
 """
     )
     digests = {

@@ -8,7 +8,7 @@ import kernel_checks
 import numpy as np
 import pytest
 from kernel_checks import Problem
-from native import SHAPE, CpuDriver
+from native import ACTIVATIONS, SHAPE, CpuDriver
 from storage import DTYPES
 
 LAYOUTS = [
@@ -35,6 +35,19 @@ def test_layer_on_one_device(dtype, shape, center):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_add_keeps_what_was_there(dtype, shape):
     kernel_checks.check_add_keeps_what_was_there(Problem(CpuDriver(), dtype, shape))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("shape", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activation(dtype, shape, activation):
+    kernel_checks.check_activation(Problem(CpuDriver(), dtype, shape), activation)
+
+
+@pytest.mark.parametrize("shape", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_find_below(dtype, shape):
+    kernel_checks.check_find_below(Problem(CpuDriver(), dtype, shape))
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 3, 0)])

@@ -7,7 +7,7 @@ import layer_checks
 import native
 import pytest
 from layer_checks import ADD, WRITE
-from native import CpuDriver
+from native import ACTIVATIONS, CpuDriver
 from storage import DTYPES
 
 
@@ -19,6 +19,15 @@ def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind):
     layer_checks.check_devices(
         CpuDriver(), "cpu(0)", dtype, shape, rows, axis, request_kind
     )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
+@pytest.mark.parametrize("shape, axis", [((6, 9, 40, 5), 1), ((6, 4, 5, 8), 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activations_of_the_whole_batch(dtype, shape, axis, request_kind, activation):
+    place = CpuDriver(), "cpu(0)", dtype, shape, [4, 2], axis, request_kind
+    layer_checks.check_devices(*place, activation=activation)
 
 
 def test_a_gpu_that_is_not_there():

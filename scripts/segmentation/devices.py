@@ -2,12 +2,15 @@
 
 import mxnet as mx
 
+import gluon_syncbn
+
 from .errors import UserError
 
 
 def open_contexts(kind, count):
     """`count` contexts of the kind 'cpu' or 'gpu', or a UserError that says why not."""
     if kind == "cpu":
+        gluon_syncbn.keep_freed_memory()
         return [mx.cpu(index) for index in range(count)]
     try:
         there = mx.context.num_gpus()

@@ -14,6 +14,10 @@ namespace {
 
 cpu::Write WriteMode(int add) { return add != 0 ? cpu::Write::kAdd : cpu::Write::kAssign; }
 
+syncbn::Activation ToActivation(int function, double slope) {
+  return {static_cast<syncbn::Function>(function), slope};
+}
+
 }  // namespace
 
 int64_t gluon_syncbn_cpu_workspace_bytes(int64_t outer, int64_t channels, int64_t inner) {
@@ -28,30 +32,44 @@ int gluon_syncbn_cpu_local_moments(int dtype, const void* x, int64_t outer, int6
   return 0;
 }
 
+int gluon_syncbn_cpu_find_below(int dtype, const void* t, int64_t outer, int64_t channels,
+                                int64_t inner, const double* bound, void* workspace,
+                                double* found) {
+  if (!syncbn::IsSupported(dtype)) return -1;
+  cpu::FindBelow(static_cast<DType>(dtype), t, Layout{outer, channels, inner}, bound, workspace,
+                 found);
+  return 0;
+}
+
 int gluon_syncbn_cpu_normalize(int dtype, const void* x, int64_t outer, int64_t channels,
                                int64_t inner, const double* mean, const double* scale,
-                               const double* offset, int add, void* y) {
+                               const double* offset, int function, double slope, int add, void* y) {
   if (!syncbn::IsSupported(dtype)) return -1;
   cpu::Normalize(static_cast<DType>(dtype), x, Layout{outer, channels, inner}, mean, scale, offset,
-                 WriteMode(add), y);
+                 ToActivation(function, slope), WriteMode(add), y);
   return 0;
 }
 
-int gluon_syncbn_cpu_backward_sums(int dtype, const void* x, const void* dy, int64_t outer,
-                                   int64_t channels, int64_t inner, const double* mean,
-                                   void* workspace, double* sum_dy, double* sum_dy_xmu) {
+int gluon_syncbn_cpu_backward_sums(int dtype, const void* t, const void* dy, int64_t outer,
+                                   int64_t channels, int64_t inner, int function, double slope,
+                                   int from_output, const double* scale, const double* offset,
+                                   const double* mean, void* workspace, double* sum_dz,
+                                   double* sum_dz_u) {
   if (!syncbn::IsSupported(dtype)) return -1;
-  cpu::BackwardSums(static_cast<DType>(dtype), x, dy, Layout{outer, channels, inner}, mean,
-                    workspace, sum_dy, sum_dy_xmu);
+  cpu::BackwardSums(static_cast<DType>(dtype), t, dy, Layout{outer, channels, inner},
+                    {ToActivation(function, slope), from_output != 0, scale, offset}, mean,
+                    workspace, sum_dz, sum_dz_u);
   return 0;
 }
 
-int gluon_syncbn_cpu_backward_apply(int dtype, const void* x, const void* dy, int64_t outer,
-                                    int64_t channels, int64_t inner, const double* mean,
-                                    const double* a, const double* b, const double* d, int add,
-                                    void* dx) {
+int gluon_syncbn_cpu_backward_apply(int dtype, const void* t, const void* dy, int64_t outer,
+                                    int64_t channels, int64_t inner, int function, double slope,
+                                    int from_output, const double* scale, const double* offset,
+                                    const double* mean, const double* a, const double* b,
+                                    const double* d, int add, void* dx) {
   if (!syncbn::IsSupported(dtype)) return -1;
-  cpu::BackwardApply(static_cast<DType>(dtype), x, dy, Layout{outer, channels, inner}, mean, a, b,
+  cpu::BackwardApply(static_cast<DType>(dtype), t, dy, Layout{outer, channels, inner},
+                     {ToActivation(function, slope), from_output != 0, scale, offset}, mean, a, b,
                      d, WriteMode(add), dx);
   return 0;
 }

@@ -24,6 +24,10 @@ DType ToDType(int dtype) {
 
 cuda::Write WriteMode(int add) { return add != 0 ? cuda::Write::kAdd : cuda::Write::kAssign; }
 
+syncbn::Activation ToActivation(int function, double slope) {
+  return {static_cast<syncbn::Function>(function), slope};
+}
+
 cuda::Stream ToStream(void* stream) { return static_cast<cuda::Stream>(stream); }
 
 }  // namespace
@@ -46,31 +50,45 @@ int gluon_syncbn_cuda_local_moments(int dtype, const void* x, int64_t outer, int
   });
 }
 
+int gluon_syncbn_cuda_find_below(int dtype, const void* t, int64_t outer, int64_t channels,
+                                 int64_t inner, const double* bound, void* workspace,
+                                 double* found, void* stream) {
+  return CatchAll([&] {
+    cuda::FindBelow(ToDType(dtype), t, Layout{outer, channels, inner}, bound, workspace, found,
+                    ToStream(stream));
+  });
+}
+
 int gluon_syncbn_cuda_normalize(int dtype, const void* x, int64_t outer, int64_t channels,
                                 int64_t inner, const double* mean, const double* scale,
-                                const double* offset, int add, void* y, void* stream) {
+                                const double* offset, int function, double slope, int add, void* y,
+                                void* stream) {
   return CatchAll([&] {
     cuda::Normalize(ToDType(dtype), x, Layout{outer, channels, inner}, mean, scale, offset,
-                    WriteMode(add), y, ToStream(stream));
+                    ToActivation(function, slope), WriteMode(add), y, ToStream(stream));
   });
 }
 
-int gluon_syncbn_cuda_backward_sums(int dtype, const void* x, const void* dy, int64_t outer,
-                                    int64_t channels, int64_t inner, const double* mean,
-                                    void* workspace, double* sum_dy, double* sum_dy_xmu,
-                                    void* stream) {
+int gluon_syncbn_cuda_backward_sums(int dtype, const void* t, const void* dy, int64_t outer,
+                                    int64_t channels, int64_t inner, int function, double slope,
+                                    int from_output, const double* scale, const double* offset,
+                                    const double* mean, void* workspace, double* sum_dz,
+                                    double* sum_dz_u, void* stream) {
   return CatchAll([&] {
-    cuda::BackwardSums(ToDType(dtype), x, dy, Layout{outer, channels, inner}, mean, workspace,
-                       sum_dy, sum_dy_xmu, ToStream(stream));
+    cuda::BackwardSums(ToDType(dtype), t, dy, Layout{outer, channels, inner},
+                       {ToActivation(function, slope), from_output != 0, scale, offset}, mean,
+                       workspace, sum_dz, sum_dz_u, ToStream(stream));
   });
 }
 
-int gluon_syncbn_cuda_backward_apply(int dtype, const void* x, const void* dy, int64_t outer,
-                                     int64_t channels, int64_t inner, const double* mean,
-                                     const double* a, const double* b, const double* d, int add,
-                                     void* dx, void* stream) {
+int gluon_syncbn_cuda_backward_apply(int dtype, const void* t, const void* dy, int64_t outer,
+                                     int64_t channels, int64_t inner, int function, double slope,
+                                     int from_output, const double* scale, const double* offset,
+                                     const double* mean, const double* a, const double* b,
+                                     const double* d, int add, void* dx, void* stream) {
   return CatchAll([&] {
-    cuda::BackwardApply(ToDType(dtype), x, dy, Layout{outer, channels, inner}, mean, a, b, d,
-                        WriteMode(add), dx, ToStream(stream));
+    cuda::BackwardApply(ToDType(dtype), t, dy, Layout{outer, channels, inner},
+                        {ToActivation(function, slope), from_output != 0, scale, offset}, mean, a,
+                        b, d, WriteMode(add), dx, ToStream(stream));
   });
 }

@@ -26,6 +26,18 @@ bool Flag(const std::string& key, const std::string& value) {
   Fail(key, value, "True or False");
 }
 
+// Without an activation, or where there is no way back from y, backward reads x.
+void SetFunction(const std::string& key, const std::string& value, Options* options) {
+  options->from_output = value == "identity" || value == "leaky_relu" || value == "elu";
+  if (value == "relu" || value == "leaky_relu") {
+    options->activation.function = Function::kLeakyRelu;
+  } else if (value == "elu") {
+    options->activation.function = Function::kElu;
+  } else if (value != "None" && value != "identity") {
+    Fail(key, value, "None, identity, relu, leaky_relu or elu");
+  }
+}
+
 void Set(const std::string& key, const std::string& value, Attributes* out) {
   Options& options = out->options;
   if (key == "group") {
@@ -68,6 +80,10 @@ void Set(const std::string& key, const std::string& value, Attributes* out) {
     options.use_global_stats = Flag(key, value);
   } else if (key == "unbiased_running_var") {
     options.unbiased_running_var = Flag(key, value);
+  } else if (key == "activation") {
+    SetFunction(key, value, &options);
+  } else if (key == "slope") {
+    options.activation.slope = Number(key, value);
   } else if (key == "timeout") {
     options.timeout = Number(key, value);
   } else if (key.compare(0, 2, "__") != 0) {  // MXNet's own, such as __ctx_group__
@@ -81,6 +97,11 @@ Attributes ParseAttributes(int size, const char** keys, const char** values) {
   Attributes attributes;
   for (int i = 0; i < size; ++i) Set(keys[i], values[i], &attributes);
   if (attributes.group.empty()) Fail("group", "", "the key of a layer");
+  const Activation& activation = attributes.options.activation;
+  if (attributes.options.from_output && activation.function != Function::kIdentity &&
+      !(activation.slope > 0)) {
+    Fail("slope", Concat(activation.slope), "a positive number");
+  }
   if (attributes.options.shared_name.empty()) attributes.options.shared_name = attributes.layer;
   return attributes;
 }

@@ -46,9 +46,11 @@ struct Operator {
   Operator(const Attributes& attributes, const Device& device, std::shared_ptr<Group> group)
       : num_devices(attributes.options.num_devices),
         inputs(attributes.chained ? 4 : 3),
+        from_output(attributes.options.from_output),
         batch_norm(attributes.options, device, std::move(group), MakeBackend(device)) {}
   const int num_devices;
   const int inputs;
+  const bool from_output;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
 };
@@ -85,8 +87,8 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
   });
 }
 
-// dy | x, gamma, (beta), (after) | (y) | dx, dgamma, dbeta, (after) | running_mean, running_var;
-// those in parentheses are empty or unused, because backward does not depend on them.
+// dy | (x), (gamma), (beta), (after) | (y) | dx, dgamma, dbeta, (after) | running_mean, running_var;
+// of those in parentheses only x, or y where the layer's options say so, is not empty.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
   return OperatorCallback([&] {
@@ -96,7 +98,8 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
     const Gradients gradients{ToRequest(requests[0]), ToRequest(requests[1]),
                               ToRequest(requests[2]), arrays[dx].View(), arrays[dx + 1].View(),
                               arrays[dx + 2].View()};
-    op->batch_norm.Backward(arrays[0].View(), arrays[1].View(), arrays[2].View(), gradients);
+    op->batch_norm.Backward(arrays[0].View(), arrays[op->from_output ? dx - 1 : 1].View(),
+                            gradients);
   });
 }
 
@@ -106,7 +109,7 @@ struct Properties {
   Attributes attributes;
   std::string error;  // of the attributes; the creator itself must not throw, see Create
   std::vector<int> x_shape, channel_shape, after_shape = {1};
-  int dependencies[3];
+  int dependencies[2];
   void* contexts[8];
 
   int Output() const { return attributes.chained ? 4 : 3; }
@@ -186,13 +189,14 @@ int InferType(int size, int* types, void* state) {
   });
 }
 
-int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* /*outputs*/,
-                              int* size, int** dependencies, void* state) {
+// What MXNet keeps for backward. The operator keeps gamma and beta itself, as forward has met them.
+int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* outputs, int* size,
+                              int** dependencies, void* state) {
   Properties* properties = static_cast<Properties*>(state);
   properties->dependencies[0] = out_grads[0];
-  properties->dependencies[1] = inputs[0];
-  properties->dependencies[2] = inputs[1];
-  *size = 3;
+  properties->dependencies[1] =
+      properties->attributes.options.from_output ? outputs[0] : inputs[0];
+  *size = 2;
   *dependencies = properties->dependencies;
   return 1;
 }

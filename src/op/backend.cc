@@ -1,9 +1,12 @@
 // The CPU's backend, and which backend a device has.
 #include "op/backend.h"
 
+#include <memory>
+
 #include "core/error.h"
 #include "core/pages.h"
 #include "kernels/cpu/batch_norm_cpu.h"
+#include "kernels/cpu/channels_cpu.h"
 
 #if defined(SYNCBN_CUDA)
 #include "op/cuda/backend_cuda.h"
@@ -36,21 +39,51 @@ class CpuBackend : public Backend {
     cpu::LocalMoments(x.dtype, x.data, layout, MakeWorkspace(layout).data(), mean, m2);
   }
   void Normalize(const Tensor& x, const Layout& layout, const double* mean, const double* scale,
-                 const double* offset, Request request, const Tensor& y) override {
+                 const double* offset, const Activation& activation, Request request,
+                 const Tensor& y) override {
     ExpectLargeWrite(y.data, layout.Size() * SizeOf(y.dtype));
-    cpu::Normalize(x.dtype, x.data, layout, mean, scale, offset, ToWrite(request), y.data);
+    cpu::Normalize(x.dtype, x.data, layout, mean, scale, offset, activation, ToWrite(request),
+                   y.data);
   }
-  void BackwardSums(const Tensor& x, const Tensor& dy, const Layout& layout, const double* mean,
-                    double* sum_dy, double* sum_dy_xmu) override {
-    cpu::BackwardSums(x.dtype, x.data, dy.data, layout, mean, MakeWorkspace(layout).data(), sum_dy,
-                      sum_dy_xmu);
+  void FindBelow(const Tensor& t, const Layout& layout, const double* bound,
+                 double* found) override {
+    cpu::FindBelow(t.dtype, t.data, layout, bound, MakeWorkspace(layout).data(), found);
   }
-  void BackwardApply(const Tensor& x, const Tensor& dy, const Layout& layout, const double* mean,
-                     const double* a, const double* b, const double* d, Request request,
+  void BackwardSums(const Tensor& t, const Tensor& dy, const Layout& layout,
+                    const Recovery& recovery, const double* mean, double* sum_dz,
+                    double* sum_dz_u) override {
+    cpu::BackwardSums(t.dtype, t.data, dy.data, layout, recovery, mean,
+                      MakeWorkspace(layout).data(), sum_dz, sum_dz_u);
+  }
+  void BackwardApply(const Tensor& t, const Tensor& dy, const Layout& layout,
+                     const Recovery& recovery, const double* mean, const double* a,
+                     const double* b, const double* d, Request request,
                      const Tensor& dx) override {
     ExpectLargeWrite(dx.data, layout.Size() * SizeOf(dx.dtype));
-    cpu::BackwardApply(x.dtype, x.data, dy.data, layout, mean, a, b, d, ToWrite(request), dx.data);
+    cpu::BackwardApply(t.dtype, t.data, dy.data, layout, recovery, mean, a, b, d,
+                       ToWrite(request), dx.data);
   }
+
+  void* Memory(Place place, size_t bytes) override {
+    Piece& piece = pieces_[static_cast<int>(place)];
+    if (piece.bytes < bytes) piece = {std::make_unique<double[]>(bytes / sizeof(double) + 1), bytes};
+    return piece.data.get();
+  }
+  void Gather(const Tensor& tensor, const Layout& layout, const std::vector<int64_t>& channels,
+              void* compact) override {
+    cpu::GatherChannels(tensor.dtype, tensor.data, layout, channels, compact);
+  }
+  void Scatter(const void* compact, const Layout& layout, const std::vector<int64_t>& channels,
+               const Tensor& tensor) override {
+    cpu::ScatterChannels(tensor.dtype, compact, layout, channels, tensor.data);
+  }
+
+ private:
+  struct Piece {
+    std::unique_ptr<double[]> data;
+    size_t bytes = 0;
+  };
+  Piece pieces_[3];
 };
 
 }  // namespace

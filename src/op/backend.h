@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collective/device.h"
+#include "core/activation.h"
 #include "core/layout.h"
 #include "op/tensor.h"
 
@@ -31,16 +32,31 @@ class Backend {
   virtual std::vector<double> Read(const Tensor& vector) = 0;
   virtual void Write(const std::vector<double>& values, Request request, const Tensor& vector) = 0;
 
-  // The kernels; see kernels/cpu/batch_norm_cpu.h for what each computes.
+  // The kernels; see kernels/cpu/batch_norm_cpu.h for what each computes. Vectors have as many
+  // numbers as `layout` has channels.
   virtual void LocalMoments(const Tensor& x, const Layout& layout, double* mean, double* m2) = 0;
   virtual void Normalize(const Tensor& x, const Layout& layout, const double* mean,
-                         const double* scale, const double* offset, Request request,
-                         const Tensor& y) = 0;
-  virtual void BackwardSums(const Tensor& x, const Tensor& dy, const Layout& layout,
-                            const double* mean, double* sum_dy, double* sum_dy_xmu) = 0;
-  virtual void BackwardApply(const Tensor& x, const Tensor& dy, const Layout& layout,
-                             const double* mean, const double* a, const double* b,
-                             const double* d, Request request, const Tensor& dx) = 0;
+                         const double* scale, const double* offset, const Activation& activation,
+                         Request request, const Tensor& y) = 0;
+  virtual void FindBelow(const Tensor& t, const Layout& layout, const double* bound,
+                         double* found) = 0;
+  virtual void BackwardSums(const Tensor& t, const Tensor& dy, const Layout& layout,
+                            const Recovery& recovery, const double* mean, double* sum_dz,
+                            double* sum_dz_u) = 0;
+  virtual void BackwardApply(const Tensor& t, const Tensor& dy, const Layout& layout,
+                             const Recovery& recovery, const double* mean, const double* a,
+                             const double* b, const double* d, Request request,
+                             const Tensor& dx) = 0;
+
+  // Memory on the device for some channels of a tensor. It lasts from call to call, until a larger
+  // piece is asked for in its place or the backend ends.
+  enum class Place { kX, kDy, kDx };
+  virtual void* Memory(Place place, size_t bytes) = 0;
+  // Copies these channels of `tensor` side by side, to (outer, channels.size(), inner), and back.
+  virtual void Gather(const Tensor& tensor, const Layout& layout,
+                      const std::vector<int64_t>& channels, void* compact) = 0;
+  virtual void Scatter(const void* compact, const Layout& layout,
+                       const std::vector<int64_t>& channels, const Tensor& tensor) = 0;
 };
 
 // The backend of this device. Throws Error for a GPU if the library was built without CUDA, or if

@@ -21,6 +21,7 @@ namespace {
 
 struct Op {
   int axis;
+  bool from_output;
   SyncBatchNorm batch_norm;
 };
 
@@ -55,7 +56,7 @@ struct Views {
 
 void* gluon_syncbn_op_create(const char* group, const char* device, const char* computes_on,
                              int num_devices, int axis, double epsilon, double momentum,
-                             double timeout) {
+                             double timeout, int function, double slope, int from_output) {
   Op* op = nullptr;
   syncbn::CatchAll([&] {
     syncbn::Options options;
@@ -64,7 +65,10 @@ void* gluon_syncbn_op_create(const char* group, const char* device, const char* 
     options.epsilon = epsilon;
     options.momentum = momentum;
     options.timeout = timeout;
-    op = new Op{axis, SyncBatchNorm(options, syncbn::ParseDevice(device),
+    options.activation = {static_cast<syncbn::Function>(function), slope};
+    options.from_output = from_output != 0;
+    op = new Op{axis, options.from_output,
+                SyncBatchNorm(options, syncbn::ParseDevice(device),
                                     syncbn::Registry::Get().FindOrCreate(group, group),
                                     syncbn::MakeBackend(syncbn::ParseDevice(computes_on)))};
   });
@@ -90,8 +94,8 @@ int gluon_syncbn_op_backward(void* op, const gluon_syncbn_shard* shard) {
         ToRequest(shard->dx_request),     ToRequest(shard->dgamma_request),
         ToRequest(shard->dbeta_request),  views.Data(shard->dx),
         views.Vector(shard->dgamma),      views.Vector(shard->dbeta)};
-    self.batch_norm.Backward(views.Data(shard->dy), views.Data(shard->x),
-                             views.Vector(shard->gamma), gradients);
+    self.batch_norm.Backward(views.Data(shard->dy),
+                             views.Data(self.from_output ? shard->y : shard->x), gradients);
   });
 }
 

@@ -20,10 +20,11 @@ struct gluon_syncbn_shard {
 };
 
 // `device` ("gpu(1)") is the rank among the devices of the group with this key; `computes_on` is
-// where its memory is.
+// where its memory is. `function` and `slope` are the Activation; with `from_output` backward reads
+// the shard's y, else its x.
 void* gluon_syncbn_op_create(const char* group, const char* device, const char* computes_on,
                              int num_devices, int axis, double epsilon, double momentum,
-                             double timeout);
+                             double timeout, int function, double slope, int from_output);
 int gluon_syncbn_op_forward(void* op, int training, const gluon_syncbn_shard* shard);
 int gluon_syncbn_op_backward(void* op, const gluon_syncbn_shard* shard);
 void gluon_syncbn_op_delete(void* op);

@@ -2,10 +2,12 @@
 #include "op/sync_batch_norm.h"
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "collective/registry.h"
 #include "core/error.h"
+#include "op/recovery.h"
 #include "op/reducers.h"
 
 namespace syncbn {
@@ -30,7 +32,8 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
     : options_(options),
       device_(device),
       group_(std::move(group)),
-      backend_(std::move(backend)) {}
+      backend_(std::move(backend)),
+      kept_(backend_.get()) {}
 
 // A device whose runtime fails can never meet the others, so they are told at once.
 template <typename Body>
@@ -62,10 +65,9 @@ void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
   });
 }
 
-void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& x, const Tensor& gamma,
-                             const Gradients& out) {
-  OnBackend("backward", x, {&gamma},
-            [&](const Layout& layout) { ComputeBackward(layout, dy, x, gamma, out); });
+void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& t, const Gradients& out) {
+  OnBackend("backward", t, {},
+            [&](const Layout& layout) { ComputeBackward(layout, dy, t, out); });
 }
 
 void SyncBatchNorm::ComputeForward(const Layout& layout, bool training, const Tensor& x,
@@ -85,37 +87,72 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, bool training, const Te
     mean_ = backend_->Read(running_mean);
     inv_std_ = InverseStd(backend_->Read(running_var), options_.epsilon);
   }
-  if (y_request == Request::kNull) return;
-  const std::vector<double> scale = Product(GammaOf(gamma), inv_std_);
-  backend_->Normalize(x, layout, mean_.data(), scale.data(), backend_->Read(beta).data(), y_request,
-                      y);
+  const std::vector<double> gammas = GammaOf(gamma);
+  scale_ = Product(gammas, inv_std_);
+  offset_ = backend_->Read(beta);
+  if (y_request != Request::kNull) {
+    backend_->Normalize(x, layout, mean_.data(), scale_.data(), offset_.data(),
+                        options_.activation, y_request, y);
+  }
+  if (options_.from_output) {
+    kept_.Keep(x, layout, Unrecoverable(layout, gammas, y_request, y));
+  }
+}
+
+// The channels whose x y does not give back: all, if y is not this call's alone.
+std::vector<int64_t> SyncBatchNorm::Unrecoverable(const Layout& layout,
+                                                  const std::vector<double>& gamma,
+                                                  Request y_request, const Tensor& y) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  std::vector<double> bounds(gamma.size(), infinity), found(gamma.size(), 0.0);
+  if (y_request == Request::kWrite) {
+    bounds = RecoverableFrom(gamma, offset_, options_.activation, y.dtype);
+    if (options_.activation.function == Function::kElu) {
+      backend_->FindBelow(y, layout, bounds.data(), found.data());
+    }
+  }
+  std::vector<int64_t> channels;
+  for (size_t c = 0; c < gamma.size(); ++c) {
+    if (found[c] > 0 || bounds[c] == infinity) channels.push_back(static_cast<int64_t>(c));
+  }
+  return channels;
 }
 
 // With g = gamma * inv_std and sums over the whole batch of `count` elements per channel:
-// dx = g * (dy - sum_dy / count - (x - mean) * inv_std^2 * sum_dy_xmu / count)
-void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& x,
-                                    const Tensor& gamma, const Gradients& out) {
+// dx = g * (dz - sum_dz / count - (x - mean) * inv_std^2 * sum_dz_xmu / count)
+// Kernels that read y take u = (x - mean) * g for x - mean.
+void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
+                                    const Gradients& out) {
   const size_t channels = static_cast<size_t>(layout.channels);
   // MXNet skips the backward of a failed forward only if no other operator took its exception.
   if (mean_.size() != channels) {
     throw Error(Concat("SyncBatchNorm '", group_->layer(), "', backward: the forward call that it "
                        "belongs to has failed. ", group_->Failure()));
   }
-  Payload sums(2 * channels);  // sum_dy, then sum_dy_xmu
-  backend_->BackwardSums(x, dy, layout, mean_.data(), sums.data(), sums.data() + channels);
+  const bool from_y = options_.from_output;
+  const Recovery from_x{options_.activation, false, scale_.data(), offset_.data()};
+  const Recovery recovery = from_y ? Recovery{options_.activation, true, nullptr, nullptr} : from_x;
+  const double* const center = from_y ? offset_.data() : mean_.data();
+  std::vector<double> unit(channels, 1.0);  // u in units of x
+  for (size_t c = 0; c < channels && from_y; ++c) unit[c] = scale_[c];
 
-  const std::vector<double> sum_dy(sums.begin(), sums.begin() + channels);
-  const std::vector<double> sum_dy_xmu(sums.begin() + channels, sums.end());
-  backend_->Write(sum_dy, out.dbeta_request, out.dbeta);
-  backend_->Write(options_.fix_gamma ? std::vector<double>(channels, 0.0)
-                                     : Product(sum_dy_xmu, inv_std_),
-                  out.dgamma_request, out.dgamma);
+  Payload sums(2 * channels);  // sum_dz, then sum_dz_xmu
+  double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + channels;
+  backend_->BackwardSums(t, dy, layout, recovery, center, sum_dz, sum_dz_xmu);
+  for (size_t c = 0; c < channels; ++c) sum_dz_xmu[c] /= unit[c];
+  if (from_y) kept_.BackwardSums(dy, layout, from_x, mean_.data(), sum_dz, sum_dz_xmu);
 
-  const std::vector<double> a = Product(GammaOf(gamma), inv_std_);
+  const std::vector<double> dbeta(sum_dz, sum_dz + channels);
+  backend_->Write(dbeta, out.dbeta_request, out.dbeta);
+  std::vector<double> dgamma(channels, 0.0);
+  for (size_t c = 0; c < channels && !options_.fix_gamma; ++c) dgamma[c] = sum_dz_xmu[c] * inv_std_[c];
+  backend_->Write(dgamma, out.dgamma_request, out.dgamma);
+
+  const std::vector<double>& a = scale_;
   std::vector<double> b(channels, 0.0), d(channels, 0.0);
   if (batch_statistics_) {
     // A device that needs no gradient of x takes part all the same: the others need its sums.
-    const auto total = Exchange("backward", x, layout, std::move(sums), Sum,
+    const auto total = Exchange("backward", t, layout, std::move(sums), Sum,
                                 "sum_float64");
     for (size_t c = 0; c < channels && count_ > 0; ++c) {
       d[c] = -a[c] * (*total)[c] / count_;
@@ -123,8 +160,16 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
     }
   }
   if (out.dx_request == Request::kNull) return;
-  backend_->BackwardApply(x, dy, layout, mean_.data(), a.data(), b.data(), d.data(),
-                          out.dx_request, out.dx);
+  const auto apply = [&](const std::vector<double>& of_u) {
+    backend_->BackwardApply(t, dy, layout, recovery, center, a.data(), of_u.data(), d.data(),
+                            out.dx_request, out.dx);
+  };
+  if (!from_y) return apply(b);
+  kept_.BackwardApply(layout, from_x, mean_.data(), a.data(), b.data(), d.data(), out.dx_request,
+                      out.dx);
+  for (size_t c = 0; c < channels; ++c) b[c] /= unit[c];
+  apply(b);
+  kept_.WriteTo(out.dx, layout);
 }
 
 SyncBatchNorm::Statistics SyncBatchNorm::ReduceMoments(const Tensor& x, const Layout& layout) {

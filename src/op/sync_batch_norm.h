@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "collective/group.h"
+#include "core/activation.h"
 #include "core/layout.h"
 #include "op/backend.h"
+#include "op/kept_channels.h"
 #include "op/tensor.h"
 
 namespace syncbn {
@@ -24,6 +26,8 @@ struct Options {
   bool fix_gamma = false;
   bool use_global_stats = false;
   bool unbiased_running_var = false;
+  Activation activation;       // of the output
+  bool from_output = false;    // whether backward reads y instead of x, see Recovery
   double timeout = 0;  // seconds; 0 means DefaultTimeout()
   std::set<Device> contexts;  // where the layer is initialized, if known; for messages
   bool across_processes = true;  // false: the devices of this process only
@@ -42,15 +46,15 @@ class SyncBatchNorm {
   SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Group> group,
                 std::unique_ptr<Backend> backend);
 
-  // y = (x - mean) / sqrt(var + epsilon) * gamma + beta. `training` takes the batch's statistics
+  // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). `training` takes the batch's statistics
   // and updates the running ones in place, unless use_global_stats.
   void Forward(bool training, const Tensor& x, const Tensor& gamma, const Tensor& beta,
                Request y_request, const Tensor& y, const Tensor& running_mean,
                const Tensor& running_var);
 
-  // Gradients of the forward call before it. dgamma and dbeta are those of this device's shard:
-  // the trainer sums them over devices.
-  void Backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, const Gradients& out);
+  // Gradients of the forward call before it. `t` is its y if options say from_output, else its x.
+  // dgamma and dbeta are those of this device's shard: the trainer sums them over devices.
+  void Backward(const Tensor& dy, const Tensor& t, const Gradients& out);
 
  private:
   struct Statistics {
@@ -65,8 +69,10 @@ class SyncBatchNorm {
   void ComputeForward(const Layout& layout, bool training, const Tensor& x, const Tensor& gamma,
                       const Tensor& beta, Request y_request, const Tensor& y,
                       const Tensor& running_mean, const Tensor& running_var);
-  void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& x,
-                       const Tensor& gamma, const Gradients& out);
+  void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
+                       const Gradients& out);
+  std::vector<int64_t> Unrecoverable(const Layout& layout, const std::vector<double>& gamma,
+                                     Request y_request, const Tensor& y);
   Statistics ReduceMoments(const Tensor& x, const Layout& layout);
   void UpdateRunning(const Statistics& batch, const Tensor& running_mean,
                      const Tensor& running_var) const;
@@ -88,6 +94,8 @@ class SyncBatchNorm {
   int64_t backward_calls_ = 0;
   double count_ = 0;
   std::vector<double> mean_, inv_std_;
+  std::vector<double> scale_, offset_;  // from x - mean to z
+  KeptChannels kept_;                   // if from_output
 };
 
 }  // namespace syncbn

@@ -1,90 +1,15 @@
-// The four kernels against a loop in long double, over dtypes, layouts, alignments and both ways to
-// write. `Kernels` are those of the CPU or of CUDA: static functions as in batch_norm_cpu.h, and
-// `SumError(dtype, n)`, which bounds the error of a sum of n terms, relative to n times the largest.
-//
-// Tolerances are error bounds, not measurements: eps of the arithmetic times the sizes of the terms
-// that are added, times the error of a sum, plus half a unit of the result.
+// The kernels against kernel_problem.h, over dtypes, layouts, alignments, activations and ways to
+// write. `Kernels` are those of the CPU or of CUDA: static functions as in batch_norm_cpu.h, and of
+// the sums `SumError(dtype, n)`, which bounds the error of n terms, relative to n times the
+// largest, and `SumEps(dtype)`, the eps of each term.
 #pragma once
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "check.h"
-#include "core/error.h"
-#include "core/layout.h"
-#include "tensor.h"
+#include "kernel_problem.h"
 
 namespace test {
-
-using syncbn::DType;
-using syncbn::Layout;
-
-constexpr double kEps64 = 0x1p-53;
-
-struct Case {
-  DType dtype;
-  Layout layout;
-  int misalign;
-  double center, deviation;
-};
-
-struct Channel {
-  long double mean = 0, m2 = 0, sum_dy = 0, sum_dy_xmu = 0;
-  double farthest = 0, largest_dy = 0;  // of x from the mean
-};
-
-struct Problem {
-  Case c;
-  Tensor x, dy;
-  std::vector<double> mean, a, b, d;
-  std::string label;
-
-  explicit Problem(const Case& of)
-      : c(of),
-        x(of.dtype, of.layout.Size(), of.misalign),
-        dy(of.dtype, of.layout.Size(), of.misalign),
-        label(syncbn::Concat(syncbn::Name(of.dtype), " (", of.layout.outer, ", ",
-                             of.layout.channels, ", ", of.layout.inner, ") misaligned by ",
-                             of.misalign, ", about ", of.center)) {
-    std::mt19937 generator(7);
-    std::normal_distribution<double> normal;
-    for (int64_t i = 0; i < x.size(); ++i) {
-      x.Set(i, c.center + c.deviation * normal(generator));
-      dy.Set(i, normal(generator));
-    }
-    for (int64_t i = 0; i < c.layout.channels; ++i) {
-      mean.push_back(c.center + 0.1 * normal(generator));
-      a.push_back(normal(generator));
-      b.push_back(normal(generator));
-      d.push_back(normal(generator));
-    }
-  }
-
-  int64_t Index(int64_t outer, int64_t channel, int64_t inner) const {
-    return (outer * c.layout.channels + channel) * c.layout.inner + inner;
-  }
-
-  template <typename Visit>
-  void ForEach(int64_t channel, const Visit& visit) const {
-    for (int64_t o = 0; o < c.layout.outer; ++o)
-      for (int64_t i = 0; i < c.layout.inner; ++i) visit(Index(o, channel, i));
-  }
-
-  Channel Expected(int64_t channel) const {
-    Channel e;
-    ForEach(channel, [&](int64_t i) { e.mean += x.Get(i); });
-    if (c.layout.PerChannel() > 0) e.mean /= c.layout.PerChannel();
-    ForEach(channel, [&](int64_t i) {
-      const long double deviation = x.Get(i) - e.mean;
-      e.m2 += deviation * deviation;
-      e.sum_dy += dy.Get(i);
-      e.sum_dy_xmu += dy.Get(i) * (static_cast<long double>(x.Get(i)) - mean[channel]);
-      e.farthest = std::max(e.farthest, static_cast<double>(std::fabs(deviation)));
-      e.largest_dy = std::max(e.largest_dy, std::fabs(dy.Get(i)));
-    });
-    return e;
-  }
-};
 
 // Poisoned, but for the bytes that have to be zero.
 template <typename Kernels>
@@ -100,71 +25,178 @@ void CheckZeros(const std::vector<double>& workspace, const std::string& label) 
 }
 
 template <typename Kernels>
-void TestReductions(Problem& p) {
+void TestMoments(Problem& p) {
   const int64_t channels = p.c.layout.channels;
   std::vector<double> workspace = Workspace<Kernels>(p.c.dtype, p.c.layout);
-  std::vector<double> mean(channels, NAN), m2 = mean, sum_dy = mean, sum_dy_xmu = mean;
+  std::vector<double> mean(channels, NAN), m2 = mean;
   Kernels::LocalMoments(p.c.dtype, p.x.data(), p.c.layout, workspace.data(), mean.data(), m2.data());
-  Kernels::BackwardSums(p.c.dtype, p.x.data(), p.dy.data(), p.c.layout, p.mean.data(),
-                    workspace.data(), sum_dy.data(), sum_dy_xmu.data());
   CheckZeros<Kernels>(workspace, p.label);
   const double n = static_cast<double>(p.c.layout.PerChannel());
   const double error = Kernels::SumError(p.c.dtype, n);
   for (int64_t c = 0; c < channels; ++c) {
-    const Channel e = p.Expected(c);
+    const Moments e = p.ExpectedMoments(c);
     const double far = 2 * e.farthest;  // bounds |x - first value|
-    const double off = far + std::fabs(static_cast<double>(e.mean) - p.mean[c]);
     CHECK_NEAR(mean[c], e.mean, 4 * error * far + 4 * kEps64 * std::fabs(mean[c]), p.label);
     CHECK_NEAR(m2[c], e.m2, 8 * error * n * far * far, p.label);
-    CHECK_NEAR(sum_dy[c], e.sum_dy, 2 * error * n * e.largest_dy, p.label);
-    CHECK_NEAR(sum_dy_xmu[c], e.sum_dy_xmu, 4 * error * n * e.largest_dy * off, p.label);
   }
 }
 
-// The output starts as NaN where it is to be overwritten.
+// Bounds in between the numbers of the dtype, too: the least element is below the next double.
 template <typename Kernels>
-void TestApply(Problem& p, bool backward, bool add, bool in_place) {
+void TestFindBelow(Problem& p) {
+  const int64_t channels = p.c.layout.channels;
+  std::vector<double> workspace = Workspace<Kernels>(p.c.dtype, p.c.layout);
+  std::vector<double> bound(channels, INFINITY), found(channels);
+  for (int64_t c = 0; c < channels; ++c) {
+    p.ForEach(c, [&](int64_t i) { bound[c] = std::min(bound[c], p.x.Get(i)); });
+    if (c % 3 == 1) bound[c] = std::nextafter(bound[c], INFINITY);
+    if (c % 6 == 5) bound[c] = INFINITY;
+    if (c % 6 == 2) bound[c] = -INFINITY;
+  }
+  Kernels::FindBelow(p.c.dtype, p.x.data(), p.c.layout, bound.data(), workspace.data(),
+                     found.data());
+  CheckZeros<Kernels>(workspace, p.label);
+  const bool empty = p.c.layout.PerChannel() == 0;
+  for (int64_t c = 0; c < channels; ++c) {
+    const bool expected = !empty && (c % 3 == 1 || c % 6 == 5);
+    CHECK_EQ(found[c] > 0, expected, p.label, " channel ", c);
+    CHECK(expected || found[c] == 0, p.label, " channel ", c);
+  }
+}
+
+inline std::string Describe(const Recovery& r) {
+  const char* const names[] = {"identity", "leaky ReLU", "ELU"};
+  return syncbn::Concat(names[static_cast<int>(r.activation.function)], " with slope ",
+                        r.activation.slope, r.from_output ? " from y" : " from x");
+}
+
+// Sums err as sums of the largest terms, and by the errors of their terms.
+template <typename Kernels>
+void TestSums(Problem& p, const Recovery& recovery) {
+  const int64_t channels = p.c.layout.channels;
+  std::vector<double> workspace = Workspace<Kernels>(p.c.dtype, p.c.layout);
+  std::vector<double> sum_dz(channels, NAN), sum_dz_u = sum_dz;
+  Kernels::BackwardSums(p.c.dtype, p.x.data(), p.dy.data(), p.c.layout, recovery, p.mean.data(),
+                        workspace.data(), sum_dz.data(), sum_dz_u.data());
+  CheckZeros<Kernels>(workspace, p.label);
+  const double n = static_cast<double>(p.c.layout.PerChannel());
+  const double error = Kernels::SumError(p.c.dtype, n), eps = Kernels::SumEps(p.c.dtype);
+  for (int64_t c = 0; c < channels; ++c) {
+    long double dz = 0, dz_u = 0;
+    double dz_error = 0, dz_u_error = 0, largest_dz = 0, largest_u = 0;
+    p.ForEach(c, [&](int64_t i) {
+      const Gradient g = p.Unwound(recovery, c, i, eps);
+      dz += g.dz.value;
+      dz_u += g.dz.value * g.u.value;
+      dz_error += g.dz.error;
+      dz_u_error += g.dz.error * Size(g.u.value) + Size(g.dz.value) * g.u.error;
+      largest_dz = std::max(largest_dz, Size(g.dz.value) + g.dz.error);
+      largest_u = std::max(largest_u, Size(g.u.value) + g.u.error);
+    });
+    CHECK_NEAR(sum_dz[c], dz, 2 * error * n * largest_dz + dz_error, p.label, " ",
+               Describe(recovery));
+    CHECK_NEAR(sum_dz_u[c], dz_u, 4 * error * n * largest_dz * largest_u + dz_u_error, p.label, " ",
+               Describe(recovery));
+  }
+}
+
+// How a tensor is written.
+struct Way {
+  bool add;
+  enum { kApart, kOnFirst, kOnDy } place;
+};
+
+// Runs apply(t, dy, out) on memory that lies as `way` says; the output starts as NaN where it is to
+// be overwritten. Then checks it against expected(channel, element, what was there).
+template <typename Apply, typename Expected>
+void TestWrite(Problem& p, const Way& way, const std::string& what, const Apply& apply,
+               const Expected& expected) {
   Tensor out(p.c.dtype, p.x.size(), p.c.misalign);
   for (int64_t i = 0; i < out.size(); ++i) {
-    if (in_place) out.Set(i, p.x.Get(i));
-    else if (add) out.Set(i, 0.25 * (i % 13));
+    if (way.place == Way::kOnFirst) out.Set(i, p.x.Get(i));
+    else if (way.place == Way::kOnDy) out.Set(i, p.dy.Get(i));
+    else if (way.add) out.Set(i, 0.25 * (i % 13));
   }
   const Tensor old = out;
-  const void* x = in_place ? out.data() : p.x.data();
-  if (backward)
-    Kernels::BackwardApply(p.c.dtype, x, p.dy.data(), p.c.layout, p.mean.data(), p.a.data(),
-                       p.b.data(), p.d.data(), add, out.data());
-  else
-    Kernels::Normalize(p.c.dtype, x, p.c.layout, p.mean.data(), p.b.data(), p.d.data(), add,
-                       out.data());
-  CHECK(out.Guarded(), p.label);
-  const double eps = p.c.dtype == DType::kFloat64 ? kEps64 : 0x1p-24;
+  apply(way.place == Way::kOnFirst ? out.data() : p.x.data(),
+        way.place == Way::kOnDy ? out.data() : p.dy.data(), out.data());
+  CHECK(out.Guarded(), p.label, " ", what);
   for (int64_t c = 0; c < p.c.layout.channels; ++c) {
     p.ForEach(c, [&](int64_t i) {
-      const double centered = p.b[c] * (p.x.Get(i) - p.mean[c]);
-      const double gradient = backward ? p.a[c] * p.dy.Get(i) : 0;
-      const double before = add ? old.Get(i) : 0;
-      const double split = std::fabs(p.b[c] * p.mean[c]) * eps;  // what float32 loses of the mean
-      const double terms = std::fabs(centered) + std::fabs(gradient) + std::fabs(before) +
-                           std::fabs(p.d[c]) + split;
-      const double expected = centered + p.d[c] + gradient + before;
-      CHECK_NEAR(out.Get(i), expected, 8 * eps * terms + Ulp(p.c.dtype, expected) / 2,
-                 p.label, backward ? " backward" : " forward", add ? " add" : "",
-                 in_place ? " in place" : "");
+      const Value e = expected(c, i, way.add ? old.Get(i) : 0.0);
+      const double half = Ulp(p.c.dtype, static_cast<double>(e.value)) / 2;
+      CHECK_NEAR(out.Get(i), e.value, e.error + half, p.label, " ", what, way.add ? " add" : "",
+                 way.place == Way::kApart ? "" : " in place");
     });
   }
 }
 
 template <typename Kernels>
-void TestCase(const Case& c) {
-  Problem problem(c);
-  TestReductions<Kernels>(problem);
-  for (bool backward : {false, true}) {
-    for (bool in_place : {false, true}) {
-      TestApply<Kernels>(problem, backward, false, in_place);
-      TestApply<Kernels>(problem, backward, true, in_place);
+void TestNormalize(Problem& p, const Activation& activation, const Way& way) {
+  TestWrite(
+      p, way, "forward " + Describe({activation, false, nullptr, nullptr}),
+      [&](const void* x, const void* /*dy*/, void* y) {
+        Kernels::Normalize(p.c.dtype, x, p.c.layout, p.mean.data(), p.scale.data(),
+                           p.offset.data(), activation, way.add, y);
+      },
+      [&](int64_t c, int64_t i, double old) {
+        const Value y = p.Y(activation, c, i);
+        const double added = EpsOf(p.c.dtype) * (Size(y.value) + std::fabs(old));
+        return Value{y.value + old, y.error + added};
+      });
+}
+
+template <typename Kernels>
+void TestBackwardApply(Problem& p, const Recovery& recovery, const Way& way) {
+  TestWrite(
+      p, way, "backward " + Describe(recovery),
+      [&](const void* t, const void* dy, void* dx) {
+        Kernels::BackwardApply(p.c.dtype, t, dy, p.c.layout, recovery, p.mean.data(), p.a.data(),
+                               p.b.data(), p.d.data(), way.add, dx);
+      },
+      [&](int64_t c, int64_t i, double old) { return p.Dx(recovery, c, i, old); });
+}
+
+template <typename Kernels>
+void TestPlain(Problem& p) {
+  const Recovery plain = p.From({}, false);
+  TestMoments<Kernels>(p);
+  TestFindBelow<Kernels>(p);
+  TestSums<Kernels>(p, plain);
+  for (bool add : {false, true}) {
+    for (auto place : {Way::kApart, Way::kOnFirst}) {
+      TestNormalize<Kernels>(p, {}, {add, place});
+      TestBackwardApply<Kernels>(p, plain, {add, place});
     }
   }
+  TestBackwardApply<Kernels>(p, plain, {true, Way::kOnDy});
+}
+
+struct Fusion {
+  Activation activation;
+  bool from_output;
+};
+
+// Leaves p.x an output of the activation if that is what backward reads.
+template <typename Kernels>
+void TestFusion(Problem& p, const Fusion& fusion) {
+  const Recovery recovery = p.From(fusion.activation, fusion.from_output);
+  if (fusion.from_output) {
+    p.MakeOutputs(fusion.activation);
+  } else {
+    TestNormalize<Kernels>(p, fusion.activation, {false, Way::kApart});
+    TestNormalize<Kernels>(p, fusion.activation, {true, Way::kOnFirst});
+  }
+  TestSums<Kernels>(p, recovery);
+  TestBackwardApply<Kernels>(p, recovery, {false, Way::kOnDy});
+  TestBackwardApply<Kernels>(p, recovery, {true, Way::kOnFirst});
+}
+
+template <typename Kernels>
+void TestCase(const Case& c, const std::vector<Fusion>& fusions) {
+  Problem problem(c);
+  TestPlain<Kernels>(problem);
+  for (const Fusion& fusion : fusions) TestFusion<Kernels>(problem, fusion);
 }
 
 template <typename Kernels>
@@ -185,6 +217,32 @@ void TestNonFinite(DType dtype, const Layout& layout) {
   }
 }
 
+// At 0 the slope is that of the negative side, and NaN stays, through an activation, too.
+template <typename Kernels>
+void TestKink(DType dtype, const Fusion& fusion) {
+  const std::vector<double> values = {0.0, -0.0, 1.0, NAN};
+  const Layout layout{1, 1, static_cast<int64_t>(values.size())};
+  const double zero = 0, one = 1;
+  Tensor t(dtype, layout.inner), dy(dtype, layout.inner), y(dtype, layout.inner);
+  for (int64_t i = 0; i < layout.inner; ++i) {
+    t.Set(i, values[i]);
+    dy.Set(i, 1);
+  }
+  const Recovery recovery{fusion.activation, fusion.from_output, &one, &zero};
+  const std::string what = syncbn::Name(dtype) + " " + Describe(recovery);
+  Kernels::Normalize(dtype, t.data(), layout, &zero, &one, &zero, fusion.activation, false,
+                     y.data());
+  for (int64_t i = 0; i < 3; ++i) CHECK_EQ(y.Get(i), values[i], what);
+  CHECK(std::isnan(y.Get(3)), what);
+  Kernels::BackwardApply(dtype, t.data(), dy.data(), layout, recovery, &zero, &one, &zero, &zero,
+                         false, y.data());
+  const double slope = fusion.activation.slope, half = Ulp(dtype, slope) / 2;
+  const double error = half + 4 * EpsOf(dtype) * slope;
+  for (int64_t i = 0; i < 2; ++i) CHECK_NEAR(y.Get(i), slope, error, what);
+  CHECK_EQ(y.Get(2), 1.0, what);
+  CHECK(std::isnan(y.Get(3)), what);
+}
+
 // Every value of a 16-bit type passes through unchanged, and sums are rounded to nearest even.
 template <typename Kernels>
 void TestConversions(DType dtype) {
@@ -194,7 +252,7 @@ void TestConversions(DType dtype) {
   const double zero = 0;
   // Scaling by powers of two reaches subnormals and infinity; the other scale makes ties.
   for (double scale : {1.0, 0x1p-9, 0x1p9, 0x1p-3, 1.0 + 0x1p-7, 1.0 + 0x1p-10}) {
-    Kernels::Normalize(dtype, x.data(), {1, 1, kValues}, &zero, &scale, &zero, false,
+    Kernels::Normalize(dtype, x.data(), {1, 1, kValues}, &zero, &scale, &zero, Activation{}, false,
                        y.data());
     for (int64_t i = 0; i < kValues; ++i) {
       const double expected = Round(dtype, x.Get(i) * scale);
@@ -212,22 +270,37 @@ template <typename Kernels>
 void TestAll(const std::vector<Layout>& layouts) {
   const std::vector<DType> dtypes = {DType::kFloat32, DType::kFloat64, DType::kFloat16,
                                      DType::kBfloat16};
+  // ReLU is the slope 0; a slope above 1 makes f steeper where z is negative.
+  const Fusion relu{{Function::kLeakyRelu, 0}, false}, steep{{Function::kLeakyRelu, 3}, false};
+  const Fusion leaky_of_y{{Function::kLeakyRelu, 0.01}, true}, elu{{Function::kElu, 0.7}, false};
+  const Fusion identity_of_y{{}, true}, elu_of_y{{Function::kElu, 1.5}, true};
+  const std::vector<Fusion> all = {relu, steep, elu, leaky_of_y, identity_of_y, elu_of_y};
   for (DType dtype : dtypes) {
+    // Each layout meets every kind, half of them at either alignment, alternately.
+    size_t turn = 0;
     for (const Layout& layout : layouts) {
-      for (int misalign : {0, 1}) TestCase<Kernels>({dtype, layout, misalign, 0.5, 1});
+      for (int misalign : {0, 1}) {
+        const bool first = (turn + static_cast<size_t>(misalign)) % 2 == 0;
+        TestCase<Kernels>({dtype, layout, misalign, 0.5, 1},
+                          first ? std::vector<Fusion>{relu, elu_of_y}
+                                : std::vector<Fusion>{elu, leaky_of_y});
+      }
+      ++turn;
     }
-    TestCase<Kernels>({dtype, {9, 33, 49}, 0, 1e4, 1});
-    TestCase<Kernels>({dtype, {8, 3, 5000}, 3, 1e4, 1});
+    TestCase<Kernels>({dtype, {9, 33, 49}, 0, 1e4, 1}, all);
+    TestCase<Kernels>({dtype, {8, 3, 5000}, 3, 1e4, 1}, all);
+    for (const Fusion& fusion : {relu, steep, elu, leaky_of_y, elu_of_y})
+      TestKink<Kernels>(dtype, fusion);
     TestNonFinite<Kernels>(dtype, {3, 5, 7});
     TestNonFinite<Kernels>(dtype, {3, 5, 1});
     TestNonFinite<Kernels>(dtype, {4, 5, 4000});
   }
-  TestCase<Kernels>({DType::kFloat64, {4, 3, 2000}, 0, 1e8, 1});
-  TestCase<Kernels>({DType::kFloat32, {30, 4, 3000}, 0, 100, 0.1});
+  TestCase<Kernels>({DType::kFloat64, {4, 3, 2000}, 0, 1e8, 1}, {});
+  TestCase<Kernels>({DType::kFloat32, {30, 4, 3000}, 0, 100, 0.1}, {steep});
   TestConversions<Kernels>(DType::kFloat16);
   TestConversions<Kernels>(DType::kBfloat16);
   for (const Layout& layout : {Layout{0, 4, 5}, Layout{3, 4, 0}, Layout{0, 2, 1}})
-    TestCase<Kernels>({DType::kFloat32, layout, 0, 0, 1});
+    TestCase<Kernels>({DType::kFloat32, layout, 0, 0, 1}, all);
 }
 
 }  // namespace test

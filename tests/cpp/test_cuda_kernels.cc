@@ -1,11 +1,15 @@
 // The CUDA kernels' logic on the CPU, see emulated_cuda/cuda_runtime.h and kernel_tests.h.
+#include "channel_tests.h"
 #include "kernel_tests.h"
 #include "kernels/cuda/batch_norm_cuda.h"
+#include "kernels/cuda/channels.h"
 #include "kernels/cuda/partition.h"
 
 namespace cuda = syncbn::cuda;
+using syncbn::Activation;
 using syncbn::DType;
 using syncbn::Layout;
+using syncbn::Recovery;
 
 namespace {
 
@@ -22,21 +26,39 @@ struct CudaKernels {
                            double* mean, double* m2) {
     cuda::LocalMoments(dtype, x, layout, workspace, mean, m2, nullptr);
   }
-  static void BackwardSums(DType dtype, const void* x, const void* dy, const Layout& layout,
-                           const double* mean, void* workspace, double* sum_dy,
-                           double* sum_dy_xmu) {
-    cuda::BackwardSums(dtype, x, dy, layout, mean, workspace, sum_dy, sum_dy_xmu, nullptr);
+  static double SumEps(DType dtype) { return test::EpsOf(dtype); }
+  static void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
+                        void* workspace, double* found) {
+    cuda::FindBelow(dtype, t, layout, bound, workspace, found, nullptr);
+  }
+  static void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
+                           const Recovery& recovery, const double* mean, void* workspace,
+                           double* sum_dz, double* sum_dz_u) {
+    cuda::BackwardSums(dtype, t, dy, layout, recovery, mean, workspace, sum_dz, sum_dz_u, nullptr);
   }
   static void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-                        const double* scale, const double* offset, bool add, void* y) {
-    cuda::Normalize(dtype, x, layout, mean, scale, offset,
+                        const double* scale, const double* offset, const Activation& activation,
+                        bool add, void* y) {
+    cuda::Normalize(dtype, x, layout, mean, scale, offset, activation,
                     add ? cuda::Write::kAdd : cuda::Write::kAssign, y, nullptr);
   }
-  static void BackwardApply(DType dtype, const void* x, const void* dy, const Layout& layout,
-                            const double* mean, const double* a, const double* b, const double* d,
-                            bool add, void* dx) {
-    cuda::BackwardApply(dtype, x, dy, layout, mean, a, b, d,
+  static void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
+                            const Recovery& recovery, const double* mean, const double* a,
+                            const double* b, const double* d, bool add, void* dx) {
+    cuda::BackwardApply(dtype, t, dy, layout, recovery, mean, a, b, d,
                         add ? cuda::Write::kAdd : cuda::Write::kAssign, dx, nullptr);
+  }
+  static void Gather(DType dtype, const void* tensor, const Layout& layout,
+                     const std::vector<int64_t>& channels, void* compact) {
+    const std::vector<double> numbers(channels.begin(), channels.end());
+    const cuda::ChannelList list{numbers.data(), static_cast<int64_t>(numbers.size())};
+    cuda::GatherChannels(dtype, tensor, layout, list, compact, nullptr);
+  }
+  static void Scatter(DType dtype, const void* compact, const Layout& layout,
+                      const std::vector<int64_t>& channels, void* tensor) {
+    const std::vector<double> numbers(channels.begin(), channels.end());
+    const cuda::ChannelList list{numbers.data(), static_cast<int64_t>(numbers.size())};
+    cuda::ScatterChannels(dtype, compact, layout, list, tensor, nullptr);
   }
 };
 
@@ -51,7 +73,7 @@ void TestOutlier() {
     CudaKernels::LocalMoments(DType::kFloat32, p.x.data(), layout, workspace.data(), mean.data(),
                               m2.data());
     for (int64_t c = 0; c < layout.channels; ++c) {
-      const test::Channel e = p.Expected(c);
+      const test::Moments e = p.ExpectedMoments(c);
       CHECK_NEAR(mean[c], e.mean, 1e-6, p.label);
       CHECK_NEAR(m2[c], e.m2, 1e-4 * static_cast<double>(e.m2), p.label);
     }
@@ -67,5 +89,6 @@ int main() {
        {9, 40, 49},    {530, 128, 1}, {60, 3, 700}, {5, 48, 196}, {2, 2, 50000}, {3, 16, 225},
        {300, 19, 129}, {40, 2, 127},  {50, 2, 4}});
   TestOutlier();
+  test::TestAllChannels<CudaKernels>();
   return check::Result();
 }

@@ -14,15 +14,35 @@
 #include "op/sync_batch_norm.h"
 #include "tensor.h"
 
+using syncbn::Activation;
 using syncbn::Backend;
 using syncbn::Device;
 using syncbn::DType;
+using syncbn::Function;
 using syncbn::Request;
 using syncbn::Tensor;
 
 namespace {
 
 constexpr int64_t kChannels = 5;
+
+struct Setting {
+  Activation activation;
+  bool from_output = false;
+  Request dx_request = Request::kWrite;
+  Request y_request = Request::kWrite;
+
+  syncbn::Options ToOptions(size_t devices) const {
+    syncbn::Options options;
+    options.num_devices = static_cast<int>(devices);
+    options.timeout = 60;
+    options.activation = activation;
+    options.from_output = from_output;
+    return options;
+  }
+};
+
+constexpr int64_t kUnrecoverable = 2;  // the channel that backward cannot have from y
 
 // Parameters, data and results of one device.
 struct Shard {
@@ -39,9 +59,10 @@ struct Shard {
       x.Set(i, normal(generator));
       dy.Set(i, normal(generator));
       dx.Set(i, 0.5);
+      y.Set(i, 0.25);
     }
     for (int64_t c = 0; c < kChannels; ++c) {
-      gamma.Set(c, 1 + 0.1 * static_cast<double>(c));
+      gamma.Set(c, c == kUnrecoverable ? 1e-40 : 1 + 0.1 * static_cast<double>(c));
       beta.Set(c, 0.2 * static_cast<double>(c));
       mean.Set(c, 0.5);
       var.Set(c, 2);
@@ -52,11 +73,11 @@ struct Shard {
   Tensor Data(test::Tensor& tensor) { return {tensor.data(), shape, dtype}; }
   Tensor Vector(test::Tensor& tensor) { return {tensor.data(), {kChannels}, vector_dtype}; }
 
-  void Step(syncbn::SyncBatchNorm* layer, Request dx_request) {
-    layer->Forward(true, Data(x), Vector(gamma), Vector(beta), Request::kWrite, Data(y),
+  void Step(syncbn::SyncBatchNorm* layer, const Setting& setting) {
+    layer->Forward(true, Data(x), Vector(gamma), Vector(beta), setting.y_request, Data(y),
                    Vector(mean), Vector(var));
-    layer->Backward(Data(dy), Data(x), Vector(gamma),
-                    {dx_request, Request::kAdd, Request::kWrite, Data(dx), Vector(dgamma),
+    layer->Backward(Data(dy), Data(setting.from_output ? y : x),
+                    {setting.dx_request, Request::kAdd, Request::kWrite, Data(dx), Vector(dgamma),
                      Vector(dbeta)});
   }
 
@@ -71,11 +92,8 @@ struct Shard {
 
 // Two training steps on `rows.size()` devices, a thread each.
 std::vector<Shard> Train(const char* type, DType dtype, const std::vector<int64_t>& rows,
-                         Request dx_request) {
+                         const Setting& setting) {
   const auto group = std::make_shared<syncbn::Group>("layer");
-  syncbn::Options options;
-  options.num_devices = static_cast<int>(rows.size());
-  options.timeout = 60;
   std::vector<Shard> shards;
   for (size_t k = 0; k < rows.size(); ++k) shards.emplace_back(dtype, rows[k], static_cast<int>(k));
   std::vector<std::thread> threads;
@@ -84,14 +102,16 @@ std::vector<Shard> Train(const char* type, DType dtype, const std::vector<int64_
       const Device device{type, static_cast<int>(k)};
       auto backend = std::string(type) == "gpu" ? syncbn::MakeCudaBackend(device)
                                                 : syncbn::MakeBackend(device);
-      syncbn::SyncBatchNorm layer(options, device, group, std::move(backend));
+      auto layer = std::make_unique<syncbn::SyncBatchNorm>(setting.ToOptions(rows.size()), device,
+                                                           group, std::move(backend));
       emulated::Device() = 77;
       int allocations = 0;
       for (int step = 0; step < 2; ++step) {
-        shards[k].Step(&layer, dx_request);
+        shards[k].Step(layer.get(), setting);
         if (rows.size() == 1 && step == 1) CHECK_EQ(emulated::Allocations(), allocations);
         allocations = emulated::Allocations();
       }
+      layer.reset();
       CHECK_EQ(emulated::Device(), 77, "the thread's device was not restored");
     });
   }
@@ -99,43 +119,90 @@ std::vector<Shard> Train(const char* type, DType dtype, const std::vector<int64_
   return shards;
 }
 
-void Compare(test::Tensor& result, test::Tensor& expected, DType dtype, const char* name) {
+void Compare(test::Tensor& result, test::Tensor& expected, DType dtype, double error,
+             const std::string& name) {
   CHECK(result.Guarded(), name);
   const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
   for (int64_t i = 0; i < result.size(); ++i) {
     // Terms are below 100 here, and sums have below 400 of them.
     CHECK_NEAR(result.Get(i), expected.Get(i),
-               100 * 400 * eps + test::Ulp(dtype, expected.Get(i)), name, " ", syncbn::Name(dtype));
+               100 * 400 * eps + test::Ulp(dtype, expected.Get(i)) + error, name, " ",
+               syncbn::Name(dtype));
   }
 }
 
+void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& setting,
+                 const std::string& name) {
+  std::vector<Shard> gpu = Train("gpu", dtype, rows, setting);
+  std::vector<Shard> cpu = Train("cpu", dtype, rows, setting);
+  // Where backward reads y, that may have been rounded to the other neighbour. Its x_hat, which is
+  // multiplied by less than 10, then errs by as much, and under an ELU by eight times that.
+  const double error = setting.from_output ? 10 * 8 * test::Ulp(dtype, 4) : 0;
+  for (size_t k = 0; k < rows.size(); ++k) {
+    Compare(gpu[k].y, cpu[k].y, dtype, 0, name + " y");
+    Compare(gpu[k].dx, cpu[k].dx, dtype, error, name + " dx");
+    const DType vector = gpu[k].vector_dtype;
+    Compare(gpu[k].dgamma, cpu[k].dgamma, vector, error, name + " dgamma");
+    Compare(gpu[k].dbeta, cpu[k].dbeta, vector, 0, name + " dbeta");
+    Compare(gpu[k].mean, cpu[k].mean, vector, 0, name + " running_mean");
+    Compare(gpu[k].var, cpu[k].var, vector, 0, name + " running_var");
+  }
+}
+
+const std::vector<DType> kDTypes = {DType::kFloat32, DType::kFloat64, DType::kFloat16,
+                                    DType::kBfloat16};
+
 void TestLikeCpu() {
-  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBfloat16}) {
+  for (DType dtype : kDTypes) {
     for (const std::vector<int64_t>& rows :
          {std::vector<int64_t>{3}, std::vector<int64_t>{4, 1, 2}, std::vector<int64_t>{2, 0}}) {
-      for (Request request : {Request::kWrite, Request::kAdd, Request::kNull}) {
-        std::vector<Shard> gpu = Train("gpu", dtype, rows, request);
-        std::vector<Shard> cpu = Train("cpu", dtype, rows, request);
-        for (size_t k = 0; k < rows.size(); ++k) {
-          Compare(gpu[k].y, cpu[k].y, dtype, "y");
-          Compare(gpu[k].dx, cpu[k].dx, dtype, "dx");
-          const DType vector = gpu[k].vector_dtype;
-          Compare(gpu[k].dgamma, cpu[k].dgamma, vector, "dgamma");
-          Compare(gpu[k].dbeta, cpu[k].dbeta, vector, "dbeta");
-          Compare(gpu[k].mean, cpu[k].mean, vector, "running_mean");
-          Compare(gpu[k].var, cpu[k].var, vector, "running_var");
-        }
-      }
+      for (Request request : {Request::kWrite, Request::kAdd, Request::kNull})
+        TestSetting(dtype, rows, {{}, false, request}, "plain");
     }
   }
 }
 
+void TestActivations() {
+  const Activation none, relu{Function::kLeakyRelu, 0}, leaky{Function::kLeakyRelu, 0.1};
+  const Activation elu{Function::kElu, 0.8};
+  for (DType dtype : kDTypes) {
+    for (Request request : {Request::kWrite, Request::kAdd}) {
+      for (const std::vector<int64_t>& rows :
+           {std::vector<int64_t>{3}, std::vector<int64_t>{2, 0, 3}}) {
+        TestSetting(dtype, rows, {relu, false, request}, "ReLU from x");
+        TestSetting(dtype, rows, {elu, false, request}, "ELU from x");
+        TestSetting(dtype, rows, {none, true, request}, "identity from y");
+        TestSetting(dtype, rows, {leaky, true, request}, "leaky ReLU from y");
+        TestSetting(dtype, rows, {elu, true, request}, "ELU from y");
+      }
+    }
+    TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kAdd}, "leaky ReLU onto y");
+    TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kNull}, "leaky ReLU without y");
+  }
+}
+
+// What a layer has kept of x goes with it; the rest stays for other layers.
+void TestMemoryIsReturned() {
+  const Setting setting{{Function::kLeakyRelu, 0.1}, true};
+  Train("gpu", DType::kFloat32, {3}, setting);
+  const int living = emulated::Living();
+  {
+    const auto group = std::make_shared<syncbn::Group>("layer");
+    syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 0}, group,
+                                syncbn::MakeCudaBackend({"gpu", 0}));
+    Shard shard(DType::kFloat32, 3, 0);
+    shard.Step(&layer, setting);
+    CHECK_EQ(emulated::Living(), living + 3, "x, dy and dx of one channel");
+  }
+  CHECK_EQ(emulated::Living(), living);
+}
+
 // Every call of a step fails in turn: each time the error names the layer, the device and a call,
 // the thread has its device back, and the next step is right.
-void TestFailures() {
+void TestFailures(const Setting& setting) {
   const auto group = std::make_shared<syncbn::Group>("norm3");
-  syncbn::Options options;
-  syncbn::SyncBatchNorm layer(options, {"gpu", 1}, group, syncbn::MakeCudaBackend({"gpu", 1}));
+  syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 1}, group,
+                              syncbn::MakeCudaBackend({"gpu", 1}));
   bool failed = true;
   for (int calls = 0; failed; ++calls) {
     Shard shard(DType::kFloat32, 3, 0);
@@ -143,7 +210,7 @@ void TestFailures() {
     emulated::Device() = 9;
     emulated::FailAfter(calls);
     try {
-      shard.Step(&layer, Request::kWrite);
+      shard.Step(&layer, setting);
     } catch (const syncbn::Error& error) {
       text = error.what();
     }
@@ -161,9 +228,10 @@ void TestFailures() {
     CHECK_EQ(emulated::Device(), 9);
   }
   Shard shard(DType::kFloat32, 3, 0);
-  shard.Step(&layer, Request::kWrite);
-  std::vector<Shard> expected = Train("cpu", DType::kFloat32, {3}, Request::kWrite);
-  Compare(shard.y, expected[0].y, DType::kFloat32, "y after failures");
+  shard.Step(&layer, setting);
+  std::vector<Shard> expected = Train("cpu", DType::kFloat32, {3}, setting);
+  Compare(shard.y, expected[0].y, DType::kFloat32, 0, "y after failures");
+  Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
 }
 
 void TestNoSuchDevice() {
@@ -189,7 +257,10 @@ void TestCpuOnlyBuild() {
 
 int main() {
   TestLikeCpu();
-  TestFailures();
+  TestActivations();
+  TestMemoryIsReturned();
+  TestFailures({});
+  TestFailures({{Function::kElu, 0.8}, true});
   TestNoSuchDevice();
   TestCpuOnlyBuild();
   return check::Result();

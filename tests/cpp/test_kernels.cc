@@ -1,10 +1,14 @@
 // The CPU kernels, see kernel_tests.h. CMake registers this once for each instruction set.
+#include "channel_tests.h"
 #include "kernel_tests.h"
 #include "kernels/cpu/batch_norm_cpu.h"
+#include "kernels/cpu/channels_cpu.h"
 
 namespace cpu = syncbn::cpu;
+using syncbn::Activation;
 using syncbn::DType;
 using syncbn::Layout;
+using syncbn::Recovery;
 
 namespace {
 
@@ -15,17 +19,22 @@ struct CpuKernels {
   }
   // All sums are float64.
   static double SumError(DType /*dtype*/, double n) { return 0x1p-53 * n; }
+  static double SumEps(DType /*dtype*/) { return 0x1p-53; }
   static constexpr auto LocalMoments = cpu::LocalMoments;
+  static constexpr auto FindBelow = cpu::FindBelow;
   static constexpr auto BackwardSums = cpu::BackwardSums;
+  static constexpr auto Gather = cpu::GatherChannels;
+  static constexpr auto Scatter = cpu::ScatterChannels;
   static void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-                        const double* scale, const double* offset, bool add, void* y) {
-    cpu::Normalize(dtype, x, layout, mean, scale, offset,
+                        const double* scale, const double* offset, const Activation& activation,
+                        bool add, void* y) {
+    cpu::Normalize(dtype, x, layout, mean, scale, offset, activation,
                    add ? cpu::Write::kAdd : cpu::Write::kAssign, y);
   }
-  static void BackwardApply(DType dtype, const void* x, const void* dy, const Layout& layout,
-                            const double* mean, const double* a, const double* b, const double* d,
-                            bool add, void* dx) {
-    cpu::BackwardApply(dtype, x, dy, layout, mean, a, b, d,
+  static void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
+                            const Recovery& recovery, const double* mean, const double* a,
+                            const double* b, const double* d, bool add, void* dx) {
+    cpu::BackwardApply(dtype, t, dy, layout, recovery, mean, a, b, d,
                        add ? cpu::Write::kAdd : cpu::Write::kAssign, dx);
   }
 };
@@ -40,5 +49,6 @@ int main() {
        {9, 33, 49},  {530, 130, 1}, {60, 3, 700},   {3, 2000, 2}, {1, 70000, 1}, {12, 40, 127}});
   for (const Layout& layout : {Layout{0, 4, 5}, Layout{3, 4, 0}})
     CHECK_EQ(cpu::WorkspaceBytes(layout), 0);
+  test::TestAllChannels<CpuKernels>();
   return check::Result();
 }

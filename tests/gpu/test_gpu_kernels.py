@@ -9,7 +9,7 @@ import kernel_checks
 import numpy as np
 import pytest
 from kernel_checks import Problem
-from native import SHAPE, last_error
+from native import ACTIVATIONS, NONE, SHAPE, last_error
 from storage import DTYPES
 
 # (outer, channels, inner): large planes, channels-last, small planes, few and many
@@ -58,6 +58,22 @@ def test_layer_on_one_device(dtype, shape, misalign, center, driver):
 def test_add_keeps_what_was_there(dtype, shape, misalign, driver):
     p = fresh(driver, dtype, shape, misalign=misalign)
     kernel_checks.check_add_keeps_what_was_there(p)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("misalign", [0, 1])
+@pytest.mark.parametrize("shape", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activation(dtype, shape, misalign, activation, driver):
+    p = fresh(driver, dtype, shape, misalign=misalign)
+    kernel_checks.check_activation(p, activation)
+
+
+@pytest.mark.parametrize("misalign", [0, 1])
+@pytest.mark.parametrize("shape", LAYOUTS + LARGE[:1], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_find_below(dtype, shape, misalign, driver):
+    kernel_checks.check_find_below(fresh(driver, dtype, shape, misalign=misalign))
 
 
 @pytest.mark.parametrize("shape", LARGE, ids=str)
@@ -120,7 +136,7 @@ def test_more_than_2_to_the_31_elements(channels_last, driver):
         assert driver.call(name, "float16", shape, *arguments) == 0, last_error()
 
     call("local_moments", x, SHAPE, scratch, mean, m2)
-    call("normalize", x, SHAPE, mean, ones, zeros, 0, y)
+    call("normalize", x, SHAPE, mean, ones, zeros, *NONE.arguments()[:2], 0, y)
     for c in range(shape[1]):
         values = x[:, c].double()
         torch.testing.assert_close(mean[c], values.mean(), rtol=1e-6, atol=0)

@@ -10,7 +10,7 @@ import layer_checks
 import numpy as np
 import pytest
 from layer_checks import ADD, EPS, WRITE
-from native import CpuDriver, Layer
+from native import ACTIVATIONS, CpuDriver, Layer
 from storage import DTYPES
 
 SHAPES = [
@@ -24,7 +24,7 @@ SHAPES = [
 
 
 def torch_whole_batch(x, dy, gamma, beta, axis):
-    """What layer_checks.oracle gives, from PyTorch on the GPU."""
+    """What layer_checks.oracle gives, from PyTorch on the GPU; `dy` is that of z."""
     import torch
 
     def on_gpu(array):
@@ -56,6 +56,19 @@ def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind, d
     layer_checks.check_devices(
         driver, "gpu(0)", dtype, shape, rows, axis, request_kind,
         expected=torch_whole_batch,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
+@pytest.mark.parametrize("shape, axis", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activations_of_the_whole_batch(
+    dtype, shape, axis, request_kind, activation, driver
+):
+    layer_checks.check_devices(
+        driver, "gpu(0)", dtype, shape, [4, 3], axis, request_kind,
+        expected=torch_whole_batch, activation=activation,
     )  # fmt: skip
 
 

@@ -67,43 +67,61 @@ void LocalMoments(DType dtype, const void* x, const Layout& layout, void* worksp
   }
 }
 
-void BackwardSums(DType dtype, const void* x, const void* dy, const Layout& layout,
-                  const double* mean, void* workspace, double* sum_dy, double* sum_dy_xmu) {
-  std::fill_n(sum_dy, layout.channels, 0.0);
-  std::fill_n(sum_dy_xmu, layout.channels, 0.0);
+void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
+               void* workspace, double* found) {
+  std::fill_n(found, layout.channels, 0.0);
   if (layout.Size() == 0) return;
   const Partition partition = Cut(layout);
   const Isa& isa = ChooseIsa();
   ForEachTile(partition, [&](const Tile& tile, int64_t partial) {
-    isa.backward_sums(dtype, x, dy, tile, mean, First(workspace, partition, partial),
+    isa.count_below(dtype, t, tile, bound, First(workspace, partition, partial),
+                    Second(workspace, partition, partial));
+  });
+  for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
+    const double* count = First(workspace, partition, partial);
+    for (int64_t c = 0; c < layout.channels; ++c) found[c] += count[c];
+  }
+}
+
+void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
+                  const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
+                  double* sum_dz_u) {
+  std::fill_n(sum_dz, layout.channels, 0.0);
+  std::fill_n(sum_dz_u, layout.channels, 0.0);
+  if (layout.Size() == 0) return;
+  const Partition partition = Cut(layout);
+  const Isa& isa = ChooseIsa();
+  ForEachTile(partition, [&](const Tile& tile, int64_t partial) {
+    isa.backward_sums(dtype, t, dy, tile, recovery, mean, First(workspace, partition, partial),
                       Second(workspace, partition, partial));
   });
   for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
-    const double* partial_dy = First(workspace, partition, partial);
-    const double* partial_dy_xmu = Second(workspace, partition, partial);
+    const double* partial_dz = First(workspace, partition, partial);
+    const double* partial_dz_u = Second(workspace, partition, partial);
     for (int64_t c = 0; c < layout.channels; ++c) {
-      sum_dy[c] += partial_dy[c];
-      sum_dy_xmu[c] += partial_dy_xmu[c];
+      sum_dz[c] += partial_dz[c];
+      sum_dz_u[c] += partial_dz_u[c];
     }
   }
 }
 
 void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-               const double* scale, const double* offset, Write write, void* y) {
+               const double* scale, const double* offset, const Activation& activation,
+               Write write, void* y) {
   if (layout.Size() == 0) return;
   const Isa& isa = ChooseIsa();
   ForEachTile(Cut(layout), [&](const Tile& tile, int64_t) {
-    isa.apply(dtype, x, nullptr, tile, mean, nullptr, scale, offset, write == Write::kAdd, y);
+    isa.normalize(dtype, x, tile, mean, scale, offset, activation, write == Write::kAdd, y);
   });
 }
 
-void BackwardApply(DType dtype, const void* x, const void* dy, const Layout& layout,
-                   const double* mean, const double* a, const double* b, const double* d,
-                   Write write, void* dx) {
+void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
+                   const Recovery& recovery, const double* mean, const double* a,
+                   const double* b, const double* d, Write write, void* dx) {
   if (layout.Size() == 0) return;
   const Isa& isa = ChooseIsa();
   ForEachTile(Cut(layout), [&](const Tile& tile, int64_t) {
-    isa.apply(dtype, x, dy, tile, mean, a, b, d, write == Write::kAdd, dx);
+    isa.backward_apply(dtype, t, dy, tile, recovery, mean, a, b, d, write == Write::kAdd, dx);
   });
 }
 

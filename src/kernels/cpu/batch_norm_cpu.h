@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/activation.h"
 #include "core/dtype.h"
 #include "core/layout.h"
 
@@ -17,25 +18,34 @@ namespace cpu {
 // What happens to an output tensor: overwritten, or added to.
 enum class Write { kAssign, kAdd };
 
-// Bytes of scratch that LocalMoments and BackwardSums need for this layout; the caller owns it.
+// Bytes of scratch that LocalMoments, FindBelow and BackwardSums need for this layout; the caller owns it.
 int64_t WorkspaceBytes(const Layout& layout);
 
 // mean[c], m2[c] = mean and sum of squared deviations of x[:, c, :]; 0, 0 for an empty shard.
 void LocalMoments(DType dtype, const void* x, const Layout& layout, void* workspace,
                   double* mean, double* m2);
 
-// y = (x - mean[c]) * scale[c] + offset[c]
+// y = f((x - mean[c]) * scale[c] + offset[c])
 void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-               const double* scale, const double* offset, Write write, void* y);
+               const double* scale, const double* offset, const Activation& activation,
+               Write write, void* y);
 
-// sum_dy[c] = sum of dy[:, c, :]; sum_dy_xmu[c] = sum of dy * (x - mean[c])
-void BackwardSums(DType dtype, const void* x, const void* dy, const Layout& layout,
-                  const double* mean, void* workspace, double* sum_dy, double* sum_dy_xmu);
+// found[c] is positive if any of t[:, c, :] is below bound[c], else 0.
+void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
+               void* workspace, double* found);
 
-// dx = a[c] * dy + b[c] * (x - mean[c]) + d[c]
-void BackwardApply(DType dtype, const void* x, const void* dy, const Layout& layout,
-                   const double* mean, const double* a, const double* b, const double* d,
-                   Write write, void* dx);
+// Of each element of t, which is x or y as `recovery` says, and of dy the next two take
+// u = x - mean[c], or z - mean[c] from y, and dz = dy * f'(z).
+
+// sum_dz[c], sum_dz_u[c] = sums of dz and of dz * u over [:, c, :]
+void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
+                  const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
+                  double* sum_dz_u);
+
+// dx = a[c] * dz + b[c] * u + d[c]
+void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
+                   const Recovery& recovery, const double* mean, const double* a,
+                   const double* b, const double* d, Write write, void* dx);
 
 // The instruction set that was chosen for this machine: "avx512", "avx2" or "generic".
 const char* InstructionSet();

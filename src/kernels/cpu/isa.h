@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/activation.h"
 #include "core/dtype.h"
 
 namespace syncbn {
@@ -30,13 +31,24 @@ struct Isa {
   // mean[c], m2[c] of the tile
   void (*local_moments)(DType dtype, const void* x, const Tile& tile, double* mean, double* m2);
 
-  // sum_dy[c], sum_dy_xmu[c] of the tile
-  void (*backward_sums)(DType dtype, const void* x, const void* dy, const Tile& tile,
-                        const double* mean, double* sum_dy, double* sum_dy_xmu);
+  // count[c] of the tile, positive if any t is below bound[c], else 0; writes zeros too
+  void (*count_below)(DType dtype, const void* t, const Tile& tile, const double* bound,
+                      double* count, double* zeros);
 
-  // out = b * (x - mean) + d, plus a * dy where dy is given, plus the old out where `add`
-  void (*apply)(DType dtype, const void* x, const void* dy, const Tile& tile, const double* mean,
-                const double* a, const double* b, const double* d, bool add, void* out);
+  // sum_dz[c], sum_dz_u[c] of the tile
+  void (*backward_sums)(DType dtype, const void* t, const void* dy, const Tile& tile,
+                        const Recovery& recovery, const double* mean, double* sum_dz,
+                        double* sum_dz_u);
+
+  // y = f((x - mean) * scale + offset), plus the old y where `add`
+  void (*normalize)(DType dtype, const void* x, const Tile& tile, const double* mean,
+                    const double* scale, const double* offset, const Activation& activation,
+                    bool add, void* y);
+
+  // dx = a * dz + b * u + d, plus the old dx where `add`
+  void (*backward_apply)(DType dtype, const void* t, const void* dy, const Tile& tile,
+                         const Recovery& recovery, const double* mean, const double* a,
+                         const double* b, const double* d, bool add, void* dx);
 };
 
 extern const Isa kGeneric, kAvx2, kAvx512;

@@ -1,5 +1,5 @@
-// The two passes that write a tensor, for one tile: out = b * (x - mean) + d, plus a * dy in
-// backward, plus the old out on request.
+// The two passes that write a tensor, for one tile: f(b * (x - mean) + d), or b * u + d + a * dz in
+// backward, see tile_activation.inl; plus the old out on request.
 // Who includes it: tile_kernels.inl. The output may be one of the inputs (in place).
 //
 // Arithmetic is float32 (float64 for float64 data). The mean is split into its float32 value and
@@ -23,147 +23,208 @@ struct Arithmetic<double> {
 // Scalars of one channel, or vectors over as many columns.
 template <typename Value>
 struct Coefficients {
-  Value mean, a, b, d;
+  Affine<Value> of;
+  Value a, b, d;
 };
 
 struct PerChannel {
-  const double *mean, *a, *b, *d;
+  const double *mean, *a, *b, *d, *scale, *offset;
 };
 
-template <typename Scalar, bool kBackward>
-SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const PerChannel& of, int64_t c) {
-  const Scalar mean = Scalar(of.mean[c]);
-  return {mean, kBackward ? Scalar(of.a[c]) : Scalar(0), Scalar(of.b[c]),
-          Scalar(of.d[c] - of.b[c] * (of.mean[c] - double(mean)))};
+// The passes, each with what it makes of an element.
+template <Kind kKind>
+struct ForwardPass {
+  static constexpr bool kBackward = false, kReadsX = false;
+
+  template <typename Vector>
+  SYNCBN_INLINE Vector Of(Vector x, Vector /*dy*/, const Coefficients<Vector>& k,
+                          const Slopes<Vector>& f) const {
+    return Activate<kKind>(k.b * (x - k.of.mean) + k.d, f);
+  }
+};
+
+template <Kind kKind>
+struct BackwardPass {
+  static constexpr bool kBackward = true, kReadsX = ReadsX(kKind);
+
+  template <typename Vector>
+  SYNCBN_INLINE Vector Of(Vector t, Vector dy, const Coefficients<Vector>& k,
+                          const Slopes<Vector>& f) const {
+    Vector u, dz;
+    Unwind<kKind>(t, dy, k.of, f, &u, &dz);
+    return k.b * u + k.d + k.a * dz;
+  }
+};
+
+template <typename Scalar, typename Pass>
+SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Pass&, const PerChannel& channels,
+                                                  int64_t c) {
+  Coefficients<Scalar> k = {};
+  k.of.mean = Scalar(channels.mean[c]);
+  const double lost = channels.mean[c] - double(k.of.mean);
+  if (Pass::kReadsX) {
+    k.of.scale = Scalar(channels.scale[c]);
+    k.of.offset = Scalar(channels.offset[c] - channels.scale[c] * lost);
+  }
+  if (Pass::kBackward) k.a = Scalar(channels.a[c]);
+  k.b = Scalar(channels.b[c]);
+  k.d = Scalar(channels.d[c] - channels.b[c] * lost);
+  return k;
 }
 
-template <bool kBackward, bool kAdd, typename Vector>
-SYNCBN_INLINE Vector Formula(Vector x, Vector dy, Vector old, const Coefficients<Vector>& k) {
-  Vector out = k.b * (x - k.mean) + k.d;
-  if (kBackward) out += k.a * dy;
-  if (kAdd) out += old;
-  return out;
-}
-
-template <bool kBackward, bool kAdd, typename T, typename Vector>
-SYNCBN_INLINE void ApplyVector(const T* x, const T* dy, const Coefficients<Vector>& k, T* out) {
+template <bool kAdd, typename Pass, typename T, typename Vector>
+SYNCBN_INLINE void ApplyVector(const Pass& pass, const T* x, const T* dy,
+                               const Coefficients<Vector>& k, const Slopes<Vector>& f, T* out) {
   Vector x_vector, dy_vector = {}, old = {};
   Load(x, &x_vector);
-  if (kBackward) Load(dy, &dy_vector);
+  if (Pass::kBackward) Load(dy, &dy_vector);
   if (kAdd) Load(out, &old);
-  Store(out, Formula<kBackward, kAdd>(x_vector, dy_vector, old, k));
+  const Vector value = pass.Of(x_vector, dy_vector, k, f);
+  Store(out, kAdd ? value + old : value);
 }
 
 // The first n elements, fewer than a vector.
-template <bool kBackward, bool kAdd, typename T, typename Vector>
-SYNCBN_INLINE void ApplyPart(const T* x, const T* dy, int64_t n, const Coefficients<Vector>& k,
-                             T* out) {
+template <bool kAdd, typename Pass, typename T, typename Vector>
+SYNCBN_INLINE void ApplyPart(const Pass& pass, const T* x, const T* dy, int64_t n,
+                             const Coefficients<Vector>& k, const Slopes<Vector>& f, T* out) {
   Vector x_vector, dy_vector = {}, old = {};
   LoadPart(x, n, T{}, &x_vector);
-  if (kBackward) LoadPart(dy, n, T{}, &dy_vector);
+  if (Pass::kBackward) LoadPart(dy, n, T{}, &dy_vector);
   if (kAdd) LoadPart(out, n, T{}, &old);
+  const Vector value = pass.Of(x_vector, dy_vector, k, f);
   T padded[kFloats];
-  Store(padded, Formula<kBackward, kAdd>(x_vector, dy_vector, old, k));
+  Store(padded, kAdd ? value + old : value);
   for (int i = 0; i < n; ++i) out[i] = padded[i];
 }
 
-template <bool kBackward, bool kAdd, typename T>
-void ApplyPlanes(const T* x, const T* dy, const Tile& tile, const PerChannel& of, T* out) {
+template <bool kAdd, typename Pass, typename T>
+void ApplyPlanes(const Pass& pass, const T* x, const T* dy, const Tile& tile,
+                 const PerChannel& channels, double slope, T* out) {
   typedef typename Arithmetic<T>::Scalar Scalar;
   typedef typename Arithmetic<T>::Vector Vector;
   constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
+  const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(slope);
   for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
     for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
-      const Coefficients<Scalar> one = CoefficientsOf<Scalar, kBackward>(of, c);
+      const Coefficients<Scalar> one = CoefficientsOf<Scalar>(pass, channels, c);
       const Vector zero = {};
-      const Coefficients<Vector> k = {zero + one.mean, zero + one.a, zero + one.b, zero + one.d};
+      const Coefficients<Vector> k = {
+          {zero + one.of.mean, zero + one.of.scale, zero + one.of.offset},
+          zero + one.a, zero + one.b, zero + one.d};
       const int64_t at = o * tile.row + c * tile.inner;
       int64_t i = at + tile.inner_begin;
       const int64_t end = at + tile.inner_end;
       for (; i + kLanes <= end; i += kLanes)
-        ApplyVector<kBackward, kAdd>(x + i, dy + i, k, out + i);
-      if (i < end) ApplyPart<kBackward, kAdd>(x + i, dy + i, end - i, k, out + i);
+        ApplyVector<kAdd>(pass, x + i, dy + i, k, f, out + i);
+      if (i < end) ApplyPart<kAdd>(pass, x + i, dy + i, end - i, k, f, out + i);
     }
   }
 }
 
-template <typename Scalar>
+template <typename Scalar, bool kReadsX>
 struct ColumnCoefficients {
   static constexpr int64_t kSize = kMaxColumns + kFloats;
   alignas(64) Scalar mean[kSize];
   alignas(64) Scalar a[kSize];
   alignas(64) Scalar b[kSize];
   alignas(64) Scalar d[kSize];
+  alignas(64) Scalar scale[kReadsX ? kSize : 1];
+  alignas(64) Scalar offset[kReadsX ? kSize : 1];
 };
 
-template <bool kBackward, bool kAdd, typename T, typename Scalar>
-void ApplyRow(const T* x, const T* dy, int64_t width, const ColumnCoefficients<Scalar>& columns,
-              T* out) {
+template <bool kAdd, typename Pass, typename T, typename Scalar>
+void ApplyRow(const Pass& pass, const T* x, const T* dy, int64_t width,
+              const ColumnCoefficients<Scalar, Pass::kReadsX>& columns,
+              const Slopes<typename Arithmetic<T>::Vector>& f, T* out) {
   typedef typename Arithmetic<T>::Vector Vector;
   constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
   for (int64_t j = 0; j < width; j += kLanes) {
     Coefficients<Vector> k = {};
-    Load(columns.mean + j, &k.mean);
-    if (kBackward) Load(columns.a + j, &k.a);
+    Load(columns.mean + j, &k.of.mean);
+    if (Pass::kReadsX) Load(columns.scale + j, &k.of.scale);
+    if (Pass::kReadsX) Load(columns.offset + j, &k.of.offset);
+    if (Pass::kBackward) Load(columns.a + j, &k.a);
     Load(columns.b + j, &k.b);
     Load(columns.d + j, &k.d);
     if (j + kLanes <= width)
-      ApplyVector<kBackward, kAdd>(x + j, dy + j, k, out + j);
+      ApplyVector<kAdd>(pass, x + j, dy + j, k, f, out + j);
     else
-      ApplyPart<kBackward, kAdd>(x + j, dy + j, width - j, k, out + j);
+      ApplyPart<kAdd>(pass, x + j, dy + j, width - j, k, f, out + j);
   }
 }
 
-template <bool kBackward, bool kAdd, typename T>
-void ApplyColumns(const T* x, const T* dy, const Tile& tile, const PerChannel& of, T* out) {
+template <bool kAdd, typename Pass, typename T>
+void ApplyColumns(const Pass& pass, const T* x, const T* dy, const Tile& tile,
+                  const PerChannel& channels, double slope, T* out) {
   typedef typename Arithmetic<T>::Scalar Scalar;
   const Rows rows = MakeRows(tile);
-  ColumnCoefficients<Scalar> columns;
+  ColumnCoefficients<Scalar, Pass::kReadsX> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
-    const Coefficients<Scalar> k = CoefficientsOf<Scalar, kBackward>(of, c);
-    columns.mean[j] = k.mean;
-    if (kBackward) columns.a[j] = k.a;
+    const Coefficients<Scalar> k = CoefficientsOf<Scalar>(pass, channels, c);
+    columns.mean[j] = k.of.mean;
+    if (Pass::kReadsX) columns.scale[j] = k.of.scale;
+    if (Pass::kReadsX) columns.offset[j] = k.of.offset;
+    if (Pass::kBackward) columns.a[j] = k.a;
     columns.b[j] = k.b;
     columns.d[j] = k.d;
   });
+  const auto f = MakeSlopes<typename Arithmetic<T>::Vector, Scalar>(slope);
   for (int64_t row = 0; row <= rows.count; ++row) {
     const int64_t at = rows.offset + row * rows.stride;
     const int64_t width = row < rows.count ? rows.width : rows.rest;
-    ApplyRow<kBackward, kAdd>(x + at, dy + at, width, columns, out + at);
+    ApplyRow<kAdd>(pass, x + at, dy + at, width, columns, f, out + at);
   }
 }
 
-template <bool kBackward, bool kAdd, typename T>
-void ApplyMode(const T* x, const T* dy, const Tile& tile, const PerChannel& of, T* out) {
+template <bool kAdd, typename Pass, typename T>
+void ApplyMode(const Pass& pass, const T* x, const T* dy, const Tile& tile,
+               const PerChannel& channels, double slope, T* out) {
   if (HasShortPlanes(tile))
-    ApplyColumns<kBackward, kAdd>(x, dy, tile, of, out);
+    ApplyColumns<kAdd>(pass, x, dy, tile, channels, slope, out);
   else
-    ApplyPlanes<kBackward, kAdd>(x, dy, tile, of, out);
+    ApplyPlanes<kAdd>(pass, x, dy, tile, channels, slope, out);
 }
 
-template <typename T>
-void ApplyTo(const void* x_data, const void* dy_data, const Tile& tile, const PerChannel& of,
-             bool add, void* out_data) {
+template <typename T, typename Pass>
+void ApplyTo(const Pass& pass, const void* x_data, const void* dy_data, const Tile& tile,
+             const PerChannel& channels, double slope, bool add, void* out_data) {
   const T* x = static_cast<const T*>(x_data);
-  T* out = static_cast<T*>(out_data);
-  if (dy_data == nullptr)
-    return add ? ApplyMode<false, true>(x, x, tile, of, out)
-               : ApplyMode<false, false>(x, x, tile, of, out);
   const T* dy = static_cast<const T*>(dy_data);
-  return add ? ApplyMode<true, true>(x, dy, tile, of, out)
-             : ApplyMode<true, false>(x, dy, tile, of, out);
+  T* out = static_cast<T*>(out_data);
+  return add ? ApplyMode<true>(pass, x, dy, tile, channels, slope, out)
+             : ApplyMode<false>(pass, x, dy, tile, channels, slope, out);
 }
 
-void ApplyToTile(DType dtype, const void* x, const void* dy, const Tile& tile, const double* mean,
-                 const double* a, const double* b, const double* d, bool add, void* out) {
-  const PerChannel of = {mean, a, b, d};
+template <typename Pass>
+void ApplyToTile(const Pass& pass, DType dtype, const void* x, const void* dy, const Tile& tile,
+                 const PerChannel& channels, double slope, bool add, void* out) {
   switch (dtype) {
-    case DType::kFloat32: return ApplyTo<float>(x, dy, tile, of, add, out);
-    case DType::kFloat64: return ApplyTo<double>(x, dy, tile, of, add, out);
-    case DType::kFloat16: return ApplyTo<Half>(x, dy, tile, of, add, out);
-    case DType::kBfloat16: return ApplyTo<Bfloat16>(x, dy, tile, of, add, out);
+    case DType::kFloat32: return ApplyTo<float>(pass, x, dy, tile, channels, slope, add, out);
+    case DType::kFloat64: return ApplyTo<double>(pass, x, dy, tile, channels, slope, add, out);
+    case DType::kFloat16: return ApplyTo<Half>(pass, x, dy, tile, channels, slope, add, out);
+    case DType::kBfloat16: return ApplyTo<Bfloat16>(pass, x, dy, tile, channels, slope, add, out);
   }
+}
+
+void NormalizeTile(DType dtype, const void* x, const Tile& tile, const double* mean,
+                   const double* scale, const double* offset, const Activation& activation,
+                   bool add, void* y) {
+  const PerChannel channels = {mean, nullptr, scale, offset, nullptr, nullptr};
+  WithKind(activation, false, [&](auto kind) {
+    ApplyToTile(ForwardPass<kind.value>(), dtype, x, x, tile, channels, activation.slope, add, y);
+  });
+}
+
+void BackwardApplyTile(DType dtype, const void* t, const void* dy, const Tile& tile,
+                       const Recovery& recovery, const double* mean, const double* a,
+                       const double* b, const double* d, bool add, void* dx) {
+  const Activation& activation = recovery.activation;
+  const PerChannel channels = {mean, a, b, d, recovery.scale, recovery.offset};
+  WithKind(activation, recovery.from_output, [&](auto kind) {
+    ApplyToTile(BackwardPass<kind.value>(), dtype, t, dy, tile, channels, activation.slope, add,
+                dx);
+  });
 }
 
 }  // namespace

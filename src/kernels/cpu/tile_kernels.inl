@@ -67,13 +67,15 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 }  // namespace cpu
 }  // namespace syncbn
 
+#include "kernels/cpu/tile_activation.inl"
 #include "kernels/cpu/tile_sums.inl"
 #include "kernels/cpu/tile_apply.inl"
 
 namespace syncbn {
 namespace cpu {
 
-const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, LocalMomentsOfTile, BackwardSumsOfTile, ApplyToTile};
+const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, LocalMomentsOfTile, CountBelowOfTile, BackwardSumsOfTile,
+                         NormalizeTile,    BackwardApplyTile};
 
 }  // namespace cpu
 }  // namespace syncbn

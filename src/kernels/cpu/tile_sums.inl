@@ -1,38 +1,94 @@
-// The two reductions, of one tile: sums of (d, d * d) or of (dy, dy * d), where d = x - k[c].
+// The two reductions, of one tile: sums of (u, u * u) with u = x - first, or of (dz, dz * u), see
+// tile_activation.inl.
 // Who includes it: tile_kernels.inl. Sums are float64 at once: memory is still what takes the time.
 //
-// For moments k is the channel's first value in the tile. Being one of the values, it is within
-// sqrt(m2 * n / (n - 1)) of their mean, so m2 = sum d^2 - (sum d)^2 / n loses at most a factor of
-// about n, the elements of one tile, whatever the mean.
+// For moments u is taken from the channel's first value in the tile. Being one of the values, that is
+// within sqrt(m2 * n / (n - 1)) of their mean, so m2 = sum u^2 - (sum u)^2 / n loses at most a factor
+// of about n, the elements of one tile, whatever the mean.
 
 namespace syncbn {
 namespace cpu {
 namespace {
 
-template <bool kBackward>
-SYNCBN_INLINE void Add(Doubles x, Doubles dy, Doubles k, Doubles* u, Doubles* v) {
-  const Doubles d = x - k;
-  const Doubles factor = kBackward ? dy : d;
-  *u += factor;
-  *v += factor * d;
+// The two kinds of terms, each with what it needs of the channels and what it adds of an element.
+struct MomentTerms {
+  static constexpr bool kBackward = false, kReadsX = false;
+
+  SYNCBN_INLINE void Of(Doubles x, Doubles /*dy*/, const Affine<Doubles>& k, Doubles* first,
+                        Doubles* second) const {
+    *first = x - k.mean;
+    *second = *first * *first;
+  }
+};
+
+template <Kind kKind>
+struct GradientTerms {
+  static constexpr bool kBackward = true, kReadsX = ReadsX(kKind);
+  const double *mean, *scale, *offset;
+  Slopes<Doubles> f;
+
+  SYNCBN_INLINE void Of(Doubles t, Doubles dy, const Affine<Doubles>& k, Doubles* first,
+                        Doubles* second) const {
+    Doubles u;
+    Unwind<kKind>(t, dy, k, f, &u, first);
+    *second = *first * u;
+  }
+};
+
+// How many elements are below the channel's bound; lanes that pad a vector may be counted as well,
+// but only where the channel's first element is.
+struct CountTerms {
+  static constexpr bool kBackward = false, kReadsX = false;
+  const double* bound;
+
+  SYNCBN_INLINE void Of(Doubles t, Doubles /*dy*/, const Affine<Doubles>& k, Doubles* first,
+                        Doubles* second) const {
+    *first = t < k.mean ? Doubles{} + 1 : Doubles{};
+    *second = Doubles{};
+  }
+};
+
+// What x is compared with in channel c, where its first value in the tile is `first`.
+template <typename T>
+SYNCBN_INLINE Affine<double> AffineOf(const MomentTerms&, int64_t /*c*/, T first) {
+  return {ToDouble(first), 0, 0};
+}
+template <typename T>
+SYNCBN_INLINE Affine<double> AffineOf(const CountTerms& terms, int64_t c, T /*first*/) {
+  return {terms.bound[c], 0, 0};
+}
+template <Kind kKind, typename T>
+SYNCBN_INLINE Affine<double> AffineOf(const GradientTerms<kKind>& terms, int64_t c, T /*first*/) {
+  return {terms.mean[c], ReadsX(kKind) ? terms.scale[c] : 0, ReadsX(kKind) ? terms.offset[c] : 0};
 }
 
-template <bool kBackward, typename T>
-SYNCBN_INLINE void AddVector(const T* x, const T* dy, Doubles k, Doubles* u, Doubles* v) {
+template <typename Terms>
+SYNCBN_INLINE void Add(const Terms& terms, Doubles x, Doubles dy, const Affine<Doubles>& k,
+                       Doubles* u, Doubles* v) {
+  Doubles first, second;
+  terms.Of(x, dy, k, &first, &second);
+  *u += first;
+  *v += second;
+}
+
+template <typename Terms, typename T>
+SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const Affine<Doubles>& k,
+                             Doubles* u, Doubles* v) {
   Doubles x_vector, dy_vector = {};
   Load(x, &x_vector);
-  if (kBackward) Load(dy, &dy_vector);
-  Add<kBackward>(x_vector, dy_vector, k, u, v);
+  if (Terms::kBackward) Load(dy, &dy_vector);
+  Add(terms, x_vector, dy_vector, k, u, v);
 }
 
-// The lanes past n add zero where k is `fill`, or else where dy is 0; or the caller ignores them.
-template <bool kBackward, typename T>
-SYNCBN_INLINE void AddPart(const T* x, const T* dy, int64_t n, T fill, Doubles k, Doubles* u,
-                           Doubles* v) {
+// The lanes past n add zero: they hold `fill`, from which moments are taken, and a dy of 0; or else
+// the caller ignores them.
+template <typename Terms, typename T>
+SYNCBN_INLINE void AddPart(const Terms& terms, const T* x, const T* dy, int64_t n, T fill,
+                           const Affine<Doubles>& k, Doubles* u, Doubles* v) {
   Doubles x_vector, dy_vector = {};
   LoadPart(x, n, fill, &x_vector);
-  if (kBackward) LoadPart(dy, n, T{}, &dy_vector);
-  Add<kBackward>(x_vector, dy_vector, k, u, v);
+  if (Terms::kBackward) LoadPart(dy, n, T{}, &dy_vector);
+  Add(terms, x_vector, dy_vector, k, u, v);
 }
 
 SYNCBN_INLINE double Sum(Doubles v) {
@@ -41,27 +97,28 @@ SYNCBN_INLINE double Sum(Doubles v) {
   return sum;
 }
 
-template <bool kBackward, typename T>
-inline void SumPlane(const T* x, const T* dy, int64_t n, T first, double shift, double* sum_u,
-                     double* sum_v) {
+template <typename Terms, typename T>
+inline void SumPlane(const Terms& terms, const T* x, const T* dy, int64_t n, T first,
+                     const Affine<double>& of, double* sum_u, double* sum_v) {
   constexpr int kUnroll = 4;  // chains of additions side by side
   Doubles u[kUnroll] = {}, v[kUnroll] = {};
-  const Doubles k = Doubles{} + shift;
+  const Doubles zero = {};
+  const Affine<Doubles> k = {zero + of.mean, zero + of.scale, zero + of.offset};
   int64_t i = 0;
   for (; i + kUnroll * kDoubles <= n; i += kUnroll * kDoubles) {
     for (int part = 0; part < kUnroll; ++part) {
       const int64_t at = i + part * kDoubles;
-      AddVector<kBackward>(x + at, dy + at, k, &u[part], &v[part]);
+      AddVector(terms, x + at, dy + at, k, &u[part], &v[part]);
     }
   }
-  for (; i + kDoubles <= n; i += kDoubles) AddVector<kBackward>(x + i, dy + i, k, &u[0], &v[0]);
-  if (i < n) AddPart<kBackward>(x + i, dy + i, n - i, first, k, &u[1], &v[1]);
+  for (; i + kDoubles <= n; i += kDoubles) AddVector(terms, x + i, dy + i, k, &u[0], &v[0]);
+  if (i < n) AddPart(terms, x + i, dy + i, n - i, first, k, &u[1], &v[1]);
   *sum_u += Sum((u[0] + u[1]) + (u[2] + u[3]));
   *sum_v += Sum((v[0] + v[1]) + (v[2] + v[3]));
 }
 
-template <bool kBackward, typename T>
-void SumPlanes(const T* x, const T* dy, const Tile& tile, const double* mean, double* sum_u,
+template <typename Terms, typename T>
+void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, double* sum_u,
                double* sum_v) {
   const T* firsts = FirstOf(x, tile);
   const int64_t n = tile.inner_end - tile.inner_begin;
@@ -69,33 +126,39 @@ void SumPlanes(const T* x, const T* dy, const Tile& tile, const double* mean, do
     for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
       const int64_t at = o * tile.row + c * tile.inner + tile.inner_begin;
       const T first = firsts[c * tile.inner];
-      const double shift = kBackward ? mean[c] : ToDouble(first);
-      SumPlane<kBackward>(x + at, dy + at, n, first, shift, &sum_u[c], &sum_v[c]);
+      SumPlane(terms, x + at, dy + at, n, first, AffineOf(terms, c, first), &sum_u[c], &sum_v[c]);
     }
   }
 }
 
 // The sums of one row; padded, so that the last vector can be loaded whole.
+template <bool kReadsX>
 struct Columns {
-  alignas(64) double k[kMaxColumns + kDoubles];
-  alignas(64) double u[kMaxColumns + kDoubles];
-  alignas(64) double v[kMaxColumns + kDoubles];
+  static constexpr int64_t kSize = kMaxColumns + kDoubles;
+  alignas(64) double mean[kSize];
+  alignas(64) double u[kSize];
+  alignas(64) double v[kSize];
+  alignas(64) double scale[kReadsX ? kSize : 1];
+  alignas(64) double offset[kReadsX ? kSize : 1];
 };
 
 // Adds `n` columns from j on, in several rows at a time to load and store the sums less often.
-template <int kRows, bool kWhole, bool kBackward, typename T>
-SYNCBN_INLINE void AddColumns(const T* x, const T* dy, int64_t stride, int64_t j, int64_t n,
-                              Columns* columns) {
-  Doubles k, u, v;
-  Load(columns->k + j, &k);
+template <int kRows, bool kWhole, typename Terms, typename T>
+SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride, int64_t j,
+                              int64_t n, Columns<Terms::kReadsX>* columns) {
+  Affine<Doubles> k = {};
+  Doubles u, v;
+  Load(columns->mean + j, &k.mean);
+  if (Terms::kReadsX) Load(columns->scale + j, &k.scale);
+  if (Terms::kReadsX) Load(columns->offset + j, &k.offset);
   Load(columns->u + j, &u);
   Load(columns->v + j, &v);
   for (int row = 0; row < kRows; ++row) {
     const int64_t at = row * stride + j;
     if (kWhole)
-      AddVector<kBackward>(x + at, dy + at, k, &u, &v);
+      AddVector(terms, x + at, dy + at, k, &u, &v);
     else
-      AddPart<kBackward>(x + at, dy + at, n, T{}, k, &u, &v);
+      AddPart(terms, x + at, dy + at, n, T{}, k, &u, &v);
   }
   if (kWhole) {
     Store(columns->u + j, u);
@@ -108,59 +171,69 @@ SYNCBN_INLINE void AddColumns(const T* x, const T* dy, int64_t stride, int64_t j
   }
 }
 
-template <int kRows, bool kBackward, typename T>
-void AddRows(const T* x, const T* dy, int64_t stride, int64_t width, Columns* columns) {
+template <int kRows, typename Terms, typename T>
+void AddRows(const Terms& terms, const T* x, const T* dy, int64_t stride, int64_t width,
+             Columns<Terms::kReadsX>* columns) {
   int64_t j = 0;
   for (; j + kDoubles <= width; j += kDoubles)
-    AddColumns<kRows, true, kBackward>(x, dy, stride, j, kDoubles, columns);
-  if (j < width) AddColumns<kRows, false, kBackward>(x, dy, stride, j, width - j, columns);
+    AddColumns<kRows, true>(terms, x, dy, stride, j, kDoubles, columns);
+  if (j < width) AddColumns<kRows, false>(terms, x, dy, stride, j, width - j, columns);
 }
 
-template <bool kBackward, typename T>
-void SumColumns(const T* x, const T* dy, const Tile& tile, const double* mean, double* sum_u,
+template <typename Terms, typename T>
+void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, double* sum_u,
                 double* sum_v) {
   const Rows rows = MakeRows(tile);
   const T* firsts = FirstOf(x, tile);
-  Columns columns;
+  Columns<Terms::kReadsX> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
-    columns.k[j] = kBackward ? mean[c] : ToDouble(firsts[c * tile.inner]);
+    const Affine<double> k = AffineOf(terms, c, firsts[c * tile.inner]);
+    columns.mean[j] = k.mean;
+    if (Terms::kReadsX) columns.scale[j] = k.scale;
+    if (Terms::kReadsX) columns.offset[j] = k.offset;
   });
   constexpr int kRows = 8;
   x += rows.offset;
   dy += rows.offset;
   int64_t row = 0;
   for (; row + kRows <= rows.count; row += kRows) {
-    AddRows<kRows, kBackward>(x, dy, rows.stride, rows.width, &columns);
+    AddRows<kRows>(terms, x, dy, rows.stride, rows.width, &columns);
     x += kRows * rows.stride;
     dy += kRows * rows.stride;
   }
   for (; row < rows.count; ++row) {
-    AddRows<1, kBackward>(x, dy, 0, rows.width, &columns);
+    AddRows<1>(terms, x, dy, 0, rows.width, &columns);
     x += rows.stride;
     dy += rows.stride;
   }
-  AddRows<1, kBackward>(x, dy, 0, rows.rest, &columns);
+  AddRows<1>(terms, x, dy, 0, rows.rest, &columns);
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
     sum_u[c] += columns.u[j];
     sum_v[c] += columns.v[j];
   });
 }
 
-template <bool kBackward, typename T>
-void SumTile(const T* x, const T* dy, const Tile& tile, const double* mean, double* sum_u,
+// By columns, each column's sums are added to its channel's one by one at the end: for few rows of
+// columns that takes longer than the planes' shorter loops.
+inline bool PrefersColumns(const Tile& tile) {
+  return HasShortPlanes(tile) && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
+}
+
+template <typename Terms, typename T>
+void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, double* sum_u,
              double* sum_v) {
   for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) sum_u[c] = sum_v[c] = 0;
-  if (HasShortPlanes(tile))
-    SumColumns<kBackward>(x, dy, tile, mean, sum_u, sum_v);
+  if (PrefersColumns(tile))
+    SumColumns(terms, x, dy, tile, sum_u, sum_v);
   else
-    SumPlanes<kBackward>(x, dy, tile, mean, sum_u, sum_v);
+    SumPlanes(terms, x, dy, tile, sum_u, sum_v);
 }
 
 template <typename T>
 void LocalMomentsOf(const void* x_data, const Tile& tile, double* mean, double* m2) {
   const T* x = static_cast<const T*>(x_data);
-  SumTile<false>(x, x, tile, nullptr, mean, m2);
+  SumTile(MomentTerms(), x, x, tile, mean, m2);
   const T* firsts = FirstOf(x, tile);
   const double n = double((tile.outer_end - tile.outer_begin) *
                           (tile.inner_end - tile.inner_begin));
@@ -182,19 +255,45 @@ void LocalMomentsOfTile(DType dtype, const void* x, const Tile& tile, double* me
 }
 
 template <typename T>
-void BackwardSumsOf(const void* x, const void* dy, const Tile& tile, const double* mean,
-                    double* sum_dy, double* sum_dy_xmu) {
-  SumTile<true>(static_cast<const T*>(x), static_cast<const T*>(dy), tile, mean, sum_dy,
-                sum_dy_xmu);
+void CountBelowOf(const void* t, const Tile& tile, const double* bound, double* count,
+                  double* zeros) {
+  const T* tensor = static_cast<const T*>(t);
+  SumTile(CountTerms{bound}, tensor, tensor, tile, count, zeros);
 }
 
-void BackwardSumsOfTile(DType dtype, const void* x, const void* dy, const Tile& tile,
-                        const double* mean, double* sum_dy, double* sum_dy_xmu) {
+void CountBelowOfTile(DType dtype, const void* t, const Tile& tile, const double* bound,
+                      double* count, double* zeros) {
   switch (dtype) {
-    case DType::kFloat32: return BackwardSumsOf<float>(x, dy, tile, mean, sum_dy, sum_dy_xmu);
-    case DType::kFloat64: return BackwardSumsOf<double>(x, dy, tile, mean, sum_dy, sum_dy_xmu);
-    case DType::kFloat16: return BackwardSumsOf<Half>(x, dy, tile, mean, sum_dy, sum_dy_xmu);
-    case DType::kBfloat16: return BackwardSumsOf<Bfloat16>(x, dy, tile, mean, sum_dy, sum_dy_xmu);
+    case DType::kFloat32: return CountBelowOf<float>(t, tile, bound, count, zeros);
+    case DType::kFloat64: return CountBelowOf<double>(t, tile, bound, count, zeros);
+    case DType::kFloat16: return CountBelowOf<Half>(t, tile, bound, count, zeros);
+    case DType::kBfloat16: return CountBelowOf<Bfloat16>(t, tile, bound, count, zeros);
+  }
+}
+
+template <typename T>
+void BackwardSumsOf(const void* t, const void* dy, const Tile& tile, const Recovery& recovery,
+                    const double* mean, double* sum_dz, double* sum_dz_u) {
+  const Activation& activation = recovery.activation;
+  WithKind(activation, recovery.from_output, [&](auto kind) {
+    const GradientTerms<kind.value> terms = {mean, recovery.scale, recovery.offset,
+                                        MakeSlopes<Doubles, double>(activation.slope)};
+    SumTile(terms, static_cast<const T*>(t), static_cast<const T*>(dy), tile, sum_dz, sum_dz_u);
+  });
+}
+
+void BackwardSumsOfTile(DType dtype, const void* t, const void* dy, const Tile& tile,
+                        const Recovery& recovery, const double* mean, double* sum_dz,
+                        double* sum_dz_u) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return BackwardSumsOf<float>(t, dy, tile, recovery, mean, sum_dz, sum_dz_u);
+    case DType::kFloat64:
+      return BackwardSumsOf<double>(t, dy, tile, recovery, mean, sum_dz, sum_dz_u);
+    case DType::kFloat16:
+      return BackwardSumsOf<Half>(t, dy, tile, recovery, mean, sum_dz, sum_dz_u);
+    case DType::kBfloat16:
+      return BackwardSumsOf<Bfloat16>(t, dy, tile, recovery, mean, sum_dz, sum_dz_u);
   }
 }
 

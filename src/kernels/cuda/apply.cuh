@@ -11,25 +11,31 @@
 namespace syncbn {
 namespace cuda {
 
-// Element j of each tensor through the map, added to `old` or instead of it.
-template <typename T, int kWidth, typename Map>
-__device__ T ApplyAt(const Map& map, const Vector<T, kWidth> (&tensors)[Map::kTensors], int j,
-                     bool add, T old) {
-  T elements[Map::kTensors];
+// One vector of each tensor through its element's map, added to `out` or instead of it.
+template <typename T, int kWidth, typename Map, int kMaps>
+__device__ void ApplyVector(const Map (&maps)[kMaps], const typename Map::Arguments& arguments,
+                            const Vector<T, kWidth> (&tensors)[Map::kTensors],
+                            Vector<T, kWidth>* out) {
+  Map::Kinds::With(arguments.f.kind, [&](auto kind) {
 #pragma unroll
-  for (int k = 0; k < Map::kTensors; ++k) elements[k] = tensors[k].values[j];
-  const Arithmetic<T> value = map.Of(elements);
-  return Store<T>(add ? Load(old) + value : value);
+    for (int j = 0; j < kWidth; ++j) {
+      T elements[Map::kTensors];
+#pragma unroll
+      for (int k = 0; k < Map::kTensors; ++k) elements[k] = tensors[k].values[j];
+      const auto value = maps[j % kMaps].template Of<decltype(kind)::value>(elements, arguments.f);
+      out->values[j] = Store<T>(arguments.add ? Load(out->values[j]) + value : value);
+    }
+  });
 }
 
 template <typename T, int kWidth, typename Map>
-__global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
+__global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Map::kFused))
     ApplyPlanes(Planes cut, typename Map::Arguments arguments) {
   constexpr int kUnroll = Map::kUnroll;
   const Planes::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
   const T zero = Store<T>(0);
-  Map map;
-  map.Take(arguments, block.channel);
+  Map maps[1];
+  maps[0].Take(arguments, block.channel);
   for (int item = static_cast<int>(threadIdx.x); item < block.items;
        item += kUnroll * kPlanesThreads) {
     Vector<T, kWidth> tensors[kUnroll][Map::kTensors];
@@ -46,20 +52,17 @@ __global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
       const Slot slot = cut.SlotOf(block, item + u * kPlanesThreads);
       Vector<T, kWidth> out = {};
       if (arguments.add) out = ReadSlot<kWidth>(arguments.out, slot, zero);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        out.values[j] = ApplyAt<T, kWidth>(map, tensors[u], j, arguments.add, out.values[j]);
-      }
+      ApplyVector(maps, arguments, tensors[u], &out);
       WriteSlot<kWidth>(arguments.out, slot, out);
     }
   }
 }
 
 template <typename T, int kWidth, typename Map>
-__global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth))
+__global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::kFused))
     ApplyColumns(Columns cut, typename Map::Arguments arguments) {
   using Wide = Vector<T, kWidth>;
-  constexpr int kUnroll = UnrollColumns(kWidth, Map::kUnroll);
+  constexpr int kUnroll = UnrollColumns(kWidth, Map::kFused, Map::kUnroll);
   const Columns::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));
   if (!place.active) return;
@@ -88,10 +91,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth))
           arguments.out + cut.Offset(block, outer + u * cut.rows, place.column));
       Wide out = {};
       if (arguments.add) out = *to;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        out.values[j] = ApplyAt<T, kWidth>(maps[j], tensors[u], j, arguments.add, out.values[j]);
-      }
+      ApplyVector(maps, arguments, tensors[u], &out);
       *to = out;
     }
   }

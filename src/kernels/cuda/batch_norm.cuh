@@ -1,4 +1,4 @@
-// Chooses the cut and the vector's width, and launches: one launch for each of the four passes.
+// Chooses the cut and the vector's width, and launches: one launch for each pass.
 // Who uses it: batch_norm_<type>.cu.
 #pragma once
 #include <algorithm>
@@ -54,8 +54,8 @@ inline int64_t Partials(const Columns& cut) {
 }
 
 template <int kWidth>
-Columns CutForSums(const Layout& layout, int multiprocessors) {
-  return CutColumns(layout, kWidth, multiprocessors * ResidentColumns(kWidth));
+Columns CutForSums(const Layout& layout, int multiprocessors, bool fused) {
+  return CutColumns(layout, kWidth, multiprocessors * ResidentColumns(kWidth, fused));
 }
 
 template <typename T, template <typename, int, int> class Sums, int kWidth, typename Arguments>
@@ -64,7 +64,7 @@ void ReduceBy(const char* name, const Choice& choice, const Layout& layout,
   const Workspace scratch = WorkspaceAt(workspace);
   if (choice.columns) {
     using Each = Sums<T, kWidth, kWidth>;
-    const Columns cut = CutForSums<kWidth>(layout, Multiprocessors());
+    const Columns cut = CutForSums<kWidth>(layout, Multiprocessors(), Each::kFused);
     Launch(name, ReduceColumns<T, Each>, cut.Blocks(), kColumnsThreads, stream, cut,
            arguments, scratch);
   } else {
@@ -92,7 +92,7 @@ void ApplyBy(const char* name, const Choice& choice, const Layout& layout,
   if (choice.columns) {
     // Twice as many as run at once, because they do not all start at the same moment.
     const Columns cut =
-        CutColumns(layout, kWidth, 2 * ResidentColumns(kWidth) * Multiprocessors());
+        CutColumns(layout, kWidth, 2 * ResidentColumns(kWidth, Map::kFused) * Multiprocessors());
     Launch(name, ApplyColumns<T, kWidth, Map>, cut.Blocks(), kColumnsThreads, stream, cut,
            arguments);
   } else {
@@ -114,7 +114,7 @@ void Apply(const char* name, const Choice& choice, const Layout& layout,
 
 template <typename T>
 int64_t BatchNorm<T>::WorkspaceBytes(const Layout& layout) {
-  // Alignment is not known yet: the most of what any needs.
+  // Alignment is not known yet: the most of what any needs. Fused kernels have no more blocks.
   const int multiprocessors = Multiprocessors();
   int64_t partials = 0;
   for (int width : {1, Wide<T>()}) {
@@ -123,11 +123,11 @@ int64_t BatchNorm<T>::WorkspaceBytes(const Layout& layout) {
     }
   }
   if (layout.PerChannel() > 0 && PrefersColumns(layout, 1, sizeof(T))) {
-    partials = std::max(partials, Partials(CutForSums<1>(layout, multiprocessors)));
+    partials = std::max(partials, Partials(CutForSums<1>(layout, multiprocessors, false)));
   }
   if (layout.PerChannel() > 0 && PrefersColumns(layout, Wide<T>(), sizeof(T)) &&
       layout.channels * layout.inner % Wide<T>() == 0) {
-    partials = std::max(partials, Partials(CutForSums<Wide<T>()>(layout, multiprocessors)));
+    partials = std::max(partials, Partials(CutForSums<Wide<T>()>(layout, multiprocessors, false)));
   }
   return kWorkspaceZeros + partials * static_cast<int64_t>(sizeof(Pair));
 }
@@ -141,31 +141,55 @@ void BatchNorm<T>::LocalMoments(const T* x, const Layout& layout, void* workspac
 }
 
 template <typename T>
-void BatchNorm<T>::BackwardSums(const T* x, const T* dy, const Layout& layout, const double* mean,
-                                void* workspace, double* sum_dy, double* sum_dy_xmu,
-                                Stream stream) {
-  const GradientArguments<T> arguments{{x, dy}, mean, sum_dy, sum_dy_xmu};
-  Reduce<T, GradientSums>("BackwardSums", Choose<T>(layout, {x, dy}), layout, arguments, workspace,
-                          stream);
+void BatchNorm<T>::FindBelow(const T* t, const Layout& layout, const double* bound,
+                             void* workspace, double* found, Stream stream) {
+  const BoundArguments<T> arguments{{t}, bound, found};
+  Reduce<T, BoundSums>("FindBelow", Choose<T>(layout, {t}), layout, arguments, workspace, stream);
+}
+
+template <typename T>
+void BatchNorm<T>::BackwardSums(const T* t, const T* dy, const Layout& layout,
+                                const Recovery& recovery, const double* mean, void* workspace,
+                                double* sum_dz, double* sum_dz_u, Stream stream) {
+  const auto f = MakeSlopes<Arithmetic<T>>(recovery.activation, recovery.from_output);
+  const GradientArguments<T> arguments{{t, dy}, mean,   recovery.scale, recovery.offset,
+                                       f,       sum_dz, sum_dz_u};
+  const Choice choice = Choose<T>(layout, {t, dy});
+  if (f.kind == kPlain) {
+    Reduce<T, PlainGradientSums>("BackwardSums", choice, layout, arguments, workspace, stream);
+  } else {
+    Reduce<T, FusedGradientSums>("BackwardSums", choice, layout, arguments, workspace, stream);
+  }
 }
 
 template <typename T>
 void BatchNorm<T>::Normalize(const T* x, const Layout& layout, const double* mean,
-                             const double* scale, const double* offset, Write write, T* y,
-                             Stream stream) {
-  const typename NormalizeMap<T>::Arguments arguments{{x},    mean, scale,
-                                                      offset, y,    write == Write::kAdd};
-  Apply<T, NormalizeMap<T>>("Normalize", Choose<T>(layout, {x, y}), layout, arguments, stream);
+                             const double* scale, const double* offset,
+                             const Activation& activation, Write write, T* y, Stream stream) {
+  const auto f = MakeSlopes<Arithmetic<T>>(activation, false);
+  const NormalizeArguments<T> arguments{{x}, mean, scale, offset, f, y, write == Write::kAdd};
+  const Choice choice = Choose<T>(layout, {x, y});
+  if (f.kind == kPlain) {
+    Apply<T, NormalizeMap<T, Plain>>("Normalize", choice, layout, arguments, stream);
+  } else {
+    Apply<T, NormalizeMap<T, FusedForward>>("Normalize", choice, layout, arguments, stream);
+  }
 }
 
 template <typename T>
-void BatchNorm<T>::BackwardApply(const T* x, const T* dy, const Layout& layout, const double* mean,
-                                 const double* a, const double* b, const double* d, Write write,
-                                 T* dx, Stream stream) {
-  const typename BackwardMap<T>::Arguments arguments{{x, dy}, mean, a,
-                                                     b,       d,    dx, write == Write::kAdd};
-  Apply<T, BackwardMap<T>>("BackwardApply", Choose<T>(layout, {x, dy, dx}), layout, arguments,
-                           stream);
+void BatchNorm<T>::BackwardApply(const T* t, const T* dy, const Layout& layout,
+                                 const Recovery& recovery, const double* mean, const double* a,
+                                 const double* b, const double* d, Write write, T* dx,
+                                 Stream stream) {
+  const auto f = MakeSlopes<Arithmetic<T>>(recovery.activation, recovery.from_output);
+  const BackwardArguments<T> arguments{{t, dy}, mean, recovery.scale, recovery.offset, a, b, d, f,
+                                       dx,      write == Write::kAdd};
+  const Choice choice = Choose<T>(layout, {t, dy, dx});
+  if (f.kind == kPlain) {
+    Apply<T, BackwardMap<T, Plain>>("BackwardApply", choice, layout, arguments, stream);
+  } else {
+    Apply<T, BackwardMap<T, FusedBackward>>("BackwardApply", choice, layout, arguments, stream);
+  }
 }
 
 }  // namespace cuda

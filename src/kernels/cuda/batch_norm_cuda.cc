@@ -41,27 +41,35 @@ void LocalMoments(DType dtype, const void* x, const Layout& layout, void* worksp
 }
 
 void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-               const double* scale, const double* offset, Write write, void* y, Stream stream) {
+               const double* scale, const double* offset, const Activation& activation,
+               Write write, void* y, Stream stream) {
   WithType(dtype, [&](auto* type) {
-    Kernels(type).Normalize(In(x, type), layout, mean, scale, offset, write,
+    Kernels(type).Normalize(In(x, type), layout, mean, scale, offset, activation, write,
                             static_cast<decltype(type)>(y), stream);
   });
 }
 
-void BackwardSums(DType dtype, const void* x, const void* dy, const Layout& layout,
-                  const double* mean, void* workspace, double* sum_dy, double* sum_dy_xmu,
-                  Stream stream) {
+void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
+               void* workspace, double* found, Stream stream) {
   WithType(dtype, [&](auto* type) {
-    Kernels(type).BackwardSums(In(x, type), In(dy, type), layout, mean, workspace, sum_dy,
-                               sum_dy_xmu, stream);
+    Kernels(type).FindBelow(In(t, type), layout, bound, workspace, found, stream);
   });
 }
 
-void BackwardApply(DType dtype, const void* x, const void* dy, const Layout& layout,
-                   const double* mean, const double* a, const double* b, const double* d,
-                   Write write, void* dx, Stream stream) {
+void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
+                  const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
+                  double* sum_dz_u, Stream stream) {
   WithType(dtype, [&](auto* type) {
-    Kernels(type).BackwardApply(In(x, type), In(dy, type), layout, mean, a, b, d, write,
+    Kernels(type).BackwardSums(In(t, type), In(dy, type), layout, recovery, mean, workspace,
+                               sum_dz, sum_dz_u, stream);
+  });
+}
+
+void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
+                   const Recovery& recovery, const double* mean, const double* a,
+                   const double* b, const double* d, Write write, void* dx, Stream stream) {
+  WithType(dtype, [&](auto* type) {
+    Kernels(type).BackwardApply(In(t, type), In(dy, type), layout, recovery, mean, a, b, d, write,
                                 static_cast<decltype(type)>(dx), stream);
   });
 }

@@ -10,6 +10,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/activation.h"
 #include "core/dtype.h"
 #include "core/layout.h"
 
@@ -23,9 +24,9 @@ using Stream = CUstream_st*;
 // What happens to an output tensor: overwritten, or added to.
 enum class Write { kAssign, kAdd };
 
-// Bytes of scratch that LocalMoments and BackwardSums need on the current device; the caller owns it,
-// for one call at a time. Its first kWorkspaceZeros bytes are zero before the first call; every
-// call leaves them so, for whatever layout comes next.
+// Bytes of scratch that LocalMoments, FindBelow and BackwardSums need on the current device; the
+// caller owns it, for one call at a time. Its first kWorkspaceZeros bytes are zero before the first
+// call; every call leaves them so, for whatever layout comes next.
 constexpr int64_t kWorkspaceZeros = 32768;
 int64_t WorkspaceBytes(DType dtype, const Layout& layout);
 
@@ -33,19 +34,27 @@ int64_t WorkspaceBytes(DType dtype, const Layout& layout);
 void LocalMoments(DType dtype, const void* x, const Layout& layout, void* workspace,
                   double* mean, double* m2, Stream stream);
 
-// y = (x - mean[c]) * scale[c] + offset[c]
+// y = f((x - mean[c]) * scale[c] + offset[c])
 void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-               const double* scale, const double* offset, Write write, void* y, Stream stream);
+               const double* scale, const double* offset, const Activation& activation,
+               Write write, void* y, Stream stream);
 
-// sum_dy[c] = sum of dy[:, c, :]; sum_dy_xmu[c] = sum of dy * (x - mean[c])
-void BackwardSums(DType dtype, const void* x, const void* dy, const Layout& layout,
-                  const double* mean, void* workspace, double* sum_dy, double* sum_dy_xmu,
-                  Stream stream);
+// found[c] is positive if any of t[:, c, :] is below bound[c], else 0.
+void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
+               void* workspace, double* found, Stream stream);
 
-// dx = a[c] * dy + b[c] * (x - mean[c]) + d[c]
-void BackwardApply(DType dtype, const void* x, const void* dy, const Layout& layout,
-                   const double* mean, const double* a, const double* b, const double* d,
-                   Write write, void* dx, Stream stream);
+// Of each element of t, which is x or y as `recovery` says, and of dy the next two take
+// u = x - mean[c], or z - mean[c] from y, and dz = dy * f'(z).
+
+// sum_dz[c], sum_dz_u[c] = sums of dz and of dz * u over [:, c, :]
+void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
+                  const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
+                  double* sum_dz_u, Stream stream);
+
+// dx = a[c] * dz + b[c] * u + d[c]
+void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
+                   const Recovery& recovery, const double* mean, const double* a,
+                   const double* b, const double* d, Write write, void* dx, Stream stream);
 
 // What the library has machine code for, such as "75-real 90-virtual".
 const char* Architectures();

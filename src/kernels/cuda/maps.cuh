@@ -1,59 +1,76 @@
 // The two elementwise passes of the layer, as what happens to one element.
 // Who uses it: apply.cuh, which knows where the elements are. Nothing here knows memory layouts.
 //
-// Coefficients come as double. The part of the mean that the arithmetic cannot hold goes into the
-// additive coefficient, so nothing is lost where the mean is far from zero.
-// `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first.
+// `KindsOf` are the instance's kinds, see activation.cuh; which it is comes with each call.
+// `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first: fewer
+// where exponentials would make the code long.
 #pragma once
+#include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/numeric.h"
 
 namespace syncbn {
 namespace cuda {
 
-// y = (x - mean) * scale + offset
 template <typename T>
-struct NormalizeMap {
-  using A = Arithmetic<T>;
-  static constexpr int kTensors = 1, kUnroll = 4;
-  struct Arguments {
-    const T* tensors[1];  // x
-    const double *mean, *scale, *offset;
-    T* out;
-    bool add;
-  };
-  A mean, scale, offset;
-
-  __device__ void Take(const Arguments& arguments, int64_t channel) {
-    const double exact = arguments.mean[channel], by = arguments.scale[channel];
-    mean = static_cast<A>(exact);
-    scale = static_cast<A>(by);
-    offset = static_cast<A>(arguments.offset[channel] - by * (exact - static_cast<double>(mean)));
-  }
-  __device__ A Of(const T (&x)[1]) const { return (Load(x[0]) - mean) * scale + offset; }
+struct NormalizeArguments {
+  const T* tensors[1];  // x
+  const double *mean, *scale, *offset;
+  Slopes<Arithmetic<T>> f;
+  T* out;
+  bool add;
 };
 
-// dx = a * dy + b * (x - mean) + d
-template <typename T>
-struct BackwardMap {
+// y = f((x - mean) * scale + offset)
+template <typename T, typename KindsOf>
+struct NormalizeMap {
   using A = Arithmetic<T>;
-  static constexpr int kTensors = 2, kUnroll = 2;
-  struct Arguments {
-    const T* tensors[2];  // x, dy
-    const double *mean, *a, *b, *d;
-    T* out;
-    bool add;
-  };
-  A mean, a, b, d;
+  static constexpr bool kFused = KindsOf::kFused;
+  static constexpr int kTensors = 1, kUnroll = kFused ? 2 : 4;
+  using Arguments = NormalizeArguments<T>;
+  using Kinds = KindsOf;
+  Affine<A> to_z;
 
   __device__ void Take(const Arguments& arguments, int64_t channel) {
-    const double exact = arguments.mean[channel], by = arguments.b[channel];
-    mean = static_cast<A>(exact);
-    a = static_cast<A>(arguments.a[channel]);
-    b = static_cast<A>(by);
-    d = static_cast<A>(arguments.d[channel] - by * (exact - static_cast<double>(mean)));
+    to_z = AffineOf<A>(arguments.mean, arguments.scale, arguments.offset, channel);
   }
-  __device__ A Of(const T (&tensors)[2]) const {
-    return a * Load(tensors[1]) + (b * (Load(tensors[0]) - mean) + d);
+  template <Kind kKind>
+  __device__ A Of(const T (&x)[1], const Slopes<A>& f) const {
+    return Activate<kKind>(to_z.Of(Load(x[0])), f);
+  }
+};
+
+template <typename T>
+struct BackwardArguments {
+  const T* tensors[2];  // t, dy
+  const double *mean, *scale, *offset, *a, *b, *d;
+  Slopes<Arithmetic<T>> f;
+  T* out;
+  bool add;
+};
+
+// dx = a * dz + b * u + d
+template <typename T, typename KindsOf>
+struct BackwardMap {
+  using A = Arithmetic<T>;
+  static constexpr bool kFused = KindsOf::kFused;
+  static constexpr int kTensors = 2, kUnroll = kFused && sizeof(T) == 8 ? 1 : 2;
+  using Arguments = BackwardArguments<T>;
+  using Kinds = KindsOf;
+  A a;
+  Affine<A> of_u;  // b * u + d
+  Affine<A> to_z;
+
+  __device__ void Take(const Arguments& arguments, int64_t channel) {
+    const Kind kind = arguments.f.kind;
+    a = static_cast<A>(arguments.a[channel]);
+    of_u = AffineOf<A>(arguments.mean, arguments.b, arguments.d, channel);
+    to_z = RecoveryOf<A>(kind, arguments.mean, arguments.scale, arguments.offset, channel);
+  }
+  template <Kind kKind>
+  __device__ A Of(const T (&tensors)[2], const Slopes<A>& f) const {
+    A u, dz;
+    Unwind<kKind>(Load(tensors[0]), Load(tensors[1]), to_z, f, &u, &dz);
+    return a * dz + (of_u.scale * u + of_u.offset);
   }
 };
 

@@ -52,7 +52,8 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocess
     return cut;
   }
 
-  const int64_t at_once = int64_t{multiprocessors} * kResidentPlanes;
+  // Fused kernels, of which fewer blocks run at once, take the same cut.
+  const int64_t at_once = int64_t{multiprocessors} * ResidentPlanes(false);
   const int64_t total = per_channel * layout.channels;
   int64_t wanted = std::max(Clamp(total / at_once, kFewSlots, kManySlots),
                             total / (at_once * kRounds));

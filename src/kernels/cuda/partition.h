@@ -17,12 +17,14 @@ namespace cuda {
 
 constexpr int kPlanesThreads = 256;
 constexpr int kColumnsThreads = 512;
-// Blocks that a multiprocessor has registers for. Where that is one, its threads ask for twice as
-// many vectors ahead.
-constexpr int kResidentPlanes = 4;
-SYNCBN_HOST_DEVICE constexpr int ResidentColumns(int width) { return width > 4 ? 1 : 2; }
-SYNCBN_HOST_DEVICE constexpr int UnrollColumns(int width, int unroll) {
-  return ResidentColumns(width) == 1 ? 2 * unroll : unroll;
+// Blocks that a multiprocessor has registers for; `fused` kernels, those with an activation, need
+// more. Where that is one, its threads ask for twice as many vectors ahead.
+SYNCBN_HOST_DEVICE constexpr int ResidentPlanes(bool fused) { return fused ? 3 : 4; }
+SYNCBN_HOST_DEVICE constexpr int ResidentColumns(int width, bool fused) {
+  return width > (fused ? 1 : 4) ? 1 : 2;
+}
+SYNCBN_HOST_DEVICE constexpr int UnrollColumns(int width, bool fused, int unroll) {
+  return ResidentColumns(width, fused) == 1 ? 2 * unroll : unroll;
 }
 
 // Rounds of vectors after which a thread folds its lanes into totals, see sums.cuh.

@@ -63,7 +63,7 @@ __device__ inline Pair ReadPartial(const Pair* partial) {
 }
 
 template <typename T, typename Sums>
-__global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
+__global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Sums::kFused))
     ReducePlanes(Planes cut, typename Sums::Arguments arguments, Workspace workspace) {
   constexpr int kUnroll = Sums::kUnroll, kWidth = Sums::kWidth;
   const Planes::Block block = cut.At(blockIdx.x);
@@ -136,9 +136,10 @@ __device__ void SumByChannel(int channels, int64_t entries, const At& at, const 
 }
 
 template <typename T, typename Sums>
-__global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth))
+__global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth, Sums::kFused))
     ReduceColumns(Columns cut, typename Sums::Arguments arguments, Workspace workspace) {
-  constexpr int kWidth = Sums::kWidth, kUnroll = UnrollColumns(kWidth, Sums::kUnroll);
+  constexpr int kWidth = Sums::kWidth;
+  constexpr int kUnroll = UnrollColumns(kWidth, Sums::kFused, Sums::kUnroll);
   const Columns::Block block = cut.At(blockIdx.x);
   const int inner = static_cast<int>(cut.layout.inner);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));

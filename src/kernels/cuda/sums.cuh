@@ -1,4 +1,4 @@
-// The two reductions of the layer, as what one thread does with the elements it reads.
+// The reductions of the layer, as what one thread does with the elements it reads.
 // Who uses it: reduce.cuh, which knows where the elements are. Nothing here knows memory layouts.
 //
 // A thread adds up several lanes in the data's arithmetic (float, or double), and folds them into
@@ -6,6 +6,7 @@
 // blocks all is double. `kShifts` is 1 where all lanes belong to one channel, else kWidth.
 // `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first.
 #pragma once
+#include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/numeric.h"
 
 namespace syncbn {
@@ -21,7 +22,6 @@ struct Lanes {
   // Where all belong to one channel, four are enough to hide an addition's latency.
   static constexpr int kLanes = kShifts == 1 && kWidth > 4 ? 4 : kWidth;
   using A = Arithmetic<T>;
-  A shift[kShifts];
   A first[kLanes] = {}, second[kLanes] = {};
   A total_first[kShifts] = {}, total_second[kShifts] = {};
 
@@ -53,19 +53,21 @@ struct MomentArguments {
 template <typename T, int kWidth, int kShifts>
 struct MomentSums : Lanes<T, kWidth, kShifts> {
   using typename Lanes<T, kWidth, kShifts>::A;
+  static constexpr bool kFused = false;
   static constexpr int kTensors = 1, kUnroll = 4;
   using Arguments = MomentArguments<T>;
+  A shift[kShifts];
 
   __device__ void Shift(const Arguments& /*arguments*/, int k, int64_t /*channel*/, T first) {
-    this->shift[k] = Load(first);
+    shift[k] = Load(first);
   }
   // What counts as no element.
-  __device__ T Filler(int /*tensor*/, int k) const { return Unload<T>(this->shift[k]); }
+  __device__ T Filler(int /*tensor*/, int k) const { return Unload<T>(shift[k]); }
 
   __device__ void Add(const Vector<T, kWidth> (&x)[1]) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      const A deviation = Load(x[0].values[j]) - this->shift[j % kShifts];
+      const A deviation = Load(x[0].values[j]) - shift[j % kShifts];
       this->first[j % this->kLanes] += deviation;
       this->second[j % this->kLanes] += deviation * deviation;
     }
@@ -75,7 +77,7 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
   __device__ Pair Sums(const Arguments& arguments, int k, int64_t count, int64_t origin) const {
     if (count == 0) return {0, 0};
     const double n = static_cast<double>(count), first = this->total_first[k];
-    const double off = static_cast<double>(this->shift[k]) - Load(arguments.tensors[0][origin]);
+    const double off = static_cast<double>(shift[k]) - Load(arguments.tensors[0][origin]);
     return {first + n * off, this->total_second[k] + off * (2 * first + n * off)};
   }
 
@@ -90,32 +92,84 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
 };
 
 template <typename T>
-struct GradientArguments {
-  const T* tensors[2];  // x, dy
-  const double* mean;
-  double *sum_dy, *sum_dy_xmu;
+struct BoundArguments {
+  const T* tensors[1];  // t
+  const double* bound;
+  double* found;
 };
 
-// sum_dy and sum_dy_xmu, about the mean as the arithmetic can hold it; what that loses of the mean
-// is corrected at the end.
+// How many elements are below the channel's bound; in float that may stop at 2^24.
 template <typename T, int kWidth, int kShifts>
-struct GradientSums : Lanes<T, kWidth, kShifts> {
+struct BoundSums : Lanes<T, kWidth, kShifts> {
   using typename Lanes<T, kWidth, kShifts>::A;
-  static constexpr int kTensors = 2, kUnroll = 2;
-  using Arguments = GradientArguments<T>;
+  static constexpr bool kFused = false;
+  static constexpr int kTensors = 1, kUnroll = 4;
+  using Arguments = BoundArguments<T>;
+  A bound[kShifts];
 
   __device__ void Shift(const Arguments& arguments, int k, int64_t channel, T /*first*/) {
-    this->shift[k] = static_cast<A>(arguments.mean[channel]);
+    bound[k] = RoundUp<A>(arguments.bound[channel]);
   }
+  // Below nothing.
+  __device__ T Filler(int /*tensor*/, int /*k*/) const { return Store<T>(NAN); }
+
+  __device__ void Add(const Vector<T, kWidth> (&t)[1]) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      this->first[j % this->kLanes] += Load(t[0].values[j]) < bound[j % kShifts] ? A(1) : A(0);
+    }
+  }
+
+  __device__ Pair Sums(const Arguments& /*arguments*/, int k, int64_t /*count*/,
+                       int64_t /*origin*/) const {
+    return {static_cast<double>(this->total_first[k]), 0};
+  }
+
+  __device__ static void Finish(const Arguments& arguments, int64_t channel, int64_t /*count*/,
+                                int64_t /*origin*/, const Pair& sums) {
+    arguments.found[channel] = sums.first;
+  }
+};
+
+template <typename T>
+struct GradientArguments {
+  const T* tensors[2];  // t, dy
+  const double *mean, *scale, *offset;
+  Slopes<Arithmetic<T>> f;
+  double *sum_dz, *sum_dz_u;
+};
+
+// sum_dz and sum_dz_u, with u about the mean as the arithmetic can hold it; what that loses of the
+// mean is corrected at the end. `KindsOf` are the instance's kinds, see activation.cuh.
+template <typename T, int kWidth, int kShifts, typename KindsOf>
+struct GradientSums : Lanes<T, kWidth, kShifts> {
+  using typename Lanes<T, kWidth, kShifts>::A;
+  static constexpr bool kFused = KindsOf::kFused;
+  static constexpr int kTensors = 2;
+  // Less for many columns, which fill the registers, and in double, where exponentials are long.
+  static constexpr int kUnroll = kFused && (kShifts > 4 || sizeof(T) == 8) ? 1 : 2;
+  using Arguments = GradientArguments<T>;
+  Affine<A> to_z[kShifts];
+  Slopes<A> f;
+
+  __device__ void Shift(const Arguments& arguments, int k, int64_t channel, T /*first*/) {
+    f = arguments.f;
+    to_z[k] = RecoveryOf<A>(f.kind, arguments.mean, arguments.scale, arguments.offset, channel);
+  }
+  // With a dy of 0 an element adds nothing.
   __device__ T Filler(int /*tensor*/, int /*k*/) const { return Store<T>(0); }
 
   __device__ void Add(const Vector<T, kWidth> (&tensors)[2]) {
+    KindsOf::With(f.kind, [&](auto kind) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const A dy = Load(tensors[1].values[j]);
-      this->first[j % this->kLanes] += dy;
-      this->second[j % this->kLanes] += dy * (Load(tensors[0].values[j]) - this->shift[j % kShifts]);
-    }
+      for (int j = 0; j < kWidth; ++j) {
+        A u, dz;
+        Unwind<decltype(kind)::value>(Load(tensors[0].values[j]), Load(tensors[1].values[j]),
+                                      to_z[j % kShifts], f, &u, &dz);
+        this->first[j % this->kLanes] += dz;
+        this->second[j % this->kLanes] += dz * u;
+      }
+    });
   }
 
   __device__ Pair Sums(const Arguments& /*arguments*/, int k, int64_t /*count*/,
@@ -127,10 +181,15 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
                                 int64_t /*origin*/, const Pair& sums) {
     const double mean = arguments.mean[channel];
     const double lost = mean - static_cast<double>(static_cast<A>(mean));
-    arguments.sum_dy[channel] = sums.first;
-    arguments.sum_dy_xmu[channel] = sums.second - lost * sums.first;
+    arguments.sum_dz[channel] = sums.first;
+    arguments.sum_dz_u[channel] = sums.second - lost * sums.first;
   }
 };
+
+template <typename T, int kWidth, int kShifts>
+using PlainGradientSums = GradientSums<T, kWidth, kShifts, Plain>;
+template <typename T, int kWidth, int kShifts>
+using FusedGradientSums = GradientSums<T, kWidth, kShifts, FusedBackward>;
 
 }  // namespace cuda
 }  // namespace syncbn

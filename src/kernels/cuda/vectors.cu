@@ -20,10 +20,10 @@ __device__ double ReadElement(const void* vector, bool is_double, int64_t i) {
   return static_cast<const float*>(vector)[i];
 }
 
-__global__ void CopyKernel(Copies copies, int64_t size, unsigned blocks_each) {
+__global__ void CopyKernel(Copies copies, unsigned blocks_each) {
   const VectorCopy copy = copies.each[blockIdx.x / blocks_each];
   const int64_t i = static_cast<int64_t>(blockIdx.x % blocks_each) * kThreads + threadIdx.x;
-  if (i >= size) return;
+  if (i >= copy.size) return;
   double value = ReadElement(copy.from, copy.from_double, i);
   if (copy.add) value += ReadElement(copy.to, copy.to_double, i);
   if (copy.to_double) {
@@ -35,13 +35,15 @@ __global__ void CopyKernel(Copies copies, int64_t size, unsigned blocks_each) {
 
 }  // namespace
 
-void CopyVectors(const std::vector<VectorCopy>& copies, int64_t size, Stream stream) {
-  if (copies.empty() || size == 0) return;
+void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream) {
+  int64_t longest = 0;
+  for (const VectorCopy& copy : copies) longest = std::max(longest, copy.size);
+  if (longest == 0) return;
   Copies all = {};
   std::copy(copies.begin(), copies.end(), all.each);
-  const int64_t blocks_each = (size + kThreads - 1) / kThreads;
+  const int64_t blocks_each = (longest + kThreads - 1) / kThreads;
   Launch("CopyVectors", CopyKernel, blocks_each * static_cast<int64_t>(copies.size()), kThreads,
-         stream, all, size, static_cast<unsigned>(blocks_each));
+         stream, all, static_cast<unsigned>(blocks_each));
 }
 
 }  // namespace cuda

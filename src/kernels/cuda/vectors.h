@@ -10,18 +10,19 @@
 namespace syncbn {
 namespace cuda {
 
-// Both ends are float32 or float64, in memory that the device can reach.
+// Both ends are `size` numbers, float32 or float64, in memory that the device can reach.
 struct VectorCopy {
   const void* from;
   void* to;
+  int64_t size;
   bool from_double, to_double;
   bool add;  // to what is there, instead of over it
 };
 
 constexpr int kMostVectors = 8;
 
-// At most kMostVectors copies of `size` elements each.
-void CopyVectors(const std::vector<VectorCopy>& copies, int64_t size, Stream stream);
+// At most kMostVectors copies, none of which reads what another writes.
+void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream);
 
 }  // namespace cuda
 }  // namespace syncbn

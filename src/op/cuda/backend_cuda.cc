@@ -4,10 +4,13 @@
 #include "op/cuda/backend_cuda.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <utility>
 
 #include "core/error.h"
 #include "kernels/cuda/batch_norm_cuda.h"
+#include "kernels/cuda/channels.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/vectors.h"
 #include "op/cuda/current_device.h"
@@ -16,10 +19,12 @@
 namespace syncbn {
 namespace {
 
-// Per-channel vectors of one call at most. Forward: 4 read, 2 moments, 2 written, 3 coefficients;
-// backward: 1 read, the mean for the sums, 2 sums, 2 written, 4 coefficients.
-constexpr int64_t kPinnedVectors = 11;
-constexpr int64_t kDeviceVectors = 5;
+// Per-channel vectors of one call at most. Forward: 4 read, 2 moments, 2 written, 3 coefficients,
+// and to keep channels the bound, what is found, 1 list. Backward: the mean for the sums, 2 sums,
+// 2 written, 4 coefficients; and for kept channels 3 lists, 3 vectors for their sums, 2 sums,
+// 6 coefficients.
+constexpr int64_t kPinnedVectors = 23;
+constexpr int64_t kDeviceVectors = 17;
 
 bool IsDouble(const Tensor& vector) { return vector.dtype == DType::kFloat64; }
 
@@ -31,20 +36,31 @@ class CudaBackend : public Backend {
  public:
   explicit CudaBackend(int ordinal) : ordinal_(ordinal) {}
 
-  void Begin(const Layout& layout, DType dtype,
+  // No call is under way, and each has waited for its kernels.
+  ~CudaBackend() override {
+    if (std::all_of(pieces_, std::end(pieces_), [](const Piece& p) { return p.data == nullptr; }))
+      return;
+    try {
+      const cuda::CurrentDevice current(ordinal_);
+      for (const Piece& piece : pieces_) SYNCBN_CUDA_CHECK(cudaFree(piece.data));
+    } catch (const DeviceError&) {
+      // The process may be at its end, and the memory gone with its context.
+    }
+  }
+
+  void Begin(const Layout& layout, DType /*dtype*/,
              std::initializer_list<const Tensor*> vectors) override {
     for (const Tensor* vector : vectors) CheckIsParameter(*vector);
     current_ = std::make_unique<cuda::CurrentDevice>(ordinal_);
     lane_ = cuda::Lane::Acquire(ordinal_);
     channels_ = layout.channels;
     pinned_used_ = device_used_ = 0;
-    lane_->Reserve(cuda::WorkspaceBytes(dtype, layout), kDeviceVectors * channels_,
-                   kPinnedVectors * channels_);
+    lane_->Reserve(kDeviceVectors * channels_, kPinnedVectors * channels_);
     // They arrive by the time of the first Synchronize.
     for (const Tensor* vector : vectors) {
-      double* const copy = TakePinned();
+      double* const copy = TakePinned(channels_);
       read_[vector->data] = copy;
-      queued_.push_back({vector->data, copy, IsDouble(*vector), true, false});
+      queued_.push_back({vector->data, copy, channels_, IsDouble(*vector), true, false});
     }
     Flush();
     synchronized_ = false;
@@ -77,72 +93,147 @@ class CudaBackend : public Backend {
   void Write(const std::vector<double>& values, Request request, const Tensor& vector) override {
     if (request == Request::kNull) return;
     CheckIsParameter(vector);
-    queued_.push_back({Pin(values.data()), vector.data, true, IsDouble(vector),
-                       request == Request::kAdd});
+    queued_.push_back({Pin(values.data(), channels_), vector.data, channels_, true,
+                       IsDouble(vector), request == Request::kAdd});
   }
 
   void LocalMoments(const Tensor& x, const Layout& layout, double* mean, double* m2) override {
-    double *const pinned_mean = TakePinned(), *const pinned_m2 = TakePinned();
-    cuda::LocalMoments(x.dtype, x.data, layout, lane_->workspace(), pinned_mean, pinned_m2,
+    const int64_t n = layout.channels;
+    double *const pinned_mean = TakePinned(n), *const pinned_m2 = TakePinned(n);
+    cuda::LocalMoments(x.dtype, x.data, layout, Workspace(x.dtype, layout), pinned_mean, pinned_m2,
                        lane_->stream());
-    Fetch({{pinned_mean, mean}, {pinned_m2, m2}});
+    Fetch({{pinned_mean, mean}, {pinned_m2, m2}}, n);
   }
 
-  void BackwardSums(const Tensor& x, const Tensor& dy, const Layout& layout, const double* mean,
-                    double* sum_dy, double* sum_dy_xmu) override {
-    const double* const device_mean = Upload(mean);
+  void FindBelow(const Tensor& t, const Layout& layout, const double* bound,
+                 double* found) override {
+    const int64_t n = layout.channels;
+    const double* const device_bound = Upload(bound, n);
     Flush();
-    double *const pinned_dy = TakePinned(), *const pinned_dy_xmu = TakePinned();
-    cuda::BackwardSums(x.dtype, x.data, dy.data, layout, device_mean, lane_->workspace(), pinned_dy,
-                       pinned_dy_xmu, lane_->stream());
-    Fetch({{pinned_dy, sum_dy}, {pinned_dy_xmu, sum_dy_xmu}});
+    double* const pinned_found = TakePinned(n);
+    cuda::FindBelow(t.dtype, t.data, layout, device_bound, Workspace(t.dtype, layout), pinned_found,
+                    lane_->stream());
+    Fetch({{pinned_found, found}}, n);
+  }
+
+  void BackwardSums(const Tensor& t, const Tensor& dy, const Layout& layout,
+                    const Recovery& recovery, const double* mean, double* sum_dz,
+                    double* sum_dz_u) override {
+    const int64_t n = layout.channels;
+    const Recovery device_recovery = Upload(recovery, n);
+    const double* const device_mean = Upload(mean, n);
+    Flush();
+    double *const pinned_dz = TakePinned(n), *const pinned_dz_u = TakePinned(n);
+    cuda::BackwardSums(t.dtype, t.data, dy.data, layout, device_recovery, device_mean,
+                       Workspace(t.dtype, layout), pinned_dz, pinned_dz_u, lane_->stream());
+    Fetch({{pinned_dz, sum_dz}, {pinned_dz_u, sum_dz_u}}, n);
   }
 
   void Normalize(const Tensor& x, const Layout& layout, const double* mean, const double* scale,
-                 const double* offset, Request request, const Tensor& y) override {
-    const double *const device_mean = Upload(mean), *const device_scale = Upload(scale);
-    const double* const device_offset = Upload(offset);
+                 const double* offset, const Activation& activation, Request request,
+                 const Tensor& y) override {
+    const int64_t n = layout.channels;
+    const double *const device_mean = Upload(mean, n), *const device_scale = Upload(scale, n);
+    const double* const device_offset = Upload(offset, n);
     Flush();
-    cuda::Normalize(x.dtype, x.data, layout, device_mean, device_scale, device_offset,
+    cuda::Normalize(x.dtype, x.data, layout, device_mean, device_scale, device_offset, activation,
                     ToWrite(request), y.data, lane_->stream());
   }
 
-  void BackwardApply(const Tensor& x, const Tensor& dy, const Layout& layout, const double* mean,
-                     const double* a, const double* b, const double* d, Request request,
+  void BackwardApply(const Tensor& t, const Tensor& dy, const Layout& layout,
+                     const Recovery& recovery, const double* mean, const double* a,
+                     const double* b, const double* d, Request request,
                      const Tensor& dx) override {
-    const double *const device_mean = Upload(mean), *const device_a = Upload(a);
-    const double *const device_b = Upload(b), *const device_d = Upload(d);
+    const int64_t n = layout.channels;
+    const Recovery device_recovery = Upload(recovery, n);
+    const double *const device_mean = Upload(mean, n), *const device_a = Upload(a, n);
+    const double *const device_b = Upload(b, n), *const device_d = Upload(d, n);
     Flush();
-    cuda::BackwardApply(x.dtype, x.data, dy.data, layout, device_mean, device_a, device_b, device_d,
-                        ToWrite(request), dx.data, lane_->stream());
+    cuda::BackwardApply(t.dtype, t.data, dy.data, layout, device_recovery, device_mean, device_a,
+                        device_b, device_d, ToWrite(request), dx.data, lane_->stream());
+  }
+
+  void* Memory(Place place, size_t bytes) override {
+    Piece& piece = pieces_[static_cast<int>(place)];
+    if (bytes > piece.bytes) {
+      const Piece smaller = std::exchange(piece, Piece());
+      SYNCBN_CUDA_CHECK(cudaFree(smaller.data));  // waits for what still runs on it
+      SYNCBN_CUDA_CHECK(cudaMalloc(&piece.data, bytes));
+      piece.bytes = bytes;
+    }
+    return piece.data;
+  }
+
+  void Gather(const Tensor& tensor, const Layout& layout, const std::vector<int64_t>& channels,
+              void* compact) override {
+    const cuda::ChannelList list = Upload(channels);
+    Flush();
+    cuda::GatherChannels(tensor.dtype, tensor.data, layout, list, compact, lane_->stream());
+  }
+
+  void Scatter(const void* compact, const Layout& layout, const std::vector<int64_t>& channels,
+               const Tensor& tensor) override {
+    const cuda::ChannelList list = Upload(channels);
+    Flush();
+    cuda::ScatterChannels(tensor.dtype, compact, layout, list, tensor.data, lane_->stream());
   }
 
  private:
-  double* TakePinned() { return lane_->pinned() + channels_ * pinned_used_++; }
+  struct Piece {
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
 
-  double* Pin(const double* values) {
-    double* const pinned = TakePinned();
-    std::copy_n(values, channels_, pinned);
+  void* Workspace(DType dtype, const Layout& layout) {
+    return lane_->Workspace(cuda::WorkspaceBytes(dtype, layout));
+  }
+
+  double* TakePinned(int64_t size) {
+    double* const pinned = lane_->pinned() + pinned_used_;
+    pinned_used_ += size;
+    return pinned;
+  }
+
+  double* Pin(const double* values, int64_t size) {
+    double* const pinned = TakePinned(size);
+    std::copy_n(values, size, pinned);
     return pinned;
   }
 
   // Where the values will be on the device after the next Flush.
-  const double* Upload(const double* values) {
-    double* const device = lane_->device() + channels_ * device_used_++;
-    queued_.push_back({Pin(values), device, true, true, false});
+  const double* Upload(const double* values, int64_t size) {
+    double* const device = lane_->device() + device_used_;
+    device_used_ += size;
+    queued_.push_back({Pin(values, size), device, size, true, true, false});
     return device;
   }
 
+  // Without vectors where kernels read none.
+  Recovery Upload(const Recovery& recovery, int64_t size) {
+    const Activation& f = recovery.activation;
+    Recovery uploaded{f, recovery.from_output, nullptr, nullptr};
+    if (recovery.from_output || f.function == Function::kIdentity) return uploaded;
+    uploaded.scale = Upload(recovery.scale, size);
+    uploaded.offset = Upload(recovery.offset, size);
+    return uploaded;
+  }
+
+  cuda::ChannelList Upload(const std::vector<int64_t>& channels) {
+    const std::vector<double> numbers(channels.begin(), channels.end());
+    const int64_t count = static_cast<int64_t>(numbers.size());
+    return {Upload(numbers.data(), count), count};
+  }
+
   void Flush() {
-    cuda::CopyVectors(queued_, channels_, lane_->stream());
+    cuda::CopyVectors(queued_, lane_->stream());
     queued_.clear();
   }
 
   // Waits for results in pinned memory.
-  void Fetch(std::initializer_list<std::pair<const double*, double*>> results) {
+  void Fetch(std::initializer_list<std::pair<const double*, double*>> results, int64_t size) {
     lane_->Synchronize();
     synchronized_ = true;
-    for (const auto& result : results) std::copy_n(result.first, channels_, result.second);
+    for (const auto& result : results) std::copy_n(result.first, size, result.second);
   }
 
   void Close() noexcept {
@@ -154,10 +245,12 @@ class CudaBackend : public Backend {
   }
 
   const int ordinal_;
+  Piece pieces_[3];  // by Place
   // Of the call under way.
   std::unique_ptr<cuda::CurrentDevice> current_;
   cuda::Lane* lane_ = nullptr;
-  int64_t channels_ = 0, pinned_used_ = 0, device_used_ = 0;
+  int64_t channels_ = 0;
+  int64_t pinned_used_ = 0, device_used_ = 0;  // doubles
   bool synchronized_ = false;
   std::map<const void*, const double*> read_;
   std::vector<cuda::VectorCopy> queued_;

@@ -31,15 +31,19 @@ Lane::Lane() {
   SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 
-void Lane::Reserve(int64_t workspace_bytes, int64_t device_doubles, int64_t pinned_doubles) {
-  if (workspace_bytes > workspace_bytes_) {
+void* Lane::Workspace(int64_t bytes) {
+  if (bytes > workspace_bytes_) {
     workspace_bytes_ = 0;
-    SYNCBN_CUDA_CHECK(cudaFree(workspace_));
+    SYNCBN_CUDA_CHECK(cudaFree(workspace_));  // waits for what still runs on it
     workspace_ = nullptr;
-    SYNCBN_CUDA_CHECK(cudaMalloc(&workspace_, static_cast<size_t>(workspace_bytes)));
+    SYNCBN_CUDA_CHECK(cudaMalloc(&workspace_, static_cast<size_t>(bytes)));
     SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace_, 0, kWorkspaceZeros, stream_));
-    workspace_bytes_ = workspace_bytes;
+    workspace_bytes_ = bytes;
   }
+  return workspace_;
+}
+
+void Lane::Reserve(int64_t device_doubles, int64_t pinned_doubles) {
   if (device_doubles > device_doubles_) {
     device_doubles_ = 0;
     SYNCBN_CUDA_CHECK(cudaFree(device_));

@@ -19,10 +19,11 @@ class Lane {
 
   Stream stream() const { return stream_; }
 
-  // Makes room for the kernels' workspace, and for this many doubles on the device and pinned on the
-  // host. Contents are lost where it has to grow.
-  void Reserve(int64_t workspace_bytes, int64_t device_doubles, int64_t pinned_doubles);
-  void* workspace() const { return workspace_; }
+  // The kernels' workspace, of this many bytes at least, for one kernel after the other.
+  void* Workspace(int64_t bytes);
+  // Makes room for this many doubles on the device and pinned on the host. Contents are lost where
+  // it has to grow.
+  void Reserve(int64_t device_doubles, int64_t pinned_doubles);
   double* device() const { return device_; }
   double* pinned() const { return pinned_; }
 

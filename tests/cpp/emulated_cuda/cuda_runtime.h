@@ -7,6 +7,7 @@
 // The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait;
 // blocks run one after the other, so `__shared__` is a static variable of the calling thread.
 #pragma once
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -58,6 +59,8 @@ void FailAfter(int calls);
 int& Device();
 // Allocations of device and pinned memory that were made so far, by all threads.
 int Allocations();
+// Of these, those that were not freed.
+int Living();
 
 }  // namespace emulated
 
@@ -94,6 +97,11 @@ inline unsigned atomicAdd(unsigned* address, unsigned value) {
 template <typename T>
 T __ldcg(const T* address) {
   return *address;
+}
+
+inline float __double2float_ru(double value) {
+  const float nearest = static_cast<float>(value);
+  return nearest < value ? std::nextafter(nearest, INFINITY) : nearest;
 }
 
 inline float __uint_as_float(uint32_t bits) {

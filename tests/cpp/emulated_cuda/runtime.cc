@@ -1,5 +1,6 @@
 // A runtime whose devices are all the host. Memory is poisoned when it is allocated.
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 
 #include "cuda_runtime.h"
@@ -9,9 +10,18 @@ namespace {
 
 constexpr int kDevices = 4;
 thread_local int calls_left = -1;
-std::atomic<int> allocations{0};
+std::atomic<int> allocations{0}, freed{0};
+
+// Memory comes from the current device, and goes back to it.
+void CheckDevice() {
+  const int device = emulated::Device();
+  if (device >= 0 && device < kDevices) return;
+  std::fprintf(stderr, "emulated memory: the current device is %d\n", device);
+  std::abort();
+}
 
 cudaError_t Allocate(void** memory, size_t bytes) {
+  CheckDevice();
   if (const cudaError_t status = emulated::Call()) return status;
   ++allocations;
   *memory = std::malloc(bytes);
@@ -20,6 +30,8 @@ cudaError_t Allocate(void** memory, size_t bytes) {
 }
 
 cudaError_t Release(void* memory) {
+  CheckDevice();
+  freed += memory != nullptr;
   std::free(memory);
   return emulated::Call();
 }
@@ -38,6 +50,7 @@ int& Device() {
   return device;
 }
 int Allocations() { return allocations; }
+int Living() { return allocations - freed; }
 
 }  // namespace emulated
 

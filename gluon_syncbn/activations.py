@@ -1,0 +1,70 @@
+"""The activations that a SyncBatchNorm can have, and MXNet's own blocks of them.
+
+Called by ``batch_norm.py``, ``convert.py`` and ``fusion.py``. What backward reads for
+each is the operator's, see src/op/recovery.h.
+"""
+
+import math
+from numbers import Real
+
+from mxnet.gluon import nn
+
+# With the slope of each that has one, if none is given.
+DEFAULT_SLOPES = {
+    None: None,
+    "identity": None,
+    "relu": None,
+    "leaky_relu": 0.01,
+    "elu": 1.0,
+}
+
+
+def checked_slope(activation, slope):
+    """The slope to use; ValueError for a bad activation or slope."""
+    if activation not in DEFAULT_SLOPES:
+        raise ValueError(
+            "activation is None, 'identity', 'relu', 'leaky_relu' or 'elu', but got "
+            f"{activation!r}"
+        )
+    default = DEFAULT_SLOPES[activation]
+    if slope is None:
+        return default
+    if default is None:
+        raise ValueError(
+            f"slope is for 'leaky_relu' and 'elu', but got {slope!r} with "
+            f"activation={activation!r}"
+        )
+    if not (isinstance(slope, Real) and 0 < slope < math.inf):
+        raise ValueError(f"slope is a positive number, but got {slope!r}")
+    return float(slope)
+
+
+def of_block(block):
+    """(activation, slope) of one of MXNet's blocks; None for another block."""
+    kind = type(block)
+    if kind is nn.Activation and block._act_type == "relu":
+        return "relu", None
+    if kind is nn.LeakyReLU:
+        return ("leaky_relu", block._alpha) if block._alpha > 0 else ("relu", None)
+    if kind is nn.ELU and block._alpha > 0:
+        return "elu", block._alpha
+    return None
+
+
+def apply(F, z, activation, slope):
+    """The activation by MXNet's own operators."""
+    if activation == "relu":
+        return F.relu(z)
+    if activation == "leaky_relu":
+        return F.LeakyReLU(z, act_type="leaky", slope=slope)
+    if activation == "elu":
+        return F.LeakyReLU(z, act_type="elu", slope=slope)
+    return z
+
+
+class ActivatedBatchNorm(nn.BatchNorm):
+    """What a SyncBatchNorm that was made with an activation is reverted to."""
+
+    def hybrid_forward(self, F, x, **parameters):
+        y = super().hybrid_forward(F, x, **parameters)
+        return apply(F, y, self._activation, self._slope)

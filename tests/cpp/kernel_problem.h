@@ -1,0 +1,199 @@
+// Data for the kernels' tests, and what the kernels must make of it, in long double.
+// Who uses it: kernel_tests.h and test_cuda_kernels.cc.
+//
+// Tolerances are error bounds, not measurements: eps of the arithmetic times the sizes of the terms
+// that are added. The arithmetic rounds every input but x, y and dy, and the result of each
+// operation.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/activation.h"
+#include "core/error.h"
+#include "core/layout.h"
+#include "tensor.h"
+
+namespace test {
+
+using syncbn::Activation;
+using syncbn::DType;
+using syncbn::Function;
+using syncbn::Layout;
+using syncbn::Recovery;
+
+constexpr double kEps64 = 0x1p-53;
+
+// Of the passes that write a tensor.
+inline double EpsOf(DType dtype) { return dtype == DType::kFloat64 ? kEps64 : 0x1p-24; }
+
+struct Case {
+  DType dtype;
+  Layout layout;
+  int misalign;
+  double center, deviation;
+};
+
+struct Moments {
+  long double mean = 0, m2 = 0;
+  double farthest = 0;  // of x from the mean
+};
+
+// What a value must be, and by how much it may be wrong.
+struct Value {
+  long double value;
+  double error;
+};
+
+struct Gradient {
+  Value u, dz;
+};
+
+inline double Size(long double value) { return static_cast<double>(std::fabs(value)); }
+
+// f(z); `error` is that of z, by which f, being continuous, errs times its steepest slope. To that
+// come the roundings of `slope`, of the function and of the product, and expm1's own unit.
+inline Value Activate(const Activation& f, const Value& z, double eps) {
+  if (f.function == Function::kIdentity) return z;
+  long double y = z.value;
+  if (y <= 0) y = f.slope * (f.function == Function::kElu ? std::expm1(y) : y);
+  return {y, std::max(1.0, f.slope) * z.error + 6 * eps * Size(y)};
+}
+
+// dy * f'(z). f' jumps by |1 - slope| at 0, so where z may have either sign, so may dz be off; and
+// an exponential errs by the error of z, relatively.
+inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) {
+  if (f.function == Function::kIdentity) return {dy, 0};
+  const bool elu = f.function == Function::kElu;
+  long double dz = dy;
+  if (z.value <= 0) dz *= f.slope * (elu ? std::exp(z.value) : 1);
+  const double relative = elu ? 2 * z.error : 0;
+  double error = (6 * eps + relative) * Size(dz);
+  if (Size(z.value) <= z.error)
+    error += (std::fabs(1 - f.slope) + relative * std::max(1.0, f.slope)) * std::fabs(dy);
+  return {dz, error};
+}
+
+// f^-1(y). 1 / slope and the product with it, q, are rounded, and so is the function: log1p by a
+// unit, and by 1 / (1 + q) of what q errs.
+inline Value Recovered(const Activation& f, double y, double eps) {
+  if (y > 0 || f.function == Function::kIdentity) return {y, 0};
+  const long double q = static_cast<long double>(y) / f.slope;
+  if (f.function == Function::kLeakyRelu) return {q, 2 * eps * Size(q)};
+  const long double z = std::log1p(q);
+  return {z, 2 * eps * Size(z) + 4 * eps * Size(q / (1 + q))};
+}
+
+// dy * f'(f^-1(y)): there is no doubt about the sign. For an ELU that is dy * (y + slope), where
+// slope and the sum are rounded.
+inline Value UnwindOutput(const Activation& f, double y, double dy, double eps) {
+  if (f.function == Function::kIdentity || y > 0) return {dy, 0};
+  const bool elu = f.function == Function::kElu;
+  const long double slope = elu ? static_cast<long double>(y) + f.slope : f.slope;
+  const double error = 2 * Size(slope) + (elu ? f.slope : 0);
+  return {slope * dy, 2 * eps * error * std::fabs(dy)};
+}
+
+struct Problem {
+  Case c;
+  Tensor x, dy;
+  std::vector<double> mean, scale, offset, a, b, d;
+  std::string label;
+
+  explicit Problem(const Case& of)
+      : c(of),
+        x(of.dtype, of.layout.Size(), of.misalign),
+        dy(of.dtype, of.layout.Size(), of.misalign),
+        label(syncbn::Concat(syncbn::Name(of.dtype), " (", of.layout.outer, ", ",
+                             of.layout.channels, ", ", of.layout.inner, ") misaligned by ",
+                             of.misalign, ", about ", of.center)) {
+    std::mt19937 generator(7);
+    std::normal_distribution<double> normal;
+    for (int64_t i = 0; i < x.size(); ++i) {
+      x.Set(i, c.center + c.deviation * normal(generator));
+      dy.Set(i, normal(generator));
+    }
+    for (int64_t i = 0; i < c.layout.channels; ++i) {
+      mean.push_back(c.center + 0.1 * normal(generator));
+      for (auto* vector : {&scale, &offset, &a, &b, &d}) vector->push_back(normal(generator));
+    }
+  }
+
+  // Lets x be an output of the activation: an ELU has none below -slope. Not all too near to that.
+  void MakeOutputs(const Activation& f) {
+    if (f.function != Function::kElu) return;
+    for (int64_t i = 0; i < x.size(); ++i) {
+      if (x.Get(i) < 0) x.Set(i, f.slope * std::expm1(std::max(x.Get(i), -3.0)));
+    }
+  }
+
+  // The Recovery of an activation: from this problem's x, or taking x for y.
+  Recovery From(const Activation& activation, bool from_output) const {
+    const bool reads_x = !from_output && activation.function != Function::kIdentity;
+    return {activation, from_output, reads_x ? scale.data() : nullptr,
+            reads_x ? offset.data() : nullptr};
+  }
+
+  int64_t Index(int64_t outer, int64_t channel, int64_t inner) const {
+    return (outer * c.layout.channels + channel) * c.layout.inner + inner;
+  }
+
+  template <typename Visit>
+  void ForEach(int64_t channel, const Visit& visit) const {
+    for (int64_t o = 0; o < c.layout.outer; ++o)
+      for (int64_t i = 0; i < c.layout.inner; ++i) visit(Index(o, channel, i));
+  }
+
+  Moments ExpectedMoments(int64_t channel) const {
+    Moments e;
+    ForEach(channel, [&](int64_t i) { e.mean += x.Get(i); });
+    if (c.layout.PerChannel() > 0) e.mean /= c.layout.PerChannel();
+    ForEach(channel, [&](int64_t i) {
+      const long double deviation = x.Get(i) - e.mean;
+      e.m2 += deviation * deviation;
+      e.farthest = std::max(e.farthest, Size(deviation));
+    });
+    return e;
+  }
+
+  // z of x. The part of the mean that the arithmetic cannot hold, eps of it at most, is added
+  // again, after a rounding or two of its own.
+  Value Z(int64_t channel, int64_t i, double eps) const {
+    const long double u = x.Get(i) - static_cast<long double>(mean[channel]);
+    const long double centered = scale[channel] * u;
+    const double split = std::fabs(scale[channel] * mean[channel]) * eps;
+    return {centered + offset[channel],
+            4 * eps * (Size(centered) + std::fabs(offset[channel]) + split)};
+  }
+
+  Value Y(const Activation& activation, int64_t channel, int64_t i) const {
+    const double eps = EpsOf(c.dtype);
+    return Activate(activation, Z(channel, i, eps), eps);
+  }
+
+  // u and dz, but for what the arithmetic cannot hold of the mean.
+  Gradient Unwound(const Recovery& r, int64_t channel, int64_t i, double eps) const {
+    const Value z = r.from_output ? Recovered(r.activation, x.Get(i), eps)
+                    : r.scale != nullptr ? Z(channel, i, eps) : Value{0, 0};
+    const long double u = (r.from_output ? z.value : x.Get(i)) - mean[channel];
+    const Value dz = r.from_output ? UnwindOutput(r.activation, x.Get(i), dy.Get(i), eps)
+                                   : Unwind(r.activation, z, dy.Get(i), eps);
+    return {{u, (r.from_output ? z.error : 0) + 2 * eps * Size(u)}, dz};
+  }
+
+  Value Dx(const Recovery& r, int64_t channel, int64_t i, double old) const {
+    const double eps = EpsOf(c.dtype);
+    const Gradient g = Unwound(r, channel, i, eps);
+    const long double of_dz = a[channel] * g.dz.value, of_u = b[channel] * g.u.value;
+    const double split = std::fabs(b[channel] * mean[channel]) * eps;
+    const double terms =
+        Size(of_dz) + Size(of_u) + std::fabs(d[channel]) + std::fabs(old) + split;
+    return {of_dz + of_u + d[channel] + old, std::fabs(a[channel]) * g.dz.error +
+                                                 std::fabs(b[channel]) * g.u.error +
+                                                 6 * eps * terms};
+  }
+};
+
+}  // namespace test

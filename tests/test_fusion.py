@@ -1,0 +1,173 @@
+"""Activation blocks folded into the layers in front of them: which, and back again."""
+
+import copy
+
+import mxnet as mx
+import numpy as np
+import pytest
+import reference
+from helpers import MODES, set_mode
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock, nn
+
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
+
+
+class Net(HybridBlock):
+    """What can be folded and what cannot, side by side."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.foldable, self.behind = nn.BatchNorm(), nn.LeakyReLU(0.25)
+            self.inner = nn.HybridSequential()
+            self.inner.add(nn.Conv2D(3, 1), nn.BatchNorm(), nn.Activation("relu"))
+            self.inner.add(nn.Conv2D(3, 1), nn.BatchNorm(), nn.ELU(0.5))
+            self.read_twice, self.one_reader = nn.BatchNorm(), nn.LeakyReLU(0.125)
+            self.first, self.second = nn.BatchNorm(), nn.BatchNorm()
+            self.shared = nn.Activation("relu")
+            self.other = nn.BatchNorm()
+            self.function = nn.BatchNorm()
+            self.sigmoid, self.unfolded = nn.BatchNorm(), nn.Activation("sigmoid")
+            self.lonely = nn.LeakyReLU(0.375)
+
+    def hybrid_forward(self, F, x):
+        x = self.inner(self.behind(self.foldable(x)))
+        y = self.read_twice(x)
+        x = self.one_reader(y) + y
+        x = self.shared(self.first(x)) + self.shared(self.second(x))
+        x = F.relu(self.function(x)) + self.unfolded(self.sigmoid(x))
+        return self.lonely(x), self.other(x)
+
+
+class Controlled(Block):
+    """A net that no symbol goes through, around parts that one does."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.body = Net()
+            self.norm, self.act = nn.BatchNorm(), nn.LeakyReLU(0.25)
+
+    def forward(self, x):
+        y = self.body(x)[0]
+        return self.act(self.norm(y)) if y.shape[0] > 1 else y
+
+
+def initialized(net):
+    mx.random.seed(3)
+    net.cast("float64")
+    net.initialize(mx.init.Normal(0.7))
+    net(mx.nd.random.normal(shape=(2, 3, 4, 5), dtype="float64"))
+    for name, parameter in net.collect_params(".*(gamma|beta)").items():
+        values = np.random.default_rng(len(name)).normal(size=parameter.shape)
+        parameter.set_data(mx.nd.array(values))
+    return net
+
+
+def values_of(net, mode="imperative"):
+    """Outputs and gradients of a training step."""
+    set_mode(net, mode)
+    x = mx.nd.array(np.random.default_rng(5).normal(size=(4, 3, 4, 5)), dtype="float64")
+    x.attach_grad()
+    with autograd.record():
+        outputs = net(x)
+        if not isinstance(outputs, (list, tuple)):
+            outputs = [outputs]
+        loss = sum((y * y).sum() for y in outputs)
+    loss.backward()
+    grads = [p.grad() for p in net.collect_params().values() if p.grad_req != "null"]
+    return [v.asnumpy() for v in (*outputs, x.grad, *grads)]
+
+
+def activations(net):
+    """Each layer's built-in activation, by the end of its name."""
+    found = {}
+
+    def visit(block):
+        if isinstance(block, SyncBatchNorm):
+            found[block.name.split("_", 1)[1]] = block.activation
+        if isinstance(block, gluon_syncbn.fusion.Folded):
+            found[block.name.split("_", 1)[1]] = "folded"
+
+    net.apply(visit)
+    return found
+
+
+def assert_same(results, expected):
+    assert len(results) == len(expected) > 2
+    for result, right in zip(results, expected):
+        # In float64, but for MXNet's LeakyReLU, which takes negative values through
+        # float32 (src/operator/mshadow_op.h, xelu).
+        scale = 10 * max(1.0, abs(right).max())
+        rtol, atol = reference.tolerance("float32", right.size, scale=scale)
+        np.testing.assert_allclose(result, right, rtol, atol)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_folds_what_it_may_and_computes_the_same(mode):
+    net = convert_sync_batchnorm(initialized(Net()), 1)
+    expected, names = values_of(net, mode), list(net._collect_params_with_prefix())
+    convert_sync_batchnorm(net, 1, fuse=True)
+    found = activations(net)
+    folded = {name for name, kind in found.items() if kind == "folded"}
+    assert {kind for kind in found.values()} == {
+        *("leaky_relu", "relu", "elu"), None, "folded"
+    }  # fmt: skip
+    layers = net.foldable, net.inner[1], net.inner[4]
+    assert [b.activation for b in layers] == ["leaky_relu", "relu", "elu"]
+    assert len(folded) == 3 and repr(net.behind) == "Folded(LeakyReLU)"
+    rest = net.read_twice, net.first, net.second, net.other, net.function, net.sigmoid
+    assert {layer.activation for layer in rest} == {None}
+    assert list(net._collect_params_with_prefix()) == names
+    assert_same(values_of(net, mode), expected)
+
+
+def test_parts_of_a_net_that_cannot_be_traced():
+    net = initialized(Controlled())
+    expected = values_of(convert_sync_batchnorm(net, 1))
+    convert_sync_batchnorm(net, 1, fuse=True)
+    assert net.body.foldable.activation == "leaky_relu"
+    assert net.norm.activation is None and type(net.act) is nn.LeakyReLU
+    assert_same(values_of(net), expected)
+
+
+@pytest.mark.parametrize("part", ["whole", "part"])
+def test_revert_unfolds_everything(part):
+    net = initialized(Net())
+    text, expected = repr(net), values_of(net)
+    convert_sync_batchnorm(net, 1, fuse=True)
+    revert_sync_batchnorm(net if part == "whole" else net.inner)
+    assert type(net.inner[2]) is nn.Activation and type(net.behind) is nn.LeakyReLU
+    assert net.inner[1]._kwargs["axis"] == 1 and type(net.inner[1]) is nn.BatchNorm
+    if part == "whole":
+        assert repr(net) == text
+    assert_same(values_of(net), expected)
+
+
+def test_converting_again_keeps_what_is_folded():
+    net = convert_sync_batchnorm(initialized(Net()), 1, fuse=True)
+    found, expected = activations(net), values_of(net)
+    for fuse in False, True:
+        convert_sync_batchnorm(net, 1, timeout=7, fuse=fuse)
+        assert activations(net) == found
+    assert_same(values_of(net), expected)
+
+
+def test_a_copy_is_unfolded_by_itself():
+    net = convert_sync_batchnorm(initialized(Net()), 1, fuse=True)
+    other = revert_sync_batchnorm(copy.deepcopy(net))
+    assert type(other.behind) is nn.LeakyReLU
+    assert net.foldable.activation == "leaky_relu"
+    assert repr(net.behind) == "Folded(LeakyReLU)"
+
+
+@pytest.mark.parametrize("name, count", [("resnet18_v1b", 9), ("darknet53", 52)])
+def test_nets_of_gluoncv(name, count):
+    model_zoo = pytest.importorskip("gluoncv", reason="needs GluonCV").model_zoo
+    net = model_zoo.get_model(name, pretrained=False)
+    convert_sync_batchnorm(net, 2, fuse=True)
+    found = list(activations(net).values())
+    assert found.count("folded") == count
+    assert found.count("relu") + found.count("leaky_relu") == count
