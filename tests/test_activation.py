@@ -119,6 +119,22 @@ def test_inference_and_its_gradient(function, slope):
     assert_near(x.grad.asnumpy()[known], dx[known], scale=abs(dx[known]).max())
 
 
+def test_infinities_in_inference():
+    """On the flat side of a ReLU nothing is left of them, as in MXNet."""
+    x = mx.nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
+    for function, of_minus_infinity in ("relu", 0), ("leaky_relu", -np.inf):
+        layer = SyncBatchNorm(num_devices=1, activation=function)
+        layer.initialize()
+        x.attach_grad()
+        with autograd.record(train_mode=False):
+            y = layer(x)
+        y.backward(mx.nd.array(np.array([[np.inf, 1, 1, 1]]).T))
+        expected = [of_minus_infinity, np.inf, np.nan]
+        np.testing.assert_array_equal(y.asnumpy()[:3, 0], expected)
+        slope = 0 if function == "relu" else np.inf
+        assert x.grad.asnumpy()[0, 0] == slope
+
+
 def test_slopes_of_default():
     assert "slope=0.01" in repr(SyncBatchNorm(activation="leaky_relu"))
     assert "activation='elu', slope=1.0" in repr(SyncBatchNorm(activation="elu"))

@@ -26,7 +26,7 @@ std::vector<char> MakeWorkspace(const Layout& layout) {
 // Works on the caller's memory directly, so there is nothing to begin nor to finish.
 class CpuBackend : public Backend {
  public:
-  void Begin(const Layout&, DType, std::initializer_list<const Tensor*>) override {}
+  void Begin(const Layout&, std::initializer_list<const Tensor*>) override {}
   void Finish() override {}
   void Abandon() noexcept override {}
 

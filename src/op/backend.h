@@ -22,8 +22,7 @@ class Backend {
 
   // Opens a forward or backward call. `vectors` are the per-channel tensors that it will Read, as
   // they are now. Tensors that a device has to write are left alone before the first other call.
-  virtual void Begin(const Layout& layout, DType dtype,
-                     std::initializer_list<const Tensor*> vectors) = 0;
+  virtual void Begin(const Layout& layout, std::initializer_list<const Tensor*> vectors) = 0;
   // Closes the call: everything is written.
   virtual void Finish() = 0;
   // Closes a call that has failed. What it was to write is undefined.

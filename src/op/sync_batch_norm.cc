@@ -41,7 +41,7 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
                               std::initializer_list<const Tensor*> vectors, const Body& body) {
   const Layout layout = LayoutOf(x);
   try {
-    backend_->Begin(layout, x.dtype, vectors);
+    backend_->Begin(layout, vectors);
     body(layout);
     backend_->Finish();
   } catch (const DeviceError& error) {
@@ -94,7 +94,7 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, bool training, const Te
     backend_->Normalize(x, layout, mean_.data(), scale_.data(), offset_.data(),
                         options_.activation, y_request, y);
   }
-  if (options_.from_output) {
+  if (options_.from_output) {  // y never is in place of x: the operator does not declare it
     kept_.Keep(x, layout, Unrecoverable(layout, gammas, y_request, y));
   }
 }

@@ -18,7 +18,8 @@ namespace cpu {
 // What happens to an output tensor: overwritten, or added to.
 enum class Write { kAssign, kAdd };
 
-// Bytes of scratch that LocalMoments, FindBelow and BackwardSums need for this layout; the caller owns it.
+// Bytes of scratch that LocalMoments, FindBelow and BackwardSums need for this layout; the caller
+// owns it.
 int64_t WorkspaceBytes(const Layout& layout);
 
 // mean[c], m2[c] = mean and sum of squared deviations of x[:, c, :]; 0, 0 for an empty shard.

@@ -61,10 +61,16 @@ SYNCBN_INLINE double Expm1(double z) { return __builtin_expm1(z); }
 SYNCBN_INLINE float Log1p(float y) { return __builtin_log1pf(y); }
 SYNCBN_INLINE double Log1p(double y) { return __builtin_log1p(y); }
 
+// slope * v, and 0 where the slope is 0: of infinities, too.
+template <typename Vector>
+SYNCBN_INLINE Vector OnSlope(const Slopes<Vector>& f, Vector v) {
+  return f.slope != 0 ? f.slope * v : Vector{};
+}
+
 // f(z)
 template <Kind kKind, typename Vector>
 SYNCBN_INLINE Vector Activate(Vector z, const Slopes<Vector>& f) {
-  if (kKind == kLeakyOfX) return z > 0 ? z : f.slope * z;
+  if (kKind == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
   if (kKind == kEluOfX) {
     for (unsigned i = 0; i < sizeof(z) / sizeof(z[0]); ++i)
       z[i] = z[i] > 0 ? z[i] : f.slope[i] * Expm1(z[i]);
@@ -90,7 +96,7 @@ SYNCBN_INLINE void Unwind(Vector t, Vector dy, const Affine<Vector>& k, const Sl
   *u = t - k.mean;
   if (!ReadsX(kKind)) return;
   const Vector z = k.scale * *u + k.offset;
-  if (kKind == kLeakyOfX) *dz = z > 0 ? dy : f.slope * dy;
+  if (kKind == kLeakyOfX) *dz = z <= 0 ? OnSlope(f, dy) : dy;
   if (kKind == kEluOfX) {
     for (unsigned i = 0; i < sizeof(z) / sizeof(z[0]); ++i)
       (*dz)[i] = z[i] > 0 ? dy[i] : f.slope[i] * Exp(z[i]) * dy[i];

@@ -105,10 +105,16 @@ __device__ inline double Expm1(double z) { return expm1(z); }
 __device__ inline float Log1p(float y) { return log1pf(y); }
 __device__ inline double Log1p(double y) { return log1p(y); }
 
+// slope * v, and 0 where the slope is 0: of infinities, too.
+template <typename A>
+__device__ A OnSlope(const Slopes<A>& f, A v) {
+  return f.slope != 0 ? f.slope * v : 0;
+}
+
 // f(z)
 template <Kind kKind, typename A>
 __device__ A Activate(A z, const Slopes<A>& f) {
-  if (kKind == kLeakyOfX) return z > 0 ? z : f.slope * z;
+  if (kKind == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
   if (kKind == kEluOfX) return z > 0 ? z : f.slope * Expm1(z);
   return z;
 }
@@ -126,7 +132,7 @@ __device__ void Unwind(A t, A dy, const Affine<A>& k, const Slopes<A>& f, A* u, 
     t = t > 0 ? t : Log1p(f.inverse * t);
   }
   *u = t - k.mean;
-  if (kKind == kLeakyOfX) *dz = k.Of(t) > 0 ? dy : f.slope * dy;
+  if (kKind == kLeakyOfX) *dz = k.Of(t) <= 0 ? OnSlope(f, dy) : dy;
   if (kKind == kEluOfX) {
     const A z = k.Of(t);
     *dz = z > 0 ? dy : f.slope * Exp(z) * dy;

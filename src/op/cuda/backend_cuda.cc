@@ -48,8 +48,7 @@ class CudaBackend : public Backend {
     }
   }
 
-  void Begin(const Layout& layout, DType /*dtype*/,
-             std::initializer_list<const Tensor*> vectors) override {
+  void Begin(const Layout& layout, std::initializer_list<const Tensor*> vectors) override {
     for (const Tensor* vector : vectors) CheckIsParameter(*vector);
     current_ = std::make_unique<cuda::CurrentDevice>(ordinal_);
     lane_ = cuda::Lane::Acquire(ordinal_);
