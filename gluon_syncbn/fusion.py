@@ -91,7 +91,7 @@ def _trace_parts(block, traces, loose):
     """Traces the largest parts that can be; `loose` are blocks outside of any part."""
     if isinstance(block, HybridBlock):
         try:
-            traces.extend(_trace(block, mode) for mode in (True, False))
+            traces += [_trace(block, training) for training in (True, False)]
             return
         except Exception:  # whatever a forward method does with a symbol
             pass

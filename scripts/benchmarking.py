@@ -126,9 +126,12 @@ def machine():
 
 
 def write(path, document):
-    """Writes a document as JSON, and says where."""
+    """Writes a document as JSON, a line for each of its "rows"; says so."""
+    lines = [f"  {json.dumps(row)}" for row in document["rows"]]
+    head = {name: value for name, value in document.items() if name != "rows"}
+    head = json.dumps(head, indent=1)[:-2]  # without the closing brace
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(head + ',\n "rows": [\n' + ",\n".join(lines) + "\n ]\n}\n")
     print(f"written to {path}")
 
 

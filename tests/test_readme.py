@@ -3,6 +3,7 @@
 import doctest
 import json
 import re
+import statistics
 from pathlib import Path
 
 import mxnet as mx
@@ -11,7 +12,11 @@ from mxnet.gluon import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-RESULTS = ROOT / "scripts" / "results" / "benchmark_layer.json"
+RESULTS = ROOT / "scripts" / "results"
+
+
+def rows_of(benchmark):
+    return json.loads((RESULTS / f"benchmark_{benchmark}.json").read_text())["rows"]
 
 
 def test_the_example_of_make_parallel_is_true():
@@ -45,7 +50,7 @@ def test_the_loop_of_ones_own_trains():
 def test_figures_are_those_of_the_json(row):
     contexts, cells = int(row[0]), [cell.strip() for cell in row[1].split("|")]
     place, mode, *figures = cells
-    rows = json.loads(RESULTS.read_text())["rows"]
+    rows = rows_of("layer")
     for layer, figure in zip(("gluon_syncbn", "BatchNorm", "contrib"), figures):
         (match,) = (
             r
@@ -54,3 +59,68 @@ def test_figures_are_those_of_the_json(row):
             == (contexts, place, mode, layer)
         )
         assert figure == f"{match['median_ms']:.0f}"
+
+
+def in_words(text):
+    return " ".join(text.split())
+
+
+def test_memory_is_that_of_the_json():
+    kept = {
+        (row["arrangement"], row["mode"], row["variant"]): row["mxnet"]
+        for row in rows_of("memory")
+    }
+
+    def less(arrangement, mode):
+        fused, plain = (
+            kept[f"{arrangement}-activation", mode, variant]["after_forward_mb"]
+            for variant in ("fused", "BatchNorm")
+        )
+        return f"{100 * (1 - fused / plain):.0f} %"
+
+    pre, post = (
+        [less(name, mode) for mode in ("imperative", "static_shape")]
+        for name in ("pre", "post")
+    )
+    assert f"it is {pre[0]} less than with `nn.BatchNorm`" in README
+    assert f"imperatively and {pre[1]} less with `static_shape`" in README
+    assert f"{post[0]} and {post[1]} in a" in README
+
+
+def test_steps_of_nets_are_those_of_the_json():
+    times = {(r["net"], r["mode"], r["layer"]): r["median_ms"] for r in rows_of("net")}
+    cases = {key[:2] for key in times}
+    to_plain, of_contrib = (
+        sorted(times[(*case, a)] / times[(*case, b)] for case in cases)
+        for a, b in (("gluon_syncbn", "BatchNorm"), ("contrib", "gluon_syncbn"))
+    )
+    text = in_words(README)
+    assert f"takes {to_plain[0]:.2f} to {to_plain[-1]:.2f} times as long as" in text
+    assert f"layer {of_contrib[0]:.2f} to {of_contrib[-1]:.2f} times as" in text
+
+
+def test_medians_over_sizes_are_those_of_the_json():
+    def pick(layer, place):
+        return {
+            (row["size"], row["batch"], row["contexts"]): row
+            for row in rows_of("sizes")
+            if (row["layer"], row["place"]) == (layer, place)
+            and (row["dtype"], row["channels"]) == ("float32", "first")
+            and row["direction"] == "both"
+            and row["size"] != "tiny"
+        }
+
+    ours = pick("gluon_syncbn", "inside")
+    share = statistics.median(row["share_of_copy"] for row in ours.values())
+
+    def ratio(layer, place):
+        """On one context, where all of them compute the same."""
+        others = pick(layer, place)
+        keys = [key for key in others if key[2] == 1]
+        times = (others[key]["median_ms"] / ours[key]["median_ms"] for key in keys)
+        return f"{statistics.median(times):.1f} times"
+
+    text = in_words(README)
+    assert f"at {100 * share:.0f} % of the copy bandwidth" in text
+    assert f"`nn.BatchNorm` takes {ratio('BatchNorm', 'inside')} as long" in text
+    assert f"PyTorch's `BatchNorm2d` {ratio('PyTorch', 'alone')}" in text
