@@ -85,7 +85,7 @@ running_variance_initializer : str or Initializer
         channels with \|gamma\| below \|beta\| / 8 or near the end of the dtype's range;
         and for "elu" those with values so negative that they are hardly told apart
         any more (about -5 in float32, -2 in float16, where gamma is 1). None and "relu"
-        keep the input.
+        keep the input. Do not write to the output before backward.
     slope : float or None, default None
         For "leaky_relu" the factor of negative values (None: 0.01), for "elu" that of
         exp(z) - 1 (None: 1).
@@ -247,9 +247,11 @@ running_variance_initializer : str or Initializer
 
     def forward(self, x, *args):
         """Checks what can be known at once, then calls or traces the layer."""
-        if autograd.is_training():
+        is_array = isinstance(x, mx.nd.NDArray)
+        # A symbol that is not traced for a call belongs to no context.
+        if autograd.is_training() and (is_array or _tracing.current_trace()):
             self._check_enough_contexts()
-        if not isinstance(x, mx.nd.NDArray):
+        if not is_array:
             return super().forward(x, *args)
         _tracing.make_plain(x)
         return _tracing.plain_gradient(super().forward(x, *args))

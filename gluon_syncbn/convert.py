@@ -12,7 +12,7 @@ from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
 from .activations import ActivatedBatchNorm
 from .batch_norm import ACTIVATION, SYNCHRONIZATION, SyncBatchNorm, check_arguments
-from .fusion import Fold, find_pairs
+from .fusion import check_can_unfold, find_pairs, fold
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 _BASE = nn.BatchNorm.__mro__[1]  # also the base of BatchNormReLU
@@ -42,10 +42,11 @@ def convert_sync_batchnorm(
         As in :class:`SyncBatchNorm`.
     fuse : bool, default False
         Let layers take in a ReLU, LeakyReLU or ELU block behind them, where nothing
-        else reads the layer's output and nothing else comes to the block. The block
-        stays in its place and passes on what it gets, so names and indices do not
-        change. Found by tracing the net; parts that cannot be traced stay as they are.
-        Saves memory for LeakyReLU, see `activation` of :class:`SyncBatchNorm`.
+        else in `net` reads the layer's output and nothing else comes to the block. The
+        block stays in its place and passes on what it gets, so names and indices do not
+        change; hooks on the layer see the activated value. Found by tracing the net as
+        a function of one array. Saves memory for LeakyReLU and ELU, see `activation` of
+        :class:`SyncBatchNorm`.
 
     Returns
     -------
@@ -63,7 +64,7 @@ def convert_sync_batchnorm(
     -----
     UserWarning
         For layers that cannot be converted: a BatchNorm with a forward of its own, and
-        nodes inside a SymbolBlock.
+        nodes inside a SymbolBlock. With `fuse`, for parts that cannot be traced.
     """
     _check_is_block(net)
     check_arguments(num_devices, timeout=timeout, group=group)
@@ -88,9 +89,7 @@ def convert_sync_batchnorm(
 
     pairs = find_pairs(net, _can_take_activation) if fuse else []
     net.apply(convert)
-    fold = Fold()
-    for layer, block in pairs:
-        fold.add(layer, block)
+    fold(pairs)
     net.apply(_forget_graph)
     return net
 
@@ -117,8 +116,12 @@ def revert_sync_batchnorm(net):
     ------
     TypeError
         If `net` is no Block.
+    ValueError
+        If a layer in `net` was fused with an activation block outside of it. Nothing is
+        changed then.
     """
     _check_is_block(net)
+    check_can_unfold(net)
 
     def revert(block):
         if type(block) is not SyncBatchNorm:
@@ -152,16 +155,19 @@ def _check_is_block(net):
         raise TypeError(f"net is a mxnet.gluon.Block, but got {type(net).__name__}")
 
 
+def _is_known(kind):
+    if kind in (SyncBatchNorm, ActivatedBatchNorm):
+        return True
+    if kind.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
+        return True
+    return kind.hybrid_forward in _OWN_FORWARD
+
+
 def _is_convertible(block):
     if not isinstance(block, _BASE):
         return False
     kind = type(block)
-    if (
-        kind in (SyncBatchNorm, ActivatedBatchNorm)
-        or kind.hybrid_forward in _OWN_FORWARD
-    ):
-        return True
-    if kind.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
+    if _is_known(kind):
         return True
     warnings.warn(
         f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has a "
@@ -176,7 +182,7 @@ def _can_take_activation(block):
         return False
     if isinstance(block, SyncBatchNorm):
         return block.activation is None
-    return not block.fuse_relu and _is_convertible(block)
+    return not block.fuse_relu and _is_known(type(block))
 
 
 def _warn_of_nodes(block):

@@ -16,7 +16,7 @@ def keep_freed_memory():
     from the system and gives it back in each step, and getting 30 MB in fresh pages
     takes longer than normalizing them. Kept, the same pages serve the next step: all
     CPU operators of such nets get faster, not only this package's. The process stays at
-    its largest size from then on, as it does on GPUs. Child processes inherit it.
+    its largest size from then on, as it does on GPUs. Forked processes inherit it.
 
     It tells the C library (``mallopt``) to serve all sizes from one heap, and not to
     shrink that. Call it early: threads that have a heap of their own keep it.

@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 import reference
-from helpers import MODES, set_mode
+from helpers import MODES, run_python, set_mode
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, nn
 
@@ -42,17 +42,18 @@ class Net(HybridBlock):
 
 
 class Controlled(Block):
-    """A net that no symbol goes through, around parts that one does."""
+    """A net that no symbol goes through, and that reads what is inside of a child."""
 
     def __init__(self):
         super().__init__()
         with self.name_scope():
-            self.body = Net()
-            self.norm, self.act = nn.BatchNorm(), nn.LeakyReLU(0.25)
+            self.features = nn.HybridSequential()
+            self.features.add(nn.BatchNorm(), nn.LeakyReLU(0.25))
 
     def forward(self, x):
-        y = self.body(x)[0]
-        return self.act(self.norm(y)) if y.shape[0] > 1 else y
+        if x.shape[0] > 1:
+            x = self.features[0](x)
+        return x, self.features[1](x)
 
 
 def initialized(net):
@@ -117,32 +118,85 @@ def test_folds_what_it_may_and_computes_the_same(mode):
     }  # fmt: skip
     layers = net.foldable, net.inner[1], net.inner[4]
     assert [b.activation for b in layers] == ["leaky_relu", "relu", "elu"]
-    assert len(folded) == 3 and repr(net.behind) == "Folded(LeakyReLU)"
+    assert len(folded) == 3 and repr(net.behind) == "Folded(leaky_relu, 0.25)"
     rest = net.read_twice, net.first, net.second, net.other, net.function, net.sigmoid
     assert {layer.activation for layer in rest} == {None}
     assert list(net._collect_params_with_prefix()) == names
     assert_same(values_of(net, mode), expected)
 
 
-def test_parts_of_a_net_that_cannot_be_traced():
-    net = initialized(Controlled())
-    expected = values_of(convert_sync_batchnorm(net, 1))
+def test_a_sequential_that_cannot_be_traced_is_taken_apart():
+    net = nn.Sequential()
+    net.add(nn.Lambda(lambda x: x if x.shape[0] else -x), Net())
+    net.add(nn.Lambda(lambda outputs: outputs[0]), nn.BatchNorm(), nn.LeakyReLU(0.25))
+    expected = values_of(convert_sync_batchnorm(initialized(net), 1))
     convert_sync_batchnorm(net, 1, fuse=True)
-    assert net.body.foldable.activation == "leaky_relu"
-    assert net.norm.activation is None and type(net.act) is nn.LeakyReLU
+    assert net[1].foldable.activation == "leaky_relu"
+    assert net[3].activation is None and type(net[4]) is nn.LeakyReLU
     assert_same(values_of(net), expected)
 
 
-@pytest.mark.parametrize("part", ["whole", "part"])
-def test_revert_unfolds_everything(part):
+def test_what_reads_the_inside_of_a_child_stays_with_a_warning():
+    net = initialized(Controlled())
+    expected = values_of(convert_sync_batchnorm(net, 1))
+    with pytest.warns(UserWarning, match="keeps its activation blocks") as warned:
+        convert_sync_batchnorm(net, 1, fuse=True)
+    assert len(warned) == 1
+    assert set(activations(net).values()) == {None}
+    assert_same(values_of(net), expected)
+
+
+def test_hooks_of_the_user_see_no_symbols():
+    net, seen = initialized(Net()), []
+    net.foldable.register_forward_hook(lambda block, inputs, y: seen.append(y.shape))
+    net.behind.register_forward_pre_hook(lambda block, inputs: seen.append("before"))
+    convert_sync_batchnorm(net, 1, fuse=True)
+    assert seen == []
+    net(mx.nd.zeros((2, 3, 4, 5), dtype="float64"))
+    assert seen == [(2, 3, 4, 5), "before"]
+
+
+def test_converted_for_more_contexts_than_there_are():
+    net = convert_sync_batchnorm(initialized(Net()), 2)
+    convert_sync_batchnorm(net, 1, fuse=True)
+    assert net.foldable.activation == "leaky_relu"
+
+
+def test_arrays_of_numpy_mode():
+    code = """
+import mxnet as mx, gluon_syncbn
+mx.npx.set_np()
+from mxnet.gluon import nn
+net = nn.HybridSequential()
+net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.LeakyReLU(0.25))
+net.initialize()
+expected = net(mx.np.ones((1, 2, 5, 5)))
+gluon_syncbn.convert_sync_batchnorm(net, 1, fuse=True)
+assert abs(net(mx.np.ones((1, 2, 5, 5))) - expected).max() < 1e-5
+print(net[1].activation)
+"""
+    run = run_python(code)
+    assert run.stdout == "leaky_relu\n", run.stderr
+
+
+def test_revert_unfolds_everything():
     net = initialized(Net())
     text, expected = repr(net), values_of(net)
+    revert_sync_batchnorm(convert_sync_batchnorm(net, 1, fuse=True))
+    assert repr(net) == text
+    assert_same(values_of(net), expected)
+
+
+def test_a_part_is_reverted_if_it_holds_both():
+    net = initialized(Net())
+    expected = values_of(net)
     convert_sync_batchnorm(net, 1, fuse=True)
-    revert_sync_batchnorm(net if part == "whole" else net.inner)
-    assert type(net.inner[2]) is nn.Activation and type(net.behind) is nn.LeakyReLU
-    assert net.inner[1]._kwargs["axis"] == 1 and type(net.inner[1]) is nn.BatchNorm
-    if part == "whole":
-        assert repr(net) == text
+    with pytest.raises(ValueError, match="fused with .*, which is not part of"):
+        revert_sync_batchnorm(net.foldable)
+    assert net.foldable.activation == "leaky_relu"
+    revert_sync_batchnorm(net.inner)
+    assert type(net.inner[2]) is nn.Activation and type(net.inner[1]) is nn.BatchNorm
+    assert repr(net.behind) == "Folded(leaky_relu, 0.25)"
     assert_same(values_of(net), expected)
 
 
@@ -160,7 +214,7 @@ def test_a_copy_is_unfolded_by_itself():
     other = revert_sync_batchnorm(copy.deepcopy(net))
     assert type(other.behind) is nn.LeakyReLU
     assert net.foldable.activation == "leaky_relu"
-    assert repr(net.behind) == "Folded(LeakyReLU)"
+    assert repr(net.behind) == "Folded(leaky_relu, 0.25)"
 
 
 @pytest.mark.parametrize("name, count", [("resnet18_v1b", 9), ("darknet53", 52)])

@@ -72,6 +72,33 @@ print(json.dumps((faults() - before) / (steps - steps // 2) / pages))
 """
 )
 
+KEPT_INPUTS = (
+    PROGRAM
+    + """
+from helpers import set_mode, status
+
+layer = gluon_syncbn.SyncBatchNorm(num_devices=1, in_channels=8, activation='identity')
+layer.initialize()
+net = nn.HybridSequential()
+net.add(nn.HybridLambda('identity'), layer, nn.HybridLambda('identity'))
+set_mode(net, 'static_shape')
+x = mx.nd.ones((8, 8, 512, 256))
+
+def resident(gamma):
+    layer.gamma.set_data(mx.nd.full(8, gamma))
+    for _ in range(3):
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        mx.nd.waitall()
+    del y
+    return status('VmRSS')
+
+print(json.dumps([resident(0.0), resident(1.0)]))
+"""
+)
+
 MIRROR = (
     PROGRAM
     + """
@@ -113,6 +140,13 @@ def test_pages_of_freed_arrays_serve_the_next_step_if_kept(kept):
     assert run.returncode == 0, run.stderr
     fresh = json.loads(run.stdout)
     assert fresh < 0.01 if kept else fresh > 0.99
+
+
+def test_inputs_are_kept_no_longer_than_gamma_asks_for():
+    run = run_python(KEPT_INPUTS, "false", 1, timeout=120)
+    assert run.returncode == 0, run.stderr
+    with_zero, with_one = json.loads(run.stdout)
+    assert with_zero - with_one > 80 * 1024, run.stdout  # x, dy and dx of 32 MB
 
 
 @pytest.mark.parametrize("mode", MODES)

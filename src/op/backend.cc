@@ -69,6 +69,9 @@ class CpuBackend : public Backend {
     if (piece.bytes < bytes) piece = {std::make_unique<double[]>(bytes / sizeof(double) + 1), bytes};
     return piece.data.get();
   }
+  void FreeMemory() override {
+    for (Piece& piece : pieces_) piece = Piece();
+  }
   void Gather(const Tensor& tensor, const Layout& layout, const std::vector<int64_t>& channels,
               void* compact) override {
     cpu::GatherChannels(tensor.dtype, tensor.data, layout, channels, compact);

@@ -48,9 +48,10 @@ class Backend {
                              const Tensor& dx) = 0;
 
   // Memory on the device for some channels of a tensor. It lasts from call to call, until a larger
-  // piece is asked for in its place or the backend ends.
+  // piece is asked for in its place, all is freed, or the backend ends.
   enum class Place { kX, kDy, kDx };
   virtual void* Memory(Place place, size_t bytes) = 0;
+  virtual void FreeMemory() = 0;
   // Copies these channels of `tensor` side by side, to (outer, channels.size(), inner), and back.
   virtual void Gather(const Tensor& tensor, const Layout& layout,
                       const std::vector<int64_t>& channels, void* compact) = 0;

@@ -6,6 +6,7 @@
 namespace syncbn {
 
 void KeptChannels::Keep(const Tensor& x, const Layout& layout, std::vector<int64_t> channels) {
+  if (channels.empty() && !channels_.empty()) backend_->FreeMemory();
   channels_ = std::move(channels);
   dtype_ = x.dtype;
   if (channels_.empty()) return;

@@ -12,7 +12,7 @@ class KeptChannels {
  public:
   explicit KeptChannels(Backend* backend) : backend_(backend) {}
 
-  // Copies these channels of x until the next Keep.
+  // Copies these channels of x until the next Keep, which frees the memory if it has none.
   void Keep(const Tensor& x, const Layout& layout, std::vector<int64_t> channels);
 
   // Replaces the channels' sums, given for all channels; vectors are those of all channels, too.

@@ -59,10 +59,15 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
 void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
                             const Tensor& beta, Request y_request, const Tensor& y,
                             const Tensor& running_mean, const Tensor& running_var) {
-  mean_.clear();  // until this call has succeeded
-  OnBackend("forward", x, {&gamma, &beta, &running_mean, &running_var}, [&](const Layout& layout) {
+  const auto compute = [&](const Layout& layout) {
     ComputeForward(layout, training, x, gamma, beta, y_request, y, running_mean, running_var);
-  });
+  };
+  try {
+    OnBackend("forward", x, {&gamma, &beta, &running_mean, &running_var}, compute);
+  } catch (...) {
+    mean_.clear();  // which backward looks at
+    throw;
+  }
 }
 
 void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& t, const Gradients& out) {

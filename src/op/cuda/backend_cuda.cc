@@ -163,6 +163,10 @@ class CudaBackend : public Backend {
     return piece.data;
   }
 
+  void FreeMemory() override {
+    for (Piece& piece : pieces_) SYNCBN_CUDA_CHECK(cudaFree(std::exchange(piece, Piece()).data));
+  }
+
   void Gather(const Tensor& tensor, const Layout& layout, const std::vector<int64_t>& channels,
               void* compact) override {
     const cuda::ChannelList list = Upload(channels);
