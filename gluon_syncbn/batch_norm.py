@@ -27,7 +27,7 @@ SYNCHRONIZATION = (
     "_group",
     "_latest_use",
 )
-ACTIVATION = ("_activation", "_slope", "_fold")  # set by `set_activation`
+ACTIVATION = ("_activation", "_slope", "_from_block")  # set by `set_activation`
 
 
 class SyncBatchNorm(nn.BatchNorm):
@@ -191,11 +191,11 @@ running_variance_initializer : str or Initializer
         self._group = _Group(self.name)
         self._latest_use = None, None  # the trace, and the operator's output in it
 
-    def set_activation(self, activation, slope=None, fold=None):
-        """Sets the built-in activation, and what it comes from; for ``convert.py``."""
+    def set_activation(self, activation, slope=None, from_block=None):
+        """Sets the built-in activation, and whose it was; for ``convert.py``."""
         self._slope = checked_slope(activation, slope)
         self._activation = activation
-        self._fold = fold
+        self.__dict__["_from_block"] = from_block  # or else Gluon takes it for a child
 
     @property
     def activation(self):

@@ -12,7 +12,7 @@ from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
 from .activations import ActivatedBatchNorm
 from .batch_norm import ACTIVATION, SYNCHRONIZATION, SyncBatchNorm, check_arguments
-from .fusion import check_can_unfold, find_pairs, fold
+from .fusion import check_can_unfold, find_pairs, fold, unfold
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 _BASE = nn.BatchNorm.__mro__[1]  # also the base of BatchNormReLU
@@ -89,7 +89,8 @@ def convert_sync_batchnorm(
 
     pairs = find_pairs(net, _can_take_activation) if fuse else []
     net.apply(convert)
-    fold(pairs)
+    for layer, block in pairs:
+        fold(layer, block)
     net.apply(_forget_graph)
     return net
 
@@ -126,8 +127,7 @@ def revert_sync_batchnorm(net):
     def revert(block):
         if type(block) is not SyncBatchNorm:
             return
-        if block._fold is not None:
-            block._fold.undo()
+        unfold(block)
         activation = block._activation, block._slope
         made_with = nn.BatchNorm if activation[0] is None else ActivatedBatchNorm
         original, kwargs = block.__dict__.pop(

@@ -8,6 +8,7 @@ else reads it. A Sequential that cannot be traced as a whole is taken apart, bec
 calls each of its children as a whole; what else cannot be traced stays as it is.
 """
 
+import collections
 import contextlib
 import json
 import warnings
@@ -30,54 +31,31 @@ class Folded(HybridBlock):
         return f"Folded({activation}{'' if slope is None else f', {slope}'})"
 
 
-class Fold:
-    """Layers that have got an activation, and the blocks that it is from.
-
-    Mostly one of each; several blocks may stand behind one layer that is used several
-    times, and one block behind several layers. They are unfolded together.
-    """
-
-    def __init__(self):
-        self.layers, self.blocks = [], []
-
-    def undo(self):
-        """Gives the blocks their activations back."""
-        for block in self.blocks:
-            block.__class__ = block._folded_from
-            del block._folded_from, block._folded, block._fold
-        for layer in self.layers:
-            layer.set_activation(None)
+def fold(layer, block):
+    """Gives a layer the activation of the block behind it."""
+    block._folded_from, block._folded = type(block), activations.of_block(block)
+    block.__class__ = Folded
+    layer.set_activation(*block._folded, from_block=block)
 
 
-def fold(pairs):
-    """Gives each layer the activation of the block with it, see `find_pairs`."""
-    for layer, block in pairs:
-        if not isinstance(block, Folded):
-            block._folded_from, block._folded = type(block), activations.of_block(block)
-            block.__class__, block._fold = Folded, layer._fold or Fold()
-            block._fold.blocks.append(block)
-        both = block._fold
-        if layer._fold not in (None, both):  # its own, from another block
-            both.blocks += layer._fold.blocks
-            both.layers += layer._fold.layers
-            for member in layer._fold.blocks + layer._fold.layers:
-                member._fold = both
-        elif layer._fold is None:
-            both.layers.append(layer)
-        layer.set_activation(*block._folded, fold=both)
+def unfold(layer):
+    """Gives the activation back to the block that a layer has it from, if there is."""
+    block = layer._from_block
+    if block is not None:
+        block.__class__ = block._folded_from
+        del block._folded_from, block._folded
+        layer.set_activation(None)
 
 
 def check_can_unfold(net):
-    """Raises ValueError if a fold reaches beyond the net, which would change it."""
+    """Raises ValueError if a layer in the net has its activation from outside of it."""
     inside = set()
     net.apply(inside.add)
     for layer in inside:
-        fold = getattr(layer, "_fold", None)
-        outside = set() if fold is None else {*fold.layers, *fold.blocks} - inside
-        if outside:
-            names = ", ".join(sorted(block.name for block in outside))
+        block = getattr(layer, "_from_block", None)
+        if block is not None and block not in inside:
             raise ValueError(
-                f"{layer.name} was fused with {names}, which is not part of "
+                f"{layer.name} was fused with {block.name}, which is not part of "
                 f"{net.name}: revert a net that holds both"
             )
 
@@ -94,25 +72,20 @@ def find_pairs(net, is_layer):
     Returns
     -------
     list of (Block, Block)
-        A layer, and the activation block behind it. A layer has the same activation in
-        each of its uses, and a block nothing but such layers in front of it.
+        A layer, and the activation block behind it. Both are used once: names of nodes
+        do not tell several uses apart.
     """
     traces, loose = [], set()
     _trace_parts(net, traces, loose)
     uses = [use for trace in traces for use in _uses(*trace, is_layer)]
     pairs = {(a, b) for a, b in uses if a is not None and b is not None}
-    # A use without its partner spoils both blocks in all their uses.
-    spoilt = loose.union(*({a, b} for a, b in uses if a is None or b is None))
-    while True:
-        kinds = {}
-        for layer, block in pairs:
-            kinds.setdefault(layer, set()).add(activations.of_block(block))
-        spoilt |= {layer for layer, several in kinds.items() if len(several) > 1}
-        broken = {pair for pair in pairs if spoilt.intersection(pair)}
-        if not broken:
-            return sorted(pairs, key=lambda pair: pair[0].name)
-        spoilt = spoilt.union(*broken)
-        pairs -= broken
+    alone = [(a, b) for a, b in uses if a is None or b is None]
+    found = collections.Counter(member for pair in [*pairs, *alone] for member in pair)
+    once = {member for member, count in found.items() if count == 1} - loose
+    return sorted(
+        (pair for pair in pairs if once.issuperset(pair)),
+        key=lambda pair: pair[0].name,
+    )
 
 
 def _trace_parts(block, traces, loose):
@@ -124,7 +97,7 @@ def _trace_parts(block, traces, loose):
             return
         except Exception as caught:  # whatever a forward method does with a symbol
             error = f"{type(caught).__name__}: {caught}".splitlines()[0]
-    if isinstance(block, (nn.Sequential, nn.HybridSequential)):
+    if _calls_children(type(block)):
         for child in block._children.values():
             loose.add(child)
             _trace_parts(child, traces, loose)
@@ -134,6 +107,13 @@ def _trace_parts(block, traces, loose):
             f"({error}); convert such parts of it that are called as a whole",
             stacklevel=2,
         )
+
+
+def _calls_children(kind):
+    """Whether a forward calls each child as a whole: that of Gluon's containers."""
+    if issubclass(kind, nn.HybridSequential):
+        return kind.hybrid_forward is nn.HybridSequential.hybrid_forward
+    return issubclass(kind, nn.Sequential) and kind.forward is nn.Sequential.forward
 
 
 @contextlib.contextmanager

@@ -41,6 +41,20 @@ class Net(HybridBlock):
         return self.lonely(x), self.other(x)
 
 
+class Shared(HybridBlock):
+    """An activation block behind two layers, and a layer in front of two blocks."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first, self.second, self.twice = (nn.BatchNorm() for _ in range(3))
+            self.shared, self.left, self.right = (nn.ELU(0.5) for _ in range(3))
+
+    def hybrid_forward(self, F, x):
+        x = self.shared(self.first(x)) + self.shared(self.second(x))
+        return self.right(self.twice(self.left(self.twice(x))))
+
+
 class Controlled(Block):
     """A net that no symbol goes through, and that reads what is inside of a child."""
 
@@ -123,6 +137,15 @@ def test_folds_what_it_may_and_computes_the_same(mode):
     assert {layer.activation for layer in rest} == {None}
     assert list(net._collect_params_with_prefix()) == names
     assert_same(values_of(net, mode), expected)
+
+
+def test_what_is_used_twice_stays():
+    net = initialized(Shared())
+    expected = values_of(net)
+    for _ in range(2):  # then of SyncBatchNorm
+        convert_sync_batchnorm(net, 1, fuse=True)
+        assert set(activations(net).values()) == {None}
+    assert_same(values_of(net), expected)
 
 
 def test_a_sequential_that_cannot_be_traced_is_taken_apart():
