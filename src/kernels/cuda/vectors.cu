@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "kernels/cuda/launch.h"
 
 namespace syncbn {
@@ -39,6 +40,9 @@ void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream) {
   int64_t longest = 0;
   for (const VectorCopy& copy : copies) longest = std::max(longest, copy.size);
   if (longest == 0) return;
+  if (copies.size() > kMostVectors) {
+    throw DeviceError(Concat("CopyVectors: ", copies.size(), " vectors, at most ", kMostVectors));
+  }
   Copies all = {};
   std::copy(copies.begin(), copies.end(), all.each);
   const int64_t blocks_each = (longest + kThreads - 1) / kThreads;
