@@ -38,7 +38,7 @@ static_shape_traces = 0
 _reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
-def guard_kind(contexts, layer):
+def guard_kind(contexts, layer, is_symbol):
     """How a layer is to be guarded, see ``guard`` in src/mxnet/attributes.h.
 
     Parameters
@@ -47,6 +47,9 @@ def guard_kind(contexts, layer):
         Where the layer runs; empty if that is not known.
     layer : Block
         The layer, whose caller guards it from outside where that is possible.
+    is_symbol : bool
+        Whether its input is a symbol. Without a trace of Gluon's, what will become of
+        the graph is not known.
 
     Returns
     -------
@@ -66,7 +69,7 @@ def guard_kind(contexts, layer):
         if block._active and flags.get("static_alloc") and flags.get("static_shape"):
             static_shape_traces += 1
             kind = "static_shape"
-    if trace is None or trace["self"] is layer:
+    if not is_symbol or (trace is not None and trace["self"] is layer):
         kind = "outside"
     return kind
 

@@ -265,9 +265,11 @@ running_variance_initializer : str or Initializer
                 array.as_nd_ndarray()
                 for array in (x, gamma, beta, running_mean, running_var)
             )
-        guard = _tracing.guard_kind([x.context] if F is mx.nd else contexts, self)
+        is_symbol = F is not mx.nd
+        places = contexts if is_symbol else [x.context]
+        guard = _tracing.guard_kind(places, self, is_symbol)
         inputs = [_tracing.guarded_input(F, x, guard), gamma, beta]
-        trace = None if F is mx.nd else _tracing.current_trace()
+        trace = _tracing.current_trace() if is_symbol else None
         former_trace, former_y = self._latest_use
         chained = trace is not None and trace is former_trace
         if chained:

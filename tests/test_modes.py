@@ -5,6 +5,7 @@ on one context; test_batch_norm.py has the table of data.
 """
 
 import copy
+import json
 from functools import partial
 
 import mxnet as mx
@@ -395,3 +396,12 @@ def test_statistics_of_more_contexts_than_shards(devices):
         ys = devices.map(layer, put(split_rows(x, [2, 4]), devices.contexts))
     expected = reference.forward(x.astype("float32"), ONES, ZEROS)[0]
     assert_near(np.concatenate([y.asnumpy() for y in ys]), expected, scale=10)
+
+
+def test_symbol_made_by_hand_is_guarded_for_every_mode():
+    """Outside of Gluon's trace a layer cannot know what it will be a part of."""
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3), SyncBatchNorm(num_devices=1), nn.Conv2D(4, 3))
+    nodes = json.loads(net(mx.sym.var("data")).tojson())["nodes"]
+    (node,) = (node for node in nodes if node["op"] == "Custom")
+    assert node["attrs"]["guard"] == "any"
