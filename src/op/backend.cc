@@ -64,6 +64,24 @@ class CpuBackend : public Backend {
                        ToWrite(request), dx.data);
   }
 
+  void MomentsAndNormalize(const Tensor& x, const Layout& layout, double* mean, double* m2,
+                           const Between& between, const double* scale, const double* offset,
+                           const Activation& activation, Request request,
+                           const Tensor& y) override {
+    ExpectLargeWrite(y.data, layout.Size() * SizeOf(y.dtype));
+    cpu::MomentsAndNormalize(x.dtype, x.data, layout, MakeWorkspace(layout).data(), mean, m2,
+                             between, scale, offset, activation, ToWrite(request), y.data);
+  }
+  void SumsAndApply(const Tensor& t, const Tensor& dy, const Layout& layout,
+                    const Recovery& recovery, const double* mean, double* sum_dz,
+                    double* sum_dz_u, const Between& between, const double* a, const double* b,
+                    const double* d, Request request, const Tensor& dx) override {
+    ExpectLargeWrite(dx.data, layout.Size() * SizeOf(dx.dtype));
+    cpu::SumsAndApply(t.dtype, t.data, dy.data, layout, recovery, mean,
+                      MakeWorkspace(layout).data(), sum_dz, sum_dz_u, between, a, b, d,
+                      ToWrite(request), dx.data);
+  }
+
   void* Memory(Place place, size_t bytes) override {
     Piece& piece = pieces_[static_cast<int>(place)];
     if (piece.bytes < bytes) piece = {std::make_unique<double[]>(bytes / sizeof(double) + 1), bytes};
@@ -90,6 +108,24 @@ class CpuBackend : public Backend {
 };
 
 }  // namespace
+
+void Backend::MomentsAndNormalize(const Tensor& x, const Layout& layout, double* mean, double* m2,
+                                  const Between& between, const double* scale,
+                                  const double* offset, const Activation& activation,
+                                  Request request, const Tensor& y) {
+  LocalMoments(x, layout, mean, m2);
+  between(0, layout.channels);
+  Normalize(x, layout, mean, scale, offset, activation, request, y);
+}
+
+void Backend::SumsAndApply(const Tensor& t, const Tensor& dy, const Layout& layout,
+                           const Recovery& recovery, const double* mean, double* sum_dz,
+                           double* sum_dz_u, const Between& between, const double* a,
+                           const double* b, const double* d, Request request, const Tensor& dx) {
+  BackwardSums(t, dy, layout, recovery, mean, sum_dz, sum_dz_u);
+  between(0, layout.channels);
+  BackwardApply(t, dy, layout, recovery, mean, a, b, d, request, dx);
+}
 
 std::unique_ptr<Backend> MakeBackend(const Device& device) {
   if (device.type != "gpu") return std::make_unique<CpuBackend>();

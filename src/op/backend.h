@@ -5,6 +5,8 @@
 // Tensors live on the device. Per-channel numbers that the layer's arithmetic works with are double,
 // on the host. Calls stand between Begin and Finish, in one thread at a time.
 #pragma once
+#include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <vector>
@@ -46,6 +48,19 @@ class Backend {
                              const Recovery& recovery, const double* mean, const double* a,
                              const double* b, const double* d, Request request,
                              const Tensor& dx) = 0;
+
+  // LocalMoments, `between`, Normalize; BackwardSums, `between`, BackwardApply. Where channels do not
+  // wait for other devices a cache may serve the second pass: `between` is called for ranges of
+  // channels that together are all, perhaps from several threads at once. It must not throw.
+  using Between = std::function<void(int64_t begin, int64_t end)>;
+  virtual void MomentsAndNormalize(const Tensor& x, const Layout& layout, double* mean, double* m2,
+                                   const Between& between, const double* scale,
+                                   const double* offset, const Activation& activation,
+                                   Request request, const Tensor& y);
+  virtual void SumsAndApply(const Tensor& t, const Tensor& dy, const Layout& layout,
+                            const Recovery& recovery, const double* mean, double* sum_dz,
+                            double* sum_dz_u, const Between& between, const double* a,
+                            const double* b, const double* d, Request request, const Tensor& dx);
 
   // Memory on the device for some channels of a tensor. It lasts from call to call, until a larger
   // piece is asked for in its place, all is freed, or the backend ends.

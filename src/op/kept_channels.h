@@ -15,6 +15,8 @@ class KeptChannels {
   // Copies these channels of x until the next Keep, which frees the memory if it has none.
   void Keep(const Tensor& x, const Layout& layout, std::vector<int64_t> channels);
 
+  bool empty() const { return channels_.empty(); }
+
   // Replaces the channels' sums, given for all channels; vectors are those of all channels, too.
   void BackwardSums(const Tensor& dy, const Layout& layout, const Recovery& from_x,
                     const double* mean, double* sum_dz, double* sum_dz_xmu);

@@ -1,7 +1,9 @@
 // The layer's arithmetic between the kernels' passes. Per-channel numbers are double throughout.
 #include "op/sync_batch_norm.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -11,21 +13,6 @@
 #include "op/reducers.h"
 
 namespace syncbn {
-namespace {
-
-std::vector<double> InverseStd(const std::vector<double>& var, double epsilon) {
-  std::vector<double> inv_std(var.size());
-  for (size_t c = 0; c < var.size(); ++c) inv_std[c] = 1.0 / std::sqrt(var[c] + epsilon);
-  return inv_std;
-}
-
-std::vector<double> Product(const std::vector<double>& a, const std::vector<double>& b) {
-  std::vector<double> product(a.size());
-  for (size_t c = 0; c < a.size(); ++c) product[c] = a[c] * b[c];
-  return product;
-}
-
-}  // namespace
 
 SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
                              std::shared_ptr<Group> group, std::unique_ptr<Backend> backend)
@@ -79,25 +66,50 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, bool training, const Te
                                    const Tensor& gamma, const Tensor& beta, Request y_request,
                                    const Tensor& y, const Tensor& running_mean,
                                    const Tensor& running_var) {
-  batch_statistics_ = training && !options_.use_global_stats;
-  if (batch_statistics_) {
-    ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
-    backward_calls_ = 0;
-    const Statistics batch = ReduceMoments(x, layout);
-    count_ = batch.count;
-    mean_ = batch.mean;
-    inv_std_ = InverseStd(batch.var, options_.epsilon);
-    UpdateRunning(batch, running_mean, running_var);
-  } else {
-    mean_ = backend_->Read(running_mean);
-    inv_std_ = InverseStd(backend_->Read(running_var), options_.epsilon);
-  }
+  const size_t channels = static_cast<size_t>(layout.channels);
   const std::vector<double> gammas = GammaOf(gamma);
-  scale_ = Product(gammas, inv_std_);
   offset_ = backend_->Read(beta);
-  if (y_request != Request::kNull) {
+  inv_std_.resize(channels);
+  scale_.resize(channels);
+  std::vector<double> var(channels);
+  const auto set_scale = [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) {
+      inv_std_[c] = 1.0 / std::sqrt(var[c] + options_.epsilon);
+      scale_[c] = gammas[c] * inv_std_[c];
+    }
+  };
+  const auto normalize = [&] {
+    if (y_request == Request::kNull) return;
     backend_->Normalize(x, layout, mean_.data(), scale_.data(), offset_.data(),
                         options_.activation, y_request, y);
+  };
+
+  batch_statistics_ = training && !options_.use_global_stats;
+  if (!batch_statistics_) {
+    mean_ = backend_->Read(running_mean);
+    var = backend_->Read(running_var);
+    set_scale(0, layout.channels);
+    normalize();
+  } else {
+    ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
+    backward_calls_ = 0;
+    count_ = static_cast<double>(layout.PerChannel());
+    mean_.resize(channels);
+    double* const m2 = var.data();
+    const auto divide = [&](int64_t begin, int64_t end) {
+      for (int64_t c = begin; c < end; ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0.0;
+      set_scale(begin, end);
+    };
+    if (MeetsOthers() || y_request == Request::kNull) {
+      backend_->LocalMoments(x, layout, mean_.data(), m2);
+      if (MeetsOthers()) ExchangeMoments(x, layout, m2);
+      divide(0, layout.channels);
+      normalize();
+    } else {
+      backend_->MomentsAndNormalize(x, layout, mean_.data(), m2, divide, scale_.data(),
+                                    offset_.data(), options_.activation, y_request, y);
+    }
+    UpdateRunning(var, running_mean, running_var);
   }
   if (options_.from_output) {  // y never is in place of x: the operator does not declare it
     kept_.Keep(x, layout, Unrecoverable(layout, gammas, y_request, y));
@@ -139,76 +151,98 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   const Recovery recovery = from_y ? Recovery{options_.activation, true, nullptr, nullptr} : from_x;
   const double* const center = from_y ? offset_.data() : mean_.data();
   std::vector<double> unit(channels, 1.0);  // u in units of x
-  for (size_t c = 0; c < channels && from_y; ++c) unit[c] = scale_[c];
+  if (from_y) unit = scale_;
 
   Payload sums(2 * channels);  // sum_dz, then sum_dz_xmu
   double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + channels;
-  backend_->BackwardSums(t, dy, layout, recovery, center, sum_dz, sum_dz_xmu);
-  for (size_t c = 0; c < channels; ++c) sum_dz_xmu[c] /= unit[c];
-  if (from_y) kept_.BackwardSums(dy, layout, from_x, mean_.data(), sum_dz, sum_dz_xmu);
-
-  const std::vector<double> dbeta(sum_dz, sum_dz + channels);
-  backend_->Write(dbeta, out.dbeta_request, out.dbeta);
-  std::vector<double> dgamma(channels, 0.0);
-  for (size_t c = 0; c < channels && !options_.fix_gamma; ++c) dgamma[c] = sum_dz_xmu[c] * inv_std_[c];
-  backend_->Write(dgamma, out.dgamma_request, out.dgamma);
-
+  const auto in_units_of_x = [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) sum_dz_xmu[c] /= unit[c];
+  };
   const std::vector<double>& a = scale_;
   std::vector<double> b(channels, 0.0), d(channels, 0.0);
-  if (batch_statistics_) {
-    // A device that needs no gradient of x takes part all the same: the others need its sums.
-    const auto total = Exchange("backward", t, layout, std::move(sums), Sum,
-                                "sum_float64");
-    for (size_t c = 0; c < channels && count_ > 0; ++c) {
-      d[c] = -a[c] * (*total)[c] / count_;
-      b[c] = -a[c] * inv_std_[c] * inv_std_[c] * (*total)[channels + c] / count_;
+  const auto set_terms = [&](const Payload& total, int64_t begin, int64_t end) {
+    if (!batch_statistics_ || count_ == 0) return;
+    for (int64_t c = begin; c < end; ++c) {
+      d[c] = -a[c] * total[c] / count_;
+      b[c] = -a[c] * inv_std_[c] * inv_std_[c] * total[channels + c] / count_;
     }
-  }
-  if (out.dx_request == Request::kNull) return;
-  const auto apply = [&](const std::vector<double>& of_u) {
-    backend_->BackwardApply(t, dy, layout, recovery, center, a.data(), of_u.data(), d.data(),
-                            out.dx_request, out.dx);
   };
-  if (!from_y) return apply(b);
+  const auto in_units_of_u = [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) b[c] /= unit[c];
+  };
+
+  const bool wants_dx = out.dx_request != Request::kNull;
+  if (!MeetsOthers() && kept_.empty() && wants_dx) {
+    CheckAlone();
+    const auto between = [&](int64_t begin, int64_t end) {
+      in_units_of_x(begin, end);
+      set_terms(sums, begin, end);
+      in_units_of_u(begin, end);
+    };
+    backend_->SumsAndApply(t, dy, layout, recovery, center, sum_dz, sum_dz_xmu, between, a.data(),
+                           b.data(), d.data(), out.dx_request, out.dx);
+    return WriteParameterGradients(sums, out);
+  }
+
+  backend_->BackwardSums(t, dy, layout, recovery, center, sum_dz, sum_dz_xmu);
+  in_units_of_x(0, layout.channels);
+  kept_.BackwardSums(dy, layout, from_x, mean_.data(), sum_dz, sum_dz_xmu);
+  WriteParameterGradients(sums, out);
+  if (MeetsOthers()) {
+    // A device that needs no gradient of x takes part all the same: the others need its sums.
+    sums = *Exchange("backward", t, layout, std::move(sums), Sum, "sum_float64");
+  } else {
+    CheckAlone();
+  }
+  if (!wants_dx) return;
+  set_terms(sums, 0, layout.channels);
   kept_.BackwardApply(layout, from_x, mean_.data(), a.data(), b.data(), d.data(), out.dx_request,
                       out.dx);
-  for (size_t c = 0; c < channels; ++c) b[c] /= unit[c];
-  apply(b);
+  in_units_of_u(0, layout.channels);
+  backend_->BackwardApply(t, dy, layout, recovery, center, a.data(), b.data(), d.data(),
+                          out.dx_request, out.dx);
   kept_.WriteTo(out.dx, layout);
 }
 
-SyncBatchNorm::Statistics SyncBatchNorm::ReduceMoments(const Tensor& x, const Layout& layout) {
-  const size_t channels = static_cast<size_t>(layout.channels);
-  Payload moments(1 + 2 * channels);
-  moments[0] = static_cast<double>(layout.PerChannel());
-  backend_->LocalMoments(x, layout, moments.data() + 1, moments.data() + 1 + channels);
-
-  const auto total = Exchange("forward", x, layout, std::move(moments), MergeMoments,
-                              "moments");
-  Statistics batch;
-  batch.count = (*total)[0];
-  batch.mean.assign(total->begin() + 1, total->begin() + 1 + channels);
-  batch.var.assign(total->begin() + 1 + channels, total->end());
-  for (double& value : batch.var) value = batch.count > 0 ? value / batch.count : 0.0;
-  return batch;
+// dbeta and dgamma from this shard's sum_dz and sum_dz_xmu.
+void SyncBatchNorm::WriteParameterGradients(const Payload& sums, const Gradients& out) {
+  const size_t channels = inv_std_.size();
+  const auto middle = sums.begin() + static_cast<std::ptrdiff_t>(channels);
+  backend_->Write({sums.begin(), middle}, out.dbeta_request, out.dbeta);
+  std::vector<double> dgamma(channels, 0.0);
+  for (size_t c = 0; c < channels && !options_.fix_gamma; ++c) dgamma[c] = middle[c] * inv_std_[c];
+  backend_->Write(dgamma, out.dgamma_request, out.dgamma);
 }
 
-void SyncBatchNorm::UpdateRunning(const Statistics& batch, const Tensor& running_mean,
+// From this shard's moments to the whole batch's.
+void SyncBatchNorm::ExchangeMoments(const Tensor& x, const Layout& layout, double* m2) {
+  const size_t channels = static_cast<size_t>(layout.channels);
+  Payload moments{count_};
+  moments.reserve(1 + 2 * channels);
+  moments.insert(moments.end(), mean_.begin(), mean_.end());
+  moments.insert(moments.end(), m2, m2 + channels);
+  const auto total = Exchange("forward", x, layout, std::move(moments), MergeMoments, "moments");
+  count_ = total->front();
+  std::copy_n(total->begin() + 1, channels, mean_.begin());
+  std::copy_n(total->end() - static_cast<std::ptrdiff_t>(channels), channels, m2);
+}
+
+void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,
                                   const Tensor& running_var) const {
-  if (batch.count == 0) return;
+  if (count_ == 0) return;
   double keep = options_.momentum;
   if (options_.cumulative) {
     const double before = static_cast<double>(group_->BatchesBefore(ticket_));
     keep = before / (before + 1);
   }
   // One element has no unbiased variance; its biased one is 0.
-  const double correction = options_.unbiased_running_var && batch.count > 1
-                                ? batch.count / (batch.count - 1) : 1.0;
+  const double correction = options_.unbiased_running_var && count_ > 1
+                                ? count_ / (count_ - 1) : 1.0;
   std::vector<double> mean = backend_->Read(running_mean);
   std::vector<double> var = backend_->Read(running_var);
   for (size_t c = 0; c < mean.size(); ++c) {
-    mean[c] = keep * mean[c] + (1 - keep) * batch.mean[c];
-    var[c] = keep * var[c] + (1 - keep) * batch.var[c] * correction;
+    mean[c] = keep * mean[c] + (1 - keep) * mean_[c];
+    var[c] = keep * var[c] + (1 - keep) * batch_var[c] * correction;
   }
   backend_->Write(mean, Request::kWrite, running_mean);
   backend_->Write(var, Request::kWrite, running_var);
@@ -219,10 +253,6 @@ std::shared_ptr<const Payload> SyncBatchNorm::Exchange(const char* operation, co
                                                        Reducer reducer, const char* merger) {
   Across across;
   across.processes = Processes();
-  if (options_.num_devices == 1 && across.processes == nullptr) {
-    group_->Check(ticket_, operation, device_);  // another device may call the layer as well
-    return std::make_shared<const Payload>(std::move(payload));
-  }
   across.ranks = options_.ranks;
   across.name = options_.shared_name;
   across.contract = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype), ", axis=",
@@ -238,6 +268,16 @@ std::shared_ptr<const Payload> SyncBatchNorm::Exchange(const char* operation, co
                         options_.timeout > 0 ? options_.timeout : DefaultTimeout(),
                         std::move(across)};
   return group_->AllReduce(ticket_, key, device_, std::move(arrival), meeting, reducer);
+}
+
+// Whether the statistics are those of more than this device.
+bool SyncBatchNorm::MeetsOthers() const {
+  return batch_statistics_ && (options_.num_devices > 1 || Processes() != nullptr);
+}
+
+// Another device may call the layer as well.
+void SyncBatchNorm::CheckAlone() {
+  if (batch_statistics_) group_->Check(ticket_, "backward", device_);
 }
 
 // The processes to synchronize with; null for none.

@@ -57,11 +57,6 @@ class SyncBatchNorm {
   void Backward(const Tensor& dy, const Tensor& t, const Gradients& out);
 
  private:
-  struct Statistics {
-    double count = 0;
-    std::vector<double> mean, var;
-  };
-
   // Runs body(layout) between the backend's Begin and Finish.
   template <typename Body>
   void OnBackend(const char* operation, const Tensor& x,
@@ -73,9 +68,12 @@ class SyncBatchNorm {
                        const Gradients& out);
   std::vector<int64_t> Unrecoverable(const Layout& layout, const std::vector<double>& gamma,
                                      Request y_request, const Tensor& y);
-  Statistics ReduceMoments(const Tensor& x, const Layout& layout);
-  void UpdateRunning(const Statistics& batch, const Tensor& running_mean,
+  void WriteParameterGradients(const Payload& sums, const Gradients& out);
+  void ExchangeMoments(const Tensor& x, const Layout& layout, double* m2);
+  void UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,
                      const Tensor& running_var) const;
+  bool MeetsOthers() const;
+  void CheckAlone();
   std::shared_ptr<const Payload> Exchange(const char* operation, const Tensor& x,
                                           const Layout& layout, Payload payload, Reducer reducer,
                                           const char* merger);

@@ -1,14 +1,13 @@
-// The four kernels: tiles in parallel, then their partial results merged in a fixed order.
-// Who uses it: op and c_api. It must not know instruction sets: isa.h chooses one.
+// The kernels: in which order, and in which threads, the tiles of the passes are done.
 #include "kernels/cpu/batch_norm_cpu.h"
 
 #include <algorithm>
 #include <functional>
 
-#include "core/moments.h"
 #include "core/parallel_for.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/partition.h"
+#include "kernels/cpu/passes.h"
 
 namespace syncbn {
 namespace cpu {
@@ -17,20 +16,56 @@ namespace {
 // Tensors up to this many elements are done before another thread would have woken up.
 constexpr int64_t kAloneSize = 32768;
 
-// `run(tile, partial)` for each tile of the partition.
-template <typename Run>
-void ForEachTile(const Partition& partition, const Run& run) {
-  const auto task = [&](int64_t i) { run(partition.At(i), partition.PartialOf(i)); };
-  if (partition.layout.Size() > kAloneSize) return ParallelFor(partition.Tiles(), std::cref(task));
-  for (int64_t i = 0; i < partition.Tiles(); ++i) task(i);
+// What a block of channels may take in bytes to be found in cache by the second pass: about what a
+// core has of L2 and the last level.
+constexpr int64_t kCacheSize = 2 << 20;
+
+template <typename Pass>
+void ForEachTile(const Pass& pass) {
+  const auto task = [&](int64_t index) { pass.OnTile(index); };
+  const int64_t tiles = pass.partition.Tiles();
+  if (pass.partition.layout.Size() > kAloneSize) return ParallelFor(tiles, std::cref(task));
+  for (int64_t index = 0; index < tiles; ++index) task(index);
 }
 
-// Partial results of one tile: an array of all channels for each of the two quantities.
-double* First(void* workspace, const Partition& partition, int64_t partial) {
-  return static_cast<double*>(workspace) + 2 * partial * partition.layout.channels;
+template <typename Pass>
+void Reduce(const Pass& pass) {
+  ForEachTile(pass);
+  pass.Finish(0, pass.partition.layout.channels);
 }
-double* Second(void* workspace, const Partition& partition, int64_t partial) {
-  return First(workspace, partition, partial) + partition.layout.channels;
+
+// Whether there are enough blocks of channels for all threads, and each stays in cache. `size` is that
+// of an element in all inputs together.
+bool PaysByBlock(const Partition& partition, int64_t size) {
+  const Layout& layout = partition.layout;
+  return layout.Size() > kAloneSize && partition.channel_blocks >= 2 * NumThreads() &&
+         layout.PerChannel() * partition.channel_step * size <= kCacheSize;
+}
+
+// A reduction, `between`, and the pass that writes: a block of channels after the other if that pays.
+template <typename Reduction, typename Writing>
+void ReduceAndWrite(const Reduction& reduction, const Between& between, const Writing& writing,
+                    int64_t size) {
+  const Partition& partition = reduction.partition;
+  if (!PaysByBlock(partition, size)) {
+    Reduce(reduction);
+    between(0, partition.layout.channels);
+    return ForEachTile(writing);
+  }
+  ParallelFor(partition.channel_blocks, [&](int64_t block) {
+    const int64_t begin = block * partition.channel_step;
+    const int64_t end = std::min(begin + partition.channel_step, partition.layout.channels);
+    const int64_t partials = partition.Partials();
+    for (int64_t k = 0; k < partials; ++k) reduction.OnTile(partition.IndexOf(block, k));
+    reduction.Finish(begin, end);
+    between(begin, end);
+    for (int64_t k = 0; k < partials; ++k) writing.OnTile(partition.IndexOf(block, k));
+  });
+}
+
+void Clear(const Layout& layout, double* first, double* second) {
+  std::fill_n(first, layout.channels, 0.0);
+  std::fill_n(second, layout.channels, 0.0);
 }
 
 }  // namespace
@@ -42,29 +77,22 @@ int64_t WorkspaceBytes(const Layout& layout) {
 
 void LocalMoments(DType dtype, const void* x, const Layout& layout, void* workspace, double* mean,
                   double* m2) {
-  std::fill_n(mean, layout.channels, 0.0);
-  std::fill_n(m2, layout.channels, 0.0);
+  Clear(layout, mean, m2);
   if (layout.Size() == 0) return;
   const Partition partition = Cut(layout);
-  const Isa& isa = ChooseIsa();
-  ForEachTile(partition, [&](const Tile& tile, int64_t partial) {
-    isa.local_moments(dtype, x, tile, First(workspace, partition, partial),
-                      Second(workspace, partition, partial));
-  });
-  // All channels have the same counts, so the compiler divides once for each partial result.
-  double done = 0;
-  for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
-    const double count = static_cast<double>(partition.Count(partial));
-    const double* partial_mean = First(workspace, partition, partial);
-    const double* partial_m2 = Second(workspace, partition, partial);
-    for (int64_t c = 0; c < layout.channels; ++c) {
-      const Moments merged =
-          Merge({done, mean[c], m2[c]}, {count, partial_mean[c], partial_m2[c]});
-      mean[c] = merged.mean;
-      m2[c] = merged.m2;
-    }
-    done += count;
-  }
+  Reduce(MomentsPass{partition, dtype, x, workspace, mean, m2});
+}
+
+void MomentsAndNormalize(DType dtype, const void* x, const Layout& layout, void* workspace,
+                         double* mean, double* m2, const Between& between, const double* scale,
+                         const double* offset, const Activation& activation, Write write,
+                         void* y) {
+  Clear(layout, mean, m2);
+  if (layout.Size() == 0) return between(0, layout.channels);
+  const Partition partition = Cut(layout);
+  ReduceAndWrite(MomentsPass{partition, dtype, x, workspace, mean, m2}, between,
+                 NormalizePass{partition, dtype, x, mean, scale, offset, activation, write, y},
+                 static_cast<int64_t>(SizeOf(dtype)));
 }
 
 void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
@@ -72,57 +100,45 @@ void FindBelow(DType dtype, const void* t, const Layout& layout, const double* b
   std::fill_n(found, layout.channels, 0.0);
   if (layout.Size() == 0) return;
   const Partition partition = Cut(layout);
-  const Isa& isa = ChooseIsa();
-  ForEachTile(partition, [&](const Tile& tile, int64_t partial) {
-    isa.count_below(dtype, t, tile, bound, First(workspace, partition, partial),
-                    Second(workspace, partition, partial));
-  });
-  for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
-    const double* count = First(workspace, partition, partial);
-    for (int64_t c = 0; c < layout.channels; ++c) found[c] += count[c];
-  }
+  Reduce(BelowPass{partition, dtype, t, bound, workspace, found});
 }
 
 void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
                   const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
                   double* sum_dz_u) {
-  std::fill_n(sum_dz, layout.channels, 0.0);
-  std::fill_n(sum_dz_u, layout.channels, 0.0);
+  Clear(layout, sum_dz, sum_dz_u);
   if (layout.Size() == 0) return;
   const Partition partition = Cut(layout);
-  const Isa& isa = ChooseIsa();
-  ForEachTile(partition, [&](const Tile& tile, int64_t partial) {
-    isa.backward_sums(dtype, t, dy, tile, recovery, mean, First(workspace, partition, partial),
-                      Second(workspace, partition, partial));
-  });
-  for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
-    const double* partial_dz = First(workspace, partition, partial);
-    const double* partial_dz_u = Second(workspace, partition, partial);
-    for (int64_t c = 0; c < layout.channels; ++c) {
-      sum_dz[c] += partial_dz[c];
-      sum_dz_u[c] += partial_dz_u[c];
-    }
-  }
+  Reduce(SumsPass{partition, dtype, t, dy, recovery, mean, workspace, sum_dz, sum_dz_u});
+}
+
+void SumsAndApply(DType dtype, const void* t, const void* dy, const Layout& layout,
+                  const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
+                  double* sum_dz_u, const Between& between, const double* a, const double* b,
+                  const double* d, Write write, void* dx) {
+  Clear(layout, sum_dz, sum_dz_u);
+  if (layout.Size() == 0) return between(0, layout.channels);
+  const Partition partition = Cut(layout);
+  ReduceAndWrite(
+      SumsPass{partition, dtype, t, dy, recovery, mean, workspace, sum_dz, sum_dz_u}, between,
+      ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d, write, dx},
+      2 * static_cast<int64_t>(SizeOf(dtype)));
 }
 
 void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
                const double* scale, const double* offset, const Activation& activation,
                Write write, void* y) {
   if (layout.Size() == 0) return;
-  const Isa& isa = ChooseIsa();
-  ForEachTile(Cut(layout), [&](const Tile& tile, int64_t) {
-    isa.normalize(dtype, x, tile, mean, scale, offset, activation, write == Write::kAdd, y);
-  });
+  const Partition partition = Cut(layout);
+  ForEachTile(NormalizePass{partition, dtype, x, mean, scale, offset, activation, write, y});
 }
 
 void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
                    const Recovery& recovery, const double* mean, const double* a,
                    const double* b, const double* d, Write write, void* dx) {
   if (layout.Size() == 0) return;
-  const Isa& isa = ChooseIsa();
-  ForEachTile(Cut(layout), [&](const Tile& tile, int64_t) {
-    isa.backward_apply(dtype, t, dy, tile, recovery, mean, a, b, d, write == Write::kAdd, dx);
-  });
+  const Partition partition = Cut(layout);
+  ForEachTile(ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d, write, dx});
 }
 
 const char* InstructionSet() { return ChooseIsa().name; }

@@ -7,6 +7,7 @@
 // written to tensors. Results are the same in every run, whatever the number of threads.
 #pragma once
 #include <cstdint>
+#include <functional>
 
 #include "core/activation.h"
 #include "core/dtype.h"
@@ -18,8 +19,11 @@ namespace cpu {
 // What happens to an output tensor: overwritten, or added to.
 enum class Write { kAssign, kAdd };
 
-// Bytes of scratch that LocalMoments, FindBelow and BackwardSums need for this layout; the caller
-// owns it.
+// What the caller does between two passes for channels [begin, end): it makes what the second needs out
+// of what the first has found.
+using Between = std::function<void(int64_t begin, int64_t end)>;
+
+// Bytes of scratch that every function with a `workspace` needs for this layout; the caller owns it.
 int64_t WorkspaceBytes(const Layout& layout);
 
 // mean[c], m2[c] = mean and sum of squared deviations of x[:, c, :]; 0, 0 for an empty shard.
@@ -30,6 +34,13 @@ void LocalMoments(DType dtype, const void* x, const Layout& layout, void* worksp
 void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
                const double* scale, const double* offset, const Activation& activation,
                Write write, void* y);
+
+// LocalMoments, `between`, Normalize. Where it pays, blocks of channels go through all three one after
+// the other, so that x is still in cache: then `between` is called for each, from several threads at
+// once. It must not throw. The results are those of the three, bit for bit.
+void MomentsAndNormalize(DType dtype, const void* x, const Layout& layout, void* workspace,
+                         double* mean, double* m2, const Between& between, const double* scale,
+                         const double* offset, const Activation& activation, Write write, void* y);
 
 // found[c] is positive if any of t[:, c, :] is below bound[c], else 0.
 void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
@@ -47,6 +58,12 @@ void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layo
 void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
                    const Recovery& recovery, const double* mean, const double* a,
                    const double* b, const double* d, Write write, void* dx);
+
+// BackwardSums, `between`, BackwardApply, as in MomentsAndNormalize.
+void SumsAndApply(DType dtype, const void* t, const void* dy, const Layout& layout,
+                  const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
+                  double* sum_dz_u, const Between& between, const double* a, const double* b,
+                  const double* d, Write write, void* dx);
 
 // The instruction set that was chosen for this machine: "avx512", "avx2" or "generic".
 const char* InstructionSet();

@@ -71,6 +71,14 @@ SYNCBN_INLINE void Add(const Terms& terms, Doubles x, Doubles dy, const Affine<D
   *v += second;
 }
 
+// Asks for what a stream of loads will come to: one stream alone does not keep memory busy.
+template <int64_t kSize, typename T>
+SYNCBN_INLINE void Prefetch(const T* p) {
+  constexpr int64_t kAhead = 1024, kLine = 64;  // in bytes
+  for (int64_t at = kAhead; at < kAhead + kSize * int64_t(sizeof(T)); at += kLine)
+    __builtin_prefetch(reinterpret_cast<const char*>(p) + at);
+}
+
 template <typename Terms, typename T>
 SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const Affine<Doubles>& k,
                              Doubles* u, Doubles* v) {
@@ -106,6 +114,8 @@ inline void SumPlane(const Terms& terms, const T* x, const T* dy, int64_t n, T f
   const Affine<Doubles> k = {zero + of.mean, zero + of.scale, zero + of.offset};
   int64_t i = 0;
   for (; i + kUnroll * kDoubles <= n; i += kUnroll * kDoubles) {
+    Prefetch<kUnroll * kDoubles>(x + i);
+    if (Terms::kBackward) Prefetch<kUnroll * kDoubles>(dy + i);
     for (int part = 0; part < kUnroll; ++part) {
       const int64_t at = i + part * kDoubles;
       AddVector(terms, x + at, dy + at, k, &u[part], &v[part]);

@@ -1,0 +1,170 @@
+// Two passes that go from one block of channels to the next give the bits of two whole passes, and
+// `between` sees every channel once.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/error.h"
+#include "kernels/cpu/batch_norm_cpu.h"
+#include "tensor.h"
+
+namespace cpu = syncbn::cpu;
+using cpu::Write;
+using syncbn::Activation;
+using syncbn::DType;
+using syncbn::Function;
+using syncbn::Layout;
+using syncbn::Recovery;
+using test::Tensor;
+
+namespace {
+
+constexpr double kEpsilon = 1e-5;
+
+struct Case {
+  DType dtype;
+  Layout layout;
+  bool by_block;
+  Write write;
+  bool in_place;
+};
+
+Tensor Random(const Case& c, int seed) {
+  std::mt19937 generator(static_cast<unsigned>(seed));
+  std::normal_distribution<double> normal(1, 2);
+  Tensor tensor(c.dtype, c.layout.Size());
+  for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, normal(generator));
+  return tensor;
+}
+
+void CheckEqual(const Tensor& a, const Tensor& b, const std::string& label) {
+  int64_t different = 0;
+  for (int64_t i = 0; i < a.size(); ++i) different += !(a.Get(i) == b.Get(i));
+  CHECK_EQ(different, 0, label);
+}
+
+// Counts the channels that `between` is called for, and the calls.
+struct Count {
+  std::vector<std::atomic<int>> of;
+  std::atomic<int> calls{0};
+
+  explicit Count(int64_t channels) : of(static_cast<size_t>(channels)) {}
+  void Add(int64_t begin, int64_t end) {
+    ++calls;
+    for (int64_t c = begin; c < end; ++c) ++of[static_cast<size_t>(c)];
+  }
+  void Check(const Case& c, const std::string& label) const {
+    CHECK_EQ(calls > 1, c.by_block, label);
+    for (const std::atomic<int>& count : of) CHECK_EQ(count.load(), 1, label);
+  }
+};
+
+void TestForward(const Case& c, const std::string& label) {
+  const size_t channels = static_cast<size_t>(c.layout.channels);
+  std::vector<char> workspace(static_cast<size_t>(cpu::WorkspaceBytes(c.layout)));
+  std::vector<double> mean(channels), m2(channels, 5), scale(channels), offset(channels, 0.5);
+  const Activation activation{Function::kElu, 0.7};
+  const auto set_scale = [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) scale[k] = 1 / (m2[k] + kEpsilon);
+  };
+  Tensor x = Random(c, 1), y = Random(c, 2), x_whole = x, y_whole = y;
+  Tensor& out_whole = c.in_place ? x_whole : y_whole;
+  cpu::LocalMoments(c.dtype, x_whole.data(), c.layout, workspace.data(), mean.data(), m2.data());
+  set_scale(0, c.layout.channels);
+  cpu::Normalize(c.dtype, x_whole.data(), c.layout, mean.data(), scale.data(), offset.data(),
+                 activation, c.write, out_whole.data());
+  const std::vector<double> mean_whole = mean, m2_whole = m2;
+
+  Count count(c.layout.channels);
+  std::fill(mean.begin(), mean.end(), 7.0);
+  Tensor& out = c.in_place ? x : y;
+  cpu::MomentsAndNormalize(
+      c.dtype, x.data(), c.layout, workspace.data(), mean.data(), m2.data(),
+      [&](int64_t begin, int64_t end) {
+        count.Add(begin, end);
+        set_scale(begin, end);
+      },
+      scale.data(), offset.data(), activation, c.write, out.data());
+  count.Check(c, label);
+  CHECK(mean == mean_whole && m2 == m2_whole, label);
+  CheckEqual(out, out_whole, label);
+}
+
+void TestBackward(const Case& c, const std::string& label) {
+  const size_t channels = static_cast<size_t>(c.layout.channels);
+  std::vector<char> workspace(static_cast<size_t>(cpu::WorkspaceBytes(c.layout)));
+  std::vector<double> dz(channels), dz_u(channels), a(channels, 2), b(channels), d(channels);
+  const std::vector<double> mean(channels, 1), scale(channels, 0.5), offset(channels, 0.1);
+  const Recovery recovery{{Function::kLeakyRelu, 0.01}, false, scale.data(), offset.data()};
+  const auto set_terms = [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      b[k] = dz_u[k] / (1 + static_cast<double>(c.layout.PerChannel()));
+      d[k] = dz[k] / (1 + static_cast<double>(c.layout.PerChannel()));
+    }
+  };
+  Tensor x = Random(c, 1), dy = Random(c, 2), dx = Random(c, 3), dy_whole = dy, dx_whole = dx;
+  Tensor& out_whole = c.in_place ? dy_whole : dx_whole;
+  cpu::BackwardSums(c.dtype, x.data(), dy_whole.data(), c.layout, recovery, mean.data(),
+                    workspace.data(), dz.data(), dz_u.data());
+  set_terms(0, c.layout.channels);
+  cpu::BackwardApply(c.dtype, x.data(), dy_whole.data(), c.layout, recovery, mean.data(), a.data(),
+                     b.data(), d.data(), c.write, out_whole.data());
+  const std::vector<double> dz_whole = dz, dz_u_whole = dz_u;
+
+  Count count(c.layout.channels);
+  std::fill(dz.begin(), dz.end(), 7.0);
+  Tensor& out = c.in_place ? dy : dx;
+  cpu::SumsAndApply(
+      c.dtype, x.data(), dy.data(), c.layout, recovery, mean.data(), workspace.data(), dz.data(),
+      dz_u.data(),
+      [&](int64_t begin, int64_t end) {
+        count.Add(begin, end);
+        set_terms(begin, end);
+      },
+      a.data(), b.data(), d.data(), c.write, out.data());
+  count.Check(c, label);
+  CHECK(dz == dz_whole && dz_u == dz_u_whole, label);
+  CheckEqual(out, out_whole, label);
+}
+
+// `by_block`: whether two threads gain by it.
+void TestLayout(const Layout& layout, bool by_block, const std::vector<DType>& dtypes) {
+  for (DType dtype : dtypes) {
+    // In place is for what is overwritten.
+    for (const Case& c : {Case{dtype, layout, by_block, Write::kAssign, false},
+                          Case{dtype, layout, by_block, Write::kAssign, true},
+                          Case{dtype, layout, by_block, Write::kAdd, false}}) {
+      const std::string label =
+          syncbn::Concat(syncbn::Name(dtype), " (", layout.outer, ", ", layout.channels, ", ",
+                         layout.inner, ")", c.write == Write::kAdd ? " add" : "",
+                         c.in_place ? " in place" : "");
+      TestForward(c, label + " forward");
+      TestBackward(c, label + " backward");
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  setenv("OMP_NUM_THREADS", "2", 1);  // read at the first use of the kernels
+  const std::vector<DType> all = {DType::kFloat32, DType::kFloat64, DType::kFloat16,
+                                  DType::kBfloat16};
+  TestLayout({8, 64, 700}, true, all);
+  TestLayout({3, 10, 5000}, true, all);
+  TestLayout({60, 130, 130}, true, {DType::kFloat32});  // several tiles of a channel
+  TestLayout({4, 300, 49}, true, all);                  // small planes
+  TestLayout({2, 3000, 9}, true, all);
+  TestLayout({1, 5, 40000}, true, all);
+  TestLayout({2, 8, 64}, false, all);
+  TestLayout({700, 64, 1}, false, all);  // channels last: one block
+  TestLayout({2, 3, 20000}, false, all);  // fewer blocks than two for each thread
+  TestLayout({3, 4, 100000}, false, {DType::kFloat64});  // blocks that no cache holds
+  TestLayout({0, 4, 9}, false, all);
+  TestLayout({3, 4, 0}, false, all);
+  return check::Result();
+}
