@@ -1,8 +1,11 @@
 """Times the layer against MXNet's own layers, as ratios in one run.
 
-Two places are timed, forward plus backward. "inside": what a layer adds to a net, that
-is a net of two identities with the layer between them, less the same net without it,
-pair by pair. "alone": the layer is called by itself.
+Three places are timed, forward plus backward. "inside": what a layer adds to a net,
+that is a net of two identities with the layer between them, less the same net without
+it, pair by pair. "convolutions": the same with convolutions that compute the identity,
+by one weight for each channel; what they exchange with nn.BatchNorm is in a layout of
+oneDNN's, and for custom operators MXNet makes it plain and back. "alone": the layer is
+called by itself.
 
 Each candidate is compared with a float64 batch normalization of the whole batch first,
 and timed only if it is right. Then all candidates take turns, so that noise of the
@@ -43,10 +46,21 @@ LAYERS = {
 
 
 class Identity(gluon.HybridBlock):
-    """What stands before and behind the layer."""
+    """Copies its input."""
 
     def hybrid_forward(self, F, x):
         return F.identity(x)
+
+
+def convolution(channels):
+    """A cheap convolution that changes nothing."""
+    return gluon.nn.Conv2D(
+        channels, 1, groups=channels, use_bias=False, weight_initializer="ones"
+    )
+
+
+# What stands before and behind the layer, for its number of channels.
+SURROUNDINGS = {"inside": lambda channels: Identity(), "convolutions": convolution}
 
 
 class Candidate:
@@ -55,11 +69,12 @@ class Candidate:
     def __init__(self, layer, place, mode, devices, x, dy):
         self._devices = devices
         between = [] if layer is None else [LAYERS[layer](len(devices))]
-        if place == "inside":
-            self._net = gluon.nn.HybridSequential()
-            self._net.add(Identity(), *between, Identity())
-        else:
+        if place == "alone":
             (self._net,) = between
+        else:
+            before, behind = (SURROUNDINGS[place](x.shape[1]) for _ in range(2))
+            self._net = gluon.nn.HybridSequential()
+            self._net.add(before, *between, behind)
         self._net.initialize(ctx=devices.contexts)
         benchmarking.set_mode(self._net, mode)
         self._xs, self._dys = devices.split(x), devices.split(dy)
@@ -117,9 +132,10 @@ def verified_steps(devices, modes, x, dy):
     x, dy = mx.nd.array(x), mx.nd.array(dy)
     steps = {}
     for mode in modes:
-        nothing = Candidate(None, "inside", mode, devices, x, dy)
-        steps[None, "inside", mode] = nothing.step
-        for layer, place in itertools.product(LAYERS, ("inside", "alone")):
+        for place in SURROUNDINGS:
+            nothing = Candidate(None, place, mode, devices, x, dy)
+            steps[None, place, mode] = nothing.step
+        for layer, place in itertools.product(LAYERS, (*SURROUNDINGS, "alone")):
             candidate = Candidate(layer, place, mode, devices, x, dy)
             error = candidate.error(*reference)
             # On several contexts BatchNorm normalizes each shard by itself.
@@ -145,7 +161,7 @@ def measure(shape, counts, modes, repetitions):
         for (layer, place, mode), seconds in times.items():
             if layer is None:
                 continue
-            if place == "inside":
+            if place != "alone":
                 seconds = np.subtract(seconds, times[None, place, mode])
             row = {"layer": layer, "place": place, "mode": mode, "contexts": count}
             row.update(benchmarking.statistics(seconds), shape=list(shape))
@@ -167,7 +183,7 @@ def print_table(rows, bandwidth):
         f"read {bandwidth['read_gb_s']:.1f} GB/s; 8 passes at the copy bandwidth: "
         f"{passes / bandwidth['copy_gb_s'] / 1e6:.1f} ms"
     )
-    line = "{:>8}  {:<8}{:<14}{:<14}{:>10}{:>14}"
+    line = "{:>8}  {:<14}{:<14}{:<14}{:>10}{:>14}"
     print(line.format("contexts", "place", "mode", "layer", "median ms", "to ours"))
     for row in rows:
         mode = "static_shape" if row["mode"] == "eager" else row["mode"]

@@ -1,8 +1,10 @@
 """Times training steps of whole segmentation nets on two CPU contexts.
 
 FCN and DeepLabV3 of GluonCV on a dilated ResNet-50, without auxiliary head and without
-dropout: forward, loss, backward and Trainer.step, with each kind of normalization. What
-differs between them in a step is the layer, so all are driven by Devices.map.
+dropout: forward, loss, backward and Trainer.step, with each kind of normalization, and
+with this package's layers that have the net's ReLUs built in where nothing is added in
+between ("fused"). What differs between them in a step is the layer, so all are driven
+by Devices.map.
 
 The first forward and backward of each net are compared with those of the same net with
 nn.BatchNorm on one context, and it is timed only if it is right: `verify` says how near
@@ -45,6 +47,7 @@ CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 COUNT = {"num_devices": len(CONTEXTS)}
 LAYERS = {
     "gluon_syncbn": (gluon_syncbn.SyncBatchNorm, COUNT),
+    "gluon_syncbn fused": (gluon.nn.BatchNorm, {}),  # converted with fuse=True
     "BatchNorm": (gluon.nn.BatchNorm, {}),  # each context by itself
     "contrib": (gluon.contrib.nn.SyncBatchNorm, COUNT),
 }
@@ -68,6 +71,8 @@ def make_net(name, layer, crop, contexts):
     net.initialize(mx.init.Xavier(magnitude=2), ctx=contexts, force_reinit=True)
     net(mx.nd.zeros((1, 3, crop, crop), ctx=contexts[0]))  # allocates the deferred
     net.apply(_without_dropout)
+    if layer == "gluon_syncbn fused":
+        gluon_syncbn.convert_sync_batchnorm(net, fuse=True, **COUNT)
     return net
 
 
@@ -219,8 +224,10 @@ def describe(rows):
     ours = times["gluon_syncbn"]
     line = f"{rows[0]['net']:<10} {rows[0]['mode']:<13}"
     line += "  ".join(f"{layer} {time:.0f} ms" for layer, time in times.items())
-    line += f"   contrib takes {times['contrib'] / ours:.2f} x ours, "
-    print(line + f"ours {ours / times['BatchNorm']:.2f} x BatchNorm", flush=True)
+    line += f"   contrib takes {times['contrib'] / ours:.2f} x ours, ours "
+    fused = times["gluon_syncbn fused"] / times["BatchNorm"]
+    line += f"{ours / times['BatchNorm']:.2f} x BatchNorm, fused {fused:.2f} x"
+    print(line, flush=True)
 
 
 def main():

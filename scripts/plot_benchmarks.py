@@ -21,6 +21,7 @@ from matplotlib import pyplot  # noqa: E402
 
 COLOURS = {
     "gluon_syncbn": "tab:blue",
+    "gluon_syncbn fused": "tab:red",
     "BatchNorm": "tab:gray",
     "contrib": "tab:orange",
     "PyTorch": "tab:green",

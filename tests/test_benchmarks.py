@@ -48,7 +48,9 @@ def test_layer(tmp_path):
     rows = rows_of("benchmark_layer", tmp_path, *options, "static_shape", "hybridize")
     rows = [row for row in rows if row["layer"] != "PyTorch"]
     keys = "layer", "place", "mode", "contexts"
-    assert len({tuple(row[key] for key in keys) for row in rows}) == 3 * 2 * 2 * 2
+    places = {row["place"] for row in rows}
+    assert places == {"inside", "convolutions", "alone"}
+    assert len({tuple(row[key] for key in keys) for row in rows}) == 3 * 3 * 2 * 2
     assert all(row["repetitions"] == 1 for row in rows)
 
 
@@ -79,7 +81,8 @@ def test_net(tmp_path):
     pytest.importorskip("gluoncv", reason="the nets are GluonCV's")
     options = ["--nets", "FCN", "--crop", 32, "--batch", 1, "--repetitions", 1]
     rows = rows_of("benchmark_net", tmp_path, *options, "--modes", "static_shape")
-    assert {row["layer"] for row in rows} == {"gluon_syncbn", "BatchNorm", "contrib"}
+    ours = "gluon_syncbn", "gluon_syncbn fused"
+    assert {row["layer"] for row in rows} == {*ours, "BatchNorm", "contrib"}
     assert all((row["net"], row["contexts"]) == ("FCN", 2) for row in rows)
 
 

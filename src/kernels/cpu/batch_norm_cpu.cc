@@ -20,6 +20,15 @@ constexpr int64_t kAloneSize = 32768;
 // core has of L2 and the last level.
 constexpr int64_t kCacheSize = 2 << 20;
 
+// Outputs from this size on are not in cache any more when their reader comes.
+constexpr int64_t kStreamSize = 16 << 20;
+
+StoreMode ToMode(Write write, DType dtype, const Layout& layout) {
+  if (write == Write::kAdd) return StoreMode::kAdd;
+  const int64_t bytes = layout.Size() * static_cast<int64_t>(SizeOf(dtype));
+  return bytes < kStreamSize ? StoreMode::kAssign : StoreMode::kStream;
+}
+
 template <typename Pass>
 void ForEachTile(const Pass& pass) {
   const auto task = [&](int64_t index) { pass.OnTile(index); };
@@ -91,7 +100,8 @@ void MomentsAndNormalize(DType dtype, const void* x, const Layout& layout, void*
   if (layout.Size() == 0) return between(0, layout.channels);
   const Partition partition = Cut(layout);
   ReduceAndWrite(MomentsPass{partition, dtype, x, workspace, mean, m2}, between,
-                 NormalizePass{partition, dtype, x, mean, scale, offset, activation, write, y},
+                 NormalizePass{partition, dtype, x, mean, scale, offset, activation,
+                               ToMode(write, dtype, layout), y},
                  static_cast<int64_t>(SizeOf(dtype)));
 }
 
@@ -121,7 +131,8 @@ void SumsAndApply(DType dtype, const void* t, const void* dy, const Layout& layo
   const Partition partition = Cut(layout);
   ReduceAndWrite(
       SumsPass{partition, dtype, t, dy, recovery, mean, workspace, sum_dz, sum_dz_u}, between,
-      ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d, write, dx},
+      ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d,
+                ToMode(write, dtype, layout), dx},
       2 * static_cast<int64_t>(SizeOf(dtype)));
 }
 
@@ -130,7 +141,8 @@ void Normalize(DType dtype, const void* x, const Layout& layout, const double* m
                Write write, void* y) {
   if (layout.Size() == 0) return;
   const Partition partition = Cut(layout);
-  ForEachTile(NormalizePass{partition, dtype, x, mean, scale, offset, activation, write, y});
+  ForEachTile(NormalizePass{partition, dtype, x, mean, scale, offset, activation,
+                            ToMode(write, dtype, layout), y});
 }
 
 void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
@@ -138,7 +150,8 @@ void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& lay
                    const double* b, const double* d, Write write, void* dx) {
   if (layout.Size() == 0) return;
   const Partition partition = Cut(layout);
-  ForEachTile(ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d, write, dx});
+  ForEachTile(ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d,
+                        ToMode(write, dtype, layout), dx});
 }
 
 const char* InstructionSet() { return ChooseIsa().name; }

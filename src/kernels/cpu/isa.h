@@ -24,6 +24,10 @@ struct Tile {
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
+// How results get into an output: kStream is kAssign past the caches, for what they would not hold until
+// it is read.
+enum class StoreMode { kAssign, kStream, kAdd };
+
 // Tensors and per-channel arrays are passed whole; each call reads and writes its tile's part.
 struct Isa {
   const char* name;
@@ -40,15 +44,15 @@ struct Isa {
                         const Recovery& recovery, const double* mean, double* sum_dz,
                         double* sum_dz_u);
 
-  // y = f((x - mean) * scale + offset), plus the old y where `add`
+  // y = f((x - mean) * scale + offset), plus the old y for kAdd
   void (*normalize)(DType dtype, const void* x, const Tile& tile, const double* mean,
                     const double* scale, const double* offset, const Activation& activation,
-                    bool add, void* y);
+                    StoreMode mode, void* y);
 
-  // dx = a * dz + b * u + d, plus the old dx where `add`
+  // dx = a * dz + b * u + d, plus the old dx for kAdd
   void (*backward_apply)(DType dtype, const void* t, const void* dy, const Tile& tile,
                          const Recovery& recovery, const double* mean, const double* a,
-                         const double* b, const double* d, bool add, void* dx);
+                         const double* b, const double* d, StoreMode mode, void* dx);
 };
 
 extern const Isa kGeneric, kAvx2, kAvx512;

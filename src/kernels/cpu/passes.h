@@ -110,12 +110,11 @@ struct NormalizePass {
   const void* x;
   const double *mean, *scale, *offset;
   const Activation& activation;
-  Write write;
+  StoreMode mode;
   void* y;
 
   void OnTile(int64_t index) const {
-    ChooseIsa().normalize(dtype, x, partition.At(index), mean, scale, offset, activation,
-                          write == Write::kAdd, y);
+    ChooseIsa().normalize(dtype, x, partition.At(index), mean, scale, offset, activation, mode, y);
   }
 };
 
@@ -125,12 +124,12 @@ struct ApplyPass {
   const void *t, *dy;
   const Recovery& recovery;
   const double *mean, *a, *b, *d;
-  Write write;
+  StoreMode mode;
   void* dx;
 
   void OnTile(int64_t index) const {
-    ChooseIsa().backward_apply(dtype, t, dy, partition.At(index), recovery, mean, a, b, d,
-                               write == Write::kAdd, dx);
+    ChooseIsa().backward_apply(dtype, t, dy, partition.At(index), recovery, mean, a, b, d, mode,
+                               dx);
   }
 };
 

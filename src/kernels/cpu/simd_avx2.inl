@@ -53,6 +53,10 @@ SYNCBN_INLINE void Store(Bfloat16* p, Floats v) {
                                                  _mm256_extracti128_si256(words, 1)));
 }
 
+SYNCBN_INLINE void Stream(float* p, Floats v) { _mm256_stream_ps(p, (__m256)v); }
+SYNCBN_INLINE void Stream(double* p, Doubles v) { _mm256_stream_pd(p, (__m256d)v); }
+SYNCBN_INLINE void EndStream() { _mm_sfence(); }
+
 }  // namespace
 }  // namespace cpu
 }  // namespace syncbn

@@ -54,6 +54,10 @@ SYNCBN_INLINE void Store(Bfloat16* p, Floats v) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)RoundToBfloat16(v)));
 }
 
+SYNCBN_INLINE void Stream(float* p, Floats v) { _mm512_stream_ps(p, (__m512)v); }
+SYNCBN_INLINE void Stream(double* p, Doubles v) { _mm512_stream_pd(p, (__m512d)v); }
+SYNCBN_INLINE void EndStream() { _mm_sfence(); }
+
 }  // namespace
 }  // namespace cpu
 }  // namespace syncbn

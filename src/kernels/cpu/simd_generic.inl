@@ -74,6 +74,12 @@ SYNCBN_INLINE void Store(Bfloat16* p, Floats v) {
   for (int i = 0; i < kFloats; ++i) p[i] = {uint16_t(rounded[i])};
 }
 
+template <typename T, typename Vector>
+SYNCBN_INLINE void Stream(T* p, Vector v) {
+  Store(p, v);
+}
+SYNCBN_INLINE void EndStream() {}
+
 }  // namespace
 }  // namespace cpu
 }  // namespace syncbn

@@ -37,6 +37,11 @@ SYNCBN_INLINE void Load(const double* p, Doubles* v) { __builtin_memcpy(v, p, si
 SYNCBN_INLINE void Store(float* p, Floats v) { __builtin_memcpy(p, &v, sizeof(v)); }
 SYNCBN_INLINE void Store(double* p, Doubles v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
+// Which types have Stream: a store to an aligned address past the caches, and EndStream, after which
+// other threads see it in its order.
+template <typename T>
+constexpr bool kCanStream = sizeof(T) >= 4;
+
 // The upper half of each float, rounded to nearest even, in the lower half of each word.
 SYNCBN_INLINE Words RoundToBfloat16(Floats v) {
   const Words bits = (Words)v;

@@ -72,32 +72,42 @@ SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Pass&, const PerChannel&
   return k;
 }
 
-template <bool kAdd, typename Pass, typename T, typename Vector>
+template <StoreMode kMode, typename Pass, typename T, typename Vector>
 SYNCBN_INLINE void ApplyVector(const Pass& pass, const T* x, const T* dy,
                                const Coefficients<Vector>& k, const Slopes<Vector>& f, T* out) {
   Vector x_vector, dy_vector = {}, old = {};
   Load(x, &x_vector);
   if (Pass::kBackward) Load(dy, &dy_vector);
-  if (kAdd) Load(out, &old);
+  if (kMode == StoreMode::kAdd) Load(out, &old);
   const Vector value = pass.Of(x_vector, dy_vector, k, f);
-  Store(out, kAdd ? value + old : value);
+  if constexpr (kMode == StoreMode::kStream)
+    Stream(out, value);
+  else
+    Store(out, kMode == StoreMode::kAdd ? value + old : value);
 }
 
 // The first n elements, fewer than a vector.
-template <bool kAdd, typename Pass, typename T, typename Vector>
+template <StoreMode kMode, typename Pass, typename T, typename Vector>
 SYNCBN_INLINE void ApplyPart(const Pass& pass, const T* x, const T* dy, int64_t n,
                              const Coefficients<Vector>& k, const Slopes<Vector>& f, T* out) {
   Vector x_vector, dy_vector = {}, old = {};
   LoadPart(x, n, T{}, &x_vector);
   if (Pass::kBackward) LoadPart(dy, n, T{}, &dy_vector);
-  if (kAdd) LoadPart(out, n, T{}, &old);
+  if (kMode == StoreMode::kAdd) LoadPart(out, n, T{}, &old);
   const Vector value = pass.Of(x_vector, dy_vector, k, f);
   T padded[kFloats];
-  Store(padded, kAdd ? value + old : value);
+  Store(padded, kMode == StoreMode::kAdd ? value + old : value);
   for (int i = 0; i < n; ++i) out[i] = padded[i];
 }
 
-template <bool kAdd, typename Pass, typename T>
+// The elements from p on, fewer than a vector, before the next address that can be streamed to.
+template <typename T>
+SYNCBN_INLINE int64_t UnalignedHead(const T* p) {
+  const int64_t beyond = int64_t(reinterpret_cast<uintptr_t>(p) % kVectorBytes);
+  return beyond == 0 ? 0 : (kVectorBytes - beyond) / int64_t(sizeof(T));
+}
+
+template <StoreMode kMode, typename Pass, typename T>
 void ApplyPlanes(const Pass& pass, const T* x, const T* dy, const Tile& tile,
                  const PerChannel& channels, double slope, T* out) {
   typedef typename Arithmetic<T>::Scalar Scalar;
@@ -114,11 +124,18 @@ void ApplyPlanes(const Pass& pass, const T* x, const T* dy, const Tile& tile,
       const int64_t at = o * tile.row + c * tile.inner;
       int64_t i = at + tile.inner_begin;
       const int64_t end = at + tile.inner_end;
+      if (kMode == StoreMode::kStream) {
+        int64_t head = UnalignedHead(out + i);
+        if (head > end - i) head = end - i;
+        ApplyPart<kMode>(pass, x + i, dy + i, head, k, f, out + i);
+        i += head;
+      }
       for (; i + kLanes <= end; i += kLanes)
-        ApplyVector<kAdd>(pass, x + i, dy + i, k, f, out + i);
-      if (i < end) ApplyPart<kAdd>(pass, x + i, dy + i, end - i, k, f, out + i);
+        ApplyVector<kMode>(pass, x + i, dy + i, k, f, out + i);
+      if (i < end) ApplyPart<kMode>(pass, x + i, dy + i, end - i, k, f, out + i);
     }
   }
+  if constexpr (kMode == StoreMode::kStream) EndStream();
 }
 
 template <typename Scalar, bool kReadsX>
@@ -132,7 +149,7 @@ struct ColumnCoefficients {
   alignas(64) Scalar offset[kReadsX ? kSize : 1];
 };
 
-template <bool kAdd, typename Pass, typename T, typename Scalar>
+template <StoreMode kMode, typename Pass, typename T, typename Scalar>
 void ApplyRow(const Pass& pass, const T* x, const T* dy, int64_t width,
               const ColumnCoefficients<Scalar, Pass::kReadsX>& columns,
               const Slopes<typename Arithmetic<T>::Vector>& f, T* out) {
@@ -147,13 +164,13 @@ void ApplyRow(const Pass& pass, const T* x, const T* dy, int64_t width,
     Load(columns.b + j, &k.b);
     Load(columns.d + j, &k.d);
     if (j + kLanes <= width)
-      ApplyVector<kAdd>(pass, x + j, dy + j, k, f, out + j);
+      ApplyVector<kMode>(pass, x + j, dy + j, k, f, out + j);
     else
-      ApplyPart<kAdd>(pass, x + j, dy + j, width - j, k, f, out + j);
+      ApplyPart<kMode>(pass, x + j, dy + j, width - j, k, f, out + j);
   }
 }
 
-template <bool kAdd, typename Pass, typename T>
+template <StoreMode kMode, typename Pass, typename T>
 void ApplyColumns(const Pass& pass, const T* x, const T* dy, const Tile& tile,
                   const PerChannel& channels, double slope, T* out) {
   typedef typename Arithmetic<T>::Scalar Scalar;
@@ -173,56 +190,56 @@ void ApplyColumns(const Pass& pass, const T* x, const T* dy, const Tile& tile,
   for (int64_t row = 0; row <= rows.count; ++row) {
     const int64_t at = rows.offset + row * rows.stride;
     const int64_t width = row < rows.count ? rows.width : rows.rest;
-    ApplyRow<kAdd>(pass, x + at, dy + at, width, columns, f, out + at);
+    ApplyRow<kMode>(pass, x + at, dy + at, width, columns, f, out + at);
   }
-}
-
-template <bool kAdd, typename Pass, typename T>
-void ApplyMode(const Pass& pass, const T* x, const T* dy, const Tile& tile,
-               const PerChannel& channels, double slope, T* out) {
-  if (HasShortPlanes(tile))
-    ApplyColumns<kAdd>(pass, x, dy, tile, channels, slope, out);
-  else
-    ApplyPlanes<kAdd>(pass, x, dy, tile, channels, slope, out);
 }
 
 template <typename T, typename Pass>
 void ApplyTo(const Pass& pass, const void* x_data, const void* dy_data, const Tile& tile,
-             const PerChannel& channels, double slope, bool add, void* out_data) {
+             const PerChannel& channels, double slope, StoreMode mode, void* out_data) {
   const T* x = static_cast<const T*>(x_data);
   const T* dy = static_cast<const T*>(dy_data);
   T* out = static_cast<T*>(out_data);
-  return add ? ApplyMode<true>(pass, x, dy, tile, channels, slope, out)
-             : ApplyMode<false>(pass, x, dy, tile, channels, slope, out);
+  const bool add = mode == StoreMode::kAdd;
+  if (HasShortPlanes(tile)) {
+    const auto run = add ? ApplyColumns<StoreMode::kAdd, Pass, T>
+                         : ApplyColumns<StoreMode::kAssign, Pass, T>;
+    return run(pass, x, dy, tile, channels, slope, out);
+  }
+  auto run = add ? ApplyPlanes<StoreMode::kAdd, Pass, T> : ApplyPlanes<StoreMode::kAssign, Pass, T>;
+  if constexpr (kCanStream<T>) {
+    if (mode == StoreMode::kStream) run = ApplyPlanes<StoreMode::kStream, Pass, T>;
+  }
+  run(pass, x, dy, tile, channels, slope, out);
 }
 
 template <typename Pass>
 void ApplyToTile(const Pass& pass, DType dtype, const void* x, const void* dy, const Tile& tile,
-                 const PerChannel& channels, double slope, bool add, void* out) {
+                 const PerChannel& channels, double slope, StoreMode mode, void* out) {
   switch (dtype) {
-    case DType::kFloat32: return ApplyTo<float>(pass, x, dy, tile, channels, slope, add, out);
-    case DType::kFloat64: return ApplyTo<double>(pass, x, dy, tile, channels, slope, add, out);
-    case DType::kFloat16: return ApplyTo<Half>(pass, x, dy, tile, channels, slope, add, out);
-    case DType::kBfloat16: return ApplyTo<Bfloat16>(pass, x, dy, tile, channels, slope, add, out);
+    case DType::kFloat32: return ApplyTo<float>(pass, x, dy, tile, channels, slope, mode, out);
+    case DType::kFloat64: return ApplyTo<double>(pass, x, dy, tile, channels, slope, mode, out);
+    case DType::kFloat16: return ApplyTo<Half>(pass, x, dy, tile, channels, slope, mode, out);
+    case DType::kBfloat16: return ApplyTo<Bfloat16>(pass, x, dy, tile, channels, slope, mode, out);
   }
 }
 
 void NormalizeTile(DType dtype, const void* x, const Tile& tile, const double* mean,
                    const double* scale, const double* offset, const Activation& activation,
-                   bool add, void* y) {
+                   StoreMode mode, void* y) {
   const PerChannel channels = {mean, nullptr, scale, offset, nullptr, nullptr};
   WithKind(activation, false, [&](auto kind) {
-    ApplyToTile(ForwardPass<kind.value>(), dtype, x, x, tile, channels, activation.slope, add, y);
+    ApplyToTile(ForwardPass<kind.value>(), dtype, x, x, tile, channels, activation.slope, mode, y);
   });
 }
 
 void BackwardApplyTile(DType dtype, const void* t, const void* dy, const Tile& tile,
                        const Recovery& recovery, const double* mean, const double* a,
-                       const double* b, const double* d, bool add, void* dx) {
+                       const double* b, const double* d, StoreMode mode, void* dx) {
   const Activation& activation = recovery.activation;
   const PerChannel channels = {mean, a, b, d, recovery.scale, recovery.offset};
   WithKind(activation, recovery.from_output, [&](auto kind) {
-    ApplyToTile(BackwardPass<kind.value>(), dtype, t, dy, tile, channels, activation.slope, add,
+    ApplyToTile(BackwardPass<kind.value>(), dtype, t, dy, tile, channels, activation.slope, mode,
                 dx);
   });
 }

@@ -1,0 +1,87 @@
+// A tensor so large that its output goes past the caches, against its parts, whose outputs do not: the
+// same bits, at every alignment, and nothing written beside them.
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/error.h"
+#include "kernels/cpu/batch_norm_cpu.h"
+#include "tensor.h"
+
+namespace cpu = syncbn::cpu;
+using cpu::Write;
+using syncbn::Activation;
+using syncbn::DType;
+using syncbn::Function;
+using syncbn::Layout;
+using syncbn::Recovery;
+using test::Tensor;
+
+namespace {
+
+const std::vector<double> kMean = {0.5, -1, 3}, kScale = {2, 0.25, -1}, kOffset = {1, -0.5, 0.125};
+const Activation kActivation{Function::kLeakyRelu, 0.01};
+
+Tensor Random(DType dtype, int64_t size, int misalign, int seed) {
+  std::mt19937 generator(static_cast<unsigned>(seed));
+  std::uniform_real_distribution<double> uniform(-3, 3);
+  Tensor tensor(dtype, size, misalign);
+  for (int64_t i = 0; i < size; ++i) tensor.Set(i, uniform(generator));
+  return tensor;
+}
+
+void CheckEqual(const Tensor& a, const Tensor& b, const std::string& label) {
+  CHECK(a.Guarded(), label);
+  int64_t different = 0;
+  for (int64_t i = 0; i < a.size(); ++i) different += !(a.Get(i) == b.Get(i));
+  CHECK_EQ(different, 0, label);
+}
+
+// run(layout, offset in bytes) for each outer index.
+template <typename Run>
+void InParts(const Layout& layout, size_t width, const Run& run) {
+  const Layout part{1, layout.channels, layout.inner};
+  for (int64_t o = 0; o < layout.outer; ++o)
+    run(part, static_cast<size_t>(o * part.Size()) * width);
+}
+
+char* At(Tensor& tensor, size_t offset) { return static_cast<char*>(tensor.data()) + offset; }
+
+void TestLayout(DType dtype, const Layout& layout, int misalign) {
+  const std::string label =
+      syncbn::Concat(syncbn::Name(dtype), " misaligned by ", misalign, " elements");
+  Tensor x = Random(dtype, layout.Size(), misalign, 1), dy = Random(dtype, layout.Size(), 0, 2);
+  Tensor whole(dtype, layout.Size(), misalign), parts = whole;
+
+  const auto normalize = [&](Tensor& y, const Layout& part, size_t offset) {
+    cpu::Normalize(dtype, At(x, offset), part, kMean.data(), kScale.data(), kOffset.data(),
+                   kActivation, Write::kAssign, At(y, offset));
+  };
+  normalize(whole, layout, 0);
+  InParts(layout, syncbn::SizeOf(dtype),
+          [&](const Layout& part, size_t offset) { normalize(parts, part, offset); });
+  CheckEqual(whole, parts, label + " forward");
+
+  const Recovery recovery{kActivation, false, kScale.data(), kOffset.data()};
+  const auto apply = [&](Tensor& dx, const Layout& part, size_t offset) {
+    cpu::BackwardApply(dtype, At(x, offset), At(dy, offset), part, recovery, kMean.data(),
+                       kScale.data(), kOffset.data(), kMean.data(), Write::kAssign,
+                       At(dx, offset));
+  };
+  apply(whole, layout, 0);
+  InParts(layout, syncbn::SizeOf(dtype),
+          [&](const Layout& part, size_t offset) { apply(parts, part, offset); });
+  CheckEqual(whole, parts, label + " backward");
+}
+
+}  // namespace
+
+int main() {
+  // 19 MB; planes of odd lengths begin at every alignment.
+  for (int misalign : {0, 1, 3}) TestLayout(DType::kFloat32, {4, 3, 400001}, misalign);
+  TestLayout(DType::kFloat32, {5000, 3, 331}, 0);
+  TestLayout(DType::kFloat64, {4, 3, 200003}, 1);
+  TestLayout(DType::kFloat16, {4, 3, 800001}, 0);
+  return check::Result();
+}
