@@ -26,16 +26,12 @@ import os
 import sys
 from pathlib import Path
 
-# Before MXNet is imported: an explicit, equal number of threads for everyone.
-THREADS = len(os.sched_getaffinity(0))
-os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+import benchmarking
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
 
-import benchmarking  # noqa: E402
-import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
-from mxnet import autograd, gluon  # noqa: E402
-
-import gluon_syncbn  # noqa: E402
+import gluon_syncbn
 
 MODES = list(benchmarking.MODES)
 LAYERS = {
@@ -115,7 +111,7 @@ def torch_step(x, dy):
         import torch
     except ImportError:
         return None
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     layer = torch.nn.BatchNorm2d(x.shape[1])
     inputs, gradient = torch.from_numpy(x).requires_grad_(), torch.from_numpy(dy)
 
@@ -205,6 +201,8 @@ def main():
     )
     benchmarking.add_memory_option(parser)
     options = parser.parse_args()
+    if "OMP_NUM_THREADS" not in os.environ:
+        return benchmarking.in_processes(options.contexts, options.output)
     freed_memory = benchmarking.keep_memory(options)
     faulthandler.dump_traceback_later(1500, exit=True)
     shape = tuple(int(size) for size in options.shape.split(","))

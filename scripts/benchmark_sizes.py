@@ -24,9 +24,6 @@ import sys
 import time
 from pathlib import Path
 
-# Before MXNet is imported: an explicit, equal number of threads for everyone.
-THREADS = len(os.sched_getaffinity(0))
-os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
 
@@ -159,7 +156,7 @@ class TorchLayer:
     """PyTorch's BatchNorm2d on a batch."""
 
     def __init__(self, batch):
-        torch.set_num_threads(THREADS)
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         self._layer = torch.nn.BatchNorm2d(batch.shape[1])
         self._last = batch.case.channels == "last"
         x, self._dy = (self._place(array) for array in (batch.x, batch.dy))
@@ -282,19 +279,25 @@ def main():
     parser.add_argument(
         "--seconds", type=float, default=6, help="of timing for a line of the table"
     )
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1, 2, 4])
     results = Path(__file__).with_name("results")
     parser.add_argument("--output", type=Path, default=results / "benchmark_sizes.json")
+    benchmarking.add_memory_option(parser)
     options = parser.parse_args()
+    if "OMP_NUM_THREADS" not in os.environ:
+        return benchmarking.in_processes(options.contexts, options.output)
+    freed_memory = benchmarking.keep_memory(options)
     rows = []
     print("medians, and share of the copy bandwidth")
     for case in table():
-        if case.size in options.sizes:
+        if case.size in options.sizes and case.contexts in options.contexts:
             # The contrib layer would hang without a word.
             faulthandler.dump_traceback_later(300, exit=True)
             found = measure(case, options.seconds)
             describe(case, found)
             rows += found
-    document = {"machine": benchmarking.machine(), "rows": rows}
+    document = {"machine": benchmarking.machine(), "freed_memory": freed_memory}
+    document["rows"] = rows
     benchmarking.write(options.output, document)
 
 

@@ -6,6 +6,9 @@ Called by scripts/benchmark_*.py. It must not know what is measured.
 import json
 import os
 import platform
+import subprocess
+import sys
+import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +25,31 @@ MODES = {
     "static_alloc": {"static_alloc": True},
     "static_shape": {"static_alloc": True, "static_shape": True},
 }
+
+
+def in_processes(counts, output):
+    """Runs the calling script once for each number of contexts; joins what they write.
+
+    Contexts share the cores, so each run has cores / contexts OpenMP threads, as users
+    are told to set it. The script measures where OMP_NUM_THREADS is set.
+    """
+    documents = []
+    with tempfile.TemporaryDirectory() as folder:
+        for count in counts:
+            threads = max(1, len(os.sched_getaffinity(0)) // count)
+            part = Path(folder) / f"{count}.json"
+            options = "--contexts", str(count), "--output", str(part)
+            result = subprocess.run(
+                [sys.executable, *sys.argv, *options],
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            )
+            if result.returncode != 0:
+                sys.exit(result.returncode)
+            documents.append(json.loads(part.read_text()))
+    document = documents[0]
+    document["machine"]["environment"]["OMP_NUM_THREADS"] = "cores / contexts"
+    document["rows"] = [row for part in documents for row in part["rows"]]
+    write(output, document)
 
 
 def set_mode(net, mode):

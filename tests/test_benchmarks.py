@@ -38,7 +38,8 @@ def rows_of(script, folder, *options):
 def refusal(script, change, *options):
     """What a benchmark says that has been given something wrong to measure."""
     code = CHANGED.format(folder=str(SCRIPTS), script=script, change=change)
-    result = run_python(code, *options, "--output", "/dev/null", timeout=120)
+    options = *options, "--output", "/dev/null"
+    result = run_python(code, *options, timeout=120, OMP_NUM_THREADS="2")  # no children
     assert result.returncode == 1, result.stderr
     return result.stderr.splitlines()[-1]
 

@@ -20,8 +20,9 @@ constexpr int64_t kAloneSize = 32768;
 // core has of L2 and the last level.
 constexpr int64_t kCacheSize = 2 << 20;
 
-// Outputs from this size on are not in cache any more when their reader comes.
-constexpr int64_t kStreamSize = 16 << 20;
+// Outputs from this size on are hardly in cache any more when their reader comes, and storing past the
+// cache saves fetching them first.
+constexpr int64_t kStreamSize = 8 << 20;
 
 StoreMode ToMode(Write write, DType dtype, const Layout& layout) {
   if (write == Write::kAdd) return StoreMode::kAdd;
