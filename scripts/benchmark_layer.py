@@ -10,7 +10,7 @@ called by itself.
 Each candidate is compared with a float64 batch normalization of the whole batch first,
 and timed only if it is right. Then all candidates take turns, so that noise of the
 machine hits all of them; medians are printed and written as JSON, with the memory
-bandwidth that the same run measured beside them. PyTorch's BatchNorm2d takes part where
+bandwidth that the run on one context measured. PyTorch's BatchNorm2d takes part where
 PyTorch is installed.
 
     python scripts/benchmark_layer.py                     # the table of the README

@@ -31,7 +31,8 @@ def in_processes(counts, output):
     """Runs the calling script once for each number of contexts; joins what they write.
 
     Contexts share the cores, so each run has cores / contexts OpenMP threads, as users
-    are told to set it. The script measures where OMP_NUM_THREADS is set.
+    are told to set it. The script measures where OMP_NUM_THREADS is set. What is not in
+    rows is that of the first number.
     """
     documents = []
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +48,8 @@ def in_processes(counts, output):
                 sys.exit(result.returncode)
             documents.append(json.loads(part.read_text()))
     document = documents[0]
-    document["machine"]["environment"]["OMP_NUM_THREADS"] = "cores / contexts"
+    machine = document["machine"]
+    machine["environment"]["OMP_NUM_THREADS"] = "cores / contexts, at least 1"
     document["rows"] = [row for part in documents for row in part["rows"]]
     write(output, document)
 

@@ -16,12 +16,15 @@ WRITE, ADD = 1, 2
 EPS, MOMENTUM = 1e-5, 0.9
 
 
-def parameters(channels, kind, seed=7):
-    """gamma and beta, the same on every device; the first gammas are awkward ones."""
+AWKWARD = -0.5, 0, 1e-6, -1e-42  # gammas, of which all but one cannot be divided by
+
+
+def parameters(channels, kind, gammas=AWKWARD, seed=7):
+    """gamma and beta, the same on every device; the first gammas are given."""
     gamma, beta = np.random.default_rng(seed).normal(1, 0.3, (2, channels))
-    awkward = np.array([-0.5, 0, 1e-6, -1e-42])
-    count = min(len(awkward), max(channels - 1, 0))
-    gamma[:count] = awkward[:count]
+    gamma = np.maximum(gamma, 0.3)
+    count = min(len(gammas), max(channels - 1, 0))
+    gamma[:count] = gammas[:count]
     return gamma.astype(kind), beta.astype(kind)
 
 
@@ -33,13 +36,13 @@ def steps_of(request):
 class Device(threading.Thread):
     """One device's shard: training steps in a thread of its own."""
 
-    def __init__(self, driver, layer, dtype, axis, x, dy, request):
+    def __init__(self, driver, layer, dtype, axis, x, dy, request, gammas):
         super().__init__(daemon=True)
         self._layer, self._step, self._request = layer, (dtype, x.shape), request
         channels = (x.shape[axis],)
         storage = storage_of(dtype)
         kind = np.float64 if dtype == "float64" else np.float32
-        self.gamma, self.beta = parameters(*channels, kind)
+        self.gamma, self.beta = parameters(*channels, kind, gammas)
         old = to_storage(np.full(x.shape, 0.5), dtype) if request == ADD else None
         ones = np.ones(channels)
         gradients = ones if request == ADD else None
@@ -94,6 +97,7 @@ def check_devices(
     center=0.5,
     expected=oracle,
     activation=NONE,
+    gammas=AWKWARD,
 ):
     """Runs `len(rows)` devices with that many rows each; compares all they write."""
     assert sum(rows) == shape[0]
@@ -101,7 +105,7 @@ def check_devices(
     x = to_storage(rng.normal(center, 2, shape), dtype)
     function, slope, from_output = activation
     kind = np.float64 if dtype == "float64" else np.float32
-    gamma, beta = (v.astype(float) for v in parameters(shape[axis], kind))
+    gamma, beta = (v.astype(float) for v in parameters(shape[axis], kind, gammas))
     x64 = to_float64(x, dtype)
     z = reference.forward(x64, gamma, beta, axis, EPS)[0]
     dy = rng.normal(size=shape)
@@ -118,7 +122,7 @@ def check_devices(
     for k, shard in enumerate(shards):
         place = f"gpu({k})", computes_on, len(rows)
         layer = Layer(group, *place, axis, EPS, MOMENTUM, activation=activation)
-        devices.append(Device(driver, layer, dtype, axis, *shard, request))
+        devices.append(Device(driver, layer, dtype, axis, *shard, request, gammas))
     for device in devices:
         device.start()
     for device in devices:

@@ -27,7 +27,8 @@ benchmark.main()
 def rows_of(script, folder, *options):
     """The rows that a benchmark writes; they can be drawn."""
     output = folder / f"{script}.json"
-    run_tool(sys.executable, SCRIPTS / f"{script}.py", *options, "--output", output)
+    command = [sys.executable, SCRIPTS / f"{script}.py", *options, "--output", output]
+    run_tool("env", "--unset=OMP_NUM_THREADS", *command)  # as a user calls it
     document = json.loads(output.read_text())
     assert {"processor", "cores", "mxnet", "gluon_syncbn"} <= set(document["machine"])
     run_tool(sys.executable, SCRIPTS / "plot_benchmarks.py", "--results", folder)
@@ -39,7 +40,7 @@ def refusal(script, change, *options):
     """What a benchmark says that has been given something wrong to measure."""
     code = CHANGED.format(folder=str(SCRIPTS), script=script, change=change)
     options = *options, "--output", "/dev/null"
-    result = run_python(code, *options, timeout=120, OMP_NUM_THREADS="2")  # no children
+    result = run_python(code, *options, timeout=120, OMP_NUM_THREADS="2")  # in one process
     assert result.returncode == 1, result.stderr
     return result.stderr.splitlines()[-1]
 

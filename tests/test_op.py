@@ -7,7 +7,7 @@ import layer_checks
 import native
 import pytest
 from layer_checks import ADD, WRITE
-from native import ACTIVATIONS, CpuDriver
+from native import ACTIVATIONS, NONE, CpuDriver
 from storage import DTYPES
 
 
@@ -28,6 +28,15 @@ def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind):
 def test_activations_of_the_whole_batch(dtype, shape, axis, request_kind, activation):
     place = CpuDriver(), "cpu(0)", dtype, shape, [4, 2], axis, request_kind
     layer_checks.check_devices(*place, activation=activation)
+
+
+@pytest.mark.parametrize("activation", [NONE, *ACTIVATIONS], ids=str)
+@pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_device_by_blocks_of_channels(dtype, request_kind, activation):
+    """Large enough for both passes to go over a block at a time; no x is kept."""
+    place = CpuDriver(), "cpu(0)", dtype, (4, 32, 40, 40), [4], 1, request_kind
+    layer_checks.check_devices(*place, activation=activation, gammas=[-0.5])
 
 
 def test_a_gpu_that_is_not_there():

@@ -24,7 +24,7 @@ std::vector<char> MakeWorkspace(const Layout& layout) {
 }
 
 // Works on the caller's memory directly, so there is nothing to begin nor to finish.
-class CpuBackend : public Backend {
+class CpuBackend : public Backend, public CachedPasses {
  public:
   void Begin(const Layout&, std::initializer_list<const Tensor*>) override {}
   void Finish() override {}
@@ -64,6 +64,7 @@ class CpuBackend : public Backend {
                        ToWrite(request), dx.data);
   }
 
+  CachedPasses* cached_passes() override { return this; }
   void MomentsAndNormalize(const Tensor& x, const Layout& layout, double* mean, double* m2,
                            const Between& between, const double* scale, const double* offset,
                            const Activation& activation, Request request,
@@ -108,24 +109,6 @@ class CpuBackend : public Backend {
 };
 
 }  // namespace
-
-void Backend::MomentsAndNormalize(const Tensor& x, const Layout& layout, double* mean, double* m2,
-                                  const Between& between, const double* scale,
-                                  const double* offset, const Activation& activation,
-                                  Request request, const Tensor& y) {
-  LocalMoments(x, layout, mean, m2);
-  between(0, layout.channels);
-  Normalize(x, layout, mean, scale, offset, activation, request, y);
-}
-
-void Backend::SumsAndApply(const Tensor& t, const Tensor& dy, const Layout& layout,
-                           const Recovery& recovery, const double* mean, double* sum_dz,
-                           double* sum_dz_u, const Between& between, const double* a,
-                           const double* b, const double* d, Request request, const Tensor& dx) {
-  BackwardSums(t, dy, layout, recovery, mean, sum_dz, sum_dz_u);
-  between(0, layout.channels);
-  BackwardApply(t, dy, layout, recovery, mean, a, b, d, request, dx);
-}
 
 std::unique_ptr<Backend> MakeBackend(const Device& device) {
   if (device.type != "gpu") return std::make_unique<CpuBackend>();

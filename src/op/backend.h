@@ -18,6 +18,25 @@
 
 namespace syncbn {
 
+// Two passes as one, where channels wait for no other device and a cache serves the second:
+// LocalMoments, `between`, Normalize; BackwardSums, `between`, BackwardApply. `between` is called for
+// ranges of channels that together are all, perhaps from several threads at once; it must not throw.
+class CachedPasses {
+ public:
+  virtual ~CachedPasses() = default;
+
+  using Between = std::function<void(int64_t begin, int64_t end)>;
+  virtual void MomentsAndNormalize(const Tensor& x, const Layout& layout, double* mean, double* m2,
+                                   const Between& between, const double* scale,
+                                   const double* offset, const Activation& activation,
+                                   Request request, const Tensor& y) = 0;
+  virtual void SumsAndApply(const Tensor& t, const Tensor& dy, const Layout& layout,
+                            const Recovery& recovery, const double* mean, double* sum_dz,
+                            double* sum_dz_u, const Between& between, const double* a,
+                            const double* b, const double* d, Request request,
+                            const Tensor& dx) = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -49,18 +68,8 @@ class Backend {
                              const double* b, const double* d, Request request,
                              const Tensor& dx) = 0;
 
-  // LocalMoments, `between`, Normalize; BackwardSums, `between`, BackwardApply. Where channels do not
-  // wait for other devices a cache may serve the second pass: `between` is called for ranges of
-  // channels that together are all, perhaps from several threads at once. It must not throw.
-  using Between = std::function<void(int64_t begin, int64_t end)>;
-  virtual void MomentsAndNormalize(const Tensor& x, const Layout& layout, double* mean, double* m2,
-                                   const Between& between, const double* scale,
-                                   const double* offset, const Activation& activation,
-                                   Request request, const Tensor& y);
-  virtual void SumsAndApply(const Tensor& t, const Tensor& dy, const Layout& layout,
-                            const Recovery& recovery, const double* mean, double* sum_dz,
-                            double* sum_dz_u, const Between& between, const double* a,
-                            const double* b, const double* d, Request request, const Tensor& dx);
+  // Null where the passes gain nothing by being one.
+  virtual CachedPasses* cached_passes() { return nullptr; }
 
   // Memory on the device for some channels of a tensor. It lasts from call to call, until a larger
   // piece is asked for in its place, all is freed, or the backend ends.

@@ -67,49 +67,59 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, bool training, const Te
                                    const Tensor& y, const Tensor& running_mean,
                                    const Tensor& running_var) {
   const size_t channels = static_cast<size_t>(layout.channels);
-  const std::vector<double> gammas = GammaOf(gamma);
-  offset_ = backend_->Read(beta);
-  inv_std_.resize(channels);
-  scale_.resize(channels);
-  std::vector<double> var(channels);
+  batch_statistics_ = training && !options_.use_global_stats;
+  std::vector<double> gammas, var(channels);
+  // On a GPU reading waits, so it comes behind the pass over x, which waits anyway.
+  const auto read_parameters = [&] {
+    gammas = GammaOf(gamma);
+    offset_ = backend_->Read(beta);
+    inv_std_.resize(channels);
+    scale_.resize(channels);
+  };
   const auto set_scale = [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) {
       inv_std_[c] = 1.0 / std::sqrt(var[c] + options_.epsilon);
       scale_[c] = gammas[c] * inv_std_[c];
     }
   };
-  const auto normalize = [&] {
-    if (y_request == Request::kNull) return;
-    backend_->Normalize(x, layout, mean_.data(), scale_.data(), offset_.data(),
-                        options_.activation, y_request, y);
+  double* const m2 = var.data();  // in whose place var comes
+  const auto divide = [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0.0;
   };
-
-  batch_statistics_ = training && !options_.use_global_stats;
-  if (!batch_statistics_) {
-    mean_ = backend_->Read(running_mean);
-    var = backend_->Read(running_var);
-    set_scale(0, layout.channels);
-    normalize();
-  } else {
+  if (batch_statistics_) {
     ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
     backward_calls_ = 0;
     count_ = static_cast<double>(layout.PerChannel());
     mean_.resize(channels);
-    double* const m2 = var.data();
-    const auto divide = [&](int64_t begin, int64_t end) {
-      for (int64_t c = begin; c < end; ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0.0;
+  }
+
+  CachedPasses* const cached = CachedPassesAlone();
+  if (batch_statistics_ && cached != nullptr && y_request != Request::kNull) {
+    read_parameters();
+    const auto between = [&](int64_t begin, int64_t end) {
+      divide(begin, end);
       set_scale(begin, end);
     };
-    if (MeetsOthers() || y_request == Request::kNull) {
-      backend_->LocalMoments(x, layout, mean_.data(), m2);
-      if (MeetsOthers()) ExchangeMoments(x, layout, m2);
-      divide(0, layout.channels);
-      normalize();
-    } else {
-      backend_->MomentsAndNormalize(x, layout, mean_.data(), m2, divide, scale_.data(),
-                                    offset_.data(), options_.activation, y_request, y);
-    }
+    cached->MomentsAndNormalize(x, layout, mean_.data(), m2, between, scale_.data(),
+                                offset_.data(), options_.activation, y_request, y);
+    CheckAlone("forward");
     UpdateRunning(var, running_mean, running_var);
+  } else {
+    if (batch_statistics_) {
+      backend_->LocalMoments(x, layout, mean_.data(), m2);
+      MeetsOthers() ? ExchangeMoments(x, layout, m2) : CheckAlone("forward");
+      divide(0, layout.channels);
+      UpdateRunning(var, running_mean, running_var);
+    } else {
+      mean_ = backend_->Read(running_mean);
+      var = backend_->Read(running_var);
+    }
+    read_parameters();
+    set_scale(0, layout.channels);
+    if (y_request != Request::kNull) {
+      backend_->Normalize(x, layout, mean_.data(), scale_.data(), offset_.data(),
+                          options_.activation, y_request, y);
+    }
   }
   if (options_.from_output) {  // y never is in place of x: the operator does not declare it
     kept_.Keep(x, layout, Unrecoverable(layout, gammas, y_request, y));
@@ -172,15 +182,16 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   };
 
   const bool wants_dx = out.dx_request != Request::kNull;
-  if (!MeetsOthers() && kept_.empty() && wants_dx) {
-    CheckAlone();
+  CachedPasses* const cached = CachedPassesAlone();
+  if (cached != nullptr && kept_.empty() && wants_dx) {
+    CheckAlone("backward");
     const auto between = [&](int64_t begin, int64_t end) {
       in_units_of_x(begin, end);
       set_terms(sums, begin, end);
       in_units_of_u(begin, end);
     };
-    backend_->SumsAndApply(t, dy, layout, recovery, center, sum_dz, sum_dz_xmu, between, a.data(),
-                           b.data(), d.data(), out.dx_request, out.dx);
+    cached->SumsAndApply(t, dy, layout, recovery, center, sum_dz, sum_dz_xmu, between, a.data(),
+                         b.data(), d.data(), out.dx_request, out.dx);
     return WriteParameterGradients(sums, out);
   }
 
@@ -192,7 +203,7 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
     // A device that needs no gradient of x takes part all the same: the others need its sums.
     sums = *Exchange("backward", t, layout, std::move(sums), Sum, "sum_float64");
   } else {
-    CheckAlone();
+    CheckAlone("backward");
   }
   if (!wants_dx) return;
   set_terms(sums, 0, layout.channels);
@@ -275,9 +286,14 @@ bool SyncBatchNorm::MeetsOthers() const {
   return batch_statistics_ && (options_.num_devices > 1 || Processes() != nullptr);
 }
 
-// Another device may call the layer as well.
-void SyncBatchNorm::CheckAlone() {
-  if (batch_statistics_) group_->Check(ticket_, "backward", device_);
+// Null if this device meets others, or the backend has none.
+CachedPasses* SyncBatchNorm::CachedPassesAlone() const {
+  return MeetsOthers() ? nullptr : backend_->cached_passes();
+}
+
+// Throws Error if another device has called the layer as well, or it has failed.
+void SyncBatchNorm::CheckAlone(const char* operation) {
+  if (batch_statistics_) group_->Check(ticket_, operation, device_);
 }
 
 // The processes to synchronize with; null for none.

@@ -1,4 +1,5 @@
 // The kernels: in which order, and in which threads, the tiles of the passes are done.
+// Who uses it: op and c_api. What a tile of a pass is, passes.h knows.
 #include "kernels/cpu/batch_norm_cpu.h"
 
 #include <algorithm>
@@ -24,10 +25,11 @@ constexpr int64_t kCacheSize = 2 << 20;
 // cache saves fetching them first.
 constexpr int64_t kStreamSize = 8 << 20;
 
-StoreMode ToMode(Write write, DType dtype, const Layout& layout) {
+StoreMode ToMode(Write write, DType dtype, const Layout& layout, const void* out) {
   if (write == Write::kAdd) return StoreMode::kAdd;
-  const int64_t bytes = layout.Size() * static_cast<int64_t>(SizeOf(dtype));
-  return bytes < kStreamSize ? StoreMode::kAssign : StoreMode::kStream;
+  const int64_t size = static_cast<int64_t>(SizeOf(dtype));
+  const bool aligned = reinterpret_cast<uintptr_t>(out) % SizeOf(dtype) == 0;  // foreign memory may not be
+  return aligned && layout.Size() * size >= kStreamSize ? StoreMode::kStream : StoreMode::kAssign;
 }
 
 template <typename Pass>
@@ -44,11 +46,13 @@ void Reduce(const Pass& pass) {
   pass.Finish(0, pass.partition.layout.channels);
 }
 
-// Whether there are enough blocks of channels for all threads, and each stays in cache. `size` is that
-// of an element in all inputs together.
+// Whether a block of channels stays in cache, and no thread idles at the end for longer than that
+// saves. `size` is that of an element in all inputs together.
 bool PaysByBlock(const Partition& partition, int64_t size) {
   const Layout& layout = partition.layout;
-  return layout.Size() > kAloneSize && partition.channel_blocks >= 2 * NumThreads() &&
+  const int64_t blocks = partition.channel_blocks, threads = NumThreads();
+  const int64_t turns = (blocks + threads - 1) / threads;
+  return layout.Size() > kAloneSize && 5 * turns * threads <= 6 * blocks &&
          layout.PerChannel() * partition.channel_step * size <= kCacheSize;
 }
 
@@ -62,7 +66,7 @@ void ReduceAndWrite(const Reduction& reduction, const Between& between, const Wr
     between(0, partition.layout.channels);
     return ForEachTile(writing);
   }
-  ParallelFor(partition.channel_blocks, [&](int64_t block) {
+  const auto task = [&](int64_t block) {
     const int64_t begin = block * partition.channel_step;
     const int64_t end = std::min(begin + partition.channel_step, partition.layout.channels);
     const int64_t partials = partition.Partials();
@@ -70,7 +74,8 @@ void ReduceAndWrite(const Reduction& reduction, const Between& between, const Wr
     reduction.Finish(begin, end);
     between(begin, end);
     for (int64_t k = 0; k < partials; ++k) writing.OnTile(partition.IndexOf(block, k));
-  });
+  };
+  ParallelFor(partition.channel_blocks, std::cref(task));
 }
 
 void Clear(const Layout& layout, double* first, double* second) {
@@ -102,7 +107,7 @@ void MomentsAndNormalize(DType dtype, const void* x, const Layout& layout, void*
   const Partition partition = Cut(layout);
   ReduceAndWrite(MomentsPass{partition, dtype, x, workspace, mean, m2}, between,
                  NormalizePass{partition, dtype, x, mean, scale, offset, activation,
-                               ToMode(write, dtype, layout), y},
+                               ToMode(write, dtype, layout, y), y},
                  static_cast<int64_t>(SizeOf(dtype)));
 }
 
@@ -133,7 +138,7 @@ void SumsAndApply(DType dtype, const void* t, const void* dy, const Layout& layo
   ReduceAndWrite(
       SumsPass{partition, dtype, t, dy, recovery, mean, workspace, sum_dz, sum_dz_u}, between,
       ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d,
-                ToMode(write, dtype, layout), dx},
+                ToMode(write, dtype, layout, dx), dx},
       2 * static_cast<int64_t>(SizeOf(dtype)));
 }
 
@@ -143,7 +148,7 @@ void Normalize(DType dtype, const void* x, const Layout& layout, const double* m
   if (layout.Size() == 0) return;
   const Partition partition = Cut(layout);
   ForEachTile(NormalizePass{partition, dtype, x, mean, scale, offset, activation,
-                            ToMode(write, dtype, layout), y});
+                            ToMode(write, dtype, layout, y), y});
 }
 
 void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
@@ -152,7 +157,7 @@ void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& lay
   if (layout.Size() == 0) return;
   const Partition partition = Cut(layout);
   ForEachTile(ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d,
-                        ToMode(write, dtype, layout), dx});
+                        ToMode(write, dtype, layout, dx), dx});
 }
 
 const char* InstructionSet() { return ChooseIsa().name; }

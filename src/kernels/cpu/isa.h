@@ -1,5 +1,5 @@
 // The kernels of one tile, once for each instruction set, and the choice among them.
-// Who uses it: batch_norm_cpu.cc. Declarations only: an inline function here would be compiled by
+// Who uses it: passes.h. Declarations only: an inline function here would be compiled by
 // files with different instruction sets, and the linker could keep the wrong copy.
 #pragma once
 #include <cstdint>
@@ -24,8 +24,8 @@ struct Tile {
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// How results get into an output: kStream is kAssign past the caches, for what they would not hold until
-// it is read.
+// How results get into an output: kStream is kAssign past the caches, where the instruction set can do
+// that, for what they would not hold until it is read.
 enum class StoreMode { kAssign, kStream, kAdd };
 
 // Tensors and per-channel arrays are passed whole; each call reads and writes its tile's part.

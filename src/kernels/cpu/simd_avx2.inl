@@ -6,6 +6,7 @@ namespace syncbn {
 namespace cpu {
 namespace {
 constexpr int kVectorBytes = 32;
+constexpr bool kHasStream = true;
 }
 }  // namespace cpu
 }  // namespace syncbn

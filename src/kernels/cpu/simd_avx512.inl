@@ -9,6 +9,7 @@ namespace syncbn {
 namespace cpu {
 namespace {
 constexpr int kVectorBytes = 64;
+constexpr bool kHasStream = true;
 }
 }  // namespace cpu
 }  // namespace syncbn

@@ -4,6 +4,7 @@ namespace syncbn {
 namespace cpu {
 namespace {
 constexpr int kVectorBytes = 16;
+constexpr bool kHasStream = false;
 }
 }  // namespace cpu
 }  // namespace syncbn
@@ -74,10 +75,6 @@ SYNCBN_INLINE void Store(Bfloat16* p, Floats v) {
   for (int i = 0; i < kFloats; ++i) p[i] = {uint16_t(rounded[i])};
 }
 
-template <typename T, typename Vector>
-SYNCBN_INLINE void Stream(T* p, Vector v) {
-  Store(p, v);
-}
 SYNCBN_INLINE void EndStream() {}
 
 }  // namespace

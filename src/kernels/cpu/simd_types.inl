@@ -1,5 +1,5 @@
 // Element types and vectors common to all instruction sets.
-// Who includes it: simd_<set>.inl, after setting kVectorBytes. Like all .inl files here it lives in
+// Who includes it: simd_<set>.inl, after setting kVectorBytes and kHasStream. Like all .inl files here it lives in
 // an unnamed namespace and uses no std template, so that no code of one instruction set can be
 // taken by the linker for another.
 #include <cstdint>
@@ -37,10 +37,10 @@ SYNCBN_INLINE void Load(const double* p, Doubles* v) { __builtin_memcpy(v, p, si
 SYNCBN_INLINE void Store(float* p, Floats v) { __builtin_memcpy(p, &v, sizeof(v)); }
 SYNCBN_INLINE void Store(double* p, Doubles v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-// Which types have Stream: a store to an aligned address past the caches, and EndStream, after which
-// other threads see it in its order.
+// Which types have Stream, a store past the caches to an address that is a multiple of kVectorBytes;
+// what follows EndStream follows it for other threads, too.
 template <typename T>
-constexpr bool kCanStream = sizeof(T) >= 4;
+constexpr bool kCanStream = kHasStream && sizeof(T) >= 4;
 
 // The upper half of each float, rounded to nearest even, in the lower half of each word.
 SYNCBN_INLINE Words RoundToBfloat16(Floats v) {

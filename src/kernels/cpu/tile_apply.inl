@@ -124,10 +124,10 @@ void ApplyPlanes(const Pass& pass, const T* x, const T* dy, const Tile& tile,
       const int64_t at = o * tile.row + c * tile.inner;
       int64_t i = at + tile.inner_begin;
       const int64_t end = at + tile.inner_end;
-      if (kMode == StoreMode::kStream) {
+      if constexpr (kMode == StoreMode::kStream) {
         int64_t head = UnalignedHead(out + i);
         if (head > end - i) head = end - i;
-        ApplyPart<kMode>(pass, x + i, dy + i, head, k, f, out + i);
+        if (head > 0) ApplyPart<kMode>(pass, x + i, dy + i, head, k, f, out + i);
         i += head;
       }
       for (; i + kLanes <= end; i += kLanes)
