@@ -44,8 +44,10 @@ def bars(axis, groups, series, value, form="{:.0f}"):
             for place, height in enumerate(heights)
             if height is not None
         ]
-        drawn = axis.bar(*zip(*places), width, label=name, color=COLOURS[name])
-        labels = [form.format(height) for _, height in places]
+        positions = [position for position, _ in places]
+        heights = [height for _, height in places]
+        drawn = axis.bar(positions, heights, width, label=name, color=COLOURS[name])
+        labels = [form.format(height) for height in heights]
         axis.bar_label(drawn, labels, fontsize=7, padding=1)
     axis.set_xticks(range(len(groups)), groups)
     axis.margins(y=0.12)

@@ -4,6 +4,7 @@ Nothing is asserted about times: on a busy machine they mean nothing.
 """
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -40,7 +41,8 @@ def refusal(script, change, *options):
     """What a benchmark says that has been given something wrong to measure."""
     code = CHANGED.format(folder=str(SCRIPTS), script=script, change=change)
     options = *options, "--output", "/dev/null"
-    result = run_python(code, *options, timeout=120, OMP_NUM_THREADS="2")  # in one process
+    # Where the number of threads is given, the script measures in its own process.
+    result = run_python(code, *options, timeout=120, OMP_NUM_THREADS="2")
     assert result.returncode == 1, result.stderr
     return result.stderr.splitlines()[-1]
 
@@ -77,6 +79,15 @@ def test_sizes_refuses_a_wrong_layer():
     )
     words = refusal("benchmark_sizes", change, "--sizes", "tiny", "--seconds", 0.01)
     assert words.startswith("BatchNorm is wrong by ")
+
+
+def test_the_committed_results_can_be_drawn(tmp_path):
+    """Among them PyTorch's, which is not installed for the other tests."""
+    for path in (SCRIPTS / "results").glob("*.json"):
+        shutil.copy(path, tmp_path)
+    run_tool(sys.executable, SCRIPTS / "plot_benchmarks.py", "--results", tmp_path)
+    names = {path.stem for path in tmp_path.glob("*.png")}
+    assert names == {f"benchmark_{what}" for what in ("layer", "memory", "net", "sizes")}
 
 
 def test_net(tmp_path):
