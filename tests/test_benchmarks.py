@@ -86,8 +86,8 @@ def test_the_committed_results_can_be_drawn(tmp_path):
     for path in (SCRIPTS / "results").glob("*.json"):
         shutil.copy(path, tmp_path)
     run_tool(sys.executable, SCRIPTS / "plot_benchmarks.py", "--results", tmp_path)
-    names = {path.stem for path in tmp_path.glob("*.png")}
-    assert names == {f"benchmark_{what}" for what in ("layer", "memory", "net", "sizes")}
+    names = sorted(path.stem for path in tmp_path.glob("*.png"))
+    assert names == [f"benchmark_{what}" for what in ("layer", "memory", "net", "sizes")]
 
 
 def test_net(tmp_path):
