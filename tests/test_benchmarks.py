@@ -87,7 +87,8 @@ def test_the_committed_results_can_be_drawn(tmp_path):
         shutil.copy(path, tmp_path)
     run_tool(sys.executable, SCRIPTS / "plot_benchmarks.py", "--results", tmp_path)
     names = sorted(path.stem for path in tmp_path.glob("*.png"))
-    assert names == [f"benchmark_{what}" for what in ("layer", "memory", "net", "sizes")]
+    drawn = "layer", "memory", "net", "sizes"
+    assert names == [f"benchmark_{what}" for what in drawn]
 
 
 def test_net(tmp_path):

@@ -28,7 +28,8 @@ constexpr int64_t kStreamSize = 8 << 20;
 StoreMode ToMode(Write write, DType dtype, const Layout& layout, const void* out) {
   if (write == Write::kAdd) return StoreMode::kAdd;
   const int64_t size = static_cast<int64_t>(SizeOf(dtype));
-  const bool aligned = reinterpret_cast<uintptr_t>(out) % SizeOf(dtype) == 0;  // foreign memory may not be
+  // Arrays that others lend to MXNet may lie anywhere.
+  const bool aligned = reinterpret_cast<uintptr_t>(out) % SizeOf(dtype) == 0;
   return aligned && layout.Size() * size >= kStreamSize ? StoreMode::kStream : StoreMode::kAssign;
 }
 
