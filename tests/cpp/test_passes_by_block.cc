@@ -4,14 +4,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "core/error.h"
 #include "kernels/cpu/batch_norm_cpu.h"
-#include "tensor.h"
+#include "same_values.h"
 
 namespace cpu = syncbn::cpu;
 using cpu::Write;
@@ -33,21 +31,6 @@ struct Case {
   Write write;
   bool in_place;
 };
-
-Tensor Random(const Case& c, int seed) {
-  std::mt19937 generator(static_cast<unsigned>(seed));
-  std::normal_distribution<double> normal(1, 2);
-  Tensor tensor(c.dtype, c.layout.Size());
-  for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, normal(generator));
-  return tensor;
-}
-
-void CheckEqual(const Tensor& a, const Tensor& b, const std::string& label) {
-  CHECK(a.Guarded(), label);
-  int64_t different = 0;
-  for (int64_t i = 0; i < a.size(); ++i) different += !(a.Get(i) == b.Get(i));
-  CHECK_EQ(different, 0, label);
-}
 
 std::vector<double> Workspace(const Layout& layout) {
   return std::vector<double>(static_cast<size_t>(cpu::WorkspaceBytes(layout)) / sizeof(double));
@@ -80,7 +63,8 @@ void TestForward(const Case& c, const std::string& label) {
   const auto set_scale = [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) scale[k] = 1 / (m2[k] + kEpsilon);
   };
-  Tensor x = Random(c, 1), y = Random(c, 2), x_whole = x, y_whole = y;
+  Tensor x = test::Random(c.dtype, c.layout.Size(), 0, 1), x_whole = x;
+  Tensor y = test::Random(c.dtype, c.layout.Size(), 0, 2), y_whole = y;
   Tensor& out_whole = c.in_place ? x_whole : y_whole;
   cpu::LocalMoments(c.dtype, x_whole.data(), c.layout, workspace.data(), mean.data(), m2.data());
   set_scale(0, c.layout.channels);
@@ -100,7 +84,7 @@ void TestForward(const Case& c, const std::string& label) {
       scale.data(), offset.data(), activation, c.write, out.data());
   count.Check(c, label);
   CHECK(mean == mean_whole && m2 == m2_whole, label);
-  CheckEqual(out, out_whole, label);
+  test::CheckSame(out, out_whole, label);
 }
 
 void TestBackward(const Case& c, const std::string& label) {
@@ -115,7 +99,9 @@ void TestBackward(const Case& c, const std::string& label) {
       d[k] = dz[k] / (1 + static_cast<double>(c.layout.PerChannel()));
     }
   };
-  Tensor x = Random(c, 1), dy = Random(c, 2), dx = Random(c, 3), dy_whole = dy, dx_whole = dx;
+  Tensor x = test::Random(c.dtype, c.layout.Size(), 0, 1);
+  Tensor dy = test::Random(c.dtype, c.layout.Size(), 0, 2), dy_whole = dy;
+  Tensor dx = test::Random(c.dtype, c.layout.Size(), 0, 3), dx_whole = dx;
   Tensor& out_whole = c.in_place ? dy_whole : dx_whole;
   cpu::BackwardSums(c.dtype, x.data(), dy_whole.data(), c.layout, recovery, mean.data(),
                     workspace.data(), dz.data(), dz_u.data());
@@ -137,7 +123,7 @@ void TestBackward(const Case& c, const std::string& label) {
       a.data(), b.data(), d.data(), c.write, out.data());
   count.Check(c, label);
   CHECK(dz == dz_whole && dz_u == dz_u_whole, label);
-  CheckEqual(out, out_whole, label);
+  test::CheckSame(out, out_whole, label);
 }
 
 // `by_block`: whether two threads gain by it.

@@ -1,13 +1,11 @@
 // A tensor so large that its output goes past the caches, against its parts, whose outputs do not: the
 // same bits, at every alignment, and nothing written beside them.
-#include <random>
 #include <string>
 #include <vector>
 
-#include "check.h"
 #include "core/error.h"
 #include "kernels/cpu/batch_norm_cpu.h"
-#include "tensor.h"
+#include "same_values.h"
 
 namespace cpu = syncbn::cpu;
 using cpu::Write;
@@ -23,21 +21,6 @@ namespace {
 const std::vector<double> kMean = {0.5, -1, 3}, kScale = {2, 0.25, -1}, kOffset = {1, -0.5, 0.125};
 const Activation kActivation{Function::kLeakyRelu, 0.01};
 
-Tensor Random(DType dtype, int64_t size, int misalign, int seed) {
-  std::mt19937 generator(static_cast<unsigned>(seed));
-  std::uniform_real_distribution<double> uniform(-3, 3);
-  Tensor tensor(dtype, size, misalign);
-  for (int64_t i = 0; i < size; ++i) tensor.Set(i, uniform(generator));
-  return tensor;
-}
-
-void CheckEqual(const Tensor& a, const Tensor& b, const std::string& label) {
-  CHECK(a.Guarded(), label);
-  int64_t different = 0;
-  for (int64_t i = 0; i < a.size(); ++i) different += !(a.Get(i) == b.Get(i));
-  CHECK_EQ(different, 0, label);
-}
-
 // run(layout, offset in bytes) for each outer index.
 template <typename Run>
 void InParts(const Layout& layout, size_t width, const Run& run) {
@@ -52,7 +35,8 @@ void TestLayout(DType dtype, const Layout& layout, int misalign) {
   const std::string label =
       syncbn::Concat(syncbn::Name(dtype), " (", layout.outer, ", ", layout.channels, ", ",
                      layout.inner, ") misaligned by ", misalign, " elements");
-  Tensor x = Random(dtype, layout.Size(), misalign, 1), dy = Random(dtype, layout.Size(), 0, 2);
+  Tensor x = test::Random(dtype, layout.Size(), misalign, 1);
+  Tensor dy = test::Random(dtype, layout.Size(), 0, 2);
   Tensor whole(dtype, layout.Size(), misalign), parts = whole;
 
   const auto normalize = [&](Tensor& from, Tensor& y, const Layout& part, size_t offset) {
@@ -62,10 +46,10 @@ void TestLayout(DType dtype, const Layout& layout, int misalign) {
   normalize(x, whole, layout, 0);
   InParts(layout, syncbn::SizeOf(dtype),
           [&](const Layout& part, size_t offset) { normalize(x, parts, part, offset); });
-  CheckEqual(whole, parts, label + " forward");
+  test::CheckSame(whole, parts, label + " forward");
   Tensor in_place = x;
   normalize(in_place, in_place, layout, 0);
-  CheckEqual(in_place, parts, label + " forward in place");
+  test::CheckSame(in_place, parts, label + " forward in place");
 
   const Recovery recovery{kActivation, false, kScale.data(), kOffset.data()};
   const auto apply = [&](Tensor& of, Tensor& dx, const Layout& part, size_t offset) {
@@ -76,9 +60,9 @@ void TestLayout(DType dtype, const Layout& layout, int misalign) {
   apply(dy, whole, layout, 0);
   InParts(layout, syncbn::SizeOf(dtype),
           [&](const Layout& part, size_t offset) { apply(dy, parts, part, offset); });
-  CheckEqual(whole, parts, label + " backward");
+  test::CheckSame(whole, parts, label + " backward");
   apply(dy, dy, layout, 0);
-  CheckEqual(dy, parts, label + " backward in place");
+  test::CheckSame(dy, parts, label + " backward in place");
 }
 
 }  // namespace
