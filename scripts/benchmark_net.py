@@ -45,9 +45,10 @@ CLASSES = 11
 MODES = list(benchmarking.MODES)
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 COUNT = {"num_devices": len(CONTEXTS)}
+FUSED = "gluon_syncbn fused"
 LAYERS = {
     "gluon_syncbn": (gluon_syncbn.SyncBatchNorm, COUNT),
-    "gluon_syncbn fused": (gluon.nn.BatchNorm, {}),  # converted with fuse=True
+    FUSED: (gluon.nn.BatchNorm, {}),  # converted with fuse=True
     "BatchNorm": (gluon.nn.BatchNorm, {}),  # each context by itself
     "contrib": (gluon.contrib.nn.SyncBatchNorm, COUNT),
 }
@@ -71,7 +72,7 @@ def make_net(name, layer, crop, contexts):
     net.initialize(mx.init.Xavier(magnitude=2), ctx=contexts, force_reinit=True)
     net(mx.nd.zeros((1, 3, crop, crop), ctx=contexts[0]))  # allocates the deferred
     net.apply(_without_dropout)
-    if layer == "gluon_syncbn fused":
+    if layer == FUSED:
         gluon_syncbn.convert_sync_batchnorm(net, fuse=True, **COUNT)
     return net
 
@@ -225,7 +226,7 @@ def describe(rows):
     line = f"{rows[0]['net']:<10} {rows[0]['mode']:<13}"
     line += "  ".join(f"{layer} {time:.0f} ms" for layer, time in times.items())
     line += f"   contrib takes {times['contrib'] / ours:.2f} x ours, ours "
-    fused = times["gluon_syncbn fused"] / times["BatchNorm"]
+    fused = times[FUSED] / times["BatchNorm"]
     line += f"{ours / times['BatchNorm']:.2f} x BatchNorm, fused {fused:.2f} x"
     print(line, flush=True)
 

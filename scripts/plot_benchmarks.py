@@ -38,14 +38,11 @@ def bars(axis, groups, series, value, form="{:.0f}"):
     """Groups of bars, one bar for each of a series; `value` may be None."""
     width = 0.8 / len(series)
     for k, name in enumerate(series):
-        heights = [value(group, name) for group in groups]
-        places = [
-            (place + (k - (len(series) - 1) / 2) * width, height)
-            for place, height in enumerate(heights)
-            if height is not None
-        ]
-        positions = [position for position, _ in places]
-        heights = [height for _, height in places]
+        shift = (k - (len(series) - 1) / 2) * width
+        values = [value(group, name) for group in groups]
+        places = [place for place, height in enumerate(values) if height is not None]
+        positions = [place + shift for place in places]
+        heights = [values[place] for place in places]
         drawn = axis.bar(positions, heights, width, label=name, color=COLOURS[name])
         labels = [form.format(height) for height in heights]
         axis.bar_label(drawn, labels, fontsize=7, padding=1)

@@ -6,13 +6,13 @@
 // on the host. Calls stand between Begin and Finish, in one thread at a time.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <vector>
 
 #include "collective/device.h"
 #include "core/activation.h"
+#include "core/between.h"
 #include "core/layout.h"
 #include "op/tensor.h"
 
@@ -25,7 +25,6 @@ class CachedPasses {
  public:
   virtual ~CachedPasses() = default;
 
-  using Between = std::function<void(int64_t begin, int64_t end)>;
   virtual void MomentsAndNormalize(const Tensor& x, const Layout& layout, double* mean, double* m2,
                                    const Between& between, const double* scale,
                                    const double* offset, const Activation& activation,

@@ -93,8 +93,10 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, bool training, const Te
     mean_.resize(channels);
   }
 
-  CachedPasses* const cached = CachedPassesAlone();
-  if (batch_statistics_ && cached != nullptr && y_request != Request::kNull) {
+  const bool alone = !MeetsOthers(), writes_y = y_request != Request::kNull;
+  CachedPasses* const cached =
+      batch_statistics_ && alone && writes_y ? backend_->cached_passes() : nullptr;
+  if (cached != nullptr) {
     read_parameters();
     const auto between = [&](int64_t begin, int64_t end) {
       divide(begin, end);
@@ -102,21 +104,23 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, bool training, const Te
     };
     cached->MomentsAndNormalize(x, layout, mean_.data(), m2, between, scale_.data(),
                                 offset_.data(), options_.activation, y_request, y);
-    CheckAlone("forward");
-    UpdateRunning(var, running_mean, running_var);
+  } else if (batch_statistics_) {
+    backend_->LocalMoments(x, layout, mean_.data(), m2);
+    if (!alone) ExchangeMoments(x, layout, m2);
+    divide(0, layout.channels);
   } else {
-    if (batch_statistics_) {
-      backend_->LocalMoments(x, layout, mean_.data(), m2);
-      MeetsOthers() ? ExchangeMoments(x, layout, m2) : CheckAlone("forward");
-      divide(0, layout.channels);
-      UpdateRunning(var, running_mean, running_var);
-    } else {
-      mean_ = backend_->Read(running_mean);
-      var = backend_->Read(running_var);
-    }
+    mean_ = backend_->Read(running_mean);
+    var = backend_->Read(running_var);
+  }
+  if (batch_statistics_) {
+    // Another device may call the layer as well.
+    if (alone) group_->Check(ticket_, "forward", device_);
+    UpdateRunning(var, running_mean, running_var);
+  }
+  if (cached == nullptr) {
     read_parameters();
     set_scale(0, layout.channels);
-    if (y_request != Request::kNull) {
+    if (writes_y) {
       backend_->Normalize(x, layout, mean_.data(), scale_.data(), offset_.data(),
                           options_.activation, y_request, y);
     }
@@ -170,11 +174,11 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   };
   const std::vector<double>& a = scale_;
   std::vector<double> b(channels, 0.0), d(channels, 0.0);
-  const auto set_terms = [&](const Payload& total, int64_t begin, int64_t end) {
+  const auto set_terms = [&](int64_t begin, int64_t end) {  // from the whole batch's sums
     if (!batch_statistics_ || count_ == 0) return;
     for (int64_t c = begin; c < end; ++c) {
-      d[c] = -a[c] * total[c] / count_;
-      b[c] = -a[c] * inv_std_[c] * inv_std_[c] * total[channels + c] / count_;
+      d[c] = -a[c] * sums[c] / count_;
+      b[c] = -a[c] * inv_std_[c] * inv_std_[c] * sums[channels + c] / count_;
     }
   };
   const auto in_units_of_u = [&](int64_t begin, int64_t end) {
@@ -182,12 +186,14 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   };
 
   const bool wants_dx = out.dx_request != Request::kNull;
-  CachedPasses* const cached = CachedPassesAlone();
-  if (cached != nullptr && kept_.empty() && wants_dx) {
-    CheckAlone("backward");
+  const bool alone = !MeetsOthers();
+  if (batch_statistics_ && alone) group_->Check(ticket_, "backward", device_);
+  CachedPasses* const cached =
+      alone && kept_.empty() && wants_dx ? backend_->cached_passes() : nullptr;
+  if (cached != nullptr) {
     const auto between = [&](int64_t begin, int64_t end) {
       in_units_of_x(begin, end);
-      set_terms(sums, begin, end);
+      set_terms(begin, end);
       in_units_of_u(begin, end);
     };
     cached->SumsAndApply(t, dy, layout, recovery, center, sum_dz, sum_dz_xmu, between, a.data(),
@@ -199,14 +205,10 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   in_units_of_x(0, layout.channels);
   kept_.BackwardSums(dy, layout, from_x, mean_.data(), sum_dz, sum_dz_xmu);
   WriteParameterGradients(sums, out);
-  if (MeetsOthers()) {
-    // A device that needs no gradient of x takes part all the same: the others need its sums.
-    sums = *Exchange("backward", t, layout, std::move(sums), Sum, "sum_float64");
-  } else {
-    CheckAlone("backward");
-  }
+  // A device that needs no gradient of x takes part all the same: the others need its sums.
+  if (!alone) sums = *Exchange("backward", t, layout, std::move(sums), Sum, "sum_float64");
   if (!wants_dx) return;
-  set_terms(sums, 0, layout.channels);
+  set_terms(0, layout.channels);
   kept_.BackwardApply(layout, from_x, mean_.data(), a.data(), b.data(), d.data(), out.dx_request,
                       out.dx);
   in_units_of_u(0, layout.channels);
@@ -284,16 +286,6 @@ std::shared_ptr<const Payload> SyncBatchNorm::Exchange(const char* operation, co
 // Whether the statistics are those of more than this device.
 bool SyncBatchNorm::MeetsOthers() const {
   return batch_statistics_ && (options_.num_devices > 1 || Processes() != nullptr);
-}
-
-// Null if this device meets others, or the backend has none.
-CachedPasses* SyncBatchNorm::CachedPassesAlone() const {
-  return MeetsOthers() ? nullptr : backend_->cached_passes();
-}
-
-// Throws Error if another device has called the layer as well, or it has failed.
-void SyncBatchNorm::CheckAlone(const char* operation) {
-  if (batch_statistics_) group_->Check(ticket_, operation, device_);
 }
 
 // The processes to synchronize with; null for none.

@@ -73,8 +73,6 @@ class SyncBatchNorm {
   void UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,
                      const Tensor& running_var) const;
   bool MeetsOthers() const;
-  CachedPasses* CachedPassesAlone() const;
-  void CheckAlone(const char* operation);
   std::shared_ptr<const Payload> Exchange(const char* operation, const Tensor& x,
                                           const Layout& layout, Payload payload, Reducer reducer,
                                           const char* merger);

@@ -68,8 +68,8 @@ void ReduceAndWrite(const Reduction& reduction, const Between& between, const Wr
     return ForEachTile(writing);
   }
   const auto task = [&](int64_t block) {
-    const int64_t begin = block * partition.channel_step;
-    const int64_t end = std::min(begin + partition.channel_step, partition.layout.channels);
+    const Tile first = partition.At(partition.IndexOf(block, 0));
+    const int64_t begin = first.channel_begin, end = first.channel_end;
     const int64_t partials = partition.Partials();
     for (int64_t k = 0; k < partials; ++k) reduction.OnTile(partition.IndexOf(block, k));
     reduction.Finish(begin, end);

@@ -7,9 +7,9 @@
 // written to tensors. Results are the same in every run, whatever the number of threads.
 #pragma once
 #include <cstdint>
-#include <functional>
 
 #include "core/activation.h"
+#include "core/between.h"
 #include "core/dtype.h"
 #include "core/layout.h"
 
@@ -18,10 +18,6 @@ namespace cpu {
 
 // What happens to an output tensor: overwritten, or added to.
 enum class Write { kAssign, kAdd };
-
-// What the caller does between two passes for channels [begin, end): it makes what the second needs out
-// of what the first has found.
-using Between = std::function<void(int64_t begin, int64_t end)>;
 
 // Bytes of scratch that every function with a `workspace` needs for this layout; the caller owns it.
 int64_t WorkspaceBytes(const Layout& layout);

@@ -1,7 +1,7 @@
 // Element types and vectors common to all instruction sets.
-// Who includes it: simd_<set>.inl, after setting kVectorBytes and kHasStream. Like all .inl files here it lives in
-// an unnamed namespace and uses no std template, so that no code of one instruction set can be
-// taken by the linker for another.
+// Who includes it: simd_<set>.inl, after setting kVectorBytes and kHasStream. Like all .inl files
+// here it lives in an unnamed namespace and uses no std template, so that no code of one instruction
+// set can be taken by the linker for another.
 #include <cstdint>
 
 #define SYNCBN_INLINE inline __attribute__((always_inline))
