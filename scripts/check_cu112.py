@@ -1,12 +1,17 @@
-"""Runs the CPU test suite inside mxnet-cu112 on a machine without a GPU.
+"""Runs the tests inside mxnet-cu112 on a machine without a GPU.
 
 The wheel for GPUs wants CUDA's libraries to be loaded. Here each is replaced by a stub
-with the functions that libmxnet.so takes from it, which tell of no driver and no
-device. What this proves: the very library that is in the package loads beside a CUDA
-runtime of another version, and passes the suite. Not part of every test run, because
-the wheel is large.
+with the functions that libmxnet.so takes from it. They are made twice:
 
-    python scripts/check_cu112.py                      # arguments go to pytest
+* with two GPUs emulated on the CPU (tests/cpp/emulated_cuda), for which the library is
+  built anew, kernels included: tests/test_gpu_contexts.py runs the layer on gpu(0) and
+  gpu(1) through MXNet;
+* with no driver and no device: the very library that is in the package loads beside a
+  CUDA runtime of another version, and passes the whole suite.
+
+Not part of every test run, because the wheel is large.
+
+    python scripts/check_cu112.py                      # arguments go to the suite
     python scripts/check_cu112.py tests/test_modes.py -x
 
 The environment and the stubs are kept in build/cu112; VENV chooses another environment,
@@ -37,13 +42,24 @@ PREFIXES = {
     "libcurand.so.10": "curand",
     "libcusolver.so.11": "cusolver",
 }
-# No driver, no device, and no pointer where a text is expected.
-ANSWERS = {
-    "cudaDriverGetVersion": "int cudaDriverGetVersion(int* v) { *v = 0; return 0; }",
-    "cudaGetDeviceCount": "int cudaGetDeviceCount(int* n) { *n = 0; return 100; }",
-}
-TEXTS = r".*(GetErrorString|GetErrorName)"
+TEXTS = r".*(GetErrorString|GetErrorName)"  # where a pointer is expected
+
+# A runtime, and what functions return that it lacks.
+EMULATED = (ROOT / "tests/cpp/emulated_cuda/mxnet_runtime.c").read_text(), 0
 NO_DEVICE = 100  # cudaErrorNoDevice
+NO_GPU = (
+    f"""
+int cudaDriverGetVersion(int* version) {{ return *version = 0, 0; }}
+int cudaGetDeviceCount(int* count) {{ return *count = 0, {NO_DEVICE}; }}
+""",
+    NO_DEVICE,
+)
+
+SHOW = """
+import mxnet, gluon_syncbn
+assert mxnet.runtime.Features().is_enabled("CUDA")
+print(mxnet.__version__, "with CUDA;", gluon_syncbn.features())
+"""
 
 
 def make_environment():
@@ -85,17 +101,22 @@ def wanted_functions(library):
     return wanted, versioned
 
 
-def make_stub(library, functions, versioned, folder):
-    """Compiles a shared library of this name whose functions all fail."""
-    lines = []
-    for name in sorted(functions):
+def make_stub(library, functions, versioned, folder, runtime):
+    """Compiles a shared library of this name, of functions that do nothing.
+
+    In CUDA's runtime those of `runtime` do what its code says.
+    """
+    code, status = runtime
+    if not library.startswith("libcudart"):
+        code = ""
+    present = set(re.findall(r"^int (cuda\w+)\(", code, re.MULTILINE))
+    lines = [code]
+    for name in sorted(functions - present):
         if re.match(TEXTS, name):
-            lines.append(
-                f'const char* {name}(void) {{ return "a stub of {library}"; }}'
-            )
+            text = f'"a stub of {library}"'
+            lines.append(f"const char* {name}(void) {{ return {text}; }}")
         else:
-            answer = f"long {name}(void) {{ return {NO_DEVICE}; }}"
-            lines.append(ANSWERS.get(name, answer))
+            lines.append(f"long {name}(void) {{ return {status}; }}")
     source = folder / f"{library}.c"
     source.write_text("\n".join(lines) + "\n")
     command = ["gcc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{library}"]
@@ -106,26 +127,49 @@ def make_stub(library, functions, versioned, folder):
     subprocess.run([*command, "-o", folder / library, source], check=True)
 
 
-def main():
-    python = make_environment()
-    stubs = BUILD / "stubs"
-    stubs.mkdir(parents=True, exist_ok=True)
+def make_stubs(python, name, runtime):
+    """The folder of the stubs of all libraries."""
+    folder = BUILD / name
+    folder.mkdir(parents=True, exist_ok=True)
     wanted, versioned = wanted_functions(libmxnet(python))
     for library, functions in wanted.items():
-        make_stub(library, functions, library in versioned, stubs)
+        make_stub(library, functions, library in versioned, folder, runtime)
+    return folder
+
+
+def make_emulated_library():
+    """The package's library with the emulated kernels."""
+    build = BUILD / "native"
+    options = ["-G", "Ninja", "-DGLUON_SYNCBN_BUILD_TESTS=ON"]
+    subprocess.run(["cmake", "-S", ROOT / "src", "-B", build, *options], check=True)
+    target = "gluon_syncbn_emulated"
+    subprocess.run(["cmake", "--build", build, "--target", target], check=True)
+    return build / f"lib{target}.so"
+
+
+def run(python, stubs, tests, **variables):
+    """Runs pytest on `tests` with these libraries; returns its status."""
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(stubs),
         "PYTHONPATH": str(ROOT),
+        **variables,
     }
-    code = (
-        "import mxnet, gluon_syncbn; "
-        "assert mxnet.runtime.Features().is_enabled('CUDA'); "
-        "print(mxnet.__version__, 'with CUDA;', gluon_syncbn.features())"
+    subprocess.run([python, "-c", SHOW], env=environment, cwd=ROOT, check=True)
+    command = [python, "-m", "pytest", "-q", *tests]
+    return subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode
+
+
+def main():
+    python = make_environment()
+    emulated = run(
+        python,
+        make_stubs(python, "two_gpus", EMULATED),
+        ["tests/test_gpu_contexts.py"],
+        GLUON_SYNCBN_LIBRARY=str(make_emulated_library()),
     )
-    subprocess.run([python, "-c", code], env=environment, cwd=ROOT, check=True)
-    tests = [python, "-m", "pytest", "-q", *sys.argv[1:]]
-    sys.exit(subprocess.run(tests, env=environment, cwd=ROOT, check=False).returncode)
+    suite = run(python, make_stubs(python, "no_gpu", NO_GPU), sys.argv[1:])
+    sys.exit(emulated or suite)
 
 
 if __name__ == "__main__":
