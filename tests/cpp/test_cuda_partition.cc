@@ -27,27 +27,35 @@ void TestDivider() {
   }
 }
 
-void TestPlanes(const Layout& layout, int width, int misalign) {
-  const std::string label = Label(layout, width, misalign);
-  const cuda::Planes cut = cuda::CutPlanes(layout, width, misalign, kMultiprocessors);
+template <bool kWhole>
+void TestSlots(const cuda::Planes& cut, const std::string& label) {
+  const Layout layout = cut.layout;
   std::vector<int> visits(static_cast<size_t>(layout.Size()));
   for (int64_t index = 0; index < cut.Blocks(); ++index) {
     const cuda::Planes::Block block = cut.At(static_cast<uint32_t>(index));
     CHECK(block.split < cut.Splits() && block.channel < layout.channels, label);
     for (int item = 0; item < block.items; ++item) {
-      const cuda::Slot slot = cut.SlotOf(block, item);
+      const cuda::Slot slot = cut.SlotOf<kWhole>(block, item);
       if (slot.begin >= slot.end) continue;
-      CHECK(slot.begin >= 0 && slot.end <= width, label);
-      CHECK_EQ((slot.offset + misalign) % width, 0, label);
+      CHECK(slot.begin >= 0 && slot.end <= cut.width, label);
+      CHECK_EQ((slot.offset + cut.misalign) % cut.width, 0, label);
       for (int64_t i = slot.offset + slot.begin; i < slot.offset + slot.end; ++i) {
         ++visits.at(static_cast<size_t>(i));
         CHECK_EQ(i / layout.inner % layout.channels, block.channel, label);
       }
     }
-    const cuda::Slot beyond = cut.SlotOf(block, block.items);
+    const cuda::Slot beyond = cut.SlotOf<kWhole>(block, block.items);
     CHECK(beyond.begin >= beyond.end, label);
   }
   for (int count : visits) CHECK_EQ(count, 1, label);
+}
+
+void TestPlanes(const Layout& layout, int width, int misalign) {
+  const std::string label = Label(layout, width, misalign);
+  const cuda::Planes cut = cuda::CutPlanes(layout, width, misalign, kMultiprocessors);
+  CHECK_EQ(cut.whole, misalign == 0 && layout.inner % width == 0, label);
+  TestSlots<false>(cut, label);
+  if (cut.whole) TestSlots<true>(cut, label);
 }
 
 void TestColumns(const Layout& layout, int width, int64_t blocks) {
@@ -62,8 +70,9 @@ void TestColumns(const Layout& layout, int width, int64_t blocks) {
     for (int thread = 0; thread < cuda::kColumnsThreads; ++thread) {
       const cuda::Columns::Place place = cut.PlaceOf(block, thread);
       if (!place.active) continue;
-      for (int64_t o = block.outer_begin + place.row; o < block.outer_end; o += cut.rows) {
-        const int64_t offset = cut.Offset(block, o, place.column);
+      int64_t offset = cut.Offset(block, block.outer_begin + place.row, place.column);
+      for (int64_t o = block.outer_begin + place.row; o < block.outer_end;
+           o += cut.rows, offset += cut.row_step) {
         CHECK_EQ(offset % width, 0, label);
         for (int j = 0; j < width; ++j) {
           const int64_t i = offset + j;
@@ -85,12 +94,12 @@ void TestHuge(const Layout& layout, int width) {
   for (int64_t index = 0; index < cut.Blocks(); ++index) {
     const cuda::Planes::Block block = cut.At(static_cast<uint32_t>(index));
     CHECK(block.items > 0, label);
-    const cuda::Slot first = cut.SlotOf(block, 0);
+    const cuda::Slot first = cut.SlotOf<true>(block, 0);
     CHECK_EQ(first.offset / layout.inner % layout.channels, block.channel, label);
     CHECK(first.begin == 0 && first.end == width && first.offset < layout.Size(), label);
     if (block.split + 1 == cut.Splits()) continue;
-    const cuda::Slot last = cut.SlotOf(block, block.items - 1);
-    const cuda::Slot next = cut.SlotOf(cut.At(static_cast<uint32_t>(index + 1)), 0);
+    const cuda::Slot last = cut.SlotOf<true>(block, block.items - 1);
+    const cuda::Slot next = cut.SlotOf<true>(cut.At(static_cast<uint32_t>(index + 1)), 0);
     const bool same_plane = last.offset / layout.inner == next.offset / layout.inner;
     if (same_plane) CHECK_EQ(last.offset + width, next.offset, label);
   }

@@ -28,7 +28,8 @@ __device__ void ApplyVector(const Map (&maps)[kMaps], const typename Map::Argume
   });
 }
 
-template <typename T, int kWidth, typename Map>
+// `kWhole` as in Planes::SlotOf.
+template <typename T, int kWidth, typename Map, bool kWhole>
 __global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Map::kFused))
     ApplyPlanes(Planes cut, typename Map::Arguments arguments) {
   constexpr int kUnroll = Map::kUnroll;
@@ -41,19 +42,19 @@ __global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Map::kFused))
     Vector<T, kWidth> tensors[kUnroll][Map::kTensors];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const Slot slot = cut.SlotOf(block, item + u * kPlanesThreads);
+      const Slot slot = cut.SlotOf<kWhole>(block, item + u * kPlanesThreads);
 #pragma unroll
       for (int k = 0; k < Map::kTensors; ++k) {
-        tensors[u][k] = ReadSlot<kWidth>(arguments.tensors[k], slot, zero);
+        tensors[u][k] = ReadSlot<kWhole, kWidth>(arguments.tensors[k], slot, zero);
       }
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const Slot slot = cut.SlotOf(block, item + u * kPlanesThreads);
+      const Slot slot = cut.SlotOf<kWhole>(block, item + u * kPlanesThreads);
       Vector<T, kWidth> out = {};
-      if (arguments.add) out = ReadSlot<kWidth>(arguments.out, slot, zero);
+      if (arguments.add) out = ReadSlot<kWhole, kWidth>(arguments.out, slot, zero);
       ApplyVector(maps, arguments, tensors[u], &out);
-      WriteSlot<kWidth>(arguments.out, slot, out);
+      WriteSlot<kWhole, kWidth>(arguments.out, slot, out);
     }
   }
 }
@@ -72,23 +73,23 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
     const int inner = static_cast<int>(cut.layout.inner);
     maps[j].Take(arguments, block.channel_begin + (place.column + j) / inner);
   }
+  int64_t offset = cut.Offset(block, block.outer_begin + place.row, place.column);
   for (int64_t outer = block.outer_begin + place.row; outer < block.outer_end;
-       outer += kUnroll * cut.rows) {
+       outer += kUnroll * cut.rows, offset += kUnroll * cut.row_step) {
     Wide tensors[kUnroll][Map::kTensors];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (outer + u * cut.rows >= block.outer_end) continue;
-      const int64_t offset = cut.Offset(block, outer + u * cut.rows, place.column);
+      const int64_t at = offset + u * cut.row_step;
 #pragma unroll
       for (int k = 0; k < Map::kTensors; ++k) {
-        tensors[u][k] = *reinterpret_cast<const Wide*>(arguments.tensors[k] + offset);
+        tensors[u][k] = *reinterpret_cast<const Wide*>(arguments.tensors[k] + at);
       }
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (outer + u * cut.rows >= block.outer_end) continue;
-      Wide* const to = reinterpret_cast<Wide*>(
-          arguments.out + cut.Offset(block, outer + u * cut.rows, place.column));
+      Wide* const to = reinterpret_cast<Wide*>(arguments.out + offset + u * cut.row_step);
       Wide out = {};
       if (arguments.add) out = *to;
       ApplyVector(maps, arguments, tensors[u], &out);

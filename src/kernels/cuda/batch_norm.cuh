@@ -70,8 +70,10 @@ void ReduceBy(const char* name, const Choice& choice, const Layout& layout,
   } else {
     using Together = Sums<T, kWidth, 1>;
     const Planes cut = CutPlanes(layout, kWidth, choice.misalign, Multiprocessors());
-    Launch(name, ReducePlanes<T, Together>, cut.Blocks(), kPlanesThreads, stream, cut,
-           arguments, scratch);
+    // Single elements are whole vectors always.
+    Launch(name,
+           cut.whole ? ReducePlanes<T, Together, true> : ReducePlanes<T, Together, kWidth == 1>,
+           cut.Blocks(), kPlanesThreads, stream, cut, arguments, scratch);
   }
 }
 
@@ -97,7 +99,9 @@ void ApplyBy(const char* name, const Choice& choice, const Layout& layout,
            arguments);
   } else {
     const Planes cut = CutPlanes(layout, kWidth, choice.misalign, Multiprocessors());
-    Launch(name, ApplyPlanes<T, kWidth, Map>, cut.Blocks(), kPlanesThreads, stream, cut, arguments);
+    Launch(name,
+           cut.whole ? ApplyPlanes<T, kWidth, Map, true> : ApplyPlanes<T, kWidth, Map, kWidth == 1>,
+           cut.Blocks(), kPlanesThreads, stream, cut, arguments);
   }
 }
 

@@ -44,8 +44,9 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocess
   cut.layout = layout;
   cut.width = width;
   cut.misalign = misalign;
-  const bool whole = misalign == 0 && layout.inner % width == 0;
-  cut.slots = whole ? layout.inner / width : (layout.inner + 2 * (width - 1)) / width;
+  cut.whole = misalign == 0 && layout.inner % width == 0;
+  cut.plane_step = layout.channels * layout.inner;
+  cut.slots = cut.whole ? layout.inner / width : (layout.inner + 2 * (width - 1)) / width;
   const int64_t per_channel = layout.outer * cut.slots;
   if (per_channel == 0) {
     cut.outer_step = 0;
@@ -84,6 +85,7 @@ Columns CutColumns(const Layout& layout, int width, int64_t blocks) {
   cut.tiles = static_cast<int>(CeilDiv(layout.channels, cut.tile_channels));
   cut.tile_slots = static_cast<int>(cut.tile_channels * layout.inner / width);
   cut.rows = kColumnsThreads / cut.tile_slots;
+  cut.row_step = cut.rows * layout.channels * layout.inner;
   const int64_t most_splits = CeilDiv(layout.outer, cut.rows * kFewRows);
   int64_t splits = Clamp(CeilDiv(blocks, cut.tiles), 1, std::max<int64_t>(most_splits, 1));
   if (cut.tiles > kCounters) splits = 1;

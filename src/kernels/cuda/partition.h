@@ -61,7 +61,9 @@ struct Planes {
   Layout layout;
   int width = 1;
   int misalign = 0;   // elements from the last vector boundary to the tensor's first element
+  bool whole = true;  // no vector belongs to two planes, nor to none in part
   int64_t slots = 0;  // vectors of a plane at most, those that it shares with its neighbours included
+  int64_t plane_step = 0;  // elements from a plane to the channel's next
   int64_t outer_step = 1, slot_step = 1;  // of one block
   int outer_blocks = 1, slot_blocks = 1;
   Divider by_slot_step;
@@ -69,35 +71,49 @@ struct Planes {
   SYNCBN_HOST_DEVICE int Splits() const { return outer_blocks * slot_blocks; }
   SYNCBN_HOST_DEVICE int64_t Blocks() const { return layout.channels * Splits(); }
 
-  // What one block has to do: `items` vectors.
+  // What one block has to do: `items` vectors, in rows of which `columns` are inside of a plane.
   struct Block {
-    int64_t channel, outer_begin, slot_begin;
-    int split, items;
+    int64_t channel;
+    int64_t plane, slot_begin;  // its first plane's first element, and where the rows begin in a plane
+    int64_t first;              // element of the first row, for whole vectors
+    int split, items, columns;
   };
 
   SYNCBN_HOST_DEVICE Block At(uint32_t index) const {
     Block block;
     block.channel = index / static_cast<uint32_t>(Splits());
     block.split = static_cast<int>(index % static_cast<uint32_t>(Splits()));
-    block.outer_begin = block.split / slot_blocks * outer_step;
+    const int64_t outer_begin = block.split / slot_blocks * outer_step;
     block.slot_begin = block.split % slot_blocks * slot_step;
-    const int64_t left = layout.outer - block.outer_begin;
+    block.plane = (outer_begin * layout.channels + block.channel) * layout.inner;
+    block.first = block.plane + block.slot_begin * width;
+    const int64_t left = layout.outer - outer_begin;
     const int64_t planes = left < outer_step ? left : outer_step;
+    const int64_t columns = slots - block.slot_begin;
     block.items = planes > 0 ? static_cast<int>(planes * slot_step) : 0;
+    block.columns = static_cast<int>(columns < slot_step ? columns : slot_step);
     return block;
   }
 
+  // A block's item; `kWhole` is `whole`, or false: that is right for every cut, and slower.
+  template <bool kWhole>
   SYNCBN_HOST_DEVICE Slot SlotOf(const Block& block, int item) const {
-    if (item >= block.items) return {};
     const uint32_t row = by_slot_step.Quotient(static_cast<uint32_t>(item));
     const uint32_t column = static_cast<uint32_t>(item) - row * by_slot_step.divisor;
-    const int64_t plane = (block.outer_begin + row) * layout.channels + block.channel;
-    const int64_t begin = plane * layout.inner;
+    Slot slot;
+    if (kWhole) {
+      const uint64_t in_row = uint64_t{column} * static_cast<uint32_t>(width);
+      slot.offset = block.first + row * plane_step + static_cast<int64_t>(in_row);
+      const bool inside = item < block.items && static_cast<int>(column) < block.columns;
+      slot.end = inside ? width : 0;
+      return slot;
+    }
+    if (item >= block.items) return slot;
+    const int64_t begin = block.plane + row * plane_step;
     // `width` is a power of two, so low bits are enough to know where the plane lies in its vector.
     const int shared = static_cast<int>((misalign + begin) & (width - 1));
     const int64_t first = (block.slot_begin + column) * width - shared;
     const int64_t left = layout.inner - first;
-    Slot slot;
     slot.offset = begin + first;
     slot.begin = first < 0 ? static_cast<int>(-first) : 0;
     slot.end = left < width ? static_cast<int>(left < 0 ? 0 : left) : width;
@@ -111,6 +127,7 @@ struct Columns {
   int tile_channels = 1;  // of one block
   int tile_slots = 1;     // vectors of one row of the tile
   int rows = 1;           // that a block reads at once
+  int64_t row_step = 0;   // elements from a thread's row to its next
   int64_t outer_step = 1;
   int tiles = 1, outer_blocks = 1;
 

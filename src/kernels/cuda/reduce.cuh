@@ -62,7 +62,8 @@ __device__ inline Pair ReadPartial(const Pair* partial) {
   return {pair.x, pair.y};
 }
 
-template <typename T, typename Sums>
+// `kWhole` as in Planes::SlotOf.
+template <typename T, typename Sums, bool kWhole>
 __global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Sums::kFused))
     ReducePlanes(Planes cut, typename Sums::Arguments arguments, Workspace workspace) {
   constexpr int kUnroll = Sums::kUnroll, kWidth = Sums::kWidth;
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Sums::kFused))
   Sums sums;
   int64_t count = 0;
   if (thread < block.items) {
-    const Slot slot = cut.SlotOf(block, thread);
+    const Slot slot = cut.SlotOf<kWhole>(block, thread);
     const int64_t at = slot.begin < slot.end ? slot.offset + slot.begin : origin;
     sums.Shift(arguments, 0, block.channel, arguments.tensors[0][at]);
   }
@@ -81,11 +82,11 @@ __global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Sums::kFused))
     Vector<T, kWidth> tensors[kUnroll][Sums::kTensors];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const Slot slot = cut.SlotOf(block, item + u * kPlanesThreads);
+      const Slot slot = cut.SlotOf<kWhole>(block, item + u * kPlanesThreads);
       count += slot.end > slot.begin ? slot.end - slot.begin : 0;
 #pragma unroll
       for (int k = 0; k < Sums::kTensors; ++k) {
-        tensors[u][k] = ReadSlot<kWidth>(arguments.tensors[k], slot, sums.Filler(k, 0));
+        tensors[u][k] = ReadSlot<kWhole, kWidth>(arguments.tensors[k], slot, sums.Filler(k, 0));
       }
     }
 #pragma unroll
@@ -148,25 +149,27 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
   Sums sums;
   int64_t count = 0;
   if (active) {
-    const Vector<T, kWidth> first = *reinterpret_cast<const Vector<T, kWidth>*>(
-        arguments.tensors[0] + cut.Offset(block, begin, place.column));
+    int64_t offset = cut.Offset(block, begin, place.column);
+    const Vector<T, kWidth> first =
+        *reinterpret_cast<const Vector<T, kWidth>*>(arguments.tensors[0] + offset);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       sums.Shift(arguments, j, block.channel_begin + (place.column + j) / inner, first.values[j]);
     }
     count = (block.outer_end - begin + cut.rows - 1) / cut.rows;
     int round = 0;
-    for (int64_t outer = begin; outer < block.outer_end; outer += kUnroll * cut.rows) {
+    for (int64_t outer = begin; outer < block.outer_end;
+         outer += kUnroll * cut.rows, offset += kUnroll * cut.row_step) {
       Vector<T, kWidth> tensors[kUnroll][Sums::kTensors];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const bool inside = outer + u * cut.rows < block.outer_end;
-        const int64_t offset = cut.Offset(block, outer + u * cut.rows, place.column);
+        const int64_t at = offset + u * cut.row_step;
 #pragma unroll
         for (int k = 0; k < Sums::kTensors; ++k) {
           if (inside) {
-            tensors[u][k] = *reinterpret_cast<const Vector<T, kWidth>*>(
-                arguments.tensors[k] + offset);
+            tensors[u][k] =
+                *reinterpret_cast<const Vector<T, kWidth>*>(arguments.tensors[k] + at);
           } else {
 #pragma unroll
             for (int j = 0; j < kWidth; ++j) tensors[u][k].values[j] = sums.Filler(k, j);

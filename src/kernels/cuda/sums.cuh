@@ -54,7 +54,8 @@ template <typename T, int kWidth, int kShifts>
 struct MomentSums : Lanes<T, kWidth, kShifts> {
   using typename Lanes<T, kWidth, kShifts>::A;
   static constexpr bool kFused = false;
-  static constexpr int kTensors = 1, kUnroll = 4;
+  // Less for many columns, which fill the registers.
+  static constexpr int kTensors = 1, kUnroll = kShifts > 4 ? 3 : 4;
   using Arguments = MomentArguments<T>;
   A shift[kShifts];
 
