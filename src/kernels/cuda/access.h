@@ -20,7 +20,7 @@ __device__ inline bool IsFull(const Slot& slot) {
 // elements the compiler would take apart as soon as each vector arrives, and so wait for every load
 // before it asks for the next.
 template <typename T, int kWidth>
-struct alignas(sizeof(T) * kWidth) __attribute__((may_alias)) Bits {
+struct [[gnu::may_alias]] alignas(sizeof(T) * kWidth) Bits {
   static constexpr int kBytes = sizeof(T) * kWidth;
   using Word = std::conditional_t<kBytes % 4 == 0, uint32_t, uint16_t>;
   Word words[kBytes / sizeof(Word)];
