@@ -69,15 +69,13 @@ void TestColumns(const Layout& layout, int width, int64_t blocks) {
     CHECK(block.tile < cut.tiles && block.split < cut.outer_blocks && block.channels > 0, label);
     for (int thread = 0; thread < cuda::kColumnsThreads; ++thread) {
       const cuda::Columns::Place place = cut.PlaceOf(block, thread);
-      if (!place.active) continue;
-      int64_t offset = cut.Offset(block, block.outer_begin + place.row, place.column);
-      for (int64_t o = block.outer_begin + place.row; o < block.outer_end;
-           o += cut.rows, offset += cut.row_step) {
+      int64_t offset = place.offset;
+      for (int i = 0; i < place.count; ++i, offset += cut.row_step) {
         CHECK_EQ(offset % width, 0, label);
         for (int j = 0; j < width; ++j) {
-          const int64_t i = offset + j;
-          ++visits.at(static_cast<size_t>(i));
-          CHECK_EQ(i / layout.inner % layout.channels,
+          const int64_t at = offset + j;
+          ++visits.at(static_cast<size_t>(at));
+          CHECK_EQ(at / layout.inner % layout.channels,
                    block.channel_begin + (place.column + j) / layout.inner, label);
         }
       }

@@ -66,20 +66,19 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
   constexpr int kUnroll = UnrollColumns(kWidth, Map::kFused, Map::kUnroll);
   const Columns::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));
-  if (!place.active) return;
+  if (place.count == 0) return;
   Map maps[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     const int inner = static_cast<int>(cut.layout.inner);
     maps[j].Take(arguments, block.channel_begin + (place.column + j) / inner);
   }
-  int64_t offset = cut.Offset(block, block.outer_begin + place.row, place.column);
-  for (int64_t outer = block.outer_begin + place.row; outer < block.outer_end;
-       outer += kUnroll * cut.rows, offset += kUnroll * cut.row_step) {
+  int64_t offset = place.offset;
+  for (int i = 0; i < place.count; i += kUnroll, offset += kUnroll * cut.row_step) {
     Wide tensors[kUnroll][Map::kTensors];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (outer + u * cut.rows >= block.outer_end) continue;
+      if (i + u >= place.count) continue;
       const int64_t at = offset + u * cut.row_step;
 #pragma unroll
       for (int k = 0; k < Map::kTensors; ++k) {
@@ -88,7 +87,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (outer + u * cut.rows >= block.outer_end) continue;
+      if (i + u >= place.count) continue;
       Wide* const to = reinterpret_cast<Wide*>(arguments.out + offset + u * cut.row_step);
       Wide out = {};
       if (arguments.add) out = *to;

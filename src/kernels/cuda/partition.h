@@ -74,8 +74,9 @@ struct Planes {
   // What one block has to do: `items` vectors, in rows of which `columns` are inside of a plane.
   struct Block {
     int64_t channel;
-    int64_t plane, slot_begin;  // its first plane's first element, and where the rows begin in a plane
-    int64_t first;              // element of the first row, for whole vectors
+    int64_t plane;       // element where its first plane begins
+    int64_t slot_begin;  // where its rows begin in a plane
+    int64_t first;       // element where its first row begins, if vectors are whole
     int split, items, columns;
   };
 
@@ -151,24 +152,23 @@ struct Columns {
     return block;
   }
 
-  // The vector of a thread: the first row it reads and the first of its columns in the tile;
-  // `active` is false for a thread without work.
+  // The vectors of a thread: `count` of them, the first at `offset` from the tensor's first element
+  // and each `row_step` behind the one before. They are at one column of the tile.
   struct Place {
-    int row, column;
-    bool active;
+    int row, column, count;
+    int64_t offset;
   };
 
   SYNCBN_HOST_DEVICE Place PlaceOf(const Block& block, int thread) const {
     Place place;
     place.row = thread / tile_slots;
     place.column = thread % tile_slots * width;
-    place.active = place.row < rows && place.column < block.channels * layout.inner;
+    const int64_t outer = block.outer_begin + place.row, left = block.outer_end - outer;
+    const bool active =
+        place.row < rows && place.column < block.channels * layout.inner && left > 0;
+    place.count = active ? static_cast<int>((left + rows - 1) / rows) : 0;
+    place.offset = (outer * layout.channels + block.channel_begin) * layout.inner + place.column;
     return place;
-  }
-
-  // Of the element at (outer, tile column) from the tensor's first.
-  SYNCBN_HOST_DEVICE int64_t Offset(const Block& block, int64_t outer, int column) const {
-    return (outer * layout.channels + block.channel_begin) * layout.inner + column;
   }
 };
 

@@ -144,26 +144,21 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
   const Columns::Block block = cut.At(blockIdx.x);
   const int inner = static_cast<int>(cut.layout.inner);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));
-  const int64_t begin = block.outer_begin + place.row;
-  const bool active = place.active && begin < block.outer_end;
   Sums sums;
-  int64_t count = 0;
-  if (active) {
-    int64_t offset = cut.Offset(block, begin, place.column);
+  if (place.count > 0) {
+    int64_t offset = place.offset;
     const Vector<T, kWidth> first =
         *reinterpret_cast<const Vector<T, kWidth>*>(arguments.tensors[0] + offset);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       sums.Shift(arguments, j, block.channel_begin + (place.column + j) / inner, first.values[j]);
     }
-    count = (block.outer_end - begin + cut.rows - 1) / cut.rows;
     int round = 0;
-    for (int64_t outer = begin; outer < block.outer_end;
-         outer += kUnroll * cut.rows, offset += kUnroll * cut.row_step) {
+    for (int i = 0; i < place.count; i += kUnroll, offset += kUnroll * cut.row_step) {
       Vector<T, kWidth> tensors[kUnroll][Sums::kTensors];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const bool inside = outer + u * cut.rows < block.outer_end;
+        const bool inside = i + u < place.count;
         const int64_t at = offset + u * cut.row_step;
 #pragma unroll
         for (int k = 0; k < Sums::kTensors; ++k) {
@@ -198,7 +193,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     const int64_t channel = block.channel_begin + (place.column + j) / inner;
-    mine[j] = active ? sums.Sums(arguments, j, count, channel * inner) : Pair{0, 0};
+    mine[j] = place.count > 0 ? sums.Sums(arguments, j, place.count, channel * inner) : Pair{0, 0};
   }
 #pragma unroll
   for (int quantity = 0; quantity < 2; ++quantity) {
