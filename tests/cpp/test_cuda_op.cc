@@ -181,20 +181,28 @@ void TestActivations() {
   }
 }
 
-// What a layer has kept of x goes with it; the rest stays for other layers.
-void TestMemoryIsReturned() {
-  const Setting setting{{Function::kLeakyRelu, 0.1}, true};
-  Train("gpu", DType::kFloat32, {3}, setting);
-  const int living = emulated::Living();
-  {
+// What a layer has kept of x serves the next layer, and is freed where it does not fit.
+void TestMemoryServesTheNextLayer() {
+  const auto step = [](int64_t rows) {
+    const Setting setting{{Function::kLeakyRelu, 0.1}, true};
     const auto group = std::make_shared<syncbn::Group>("layer");
     syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 0}, group,
                                 syncbn::MakeCudaBackend({"gpu", 0}));
-    Shard shard(DType::kFloat32, 3, 0);
+    Shard shard(DType::kFloat32, rows, 0);
+    const int living = emulated::Living();
     shard.Step(&layer, setting);
-    CHECK_EQ(emulated::Living(), living + 3, "x, dy and dx of one channel");
-  }
+    return emulated::Living() - living;
+  };
+  step(30);
+  const int allocations = emulated::Allocations(), living = emulated::Living();
+  CHECK_EQ(step(30), 0);
+  CHECK_EQ(step(20), 0, "a little smaller");
+  CHECK_EQ(emulated::Allocations(), allocations);
+  step(300);
+  CHECK(emulated::Allocations() > allocations, "larger");
   CHECK_EQ(emulated::Living(), living);
+  step(3);
+  CHECK_EQ(emulated::Living(), living, "much smaller");
 }
 
 // Every call of a step fails in turn: each time the error names the layer, the device and a call,
@@ -258,7 +266,7 @@ void TestCpuOnlyBuild() {
 int main() {
   TestLikeCpu();
   TestActivations();
-  TestMemoryIsReturned();
+  TestMemoryServesTheNextLayer();
   TestFailures({});
   TestFailures({{Function::kElu, 0.8}, true});
   TestNoSuchDevice();

@@ -10,8 +10,10 @@ import layer_checks
 import numpy as np
 import pytest
 from layer_checks import ADD, EPS, WRITE
-from native import ACTIVATIONS, CpuDriver, Layer
+from native import ACTIVATIONS, NONE, Activation, CpuDriver, Layer
 from storage import DTYPES
+
+LEAKY_FROM_OUTPUT = Activation("leaky_relu", 0.01, True)  # keeps some channels' x
 
 SHAPES = [
     ((7, 6, 9, 11), 1),
@@ -102,14 +104,17 @@ def test_cpu_and_gpu_side_by_side(driver):
     assert not errors, errors
 
 
-def test_steps_after_the_first_allocate_nothing(driver):
+@pytest.mark.parametrize("activation", [NONE, LEAKY_FROM_OUTPUT], ids=str)
+def test_steps_after_the_first_allocate_nothing(activation, driver):
+    """Also those of new operators, as an imperative layer has for each call."""
     import torch
 
     def steps(count):
         for _ in range(count):
             layer_checks.check_devices(
-                driver, "gpu(0)", "float32", (4, 64, 30, 30), [4], 1, WRITE
-            )
+                driver, "gpu(0)", "float32", (4, 64, 30, 30), [4], 1, WRITE,
+                activation=activation,
+            )  # fmt: skip
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
         return torch.cuda.mem_get_info()[0]

@@ -4,7 +4,6 @@
 #include "op/cuda/backend_cuda.h"
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "kernels/cuda/vectors.h"
 #include "op/cuda/current_device.h"
 #include "op/cuda/lane.h"
+#include "op/cuda/memory_pool.h"
 
 namespace syncbn {
 namespace {
@@ -37,16 +37,7 @@ class CudaBackend : public Backend {
   explicit CudaBackend(int ordinal) : ordinal_(ordinal) {}
 
   // No call is under way, and each has waited for its kernels.
-  ~CudaBackend() override {
-    if (std::all_of(pieces_, std::end(pieces_), [](const Piece& p) { return p.data == nullptr; }))
-      return;
-    try {
-      const cuda::CurrentDevice current(ordinal_);
-      for (const Piece& piece : pieces_) SYNCBN_CUDA_CHECK(cudaFree(piece.data));
-    } catch (const DeviceError&) {
-      // The process may be at its end, and the memory gone with its context.
-    }
-  }
+  ~CudaBackend() override { CudaBackend::FreeMemory(); }
 
   void Begin(const Layout& layout, std::initializer_list<const Tensor*> vectors) override {
     for (const Tensor* vector : vectors) CheckIsParameter(*vector);
@@ -153,18 +144,16 @@ class CudaBackend : public Backend {
   }
 
   void* Memory(Place place, size_t bytes) override {
-    Piece& piece = pieces_[static_cast<int>(place)];
+    cuda::Piece& piece = pieces_[static_cast<int>(place)];
     if (bytes > piece.bytes) {
-      const Piece smaller = std::exchange(piece, Piece());
-      SYNCBN_CUDA_CHECK(cudaFree(smaller.data));  // waits for what still runs on it
-      SYNCBN_CUDA_CHECK(cudaMalloc(&piece.data, bytes));
-      piece.bytes = bytes;
+      cuda::GivePiece(ordinal_, &piece);  // of an earlier call, which has waited for its kernels
+      piece = cuda::TakePiece(ordinal_, bytes);
     }
     return piece.data;
   }
 
   void FreeMemory() override {
-    for (Piece& piece : pieces_) SYNCBN_CUDA_CHECK(cudaFree(std::exchange(piece, Piece()).data));
+    for (cuda::Piece& piece : pieces_) cuda::GivePiece(ordinal_, &piece);
   }
 
   void Gather(const Tensor& tensor, const Layout& layout, const std::vector<int64_t>& channels,
@@ -182,11 +171,6 @@ class CudaBackend : public Backend {
   }
 
  private:
-  struct Piece {
-    void* data = nullptr;
-    size_t bytes = 0;
-  };
-
   void* Workspace(DType dtype, const Layout& layout) {
     return lane_->Workspace(cuda::WorkspaceBytes(dtype, layout));
   }
@@ -248,7 +232,7 @@ class CudaBackend : public Backend {
   }
 
   const int ordinal_;
-  Piece pieces_[3];  // by Place
+  cuda::Piece pieces_[3];  // by Place
   // Of the call under way.
   std::unique_ptr<cuda::CurrentDevice> current_;
   cuda::Lane* lane_ = nullptr;
