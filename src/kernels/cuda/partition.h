@@ -96,7 +96,8 @@ struct Planes {
     return block;
   }
 
-  // A block's item; `kWhole` is `whole`, or false: that is right for every cut, and slower.
+  // The vector of a block's item; nothing of it is in the plane where there is no such item.
+  // `kWhole` is `whole`, or false: that is right for every cut, and slower.
   template <bool kWhole>
   SYNCBN_HOST_DEVICE Slot SlotOf(const Block& block, int item) const {
     const uint32_t row = by_slot_step.Quotient(static_cast<uint32_t>(item));
