@@ -1,8 +1,8 @@
 """The layer on GPU contexts, through MXNet; on CPU contexts first.
 
 For MXNet with a GPU that its wheel has kernels for (sm_50 to sm_89), or with the two
-that scripts/check_cu112.py emulates. On these, operators of MXNet's own do nothing, so
-nets consist of our layers alone, and all else is copies.
+that scripts/check_gpu_wheel.py emulates. On these, operators of MXNet's own do nothing,
+so nets consist of our layers alone, and all else is copies.
 """
 
 from contextlib import ExitStack

@@ -1,7 +1,7 @@
 /* CUDA's runtime as mxnet-cu112 needs it to have GPU contexts on a machine without a GPU: device
    memory is the host's, everything is done when a call returns. Kernels of MXNet's own do nothing,
    and device memory starts as NaN, so what needs them gives NaN.
-   Who uses it: scripts/check_cu112.py, with stubs for all other functions. */
+   Who uses it: scripts/check_gpu_wheel.py, with stubs for all other functions. */
 #include <stdlib.h>
 #include <string.h>
 

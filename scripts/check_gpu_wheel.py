@@ -1,6 +1,6 @@
-"""Runs the tests inside mxnet-cu112 on a machine without a GPU.
+"""Runs the tests inside MXNet's wheel for GPUs on a machine without one.
 
-The wheel for GPUs wants CUDA's libraries to be loaded. Here each is replaced by a stub
+The wheel wants CUDA's libraries to be loaded. Here each is replaced by a stub
 with the functions that libmxnet.so takes from it. They are made twice:
 
 * with two GPUs emulated on the CPU (tests/cpp/emulated_cuda), for which the library is
@@ -11,13 +11,15 @@ with the functions that libmxnet.so takes from it. They are made twice:
 
 Not part of every test run, because the wheel is large.
 
-    python scripts/check_cu112.py                      # arguments go to the suite
-    python scripts/check_cu112.py tests/test_modes.py -x
+    python scripts/check_gpu_wheel.py                  # arguments go to the suite
+    python scripts/check_gpu_wheel.py tests/test_modes.py -x
+    python scripts/check_gpu_wheel.py --wheel mxnet-cu110==1.9.1
 
-The environment and the stubs are kept in build/cu112; VENV chooses another environment,
-which has to hold mxnet-cu112 and the test requirements.
+The environment and the stubs are kept in build/WHEEL; VENV chooses another environment,
+which has to hold the wheel and the test requirements.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -26,21 +28,19 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILD = ROOT / "build" / "cu112"
-WHEEL = "mxnet-cu112==1.9.1"
 
-# Libraries whose functions carry no version, by how these begin.
+# CUDA's libraries, and how their functions begin where these carry no version.
 PREFIXES = {
-    "libcuda.so.1": r"cu[A-Z]",
-    "libcudnn.so.8": "cudnn",
-    "libnccl.so.2": "nccl",
-    "libnvrtc.so.11.2": "nvrtc",
-    "libnvToolsExt.so.1": "nvtx",
-    "libcudart.so.11.0": "(__)?cuda",
-    "libcublas.so.11": "cublas",
-    "libcufft.so.10": "cufft",
-    "libcurand.so.10": "curand",
-    "libcusolver.so.11": "cusolver",
+    "libcuda": r"cu[A-Z]",
+    "libcudnn": "cudnn",
+    "libnccl": "nccl",
+    "libnvrtc": "nvrtc",
+    "libnvToolsExt": "nvtx",
+    "libcudart": "(__)?cuda",
+    "libcublas": "cublas",
+    "libcufft": "cufft",
+    "libcurand": "curand",
+    "libcusolver": "cusolver",
 }
 TEXTS = r".*(GetErrorString|GetErrorName)"  # where a pointer is expected
 
@@ -62,15 +62,15 @@ print(mxnet.__version__, "with CUDA;", gluon_syncbn.features())
 """
 
 
-def make_environment():
-    """A Python with mxnet-cu112 and what the tests need; returns its interpreter."""
-    folder = Path(os.environ.get("VENV", BUILD / "venv"))
+def make_environment(wheel, build):
+    """A Python with the wheel and what the tests need; returns its interpreter."""
+    folder = Path(os.environ.get("VENV", build / "venv"))
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
         lines = (ROOT / "requirements.txt").read_text().splitlines()
         others = [line for line in lines if re.match(r"(?!mxnet)\w", line)]
-        pip = [python, "-m", "pip", "install", "--quiet", WHEEL, *others]
+        pip = [python, "-m", "pip", "install", "--quiet", wheel, *others]
         subprocess.run(pip, check=True)
     return python
 
@@ -83,10 +83,17 @@ def libmxnet(python):
 
 def wanted_functions(library):
     """Functions that `library` takes from each of CUDA's, and which carry versions."""
+    dynamic = subprocess.check_output(["readelf", "-d", library], text=True)
+    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
+    prefixes = {
+        name: PREFIXES[name.split(".")[0]]
+        for name in needed
+        if name.split(".")[0] in PREFIXES
+    }
     symbols = subprocess.check_output(
         ["nm", "-D", "--undefined-only", library], text=True
     )
-    wanted = {name: set() for name in PREFIXES}
+    wanted = {name: set() for name in prefixes}
     versioned = set()
     for line in symbols.splitlines():
         name, _, version = line.split()[-1].partition("@")
@@ -95,7 +102,7 @@ def wanted_functions(library):
             wanted[version].add(name)
             versioned.add(version)
         elif not version:
-            owners = [lib for lib, start in PREFIXES.items() if re.match(start, name)]
+            owners = [lib for lib, start in prefixes.items() if re.match(start, name)]
             if owners:
                 wanted[owners[0]].add(name)
     return wanted, versioned
@@ -127,9 +134,8 @@ def make_stub(library, functions, versioned, folder, runtime):
     subprocess.run([*command, "-o", folder / library, source], check=True)
 
 
-def make_stubs(python, name, runtime):
-    """The folder of the stubs of all libraries."""
-    folder = BUILD / name
+def make_stubs(python, folder, runtime):
+    """Makes the stubs of all libraries in this folder, and returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted, versioned = wanted_functions(libmxnet(python))
     for library, functions in wanted.items():
@@ -137,9 +143,8 @@ def make_stubs(python, name, runtime):
     return folder
 
 
-def make_emulated_library():
+def make_emulated_library(build):
     """The package's library with the emulated kernels."""
-    build = BUILD / "native"
     options = ["-G", "Ninja", "-DGLUON_SYNCBN_BUILD_TESTS=ON"]
     subprocess.run(["cmake", "-S", ROOT / "src", "-B", build, *options], check=True)
     target = "gluon_syncbn_emulated"
@@ -161,14 +166,18 @@ def run(python, stubs, tests, **variables):
 
 
 def main():
-    python = make_environment()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--wheel", default="mxnet-cu112==1.9.1")
+    options, tests = parser.parse_known_args()
+    build = ROOT / "build" / options.wheel.split("=")[0]
+    python = make_environment(options.wheel, build)
     emulated = run(
         python,
-        make_stubs(python, "two_gpus", EMULATED),
+        make_stubs(python, build / "two_gpus", EMULATED),
         ["tests/test_gpu_contexts.py"],
-        GLUON_SYNCBN_LIBRARY=str(make_emulated_library()),
+        GLUON_SYNCBN_LIBRARY=str(make_emulated_library(ROOT / "build" / "emulated")),
     )
-    suite = run(python, make_stubs(python, "no_gpu", NO_GPU), sys.argv[1:])
+    suite = run(python, make_stubs(python, build / "no_gpu", NO_GPU), tests)
     sys.exit(emulated or suite)
 
 
