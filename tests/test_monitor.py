@@ -182,11 +182,24 @@ def test_without_cuda_there_is_the_cpu():
 
 
 COUNT = """
+import os, sys
 import mxnet as mx
 from gluon_syncbn import contexts
+os.environ["LD_LIBRARY_PATH"] = sys.argv[1]  # of the processes that are started
 mx.runtime.Features.is_enabled = lambda self, name: name == "CUDA"
 print(contexts.available_contexts())
-print("libcuda" in open("/proc/self/maps").read())
+print(os.getpid())
+"""
+DRIVER = """
+#include <stdio.h>
+#include <unistd.h>
+int cuInit(unsigned flags) {
+  FILE* file = fopen("%(log)s", "a");
+  fprintf(file, "%%d\\n", (int)getpid());
+  fclose(file);
+  return %(devices)s < 0 ? 100 : 0;
+}
+int cuDeviceGetCount(int* n) { *n = %(devices)s; return 0; }
 """
 
 
@@ -196,14 +209,14 @@ print("libcuda" in open("/proc/self/maps").read())
 )
 def test_the_driver_counts_in_another_process(devices, expected, tmp_path):
     """With a driver made for the test: -1 devices fails as one without a GPU does."""
-    (tmp_path / "cuda.c").write_text(
-        f"int cuInit(unsigned flags) {{ return {devices} < 0 ? 100 : 0; }}\n"
-        f"int cuDeviceGetCount(int* n) {{ *n = {devices}; return 0; }}\n"
-    )
+    log = tmp_path / "started"
+    (tmp_path / "cuda.c").write_text(DRIVER % {"log": log, "devices": devices})
     subprocess.run(
         ["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"],
         cwd=tmp_path,
         check=True,
     )
-    output = run_python(COUNT, LD_LIBRARY_PATH=str(tmp_path))
-    assert output.stdout.split("\n")[:2] == [expected, "False"], output.stderr
+    output = run_python(COUNT, tmp_path)
+    counted, process, *_ = output.stdout.split("\n")
+    assert counted == expected, output.stderr
+    assert process not in log.read_text().split()
