@@ -84,12 +84,8 @@ def libmxnet(python):
 def wanted_functions(library):
     """Functions that `library` takes from each of CUDA's, and which carry versions."""
     dynamic = subprocess.check_output(["readelf", "-d", library], text=True)
-    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
-    prefixes = {
-        name: PREFIXES[name.split(".")[0]]
-        for name in needed
-        if name.split(".")[0] in PREFIXES
-    }
+    needed = re.findall(r"NEEDED.*\[((\w+)\.so.*)\]", dynamic)
+    prefixes = {name: PREFIXES[base] for name, base in needed if base in PREFIXES}
     symbols = subprocess.check_output(
         ["nm", "-D", "--undefined-only", library], text=True
     )

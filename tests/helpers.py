@@ -59,6 +59,11 @@ def train_step(devices, net, shards, dys):
 
 def run_step(devices, net, shards, dys):
     """The same where the caller has attached gradients, or wants none; returns y."""
+    return [y.asnumpy() for y in queue_step(devices, net, shards, dys)]
+
+
+def queue_step(devices, net, shards, dys):
+    """The same without waiting for it: y is as MXNet returns it."""
 
     def step(x, dy):
         with autograd.record():
@@ -66,7 +71,7 @@ def run_step(devices, net, shards, dys):
         y.backward(dy)
         return y
 
-    return [y.asnumpy() for y in devices.map(step, shards, dys)]
+    return devices.map(step, shards, dys)
 
 
 def value(parameter, index=0):

@@ -11,7 +11,16 @@ import mxnet as mx
 import numpy as np
 import pytest
 import reference
-from helpers import MODES, assert_near, put, set_mode, split_rows, summed_grad, value
+from helpers import (
+    MODES,
+    assert_near,
+    put,
+    queue_step,
+    set_mode,
+    split_rows,
+    summed_grad,
+    value,
+)
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -83,40 +92,36 @@ def parameters(net):
     return list(net.collect_params().values())
 
 
-class Runner:
-    """Calls a function for each context: on GPUs in an ordinary loop."""
+class Loop:
+    """What `Devices` is for CPUs, as an ordinary loop: that is enough for GPUs."""
 
     def __init__(self, contexts):
-        self._devices = Devices(contexts)
-        self._is_gpu = contexts[0].device_type == "gpu"
+        self.contexts = contexts
 
-    def __enter__(self):
-        return self._map_in_loop if self._is_gpu else self._devices.map
-
-    def __exit__(self, *exception):
-        self._devices.close()
-
-    @staticmethod
-    def _map_in_loop(function, *lists):
+    def map(self, function, *lists):
         return [function(*elements) for elements in zip(*lists)]
 
+    def __enter__(self):
+        return self
 
-def queue_step(run, net, contexts, seed=0):
+    def __exit__(self, *exception):
+        pass
+
+
+def driver_of(contexts):
+    return (Loop if contexts[0].device_type == "gpu" else Devices)(contexts)
+
+
+def queue_batch(devices, net, seed=0):
     """Forward and backward on shards of a batch; returns outputs and inputs."""
     rng = np.random.default_rng(seed)
     x, dy = rng.normal(3, 2, SHAPE), rng.normal(size=SHAPE)
+    contexts = devices.contexts
     rows = [2, 3] if len(contexts) == 2 else [5]
     shards, dys = (put(split_rows(v, rows), contexts, "float64") for v in (x, dy))
     for shard in shards:
         shard.attach_grad()
-
-    def step(x, dy):
-        with autograd.record():
-            y = net(x)
-        y.backward(dy)
-        return y
-
-    return run(step, shards, dys), shards
+    return queue_step(devices, net, shards, dys), shards
 
 
 def results(net, ys, shards):
@@ -139,10 +144,10 @@ def assert_same(found, expected):
 
 def check_steps(net, contexts, plain, compared):
     """Compares the first results of each of two steps; there are so many."""
-    with Runner(contexts) as run, Runner([mx.cpu()]) as run_plain:
+    with driver_of(contexts) as devices, Devices(mx.cpu()) as one:
         for seed in range(2):
-            found = results(net, *queue_step(run, net, contexts, seed))[:compared]
-            right = results(plain, *queue_step(run_plain, plain, [mx.cpu()], seed))
+            found = results(net, *queue_batch(devices, net, seed))[:compared]
+            right = results(plain, *queue_batch(one, plain, seed))
             assert len(found) == compared
             assert_same(found, right)
 
@@ -154,8 +159,8 @@ def test_steps_and_prediction(mode, contexts):
     check_steps(set_mode(net, mode), contexts, plain, 2 + 4 * 2)
     x = np.random.default_rng(9).normal(size=SHAPE)
     expected = plain(mx.nd.array(x, dtype="float64")).asnumpy()
-    with Runner(contexts) as run:
-        ys = run(net, put([x] * len(contexts), contexts, "float64"))
+    with driver_of(contexts) as devices:
+        ys = devices.map(net, put([x] * len(contexts), contexts, "float64"))
         assert_same([y.asnumpy() for y in ys], [expected] * len(contexts))
 
 
@@ -175,8 +180,8 @@ def test_dtypes(dtype, contexts):
     rows = [1] * len(contexts)
     shape = (len(rows), *SHAPE[1:])
     x = np.random.default_rng(1).normal(1e3, 1, shape).astype(dtype)
-    with Runner(contexts) as run, autograd.train_mode():
-        ys = run(net, put(split_rows(x, rows), contexts, dtype))
+    with driver_of(contexts) as devices, autograd.train_mode():
+        ys = devices.map(net, put(split_rows(x, rows), contexts, dtype))
         y = np.concatenate([y.asnumpy() for y in ys]).astype("float64")
     beta = value(net[1].beta).astype("float64")
     count, terms = y.size // y.shape[1], abs(y).max() + abs(beta).max()
@@ -205,22 +210,22 @@ def test_cpus_and_gpus_side_by_side():
     nets = [make_net(contexts) for contexts in places]
     plain = make_plain(nets[0])
     with ExitStack() as stack:
-        runs = [stack.enter_context(Runner(contexts)) for contexts in places]
-        run_plain = stack.enter_context(Runner([mx.cpu()]))
+        both = [stack.enter_context(driver_of(contexts)) for contexts in places]
+        one = stack.enter_context(Devices(mx.cpu()))
         for seed in range(5):
             queued = [
-                (net, *queue_step(run, net, contexts, seed))
-                for run, net, contexts in zip(runs, nets, places)
+                (net, *queue_batch(devices, net, seed))
+                for devices, net in zip(both, nets)
             ]
-            right = results(plain, *queue_step(run_plain, plain, [mx.cpu()], seed))
+            right = results(plain, *queue_batch(one, plain, seed))
             for step in queued:
                 assert_same(results(*step), right)
 
 
 def test_files_go_from_device_to_device(contexts, tmp_path):
     net, other = make_net(contexts), make_net([mx.cpu()])
-    with Runner(contexts) as run:
-        queue_step(run, net, contexts)
+    with driver_of(contexts) as devices:
+        queue_batch(devices, net)
         mx.nd.waitall()
     net.save_parameters(str(tmp_path / "net.params"))
     other.load_parameters(str(tmp_path / "net.params"), ctx=mx.cpu())

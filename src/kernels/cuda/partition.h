@@ -76,7 +76,6 @@ struct Planes {
     int64_t channel;
     int64_t plane;       // element where its first plane begins
     int64_t slot_begin;  // where its rows begin in a plane
-    int64_t first;       // element where its first row begins, if vectors are whole
     int split, items, columns;
   };
 
@@ -87,7 +86,6 @@ struct Planes {
     const int64_t outer_begin = block.split / slot_blocks * outer_step;
     block.slot_begin = block.split % slot_blocks * slot_step;
     block.plane = (outer_begin * layout.channels + block.channel) * layout.inner;
-    block.first = block.plane + block.slot_begin * width;
     const int64_t left = layout.outer - outer_begin;
     const int64_t planes = left < outer_step ? left : outer_step;
     const int64_t columns = slots - block.slot_begin;
@@ -104,8 +102,9 @@ struct Planes {
     const uint32_t column = static_cast<uint32_t>(item) - row * by_slot_step.divisor;
     Slot slot;
     if (kWhole) {
+      const int64_t first = block.plane + block.slot_begin * width;  // the same for all items
       const uint64_t in_row = uint64_t{column} * static_cast<uint32_t>(width);
-      slot.offset = block.first + row * plane_step + static_cast<int64_t>(in_row);
+      slot.offset = first + row * plane_step + static_cast<int64_t>(in_row);
       const bool inside = item < block.items && static_cast<int>(column) < block.columns;
       slot.end = inside ? width : 0;
       return slot;

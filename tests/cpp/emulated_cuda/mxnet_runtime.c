@@ -5,64 +5,76 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { kDevices = 2, kMajor = 75, kMultiprocessors = 16 };
+enum { kSuccess, kDevices = 2, kMajor = 75, kMultiprocessors = 16 };
 static const size_t kMemory = (size_t)1 << 34;
 
 static _Thread_local int current;
 
-int cudaDriverGetVersion(int* version) { return *version = 11020, 0; }
-int cudaGetDeviceCount(int* count) { return *count = kDevices, 0; }
-int cudaGetDevice(int* device) { return *device = current, 0; }
-int cudaSetDevice(int device) { return current = device, 0; }
+static int Give(int value, int* to) {
+  *to = value;
+  return kSuccess;
+}
+
+int cudaDriverGetVersion(int* version) { return Give(11020, version); }
+int cudaGetDeviceCount(int* count) { return Give(kDevices, count); }
+int cudaGetDevice(int* device) { return Give(current, device); }
+int cudaSetDevice(int device) { return Give(device, &current); }
+int cudaDeviceGetAttribute(int* value, int attribute, int device) {
+  return Give(attribute == kMajor ? 8 : attribute == kMultiprocessors ? 3 : 0, value);
+}
 /* Names, sizes and limits: all 0. MXNet looks at none of them for what is run here. */
 int cudaGetDeviceProperties(void* properties, int device) {
-  return (void)device, memset(properties, 0, 512), 0;
-}
-int cudaDeviceGetAttribute(int* value, int attribute, int device) {
-  (void)device;
-  *value = attribute == kMajor ? 8 : attribute == kMultiprocessors ? 3 : 0;
-  return 0;
+  memset(properties, 0, 512);
+  return kSuccess;
 }
 
-static int allocate(void** memory, size_t bytes) {
+static int Allocate(void** memory, size_t bytes) {
   *memory = malloc(bytes);
-  return memset(*memory, 0xff, bytes), 0;
+  memset(*memory, 0xff, bytes);
+  return kSuccess;
 }
-int cudaMalloc(void** memory, size_t bytes) { return allocate(memory, bytes); }
+static int Free(void* memory) {
+  free(memory);
+  return kSuccess;
+}
+
+int cudaMalloc(void** memory, size_t bytes) { return Allocate(memory, bytes); }
 int cudaMallocPitch(void** memory, size_t* pitch, size_t width, size_t height) {
-  return *pitch = width, allocate(memory, width * height);
+  *pitch = width;
+  return Allocate(memory, width * height);
 }
-int cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
-  return (void)flags, allocate(memory, bytes);
+int cudaHostAlloc(void** memory, size_t bytes, unsigned flags) { return Allocate(memory, bytes); }
+int cudaFree(void* memory) { return Free(memory); }
+int cudaFreeHost(void* memory) { return Free(memory); }
+int cudaMemGetInfo(size_t* unused, size_t* total) {
+  *unused = *total = kMemory;
+  return kSuccess;
 }
-int cudaFree(void* memory) { return free(memory), 0; }
-int cudaFreeHost(void* memory) { return free(memory), 0; }
-int cudaMemGetInfo(size_t* unused, size_t* total) { return *unused = *total = kMemory, 0; }
 
 int cudaMemcpy(void* to, const void* from, size_t bytes, int kind) {
-  return (void)kind, memmove(to, from, bytes), 0;
+  memmove(to, from, bytes);
+  return kSuccess;
 }
 int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int kind, void* stream) {
-  return (void)stream, cudaMemcpy(to, from, bytes, kind);
+  return cudaMemcpy(to, from, bytes, kind);
 }
 int cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
                         void* stream) {
-  return (void)to_device, (void)from_device, (void)stream, cudaMemcpy(to, from, bytes, 0);
+  return cudaMemcpy(to, from, bytes, 0);
 }
 int cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                       size_t height, int kind, void* stream) {
-  (void)kind, (void)stream;
-  for (size_t row = 0; row < height; ++row)
+  for (size_t row = 0; row < height; ++row) {
     memmove((char*)to + row * to_pitch, (const char*)from + row * from_pitch, width);
-  return 0;
+  }
+  return kSuccess;
 }
 int cudaMemsetAsync(void* memory, int value, size_t bytes, void* stream) {
-  return (void)stream, memset(memory, value, bytes), 0;
+  memset(memory, value, bytes);
+  return kSuccess;
 }
 
-int cudaStreamCreate(void** stream) { return allocate(stream, 1); }
-int cudaStreamDestroy(void* stream) { return free(stream), 0; }
-int cudaEventCreateWithFlags(void** event, unsigned flags) {
-  return (void)flags, allocate(event, 1);
-}
-int cudaEventDestroy(void* event) { return free(event), 0; }
+int cudaStreamCreate(void** stream) { return Allocate(stream, 1); }
+int cudaStreamDestroy(void* stream) { return Free(stream); }
+int cudaEventCreateWithFlags(void** event, unsigned flags) { return Allocate(event, 1); }
+int cudaEventDestroy(void* event) { return Free(event); }
