@@ -17,14 +17,15 @@ on both sides.
 Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose
 inputs or outputs are those of the whole graph runs as in the other modes
 (src/imperative/cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There it is
-enough behind the layer that it touches no output of the graph: an identity, which costs
-nothing inside a graph, where it works in place. Gradients in a oneDNN layout then have
-a plain copy as long as the graph lives.
+enough behind the layer that it touches no output of the graph: an operator that works
+in place, which costs nothing inside a graph. Gradients in a oneDNN layout then have a
+plain copy as long as the graph lives.
 """
 
 import sys
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.gluon import HybridBlock
 
@@ -55,8 +56,8 @@ def guard_kind(contexts, layer, is_symbol):
     -------
     str
         ``"gpu"``: not at all, no context is a CPU; ``"outside"``: by `make_plain` and
-        `plain_gradient`; ``"static_shape"``: behind it by an identity; ``"any"``: by
-        copies, which are right in every mode.
+        `plain_gradient`; ``"static_shape"``: behind it by what works in place;
+        ``"any"``: by copies, which are right in every mode.
     """
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
@@ -104,7 +105,12 @@ def guarded_output(F, y, guard):
     if guard in ("gpu", "outside"):
         return y
     if guard == "static_shape":
-        return F.identity(y)
+        # In place. Not an identity: MXNet cannot infer the storage type of its gradient
+        # where the graph's output is the sum of y and an input without a gradient.
+        if _dtype(y) == "float32":
+            return F.amp_multicast(y, num_outputs=1)
+        # It would copy blocked gradients, which other dtypes do not have.
+        return F.reshape(y, shape=(-2,))
     if _ndim(F, y) == 4:
         # Plain in one pass, because it reads blocked layouts; never in place.
         return F.transpose(y, axes=(0, 1, 2, 3))
@@ -136,14 +142,27 @@ def _ndim(F, array):
     """Number of dimensions of an array or of a traced symbol; 0 if unknown."""
     if F is mx.nd:
         return array.ndim
+    shapes = {name: value.shape for name, value in _traced_inputs(array).items()}
+    outputs = shapes and array.infer_shape_partial(**shapes)[1]
+    return len(outputs[0]) if outputs else 0
+
+
+def _dtype(symbol):
+    """The dtype of a traced symbol as text; None if unknown."""
+    dtypes = {name: value.dtype for name, value in _traced_inputs(symbol).items()}
+    outputs = dtypes and symbol.infer_type_partial(**dtypes)[1]
+    return np.dtype(outputs[0]).name if outputs and outputs[0] else None
+
+
+def _traced_inputs(symbol):
+    """The arrays of the trace under way that `symbol` depends on, by name."""
     trace = _trace_frame()
     if trace is None:
-        return 0
-    inputs = [value for value in trace["flatten_args"] if value is not None]
-    shapes = {
-        symbol.name: value.shape
-        for symbol, value in zip(trace["symbol_inputs"], inputs)
-        if hasattr(value, "shape")
+        return {}
+    arrays = [value for value in trace["flatten_args"] if value is not None]
+    read = set(symbol.list_inputs())  # MXNet refuses other names
+    return {
+        variable.name: value
+        for variable, value in zip(trace["symbol_inputs"], arrays)
+        if variable.name in read and hasattr(value, "shape")
     }
-    _, outputs, _ = array.infer_shape_partial(**shapes)
-    return len(outputs[0]) if outputs else 0
