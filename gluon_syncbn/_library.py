@@ -23,6 +23,7 @@ _SIGNATURES = {
     "gluon_syncbn_set_batches": (None, [ctypes.c_char_p, ctypes.c_int64]),
     "gluon_syncbn_set_participants": (None, [ctypes.c_char_p, ctypes.c_char_p]),
     "gluon_syncbn_wait_seconds": (ctypes.c_double, [ctypes.c_char_p]),
+    "gluon_syncbn_first_operators": (ctypes.c_int64, []),
     "gluon_syncbn_note_time": (None, [ctypes.c_void_p, ctypes.c_void_p]),
     "gluon_syncbn_set_timeout": (None, [ctypes.c_double]),
     "gluon_syncbn_timeout": (ctypes.c_double, []),

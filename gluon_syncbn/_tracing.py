@@ -31,10 +31,6 @@ from mxnet.gluon import HybridBlock
 
 _TRACE = HybridBlock._get_graph.__code__
 
-# How many layers were traced for static_shape so far; devices.py waits after a change.
-static_shape_traces = 0
-
-
 # In place; absent from builds of MXNet without oneDNN, which have no other layouts.
 _reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
@@ -61,14 +57,12 @@ def guard_kind(contexts, layer, is_symbol):
     """
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
-    global static_shape_traces
     trace = _trace_frame()
     kind = "any"
     if trace is not None:
         block = trace["self"]
         flags = dict(block._flags)
         if block._active and flags.get("static_alloc") and flags.get("static_shape"):
-            static_shape_traces += 1
             kind = "static_shape"
     if not is_symbol or (trace is not None and trace["self"] is layer):
         kind = "outside"

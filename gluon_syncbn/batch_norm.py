@@ -215,10 +215,7 @@ running_variance_initializer : str or Initializer
 
     def contexts(self):
         """Where the layer is initialized, or is going to be; empty if it is not."""
-        try:
-            return self.running_mean.list_ctx()
-        except RuntimeError:
-            return []
+        return contexts_of(self.running_mean)
 
     def meetings(self):
         """The keys under which native code finds the layer, each with its contexts."""
@@ -328,11 +325,12 @@ running_variance_initializer : str or Initializer
         return f"{text})"
 
 
-def synchronized_layers(net):
-    """The SyncBatchNorm layers of a net, itself included."""
-    layers = []
-    net.apply(lambda b: layers.append(b) if isinstance(b, SyncBatchNorm) else None)
-    return layers
+def contexts_of(parameter):
+    """Where a parameter is initialized, or is going to be; empty if it is not."""
+    try:
+        return parameter.list_ctx()
+    except RuntimeError:
+        return []
 
 
 def check_arguments(

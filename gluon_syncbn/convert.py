@@ -13,6 +13,7 @@ from mxnet.gluon import HybridBlock, SymbolBlock, nn
 from .activations import ActivatedBatchNorm
 from .batch_norm import ACTIVATION, SYNCHRONIZATION, SyncBatchNorm, check_arguments
 from .fusion import check_can_unfold, find_pairs, fold, unfold
+from .symbol_blocks import convert_graph, revert_graph
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 _BASE = nn.BatchNorm.__mro__[1]  # also the base of BatchNormReLU
@@ -32,7 +33,8 @@ def convert_sync_batchnorm(
 
     Works before and after initialization, on :class:`nn.BatchNorm`,
     ``nn.BatchNormReLU``, MXNet's contrib ``SyncBatchNorm`` and GluonCV's
-    ``BatchNormCudnnOff``; a SyncBatchNorm takes the new settings. InstanceNorm,
+    ``BatchNormCudnnOff``, and on the nodes of these kinds in the graph of a
+    :class:`SymbolBlock`; a SyncBatchNorm takes the new settings. InstanceNorm,
     LayerNorm and GroupNorm stay.
 
     Parameters
@@ -63,15 +65,22 @@ def convert_sync_batchnorm(
     Warns
     -----
     UserWarning
-        For layers that cannot be converted: a BatchNorm with a forward of its own, and
-        nodes inside a SymbolBlock. With `fuse`, for parts that cannot be traced.
+        For what cannot be converted: a BatchNorm with a forward of its own, and nodes
+        of a SymbolBlock whose mean or variance is read. With `fuse`, for parts that
+        cannot be traced.
     """
     _check_is_block(net)
     check_arguments(num_devices, timeout=timeout, group=group)
+    settings = {
+        "num_devices": num_devices,
+        "unbiased_running_var": unbiased_running_var,
+        "timeout": timeout,
+        "group": group,
+    }
 
     def convert(block):
         if isinstance(block, SymbolBlock):
-            _warn_of_nodes(block)
+            _warn_of_nodes(block, convert_graph(block, settings))
         if not _is_convertible(block):
             return
         if not isinstance(block, SyncBatchNorm):
@@ -85,7 +94,7 @@ def convert_sync_batchnorm(
             }
             block.__class__ = SyncBatchNorm
             block.set_activation(*activation)
-        block.set_synchronization(num_devices, unbiased_running_var, timeout, group)
+        block.set_synchronization(**settings)
 
     pairs = find_pairs(net, _can_take_activation) if fuse else []
     net.apply(convert)
@@ -125,6 +134,8 @@ def revert_sync_batchnorm(net):
     check_can_unfold(net)
 
     def revert(block):
+        if isinstance(block, SymbolBlock):
+            revert_graph(block, revert)
         if type(block) is not SyncBatchNorm:
             return
         unfold(block)
@@ -185,13 +196,12 @@ def _can_take_activation(block):
     return not block.fuse_relu and _is_known(type(block))
 
 
-def _warn_of_nodes(block):
-    symbol = block._cached_graph[1]
-    nodes = [name for name in symbol.list_auxiliary_states() if name.endswith("_var")]
-    if nodes:
+def _warn_of_nodes(block, names):
+    if names:
         warnings.warn(
-            f"{block.name} stays unsynchronized: it is a SymbolBlock, whose graph is "
-            "fixed; convert the net before it is exported",
+            f"{', '.join(names)} in the graph of {block.name} stay unsynchronized: "
+            "their mean or variance is read too, expected BatchNorm of which only the "
+            "normalized values are",
             stacklevel=4,
         )
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 import mxnet as mx
 from mxnet import autograd
 
-from . import _tracing, failures
+from . import _library, failures
 from ._interrupts import deferred_interrupt
 from ._shares import share_bounds
 
@@ -195,18 +195,13 @@ class Devices:
             return self._call_each(_Flags(), function, lists)
 
     def _call_each(self, flags, function, lists):
-        traces = _tracing.static_shape_traces
         results = []
         try:
             for thread, context, *elements in zip(self._threads, self.contexts, *lists):
                 call = thread.submit(flags.call, context, function, elements)
                 results.append(call.result())
-            if flags.recording and _tracing.static_shape_traces != traces:
-                # MXNet declares running statistics of such graphs as only read
-                # (imperative_utils.h, CreateEngineOp), so the copy that a Trainer's
-                # first step makes of them would not wait for this first forward to
-                # write them.
-                mx.nd.waitall()
+            if flags.recording and flags.training:
+                _await_first_operators()
         except BaseException as error:
             reason = (
                 f"given up because a call for another context raised "
@@ -243,12 +238,29 @@ def split(batch, contexts, batch_axis=0):
         ]
 
 
+_awaited_operators = 0
+
+
+def _await_first_operators():
+    """Waits where layers were called for the first time since the last such wait.
+
+    MXNet declares running statistics of static_shape graphs as only read
+    (imperative_utils.h, CreateEngineOp), so the copy that a Trainer's first step makes
+    of them would not wait for the first forward to write them.
+    """
+    global _awaited_operators
+    made = _library.load().gluon_syncbn_first_operators()
+    if made != _awaited_operators:
+        mx.nd.waitall()
+        _awaited_operators = made
+
+
 class _Flags:
     """MXNet's thread-local flags of the thread that makes the object."""
 
     def __init__(self):
         self.recording = autograd.is_recording()
-        self._training = autograd.is_training()
+        self.training = autograd.is_training()
         self._np_shape = mx.util.is_np_shape()
         self._np_array = mx.util.is_np_array()
 
@@ -257,7 +269,7 @@ class _Flags:
         record = autograd.record if self.recording else autograd.pause
         with ExitStack() as stack:
             stack.enter_context(context)
-            stack.enter_context(record(train_mode=self._training))
+            stack.enter_context(record(train_mode=self.training))
             stack.enter_context(mx.util.np_shape(self._np_shape))
             stack.enter_context(mx.util.np_array(self._np_array))
             return function(*elements)

@@ -11,7 +11,7 @@ import time
 import mxnet as mx
 
 from . import _library
-from .batch_norm import synchronized_layers
+from .symbol_blocks import synchronized_layers
 
 _TOP = 5
 _NEGLIGIBLE = 0.05  # shares below it hold nobody back

@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from . import _library
-from .batch_norm import synchronized_layers
+from .symbol_blocks import synchronized_layers
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers import MODES, cpus, run_python, set_mode
 from mxnet import autograd
-from mxnet.gluon import HybridBlock, SymbolBlock, nn
+from mxnet.gluon import HybridBlock, nn
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
@@ -159,19 +159,6 @@ def test_layer_with_its_own_forward_stays_with_a_warning():
     with pytest.warns(UserWarning, match="Mine has a forward of its own"):
         convert_sync_batchnorm(layer, 2)
     assert type(layer) is Mine
-
-
-def test_nodes_of_a_symbol_block_stay_with_a_warning(tmp_path):
-    net = initialized(nn.HybridSequential())
-    net.add(nn.BatchNorm())
-    net.initialize()
-    net.hybridize()
-    net(batch())
-    path = str(tmp_path / "net")
-    net.export(path)
-    block = SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
-    with pytest.warns(UserWarning, match="it is a SymbolBlock"):
-        convert_sync_batchnorm(block, 2)
 
 
 @pytest.mark.parametrize("convert", [convert_sync_batchnorm, revert_sync_batchnorm])

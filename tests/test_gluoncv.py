@@ -75,11 +75,6 @@ def test_nets_that_pass_the_layer_on_in_part_are_converted_in_whole(name):
     assert {layer.num_devices for layer in layers} == {2}
 
 
-def test_nets_on_symbol_blocks_warn():
-    with pytest.warns(UserWarning, match="it is a SymbolBlock"):
-        convert_sync_batchnorm(MODELS["ssd"](), num_devices=2)
-
-
 @pytest.mark.parametrize("name", ["resnet18_v1b", "mobilenet0.25", "densenet121"])
 def test_classification_nets_are_converted(name):
     net = model_zoo.get_model(name, pretrained=False)

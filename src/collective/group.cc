@@ -60,6 +60,11 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
   return {epoch_, member->second++, participants_};
 }
 
+bool Group::IsFirstSeen(const Device& device) {
+  Lock lock(mutex_);
+  return seen_.insert(device).second;
+}
+
 void Group::Check(const Ticket& ticket, const std::string& operation, const Device& device) {
   Lock lock(mutex_);
   CheckLocked(ticket, operation, device);

@@ -61,6 +61,9 @@ class Group {
   // Forgets the failure, the devices and the unfinished rounds.
   void Reset();
 
+  // Whether this device has asked for the first time.
+  bool IsFirstSeen(const Device& device);
+
   const std::string& layer() const { return layer_; }
 
  private:
@@ -83,6 +86,7 @@ class Group {
   std::map<RoundKey, std::shared_ptr<Round>> rounds_;
   std::map<Device, int64_t> forward_calls_;  // of this epoch; its keys are the members
   std::set<Device> former_members_;
+  std::set<Device> seen_;
   std::shared_ptr<const std::set<Device>> participants_;
   std::string failure_;
   size_t size_ = 0;

@@ -8,6 +8,7 @@
 // thread of its own for custom operators, where waiting for other devices blocks nobody else.
 #include "mxnet/custom_op.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -201,6 +202,8 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
   return 1;
 }
 
+std::atomic<int64_t> first_operators{0};
+
 void CheckGuard(const Attributes& attributes, const Device& device) {
   if (device.type != "cpu" || attributes.guard == "any") return;
   if (attributes.guard == "gpu") {
@@ -225,9 +228,10 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     CheckGuard(of_layer, device);
     const Attributes attributes = ForDevice(of_layer, device);
     NoteOperatorMade();
-    Operator* op = new Operator(
-        attributes, device,
-        Registry::Get().FindOrCreate(attributes.group, attributes.layer));
+    std::shared_ptr<Group> group =
+        Registry::Get().FindOrCreate(attributes.group, attributes.layer);
+    if (group->IsFirstSeen(device) || attributes.guard == "static_shape") ++first_operators;
+    Operator* op = new Operator(attributes, device, std::move(group));
     list->num_callbacks = 3;
     list->callbacks = callbacks;
     list->contexts = op->contexts;
@@ -255,6 +259,8 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 }
 
 }  // namespace
+
+int64_t FirstOperators() { return first_operators; }
 
 void RegisterCustomOp() {
   if (Mxnet().CustomOpRegister("gluon_syncbn", Create) != 0) {

@@ -56,6 +56,8 @@ SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
   return group ? group->WaitSeconds() : 0.0;
 }
 
+SYNCBN_EXPORT int64_t gluon_syncbn_first_operators() { return syncbn::FirstOperators(); }
+
 // For MXEnginePushSync: notes when MXNet runs it, in seconds of the monotonic clock.
 SYNCBN_EXPORT void gluon_syncbn_note_time(void* /*run_context*/, void* seconds) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();

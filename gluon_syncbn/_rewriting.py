@@ -1,0 +1,105 @@
+"""A symbol's graph with some of its nodes replaced.
+
+Called by ``symbol_blocks.py``. It works on the JSON form of graphs, because MXNet's
+symbols cannot be changed; it must not know what the nodes mean.
+"""
+
+import json
+
+import mxnet as mx
+
+INPUT = "gluon_syncbn_input"  # stands for a replaced node's first input
+
+
+def nodes_of(symbol):
+    """The nodes of a graph in topological order, each with the names of its inputs.
+
+    Returns
+    -------
+    list of (dict, list of str)
+        A node has ``op``, ``name`` and perhaps ``attrs``, a dict of strings.
+    """
+    nodes = json.loads(symbol.tojson())["nodes"]
+    return [
+        (node, [nodes[source]["name"] for source, *_ in node["inputs"]])
+        for node in nodes
+    ]
+
+
+def used_outputs(symbol):
+    """Which outputs of each node are read, by the node's name."""
+    graph, used = json.loads(symbol.tojson()), {}
+    entries = [entry for node in graph["nodes"] for entry in node["inputs"]]
+    for source, output, *_ in entries + graph["heads"]:
+        used.setdefault(graph["nodes"][source]["name"], set()).add(output)
+    return used
+
+
+def rewrite(symbol, replace):
+    """A copy of a symbol with nodes replaced.
+
+    Parameters
+    ----------
+    symbol : mxnet.symbol.Symbol
+    replace : callable
+        Called with each node and the names of its inputs, as :func:`nodes_of` gives
+        them. Returns None, and the node stays, with what was changed in its ``attrs``;
+        or a symbol with one output that takes the place of the node's first output. In
+        it the variable :data:`INPUT` is the node's first input, and other variables are
+        those of the graph that have the same name.
+    """
+    old = json.loads(symbol.tojson())
+    graph = _Graph()
+    entries = []  # per old node its new entry as a list [node, output, version]
+    for node in old["nodes"]:
+        sources = [old["nodes"][source]["name"] for source, *_ in node["inputs"]]
+        piece = replace(node, sources)
+        if piece is None:
+            entries.append([graph.add(node, entries), None])
+        else:
+            entries.append(graph.splice(piece, _resolve(node["inputs"][0], entries)))
+    old["heads"] = [_resolve(head, entries) for head in old["heads"]]
+    old["nodes"] = graph.nodes
+    old["arg_nodes"] = [i for i, n in enumerate(graph.nodes) if n["op"] == "null"]
+    del old["node_row_ptr"]  # MXNet computes it
+    library = mx.sym.np if isinstance(symbol, mx.sym.np._Symbol) else mx.sym
+    return library.load_json(json.dumps(old))
+
+
+class _Graph:
+    """Nodes of a new graph; a variable's name stands for one node."""
+
+    def __init__(self):
+        self.nodes, self._variables = [], {}
+
+    def add(self, node, entries):
+        """Adds a node whose inputs are looked up in `entries`; returns its number."""
+        if node["op"] == "null" and node["name"] in self._variables:
+            return self._variables[node["name"]]
+        inputs = [_resolve(entry, entries) for entry in node["inputs"]]
+        self.nodes.append({**node, "inputs": inputs})
+        number = len(self.nodes) - 1
+        if node["op"] == "null":
+            self._variables[node["name"]] = number
+        return number
+
+    def splice(self, piece, first_input):
+        """Adds the nodes of a symbol; returns the entry of its output."""
+        graph, entries = json.loads(piece.tojson()), []
+        for node in graph["nodes"]:
+            if node["name"] == INPUT:
+                entries.append(first_input[:2])
+            else:
+                entries.append([self.add(node, entries), None])
+        (head,) = graph["heads"]
+        return _resolve(head, entries)[:2]
+
+
+def _resolve(entry, entries):
+    """An old entry [node, output, version] as one of the new graph.
+
+    Of a node that stays all outputs do; of a replaced one there is the first.
+    """
+    source, output, *version = entry
+    number, only_output = entries[source]
+    return [number, output if only_output is None else only_output, *version]
