@@ -16,7 +16,7 @@ from .devices import Devices
 from .participation import participating
 
 
-def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True):
+def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True, reset_ctx=False):
     """Makes one net that runs on several devices out of a net for one.
 
     The parallel net takes whole batches and gives whole outputs, equal to those of
@@ -28,8 +28,8 @@ def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True):
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Initialized on `ctx`, or not at all yet. It stays the one that is trained:
-        parameters, their names and files are its own.
+        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. It stays the
+        one that is trained: parameters, their names and files are its own.
     ctx : list of mxnet.Context
         Distinct contexts.
     sync_bn : bool, default True
@@ -42,6 +42,9 @@ def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True):
         a call returns :class:`ShardedOutput`, to be given to a
         :class:`ParallelCriterion`: the outputs stay where they are, which saves their
         memory on the first context.
+    reset_ctx : bool, default False
+        Whether parameters that are initialized elsewhere are moved to `ctx`. GluonCV
+        makes nets of which a part is initialized already.
 
     Returns
     -------
@@ -50,7 +53,8 @@ def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True):
     Raises
     ------
     ValueError
-        If `ctx` is empty or names a context twice, or `net` is initialized on others.
+        If `ctx` is empty or names a context twice, or `net` is initialized on others
+        and `reset_ctx` is not set.
     TypeError
         If `net` is no Block, or `ctx` holds something else than contexts.
 
@@ -78,7 +82,10 @@ def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True):
         )
     if not isinstance(batch_axis, int):
         raise TypeError(f"batch_axis is an int, but got {batch_axis!r}")
-    parallel = ParallelNet(net, Devices(ctx), batch_axis, gather)
+    devices = Devices(ctx)
+    if reset_ctx:
+        _move(net, devices.contexts)
+    parallel = ParallelNet(net, devices, batch_axis, gather)
     if sync_bn:
         convert_sync_batchnorm(net, num_devices=len(parallel.devices))
     return parallel
@@ -225,7 +232,7 @@ class ParallelNet(Block):
                     f"parameter '{name}' is initialized on "
                     f"{', '.join(map(str, there))}, expected "
                     f"{', '.join(map(str, contexts))}; "
-                    "net.collect_params().reset_ctx(ctx) moves a net"
+                    "make_parallel(..., reset_ctx=True) moves a net"
                 )
         return list(parameters.values())
 
@@ -308,6 +315,13 @@ class ParallelCriterion(Block):
         losses = net.devices.map_first(call, output, batch.shards)
         batch.differentiable = output.batch.differentiable + batch.differentiable
         return _backward.gather(ShardedOutput(losses, batch), net)
+
+
+def _move(net, contexts):
+    """Moves what is initialized, or going to be; the rest has no context yet."""
+    for parameter in net.collect_params().values():
+        if parameter._data is not None or parameter._deferred_init:
+            parameter.reset_ctx(contexts)
 
 
 def _as_list(ctx):

@@ -11,12 +11,14 @@ from helpers import MODES, cpus, summed_grad, value
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Trainer, loss, nn
 from parallel_nets import (
+    SHAPE,
     assert_same,
     batches,
     column,
     dense,
     pair,
     parameters,
+    small_net,
     train,
 )  # fmt: skip
 
@@ -252,3 +254,26 @@ def test_replicas_stay_equal_over_random_batch_sizes():
     assert all(np.isfinite(values).all() for values in losses)
     check_replicas(parallel)
     assert np.mean(losses[-1]) < np.mean(losses[0])
+
+
+@pytest.mark.parametrize("state", ["called", "deferred", "in part"])
+def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
+    plain, _ = pair(devices.contexts)
+    template = small_net()
+    template.cast("float64")
+    part = template[0] if state == "in part" else template
+    part.initialize(mx.init.Xavier(), ctx=mx.cpu(3))
+    if state == "called":
+        template(mx.nd.ones((2, *SHAPE), dtype="float64", ctx=mx.cpu(3)))
+        before = template[0].weight.data().asnumpy()
+    parallel = make_parallel(template, devices.contexts, reset_ctx=True)
+    if state == "called":
+        np.testing.assert_array_equal(template[0].weight.data().asnumpy(), before)
+    elif state == "in part":
+        parallel.initialize()
+    for mine, other in zip(parameters(parallel), parameters(plain)):
+        mine.set_data(other.data().copy())
+    for result, expected in zip(train(parallel, [4, 3]), train(plain, [4, 3])):
+        assert_same(result, expected)
+    for parameter in parameters(parallel):
+        assert parameter.list_ctx() == devices.contexts
