@@ -11,15 +11,20 @@ threads take turns, because MXNet's front end is not thread-safe; pushing work i
 and the work itself runs in parallel.
 """
 
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+import os
+import threading
+import weakref
+from concurrent.futures import wait
+from contextlib import ExitStack, contextmanager
 
 import mxnet as mx
 from mxnet import autograd
 
-from . import _library, failures
+from . import _library, _workers, failures
 from ._interrupts import deferred_interrupt
 from ._shares import share_bounds
+
+_within = threading.local()  # the Devices whose functions a thread is called in
 
 
 class Devices:
@@ -69,10 +74,12 @@ class Devices:
                     f"contexts names {context} {self.contexts.count(context)} times, "
                     "expected distinct contexts"
                 )
-        self._threads = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"gluon_syncbn-{context}")
-            for context in self.contexts
+        self._turn, self._process = threading.Lock(), os.getpid()
+        self._workers = [
+            _workers.hire(f"gluon_syncbn-{context}") for context in self.contexts
         ]
+        self._finalizer = weakref.finalize(self, _workers.let_go, self._workers)
+        self._finalizer.atexit = False
 
     def __len__(self):
         return len(self.contexts)
@@ -123,7 +130,8 @@ class Devices:
         ``autograd`` recording and training flags and NumPy semantics hold in them, and
         the current context is the one they are made for. A function must not wait for
         results that need the other contexts (``asnumpy``, ``wait_to_read``): those have
-        no work yet. Wait in the caller, after `map`.
+        no work yet. Wait in the caller, after `map`. Where several threads call `map`,
+        they take turns.
 
         Parameters
         ----------
@@ -140,9 +148,14 @@ class Devices:
         ------
         ValueError
             If a list has another length, or `close` was called.
+        RuntimeError
+            If it is called inside of a function that these Devices call (those of
+            another one may be nested); if a function still runs whose `map` was
+            interrupted; if these Devices are those of a parent process.
         mxnet.MXNetError
             If a layer has failed since the last call and :func:`gluon_syncbn.recover`
-            was not called; the devices are ready again afterwards.
+            was not called; the devices are ready again afterwards. If another thread's
+            `map` does not end within :func:`gluon_syncbn.get_timeout`.
         Exception
             Whatever `function` raises, with its traceback. Contexts after that one are
             not called, and work in flight is given up as by
@@ -185,20 +198,55 @@ class Devices:
                 f"lists have {', '.join(map(str, sorted(lengths)))} elements, expected "
                 f"equal numbers, at most {len(self)}"
             )
-        if self._threads is None:
-            raise ValueError("map was called on closed Devices")
-        failure = failures.failure()
-        if failure:
-            failures.recover()
-            raise mx.MXNetError(failure)
-        with deferred_interrupt():
+        with self._its_turn(), deferred_interrupt():
+            failure = failures.failure()
+            if failure:
+                failures.recover()
+                raise mx.MXNetError(failure)
             return self._call_each(_Flags(), function, lists)
+
+    @contextmanager
+    def _its_turn(self):
+        """The calling thread is the only one that calls in the ``with`` block."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"{self} were made in a parent process, whose threads a fork has not "
+                "got: make new ones here"
+            )
+        within = getattr(_within, "devices", ())
+        if self in within:
+            raise RuntimeError(
+                f"map was called inside of a function that {self} call themselves: "
+                "their threads are busy with that function, so it could only hang"
+            )
+        if not self._turn.acquire(timeout=_bound()):
+            raise mx.MXNetError(
+                f"waited {failures.get_timeout():g} s for the map of another thread on "
+                f"{self}"
+            )
+        try:
+            self._check_ready()
+            _within.devices = (*within, self)
+            yield
+        finally:
+            _within.devices = within
+            self._turn.release()
+
+    def _check_ready(self):
+        if self._workers is None:
+            raise ValueError("map was called on closed Devices")
+        for context, worker in zip(self.contexts, self._workers):
+            if not worker.is_idle():
+                raise RuntimeError(
+                    f"the function that map called for {context}, and that was "
+                    "interrupted, still runs: wait for its end, or make new Devices"
+                )
 
     def _call_each(self, flags, function, lists):
         results = []
         try:
-            for thread, context, *elements in zip(self._threads, self.contexts, *lists):
-                call = thread.submit(flags.call, context, function, elements)
+            for worker, context, *elements in zip(self._workers, self.contexts, *lists):
+                call = worker.submit(flags.call, context, function, elements)
                 results.append(call.result())
             if flags.recording and flags.training:
                 _await_first_operators()
@@ -210,16 +258,15 @@ class Devices:
             failures.end_waits(reason)
             # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes
             # if two threads call it at once. Each does one thing at a time.
-            wait([thread.submit(int) for thread in self._threads])
+            wait([worker.submit(int) for worker in self._workers], _bound())
             failures.recover(reason)
             raise
         return results
 
     def close(self):
-        """Ends the threads. Closing twice does no harm."""
-        for thread in self._threads or []:
-            thread.shutdown()
-        self._threads = None
+        """Lets go of the threads, for other Devices. Closing twice does no harm."""
+        self._finalizer()
+        self._workers = None
 
     def __enter__(self):
         return self
@@ -256,23 +303,36 @@ def _await_first_operators():
 
 
 class _Flags:
-    """MXNet's thread-local flags of the thread that makes the object."""
+    """The thread-local state of the thread that makes the object."""
 
     def __init__(self):
         self.recording = autograd.is_recording()
         self.training = autograd.is_training()
         self._np_shape = mx.util.is_np_shape()
         self._np_array = mx.util.is_np_array()
+        self._devices = _within.devices
 
     def call(self, context, function, elements):
         """Calls the function under these flags, in whatever thread this runs."""
         record = autograd.record if self.recording else autograd.pause
         with ExitStack() as stack:
+<<<<<<< HEAD
             stack.enter_context(context)
             stack.enter_context(record(train_mode=self.training))
+=======
+            _within.devices = self._devices
+            stack.callback(delattr, _within, "devices")
+            stack.enter_context(mx.Context(context))  # which notes whom it replaces
+            stack.enter_context(record(train_mode=self._training))
+>>>>>>> f087ad4 (Threads of closed Devices serve the next ones; nested map and other endless waits of Devices end in an error)
             stack.enter_context(mx.util.np_shape(self._np_shape))
             stack.enter_context(mx.util.np_array(self._np_array))
             return function(*elements)
+
+
+def _bound():
+    """The timeout in seconds, as Python's locks take it."""
+    return min(failures.get_timeout(), threading.TIMEOUT_MAX)
 
 
 def _slice(batch, axis, begin, end):

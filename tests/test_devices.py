@@ -1,15 +1,17 @@
 """Devices: shards, order, threads, flags, and errors that leave it usable."""
 
+import decimal
 import os
 import signal
 import threading
 import time
 import traceback
+import weakref
 
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import cpus
+from helpers import cpus, run_python, status
 from mxnet import autograd
 
 import gluon_syncbn
@@ -132,12 +134,20 @@ def test_an_exception_frees_the_devices_that_wait(devices):
     assert abs(whole.mean(0)).max() < 1e-6
 
 
-def interrupting(seen, *moments):
-    """A function to map that presses Ctrl-C in the calls with these numbers."""
+@pytest.fixture
+def handle():
+    """Sets the handler of Ctrl-C, which a program of the background ignores."""
+    former = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, former)
+
+
+def interrupting(seen):
+    """A function to map that presses Ctrl-C in its first call."""
 
     def function(x):
         seen.append(x)
-        for _ in range(moments.count(len(seen))):
+        if len(seen) == 1:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.1)  # the main thread runs its handler while this one rests
         return x
@@ -145,31 +155,42 @@ def interrupting(seen, *moments):
     return function
 
 
-def test_ctrl_c_waits_until_every_context_was_called(devices):
+def test_ctrl_c_waits_until_every_context_was_called(devices, handle):
     seen = []
+    handle(signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
-        devices.map(interrupting(seen, 1), [1, 2])
+        devices.map(interrupting(seen), [1, 2])
     assert seen == [1, 2]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert devices.map(abs, [-1, -2]) == [1, 2]
 
 
-def test_second_ctrl_c_is_immediate(devices):
-    seen = []
+def test_second_ctrl_c_is_immediate(devices, handle):
+    seen, handled = [], threading.Event()
+
+    def handler(signum, frame):
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
+
+    def press(x):
+        seen.append(x)
+        while not handled.is_set():  # signals may be merged
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+
+    handle(handler)
     with pytest.raises(KeyboardInterrupt):
-        devices.map(interrupting(seen, 1, 1), [1, 2])
+        devices.map(press, [1, 2])
     assert seen == [1]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
     assert devices.map(abs, [-1, -2]) == [1, 2]
 
 
-def test_ctrl_c_calls_the_handler_of_the_program(devices):
+def test_ctrl_c_calls_the_handler_of_the_program(devices, handle):
     seen, noted = [], []
-    former = signal.signal(signal.SIGINT, lambda signum, frame: noted.append(signum))
-    try:
-        assert devices.map(interrupting(seen, 1), [1, 2]) == [1, 2]
-    finally:
-        signal.signal(signal.SIGINT, former)
+    handle(lambda signum, frame: noted.append(signum))
+    assert devices.map(interrupting(seen), [1, 2]) == [1, 2]
     assert noted == [signal.SIGINT]
 
 
@@ -209,6 +230,268 @@ def test_closed_devices_say_so():
     devices.close()
     with pytest.raises(ValueError, match="closed"):
         devices.map(lambda: None)
+
+
+# ---- nested calls, and calls of several threads --------------------------------------
+
+
+def nest_directly(devices, other):
+    return devices.map(lambda: devices.map(int))
+
+
+def nest_in_another_one(devices, other):
+    return devices.map(lambda: other.map(lambda: devices.map(int)))
+
+
+def nest_in_the_first_contexts(devices, other):
+    return devices.map_first(lambda x: devices.map_first(int, [x]), [1])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "nest", [nest_directly, nest_in_another_one, nest_in_the_first_contexts]
+)
+def test_map_inside_of_map(nest, devices, make_devices):
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"map was called inside of .*cpu\(1\)"):
+            nest(devices, make_devices(1))
+        assert devices.map(abs, [-1, -2]) == [1, 2]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_map_of_other_devices_inside_of_map(first, devices, make_devices):
+    inner = make_devices(2, first)
+    layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
+    layer.initialize(ctx=inner.contexts)
+    shards = inner.split(mx.nd.array([[0.0], [2.0]]))
+    for _ in range(3):
+        with autograd.train_mode():
+            outer = devices.map(lambda: inner.map(layer, shards))
+        for ys in outer:
+            values = [y.asscalar() for y in ys]
+            assert values == pytest.approx([-1, 1], abs=1e-4)
+
+
+def test_threads_take_turns(devices):
+    seen, threads = [], []
+
+    def begin_another(x):
+        seen.append(x)
+        if x == "a":
+            thread = threading.Thread(target=devices.map, args=(seen.append, "cd"))
+            threads.append(thread)
+            thread.start()
+            time.sleep(0.02)  # without turns it would be next
+
+    for _ in range(20):
+        devices.map(begin_another, "ab")
+        threads.pop().join()
+    assert "".join(seen) == "abcd" * 20
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
+    gluon_syncbn.set_timeout(0.2)
+    begun, end = threading.Event(), threading.Event()
+
+    def until_told():
+        begun.set()
+        end.wait()
+
+    thread = threading.Thread(target=lambda: devices.map(until_told))
+    thread.start()
+    begun.wait()
+    try:
+        with pytest.raises(mx.MXNetError, match="waited 0.2 s for the map of another"):
+            devices.map(int)
+    finally:
+        end.set()
+        thread.join()
+    assert devices.map(int) == [0, 0]
+
+
+STUCK = """
+import os, signal, threading, time
+import mxnet as mx, gluon_syncbn
+
+gluon_syncbn.set_timeout(1)
+begun, handled = threading.Event(), threading.Event()
+
+def handler(signum, frame):
+    if not handled.is_set():
+        handled.set()
+        raise KeyboardInterrupt
+
+def press():
+    begun.wait()
+    while not handled.is_set():  # signals may be merged
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+
+def never_ends():
+    begun.set()
+    while True:
+        time.sleep(0.01)
+
+signal.signal(signal.SIGINT, handler)
+threading.Thread(target=press).start()
+devices = gluon_syncbn.Devices([mx.cpu(0), mx.cpu(1)])
+try:
+    devices.map(never_ends)
+except KeyboardInterrupt:
+    print("interrupted")
+try:
+    devices.map(int)
+except RuntimeError as error:
+    print(error)
+devices.close()
+with gluon_syncbn.Devices(devices.contexts) as others:
+    print(others.map(int))
+"""
+
+
+def test_a_function_that_never_ends_can_be_left():
+    result = run_python(STUCK)
+    assert result.returncode == 0, result.stderr
+    interrupted, error, others = result.stdout.splitlines()
+    assert interrupted == "interrupted" and others == "[0, 0]"
+    assert error.startswith("the function that map called for cpu(0)")
+
+
+FORKED = """
+import os
+import mxnet as mx, gluon_syncbn
+devices = gluon_syncbn.Devices([mx.cpu(0)])
+gluon_syncbn.Devices([mx.cpu(0)]).close()  # its thread is not the child's either
+child = os.fork()
+if child == 0:
+    try:
+        devices.map(int)
+    except RuntimeError as error:
+        print(error)
+    print(gluon_syncbn.Devices([mx.cpu(0)]).map(int), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(devices.map(int))
+"""
+
+
+def test_a_forked_child_makes_devices_of_its_own():
+    result = run_python(FORKED)
+    error, child, parent = result.stdout.splitlines()
+    assert error.startswith("Devices([cpu(0)]) were made in a parent process")
+    assert child == parent == "[0]"
+
+
+# ---- threads of closed Devices -------------------------------------------------------
+
+
+def test_threads_are_used_again_but_not_shared():
+    with Devices(cpus(2)) as devices:
+        first = devices.map(threading.get_ident)
+        with Devices(cpus(2)) as beside:
+            assert not set(first) & set(beside.map(threading.get_ident))
+    with Devices(cpus(1, first=1)) as devices:
+        (ident,) = devices.map(threading.get_ident)
+    del devices
+    with Devices(cpus(1, first=1)):
+        dropped = Devices(cpus(1, first=1))
+        (other,) = dropped.map(threading.get_ident)
+        del dropped
+        with Devices(cpus(1, first=1)) as devices:
+            assert devices.map(threading.get_ident) == [other] != [ident]
+
+
+MANY = """
+import mxnet as mx, gluon_syncbn
+from helpers import status
+
+def use():
+    with gluon_syncbn.Devices([mx.cpu(0), mx.cpu(1)]) as devices:
+        xs = devices.split(mx.nd.ones((2, 1)))
+        devices.map(lambda x: mx.nd.Dropout(x + 1, mode="always").wait_to_read(), xs)
+
+for number in range(1000):
+    if number in (5, 999):
+        print(status("VmRSS"), status("Threads"))
+    use()
+"""
+
+
+def test_a_thousand_devices_cost_no_more_than_a_few():
+    result = run_python(MANY, timeout=200)
+    few, many = (line.split() for line in result.stdout.splitlines())
+    assert int(many[0]) - int(few[0]) < 16 * 1024, result.stdout
+    assert many[1] == few[1]
+
+
+local = threading.local()
+
+
+def dirty():
+    """Leaves traces of all kinds in the thread that calls it."""
+    mx.random.seed(5)
+    mx.nd.random.uniform()
+    autograd.set_recording(True)
+    autograd.set_training(True)
+    mx.util.set_np(True, True)
+    mx.engine.set_bulk_size(7)
+    mx.cpu(3).__enter__()
+    mx.name.Prefix("mine_").__enter__()
+    np.seterr(all="ignore")
+    decimal.getcontext().prec = 3
+    local.mine = 1
+
+
+def traces():
+    """What a thread can see of its own state."""
+    bulk_size = mx.engine.set_bulk_size(0)
+    mx.engine.set_bulk_size(bulk_size)
+    return (
+        autograd.is_recording(),
+        autograd.is_training(),
+        mx.util.is_np_shape(),
+        mx.util.is_np_array(),
+        bulk_size,
+        mx.current_context(),
+        (mx.sym.var("x") + 1).name,
+        mx.gluon.nn.Dense(1).name,
+        np.geterr(),
+        decimal.getcontext().prec,
+        hasattr(local, "mine"),
+        mx.nd.random.uniform(shape=3).asnumpy().tolist(),
+        mx.nd.random.poisson(3, shape=3).asnumpy().tolist(),
+        mx.nd.Dropout(mx.nd.ones(20), mode="always").asnumpy().tolist(),
+    )
+
+
+def test_a_thread_that_is_used_again_is_like_a_new_one():
+    context = cpus(1, first=7)  # of no other test
+    with Devices(context) as devices:
+        new, again = devices.map(lambda: (traces(), traces()))[0]
+        assert new[-1] != again[-1]  # random numbers
+        devices.map(dirty)
+        (ident,) = devices.map(threading.get_ident)
+    with Devices(context) as devices:
+        assert devices.map(threading.get_ident) == [ident]
+        (result,) = devices.map(traces)
+    assert result == new
+
+
+def test_results_do_not_live_in_the_threads(devices):
+    class Result:
+        pass
+
+    results = [weakref.ref(result) for result in devices.map(Result)]
+    assert [result() for result in results] == [None, None]
+
+
+def test_contexts_are_not_changed_by_their_use(devices):
+    """A Context notes whom it replaces, and is the same object for all who use it."""
+    with mx.cpu(3):
+        with devices.contexts[0]:
+            devices.map(int)
+        assert mx.current_context() == mx.cpu(3)
 
 
 def test_contexts_are_distinct_and_there_is_one():

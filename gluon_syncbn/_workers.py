@@ -1,0 +1,89 @@
+"""Threads that make calls one after the other, and outlive those who hired them.
+
+Called by ``devices.py``. It must not know what is called.
+
+MXNet keeps about 5 MB, most of it random generators, for each thread that ever ran an
+operator, also when the thread has ended. So a thread that is let go waits for the next
+one who wants it, and shows no trace of the former one then.
+"""
+
+import contextvars
+import ctypes
+import os
+import queue
+import threading
+import weakref
+from concurrent.futures import Future
+
+import mxnet as mx
+
+_idle = {}  # per name the workers that nobody holds
+os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
+
+_thread_dict = ctypes.pythonapi.PyThreadState_GetDict
+_thread_dict.restype = ctypes.c_void_p  # for py_object ctypes would own what it returns
+
+
+def hire(name):
+    """A worker of this name that nobody else holds."""
+    try:
+        worker = _idle.setdefault(name, []).pop()
+    except IndexError:
+        return Worker(name)
+    worker.submit(worker.forget).result()
+    return worker
+
+
+def let_go(workers):
+    """Gives workers back; those that are still busy end after their call."""
+    for worker in workers:
+        if worker.is_idle():
+            _idle.setdefault(worker.name, []).append(worker)
+        else:
+            worker.submit(None)
+
+
+class Worker:
+    """A thread that makes the calls it is given, in order.
+
+    A daemon: a call that never ends does not keep the interpreter from exiting.
+    """
+
+    def __init__(self, name):
+        self.name = name
+        self._calls = queue.SimpleQueue()
+        self._latest = weakref.ref(Future())  # weak, because it holds the result
+        self._context = contextvars.Context()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, function, *arguments):
+        """The Future of a call; None in the place of a function ends the thread."""
+        call = Future()
+        self._latest = weakref.ref(call)
+        self._calls.put((call, function, arguments))
+        return call
+
+    def is_idle(self):
+        """Whether all calls are done."""
+        latest = self._latest()
+        return latest is None or latest.done()
+
+    def _run(self):
+        while True:
+            call, function, arguments = self._calls.get()
+            if function is None:
+                return
+            try:
+                call.set_result(self._context.run(function, *arguments))
+            except BaseException as error:
+                call.set_exception(error)
+            del call, function, arguments  # or the last results would live on
+
+    def forget(self):
+        """Makes this thread, which calls it, like a new one."""
+        self._context = contextvars.Context()
+        # What threading.local objects hold: scopes and names of MXNet's and Gluon's,
+        # floating-point settings of NumPy, whatever a caller keeps.
+        ctypes.cast(_thread_dict(), ctypes.py_object).value.clear()
+        mx.random.seed(0)  # a thread's generators begin with that
+        mx.engine.set_bulk_size(0)
