@@ -11,7 +11,7 @@ import weakref
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import cpus, run_python, status
+from helpers import cpus, run_python
 from mxnet import autograd
 
 import gluon_syncbn
