@@ -9,7 +9,9 @@ Called by ``parallel.py``. Two kinds of graphs meet here, which `autograd` keeps
 
 MXNet has no hook between them, so the library's function for backward is wrapped: when
 it has gone through the caller's graph, the gradients that arrived at the net's outputs
-go on through the devices' graphs (``_border.py`` is where they arrive).
+go on through the devices' graphs (``_border.py`` is where they arrive). Which calls of
+parallel nets a backward is about, its heads tell: those whose anchor they depend on. So
+graphs of several nets, and of several threads, do not meet.
 """
 
 import ctypes
@@ -20,13 +22,16 @@ import weakref
 import mxnet as mx
 from mxnet import autograd
 
-from ._border import Gate, Leaves, await_any, is_recorded, join
+from . import _graph
+from ._border import Gate, Leaves, await_any, join
+from ._destination import Returned, Written
 from ._nested import flatten, rebuild
+from ._operators import to_context
 
 _original = None
+_install_once = threading.Lock()
 _numbers = itertools.count()
-_calls = weakref.WeakSet()
-_inside = threading.local()  # whether a thread is in the backward of a device
+_calls = weakref.WeakValueDictionary()  # by the name of the anchor
 
 
 def gather(sharded, net):
@@ -43,7 +48,7 @@ def gather(sharded, net):
     for number, column in enumerate(columns):
         _check_rows(number, column, sharded.batch.shard_rows(), axis)
     recording = autograd.is_recording()
-    recorded = [recording and is_recorded(column[0]) for column in columns]
+    recorded = [recording and _graph.is_recorded(column[0]) for column in columns]
     wholes = iter([])
     if any(recorded):
         in_graph = list(itertools.compress(columns, recorded))
@@ -77,41 +82,46 @@ class _Call:
         self.number = next(_numbers)
         kind = Gate if batch.differentiable else Leaves
         self.border = kind(net.devices.contexts[0], net.batch_axis)
-        self._heads = []  # per device its outputs
-        self._shards = [shards for _, shards in batch.differentiable]
+        self.heads = []  # per device its outputs
+        self._shards = []  # per device those of the differentiable inputs
 
     def attach(self, columns, batch):
         """The outputs, given as columns of parts, as whole arrays of the caller."""
-        self._heads = list(zip(*columns))
-        _calls.add(self)
+        self.heads = list(zip(*columns))
+        inputs = [x for x, _ in batch.differentiable]
+        shards = [parts for _, parts in batch.differentiable]
+        self._shards = list(zip(*shards)) or [()] * len(self.heads)
+        outputs = self.border.attach(self, columns, inputs)
+        _calls[self.border.name] = self
         _install()
-        return self.border.attach(self, columns, [x for x, _ in batch.differentiable])
+        return outputs
 
-    def reached(self):
-        """Whether a backward call has come to the outputs since the last one."""
-        return self.border.reached()
+    def go_on(self, gradients, differentiate):
+        """Queues the devices' backward, and hands on the gradients of the inputs.
 
-    def go_on(self, retain_graph, train_mode):
-        """Queues the devices' backward, and hands on the gradients of the inputs."""
+        Parameters
+        ----------
+        gradients : dict
+            By name those of the border's variables.
+        differentiate : callable
+            Takes outputs of a device, their gradients, and shards; returns the
+            gradients of the shards.
+        """
         devices = self.net.devices
 
-        def backward(heads, gradients, context):
+        def backward(heads, gradients, shards, context):
             there = [k for k, gradient in enumerate(gradients) if gradient is not None]
-            if there:
-                with autograd.pause():
-                    gradients = [gradients[k].as_in_context(context) for k in there]
-                heads = [heads[k] for k in there]
-                _inside.a_device = True
-                try:
-                    autograd.backward(heads, gradients, retain_graph, train_mode)
-                finally:
-                    _inside.a_device = False
+            if not there:
+                return []
+            with autograd.pause():
+                gradients = [to_context(gradients[k], context) for k in there]
+            return differentiate([heads[k] for k in there], gradients, shards)
 
-        contexts = devices.contexts[: len(self._heads)]
-        devices.map_first(backward, self._heads, self.border.take(), contexts)
-        if self._shards:
-            inputs = [[s.grad for s in shards] for shards in self._shards]
-            devices.map_first(self.border.give, [inputs])
+        contexts = devices.contexts[: len(self.heads)]
+        lists = self.heads, self.border.take(gradients), self._shards, contexts
+        inputs = devices.map_first(backward, *lists)
+        if any(self._shards):
+            devices.map_first(self.border.give, [list(zip(*inputs))])
 
     def break_off(self, error):
         """Lets nobody wait for gradients that will not come."""
@@ -120,113 +130,59 @@ class _Call:
 
     def release(self):
         """Lets go of the devices' graphs."""
-        self._heads = self._shards = []
-        _calls.discard(self)
-
-
-class _Gradients:
-    """The parameters' gradients in one backward call, which may reach one often.
-
-    Each graph that reaches a parameter with ``grad_req='write'`` overwrites what
-    another one (of another call of the net, or the caller's own) has written.
-    """
-
-    def __init__(self, calls):
-        parameters = {id(p): p for call in calls for p in call.parameters}
-        self._replicas = [  # per parameter its data and gradients
-            list(zip(p._data, p._grad))
-            for p in parameters.values()
-            if p.grad_req == "write" and p._grad is not None
-        ]
-        self._former = []
-        for data, _ in self._all():
-            if data._fresh_grad:
-                self._former.append(data)
-                data._fresh_grad = False
-
-    def _all(self):
-        return (pair for replicas in self._replicas for pair in replicas)
-
-    def add(self, backward, *arguments):
-        """Calls `backward`, and adds up what it and earlier ones have written."""
-        saved = []
-        for data, grad in self._all():
-            if data._fresh_grad:
-                saved.append((data, grad, grad.copy()))
-                data._fresh_grad = False
-        backward(*arguments)
-        for data, grad, earlier in saved:
-            if data._fresh_grad:
-                grad += earlier
-            data._fresh_grad = True
-
-    def finish(self):
-        """Gives devices that sat out the gradient zero of what the others have."""
-        for replicas in self._replicas:
-            fresh = [data._fresh_grad for data, _ in replicas]
-            if any(fresh):
-                for (data, grad), is_fresh in zip(replicas, fresh):
-                    if not is_fresh:
-                        grad[:] = 0
-                        data._fresh_grad = True
-
-    def restore(self):
-        """Puts back the marks of what this backward call has not reached."""
-        for data in self._former:
-            data._fresh_grad = True
+        self.heads = self._shards = []
+        _calls.pop(self.border.name, None)
 
 
 def _backward(*arguments):
     """In the place of the library's MXAutogradBackwardEx."""
-    num_heads, heads, num_variables, retain_graph, train_mode = (
-        getattr(arguments[k], "value", arguments[k]) for k in (0, 1, 3, 5, 7)
+    num_heads, heads, num_variables, retain_graph = (
+        getattr(arguments[k], "value", arguments[k]) for k in (0, 1, 3, 5)
     )
-    calls = [] if getattr(_inside, "a_device", False) else list(_calls)
+    if not _calls:
+        return _original(*arguments)
+    heads = [ctypes.c_void_p(heads[k]) for k in range(num_heads)]
+    names = _graph.names_behind(heads)
+    calls = [call for call in map(_calls.get, names) if call is not None]
     if not calls:
         return _original(*arguments)
-    gates = [call.border for call in calls if isinstance(call.border, Gate)]
-    for gate in gates:
-        gate.is_closed = bool(num_variables)
-    if num_variables:  # autograd.grad, which no leaf is told of
-        return _original(*arguments)
+    destination = (Returned if num_variables else Written)(calls, names, arguments)
     with autograd.pause():
-        return _through(calls, arguments, (num_heads, heads), retain_graph, train_mode)
+        return _through(calls, heads, destination, bool(retain_graph))
 
 
-def _through(calls, arguments, heads, retain_graph, train_mode):
+def _through(calls, heads, destination, retain_graph):
     """Backward through the caller's graph and all devices' graphs that it reaches."""
-    gradients, reached = _Gradients(calls), []
+    reached = []
     try:
-        code = _original(*arguments)
-        if code == 0:
-            reached = [call for call in calls if call.reached()]
+        code = destination.of_caller(_original)
+        if code != 0:
+            return code
+        reached = calls
         if any(isinstance(call.border, Gate) for call in reached):
             # The gates are going to be waited for: if the heads have failed, in vain.
-            code = _wait_to_read(*heads)
-            if code != 0:
+            if _wait_to_read(heads) != 0:
                 raise mx.base.get_last_ffi_error()
         left = len(reached)
         for call in _in_order(reached):
             left -= 1
             # Running statistics, or a common output, join the graphs of several calls.
-            gradients.add(call.go_on, bool(retain_graph) or left > 0, bool(train_mode))
-        if reached:
-            gradients.finish()
+            destination.of_devices(call, retain_graph or left > 0)
+        destination.finish()
     except BaseException as error:
         for call in reached:
             call.break_off(error)
         raise
     finally:
-        gradients.restore()
+        destination.restore()
     if not retain_graph:
         for call in reached:
             call.release()
     return code
 
 
-def _wait_to_read(count, handles):
-    wait = mx.base._LIB.MXNDArrayWaitToRead
-    codes = (wait(ctypes.c_void_p(handles[k])) for k in range(count))
+def _wait_to_read(heads):
+    codes = map(mx.base._LIB.MXNDArrayWaitToRead, heads)
     return next((code for code in codes if code != 0), 0)
 
 
@@ -242,6 +198,7 @@ def _in_order(calls):
 
 def _install():
     global _original
-    if _original is None:
-        _original = mx.base._LIB.MXAutogradBackwardEx
-        mx.base._LIB.MXAutogradBackwardEx = _backward
+    with _install_once:
+        if _original is None:
+            _original = mx.base._LIB.MXAutogradBackwardEx
+            mx.base._LIB.MXAutogradBackwardEx = _backward

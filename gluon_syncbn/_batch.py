@@ -5,7 +5,7 @@ Called by ``parallel.py``. It must not know what is done with the shards.
 
 from mxnet import autograd
 
-from ._border import is_recorded
+from ._graph import is_recorded
 from ._nested import flatten, rebuild
 from ._shares import share_bounds
 from .devices import split

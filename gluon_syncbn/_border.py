@@ -1,36 +1,28 @@
 """Where the caller's graph of a parallel net ends and the devices' graphs begin.
 
 Called by ``_backward.py``. Both classes put the devices' outputs into the caller's
-graph, learn of the gradients that arrive there, and live as long as that graph, because
+graph, take the gradients that arrive there, and live as long as that graph, because
 MXNet keeps the `autograd.Function` that refers to the call until it frees the graph.
+Both have `variables`, by name, that the caller's backward differentiates with respect
+to, and `name`, that of a variable behind every output.
 """
 
-import ctypes
 import threading
 import time
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
-from . import _tracing, failures
-
-
-def is_recorded(array):
-    """Whether `array` is a result that `autograd` records, or has a gradient."""
-    if not isinstance(array, mx.nd.NDArray):
-        return False
-    library, symbol = mx.base._LIB, ctypes.c_void_p()
-    if library.MXAutogradGetSymbol(array.handle, ctypes.byref(symbol)) != 0:
-        return False
-    library.NNSymbolFree(symbol)
-    return True
+from . import _graph, _tracing, failures
+from ._operators import cast, concat, reshape, slice_axis, to_context
 
 
 def join(parts, axis, context):
     """The parts of one output as a whole; the first of what are no arrays."""
     if not isinstance(parts[0], mx.nd.NDArray):
         return parts[0]
-    return _concatenate([part.as_in_context(context) for part in parts], axis)
+    return _concatenate([to_context(part, context) for part in parts], axis)
 
 
 def _concatenate(arrays, axis):
@@ -38,7 +30,7 @@ def _concatenate(arrays, axis):
         return arrays[0]
     if isinstance(arrays[0], mx.np.ndarray):
         return mx.np.concatenate(arrays, axis=axis)
-    return mx.nd.concat(*arrays, dim=axis)
+    return concat(*arrays, dim=axis)
 
 
 class Leaves:
@@ -49,16 +41,21 @@ class Leaves:
 
     def __init__(self, context, axis):
         self._context, self._axis = context, axis
-        self._leaves = []  # per device one for each output
+        self.variables = {}
+        self._names = []  # per device those of the leaves for each output
 
     def attach(self, call, columns, _inputs):
         """The outputs as whole arrays in the caller's graph, which keeps `call`."""
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
+        self.name = _graph.name_of(anchor.handle)
         zero = _Keeper(call)(anchor)
         with autograd.pause():
             columns = [[self._leaf(part) for part in column] for column in columns]
-        self._leaves = list(zip(*columns))
+        names = [[_graph.name_of(leaf.handle) for leaf in column] for column in columns]
+        self._names = list(zip(*names))
+        for column_names, column in zip(names, columns):
+            self.variables.update(zip(column_names, column))
         outputs = []
         for *others, last in columns:
             link = zero.astype(last.dtype).reshape((1,) * last.ndim)
@@ -68,25 +65,18 @@ class Leaves:
         return outputs
 
     def _leaf(self, part):
-        leaf = part.detach().as_in_context(self._context)
+        leaf = to_context(part.detach(), self._context)
         empty = mx.np.empty if isinstance(leaf, mx.np.ndarray) else mx.nd.empty
         gradient = empty(leaf.shape, ctx=self._context, dtype=leaf.dtype)
         autograd.mark_variables([leaf], [gradient])
         return leaf
 
-    def reached(self):
-        return any(leaf._fresh_grad for leaves in self._leaves for leaf in leaves)
+    def take(self, gradients):
+        """Per device the gradients of its outputs, None where none arrived.
 
-    def take(self):
-        """Per device the gradients of its outputs, None where none arrived."""
-        gradients = [
-            [leaf.grad if leaf._fresh_grad else None for leaf in leaves]
-            for leaves in self._leaves
-        ]
-        for leaves in self._leaves:
-            for leaf in leaves:
-                leaf._fresh_grad = False
-        return gradients
+        `gradients` has those of the variables that a backward has reached.
+        """
+        return [[gradients.get(name) for name in names] for names in self._names]
 
     def break_off(self, error):
         """There is nobody who waits."""
@@ -118,39 +108,44 @@ class Gate:
 
     def __init__(self, context, axis):
         self._context, self._axis = context, axis
-        self._arrived = self._given = None
-        self.is_closed = False  # by autograd.grad
+        self._arrived = []  # passes of backward, oldest first
+        self._taken = self._error = None
 
     def attach(self, call, columns, inputs):
         """The outputs as whole arrays in the caller's graph, which keeps `call`."""
         self._rows = [part.shape[self._axis] for part in columns[0]]
-        self._anchor = mx.nd.zeros((1,), ctx=self._context)
-        self._anchor.attach_grad()
+        anchor = mx.nd.zeros((1,), ctx=self._context)
+        anchor.attach_grad()
+        self.name = _graph.name_of(anchor.handle)
+        self.variables = {self.name: anchor}
         with autograd.pause():
             parts = [[part.detach() for part in column] for column in columns]
             wholes = [join(column, self._axis, self._context) for column in parts]
-        # A function's gradient cannot be added to that of a leaf, a copy's can; and a
-        # function has all its inputs on one context.
-        inputs = [
-            mx.nd.identity(x.as_nd_ndarray()).as_in_context(self._context)
-            for x in inputs
-        ]
-        outputs = _Function(call, self, wholes)(self._anchor, *inputs)
+        is_double = any(x.dtype == np.float64 for x in inputs)
+        self._dtype = np.float64 if is_double else np.float32
+        inputs = [to_context(x.as_nd_ndarray(), self._context) for x in inputs]
+        outputs = _Function(call, self, wholes)(self._flat([anchor, *inputs]))
         if isinstance(wholes[0], mx.np.ndarray):
             outputs = [output.as_np_ndarray() for output in outputs]
         return outputs
 
-    def reached(self):
-        return self._anchor._fresh_grad
+    def _flat(self, arrays):
+        """All in one array, of which the function computes the gradient.
+
+        MXNet's functions stop writing gradients at the first one that is not asked for,
+        and do not add to the gradients of leaves. That of this array is always asked
+        for, because the anchor is a part of it, and written.
+        """
+        flat = [reshape(cast(x, self._dtype), shape=(-1,)) for x in arrays]
+        return concat(*flat, dim=0)
 
     def has_arrived(self):
-        return self._arrived is not None
+        return len(self._arrived) > 0
 
-    def take(self):
+    def take(self, _gradients):
         """Per device the gradients of its outputs, which have arrived."""
-        self._anchor._fresh_grad = False
-        wholes, self._arrived = self._arrived, None
-        return list(zip(*map(self._split, wholes)))
+        self._taken = self._arrived.pop(0)
+        return list(zip(*map(self._split, self._taken.gradients)))
 
     def give(self, gradients):
         """Lets the function return; per input the gradients of its shards.
@@ -159,40 +154,45 @@ class Gate:
         to wait for a resource of MXNet's that a part of the caller's graph holds, which
         waits for these gradients.
         """
-        gradients = [[part.as_nd_ndarray() for part in parts] for parts in gradients]
-        self._give([join(parts, self._axis, self._context) for parts in gradients])
+        wholes = [mx.nd.zeros((1,), ctx=self._context)]
+        for parts in gradients:
+            parts = [part.as_nd_ndarray() for part in parts]
+            wholes.append(join(parts, self._axis, self._context))
+        flat = self._flat(wholes)
+        with _changed:
+            self._taken.given = flat
+            _changed.notify_all()
 
     def break_off(self, error):
         """Lets the function fail."""
-        self._give(mx.MXNetError(f"the backward of a parallel net failed: {error}"))
+        with _changed:
+            self._error = f"the backward of a parallel net failed: {error}"
+            _changed.notify_all()
 
     def backward(self, gradients):
         """Called by MXNet's thread with the outputs' gradients."""
-        if self.is_closed:
-            raise mx.MXNetError(
-                "autograd.grad does not go through a parallel net: attach gradients, "
-                "and call backward"
-            )
+        this = _Pass(gradients)
         with _changed:
-            self._arrived = gradients
+            self._arrived.append(this)
             _changed.notify_all()
-        given = _await(lambda: self._given)
-        self._given = None
-        if isinstance(given, mx.MXNetError):
-            raise given
-        return [mx.nd.zeros_like(self._anchor), *given]
-
-    def _give(self, gradients):
-        with _changed:
-            self._given = gradients
-            _changed.notify_all()
+        _await(lambda: self._error if this.given is None else True)
+        if this.given is None:
+            raise mx.MXNetError(self._error)
+        return this.given
 
     def _split(self, dy):
         parts, begin = [], 0
         for rows in self._rows:
-            parts.append(dy.slice_axis(self._axis, begin, begin + rows))
+            parts.append(slice_axis(dy, self._axis, begin, begin + rows))
             begin += rows
         return parts
+
+
+class _Pass:
+    """One run of a gate's function in backward."""
+
+    def __init__(self, gradients):
+        self.gradients, self.given = gradients, None
 
 
 class _Function(autograd.Function):
@@ -200,11 +200,11 @@ class _Function(autograd.Function):
         super().__init__()
         self._call, self._gate, self._outputs = call, gate, outputs
 
-    def __call__(self, *inputs):
+    def __call__(self, inputs):
         # MXNet hands gradients to it as it does to every asynchronous operator.
-        return [_tracing.plain_gradient(y) for y in super().__call__(*inputs)]
+        return [_tracing.plain_gradient(y) for y in super().__call__(inputs)]
 
-    def forward(self, *inputs):
+    def forward(self, inputs):
         outputs, self._outputs = self._outputs, None
         return [output.as_nd_ndarray() for output in outputs]
 

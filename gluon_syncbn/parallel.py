@@ -95,7 +95,9 @@ class ParallelNet(Block):
     """What :func:`make_parallel` returns.
 
     It takes and gives whole batches. `backward` goes through it, also from another
-    thread; `autograd.grad` does not.
+    thread, and so does `autograd.grad`, though not with ``create_graph=True``. Of each
+    replica of a parameter that gives the device's share, as in its `grad`; the whole
+    gradient is their sum. Threads may train a net each.
 
     Attributes
     ----------
