@@ -15,7 +15,7 @@ import numpy as np
 from mxnet import autograd
 
 from . import _graph, _tracing, failures
-from ._operators import cast, concat, reshape, slice_axis, to_context
+from ._operators import broadcast_add, cast, concat, reshape, slice_axis, to_context
 
 
 def join(parts, axis, context):
@@ -58,10 +58,12 @@ class Leaves:
             self.variables.update(zip(column_names, column))
         outputs = []
         for *others, last in columns:
-            link = zero.astype(last.dtype).reshape((1,) * last.ndim)
+            link = reshape(cast(zero, last.dtype), shape=(1,) * last.ndim)
             if isinstance(last, mx.np.ndarray):
-                link = link.as_np_ndarray()
-            outputs.append(_concatenate([*others, last + link], self._axis))
+                last = last + link.as_np_ndarray()
+            else:
+                last = broadcast_add(last, link)
+            outputs.append(_concatenate([*others, last], self._axis))
         return outputs
 
     def _leaf(self, part):

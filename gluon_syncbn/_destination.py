@@ -123,8 +123,9 @@ class Returned:
         grads = ctypes.POINTER(ctypes.c_void_p)()
         stypes = ctypes.POINTER(ctypes.c_int)()
         arguments = list(self._arguments)
-        arguments[3:5] = len(self._in_caller), mx.base.c_handle_array(
-            self._in_caller.values()
+        arguments[3:5] = (
+            len(self._in_caller),
+            mx.base.c_handle_array(self._in_caller.values()),
         )
         arguments[8:] = ctypes.byref(grads), ctypes.byref(stypes)
         code = original(*arguments)

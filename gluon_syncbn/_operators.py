@@ -8,27 +8,31 @@ gradients, would not keep the dtype that they have to have.
 import ctypes
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray.register import _make_ndarray_function
 
 
 def _operator(name):
     handle = ctypes.c_void_p()
-    mx.base.check_call(
-        mx.base._LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle))
-    )
+    mx.base.check_call(mx.base._LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
     return _make_ndarray_function(handle, name, name)
 
 
+broadcast_add = _operator("broadcast_add")
 concat = _operator("Concat")
 reshape = _operator("Reshape")
 slice_axis = _operator("slice_axis")
+_amp_cast = _operator("amp_cast")
 _cast = _operator("Cast")
 _copyto = _operator("_copyto")
 
 
 def cast(array, dtype):
     """`array` itself if it has that dtype."""
-    return array if array.dtype == dtype else _cast(array, dtype=dtype.__name__)
+    if array.dtype == dtype:
+        return array
+    is_bfloat16 = np.dtype(dtype).names is not None  # which only one operator knows
+    return (_amp_cast if is_bfloat16 else _cast)(array, dtype=dtype)
 
 
 def to_context(array, context):

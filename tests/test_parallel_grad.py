@@ -113,7 +113,9 @@ def test_gradients_of_what_the_net_does_not_see(devices):
 
 
 def test_without_gather(devices):
-    net = make_parallel(mx.gluon.nn.Dense(1, in_units=1), devices.contexts, gather=False)
+    net = make_parallel(
+        mx.gluon.nn.Dense(1, in_units=1), devices.contexts, gather=False
+    )
     net.initialize(mx.init.One())
     criterion = gluon_syncbn.ParallelCriterion(mx.gluon.loss.L2Loss(), net)
     x = column(1, 2, 5)
