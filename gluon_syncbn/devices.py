@@ -316,15 +316,10 @@ class _Flags:
         """Calls the function under these flags, in whatever thread this runs."""
         record = autograd.record if self.recording else autograd.pause
         with ExitStack() as stack:
-<<<<<<< HEAD
-            stack.enter_context(context)
-            stack.enter_context(record(train_mode=self.training))
-=======
             _within.devices = self._devices
             stack.callback(delattr, _within, "devices")
             stack.enter_context(mx.Context(context))  # which notes whom it replaces
-            stack.enter_context(record(train_mode=self._training))
->>>>>>> f087ad4 (Threads of closed Devices serve the next ones; nested map and other endless waits of Devices end in an error)
+            stack.enter_context(record(train_mode=self.training))
             stack.enter_context(mx.util.np_shape(self._np_shape))
             stack.enter_context(mx.util.np_array(self._np_array))
             return function(*elements)
