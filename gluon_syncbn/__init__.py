@@ -13,6 +13,7 @@ from .memory import keep_freed_memory
 from .monitor import Monitor
 from .parallel import ParallelCriterion, ParallelNet, ShardedOutput, make_parallel
 from .participation import participating
+from .plain_loop import allow_plain_loop
 from .replicas import check_replicas
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ShardedOutput",
     "SyncBatchNorm",
     "__version__",
+    "allow_plain_loop",
     "available_contexts",
     "check_replicas",
     "convert_sync_batchnorm",

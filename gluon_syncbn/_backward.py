@@ -45,8 +45,9 @@ def gather(sharded, net):
     """
     columns = list(zip(*map(flatten, sharded)))  # per output its parts
     context, axis = net.devices.contexts[0], net.batch_axis
-    for number, column in enumerate(columns):
-        _check_rows(number, column, sharded.batch.shard_rows(), axis)
+    rows = sharded.batch.shard_rows()
+    for number, column in enumerate(columns if rows else []):
+        _check_rows(number, column, rows, axis)
     recording = autograd.is_recording()
     recorded = [recording and _graph.is_recorded(column[0]) for column in columns]
     wholes = iter([])
@@ -78,7 +79,7 @@ class _Call:
 
     def __init__(self, batch, net):
         self.net = net
-        self.parameters = batch.parameters
+        self.parameters, self.contexts = batch.parameters, net.devices.contexts
         self.number = next(_numbers)
         kind = Gate if batch.differentiable else Leaves
         self.border = kind(net.devices.contexts[0], net.batch_axis)

@@ -183,6 +183,8 @@ class Gate:
         return this.given
 
     def _split(self, dy):
+        if len(self._rows) == 1:
+            return [dy]
         parts, begin = [], 0
         for rows in self._rows:
             parts.append(slice_axis(dy, self._axis, begin, begin + rows))

@@ -28,11 +28,18 @@ class Written:
     def __init__(self, calls, names, arguments):
         self._names, self._arguments = names, arguments
         self._train_mode = bool(arguments[_TRAIN_MODE].value)
-        self._replicas = [  # per parameter its data and gradients
-            list(zip(p._data, p._grad))
-            for p in _parameters(calls)
-            if p.grad_req == "write"
-        ]
+        # Per parameter of the nets that were called its data and gradients, on the
+        # devices of these calls.
+        self._replicas = {
+            (id(p), *call.contexts): [
+                (data, grad)
+                for data, grad in zip(p._data, p._grad)
+                if data.context in call.contexts
+            ]
+            for call in calls
+            for p in call.parameters
+            if p._grad is not None and p.grad_req == "write"
+        }
         self._former = []
         for data, _ in self._all():
             if data._fresh_grad:
@@ -40,14 +47,15 @@ class Written:
                 data._fresh_grad = False
 
     def _all(self):
-        return (pair for replicas in self._replicas for pair in replicas)
+        pairs = (pair for replicas in self._replicas.values() for pair in replicas)
+        return {id(data): (data, grad) for data, grad in pairs}.values()
 
     def of_caller(self, original):
         """Differentiates the caller's graph."""
         return original(*self._arguments)
 
     def of_devices(self, call, retain_graph):
-        """Differentiates the devices' graphs; adds to what earlier ones have written."""
+        """Differentiates the devices' graphs; adds to what earlier ones wrote."""
         saved = []
         for data, grad in self._all():
             if data._fresh_grad:
@@ -67,7 +75,7 @@ class Written:
 
     def finish(self):
         """Gives devices that sat out the gradient zero of what the others have."""
-        for replicas in self._replicas:
+        for replicas in self._replicas.values():
             fresh = [data._fresh_grad for data, _ in replicas]
             if any(fresh):
                 for (data, grad), is_fresh in zip(replicas, fresh):

@@ -248,7 +248,7 @@ class Devices:
             for worker, context, *elements in zip(self._workers, self.contexts, *lists):
                 call = worker.submit(flags.call, context, function, elements)
                 results.append(call.result())
-            if flags.recording and flags.training:
+            if flags.recording and flags.training and len(self) > 1:
                 _await_first_operators()
         except BaseException as error:
             reason = (
@@ -273,6 +273,11 @@ class Devices:
 
     def __exit__(self, *exception):
         self.close()
+
+
+def inside_map():
+    """Whether the calling function runs inside of a `map` of any Devices."""
+    return bool(getattr(_within, "devices", ()))
 
 
 def split(batch, contexts, batch_axis=0):

@@ -10,7 +10,7 @@ import time
 
 import mxnet as mx
 
-from . import _library
+from . import _engine, _library
 from .symbol_blocks import synchronized_layers
 
 _TOP = 5
@@ -190,22 +190,9 @@ class Monitor:
         columns = list(zip(*(getattr(p, arrays)() for p in parameters)))
         times = (ctypes.c_double * len(columns))()
         self._noted.append(times)
-        note = ctypes.cast(_library.load().gluon_syncbn_note_time, ctypes.c_void_p)
         for k, column in enumerate(columns):
-            context = (ctypes.c_int * 2)(
-                column[0].context.device_typeid, column[0].context.device_id
-            )
-            mx.base.check_call(
-                mx.base._LIB.MXEnginePushSyncND(
-                    note,
-                    ctypes.c_void_p(ctypes.addressof(times) + 8 * k),
-                    None,
-                    context,
-                    (ctypes.c_void_p * len(column))(*(a.handle for a in column)),
-                    len(column),
-                    None, 0, None, 0, b"gluon_syncbn.Monitor",
-                )
-            )  # fmt: skip
+            address = ctypes.addressof(times) + k * ctypes.sizeof(ctypes.c_double)
+            _engine.note_time(address, column[0].context, column)
         return times
 
 

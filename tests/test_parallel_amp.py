@@ -2,7 +2,7 @@
 
 from helpers import run_python
 
-# Small whole numbers, which bfloat16 holds exactly, so results have to be the same bits.
+# Small whole numbers, which bfloat16 holds exactly: results have to be the same bits.
 PROGRAM = """
 import itertools
 import mxnet as mx
