@@ -26,6 +26,7 @@ from gluon_syncbn import (
     check_replicas,
     convert_sync_batchnorm,
     make_parallel,
+    recover,
 )
 
 
@@ -165,12 +166,20 @@ def test_graphs_are_freed():
     assert len(_backward._calls) == 0
 
 
-def test_replicas_are_equal_after_a_first_step():
-    """A trainer copies running statistics then, see `_order_running_statistics`."""
-    for _ in range(20):
-        _, net = looped(cpus(2), "static_shape")
-        train_in_a_loop(net, cpus(2), [[3, 2]])
-        check_replicas(net)
+def test_who_reads_running_statistics_waits_for_the_first_step():
+    """As a trainer does, which copies them; MXNet takes them for inputs only."""
+    contexts = cpus(2)
+    net = small_net()
+    convert_sync_batchnorm(net, 2, timeout=0.5)
+    allow_plain_loop(net).initialize(ctx=contexts)
+    for x in [mx.nd.ones((2, *SHAPE), ctx=context) for context in contexts]:
+        net(x)
+    set_mode(net, "static_shape")
+    with autograd.record():
+        net(mx.nd.ones((2, *SHAPE)))
+    with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
+        net[1].running_mean.data(contexts[0]).asnumpy()
+    recover()
 
 
 @pytest.mark.parametrize("net", [3, lambda x: x])

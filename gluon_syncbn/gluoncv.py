@@ -1,0 +1,138 @@
+"""GluonCV's own helpers for several devices, made sound on CPU contexts.
+
+Called by users of GluonCV's training scripts. GluonCV is imported by `install` only.
+"""
+
+import sys
+
+import mxnet as mx
+from mxnet.gluon import Block
+
+from .batch_norm import SyncBatchNorm
+from .plain_loop import allow_plain_loop
+
+
+def install():
+    """Lets GluonCV's training scripts run on several CPU contexts, as on GPUs.
+
+    In the place of ``gluoncv.utils.parallel.DataParallelModel`` and
+    ``DataParallelCriterion`` come :class:`DataParallelModel` and
+    :class:`DataParallelCriterion`, and in that of MXNet's contrib ``SyncBatchNorm``,
+    which the scripts take with ``--syncbn``, :class:`gluon_syncbn.SyncBatchNorm`. Names
+    that modules have imported already are replaced too, so it does not matter when a
+    script calls this, as long as it has not made its nets yet.
+
+    Scripts with a loop of their own over contexts (SSD, YOLO3) need
+    :func:`gluon_syncbn.allow_plain_loop` for their net.
+
+    Raises
+    ------
+    ImportError
+        If GluonCV is not installed.
+    """
+    from gluoncv.utils import parallel
+
+    _replace(parallel.DataParallelModel, DataParallelModel)
+    _replace(parallel.DataParallelCriterion, DataParallelCriterion)
+    _replace(mx.gluon.contrib.nn.SyncBatchNorm, SyncBatchNorm)
+
+
+def _replace(former, new):
+    """Lets every module's name for `former` stand for `new`; not our own modules'."""
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == __package__:
+            continue
+        for key, value in list(getattr(module, "__dict__", {}).items()):
+            if value is former:
+                setattr(module, key, new)
+
+
+class DataParallelModel:
+    """Runs a net, or what evaluates one, on shards of its inputs.
+
+    Parameters
+    ----------
+    module : mxnet.gluon.Block or callable
+        A net; or an object with ``collect_params``, such as GluonCV's ``SegEvalModel``.
+        Its parameters are moved to the contexts.
+    ctx_list : list of mxnet.Context, optional
+        None calls `module` as it is.
+    sync : bool, default False
+        As in GluonCV. It has no effect: devices wait for each other in the layers.
+
+    Inputs
+        - **inputs** : arrays, split along their first axis as GluonCV does.
+
+    Outputs
+        - **outputs** : tuple with a tuple of arrays for each context.
+    """
+
+    def __init__(self, module, ctx_list=None, sync=False):
+        self.module, self.ctx_list, self.sync = module, ctx_list, sync
+        if ctx_list:
+            _reset_ctx(module, ctx_list)
+            for net in _nets(module):
+                allow_plain_loop(net)
+
+    def __call__(self, *inputs, **kwargs):
+        from gluoncv.utils.parallel import split_load_kwargs, tuple_map
+
+        if not self.ctx_list:
+            return self.module(*inputs, **kwargs)
+        shards = zip(*split_load_kwargs(inputs, kwargs, self.ctx_list))
+        return tuple(tuple_map(self.module(*args, **kw)) for args, kw in shards)
+
+    def __repr__(self):
+        return f"DataParallelModel({self.module!r}, {self.ctx_list})"
+
+
+class DataParallelCriterion:
+    """Computes a loss where the outputs of a :class:`DataParallelModel` are.
+
+    Parameters
+    ----------
+    module : callable
+        Takes a context's outputs and targets.
+    ctx_list : list of mxnet.Context, optional
+        None calls `module` as it is.
+    sync : bool, default False
+        As in GluonCV. It has no effect.
+
+    Inputs
+        - **inputs** : what the model returned.
+        - **targets** : arrays, split as the model's inputs are.
+
+    Outputs
+        - **losses** : tuple with what `module` returns for each context; one
+          ``autograd.backward`` takes it.
+    """
+
+    def __init__(self, module, ctx_list=None, sync=False):
+        self.module, self.ctx_list, self.sync = module, ctx_list, sync
+
+    def __call__(self, inputs, *targets, **kwargs):
+        from gluoncv.utils.parallel import split_load_kwargs
+
+        if not self.ctx_list:
+            return self.module(inputs, *targets, **kwargs)
+        shards = zip(inputs, *split_load_kwargs(targets, kwargs, self.ctx_list))
+        return tuple(self.module(*y, *args, **kw) for y, args, kw in shards)
+
+
+def _reset_ctx(module, contexts):
+    for parameter in module.collect_params().values():
+        if parameter._data is not None or parameter._deferred_init:
+            parameter.reset_ctx(contexts)
+
+
+def _nets(module):
+    """The nets that a module calls: itself, or what it holds."""
+    if isinstance(module, Block):
+        return [module]
+    held = getattr(module, "__dict__", {}).values()
+    return [
+        net
+        for value in held
+        if hasattr(value, "collect_params")
+        for net in _nets(value)
+    ]
