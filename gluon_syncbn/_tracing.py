@@ -143,7 +143,12 @@ def _ndim(F, array):
 
 def _dtype(symbol):
     """The dtype of a traced symbol as text; None if unknown."""
-    dtypes = {name: value.dtype for name, value in _traced_inputs(symbol).items()}
+    inputs = _traced_inputs(symbol)
+    if inputs:
+        # A parameter's symbol knows the dtype of its first use only.
+        inputs.update(_trace_frame()["self"].collect_params())
+    read = symbol.list_inputs()
+    dtypes = {name: inputs[name].dtype for name in read if name in inputs}
     outputs = dtypes and symbol.infer_type_partial(**dtypes)[1]
     return np.dtype(outputs[0]).name if outputs and outputs[0] else None
 

@@ -357,6 +357,32 @@ def test_cast_to_float16_keeps_parameters_in_float32(devices):
     assert_near(result, expected, "float16", COUNT, scale=abs(expected).max())
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_net_that_is_cast_after_it_ran(mode):
+    """Symbols of parameters keep the dtype that these had when they were first used."""
+
+    def gradients(norm, context):
+        mx.random.seed(1)
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(4, 3), norm(), nn.Conv2D(2, 3, activation="sigmoid"))
+        net.initialize(mx.init.Xavier(), ctx=context)
+        net(mx.nd.ones((2, 3, 8, 8)))
+        net.cast("float64")
+        set_mode(net, mode)
+        rng = np.random.default_rng(0)
+        with autograd.record():
+            loss = net(mx.nd.array(rng.normal(size=(2, 3, 8, 8)), dtype="float64"))
+        loss.backward()
+        return [summed_grad(p) for p in net.collect_params(".*(weight|gamma)").values()]
+
+    results, expected = (
+        gradients(norm, [mx.cpu()]) for norm in (SyncBatchNorm, nn.BatchNorm)
+    )
+    assert len(results) == 3
+    for result, right in zip(results, expected):
+        assert_near(result, right, "float64", 72, scale=72 * abs(right).max())
+
+
 @pytest.mark.parametrize("initialized", [False, True])
 def test_deepcopy_has_a_group_of_its_own(initialized, devices):
     layer = SyncBatchNorm(num_devices=2, in_channels=3)
