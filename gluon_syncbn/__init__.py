@@ -1,6 +1,6 @@
 """Synchronized batch normalization for MXNet Gluon."""
 
-from . import distributed
+from . import distributed, gluoncv
 from ._library import features
 from ._library import load as _load
 from ._version import __version__
@@ -31,6 +31,7 @@ __all__ = [
     "distributed",
     "features",
     "get_timeout",
+    "gluoncv",
     "keep_freed_memory",
     "make_parallel",
     "participating",

@@ -1,0 +1,205 @@
+"""Loops as GluonCV's training scripts have them, on two CPU contexts."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import cpus, run_python
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm, allow_plain_loop, check_replicas
+
+gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
+from gluoncv import model_zoo  # noqa: E402
+from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SSDMultiBoxLoss  # noqa: E402
+from gluoncv.model_zoo import resnetv1b, segbase  # noqa: E402
+from gluoncv.utils import parallel  # noqa: E402
+
+CONTEXTS, CLASSES, SIZE = cpus(2), 4, 32
+
+
+@pytest.fixture
+def installed():
+    """GluonCV's names afterwards are what they were before."""
+    former = parallel.DataParallelModel, parallel.DataParallelCriterion
+    contrib = mx.gluon.contrib.nn.SyncBatchNorm
+    gluon_syncbn.gluoncv.install()
+    yield
+    ours = gluon_syncbn.gluoncv
+    ours._replace(ours.DataParallelModel, former[0])
+    ours._replace(ours.DataParallelCriterion, former[1])
+    mx.gluon.contrib.nn.SyncBatchNorm = contrib
+
+
+@pytest.fixture
+def thin_backbone(monkeypatch):
+    """A ResNet with one block in each stage."""
+
+    def backbone(name, **options):
+        return resnetv1b.ResNetV1b(resnetv1b.BottleneckV1b, [1, 1, 1, 1], **options)
+
+    monkeypatch.setattr(segbase, "get_backbone", backbone)
+
+
+def segmentation_net(model, norm_layer, **norm_kwargs):
+    net = model(
+        nclass=CLASSES,
+        aux=True,
+        backbone="resnet50",
+        pretrained_base=False,
+        crop_size=SIZE,
+        norm_layer=norm_layer,
+        norm_kwargs=norm_kwargs,
+    )
+    # Devices would draw other numbers.
+    net.apply(lambda b: setattr(b, "_rate", 0) if type(b) is nn.Dropout else None)
+    return net
+
+
+def same_parameters(*nets, size=SIZE):
+    """Of nets of one architecture, all in float64."""
+    for net in nets:
+        net.initialize(force_reinit=True)
+        net(mx.nd.ones((1, 3, size, size)))
+        net.cast("float64")
+    first, *others = [net.collect_params().values() for net in nets]
+    for each in others:
+        for parameter, other in zip(each, first):
+            parameter.set_data(other.data().copy())
+
+
+def segmentation_batches(rows):
+    rng = np.random.default_rng(0)
+    for n in rows:
+        data = mx.nd.array(rng.normal(size=(n, 3, SIZE, SIZE)), dtype="float64")
+        yield data, mx.nd.array(rng.integers(0, CLASSES, (n, SIZE, SIZE)))
+
+
+def train_segmentation(net, contexts, rows):
+    """The loop of scripts/segmentation/train.py; returns losses."""
+    model = parallel.DataParallelModel(net, contexts, True)
+    # With size_average GluonCV divides gradients by the pixels of each shard.
+    criterion = MixSoftmaxCrossEntropyLoss(True, aux_weight=0.5, size_average=False)
+    criterion = parallel.DataParallelCriterion(criterion, contexts, True)
+    optimizer = gluon.Trainer(
+        model.module.collect_params(),
+        "sgd",
+        {"learning_rate": 0.2 / SIZE**2, "momentum": 0.9},
+        kvstore=mx.kv.create("device"),
+    )
+    found = []
+    for data, target in segmentation_batches(rows):
+        with autograd.record(True):
+            outputs = model(data)
+            losses = criterion(outputs, target)
+            mx.nd.waitall()
+            autograd.backward(losses)
+        optimizer.step(len(data))
+        found.append(np.concatenate([loss.asnumpy() for loss in losses]))
+        mx.nd.waitall()
+    return found
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("model", [model_zoo.FCN, model_zoo.DeepLabV3])
+def test_segmentation_script(model, installed, thin_backbone):
+    assert mx.gluon.contrib.nn.SyncBatchNorm is SyncBatchNorm
+    plain = segmentation_net(model, nn.BatchNorm)
+    ours = segmentation_net(model, mx.gluon.contrib.nn.SyncBatchNorm, num_devices=2)
+    same_parameters(plain, ours)
+    rows = [4, 3, 2]  # GluonCV gives the last context the row more
+    expected = train_segmentation(plain, CONTEXTS[:1], rows)
+    results = train_segmentation(ours, CONTEXTS, rows)
+    for result, right in zip(results, expected):
+        assert result.shape == right.shape
+        np.testing.assert_allclose(result, right, rtol=1e-6)
+    assert not np.allclose(expected[0].mean(), expected[-1].mean(), rtol=1e-2)
+    check_replicas(ours)
+
+    evaluator = parallel.DataParallelModel(segbase.SegEvalModel(ours), CONTEXTS)
+    ((data, target),) = segmentation_batches([5])
+    outputs = [output[0] for output in evaluator(data)]
+    targets = gluon.utils.split_and_load(target, CONTEXTS, even_split=False)
+    assert [len(y) for y in outputs] == [len(t) for t in targets] == [2, 3]
+    metric = gluoncv.utils.metrics.SegmentationMetric(CLASSES)
+    metric.update(targets, outputs)
+    assert 0 <= metric.get()[1] <= 1
+
+
+def test_contexts_left_out_and_one_context(installed):
+    x = mx.nd.ones((2, 3))
+    net = gluon.nn.Dense(1)
+    net.initialize()
+    assert parallel.DataParallelModel(net)(x).shape == (2, 1)
+    ((y,),) = parallel.DataParallelModel(net, CONTEXTS[:1])(x)
+    assert y.shape == (2, 1)
+    loss = gluon.loss.L2Loss()
+    assert parallel.DataParallelCriterion(loss)(y, y).shape == (2,)
+    (losses,) = parallel.DataParallelCriterion(loss, CONTEXTS[:1])(((y,),), y)
+    assert losses.shape == (2,)
+
+
+def test_names_that_a_script_has_imported_are_replaced():
+    run = run_python(
+        "from gluoncv.utils.parallel import *\n"
+        "from gluoncv.utils.parallel import DataParallelModel as same\n"
+        "import gluon_syncbn\n"
+        "gluon_syncbn.gluoncv.install()\n"
+        "print(DataParallelModel.__module__, same is DataParallelModel)"
+    )
+    assert run.stdout.split() == ["gluon_syncbn.gluoncv", "True"], run.stderr
+
+
+@pytest.mark.timeout(280)
+def test_ssd_script():
+    """The loop of scripts/detection/ssd/train_ssd.py: over contexts, one backward."""
+    name, options = "ssd_512_mobilenet1.0_custom", {"pretrained_base": False}
+    classes, size = ["a", "b"], 64
+    plain = model_zoo.get_model(name, classes=classes, **options)
+    ours = model_zoo.get_model(
+        name,
+        classes=classes,
+        norm_layer=SyncBatchNorm,
+        norm_kwargs={"num_devices": 2},
+        **options,
+    )
+    # Its features have more norms behind those of `norm_layer`.
+    gluon_syncbn.convert_sync_batchnorm(ours, num_devices=2)
+    same_parameters(plain, ours, size=size)
+    rng = np.random.default_rng(1)
+    with autograd.train_mode():
+        anchors = plain(mx.nd.zeros((1, 3, size, size), dtype="float64"))[2].shape[1]
+    data = mx.nd.array(rng.normal(size=(4, 3, size, size)), dtype="float64")
+    cls = mx.nd.array(rng.integers(-1, 3, (4, anchors)))
+    box = mx.nd.array(rng.normal(size=(4, anchors, 4)))
+
+    def train(net, contexts):
+        net.collect_params().reset_ctx(contexts)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.001})
+        # All negatives count: which are the hardest, rounding may decide.
+        criterion, found = SSDMultiBoxLoss(negative_mining_ratio=1e6), []
+        net.hybridize(static_alloc=True, static_shape=True)
+        for _ in range(3):
+            shards, cls_targets, box_targets = (
+                gluon.utils.split_and_load(array, contexts)
+                for array in (data, cls, box)
+            )
+            with autograd.record():
+                cls_preds, box_preds = [], []
+                for x in shards:
+                    cls_pred, box_pred, _ = net(x)
+                    cls_preds.append(cls_pred.astype("float32"))  # as the loss is
+                    box_preds.append(box_pred.astype("float32"))
+                sum_loss, _, _ = criterion(
+                    cls_preds, box_preds, cls_targets, box_targets
+                )
+                autograd.backward(sum_loss)
+            trainer.step(1)
+            found.append(np.concatenate([loss.asnumpy() for loss in sum_loss]))
+        return np.array(found)
+
+    expected = train(plain, CONTEXTS[:1])
+    results = train(allow_plain_loop(ours), CONTEXTS)
+    np.testing.assert_allclose(results, expected, rtol=1e-5)
+    check_replicas(ours)
