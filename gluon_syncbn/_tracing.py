@@ -35,6 +35,10 @@ _TRACE = HybridBlock._get_graph.__code__
 _reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
+# The block that is traced for an export, so for all ways to run, see _exporting.py.
+exported = None
+
+
 def guard_kind(contexts, layer, is_symbol):
     """How a layer is to be guarded, see ``guard`` in src/mxnet/attributes.h.
 
@@ -55,9 +59,11 @@ def guard_kind(contexts, layer, is_symbol):
         `plain_gradient`; ``"static_shape"``: behind it by what works in place;
         ``"any"``: by copies, which are right in every mode.
     """
+    trace = _trace_frame()
+    if trace is not None and trace["self"] is exported:
+        return "any"
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
-    trace = _trace_frame()
     kind = "any"
     if trace is not None:
         block = trace["self"]
@@ -115,6 +121,12 @@ def current_trace():
     """An object that stands for the trace under way, or None; compare with ``is``."""
     trace = _trace_frame()
     return None if trace is None else trace["symbol_inputs"]
+
+
+def traced_block():
+    """The block that is being traced, and the arguments of its call as a list."""
+    trace = _trace_frame()
+    return trace["self"], list(trace["args"])
 
 
 def _trace_frame():

@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from . import _library, _tracing
+from . import _exporting, _library, _tracing
 from .activations import checked_slope
 from .distributed import _groups
 from .failures import check_timeout
@@ -267,6 +267,8 @@ running_variance_initializer : str or Initializer
         guard = _tracing.guard_kind(places, self, is_symbol)
         inputs = [_tracing.guarded_input(F, x, guard), gamma, beta]
         trace = _tracing.current_trace() if is_symbol else None
+        if trace is not None and guard != "any":
+            _exporting.trace_again_for_export()
         former_trace, former_y = self._latest_use
         chained = trace is not None and trace is former_trace
         if chained:

@@ -18,6 +18,28 @@ result = net(mx.nd.array(np.load(x))).asnumpy()
 print('difference', abs(result - np.load(y)).max())
 """
 
+TRAIN = """
+import sys, numpy as np, mxnet as mx, gluon_syncbn
+from helpers import MODES
+from mxnet import autograd
+path = sys.argv[1]
+imports = mx.gluon.SymbolBlock.imports
+for mode in MODES.values():
+    net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
+    if mode is not None:
+        net.hybridize(**mode)
+    rng = np.random.default_rng(0)
+    trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', {'learning_rate': 1e-4})
+    for step in range(5):
+        with autograd.record():
+            y = net(mx.nd.array(rng.normal(1, 2, (6, 3, 10, 10))))
+            loss = ((y - 1) ** 2).mean()
+        loss.backward()
+        trainer.step(1)
+        print(loss.asscalar(), end=' ')
+    print()
+"""
+
 
 def conv_net(norm):
     net = nn.HybridSequential(prefix="net_")
@@ -95,35 +117,97 @@ def test_exported_net_is_imported_here(mode, devices, tmp_path):
     net, path = trained(devices, mode), str(tmp_path / "net")
     x = batch()
     y = net(x).asnumpy()
-    if mode == "static_shape":
-        gluon_syncbn.revert_sync_batchnorm(net)
-        net.hybridize(**MODES[mode])
-        net(x)
     net.export(path)
+    assert (net(x).asnumpy() == y).all()
     again = SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
     np.testing.assert_allclose(again(x).asnumpy(), y, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["hybridize", "static_alloc"])
-def test_exported_net_is_imported_elsewhere(mode, devices, tmp_path):
-    net, path = trained(devices, mode), tmp_path / "net"
-    np.save(tmp_path / "x.npy", batch().asnumpy())
-    np.save(tmp_path / "y.npy", net(batch()).asnumpy())
+def run_elsewhere(net, x, path):
+    """Exports a net, and runs it in another process; returns the largest difference."""
+    np.save(f"{path}x.npy", x.asnumpy())
+    np.save(f"{path}y.npy", net(x).asnumpy())
     net.export(str(path))
-    run = run_python(IMPORT, path, tmp_path / "x.npy", tmp_path / "y.npy")
+    run = run_python(IMPORT, path, f"{path}x.npy", f"{path}y.npy")
     assert run.returncode == 0, run.stderr
-    assert float(run.stdout.split()[-1]) == 0
+    return float(run.stdout.split()[-1])
 
 
-def test_static_shape_symbol_elsewhere_says_what_to_do(devices, tmp_path):
-    net, path = trained(devices, "static_shape"), tmp_path / "net"
-    np.save(tmp_path / "x.npy", batch().asnumpy())
-    np.save(tmp_path / "y.npy", net(batch()).asnumpy())
+@pytest.mark.parametrize("mode", list(MODES)[1:])
+def test_exported_net_is_imported_elsewhere(mode, devices, tmp_path):
+    net = trained(devices, mode)
+    assert run_elsewhere(net, batch(), tmp_path / "net") < 1e-5
+
+
+@pytest.mark.parametrize("mode", list(MODES)[1:])
+def test_exported_net_is_trained_elsewhere(mode, tmp_path):
+    """Its layers are guarded for every mode, in whichever it was traced."""
+    net, path = conv_net(gluon_syncbn.SyncBatchNorm), tmp_path / "net"
+    net.initialize(mx.init.Xavier())
+    set_mode(net, mode)
+    net(batch())
     net.export(str(path))
-    run = run_python(IMPORT, path, tmp_path / "x.npy", tmp_path / "y.npy")
-    assert run.returncode == 1
-    assert "traced for static_shape=True" in run.stderr
-    assert "revert_sync_batchnorm" in run.stderr
+    run = run_python(TRAIN, path)
+    assert run.returncode == 0, run.stderr
+    values = [list(map(float, line.split())) for line in run.stdout.splitlines()]
+    assert len(values) == 4
+    for value in values[1:]:
+        np.testing.assert_allclose(value, values[0], rtol=1e-3)
+
+
+def test_layer_that_is_exported_by_itself(tmp_path):
+    layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
+    layer.initialize()
+    layer.hybridize()
+    assert run_elsewhere(layer, batch(), tmp_path / "layer") == 0
+
+
+def test_graph_for_gpus_is_exported_for_every_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(gluon_syncbn.SyncBatchNorm, "contexts", lambda _: [mx.gpu(0)])
+    net = conv_net(gluon_syncbn.SyncBatchNorm)
+    net.initialize()
+    net.hybridize()
+    net._get_graph(batch())
+    assert '"guard": "gpu"' in net._cached_graph[1].tojson()
+    monkeypatch.undo()
+    net._build_cache(batch())
+    path = str(tmp_path / "net")
+    net.export(path)
+    net.hybridize()
+    y = net(batch()).asnumpy()
+    again = SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
+    assert (again(batch()).asnumpy() == y).all()
+
+
+def test_net_of_several_inputs_is_exported_from_a_static_graph(tmp_path):
+    class Sum(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.norm = gluon_syncbn.SyncBatchNorm(in_channels=3)
+
+        def hybrid_forward(self, F, x, others, unused=None):
+            return self.norm(x) + others[0] * others[1]
+
+    net, path = Sum(), str(tmp_path / "net")
+    net.initialize()
+    set_mode(net, "static_shape")
+    x, a, b = batch(0), batch(1), batch(2)
+    y = net(x, [a, b], None).asnumpy()
+    net.export(path)
+    names = ["data0", "data1", "data2"]
+    again = SymbolBlock.imports(f"{path}-symbol.json", names, f"{path}-0000.params")
+    assert (again(x, a, b).asnumpy() == y).all()
+    assert (net(x, [a, b], None).asnumpy() == y).all()
+
+
+def test_export_needs_a_call_after_revert(devices, tmp_path):
+    net = trained(devices, "static_shape")
+    gluon_syncbn.revert_sync_batchnorm(net)
+    with pytest.raises(RuntimeError, match="run forward"):
+        net.export(str(tmp_path / "net"))
+    net(batch())
+    net.export(str(tmp_path / "net"))
+    assert "gluon_syncbn" not in (tmp_path / "net-symbol.json").read_text()
 
 
 def test_imported_net_trains_on(devices, tmp_path):
