@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
-from segmentation.errors import Parser, exit_code  # noqa: E402
+from segmentation.errors import Parser, UserError, exit_code  # noqa: E402
 
 
 def arguments():
@@ -24,10 +24,15 @@ def arguments():
     )  # fmt: skip
     parser.add_argument("--image", required=True, metavar="FILE")
     parser.add_argument(
-        "--output", metavar="FILE", help="default: NAME_overlay.png where you are"
+        "--output", metavar="FILE.png", help="default: NAME_overlay.png where you are"
     )
     parser.add_argument("--ctx", choices=("cpu", "gpu"), default="cpu")
-    return parser.parse_args()
+    options = parser.parse_args()
+    output = options.output or Path(options.image).stem + "_overlay.png"
+    if Path(output).suffix.lower() != ".png":
+        raise UserError(f"--output is {output}, but the overlay is a .png file.")
+    options.output = Path(output)
+    return options
 
 
 def tile_starts(length, tile):
@@ -78,22 +83,20 @@ def predict():
     from segmentation.devices import open_contexts
     from segmentation.models import build_model
 
-    source = Path(options.checkpoint)
-    state = checkpoint.load(source / "best.npz" if source.is_dir() else source)
+    state = checkpoint.load(checkpoint.path_of(options.checkpoint, "best.npz"))
     image = read_image(options.image)
     contexts = open_contexts(options.ctx, 1)
     config = replace(state.config, norm="bn", num_devices=1, pretrained=False)
     net = build_model(config, len(state.classes), contexts, state.parameters)
     prediction = segment(net, image, config.crop_size, contexts[0])
-    output = Path(options.output or Path(options.image).stem + "_overlay.png")
     name = Path(options.image).name[-40:]
     heading = f"{config.model}, epoch {state.epoch}: {name}"
-    report.save_overlay(output, image, prediction, state.classes, heading)
+    report.save_overlay(options.output, image, prediction, state.classes, heading)
     for index, name in enumerate(state.classes):
         share = (prediction == index).mean()
         if share:
             print(f"{name:20s} {share:6.1%}")
-    print(f"overlay: {output}")
+    print(f"overlay: {options.output}")
 
 
 if __name__ == "__main__":

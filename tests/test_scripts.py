@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoints import members, npy, rewrite, write_members
 from PIL import Image
 
 pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
@@ -163,6 +164,9 @@ def test_bad_data_is_one_sentence(shapes, tmp_path):
     assert_one_sentence(start(*folder_options(shapes, 2, 255)), "contains the label 7")
     (shapes / "images/train/1.jpg").write_bytes(b"no image")
     assert_one_sentence(start(*folder_options(shapes)), "not a readable image")
+    (shapes / "images/train/1.jpg").unlink()
+    os.mkfifo(shapes / "images/train/1.jpg")
+    assert_one_sentence(start(*folder_options(shapes)), "not a regular file")
     voc = ["--dataset", "voc", "--data-root", tmp_path]
     assert_one_sentence(start(*voc), "VOC2012/ImageSets/Segmentation/val.txt")
     assert not (tmp_path / "run/last.npz").exists()
@@ -202,6 +206,8 @@ def test_a_bad_command_line_is_one_sentence(tmp_path):
         (["--model", "unet"], "invalid choice: 'unet'"),
         (["--epochs", "many"], "invalid int value"),
         (["--colour", "red"], "unrecognized arguments"),
+        (["--run-dir", "x" * 300], "File name too long"),
+        (["--resume", "x" * 300], "File name too long"),
     ]:
         result = run("train_segmentation.py", *options, cwd=tmp_path)
         assert_one_sentence(result, words)
@@ -225,6 +231,67 @@ def test_an_interrupt_leaves_whole_checkpoints(tmp_path):
     train(tmp_path, "--resume", "run", "--stop-after", "3")
 
 
+def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
+    run_dir, output = tmp_path / "run", tmp_path / "overlay.png"
+    command = [sys.executable, str(ROOT / "scripts/train_segmentation.py"), *TINY]
+    command += ["--epochs", "500", "--run-dir", "run"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        while not process.stdout.readline().startswith("epoch 1:"):
+            assert process.poll() is None
+        for options in (
+            ["--resume", "run"],
+            ["--resume", "run/best.npz"],
+            [*TINY, "--run-dir", "run"],
+            [*TINY, "--run-dir", "run", "--overwrite"],
+        ):
+            result = run("train_segmentation.py", *options, cwd=tmp_path)
+            assert_one_sentence(result, f"is in use by process {process.pid} on ")
+        options = "--checkpoint", "run", "--image", "run/sample_0.png"
+        result = run("predict.py", *options, "--output", output, cwd=tmp_path)
+        assert result.returncode == 0 and output.exists(), result.stderr
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+    (run_dir / f".last.npz.{16 * 'a'}.part").write_bytes(b"half")
+    done = len(json.loads((run_dir / "log.json").read_text()))
+    train(tmp_path, "--resume", "run", "--stop-after", str(done + 2))
+    assert not list(run_dir.glob(".*.part"))
+
+
+def test_resuming_into_the_folder_of_another_run_is_refused(trained, tmp_path):
+    train(tmp_path, *TINY, "--run-dir", "run", "--stop-after", "1")
+    options = ["--resume", "run", "--run-dir", trained[0]]
+    result = run("train_segmentation.py", *options, cwd=tmp_path)
+    assert_one_sentence(result, "holds a run already")
+
+
+def test_a_full_disk_while_training_is_one_sentence(trained, tmp_path):
+    """A limit on the size of files, which a checkpoint of the net exceeds."""
+    command = [sys.executable, str(ROOT / "scripts/train_segmentation.py"), *TINY]
+    result = subprocess.run(
+        ["bash", "-c", 'ulimit -f 1000; exec "$@"', "bash", *command],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert_one_sentence(result, "best.npz cannot be written: File too large")
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_an_optimizers_state_of_another_net_is_one_sentence(tmp_path):
+    train(tmp_path, *TINY, "--run-dir", "run", "--stop-after", "1")
+    path = tmp_path / "run/last.npz"
+    content = members(path)
+    name = max(name for name in content if name.startswith("momentum:"))
+    for value in npy(np.ones(7, "f4")), None:
+        changed = {**content, name: value}
+        write_members(path, {k: v for k, v in changed.items() if v})
+        result = run("train_segmentation.py", "--resume", "run", cwd=tmp_path)
+        assert_one_sentence(result, "optimizer state does not fit the net")
+
+
 def test_gpus_that_are_not_there_are_one_sentence(tmp_path):
     import mxnet as mx
 
@@ -246,15 +313,19 @@ def test_predicting_with_bad_input_is_one_sentence(trained, tmp_path):
     text = tmp_path / "text.png"
     text.write_text("no image")
     other = tmp_path / "other.npz"
-    with np.load(folder / "last.npz") as file:
-        content = {name: file[name] for name in file.files}
-    meta = json.loads(str(content["meta"]))
-    meta["config"]["model"] = "icnet"
-    np.savez(other, **{**content, "meta": np.array(json.dumps(meta))})
+    model, classes = tmp_path / "model.npz", tmp_path / "classes.npz"
+    rewrite(folder / "last.npz", lambda m: m["config"].update(model="icnet"), other)
+    rewrite(folder / "last.npz", lambda m: m["config"].update(model="../x"), model)
+    rewrite(folder / "last.npz", lambda m: m.update(classes=5), classes)
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
     for source, image, words in [
         (broken, sample, "not a whole checkpoint"),
         (tmp_path / "none.npz", sample, "There is no checkpoint"),
         (other, sample, "of another model"),
+        (model, sample, "--model is '../x', but must be one of"),
+        (classes, sample, "'classes' is 5"),
+        (folder, pipe, "not a regular file"),
         (folder, text, "not a readable image"),
         (folder, tmp_path / "none.png", "There is no file"),
         (folder, sample.with_name("none") / "none.png", "There is no file"),
@@ -265,3 +336,11 @@ def test_predicting_with_bad_input_is_one_sentence(trained, tmp_path):
         )  # fmt: skip
         assert_one_sentence(result, words)
     assert not (tmp_path / "out.png").exists()
+
+
+def test_an_output_that_is_no_png_is_one_sentence(trained, tmp_path):
+    for name in "x.xyz", "x", ".png":
+        options = "--checkpoint", trained[0], "--image", trained[0] / "sample_0.png"
+        result = run("predict.py", *options, "--output", name, cwd=tmp_path)
+        assert_one_sentence(result, f"--output is {name}, but the overlay is a .png")
+    assert not list(tmp_path.iterdir())

@@ -1,11 +1,11 @@
 """The settings of a run: one dataclass, from the command line, to and from JSON.
 
-A checkpoint carries them, so that predicting and resuming need no options. `TWIN` names
-the settings that a resumed run may change without leaving the path of the first run.
+A checkpoint carries them, so that predicting and resuming need no options. `MAY_CHANGE`
+names the settings that a resumed run may change without leaving the path of the first run.
 """
 
 import argparse
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from .errors import UserError
 
@@ -15,11 +15,12 @@ BACKBONES = (
     "resnet50", "resnet101", "resnet152",
     "resnest50", "resnest101", "resnest200", "resnest269", "xception",
 )  # fmt: skip
-TWIN = ("ctx", "data_root", "workers", "run_dir")
+MAY_CHANGE = ("ctx", "data_root", "workers", "run_dir")
 
 
-def _option(default, text, choices=None, kind=None):
-    meta = {"help": text, "choices": choices, "kind": kind or type(default)}
+def _option(default, text, choices=None, within=None):
+    """A field; `within` is the least and the greatest value of a number."""
+    meta = {"help": text, "choices": choices, "within": within, "kind": type(default)}
     return field(default=default, metadata=meta)
 
 
@@ -29,16 +30,19 @@ class Config:
 
     dataset: str = _option("digits", "where the images come from", DATASETS)
     data_root: str = _option("", "folder of the data set (not for digits)")
-    num_classes: int = _option(0, "classes of --dataset folder")
+    num_classes: int = _option(0, "classes of --dataset folder", within=(0, 4096))
     class_names: str = _option("", "names of these classes, separated by commas")
     ignore_label: int = _option(
-        255, "label of --dataset folder that counts as unlabelled, beside 255"
+        255, "label of --dataset folder that counts as unlabelled, beside 255",
+        within=(-(2**31), 2**31 - 1),
     )
     train_images: int = _option(
-        0, "train on so many images; 0: all there are (digits: 600 scenes)"
+        0, "train on so many images; 0: all there are (digits: 600 scenes)",
+        within=(0, 10**9),
     )
     val_images: int = _option(
-        0, "validate on so many images; 0: all there are (digits: 100 scenes)"
+        0, "validate on so many images; 0: all there are (digits: 100 scenes)",
+        within=(0, 10**9),
     )
     model: str = _option("fastscnn", "GluonCV model", MODELS)
     backbone: str = _option(
@@ -49,9 +53,15 @@ class Config:
     pretrained: bool = _option(
         False, "start from GluonCV's ImageNet weights of the backbone (downloads them)"
     )
-    crop_size: int = _option(96, "side of the square crop, a multiple of 32")
-    min_scale: float = _option(0.75, "smallest random scale of a training image")
-    max_scale: float = _option(1.25, "largest random scale of a training image")
+    crop_size: int = _option(
+        96, "side of the square crop, a multiple of 32", within=(32, 8192)
+    )
+    min_scale: float = _option(
+        0.75, "smallest random scale of a training image", within=(0.01, 16)
+    )
+    max_scale: float = _option(
+        1.25, "largest random scale of a training image", within=(0.01, 16)
+    )
     norm: str = _option(
         "syncbn", "batch norm over all devices, or each by itself", ("syncbn", "bn")
     )
@@ -60,22 +70,38 @@ class Config:
         2,
         "devices; several CPU contexts are simulated devices that share one processor: "
         "they show what the layer computes, not a speed-up",
+        within=(1, 1024),
     )
     hybridize: bool = _option(
         True, "compile the net with static_alloc and static_shape"
     )
-    epochs: int = _option(12, "times every training image is seen")
-    batch_size: int = _option(8, "images of a step, over all devices")
-    lr: float = _option(0.1, "peak learning rate; falls to 0 as (1 - t/T)^0.9")
-    warmup_epochs: float = _option(1.0, "epochs of linear warm-up")
-    momentum: float = _option(0.9, "momentum of SGD")
-    weight_decay: float = _option(1e-4, "weight decay (not of gamma, beta and biases)")
-    head_lr_mult: float = _option(1.0, "learning rate of the heads over the backbone's")
-    aux_weight: float = _option(
-        0.2, "weight of the auxiliary head's loss (fcn, pspnet, deeplabv3*)"
+    epochs: int = _option(
+        12, "times every training image is seen", within=(1, 10**6)
     )
-    seed: int = _option(0, "seed of everything random")
-    workers: int = _option(0, "threads that load the next batch; 0: load in line")
+    batch_size: int = _option(
+        8, "images of a step, over all devices", within=(1, 10**6)
+    )
+    lr: float = _option(
+        0.1, "peak learning rate; falls to 0 as (1 - t/T)^0.9", within=(1e-12, 1e6)
+    )
+    warmup_epochs: float = _option(
+        1.0, "epochs of linear warm-up", within=(0, 10**6)
+    )
+    momentum: float = _option(0.9, "momentum of SGD", within=(0, 1))
+    weight_decay: float = _option(
+        1e-4, "weight decay (not of gamma, beta and biases)", within=(0, 1e6)
+    )
+    head_lr_mult: float = _option(
+        1.0, "learning rate of the heads over the backbone's", within=(1e-12, 1e6)
+    )
+    aux_weight: float = _option(
+        0.2, "weight of the auxiliary head's loss (fcn, pspnet, deeplabv3*)",
+        within=(0, 1e6),
+    )
+    seed: int = _option(0, "seed of everything random", within=(0, 2**31 - 1))
+    workers: int = _option(
+        0, "threads that load the next batch; 0: load in line", within=(0, 1024)
+    )
     run_dir: str = _option("", "run folder; default runs/DATASET-MODEL-NORM")
 
     @classmethod
@@ -84,10 +110,8 @@ class Config:
         for item in fields(cls):
             name = "--" + item.name.replace("_", "-")
             text, kind = item.metadata["help"], item.metadata["kind"]
-            shown = (
-                "" if item.default in ("", MISSING) else f" (default: {item.default})"
-            )
-            options = {"default": argparse.SUPPRESS, "help": text + shown}
+            default = "" if item.default == "" else f" (default: {item.default})"
+            options = {"default": argparse.SUPPRESS, "help": text + default}
             if kind is bool:
                 off = {"dest": item.name, "action": "store_false"}
                 parser.add_argument(name, action="store_true", **options)
@@ -102,18 +126,14 @@ class Config:
 
     @classmethod
     def from_dict(cls, values):
-        """The settings in `values`; a key or a type that is not ours is an error."""
-        kinds = {item.name: item.metadata["kind"] for item in fields(cls)}
+        """The settings in `values`; a key or a value that is not ours is an error."""
+        if not isinstance(values, dict):
+            raise UserError(f"The settings are {shown(values)}, but must be a table.")
+        known = {item.name: item.metadata for item in fields(cls)}
         for name, value in values.items():
-            if name not in kinds:
-                raise UserError(f"The setting '{name}' is unknown to this version.")
-            if not isinstance(
-                value, (int, float) if kinds[name] is float else kinds[name]
-            ):
-                raise UserError(
-                    f"The setting '{name}' should be of type {kinds[name].__name__}, "
-                    f"but is {value!r}."
-                )
+            if name not in known:
+                raise UserError(f"The setting {shown(name)} is unknown.")
+            _check_value(name, value, known[name])
         return cls(**values).validated()
 
     def to_dict(self):
@@ -127,48 +147,60 @@ class Config:
             config = replace(config, run_dir=name)
         if config.model == "deeplabv3plus":
             config = replace(config, backbone="xception")
-        _check_numbers(config)
+        _check_scales(config)
         _check_combinations(config)
         return config
 
     def resumed_with(self, given):
         """These settings with the options given beside --resume, if they may."""
         for name, value in given.items():
-            if name not in TWIN and value != getattr(self, name):
+            if name not in MAY_CHANGE and value != getattr(self, name):
                 raise UserError(
-                    f"The run to resume has --{name.replace('_', '-')} "
-                    f"{getattr(self, name)}, not {value}: a resumed run keeps all its "
-                    "settings but " + ", ".join(_flag(item) for item in TWIN) + "."
+                    f"The run to resume has {_flag(name)} {getattr(self, name)}, not "
+                    f"{value}: a resumed run keeps all its settings but "
+                    + ", ".join(_flag(item) for item in MAY_CHANGE)
+                    + "."
                 )
-        return replace(self, **given).validated()
+        return self.from_dict({**self.to_dict(), **given})
 
 
 def _flag(name):
     return "--" + name.replace("_", "-")
 
 
-def _check_numbers(config):
-    at_least = {
-        "num_devices": 1, "epochs": 1, "batch_size": 1, "seed": 0, "workers": 0,
-        "num_classes": 0, "train_images": 0, "val_images": 0, "warmup_epochs": 0,
-        "momentum": 0, "weight_decay": 0, "aux_weight": 0,
-    }  # fmt: skip
-    for name, least in at_least.items():
-        if not getattr(config, name) >= least:
-            raise UserError(
-                f"{_flag(name)} is {getattr(config, name)}, not {least} or more."
-            )
-    for name in ("lr", "head_lr_mult", "min_scale"):
-        if not 0 < getattr(config, name) < float("inf"):
-            raise UserError(
-                f"{_flag(name)} is {getattr(config, name)}, but must be above 0."
-            )
-    if not config.min_scale <= config.max_scale < float("inf"):
+def shown(value):
+    """A value in a sentence, however long it is."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "..."
+
+
+def is_kind(value, kind):
+    """Is it of this type in JSON? True is no number, and a float may be whole."""
+    kinds = (int, float) if kind is float else kind
+    return isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+
+
+def _check_value(name, value, known):
+    if not is_kind(value, known["kind"]):
+        wanted = f"of type {known['kind'].__name__}"
+    elif known["choices"] and value not in known["choices"]:
+        wanted = "one of " + ", ".join(known["choices"])
+    elif known["within"] and not known["within"][0] <= value <= known["within"][1]:
+        wanted = "from {} to {}".format(*known["within"])
+    elif isinstance(value, str) and not (value.isprintable() and len(value) < 10**5):
+        wanted = "printable text"
+    else:
+        return
+    raise UserError(f"{_flag(name)} is {shown(value)}, but must be {wanted}.")
+
+
+def _check_scales(config):
+    if config.min_scale > config.max_scale:
         raise UserError(
             f"--max-scale is {config.max_scale}, but must be at least --min-scale, "
             f"which is {config.min_scale}."
         )
-    if config.crop_size < 32 or config.crop_size % 32:
+    if config.crop_size % 32:
         raise UserError(
             f"--crop-size is {config.crop_size}, but must be a multiple of 32."
         )

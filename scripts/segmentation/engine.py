@@ -10,6 +10,7 @@ from mxnet import autograd, gluon
 from gluon_syncbn import ParallelCriterion, distributed, make_parallel
 
 from . import interrupts
+from .errors import UserError
 from .metrics import Confusion
 from .models import output_weights
 
@@ -133,7 +134,19 @@ class Engine:
         return {k: v.asnumpy() for k, v in states.items() if v is not None}
 
     def set_momenta(self, momenta):
+        """Continue with an optimizer's state, which has to be that of this net."""
+        mine = {
+            index: parameter.shape
+            for index, parameter in enumerate(self.trainer._params)
+            if parameter.grad_req != "null" and self.config.momentum
+        }
+        if mine != {index: value.shape for index, value in momenta.items()}:
+            raise UserError(
+                "The checkpoint's optimizer state does not fit the net that its "
+                f"settings describe, which has {len(mine)} arrays of momentum."
+            )
         for context, updater in zip(self.net.devices.contexts, self.trainer._updaters):
             for index, value in momenta.items():
-                updater.states[index] = mx.nd.array(value, ctx=context)
+                kind = self.trainer._params[index].dtype
+                updater.states[index] = mx.nd.array(value, ctx=context, dtype=kind)
                 updater.states_synced[index] = True

@@ -1,10 +1,11 @@
 """The one exception for what a user can mend, and how a script ends with it.
 
-Both scripts wrap their work in `exit_code`. Whatever else is raised is a bug of ours
+The scripts wrap their work in `exit_code`. Whatever else is raised is a bug of ours
 and keeps its traceback.
 """
 
 import argparse
+import os
 import sys
 
 
@@ -29,7 +30,11 @@ def _last_words(error):
 def exit_code(work, *args):
     """Run `work(*args)`; return 0, 2 for a user's mistake or 130 for an interrupt."""
     try:
-        work(*args)
+        try:
+            work(*args)
+        finally:
+            if sys.stdout:  # None where it was closed
+                sys.stdout.flush()
         return 0
     except UserError as error:
         message = " ".join(str(error).split())
@@ -37,6 +42,11 @@ def exit_code(work, *args):
         if type(error).__name__ != "MXNetError":  # MXNet is slow to import: not here
             raise
         message = _last_words(error)
+    except OSError as error:  # a full disk or a closed pipe behind the output, mostly
+        name = f" ({error.filename})" if error.filename else ""
+        message = f"The system reports: {error.strerror or error}{name}."
+        # What could not be printed would fail once more, with a traceback, at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt:
         print("interrupted: the checkpoints written so far are whole", file=sys.stderr)
         return 130

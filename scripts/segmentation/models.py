@@ -102,4 +102,4 @@ def set_parameters(net, weights):
             "fit the net that its settings describe."
         )
     for name, parameter in found.items():
-        parameter.set_data(mx.nd.array(weights[name], dtype=weights[name].dtype))
+        parameter.set_data(mx.nd.array(weights[name], dtype=parameter.dtype))

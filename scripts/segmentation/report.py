@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
 
-from .checkpoint import write_atomically  # noqa: E402
+from .files import write_atomically  # noqa: E402
 
 UNLABELLED = (255, 255, 255)
 # Told apart by eye and by most colour-blind eyes on the dark first colour.
@@ -50,7 +50,7 @@ def _save(figure, path):
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120, facecolor="white")
     plt.close(figure)
-    write_atomically(path, lambda file: file.write(buffer.getvalue()))
+    write_atomically(path, buffer.getbuffer())
 
 
 def _short(text, length):

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from ..errors import UserError
+from ..files import open_regular
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
 UNLABELLED = 255
@@ -53,7 +54,7 @@ class FolderDataset:
                 f"and only {sorted(self._ignore)} mean unlabelled (--ignore-label)."
             )
         try:
-            with Image.open(image) as picture:
+            with open_regular(image) as file, Image.open(file) as picture:
                 size = picture.size
         except (OSError, ValueError):
             raise UserError(f"The file {image} is not a readable image.") from None
@@ -109,11 +110,9 @@ def refuse_truncated_images():
 def _decoded(path):
     refuse_truncated_images()
     try:
-        with Image.open(path) as picture:
+        with open_regular(path) as file, Image.open(file) as picture:
             picture.load()
             return picture
-    except FileNotFoundError:
-        raise UserError(f"There is no file {path}.") from None
     except (OSError, ValueError, SyntaxError):
         raise UserError(f"The file {path} is not a readable image.") from None
 
