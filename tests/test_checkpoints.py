@@ -1,4 +1,4 @@
-"""Checkpoints from anywhere: each loads as what it says, or is refused in a sentence."""
+"""Checkpoints from anywhere: each loads as what it says, or a sentence refuses it."""
 
 import json
 import random
@@ -9,7 +9,6 @@ import zipfile
 import numpy as np
 import pytest
 from checkpoints import a_checkpoint, members, meta_of, npy, rewrite, write_members
-
 from segmentation import checkpoint
 from segmentation.errors import UserError
 

@@ -11,20 +11,13 @@ from mpi import finish, needs_mpi, start
 
 pytestmark = [needs_mpi, pytest.mark.timeout(280)]
 
-# The scripts as they are, but for Dropout, which draws other numbers on other devices,
-# and for one device, which takes our layer too: MXNet's rounds more where FastSCNN
-# normalizes one number per image.
+# The script as it is, but for Dropout, which draws other numbers on other devices.
 PROGRAM = """
 import runpy, sys
 from mxnet.gluon import nn
 nn.Dropout.hybrid_forward = lambda self, F, x: F.identity(x)
 sys.argv[0] = {script!r}
 sys.path.insert(0, {folder!r})
-from segmentation import engine
-make_parallel = engine.make_parallel
-engine.make_parallel = lambda *args, **named: make_parallel(
-    *args, **dict(named, sync_bn=True)
-)
 runpy.run_path(sys.argv[0], run_name='__main__')
 """.format(
     script=str(ROOT / "scripts/train_segmentation.py"), folder=str(ROOT / "scripts")
@@ -63,6 +56,20 @@ def test_two_processes_train_like_one(tmp_path):
     np.testing.assert_allclose(ranks[0], one[0], rtol=1e-5)
     names = {path.name for path in (tmp_path / "ranks").iterdir()}
     assert names >= {"last.npz", "best.npz", "panel.png", "curves.png"}
+
+
+def test_ranks_are_refused_a_folder_in_use_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from segmentation import folder_lock
+
+    with folder_lock.held(tmp_path / "run"):
+        options = [*TINY, "--num-devices", "1", "--run-dir", tmp_path / "run"]
+        process = start(2, PROGRAM, "--distributed", *options, init="")
+        output = finish(process, status=None)
+    assert process.returncode == 2, output
+    errors = [line for line in output.splitlines() if "error" in line]
+    assert len(errors) == 1 and "is in use by process" in errors[0], output
+    assert "Traceback" not in output
 
 
 def test_benchmark_of_exchanges(tmp_path):

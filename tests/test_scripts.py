@@ -235,9 +235,7 @@ def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
     run_dir, output = tmp_path / "run", tmp_path / "overlay.png"
     command = [sys.executable, str(ROOT / "scripts/train_segmentation.py"), *TINY]
     command += ["--epochs", "500", "--run-dir", "run"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     try:
         while not process.stdout.readline().startswith("epoch 1:"):
             assert process.poll() is None

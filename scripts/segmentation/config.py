@@ -1,7 +1,7 @@
 """The settings of a run: one dataclass, from the command line, to and from JSON.
 
-A checkpoint carries them, so that predicting and resuming need no options. `MAY_CHANGE`
-names the settings that a resumed run may change without leaving the path of the first run.
+A checkpoint carries them, so that predicting and resuming need no options. A resumed
+run may change those of `MAY_CHANGE` without leaving the path of the first run.
 """
 
 import argparse
@@ -33,15 +33,18 @@ class Config:
     num_classes: int = _option(0, "classes of --dataset folder", within=(0, 4096))
     class_names: str = _option("", "names of these classes, separated by commas")
     ignore_label: int = _option(
-        255, "label of --dataset folder that counts as unlabelled, beside 255",
+        255,
+        "label of --dataset folder that counts as unlabelled, beside 255",
         within=(-(2**31), 2**31 - 1),
     )
     train_images: int = _option(
-        0, "train on so many images; 0: all there are (digits: 600 scenes)",
+        0,
+        "train on so many images; 0: all there are (digits: 600 scenes)",
         within=(0, 10**9),
     )
     val_images: int = _option(
-        0, "validate on so many images; 0: all there are (digits: 100 scenes)",
+        0,
+        "validate on so many images; 0: all there are (digits: 100 scenes)",
         within=(0, 10**9),
     )
     model: str = _option("fastscnn", "GluonCV model", MODELS)
@@ -75,18 +78,14 @@ class Config:
     hybridize: bool = _option(
         True, "compile the net with static_alloc and static_shape"
     )
-    epochs: int = _option(
-        12, "times every training image is seen", within=(1, 10**6)
-    )
+    epochs: int = _option(12, "times every training image is seen", within=(1, 10**6))
     batch_size: int = _option(
         8, "images of a step, over all devices", within=(1, 10**6)
     )
     lr: float = _option(
         0.1, "peak learning rate; falls to 0 as (1 - t/T)^0.9", within=(1e-12, 1e6)
     )
-    warmup_epochs: float = _option(
-        1.0, "epochs of linear warm-up", within=(0, 10**6)
-    )
+    warmup_epochs: float = _option(1.0, "epochs of linear warm-up", within=(0, 10**6))
     momentum: float = _option(0.9, "momentum of SGD", within=(0, 1))
     weight_decay: float = _option(
         1e-4, "weight decay (not of gamma, beta and biases)", within=(0, 1e6)
@@ -95,7 +94,8 @@ class Config:
         1.0, "learning rate of the heads over the backbone's", within=(1e-12, 1e6)
     )
     aux_weight: float = _option(
-        0.2, "weight of the auxiliary head's loss (fcn, pspnet, deeplabv3*)",
+        0.2,
+        "weight of the auxiliary head's loss (fcn, pspnet, deeplabv3*)",
         within=(0, 1e6),
     )
     seed: int = _option(0, "seed of everything random", within=(0, 2**31 - 1))
@@ -123,6 +123,17 @@ class Config:
             else:
                 metavar = {int: "N", float: "X", str: "TEXT"}[kind]
                 parser.add_argument(name, type=kind, metavar=metavar, **options)
+
+    def arguments(self):
+        """The command line that gives these settings."""
+        given = []
+        for item in fields(self):
+            value, name = getattr(self, item.name), _flag(item.name)
+            if item.metadata["kind"] is bool:
+                given.append(name if value else f"--no-{name[2:]}")
+            else:
+                given.append(f"{name}={value}")
+        return given
 
     @classmethod
     def from_dict(cls, values):

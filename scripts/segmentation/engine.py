@@ -55,10 +55,11 @@ class Engine:
     """A net on its devices with optimizer and learning rate schedule."""
 
     def __init__(self, net, contexts, config, steps_per_epoch, num_classes):
-        devices = distributed.size() * len(contexts)
-        synchronized = config.norm == "syncbn" and devices > 1
-        # Not gathered: outputs are as large as images, and wanted on their devices.
-        self.net = make_parallel(net, contexts, sync_bn=synchronized, gather=False)
+        # On one device too, where it computes the same: a comparison of numbers of
+        # devices is then one of nothing else. Outputs are not gathered: they are as
+        # large as images, and wanted on their devices.
+        sync_bn = config.norm == "syncbn"
+        self.net = make_parallel(net, contexts, sync_bn=sync_bn, gather=False)
         self.config, self.num_classes = config, num_classes
         self.total = steps_per_epoch * config.epochs
         self.warmup = config.warmup_epochs * steps_per_epoch

@@ -6,11 +6,16 @@ and keeps its traceback.
 
 import argparse
 import os
+import signal
 import sys
 
 
 class UserError(Exception):
     """One full sentence that says what is wrong and what is expected."""
+
+
+class Diverged(UserError):
+    """Training has ended in a loss that is not a number."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,6 +34,8 @@ def _last_words(error):
 
 def exit_code(work, *args):
     """Run `work(*args)`; return 0, 2 for a user's mistake or 130 for an interrupt."""
+    # A script that a shell has started in the background would ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         try:
             work(*args)

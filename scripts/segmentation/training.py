@@ -20,7 +20,7 @@ from . import checkpoint, interrupts, report
 from .data import Batches, open_datasets
 from .devices import open_contexts
 from .engine import Engine
-from .errors import UserError
+from .errors import Diverged, UserError
 from .files import write_json, write_png
 from .models import build_model, parameters
 
@@ -121,7 +121,7 @@ class Run:
             loss = self.engine.step(x, y, epoch * count + index)
             interrupts.check()
             if loss != loss:
-                raise UserError(
+                raise Diverged(
                     f"The loss is not a number in epoch {epoch + 1}: try a smaller "
                     "--lr; the checkpoint of the epoch before is kept."
                 )

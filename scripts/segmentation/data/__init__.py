@@ -5,13 +5,12 @@ class?), `len()` and `load(index)`, which returns an image, uint8 (height, width
 and a label map, int32 (height, width), -1 where it is unlabelled.
 """
 
-from ..errors import UserError
 from .batches import Batches
 from .digits import DigitScenes
 from .folder import FolderDataset, read_image
 from .gluoncv_sets import GluonCVDataset
 
-__all__ = ["Batches", "open_datasets", "read_image"]
+__all__ = ["Batches", "open_datasets", "open_split", "read_image"]
 
 
 class _First:
@@ -30,18 +29,18 @@ def _limited(dataset, count):
     return _First(dataset, count) if 0 < count < len(dataset) else dataset
 
 
+def open_split(split, config):
+    """The split "train", "val" or "test" of the digits, or of a folder of images."""
+    count = config.train_images if split == "train" else config.val_images
+    if config.dataset == "digits":
+        return DigitScenes(split, count or (600 if split == "train" else 100), config)
+    return _limited(FolderDataset(split, config), count)
+
+
 def open_datasets(config):
     """The training and the validation set that the settings ask for."""
-    if config.dataset == "digits":
-        return (
-            DigitScenes("train", config.train_images or 600, config),
-            DigitScenes("val", config.val_images or 100, config),
-        )
-    if config.dataset == "folder":
-        train, val = FolderDataset("train", config), FolderDataset("val", config)
-        if train.classes != val.classes:
-            raise UserError("The splits train and val have different classes.")
-    else:
-        val = GluonCVDataset("val", config)
-        train = GluonCVDataset("train", config, but_not=val)
+    if config.dataset in ("digits", "folder"):
+        return open_split("train", config), open_split("val", config)
+    val = GluonCVDataset("val", config)
+    train = GluonCVDataset("train", config, but_not=val)
     return _limited(train, config.train_images), _limited(val, config.val_images)

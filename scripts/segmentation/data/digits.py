@@ -3,13 +3,14 @@
 The 1,797 digits of 8x8 pixels are part of scikit-learn (from the UCI set "Optical
 Recognition of Handwritten Digits"). A scene is a coloured background with stripes and
 two to five digits, each turned, sized and coloured at random; a pixel of a digit's
-stroke has the label digit + 1, the rest is background. Training and validation scenes
-share no digit. A scene depends on (seed, split, index) and nothing else.
+stroke has the label digit + 1, the rest is background. Scenes for training, validation
+and testing share no digit. A scene depends on (seed, split, index) and nothing else.
 """
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+SPLITS = "train", "val", "test"
 STROKE = 0.3  # ink above this share of black belongs to the digit
 
 
@@ -21,11 +22,11 @@ class DigitScenes:
         from sklearn.datasets import load_digits
 
         data = load_digits()
-        chosen = np.arange(len(data.images)) % 5 == 4
-        chosen = chosen if split == "val" else ~chosen
+        tenth = np.arange(len(data.images)) % 10
+        chosen = {"train": tenth % 5 != 4, "val": tenth == 4, "test": tenth == 9}[split]
         self._ink = np.round(data.images[chosen] * (255 / 16)).astype(np.uint8)
         self._digit = data.target[chosen]
-        self._key = (config.seed, ("train", "val").index(split))
+        self._key = (config.seed, SPLITS.index(split))
         self._count, self._size = count, config.crop_size
         self._composed = {}
 

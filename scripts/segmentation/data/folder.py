@@ -88,7 +88,7 @@ def _pairs(root, split):
             raise UserError(
                 f"There is no folder {folder}: --dataset folder expects "
                 "images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png under --data-root, "
-                "with the splits train and val."
+                "with the splits train and val (and test for ablation.py)."
             )
     images = sorted(
         path for path in folders[0].iterdir() if path.suffix.lower() in IMAGE_ENDINGS

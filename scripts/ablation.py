@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""What synchronized batch normalization gains, by images per device; and what it costs.
+
+    python scripts/ablation.py --data-root camvid           # everything, hours
+    python scripts/ablation.py --quick                      # digits, under 15 minutes
+    python scripts/ablation.py --draw                       # figures of what there is
+
+Trains FastSCNN with unsynchronized and with synchronized layers on 2 and 4 devices with
+1, 2 and 4 images each, and on one device with each of these batches, from the same
+initial parameters, in the same order, with the same augmentation and a learning rate in
+proportion to the batch; FCN-ResNet-50 with one image on each of two devices; then tests
+the last epoch. Also: how far several devices are from one, and what a step costs. A
+data set is a folder as train_segmentation.py takes it, with a split "test"; class names
+are CamVid's unless others are given.
+
+Every run has a folder in --runs and a JSON in --results. Started again, what is done is
+skipped and what was killed goes on. The full FastSCNN grid takes about four hours and a
+half on two quiet cores, FCN and the rest an hour and a half more.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
+
+from ablation import grid, plan, results  # noqa: E402
+from ablation.jobs import Jobs, cores, left_over  # noqa: E402
+from segmentation import folder_lock  # noqa: E402
+from segmentation.errors import Parser, UserError, exit_code  # noqa: E402
+
+PARTS = "fastscnn", "fcn", "agreement", "cost"
+
+
+def arguments():
+    parser = Parser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data-root", type=Path, metavar="DIR", help="folder of a data set; digits")
+    add("--class-names", default=grid.CAMVID, metavar="TEXT", help="of this folder")
+    add("--ignore-label", type=int, default=11, metavar="N", help="of this folder")
+    add("--quick", action="store_true", help="a small grid, to see that all works")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS)
+    add("--jobs", type=int, default=cores(), metavar="N", help="processes at once")
+    add("--results", type=Path, metavar="DIR", help="default: scripts/results/ablation")
+    add("--runs", type=Path, metavar="DIR", help="default: runs/ablation[-quick]")
+    add("--draw", action="store_true", help="only draw figures and print the table")
+    sizes = parser.add_argument_group("sizes, instead of those of the grid")
+    for name in "crop-size", "epochs", "seeds", "train-images", "eval-images":
+        sizes.add_argument(f"--{name}", type=int, metavar="N")
+    for name in "devices", "images":
+        sizes.add_argument(f"--{name}", type=int, nargs="+", metavar="N")
+    options = parser.parse_args()
+    if options.jobs < 1:
+        raise UserError(f"--jobs is {options.jobs}, but must be at least 1.")
+    runs = Path("runs/ablation-quick" if options.quick else "runs/ablation")
+    options.runs = options.runs or runs
+    if options.results is None:
+        committed = Path(__file__).resolve().parent / "results" / "ablation"
+        options.results = options.runs / "results" if options.quick else committed
+    return options
+
+
+def tasks_of(options):
+    scales = grid.QUICK if options.quick else grid.FULL
+    scales = {name: scale.changed(vars(options)) for name, scale in scales.items()}
+    data = grid.data_settings(
+        options.data_root, options.class_names, options.ignore_label
+    )
+    places = plan.Places(data, options.results, options.runs)
+    fast, quick = scales["fastscnn"], options.quick
+    makers = {
+        "fastscnn": lambda: plan.grid_tasks(fast, places),
+        "fcn": lambda: plan.grid_tasks(scales["fcn"], places),
+        "agreement": lambda: [
+            plan.agreement_task(fast, places, 5, 1 if quick else 4, (2, 4))
+        ],
+        "cost": lambda: [
+            plan.cost_task(scale, places, *((3, 60) if quick else (20, 180)))
+            for scale in scales.values()
+        ],
+    }
+    return [task for part in options.parts for task in makers[part]()]
+
+
+def ablation():
+    options = arguments()
+    if not options.draw:
+        tasks = tasks_of(options)
+        with folder_lock.held(options.runs):
+            Jobs(left_over(tasks), options.jobs, options.runs / "logs").run()
+    found = results.load(options.results)
+    if not results.runs(found):
+        raise UserError(f"The folder {options.results} holds no result of a run.")
+    print(results.table(found))
+    from ablation import figures
+
+    for path in figures.draw(found, options.results):
+        print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(ablation))

@@ -1,0 +1,75 @@
+"""The results of an experiment: a folder of JSON, one for each run or measurement.
+
+Called by all parts of the ablation. It must not know MXNet: figures and tables are made
+where it is not installed.
+"""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+
+def rounded(value):
+    """A JSON value with five digits of each number, and null for what is none."""
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(inner) for inner in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
+
+
+def load(folder):
+    """All results in a folder by name, in the order of names."""
+    paths = sorted(Path(folder).glob("*.json"))
+    return {path.stem: json.loads(path.read_text()) for path in paths}
+
+
+def runs(found, **wanted):
+    """The runs among the results that have these values."""
+    return [
+        run
+        for run in found.values()
+        if run["kind"] == "run" and all(run[k] == v for k, v in wanted.items())
+    ]
+
+
+def score(run, statistics_kind="running", name="mean_iou"):
+    """A score on the test split; 0 for a run that diverged before its first epoch."""
+    return run["test"][statistics_kind][name] if "test" in run else 0.0
+
+
+def mean_and_spread(values):
+    """Mean and standard deviation, None for the latter of a single value."""
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return statistics.fmean(values), spread
+
+
+def in_words(values, form="{:.3f}"):
+    mean, spread = mean_and_spread(values)
+    return form.format(mean) + ("" if spread is None else " ± " + form.format(spread))
+
+
+HEADER = (
+    "| net | devices | images each | norm | runs | mIoU | with batch statistics "
+    "| pixel accuracy |\n|---|---|---|---|---|---|---|---|"
+)
+
+
+def table(found):
+    """Test scores of every arm as Markdown: mean and spread over the seeds."""
+    arms = {}
+    for run in runs(found):
+        key = run["model"], run["devices"], run["images"], run["norm"]
+        arms.setdefault(key, []).append(run)
+    lines = [HEADER]
+    for key in sorted(arms, key=lambda key: (key[0] != "fastscnn", *key)):
+        group = arms[key]
+        columns = [
+            in_words([score(run, *which) for run in group])
+            for which in (("running",), ("batch",), ("running", "pixel_accuracy"))
+        ]
+        lines.append("| " + " | ".join(map(str, [*key, len(group), *columns])) + " |")
+    return "\n".join(lines)
