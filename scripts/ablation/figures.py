@@ -131,19 +131,15 @@ def draw_strip(figure, fast, devices):
     if source is None or len(by_norm) < 2:
         return
     shown = source["images_shown"], source["truths_shown"]
-    columns = [
-        ("image", [picture(text) for text in shown[0]]),
-        ("truth", [labels(text, source) for text in shown[1]]),
-        *(
-            (
-                label.split(",")[0],
-                [labels(t, source) for t in by_norm[n]["predictions"]],
-            )
-            for n, (label, _, _) in NORMS.items()
-        ),
-    ]
+    columns = {
+        "image": [picture(text) for text in shown[0]],
+        "truth": [labels(text, source) for text in shown[1]],
+    }
+    for norm, (label, _, _) in NORMS.items():
+        predicted = by_norm[norm]["predictions"]
+        columns[label.split(",")[0]] = [labels(text, source) for text in predicted]
     axes = figure.subplots(len(shown[0]), len(columns), squeeze=False)
-    for column, (name, pictures) in zip(axes.T, columns):
+    for column, (name, pictures) in zip(axes.T, columns.items()):
         column[0].set_title(name, fontsize=10)
         for axis, one in zip(column, pictures):
             axis.imshow(one, interpolation="nearest")

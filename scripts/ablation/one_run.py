@@ -116,9 +116,7 @@ def tested(state, with_images):
     found = {"test_images": len(test_set), "test": scores}
     found["predictions"] = [encoded(p.astype(np.uint8)) for p in predictions]
     if with_images:
-        found["images_shown"] = [
-            encoded(image, "jpeg", quality=90) for image, _ in views
-        ]
+        found["images_shown"] = [encoded(i, "jpeg", quality=90) for i, _ in views]
         found["truths_shown"] = [encoded(truth.astype(np.uint8)) for _, truth in views]
     return found
 

@@ -62,12 +62,9 @@ def grid_tasks(scale, places):
                 "devices": arm.devices, "images": arm.images,
             }  # fmt: skip
             name = f"{scale.model}-{arm.name}-seed{seed}"
-            tasks.append(
-                places.task(
-                    "one_run", config, name, START + scale.epochs * epoch_seconds(scale),
-                    about=about, with_images=not tasks,
-                )
-            )  # fmt: skip
+            options = {"about": about, "with_images": not tasks}
+            seconds = START + scale.epochs * epoch_seconds(scale)
+            tasks.append(places.task("one_run", config, name, seconds, **options))
     return tasks
 
 

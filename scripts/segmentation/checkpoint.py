@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from . import archive
-from .config import Config, is_kind, shown
+from .checks import is_kind, shown
+from .config import Config
 from .errors import UserError
 from .files import open_regular, write_atomically
 

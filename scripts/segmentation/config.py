@@ -7,6 +7,7 @@ run may change those of `MAY_CHANGE` without leaving the path of the first run.
 import argparse
 from dataclasses import asdict, dataclass, field, fields, replace
 
+from .checks import check_together, check_value, flag, shown
 from .errors import UserError
 
 DATASETS = ("digits", "folder", "voc", "ade20k", "citys", "coco")
@@ -128,7 +129,7 @@ class Config:
         """The command line that gives these settings."""
         given = []
         for item in fields(self):
-            value, name = getattr(self, item.name), _flag(item.name)
+            value, name = getattr(self, item.name), flag(item.name)
             if item.metadata["kind"] is bool:
                 given.append(name if value else f"--no-{name[2:]}")
             else:
@@ -144,7 +145,7 @@ class Config:
         for name, value in values.items():
             if name not in known:
                 raise UserError(f"The setting {shown(name)} is unknown.")
-            _check_value(name, value, known[name])
+            check_value(name, value, known[name])
         return cls(**values).validated()
 
     def to_dict(self):
@@ -158,8 +159,7 @@ class Config:
             config = replace(config, run_dir=name)
         if config.model == "deeplabv3plus":
             config = replace(config, backbone="xception")
-        _check_scales(config)
-        _check_combinations(config)
+        check_together(config)
         return config
 
     def resumed_with(self, given):
@@ -167,64 +167,9 @@ class Config:
         for name, value in given.items():
             if name not in MAY_CHANGE and value != getattr(self, name):
                 raise UserError(
-                    f"The run to resume has {_flag(name)} {getattr(self, name)}, not "
+                    f"The run to resume has {flag(name)} {getattr(self, name)}, not "
                     f"{value}: a resumed run keeps all its settings but "
-                    + ", ".join(_flag(item) for item in MAY_CHANGE)
+                    + ", ".join(flag(item) for item in MAY_CHANGE)
                     + "."
                 )
         return self.from_dict({**self.to_dict(), **given})
-
-
-def _flag(name):
-    return "--" + name.replace("_", "-")
-
-
-def shown(value):
-    """A value in a sentence, however long it is."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "..."
-
-
-def is_kind(value, kind):
-    """Is it of this type in JSON? True is no number, and a float may be whole."""
-    kinds = (int, float) if kind is float else kind
-    return isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
-
-
-def _check_value(name, value, known):
-    if not is_kind(value, known["kind"]):
-        wanted = f"of type {known['kind'].__name__}"
-    elif known["choices"] and value not in known["choices"]:
-        wanted = "one of " + ", ".join(known["choices"])
-    elif known["within"] and not known["within"][0] <= value <= known["within"][1]:
-        wanted = "from {} to {}".format(*known["within"])
-    elif isinstance(value, str) and not (value.isprintable() and len(value) < 10**5):
-        wanted = "printable text"
-    else:
-        return
-    raise UserError(f"{_flag(name)} is {shown(value)}, but must be {wanted}.")
-
-
-def _check_scales(config):
-    if config.min_scale > config.max_scale:
-        raise UserError(
-            f"--max-scale is {config.max_scale}, but must be at least --min-scale, "
-            f"which is {config.min_scale}."
-        )
-    if config.crop_size % 32:
-        raise UserError(
-            f"--crop-size is {config.crop_size}, but must be a multiple of 32."
-        )
-
-
-def _check_combinations(config):
-    if config.dataset == "digits" and config.data_root:
-        raise UserError("--data-root has no use with --dataset digits.")
-    if config.dataset != "digits" and not config.data_root:
-        raise UserError(f"--dataset {config.dataset} needs --data-root.")
-    if config.dataset != "folder" and (config.num_classes or config.class_names):
-        raise UserError("--num-classes and --class-names are for --dataset folder.")
-    if config.backbone == "xception" and config.model != "deeplabv3plus":
-        raise UserError("The backbone xception belongs to --model deeplabv3plus.")
-    if config.model == "fastscnn" and config.pretrained:
-        raise UserError("GluonCV has no ImageNet weights for fastscnn.")

@@ -1,0 +1,62 @@
+"""What a setting may be, by itself and beside others; each refusal is one sentence.
+
+Called by config.py and checkpoint.py. It must not know which settings there are, but
+for those that exclude each other.
+"""
+
+from .errors import UserError
+
+
+def flag(name):
+    """The option of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def shown(value):
+    """A value in a sentence, however long it is."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "..."
+
+
+def is_kind(value, kind):
+    """Is it of this type in JSON? True is no number, and a float may be whole."""
+    kinds = (int, float) if kind is float else kind
+    return isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+
+
+def check_value(name, value, known):
+    """Raises UserError for a value that is not what the field's metadata says."""
+    if not is_kind(value, known["kind"]):
+        wanted = f"of type {known['kind'].__name__}"
+    elif known["choices"] and value not in known["choices"]:
+        wanted = "one of " + ", ".join(known["choices"])
+    elif known["within"] and not known["within"][0] <= value <= known["within"][1]:
+        wanted = "from {} to {}".format(*known["within"])
+    elif isinstance(value, str) and not (value.isprintable() and len(value) < 10**5):
+        wanted = "printable text"
+    else:
+        return
+    raise UserError(f"{flag(name)} is {shown(value)}, but must be {wanted}.")
+
+
+def check_together(config):
+    """Raises UserError for settings that exclude each other."""
+    if config.min_scale > config.max_scale:
+        raise UserError(
+            f"--max-scale is {config.max_scale}, but must be at least --min-scale, "
+            f"which is {config.min_scale}."
+        )
+    if config.crop_size % 32:
+        raise UserError(
+            f"--crop-size is {config.crop_size}, but must be a multiple of 32."
+        )
+    if config.dataset == "digits" and config.data_root:
+        raise UserError("--data-root has no use with --dataset digits.")
+    if config.dataset != "digits" and not config.data_root:
+        raise UserError(f"--dataset {config.dataset} needs --data-root.")
+    if config.dataset != "folder" and (config.num_classes or config.class_names):
+        raise UserError("--num-classes and --class-names are for --dataset folder.")
+    if config.backbone == "xception" and config.model != "deeplabv3plus":
+        raise UserError("The backbone xception belongs to --model deeplabv3plus.")
+    if config.model == "fastscnn" and config.pretrained:
+        raise UserError("GluonCV has no ImageNet weights for fastscnn.")
