@@ -94,6 +94,8 @@ def ablation():
     if not results.runs(found):
         raise UserError(f"The folder {options.results} holds no result of a run.")
     print(results.table(found))
+    if results.runs(found, model="fastscnn"):
+        print("\n" + results.claim(found, next(iter(found)).split("-")[0]) + "\n")
     from ablation import figures
 
     for path in figures.draw(found, options.results):

@@ -256,6 +256,17 @@ def test_the_table_by_hand():
     ]
 
 
+def test_the_claim_by_hand():
+    found = {"a": a_run("bn", 2, 1, 0, 0.1), "b": a_run("syncbn", 2, 1, 0, 0.25)}
+    for seed, score in enumerate((0.3, 0.5)):  # of other arms, which it is not about
+        found[f"c{seed}"] = a_run("syncbn", 1, 2, seed, score)
+        found[f"d{seed}"] = a_run("bn", 4, 1, seed, score)
+    assert results.claim(found, "camvid") == (
+        "With one image on each of 2 devices, FastSCNN reaches a mIoU of 0.250 on the "
+        "test images of camvid with `SyncBatchNorm`, and of 0.100 with `nn.BatchNorm`."
+    )
+
+
 def test_numbers_that_are_none_are_null_in_results():
     value = {"a": [float("nan"), 0.1234567], "b": (float("inf"), 7)}
     assert results.rounded(value) == {"a": [None, 0.12346], "b": [None, 7]}
@@ -268,6 +279,12 @@ def test_a_run_that_diverged_is_drawn_as_nothing_gained(tmp_path):
     found = {"digits-a": gone, "digits-b": a_run("syncbn", 2, 1, 0, 0.2)}
     assert results.score(gone) == 0
     assert all(path.exists() for path in figures.draw(found, tmp_path))
+
+
+def test_one_part_alone_is_drawn(tmp_path):
+    found = {"digits-a": a_run("bn", 2, 1, 0, 0.1, "fcn")}
+    (path,) = figures.draw(found, tmp_path)
+    assert path.name == "ablation_details.png" and path.exists()
 
 
 def test_folders_and_their_classes_are_named():

@@ -87,6 +87,22 @@ def test_memory_is_that_of_the_json():
     assert f"{post[0]} and {post[1]} in a" in README
 
 
+def test_the_ablation_is_that_of_the_json(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from ablation import results
+
+    found = results.load(RESULTS / "ablation")
+    if not found:
+        pytest.skip("the ablation's full grid has no results yet")
+    name = next(iter(found)).split("-")[0]
+    assert results.claim(found, name) in in_words(README)
+    assert results.table(found) in README
+    agreement = [run for run in found.values() if run["kind"] == "agreement"]
+    rows = [row for run in agreement for row in run["rows"] if not row["noise"]]
+    short = [row for row in rows if row["dtype"] == "float64" and row["devices"] > 1]
+    assert short and max(max(row["differences"]) for row in short) < 1e-9
+
+
 def test_steps_of_nets_are_those_of_the_json():
     times = {(r["net"], r["mode"], r["layer"]): r["median_ms"] for r in rows_of("net")}
     cases = {key[:2] for key in times}

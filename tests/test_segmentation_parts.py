@@ -11,7 +11,7 @@ pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from segmentation.config import MODELS, Config  # noqa: E402
-from segmentation.data import Batches, open_datasets  # noqa: E402
+from segmentation.data import Batches, open_datasets, open_split  # noqa: E402
 from segmentation.data.augment import normalized, train_view, val_view  # noqa: E402
 from segmentation.data.digits import DigitScenes  # noqa: E402
 from segmentation.engine import SegmentationLoss, poly_lr  # noqa: E402
@@ -74,6 +74,25 @@ def test_a_digit_keeps_its_own_class():
         only._ink = scenes._ink[scenes._digit == digit]
         only._digit = scenes._digit[scenes._digit == digit]
         assert set(np.unique(only.load(0)[1])) == {0, digit + 1}
+
+
+def test_splits_share_no_digit():
+    splits = [DigitScenes(split, 1, config()) for split in ("train", "val", "test")]
+    inks = [{ink.tobytes() for ink in split._ink} for split in splits]
+    assert [len(split._ink) for split in splits] == [1438, 180, 179]
+    assert not inks[0] & inks[1] and not inks[0] & inks[2] and not inks[1] & inks[2]
+    scenes = [split.load(0)[0] for split in splits]
+    assert (scenes[1] != scenes[2]).any()
+
+
+def test_a_folder_may_have_a_test_split(tmp_path):
+    for split, value in ("train", 0), ("val", 1), ("test", 2):
+        write_pair(tmp_path, split, "a", np.full((4, 4), value))
+    settings = config(dataset="folder", data_root=str(tmp_path), num_classes=3)
+    assert (open_split("test", settings).load(0)[1] == 2).all()
+    (tmp_path / "images/test/a.jpg").unlink()
+    with pytest.raises(UserError, match="holds no .jpg or .png image"):
+        open_split("test", settings)
 
 
 def write_pair(root, split, name, label, image=None):

@@ -21,11 +21,10 @@ from .styles import NORMS, ONE_DEVICE, finish, of_arm
 
 def draw(found, folder):
     """Draw what the results are enough for; return the paths."""
-    paths = []
-    for name, figure in (
-        ("ablation.png", gain(found)),
-        ("ablation_details.png", details.draw(found)),
-    ):
+    paths, drawn = [], {"ablation_details.png": details.draw(found)}
+    if runs(found, model="fastscnn"):
+        drawn["ablation.png"] = gain(found)
+    for name, figure in drawn.items():
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=120, facecolor="white")
         pyplot.close(figure)

@@ -73,3 +73,18 @@ def table(found):
         ]
         lines.append("| " + " | ".join(map(str, [*key, len(group), *columns])) + " |")
     return "\n".join(lines)
+
+
+def claim(found, name):
+    """The README's sentence about one image per device on the fewest devices."""
+    devices = min(r["devices"] for r in runs(found) if r["devices"] > 1)
+    case = {"model": "fastscnn", "devices": devices, "images": 1}
+    words = {
+        norm: in_words([score(run) for run in runs(found, **case, norm=norm)])
+        for norm in ("bn", "syncbn")
+    }
+    return (
+        f"With one image on each of {devices} devices, FastSCNN reaches a mIoU of "
+        f"{words['syncbn']} on the test images of {name} with `SyncBatchNorm`, and of "
+        f"{words['bn']} with `nn.BatchNorm`."
+    )
