@@ -14,8 +14,8 @@ data set is a folder as train_segmentation.py takes it, with a split "test"; cla
 are CamVid's unless others are given.
 
 Every run has a folder in --runs and a JSON in --results. Started again, what is done is
-skipped and what was killed goes on. The full FastSCNN grid takes about four hours and a
-half on two quiet cores, FCN and the rest an hour and a half more.
+skipped and what was killed goes on. On two cores the FastSCNN grid takes about four
+hours, FCN one and a half, the rest half an hour; --parts makes them one by one.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def tasks_of(options):
         "fastscnn": lambda: plan.grid_tasks(fast, places),
         "fcn": lambda: plan.grid_tasks(scales["fcn"], places),
         "agreement": lambda: [
-            plan.agreement_task(fast, places, 5, 1 if quick else 4, (2, 4))
+            plan.agreement_task(fast, places, 8, 1 if quick else 4, (2, 4))
         ],
         "cost": lambda: [
             plan.cost_task(scale, places, *((3, 60) if quick else (20, 180)))

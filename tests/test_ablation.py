@@ -115,6 +115,16 @@ def test_costs_are_measured(tmp_path):
     assert_is_drawn(document, tmp_path)
 
 
+def test_a_run_that_diverges_has_a_result(tmp_path):
+    scale = grid.Scale("fastscnn", 64, 2, (2,), (1,), 1, 16, 4)
+    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
+    task = plan.grid_tasks(scale, places)[0]
+    task.options["settings"].update(lr=1e6, warmup_epochs=0, weight_decay=1e6)
+    run = carried_out(task)
+    assert run["diverged"].startswith("The loss is not a number in epoch 1")
+    assert "test" not in run and results.score(run) == 0
+
+
 def carried_out(task):
     path = os.pathsep.join([str(ROOT / "scripts"), str(ROOT)])
     subprocess.run(

@@ -1,5 +1,6 @@
 """The parts of the segmentation scripts, each by itself and without training."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -164,6 +165,16 @@ def test_gluoncv_sets_share_no_image_and_number_classes_from_0(tmp_path, kind, c
         image, label = dataset.load(0)
         assert image.shape == (2, 2, 3) and image.dtype == np.uint8
         assert label.tolist() == expected
+
+
+def test_a_pipe_among_images_of_gluoncv_is_refused(tmp_path):
+    gluoncv_tree(tmp_path, "ade20k")
+    pipe = tmp_path / "ADEChallengeData2016/images/validation/c.jpg"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    _, val = open_datasets(config(dataset="ade20k", data_root=str(tmp_path)))
+    with pytest.raises(UserError, match="c.jpg is not a regular file"):
+        val.load(0)
 
 
 def test_coco_without_its_reader_is_one_sentence(tmp_path, monkeypatch):

@@ -42,6 +42,7 @@ def draw_gap(axis, fast):
                 axis.plot(x[0], both[0], marker, color=colour)
                 axis.plot(x[1], both[1], marker, color=colour, markerfacecolor="white")
     axis.set_xticks(range(len(arms)), [f"{d} x {i}" for d, i in arms])
+    axis.set_xlim(-0.5, len(arms) - 0.5)
     axis.set_xlabel("devices x images each")
     axis.set_ylim(bottom=0)
     axis.set_title("mIoU with running (filled) and batch statistics", fontsize=10)
@@ -67,7 +68,8 @@ def draw_classes(axis, fast):
 
 def draw_other_net(axis, found):
     """Every arm of the reduced grid, a point for each seed."""
-    arms = sorted({(r["norm"], r["devices"], r["images"]) for r in found})
+    arms = {(r["norm"], r["devices"], r["images"]) for r in found}
+    arms = sorted(arms, key=lambda arm: (arm[1] == 1, arm))
     for place, arm in enumerate(arms):
         _, colour, marker = ONE_DEVICE if arm[1] == 1 else NORMS[arm[0]]
         values = [score(run) for run in of_arm(found, *arm)]
@@ -86,7 +88,7 @@ def draw_other_net(axis, found):
 
 def draw_legend(axis):
     for label, colour, marker in (*STYLES.values(), ONE_DEVICE):
-        axis.plot([], [], marker=marker, color=colour, label=label)
+        axis.plot([], [], marker=marker, color=colour, label=label, linestyle="")
     axis.legend(loc="center", frameon=False, fontsize=10)
     axis.set_axis_off()
 
@@ -115,7 +117,7 @@ def draw_differences(axis, agreement):
     axis.set_yscale("log")
     axis.set_xlabel("step")
     axis.set_title("loss, relative to one device, same batches", fontsize=10)
-    axis.legend(fontsize=7, frameon=False)
+    axis.legend(fontsize=7, frameon=False, loc="lower right")
     finish(axis)
 
 

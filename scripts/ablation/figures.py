@@ -65,10 +65,10 @@ def title(found, fast):
 
 
 def legend():
-    styles = [*NORMS.values(), ONE_DEVICE]
+    styles = [(*style, "-") for style in NORMS.values()] + [(*ONE_DEVICE, "")]
     return [
-        Line2D([], [], color=colour, marker=marker, label=label)
-        for label, colour, marker in styles
+        Line2D([], [], color=colour, marker=marker, linestyle=line, label=label)
+        for label, colour, marker, line in styles
     ]
 
 

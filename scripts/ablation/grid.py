@@ -39,7 +39,7 @@ class Scale:
 
     model: str = "fastscnn"
     crop_size: int = 160
-    epochs: int = 15
+    epochs: int = 18
     devices: tuple = (2, 4)
     images: tuple = (1, 2, 4)
     seeds: int = 3

@@ -9,6 +9,9 @@ import math
 import statistics
 from pathlib import Path
 
+# Of the short run in float64: so far rounding has not been carried beyond 1e-9.
+AGREEING_STEPS = 4
+
 
 def rounded(value):
     """A JSON value with five digits of each number, and null for what is none."""
