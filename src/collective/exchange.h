@@ -1,5 +1,5 @@
 // One exchange as one process sees it: which parts it sends, awaits and merges, in what order.
-// Who uses it: communicator.cc, which carries the parts. It must not know of threads or time.
+// Who uses it: protocol.cc, which carries the parts. It must not know of threads or time.
 //
 // Recursive doubling: in round j a process swaps what it has with the one whose number differs in
 // bit j, so after log2(n) rounds, and as many messages, all have all. Both sides of a swap merge

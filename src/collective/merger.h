@@ -1,5 +1,5 @@
 // How two adjacent parts of an exchange become one, found by name.
-// Who uses it: exchange.cc. A process that has nothing to bring merges what others brought, so the
+// Who uses it: protocol.cc, for exchange.cc. A process that has nothing to bring merges what others brought, so the
 // name travels with the message and every process finds the same function.
 #pragma once
 #include <string>

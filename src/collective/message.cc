@@ -1,7 +1,9 @@
 // Messages to bytes and back: a fixed head with the lengths, then the variable parts.
 #include "collective/message.h"
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <type_traits>
 
 #include "core/error.h"
@@ -9,7 +11,7 @@
 namespace syncbn {
 namespace {
 
-constexpr uint32_t kMark = 0x53424e31;  // to be changed with the format
+constexpr uint32_t kMark = 0x53424e32;  // to be changed with the format
 
 struct Head {
   uint32_t mark;
@@ -17,10 +19,10 @@ struct Head {
   Era era;
   int32_t step, empty;
   int64_t number;
-  uint32_t key, title, contract, merger, ranks;  // lengths
+  uint32_t key, title, contract, merger, ranks, unused;  // lengths
   uint64_t payload;
 };
-static_assert(std::is_trivially_copyable<Head>::value, "a head is copied byte by byte");
+static_assert(std::has_unique_object_representations<Head>::value, "a head has no padding");
 
 template <typename Container>
 char* Put(const Container& from, char* to) {
@@ -29,17 +31,30 @@ char* Put(const Container& from, char* to) {
   return to + bytes;
 }
 
-template <typename Container>
-const char* Take(const char* from, size_t size, Container* to) {
-  to->resize(size);
-  const size_t bytes = size * sizeof((*to)[0]);
-  if (bytes > 0) std::memcpy(&(*to)[0], from, bytes);
-  return from + bytes;
+[[noreturn]] void Refuse() {
+  throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
 }
 
-size_t Length(const Head& head) {
-  return sizeof(Head) + head.key + head.title + head.contract + head.merger +
-         head.ranks * sizeof(int32_t) + head.payload;
+// The variable parts of a message, taken one after the other; none reaches behind the end.
+struct Reader {
+  template <typename Container>
+  void Take(uint64_t size, Container* to) {
+    constexpr size_t kElement = sizeof((*to)[0]);
+    if (size > left / kElement) Refuse();
+    to->resize(size);
+    if (size > 0) std::memcpy(&(*to)[0], from, size * kElement);
+    from += size * kElement;
+    left -= size * kElement;
+  }
+
+  const char* from;
+  size_t left;
+};
+
+bool Ascend(const std::vector<int32_t>& ranks) {
+  return (ranks.empty() || ranks.front() >= 0) &&
+         std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<int32_t>()) ==
+             ranks.end();
 }
 
 }  // namespace
@@ -58,7 +73,9 @@ Bytes Encode(const Message& message) {
   head.merger = static_cast<uint32_t>(message.merger.size());
   head.ranks = static_cast<uint32_t>(message.ranks.size());
   head.payload = message.payload.size();
-  Bytes bytes(Length(head));
+  Bytes bytes(sizeof(head) + message.key.size() + message.title.size() + message.contract.size() +
+              message.merger.size() + message.ranks.size() * sizeof(message.ranks[0]) +
+              message.payload.size());
   std::memcpy(bytes.data(), &head, sizeof(head));
   char* to = bytes.data() + sizeof(head);
   to = Put(message.key, to);
@@ -72,9 +89,12 @@ Bytes Encode(const Message& message) {
 
 Message Decode(const Bytes& bytes) {
   Head head{};
-  if (bytes.size() >= sizeof(head)) std::memcpy(&head, bytes.data(), sizeof(head));
-  if (head.mark != kMark || Length(head) != bytes.size()) {
-    throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
+  if (bytes.size() < sizeof(head)) Refuse();
+  std::memcpy(&head, bytes.data(), sizeof(head));
+  const auto kind = static_cast<uint32_t>(head.kind);
+  if (head.mark != kMark || kind > static_cast<uint32_t>(MessageKind::kStatus) ||
+      head.step < kInvitation || head.empty < 0 || head.empty > 1 || head.unused != 0) {
+    Refuse();
   }
   Message message;
   message.kind = head.kind;
@@ -82,13 +102,14 @@ Message Decode(const Bytes& bytes) {
   message.step = head.step;
   message.empty = head.empty != 0;
   message.number = head.number;
-  const char* from = bytes.data() + sizeof(head);
-  from = Take(from, head.key, &message.key);
-  from = Take(from, head.title, &message.title);
-  from = Take(from, head.contract, &message.contract);
-  from = Take(from, head.merger, &message.merger);
-  from = Take(from, head.ranks, &message.ranks);
-  Take(from, head.payload, &message.payload);
+  Reader reader{bytes.data() + sizeof(head), bytes.size() - sizeof(head)};
+  reader.Take(head.key, &message.key);
+  reader.Take(head.title, &message.title);
+  reader.Take(head.contract, &message.contract);
+  reader.Take(head.merger, &message.merger);
+  reader.Take(head.ranks, &message.ranks);
+  reader.Take(head.payload, &message.payload);
+  if (reader.left > 0 || !Ascend(message.ranks)) Refuse();
   return message;
 }
 

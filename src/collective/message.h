@@ -1,5 +1,5 @@
 // The format of what processes send each other.
-// Who uses it: communicator.cc. All processes run one build on one kind of machine, so numbers
+// Who uses it: protocol.cc. All processes run one build on one kind of machine, so numbers
 // travel as they lie in memory; a differing build is noticed by the first four bytes.
 #pragma once
 #include <cstdint>
@@ -32,19 +32,22 @@ enum class MessageKind : int32_t {
   kStatus,  // the answer: step is 1 for yes, contract says what the sender does
 };
 
+// In place of the step of an exchange: begin, if you have joined.
+constexpr int kInvitation = -1;
+
 struct Message {
   MessageKind kind = MessageKind::kPart;
   Era era;
-  int32_t step = 0;  // see exchange.cc
+  int32_t step = 0;  // see exchange.cc, or kInvitation
   bool empty = false;  // none of the ranks behind this part had anything to bring
   int64_t number = 0;
   std::string key, title, contract, merger;
-  std::vector<int32_t> ranks;
+  std::vector<int32_t> ranks;  // ascending; empty for all
   Bytes payload;
 };
 
 Bytes Encode(const Message& message);
-// Throws Error if the bytes are not from this version of the library.
+// Throws Error for bytes that Encode of this version does not make.
 Message Decode(const Bytes& bytes);
 
 }  // namespace syncbn

@@ -14,6 +14,12 @@ const char kRecover[] =
     " Before the next step every rank calls gluon_syncbn.recover(), which waits for the work in "
     "flight and clears the error.";
 
+std::string Rounded(double seconds) {
+  std::ostringstream text;
+  text << std::setprecision(4) << seconds;
+  return text.str();
+}
+
 }  // namespace
 
 std::string RankList(const std::vector<int>& ranks) {
@@ -40,19 +46,22 @@ std::string RanksMissingReport(const Contribution& own, const std::vector<int>& 
                                               : answer->second.contract);
   }
   std::sort(present.begin(), present.end());
-  std::ostringstream waited;
-  waited << std::setprecision(4) << seconds;
-  return Concat(own.title, ": waited ", waited.str(), " s for ", absent, " of ", own.ranks.size(),
-                " processes. Arrived: ", RankList(present), ". Missing: ", missing, ".", kRecover);
+  return Concat(own.title, ": waited ", Rounded(seconds), " s for ", absent, " of ",
+                own.ranks.size(), " processes. Arrived: ", RankList(present), ". Missing: ", missing,
+                ".", kRecover);
+}
+
+std::string PartsMissingReport(const Contribution& own, double seconds) {
+  return Concat(own.title, ": waited ", Rounded(seconds), " s for parts that do not arrive, though "
+                "all ", own.ranks.size(), " processes have come: the connection is lost, or slower "
+                "than the timeout.", kRecover);
 }
 
 std::string ContractsDifferReport(const Contribution& own, int own_rank, int rank,
-                                  const Message& message) {
-  const std::vector<int> other(message.ranks.begin(), message.ranks.end());
+                                  const Message& message, const std::vector<int>& ranks) {
   return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.contract,
                 " (synchronized: ", RankList(own.ranks), "), but rank ", rank, " has ",
-                message.contract, " (synchronized: ", RankList(other), ").",
-                kRecover);
+                message.contract, " (synchronized: ", RankList(ranks), ").", kRecover);
 }
 
 std::string RankLeftReport(const Contribution& own, int rank) {

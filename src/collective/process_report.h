@@ -1,5 +1,5 @@
 // The texts that a user reads when processes do not meet.
-// Who uses it: communicator.cc. Each function returns the whole message; none of them throws.
+// Who uses it: protocol.cc. Each function returns the whole message; none of them throws.
 #pragma once
 #include <map>
 #include <string>
@@ -15,8 +15,12 @@ namespace syncbn {
 std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
                                const std::map<int, Message>& answers, double seconds);
 
+// All have come, but what they sent has not.
+std::string PartsMissingReport(const Contribution& own, double seconds);
+
+// `ranks` are those of the message.
 std::string ContractsDifferReport(const Contribution& own, int own_rank, int rank,
-                                  const Message& message);
+                                  const Message& message, const std::vector<int>& ranks);
 
 std::string RankLeftReport(const Contribution& own, int rank);
 

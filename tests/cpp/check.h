@@ -2,6 +2,8 @@
 // Who uses it: tests/cpp. Checks may run in several threads at once.
 #pragma once
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <sstream>
 
@@ -10,6 +12,12 @@ namespace check {
 inline std::atomic<int>& Failures() {
   static std::atomic<int> failures{0};
   return failures;
+}
+
+// How often a long loop runs: in full with GLUON_SYNCBN_NATIVE=full, which takes minutes.
+inline int Times(int full, int brief) {
+  const char* const native = std::getenv("GLUON_SYNCBN_NATIVE");
+  return native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;
 }
 
 template <typename... Parts>

@@ -18,6 +18,8 @@ struct Network {
   std::mutex mutex;
   std::vector<std::deque<std::pair<int, syncbn::Bytes>>> queues;  // by receiver
   std::vector<std::atomic<bool>> dead;  // neither hear nor say anything any more
+  // Whether a message is lost on its way; set before the first is sent, called under the mutex.
+  std::function<bool(int from, int to, const syncbn::Bytes& message)> loses;
 };
 
 class LocalWire : public syncbn::Wire {
@@ -29,6 +31,7 @@ class LocalWire : public syncbn::Wire {
   void Send(int to, syncbn::Bytes message) override {
     if (network_->dead[rank_]) return;
     std::lock_guard<std::mutex> lock(network_->mutex);
+    if (network_->loses && network_->loses(rank_, to, message)) return;
     network_->queues[to].emplace_back(rank_, std::move(message));
   }
   bool Receive(int* from, syncbn::Bytes* message) override {

@@ -180,6 +180,35 @@ void TestDeadRankIsNamed() {
   }, network);
 }
 
+// No part arrives, everything else does. From the `answers`-th answer of rank 1 on it is dead.
+std::shared_ptr<Network> WithoutParts(int answers) {
+  auto network = std::make_shared<Network>(2);
+  Network* const self = network.get();
+  network->loses = [self, answers](int from, int, const Bytes& bytes) mutable {
+    const syncbn::MessageKind kind = syncbn::Decode(bytes).kind;
+    if (from == 1 && kind == syncbn::MessageKind::kStatus && --answers == 0) self->dead[1] = true;
+    return kind == syncbn::MessageKind::kPart;
+  };
+  return network;
+}
+
+// Both have come and say so; one of them is stopped before its part has arrived.
+void TestRankThatStopsAfterItsAnswerIsNamed() {
+  Run(2, [&](Communicator* rank) {
+    const std::string text = ErrorOf([&] { Sum(rank, "norm", 1, 0.4); });
+    if (rank->rank() == 0) CheckHas(text, "Missing: rank 1, which does not answer: it has died");
+  }, WithoutParts(1));
+}
+
+// Both live and say that they have come, but nothing arrives.
+void TestLostPartsEndInAnError() {
+  Run(2, [&](Communicator* rank) {
+    const std::string text = ErrorOf([&] { Sum(rank, "norm", 1, 0.4); });
+    CheckHas(text, "layer 'norm': ");
+    CheckHas(text, "s for parts that do not arrive, though all 2 processes have come");
+  }, WithoutParts(0));
+}
+
 void TestOtherLayersAreBothNamed() {
   Run(2, [](Communicator* rank) {
     const std::string mine = rank->rank() == 0 ? "norm0" : "norm1";
@@ -360,6 +389,8 @@ int main() {
   TestSomeRanksOnly();
   TestMissingRankIsNamed();
   TestDeadRankIsNamed();
+  TestRankThatStopsAfterItsAnswerIsNamed();
+  TestLostPartsEndInAnError();
   TestOtherLayersAreBothNamed();
   TestContractsThatDiffer();
   TestGroupsThatDiffer();

@@ -1,0 +1,220 @@
+// Hundreds of ranks as tasks of one thread: the same bits on all, whatever the order; ranks late and
+// dead; messages and rounds of an exchange, which `--count` prints for the comparison with the model
+// of scripts/benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iostream>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "simulation.h"
+
+namespace {
+
+using simulation::FromBytes;
+using simulation::kTick;
+using simulation::microseconds;
+using simulation::milliseconds;
+using simulation::Protocol;
+using simulation::Simulation;
+using simulation::Time;
+using simulation::ToBytes;
+using syncbn::Bytes;
+using syncbn::Contribution;
+
+constexpr milliseconds kTimeout{1000};
+constexpr std::chrono::hours kLimit{1};
+
+Contribution Of(const std::string& key, Bytes payload, const char* merger = "sum_float64") {
+  Contribution contribution;
+  contribution.key = key;
+  contribution.title = "layer '" + key + "'";
+  contribution.contract = "channels=1";
+  contribution.merger = merger;
+  contribution.timeout_seconds = 1e-3 * kTimeout.count();
+  contribution.payload = std::move(payload);
+  return contribution;
+}
+
+// One exchange of all ranks.
+struct Exchange {
+  void Begin(Simulation* sim, int rank, Contribution contribution) {
+    begun[rank] = sim->now();
+    pending[rank] = sim->ranks[rank].protocol->Begin(std::move(contribution), sim->now());
+  }
+  bool Over(const Simulation& sim) {
+    while (over < pending.size() &&
+           (sim.ranks[over].dead || (pending[over] && pending[over]->over()))) {
+      ++over;
+    }
+    return over == pending.size();
+  }
+  std::vector<std::shared_ptr<Protocol::Pending>> pending;
+  std::vector<Time> begun;
+  size_t over = 0;  // of the first ranks
+};
+
+Exchange Of(const Simulation& sim) {
+  const size_t size = sim.ranks.size();
+  return {std::vector<std::shared_ptr<Protocol::Pending>>(size), std::vector<Time>(size), 0};
+}
+
+// ---- what an exchange costs --------------------------------------------------------------------
+
+struct Cost {
+  int64_t rounds, messages;
+};
+
+// All begin at once, and a message takes a unit of time.
+Cost CostOf(int size) {
+  Simulation sim(size, 0);
+  Exchange exchange = Of(sim);
+  for (int rank = 0; rank < size; ++rank) {
+    exchange.Begin(&sim, rank, Of("norm", ToBytes<double>({1})));
+  }
+  CHECK(sim.RunUntil([&] { return exchange.Over(sim); }, kLimit));
+  for (const auto& pending : exchange.pending) {
+    CHECK(Protocol::Result(pending.get()) == ToBytes<double>({double(size)}));
+  }
+  CHECK_EQ(sim.queries, 0);
+  return {(sim.now() - Time()) / sim.delay(), sim.parts};
+}
+
+// Ranks beyond a power of two hand over before it, and get the result behind it.
+void TestCosts() {
+  for (int size : {1, 2, 3, 5, 6, 7, 64, 96, 97, 100, 256, 1000, 1024}) {
+    int bits = 0;
+    while (2 << bits <= size) ++bits;
+    const int power = 1 << bits, pairs = size - power;
+    const Cost cost = CostOf(size);
+    CHECK_EQ(cost.messages, bits * power + 2 * pairs, size, " ranks");
+    CHECK_EQ(cost.rounds, bits + (pairs > 0) + (2 * pairs > power), size, " ranks");
+  }
+}
+
+// ---- numbers -----------------------------------------------------------------------------------
+
+// The results of three exchanges in flight at once, which each rank begins in an order and at times
+// of its own. Payloads do not depend on the seed.
+std::vector<Bytes> Shuffled(int size, uint32_t seed) {
+  Simulation sim(size, seed);
+  sim.delay = simulation::RandomDelay(&sim);
+  std::vector<Exchange> exchanges(3, Of(sim));
+  std::mt19937 values(7);
+  std::normal_distribution<double> normal(0, 1e3);
+  for (int rank = 0; rank < size; ++rank) {
+    std::vector<double> moments(9);  // count, mean and m2 of four channels; some shards are empty
+    if (rank % 5 > 0) {
+      for (double& number : moments) number = std::fabs(normal(values));
+      moments[0] = rank % 5;
+    }
+    const std::vector<Contribution> own = {Of("sum", ToBytes(moments)),
+                                           Of("moments", ToBytes(moments), "moments"),
+                                           Of("order", ToBytes<int>({rank}), "concat")};
+    std::vector<int> order = {0, 1, 2};
+    std::shuffle(order.begin(), order.end(), sim.random);
+    for (int i : order) {
+      // Beyond half of the timeout ranks ask each other: very many messages.
+      const microseconds late(sim.random() % (rank % 7 > 0 ? 2000 : size > 100 ? 450000 : 900000));
+      sim.After(late, [&sim, &exchanges, rank, i, contribution = own[i]] {
+        exchanges[i].Begin(&sim, rank, contribution);
+      });
+    }
+  }
+  std::vector<Bytes> results;
+  for (Exchange& exchange : exchanges) {
+    CHECK(sim.RunUntil([&] { return exchange.Over(sim); }, kLimit), size, " ranks, seed ", seed);
+    results.push_back(Protocol::Result(exchange.pending[0].get()));
+    for (int rank = 1; rank < size; ++rank) {
+      CHECK(Protocol::Result(exchange.pending[rank].get()) == results.back());
+    }
+  }
+  for (const auto& rank : sim.ranks) CHECK(rank.protocol->Idle());
+  return results;
+}
+
+void TestSameBitsInEveryOrder() {
+  for (int size : {64, 100, 256, 1024}) {
+    const auto expected = Shuffled(size, 0);
+    std::vector<int> ranks(size);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    CHECK(FromBytes<int>(expected[2]) == ranks, size, " ranks");
+    const int shards = size / 5, rows = 10 * shards + (size % 5) * (size % 5 - 1) / 2;
+    CHECK_EQ(FromBytes<double>(expected[0])[0], rows);
+    CHECK_EQ(FromBytes<double>(expected[1])[0], rows);
+    for (uint32_t seed : {1, 2}) CHECK(Shuffled(size, seed) == expected, size, " ranks");
+  }
+}
+
+// ---- death -------------------------------------------------------------------------------------
+
+// A rank dies before it comes, while parts are under way, or long after its own have arrived, when a
+// late one keeps all waiting: whoever waits for it is told within the timeout. Returns how many.
+int Die(int size, uint32_t seed) {
+  Simulation sim(size, seed);
+  sim.delay = simulation::RandomDelay(&sim);
+  Exchange exchange = Of(sim);
+  const int dead = static_cast<int>(sim.random() % size);
+  const int late = static_cast<int>(sim.random() % size);
+  const int begins = seed % 3 == 2 ? 900000 : 100000, dies = seed % 3 == 0 ? 2000 : 1500000;
+  const Time death = Time() + microseconds(sim.random() % dies);
+  sim.After(death - Time(), [&] { sim.ranks[dead].dead = true; });
+  std::vector<Time> ended(size);
+  for (int rank = 0; rank < size; ++rank) {
+    sim.ranks[rank].task = [&, rank] {
+      const auto& pending = exchange.pending[rank];
+      if (pending && pending->over() && ended[rank] == Time()) ended[rank] = sim.now();
+    };
+    sim.After(microseconds(rank == late ? begins : sim.random() % 100000), [&, rank] {
+      if (sim.ranks[rank].dead) return;
+      try {
+        exchange.Begin(&sim, rank, Of("norm", ToBytes<double>({1})));
+      } catch (const syncbn::Error&) {  // it was told before it came
+        exchange.pending[rank] = std::make_shared<Protocol::Pending>();
+        exchange.pending[rank]->error = sim.ranks[rank].protocol->failure();
+      }
+      sim.Resume(rank);
+    });
+  }
+  const auto over = [&] { return death <= sim.now() && exchange.Over(sim); };
+  CHECK(sim.RunUntil(over, kLimit), size, " ranks, seed ", seed);
+  int told = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank == dead || exchange.pending[rank]->error.empty()) continue;
+    ++told;
+    const std::string& text = exchange.pending[rank]->error;
+    const std::string name = "rank " + std::to_string(dead) + ", which does not answer";
+    CHECK(text.find(name) != std::string::npos, text);
+    const auto waited = ended[rank] - std::max(death, exchange.begun[rank]);
+    CHECK(waited <= kTimeout + 2 * kTick + milliseconds(20), "rank ", rank, ", seed ", seed, ": ",
+          waited.count(), " ns");
+  }
+  return told;
+}
+
+void TestDeathIsReportedWithinTheTimeout() {
+  int told = 0;
+  for (uint32_t seed = 0; seed < 30; ++seed) told += Die(64, seed);
+  CHECK(told > 10 * 63, told);
+  CHECK_EQ(Die(256, 0), 255);
+  if (check::Times(1, 0)) CHECK_EQ(Die(1024, 0), 1023);
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  if (arguments[1] != nullptr) {
+    for (int size : {2, 3, 8, 64, 100, 256, 1000, 1024}) {
+      const Cost cost = CostOf(size);
+      std::cout << size << " " << cost.rounds << " " << cost.messages << "\n";
+    }
+    return check::Result();
+  }
+  TestCosts();
+  TestSameBitsInEveryOrder();
+  TestDeathIsReportedWithinTheTimeout();
+  return check::Result();
+}
