@@ -14,22 +14,29 @@ import mxnet as mx
 _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
 
+
+def _status(code):
+    """The result of functions that return nothing; raises what they could not throw."""
+    if code != 0:
+        raise RuntimeError(load().gluon_syncbn_last_error().decode())
+
+
 _SIGNATURES = {
     "gluon_syncbn_last_error": (ctypes.c_char_p, []),
     "gluon_syncbn_register": (ctypes.c_int, [ctypes.c_char_p]),
-    "gluon_syncbn_create_group": (None, [ctypes.c_char_p, ctypes.c_char_p]),
-    "gluon_syncbn_release_group": (None, [ctypes.c_char_p]),
+    "gluon_syncbn_create_group": (_status, [ctypes.c_char_p, ctypes.c_char_p]),
+    "gluon_syncbn_release_group": (_status, [ctypes.c_char_p]),
     "gluon_syncbn_batches": (ctypes.c_int64, [ctypes.c_char_p]),
-    "gluon_syncbn_set_batches": (None, [ctypes.c_char_p, ctypes.c_int64]),
-    "gluon_syncbn_set_participants": (None, [ctypes.c_char_p, ctypes.c_char_p]),
+    "gluon_syncbn_set_batches": (_status, [ctypes.c_char_p, ctypes.c_int64]),
+    "gluon_syncbn_set_participants": (_status, [ctypes.c_char_p, ctypes.c_char_p]),
     "gluon_syncbn_wait_seconds": (ctypes.c_double, [ctypes.c_char_p]),
     "gluon_syncbn_first_operators": (ctypes.c_int64, []),
     "gluon_syncbn_note_time": (None, [ctypes.c_void_p, ctypes.c_void_p]),
     "gluon_syncbn_set_timeout": (None, [ctypes.c_double]),
     "gluon_syncbn_timeout": (ctypes.c_double, []),
     "gluon_syncbn_failure": (ctypes.c_char_p, []),
-    "gluon_syncbn_fail_all": (None, [ctypes.c_char_p, ctypes.c_int]),
-    "gluon_syncbn_reset_all": (None, []),
+    "gluon_syncbn_fail_all": (_status, [ctypes.c_char_p, ctypes.c_int]),
+    "gluon_syncbn_reset_all": (_status, []),
     "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
     "gluon_syncbn_num_threads": (ctypes.c_int, []),
     "gluon_syncbn_cuda_architectures": (ctypes.c_char_p, []),
@@ -43,7 +50,7 @@ _SIGNATURES = {
     ),
     "gluon_syncbn_distributed_result": (None, [ctypes.c_void_p]),
     "gluon_syncbn_distributed_join": (ctypes.c_int, [ctypes.c_double]),
-    "gluon_syncbn_distributed_leave": (None, []),
+    "gluon_syncbn_distributed_leave": (_status, []),
     "gluon_syncbn_distributed_stop": (ctypes.c_int, [ctypes.c_double]),
 }
 

@@ -67,7 +67,7 @@ running_variance_initializer : str or Initializer
         The running variance takes the divisor count - 1 (as cuDNN's BatchNorm does)
         instead of count (as MXNet's own does). The normalization always takes count.
     timeout : float or None, default None
-        Seconds that a device waits for the others; None means
+        Seconds that a device waits for the others, ``inf`` for ever; None means
         :func:`gluon_syncbn.get_timeout`.
     group : None, "machine", "process", list of int, or list of mxnet.Context
         With whom the layer synchronizes. None: with all contexts of all processes that
@@ -186,7 +186,7 @@ running_variance_initializer : str or Initializer
         """Sets what this layer has beyond a BatchNorm; for ``convert.py``."""
         self._num_devices = num_devices
         self._unbiased_running_var = bool(unbiased_running_var)
-        self._timeout = timeout
+        self._timeout = None if timeout is None else check_timeout(timeout)
         self._meets = group
         self._group = _Group(self.name)
         self._latest_use = None, None  # the trace, and the operator's output in it

@@ -14,13 +14,18 @@ _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 
 
 def check_timeout(seconds, name="timeout"):
-    """`seconds` as a float; raises ValueError unless it is a positive finite number."""
+    """`seconds` as a float; raises ValueError unless it is a positive number."""
     try:
         value = float(seconds)
+    except OverflowError:  # an int beyond all floats
+        value = float("inf") if seconds > 0 else 0.0
     except (TypeError, ValueError):
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} is a positive number of seconds, but got {seconds!r}")
+    if not value > 0:
+        raise ValueError(
+            f"{name} is a positive number of seconds, or inf for never, but got "
+            f"{seconds!r}"
+        )
     return value
 
 
@@ -33,7 +38,8 @@ def set_timeout(seconds):
     Parameters
     ----------
     seconds : float
-        Greater than 0. Counts from a device's own arrival at a layer.
+        Greater than 0. Counts from a device's own arrival at a layer. ``inf``, and all
+        from 1e9 (31 years) on, mean that a wait never ends by itself.
 
     Raises
     ------

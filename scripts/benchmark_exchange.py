@@ -8,7 +8,7 @@ Measures the rendezvous of 2 to 8 threads, and the exchange between 1 to 4 proce
 this machine from array to array, for 1 to 16 KB, each verified before it is timed. To
 the processes it fits
 
-    seconds = rounds (latency + bytes / bandwidth),  rounds = ceil(log2(processes))
+    seconds = rounds(processes) (latency + bytes / bandwidth)
 
 and extends that to 8 to 1,024 processes. The table states what it assumes.
 """
@@ -16,7 +16,6 @@ and extends that to 8 to 1,024 processes. The table states what it assumes.
 import argparse
 import ctypes
 import json
-import math
 import os
 import subprocess
 import sys
@@ -38,6 +37,24 @@ NETS = {
     "ResNet-50": [64, *_BODY],
     "DeepLabV3-ResNet-50": [64, 64, 128, *_BODY, *[256] * 7, 256],
 }
+
+
+def rounds(processes):
+    """Messages of an exchange that wait for one another.
+
+    Recursive doubling takes log2(processes). Those beyond a power of two hand their
+    part to a neighbour before it and get the result behind it, which adds one, and two
+    if they are more than half of that power.
+    """
+    bits = processes.bit_length() - 1
+    beyond = processes - 2**bits
+    return bits + (beyond > 0) + (2 * beyond > 2**bits)
+
+
+def messages(processes):
+    """All messages of an exchange."""
+    bits = processes.bit_length() - 1
+    return bits * 2**bits + 2 * (processes - 2**bits)
 
 
 def percentiles(seconds):
@@ -133,9 +150,8 @@ def fit(results, cores):
     import numpy as np
 
     fair = [r for r in results if 2 <= r["processes"] <= cores]
-    rounds = [math.ceil(math.log2(r["processes"])) for r in fair]
     seconds = [r["native"]["median_us"] * 1e-6 for r in fair]
-    per_round = np.array(seconds) / rounds
+    per_round = np.array(seconds) / [rounds(r["processes"]) for r in fair]
     size = np.array([r["kilobytes"] * 1024.0 for r in fair])
     slope, latency = np.polyfit(size, per_round, 1)
     return {
@@ -146,12 +162,11 @@ def fit(results, cores):
 
 def step_cost(net, ranks, latency_us, bandwidth_gb_s):
     """Seconds of a step's exchanges: forward (2 C + 1) and backward (2 C) doubles."""
-    rounds = math.ceil(math.log2(ranks))
     total = 0.0
     for channels in NETS[net]:
         for numbers in (2 * channels + 1, 2 * channels):
             transfer = 8 * numbers / (bandwidth_gb_s * 1e9) if bandwidth_gb_s else 0.0
-            total += rounds * (latency_us * 1e-6 + transfer)
+            total += rounds(ranks) * (latency_us * 1e-6 + transfer)
     return total
 
 
@@ -272,7 +287,7 @@ def main():
                 "are not fitted.",
                 "The model: every layer makes one exchange in forward and one in "
                 "backward, none of them overlap each other or computation, all ranks "
-                "come at once, and each of ceil(log2(ranks)) rounds costs the same. "
+                "come at once, and each of log2(ranks) rounds costs the same. "
                 "Waiting for slower ranks comes on top. The two networks are assumed, "
                 "not measured.",
             ],

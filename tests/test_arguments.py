@@ -19,7 +19,9 @@ import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
 
 
-@pytest.mark.parametrize("seconds", [0, -1, "soon", float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize(
+    "seconds", [0, -1, "soon", float("nan"), -float("inf"), -(10**400), [1]]
+)
 def test_timeout_is_a_positive_number(seconds):
     with pytest.raises(ValueError, match="timeout is a positive number of seconds"):
         SyncBatchNorm(timeout=seconds)
@@ -31,13 +33,26 @@ def test_timeout_is_a_positive_number(seconds):
 def test_timeout_of_the_environment_is_a_positive_number(value):
     output = run_python("import gluon_syncbn", GLUON_SYNCBN_TIMEOUT=value)
     last = output.stderr.strip().splitlines()[-1]
-    words = "ValueError: GLUON_SYNCBN_TIMEOUT is a positive number of seconds, but got"
-    assert last == f"{words} {value!r}"
+    words = "GLUON_SYNCBN_TIMEOUT is a positive number of seconds, or inf for never"
+    assert last == f"ValueError: {words}, but got {value!r}"
 
 
 def test_timeout_comes_from_the_environment():
     code = "import gluon_syncbn; print(gluon_syncbn.get_timeout())"
-    assert run_python(code, GLUON_SYNCBN_TIMEOUT="7.5").stdout == "7.5\n"
+    for value in "7.5", "1e+300", "inf":
+        assert run_python(code, GLUON_SYNCBN_TIMEOUT=value).stdout == f"{value}\n"
+
+
+@pytest.mark.parametrize("seconds", [9.3e9, 1e10, 10**400, float("inf")])
+def test_timeout_beyond_all_bounds_means_never(seconds, devices):
+    for own in True, False:
+        if not own:
+            gluon_syncbn.set_timeout(seconds)
+        layer = make_layer(
+            devices.contexts, num_devices=2, timeout=seconds if own else None
+        )
+        for _ in range(20):
+            assert_trains(devices, layer)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +115,12 @@ def test_data_of_integers(devices):
 @pytest.mark.parametrize(
     "key, value, expected",
     [
-        ("momentum", "much", "a number"),
-        ("eps", "", "a number"),
+        ("momentum", "much", "a number from 0 to 1, or None"),
+        ("eps", "", "a number that is not negative"),
+        ("timeout", "nan", "a number of seconds, inf for never"),
+        ("num_devices", "1e10", "a count of devices, or 0 if unknown"),
+        ("num_devices", "0.5", "a count of devices, or 0 if unknown"),
+        ("contexts", "cpu(x)", 'devices like "cpu(0) cpu(1)"'),
         ("fix_gamma", "perhaps", "True or False"),
         ("num_devices", "-2", "a count of devices"),
         ("group", "", "the key of a layer"),

@@ -7,6 +7,7 @@ time; GLUON_SYNCBN_NATIVE=full builds and runs everything.
 
 import os
 import shutil
+import sys
 
 import pytest
 from helpers import ROOT, run_tool
@@ -22,6 +23,15 @@ FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
 EMULATED = ("test_cuda_kernels", "test_cuda_op")  # GPUs, see tests/cpp/emulated_cuda
 VECTORS = ("test_streamed_stores",)  # of which the generic kernels have none
 TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("*.cc"))
+
+
+def test_nothing_is_destroyed_at_exit(tmp_path):
+    """Operators run until the process ends, behind the destructors of static objects."""
+    options = ["-O1", "-std=c++17", f"-I{ROOT / 'src'}", "-c", "-o", tmp_path / "object"]
+    options += [f"-I{ROOT / 'tests/cpp/emulated_cuda'}", f"-I{ROOT / 'tests/cpp'}"]
+    for source in "op/cuda/current_device.cc", "op/cuda/lane.cc", "collective/registry.cc":
+        run_tool("g++", *options, ROOT / "src" / source)
+        assert "__cxa_atexit" not in run_tool("nm", tmp_path / "object"), source
 
 
 @pytest.mark.parametrize("sanitizer", ["", "address,undefined", "thread"])
@@ -48,3 +58,17 @@ def test_native(sanitizer, tmp_path):
     options = ["--output-on-failure", "--parallel", "2"]
     output = run_tool("ctest", "--test-dir", tmp_path, *options, *excluded)
     assert "100% tests passed" in output and "test_collective" in output
+    if not sanitizer:
+        check_model_of_exchanges(run_tool(tmp_path / "test_many_ranks", "--count"))
+
+
+def check_model_of_exchanges(counted):
+    """What scripts/benchmark_exchange.py calculates with is what exchanges do."""
+    sys.path.append(str(ROOT / "scripts"))
+    import benchmark_exchange
+
+    ranks = [list(map(int, line.split())) for line in counted.splitlines()]
+    assert [row[0] for row in ranks if row[0] in (64, 256, 1024)] == [64, 256, 1024]
+    for size, rounds, messages in ranks:
+        assert rounds == benchmark_exchange.rounds(size), size
+        assert messages == benchmark_exchange.messages(size), size

@@ -17,14 +17,19 @@ using syncbn::TheCommunicator;
 
 thread_local syncbn::Bytes last_result;
 
+syncbn::Communicator& Connected() {
+  if (TheCommunicator() != nullptr) return *TheCommunicator();
+  throw syncbn::Error("gluon_syncbn.distributed.init() was not called in this process");
+}
+
 }  // namespace
 
 // Takes over a syncbn::Wire that was made with new; returns the rank, or -1.
 SYNCBN_EXPORT int gluon_syncbn_distributed_open(void* wire) {
-  const int failed = CatchAll([&] {
+  return CatchAll(-1, [&] {
     syncbn::OpenCommunicator(std::unique_ptr<syncbn::Wire>(static_cast<syncbn::Wire*>(wire)));
+    return TheCommunicator()->rank();
   });
-  return failed ? -1 : TheCommunicator()->rank();
 }
 
 // One exchange of `bytes` bytes at `data`, named `name`; calls of one name match by their order on
@@ -42,9 +47,8 @@ SYNCBN_EXPORT int gluon_syncbn_distributed_exchange(const char* name, const char
     contribution.ranks.assign(ranks, ranks + count);
     contribution.timeout_seconds = timeout;
     contribution.payload.assign(data, data + bytes);
-    contribution.key =
-        syncbn::Concat("call|", name, '|', TheCommunicator()->NextNumber(name));
-    last_result = TheCommunicator()->AllReduce(std::move(contribution));
+    contribution.key = syncbn::Concat("call|", name, '|', Connected().NextNumber(name));
+    last_result = Connected().AllReduce(std::move(contribution));
     *result_bytes = static_cast<int64_t>(last_result.size());
   });
 }
@@ -57,17 +61,18 @@ SYNCBN_EXPORT void gluon_syncbn_distributed_result(char* to) {
 
 // Returns the rank that joined with the most exchanges, or -1.
 SYNCBN_EXPORT int gluon_syncbn_distributed_join(double timeout) {
-  int rank = -1;
-  return CatchAll([&] { rank = TheCommunicator()->Join(timeout); }) == 0 ? rank : -1;
+  return CatchAll(-1, [&] { return Connected().Join(timeout); });
 }
 
-SYNCBN_EXPORT void gluon_syncbn_distributed_leave() {
-  if (TheCommunicator() != nullptr) TheCommunicator()->Leave();
+SYNCBN_EXPORT int gluon_syncbn_distributed_leave() {
+  return CatchAll([&] { Connected().Leave(); });
 }
 
-// Whether all others have left too.
+// 1 if all others have left too, else 0.
 SYNCBN_EXPORT int gluon_syncbn_distributed_stop(double timeout) {
-  const bool all = TheCommunicator()->AwaitLeave(timeout);
-  TheCommunicator()->Stop();
-  return all ? 1 : 0;
+  return CatchAll(0, [&] {
+    const bool all = Connected().AwaitLeave(timeout);
+    Connected().Stop();
+    return all ? 1 : 0;
+  });
 }

@@ -1,19 +1,27 @@
 // Reads the text form of devices, the inverse of Device::Name.
 #include "collective/device.h"
 
-#include <cstdlib>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/parse.h"
 
 namespace syncbn {
+namespace {
+
+const char kLetters[] = "abcdefghijklmnopqrstuvwxyz_";
+
+}  // namespace
 
 Device ParseDevice(const std::string& name) {
   const size_t open = name.find('(');
-  if (open == 0 || open == std::string::npos || name.back() != ')') {
+  Device device{name.substr(0, open), 0};
+  const bool word = open != 0 && device.type.find_first_not_of(kLetters) == std::string::npos;
+  if (!word || open == std::string::npos || name.back() != ')' ||
+      !ParseNumber(name.substr(open + 1, name.size() - open - 2), &device.id) || device.id < 0) {
     throw Error(Concat("a device is written like \"cpu(0)\", but got \"", name, "\""));
   }
-  return {name.substr(0, open), std::atoi(name.c_str() + open + 1)};
+  return device;
 }
 
 std::set<Device> ParseDevices(const std::string& names) {

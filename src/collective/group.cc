@@ -3,11 +3,11 @@
 #include "collective/group.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "collective/report.h"
+#include "collective/timeout.h"
 #include "core/error.h"
 
 namespace syncbn {
@@ -17,18 +17,6 @@ std::set<Device> Keys(const std::map<Device, int64_t>& calls) {
   std::set<Device> keys;
   for (const auto& entry : calls) keys.insert(entry.first);
   return keys;
-}
-
-Bytes ToBytes(const Payload& payload) {
-  Bytes bytes(payload.size() * sizeof(double));
-  std::memcpy(bytes.data(), payload.data(), bytes.size());
-  return bytes;
-}
-
-Payload ToPayload(const Bytes& bytes) {
-  Payload payload(bytes.size() / sizeof(double));
-  std::memcpy(payload.data(), bytes.data(), bytes.size());
-  return payload;
 }
 
 }  // namespace
@@ -130,7 +118,8 @@ void Group::ExchangeLocked(Lock* lock, const Ticket& ticket, const RoundKey& key
   Contribution contribution;
   contribution.key = Concat(across.name, '|', key.operation, '|',
                             SharedNumberLocked(ticket, key, across), '|', key.repeat);
-  contribution.title = Concat("SyncBatchNorm '", across.name, "', ", key.operation);
+  const std::string title = Concat("SyncBatchNorm '", across.name, "', ", key.operation);
+  contribution.title = title;
   contribution.contract = across.contract;
   contribution.merger = across.merger;
   contribution.ranks = across.ranks;
@@ -140,7 +129,12 @@ void Group::ExchangeLocked(Lock* lock, const Ticket& ticket, const RoundKey& key
   lock->unlock();
   std::string error;
   try {
-    *payload = ToPayload(across.processes->AllReduce(std::move(contribution)));
+    const size_t size = contribution.payload.size();
+    const Bytes result = across.processes->AllReduce(std::move(contribution));
+    if (result.size() != size) {
+      throw Error(Concat(title, ": other ranks sent ", result.size(), " bytes, expected ", size));
+    }
+    *payload = ToPayload(result);
   } catch (const std::exception& raised) {
     error = raised.what();
   }
@@ -165,15 +159,13 @@ int64_t Group::SharedNumberLocked(const Ticket& ticket, const RoundKey& key,
 void Group::AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<Round>& round,
                         const Meeting& meeting, int64_t epoch) {
   const auto start = std::chrono::steady_clock::now();
-  const std::chrono::duration<double> timeout(meeting.timeout_seconds);
-  const auto deadline =
-      start + std::chrono::duration_cast<std::chrono::steady_clock::duration>(timeout);
+  const auto deadline = start + ToDuration(meeting.timeout_seconds);
   // A result counts even if the group fails, or time runs out, before this thread is awake again.
   const auto over = [&] {
     return round->result != nullptr || !failure_.empty() || epoch_ != epoch;
   };
   bool woken = changed_.WaitUntil(lock, deadline, over);
-  if (!woken && round->exchanging) {  // which has a timeout of its own
+  if (!woken && round->exchanging) {  // whose own deadline comes
     changed_.Wait(lock, over);
     woken = true;
   }

@@ -24,6 +24,9 @@ void Add(const Bytes& higher, Bytes* lower) {
   if (higher.size() != lower->size()) {
     throw Error(Concat("a sum of ", lower->size(), " bytes meets one of ", higher.size()));
   }
+  if (lower->size() % sizeof(T) != 0) {
+    throw Error(Concat("a sum of ", lower->size(), " bytes, expected a multiple of ", sizeof(T)));
+  }
   // operator new aligns both for every arithmetic type.
   const T* from = reinterpret_cast<const T*>(higher.data());
   T* to = reinterpret_cast<T*>(lower->data());

@@ -11,11 +11,10 @@
 #include <vector>
 
 #include "collective/device.h"
+#include "collective/payload.h"
 #include "collective/process_group.h"
 
 namespace syncbn {
-
-using Payload = std::vector<double>;
 
 // Merges what the devices brought, given in the order of the devices.
 using Reducer = void (*)(const std::vector<const Payload*>& payloads, Payload* result);

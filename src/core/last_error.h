@@ -1,5 +1,5 @@
 // The text of the error that this thread's latest failed C function had.
-// Who uses it: the C interfaces of kernels, op and mxnet.
+// Who uses it: every C interface, because no exception may pass through one.
 #pragma once
 #include <exception>
 #include <string>
@@ -18,6 +18,13 @@ int CatchAll(const Body& body) {
     LastError() = error.what();
     return -1;
   }
+}
+
+// The value of body(), or `failed` with the exception's text in LastError.
+template <typename Value, typename Body>
+Value CatchAll(Value failed, const Body& body) {
+  CatchAll([&] { failed = body(); });
+  return failed;
 }
 
 }  // namespace syncbn

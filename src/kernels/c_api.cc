@@ -4,13 +4,23 @@
 #include "kernels/c_api.h"
 #pragma GCC visibility pop
 
+#include "core/error.h"
+#include "core/last_error.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 
 namespace cpu = syncbn::cpu;
+using syncbn::CatchAll;
 using syncbn::DType;
 using syncbn::Layout;
 
 namespace {
+
+DType ToDType(int dtype) {
+  if (!syncbn::IsSupported(dtype)) {
+    throw syncbn::Error(syncbn::Concat("no kernels for dtype number ", dtype));
+  }
+  return static_cast<DType>(dtype);
+}
 
 cpu::Write WriteMode(int add) { return add != 0 ? cpu::Write::kAdd : cpu::Write::kAssign; }
 
@@ -21,33 +31,32 @@ syncbn::Activation ToActivation(int function, double slope) {
 }  // namespace
 
 int64_t gluon_syncbn_cpu_workspace_bytes(int64_t outer, int64_t channels, int64_t inner) {
-  return cpu::WorkspaceBytes(Layout{outer, channels, inner});
+  return CatchAll(int64_t{-1},
+                  [&] { return cpu::WorkspaceBytes(Layout{outer, channels, inner}); });
 }
 
 int gluon_syncbn_cpu_local_moments(int dtype, const void* x, int64_t outer, int64_t channels,
                                    int64_t inner, void* workspace, double* mean, double* m2) {
-  if (!syncbn::IsSupported(dtype)) return -1;
-  cpu::LocalMoments(static_cast<DType>(dtype), x, Layout{outer, channels, inner}, workspace, mean,
-                    m2);
-  return 0;
+  return CatchAll([&] {
+    cpu::LocalMoments(ToDType(dtype), x, Layout{outer, channels, inner}, workspace, mean, m2);
+  });
 }
 
 int gluon_syncbn_cpu_find_below(int dtype, const void* t, int64_t outer, int64_t channels,
                                 int64_t inner, const double* bound, void* workspace,
                                 double* found) {
-  if (!syncbn::IsSupported(dtype)) return -1;
-  cpu::FindBelow(static_cast<DType>(dtype), t, Layout{outer, channels, inner}, bound, workspace,
-                 found);
-  return 0;
+  return CatchAll([&] {
+    cpu::FindBelow(ToDType(dtype), t, Layout{outer, channels, inner}, bound, workspace, found);
+  });
 }
 
 int gluon_syncbn_cpu_normalize(int dtype, const void* x, int64_t outer, int64_t channels,
                                int64_t inner, const double* mean, const double* scale,
                                const double* offset, int function, double slope, int add, void* y) {
-  if (!syncbn::IsSupported(dtype)) return -1;
-  cpu::Normalize(static_cast<DType>(dtype), x, Layout{outer, channels, inner}, mean, scale, offset,
-                 ToActivation(function, slope), WriteMode(add), y);
-  return 0;
+  return CatchAll([&] {
+    cpu::Normalize(ToDType(dtype), x, Layout{outer, channels, inner}, mean, scale, offset,
+                   ToActivation(function, slope), WriteMode(add), y);
+  });
 }
 
 int gluon_syncbn_cpu_backward_sums(int dtype, const void* t, const void* dy, int64_t outer,
@@ -55,11 +64,11 @@ int gluon_syncbn_cpu_backward_sums(int dtype, const void* t, const void* dy, int
                                    int from_output, const double* scale, const double* offset,
                                    const double* mean, void* workspace, double* sum_dz,
                                    double* sum_dz_u) {
-  if (!syncbn::IsSupported(dtype)) return -1;
-  cpu::BackwardSums(static_cast<DType>(dtype), t, dy, Layout{outer, channels, inner},
-                    {ToActivation(function, slope), from_output != 0, scale, offset}, mean,
-                    workspace, sum_dz, sum_dz_u);
-  return 0;
+  return CatchAll([&] {
+    cpu::BackwardSums(ToDType(dtype), t, dy, Layout{outer, channels, inner},
+                      {ToActivation(function, slope), from_output != 0, scale, offset}, mean,
+                      workspace, sum_dz, sum_dz_u);
+  });
 }
 
 int gluon_syncbn_cpu_backward_apply(int dtype, const void* t, const void* dy, int64_t outer,
@@ -67,9 +76,9 @@ int gluon_syncbn_cpu_backward_apply(int dtype, const void* t, const void* dy, in
                                     int from_output, const double* scale, const double* offset,
                                     const double* mean, const double* a, const double* b,
                                     const double* d, int add, void* dx) {
-  if (!syncbn::IsSupported(dtype)) return -1;
-  cpu::BackwardApply(static_cast<DType>(dtype), t, dy, Layout{outer, channels, inner},
-                     {ToActivation(function, slope), from_output != 0, scale, offset}, mean, a, b,
-                     d, WriteMode(add), dx);
-  return 0;
+  return CatchAll([&] {
+    cpu::BackwardApply(ToDType(dtype), t, dy, Layout{outer, channels, inner},
+                       {ToActivation(function, slope), from_output != 0, scale, offset}, mean, a, b,
+                       d, WriteMode(add), dx);
+  });
 }

@@ -1,10 +1,11 @@
 // Strings to options. Python has checked them; a symbol from a file is checked here.
 #include "mxnet/attributes.h"
 
-#include <cmath>
-#include <cstdlib>
+#include <limits>
+#include <sstream>
 
 #include "core/error.h"
+#include "core/parse.h"
 
 namespace syncbn {
 namespace {
@@ -13,11 +14,37 @@ namespace {
   throw Error(Concat("SyncBatchNorm attribute ", key, "=\"", value, "\": expected ", expected));
 }
 
-double Number(const std::string& key, const std::string& value) {
-  char* end = nullptr;
-  const double number = std::strtod(value.c_str(), &end);
-  if (value.empty() || *end != '\0' || !std::isfinite(number)) Fail(key, value, "a number");
+template <typename T>
+T Number(const std::string& key, const std::string& value, T least, T most, const char* expected) {
+  T number = 0;
+  if (!ParseNumber(value, &number) || number < least || number > most) Fail(key, value, expected);
   return number;
+}
+
+constexpr int kMostInt = std::numeric_limits<int>::max();
+constexpr double kMost = std::numeric_limits<double>::max();
+
+std::set<Device> DevicesOf(const std::string& key, const std::string& value,
+                           const std::string& part) {
+  try {
+    const std::set<Device> devices = ParseDevices(part);
+    if (!devices.empty()) return devices;
+  } catch (const Error&) {
+  }
+  Fail(key, value, "devices like \"cpu(0) cpu(1)\"");
+}
+
+std::vector<int> RanksOf(const std::string& key, const std::string& value) {
+  const char expected[] = "\"self\" or ascending ranks";
+  std::vector<int> ranks;
+  std::istringstream numbers(value);
+  for (std::string number; numbers >> number;) {
+    int rank = 0;
+    const int least = ranks.empty() ? 0 : ranks.back() + 1;
+    if (!ParseNumber(number, &rank) || rank < least) Fail(key, value, expected);
+    ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 bool Flag(const std::string& key, const std::string& value) {
@@ -49,31 +76,27 @@ void Set(const std::string& key, const std::string& value, Attributes* out) {
   } else if (key == "chained") {
     out->chained = Flag(key, value);
   } else if (key == "contexts") {
-    options.contexts = ParseDevices(value);
+    options.contexts = value.empty() ? std::set<Device>() : DevicesOf(key, value, value);
   } else if (key == "device_groups") {
     std::istringstream parts(value);
     for (std::string part; std::getline(parts, part, ';');) {
-      out->device_groups.push_back(ParseDevices(part));
+      out->device_groups.push_back(DevicesOf(key, value, part));
     }
   } else if (key == "shared_name") {
     options.shared_name = value;
   } else if (key == "ranks") {
     options.across_processes = value != "self";
-    if (value == "self") return;
-    std::istringstream numbers(value);
-    for (std::string number; numbers >> number;) {
-      options.ranks.push_back(static_cast<int>(Number(key, number)));
-    }
+    if (options.across_processes) options.ranks = RanksOf(key, value);
   } else if (key == "num_devices") {
-    options.num_devices = static_cast<int>(Number(key, value));
-    if (options.num_devices < 0) Fail(key, value, "a count of devices, or 0 if unknown");
+    options.num_devices = Number(key, value, 0, kMostInt, "a count of devices, or 0 if unknown");
   } else if (key == "eps") {
-    options.epsilon = Number(key, value);
+    options.epsilon = Number(key, value, 0.0, kMost, "a number that is not negative");
   } else if (key == "momentum") {
     options.cumulative = value == "None";
-    if (!options.cumulative) options.momentum = Number(key, value);
+    if (options.cumulative) return;
+    options.momentum = Number(key, value, 0.0, 1.0, "a number from 0 to 1, or None");
   } else if (key == "axis") {
-    options.axis = static_cast<int>(Number(key, value));
+    options.axis = Number(key, value, -kMostInt, kMostInt, "an int");
   } else if (key == "fix_gamma") {
     options.fix_gamma = Flag(key, value);
   } else if (key == "use_global_stats") {
@@ -83,9 +106,10 @@ void Set(const std::string& key, const std::string& value, Attributes* out) {
   } else if (key == "activation") {
     SetFunction(key, value, &options);
   } else if (key == "slope") {
-    options.activation.slope = Number(key, value);
+    options.activation.slope = Number(key, value, -kMost, kMost, "a number");
   } else if (key == "timeout") {
-    options.timeout = Number(key, value);
+    const char expected[] = "a number of seconds, inf for never, or 0 for the default";
+    options.timeout = value == "inf" ? kMost : Number(key, value, 0.0, kMost, expected);
   } else if (key.compare(0, 2, "__") != 0) {  // MXNet's own, such as __ctx_group__
     Fail(key, value, "no such attribute");
   }

@@ -1,5 +1,5 @@
 // What Python calls through ctypes: registration, timeout, failures, lifetime of a layer's group.
-// Functions return 0, or -1 with the text in gluon_syncbn_last_error.
+// Functions that return nothing else return 0, or -1 with the text in gluon_syncbn_last_error.
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -16,44 +16,55 @@
 
 #define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
 
+using syncbn::CatchAll;
 using syncbn::Registry;
 
 SYNCBN_EXPORT const char* gluon_syncbn_last_error() { return syncbn::LastError().c_str(); }
 
 SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
-  return syncbn::CatchAll([&] {
+  return CatchAll([&] {
     syncbn::LoadMxnetApi(libmxnet_path);
     syncbn::RegisterCustomOp();
     syncbn::ArmForkGuard();
   });
 }
 
-SYNCBN_EXPORT void gluon_syncbn_create_group(const char* key, const char* layer) {
-  Registry::Get().FindOrCreate(key, layer);
+SYNCBN_EXPORT int gluon_syncbn_create_group(const char* key, const char* layer) {
+  return CatchAll([&] { Registry::Get().FindOrCreate(key, layer); });
 }
 
-SYNCBN_EXPORT void gluon_syncbn_release_group(const char* key) { Registry::Get().Release(key); }
+SYNCBN_EXPORT int gluon_syncbn_release_group(const char* key) {
+  return CatchAll([&] { Registry::Get().Release(key); });
+}
 
 SYNCBN_EXPORT int64_t gluon_syncbn_batches(const char* key) {
-  const auto group = Registry::Get().Find(key);
-  return group ? group->Batches() : 0;
+  return CatchAll(int64_t{0}, [&] {
+    const auto group = Registry::Get().Find(key);
+    return group ? group->Batches() : 0;
+  });
 }
 
-SYNCBN_EXPORT void gluon_syncbn_set_batches(const char* key, int64_t batches) {
-  const auto group = Registry::Get().Find(key);
-  if (group) group->SetBatches(batches);
+SYNCBN_EXPORT int gluon_syncbn_set_batches(const char* key, int64_t batches) {
+  return CatchAll([&] {
+    const auto group = Registry::Get().Find(key);
+    if (group) group->SetBatches(batches);
+  });
 }
 
 // `devices` is "cpu(0) cpu(1)"; an empty text means all devices of the group.
-SYNCBN_EXPORT void gluon_syncbn_set_participants(const char* key, const char* devices) {
-  const auto group = Registry::Get().Find(key);
-  if (group) group->SetParticipants(syncbn::ParseDevices(devices));
+SYNCBN_EXPORT int gluon_syncbn_set_participants(const char* key, const char* devices) {
+  return CatchAll([&] {
+    const auto group = Registry::Get().Find(key);
+    if (group) group->SetParticipants(syncbn::ParseDevices(devices));
+  });
 }
 
 // Seconds that devices have waited for others in this layer, summed over devices.
 SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
-  const auto group = Registry::Get().Find(key);
-  return group ? group->WaitSeconds() : 0.0;
+  return CatchAll(0.0, [&] {
+    const auto group = Registry::Get().Find(key);
+    return group ? group->WaitSeconds() : 0.0;
+  });
 }
 
 SYNCBN_EXPORT int64_t gluon_syncbn_first_operators() { return syncbn::FirstOperators(); }
@@ -74,22 +85,28 @@ SYNCBN_EXPORT double gluon_syncbn_timeout() { return syncbn::DefaultTimeout(); }
 // next call.
 SYNCBN_EXPORT const char* gluon_syncbn_failure() {
   thread_local std::string text;
-  text = Registry::Get().FirstFailure();
-  if (text.empty() && syncbn::TheCommunicator() != nullptr) {
-    text = syncbn::TheCommunicator()->Failure();
-  }
+  CatchAll([&] {
+    text = Registry::Get().FirstFailure();
+    if (text.empty() && syncbn::TheCommunicator() != nullptr) {
+      text = syncbn::TheCommunicator()->Failure();
+    }
+  });
   return text.c_str();
 }
 
 // Other processes learn of it if they can be waiting for this one; with `everywhere` in any case.
-SYNCBN_EXPORT void gluon_syncbn_fail_all(const char* text, int everywhere) {
-  if (everywhere && syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Fail(text);
-  Registry::Get().FailAll(text);
+SYNCBN_EXPORT int gluon_syncbn_fail_all(const char* text, int everywhere) {
+  return CatchAll([&] {
+    if (everywhere && syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Fail(text);
+    Registry::Get().FailAll(text);
+  });
 }
 
-SYNCBN_EXPORT void gluon_syncbn_reset_all() {
-  Registry::Get().ResetAll();
-  if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Reset();
+SYNCBN_EXPORT int gluon_syncbn_reset_all() {
+  return CatchAll([&] {
+    Registry::Get().ResetAll();
+    if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Reset();
+  });
 }
 
 SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }

@@ -1,8 +1,6 @@
 // Reductions in double and in a fixed order, so that every device computes the very same numbers.
 #include "op/reducers.h"
 
-#include <cstring>
-
 #include "collective/merger.h"
 #include "core/error.h"
 #include "core/moments.h"
@@ -10,21 +8,18 @@
 namespace syncbn {
 namespace {
 
-Payload ToPayload(const Bytes& bytes) {
-  Payload payload(bytes.size() / sizeof(double));
-  std::memcpy(payload.data(), bytes.data(), bytes.size());
-  return payload;
-}
-
 // MergeMoments of two processes.
 void MergeMomentBytes(const Bytes& higher, Bytes* lower) {
   if (higher.size() != lower->size()) {
     throw Error(Concat("moments of ", lower->size(), " bytes meet those of ", higher.size()));
   }
   const Payload a = ToPayload(*lower), b = ToPayload(higher);
+  if (a.size() % 2 == 0) {
+    throw Error(Concat("moments of ", a.size(), " numbers, expected a count and two of each channel"));
+  }
   Payload merged;
   MergeMoments({&a, &b}, &merged);
-  std::memcpy(lower->data(), merged.data(), lower->size());
+  *lower = ToBytes(merged);
 }
 
 const RegisterMerger moments("moments", MergeMomentBytes);

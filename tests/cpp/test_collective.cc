@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -173,6 +174,43 @@ void TestBatchThatWasNotReducedDoesNotCount() {
   ErrorOf([&] { Forward(&group, 0, 2, 0, 0.02); });
   group.Reset();
   CHECK_EQ(group.Batches(), 1);
+}
+
+// Other processes whose exchange gives these bytes.
+struct Others : syncbn::ProcessGroup {
+  explicit Others(size_t bytes) : bytes(bytes) {}
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  syncbn::Bytes AllReduce(syncbn::Contribution) override { return syncbn::Bytes(bytes); }
+  int64_t Era() const override { return 0; }
+  void Fail(const std::string&) override {}
+  const size_t bytes;
+};
+
+void TestResultOfAnotherSizeIsAnError() {
+  for (size_t bytes : {0, 7, 9, 16}) {
+    Others others(bytes);
+    Group group("layer");
+    syncbn::Meeting meeting{1, {}, 60, {}};
+    meeting.across = {&others, {}, "norm", "same", "sum_float64"};
+    const Ticket ticket = group.BeginForward(Cpu(0), 1);
+    const std::string text = ErrorOf([&] {
+      group.AllReduce(ticket, {"forward", 0, 0}, Cpu(0), {"same", "", {1.0}, {}}, meeting,
+                      syncbn::Sum);
+    });
+    CheckHas(text, "SyncBatchNorm 'norm', forward: ");
+    CheckHas(text, ", expected ");
+  }
+}
+
+void TestEndlessTimeouts() {
+  for (double timeout : {1e9, 9.3e9, 1e10, 1e300, std::numeric_limits<double>::infinity()}) {
+    Group group("layer");
+    Parallel(2, [&](int id) {
+      if (id == 1) Sleep(20);
+      CHECK_EQ(Forward(&group, id, 2, 1, timeout), 2);
+    });
+  }
 }
 
 // ---- failures ----------------------------------------------------------------------------------
@@ -399,6 +437,8 @@ int main() {
   TestRepeatedBackwardIsARoundOfItsOwn();
   TestBatchesAreCounted();
   TestBatchThatWasNotReducedDoesNotCount();
+  TestResultOfAnotherSizeIsAnError();
+  TestEndlessTimeouts();
   TestTimeoutNamesWhoIsMissing();
   TestLateArrivalLearnsOfTheFailure();
   TestDisagreementPrintsBoth();

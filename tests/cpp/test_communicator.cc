@@ -2,6 +2,7 @@
 // Numbers, order, disagreement, who is missing, recovery, joining, leaving, and many rounds.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -209,6 +210,42 @@ void TestLostPartsEndInAnError() {
   }, WithoutParts(0));
 }
 
+// Whatever a wait has come to, the process fails, recovers and leaves without waiting for it.
+void TestCallsGetThroughAWait() {
+  for (const bool leaves : {false, true}) {
+    Run(2, [&](Communicator* rank) {
+      std::thread waiting([=] {
+        const std::string text = ErrorOf([&] { Sum(rank, "norm", 1); });
+        CheckHas(text, leaves ? "layer 'norm': " : "the ship sinks");
+      });
+      Sleep(50);
+      if (leaves) {
+        rank->Leave();
+      } else {
+        rank->Fail("the ship sinks");
+      }
+      waiting.join();
+      if (leaves) return;
+      rank->Reset();
+      CHECK_EQ(rank->Failure(), "");
+    }, WithoutParts(0));
+  }
+}
+
+// Beyond the range of the clock.
+void TestEndlessTimeouts() {
+  for (double timeout : {1e9, 9.3e9, 1e10, 1e300, HUGE_VAL}) {
+    Run(2, [&](Communicator* rank) {
+      if (rank->rank() == 1) Sleep(50);
+      CHECK_EQ(Sum(rank, "norm", 1, timeout), 2);
+      if (rank->rank() == 0) Sleep(50);
+      CHECK_EQ(rank->Join(timeout), 0);
+      rank->Leave();
+      CHECK(rank->AwaitLeave(timeout));
+    });
+  }
+}
+
 void TestOtherLayersAreBothNamed() {
   Run(2, [](Communicator* rank) {
     const std::string mine = rank->rank() == 0 ? "norm0" : "norm1";
@@ -391,6 +428,8 @@ int main() {
   TestDeadRankIsNamed();
   TestRankThatStopsAfterItsAnswerIsNamed();
   TestLostPartsEndInAnError();
+  TestCallsGetThroughAWait();
+  TestEndlessTimeouts();
   TestOtherLayersAreBothNamed();
   TestContractsThatDiffer();
   TestGroupsThatDiffer();

@@ -203,6 +203,30 @@ void TestDeathIsReportedWithinTheTimeout() {
   if (check::Times(1, 0)) CHECK_EQ(Die(1024, 0), 1023);
 }
 
+// Before MPI is ended all wait for each other to leave, but not for one that died.
+void TestLeaving() {
+  for (const bool dies : {false, true}) {
+    Simulation sim(8, 0);
+    sim.ranks[5].dead = dies;
+    for (int rank = 0; rank < sim.size(); ++rank) {
+      Protocol* const protocol = sim.ranks[rank].protocol.get();
+      if (sim.ranks[rank].dead) continue;
+      sim.After(std::chrono::minutes(rank), [=] {
+        protocol->Leave();
+        CHECK(protocol->LeftInPeace());
+        protocol->AwaitLeave();
+      });
+    }
+    for (int rank = 0; rank < sim.size(); ++rank) {
+      const Protocol* const protocol = sim.ranks[rank].protocol.get();
+      if (sim.ranks[rank].dead) continue;
+      const auto over = [=] { return protocol->AllLeft() || protocol->AnyoneSilent(); };
+      CHECK(sim.RunUntil(over, kLimit));
+      CHECK_EQ(protocol->AllLeft(), !dies);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -216,5 +240,6 @@ int main(int, char** arguments) {
   TestCosts();
   TestSameBitsInEveryOrder();
   TestDeathIsReportedWithinTheTimeout();
+  TestLeaving();
   return check::Result();
 }

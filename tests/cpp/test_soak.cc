@@ -238,8 +238,8 @@ void Soak(int size, int epochs, int steps, int every_microseconds) {
 int main() {
   for (int size : {64, 256}) Soak(size, 2, 5, 0);
   if (check::Times(1, 0)) Soak(1024, 2, 5, 0);
-  for (int size : {2, 3, 4, 5, 7}) Soak(size, check::Times(190, 10), 100, 300000);
-  for (int size : {8, 16, 33}) Soak(size, check::Times(16, 4), 100, 1000000);
-  Soak(64, check::Times(4, 2), 50, 1000000);
+  for (int size : {2, 3, 4, 5, 7}) Soak(size, check::Times(190, 10), 100, 1000000);
+  for (int size : {8, 16, 33}) Soak(size, check::Times(16, 4), 100, 2000000);
+  Soak(64, check::Times(4, 2), 50, 2000000);
   return check::Result();
 }

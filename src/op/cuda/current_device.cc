@@ -37,7 +37,7 @@ void CheckDriver(int status, const char* call) {
 // documented, and SetCurrent goes past it: so the context is remembered and set as well.
 void MakeCurrent(const Driver& driver, int ordinal) {
   static std::mutex mutex;
-  static std::map<int, void*> contexts;
+  static auto& contexts = *new std::map<int, void*>;  // operators may outlive static destructors
   SYNCBN_CUDA_CHECK(cudaSetDevice(ordinal));
   std::lock_guard<std::mutex> lock(mutex);
   void*& context = contexts[ordinal];

@@ -68,6 +68,7 @@ const char* cudaGetErrorString(cudaError_t status);
 const char* cudaGetErrorName(cudaError_t status);
 cudaError_t cudaGetLastError();
 cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);  // not defined: the emulation has a CurrentDevice of its own
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int device);
 cudaError_t cudaMalloc(void** memory, size_t bytes);

@@ -1,0 +1,159 @@
+// Any bytes as messages: what is no message is an Error, what is one is made of the same bytes; and
+// a rank survives whatever others send, in whatever state it is.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "collective/merger.h"
+#include "collective/protocol.h"
+#include "core/error.h"
+#include "fuzz.h"
+
+namespace {
+
+using syncbn::Bytes;
+using syncbn::Contribution;
+using syncbn::Message;
+using syncbn::MessageKind;
+using syncbn::Protocol;
+
+constexpr int kSize = 4, kOwn = 1;
+const char* const kKeys[] = {"a", "b"};
+const char* const kMergers[] = {"sum_float64", "sum_float32", "sum_int64", "moments", "concat", "?"};
+const std::vector<int> kRanks[] = {{}, {0, 1}, {1, 2, 3}, {0, 2}, {1, 9}, {0, 1, 2, 3}};
+
+bool OneIn(std::mt19937* random, int n) { return (*random)() % n == 0; }
+
+// Mostly of 24 bytes, the moments of one channel, else of any length, none included.
+Bytes Payload(std::mt19937* random) {
+  if (OneIn(random, 4)) return fuzz::Random<Bytes>(random, 40);
+  return Bytes(24, 0);
+}
+
+Message AMessage(std::mt19937* random) {
+  Message message;
+  message.kind = static_cast<MessageKind>(OneIn(random, 2) ? 0 : (*random)() % 6);
+  message.era = {static_cast<int>((*random)() % 3 / 2), static_cast<int>((*random)() % 3 / 2)};
+  message.step = static_cast<int>((*random)() % 6) - 1;
+  message.empty = OneIn(random, 5);
+  message.number = (*random)() % 4;
+  message.key = fuzz::Choose(random, kKeys);
+  message.title = "layer '" + message.key + "'";
+  message.contract = OneIn(random, 20) ? "" : "channels=1";
+  message.merger = fuzz::Choose(random, kMergers);
+  const std::vector<int>& ranks = fuzz::Choose(random, kRanks);
+  message.ranks.assign(ranks.begin(), ranks.end());
+  message.payload = Payload(random);
+  return message;
+}
+
+void TestDecode() {
+  std::mt19937 random(1);
+  int whole = 0;
+  for (int i = check::Times(fuzz::kFull, fuzz::kBrief); i > 0; --i) {
+    Bytes bytes = OneIn(&random, 8) ? fuzz::Random<Bytes>(&random, 200) : Encode(AMessage(&random));
+    if (!OneIn(&random, 4)) fuzz::Mutate(&random, &bytes);
+    try {
+      const Message message = syncbn::Decode(bytes);
+      CHECK(Encode(message) == bytes);
+      ++whole;
+    } catch (const syncbn::Error&) {
+    }
+  }
+  CHECK(whole > 0);
+}
+
+void TestMergers() {
+  std::mt19937 random(2);
+  for (int i = check::Times(fuzz::kFull, fuzz::kBrief); i > 0; --i) {
+    Bytes lower = Payload(&random);
+    const Bytes higher = OneIn(&random, 2) ? fuzz::Random<Bytes>(&random, 40) : lower;
+    const std::string name = fuzz::Choose(&random, kMergers);
+    const size_t expected = name == "concat" ? lower.size() + higher.size() : lower.size();
+    try {
+      syncbn::FindMerger(name)(higher, &lower);
+      CHECK_EQ(lower.size(), expected, name);
+      if (name == "moments") CHECK_EQ(lower.size() % 16, 8u);
+    } catch (const syncbn::Error&) {
+    }
+  }
+}
+
+// One rank of four, to which things happen.
+class Victim {
+ public:
+  explicit Victim(std::mt19937* random)
+      : random_(random), protocol_(kOwn, kSize, [this](int to, Bytes bytes) { Send(to, bytes); }) {}
+
+  void Live() {
+    for (int i = 0; i < 60; ++i) {
+      now_ += std::chrono::milliseconds((*random_)() % 100);
+      Happen();
+    }
+  }
+
+ private:
+  void Send(int to, const Bytes& bytes) {
+    CHECK(0 <= to && to < kSize && to != kOwn, to);
+    syncbn::Decode(bytes);
+    if (OneIn(random_, 100)) throw syncbn::Error("the connection is reset");
+  }
+
+  void Happen() {
+    switch ((*random_)() % 20) {
+      case 0: return Begin();
+      case 1: return Ignoring([&] { protocol_.Join(0.5, now_); });
+      case 2: return protocol_.Tick(now_);
+      case 3: return OneIn(random_, 4) ? protocol_.Fail("the ship sinks") : protocol_.Reset();
+      case 4: return OneIn(random_, 50) ? protocol_.Leave() : protocol_.Reset();
+      default: break;
+    }
+    Bytes bytes = Encode(AMessage(random_));
+    if (OneIn(random_, 3)) fuzz::Mutate(random_, &bytes);
+    protocol_.Handle(static_cast<int>(kOwn + 1 + (*random_)() % (kSize - 1)) % kSize, bytes, now_);
+    for (auto& pending : pending_) {
+      if (pending->over()) Ignoring([&] { Protocol::Result(pending.get()); });
+    }
+  }
+
+  void Begin() {
+    Contribution own;
+    own.key = fuzz::Choose(random_, kKeys);
+    own.title = "layer '" + own.key + "'";
+    own.contract = "channels=1";
+    own.merger = fuzz::Choose(random_, kMergers);
+    own.ranks = fuzz::Choose(random_, kRanks);
+    own.timeout_seconds = 0.5;
+    own.payload = Payload(random_);
+    Ignoring([&] { pending_.push_back(protocol_.Begin(std::move(own), now_)); });
+  }
+
+  template <typename Body>
+  void Ignoring(const Body& body) {
+    try {
+      body();
+    } catch (const syncbn::Error&) {
+    }
+  }
+
+  std::mt19937* const random_;
+  Protocol::Time now_{};
+  Protocol protocol_;
+  std::vector<std::shared_ptr<Protocol::Pending>> pending_;
+};
+
+void TestProtocol() {
+  std::mt19937 random(3);
+  for (int i = check::Times(fuzz::kFull, fuzz::kBrief) / 60; i > 0; --i) Victim(&random).Live();
+}
+
+}  // namespace
+
+int main() {
+  TestDecode();
+  TestMergers();
+  TestProtocol();
+  return check::Result();
+}
