@@ -1,14 +1,19 @@
 """Failures and the process: engines, exit, many errors at once, and going on."""
 
+import ctypes
+import threading
+import time
+
 import mxnet as mx
+import numpy as np
 import pytest
 from helpers import cpus, run_python
-from mistakes import assert_trains, make_layer, make_shards
+from mistakes import assert_trains, failure_of, make_layer, make_shards
 from mxnet import autograd
 from mxnet.gluon import nn
 
 import gluon_syncbn
-from gluon_syncbn import Devices
+from gluon_syncbn import Devices, failures
 
 ONE_STEP = """
 import sys, mxnet as mx, gluon_syncbn
@@ -88,6 +93,48 @@ print(texts >= 200, [float(y.sum().asscalar()) for y in ys])
 def test_all_devices_throw_at_once_many_times():
     output = run_python(MANY_ERRORS, timeout=120)
     assert output.stdout == "True [0.0, 0.0, 0.0, 0.0]\n", output.stderr[-2000:]
+
+
+class BusyWorker:
+    """Keeps the engine's worker of a CPU context busy, as a bulk does on a GPU."""
+
+    def __init__(self, context):
+        self._began, self._end = threading.Event(), threading.Event()
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+        self._work = function(self._run)
+        self._context = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
+
+    def _run(self, _context, _parameter):
+        self._began.set()
+        self._end.wait(60)
+
+    def __enter__(self):
+        push = mx.base._LIB.MXEnginePushSync
+        nothing = None, 0, None, 0, None, 0, b"busy"
+        mx.base.check_call(push(self._work, None, None, self._context, *nothing))
+        assert self._began.wait(60)
+
+    def __exit__(self, *exception):
+        self._end.set()
+
+
+def test_an_error_stays_with_its_operator():
+    """A healthy operator that completes while it is on its way does not take it."""
+    contexts = cpus(2, 1)  # who waits for an array does it on cpu(0)
+    good, bad = (make_layer(contexts, num_devices=2, timeout=t) for t in (20, 0.5))
+    xs = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
+    with autograd.train_mode():
+        failing, healthy = bad(xs[0].copy()), good(xs[0])
+        for _ in range(2):  # what makes x plain, then the operators: both wait then
+            with BusyWorker(contexts[0]):
+                pass
+        with BusyWorker(contexts[0]):
+            good(xs[1]).wait_to_read()  # both have met
+            while not failures.failure():
+                time.sleep(0.01)
+            time.sleep(0.2)  # the error leaves its operator meanwhile
+    np.testing.assert_array_equal(healthy.asnumpy(), 0)
+    assert "s for 1 of 2 devices" in failure_of(failing.wait_to_read)
 
 
 def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):

@@ -1,86 +1,35 @@
-// Errors into MXNet, one after the other.
+// An operator's error into MXNet, by way of one of its arrays.
+//
+// What a custom operator throws MXNet puts into one slot that all of them share without a lock
+// (custom-inl.h, `exception_`), and the operator that completes next takes it. That may be a healthy
+// one, as it completes in work of its own that is queued behind other work, on a GPU behind bulks of
+// tens of milliseconds; and two that complete at once free the same object twice. But before it
+// completes an operator MXNet also looks at the variables of the arrays that the callback was given,
+// and these are new in each call (custom.cc, AllocateNDArrayCopy). So the error is thrown by work of
+// the engine that writes one of them: then nobody else can take it.
 #include "mxnet/callbacks.h"
 
-#include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
-#include <thread>
-
-#include "mxnet/mxnet_api.h"
 
 namespace syncbn {
 namespace {
 
-// MXNet's custom operators share one slot for exceptions, without a lock (custom-inl.h,
-// `exception_`): a thrown exception is put there, and whichever operator completes next takes it.
-// Two completions at once free the same object twice, and a healthy one takes what was meant for
-// another. Its lock is out of reach, so at most one exception may be on its way, and nobody else
-// may complete meanwhile.
-class Delivery {
- public:
-  // For a callback that ends well.
-  void Pass() {
-    Lock lock(mutex_);
-    AwaitNoneLocked(&lock);
-    last_pass_ = Clock::now();
-  }
-
-  // Before a throw. The exception is on its way until the last copy of the result is gone: MXNet
-  // destroys the exception object when the operator has completed.
-  std::shared_ptr<void> Begin() {
-    Lock lock(mutex_);
-    AwaitNoneLocked(&lock);
-    ++on_their_way_;
-    const auto quiet = last_pass_ + kCompletion;
-    lock.unlock();
-    std::this_thread::sleep_until(quiet);
-    return std::shared_ptr<void>(this, [](void* self) { static_cast<Delivery*>(self)->End(); });
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  using Lock = std::unique_lock<std::mutex>;
-
-  // The end of a healthy operator cannot be observed; it is a matter of microseconds.
-  static constexpr std::chrono::milliseconds kCompletion{5};
-  // An exception that MXNet never destroys must not stop the process.
-  static constexpr std::chrono::seconds kLimit{10};
-
-  void AwaitNoneLocked(Lock* lock) {
-    changed_.wait_for(*lock, kLimit, [&] { return on_their_way_ == 0; });
-  }
-
-  void End() {
-    Lock lock(mutex_);
-    --on_their_way_;
-    changed_.notify_all();
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int on_their_way_ = 0;
-  Clock::time_point last_pass_;
-};
-
-constexpr std::chrono::milliseconds Delivery::kCompletion;
-constexpr std::chrono::seconds Delivery::kLimit;
-
-Delivery& TheDelivery() {
-  static Delivery* delivery = new Delivery;  // operators may outlive static destructors
-  return *delivery;
+void ThrowText(void* /*run_context*/, void* text) {
+  throw dmlc::Error(*static_cast<const std::string*>(text));
 }
 
-struct DeliveredError : public dmlc::Error {
-  explicit DeliveredError(const std::string& text)
-      : dmlc::Error(text), on_its_way(TheDelivery().Begin()) {}
-  std::shared_ptr<void> on_its_way;
-};
+void DeleteText(void* text) { delete static_cast<std::string*>(text); }
 
 }  // namespace
 
-void PassToMxnet() { TheDelivery().Pass(); }
-
-void ThrowToMxnet(const std::string& text) { throw DeliveredError(text); }
+void FailOperator(NDArrayHandle array, const std::string& text) {
+  const MxnetContext cpu{1, 0};
+  const int prioritized = 3;  // FnProperty::kCPUPrioritized: behind no operator
+  const int status =
+      Mxnet().EnginePushSyncND(ThrowText, new std::string(text), DeleteText, &cpu, nullptr, 0,
+                               &array, 1, &prioritized, 0, "gluon_syncbn.fail");
+  // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, at once in this thread.
+  if (status != 0) throw dmlc::Error(text);
+}
 
 }  // namespace syncbn

@@ -23,24 +23,19 @@ int Callback(const Body& body) {
   throw dmlc::Error(text);
 }
 
-// Lets an exception of another operator arrive first, see callbacks.cc.
-void PassToMxnet();
+// Lets the operator to whose call `array` belongs complete with an MXNetError of this text.
+void FailOperator(NDArrayHandle array, const std::string& text);
 
-// Throws dmlc::Error with this text, see callbacks.cc.
-[[noreturn]] void ThrowToMxnet(const std::string& text);
-
-// The same for what MXNet runs later, on its threads for custom operators.
+// The same for what MXNet runs later, on its threads for custom operators. `array` is the first that
+// it has given to the call.
 template <typename Body>
-int OperatorCallback(const Body& body) {
-  std::string text;
+int OperatorCallback(NDArrayHandle array, const Body& body) {
   try {
     body();
-    PassToMxnet();
-    return 1;
   } catch (const std::exception& error) {
-    text = error.what();
+    FailOperator(array, error.what());
   }
-  ThrowToMxnet(text);
+  return 1;
 }
 
 }  // namespace syncbn

@@ -77,8 +77,8 @@ void CheckCanSynchronize(const Operator& op) {
 // x, gamma, beta, (after) | y | running_mean, running_var
 int Forward(int size, void** handles, int* /*tags*/, const int* requests, const int training,
             void* state) {
-  return OperatorCallback([&] {
-    const std::vector<NDArray> arrays = Own(size, handles);
+  const std::vector<NDArray> arrays = Own(size, handles);
+  return OperatorCallback(handles[0], [&] {
     Operator* op = static_cast<Operator*>(state);
     if (training) CheckCanSynchronize(*op);
     const int y = op->inputs;
@@ -92,8 +92,8 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
 // of those in parentheses only x, or y where the layer's options say so, is not empty.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
-  return OperatorCallback([&] {
-    const std::vector<NDArray> arrays = Own(size, handles);
+  const std::vector<NDArray> arrays = Own(size, handles);
+  return OperatorCallback(handles[0], [&] {
     Operator* op = static_cast<Operator*>(state);
     const int dx = op->inputs + 2;
     const Gradients gradients{ToRequest(requests[0]), ToRequest(requests[1]),

@@ -29,6 +29,11 @@ namespace syncbn {
 
 typedef void* NDArrayHandle;
 
+// Layout of mxnet::Context: 1 is a CPU, 2 a GPU, 3 pinned memory of the CPU.
+struct MxnetContext {
+  int dev_type, dev_id;
+};
+
 struct MxnetApi {
   int (*CustomOpRegister)(const char* op_type, CustomOpPropCreator creator);
   int (*NDArrayGetShapeEx64)(NDArrayHandle handle, int* ndim, const int64_t** shape);
@@ -36,6 +41,10 @@ struct MxnetApi {
   int (*NDArrayGetDType)(NDArrayHandle handle, int* dtype);
   int (*NDArrayFree)(NDArrayHandle handle);
   int (*NDArrayWaitAll)();
+  int (*EnginePushSyncND)(void (*function)(void* run_context, void* parameter), void* parameter,
+                          void (*deleter)(void* parameter), const MxnetContext* context,
+                          NDArrayHandle* read, int num_read, NDArrayHandle* written,
+                          int num_written, const int* property, int priority, const char* name);
   const char* (*GetLastError)();
 };
 

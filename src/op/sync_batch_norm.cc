@@ -155,7 +155,7 @@ std::vector<int64_t> SyncBatchNorm::Unrecoverable(const Layout& layout,
 void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                                     const Gradients& out) {
   const size_t channels = static_cast<size_t>(layout.channels);
-  // MXNet skips the backward of a failed forward only if no other operator took its exception.
+  // MXNet skips the backward of a failed forward only until somebody has caught its error.
   if (mean_.size() != channels) {
     throw Error(Concat("SyncBatchNorm '", group_->layer(), "', backward: the forward call that it "
                        "belongs to has failed. ", group_->Failure()));
