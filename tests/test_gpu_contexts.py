@@ -24,7 +24,7 @@ from helpers import (
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from gluon_syncbn import Devices, SyncBatchNorm, recover
+from gluon_syncbn import Devices, SyncBatchNorm, _library, recover
 
 SHAPE = (5, 6, 7, 3)
 SLOPE = 0.25
@@ -202,6 +202,32 @@ def test_device_that_does_not_come(places):
     recover()
     plain = make_plain(net)
     check_steps(net, contexts, plain, 2 + 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cuda_graphs_are_refused(mode, monkeypatch):
+    """MXNet would replay backward without the layer, which nothing could end."""
+    contexts = contexts_of("gpu(0)")
+    net = set_mode(make_net(contexts), mode)
+    x = mx.nd.ones(SHAPE, ctx=contexts[0], dtype="float64")
+    monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "1")
+    text = r"SyncBatchNorm '\w+' on gpu\(0\): MXNET_ENABLE_CUDA_GRAPHS=1 "
+    with autograd.record(), pytest.raises(mx.MXNetError, match=text):
+        net(x).wait_to_read()
+    monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "0")
+    check_steps(net, contexts, make_plain(net), 2)
+
+
+def test_memory_comes_from_mxnet():
+    """None beside its pool, neither for the call nor for what a layer keeps."""
+    contexts = contexts_of("gpu(0)")
+    count = getattr(_library.load(), "emulated_cuda_allocations", None)
+    if count is None:
+        pytest.skip("counts the calls of an emulated runtime")
+    net = make_net(contexts)
+    net[0].gamma.set_data(mx.nd.zeros(SHAPE[1:2]))  # x of all channels is kept
+    check_steps(net, contexts, make_plain(net), 2)
+    assert count() == 0
 
 
 def test_cpus_and_gpus_side_by_side():

@@ -19,6 +19,7 @@
 #include "mxnet/attributes.h"
 #include "mxnet/callbacks.h"
 #include "mxnet/fork.h"
+#include "mxnet/memory.h"
 #include "mxnet/mxnet_api.h"
 #include "mxnet/ndarray.h"
 
@@ -48,7 +49,7 @@ struct Operator {
       : num_devices(attributes.options.num_devices),
         inputs(attributes.chained ? 4 : 3),
         from_output(attributes.options.from_output),
-        batch_norm(attributes.options, device, std::move(group), MakeBackend(device)) {}
+        batch_norm(attributes.options, device, std::move(group), MakeBackend(device, AllocateFromMxnet)) {}
   const int num_devices;
   const int inputs;
   const bool from_output;
@@ -219,6 +220,18 @@ void CheckGuard(const Attributes& attributes, const Device& device) {
   }
 }
 
+// With CUDA graphs MXNet captures what a static_shape graph queues on its stream, and replays that
+// from then on (cuda_graphs.h, OpOK). It leaves out Custom, because that has a state, but not
+// _backward_Custom, which has none and queues nothing: the callback would never run again.
+void CheckCudaGraphs(const Attributes& attributes, const Device& device) {
+  const char* graphs = std::getenv("MXNET_ENABLE_CUDA_GRAPHS");
+  const std::string value = graphs == nullptr ? "" : graphs;
+  if (device.type != "gpu" || value.empty() || value == "0" || value == "false") return;
+  throw Error(Concat("SyncBatchNorm '", attributes.layer, "' on ", device.Name(),
+                     ": MXNET_ENABLE_CUDA_GRAPHS=", value, " lets MXNet replay backward without "
+                     "this layer, which would never end; unset it"));
+}
+
 int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, const int* /*ndims*/,
                    const int* /*dtypes*/, MXCallbackList* list, void* state) {
   return Callback([&] {
@@ -226,6 +239,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     const Device device = ParseDevice(context);
     const Attributes& of_layer = static_cast<Properties*>(state)->attributes;
     CheckGuard(of_layer, device);
+    CheckCudaGraphs(of_layer, device);
     const Attributes attributes = ForDevice(of_layer, device);
     NoteOperatorMade();
     std::shared_ptr<Group> group =

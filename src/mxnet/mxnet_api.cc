@@ -27,6 +27,7 @@ void LoadMxnetApi(const char* path) {
   Find(library, "MXNDArrayGetShapeEx64", &api.NDArrayGetShapeEx64);
   Find(library, "MXNDArrayGetData", &api.NDArrayGetData);
   Find(library, "MXNDArrayGetDType", &api.NDArrayGetDType);
+  Find(library, "MXNDArrayCreateEx64", &api.NDArrayCreateEx64);
   Find(library, "MXNDArrayFree", &api.NDArrayFree);
   Find(library, "MXNDArrayWaitAll", &api.NDArrayWaitAll);
   Find(library, "MXEnginePushSyncND", &api.EnginePushSyncND);

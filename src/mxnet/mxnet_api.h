@@ -39,6 +39,8 @@ struct MxnetApi {
   int (*NDArrayGetShapeEx64)(NDArrayHandle handle, int* ndim, const int64_t** shape);
   int (*NDArrayGetData)(NDArrayHandle handle, void** data);
   int (*NDArrayGetDType)(NDArrayHandle handle, int* dtype);
+  int (*NDArrayCreateEx64)(const int64_t* shape, int ndim, int dev_type, int dev_id,
+                           int delay_alloc, int dtype, NDArrayHandle* array);
   int (*NDArrayFree)(NDArrayHandle handle);
   int (*NDArrayWaitAll)();
   int (*EnginePushSyncND)(void (*function)(void* run_context, void* parameter), void* parameter,

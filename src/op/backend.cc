@@ -110,11 +110,12 @@ class CpuBackend : public Backend, public CachedPasses {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeBackend(const Device& device) {
+std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator) {
   if (device.type != "gpu") return std::make_unique<CpuBackend>();
 #if defined(SYNCBN_CUDA)
-  return MakeCudaBackend(device);
+  return MakeCudaBackend(device, allocator);
 #else
+  (void)allocator;
   throw Error(Concat("SyncBatchNorm on ", device.Name(), ": this build of gluon_syncbn has CPU "
                      "kernels only; install CUDA's nvcc and build it again with "
                      "`GLUON_SYNCBN_CUDA=1 pip install .`"));

@@ -14,6 +14,7 @@
 #include "core/activation.h"
 #include "core/between.h"
 #include "core/layout.h"
+#include "op/allocator.h"
 #include "op/tensor.h"
 
 namespace syncbn {
@@ -82,8 +83,8 @@ class Backend {
                        const std::vector<int64_t>& channels, const Tensor& tensor) = 0;
 };
 
-// The backend of this device. Throws Error for a GPU if the library was built without CUDA, or if
-// the process sees no such GPU.
-std::unique_ptr<Backend> MakeBackend(const Device& device);
+// The backend of this device; a GPU's takes its memory from `allocator`, or without one from CUDA.
+// Throws Error for a GPU if the library was built without CUDA, or if the process sees no such GPU.
+std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator = nullptr);
 
 }  // namespace syncbn

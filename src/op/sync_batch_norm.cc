@@ -22,11 +22,13 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       backend_(std::move(backend)),
       kept_(backend_.get()) {}
 
-// A device whose runtime fails can never meet the others, so they are told at once.
+// A device whose runtime fails can never meet the others, so they are told at once: those of other
+// processes, too, which may wait for a round that nobody has begun here.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
                               std::initializer_list<const Tensor*> vectors, const Body& body) {
   const Layout layout = LayoutOf(x);
+  ProcessGroup* const processes = batch_statistics_ ? Processes() : nullptr;
   try {
     backend_->Begin(layout, vectors);
     body(layout);
@@ -36,6 +38,7 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
     const std::string text = Concat("SyncBatchNorm '", group_->layer(), "', ", operation, " on ",
                                     device_.Name(), ": ", error.what());
     group_->Fail(text);
+    if (processes != nullptr) processes->Fail(text);
     throw Error(text);
   } catch (...) {
     backend_->Abandon();
@@ -46,8 +49,9 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
 void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
                             const Tensor& beta, Request y_request, const Tensor& y,
                             const Tensor& running_mean, const Tensor& running_var) {
+  batch_statistics_ = training && !options_.use_global_stats;
   const auto compute = [&](const Layout& layout) {
-    ComputeForward(layout, training, x, gamma, beta, y_request, y, running_mean, running_var);
+    ComputeForward(layout, x, gamma, beta, y_request, y, running_mean, running_var);
   };
   try {
     OnBackend("forward", x, {&gamma, &beta, &running_mean, &running_var}, compute);
@@ -62,12 +66,10 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& t, const Gradients&
             [&](const Layout& layout) { ComputeBackward(layout, dy, t, out); });
 }
 
-void SyncBatchNorm::ComputeForward(const Layout& layout, bool training, const Tensor& x,
-                                   const Tensor& gamma, const Tensor& beta, Request y_request,
-                                   const Tensor& y, const Tensor& running_mean,
-                                   const Tensor& running_var) {
+void SyncBatchNorm::ComputeForward(const Layout& layout, const Tensor& x, const Tensor& gamma,
+                                   const Tensor& beta, Request y_request, const Tensor& y,
+                                   const Tensor& running_mean, const Tensor& running_var) {
   const size_t channels = static_cast<size_t>(layout.channels);
-  batch_statistics_ = training && !options_.use_global_stats;
   std::vector<double> gammas, var(channels);
   // On a GPU reading waits, so it comes behind the pass over x, which waits anyway.
   const auto read_parameters = [&] {

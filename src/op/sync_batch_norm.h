@@ -61,7 +61,7 @@ class SyncBatchNorm {
   template <typename Body>
   void OnBackend(const char* operation, const Tensor& x,
                  std::initializer_list<const Tensor*> vectors, const Body& body);
-  void ComputeForward(const Layout& layout, bool training, const Tensor& x, const Tensor& gamma,
+  void ComputeForward(const Layout& layout, const Tensor& x, const Tensor& gamma,
                       const Tensor& beta, Request y_request, const Tensor& y,
                       const Tensor& running_mean, const Tensor& running_var);
   void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,

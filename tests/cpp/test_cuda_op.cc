@@ -8,8 +8,10 @@
 
 #include "check.h"
 #include "collective/group.h"
+#include "collective/processes.h"
 #include "core/error.h"
 #include "cuda_runtime.h"
+#include "local_wire.h"
 #include "op/cuda/backend_cuda.h"
 #include "op/sync_batch_norm.h"
 #include "tensor.h"
@@ -181,28 +183,62 @@ void TestActivations() {
   }
 }
 
-// What a layer has kept of x serves the next layer, and is freed where it does not fit.
+// A step of a new layer, as an imperative one has for each call, that keeps some of x.
+void StepOfNewLayer(int device, int64_t rows, syncbn::Allocator allocator) {
+  const Setting setting{{Function::kLeakyRelu, 0.1}, true};
+  const auto group = std::make_shared<syncbn::Group>("layer");
+  syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", device}, group,
+                              syncbn::MakeCudaBackend({"gpu", device}, allocator));
+  Shard shard(DType::kFloat32, rows, 0);
+  shard.Step(&layer, setting);
+  std::vector<Shard> expected = Train("cpu", DType::kFloat32, {rows}, setting);
+  // Train makes two steps, of which these results are the same.
+  Compare(shard.y, expected[0].y, DType::kFloat32, 0, "y");
+}
+
 void TestMemoryServesTheNextLayer() {
-  const auto step = [](int64_t rows) {
-    const Setting setting{{Function::kLeakyRelu, 0.1}, true};
-    const auto group = std::make_shared<syncbn::Group>("layer");
-    syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 0}, group,
-                                syncbn::MakeCudaBackend({"gpu", 0}));
-    Shard shard(DType::kFloat32, rows, 0);
-    const int living = emulated::Living();
-    shard.Step(&layer, setting);
-    return emulated::Living() - living;
-  };
-  step(30);
-  const int allocations = emulated::Allocations(), living = emulated::Living();
-  CHECK_EQ(step(30), 0);
-  CHECK_EQ(step(20), 0, "a little smaller");
+  StepOfNewLayer(0, 30, nullptr);
+  const int allocations = emulated::Allocations();
+  for (int64_t rows : {30, 20, 3}) StepOfNewLayer(0, rows, nullptr);
   CHECK_EQ(emulated::Allocations(), allocations);
-  step(300);
+  StepOfNewLayer(0, 300, nullptr);
   CHECK(emulated::Allocations() > allocations, "larger");
-  CHECK_EQ(emulated::Living(), living);
-  step(3);
-  CHECK_EQ(emulated::Living(), living, "much smaller");
+}
+
+// Memory of a framework, which may leave the thread with another device.
+int pieces_taken[2], pieces_back[2];  // by kind
+bool framework_is_full = false;
+
+std::shared_ptr<void> AllocateFromFramework(const Device& device, syncbn::MemoryKind kind,
+                                            size_t bytes) {
+  CHECK_EQ(device.Name(), std::string("gpu(3)"));
+  if (framework_is_full) throw syncbn::DeviceError("the framework has no memory");
+  emulated::Device() = 2;
+  const int k = kind == syncbn::MemoryKind::kPinned;
+  ++pieces_taken[k];
+  return std::shared_ptr<void>(new char[bytes], [k](void* data) {
+    ++pieces_back[k];
+    delete[] static_cast<char*>(data);
+  });
+}
+
+// All memory is the framework's; it gets back what a layer kept, and all that was too small.
+void TestMemoryOfTheFramework() {
+  const int allocations = emulated::Allocations();
+  for (int64_t rows : {3, 30, 300, 30}) StepOfNewLayer(3, rows, AllocateFromFramework);
+  CHECK_EQ(emulated::Allocations(), allocations, "memory beside the framework's");
+  CHECK_EQ(pieces_taken[1], 1, "pinned");
+  CHECK_EQ(pieces_back[1], 0);
+  CHECK_EQ(pieces_taken[0] - pieces_back[0], 2, "workspace and vectors of the lane");
+  framework_is_full = true;
+  try {
+    StepOfNewLayer(3, 30, AllocateFromFramework);
+    CHECK(false, "a layer without memory");
+  } catch (const syncbn::Error& error) {
+    CHECK_EQ(std::string(error.what()),
+             "SyncBatchNorm 'layer', forward on gpu(3): the framework has no memory");
+  }
+  CHECK_EQ(emulated::Device(), -1);
 }
 
 // Every call of a step fails in turn: each time the error names the layer, the device and a call,
@@ -242,6 +278,42 @@ void TestFailures(const Setting& setting) {
   Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
 }
 
+// The failure comes before this process has met the others in the layer, and they wait already. In
+// prediction they do not.
+void TestOtherProcessesLearnOfAFailure() {
+  const auto network = std::make_shared<Network>(2);
+  syncbn::OpenCommunicator(std::make_unique<LocalWire>(network, 0));
+  syncbn::Communicator other(std::make_unique<LocalWire>(network, 1));
+  Setting setting;
+  syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 1},
+                              std::make_shared<syncbn::Group>("norm3"),
+                              syncbn::MakeCudaBackend({"gpu", 1}));
+  Shard shard(DType::kFloat32, 3, 0);
+  for (bool training : {false, true}) {
+    emulated::FailAfter(0);
+    try {
+      layer.Forward(training, shard.Data(shard.x), shard.Vector(shard.gamma),
+                    shard.Vector(shard.beta), Request::kWrite, shard.Data(shard.y),
+                    shard.Vector(shard.mean), shard.Vector(shard.var));
+      CHECK(false, "a GPU that fails");
+    } catch (const syncbn::Error&) {
+    }
+    emulated::FailAfter(-1);
+    CHECK_EQ(syncbn::TheCommunicator()->Failure().empty(), !training);
+  }
+  syncbn::Contribution contribution;
+  contribution.key = contribution.title = "norm3";
+  contribution.merger = "sum_float64";
+  contribution.timeout_seconds = 20;
+  std::string text;
+  try {
+    other.AllReduce(contribution);
+  } catch (const syncbn::Error& error) {
+    text = error.what();
+  }
+  CHECK(text.find("SyncBatchNorm 'norm3', forward on gpu(1): CUDA: ") != std::string::npos, text);
+}
+
 void TestNoSuchDevice() {
   try {
     syncbn::MakeCudaBackend({"gpu", 4});
@@ -267,9 +339,11 @@ int main() {
   TestLikeCpu();
   TestActivations();
   TestMemoryServesTheNextLayer();
+  TestMemoryOfTheFramework();
   TestFailures({});
   TestFailures({{Function::kElu, 0.8}, true});
   TestNoSuchDevice();
   TestCpuOnlyBuild();
+  TestOtherProcessesLearnOfAFailure();  // from then on there are several processes
   return check::Result();
 }

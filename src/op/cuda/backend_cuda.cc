@@ -34,18 +34,15 @@ cuda::Write ToWrite(Request request) {
 
 class CudaBackend : public Backend {
  public:
-  explicit CudaBackend(int ordinal) : ordinal_(ordinal) {}
-
-  // No call is under way, and each has waited for its kernels.
-  ~CudaBackend() override { CudaBackend::FreeMemory(); }
+  CudaBackend(const Device& device, Allocator allocator) : device_(device), allocator_(allocator) {}
 
   void Begin(const Layout& layout, std::initializer_list<const Tensor*> vectors) override {
     for (const Tensor* vector : vectors) CheckIsParameter(*vector);
-    current_ = std::make_unique<cuda::CurrentDevice>(ordinal_);
-    lane_ = cuda::Lane::Acquire(ordinal_);
+    current_ = std::make_unique<cuda::CurrentDevice>(device_.id);
+    lane_ = cuda::Lane::Acquire(device_.id);
     channels_ = layout.channels;
     pinned_used_ = device_used_ = 0;
-    lane_->Reserve(kDeviceVectors * channels_, kPinnedVectors * channels_);
+    lane_->Reserve(kDeviceVectors * channels_, kPinnedVectors * channels_, take_);
     // They arrive by the time of the first Synchronize.
     for (const Tensor* vector : vectors) {
       double* const copy = TakePinned(channels_);
@@ -144,16 +141,13 @@ class CudaBackend : public Backend {
   }
 
   void* Memory(Place place, size_t bytes) override {
-    cuda::Piece& piece = pieces_[static_cast<int>(place)];
-    if (bytes > piece.bytes) {
-      cuda::GivePiece(ordinal_, &piece);  // of an earlier call, which has waited for its kernels
-      piece = cuda::TakePiece(ordinal_, bytes);
-    }
-    return piece.data;
+    cuda::Buffer& buffer = kept_[static_cast<int>(place)];
+    buffer.Reserve(MemoryKind::kDevice, bytes, take_);  // earlier calls have waited for their kernels
+    return buffer.data();
   }
 
   void FreeMemory() override {
-    for (cuda::Piece& piece : pieces_) cuda::GivePiece(ordinal_, &piece);
+    for (cuda::Buffer& buffer : kept_) buffer.Free();
   }
 
   void Gather(const Tensor& tensor, const Layout& layout, const std::vector<int64_t>& channels,
@@ -172,7 +166,7 @@ class CudaBackend : public Backend {
 
  private:
   void* Workspace(DType dtype, const Layout& layout) {
-    return lane_->Workspace(cuda::WorkspaceBytes(dtype, layout));
+    return lane_->Workspace(cuda::WorkspaceBytes(dtype, layout), take_);
   }
 
   double* TakePinned(int64_t size) {
@@ -224,15 +218,21 @@ class CudaBackend : public Backend {
   }
 
   void Close() noexcept {
-    if (lane_ != nullptr) cuda::Lane::Release(ordinal_, lane_);
+    if (lane_ != nullptr) cuda::Lane::Release(device_.id, lane_);
     lane_ = nullptr;
     current_.reset();
     read_.clear();
     queued_.clear();
   }
 
-  const int ordinal_;
-  cuda::Piece pieces_[3];  // by Place
+  const Device device_;
+  const Allocator allocator_;
+  const cuda::Take take_ = [this](MemoryKind kind, size_t bytes) {
+    const std::shared_ptr<void> memory = allocator_(device_, kind, bytes);
+    current_->Renew();
+    return memory;
+  };
+  cuda::Buffer kept_[3];  // by Place
   // Of the call under way.
   std::unique_ptr<cuda::CurrentDevice> current_;
   cuda::Lane* lane_ = nullptr;
@@ -245,7 +245,7 @@ class CudaBackend : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeCudaBackend(const Device& device) {
+std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocator) {
   int count = 0;
   try {
     SYNCBN_CUDA_CHECK(cudaGetDeviceCount(&count));
@@ -256,7 +256,8 @@ std::unique_ptr<Backend> MakeCudaBackend(const Device& device) {
     throw Error(Concat("SyncBatchNorm on ", device.Name(), ": this process sees ", count,
                        " CUDA devices"));
   }
-  return std::make_unique<CudaBackend>(device.id);
+  return std::make_unique<CudaBackend>(device,
+                                       allocator != nullptr ? allocator : cuda::AllocateFromPool);
 }
 
 }  // namespace syncbn

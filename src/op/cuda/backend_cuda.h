@@ -7,7 +7,8 @@
 
 namespace syncbn {
 
-// Throws Error if the process sees no GPU of this number.
-std::unique_ptr<Backend> MakeCudaBackend(const Device& device);
+// Throws Error if the process sees no GPU of this number. Without an allocator memory is that of
+// memory_pool.h.
+std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocator = nullptr);
 
 }  // namespace syncbn

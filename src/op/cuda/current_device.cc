@@ -51,14 +51,16 @@ void MakeCurrent(const Driver& driver, int ordinal) {
 
 }  // namespace
 
-CurrentDevice::CurrentDevice(int ordinal) {
+CurrentDevice::CurrentDevice(int ordinal) : ordinal_(ordinal) {
   const Driver& driver = TheDriver();
   if (driver.GetCurrent == nullptr || driver.SetCurrent == nullptr) {
     throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
   }
   CheckDriver(driver.GetCurrent(&context_before_), "cuCtxGetCurrent");
-  MakeCurrent(driver, ordinal);
+  Renew();
 }
+
+void CurrentDevice::Renew() const { MakeCurrent(TheDriver(), ordinal_); }
 
 CurrentDevice::~CurrentDevice() { TheDriver().SetCurrent(context_before_); }
 

@@ -11,10 +11,13 @@ class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal);
   ~CurrentDevice();
+  // After a call of other code, which may have made another device the current one.
+  void Renew() const;
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
  private:
+  const int ordinal_;
   void* context_before_ = nullptr;
 };
 

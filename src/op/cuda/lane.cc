@@ -22,8 +22,6 @@ Pool& ThePool() {
   return *pool;
 }
 
-size_t DoubleBytes(int64_t count) { return static_cast<size_t>(count) * sizeof(double); }
-
 }  // namespace
 
 Lane::Lane() {
@@ -31,34 +29,20 @@ Lane::Lane() {
   SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 
-void* Lane::Workspace(int64_t bytes) {
-  if (bytes > workspace_bytes_) {
-    workspace_bytes_ = 0;
-    SYNCBN_CUDA_CHECK(cudaFree(workspace_));  // waits for what still runs on it
-    workspace_ = nullptr;
-    SYNCBN_CUDA_CHECK(cudaMalloc(&workspace_, static_cast<size_t>(bytes)));
-    SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace_, 0, kWorkspaceZeros, stream_));
-    workspace_bytes_ = bytes;
+void* Lane::Workspace(int64_t bytes, const Take& take) {
+  const bool grown = workspace_.Reserve(MemoryKind::kDevice, static_cast<size_t>(bytes), take);
+  if (grown) zeroed_ = false;
+  if (!zeroed_) {
+    SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace_.data(), 0, kWorkspaceZeros, stream_));
+    zeroed_ = true;
   }
-  return workspace_;
+  return workspace_.data();
 }
 
-void Lane::Reserve(int64_t device_doubles, int64_t pinned_doubles) {
-  if (device_doubles > device_doubles_) {
-    device_doubles_ = 0;
-    SYNCBN_CUDA_CHECK(cudaFree(device_));
-    device_ = nullptr;
-    SYNCBN_CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&device_), DoubleBytes(device_doubles)));
-    device_doubles_ = device_doubles;
-  }
-  if (pinned_doubles > pinned_doubles_) {
-    pinned_doubles_ = 0;
-    SYNCBN_CUDA_CHECK(cudaFreeHost(pinned_));
-    pinned_ = nullptr;
-    SYNCBN_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&pinned_),
-                                    DoubleBytes(pinned_doubles), cudaHostAllocMapped));
-    pinned_doubles_ = pinned_doubles;
-  }
+void Lane::Reserve(int64_t device_doubles, int64_t pinned_doubles, const Take& take) {
+  const auto bytes = [](int64_t doubles) { return static_cast<size_t>(doubles) * sizeof(double); };
+  device_.Reserve(MemoryKind::kDevice, bytes(device_doubles), take);
+  pinned_.Reserve(MemoryKind::kPinned, bytes(pinned_doubles), take);
 }
 
 void Lane::Synchronize() { SYNCBN_CUDA_CHECK(cudaStreamSynchronize(stream_)); }

@@ -4,10 +4,10 @@
 // A device has as many lanes as calls were ever under way on it at once, and each keeps the largest
 // size that it has met. So a step allocates nothing once its shapes have been seen, and layers share.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/batch_norm_cuda.h"
+#include "op/cuda/buffer.h"
 
 namespace syncbn {
 namespace cuda {
@@ -20,12 +20,12 @@ class Lane {
   Stream stream() const { return stream_; }
 
   // The kernels' workspace, of this many bytes at least, for one kernel after the other.
-  void* Workspace(int64_t bytes);
+  void* Workspace(int64_t bytes, const Take& take);
   // Makes room for this many doubles on the device and pinned on the host. Contents are lost where
   // it has to grow.
-  void Reserve(int64_t device_doubles, int64_t pinned_doubles);
-  double* device() const { return device_; }
-  double* pinned() const { return pinned_; }
+  void Reserve(int64_t device_doubles, int64_t pinned_doubles, const Take& take);
+  double* device() const { return static_cast<double*>(device_.data()); }
+  double* pinned() const { return static_cast<double*>(pinned_.data()); }
 
   void Synchronize();
 
@@ -35,9 +35,8 @@ class Lane {
 
  private:
   Stream stream_ = nullptr;
-  void* workspace_ = nullptr;
-  double *device_ = nullptr, *pinned_ = nullptr;
-  int64_t workspace_bytes_ = 0, device_doubles_ = 0, pinned_doubles_ = 0;
+  Buffer workspace_, device_, pinned_;
+  bool zeroed_ = false;  // the workspace's zeros
 };
 
 }  // namespace cuda

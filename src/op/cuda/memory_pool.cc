@@ -11,9 +11,11 @@ namespace syncbn {
 namespace cuda {
 namespace {
 
+using Key = std::pair<int, MemoryKind>;  // the device's number
+
 struct Pool {
   std::mutex mutex;
-  std::map<int, std::multimap<size_t, void*>> unused;  // by device and bytes
+  std::map<Key, std::multimap<size_t, void*>> unused;  // by bytes
 };
 
 Pool& ThePool() {
@@ -21,35 +23,33 @@ Pool& ThePool() {
   return *pool;
 }
 
-}  // namespace
-
-Piece TakePiece(int ordinal, size_t bytes) {
+// The smallest unused piece that fits, as bytes and address; null if there is none.
+std::pair<size_t, void*> Reuse(const Key& key, size_t bytes) {
   Pool& pool = ThePool();
   std::lock_guard<std::mutex> lock(pool.mutex);
-  auto& unused = pool.unused[ordinal];
+  auto& unused = pool.unused[key];
   const auto fits = unused.lower_bound(bytes);
-  if (fits != unused.end() && fits->first / 2 <= bytes) {
-    const Piece piece{fits->second, fits->first};
-    unused.erase(fits);
-    return piece;
-  }
-  while (!unused.empty()) {
-    void* const data = unused.begin()->second;
-    unused.erase(unused.begin());
-    SYNCBN_CUDA_CHECK(cudaFree(data));
-  }
-  Piece piece;
-  SYNCBN_CUDA_CHECK(cudaMalloc(&piece.data, bytes));
-  piece.bytes = bytes;
+  if (fits == unused.end()) return {bytes, nullptr};
+  const auto piece = *fits;
+  unused.erase(fits);
   return piece;
 }
 
-void GivePiece(int ordinal, Piece* piece) {
-  const Piece given = std::exchange(*piece, Piece());
-  if (given.data == nullptr) return;
-  Pool& pool = ThePool();
-  std::lock_guard<std::mutex> lock(pool.mutex);
-  pool.unused[ordinal].emplace(given.bytes, given.data);
+}  // namespace
+
+std::shared_ptr<void> AllocateFromPool(const Device& device, MemoryKind kind, size_t bytes) {
+  const Key key{device.id, kind};
+  std::pair<size_t, void*> piece = Reuse(key, bytes);
+  if (piece.second == nullptr && kind == MemoryKind::kDevice) {
+    SYNCBN_CUDA_CHECK(cudaMalloc(&piece.second, bytes));
+  } else if (piece.second == nullptr) {
+    SYNCBN_CUDA_CHECK(cudaHostAlloc(&piece.second, bytes, cudaHostAllocMapped));
+  }
+  return std::shared_ptr<void>(piece.second, [key, piece](void*) {
+    Pool& pool = ThePool();
+    std::lock_guard<std::mutex> lock(pool.mutex);
+    pool.unused[key].insert(piece);
+  });
 }
 
 }  // namespace cuda

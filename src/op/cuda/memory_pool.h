@@ -1,25 +1,14 @@
-// Device memory that operators give back, kept for the next ones.
-// Who uses it: backend_cuda.cc. It must not know what the memory is for.
-//
-// A layer that is called imperatively has an operator for each call, so its memory has to outlive
-// them if a step is to allocate nothing.
+// Memory from CUDA's runtime for programs without a pool of their own, kept until the process ends.
+// Who uses it: backend_cuda.cc, for tests and benchmarks without MXNet.
 #pragma once
-#include <cstddef>
+#include "op/allocator.h"
 
 namespace syncbn {
 namespace cuda {
 
-struct Piece {
-  void* data = nullptr;
-  size_t bytes = 0;
-};
-
-// On the current device, whose number is `ordinal`: a piece of at least this many bytes, with any
-// contents. Pieces that nobody uses are freed first if none of them fits.
-Piece TakePiece(int ordinal, size_t bytes);
-
-// Nothing may still work on it, and it is empty afterwards. An empty one is ignored.
-void GivePiece(int ordinal, Piece* piece);
+// An Allocator; `device` is the current one. Memory that goes back serves later requests and is
+// never freed, because freeing waits for all work of the device.
+std::shared_ptr<void> AllocateFromPool(const Device& device, MemoryKind kind, size_t bytes);
 
 }  // namespace cuda
 }  // namespace syncbn

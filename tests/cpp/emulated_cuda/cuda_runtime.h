@@ -43,7 +43,7 @@ void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread)
 
 }  // namespace emulated
 
-// ---- the runtime, runtime.cc -------------------------------------------------------------------
+// ---- the runtime, runtime.cc: without what frees memory, see src/mxnet/memory.cc ---------------
 
 enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
 enum { cudaDevAttrMultiProcessorCount, cudaStreamNonBlocking, cudaHostAllocMapped };
@@ -57,10 +57,10 @@ cudaError_t Call();
 void FailAfter(int calls);
 // Of the thread; what CurrentDevice sets and restores.
 int& Device();
+// Aborts unless the stream is null or one of the thread's device.
+void CheckStream(cudaStream_t stream);
 // Allocations of device and pinned memory that were made so far, by all threads.
 int Allocations();
-// Of these, those that were not freed.
-int Living();
 
 }  // namespace emulated
 
@@ -72,9 +72,7 @@ cudaError_t cudaSetDevice(int device);  // not defined: the emulation has a Curr
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int device);
 cudaError_t cudaMalloc(void** memory, size_t bytes);
-cudaError_t cudaFree(void* memory);
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
-cudaError_t cudaFreeHost(void* memory);
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);

@@ -10,14 +10,18 @@ namespace {
 
 constexpr int kDevices = 4;
 thread_local int calls_left = -1;
-std::atomic<int> allocations{0}, freed{0};
+std::atomic<int> allocations{0};
 
-// Memory comes from the current device, and goes back to it.
+// Memory comes from the current device.
 void CheckDevice() {
   const int device = emulated::Device();
   if (device >= 0 && device < kDevices) return;
   std::fprintf(stderr, "emulated memory: the current device is %d\n", device);
   std::abort();
+}
+
+cudaStream_t StreamOf(int device) {
+  return reinterpret_cast<cudaStream_t>(static_cast<intptr_t>(device + 1));
 }
 
 cudaError_t Allocate(void** memory, size_t bytes) {
@@ -27,13 +31,6 @@ cudaError_t Allocate(void** memory, size_t bytes) {
   *memory = std::malloc(bytes);
   std::memset(*memory, 0xff, bytes);
   return cudaSuccess;
-}
-
-cudaError_t Release(void* memory) {
-  CheckDevice();
-  freed += memory != nullptr;
-  std::free(memory);
-  return emulated::Call();
 }
 
 }  // namespace
@@ -49,10 +46,19 @@ int& Device() {
   thread_local int device = -1;
   return device;
 }
+void CheckStream(cudaStream_t stream) {
+  if (stream == nullptr || stream == StreamOf(Device())) return;
+  std::fprintf(stderr, "emulated launch: the stream is not one of device %d\n", Device());
+  std::abort();
+}
 int Allocations() { return allocations; }
-int Living() { return allocations - freed; }
 
 }  // namespace emulated
+
+// For tests/test_gpu_contexts.py.
+extern "C" __attribute__((visibility("default"))) int emulated_cuda_allocations() {
+  return allocations;
+}
 
 const char* cudaGetErrorString(cudaError_t /*status*/) { return "out of memory"; }
 const char* cudaGetErrorName(cudaError_t /*status*/) { return "cudaErrorMemoryAllocation"; }
@@ -72,17 +78,15 @@ cudaError_t cudaDeviceGetAttribute(int* value, int /*attribute*/, int /*device*/
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) { return Allocate(memory, bytes); }
-cudaError_t cudaFree(void* memory) { return Release(memory); }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
   return Allocate(memory, bytes);
 }
-cudaError_t cudaFreeHost(void* memory) { return Release(memory); }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t /*stream*/) {
   std::memset(memory, value, bytes);
   return emulated::Call();
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
-  *stream = nullptr;
+  *stream = StreamOf(emulated::Device());
   return emulated::Call();
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) { return emulated::Call(); }
@@ -90,10 +94,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) { return emulated::Ca
 namespace syncbn {
 namespace cuda {
 
-CurrentDevice::CurrentDevice(int ordinal) {
+CurrentDevice::CurrentDevice(int ordinal) : ordinal_(ordinal) {
   context_before_ = reinterpret_cast<void*>(static_cast<intptr_t>(emulated::Device()));
-  emulated::Device() = ordinal;
+  Renew();
 }
+void CurrentDevice::Renew() const { emulated::Device() = ordinal_; }
 CurrentDevice::~CurrentDevice() {
   emulated::Device() = static_cast<int>(reinterpret_cast<intptr_t>(context_before_));
 }

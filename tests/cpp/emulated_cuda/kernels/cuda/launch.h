@@ -9,7 +9,8 @@ namespace cuda {
 
 template <typename... Parameters>
 void Launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
-            cudaStream_t /*stream*/, Parameters... arguments) {
+            cudaStream_t stream, Parameters... arguments) {
+  emulated::CheckStream(stream);
   Check(emulated::Call(), name);
   emulated::Run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
                 [&] { kernel(arguments...); });

@@ -1,0 +1,11 @@
+// Memory from MXNet's pools.
+// Who uses it: custom_op.cc gives it to the backend of a GPU.
+#pragma once
+#include "op/allocator.h"
+
+namespace syncbn {
+
+// An Allocator.
+std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, size_t bytes);
+
+}  // namespace syncbn

@@ -1,0 +1,19 @@
+// Where a backend's memory comes from, apart from its tensors.
+// Who uses it: op/cuda takes memory; mxnet/memory.cc gives MXNet's, op/cuda/memory_pool.h that of
+// programs without a pool of their own.
+#pragma once
+#include <cstddef>
+#include <memory>
+
+#include "collective/device.h"
+
+namespace syncbn {
+
+// Of the device; or pinned memory of the host, which the device reaches under the same address.
+enum class MemoryKind { kDevice, kPinned };
+
+// At least `bytes` with any contents. They go back when the last copy of the pointer is gone; nothing
+// may still work on them then. May leave the thread with another current device. Throws DeviceError.
+using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
+
+}  // namespace syncbn
