@@ -1,12 +1,12 @@
 // An operator's error into MXNet, by way of one of its arrays.
 //
 // What a custom operator throws MXNet puts into one slot that all of them share without a lock
-// (custom-inl.h, `exception_`), and the operator that completes next takes it. That may be a healthy
-// one, as it completes in work of its own that is queued behind other work, on a GPU behind bulks of
-// tens of milliseconds; and two that complete at once free the same object twice. But before it
-// completes an operator MXNet also looks at the variables of the arrays that the callback was given,
-// and these are new in each call (custom.cc, AllocateNDArrayCopy). So the error is thrown by work of
-// the engine that writes one of them: then nobody else can take it.
+// (custom-inl.h, `exception_`), and the operator that completes next takes it. That may be a
+// healthy one, as it completes in work of its own that is queued behind other work, on a GPU behind
+// bulks of tens of milliseconds; and two that complete at once free the same object twice. But
+// before it completes an operator MXNet also looks at the variables of the arrays that the callback
+// was given, and these are new in each call (custom.cc, AllocateNDArrayCopy). So the error is
+// thrown by work of the engine that writes one of them: then nobody else can take it.
 #include "mxnet/callbacks.h"
 
 #include <memory>

@@ -26,8 +26,8 @@ int Callback(const Body& body) {
 // Lets the operator to whose call `array` belongs complete with an MXNetError of this text.
 void FailOperator(NDArrayHandle array, const std::string& text);
 
-// The same for what MXNet runs later, on its threads for custom operators. `array` is the first that
-// it has given to the call.
+// The same for what MXNet runs later, on its threads for custom operators. `array` is the first
+// that it has given to the call.
 template <typename Body>
 int OperatorCallback(NDArrayHandle array, const Body& body) {
   try {

@@ -1,21 +1,21 @@
 // Memory of a GPU is MXNet's to give, for two reasons. CUDA's calls that allocate and free wait for
 // the device's work and hold locks meanwhile; between the launches of an NCCL reduction on two GPUs
-// that is a deadlock, so MXNet takes its storage mutex (Storage::GetMutex) around its own and around
-// NCCL's launches, and nobody else can take it. And MXNet's pool keeps what its arrays have given
-// back: another allocator finds the GPU full, while MXNet, which frees its pool when a request does
-// not fit, would have found room.
+// that is a deadlock, so MXNet takes its storage mutex (Storage::GetMutex) around its own and
+// around NCCL's launches, and nobody else can take it. And MXNet's pool keeps what its arrays have
+// given back: another allocator finds the GPU full, while MXNet, which frees its pool when a
+// request does not fit, would have found room.
 //
-// What happens on the thread of a custom operator (1.9.1: c_api.cc, ndarray.cc, threaded_engine.cc,
+// On the thread of a custom operator this happens (1.9.1: c_api.cc, ndarray.cc, threaded_engine.cc,
 // pooled_storage_manager.h, pinned_memory_storage.h):
-// * MXNDArrayCreateEx64 with delay_alloc=0 allocates at once, under the storage mutex, and waits for
-//   nothing of the engine's. Where the pool has nothing that fits it makes the GPU current, and then
-//   the one that it took for the current one. Context 3, pinned memory, has no pool: it is
+// * MXNDArrayCreateEx64 with delay_alloc=0 allocates at once, under the storage mutex, and waits
+//   for nothing of the engine's. Where the pool has nothing that fits it makes the GPU current, and
+//   then the one that it took for the current one. Context 3, pinned memory, has no pool: it is
 //   cudaHostAlloc, under the same mutex. All GPUs reach such memory under its own address, whatever
 //   the flags are.
-// * MXNDArrayFree deletes the array's variable. No operator has ever used that, so the engine does it
-//   in the calling thread (FnProperty::kDeleteVar): device memory goes to the pool without any call
-//   of CUDA's but cudaSetDevice, pinned memory to cudaFreeHost under the mutex. With the engine gone,
-//   at exit, nothing happens.
+// * MXNDArrayFree deletes the array's variable. No operator has ever used that, so the engine does
+//   it in the calling thread (FnProperty::kDeleteVar): device memory goes to the pool without any
+//   call of CUDA's but cudaSetDevice, pinned memory to cudaFreeHost under the mutex. With the
+//   engine gone, at exit, nothing happens.
 // * The pool gives away what an array has given back. Whatever MXNet queued for that array is done
 //   by then, because its operators wait for their stream; so must have been what we queued.
 #include "mxnet/memory.h"

@@ -12,8 +12,9 @@ namespace syncbn {
 // Of the device; or pinned memory of the host, which the device reaches under the same address.
 enum class MemoryKind { kDevice, kPinned };
 
-// At least `bytes` with any contents. They go back when the last copy of the pointer is gone; nothing
-// may still work on them then. May leave the thread with another current device. Throws DeviceError.
+// At least `bytes` with any contents. They go back when the last copy of the pointer is gone;
+// nothing may still work on them then. May leave the thread with another current device. Throws
+// DeviceError.
 using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
 
 }  // namespace syncbn

@@ -15,8 +15,8 @@ using Take = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>
 
 class Buffer {
  public:
-  // Makes room for this many bytes, of which nothing works on those there are. Returns whether it had
-  // to grow; contents are lost then.
+  // Makes room for this many bytes. Returns whether it had to grow: contents are lost then, and
+  // nothing may still work on them.
   bool Reserve(MemoryKind kind, size_t bytes, const Take& take) {
     if (bytes <= bytes_) return false;
     Free();
