@@ -7,13 +7,13 @@ are parameters, checks and the graph around the operator.
 import collections
 import uuid
 import weakref
-from numbers import Integral
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
 from . import _exporting, _library, _tracing
+from ._arguments import check_bool, check_int, check_real, is_int
 from .activations import checked_slope
 from .distributed import _groups
 from .failures import check_timeout
@@ -162,6 +162,15 @@ running_variance_initializer : str or Initializer
         **kwargs,
     ):
         check_arguments(num_devices, momentum, epsilon, axis, timeout, group)
+        check_int("in_channels", in_channels, least=0)
+        flags = {
+            "center": center,
+            "scale": scale,
+            "use_global_stats": use_global_stats,
+            "unbiased_running_var": unbiased_running_var,
+        }
+        for name, value in flags.items():
+            check_bool(name, value)
         checked_slope(activation, slope)
         super().__init__(
             axis=axis,
@@ -236,6 +245,7 @@ running_variance_initializer : str or Initializer
 
     @num_batches_tracked.setter
     def num_batches_tracked(self, batches):
+        check_int("num_batches_tracked", batches, least=0, most=2**62)
         for part in self._parts():
             self._group.set_batches(part, batches)
 
@@ -340,23 +350,19 @@ def check_arguments(
 ):
     """Raises ValueError or TypeError with one sentence for a bad argument."""
     if num_devices is not None:
-        if not _is_int(num_devices):
+        if not is_int(num_devices):
             raise TypeError(f"num_devices is an int or None, but got {num_devices!r}")
-        if num_devices < 1:
-            raise ValueError(f"num_devices is at least 1, but got {num_devices}")
-    if momentum is not None and not 0 <= momentum <= 1:
-        raise ValueError(f"momentum is between 0 and 1, or None, but got {momentum}")
-    if not 0 <= epsilon < float("inf"):
+        check_int("num_devices", num_devices, least=1, most=2**31 - 1)
+    if momentum is not None:
+        expected = "between 0 and 1, or None"
+        if not 0 <= check_real("momentum", momentum, expected) <= 1:
+            raise ValueError(f"momentum is {expected}, but got {momentum}")
+    if not 0 <= check_real("epsilon", epsilon, "a number") < float("inf"):
         raise ValueError(f"epsilon is not negative, but got {epsilon}")
-    if not _is_int(axis):
-        raise TypeError(f"axis is an int, but got {axis!r}")
+    check_int("axis", axis)
     if timeout is not None:
         check_timeout(timeout)
     _groups.check(group)
-
-
-def _is_int(value):
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 class _Group:

@@ -10,6 +10,7 @@ import warnings
 import mxnet as mx
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
+from ._arguments import check_bool
 from .activations import ActivatedBatchNorm
 from .batch_norm import ACTIVATION, SYNCHRONIZATION, SyncBatchNorm, check_arguments
 from .fusion import check_can_unfold, find_pairs, fold, unfold
@@ -71,6 +72,8 @@ def convert_sync_batchnorm(
     """
     _check_is_block(net)
     check_arguments(num_devices, timeout=timeout, group=group)
+    check_bool("unbiased_running_var", unbiased_running_var)
+    check_bool("fuse", fuse)
     settings = {
         "num_devices": num_devices,
         "unbiased_running_var": unbiased_running_var,

@@ -18,9 +18,11 @@ from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from . import _library, _workers, failures
+from ._arguments import check_callable, check_contexts, check_int
 from ._interrupts import deferred_interrupt
 from ._shares import share_bounds
 
@@ -54,26 +56,7 @@ class Devices:
     """
 
     def __init__(self, contexts):
-        if isinstance(contexts, mx.Context):
-            contexts = [contexts]
-        if not isinstance(contexts, (list, tuple)):
-            raise TypeError(
-                f"contexts is a list of mxnet.Context, but got {contexts!r}"
-            )
-        self.contexts = list(contexts)
-        for context in self.contexts:
-            if not isinstance(context, mx.Context):
-                raise TypeError(
-                    f"contexts is a list of mxnet.Context, but it holds {context!r}"
-                )
-        if not self.contexts:
-            raise ValueError("contexts is empty, expected at least one context")
-        for context in self.contexts:
-            if self.contexts.count(context) > 1:
-                raise ValueError(
-                    f"contexts names {context} {self.contexts.count(context)} times, "
-                    "expected distinct contexts"
-                )
+        self.contexts = check_contexts("contexts", contexts)
         self._turn, self._process = threading.Lock(), os.getpid()
         self._workers = [
             _workers.hire(f"gluon_syncbn-{context}") for context in self.contexts
@@ -113,8 +96,11 @@ class Devices:
         Raises
         ------
         ValueError
-            If there are fewer rows than contexts.
+            If there are fewer rows than contexts, or no such axis.
+        TypeError
+            If `batch` is no array, or `batch_axis` no int.
         """
+        _check_batch(batch, check_int("batch_axis", batch_axis))
         rows, count = batch.shape[batch_axis], len(self)
         if rows < count:
             raise ValueError(
@@ -166,6 +152,7 @@ class Devices:
             `function`.
         """
         for position, elements in enumerate(lists):
+            _check_list(position, elements)
             if len(elements) != len(self):
                 raise ValueError(
                     f"list {position} has {len(elements)} elements, expected one for "
@@ -192,6 +179,9 @@ class Devices:
         ValueError
             If lists differ in length, or have more elements than there are contexts.
         """
+        check_callable("function", function)
+        for position, elements in enumerate(lists):
+            _check_list(position, elements)
         lengths = {len(elements) for elements in lists}
         if len(lengths) > 1 or max(lengths, default=0) > len(self):
             raise ValueError(
@@ -273,6 +263,21 @@ class Devices:
 
     def __exit__(self, *exception):
         self.close()
+
+
+def _check_batch(batch, axis):
+    if not isinstance(batch, (mx.nd.NDArray, np.ndarray)):
+        raise TypeError(f"batch is an NDArray or NumPy array, but got {batch!r}")
+    if not -batch.ndim <= axis < batch.ndim:
+        raise ValueError(f"batch_axis is {axis}, but batch has shape {batch.shape}")
+
+
+def _check_list(position, elements):
+    if not hasattr(elements, "__len__") or not hasattr(elements, "__getitem__"):
+        raise TypeError(
+            f"list {position} is a list with an element for each context, but got "
+            f"{elements!r}"
+        )
 
 
 def inside_map():

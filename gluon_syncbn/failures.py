@@ -9,6 +9,7 @@ import os
 import mxnet as mx
 
 from . import _library
+from ._arguments import check_text
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 
@@ -16,7 +17,7 @@ _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 def check_timeout(seconds, name="timeout"):
     """`seconds` as a float; raises ValueError unless it is a positive number."""
     try:
-        value = float(seconds)
+        value = 0.0 if isinstance(seconds, (bool, str)) else float(seconds)
     except OverflowError:  # an int beyond all floats
         value = float("inf") if seconds > 0 else 0.0
     except (TypeError, ValueError):
@@ -77,6 +78,7 @@ def recover(reason="gluon_syncbn.recover() was called"):
     processes all call it, because a failure is one of all; where nothing has failed and
     nothing is in flight it does no harm.
     """
+    check_text("reason", reason)
     _library.load().gluon_syncbn_fail_all(reason.encode(), False)
     while True:
         try:
@@ -91,7 +93,11 @@ def recover(reason="gluon_syncbn.recover() was called"):
 def _set_timeout_from_environment():
     value = os.environ.get(_VARIABLE)
     if value is not None:
-        set_timeout(check_timeout(value, _VARIABLE))
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = value
+        set_timeout(check_timeout(seconds, _VARIABLE))
 
 
 _set_timeout_from_environment()

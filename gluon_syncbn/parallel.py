@@ -10,6 +10,7 @@ from mxnet import autograd
 from mxnet.gluon import Block
 
 from . import _backward
+from ._arguments import check_bool, check_int
 from ._batch import Batch
 from .convert import convert_sync_batchnorm
 from .devices import Devices
@@ -80,8 +81,13 @@ def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True, reset_ctx=F
         raise TypeError(
             f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
         )
-    if not isinstance(batch_axis, int):
-        raise TypeError(f"batch_axis is an int, but got {batch_axis!r}")
+    check_int("batch_axis", batch_axis)
+    for name, value in (
+        ("sync_bn", sync_bn),
+        ("gather", gather),
+        ("reset_ctx", reset_ctx),
+    ):
+        check_bool(name, value)
     devices = Devices(ctx)
     if reset_ctx:
         _move(net, devices.contexts)
@@ -193,7 +199,7 @@ class ParallelNet(Block):
                 outputs = self._run(batch)
         else:
             outputs = self._run(batch)
-        sharded = ShardedOutput(outputs, batch)
+        sharded = ShardedOutput(outputs, batch, self)
         if not self._gather:
             return sharded
         return _backward.gather(sharded, self)
@@ -245,9 +251,9 @@ class ParallelNet(Block):
 class ShardedOutput(list):
     """Outputs of the devices that had rows, in order; each as the net returned it."""
 
-    def __init__(self, outputs, batch):
+    def __init__(self, outputs, batch, net):
         super().__init__(outputs)
-        self.batch = batch
+        self.batch, self.net = batch, net
 
 
 class ParallelCriterion(Block):
@@ -303,6 +309,11 @@ class ParallelCriterion(Block):
                 f"got {type(output)}"
             )
         net = self.net
+        if output.net is not net:
+            raise ValueError(
+                "output is that of another net than the criterion's, expected what "
+                f"{net.net.name} returned, but got that of {output.net.net.name}"
+            )
         batch = Batch(labels, net.devices, net.batch_axis, output.batch.parameters)
         if batch.rows != output.batch.rows:
             raise ValueError(
@@ -316,7 +327,7 @@ class ParallelCriterion(Block):
 
         losses = net.devices.map_first(call, output, batch.shards)
         batch.differentiable = output.batch.differentiable + batch.differentiable
-        return _backward.gather(ShardedOutput(losses, batch), net)
+        return _backward.gather(ShardedOutput(losses, batch, net), net)
 
 
 def _move(net, contexts):

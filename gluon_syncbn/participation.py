@@ -10,6 +10,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from . import _library
+from ._arguments import check_block, check_contexts
 from .symbol_blocks import synchronized_layers
 
 
@@ -39,6 +40,8 @@ def participating(net, contexts):
     ------
     ValueError
         If `contexts` is empty, names one twice, or one that a layer is not on.
+    TypeError
+        If `net` is no Block, or `contexts` holds something else than contexts.
 
     Examples
     --------
@@ -53,8 +56,8 @@ def participating(net, contexts):
     >>> [round(float(v), 4) for v in y.asnumpy()[:, 0]]
     [-1.0, 1.0]
     """
-    contexts = list(contexts)
-    layers = synchronized_layers(net)
+    contexts = check_contexts("contexts", contexts)
+    layers = synchronized_layers(check_block("net", net))
     _check(contexts, layers)
     mx.nd.waitall()
     for layer in layers:
@@ -73,14 +76,7 @@ def participating(net, contexts):
 
 
 def _check(contexts, layers):
-    if not contexts:
-        raise ValueError("contexts is empty, expected at least one that takes part")
     for context in contexts:
-        if contexts.count(context) > 1:
-            raise ValueError(
-                f"contexts names {context} {contexts.count(context)} times, expected "
-                "distinct contexts"
-            )
         for layer in layers:
             there = layer.contexts()
             if there and context not in there:

@@ -117,7 +117,7 @@ class _Place:
         if autograd.is_recording() and autograd.is_training():
             if _library.load().gluon_syncbn_first_operators() != made:
                 self._order_running_statistics(outputs[0])
-        return _backward.gather(ShardedOutput(outputs, batch), self)
+        return _backward.gather(ShardedOutput(outputs, batch, self), self)
 
     def _order_running_statistics(self, outputs):
         """Lets MXNet know that the call writes them, see `_await_first_operators`.

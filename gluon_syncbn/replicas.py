@@ -6,6 +6,8 @@ Called by users and tests, between steps.
 import mxnet as mx
 import numpy as np
 
+from ._arguments import check_block
+
 
 def check_replicas(net):
     """Checks that parameters and running statistics are identical on all devices.
@@ -38,8 +40,7 @@ def check_replicas(net):
     ...
     ValueError: parameter 'dense_weight' differs between cpu(0) and cpu(1), by up to 2.0
     """
-    if not isinstance(net, mx.gluon.Block):
-        raise TypeError(f"net is a gluon.Block, but got {type(net)}")
+    check_block("net", net)
     mx.nd.waitall()
     for name, parameter in net.collect_params().items():
         if parameter._data is None:

@@ -26,10 +26,21 @@ TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("*.cc"))
 
 
 def test_nothing_is_destroyed_at_exit(tmp_path):
-    """Operators run until the process ends, behind the destructors of static objects."""
-    options = ["-O1", "-std=c++17", f"-I{ROOT / 'src'}", "-c", "-o", tmp_path / "object"]
+    """Operators run until the process ends, behind static objects' destructors."""
+    options = [
+        "-O1",
+        "-std=c++17",
+        f"-I{ROOT / 'src'}",
+        "-c",
+        "-o",
+        tmp_path / "object",
+    ]
     options += [f"-I{ROOT / 'tests/cpp/emulated_cuda'}", f"-I{ROOT / 'tests/cpp'}"]
-    for source in "op/cuda/current_device.cc", "op/cuda/lane.cc", "collective/registry.cc":
+    for source in (
+        "op/cuda/current_device.cc",
+        "op/cuda/lane.cc",
+        "collective/registry.cc",
+    ):
         run_tool("g++", *options, ROOT / "src" / source)
         assert "__cxa_atexit" not in run_tool("nm", tmp_path / "object"), source
 

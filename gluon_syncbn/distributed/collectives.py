@@ -11,6 +11,7 @@ import pickle
 import mxnet as mx
 import numpy as np
 
+from .._arguments import check_int, check_text
 from . import world
 
 # Names of mergers by dtype; asking a dtype for its name takes longer than an exchange.
@@ -53,6 +54,7 @@ def allreduce(array, name="allreduce", timeout=None):
     >>> distributed.allreduce([1.5, 2.0])  # one process
     array([1.5, 2. ])
     """
+    _check(name, timeout)
     if isinstance(array, mx.nd.NDArray):
         array = array.asnumpy()
     array = np.asarray(array)
@@ -91,6 +93,7 @@ def allgather(value, name="allgather", timeout=None):
     >>> distributed.allgather("one process")
     ['one process']
     """
+    _check(name, timeout)
     if world.size() == 1:
         return [value]
     mine = np.frombuffer(pickle.dumps(value), np.uint8)
@@ -120,14 +123,25 @@ def broadcast(value, root=0, name="broadcast", timeout=None):
     mxnet.MXNetError
         If not all processes come within the timeout. The text names the ranks.
     """
-    if not 0 <= root < world.size():
-        raise ValueError(f"root is a rank below {world.size()}, but got {root}")
+    check_root(root)
+    _check(name, timeout)
     if world.size() == 1:
         return value
     mine = pickle.dumps(value) if world.rank() == root else b""
     mine = np.frombuffer(mine, np.uint8)
     everything = exchange(name, "concat", mine, f"root={root}", timeout)
     return value if world.rank() == root else pickle.loads(everything.tobytes())
+
+
+def check_root(root):
+    """Raises TypeError or ValueError unless `root` is a rank."""
+    if not 0 <= check_int("root", root) < world.size():
+        raise ValueError(f"root is a rank below {world.size()}, but got {root}")
+
+
+def _check(name, timeout):
+    check_text("name", name)
+    world.wait_seconds(timeout)
 
 
 def barrier(timeout=None):

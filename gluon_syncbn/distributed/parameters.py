@@ -9,7 +9,7 @@ from mxnet.gluon import Block
 
 from ..batch_norm import SyncBatchNorm
 from . import world
-from .collectives import allgather, broadcast
+from .collectives import allgather, broadcast, check_root
 
 
 def broadcast_parameters(net, root=0, timeout=None):
@@ -41,6 +41,8 @@ def broadcast_parameters(net, root=0, timeout=None):
         If not all processes come within the timeout. The text names the ranks.
     """
     parameters = parameters_of(net)
+    check_root(root)
+    world.wait_seconds(timeout)
     if world.size() == 1:
         return
     check_equal_nets(net, root, timeout)
@@ -59,9 +61,16 @@ def broadcast_parameters(net, root=0, timeout=None):
 
 def parameters_of(net):
     """The list of parameters of a net, a ParameterDict or a list, in its order."""
-    if isinstance(net, Block):
-        net = net.collect_params()
-    return list(net.values()) if hasattr(net, "values") else list(net)
+    found = net.collect_params() if isinstance(net, Block) else net
+    found = list(found.values()) if hasattr(found, "values") else found
+    if not isinstance(found, (list, tuple)) or not all(
+        isinstance(parameter, mx.gluon.Parameter) for parameter in found
+    ):
+        raise TypeError(
+            "net is a gluon.Block, a ParameterDict or a list of Parameter, but got "
+            f"{net!r}"
+        )
+    return list(found)
 
 
 def check_equal_nets(net, root=0, timeout=None):

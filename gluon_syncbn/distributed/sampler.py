@@ -6,6 +6,7 @@ Called by users.
 import numpy as np
 from mxnet.gluon.data import Sampler
 
+from .._arguments import check_bool, check_int
 from .._shares import share_bounds
 from . import world
 
@@ -35,7 +36,10 @@ class ShardSampler(Sampler):
     Raises
     ------
     ValueError
-        If `length` is negative, or `batch_size` less than the number of processes.
+        If `length` or `seed` is negative, `batch_size` less than the number of
+        processes, or `rank` none below `size`.
+    TypeError
+        If one of them is no int.
 
     Examples
     --------
@@ -49,8 +53,12 @@ class ShardSampler(Sampler):
     def __init__(self, length, batch_size, shuffle=True, seed=0, rank=None, size=None):
         self._rank = world.rank() if rank is None else rank
         self._size = world.size() if size is None else size
-        if length < 0:
-            raise ValueError(f"length is not negative, but got {length}")
+        check_int("size", self._size, least=1)
+        check_int("rank", self._rank, least=0, most=self._size - 1)
+        check_int("length", length, least=0)
+        check_int("batch_size", batch_size)
+        check_bool("shuffle", shuffle)
+        check_int("seed", seed, least=0)
         if batch_size < self._size:
             raise ValueError(
                 f"batch_size is at least one row for each of the {self._size} "
@@ -62,7 +70,7 @@ class ShardSampler(Sampler):
 
     def set_epoch(self, epoch):
         """Sets the number of the next epoch, from 0; it counts by itself otherwise."""
-        self.epoch = epoch
+        self.epoch = check_int("epoch", epoch, least=0)
 
     def __iter__(self):
         order = np.arange(self._length)

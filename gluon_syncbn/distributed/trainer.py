@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
 
+from .._arguments import check_real
 from . import world
 from .collectives import allreduce, broadcast
 from .parameters import broadcast_parameters, parameters_of
@@ -44,7 +45,7 @@ class Trainer(mx.gluon.Trainer):
     """
 
     def __init__(self, net, optimizer, optimizer_params=None, bucket_megabytes=4):
-        if not bucket_megabytes > 0:
+        if not check_real("bucket_megabytes", bucket_megabytes, "positive") > 0:
             raise ValueError(
                 f"bucket_megabytes is positive, but got {bucket_megabytes!r}"
             )

@@ -150,6 +150,10 @@ int InferShape(int size, int* ndims, int** shapes, void* state) {
     Properties* properties = static_cast<Properties*>(state);
     if (ndims[0] <= 0) return;  // not known yet
     const int ndim = ndims[0];
+    if (ndim < 2 || ndim > 5) {
+      throw Error(Concat("SyncBatchNorm '", properties->attributes.layer, "': data has 2 to 5 "
+                         "dimensions, but got ", ndim));
+    }
     const int axis = properties->attributes.options.axis;
     const int position = axis < 0 ? axis + ndim : axis;
     properties->x_shape.assign(shapes[0], shapes[0] + ndim);
