@@ -92,12 +92,12 @@ def recover(reason="gluon_syncbn.recover() was called"):
 
 def _set_timeout_from_environment():
     value = os.environ.get(_VARIABLE)
-    if value is not None:
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = value
-        set_timeout(check_timeout(seconds, _VARIABLE))
+    if value is None:
+        return
+    try:
+        set_timeout(float(value))
+    except ValueError:
+        check_timeout(value, _VARIABLE)  # which refuses a text, and names it
 
 
 _set_timeout_from_environment()
