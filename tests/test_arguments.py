@@ -112,6 +112,22 @@ def test_data_of_integers(devices):
     assert_trains(devices, layer)
 
 
+def test_nothing_is_thrown_through_c():
+    code = """
+from gluon_syncbn import SyncBatchNorm, _library
+library, layer = _library.load(), SyncBatchNorm(in_channels=1)
+layer.initialize()
+try:
+    library.gluon_syncbn_set_participants(layer._group.key.encode(), b"cpu(x)")
+except RuntimeError as error:
+    print(error)
+print(library.gluon_syncbn_distributed_join(1.0), library.gluon_syncbn_last_error())
+"""
+    device, join = run_python(code).stdout.splitlines()
+    assert device == 'a device is written like "cpu(0)", but got "cpu(x)"'
+    assert join.startswith("-1 b'gluon_syncbn.distributed.init() was not called")
+
+
 @pytest.mark.parametrize(
     "key, value, expected",
     [

@@ -2,6 +2,7 @@
 #include "collective/exchange.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "core/error.h"
@@ -18,6 +19,9 @@ constexpr int kRound = 2;
 
 Exchange::Exchange(std::vector<int> ranks, int own, Part own_part, Merger merger)
     : ranks_(std::move(ranks)), merger_(merger), part_(std::move(own_part)) {
+  if (std::adjacent_find(ranks_.begin(), ranks_.end(), std::greater_equal<int>()) != ranks_.end()) {
+    throw Error("the ranks of an exchange do not ascend");
+  }
   const auto place = std::lower_bound(ranks_.begin(), ranks_.end(), own);
   if (place == ranks_.end() || *place != own) {
     throw Error(Concat("rank ", own, " takes part in an exchange that it is no member of"));

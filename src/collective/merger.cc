@@ -36,7 +36,7 @@ void Add(const Bytes& higher, Bytes* lower) {
 const RegisterMerger concatenate("concat", Concatenate);
 const RegisterMerger add_float32("sum_float32", Add<float>);
 const RegisterMerger add_float64("sum_float64", Add<double>);
-const RegisterMerger add_int64("sum_int64", Add<int64_t>);
+const RegisterMerger add_int64("sum_int64", Add<uint64_t>);  // the same bits, also where it wraps
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <type_traits>
 
 #include "core/error.h"
@@ -51,6 +52,9 @@ struct Reader {
   size_t left;
 };
 
+// Of recoveries or joins.
+bool IsCount(int32_t number) { return 0 <= number && number < std::numeric_limits<int32_t>::max() / 2; }
+
 bool Ascend(const std::vector<int32_t>& ranks) {
   return (ranks.empty() || ranks.front() >= 0) &&
          std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<int32_t>()) ==
@@ -93,7 +97,7 @@ Message Decode(const Bytes& bytes) {
   std::memcpy(&head, bytes.data(), sizeof(head));
   const auto kind = static_cast<uint32_t>(head.kind);
   if (head.mark != kMark || kind > static_cast<uint32_t>(MessageKind::kStatus) ||
-      head.step < kInvitation || head.empty < 0 || head.empty > 1 || head.unused != 0) {
+      !IsCount(head.era.generation) || !IsCount(head.era.joins) || head.step < kInvitation || head.empty < 0 || head.empty > 1 || head.unused != 0) {
     Refuse();
   }
   Message message;

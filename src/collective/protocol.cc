@@ -1,7 +1,6 @@
 // Exchanges: beginning, carrying parts, ending. protocol_control.cc has the rest.
 #include "collective/protocol.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "collective/process_report.h"
@@ -27,6 +26,10 @@ Protocol::Protocol(int rank, int size, std::function<void(int, Bytes)> send)
 
 std::unique_ptr<Exchange> Protocol::MakeExchange(Contribution* own, bool empty) const {
   if (own->ranks.empty()) own->ranks = AllRanks(size_);
+  for (int rank : own->ranks) {
+    if (0 <= rank && rank < size_) continue;
+    throw Error(Concat(own->title, ": names the rank ", rank, ", expected 0 to ", size_ - 1));
+  }
   Part part{empty, std::move(own->payload)};
   return std::make_unique<Exchange>(own->ranks, rank_, std::move(part), FindMerger(own->merger));
 }
@@ -114,7 +117,7 @@ void Protocol::Take(Pending* pending, int from, Message message) {
 
 // Goes on as far as the parts reach.
 void Protocol::Advance(const std::shared_ptr<Pending>& pending) {
-  if (!failure_.empty() || leaving_ || pending->exchange->done()) return;
+  if (!failure_.empty() || leaving_) return;
   try {
     for (Exchange::Outgoing& out : pending->exchange->Advance()) {
       Message message = PartOf(*pending, out.step);
@@ -195,22 +198,7 @@ void Protocol::Dispatch(int from, Message message, Time now) {
   } else if (message.kind == MessageKind::kJoin) {
     HandleJoin(from, message.number);
   } else {
-    CheckMembers(from, message);
     HandlePart(from, std::move(message));
-  }
-}
-
-void Protocol::CheckMembers(int from, const Message& message) const {
-  if (message.ranks.empty()) return;
-  for (const int rank : {from, rank_}) {
-    if (std::count(message.ranks.begin(), message.ranks.end(), rank) == 0) {
-      throw Error(Concat(message.title, ": rank ", from, " sent rank ", rank_,
-                         " a part of an exchange that rank ", rank, " is no member of"));
-    }
-  }
-  if (message.ranks.back() >= size_) {
-    throw Error(Concat(message.title, ": rank ", from, " names the rank ", message.ranks.back(),
-                       ", but there are ", size_, " processes"));
   }
 }
 

@@ -83,7 +83,6 @@ class Protocol {
 
  private:
   void Dispatch(int from, Message message, Time now);
-  void CheckMembers(int from, const Message& message) const;
   void HandlePart(int from, Message message);
   void HandleJoin(int from, int64_t number);
   void HandleQuery(int from, Message query);

@@ -66,8 +66,16 @@ void Protocol::EndWaits(const std::string& reason) {
   joining_ = false;
 }
 
+// To the newest generation that this process has heard of: those between have failed elsewhere, and
+// ranks that went through them one by one might never meet.
 void Protocol::Reset() {
-  if (!failure_.empty()) StartEra({era_.generation + 1, 0});
+  if (failure_.empty()) return;
+  int32_t generation = era_.generation + 1;
+  for (const auto& message : future_) {
+    const bool failed = message.second.kind == MessageKind::kFail;
+    generation = std::max(generation, message.second.era.generation + (failed ? 1 : 0));
+  }
+  StartEra({generation, 0});
 }
 
 void Protocol::StartEra(Era era) {
@@ -177,10 +185,10 @@ Message Protocol::StatusFor(const Message& query) const {
     status.contract = "has left";
   } else if (!failure_.empty()) {
     status.contract = "has failed: " + failure_;
-  } else if (era_ < query.era) {
+  } else if (era_.generation < query.era.generation) {
     status.contract = "has not called gluon_syncbn.recover() yet";
-  } else if (!waits.empty()) {
-    status.contract = "waits in " + waits;
+  } else if (!waits.empty() || joining_) {
+    status.contract = "waits in " + (waits.empty() ? kJoinTitle : waits);
   } else if (last_title_.empty()) {
     status.contract = "runs, but has come to no exchange yet";
   } else {

@@ -79,6 +79,7 @@ Cost CostOf(int size) {
   for (const auto& pending : exchange.pending) {
     CHECK(Protocol::Result(pending.get()) == ToBytes<double>({double(size)}));
   }
+  for (const auto& rank : sim.ranks) CHECK(rank.protocol->Idle());
   CHECK_EQ(sim.queries, 0);
   return {(sim.now() - Time()) / sim.delay(), sim.parts};
 }
@@ -145,7 +146,7 @@ void TestSameBitsInEveryOrder() {
     const int shards = size / 5, rows = 10 * shards + (size % 5) * (size % 5 - 1) / 2;
     CHECK_EQ(FromBytes<double>(expected[0])[0], rows);
     CHECK_EQ(FromBytes<double>(expected[1])[0], rows);
-    for (uint32_t seed : {1, 2}) CHECK(Shuffled(size, seed) == expected, size, " ranks");
+    CHECK(Shuffled(size, 1) == expected, size, " ranks");
   }
 }
 
@@ -197,8 +198,9 @@ int Die(int size, uint32_t seed) {
 
 void TestDeathIsReportedWithinTheTimeout() {
   int told = 0;
-  for (uint32_t seed = 0; seed < 30; ++seed) told += Die(64, seed);
-  CHECK(told > 10 * 63, told);
+  const uint32_t deaths = check::Times(300, 15);
+  for (uint32_t seed = 0; seed < deaths; ++seed) told += Die(64, seed);
+  CHECK(told > 63 * static_cast<int>(deaths) / 3, told);
   CHECK_EQ(Die(256, 0), 255);
   if (check::Times(1, 0)) CHECK_EQ(Die(1024, 0), 1023);
 }
