@@ -1,62 +1,116 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command: builds the library, checks it under pytest and
-# compute-sanitizer, and measures it. Needs nvcc, cmake, and a python3 with PyTorch and pytest; no MXNet.
+# Everything that needs a GPU, in one command: builds the library for the GPU at hand, checks kernels
+# and layer, looks for races and bad accesses, and measures beside a copy and PyTorch's kernels.
 #
 #     bash scripts/check_gpu.sh OUT
+#     PARTS="build benchmark" bash scripts/check_gpu.sh OUT    # some of the parts
+#     EMULATED=1 bash scripts/check_gpu.sh OUT                 # the same on a CPU, in a small form
 #
-# OUT receives the logs and benchmark_gpu.json. PARTS chooses among "build tests sanitizers benchmark".
+# Needs nvcc and cmake; no MXNet. A part that needs more is left out where that is missing, and the
+# script says so: the layer's tests need a python3 (or PYTHON) with PyTorch, NumPy and pytest; the
+# sanitizers compute-sanitizer; the benchmark a python3, and PyTorch only for its column. OUT
+# receives the logs, benchmark_gpu.json, and benchmark_gpu.md, the table for the README.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)
-parts=" ${PARTS:-build tests sanitizers benchmark} "
+all=(build kernels layer sanitizers benchmark)
+read -ra parts <<<"${PARTS:-${all[*]}}"
+for name in "${parts[@]}"; do
+    if [[ " ${all[*]} " != *" $name "* ]]; then
+        echo "PARTS=\"$PARTS\": expected some of \"${all[*]}\""
+        exit 2
+    fi
+done
 python=${PYTHON:-python3}
-if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    echo "skipped: $python has no PyTorch that sees a CUDA device"
-    exit 0
-fi
-wanted() { [[ $parts == *" $1 "* ]]; }
-build=${BUILD:-build/gpu}
-export GLUON_SYNCBN_LIBRARY=$PWD/$build/libgluon_syncbn.so
-failed=()
-# Runs one part; its output goes to a log of its own, and its end to the terminal.
-part() {
-    local name=$1
+emulated=${EMULATED:-}
+build=${BUILD:-build/gpu${emulated:+_emulated}}
+build=$(mkdir -p "$build" && cd "$build" && pwd)
+small=${emulated:+small}
+passed=() failed=() left_out=()
+
+has() { command -v "$1" >/dev/null; }
+imports() { "$python" -c "import $1" 2>/dev/null; }
+
+# Runs a step of a part; its output goes to a log of its own, and the end of that to the terminal.
+step() {
+    local name=$1 began=$SECONDS
     shift
-    echo "== $name"
-    if "$@" >"$out/$name.log" 2>&1; then tail -n 3 "$out/$name.log"; else
+    if "$@" >"$out/$name.log" 2>&1; then
+        passed+=("$name")
+        tail -n 2 "$out/$name.log" | sed 's/^/    /'
+        echo "  $name: passed, $((SECONDS - began)) s"
+    else
         failed+=("$name")
         tail -n 40 "$out/$name.log"
+        echo "  $name: FAILED, $((SECONDS - began)) s, see $out/$name.log"
     fi
 }
+leave_out() {
+    left_out+=("$1")
+    echo "  $1: left out, because $2"
+}
 
-if wanted build; then
-    # Only for the GPU at hand: that takes a quarter of the time.
-    generation=$("$python" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')
-    part configure cmake -S src -B "$build" -G Ninja -DGLUON_SYNCBN_CUDA=1 \
-        "-DCMAKE_CUDA_ARCHITECTURES=$generation-real"
-    part build cmake --build "$build"
-fi
-pytest=("$python" -m pytest --confcutdir tests/gpu -p no:cacheprovider -q tests/gpu)
-if wanted tests; then part tests "${pytest[@]}"; fi
-if wanted sanitizers; then
-    # A part of the checks, because the tools slow kernels down a hundredfold; two dtypes, which all
-    # kernels' templates are made for. Memory in allocations of its own, so that memcheck knows its ends.
-    some="(test_layer_on_one_device and 0.0 or test_devices_equal and write)"
-    some="$some and (float32 or float16) and not bfloat16"
-    some="$some and not 40000 and not 300001 and not 28800"
-    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
-    for tool in memcheck racecheck synccheck; do
-        part "$tool" timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            "${pytest[@]}" -x -k "$some"
+part_build() {
+    local options=(-S src -B "$build")
+    if has ninja; then options+=(-G Ninja); fi
+    local targets=(test_cuda_kernels benchmark_gpu gluon_syncbn)
+    if [ -n "$emulated" ]; then
+        options+=(-DGLUON_SYNCBN_BUILD_TESTS=ON)
+        targets=(test_cuda_kernels benchmark_gpu)
+        if imports torch; then targets+=(gluon_syncbn_emulated); fi
+    else
+        # Only for the GPU at hand: that takes a quarter of the time.
+        local generation
+        generation=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+        options+=(-DGLUON_SYNCBN_CUDA=1 -DGLUON_SYNCBN_CHECKS=ON
+            "-DCMAKE_CUDA_ARCHITECTURES=${generation:?}-real")
+    fi
+    step configure cmake "${options[@]}"
+    step build cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}"
+}
+
+part_kernels() { step kernels "$build/test_cuda_kernels" $small; }
+
+part_layer() {
+    local missing=() package
+    for package in torch numpy pytest; do imports $package || missing+=("$package"); done
+    if [ ${#missing[@]} -gt 0 ]; then
+        leave_out layer "$python has no ${missing[*]}"
+        return
+    fi
+    local some=()
+    if [ -n "$small" ]; then some=(-k "test_devices_equal and 33 and float32 and rows1 or far"); fi
+    GLUON_SYNCBN_LIBRARY=$build/libgluon_syncbn${emulated:+_emulated}.so step layer "$python" -m pytest --confcutdir tests/gpu \
+        -p no:cacheprovider -q tests/gpu "${some[@]}"
+}
+
+# On the kernels' own test, because Python and PyTorch make these tools slow.
+part_sanitizers() {
+    local tool
+    for tool in memcheck racecheck synccheck initcheck; do
+        if has compute-sanitizer; then
+            step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+                "$build/test_cuda_kernels" small
+        else
+            leave_out "$tool" "there is no compute-sanitizer on PATH"
+        fi
     done
-    unset PYTORCH_NO_CUDA_MEMORY_CACHING
-fi
-if wanted benchmark; then
-    part benchmark "$python" scripts/benchmark_gpu.py --output "$out/benchmark_gpu.json"
-    cat "$out/benchmark.log"
-fi
-if [ ${#failed[@]} -gt 0 ]; then
-    echo "FAILED: ${failed[*]}"
-    exit 1
-fi
-echo "all parts passed:$parts"
+}
+
+part_benchmark() {
+    if ! has "$python"; then
+        leave_out benchmark "there is no $python"
+        return
+    fi
+    local options=(--program "$build/benchmark_gpu" --output "$out/benchmark_gpu.json")
+    if [ -n "$small" ]; then options+=(--shape 2,8,6,6 --repetitions 2); fi
+    step benchmark "$python" scripts/benchmark_gpu.py "${options[@]}"
+    if [ -f "$out/benchmark_gpu.md" ]; then cat "$out/benchmark_gpu.md"; fi
+}
+
+for i in "${!parts[@]}"; do
+    echo "== ${parts[i]} ($((i + 1)) of ${#parts[@]}); then: ${parts[*]:i+1}"
+    "part_${parts[i]}"
+done
+echo "== passed: ${passed[*]:-none}; left out: ${left_out[*]:-none}; FAILED: ${failed[*]:-none}"
+[ ${#failed[@]} -eq 0 ]

@@ -1,6 +1,6 @@
 # Adds the CUDA half to gluon_syncbn_objects, where it can be built; included by CMakeLists.txt.
-# It reads GLUON_SYNCBN_CUDA and CMAKE_CUDA_ARCHITECTURES, and sets GLUON_SYNCBN_CUDA_ARCHITECTURES
-# ("75-real;90-virtual"), empty in a build without CUDA.
+# It reads GLUON_SYNCBN_CUDA, CMAKE_CUDA_ARCHITECTURES and GLUON_SYNCBN_CHECKS, and sets
+# GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual"), empty in a build without CUDA.
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES "")
 if(NOT DEFINED GLUON_SYNCBN_CUDA OR GLUON_SYNCBN_CUDA STREQUAL "")
   set(GLUON_SYNCBN_CUDA auto)
@@ -59,3 +59,12 @@ target_compile_options(gluon_syncbn_objects PRIVATE
                        "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>")
 # Static: MXNet brings a CUDA runtime of its own version, and on a CPU there is none.
 target_link_libraries(gluon_syncbn_objects PUBLIC CUDA::cudart_static)
+
+# What scripts/check_gpu.sh runs without Python.
+if(GLUON_SYNCBN_CHECKS)
+  add_executable(test_cuda_kernels EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_kernels.cc)
+  add_executable(benchmark_gpu EXCLUDE_FROM_ALL ../scripts/benchmark_gpu.cc)
+  target_include_directories(test_cuda_kernels PRIVATE ../tests/cpp)
+  target_link_libraries(test_cuda_kernels PRIVATE gluon_syncbn_objects)
+  target_link_libraries(benchmark_gpu PRIVATE gluon_syncbn_objects)
+endif()

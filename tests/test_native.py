@@ -1,12 +1,15 @@
 """Builds the native tests and runs them, plain and under sanitizers.
 
-They need neither MXNet nor Python: tests/cpp says what they check. Sanitized builds
+They need neither MXNet nor Python: tests/cpp says what they check. The plain build also
+serves scripts/check_gpu.sh, all of which runs on the emulated GPU. Sanitized builds
 take the generic kernels only and no emulated GPU, because compiling takes most of the
 time; GLUON_SYNCBN_NATIVE=full builds and runs everything.
 """
 
+import json
 import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -45,8 +48,16 @@ def test_nothing_is_destroyed_at_exit(tmp_path):
         assert "__cxa_atexit" not in run_tool("nm", tmp_path / "object"), source
 
 
+@pytest.fixture(scope="module")
+def plain_build(tmp_path_factory):
+    """The folder of the build without sanitizers."""
+    return tmp_path_factory.mktemp("plain")
+
+
 @pytest.mark.parametrize("sanitizer", ["", "address,undefined", "thread"])
-def test_native(sanitizer, tmp_path):
+def test_native(sanitizer, plain_build, tmp_path):
+    if not sanitizer:
+        tmp_path = plain_build
     options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]
     targets, excluded = TESTS, []
     if sanitizer:
@@ -83,3 +94,62 @@ def check_model_of_exchanges(counted):
     for size, rounds, messages in ranks:
         assert rounds == benchmark_exchange.rounds(size), size
         assert messages == benchmark_exchange.messages(size), size
+
+
+# Does not run the program, which has run before.
+COMPUTE_SANITIZER = """#!/bin/sh
+[ "$1 $3 $4 $6" = "--tool --error-exitcode 9 small" ] && [ -x "$5" ] || exit 3
+echo "stand-in for $2"
+exit $RESULT
+"""
+
+
+def check_gpu(build, folder, result=0, **variables):
+    """Runs scripts/check_gpu.sh on the emulated GPU; returns its status and output."""
+    stand_in = folder / "bin" / "compute-sanitizer"
+    stand_in.parent.mkdir(exist_ok=True)
+    stand_in.write_text(COMPUTE_SANITIZER)
+    stand_in.chmod(0o755)
+    (folder / "torch.py").write_text("raise ImportError")  # whether it is there or not
+    environment = {
+        **os.environ,
+        "PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(folder),
+        "PYTHON": sys.executable,
+        "EMULATED": "1",
+        "BUILD": str(build),
+        "RESULT": str(result),
+        **variables,
+    }
+    command = ["bash", str(ROOT / "scripts/check_gpu.sh"), str(folder / "out")]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def test_check_gpu(plain_build, tmp_path):
+    status, output = check_gpu(plain_build, tmp_path)
+    assert status == 0, output[-3000:]
+    steps = "configure build kernels memcheck racecheck synccheck initcheck benchmark"
+    last = output.splitlines()[-1]
+    assert last == f"== passed: {steps}; left out: layer; FAILED: none"
+    assert "== kernels (2 of 5); then: layer sanitizers benchmark\n" in output
+    document = json.loads((tmp_path / "out/benchmark_gpu.json").read_text())
+    assert document["machine"]["gpu"] == "an emulated GPU"
+    assert len(document["rows"]) == 4
+    table = (tmp_path / "out/benchmark_gpu.md").read_text()
+    assert "| (2, 8, 6, 6) | float16 | channels-last | " in table and table in output
+    assert "PyTorch" not in table
+
+
+def test_check_gpu_tells_what_failed(tmp_path):
+    status, output = check_gpu(tmp_path / "none", tmp_path, 9, PARTS="sanitizers")
+    assert status == 1
+    assert output.splitlines()[-1].endswith(
+        "FAILED: memcheck racecheck synccheck initcheck"
+    )
+    status, output = check_gpu(tmp_path / "none", tmp_path, PARTS="build test")
+    assert status == 2
+    names = "build kernels layer sanitizers benchmark"
+    assert output == f'PARTS="build test": expected some of "{names}"\n'

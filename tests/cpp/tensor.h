@@ -53,6 +53,8 @@ class Tensor {
         begin_(kGuard + misalign * width_),
         bytes_(begin_ + size * width_ + kGuard, kPattern) {}
 
+  static constexpr int64_t kGuard = 128;  // bytes on either side
+
   void* data() { return bytes_.data() + begin_; }
   int64_t size() const { return size_; }
 
@@ -103,7 +105,6 @@ class Tensor {
   }
 
  private:
-  static constexpr int64_t kGuard = 128;
   static constexpr unsigned char kPattern = 0xff;  // NaN in every dtype
 
   // The exponent's bits of infinities and NaN.

@@ -1,15 +1,19 @@
-// The CUDA kernels' logic on the CPU, see emulated_cuda/cuda_runtime.h and kernel_tests.h.
+// The CUDA kernels, see kernel_tests.h: on the CPU, see emulated_cuda/cuda_runtime.h, their logic,
+// and for scripts/check_gpu.sh the kernels themselves on a GPU. With an argument it takes only some
+// of the layouts, enough to start every kernel.
 #include "channel_tests.h"
 #include "kernel_tests.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "kernels/cuda/channels.h"
 #include "kernels/cuda/partition.h"
+#include "staging.h"
 
 namespace cuda = syncbn::cuda;
 using syncbn::Activation;
 using syncbn::DType;
 using syncbn::Layout;
 using syncbn::Recovery;
+using test::Staging;
 
 namespace {
 
@@ -24,41 +28,68 @@ struct CudaKernels {
   }
   static void LocalMoments(DType dtype, const void* x, const Layout& layout, void* workspace,
                            double* mean, double* m2) {
-    cuda::LocalMoments(dtype, x, layout, workspace, mean, m2, nullptr);
+    Staging on_gpu(dtype, layout);
+    cuda::LocalMoments(dtype, on_gpu.In(x), layout, Scratch(&on_gpu, dtype, layout, workspace),
+                       on_gpu.Result(mean), on_gpu.Result(m2), nullptr);
   }
   static double SumEps(DType dtype) { return test::EpsOf(dtype); }
   static void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
                         void* workspace, double* found) {
-    cuda::FindBelow(dtype, t, layout, bound, workspace, found, nullptr);
+    Staging on_gpu(dtype, layout);
+    cuda::FindBelow(dtype, on_gpu.In(t), layout, on_gpu.Vector(bound),
+                    Scratch(&on_gpu, dtype, layout, workspace), on_gpu.Result(found), nullptr);
   }
   static void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
                            const Recovery& recovery, const double* mean, void* workspace,
                            double* sum_dz, double* sum_dz_u) {
-    cuda::BackwardSums(dtype, t, dy, layout, recovery, mean, workspace, sum_dz, sum_dz_u, nullptr);
+    Staging on_gpu(dtype, layout);
+    cuda::BackwardSums(dtype, on_gpu.In(t), on_gpu.In(dy), layout, Staged(&on_gpu, recovery),
+                       on_gpu.Vector(mean), Scratch(&on_gpu, dtype, layout, workspace),
+                       on_gpu.Result(sum_dz), on_gpu.Result(sum_dz_u), nullptr);
   }
   static void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
                         const double* scale, const double* offset, const Activation& activation,
                         bool add, void* y) {
-    cuda::Normalize(dtype, x, layout, mean, scale, offset, activation,
-                    add ? cuda::Write::kAdd : cuda::Write::kAssign, y, nullptr);
+    Staging on_gpu(dtype, layout);
+    cuda::Normalize(dtype, on_gpu.In(x), layout, on_gpu.Vector(mean), on_gpu.Vector(scale),
+                    on_gpu.Vector(offset), activation, ToWrite(add), on_gpu.Out(y), nullptr);
   }
   static void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
                             const Recovery& recovery, const double* mean, const double* a,
                             const double* b, const double* d, bool add, void* dx) {
-    cuda::BackwardApply(dtype, t, dy, layout, recovery, mean, a, b, d,
-                        add ? cuda::Write::kAdd : cuda::Write::kAssign, dx, nullptr);
+    Staging on_gpu(dtype, layout);
+    cuda::BackwardApply(dtype, on_gpu.In(t), on_gpu.In(dy), layout, Staged(&on_gpu, recovery),
+                        on_gpu.Vector(mean), on_gpu.Vector(a), on_gpu.Vector(b), on_gpu.Vector(d),
+                        ToWrite(add), on_gpu.Out(dx), nullptr);
   }
   static void Gather(DType dtype, const void* tensor, const Layout& layout,
                      const std::vector<int64_t>& channels, void* compact) {
     const std::vector<double> numbers(channels.begin(), channels.end());
-    const cuda::ChannelList list{numbers.data(), static_cast<int64_t>(numbers.size())};
-    cuda::GatherChannels(dtype, tensor, layout, list, compact, nullptr);
+    const int64_t count = static_cast<int64_t>(numbers.size());
+    Staging on_gpu(dtype, layout);
+    cuda::GatherChannels(dtype, on_gpu.In(tensor), layout,
+                         {on_gpu.Vector(numbers.data(), count), count},
+                         on_gpu.Out(compact, {layout.outer, count, layout.inner}), nullptr);
   }
   static void Scatter(DType dtype, const void* compact, const Layout& layout,
                       const std::vector<int64_t>& channels, void* tensor) {
     const std::vector<double> numbers(channels.begin(), channels.end());
-    const cuda::ChannelList list{numbers.data(), static_cast<int64_t>(numbers.size())};
-    cuda::ScatterChannels(dtype, compact, layout, list, tensor, nullptr);
+    const int64_t count = static_cast<int64_t>(numbers.size());
+    Staging on_gpu(dtype, layout);
+    cuda::ScatterChannels(dtype, on_gpu.In(compact, {layout.outer, count, layout.inner}), layout,
+                          {on_gpu.Vector(numbers.data(), count), count}, on_gpu.Out(tensor),
+                          nullptr);
+  }
+
+ private:
+  static cuda::Write ToWrite(bool add) { return add ? cuda::Write::kAdd : cuda::Write::kAssign; }
+  static void* Scratch(Staging* on_gpu, DType dtype, const Layout& layout, void* workspace) {
+    return on_gpu->Workspace(workspace, cuda::WorkspaceBytes(dtype, layout));
+  }
+  static Recovery Staged(Staging* on_gpu, Recovery recovery) {
+    recovery.scale = on_gpu->Vector(recovery.scale);
+    recovery.offset = on_gpu->Vector(recovery.offset);
+    return recovery;
   }
 };
 
@@ -82,12 +113,16 @@ void TestOutlier() {
 
 }  // namespace
 
-int main() {
-  test::TestAll<CudaKernels>(
-      {{1, 1, 1},      {3, 5, 7},     {2, 3, 64},   {5, 3, 1},    {20011, 3, 1}, {9000, 8, 1},
-       {7, 1024, 1},   {3, 1025, 1},  {2, 2048, 1}, {37, 17, 3},  {4, 6, 1023},  {1, 2, 40001},
-       {9, 40, 49},    {530, 128, 1}, {60, 3, 700}, {5, 48, 196}, {2, 2, 50000}, {3, 16, 225},
-       {300, 19, 129}, {40, 2, 127},  {50, 2, 4}});
+int main(int arguments, char** /*values*/) {
+  test::Check(cudaSetDevice(0));
+  std::vector<Layout> layouts = {
+      {3, 5, 7},      {2, 3, 64},    {9000, 8, 1},  {4, 6, 1023}, {5, 48, 196}, {3, 16, 225}};
+  const std::vector<Layout> more = {
+      {1, 1, 1},   {5, 3, 1},     {20011, 3, 1}, {7, 1024, 1},  {3, 1025, 1},
+      {2, 2048, 1}, {37, 17, 3},  {1, 2, 40001}, {9, 40, 49},   {530, 128, 1},
+      {60, 3, 700}, {2, 2, 50000}, {300, 19, 129}, {40, 2, 127}, {50, 2, 4}};
+  if (arguments == 1) layouts.insert(layouts.end(), more.begin(), more.end());
+  test::TestAll<CudaKernels>(layouts);
   TestOutlier();
   test::TestAllChannels<CudaKernels>();
   return check::Result();

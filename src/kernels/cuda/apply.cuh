@@ -1,8 +1,8 @@
 // The kernels that compute a tensor element by element, for both ways to cut one.
 // Who uses it: batch_norm.cuh. What is computed is the template parameter, see maps.cuh.
 //
-// Blocks start at the tensor's end: that is what the reduction before has left in the second-level
-// cache. The output may be one of the inputs. Adding to it is rare: only then it is read, late, to
+// Blocks start at the tensor's end, and each at the end of its part: that is what the reduction
+// before has left in the second-level cache. The output may be one of the inputs. Adding to it is rare: only then it is read, late, to
 // leave the registers to vectors that are asked for ahead.
 #pragma once
 #include "kernels/cuda/access.h"
@@ -37,8 +37,9 @@ __global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Map::kFused))
   const T zero = Store<T>(0);
   Map maps[1];
   maps[0].Take(arguments, block.channel);
-  for (int item = static_cast<int>(threadIdx.x); item < block.items;
-       item += kUnroll * kPlanesThreads) {
+  constexpr int kStep = kUnroll * kPlanesThreads;
+  for (int step = (block.items - 1) / kStep; step >= 0; --step) {
+    const int item = step * kStep + static_cast<int>(threadIdx.x);
     Vector<T, kWidth> tensors[kUnroll][Map::kTensors];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -67,33 +68,42 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
   const Columns::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));
   if (place.count == 0) return;
-  Map maps[kWidth];
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const int inner = static_cast<int>(cut.layout.inner);
-    maps[j].Take(arguments, block.channel_begin + (place.column + j) / inner);
-  }
+  Wide tensors[kUnroll][Map::kTensors];
   int64_t offset = place.offset;
-  for (int i = 0; i < place.count; i += kUnroll, offset += kUnroll * cut.row_step) {
-    Wide tensors[kUnroll][Map::kTensors];
+  int left = place.count;
+  const auto ask = [&] {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (i + u >= place.count) continue;
+      if (u >= left) continue;
       const int64_t at = offset + u * cut.row_step;
 #pragma unroll
       for (int k = 0; k < Map::kTensors; ++k) {
         tensors[u][k] = *reinterpret_cast<const Wide*>(arguments.tensors[k] + at);
       }
     }
+  };
+  // Before the coefficients, because there are many to load and to convert.
+  ask();
+  Map maps[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const int inner = static_cast<int>(cut.layout.inner);
+    maps[j].Take(arguments, block.channel_begin + (place.column + j) / inner);
+  }
+  while (true) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (i + u >= place.count) continue;
+      if (u >= left) continue;
       Wide* const to = reinterpret_cast<Wide*>(arguments.out + offset + u * cut.row_step);
       Wide out = {};
       if (arguments.add) out = *to;
       ApplyVector(maps, arguments, tensors[u], &out);
       *to = out;
     }
+    left -= kUnroll;
+    if (left <= 0) return;
+    offset += kUnroll * cut.row_step;
+    ask();
   }
 }
 

@@ -8,8 +8,8 @@ namespace syncbn {
 namespace cuda {
 namespace {
 
-// Vectors of a block: at least 4 a thread, 16 where that leaves no multiprocessor idle, and more
-// where there would be more than this many rounds of blocks.
+// Vectors of a block: at least 4 a thread, and 16 where that leaves no multiprocessor idle; more where
+// there would be more than this many rounds of blocks.
 constexpr int64_t kFewSlots = 4 * kPlanesThreads;
 constexpr int64_t kManySlots = 16 * kPlanesThreads;
 constexpr int64_t kRounds = 8;
@@ -56,8 +56,10 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocess
   // Fused kernels, of which fewer blocks run at once, take the same cut.
   const int64_t at_once = int64_t{multiprocessors} * ResidentPlanes(false);
   const int64_t total = per_channel * layout.channels;
-  int64_t wanted = std::max(Clamp(total / at_once, kFewSlots, kManySlots),
-                            total / (at_once * kRounds));
+  // As many blocks as fill whole rounds, rounded down: a few more would take a round of their own.
+  const int64_t rounds = Clamp(CeilDiv(total, at_once * kManySlots), 1, kRounds);
+  const int64_t splits = std::max<int64_t>(at_once * rounds / layout.channels, 1);
+  int64_t wanted = std::max(kFewSlots, CeilDiv(per_channel, splits));
   if (layout.channels > kCounters) wanted = per_channel;
   const int64_t most_items = int64_t{1} << 30;
   wanted = std::min(wanted, most_items);
@@ -87,7 +89,8 @@ Columns CutColumns(const Layout& layout, int width, int64_t blocks) {
   cut.rows = kColumnsThreads / cut.tile_slots;
   cut.row_step = cut.rows * layout.channels * layout.inner;
   const int64_t most_splits = CeilDiv(layout.outer, cut.rows * kFewRows);
-  int64_t splits = Clamp(CeilDiv(blocks, cut.tiles), 1, std::max<int64_t>(most_splits, 1));
+  // Rounded down: a few blocks more than run at once would take as long as all others.
+  int64_t splits = Clamp(blocks / cut.tiles, 1, std::max<int64_t>(most_splits, 1));
   if (cut.tiles > kCounters) splits = 1;
   cut.outer_step = std::max<int64_t>(CeilDiv(layout.outer, splits), 1);
   cut.outer_blocks = static_cast<int>(std::max<int64_t>(CeilDiv(layout.outer, cut.outer_step), 1));

@@ -30,7 +30,9 @@ SYNCBN_HOST_DEVICE constexpr int UnrollColumns(int width, bool fused, int unroll
 // Rounds of vectors after which a thread folds its lanes into totals, see sums.cuh.
 constexpr int kFoldEvery = 16;
 
-constexpr int kMostTileSlots = 128;  // of Columns, unless one channel needs more
+// Of Columns, unless one channel needs more: wide enough for whole lines of memory, and narrow,
+// because the last block of a tile reads the partial results of all its channels.
+constexpr int kMostTileSlots = 16;
 
 // Splitting a channel's sum over blocks takes a counter for each unit that is split.
 constexpr int64_t kCounters = 8192;

@@ -178,10 +178,15 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
     sums.Fold();
   }
 
-  // The tile's sums, first quantity and then second, as [row][column] in shared memory.
-  __shared__ double tile[kColumnsThreads * kWidth];
+  // The tile's sums, first quantity and then second, as [row][slot][column of the slot] in shared
+  // memory, where a slot is one longer than its vector: so neighbouring threads write to different
+  // banks.
+  constexpr int kPadded = kWidth > 1 ? kWidth + 1 : 1;
+  __shared__ double tile[kColumnsThreads * kPadded];
   __shared__ double firsts[kMostTileSlots * kWidth];
-  const int columns = cut.tile_slots * kWidth;
+  const auto at = [&](int row, int column) -> double& {
+    return tile[(row * cut.tile_slots + column / kWidth) * kPadded + column % kWidth];
+  };
   const auto finish = [&](int channel, const Pair& sum) {
     const int64_t c = block.channel_begin + channel;
     Sums::Finish(arguments, c, cut.layout.PerChannel(), c * inner, sum);
@@ -201,7 +206,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
     if (place.row < cut.rows) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        tile[place.row * columns + place.column + j] = quantity ? mine[j].second : mine[j].first;
+        at(place.row, place.column + j) = quantity ? mine[j].second : mine[j].first;
       }
     }
     __syncthreads();
@@ -209,7 +214,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
         block.channels, cut.rows * inner,
         [&](int channel, int64_t i) {
           const int row = static_cast<int>(i) / inner, column = static_cast<int>(i) % inner;
-          return Pair{tile[row * columns + channel * inner + column], 0};
+          return Pair{at(row, channel * inner + column), 0};
         },
         [&](int channel, const Pair& sum) {
           if (quantity == 0) {

@@ -43,10 +43,20 @@ void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread)
 
 }  // namespace emulated
 
-// ---- the runtime, runtime.cc: without what frees memory, see src/mxnet/memory.cc ---------------
+// ---- the runtime, runtime.cc -------------------------------------------------------------------
 
 enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
-enum { cudaDevAttrMultiProcessorCount, cudaStreamNonBlocking, cudaHostAllocMapped };
+enum cudaMemcpyKind { cudaMemcpyDefault };
+enum {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrL2CacheSize,
+  cudaStreamNonBlocking,
+  cudaHostAllocMapped
+};
+struct cudaDeviceProp {
+  char name[256];
+};
+typedef struct CUevent_st* cudaEvent_t;
 typedef struct CUstream_st* cudaStream_t;
 
 namespace emulated {
@@ -67,15 +77,25 @@ int Allocations();
 const char* cudaGetErrorString(cudaError_t status);
 const char* cudaGetErrorName(cudaError_t status);
 cudaError_t cudaGetLastError();
+cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);  // not defined: the emulation has a CurrentDevice of its own
 cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int device);
 cudaError_t cudaMalloc(void** memory, size_t bytes);
+cudaError_t cudaFree(void* memory);
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
 
 // ---- what kernels call -------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 // A runtime whose devices are all the host. Memory is poisoned when it is allocated.
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
@@ -64,6 +65,10 @@ const char* cudaGetErrorString(cudaError_t /*status*/) { return "out of memory";
 const char* cudaGetErrorName(cudaError_t /*status*/) { return "cudaErrorMemoryAllocation"; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 
+cudaError_t cudaSetDevice(int device) {
+  emulated::Device() = device;
+  return emulated::Call();
+}
 cudaError_t cudaGetDevice(int* device) {
   *device = emulated::Device();
   return emulated::Call();
@@ -72,14 +77,30 @@ cudaError_t cudaGetDeviceCount(int* count) {
   *count = kDevices;
   return cudaSuccess;
 }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
+  std::strcpy(properties->name, "an emulated GPU");
+  return emulated::Call();
+}
 cudaError_t cudaDeviceGetAttribute(int* value, int /*attribute*/, int /*device*/) {
   *value = emulated::kMultiprocessors;
   return emulated::Call();
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) { return Allocate(memory, bytes); }
+cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return emulated::Call();
+}
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
   return Allocate(memory, bytes);
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/) {
+  std::memcpy(to, from, bytes);
+  return emulated::Call();
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t /*stream*/) {
+  return cudaMemcpy(to, from, bytes, kind);
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t /*stream*/) {
   std::memset(memory, value, bytes);
@@ -90,6 +111,23 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) 
   return emulated::Call();
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) { return emulated::Call(); }
+
+struct CUevent_st {
+  std::chrono::steady_clock::time_point time;
+};
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new CUevent_st;
+  return emulated::Call();
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t /*stream*/) {
+  event->time = std::chrono::steady_clock::now();
+  return emulated::Call();
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) { return emulated::Call(); }
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return emulated::Call();
+}
 
 namespace syncbn {
 namespace cuda {
