@@ -153,12 +153,13 @@ def row_of(ours, gpu, torch_times):
 def cells_of(row):
     """A line of the table, as texts."""
     cells = [str(tuple(row["shape"])), row["dtype"], row["layout"]]
-    for name in TENSORS:
-        cells.append(f"{row['ours'][name]:.1f} ({row['of_copy'][name]:.0%})")
-    cells.append(f"{row['ours']['all']:.1f}")
-    if row["torch"]:
-        times = row["torch"]["all"]
-        cells += [f"{times:.1f}", f"{times / row['ours']['all']:.2f} x"]
+    ours, other = row["ours"], row["torch"]
+    for name in [*TENSORS, "all"]:
+        share = f" ({row['of_copy'][name]:.0%})" if name in TENSORS else ""
+        beside = f" / {other[name]:.1f}" if other else ""
+        cells.append(f"{ours[name]:.1f}{share}{beside}")
+    if other:
+        cells.append(f"{other['all'] / ours['all']:.2f} x")
     return cells
 
 
@@ -168,11 +169,11 @@ def table_of(document):
     heads = ["shape", "dtype", "layout", *TENSORS, "all"]
     beside = ""
     if document["rows"] and document["rows"][0]["torch"]:
-        heads += ["PyTorch", "faster"]
-        beside = f", PyTorch {machine['torch']}"
+        heads.append("faster")
+        beside = f", and behind the slash those of PyTorch {machine['torch']}"
     lines = [
-        f"Microseconds on one {machine['gpu']}{beside}, in brackets the share of a "
-        f"copy's {machine['copy_gb_s']:.0f} GB/s: medians of "
+        f"Microseconds on one {machine['gpu']}, in brackets the share of a copy's "
+        f"{machine['copy_gb_s']:.0f} GB/s{beside}: medians of "
         f"{document['repetitions']} repetitions.",
         "",
         "| " + " | ".join(heads) + " |",

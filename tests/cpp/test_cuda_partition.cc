@@ -1,5 +1,6 @@
 // Every element of a tensor is visited exactly once, by vectors that lie on vector boundaries, for
 // both ways to cut it. Sizes beyond 2^31 are sampled.
+#include <algorithm>
 #include <vector>
 
 #include "check.h"
@@ -64,6 +65,7 @@ void TestColumns(const Layout& layout, int width, int64_t blocks) {
   std::vector<int> visits(static_cast<size_t>(layout.Size()));
   CHECK(cut.rows >= 1 && cut.rows * cut.tile_slots <= cuda::kColumnsThreads, label);
   CHECK(cut.tile_channels <= cuda::kMostTileSlots * width, label);
+  CHECK(cut.Blocks() <= std::max<int64_t>(blocks, cut.tiles), label, " of ", blocks, " blocks");
   for (int64_t index = 0; index < cut.Blocks(); ++index) {
     const cuda::Columns::Block block = cut.At(static_cast<uint32_t>(index));
     CHECK(block.tile < cut.tiles && block.split < cut.outer_blocks && block.channels > 0, label);
@@ -82,6 +84,16 @@ void TestColumns(const Layout& layout, int width, int64_t blocks) {
     }
   }
   for (int count : visits) CHECK_EQ(count, 1, label);
+}
+
+// Blocks that all run at once do so: none is left for a round of its own.
+void TestOneRound() {
+  for (int multiprocessors : {56, 72, 80, 108, 132}) {
+    const int64_t at_once = int64_t{multiprocessors} * cuda::ResidentPlanes(false);
+    for (const Layout& layout : {Layout{1, 19, 230400}, Layout{1, 7, 300000}, Layout{1, 64, 57600}})
+      CHECK(cuda::CutPlanes(layout, 8, 0, multiprocessors).Blocks() <= at_once,
+            Label(layout, 8, 0), " on ", multiprocessors, " multiprocessors");
+  }
 }
 
 // The first and the last vector of every block lie inside, and neighbours touch.
@@ -107,6 +119,7 @@ void TestHuge(const Layout& layout, int width) {
 
 int main() {
   TestDivider();
+  TestOneRound();
   const std::vector<Layout> layouts = {
       {1, 1, 1},    {3, 5, 7},     {2, 3, 64},   {2, 3, 65},    {20011, 3, 1}, {7, 1024, 1},
       {3, 1025, 1}, {37, 17, 3},   {4, 6, 1023}, {1, 2, 40001}, {9, 33, 49},   {530, 130, 1},
