@@ -8,8 +8,8 @@ namespace syncbn {
 namespace cuda {
 namespace {
 
-// Vectors of a block: at least 4 a thread, and 16 where that leaves no multiprocessor idle; more where
-// there would be more than this many rounds of blocks.
+// Vectors of a block: at least 4 a thread, and 16 where that leaves no multiprocessor idle; more
+// where there would be more than this many rounds of blocks.
 constexpr int64_t kFewSlots = 4 * kPlanesThreads;
 constexpr int64_t kManySlots = 16 * kPlanesThreads;
 constexpr int64_t kRounds = 8;
