@@ -28,6 +28,11 @@ build=$(mkdir -p "$build" && cd "$build" && pwd)
 small=${emulated:+small}
 passed=() failed=() left_out=()
 
+if [ -z "$emulated" ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+    echo "nvidia-smi finds no GPU here; EMULATED=1 runs all parts on a CPU, in a small form"
+    exit 2
+fi
+
 has() { command -v "$1" >/dev/null; }
 imports() { "$python" -c "import $1" 2>/dev/null; }
 
@@ -91,7 +96,7 @@ part_sanitizers() {
     local tool
     for tool in memcheck racecheck synccheck initcheck; do
         if has compute-sanitizer; then
-            step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            step "$tool" timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 \
                 "$build/test_cuda_kernels" small
         else
             leave_out "$tool" "there is no compute-sanitizer on PATH"

@@ -153,3 +153,6 @@ def test_check_gpu_tells_what_failed(tmp_path):
     assert status == 2
     names = "build kernels layer sanitizers benchmark"
     assert output == f'PARTS="build test": expected some of "{names}"\n'
+    if shutil.which("nvidia-smi") is None:
+        status, output = check_gpu(tmp_path / "none", tmp_path, EMULATED="")
+        assert status == 2 and output.startswith("nvidia-smi finds no GPU here; ")
