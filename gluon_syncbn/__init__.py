@@ -1,6 +1,6 @@
 """Synchronized batch normalization for MXNet Gluon."""
 
-from . import distributed, gluoncv
+from . import _mxnet_version, distributed, gluoncv  # noqa: F401
 from ._library import features
 from ._library import load as _load
 from ._version import __version__

@@ -17,7 +17,9 @@ from .fusion import check_can_unfold, find_pairs, fold, unfold
 from .symbol_blocks import convert_graph, revert_graph
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
-_BASE = nn.BatchNorm.__mro__[1]  # also the base of BatchNormReLU
+# The class that BatchNorm's forward is written in: since MXNet 1.8 a base that it
+# shares with BatchNormReLU, before that BatchNorm itself.
+_BASE = next(kind for kind in nn.BatchNorm.__mro__ if "hybrid_forward" in vars(kind))
 _OWN_FORWARD = (_BASE.hybrid_forward, _CONTRIB.hybrid_forward)
 
 
@@ -87,7 +89,7 @@ def convert_sync_batchnorm(
         if not _is_convertible(block):
             return
         if not isinstance(block, SyncBatchNorm):
-            activation = "relu" if block.fuse_relu else None, None
+            activation = "relu" if _has_relu(block) else None, None
             if isinstance(block, ActivatedBatchNorm):
                 activation = block._activation, block._slope
             block._converted_from = type(block), block._kwargs
@@ -196,7 +198,11 @@ def _can_take_activation(block):
         return False
     if isinstance(block, SyncBatchNorm):
         return block.activation is None
-    return not block.fuse_relu and _is_known(type(block))
+    return not _has_relu(block) and _is_known(type(block))
+
+
+def _has_relu(block):
+    return getattr(block, "fuse_relu", False)  # before MXNet 1.8 there is no such layer
 
 
 def _warn_of_nodes(block, names):

@@ -1,0 +1,25 @@
+"""Which MXNet the package works with: it refuses others, and says what was tried."""
+
+import pytest
+from helpers import ROOT, run_python
+
+
+def import_beside(folder, version):
+    """Imports the package where `version` is all that there is of MXNet."""
+    (folder / "mxnet.py").write_text(f"__version__ = {version!r}")
+    path = f"{folder}:{ROOT}"
+    return run_python("import gluon_syncbn", PYTHONPATH=path).stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("version", ["2.0.0b1", "1.5.1.post0", "1.10.0", "?"])
+def test_other_versions_are_refused_in_one_sentence(tmp_path, version):
+    assert import_beside(tmp_path, version) == (
+        "ImportError: gluon_syncbn works with MXNet 1.6 to 1.9.1, but the installed "
+        f"mxnet is {version}; `pip install mxnet==1.9.1` installs one that it works "
+        "with"
+    )
+
+
+@pytest.mark.parametrize("version", ["1.6.0", "1.7.0.post2", "1.9.1", "1.9.0b20210101"])
+def test_versions_in_between_are_not(tmp_path, version):
+    assert "works with" not in import_beside(tmp_path, version)
