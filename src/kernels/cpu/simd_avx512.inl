@@ -1,7 +1,9 @@
 // Loads and stores of every element type with AVX-512.
 // Who includes it: isa_avx512.cc.
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // within GCC's own header: GCC bug 105593
+// Within GCC's own header: GCC bug 105593.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #define SYNCBN_INLINE inline __attribute__((always_inline))
+#define SYNCBN_NOINLINE __attribute__((noinline))
 
 namespace syncbn {
 namespace cpu {

@@ -1,5 +1,6 @@
 // The activation, forward and backward, for a vector of elements.
 // Who includes it: tile_kernels.inl. Nothing here knows memory layouts.
+#include <math.h>
 
 namespace syncbn {
 namespace cpu {
@@ -22,21 +23,22 @@ inline Kind KindOf(const Activation& activation, bool from_output) {
   return from_output ? kLeakyOfY : kLeakyOfX;
 }
 
-// Calls run(constant of kind); how a kind at run time becomes a template argument.
 template <Kind kKind>
 struct KindConstant {
   static constexpr Kind value = kKind;
 };
-template <typename Run>
-SYNCBN_INLINE void WithKind(const Activation& activation, bool from_output, const Run& run) {
-  switch (KindOf(activation, from_output)) {
-    case kPlain: return run(KindConstant<kPlain>());
-    case kLeakyOfX: return run(KindConstant<kLeakyOfX>());
-    case kLeakyOfY: return run(KindConstant<kLeakyOfY>());
-    case kEluOfX: return run(KindConstant<kEluOfX>());
-    case kEluOfY: return run(KindConstant<kEluOfY>());
+
+// The kinds that a pass has instances for.
+template <Kind... kKinds>
+struct Kinds {
+  // Calls run(constant of `kind`): how a kind at run time becomes a template argument.
+  template <typename Run>
+  SYNCBN_INLINE static void With(Kind kind, const Run& run) {
+    (void)((kind == kKinds && (run(KindConstant<kKinds>()), true)) || ...);
   }
-}
+};
+using ForwardKinds = Kinds<kPlain, kLeakyOfX, kEluOfX>;
+using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY, kEluOfX, kEluOfY>;
 
 // Scalars of one channel, or vectors over as many columns; `scale` and `offset` lead from x to z.
 template <typename Value>
@@ -54,12 +56,23 @@ SYNCBN_INLINE Slopes<Vector> MakeSlopes(double slope) {
   return {Vector{} + Scalar(slope), Vector{} + Scalar(1 / slope)};
 }
 
-SYNCBN_INLINE float Exp(float z) { return __builtin_expf(z); }
-SYNCBN_INLINE double Exp(double z) { return __builtin_exp(z); }
-SYNCBN_INLINE float Expm1(float z) { return __builtin_expm1f(z); }
-SYNCBN_INLINE double Expm1(double z) { return __builtin_expm1(z); }
-SYNCBN_INLINE float Log1p(float y) { return __builtin_log1pf(y); }
-SYNCBN_INLINE double Log1p(double y) { return __builtin_log1p(y); }
+// Functions of each lane, for all lanes: branches that are mispredicted would take longer. Not
+// inline: a call for each vector is little beside one for each lane, and inlined into every loop they
+// take most of the time to compile.
+template <typename Scalar, typename Vector>
+SYNCBN_INLINE Vector ForEachLane(Vector v, Scalar (*function)(Scalar)) {
+  Scalar lanes[sizeof(v) / sizeof(Scalar)];
+  __builtin_memcpy(lanes, &v, sizeof(v));
+  for (Scalar& lane : lanes) lane = function(lane);
+  __builtin_memcpy(&v, lanes, sizeof(v));
+  return v;
+}
+SYNCBN_NOINLINE Floats Exp(Floats z) { return ForEachLane<float>(z, expf); }
+SYNCBN_NOINLINE Doubles Exp(Doubles z) { return ForEachLane<double>(z, exp); }
+SYNCBN_NOINLINE Floats Expm1(Floats z) { return ForEachLane<float>(z, expm1f); }
+SYNCBN_NOINLINE Doubles Expm1(Doubles z) { return ForEachLane<double>(z, expm1); }
+SYNCBN_NOINLINE Floats Log1p(Floats y) { return ForEachLane<float>(y, log1pf); }
+SYNCBN_NOINLINE Doubles Log1p(Doubles y) { return ForEachLane<double>(y, log1p); }
 
 // slope * v, and 0 where the slope is 0: of infinities, too.
 template <typename Vector>
@@ -71,10 +84,7 @@ SYNCBN_INLINE Vector OnSlope(const Slopes<Vector>& f, Vector v) {
 template <Kind kKind, typename Vector>
 SYNCBN_INLINE Vector Activate(Vector z, const Slopes<Vector>& f) {
   if (kKind == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
-  if (kKind == kEluOfX) {
-    for (unsigned i = 0; i < sizeof(z) / sizeof(z[0]); ++i)
-      z[i] = z[i] > 0 ? z[i] : f.slope[i] * Expm1(z[i]);
-  }
+  if (kKind == kEluOfX) return z > 0 ? z : f.slope * Expm1(z);
   return z;
 }
 
@@ -90,17 +100,13 @@ SYNCBN_INLINE void Unwind(Vector t, Vector dy, const Affine<Vector>& k, const Sl
   }
   if (kKind == kEluOfY) {
     *dz = t > 0 ? dy : (t + f.slope) * dy;
-    for (unsigned i = 0; i < sizeof(t) / sizeof(t[0]); ++i)
-      t[i] = t[i] > 0 ? t[i] : Log1p(f.inverse[i] * t[i]);
+    t = t > 0 ? t : Log1p(f.inverse * t);
   }
   *u = t - k.mean;
   if (!ReadsX(kKind)) return;
   const Vector z = k.scale * *u + k.offset;
   if (kKind == kLeakyOfX) *dz = z <= 0 ? OnSlope(f, dy) : dy;
-  if (kKind == kEluOfX) {
-    for (unsigned i = 0; i < sizeof(z) / sizeof(z[0]); ++i)
-      (*dz)[i] = z[i] > 0 ? dy[i] : f.slope[i] * Exp(z[i]) * dy[i];
-  }
+  if (kKind == kEluOfX) *dz = z > 0 ? dy : f.slope * Exp(z) * dy;
 }
 
 }  // namespace

@@ -86,10 +86,11 @@ SYNCBN_INLINE void ApplyVector(const Pass& pass, const T* x, const T* dy,
     Store(out, kMode == StoreMode::kAdd ? value + old : value);
 }
 
-// The first n elements, fewer than a vector.
+// The first n elements, fewer than a vector. Not inline, which would double every loop's code; by
+// value, so that the caller's coefficients stay in registers.
 template <StoreMode kMode, typename Pass, typename T, typename Vector>
-SYNCBN_INLINE void ApplyPart(const Pass& pass, const T* x, const T* dy, int64_t n,
-                             const Coefficients<Vector>& k, const Slopes<Vector>& f, T* out) {
+SYNCBN_NOINLINE void ApplyPart(Pass pass, const T* x, const T* dy, int64_t n,
+                               Coefficients<Vector> k, Slopes<Vector> f, T* out) {
   Vector x_vector, dy_vector = {}, old = {};
   LoadPart(x, n, T{}, &x_vector);
   if (Pass::kBackward) LoadPart(dy, n, T{}, &dy_vector);
@@ -228,7 +229,7 @@ void NormalizeTile(DType dtype, const void* x, const Tile& tile, const double* m
                    const double* scale, const double* offset, const Activation& activation,
                    StoreMode mode, void* y) {
   const PerChannel channels = {mean, nullptr, scale, offset, nullptr, nullptr};
-  WithKind(activation, false, [&](auto kind) {
+  ForwardKinds::With(KindOf(activation, false), [&](auto kind) {
     ApplyToTile(ForwardPass<kind.value>(), dtype, x, x, tile, channels, activation.slope, mode, y);
   });
 }
@@ -238,7 +239,7 @@ void BackwardApplyTile(DType dtype, const void* t, const void* dy, const Tile& t
                        const double* b, const double* d, StoreMode mode, void* dx) {
   const Activation& activation = recovery.activation;
   const PerChannel channels = {mean, a, b, d, recovery.scale, recovery.offset};
-  WithKind(activation, recovery.from_output, [&](auto kind) {
+  BackwardKinds::With(KindOf(activation, recovery.from_output), [&](auto kind) {
     ApplyToTile(BackwardPass<kind.value>(), dtype, t, dy, tile, channels, activation.slope, mode,
                 dx);
   });

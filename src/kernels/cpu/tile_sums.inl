@@ -62,15 +62,6 @@ SYNCBN_INLINE Affine<double> AffineOf(const GradientTerms<kKind>& terms, int64_t
   return {terms.mean[c], ReadsX(kKind) ? terms.scale[c] : 0, ReadsX(kKind) ? terms.offset[c] : 0};
 }
 
-template <typename Terms>
-SYNCBN_INLINE void Add(const Terms& terms, Doubles x, Doubles dy, const Affine<Doubles>& k,
-                       Doubles* u, Doubles* v) {
-  Doubles first, second;
-  terms.Of(x, dy, k, &first, &second);
-  *u += first;
-  *v += second;
-}
-
 // Asks for what a stream of loads will come to: one stream alone does not keep memory busy.
 template <int64_t kSize, typename T>
 SYNCBN_INLINE void Prefetch(const T* p) {
@@ -85,18 +76,36 @@ SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const 
   Doubles x_vector, dy_vector = {};
   Load(x, &x_vector);
   if (Terms::kBackward) Load(dy, &dy_vector);
-  Add(terms, x_vector, dy_vector, k, u, v);
+  Doubles first, second;
+  terms.Of(x_vector, dy_vector, k, &first, &second);
+  *u += first;
+  *v += second;
 }
 
-// The lanes past n add zero: they hold `fill`, from which moments are taken, and a dy of 0; or else
-// the caller ignores them.
+struct PairOfDoubles {
+  Doubles first, second;
+};
+
+// The terms of n elements, fewer than a vector. The lanes past n are zero: they hold `fill`, from
+// which moments are taken, and a dy of 0; or else the caller ignores them. Not inline, which would
+// double every loop's code; by value, so that the caller's sums stay in registers.
 template <typename Terms, typename T>
-SYNCBN_INLINE void AddPart(const Terms& terms, const T* x, const T* dy, int64_t n, T fill,
-                           const Affine<Doubles>& k, Doubles* u, Doubles* v) {
+SYNCBN_NOINLINE PairOfDoubles TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
+                                          Affine<Doubles> k) {
   Doubles x_vector, dy_vector = {};
   LoadPart(x, n, fill, &x_vector);
   if (Terms::kBackward) LoadPart(dy, n, T{}, &dy_vector);
-  Add(terms, x_vector, dy_vector, k, u, v);
+  PairOfDoubles part;
+  terms.Of(x_vector, dy_vector, k, &part.first, &part.second);
+  return part;
+}
+
+template <typename Terms, typename T>
+SYNCBN_INLINE void AddPart(const Terms& terms, const T* x, const T* dy, int64_t n, T fill,
+                           const Affine<Doubles>& k, Doubles* u, Doubles* v) {
+  const PairOfDoubles part = TermsOfPart(terms, x, dy, n, fill, k);
+  *u += part.first;
+  *v += part.second;
 }
 
 SYNCBN_INLINE double Sum(Doubles v) {
@@ -285,7 +294,7 @@ template <typename T>
 void BackwardSumsOf(const void* t, const void* dy, const Tile& tile, const Recovery& recovery,
                     const double* mean, double* sum_dz, double* sum_dz_u) {
   const Activation& activation = recovery.activation;
-  WithKind(activation, recovery.from_output, [&](auto kind) {
+  BackwardKinds::With(KindOf(activation, recovery.from_output), [&](auto kind) {
     const GradientTerms<kind.value> terms = {mean, recovery.scale, recovery.offset,
                                         MakeSlopes<Doubles, double>(activation.slope)};
     SumTile(terms, static_cast<const T*>(t), static_cast<const T*>(dy), tile, sum_dz, sum_dz_u);
