@@ -213,7 +213,7 @@ def test_a_bad_command_line_is_one_sentence(tmp_path):
         assert_one_sentence(result, words)
 
 
-def test_an_interrupt_leaves_whole_checkpoints(tmp_path):
+def test_an_interrupt_leaves_whole_checkpoints(tmp_path, ctrl_c):
     command = [sys.executable, str(ROOT / "scripts/train_segmentation.py"), *TINY]
     command += ["--epochs", "500", "--run-dir", "run"]
     process = subprocess.Popen(

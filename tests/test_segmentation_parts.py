@@ -1,6 +1,7 @@
 """The parts of the segmentation scripts, each by itself and without training."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image
 pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from segmentation import interrupts  # noqa: E402
 from segmentation.config import MODELS, Config  # noqa: E402
 from segmentation.data import Batches, open_datasets, open_split  # noqa: E402
 from segmentation.data.augment import normalized, train_view, val_view  # noqa: E402
@@ -286,3 +288,15 @@ def test_settings_survive_json_and_refuse_changes():
     assert one.resumed_with({"lr": 0.3, "workers": 2}).workers == 2
     with pytest.raises(UserError, match="has --batch-size 8, not 16"):
         one.resumed_with({"batch_size": 16})
+
+
+# ------------------------------------------------------------- interrupts
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_interrupts_are_noted_where_they_are_not_ignored(ctrl_c, ignored):
+    """A shell's background jobs ignore Ctrl-C, which is for the job in front."""
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupts.install()
+    assert (signal.getsignal(signal.SIGINT) is signal.SIG_IGN) is ignored

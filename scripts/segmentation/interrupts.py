@@ -12,8 +12,12 @@ _requested = False
 
 
 def install():
-    """From now on SIGINT is noted; to be called in the main thread."""
-    signal.signal(signal.SIGINT, _note)
+    """From now on SIGINT is noted; to be called in the main thread.
+
+    Where it is ignored, as in a shell's background jobs, it stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _note)
 
 
 def check():
