@@ -2,7 +2,6 @@
 
 from . import _mxnet_version, distributed, gluoncv  # noqa: F401
 from ._library import features
-from ._library import load as _load
 from ._version import __version__
 from .batch_norm import SyncBatchNorm
 from .contexts import available_contexts
@@ -39,5 +38,3 @@ __all__ = [
     "revert_sync_batchnorm",
     "set_timeout",
 ]
-
-_load()  # registers the operator, so that symbols from files find it

@@ -27,14 +27,14 @@ class Batch:
         Those of the net.
     """
 
-    def __init__(self, args, devices, axis, parameters):
+    def __init__(self, args, contexts, axis, parameters):
         self.parameters = parameters
         leaves = flatten(list(args))
         self.rows = _rows(leaves, axis)
-        self.active = min(self.rows, len(devices))
+        self.active = min(self.rows, len(contexts))
         self.differentiable = []
-        contexts = devices.contexts[: self.active]
-        parts = [self._split(leaf, contexts, axis) for leaf in leaves]
+        active = contexts[: self.active]
+        parts = [self._split(leaf, active, axis) for leaf in leaves]
         self.shards = [
             rebuild(list(args), iter([part[k] for part in parts]))
             for k in range(self.active)

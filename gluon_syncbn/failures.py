@@ -100,6 +100,7 @@ def _set_timeout_from_environment():
         check_timeout(value, _VARIABLE)  # which refuses a text, and names it
 
 
+_library.load()  # registers the operator, so that symbols from files find it
 _set_timeout_from_environment()
 # MXNet's own exit handler, which runs after this one, stops the threads of custom
 # operators first and waits for all work then: with ours in flight it would never

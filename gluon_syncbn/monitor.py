@@ -63,7 +63,7 @@ class Monitor:
             raise TypeError(f"net is a gluon.Block, but got {type(net)}")
         if not isinstance(trainer, mx.gluon.Trainer):
             raise TypeError(f"trainer is a gluon.Trainer, but got {type(trainer)}")
-        self._trainer, self._former = trainer, {}
+        self._trainer, self._former = trainer, None
         self._layers = synchronized_layers(net)
         self._steps = collections.deque()  # those that devices may be busy with
         self._noted = []  # what MXNet may still write to
@@ -71,6 +71,7 @@ class Monitor:
         self._begin()
 
     def __enter__(self):
+        self._former = {}
         # What Trainer.step, and allreduce_grads with update, go through.
         self._replace("_allreduce_grads", self._allreduce_grads)
         self._replace("_update", self._update)
@@ -101,6 +102,13 @@ class Monitor:
         if self._steps:
             self._steps[-1].updated.append(self._note_time("list_data"))
 
+    def _check_entered(self, method):
+        if self._former is None:
+            raise RuntimeError(
+                f"Monitor.{method} was called before the monitor's with block, which "
+                "observes the trainer: expected `with Monitor(net, trainer) as monitor:`"
+            )
+
     def data(self, batches):
         """Yields the batches; a step lasts from one to the next.
 
@@ -108,8 +116,16 @@ class Monitor:
         ----------
         batches : iterable
             For example a DataLoader.
+
+        Raises
+        ------
+        RuntimeError
+            Before the ``with`` block.
         """
-        iterator = iter(batches)
+        self._check_entered("data")
+        return self._observed(iter(batches))
+
+    def _observed(self, iterator):
         while True:
             step = _Step(asked=time.monotonic())
             try:
@@ -129,7 +145,13 @@ class Monitor:
         Returns
         -------
         Waits
+
+        Raises
+        ------
+        RuntimeError
+            Before the ``with`` block.
         """
+        self._check_entered("report")
         self._collect()
         seconds = time.monotonic() - self._began
         waits = [

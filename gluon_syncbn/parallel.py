@@ -7,7 +7,7 @@ must not know what the net computes.
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block
+from mxnet.gluon import Block, HybridBlock
 
 from . import _backward
 from ._arguments import check_bool, check_int
@@ -15,6 +15,7 @@ from ._batch import Batch
 from .convert import convert_sync_batchnorm
 from .devices import Devices
 from .participation import participating
+from .replicas import warn_of_trainer
 
 
 def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True, reset_ctx=False):
@@ -156,18 +157,67 @@ class ParallelNet(Block):
         Waits for the work in flight; to be called between steps.
         """
         mx.nd.waitall()
-        names = self.net._collect_params_with_prefix()
+        parameters = self.net._collect_params_with_prefix()
         if deduplicate:
-            names = {p: name for name, p in names.items()}
-            names = {name: p for p, name in names.items()}
-        # Block.save_parameters averages over the contexts, which may round.
+            names = {p: name for name, p in parameters.items()}
+            parameters = {name: p for p, name in names.items()}
+        self._save(str(filename), parameters)
+
+    def export(self, path, epoch=0, remove_amp_cast=True):
+        """As :meth:`mxnet.gluon.HybridBlock.export`: the template's graph.
+
+        Waits for the work in flight; to be called between steps.
+
+        Parameters
+        ----------
+        path : str
+            Of the files ``path-symbol.json`` and ``path-0000.params``.
+        epoch : int, default 0
+            The number in the second file's name.
+        remove_amp_cast : bool, default True
+            Whether casts of ``contrib.amp`` are left out.
+
+        Raises
+        ------
+        TypeError
+            If the template is no HybridBlock.
+        RuntimeError
+            If it is not hybridized, or was not called since.
+        """
+        if not isinstance(self.net, HybridBlock):
+            raise TypeError(
+                f"export needs a gluon.HybridBlock, but the net is {type(self.net)}"
+            )
+        mx.nd.waitall()
+        self.net.export(path, epoch, remove_amp_cast)
+        filename, parameters = f"{path}-{epoch:04d}.params", self.net.collect_params()
+        load = mx.npx.load if mx.util.is_np_array() else mx.nd.load
+        # A name is that of a parameter behind "arg:" or "aux:".
+        names = {name: parameters[name[4:]] for name in load(filename)}
+        self._save(filename, names)
+
+    def _save(self, filename, parameters):
+        """Those of the first device; Gluon would average, which may round."""
         first = self.devices.contexts[0]
         arrays = {
             name: p.data(first) if p._stype == "default" else p._reduce()
-            for name, p in names.items()
+            for name, p in parameters.items()
         }
         save = mx.npx.save if mx.util.is_np_array() else mx.nd.save
-        save(str(filename), arrays)
+        save(filename, arrays)
+
+    def summary(self, *inputs):
+        """As :meth:`mxnet.gluon.Block.summary`: of the template on the first device.
+
+        Parameters
+        ----------
+        *inputs
+            As for a call of the net.
+        """
+        first = self.devices.contexts[:1]
+        batch = Batch(inputs, first, self.batch_axis, self._parameters())
+        with first[0], autograd.pause():
+            self.net.summary(*batch.shards[0])
 
     def forward(self, *args):
         """Calls the net on a whole batch.
@@ -191,11 +241,14 @@ class ParallelNet(Block):
             If there is no array, or one without rows, or if numbers of rows differ; if
             an output has other rows than the input, and would have to be joined.
         """
-        batch = Batch(args, self.devices, self.batch_axis, self._parameters())
+        contexts, parameters = self.devices.contexts, self._parameters()
+        if autograd.is_recording():
+            warn_of_trainer(parameters)
+        batch = Batch(args, contexts, self.batch_axis, parameters)
         # A part of the devices meets in training only.
-        partial = autograd.is_training() and batch.active < len(self.devices)
+        partial = autograd.is_training() and batch.active < len(contexts)
         if partial:
-            with participating(self.net, self.devices.contexts[: batch.active]):
+            with participating(self.net, contexts[: batch.active]):
                 outputs = self._run(batch)
         else:
             outputs = self._run(batch)
@@ -314,7 +367,8 @@ class ParallelCriterion(Block):
                 "output is that of another net than the criterion's, expected what "
                 f"{net.net.name} returned, but got that of {output.net.net.name}"
             )
-        batch = Batch(labels, net.devices, net.batch_axis, output.batch.parameters)
+        contexts, parameters = net.devices.contexts, output.batch.parameters
+        batch = Batch(labels, contexts, net.batch_axis, parameters)
         if batch.rows != output.batch.rows:
             raise ValueError(
                 f"labels have {batch.rows} rows, but the net's input had "

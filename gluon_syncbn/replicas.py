@@ -1,12 +1,37 @@
 """Whether a net is the same on all its devices.
 
-Called by users and tests, between steps.
+Called by users and tests, between steps; by ``parallel.py`` for what keeps it so.
 """
+
+import warnings
+import weakref
 
 import mxnet as mx
 import numpy as np
 
 from ._arguments import check_block
+from .batch_norm import contexts_of
+
+_warned_of = weakref.WeakSet()
+
+
+def warn_of_trainer(parameters):
+    """Warns, once, of a trainer that does not add gradients up over devices."""
+    trainer = parameters[0]._trainer if parameters else None
+    if (
+        type(trainer) is not mx.gluon.Trainer
+        or trainer in _warned_of
+        or trainer._kvstore_params["kvstore"] is not None
+        or len(contexts_of(parameters[0])) < 2
+    ):
+        return
+    _warned_of.add(trainer)
+    warnings.warn(
+        "the trainer of this net has kvstore=None, so it does not add gradients up over "
+        "devices, and these drift apart; expected 'device' or 'local', unless the "
+        "program adds gradients up itself. check_replicas(net) tells",
+        stacklevel=4,
+    )
 
 
 def check_replicas(net):

@@ -145,6 +145,18 @@ def test_two_monitors_and_updates_by_hand(devices):
     assert "_update" not in vars(trainer)
 
 
+def test_without_with(devices):
+    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
+    net.initialize()
+    monitor = Monitor(net, Trainer(net.collect_params(), "sgd"))
+    with pytest.raises(RuntimeError, match="Monitor.data was called before .* with"):
+        monitor.data([])
+    with pytest.raises(RuntimeError, match="Monitor.report was called before .* with"):
+        monitor.report()
+    with monitor:
+        assert monitor.report().steps == 0
+
+
 def test_what_is_watched():
     net = nn.Dense(1)
     with pytest.raises(TypeError, match="net is a gluon.Block"):
@@ -172,6 +184,36 @@ def test_replicas_that_differ(devices):
         r"by up to 0.25",
     ):
         check_replicas(net)
+
+
+@pytest.mark.parametrize("kvstore", [None, "device"])
+def test_trainer_that_lets_replicas_drift(kvstore, devices, recwarn):
+    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd", kvstore=kvstore)
+    for _ in range(3):
+        with autograd.record():
+            loss = net(mx.nd.array([[1], [2]])).sum()
+        loss.backward()
+        trainer.step(2)
+    warned = [str(w.message) for w in recwarn if "kvstore=None" in str(w.message)]
+    if kvstore is None:
+        (text,) = warned
+        assert text.startswith("the trainer of this net has kvstore=None")
+        with pytest.raises(ValueError, match="differs between"):
+            check_replicas(net)
+    else:
+        assert not warned
+        check_replicas(net)
+
+
+def test_trainer_of_one_device_needs_no_kvstore(recwarn):
+    net = make_parallel(nn.Dense(1, in_units=1), mx.cpu(0))
+    net.initialize()
+    Trainer(net.collect_params(), "sgd", kvstore=None)
+    with autograd.record():
+        net(mx.nd.ones((2, 1)))
+    assert not [w for w in recwarn if "kvstore" in str(w.message)]
 
 
 # ---- contexts ------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import itertools
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import MODES, cpus, summed_grad, value
+from helpers import MODES, cpus, set_mode, summed_grad, value
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, Trainer, loss, nn
+from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer, loss, nn
 from parallel_nets import (
     SHAPE,
     assert_same,
@@ -241,6 +241,78 @@ def test_saving_while_training(tmp_path, devices):
         y.backward()
         parallel.save_parameters(str(tmp_path / f"{number}.params"))
         trainer.step(4)
+
+
+class TwoInputs(HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = nn.Dense(2), nn.BatchNorm()
+
+    def hybrid_forward(self, F, x, others):
+        return self.norm(self.dense(x)) + others[0]
+
+
+@pytest.mark.parametrize("mode", list(MODES)[1:])
+def test_export(mode, devices, tmp_path):
+    net = set_mode(make_parallel(TwoInputs(), devices.contexts), mode)
+    net.initialize(mx.init.Xavier())
+    x, other = mx.nd.random.normal(shape=(5, 3)), mx.nd.random.normal(shape=(5, 2))
+    with pytest.raises(RuntimeError, match="run forward"):
+        net.export(str(tmp_path / "net"))
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for _ in range(3):
+        with autograd.record():
+            total = (net(x, [other]) ** 2).sum()
+        total.backward()
+        trainer.step(5)
+    net.export(str(tmp_path / "net"), 7)
+    files = [str(tmp_path / name) for name in ("net-symbol.json", "net-0007.params")]
+    again = SymbolBlock.imports(files[0], ["data0", "data1"], files[1])
+    np.testing.assert_array_equal(again(x, other).asnumpy(), net(x, [other]).asnumpy())
+    for name, parameter in net.collect_params().items():
+        assert (again.params.get(name).data() == parameter.data()).asnumpy().all()
+
+
+def test_exported_parameters_are_not_rounded(tmp_path):
+    """The mean of three equal numbers may be another number."""
+    net = make_parallel(nn.Dense(1000, in_units=1), cpus(3))
+    net.initialize(mx.init.Uniform(1))
+    net.hybridize()
+    net(mx.nd.ones((3, 1)))
+    net.export(str(tmp_path / "net"))
+    (saved,) = (
+        array
+        for name, array in mx.nd.load(str(tmp_path / "net-0000.params")).items()
+        if name.endswith("weight")
+    )
+    assert (saved == net.net.weight.data(mx.cpu(0))).asnumpy().all()
+    assert (net.net.weight._reduce() != saved).asnumpy().any()
+
+
+def test_only_hybrid_blocks_are_exported(devices, tmp_path):
+    net = make_parallel(Dicts(), devices.contexts)
+    with pytest.raises(TypeError, match="export needs a gluon.HybridBlock, but .*Dicts"):
+        net.export(str(tmp_path / "net"))
+
+
+@pytest.mark.parametrize("is_numpy", [True, False])
+def test_summary_is_that_of_the_template(is_numpy, devices, capsys):
+    plain, template = TwoInputs(), TwoInputs()
+    net = make_parallel(template, devices.contexts)
+    x, other = np.ones((5, 3), "f4"), np.ones((5, 2), "f4")
+    texts = []
+    for block in plain, net:
+        block.initialize()
+        inputs = x, [other]
+        if block is plain or not is_numpy:
+            inputs = mx.nd.array(x), [mx.nd.array(other)]
+        with autograd.train_mode():
+            block.summary(*inputs)
+        texts.append(capsys.readouterr().out.replace("SyncBatchNorm", "BatchNorm"))
+    assert "Total params: 16" in texts[0]
+    assert [t.split() for t in texts[1].splitlines()] == [
+        t.split() for t in texts[0].splitlines()
+    ]
 
 
 # ---- many steps ---------------------------------------------------------------------

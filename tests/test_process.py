@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import run_python
 
 SETUP = """
 import os, sys
@@ -120,3 +121,11 @@ print('went on')
     output, _ = run(body)
     assert "raised True" in output
     assert "went on" in output
+
+
+def test_a_library_that_is_missing_is_said_once(tmp_path):
+    path = tmp_path / "none.so"
+    result = run_python("import gluon_syncbn", GLUON_SYNCBN_LIBRARY=str(path))
+    assert result.returncode == 1
+    assert result.stderr.count("Traceback") == 1, result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"ImportError: {path} does not")
