@@ -57,6 +57,7 @@ def test_exit_with_a_step_in_flight(body):
 def test_exit_with_a_device_that_waits_in_vain():
     body = """
 net.hybridize()
+push_step()  # the first one is waited for
 with autograd.record():
     y = devices.map(lambda x: net(x) if x is not None else None, [x, None])
 print('last line')
@@ -102,8 +103,10 @@ print('rows', rows)
 
 def test_failure_before_a_fork_is_not_lost():
     body = """
-gluon_syncbn.set_timeout(1)
 net.hybridize()
+push_step()  # the first one is waited for
+mx.nd.waitall()
+gluon_syncbn.set_timeout(1)
 with autograd.record():
     y = devices.map(lambda x: net(x) if x is not None else None, [x, None])
 child = os.fork()
