@@ -58,6 +58,7 @@ class Devices:
     def __init__(self, contexts):
         self.contexts = check_contexts("contexts", contexts)
         self._turn, self._process = threading.Lock(), os.getpid()
+        self._latest = None, 0  # the thread of the latest map, and recoveries until then
         self._workers = [
             _workers.hire(f"gluon_syncbn-{context}") for context in self.contexts
         ]
@@ -140,8 +141,10 @@ class Devices:
             interrupted; if these Devices are those of a parent process.
         mxnet.MXNetError
             If a layer has failed since the last call and :func:`gluon_syncbn.recover`
-            was not called; the devices are ready again afterwards. If another thread's
-            `map` does not end within :func:`gluon_syncbn.get_timeout`.
+            was not called; the devices are ready again afterwards. If another thread
+            has recovered since this one's latest call, which gave up what was in
+            flight. If another thread's `map` does not end within
+            :func:`gluon_syncbn.get_timeout`.
         Exception
             Whatever `function` raises, with its traceback. Contexts after that one are
             not called, and work in flight is given up as by
@@ -189,10 +192,7 @@ class Devices:
                 f"equal numbers, at most {len(self)}"
             )
         with self._its_turn(), deferred_interrupt():
-            failure = failures.failure()
-            if failure:
-                failures.recover()
-                raise mx.MXNetError(failure)
+            self._check_failures()
             return self._call_each(_Flags(), function, lists)
 
     @contextmanager
@@ -231,6 +231,20 @@ class Devices:
                     f"the function that map called for {context}, and that was "
                     "interrupted, still runs: wait for its end, or make new Devices"
                 )
+
+    def _check_failures(self):
+        failure = failures.failure()
+        if failure:
+            failures.recover()
+            raise mx.MXNetError(failure)
+        thread, seen = self._latest
+        number, by, reason = failures.latest_recovery()
+        self._latest = threading.get_ident(), number
+        if number != seen and self._latest[0] == thread != by:
+            raise mx.MXNetError(
+                f"what {self} had in flight was given up by another thread, which called "
+                f"gluon_syncbn.recover ({reason}); results since then are undefined"
+            )
 
     def _call_each(self, flags, function, lists):
         results = []

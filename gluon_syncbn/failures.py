@@ -5,6 +5,7 @@ Called by users and by ``devices.py``. It must not know what a layer computes.
 
 import atexit
 import os
+import threading
 
 import mxnet as mx
 
@@ -12,6 +13,7 @@ from . import _library
 from ._arguments import check_text
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
+_latest_recovery = 0, 0, ""  # its number, its thread, and why
 
 
 def check_timeout(seconds, name="timeout"):
@@ -76,9 +78,12 @@ def recover(reason="gluon_syncbn.recover() was called"):
     carry, and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
     Parameters and running statistics keep the values that they have. Of several
     processes all call it, because a failure is one of all; where nothing has failed and
-    nothing is in flight it does no harm.
+    nothing is in flight it does no harm. Threads that train other nets get an error at
+    their next :meth:`Devices.map`, because their work in flight is given up too.
     """
+    global _latest_recovery
     check_text("reason", reason)
+    _latest_recovery = _latest_recovery[0] + 1, threading.get_ident(), reason
     _library.load().gluon_syncbn_fail_all(reason.encode(), False)
     while True:
         try:
@@ -88,6 +93,11 @@ def recover(reason="gluon_syncbn.recover() was called"):
             # MXNet has dropped what it has thrown, so this loop ends.
             continue
     _library.load().gluon_syncbn_reset_all()
+
+
+def latest_recovery():
+    """The number of the latest call of :func:`recover`, its thread, and its reason."""
+    return _latest_recovery
 
 
 def _set_timeout_from_environment():

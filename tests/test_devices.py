@@ -310,6 +310,30 @@ def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
     assert devices.map(int) == [0, 0]
 
 
+def in_thread(function, *arguments):
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join()
+
+
+def test_a_thread_learns_that_another_one_gave_up_its_work(make_devices):
+    devices, others = make_devices(2), make_devices(2)
+    devices.map(int)
+
+    def fail():
+        with pytest.raises(ZeroDivisionError):
+            others.map(lambda: 1 / 0)
+        assert others.map(int) == [0, 0]
+
+    in_thread(fail)
+    with pytest.raises(mx.MXNetError, match="was given up by another thread.*Division"):
+        devices.map(int)
+    assert devices.map(int) == [0, 0]
+    in_thread(gluon_syncbn.recover)
+    in_thread(devices.map, int)  # a thread that had nothing in flight
+    assert devices.map(int) == [0, 0]
+
+
 STUCK = """
 import os, signal, threading, time
 import mxnet as mx, gluon_syncbn
