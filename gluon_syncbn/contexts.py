@@ -11,6 +11,7 @@ import mxnet as mx
 # The driver itself counts, in a process of its own: it knows CUDA_VISIBLE_DEVICES and
 # partitioned GPUs, and to ask it here would start CUDA in this process, which could no
 # longer fork workers that use it.
+_PATIENCE = 60  # seconds; a driver that starts takes a few
 _COUNT = """
 import ctypes
 driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
@@ -31,6 +32,11 @@ def available_contexts():
         ``[gpu(0), gpu(1), ...]``, or ``[cpu(0)]`` where there is no GPU or MXNet was
         built without CUDA.
 
+    Raises
+    ------
+    RuntimeError
+        If the driver does not answer within a minute.
+
     Examples
     --------
     >>> from gluon_syncbn import available_contexts
@@ -42,8 +48,14 @@ def available_contexts():
 def _num_gpus():
     if not mx.runtime.Features().is_enabled("CUDA"):
         return 0
-    result = subprocess.run(
-        [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", _COUNT]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"the CUDA driver did not count its GPUs within {_PATIENCE} s"
+        ) from None
     # Without a driver, or without a device, the count fails.
     return int(result.stdout) if result.returncode == 0 else 0

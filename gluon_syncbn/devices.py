@@ -58,7 +58,8 @@ class Devices:
     def __init__(self, contexts):
         self.contexts = check_contexts("contexts", contexts)
         self._turn, self._process = threading.Lock(), os.getpid()
-        self._latest = None, 0  # the thread of the latest map, and recoveries until then
+        # The thread of the latest map, and the number of recoveries until then.
+        self._latest = None, 0
         self._workers = [
             _workers.hire(f"gluon_syncbn-{context}") for context in self.contexts
         ]

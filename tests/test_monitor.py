@@ -245,6 +245,15 @@ int cuDeviceGetCount(int* n) { *n = %(devices)s; return 0; }
 """
 
 
+def make_driver(folder, code):
+    (folder / "cuda.c").write_text(code)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"],
+        cwd=folder,
+        check=True,
+    )
+
+
 @pytest.mark.parametrize(
     "devices, expected",
     [("2", "[gpu(0), gpu(1)]"), ("0", "[cpu(0)]"), ("-1", "[cpu(0)]")],
@@ -252,13 +261,17 @@ int cuDeviceGetCount(int* n) { *n = %(devices)s; return 0; }
 def test_the_driver_counts_in_another_process(devices, expected, tmp_path):
     """With a driver made for the test: -1 devices fails as one without a GPU does."""
     log = tmp_path / "started"
-    (tmp_path / "cuda.c").write_text(DRIVER % {"log": log, "devices": devices})
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"],
-        cwd=tmp_path,
-        check=True,
-    )
+    make_driver(tmp_path, DRIVER % {"log": log, "devices": devices})
     output = run_python(COUNT, tmp_path)
     counted, process, *_ = output.stdout.split("\n")
     assert counted == expected, output.stderr
     assert process not in log.read_text().split()
+
+
+def test_a_driver_that_never_answers(tmp_path):
+    make_driver(
+        tmp_path, "#include <unistd.h>\nint cuInit(int flags) { return sleep(1000); }"
+    )
+    patience = "from gluon_syncbn import contexts\ncontexts._PATIENCE = 2\n"
+    errors = run_python(patience + COUNT, tmp_path).stderr
+    assert "RuntimeError: the CUDA driver did not count its GPUs within 2 s" in errors

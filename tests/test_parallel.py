@@ -291,7 +291,9 @@ def test_exported_parameters_are_not_rounded(tmp_path):
 
 def test_only_hybrid_blocks_are_exported(devices, tmp_path):
     net = make_parallel(Dicts(), devices.contexts)
-    with pytest.raises(TypeError, match="export needs a gluon.HybridBlock, but .*Dicts"):
+    with pytest.raises(
+        TypeError, match="export needs a gluon.HybridBlock, but .*Dicts"
+    ):
         net.export(str(tmp_path / "net"))
 
 
