@@ -1,8 +1,8 @@
 """Exports of nets whose own graph is guarded for one mode or kind of device only.
 
-Called by ``batch_norm.py`` in a trace. ``_tracing.py`` guards a graph as far as the
-mode and the contexts need it that it is traced for; native code refuses such a graph in
-another process, which can run it in any way. So what is saved is a trace for all ways.
+Called by ``batch_norm.py`` in a trace. ``_tracing.py`` guards a graph as far as needed
+in the mode and on the contexts that it is traced for; native code refuses such a graph
+in another process, which can run it in any way. So a trace for all ways is saved.
 """
 
 from functools import partial

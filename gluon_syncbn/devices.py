@@ -243,8 +243,8 @@ class Devices:
         self._latest = threading.get_ident(), number
         if number != seen and self._latest[0] == thread != by:
             raise mx.MXNetError(
-                f"what {self} had in flight was given up by another thread, which called "
-                f"gluon_syncbn.recover ({reason}); results since then are undefined"
+                f"what {self} had in flight was given up by another thread, which "
+                f"called gluon_syncbn.recover ({reason}); its results are undefined"
             )
 
     def _call_each(self, flags, function, lists):

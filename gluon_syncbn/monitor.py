@@ -106,7 +106,7 @@ class Monitor:
         if self._former is None:
             raise RuntimeError(
                 f"Monitor.{method} was called before the monitor's with block, which "
-                "observes the trainer: expected `with Monitor(net, trainer) as monitor:`"
+                "observes the trainer; expected `with Monitor(net, trainer) as ...:`"
             )
 
     def data(self, batches):

@@ -27,8 +27,8 @@ def warn_of_trainer(parameters):
         return
     _warned_of.add(trainer)
     warnings.warn(
-        "the trainer of this net has kvstore=None, so it does not add gradients up over "
-        "devices, and these drift apart; expected 'device' or 'local', unless the "
+        "the trainer of this net has kvstore=None, so it does not add gradients up "
+        "over devices, and these drift apart; expected 'device' or 'local', unless the "
         "program adds gradients up itself. check_replicas(net) tells",
         stacklevel=4,
     )
