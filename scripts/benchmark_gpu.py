@@ -120,9 +120,7 @@ class TorchKernels:
     def _seconds(self, step, flush, repetitions):
         times = []
         for repetition in range(WARM_UP + repetitions):
-            start, end = (
-                self._torch.cuda.Event(enable_timing=True) for _ in range(2)
-            )
+            start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush.fill_(repetition % 256)
             start.record()
             step()
@@ -193,7 +191,7 @@ def main():
     parser.add_argument("--output", type=Path, default=results)
     options = parser.parse_args()
     shapes = [options.shape] if options.shape else SHAPES
-    cases = [(s, d, l) for s in shapes for d in DTYPES for l in LAYOUTS]
+    cases = list(itertools.product(shapes, DTYPES, LAYOUTS))
     torch = pytorch()
     print("PyTorch " + (torch.__version__ if torch else "with a GPU is not there"))
 

@@ -32,7 +32,7 @@ def test_exit_with_a_step_in_flight(end):
 
 
 def test_one_rank_exits_long_before_the_other():
-    """It waits for the other: a launcher ends all when one leaves without MPI_Finalize."""
+    """It waits: a launcher ends all ranks when one leaves without MPI_Finalize."""
     run_ranks(2, STEP + "push_step(); mx.nd.waitall(); time.sleep(6 * rank)")
 
 
