@@ -14,6 +14,7 @@ it the README's table.
 """
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
