@@ -5,6 +5,7 @@ such a net: its features are the graph of a net that is gone, and more nodes beh
 """
 
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import SymbolBlock
 
 from . import _rewriting
@@ -167,7 +168,7 @@ def _layer(block, node, inputs, settings):
     arguments = {
         "axis": int(attributes.get("axis", 1)),
         "momentum": None if momentum == "None" else float(momentum),
-        "epsilon": float(attributes.get("eps", 1e-3)),
+        "epsilon": float(attributes.get("eps", np.float32(1e-3))),
         "scale": attributes.get("fix_gamma", "True") not in ("True", "1"),
         "use_global_stats": attributes.get("use_global_stats") in ("True", "1"),
     }

@@ -196,6 +196,20 @@ def test_batch_norm_with_relu():
     assert (result == 0).any()
 
 
+def test_epsilon_of_a_node_that_does_not_name_one():
+    """MXNet takes a float32's 0.001, which float64 tells from 0.001."""
+    y = mx.sym.BatchNorm(mx.sym.var("data"), name="bn", fix_gamma=False)
+    plain, ours = (SymbolBlock(y, mx.sym.var("data")) for _ in range(2))
+    x = 0.01 * mx.nd.random.normal(shape=(3, *SHAPE), dtype="float64")
+    for net in (plain, ours):
+        net.cast("float64")
+        net.initialize(mx.init.One())
+    convert_sync_batchnorm(ours, num_devices=1)
+    with autograd.train_mode():
+        result, expected = ours(x).asnumpy(), plain(x).asnumpy()
+    assert_near(result, expected, "float64", count=3 * 7 * 6)
+
+
 def test_nodes_whose_mean_is_read_stay_with_a_warning():
     y, mean, _ = mx.sym.BatchNorm(mx.sym.var("data"), name="bn", output_mean_var=True)
     net = SymbolBlock([y, mean], mx.sym.var("data"))
