@@ -32,6 +32,7 @@ _original = None
 _install_once = threading.Lock()
 _numbers = itertools.count()
 _calls = weakref.WeakValueDictionary()  # by the name of the anchor
+_inside = threading.local()  # how many calls a thread's devices' backward is a part of
 
 
 def gather(sharded, net):
@@ -81,6 +82,7 @@ class _Call:
         self.net = net
         self.parameters, self.contexts = batch.parameters, net.devices.contexts
         self.number = next(_numbers)
+        self.reached = 0  # calls that the backward under way has reached
         kind = Gate if batch.differentiable else Leaves
         self.border = kind(net.devices.contexts[0], net.batch_axis)
         self.heads = []  # per device its outputs
@@ -116,7 +118,11 @@ class _Call:
                 return []
             with autograd.pause():
                 gradients = [to_context(gradients[k], context) for k in there]
-            return differentiate([heads[k] for k in there], gradients, shards)
+            _inside.calls = self.reached
+            try:
+                return differentiate([heads[k] for k in there], gradients, shards)
+            finally:
+                _inside.calls = 0
 
         contexts = devices.contexts[: len(self.heads)]
         lists = self.heads, self.border.take(gradients), self._shards, contexts
@@ -140,7 +146,9 @@ def _backward(*arguments):
     num_heads, heads, num_variables, retain_graph = (
         getattr(arguments[k], "value", arguments[k]) for k in (0, 1, 3, 5)
     )
-    if not _calls:
+    # A device's graph has none of the calls that the backward comes from. To look for
+    # others takes as long as to queue a small net's backward.
+    if len(_calls) == getattr(_inside, "calls", 0):
         return _original(*arguments)
     heads = [ctypes.c_void_p(heads[k]) for k in range(num_heads)]
     names = _graph.names_behind(heads)
@@ -165,6 +173,8 @@ def _through(calls, heads, destination, retain_graph):
             if _wait_to_read(heads) != 0:
                 raise mx.base.get_last_ffi_error()
         left = len(reached)
+        for call in reached:
+            call.reached = left
         for call in _in_order(reached):
             left -= 1
             # Running statistics, or a common output, join the graphs of several calls.

@@ -33,8 +33,8 @@ class Written:
         self._replicas = {
             (id(p), *call.contexts): [
                 (data, grad)
-                for data, grad in zip(p._data, p._grad)
-                if data.context in call.contexts
+                for data, grad, context in zip(p._data, p._grad, p.list_ctx())
+                if context in call.contexts
             ]
             for call in calls
             for p in call.parameters
