@@ -79,7 +79,6 @@ const char* cudaGetErrorName(cudaError_t status);
 cudaError_t cudaGetLastError();
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
-cudaError_t cudaSetDevice(int device);  // not defined: the emulation has a CurrentDevice of its own
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int device);
