@@ -15,7 +15,7 @@ are CamVid's unless others are given.
 
 Every run has a folder in --runs and a JSON in --results. Started again, what is done is
 skipped and what was killed goes on. On two cores the FastSCNN grid takes about four
-hours, FCN one and a half, the rest half an hour; --parts makes them one by one.
+hours, FCN not quite two, the rest half an hour; --parts makes them one by one.
 """
 
 import argparse
