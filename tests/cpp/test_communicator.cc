@@ -459,6 +459,6 @@ int main() {
   TestJoinWithoutTheDead();
   TestGroupMakesOneExchange();
   TestFailureOfADeviceReachesOtherRanks();
-  for (int size : {2, 3, 6}) Stress(size);
+  for (int size : {2, 3, 6, 64}) Stress(size);
   return check::Result();
 }
