@@ -72,6 +72,34 @@ def test_bad_batch_axis(devices):
         net(column(1, 2))
 
 
+@pytest.mark.timeout(60)
+def test_net_inside_of_its_own_threads(devices):
+    net, x = dense(devices.contexts), column(1, 2)
+    with pytest.raises(RuntimeError, match="map was called inside of a function"):
+        net.devices.map(lambda: net(x))
+    x.attach_grad()
+    with autograd.record():
+        total = net(x).sum()
+    with pytest.raises(RuntimeError, match="map was called inside of a function"):
+        net.devices.map(total.backward)
+    with autograd.record():
+        total = net(x).sum()
+    total.backward()
+    assert weight_gradient(net) == 3
+
+
+@pytest.mark.parametrize("attach", [True, False])
+def test_net_inside_of_the_threads_of_another_one(attach, devices, make_devices):
+    net, x = dense(devices.contexts, 2.0), column(1, 2)
+    if attach:
+        x.attach_grad()
+    with autograd.record():
+        (total,) = make_devices(1).map(lambda: (net(x) ** 2).sum())
+    make_devices(1).map(total.backward)
+    assert weight_gradient(net) == 2 * 2 * 1 + 2 * 4 * 2
+    assert not attach or (x.grad.asnumpy()[:, 0] == [8, 16]).all()
+
+
 def test_criterion_of_something_else(devices):
     net = make_parallel(nn.Dense(1), devices.contexts, gather=False)
     net.initialize()
