@@ -312,7 +312,7 @@ assert 'k is at least 1, but got 0' in text(distributed.groups_of, 0)
 assert 'k is an int, but got 2.0' in text(distributed.groups_of, 2.0)
 sampler = distributed.ShardSampler
 assert 'at least one row for each of the 3' in text(sampler, 9, 2, size=3)
-assert 'length is not negative, but got -1' in text(sampler, -1, 2)
+assert 'length is at least 0, but got -1' in text(sampler, -1, 2)
 layer = SyncBatchNorm(group=[0, 1], in_channels=1)
 layer.initialize()
 with mx.autograd.train_mode():
