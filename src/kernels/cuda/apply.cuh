@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
   const Columns::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));
   if (place.count == 0) return;
-  Wide tensors[kUnroll][Map::kTensors];
+  Bits<T, kWidth> tensors[kUnroll][Map::kTensors];
   int64_t offset = place.offset;
   int left = place.count;
   const auto ask = [&] {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
       const int64_t at = offset + u * cut.row_step;
 #pragma unroll
       for (int k = 0; k < Map::kTensors; ++k) {
-        tensors[u][k] = *reinterpret_cast<const Wide*>(arguments.tensors[k] + at);
+        tensors[u][k] = *reinterpret_cast<const Bits<T, kWidth>*>(arguments.tensors[k] + at);
       }
     }
   };
@@ -95,9 +95,11 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
     for (int u = 0; u < kUnroll; ++u) {
       if (u >= left) continue;
       Wide* const to = reinterpret_cast<Wide*>(arguments.out + offset + u * cut.row_step);
+      Wide vectors[Map::kTensors];
+      memcpy(&vectors, &tensors[u], sizeof(vectors));
       Wide out = {};
       if (arguments.add) out = *to;
-      ApplyVector(maps, arguments, tensors[u], &out);
+      ApplyVector(maps, arguments, vectors, &out);
       *to = out;
     }
     left -= kUnroll;
