@@ -34,13 +34,15 @@ def install():
 
     _replace(parallel.DataParallelModel, DataParallelModel)
     _replace(parallel.DataParallelCriterion, DataParallelCriterion)
-    _replace(mx.gluon.contrib.nn.SyncBatchNorm, SyncBatchNorm)
+    contrib = mx.gluon.contrib.nn.SyncBatchNorm
+    # Its own methods find it there by its name, and some may hold it already.
+    _replace(contrib, SyncBatchNorm, but=contrib.__module__)
 
 
-def _replace(former, new):
+def _replace(former, new, but=None):
     """Lets every module's name for `former` stand for `new`; not our own modules'."""
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == __package__:
+        if name.split(".")[0] == __package__ or name == but:
             continue
         for key, value in list(getattr(module, "__dict__", {}).items()):
             if value is former:

@@ -1,5 +1,7 @@
 """Loops as GluonCV's training scripts have them, on two CPU contexts."""
 
+import sys
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -21,15 +23,19 @@ CONTEXTS, CLASSES, SIZE = cpus(2), 4, 32
 
 @pytest.fixture
 def installed():
-    """GluonCV's names afterwards are what they were before."""
-    former = parallel.DataParallelModel, parallel.DataParallelCriterion
-    contrib = mx.gluon.contrib.nn.SyncBatchNorm
+    """Every module's names afterwards are what they were before."""
+    classes = parallel.DataParallelModel, parallel.DataParallelCriterion
+    classes += (mx.gluon.contrib.nn.SyncBatchNorm,)
+    former = [
+        (module, name, value)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if any(value is one for one in classes)
+    ]
     gluon_syncbn.gluoncv.install()
     yield
-    ours = gluon_syncbn.gluoncv
-    ours._replace(ours.DataParallelModel, former[0])
-    ours._replace(ours.DataParallelCriterion, former[1])
-    mx.gluon.contrib.nn.SyncBatchNorm = contrib
+    for module, name, value in former:
+        setattr(module, name, value)
 
 
 @pytest.fixture
@@ -148,6 +154,15 @@ def test_names_that_a_script_has_imported_are_replaced():
         "print(DataParallelModel.__module__, same is DataParallelModel)"
     )
     assert run.stdout.split() == ["gluon_syncbn.gluoncv", "True"], run.stderr
+
+
+def test_contrib_classes_held_elsewhere_still_make_layers(installed):
+    """A class's own methods find it by its name in the module that defines it."""
+    held = mx.gluon.contrib.nn.basic_layers.SyncBatchNorm
+    assert held is not mx.gluon.contrib.nn.SyncBatchNorm
+    layer = held(in_channels=2, num_devices=1)
+    layer.initialize()
+    assert layer(mx.nd.ones((1, 2))).shape == (1, 2)
 
 
 @pytest.mark.timeout(280)
