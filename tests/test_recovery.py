@@ -95,6 +95,28 @@ def test_all_devices_throw_at_once_many_times():
     assert output.stdout == "True [0.0, 0.0, 0.0, 0.0]\n", output.stderr[-2000:]
 
 
+MANY_RECOVERIES = """
+import mxnet as mx, gluon_syncbn
+contexts = [mx.cpu(i) for i in range(4)]
+net = mx.gluon.nn.HybridSequential()
+for _ in range(4):
+    net.add(gluon_syncbn.SyncBatchNorm(in_channels=3))
+net.initialize(ctx=contexts)
+devices = gluon_syncbn.Devices(contexts)
+xs = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
+with mx.autograd.train_mode():
+    for _ in range(1000):
+        devices.map(net, xs)
+        gluon_syncbn.recover()
+    print([float(y.sum().asscalar()) for y in devices.map(net, xs)])
+"""
+
+
+def test_errors_of_all_devices_never_meet_in_mxnets_list_of_them():
+    output = run_python(MANY_RECOVERIES, timeout=200)
+    assert output.stdout == "[0.0, 0.0, 0.0, 0.0]\n", output.stderr[-2000:]
+
+
 class BusyWorker:
     """Keeps the engine's worker of a CPU context busy, as a bulk does on a GPU."""
 

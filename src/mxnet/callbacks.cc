@@ -1,4 +1,4 @@
-// An operator's error into MXNet, by way of one of its arrays.
+// An operator's error into MXNet, by way of one of its arrays, and one error at a time.
 //
 // What a custom operator throws MXNet puts into one slot that all of them share without a lock
 // (custom-inl.h, `exception_`), and the operator that completes next takes it. That may be a
@@ -7,12 +7,36 @@
 // before it completes an operator MXNet also looks at the variables of the arrays that the callback
 // was given, and these are new in each call (custom.cc, AllocateNDArrayCopy). So the error is
 // thrown by work of the engine that writes one of them: then nobody else can take it.
+//
+// The engine notes every error in a vector, without a lock either (threaded_engine.h,
+// AddToGlobalExceptions): twice for each operator, when the array's work and when the operator
+// completes, and all work that depends on it searches the vector. So the next operator's error
+// waits until this one's has been taken, and the vector gets its memory at first, lest it moves
+// while it is searched.
 #include "mxnet/callbacks.h"
 
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 
 namespace syncbn {
 namespace {
+
+using Work = void (*)(void* run_context, void* parameter);
+
+// Numbers of MXNet's FnProperty.
+enum Property {
+  kCPUPrioritized = 3,  // behind no operator, and skipped while an array carries an error
+  kNoSkip = 7
+};
+
+int Push(Work work, void* parameter, void (*deleter)(void*), NDArrayHandle array,
+         Property property) {
+  const MxnetContext cpu{1, 0};
+  const int number = property;
+  return Mxnet().EnginePushSyncND(work, parameter, deleter, &cpu, nullptr, 0, &array, 1, &number, 0,
+                                  "gluon_syncbn.fail");
+}
 
 void ThrowText(void* /*run_context*/, void* text) {
   throw dmlc::Error(*static_cast<const std::string*>(text));
@@ -20,16 +44,84 @@ void ThrowText(void* /*run_context*/, void* text) {
 
 void DeleteText(void* text) { delete static_cast<std::string*>(text); }
 
+int PushError(NDArrayHandle array, const std::string& text) {
+  return Push(ThrowText, new std::string(text), DeleteText, array, kCPUPrioritized);
+}
+
+// The only error on its way. Never deleted: work of the engine uses it until the process ends.
+class Delivery {
+ public:
+  static Delivery* Get() {
+    static Delivery* const delivery = new Delivery;
+    return delivery;
+  }
+
+  void Begin() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ended_.wait(lock, [this] { return !on_its_way_; });
+    on_its_way_ = true;
+  }
+
+  void End() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    on_its_way_ = false;
+    ended_.notify_one();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool on_its_way_ = false;
+};
+
+// The operator takes the error out of its array in work that MXNet queues after the callback, and
+// that nobody can wait for. Work on the array that is not skipped any more comes after it.
+struct Watch {
+  NDArray array;
+  bool is_taken = false;
+};
+
+void NoteTaken(void* /*run_context*/, void* watch) { static_cast<Watch*>(watch)->is_taken = true; }
+
+void WatchOn(Watch* watch);
+
+void EndOrWatchOn(void* /*run_context*/, void* parameter) {
+  std::unique_ptr<Watch> watch(static_cast<Watch*>(parameter));
+  if (watch->is_taken) {
+    Delivery::Get()->End();
+  } else {
+    WatchOn(watch.release());
+  }
+}
+
+void WatchOn(Watch* watch) {
+  Push(NoteTaken, watch, nullptr, watch->array.Handle(), kCPUPrioritized);
+  Push(EndOrWatchOn, watch, nullptr, watch->array.Handle(), kNoSkip);
+}
+
 }  // namespace
 
-void FailOperator(NDArrayHandle array, const std::string& text) {
-  const MxnetContext cpu{1, 0};
-  const int prioritized = 3;  // FnProperty::kCPUPrioritized: behind no operator
-  const int status =
-      Mxnet().EnginePushSyncND(ThrowText, new std::string(text), DeleteText, &cpu, nullptr, 0,
-                               &array, 1, &prioritized, 0, "gluon_syncbn.fail");
-  // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, at once in this thread.
-  if (status != 0) throw dmlc::Error(text);
+void FailOperator(NDArray array, const std::string& text) {
+  Delivery::Get()->Begin();
+  if (PushError(array.Handle(), text) != 0) {
+    // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, at once in this thread.
+    Delivery::Get()->End();
+    throw dmlc::Error(text);
+  }
+  WatchOn(new Watch{std::move(array)});
+}
+
+void ReserveErrors() {
+  const int two_for_each_operator = 256;
+  const int64_t shape[] = {1};
+  const int cpu = 1, delayed = 1, float32 = 0;
+  NDArrayHandle handle = nullptr;
+  if (Mxnet().NDArrayCreateEx64(shape, 1, cpu, 0, delayed, float32, &handle) != 0) return;
+  const NDArray array(handle);
+  for (int i = 0; i < two_for_each_operator; ++i) {
+    if (PushError(handle, "gluon_syncbn reserves memory for errors") != 0) return;
+    Mxnet().NDArrayWaitToRead(handle);  // takes the error
+  }
 }
 
 }  // namespace syncbn

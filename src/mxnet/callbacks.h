@@ -3,8 +3,11 @@
 #pragma once
 #include <exception>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "mxnet/mxnet_api.h"
+#include "mxnet/ndarray.h"
 
 namespace syncbn {
 
@@ -23,17 +26,22 @@ int Callback(const Body& body) {
   throw dmlc::Error(text);
 }
 
-// Lets the operator to whose call `array` belongs complete with an MXNetError of this text.
-void FailOperator(NDArrayHandle array, const std::string& text);
+// Lets the operator to whose call `array` belongs complete with an MXNetError of this text. Waits
+// for the operators that have failed before.
+void FailOperator(NDArray array, const std::string& text);
 
-// The same for what MXNet runs later, on its threads for custom operators. `array` is the first
-// that it has given to the call.
+// To be called once, before there is any operator.
+void ReserveErrors();
+
+// As Callback, for what MXNet runs later, on its threads for custom operators. `handles` are the
+// call's arrays, and the body gets them.
 template <typename Body>
-int OperatorCallback(NDArrayHandle array, const Body& body) {
+int OperatorCallback(int size, void** handles, const Body& body) {
+  std::vector<NDArray> arrays(handles, handles + size);
   try {
-    body();
+    body(arrays);
   } catch (const std::exception& error) {
-    FailOperator(array, error.what());
+    FailOperator(std::move(arrays[0]), error.what());
   }
   return 1;
 }

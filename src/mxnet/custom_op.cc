@@ -38,10 +38,6 @@ Request ToRequest(int request) {
   return request == 3 ? Request::kAdd : Request::kWrite;
 }
 
-std::vector<NDArray> Own(int size, void** handles) {
-  return std::vector<NDArray>(handles, handles + size);
-}
-
 // ---- the operator: one node on one device ------------------------------------------------------
 
 struct Operator {
@@ -78,8 +74,7 @@ void CheckCanSynchronize(const Operator& op) {
 // x, gamma, beta, (after) | y | running_mean, running_var
 int Forward(int size, void** handles, int* /*tags*/, const int* requests, const int training,
             void* state) {
-  const std::vector<NDArray> arrays = Own(size, handles);
-  return OperatorCallback(handles[0], [&] {
+  return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
     if (training) CheckCanSynchronize(*op);
     const int y = op->inputs;
@@ -93,8 +88,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
 // of those in parentheses only x, or y where the layer's options say so, is not empty.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
-  const std::vector<NDArray> arrays = Own(size, handles);
-  return OperatorCallback(handles[0], [&] {
+  return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
     const int dx = op->inputs + 2;
     const Gradients gradients{ToRequest(requests[0]), ToRequest(requests[1]),
@@ -281,6 +275,7 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 int64_t FirstOperators() { return first_operators; }
 
 void RegisterCustomOp() {
+  ReserveErrors();
   if (Mxnet().CustomOpRegister("gluon_syncbn", Create) != 0) {
     throw Error(Mxnet().GetLastError());
   }

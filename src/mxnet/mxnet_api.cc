@@ -29,6 +29,7 @@ void LoadMxnetApi(const char* path) {
   Find(library, "MXNDArrayGetDType", &api.NDArrayGetDType);
   Find(library, "MXNDArrayCreateEx64", &api.NDArrayCreateEx64);
   Find(library, "MXNDArrayFree", &api.NDArrayFree);
+  Find(library, "MXNDArrayWaitToRead", &api.NDArrayWaitToRead);
   Find(library, "MXNDArrayWaitAll", &api.NDArrayWaitAll);
   Find(library, "MXEnginePushSyncND", &api.EnginePushSyncND);
   Find(library, "MXGetLastError", &api.GetLastError);

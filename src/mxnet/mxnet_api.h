@@ -42,6 +42,7 @@ struct MxnetApi {
   int (*NDArrayCreateEx64)(const int64_t* shape, int ndim, int dev_type, int dev_id,
                            int delay_alloc, int dtype, NDArrayHandle* array);
   int (*NDArrayFree)(NDArrayHandle handle);
+  int (*NDArrayWaitToRead)(NDArrayHandle handle);
   int (*NDArrayWaitAll)();
   int (*EnginePushSyncND)(void (*function)(void* run_context, void* parameter), void* parameter,
                           void (*deleter)(void* parameter), const MxnetContext* context,

@@ -1,5 +1,5 @@
 // An NDArray that MXNet has handed to a callback, which has to free it.
-// Who uses it: custom_op.cc.
+// Who uses it: callbacks.h and custom_op.cc.
 #pragma once
 #include "mxnet/mxnet_api.h"
 #include "op/tensor.h"
@@ -16,6 +16,7 @@ class NDArray {
     if (handle_ != nullptr) Mxnet().NDArrayFree(handle_);
   }
 
+  NDArrayHandle Handle() const { return handle_; }
   // Throws Error for a dtype that the layer does not know.
   Tensor View() const;
 
