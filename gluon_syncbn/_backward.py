@@ -170,8 +170,7 @@ def _through(calls, heads, destination, retain_graph):
         reached = calls
         if any(isinstance(call.border, Gate) for call in reached):
             # The gates are going to be waited for: if the heads have failed, in vain.
-            if _wait_to_read(heads) != 0:
-                raise mx.base.get_last_ffi_error()
+            mx.base.check_call(_wait_to_read(heads))
         left = len(reached)
         for call in reached:
             call.reached = left

@@ -268,7 +268,7 @@ def test_map_of_other_devices_inside_of_map(first, devices, make_devices):
         with autograd.train_mode():
             outer = devices.map(lambda: inner.map(layer, shards))
         for ys in outer:
-            values = [y.asscalar() for y in ys]
+            values = [y.asnumpy().item() for y in ys]
             assert values == pytest.approx([-1, 1], abs=1e-4)
 
 

@@ -195,7 +195,7 @@ net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.LeakyReLU(0.25))
 net.initialize()
 expected = net(mx.np.ones((1, 2, 5, 5)))
 gluon_syncbn.convert_sync_batchnorm(net, 1, fuse=True)
-assert abs(net(mx.np.ones((1, 2, 5, 5))) - expected).max() < 1e-5
+assert mx.np.abs(net(mx.np.ones((1, 2, 5, 5))) - expected).max() < 1e-5
 print(net[1].activation)
 """
     run = run_python(code)

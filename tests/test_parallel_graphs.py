@@ -179,7 +179,7 @@ def test_a_device_that_sits_out_has_gradient_zero(devices):
         with autograd.record():
             total = net(rows).sum()
         total.backward()
-    assert [g.asscalar() for g in net.net.weight.list_grad()] == [7, 0]
+    assert [g.asnumpy().item() for g in net.net.weight.list_grad()] == [7, 0]
 
 
 def test_backward_inside_of_the_scope_and_twice(devices):
