@@ -1,7 +1,11 @@
 """Builds the shared library with CMake, and puts it in the package."""
 
+import ctypes
+import fcntl
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +15,11 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 from wheel.bdist_wheel import bdist_wheel
 
-SOURCE = Path(__file__).parent.resolve() / "src"
+ROOT = Path(__file__).parent.resolve()
+# One folder for every Python and for every way to install, so that nothing is compiled
+# twice: the library depends on none of that.
+BUILD = ROOT / "build" / "native"
+INSTALLED = BUILD / "installed"
 # By the names of the extensions that setuptools knows; those of MPI may be missing.
 LIBRARIES = {"native": "libgluon_syncbn.so", "mpi": "libgluon_syncbn_mpi.so"}
 
@@ -34,6 +42,67 @@ def mpi_wrapper():
     return shutil.which("mpicxx", path=os.pathsep.join(own)) or shutil.which("mpicxx")
 
 
+def tell_terminal(line):
+    """Says it past pip, which without -v shows nothing while a build takes minutes."""
+    if "PIP_VERBOSE" in os.environ:
+        return
+    former = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it stops background jobs
+    try:
+        with open("/dev/tty", "w") as terminal:
+            terminal.write(f"\r{line}\n")
+    except OSError:
+        pass  # there is none
+    finally:
+        signal.signal(signal.SIGTTOU, former)
+
+
+def cmake(*arguments):
+    """Runs CMake, whose output `pip install -v` shows; a failure tells its reason."""
+    command = ["cmake", *map(str, arguments)]
+    try:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except OSError as error:
+        sys.exit(
+            f"building gluon_syncbn needs CMake and ninja ({error}): pip brings them, "
+            "but with --no-build-isolation they have to be installed"
+        )
+    lines = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        lines.append(line.strip())
+        if line.startswith("-- gluon_syncbn: "):
+            tell_terminal(line[3:].strip())
+    if process.wait() != 0:
+        # CMake's errors are paragraphs, a compiler's are lines.
+        error = re.compile(r"\b([Ee]rror|fatal)\b")
+        first = next((n for n, s in enumerate(lines) if error.search(s)), 0)
+        reason = " ".join(filter(None, lines[first : first + 8]))
+        sys.exit(f"building gluon_syncbn failed in `{' '.join(command)}`: {reason}")
+
+
+def build_libraries():
+    """Builds what is not built yet, and leaves it in INSTALLED.
+
+    Objects of earlier builds stay: ninja compiles anew what has another command,
+    source or header. Nothing else of theirs does, because the tools that they knew may
+    be gone, as those of an isolated build are.
+    """
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (BUILD / "CMakeCache.txt").unlink(missing_ok=True)
+        for folder in (INSTALLED, *BUILD.glob("CMakeFiles/[0-9]*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        wrapper = mpi_wrapper()
+        mpi = [f"-DMPI_CXX_COMPILER={wrapper}"] if wrapper else []
+        release = "-DCMAKE_BUILD_TYPE=Release"
+        cmake("-S", ROOT / "src", "-B", BUILD, "-G", "Ninja", release, *mpi)
+        cmake("--build", BUILD)
+        cmake("--install", BUILD, "--prefix", INSTALLED)
+
+
 class CMakeBuild(build_ext):
     """One CMake project instead of setuptools' own compiler calls."""
 
@@ -42,29 +111,46 @@ class CMakeBuild(build_ext):
         *package, name = fullname.split(".")
         return str(Path(*package, LIBRARIES[name]))
 
+    def build_extensions(self):
+        build_libraries()
+        super().build_extensions()
+
     def build_extension(self, extension):
-        build = Path(self.build_temp).resolve() / "native"
         target = Path(self.get_ext_fullpath(extension.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        configure = ["cmake", "-S", SOURCE, "-B", build, "-G", "Ninja"]
-        configure += ["-DCMAKE_BUILD_TYPE=Release"]
-        if mpi_wrapper():
-            configure += [f"-DMPI_CXX_COMPILER={mpi_wrapper()}"]
-        try:
-            subprocess.run(configure, check=True)
-            subprocess.run(["cmake", "--build", build], check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            sys.exit(f"building {target.name} needs a C++17 compiler like g++: {error}")
-        if extension.optional and not (build / target.name).exists():
+        target.unlink(missing_ok=True)
+        if extension.optional and not (INSTALLED / target.name).exists():
             raise CompileError(f"no working MPI was found, so no {target.name}")
-        self.copy_file(build / target.name, target)
+        self.copy_file(INSTALLED / target.name, target)
 
 
 class AnyPythonWheel(bdist_wheel):
-    """The library is for one platform, but for every Python 3."""
+    """The library is for one platform, but for every Python 3.
+
+    The wheel's name tells what is in it, because it is all that pip says of a build by
+    itself: `1cuda.75.80.90` or `0cpu`, of which the former wins in a folder of wheels.
+    """
+
+    def run(self):
+        shutil.rmtree(self.get_finalized_command("build").build_lib, ignore_errors=True)
+        self.run_command("build")
+        self.skip_build = True
+        self.build_number = build_tag()
+        super().run()
 
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
+
+
+def build_tag():
+    library = ctypes.CDLL(str(INSTALLED / LIBRARIES["native"]))
+    library.gluon_syncbn_cuda_architectures.restype = ctypes.c_char_p
+    library.gluon_syncbn_cuda_missing.restype = ctypes.c_char_p
+    architectures = library.gluon_syncbn_cuda_architectures().decode().split()
+    if architectures:
+        return ".".join(["1cuda", *(a[:-5] for a in architectures if "real" in a)])
+    broken = b"does not work" in library.gluon_syncbn_cuda_missing()
+    return "0cpu.nvcc_does_not_work" if broken else "0cpu"
 
 
 setup(

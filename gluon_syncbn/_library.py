@@ -40,6 +40,7 @@ _SIGNATURES = {
     "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
     "gluon_syncbn_num_threads": (ctypes.c_int, []),
     "gluon_syncbn_cuda_architectures": (ctypes.c_char_p, []),
+    "gluon_syncbn_cuda_missing": (ctypes.c_char_p, []),
     "gluon_syncbn_distributed_open": (ctypes.c_int, [ctypes.c_void_p]),
     "gluon_syncbn_distributed_exchange": (
         ctypes.c_int,
@@ -101,7 +102,9 @@ def features():
         ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
         ``"generic"``; ``num_threads``: threads that compute at once; ``cuda``:
         whether there are CUDA kernels; ``cuda_architectures``: what these have machine
-        code (``"90-real"``) or PTX (``"90-virtual"``) for; ``mpi``: whether
+        code (``"90-real"``, which runs on all GPUs of generation 9) or PTX
+        (``"90-virtual"``) for; ``cuda_missing``: why there are none, for example what
+        went wrong with each nvcc, and empty where there are; ``mpi``: whether
         :mod:`gluon_syncbn.distributed` was built; ``library``: the file.
     """
     library = load()
@@ -111,6 +114,7 @@ def features():
         "num_threads": library.gluon_syncbn_num_threads(),
         "cuda": bool(architectures),
         "cuda_architectures": architectures,
+        "cuda_missing": library.gluon_syncbn_cuda_missing().decode(),
         "mpi": mpi_path().exists(),
         "library": str(path()),
     }

@@ -29,10 +29,17 @@ fi
 inputs=$({
     cat requirements.txt pyproject.toml setup.py $(find src -type f | sort)
     echo "${GLUON_SYNCBN_CUDA:-}" "${CUDAARCHS:-}" "$(command -v nvcc)"
+    echo "${CUDACXX:-}" "${CUDAHOSTCXX:-}" "${CXX:-}" "${GLUON_SYNCBN_MPICXX:-}"
 } | sha256sum)
 if [ "$(cat "$VENV/installed" 2>/dev/null)" != "$inputs" ]; then
     echo "installing pinned packages and building the library (a few minutes)"
     pip install --quiet --disable-pip-version-check -r requirements.txt || exit 1
-    pip install --quiet --disable-pip-version-check -e . || exit 1
+    # pip hides what a build says, or shows it among much else: only its own lines are for all.
+    PIP_VERBOSE=1 pip install --disable-pip-version-check -e . 2>&1 | tee "$VENV/install.log" |
+        sed -un 's/^.*-- gluon_syncbn: /gluon_syncbn: /p'
+    if [ "${PIPESTATUS[0]}" != 0 ]; then
+        tail -n 30 "$VENV/install.log" >&2
+        exit 1
+    fi
     echo "$inputs" >"$VENV/installed"
 fi

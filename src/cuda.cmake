@@ -1,55 +1,64 @@
 # Adds the CUDA half to gluon_syncbn_objects, where it can be built; included by CMakeLists.txt.
 # It reads GLUON_SYNCBN_CUDA, CMAKE_CUDA_ARCHITECTURES and GLUON_SYNCBN_CHECKS, and sets
-# GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual"), empty in a build without CUDA.
+# GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual"), empty in a build without CUDA, and then
+# GLUON_SYNCBN_CUDA_MISSING, the reason.
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES "")
+set(GLUON_SYNCBN_CUDA_MISSING "")
 if(NOT DEFINED GLUON_SYNCBN_CUDA OR GLUON_SYNCBN_CUDA STREQUAL "")
   set(GLUON_SYNCBN_CUDA auto)
 endif()
 if(NOT GLUON_SYNCBN_CUDA)
+  set(GLUON_SYNCBN_CUDA_MISSING "it was built with GLUON_SYNCBN_CUDA=${GLUON_SYNCBN_CUDA}")
   return()
 endif()
 # Sanitizers are about host code, and the native tests bring what stands in for CUDA.
 if(GLUON_SYNCBN_SANITIZE OR GLUON_SYNCBN_BUILD_TESTS)
+  set(GLUON_SYNCBN_CUDA_MISSING "it was built for native tests")
   return()
 endif()
 
-# Machine code for the generations that MXNet's wheels know and for Hopper, as far as this nvcc has
-# them, and PTX of the newest, which drivers compile for anything later.
+# Machine code for each major generation of GPUs from Maxwell to Hopper that this nvcc has, which
+# runs on all of that generation, and PTX of the newest, which drivers compile for anything later.
 function(choose_architectures)
-  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-arch OUTPUT_VARIABLE known
-                  RESULT_VARIABLE status ERROR_QUIET)
+  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-arch OUTPUT_VARIABLE known ERROR_QUIET)
   set(chosen "")
-  foreach(architecture 50 60 70 75 80 86 90)
-    if(NOT status EQUAL 0 OR known MATCHES "compute_${architecture}[^0-9]")
-      list(APPEND chosen ${architecture}-real)
-      set(newest ${architecture})
-    endif()
+  foreach(generation "50" "60" "70;75" "80" "90")
+    foreach(architecture ${generation})
+      if(known MATCHES "compute_${architecture}[^0-9]")
+        list(APPEND chosen ${architecture}-real)
+        set(newest ${architecture})
+        break()
+      endif()
+    endforeach()
   endforeach()
   set(CMAKE_CUDA_ARCHITECTURES ${chosen} ${newest}-virtual PARENT_SCOPE)
 endfunction()
 
-include(CheckLanguage)
-check_language(CUDA)
-if(NOT CMAKE_CUDA_COMPILER)
+include(nvcc.cmake)
+find_nvcc(nvcc failures)
+foreach(failure ${failures})
+  message(STATUS "gluon_syncbn: ${failure}")
+endforeach()
+if(NOT nvcc)
+  list(JOIN failures ", and " GLUON_SYNCBN_CUDA_MISSING)
   if(GLUON_SYNCBN_CUDA STREQUAL auto)
-    message(STATUS "No working nvcc: gluon_syncbn is built without GPU support")
     return()
   endif()
-  message(FATAL_ERROR "GLUON_SYNCBN_CUDA=${GLUON_SYNCBN_CUDA}, but there is no nvcc that works with "
-                      "${CMAKE_CXX_COMPILER}; set CUDACXX to its path, or CUDAHOSTCXX to a host "
-                      "compiler that it accepts")
+  message(FATAL_ERROR "GLUON_SYNCBN_CUDA=${GLUON_SYNCBN_CUDA}, but there is no nvcc that works: "
+                      "${GLUON_SYNCBN_CUDA_MISSING}; set CUDACXX to the path of one, or "
+                      "CUDAHOSTCXX to a host compiler that it accepts")
 endif()
+set(CMAKE_CUDA_COMPILER ${nvcc})
 if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   choose_architectures()
 endif()
 enable_language(CUDA)
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES})
-find_package(CUDAToolkit REQUIRED)
 
 file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS kernels/cuda/*.cc kernels/cuda/*.cu op/cuda/*.cc)
 target_sources(gluon_syncbn_objects PRIVATE ${CUDA_SOURCES} kernels/c_api_cuda.cc)
 target_compile_definitions(gluon_syncbn_objects PUBLIC SYNCBN_CUDA)
-string(REPLACE ";" " " architectures "${GLUON_SYNCBN_CUDA_ARCHITECTURES}")
+list(JOIN GLUON_SYNCBN_CUDA_ARCHITECTURES " " architectures)
 set_source_files_properties(kernels/cuda/batch_norm_cuda.cc PROPERTIES COMPILE_DEFINITIONS
                             "SYNCBN_CUDA_ARCHITECTURES=\"${architectures}\"")
 set_target_properties(gluon_syncbn_objects PROPERTIES
@@ -57,8 +66,15 @@ set_target_properties(gluon_syncbn_objects PROPERTIES
                       CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden)
 target_compile_options(gluon_syncbn_objects PRIVATE
                        "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>")
-# Static: MXNet brings a CUDA runtime of its own version, and on a CPU there is none.
-target_link_libraries(gluon_syncbn_objects PUBLIC CUDA::cudart_static)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.2)
+  # Two architectures of a file at once: there are few files, and they take long.
+  target_compile_options(gluon_syncbn_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--threads=2>")
+endif()
+# Headers and libraries are nvcc's own. CUDAToolkit looks for them by itself, and where another
+# toolkit lies in /usr it may take that one's. The runtime is static, which is CMake's default: MXNet
+# brings one of its own version, and on a CPU there is none.
+target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
+                           ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 
 # What scripts/check_gpu.sh runs without Python.
 if(GLUON_SYNCBN_CHECKS)

@@ -15,19 +15,19 @@ import gluon_syncbn
 
 NVCC = shutil.which("nvcc")
 SOURCES = sorted((ROOT / "src/kernels/cuda").glob("*.cu"))
-NEWEST_WANTED = 90
+# Of each generation the first that nvcc has runs on all of it.
+GENERATIONS = (50,), (60,), (70, 75), (80,), (90,)
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="there is no nvcc on this machine")
 # Set by who leaves CUDA out, or builds for the GPU at hand alone.
 chosen_by_hand = {"GLUON_SYNCBN_CUDA", "CUDAARCHS"} & set(os.environ)
 
 
 def known_architectures():
-    """Those of this nvcc that the build takes, as numbers; without one the newest."""
-    if NVCC is None:
-        return [NEWEST_WANTED]
+    """Those of this nvcc that the build takes, as numbers."""
     listed = subprocess.check_output([NVCC, "--list-gpu-arch"], text=True)
     known = {int(number) for number in re.findall(r"compute_(\d+)\b", listed)}
-    return sorted(known & {50, 60, 70, 75, 80, 86, NEWEST_WANTED})
+    first = [[n for n in generation if n in known][:1] for generation in GENERATIONS]
+    return sum(first, [])
 
 
 @needs_nvcc
@@ -40,9 +40,10 @@ def test_library_has_every_architecture():
     assert features["cuda_architectures"] == expected
 
 
-def test_features_without_kernels():
+def test_features_say_what_there_is_or_why_not():
     features = gluon_syncbn.features()
     assert features["cuda"] is bool(features["cuda_architectures"])
+    assert features["cuda"] is not bool(features["cuda_missing"])
 
 
 @needs_nvcc
@@ -64,10 +65,30 @@ def test_no_local_memory(source, tmp_path):
     assert [frame for frame in frames if frame[1:] != ("0", "0")] == []
 
 
+@needs_nvcc
+def test_headers_and_libraries_are_those_of_nvcc(tmp_path):
+    """What an environment says of another toolkit misleads nobody."""
+    for name in "include/cuda_runtime.h", "lib/libcudart_static.a":
+        (tmp_path / "other" / name).parent.mkdir(parents=True)
+        (tmp_path / "other" / name).write_text("")
+    names = "CUDAToolkit_ROOT", "CUDA_PATH", "CMAKE_PREFIX_PATH"
+    other = {name: str(tmp_path / "other") for name in names}
+    options = "-DGLUON_SYNCBN_CUDA=1", "-DCMAKE_CUDA_ARCHITECTURES=80-real"
+    build = tmp_path / "build"
+    subprocess.run(
+        ["cmake", "-S", ROOT / "src", "-B", build, "-G", "Ninja", *options],
+        env={**os.environ, **other},
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    rules = (build / "build.ninja").read_text()
+    assert "cudart_static" in rules and other["CUDA_PATH"] not in rules
+
+
 GENERIC = "-DHAVE_AVX2=OFF", "-DHAVE_AVX512=OFF"  # most of the time to compile
 CPU_ONLY = """
 import gluon_syncbn
-print(gluon_syncbn.features()["cuda"])
+print(gluon_syncbn.features()["cuda"], gluon_syncbn.features()["cuda_missing"])
 """
 
 
@@ -84,11 +105,14 @@ def test_build_without_cuda(tmp_path):
             list(map(str, command)), env=environment, check=True, stdout=subprocess.PIPE
         )
     library = {"GLUON_SYNCBN_LIBRARY": str(build / "libgluon_syncbn.so")}
-    assert run_python(CPU_ONLY, **library).stdout == "False\n"
+    assert run_python(CPU_ONLY, **library).stdout == (
+        "False it was built with GLUON_SYNCBN_CUDA=0\n"
+    )
     text = run_python(
         "import native; native.Layer('a layer', 'gpu(0)', 'gpu(0)', 1)", **library
     ).stderr
     assert "SyncBatchNorm on gpu(0): this build of gluon_syncbn has CPU kernels" in text
+    assert "only, because it was built with GLUON_SYNCBN_CUDA=0; install a" in text
     assert "`GLUON_SYNCBN_CUDA=1 pip install .`" in text
 
 

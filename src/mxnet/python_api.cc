@@ -120,4 +120,13 @@ SYNCBN_EXPORT const char* gluon_syncbn_cuda_architectures() {
 #endif
 }
 
+// Why a build has no CUDA; empty in one that has.
+SYNCBN_EXPORT const char* gluon_syncbn_cuda_missing() {
+#if defined(SYNCBN_CUDA)
+  return "";
+#else
+  return SYNCBN_CUDA_MISSING;
+#endif
+}
+
 SYNCBN_EXPORT int gluon_syncbn_num_threads() { return syncbn::NumThreads(); }

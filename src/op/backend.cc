@@ -117,7 +117,8 @@ std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator) 
 #else
   (void)allocator;
   throw Error(Concat("SyncBatchNorm on ", device.Name(), ": this build of gluon_syncbn has CPU "
-                     "kernels only; install CUDA's nvcc and build it again with "
+                     "kernels only, because " SYNCBN_CUDA_MISSING "; install a working nvcc, which "
+                     "comes with the CUDA toolkit, and build it again with "
                      "`GLUON_SYNCBN_CUDA=1 pip install .`"));
 #endif
 }
