@@ -132,6 +132,23 @@ def test_memory_refuses_a_wrong_net():
     assert words.startswith("fused, pre-activation, imperative is wrong by ")
 
 
+def test_first_steps():
+    """The part of benchmark_fragmented.py that leaves the machine's memory alone."""
+    script = SCRIPTS / "benchmark_fragmented.py"
+    child = "--child", "gluon_syncbn", "imperative", "--steps", 3
+    output = run_tool(sys.executable, script, *child)
+    times, work = json.loads(output.splitlines()[-1])
+    assert len(times) == len(work) == 3
+
+
+def test_first_steps_refuse_a_wrong_layer():
+    wrong = "import gluon_syncbn, mxnet as mx\n"
+    wrong += "gluon_syncbn.SyncBatchNorm = lambda num_devices: mx.gluon.nn.Dropout(0.5)"
+    child = "--child", "gluon_syncbn", "imperative", "--steps", 1
+    said = refusal("benchmark_fragmented", wrong, *child)
+    assert "gluon_syncbn imperative is wrong by" in said
+
+
 def test_no_results_to_draw_are_one_sentence(tmp_path):
     code = CHANGED.format(folder=str(SCRIPTS), script="plot_benchmarks", change="")
     result = run_python(code, "--results", tmp_path)
