@@ -6,6 +6,7 @@ gradients are written to the variables' own arrays, as MXNet does it. `Returned`
 """
 
 import ctypes
+import itertools
 from functools import partial
 
 import mxnet as mx
@@ -29,26 +30,26 @@ class Written:
         self._names, self._arguments = names, arguments
         self._train_mode = bool(arguments[_TRAIN_MODE].value)
         # Per parameter of the nets that were called its data and gradients, on the
-        # devices of these calls.
+        # devices of these calls, and whether they are overwritten.
         self._replicas = {
             (id(p), *call.contexts): [
-                (data, grad)
+                (data, grad, p.grad_req == "write")
                 for data, grad, context in zip(p._data, p._grad, p.list_ctx())
                 if context in call.contexts
             ]
             for call in calls
             for p in call.parameters
-            if p._grad is not None and p.grad_req == "write"
+            if p._grad is not None
         }
         self._former = []
-        for data, _ in self._all():
+        for data, *_ in self._all():
             if data._fresh_grad:
                 self._former.append(data)
                 data._fresh_grad = False
 
     def _all(self):
-        pairs = (pair for replicas in self._replicas.values() for pair in replicas)
-        return {id(data): (data, grad) for data, grad in pairs}.values()
+        replicas = itertools.chain.from_iterable(self._replicas.values())
+        return {id(replica[0]): replica for replica in replicas}.values()
 
     def of_caller(self, original):
         """Differentiates the caller's graph."""
@@ -57,8 +58,8 @@ class Written:
     def of_devices(self, call, retain_graph):
         """Differentiates the devices' graphs; adds to what earlier ones wrote."""
         saved = []
-        for data, grad in self._all():
-            if data._fresh_grad:
+        for data, grad, is_written in self._all():
+            if is_written and data._fresh_grad:
                 saved.append((data, grad, grad.copy()))
                 data._fresh_grad = False
         variables = call.border.variables
@@ -76,11 +77,12 @@ class Written:
     def finish(self):
         """Gives devices that sat out the gradient zero of what the others have."""
         for replicas in self._replicas.values():
-            fresh = [data._fresh_grad for data, _ in replicas]
+            fresh = [data._fresh_grad for data, *_ in replicas]
             if any(fresh):
-                for (data, grad), is_fresh in zip(replicas, fresh):
+                for (data, grad, is_written), is_fresh in zip(replicas, fresh):
                     if not is_fresh:
-                        grad[:] = 0
+                        if is_written:
+                            grad[:] = 0
                         data._fresh_grad = True
 
     def restore(self):

@@ -182,6 +182,27 @@ def test_a_device_that_sits_out_has_gradient_zero(devices):
     assert [g.asnumpy().item() for g in net.net.weight.list_grad()] == [7, 0]
 
 
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_a_trainer_adds_up_where_a_device_sat_out(update_on_kvstore, devices):
+    net = dense(devices.contexts)
+    net.net.weight.grad_req = "add"
+    trainer = Trainer(
+        net.collect_params(),
+        "sgd",
+        {"learning_rate": 0.125},
+        update_on_kvstore=update_on_kvstore,
+    )
+    for rows in column(1), column(2, 3), column(4):
+        for x in rows, rows:
+            with autograd.record():
+                y = net(x)
+            y.backward()
+        trainer.step(1)
+        net.collect_params().zero_grad()
+    weights = [w.asscalar() for w in net.net.weight.list_data()]
+    assert weights == [1 - 2 * (1 + 2 + 3 + 4) / 8] * 2
+
+
 def test_backward_inside_of_the_scope_and_twice(devices):
     net = dense(devices.contexts)
     with autograd.record():
