@@ -1,0 +1,302 @@
+"""Random training programs, each made from a seed, and a command that runs many.
+
+    python tests/random_programs.py --seeds 0:10000
+    python tests/random_programs.py --program '{"seed": 17, ...}'
+
+A program is data: a small net, where and how it runs, and steps, of which some fail and
+are recovered from. program_runner.py runs it against the oracle. The command prints
+the program that fails, which the second form runs again, also after it was made
+smaller by hand; one that hangs ends with the stacks of all threads.
+"""
+
+import argparse
+import collections
+import faulthandler
+import json
+import random
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from typing import List, Optional
+
+LIMIT = 120  # seconds for a program, which takes some 0.05 s
+
+
+@dataclass
+class Layer:
+    """The arguments of a SyncBatchNorm, and what is asked of its parameters."""
+
+    momentum: Optional[float]
+    epsilon: float
+    scale: bool
+    center: bool
+    use_global_stats: bool
+    unbiased: bool
+    activation: Optional[str]
+    slope: Optional[float]
+    gamma_request: str
+    beta_request: str
+    gammas: str  # "ones" and zero statistics, as initialized; "normal"; "awkward"
+
+
+@dataclass
+class Step:
+    """One thing that the program does.
+
+    kind is "train", "train_unrecorded", "predict", "predict_recorded" or "recover",
+    which should succeed, or a training step that fails: "missing" where context `who`
+    does not come, "missing_backward", or "raises", where the function called for it
+    does. rows has an element for each context: None where it sits out, 0 where it takes
+    part with an empty shard.
+    """
+
+    kind: str
+    rows: List[Optional[int]]
+    backwards: int = 1  # through the one graph
+    who: int = 0
+    by_map: bool = False  # whether the next map recovers
+
+
+@dataclass
+class Program:
+    seed: int
+    way: str  # "devices", "parallel" or "plain_loop"
+    groups: List[List[int]]  # of contexts that normalize together
+    mode: str
+    made: str  # "layer", or "converted" or "fused" from MXNet's blocks
+    chains: List[List[int]]  # numbers of layers; each chain gives an output
+    bare: bool  # the layer itself is the net
+    convolutions: bool  # around layers, for oneDNN's layouts
+    dtype: str
+    shape: List[int]  # with 0 for the rows
+    batch_axis: int
+    axis: int
+    data: str
+    x_request: str
+    trainer: bool  # whether Trainer.step follows each recorded training step
+    layers: List[Layer]
+    steps: List[Step]
+
+    @property
+    def contexts(self):
+        return sum(map(len, self.groups))
+
+    def part_of(self, context):
+        return next(part for part in self.groups if context in part)
+
+    def to_text(self):
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_text(text):
+        values = json.loads(text)
+        values["layers"] = [Layer(**layer) for layer in values["layers"]]
+        values["steps"] = [Step(**step) for step in values["steps"]]
+        return Program(**values)
+
+
+def generate(seed):
+    """The program of this seed, the same on every machine."""
+    draw = random.Random(seed)
+    one_of = draw.choice
+    groups = _groups(draw)
+    way = one_of(["devices", "devices", "parallel", "plain_loop"])
+    if way == "plain_loop" and len(groups) == len(groups[0]) == 1:
+        way = "devices"
+    ndim = draw.randint(2, 5)
+    dtype = one_of(["float32", "float32", "float64", "float16"])
+    convolutions = ndim == 4 and dtype == "float32" and draw.random() < 0.5
+    axis = 1 if convolutions else draw.randrange(ndim)
+    others = [k for k in range(ndim) if k != axis]
+    batch_axis = one_of(others) if draw.random() < 0.2 else others[0]
+    if convolutions:
+        batch_axis = 0
+    shape = [draw.randint(1, 5) for _ in range(ndim)]
+    shape[axis] = one_of([8, 16]) if convolutions else one_of([1, 2, 3, 5, 9, 17])
+    shape[batch_axis] = 0
+    chains = one_of([[[0]]] * 3 + [[[0], [1]], [[0], [0]]])
+    data = one_of(["normal", "drifting", "far", "constant", "small"])
+    if dtype != "float16" and data != "constant" and draw.random() < 0.4:
+        # Of these, the bounds would be too wide.
+        chains = one_of([[[0, 1]], [[0, 0]], [[0, 1], [1]], [[0, 1], [1, 0]]])
+    made = one_of(["layer", "layer", "converted", "fused"])
+    x_request = one_of(["write", "write", "add", "null"])
+    # A conversion is one for the whole net.
+    unbiased = draw.random() < 0.3
+    layers = [
+        _layer(draw, made, unbiased, needs_gradient=x_request == "null")
+        for _ in range(1 + max(map(max, chains)))
+    ]
+    if max(map(len, chains)) > 1 and data == "far":
+        for layer in layers:  # or else outputs are far, which widens the bounds
+            layer.use_global_stats = False
+    program = Program(
+        seed=seed,
+        way=way,
+        groups=groups,
+        mode=one_of(["imperative", "hybridize", "static_alloc", "static_shape"]),
+        made=made,
+        chains=chains,
+        bare=chains == [[0]]
+        and made == "layer"
+        and not convolutions
+        and draw.random() < 0.5,
+        convolutions=convolutions,
+        dtype=dtype,
+        shape=shape,
+        batch_axis=batch_axis,
+        axis=axis - ndim if draw.random() < 0.3 else axis,
+        data=data,
+        x_request=x_request,
+        # Its first step gives the statistics of the first context to all.
+        trainer=len(groups) == 1 and draw.random() < 0.3,
+        layers=layers,
+        steps=[],
+    )
+    kinds = _kinds(program)
+    program.steps = [_step(draw, program, kinds) for _ in range(draw.randint(2, 6))]
+    return program
+
+
+def _groups(draw):
+    count = draw.choice([1, 2, 2, 2, 3, 3, 4])
+    contexts, groups = list(range(count)), []
+    if draw.random() < 0.6:
+        return [contexts]
+    while contexts:
+        size = draw.randint(1, len(contexts))
+        groups.append(contexts[:size])
+        contexts = contexts[size:]
+    return groups
+
+
+def _layer(draw, made, unbiased, needs_gradient):
+    one_of = draw.choice
+    momentums = [0.9, 0.5, 0.0, 1.0] + [None] * (made == "layer")
+    activation = one_of([None, "identity", "relu", "leaky_relu", "elu"])
+    if made != "layer" and activation == "identity":
+        activation = None  # MXNet has no block for it
+    # MXNet's blocks hold them in float32.
+    slope = {"leaky_relu": one_of([0.0625, 0.25]), "elu": one_of([1.0, 0.5])}
+    requests = ["write"] if needs_gradient else ["write", "write", "add", "null"]
+    return Layer(
+        momentum=one_of(momentums),
+        epsilon=one_of([1e-5, 1e-3, 0.5]),
+        scale=needs_gradient or draw.random() < 0.8,
+        center=draw.random() < 0.8,
+        use_global_stats=draw.random() < 0.1,
+        unbiased=unbiased,
+        activation=activation,
+        slope=slope.get(activation),
+        gamma_request=one_of(requests),
+        beta_request=one_of(requests),
+        gammas=one_of(["ones", "normal", "normal", "awkward"]),
+    )
+
+
+def _kinds(program):
+    """The kinds of steps that the program can do, with repetitions as weights."""
+    kinds = ["train"] * 6 + ["train_unrecorded", "predict", "predict_recorded"]
+    kinds += ["recover"]
+    if program.contexts > 1:
+        kinds += ["raises"]
+    synchronized = any(len(part) > 1 for part in program.groups)
+    waits = not all(layer.use_global_stats for layer in program.layers)
+    if synchronized and waits and program.way != "parallel":
+        kinds += ["missing", "missing_backward"]
+    return kinds
+
+
+def _step(draw, program, kinds):
+    kind, dtype = draw.choice(kinds), program.dtype
+    count = program.contexts
+    if program.way == "parallel":
+        # As make_parallel splits them.
+        total = draw.randint(1, 3 * count)
+        active = min(total, count)
+        share, more = divmod(total, active)
+        rows = [share + (k < more) for k in range(active)] + [None] * (count - active)
+    else:
+        rows = [draw.randint(1, 4) for _ in range(count)]
+        # MXNet's own float32 operators, which are around a layer elsewhere, refuse them.
+        alone = program.bare or dtype != "float32"
+        empty = alone and program.way == "devices" and draw.random() < 0.2
+        if not program.trainer and draw.random() < 0.25:  # it wants all gradients
+            for k in draw.sample(range(count), draw.randint(0, count - 1)):
+                rows[k] = None
+        if empty:
+            rows[draw.randrange(count)] = 0
+    for part in program.groups:
+        there = [k for k in part if rows[k] is not None]
+        if there and not any(rows[k] for k in there):
+            rows[there[0]] = 1
+    step = Step(kind, rows, backwards=1 + (kind == "train" and draw.random() < 0.15))
+    step.by_map = program.way == "devices" and draw.random() < 0.5
+    active = [k for k in range(count) if rows[k] is not None]
+    met = [k for k in active if sum(i in active for i in program.part_of(k)) > 1]
+    if kind.startswith("missing") and not met:
+        step.kind = "train"  # nobody would miss one
+    elif kind.startswith("missing"):
+        step.who = draw.choice(met)
+    else:
+        step.who = draw.choice(active)
+    return step
+
+
+def run_seeds(seeds, limit=LIMIT):
+    """Runs the seeds' programs; returns the failing seeds, and counts by kind."""
+    from program_runner import run
+    from tqdm import tqdm
+
+    failing, counts = [], collections.Counter()
+    with tqdm(seeds, smoothing=0) as bar:
+        for seed in bar:
+            # Not left to the interval: after a hang it is the last that is seen.
+            bar.set_postfix_str(f"seed {seed}")
+            program = generate(seed)
+            if not run_one(program, run, limit):
+                failing.append(seed)
+            counts.update(features(program))
+    return failing, counts
+
+
+def run_one(program, run, limit=LIMIT):
+    """Whether the program agrees with the oracle; prints it if not."""
+    faulthandler.dump_traceback_later(limit, exit=True)
+    try:
+        run(program)
+        return True
+    except Exception:
+        print(f"\n{program.to_text()}\n{traceback.format_exc()}", file=sys.stderr)
+        return False
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def features(program):
+    """The kinds that a program is counted by."""
+    yield from (program.way, program.mode, program.dtype, program.made, program.data)
+    yield f"{program.contexts} contexts"
+    yield from (f"step {step.kind}" for step in program.steps)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", default="0:100", help="first:end, without the end")
+    parser.add_argument("--program", help="the text of one program, to run again")
+    arguments = parser.parse_args()
+    faulthandler.enable()
+    if arguments.program:
+        from program_runner import run
+
+        sys.exit(not run_one(Program.from_text(arguments.program), run))
+    first, _, end = arguments.seeds.partition(":")
+    failing, counts = run_seeds(range(int(first), int(end)))
+    for feature, count in sorted(counts.items()):
+        print(f"{count:8d} {feature}")
+    print(f"{int(end) - int(first)} programs, {len(failing)} failing: {failing}")
+    sys.exit(bool(failing))
+
+
+if __name__ == "__main__":
+    main()
