@@ -1,0 +1,77 @@
+"""``python -m gluon_syncbn``: tells what was built, and checks that it computes right.
+
+Started by users after installing. What is checked is in ``_check.py``, what is timed in
+``_bench.py``; here are the command line, the report and the exit status.
+"""
+
+import argparse
+import os
+import sys
+
+import mxnet as mx
+
+from . import __version__, _bench, _check, available_contexts, features
+
+
+def main(arguments=None):
+    """Prints the report; returns the exit status, 1 if a result is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m gluon_syncbn", description=HELP)
+    parser.add_argument(
+        "--bench",
+        action="store_true",
+        help="also time the layer beside nn.BatchNorm and MXNet's contrib layer",
+    )
+    options = parser.parse_args(arguments)
+    print(f"gluon_syncbn {__version__}, MXNet {mx.__version__}")
+    for name, value in features().items():
+        print(f"  {name}: {_in_words(value)}")
+    devices = _places()
+    print(f"devices: {_cores()} CPU cores, {_gpus(devices)}")
+    try:
+        for contexts in devices:
+            for mode in _check.MODES:
+                for dtype in _check.DTYPES:
+                    print(_check.check(contexts, mode, dtype))
+        if options.bench:
+            print()
+            _bench.report(devices[-1])
+    except (_check.WrongResultError, mx.MXNetError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+HELP = (
+    "Prints what gluon_syncbn was built with and which devices there are, and compares "
+    "the layer on two contexts with batch normalization of the whole batch in float64."
+)
+
+
+def _places():
+    """The lists of contexts that are checked: two of the CPU, and the first GPUs."""
+    gpus = [c for c in available_contexts() if c.device_type == "gpu"]
+    two_cpus = [mx.cpu(0), mx.cpu(1)]
+    return [two_cpus, gpus[:2]] if gpus and features()["cuda"] else [two_cpus]
+
+
+def _cores():
+    return len(os.sched_getaffinity(0))
+
+
+def _gpus(places):
+    gpus = [c for c in available_contexts() if c.device_type == "gpu"]
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        return "no GPUs, because this MXNet was built without CUDA"
+    if gpus and len(places) == 1:
+        return f"{len(gpus)} GPUs, which gluon_syncbn was built without CUDA for"
+    return f"{len(gpus)} GPUs"
+
+
+def _in_words(value):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(value) or "none" if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""``python -m gluon_syncbn``: its report, its exit status, and that it finds errors."""
+
+import re
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+import reference
+from helpers import run_tool
+from mxnet.gluon import nn
+
+import gluon_syncbn
+from gluon_syncbn import __main__, _bench, _check
+
+
+def test_it_tells_what_there_is_and_that_it_is_right():
+    output = run_tool(sys.executable, "-m", "gluon_syncbn", timeout=120)
+    features = gluon_syncbn.features()
+    assert f"gluon_syncbn {gluon_syncbn.__version__}, MXNet {mx.__version__}" in output
+    assert f"instruction_set: {features['instruction_set']}" in output
+    assert f"library: {features['library']}" in output
+    assert re.search(r"^devices: \d+ CPU cores, ", output, re.M)
+    for mode in ("imperative", "hybridized"):
+        for dtype in ("float32", "float64"):
+            assert f"right on cpu(0) and cpu(1), {mode}, {dtype}: " in output
+    assert "contrib" not in output
+
+
+def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, capsys):
+    def unsynchronized(num_devices, timeout):
+        return nn.BatchNorm()
+
+    monkeypatch.setattr(_check, "SyncBatchNorm", unsynchronized)
+    assert __main__.main([]) == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("error: y is wrong on cpu(0) and cpu(1), imperative,")
+
+
+@pytest.mark.parametrize("name", ["y", "dx", "dgamma", "the running variance"])
+@pytest.mark.parametrize("error", [1.001, np.nan])
+def test_each_result_is_compared(monkeypatch, capsys, name, error):
+    step = _check.step
+
+    def slightly_wrong(*arguments):
+        results = step(*arguments)
+        results[name].flat[-1] *= error
+        return results
+
+    monkeypatch.setattr(_check, "step", slightly_wrong)
+    assert __main__.main([]) == 1
+    assert f"error: {name} is wrong on cpu(0)" in capsys.readouterr().err
+
+
+def test_an_error_of_a_layer_is_a_sentence(monkeypatch, capsys):
+    def fails(*arguments):
+        raise mx.MXNetError("SyncBatchNorm 'norm', forward: something failed")
+
+    monkeypatch.setattr(_check, "step", fails)
+    assert __main__.main([]) == 1
+    assert capsys.readouterr().err == (
+        "error: SyncBatchNorm 'norm', forward: something failed\n"
+    )
+
+
+@pytest.mark.parametrize("dtype", _check.DTYPES)
+def test_its_reference_is_that_of_the_tests(dtype):
+    x, dy, gamma = _check.example(dtype)
+    y, mean, var, _ = reference.forward(x, gamma, np.zeros_like(gamma))
+    statistics = [
+        reference.update_running(start, value, _check.MOMENTUM)
+        for start, value in ((0, mean), (1, var))
+    ]
+    expected = [y, *reference.backward(x, dy, gamma), *statistics]
+    for mine, theirs in zip(_check.oracle(x, dy, gamma), expected):
+        rtol, atol = reference.tolerance("float64", x.size, scale=abs(theirs).max())
+        np.testing.assert_allclose(mine, theirs, rtol, atol)
+
+
+def test_the_benchmark_prints_all_three_layers(monkeypatch, capsys):
+    monkeypatch.setattr(_bench, "STEPS", 1)
+    _bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
+    output = capsys.readouterr().out
+    number = r" +\d+\.\d"
+    assert re.search(rf"^SyncBatchNorm{number}{number}$", output, re.M)
+    assert re.search(rf"^nn\.BatchNorm{number}{number}$", output, re.M)
+    assert re.search(rf"^contrib SyncBatchNorm{number} +-$", output, re.M)
+    assert "on one context only" in output
+
+
+def test_the_benchmark_does_not_time_what_is_wrong(monkeypatch, capsys):
+    def unsynchronized(num_devices, timeout):
+        return nn.BatchNorm()
+
+    monkeypatch.setattr(_bench, "SyncBatchNorm", unsynchronized)
+    monkeypatch.setattr(_bench, "STEPS", 1)
+    with pytest.raises(_check.WrongResultError, match="SyncBatchNorm on 2 contexts"):
+        _bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
+
+
+def test_gpus_are_checked_where_there_are_kernels_for_them(monkeypatch):
+    monkeypatch.setattr(__main__, "available_contexts", lambda: [mx.gpu(0), mx.gpu(1)])
+    monkeypatch.setattr(__main__, "features", lambda: {"cuda": True})
+    assert __main__._places()[1] == [mx.gpu(0), mx.gpu(1)]
+    monkeypatch.setattr(__main__, "features", lambda: {"cuda": False})
+    assert __main__._places() == [[mx.cpu(0), mx.cpu(1)]]
