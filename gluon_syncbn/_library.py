@@ -106,6 +106,12 @@ def features():
         (``"90-virtual"``) for; ``cuda_missing``: why there are none, for example what
         went wrong with each nvcc, and empty where there are; ``mpi``: whether
         :mod:`gluon_syncbn.distributed` was built; ``library``: the file.
+
+    Examples
+    --------
+    >>> import gluon_syncbn
+    >>> gluon_syncbn.features()["instruction_set"] in ("avx512", "avx2", "generic")
+    True
     """
     library = load()
     architectures = library.gluon_syncbn_cuda_architectures().decode().split()

@@ -71,6 +71,16 @@ def convert_sync_batchnorm(
         For what cannot be converted: a BatchNorm with a forward of its own, and nodes
         of a SymbolBlock whose mean or variance is read. With `fuse`, for parts that
         cannot be traced.
+
+    Examples
+    --------
+    >>> from mxnet.gluon import nn
+    >>> from gluon_syncbn import convert_sync_batchnorm
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(4), nn.BatchNorm(), nn.Activation("relu"))
+    >>> net = convert_sync_batchnorm(net, num_devices=2)
+    >>> type(net[1]).__name__, net[1].num_devices
+    ('SyncBatchNorm', 2)
     """
     _check_is_block(net)
     check_arguments(num_devices, timeout=timeout, group=group)
@@ -134,6 +144,14 @@ def revert_sync_batchnorm(net):
     ValueError
         If a layer in `net` was fused with an activation block outside of it. Nothing is
         changed then.
+
+    Examples
+    --------
+    >>> from mxnet.gluon import nn
+    >>> from gluon_syncbn import convert_sync_batchnorm, revert_sync_batchnorm
+    >>> net = convert_sync_batchnorm(nn.BatchNorm())
+    >>> type(revert_sync_batchnorm(net)).__name__
+    'BatchNorm'
     """
     _check_is_block(net)
     check_can_unfold(net)

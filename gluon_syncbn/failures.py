@@ -48,12 +48,28 @@ def set_timeout(seconds):
     ------
     ValueError
         If `seconds` is no positive number.
+
+    Examples
+    --------
+    >>> import gluon_syncbn
+    >>> former = gluon_syncbn.get_timeout()
+    >>> gluon_syncbn.set_timeout(60)
+    >>> gluon_syncbn.get_timeout()
+    60.0
+    >>> gluon_syncbn.set_timeout(former)
     """
     _library.load().gluon_syncbn_set_timeout(check_timeout(seconds, "seconds"))
 
 
 def get_timeout():
-    """The timeout in seconds that :func:`set_timeout` sets."""
+    """The timeout in seconds that :func:`set_timeout` sets.
+
+    Examples
+    --------
+    >>> import gluon_syncbn
+    >>> gluon_syncbn.get_timeout() > 0
+    True
+    """
     return _library.load().gluon_syncbn_timeout()
 
 
@@ -80,6 +96,28 @@ def recover(reason="gluon_syncbn.recover() was called"):
     processes all call it, because a failure is one of all; where nothing has failed and
     nothing is in flight it does no harm. Threads that train other nets get an error at
     their next :meth:`Devices.map`, because their work in flight is given up too.
+
+    Parameters
+    ----------
+    reason : str
+        What those threads are told.
+
+    Examples
+    --------
+    A layer on two contexts of which one gets no shard:
+
+    >>> import mxnet as mx
+    >>> import gluon_syncbn
+    >>> layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=0.1)
+    >>> layer.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    >>> with mx.autograd.train_mode():
+    ...     y = layer(mx.nd.ones((2, 3), ctx=mx.cpu(0)))
+    >>> try:
+    ...     y.wait_to_read()
+    ... except mx.MXNetError as error:
+    ...     print("Arrived: cpu(0)" in str(error), "Missing: cpu(1)" in str(error))
+    ...     gluon_syncbn.recover()
+    True True
     """
     global _latest_recovery
     check_text("reason", reason)

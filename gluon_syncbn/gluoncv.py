@@ -29,6 +29,19 @@ def install():
     ------
     ImportError
         If GluonCV is not installed.
+
+    Examples
+    --------
+    At the beginning of a training script:
+
+    .. code-block:: python
+
+        import gluon_syncbn
+        import gluoncv.utils.parallel
+
+        gluon_syncbn.gluoncv.install()
+        model = gluoncv.utils.parallel.DataParallelModel
+        assert model is gluon_syncbn.gluoncv.DataParallelModel
     """
     from gluoncv.utils import parallel
 
@@ -67,6 +80,19 @@ class DataParallelModel:
 
     Outputs
         - **outputs** : tuple with a tuple of arrays for each context.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        import mxnet as mx
+        from gluon_syncbn.gluoncv import DataParallelModel
+
+        net = mx.gluon.nn.Dense(3)
+        net.initialize()
+        model = DataParallelModel(net, [mx.cpu(0), mx.cpu(1)])
+        (y,), (z,) = model(mx.nd.ones((4, 2)))
+        assert y.shape == z.shape == (2, 3)
     """
 
     def __init__(self, module, ctx_list=None, sync=False):
@@ -107,6 +133,22 @@ class DataParallelCriterion:
     Outputs
         - **losses** : tuple with what `module` returns for each context; one
           ``autograd.backward`` takes it.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        import mxnet as mx
+        from gluon_syncbn.gluoncv import DataParallelCriterion, DataParallelModel
+
+        net = mx.gluon.nn.Dense(1)
+        net.initialize()
+        contexts = [mx.cpu(0), mx.cpu(1)]
+        model = DataParallelModel(net, contexts)
+        criterion = DataParallelCriterion(mx.gluon.loss.L2Loss(), contexts)
+        with mx.autograd.record():
+            losses = criterion(model(mx.nd.ones((4, 2))), mx.nd.zeros((4, 1)))
+        mx.autograd.backward(losses)
     """
 
     def __init__(self, module, ctx_list=None, sync=False):

@@ -25,6 +25,11 @@ def keep_freed_memory():
     -------
     bool
         Whether the C library could be told so; False for others than glibc.
+
+    Examples
+    --------
+    >>> import gluon_syncbn
+    >>> kept = gluon_syncbn.keep_freed_memory()  # before the first step
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -249,6 +249,15 @@ class Waits(
         the updated parameters.
     layers : list of (str, float)
         The five layers where devices waited longest for each other, with the shares.
+
+    Examples
+    --------
+    >>> from gluon_syncbn.monitor import Waits
+    >>> waits = Waits(100, 20.0, data=0.31, each_other=0.04, gradients=0.02)
+    >>> print(waits)
+    waited for data 31 %, for each other 4 %, for gradients 2 %
+    >>> print(waits.hint)
+    devices wait for data: give the loader more workers or faster storage
     """
 
     __slots__ = ()

@@ -114,6 +114,17 @@ class ParallelNet(Block):
     devices : Devices
         Whose threads run the net. Each thread has random generators of its own:
         ``net.devices.map(lambda: mx.random.seed(0))`` seeds them.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import make_parallel
+    >>> net = make_parallel(mx.gluon.nn.Dense(3), ctx=[mx.cpu(0), mx.cpu(1)])
+    >>> net.initialize()
+    >>> net(mx.nd.ones((5, 2))).shape
+    (5, 3)
+    >>> net.devices
+    Devices([cpu(0), cpu(1)])
     """
 
     def __init__(self, net, devices, batch_axis=0, gather=True):
@@ -302,7 +313,18 @@ class ParallelNet(Block):
 
 
 class ShardedOutput(list):
-    """Outputs of the devices that had rows, in order; each as the net returned it."""
+    """Outputs of the devices that had rows, in order; each as the net returned it.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import make_parallel
+    >>> contexts = [mx.cpu(0), mx.cpu(1)]
+    >>> net = make_parallel(mx.gluon.nn.Dense(3), ctx=contexts, gather=False)
+    >>> net.initialize()
+    >>> [(y.shape, y.context) for y in net(mx.nd.ones((5, 2)))]
+    [((3, 3), cpu(0)), ((2, 3), cpu(1))]
+    """
 
     def __init__(self, outputs, batch, net):
         super().__init__(outputs)

@@ -122,6 +122,12 @@ def broadcast(value, root=0, name="broadcast", timeout=None):
         If `root` is no rank.
     mxnet.MXNetError
         If not all processes come within the timeout. The text names the ranks.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.broadcast({"seed": 3})  # one process
+    {'seed': 3}
     """
     check_root(root)
     _check(name, timeout)
@@ -151,6 +157,11 @@ def barrier(timeout=None):
     ----------
     timeout : float or None, default None
         As in :func:`allreduce`.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.barrier()  # one process
     """
     allreduce(0, "barrier", timeout)
 

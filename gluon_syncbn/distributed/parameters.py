@@ -39,6 +39,21 @@ def broadcast_parameters(net, root=0, timeout=None):
         If a parameter was not initialized.
     mxnet.MXNetError
         If not all processes come within the timeout. The text names the ranks.
+
+    Examples
+    --------
+    Every rank has initialized the net with numbers of its own:
+
+    .. code-block:: python
+
+        import mxnet as mx
+        from gluon_syncbn import distributed
+
+        distributed.init()
+        net = mx.gluon.nn.Dense(2, in_units=2)
+        net.initialize(mx.init.Constant(distributed.rank()))
+        distributed.broadcast_parameters(net)
+        assert (net.weight.data() == 0).asnumpy().all()
     """
     parameters = parameters_of(net)
     check_root(root)

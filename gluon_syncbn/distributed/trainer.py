@@ -42,6 +42,26 @@ class Trainer(mx.gluon.Trainer):
         If the nets differ between ranks, or `bucket_megabytes` is not positive.
     TypeError
         If a gradient is sparse.
+
+    Examples
+    --------
+    Each rank has a share of the batch:
+
+    .. code-block:: python
+
+        import mxnet as mx
+        from gluon_syncbn import SyncBatchNorm, distributed
+
+        distributed.init()
+        layer = SyncBatchNorm()
+        layer.initialize()
+        trainer = distributed.Trainer(layer, "sgd")
+        shard = mx.nd.random.normal(shape=(3 + distributed.rank(), 2))
+        with mx.autograd.record():
+            loss = layer(shard) ** 2
+        loss.backward()
+        trainer.step(len(shard))
+        trainer.join()
     """
 
     def __init__(self, net, optimizer, optimizer_params=None, bucket_megabytes=4):

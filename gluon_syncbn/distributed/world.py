@@ -53,6 +53,17 @@ def init(timeout=None):
         only; if not all processes call it within the timeout; after :func:`shutdown`.
     ValueError
         If `timeout` is no positive number.
+
+    Examples
+    --------
+    With ``mpirun -n 2 python program.py``:
+
+    .. code-block:: python
+
+        from gluon_syncbn import distributed
+
+        distributed.init()
+        print(f"this is rank {distributed.rank()} of {distributed.size()}")
     """
     global _world
     seconds = wait_seconds(timeout)
@@ -92,17 +103,38 @@ def world():
 
 
 def is_initialized():
-    """Whether :func:`init` has connected this process."""
+    """Whether :func:`init` has connected this process.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.is_initialized()
+    False
+    """
     return _world is not None
 
 
 def rank():
-    """This process's number, from 0; 0 before :func:`init`."""
+    """This process's number, from 0; 0 before :func:`init`.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.rank()
+    0
+    """
     return _world.rank if _world else 0
 
 
 def size():
-    """The number of processes; 1 before :func:`init`."""
+    """The number of processes; 1 before :func:`init`.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.size()
+    1
+    """
     return _world.size if _world else 1
 
 
@@ -110,12 +142,25 @@ def local_rank():
     """This process's number among those of its machine; 0 before :func:`init`.
 
     With one GPU per process, train on ``mx.gpu(local_rank())``.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.local_rank()
+    0
     """
     return _world.of_machine().index(_world.rank) if _world else 0
 
 
 def local_size():
-    """The number of processes on this machine; 1 before :func:`init`."""
+    """The number of processes on this machine; 1 before :func:`init`.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.local_size()
+    1
+    """
     return len(_world.of_machine()) if _world else 1
 
 
@@ -144,6 +189,23 @@ def join(timeout=None):
     ------
     mxnet.MXNetError
         If a rank fails, has left, or does not answer.
+
+    Examples
+    --------
+    Rank 1 has one batch more than rank 0:
+
+    .. code-block:: python
+
+        import mxnet as mx
+        from gluon_syncbn import SyncBatchNorm, distributed
+
+        distributed.init()
+        layer = SyncBatchNorm()
+        layer.initialize()
+        for _ in range(1 + distributed.rank()):
+            with mx.autograd.train_mode():
+                layer(mx.nd.ones((3, 2)))
+        assert distributed.join() == 1
     """
     seconds = wait_seconds(timeout)
     if size() == 1:
@@ -162,6 +224,17 @@ def shutdown():
     Not needed at the end of a program. Others that wait for this rank, and layers that
     train in it afterwards, raise :class:`mxnet.MXNetError`. May be called before or
     after Horovod or mpi4py are shut down, and more than once.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        from gluon_syncbn import distributed
+
+        distributed.init()
+        total = distributed.allreduce(1)
+        distributed.shutdown()
+        assert total == distributed.size()
     """
     if _world is None or _world.left:
         return
