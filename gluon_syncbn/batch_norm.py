@@ -59,8 +59,8 @@ class SyncBatchNorm(nn.BatchNorm):
     use_global_stats : bool, default False
         Normalize with the running statistics in training too; nothing is exchanged
         then.
-    beta_initializer, gamma_initializer, running_mean_initializer, \
-running_variance_initializer : str or Initializer
+    beta_initializer, gamma_initializer : str or Initializer
+    running_mean_initializer, running_variance_initializer : str or Initializer
     axis : int, default 1
         The axis of the channels; negative values count from the end.
     unbiased_running_var : bool, default False

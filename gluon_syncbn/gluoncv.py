@@ -115,7 +115,7 @@ class DataParallelModel:
 
 
 class DataParallelCriterion:
-    """Computes a loss where the outputs of a :class:`DataParallelModel` are.
+    """Computes a loss where the outputs of a ``DataParallelModel`` are.
 
     Parameters
     ----------

@@ -264,7 +264,7 @@ class Waits(
 
     @property
     def hint(self):
-        """One sentence: what holds the devices back most."""
+        """A sentence that says what holds the devices back most."""
         shares = {
             "data": self.data, "each other": self.each_other,
             "gradients": self.gradients, None: _NEGLIGIBLE,

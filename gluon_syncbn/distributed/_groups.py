@@ -28,7 +28,8 @@ def groups_of(k, contexts=None):
     Returns
     -------
     list of lists
-        Of ranks or of contexts, for the argument `group` of :class:`SyncBatchNorm`.
+        Of ranks or of contexts, for the argument `group` of
+        :class:`gluon_syncbn.SyncBatchNorm`.
 
     Raises
     ------

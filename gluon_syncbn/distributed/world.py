@@ -31,7 +31,7 @@ class _World:
 def init(timeout=None):
     """Connects the processes that ``mpirun`` has started.
 
-    From then on every :class:`SyncBatchNorm` synchronizes with the layer of the same
+    From then on every :class:`gluon_syncbn.SyncBatchNorm` synchronizes with the layer of the same
     name in all other processes, see its argument `group`. Every process calls it, once
     or more often; further calls do nothing. MPI is used as mpi4py or Horovod have
     initialized it, if they have; otherwise it is initialized here and finalized when
@@ -103,7 +103,7 @@ def world():
 
 
 def is_initialized():
-    """Whether :func:`init` has connected this process.
+    """Whether ``init`` has connected this process.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def is_initialized():
 
 
 def rank():
-    """This process's number, from 0; 0 before :func:`init`.
+    """This process's number, from 0; 0 before ``init``.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def rank():
 
 
 def size():
-    """The number of processes; 1 before :func:`init`.
+    """The number of processes; 1 before ``init``.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def size():
 
 
 def local_rank():
-    """This process's number among those of its machine; 0 before :func:`init`.
+    """This process's number among those of its machine; 0 before ``init``.
 
     With one GPU per process, train on ``mx.gpu(local_rank())``.
 
@@ -153,7 +153,7 @@ def local_rank():
 
 
 def local_size():
-    """The number of processes on this machine; 1 before :func:`init`.
+    """The number of processes on this machine; 1 before ``init``.
 
     Examples
     --------
