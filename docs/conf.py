@@ -43,6 +43,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autosummary_generate = False
 
+highlight_language = "none"  # of blocks that name no language
 html_theme = "furo"
 html_title = f"gluon_syncbn {VERSION}"
 html_static_path = ["_static"]

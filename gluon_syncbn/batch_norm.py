@@ -60,7 +60,9 @@ class SyncBatchNorm(nn.BatchNorm):
         Normalize with the running statistics in training too; nothing is exchanged
         then.
     beta_initializer, gamma_initializer : str or Initializer
+        As in :class:`mxnet.gluon.nn.BatchNorm`.
     running_mean_initializer, running_variance_initializer : str or Initializer
+        As there.
     axis : int, default 1
         The axis of the channels; negative values count from the end.
     unbiased_running_var : bool, default False

@@ -7,7 +7,7 @@ batch_norm_backward_elemt, timed in the same way right behind; without PyTorch t
 column is missing. No other package takes part. "forward" and "backward" are two kernels
 in a row, the second of which may find in the cache what the first has read. Bytes are
 those that a kernel must read and write: 1, 2, 2 and 3 tensors. Writes JSON, and beside
-it the README's table.
+it the table of docs/guides/gpus.md.
 
     python scripts/benchmark_gpu.py --program build/gpu/benchmark_gpu
     python scripts/benchmark_gpu.py --program ... --shape 4,64,240,240 --repetitions 50
@@ -163,7 +163,7 @@ def cells_of(row):
 
 
 def table_of(document):
-    """The README's table."""
+    """The table of docs/guides/gpus.md."""
     machine = document["machine"]
     heads = ["shape", "dtype", "layout", *TENSORS, "all"]
     beside = ""

@@ -9,7 +9,7 @@
 # Needs nvcc and cmake; no MXNet. A part that needs more is left out where that is missing, and the
 # script says so: the layer's tests need a python3 (or PYTHON) with PyTorch, NumPy and pytest; the
 # sanitizers compute-sanitizer; the benchmark a python3, and PyTorch only for its column. OUT
-# receives the logs, benchmark_gpu.json, and benchmark_gpu.md, the table for the README.
+# receives the logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/guides/gpus.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)

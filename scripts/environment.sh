@@ -27,7 +27,7 @@ fi
 
 # Everything that is installed or compiled: as long as it is the same, there is nothing to do.
 inputs=$({
-    cat requirements.txt pyproject.toml setup.py $(find src -type f | sort)
+    cat requirements.txt docs/requirements.txt pyproject.toml setup.py $(find src -type f | sort)
     echo "${GLUON_SYNCBN_CUDA:-}" "${CUDAARCHS:-}" "$(command -v nvcc)"
     echo "${CUDACXX:-}" "${CUDAHOSTCXX:-}" "${CXX:-}" "${GLUON_SYNCBN_MPICXX:-}"
 } | sha256sum)

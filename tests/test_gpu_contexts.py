@@ -169,7 +169,7 @@ def test_layer_used_twice(mode, contexts):
     net = make_net(contexts, twice=True)
     plain = make_plain(net, twice=True)
     # Parameters' gradients would be added up by MXNet, and the two updates of running
-    # statistics come in another order than there, see README.
+    # statistics come in another order than there, see docs/guides/differences.md.
     check_steps(set_mode(net, mode), contexts, plain, 2)
 
 
