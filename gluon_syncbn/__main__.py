@@ -25,16 +25,18 @@ def main(arguments=None):
     print(f"gluon_syncbn {__version__}, MXNet {mx.__version__}")
     for name, value in features().items():
         print(f"  {name}: {_in_words(value)}")
-    devices = _places()
-    print(f"devices: {_cores()} CPU cores, {_gpus(devices)}")
+    gpus = [c for c in available_contexts() if c.device_type == "gpu"]
+    places = _places(gpus)
+    cores = len(os.sched_getaffinity(0))
+    print(f"devices: {cores} CPU cores, {_gpus_in_words(gpus, places)}")
     try:
-        for contexts in devices:
+        for contexts in places:
             for mode in _check.MODES:
                 for dtype in _check.DTYPES:
                     print(_check.check(contexts, mode, dtype))
         if options.bench:
             print()
-            _bench.report(devices[-1])
+            _bench.report(places[-1])
     except (_check.WrongResultError, mx.MXNetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -47,19 +49,13 @@ HELP = (
 )
 
 
-def _places():
+def _places(gpus):
     """The lists of contexts that are checked: two of the CPU, and the first GPUs."""
-    gpus = [c for c in available_contexts() if c.device_type == "gpu"]
     two_cpus = [mx.cpu(0), mx.cpu(1)]
     return [two_cpus, gpus[:2]] if gpus and features()["cuda"] else [two_cpus]
 
 
-def _cores():
-    return len(os.sched_getaffinity(0))
-
-
-def _gpus(places):
-    gpus = [c for c in available_contexts() if c.device_type == "gpu"]
+def _gpus_in_words(gpus, places):
     if not mx.runtime.Features().is_enabled("CUDA"):
         return "no GPUs, because this MXNet was built without CUDA"
     if gpus and len(places) == 1:

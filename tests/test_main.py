@@ -99,8 +99,9 @@ def test_the_benchmark_does_not_time_what_is_wrong(monkeypatch, capsys):
 
 
 def test_gpus_are_checked_where_there_are_kernels_for_them(monkeypatch):
-    monkeypatch.setattr(__main__, "available_contexts", lambda: [mx.gpu(0), mx.gpu(1)])
+    gpus = [mx.gpu(k) for k in range(4)]
     monkeypatch.setattr(__main__, "features", lambda: {"cuda": True})
-    assert __main__._places()[1] == [mx.gpu(0), mx.gpu(1)]
+    assert __main__._places(gpus)[1] == [mx.gpu(0), mx.gpu(1)]
+    assert __main__._places([]) == [[mx.cpu(0), mx.cpu(1)]]
     monkeypatch.setattr(__main__, "features", lambda: {"cuda": False})
-    assert __main__._places() == [[mx.cpu(0), mx.cpu(1)]]
+    assert __main__._places(gpus) == [[mx.cpu(0), mx.cpu(1)]]
