@@ -33,9 +33,9 @@ def init(timeout=None):
 
     From then on every :class:`gluon_syncbn.SyncBatchNorm` synchronizes with the layer
     of the same name in all other processes, see its argument `group`. Every process
-    calls it, once or more often; further calls do nothing. MPI is used as mpi4py or Horovod have
-    initialized it, if they have; otherwise it is initialized here and finalized when
-    the program ends.
+    calls it, once or more often; further calls do nothing. MPI is used as mpi4py or
+    Horovod have initialized it, if they have; otherwise it is initialized here and
+    finalized when the program ends.
 
     Parameters
     ----------
