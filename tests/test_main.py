@@ -1,13 +1,15 @@
 """``python -m gluon_syncbn``: its report, its exit status, and that it finds errors."""
 
 import re
+import shutil
 import sys
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
 import reference
-from helpers import run_tool
+from helpers import run_python, run_tool
 from mxnet.gluon import nn
 
 import gluon_syncbn
@@ -25,6 +27,19 @@ def test_it_tells_what_there_is_and_that_it_is_right():
         for dtype in ("float32", "float64"):
             assert f"right on cpu(0) and cpu(1), {mode}, {dtype}: " in output
     assert "contrib" not in output
+
+
+def test_sources_that_were_not_built_say_so(tmp_path):
+    """As in the folder of a clone after `pip install .`, which Python looks in first."""
+    shutil.copytree(
+        Path(gluon_syncbn.__file__).parent,
+        tmp_path / "gluon_syncbn",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
+    run = run_python("import gluon_syncbn", PYTHONPATH=str(tmp_path))
+    *_, sentence = run.stderr.splitlines()
+    assert sentence.startswith(f"ImportError: {tmp_path / 'gluon_syncbn'}")
+    assert f"if it is installed, start Python outside of {tmp_path}" in sentence
 
 
 def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, capsys):
