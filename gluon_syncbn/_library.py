@@ -80,8 +80,8 @@ def load():
     if not file.exists():
         raise ImportError(
             f"{file} does not exist: build it with `pip install .`, or for development "
-            "with `pip install --no-build-isolation -e .`; if it is installed, start Python "
-            f"outside of {file.parent.parent}, where it finds these sources first"
+            "with `pip install --no-build-isolation -e .`; if it is installed, start "
+            f"Python outside of {file.parent.parent}, where it finds these sources"
         )
     library = ctypes.CDLL(str(file))
     for name, (result, arguments) in _SIGNATURES.items():

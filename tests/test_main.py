@@ -29,14 +29,15 @@ def test_it_tells_what_there_is_and_that_it_is_right():
     assert "contrib" not in output
 
 
-def test_sources_that_were_not_built_say_so(tmp_path):
-    """As in the folder of a clone after `pip install .`, which Python looks in first."""
+def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
+    """As in a clone's folder after `pip install .`, because Python looks there first."""
     shutil.copytree(
         Path(gluon_syncbn.__file__).parent,
         tmp_path / "gluon_syncbn",
         ignore=shutil.ignore_patterns("*.so", "__pycache__"),
     )
-    run = run_python("import gluon_syncbn", PYTHONPATH=str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run = run_python("import gluon_syncbn")
     *_, sentence = run.stderr.splitlines()
     assert sentence.startswith(f"ImportError: {tmp_path / 'gluon_syncbn'}")
     assert f"if it is installed, start Python outside of {tmp_path}" in sentence
