@@ -30,7 +30,7 @@ def test_it_tells_what_there_is_and_that_it_is_right():
 
 
 def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
-    """As in a clone's folder after `pip install .`, because Python looks there first."""
+    """As in a clone after `pip install .`, because Python looks in its folder first."""
     shutil.copytree(
         Path(gluon_syncbn.__file__).parent,
         tmp_path / "gluon_syncbn",
