@@ -111,6 +111,7 @@ class ParallelNet(Block):
     net : mxnet.gluon.Block
         The template.
     batch_axis : int
+        The axis of the rows.
     devices : Devices
         Whose threads run the net. Each thread has random generators of its own:
         ``net.devices.map(lambda: mx.random.seed(0))`` seeds them.
