@@ -13,7 +13,7 @@ machine hits all of them; medians are printed and written as JSON, with the memo
 bandwidth that the run on one context measured. PyTorch's BatchNorm2d takes part where
 PyTorch is installed.
 
-    python scripts/benchmark_layer.py                     # the table of docs/benchmarks.md
+    python scripts/benchmark_layer.py              # the table of docs/benchmarks.md
     python scripts/benchmark_layer.py --shape 2,64,30,30 --repetitions 50
 
 benchmark_sizes.py times forward and backward at many sizes.
