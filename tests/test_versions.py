@@ -1,7 +1,14 @@
 """Which MXNet the package works with: it refuses others, and says what was tried."""
 
+import json
+import sys
+
 import pytest
 from helpers import ROOT, run_python
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import check_versions  # noqa: E402
 
 
 def import_beside(folder, version):
@@ -23,3 +30,13 @@ def test_other_versions_are_refused_in_one_sentence(tmp_path, version):
 @pytest.mark.parametrize("version", ["1.6.0", "1.7.0.post2", "1.9.1", "1.9.0b20210101"])
 def test_versions_in_between_are_not(tmp_path, version):
     assert "works with" not in import_beside(tmp_path, version)
+
+
+def test_the_page_shows_what_the_matrix_gave():
+    rows = json.loads(check_versions.RESULTS.read_text())["rows"]
+    assert check_versions.table(rows) in check_versions.PAGE.read_text()
+    for row in rows:
+        expected = "refused" if row["mxnet"].startswith("2.") else "passed"
+        assert row["outcome"] == expected, row
+    assert {row["mxnet"] for row in rows} == set(check_versions.MXNETS)
+    assert {row["python"] for row in rows} == set(check_versions.PYTHONS)
