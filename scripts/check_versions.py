@@ -4,8 +4,9 @@
     python scripts/check_versions.py --mxnet 1.6.0 --python 3.8 3.11
 
 Every pair gets an environment of its own in a temporary folder, and this checkout's
-library, which is the same for all. Writes scripts/results/mxnet_versions.json, where
-rows of other pairs stay, and the table of docs/versions.md.
+library, which is the same for all. With pyenv, PYENV_VERSION names the Pythons. Writes
+scripts/results/mxnet_versions.json, where rows of other pairs stay, and the table of
+docs/versions.md.
 """
 
 import argparse
