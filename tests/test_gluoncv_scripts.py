@@ -1,6 +1,7 @@
 """Loops as GluonCV's training scripts have them, on two CPU contexts."""
 
 import sys
+from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -16,6 +17,7 @@ gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
 from gluoncv import model_zoo  # noqa: E402
 from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SSDMultiBoxLoss  # noqa: E402
 from gluoncv.model_zoo import resnetv1b, segbase  # noqa: E402
+from gluoncv.model_zoo.yolo import darknet, yolo3  # noqa: E402
 from gluoncv.utils import parallel  # noqa: E402
 
 CONTEXTS, CLASSES, SIZE = cpus(2), 4, 32
@@ -216,4 +218,94 @@ def test_ssd_script():
     expected = train(plain, CONTEXTS[:1])
     results = train(allow_plain_loop(ours), CONTEXTS)
     np.testing.assert_allclose(results, expected, rtol=1e-5)
+    check_replicas(ours)
+
+
+@pytest.fixture
+def thin_yolo3(monkeypatch):
+    """YOLO3 with Darknet-53, an eighth as wide; its loss in float64, as its net."""
+    layers, channels = darknet.darknet_spec["v3"][53]
+    thin = layers, [channel // 8 for channel in channels]
+    monkeypatch.setitem(darknet.darknet_spec["v3"], 53, thin)
+    whole = yolo3.get_yolov3
+
+    def of_filters(name, stages, filters, *rest, **more):
+        return whole(name, stages, [n // 8 for n in filters], *rest, **more)
+
+    monkeypatch.setattr(yolo3, "get_yolov3", of_filters)
+    for module in mx.nd, mx.sym:
+        cast = partial(module.cast, dtype="float64")
+        # It casts the number of targets to float32.
+        monkeypatch.setattr(module, "cast", lambda data, dtype, cast=cast: cast(data))
+
+
+def yolo3_batches(count, rows, classes, size):
+    """Images, the five targets of each prediction, and boxes, as its loader has them."""
+    rng = np.random.default_rng(2)
+    places = rows, 3 * sum((size // stride) ** 2 for stride in (8, 16, 32))
+    corners = rng.uniform(0, size / 2, (rows, 2, 2))
+    sizes = rng.uniform(size / 4, size / 2, (rows, 2, 2))
+    for _ in range(count):
+        yield [
+            mx.nd.array(array, dtype="float64")
+            for array in (
+                rng.normal(size=(rows, 3, size, size)),
+                rng.random((*places, 1)) < 0.1,  # whether there is an object
+                rng.random((*places, 2)),
+                rng.normal(size=(*places, 2)),
+                rng.uniform(1, 2, (*places, 2)),
+                np.eye(classes)[rng.integers(0, classes, places)],
+                np.concatenate([corners, corners + sizes], axis=-1),
+            )
+        ]
+
+
+def train_yolo3(net, contexts, batches):
+    """The loop of scripts/detection/yolo/train_yolo3.py; returns losses."""
+    net.collect_params().reset_ctx(contexts)
+    options = {"learning_rate": 0.001, "momentum": 0.9, "wd": 0.0005}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options, kvstore="local")
+    mx.nd.waitall()
+    net.hybridize()
+    found = []
+    for batch in batches:
+        data = gluon.utils.split_and_load(batch[0], ctx_list=contexts, batch_axis=0)
+        fixed_targets = [
+            gluon.utils.split_and_load(batch[it], ctx_list=contexts, batch_axis=0)
+            for it in range(1, 6)
+        ]
+        gt_boxes = gluon.utils.split_and_load(batch[6], ctx_list=contexts, batch_axis=0)
+        sum_losses = []
+        with autograd.record():
+            for ix, x in enumerate(data):
+                obj_loss, center_loss, scale_loss, cls_loss = net(
+                    x, gt_boxes[ix], *[ft[ix] for ft in fixed_targets]
+                )
+                sum_losses.append(obj_loss + center_loss + scale_loss + cls_loss)
+            autograd.backward(sum_losses)
+        trainer.step(len(batch[0]))
+        found.append(np.concatenate([loss.asnumpy() for loss in sum_losses]))
+    return np.array(found)
+
+
+@pytest.mark.timeout(280)
+def test_yolo3_script(thin_yolo3):
+    """Seven inputs, hybridized; a loop over contexts with one backward."""
+    name, options = "yolo3_darknet53_custom", {"pretrained_base": False}
+    classes, size = ["a", "b"], 64
+    plain = model_zoo.get_model(name, classes=classes, **options)
+    ours = model_zoo.get_model(
+        name,
+        classes=classes,
+        norm_layer=SyncBatchNorm,
+        norm_kwargs={"num_devices": 2},
+        **options,
+    )
+    gluon_syncbn.convert_sync_batchnorm(ours, num_devices=2)
+    same_parameters(plain, ours, size=size)
+    batches = list(yolo3_batches(3, 4, len(classes), size))
+    expected = train_yolo3(plain, CONTEXTS[:1], batches)
+    results = train_yolo3(allow_plain_loop(ours), CONTEXTS, batches)
+    assert results.shape == expected.shape == (3, 4)
+    np.testing.assert_allclose(results, expected, rtol=1e-6)
     check_replicas(ours)
