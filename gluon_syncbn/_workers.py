@@ -9,6 +9,7 @@ one who wants it, and shows no trace of the former one then.
 
 import contextvars
 import ctypes
+import gc
 import os
 import queue
 import threading
@@ -17,7 +18,10 @@ from concurrent.futures import Future
 
 import mxnet as mx
 
+_FEW = 8
 _idle = {}  # per name the workers that nobody holds
+_all = weakref.WeakSet()  # of this process, also those that a fork has left behind
+_collect_at = _FEW
 os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
 
 _thread_dict = ctypes.pythonapi.PyThreadState_GetDict
@@ -26,12 +30,27 @@ _thread_dict.restype = ctypes.c_void_p  # for py_object ctypes would own what it
 
 def hire(name):
     """A worker of this name that nobody else holds."""
+    idle = _idle.setdefault(name, [])
+    if not idle:
+        _collect_dropped()
     try:
-        worker = _idle.setdefault(name, []).pop()
+        worker = idle.pop()
     except IndexError:
         return Worker(name)
     worker.submit(worker.forget).result()
     return worker
+
+
+def _collect_dropped():
+    """Finds workers of nets that were dropped, if there are many workers.
+
+    A Gluon net refers to itself, so it waits for the garbage collector, which counts
+    objects and knows nothing of threads.
+    """
+    global _collect_at
+    if len(_all) >= _collect_at:
+        gc.collect()
+        _collect_at = max(_FEW, 2 * (len(_all) - sum(map(len, _idle.values()))))
 
 
 def let_go(workers):
@@ -54,6 +73,7 @@ class Worker:
         self._calls = queue.SimpleQueue()
         self._latest = weakref.ref(Future())  # weak, because it holds the result
         self._context = contextvars.Context()
+        _all.add(self)
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, function, *arguments):

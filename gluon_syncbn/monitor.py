@@ -63,7 +63,7 @@ class Monitor:
             raise TypeError(f"net is a gluon.Block, but got {type(net)}")
         if not isinstance(trainer, mx.gluon.Trainer):
             raise TypeError(f"trainer is a gluon.Trainer, but got {type(trainer)}")
-        self._trainer, self._former = trainer, None
+        self._trainer, self._former, self._is_within = trainer, None, False
         self._layers = synchronized_layers(net)
         self._steps = collections.deque()  # those that devices may be busy with
         self._noted = []  # what MXNet may still write to
@@ -71,7 +71,7 @@ class Monitor:
         self._begin()
 
     def __enter__(self):
-        self._former = {}
+        self._former, self._is_within = {}, True
         # What Trainer.step, and allreduce_grads with update, go through.
         self._replace("_allreduce_grads", self._allreduce_grads)
         self._replace("_update", self._update)
@@ -79,6 +79,7 @@ class Monitor:
         return self
 
     def __exit__(self, *exception):
+        self._is_within = False
         for name, former in self._former.items():
             if former is None:
                 delattr(self._trainer, name)
@@ -102,10 +103,11 @@ class Monitor:
         if self._steps:
             self._steps[-1].updated.append(self._note_time("list_data"))
 
-    def _check_entered(self, method):
-        if self._former is None:
+    def _check_entered(self, method, is_observed):
+        if not is_observed:
+            when = "before" if self._former is None else "after"
             raise RuntimeError(
-                f"Monitor.{method} was called before the monitor's with block, which "
+                f"Monitor.{method} was called {when} the monitor's with block, which "
                 "observes the trainer; expected `with Monitor(net, trainer) as ...:`"
             )
 
@@ -120,9 +122,9 @@ class Monitor:
         Raises
         ------
         RuntimeError
-            Before the ``with`` block.
+            Before or after the ``with`` block.
         """
-        self._check_entered("data")
+        self._check_entered("data", self._is_within)
         return self._observed(iter(batches))
 
     def _observed(self, iterator):
@@ -151,7 +153,7 @@ class Monitor:
         RuntimeError
             Before the ``with`` block.
         """
-        self._check_entered("report")
+        self._check_entered("report", self._former is not None)
         self._collect()
         seconds = time.monotonic() - self._began
         waits = [

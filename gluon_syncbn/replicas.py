@@ -19,7 +19,9 @@ def warn_of_trainer(parameters):
     """Warns, once, of a trainer that does not add gradients up over devices."""
     trainer = parameters[0]._trainer if parameters else None
     if (
-        type(trainer) is not mx.gluon.Trainer
+        not isinstance(trainer, mx.gluon.Trainer)
+        # Else it adds up in a way of its own, as those of several processes do.
+        or type(trainer)._allreduce_grads is not mx.gluon.Trainer._allreduce_grads
         or trainer in _warned_of
         or trainer._kvstore_params["kvstore"] is not None
         or len(contexts_of(parameters[0])) < 2

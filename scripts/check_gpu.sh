@@ -21,6 +21,10 @@ for name in "${parts[@]}"; do
         exit 2
     fi
 done
+if [ ${#parts[@]} -eq 0 ]; then
+    echo "PARTS=\"$PARTS\" names no part: expected some of \"${all[*]}\""
+    exit 2
+fi
 python=${PYTHON:-python3}
 emulated=${EMULATED:-}
 build=${BUILD:-build/gpu${emulated:+_emulated}}
@@ -35,6 +39,18 @@ fi
 
 has() { command -v "$1" >/dev/null; }
 imports() { "$python" -c "import $1" 2>/dev/null; }
+
+# What a part runs; the build is one of the parts.
+check_built() {
+    local program
+    for program in "$@"; do
+        if [ ! -e "$build/$program" ]; then
+            failed+=("$program")
+            echo "  $program is not built: run the part build first"
+            return 1
+        fi
+    done
+}
 
 # Runs a step of a part; its output goes to a log of its own, and the end of that to the terminal.
 step() {
@@ -74,7 +90,10 @@ part_build() {
     step build cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}"
 }
 
-part_kernels() { step kernels "$build/test_cuda_kernels" $small; }
+part_kernels() {
+    check_built test_cuda_kernels || return 0
+    step kernels "$build/test_cuda_kernels" $small
+}
 
 part_layer() {
     local missing=() package
@@ -83,16 +102,24 @@ part_layer() {
         leave_out layer "$python has no ${missing[*]}"
         return
     fi
+    if [ -z "$emulated" ] &&
+        ! "$python" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
+        leave_out layer "the PyTorch of $python finds no GPU"
+        return
+    fi
+    local library=libgluon_syncbn${emulated:+_emulated}.so
+    check_built "$library" || return 0
     local some=()
     if [ -n "$small" ]; then
         some=(-k "float32 and not bfloat16 and (test_devices_equal or one_device and 0.0 and 49)")
     fi
-    GLUON_SYNCBN_LIBRARY=$build/libgluon_syncbn${emulated:+_emulated}.so step layer "$python" -m pytest --confcutdir tests/gpu \
+    GLUON_SYNCBN_LIBRARY=$build/$library step layer "$python" -m pytest --confcutdir tests/gpu \
         -p no:cacheprovider -q tests/gpu "${some[@]}"
 }
 
 # On the kernels' own test, because Python and PyTorch make these tools slow.
 part_sanitizers() {
+    check_built test_cuda_kernels || return 0
     local tool
     for tool in memcheck racecheck synccheck initcheck; do
         if has compute-sanitizer; then
@@ -109,6 +136,7 @@ part_benchmark() {
         leave_out benchmark "there is no $python"
         return
     fi
+    check_built benchmark_gpu || return 0
     local options=(--program "$build/benchmark_gpu" --output "$out/benchmark_gpu.json")
     if [ -n "$small" ]; then options+=(--shape 2,8,6,6 --repetitions 2); fi
     step benchmark "$python" scripts/benchmark_gpu.py "${options[@]}"
@@ -116,7 +144,8 @@ part_benchmark() {
 }
 
 for i in "${!parts[@]}"; do
-    echo "== ${parts[i]} ($((i + 1)) of ${#parts[@]}); then: ${parts[*]:i+1}"
+    rest="${parts[*]:i+1}"
+    echo "== ${parts[i]} ($((i + 1)) of ${#parts[@]}); then: ${rest:-the summary}"
     "part_${parts[i]}"
 done
 echo "== passed: ${passed[*]:-none}; left out: ${left_out[*]:-none}; FAILED: ${failed[*]:-none}"

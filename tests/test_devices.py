@@ -449,6 +449,32 @@ def test_a_thousand_devices_cost_no_more_than_a_few():
     assert many[1] == few[1]
 
 
+MANY_NETS = """
+import mxnet as mx, gluon_syncbn
+from mxnet import autograd
+from mxnet.gluon import nn
+from helpers import status
+
+contexts = [mx.cpu(0), mx.cpu(1)]
+for number in range(101):
+    if number in (10, 100):
+        print(status("VmRSS"), status("Threads"))
+    net = gluon_syncbn.make_parallel(nn.BatchNorm(), contexts)
+    net.initialize()
+    with autograd.record():
+        y = net(mx.nd.ones((4, 3)))
+    y.backward()
+    mx.nd.waitall()
+"""
+
+
+def test_a_hundred_parallel_nets_cost_no_more_than_a_few():
+    result = run_python(MANY_NETS, timeout=200)
+    few, many = (line.split() for line in result.stdout.splitlines())
+    assert int(many[0]) - int(few[0]) < 16 * 1024, result.stdout
+    assert many[1] == few[1]
+
+
 local = threading.local()
 
 

@@ -151,6 +151,11 @@ def test_without_with(devices):
     monitor = Monitor(net, Trainer(net.collect_params(), "sgd"))
     with pytest.raises(RuntimeError, match="Monitor.data was called before .* with"):
         monitor.data([])
+    with monitor:
+        pass
+    with pytest.raises(RuntimeError, match="Monitor.data was called after .* with"):
+        monitor.data([])
+    monitor = Monitor(net, Trainer(net.collect_params(), "sgd"))
     with pytest.raises(RuntimeError, match="Monitor.report was called before .* with"):
         monitor.report()
     with monitor:

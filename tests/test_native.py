@@ -143,7 +143,34 @@ def test_check_gpu(plain_build, tmp_path):
     assert "PyTorch" not in table
 
 
+NO_GPU_IN_PYTORCH = """#!/bin/sh
+[ "$1" = -c ] && case "$2" in *is_available*) exit 1;; *) exit 0;; esac
+echo "1903 skipped"
+"""
+
+
+def test_check_gpu_tells_what_is_missing(tmp_path):
+    for tool, script in ("python", NO_GPU_IN_PYTORCH), ("nvidia-smi", "#!/bin/sh\necho GPU"):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / tool).write_text(script)
+        (tmp_path / "bin" / tool).chmod(0o755)
+    python = str(tmp_path / "bin" / "python")
+    parts = {"PYTHON": python, "EMULATED": "", "PARTS": "layer kernels benchmark"}
+    status, output = check_gpu(tmp_path / "none", tmp_path, **parts)
+    assert status == 1
+    assert f"layer: left out, because the PyTorch of {python} finds no GPU" in output
+    assert "test_cuda_kernels is not built: run the part build first" in output
+    assert output.splitlines()[-1] == (
+        "== passed: none; left out: layer; FAILED: test_cuda_kernels benchmark_gpu"
+    )
+    status, output = check_gpu(tmp_path / "none", tmp_path, PARTS=" ")
+    assert status == 2 and output.startswith('PARTS=" " names no part: expected some')
+
+
 def test_check_gpu_tells_what_failed(tmp_path):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "test_cuda_kernels").write_text("")
+    (tmp_path / "none" / "test_cuda_kernels").chmod(0o755)
     status, output = check_gpu(tmp_path / "none", tmp_path, 9, PARTS="sanitizers")
     assert status == 1
     assert output.splitlines()[-1].endswith(

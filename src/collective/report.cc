@@ -47,18 +47,18 @@ std::set<Device> KnownMissing(const Round& round, const std::set<Device>& known)
 }
 
 std::string LikelyCause(const Round& round, size_t unknown) {
-  if (unknown > 0) {
-    return "num_devices is not the number of contexts that get a shard of the batch, or one "
-           "context got two shards in one step";
-  }
+  const char count[] =
+      "num_devices is not the number of contexts that get a shard of the batch, or one context got "
+      "two shards in one step";
   const char early[] =
       "the loop reads a result (asnumpy, wait_to_read, print) before every context has been given "
       "its work, or a context got no shard, or two";
-  if (round.arrivals.begin()->first.type == "cpu") {
-    return Concat("a plain loop over several CPU contexts, which deadlocks inside MXNet: drive "
-                  "them with gluon_syncbn.Devices(contexts).map; or ", early);
-  }
-  return early;
+  const char loop[] =
+      "a plain loop over several CPU contexts, which deadlocks inside MXNet: call "
+      "gluon_syncbn.allow_plain_loop(net), or drive them with gluon_syncbn.Devices(contexts).map";
+  const bool on_cpu = round.arrivals.begin()->first.type == "cpu";
+  if (unknown > 0) return on_cpu ? Concat(count, "; or ", loop) : count;
+  return on_cpu ? Concat(loop, "; or ", early) : early;
 }
 
 }  // namespace
