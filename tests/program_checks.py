@@ -24,8 +24,9 @@ def check(name, result, expected, dtype):
     assert result.shape == shape, f"{name} has shape {result.shape}, expected {shape}"
     wrong = ~is_near(result, expected)
     assert not wrong.any(), (
-        f"{name}: {wrong.sum()} of {wrong.size} are wrong, such as {result[wrong][0]!r}, "
-        f"expected {expected.value[wrong][0]!r} to {expected.error[wrong][0]:.2g}"
+        f"{name}: {wrong.sum()} of {wrong.size} are wrong, such as "
+        f"{result[wrong][0]!r}, expected {expected.value[wrong][0]!r} to "
+        f"{expected.error[wrong][0]:.2g}"
     )
 
 

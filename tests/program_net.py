@@ -175,9 +175,7 @@ class Data:
     def split(self, whole):
         bounds = np.cumsum([rows or 0 for rows in self.rows])[:-1]
         shards = np.split(whole, bounds, self._axis)
-        return [
-            shard if k in self.active else None for k, shard in enumerate(shards)
-        ]
+        return [shard if k in self.active else None for k, shard in enumerate(shards)]
 
     def join(self, shards, part=None):
         """Those of the contexts in `part`, or of all, that take part."""

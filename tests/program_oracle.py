@@ -45,8 +45,8 @@ class Use:
 
     Parameters
     ----------
-    program : random_programs.Program
-    layer : random_programs.Layer
+    program : program.Program
+    layer : program.Layer
     state : dict
         gamma and beta as arrays, running_mean and running_var as Values, and batches,
         the number of training batches; all before this call.
@@ -138,13 +138,13 @@ class Use:
         layer, gamma = self._layer, self._over(self._gamma)
         self._z = self._x_hat * gamma + self._over(beta)
         scale = abs(self._gamma) * self._largest + abs(beta)
-        self._z_error = self._over(self._tolerance(scale)) + self._x_hat_error * abs(
-            gamma
-        )
+        of_x_hat = self._x_hat_error * abs(gamma)
+        self._z_error = self._over(self._tolerance(scale)) + of_x_hat
         slope = layer.slope or 0.0
         y = reference.activate(self._z, layer.activation, slope)
         error = self._z_error * max(1.0, slope)
-        if self._program.made != "layer":  # z and y are stored, and exp is that of MXNet
+        if self._program.made != "layer":
+            # z and y are stored, and exp is that of MXNet.
             error = error + 4 * self._block_roundoff() * (abs(self._z) + abs(y))
         self.y = stored(Value(y, error), self._dtype)
 
@@ -167,20 +167,17 @@ class Use:
             lost = 0.0  # backward reads x
         error = self._tolerance(scale) + 2 * lost * scale + gamma_inv_std * dz_error
         if self.synchronized:
-            of_sums = dz_error.mean(self._axes, keepdims=True)
-            of_sums = of_sums + largest * (dz_error * abs(self._x_hat)).mean(
+            of_sums = (dz_error * (1 + largest * abs(self._x_hat))).mean(
                 self._axes, keepdims=True
             )
             of_moments = size * self._over(self._relative) * (2 + largest) ** 2
             error = error + gamma_inv_std * (of_sums + 2 * of_moments)
         terms = abs(dz) * (1 + largest)
         own = self._tolerance(1.0) * terms + lost * terms
-        dgamma = dz * self._x_hat, own + abs(dz) * self._x_hat_error + dz_error * abs(
-            self._x_hat
-        )
+        of_x_hat = abs(dz) * self._x_hat_error + dz_error * abs(self._x_hat)
         return (
             stored(Value(dx, error), self._dtype),
-            Value(*dgamma),
+            Value(dz * self._x_hat, own + of_x_hat),
             Value(dz, own + dz_error),
         )
 

@@ -15,7 +15,7 @@ from program_net import Data, make_net
 import gluon_syncbn
 from gluon_syncbn import failures
 
-LONG, SHORT = 10, 0.05  # timeouts in seconds, of steps that succeed and that fail
+LONG, SHORT = 60, 0.05  # timeouts in seconds, of steps that succeed and that fail
 
 
 class Raised(Exception):
@@ -27,8 +27,8 @@ def run(program, made=None):
 
     Parameters
     ----------
-    program : random_programs.Program
-    made : random_programs.Program, optional
+    program : program.Program
+    made : program.Program, optional
         Its net is made instead, as if the package had mistaken it.
     """
     with ExitStack() as stack:
@@ -161,7 +161,12 @@ class Runner:
         for k in range(len(self._contexts)):
             if k not in there:
                 lists.insert(k, None)
-        self.devices.map(lambda pair: pair and autograd.backward(*pair, **options), lists)
+
+        def backward(pair):
+            if pair is not None:
+                autograd.backward(*pair, **options)
+
+        self.devices.map(backward, lists)
 
     def _participating(self, data, training):
         contexts = [self._contexts[k] for k in data.active]
@@ -181,7 +186,8 @@ class Runner:
         else:
             x[step.who] = None
         # A plain loop that an error leaves has called devices, which wait for others.
-        with self._failing(step, (Raised, mx.MXNetError) if raising else mx.MXNetError):
+        errors = (Raised, mx.MXNetError) if raising else mx.MXNetError
+        with self._failing(step, errors):
             with autograd.record(), self._participating(data, True):
                 self._forward(x, raising)
             mx.nd.waitall()

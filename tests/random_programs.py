@@ -12,87 +12,13 @@ smaller by hand; one that hangs ends with the stacks of all threads.
 import argparse
 import collections
 import faulthandler
-import json
 import random
 import sys
 import traceback
-from dataclasses import asdict, dataclass
-from typing import List, Optional
+
+from program import Layer, Program, Step
 
 LIMIT = 120  # seconds for a program, which takes some 0.05 s
-
-
-@dataclass
-class Layer:
-    """The arguments of a SyncBatchNorm, and what is asked of its parameters."""
-
-    momentum: Optional[float]
-    epsilon: float
-    scale: bool
-    center: bool
-    use_global_stats: bool
-    unbiased: bool
-    activation: Optional[str]
-    slope: Optional[float]
-    gamma_request: str
-    beta_request: str
-    gammas: str  # "ones" and zero statistics, as initialized; "normal"; "awkward"
-
-
-@dataclass
-class Step:
-    """One thing that the program does.
-
-    kind is "train", "train_unrecorded", "predict", "predict_recorded" or "recover",
-    which should succeed, or a training step that fails: "missing" where context `who`
-    does not come, "missing_backward", or "raises", where the function called for it
-    does. rows has an element for each context: None where it sits out, 0 where it takes
-    part with an empty shard.
-    """
-
-    kind: str
-    rows: List[Optional[int]]
-    backwards: int = 1  # through the one graph
-    who: int = 0
-    by_map: bool = False  # whether the next map recovers
-
-
-@dataclass
-class Program:
-    seed: int
-    way: str  # "devices", "parallel" or "plain_loop"
-    groups: List[List[int]]  # of contexts that normalize together
-    mode: str
-    made: str  # "layer", or "converted" or "fused" from MXNet's blocks
-    chains: List[List[int]]  # numbers of layers; each chain gives an output
-    bare: bool  # the layer itself is the net
-    convolutions: bool  # around layers, for oneDNN's layouts
-    dtype: str
-    shape: List[int]  # with 0 for the rows
-    batch_axis: int
-    axis: int
-    data: str
-    x_request: str
-    trainer: bool  # whether Trainer.step follows each recorded training step
-    layers: List[Layer]
-    steps: List[Step]
-
-    @property
-    def contexts(self):
-        return sum(map(len, self.groups))
-
-    def part_of(self, context):
-        return next(part for part in self.groups if context in part)
-
-    def to_text(self):
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_text(text):
-        values = json.loads(text)
-        values["layers"] = [Layer(**layer) for layer in values["layers"]]
-        values["steps"] = [Step(**step) for step in values["steps"]]
-        return Program(**values)
 
 
 def generate(seed):
@@ -208,24 +134,8 @@ def _kinds(program):
 
 
 def _step(draw, program, kinds):
-    kind, dtype = draw.choice(kinds), program.dtype
-    count = program.contexts
-    if program.way == "parallel":
-        # As make_parallel splits them.
-        total = draw.randint(1, 3 * count)
-        active = min(total, count)
-        share, more = divmod(total, active)
-        rows = [share + (k < more) for k in range(active)] + [None] * (count - active)
-    else:
-        rows = [draw.randint(1, 4) for _ in range(count)]
-        # MXNet's own float32 operators, which are around a layer elsewhere, refuse them.
-        alone = program.bare or dtype != "float32"
-        empty = alone and program.way == "devices" and draw.random() < 0.2
-        if not program.trainer and draw.random() < 0.25:  # it wants all gradients
-            for k in draw.sample(range(count), draw.randint(0, count - 1)):
-                rows[k] = None
-        if empty:
-            rows[draw.randrange(count)] = 0
+    kind, count = draw.choice(kinds), program.contexts
+    rows = _rows(draw, program)
     for part in program.groups:
         there = [k for k in part if rows[k] is not None]
         if there and not any(rows[k] for k in there):
@@ -241,6 +151,27 @@ def _step(draw, program, kinds):
     else:
         step.who = draw.choice(active)
     return step
+
+
+def _rows(draw, program):
+    count = program.contexts
+    if program.way == "parallel":
+        # As make_parallel splits them.
+        total = draw.randint(1, 3 * count)
+        active = min(total, count)
+        share, more = divmod(total, active)
+        shares = [share + (k < more) for k in range(active)]
+        return shares + [None] * (count - active)
+    rows = [draw.randint(1, 4) for _ in range(count)]
+    # MXNet's own float32 operators, which are around a layer elsewhere, refuse them.
+    alone = program.bare or program.dtype != "float32"
+    empty = alone and program.way == "devices" and draw.random() < 0.2
+    if not program.trainer and draw.random() < 0.25:  # a trainer wants all gradients
+        for k in draw.sample(range(count), draw.randint(0, count - 1)):
+            rows[k] = None
+    if empty:
+        rows[draw.randrange(count)] = 0
+    return rows
 
 
 def run_seeds(seeds, limit=LIMIT):

@@ -8,16 +8,41 @@ import copy
 import program_runner
 import pytest
 import random_programs
+from helpers import run_python
 from mxnet import autograd
-from random_programs import Layer, Program, Step
+from program import Layer, Program, Step
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(80))
 def test_equals_the_oracle(seed):
     program = random_programs.generate(seed)
     print(program.to_text())
     program_runner.run(program)
+
+
+def test_a_failing_program_is_printed(capfd):
+    def fail(program):
+        raise AssertionError("a wrong number")
+
+    program = random_programs.generate(3)
+    assert not random_programs.run_one(program, fail)
+    text, error = capfd.readouterr().err.strip().split("\n", 1)
+    assert Program.from_text(text) == program
+    assert "a wrong number" in error
+    assert random_programs.run_one(program, lambda program: None)
+
+
+HANGING = """
+import random_programs, time
+random_programs.run_one(random_programs.generate(0), lambda _: time.sleep(60), limit=1)
+"""
+
+
+def test_a_hang_ends_with_the_stacks_of_all_threads():
+    result = run_python(HANGING)
+    assert result.returncode == 1
+    assert "Timeout" in result.stderr and "in run_one" in result.stderr
 
 
 # ---- mistakes that a comparison has to see -------------------------------------------
