@@ -92,12 +92,15 @@ def plain_gradient(y):
 
 def guarded_input(F, x, guard):
     """The operator's input behind the guard: plain when the operator is queued."""
-    if guard in ("any", "static_shape") and 1 <= _ndim(F, x) <= 4:
+    if guard in ("gpu", "outside"):
+        return x
+    if 1 <= _ndim(F, x) <= 4:
         # Makes plain what is blocked, in place where it may, and leaves alone what is
         # plain. For more dimensions it would leave blocked layouts as they are. A
         # static_shape graph would be right without, but keep a plain copy of each x.
         return F.reshape(x, shape=(-2,))
-    return guarded_output(F, x, guard)
+    # Not amp_multicast: its backward does not add to the gradient of a graph's input.
+    return F.SliceChannel(x, num_outputs=1)
 
 
 def guarded_output(F, y, guard):

@@ -192,7 +192,8 @@ class Use:
         near = abs(self._z) <= self._z_error
         error = error + np.where(near, abs(dy.value * (1 - slope)), 0.0)
         if layer.activation == "elu":
-            error = error + abs(dz) * self._z_error
+            tiny = np.finfo(kind_of(self._dtype)).tiny  # what may be flushed to zero
+            error = error + abs(dz) * self._z_error + abs(dy.value) * tiny
         if self._program.made != "layer":
             terms = abs(dy.value) * (1 + slope)
             error = error + 4 * self._block_roundoff() * terms

@@ -92,6 +92,24 @@ def test_gradient_requests(mode, x_request, gamma_request, beta_request, devices
         assert_close(summed_grad(layer.beta), times[beta_request] * dbeta)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(6, 3, 20), (6, 3, 4, 5), (6, 3, 2, 2, 5)], ids=len)
+def test_gradient_of_a_nets_input_is_added(shape, mode, devices):
+    net = nn.HybridSequential()
+    net.add(SyncBatchNorm(num_devices=2), nn.HybridLambda(lambda F, x: 2 * x))
+    net.initialize(ctx=devices.contexts)
+    set_mode(net, mode)
+    x, dy = (v.reshape(shape).astype("float32") for v in batch())
+    shards, dys = (put(split_rows(v, (2, 4)), devices.contexts) for v in (x, dy))
+    for shard in shards:
+        shard.attach_grad("add")
+    for _ in range(2):
+        run_step(devices, net, shards, dys)
+    result = np.concatenate([s.grad.asnumpy() for s in shards])
+    dx = reference.backward(x, dy, ONES)[0]
+    assert_near(result, 4 * dx, "float32", COUNT, scale=4 * abs(dy).max())
+
+
 def inference(layer, x):
     running = value(layer.running_mean), value(layer.running_var)
     return reference.inference_forward(x, ONES, ZEROS, *running)
