@@ -144,13 +144,15 @@ class Use:
         y = reference.activate(self._z, layer.activation, slope)
         error = self._z_error * max(1.0, slope)
         if self._program.made != "layer":
-            # z and y are stored, and exp is that of MXNet.
-            error = error + 4 * self._block_roundoff() * (abs(self._z) + abs(y))
+            # z and y are stored, and an ELU of MXNet's is exp(z) - 1.
+            terms = abs(self._z) + abs(y) + slope * (layer.activation == "elu")
+            error = error + 4 * self._block_roundoff() * terms
         self.y = stored(Value(y, error), self._dtype)
 
     def backward(self, dy):
         """dx, and the elements whose sums are dgamma and dbeta, for a Value dy."""
         dz, dz_error = self._through_activation(dy)
+        dz_size = abs(dz) + dz_error  # dz may be 0 and x_hat too, of one row
         gamma_inv_std = self._over(abs(self._gamma) * self._inv_std)
         dx = dz
         if self.synchronized:
@@ -158,7 +160,7 @@ class Use:
             dx = dz - dz.mean(self._axes, keepdims=True) - self._x_hat * projected
         dx = dx * self._over(self._gamma * self._inv_std)
         largest = self._over(self._largest)
-        size = abs(dz).max(self._axes, keepdims=True, initial=0.0)
+        size = dz_size.max(self._axes, keepdims=True, initial=0.0)
         scale = gamma_inv_std * size * (1 + largest)
         lost = reference.recovery_error(
             self._dtype, self._layer.activation, self._largest.max()
@@ -172,9 +174,9 @@ class Use:
             )
             of_moments = size * self._over(self._relative) * (2 + largest) ** 2
             error = error + gamma_inv_std * (of_sums + 2 * of_moments)
-        terms = abs(dz) * (1 + largest)
+        terms = dz_size * (1 + largest)
         own = self._tolerance(1.0) * terms + lost * terms
-        of_x_hat = abs(dz) * self._x_hat_error + dz_error * abs(self._x_hat)
+        of_x_hat = dz_size * self._x_hat_error + dz_error * abs(self._x_hat)
         return (
             stored(Value(dx, error), self._dtype),
             Value(dz * self._x_hat, own + of_x_hat),

@@ -53,8 +53,8 @@ def generate(seed):
         _layer(draw, made, unbiased, needs_gradient=x_request == "null")
         for _ in range(1 + max(map(max, chains)))
     ]
-    if max(map(len, chains)) > 1 and data == "far":
-        for layer in layers:  # or else outputs are far, which widens the bounds
+    if data == "far" and (dtype == "float16" or max(map(len, chains)) > 1):
+        for layer in layers:  # or else outputs are far: they overflow, or widen bounds
             layer.use_global_stats = False
     program = Program(
         seed=seed,
