@@ -12,6 +12,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError
 from wheel.bdist_wheel import bdist_wheel
 
@@ -20,6 +21,8 @@ ROOT = Path(__file__).parent.resolve()
 # twice: the library depends on none of that.
 BUILD = ROOT / "build" / "native"
 INSTALLED = BUILD / "installed"
+# Written into a source distribution, which has no git to ask.
+KEPT_COMMIT = "COMMIT"
 # By the names of the extensions that setuptools knows; those of MPI may be missing.
 LIBRARIES = {"native": "libgluon_syncbn.so", "mpi": "libgluon_syncbn_mpi.so"}
 
@@ -40,6 +43,23 @@ def mpi_wrapper():
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     own = [f for f in folders if isolated.parts[:4] != Path(f).parts[:4]]
     return shutil.which("mpicxx", path=os.pathsep.join(own)) or shutil.which("mpicxx")
+
+
+def commit():
+    """The commit of this checkout, with "-dirty" where tracked files differ from it.
+
+    A source distribution keeps the one that it was made of. Empty where nobody knows.
+    """
+    kept = ROOT / KEPT_COMMIT
+    if kept.exists():
+        return kept.read_text().strip()
+    if not (ROOT / ".git").exists():
+        return ""  # git would tell of a checkout around this folder
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty"]
+    try:
+        return subprocess.check_output([*git, "--exclude=*"], text=True).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def tell_terminal(line):
@@ -97,8 +117,8 @@ def build_libraries():
             shutil.rmtree(folder, ignore_errors=True)
         wrapper = mpi_wrapper()
         mpi = [f"-DMPI_CXX_COMPILER={wrapper}"] if wrapper else []
-        release = "-DCMAKE_BUILD_TYPE=Release"
-        cmake("-S", ROOT / "src", "-B", BUILD, "-G", "Ninja", release, *mpi)
+        defined = "-DCMAKE_BUILD_TYPE=Release", f"-DGLUON_SYNCBN_COMMIT={commit()}"
+        cmake("-S", ROOT / "src", "-B", BUILD, "-G", "Ninja", *defined, *mpi)
         cmake("--build", BUILD)
         cmake("--install", BUILD, "--prefix", INSTALLED)
 
@@ -142,6 +162,14 @@ class AnyPythonWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+class SourcesWithCommit(sdist):
+    """What MANIFEST.in lists, and the commit that it is."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        Path(base_dir, KEPT_COMMIT).write_text(f"{commit()}\n")
+
+
 def build_tag():
     library = ctypes.CDLL(str(INSTALLED / LIBRARIES["native"]))
     library.gluon_syncbn_cuda_architectures.restype = ctypes.c_char_p
@@ -158,5 +186,9 @@ setup(
         Extension("gluon_syncbn.native", sources=[]),
         Extension("gluon_syncbn.mpi", sources=[], optional=True),
     ],
-    cmdclass={"build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
+    cmdclass={
+        "build_ext": CMakeBuild,
+        "bdist_wheel": AnyPythonWheel,
+        "sdist": SourcesWithCommit,
+    },
 )

@@ -10,7 +10,7 @@ import sys
 
 import mxnet as mx
 
-from . import __version__, _bench, _check, available_contexts, features
+from . import _bench, _check, available_contexts, features
 
 
 def main(arguments=None):
@@ -22,8 +22,9 @@ def main(arguments=None):
         help="also time the layer beside nn.BatchNorm and MXNet's contrib layer",
     )
     options = parser.parse_args(arguments)
-    print(f"gluon_syncbn {__version__}, MXNet {mx.__version__}")
-    for name, value in features().items():
+    built = features()
+    print(f"gluon_syncbn {built.pop('version')}, MXNet {mx.__version__}")
+    for name, value in built.items():
         print(f"  {name}: {_in_words(value)}")
     gpus = [c for c in available_contexts() if c.device_type == "gpu"]
     places = _places(gpus)
@@ -66,7 +67,8 @@ def _gpus_in_words(gpus, places):
 def _in_words(value):
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return " ".join(value) or "none" if isinstance(value, list) else value
+    words = " ".join(value) if isinstance(value, list) else str(value)
+    return words or "none"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import mxnet as mx
 
+from ._version import __version__
+
 _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
 
@@ -37,6 +39,7 @@ _SIGNATURES = {
     "gluon_syncbn_failure": (ctypes.c_char_p, []),
     "gluon_syncbn_fail_all": (_status, [ctypes.c_char_p, ctypes.c_int]),
     "gluon_syncbn_reset_all": (_status, []),
+    "gluon_syncbn_commit": (ctypes.c_char_p, []),
     "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
     "gluon_syncbn_num_threads": (ctypes.c_int, []),
     "gluon_syncbn_cuda_architectures": (ctypes.c_char_p, []),
@@ -95,12 +98,15 @@ def load():
 
 
 def features():
-    """What the library was built with and found on this machine.
+    """What the library was built from and with, and found on this machine.
 
     Returns
     -------
     dict
-        ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
+        ``version``: of the package; ``commit``: of the checkout that was built, with
+        ``-dirty`` where files had been changed, and empty where the build did not know
+        it, as in an archive of the sources without git (a source distribution of ours
+        keeps it); ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
         ``"generic"``; ``num_threads``: threads that compute at once; ``cuda``:
         whether there are CUDA kernels; ``cuda_architectures``: what these have machine
         code (``"90-real"``, which runs on all GPUs of generation 9) or PTX
@@ -117,6 +123,8 @@ def features():
     library = load()
     architectures = library.gluon_syncbn_cuda_architectures().decode().split()
     return {
+        "version": __version__,
+        "commit": library.gluon_syncbn_commit().decode(),
         "instruction_set": library.gluon_syncbn_instruction_set().decode(),
         "num_threads": library.gluon_syncbn_num_threads(),
         "cuda": bool(architectures),

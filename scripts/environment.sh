@@ -3,20 +3,7 @@
 #
 # PYTHON chooses the interpreter (3.8 to 3.11), VENV the folder (.venv).
 
-find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3.11 python3.10 python3.9 python3.8 python3 python}; do
-        if "$candidate" -c 'import sys; sys.exit(not (3, 8) <= sys.version_info[:2] <= (3, 11))' \
-            2>/dev/null; then
-            echo "$candidate"
-            return
-        fi
-    done
-    echo "error: MXNet 1.9.1 needs Python 3.8 to 3.11, found none of them as" \
-        "${PYTHON:-python3.11, python3.10, python3.9, python3.8, python3 or python}" >&2
-    return 1
-}
-
+. scripts/find_python.sh
 VENV=${VENV:-.venv}
 if [ ! -x "$VENV/bin/python" ]; then
     python=$(find_python) || exit 1

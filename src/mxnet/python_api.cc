@@ -109,6 +109,9 @@ SYNCBN_EXPORT int gluon_syncbn_reset_all() {
   });
 }
 
+// Of the checkout that was built; empty where the build does not know it.
+SYNCBN_EXPORT const char* gluon_syncbn_commit() { return SYNCBN_COMMIT; }
+
 SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
 
 // What there is machine code for; empty in a build without CUDA.

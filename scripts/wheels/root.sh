@@ -1,0 +1,47 @@
+# The older system in which a wheel is built: Debian 11 (glibc 2.31, g++ 10) with CUDA 11.2, the
+# version of mxnet-cu112. Sourced by wheels.sh. It knows nothing of what is built there.
+
+ROOT_PACKAGES="ca-certificates g++ python3-venv nvidia-cuda-toolkit nvidia-cuda-dev"
+
+# Why this machine cannot make or enter such a root; nothing where it can.
+why_no_root() {
+    if [ "$(id -u)" != 0 ]; then
+        echo "only the user root can enter a root of Debian 11"
+    elif [ ! -d "$1" ] && ! command -v debootstrap >/dev/null; then
+        echo "debootstrap is not installed, which makes a root of Debian 11"
+    fi
+}
+
+# in_root ROOT COMMAND...: runs it there with a clean environment. /proc is mounted for as long as
+# it runs. Names and certificates of servers, and settings of pip, are those of this machine.
+in_root() {
+    local root=$1 name file kept=()
+    shift
+    for name in ${!PIP_@} http_proxy https_proxy no_proxy GLUON_SYNCBN_CUDA CUDAARCHS DEMO; do
+        if [ -n "${!name:-}" ]; then kept+=("$name=${!name}"); fi
+    done
+    for file in /etc/resolv.conf /etc/ssl/certs/ca-certificates.crt; do
+        if [ -e "$file" ] && [ -d "$root${file%/*}" ]; then
+            cp --remove-destination -L "$file" "$root$file"
+        fi
+    done
+    unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root" env -i "${kept[@]}" \
+        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
+        LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"
+}
+
+# make_root ROOT LOG: makes it, if it is not there; it gets its name when it is complete.
+make_root() {
+    local root=$1 log=$2 part=$1.part
+    if [ -d "$root" ]; then return; fi
+    echo "making $root: Debian 11 with CUDA 11.2, 5 GB, some 15 minutes"
+    rm -rf "$part"
+    mkdir -p "$(dirname "$root")" "$(dirname "$log")"
+    {
+        debootstrap --variant=minbase --components=main,contrib,non-free bullseye "$part" \
+            ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} &&
+            in_root "$part" apt-get update &&
+            in_root "$part" apt-get install -y --no-install-recommends $ROOT_PACKAGES &&
+            in_root "$part" apt-get clean
+    } >"$log" 2>&1 && mv "$part" "$root"
+}

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# try.sh FOLDER PYTHON: installs the wheel in FOLDER as a user would, into a new environment, and
+# runs FOLDER/tests with no compiler on PATH. With DEMO=1 it also trains the demonstration's net.
+# Run by wheels.sh, in the older root and outside of it.
+set -euo pipefail
+cd "$1"
+wheel=$(echo "$PWD"/*.whl)
+extras=mpi${DEMO:+,scripts}
+
+rm -rf venv
+"$2" -m venv venv
+grep -E '^(mxnet|numpy|mpich|pytest|pytest-timeout)==' requirements.txt >pins.txt
+venv/bin/pip install --quiet --only-binary :all: -r pins.txt "$wheel[$extras]"
+site=$(cd venv/lib/python*/site-packages && pwd)
+
+export PATH=$PWD/venv/bin
+python -m gluon_syncbn
+GLUON_SYNCBN_LIBRARY=$site/gluon_syncbn/libgluon_syncbn.so \
+    python -m pytest -q --timeout 300 -p no:cacheprovider tests/test_op.py tests/test_batch_norm.py
+mpirun -n 2 python -c "
+from gluon_syncbn import distributed
+distributed.init(60)
+assert distributed.allreduce(distributed.rank() + 1) == 3
+print('rank', distributed.rank(), 'exchanges')"
+if [ -n "${DEMO:-}" ]; then
+    python scripts/train_segmentation.py --ctx cpu --num-devices 2 --overwrite
+fi
