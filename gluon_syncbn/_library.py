@@ -88,7 +88,14 @@ def load():
         )
     library = ctypes.CDLL(str(file))
     for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise ImportError(
+                f"{file} was built from other sources, as it lacks {name}: build it "
+                "anew with `pip install .`, or for development with "
+                "`pip install --no-build-isolation -e .`"
+            ) from None
         function.restype = result
         function.argtypes = arguments
     mxnet_path = mx.base._LIB._name.encode()

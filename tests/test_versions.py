@@ -1,10 +1,13 @@
-"""Which MXNet the package works with: it refuses others, and says what was tried."""
+"""Versions: the package's own, and those of MXNet, of which it refuses others."""
 
 import json
+import re
 import sys
 
 import pytest
 from helpers import ROOT, run_python
+
+import gluon_syncbn
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -40,3 +43,16 @@ def test_the_page_shows_what_the_matrix_gave():
         assert row["outcome"] == expected, row
     assert {row["mxnet"] for row in rows} == set(check_versions.MXNETS)
     assert {row["python"] for row in rows} == set(check_versions.PYTHONS)
+
+
+def test_one_version_for_all():
+    """setup.py and the documentation read the same file."""
+    version = gluon_syncbn.__version__
+    assert gluon_syncbn.features()["version"] == version
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert changes.startswith(f"# Changelog\n\n## {version}\n")
+
+
+def test_the_commit_is_one_or_nothing():
+    commit = gluon_syncbn.features()["commit"]
+    assert re.fullmatch(r"|[0-9a-f]{40}(-dirty)?", commit)

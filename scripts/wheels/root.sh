@@ -30,18 +30,18 @@ in_root() {
         LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"
 }
 
-# make_root ROOT LOG: makes it, if it is not there; it gets its name when it is complete.
+# make_root ROOT: makes it, if it is not there; it gets its name when it is complete.
 make_root() {
-    local root=$1 log=$2 part=$1.part
+    local root=$1 part=$1.part
     if [ -d "$root" ]; then return; fi
     echo "making $root: Debian 11 with CUDA 11.2, 5 GB, some 15 minutes"
     rm -rf "$part"
-    mkdir -p "$(dirname "$root")" "$(dirname "$log")"
+    mkdir -p "$(dirname "$root")"
     {
         debootstrap --variant=minbase --components=main,contrib,non-free bullseye "$part" \
             ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} &&
             in_root "$part" apt-get update &&
             in_root "$part" apt-get install -y --no-install-recommends $ROOT_PACKAGES &&
             in_root "$part" apt-get clean
-    } >"$log" 2>&1 && mv "$part" "$root"
+    } >"$root.log" 2>&1 && mv "$part" "$root"
 }
