@@ -13,11 +13,12 @@ why_no_root() {
 }
 
 # in_root ROOT COMMAND...: runs it there with a clean environment. /proc is mounted for as long as
-# it runs. Names and certificates of servers, and settings of pip, are those of this machine.
+# it runs. Addresses and certificates of servers are those of this machine.
 in_root() {
     local root=$1 name file kept=()
     shift
-    for name in ${!PIP_@} http_proxy https_proxy no_proxy GLUON_SYNCBN_CUDA CUDAARCHS DEMO; do
+    for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_DEFAULT_TIMEOUT \
+        http_proxy https_proxy no_proxy GLUON_SYNCBN_CUDA CUDAARCHS DEMO; do
         if [ -n "${!name:-}" ]; then kept+=("$name=${!name}"); fi
     done
     for file in /etc/resolv.conf /etc/ssl/certs/ca-certificates.crt; do
