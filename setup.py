@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -117,6 +118,8 @@ def build_libraries():
             shutil.rmtree(folder, ignore_errors=True)
         wrapper = mpi_wrapper()
         mpi = [f"-DMPI_CXX_COMPILER={wrapper}"] if wrapper else []
+        if wrapper and Path(tempfile.gettempdir()) in Path(wrapper).parents:
+            mpi += ["-DGLUON_SYNCBN_MPI_IS_TEMPORARY=ON"]
         defined = "-DCMAKE_BUILD_TYPE=Release", f"-DGLUON_SYNCBN_COMMIT={commit()}"
         cmake("-S", ROOT / "src", "-B", BUILD, "-G", "Ninja", *defined, *mpi)
         cmake("--build", BUILD)

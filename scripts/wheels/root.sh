@@ -28,7 +28,8 @@ in_root() {
     done
     unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root" env -i "${kept[@]}" \
         PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
-        LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"
+        PIP_CERT=/etc/ssl/certs/ca-certificates.crt LC_ALL=C.UTF-8 \
+        DEBIAN_FRONTEND=noninteractive "$@"
 }
 
 # make_root ROOT: makes it, if it is not there; it gets its name when it is complete.
