@@ -35,7 +35,10 @@ fi
 
 echo "building the source distribution"
 rm -rf dist
-$tools/python -m build --sdist --outdir dist . >build/wheels/sdist.log
+$tools/python -m build --sdist --outdir dist . >build/wheels/sdist.log 2>&1 || {
+    tail -n 30 build/wheels/sdist.log >&2
+    exit 1
+}
 
 echo "building the wheel out of it (minutes), see build/wheels/wheel.log"
 mkdir -p "$place"

@@ -220,7 +220,7 @@ def test_the_root_has_the_compilers_and_cuda_of_debian_11(tmp_path):
         "debootstrap --variant=minbase --components=main,contrib,non-free bullseye "
         f"{root}.part a_mirror"
     )
-    inside = f"chroot {root}.part env -i PIP_INDEX_URL=an_index "
+    inside = f'chroot "$@" in_root {root}.part env -i PIP_INDEX_URL=an_index '
     assert all(inside in line for line in entered)
     commands = [re.search(r"apt-get .*", line)[0] for line in entered]
     assert commands == [

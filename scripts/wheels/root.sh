@@ -12,8 +12,12 @@ why_no_root() {
     fi
 }
 
-# in_root ROOT COMMAND...: runs it there with a clean environment. /proc is mounted for as long as
-# it runs. Addresses and certificates of servers are those of this machine.
+# For as long as the command runs; MPI needs the latter two.
+MOUNT_AND_ENTER='mount -t proc proc "$1/proc" && mount -t sysfs sysfs "$1/sys" && '
+MOUNT_AND_ENTER+='mount -t tmpfs tmpfs "$1/dev/shm" && exec chroot "$@"'
+
+# in_root ROOT COMMAND...: runs it there with a clean environment. Addresses and certificates of
+# servers are those of this machine.
 in_root() {
     local root=$1 name file kept=()
     shift
@@ -26,7 +30,7 @@ in_root() {
             cp --remove-destination -L "$file" "$root$file"
         fi
     done
-    unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root" env -i "${kept[@]}" \
+    unshare --mount --pid --fork sh -c "$MOUNT_AND_ENTER" in_root "$root" env -i "${kept[@]}" \
         PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
         PIP_CERT=/etc/ssl/certs/ca-certificates.crt LC_ALL=C.UTF-8 \
         DEBIAN_FRONTEND=noninteractive "$@"

@@ -16,7 +16,8 @@ site=$(cd venv/lib/python*/site-packages && pwd)
 export PATH=$PWD/venv/bin
 python -m gluon_syncbn
 GLUON_SYNCBN_LIBRARY=$site/gluon_syncbn/libgluon_syncbn.so \
-    python -m pytest -q --timeout 300 -p no:cacheprovider tests/test_op.py tests/test_batch_norm.py
+    python -m pytest -q --timeout 300 --disable-warnings -p no:cacheprovider \
+    tests/test_op.py tests/test_batch_norm.py
 mpirun -n 2 python -c "
 from gluon_syncbn import distributed
 distributed.init(60)
