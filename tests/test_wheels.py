@@ -157,12 +157,12 @@ def run_bash(code, *folders, **environment):
     )
 
 
-def stand_ins(folder, user=0, debootstrap="exit 0"):
+def stand_ins(folder, user=0, debootstrap="exit 0", unshare="exit 0"):
     """Commands that only root may use; they write down what they are asked for."""
     executable(folder / "id", f"echo {user}")
     record = f'echo "$(basename $0) $@" >>{folder}/asked; '
     executable(folder / "debootstrap", record + debootstrap)
-    executable(folder / "unshare", record)
+    executable(folder / "unshare", record + unshare)
     return folder
 
 
@@ -188,6 +188,12 @@ def test_who_is_not_root_gets_a_wheel_for_this_machine(tmp_path):
     assert line == (
         f"{BECAUSE}only the user root can enter a root of Debian 11{INSTEAD}"
     )
+
+
+def test_so_does_root_of_a_container(tmp_path):
+    (line,) = wheels_without_a_build(tmp_path, unshare="exit 1")
+    reason = "this machine does not let its root mount anything, as in many containers"
+    assert line == f"{BECAUSE}{reason}{INSTEAD}"
 
 
 def test_so_does_who_cannot_have_its_packages(tmp_path):

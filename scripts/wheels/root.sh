@@ -7,6 +7,8 @@ ROOT_PACKAGES="ca-certificates g++ python3-venv nvidia-cuda-toolkit nvidia-cuda-
 why_no_root() {
     if [ "$(id -u)" != 0 ]; then
         echo "only the user root can enter a root of Debian 11"
+    elif ! unshare --mount --pid --fork true 2>/dev/null; then
+        echo "this machine does not let its root mount anything, as in many containers"
     elif [ ! -d "$1" ] && ! command -v debootstrap >/dev/null; then
         echo "debootstrap is not installed, which makes a root of Debian 11"
     fi
