@@ -3,10 +3,25 @@
 Called by all public functions. Each check returns the value.
 """
 
+import math
+import os
 from numbers import Integral, Real
 
 import mxnet as mx
 import numpy as np
+
+
+def shown(value):
+    """A value as a sentence shows it: in one line, and shortened."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"
+
+
+def check_kind(name, value, kinds, expected):
+    """TypeError unless an instance; `expected` says in words of what."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} is {expected}, but got {shown(value)}")
+    return value
 
 
 def is_int(value):
@@ -17,59 +32,75 @@ def is_int(value):
 def check_int(name, value, least=None, most=None):
     """TypeError unless an int; ValueError outside of the bounds."""
     if not is_int(value):
-        raise TypeError(f"{name} is an int, but got {value!r}")
+        raise TypeError(f"{name} is an int, but got {shown(value)}")
     if least is not None and value < least:
-        raise ValueError(f"{name} is at least {least}, but got {value}")
+        raise ValueError(f"{name} is at least {least}, but got {shown(value)}")
     if most is not None and value > most:
-        raise ValueError(f"{name} is at most {most}, but got {value}")
+        raise ValueError(f"{name} is at most {most}, but got {shown(value)}")
     return value
 
 
 def check_bool(name, value):
     """TypeError unless True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} is True or False, but got {value!r}")
-    return bool(value)
+    return bool(check_kind(name, value, (bool, np.bool_), "True or False"))
 
 
-def check_real(name, value, expected):
-    """TypeError unless a number; `expected` says in words which."""
+def as_real(value):
+    """A number as a float, infinite beyond all floats; NaN for what is no number."""
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} is {expected}, but got {value!r}")
-    return value
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def check_real(name, value, expected, holds):
+    """A float for which `holds` is true; `expected` says in words which these are."""
+    number = as_real(value)
+    if not holds(number):
+        kind = ValueError if isinstance(value, Real) else TypeError
+        raise kind(f"{name} is {expected}, but got {shown(value)}")
+    return number
 
 
 def check_block(name, value):
     """TypeError unless a Block."""
-    if not isinstance(value, mx.gluon.Block):
-        raise TypeError(f"{name} is a gluon.Block, but got {value!r}")
-    return value
+    return check_kind(name, value, mx.gluon.Block, "a gluon.Block")
 
 
 def check_callable(name, value):
     """TypeError unless it can be called."""
     if not callable(value):
-        raise TypeError(f"{name} is a function, but got {value!r}")
+        raise TypeError(f"{name} is a function, but got {shown(value)}")
     return value
 
 
 def check_text(name, value):
-    """TypeError unless a str."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is a str, but got {value!r}")
+    """TypeError unless a str; ValueError if it cannot be handed to native code."""
+    check_kind(name, value, str, "a str")
+    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(
+            f"{name} is a str without NUL and lone surrogates, but got {shown(value)}"
+        )
     return value
+
+
+def check_path(name, value):
+    """A path as a str; TypeError unless a str or os.PathLike."""
+    check_kind(name, value, (str, os.PathLike), "a path")
+    return check_text(name, os.fspath(value))
 
 
 def check_contexts(name, value):
     """A list of distinct contexts, at least one."""
     if isinstance(value, mx.Context):
         value = [value]
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{name} is a list of mxnet.Context, but got {value!r}")
+    check_kind(name, value, (list, tuple), "a list of mxnet.Context")
     for context in value:
         if not isinstance(context, mx.Context):
             raise TypeError(
-                f"{name} is a list of mxnet.Context, but it holds {context!r}"
+                f"{name} is a list of mxnet.Context, but it holds {shown(context)}"
             )
     if not value:
         raise ValueError(f"{name} is empty, expected at least one context")

@@ -5,9 +5,10 @@ each is the operator's, see src/op/recovery.h.
 """
 
 import math
-from numbers import Real
 
 from mxnet.gluon import nn
+
+from ._arguments import check_real, shown
 
 # With the slope of each that has one, if none is given.
 DEFAULT_SLOPES = {
@@ -20,23 +21,25 @@ DEFAULT_SLOPES = {
 
 
 def checked_slope(activation, slope):
-    """The slope to use; ValueError for a bad activation or slope."""
-    if activation not in DEFAULT_SLOPES:
+    """The slope to use; TypeError or ValueError for a bad activation or slope."""
+    if not isinstance(activation, (str, type(None))) or (
+        activation not in DEFAULT_SLOPES
+    ):
         raise ValueError(
             "activation is None, 'identity', 'relu', 'leaky_relu' or 'elu', but got "
-            f"{activation!r}"
+            f"{shown(activation)}"
         )
     default = DEFAULT_SLOPES[activation]
     if slope is None:
         return default
     if default is None:
         raise ValueError(
-            f"slope is for 'leaky_relu' and 'elu', but got {slope!r} with "
+            f"slope is for 'leaky_relu' and 'elu', but got {shown(slope)} with "
             f"activation={activation!r}"
         )
-    if not (isinstance(slope, Real) and 0 < slope < math.inf):
-        raise ValueError(f"slope is a positive number, but got {slope!r}")
-    return float(slope)
+    return check_real(
+        "slope", slope, "a positive number", lambda value: 0 < value < math.inf
+    )
 
 
 def of_block(block):

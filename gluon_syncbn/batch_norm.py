@@ -5,6 +5,7 @@ are parameters, checks and the graph around the operator.
 """
 
 import collections
+import math
 import uuid
 import weakref
 
@@ -13,7 +14,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from . import _exporting, _library, _tracing
-from ._arguments import check_bool, check_int, check_real, is_int
+from ._arguments import check_bool, check_int, check_kind, check_real, is_int, shown
 from .activations import checked_slope
 from .distributed import _groups
 from .failures import check_timeout
@@ -27,6 +28,7 @@ SYNCHRONIZATION = (
     "_group",
     "_latest_use",
 )
+_INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 ACTIVATION = ("_activation", "_slope", "_from_block")  # set by `set_activation`
 
 
@@ -64,7 +66,7 @@ class SyncBatchNorm(nn.BatchNorm):
     running_mean_initializer, running_variance_initializer : str or Initializer
         As there.
     axis : int, default 1
-        The axis of the channels; negative values count from the end.
+        The axis of the channels, -5 to 4; negative values count from the end.
     unbiased_running_var : bool, default False
         The running variance takes the divisor count - 1 (as cuDNN's BatchNorm does)
         instead of count (as MXNet's own does). The normalization always takes count.
@@ -102,10 +104,12 @@ class SyncBatchNorm(nn.BatchNorm):
 
     Raises
     ------
+    TypeError
+        For an argument of another kind, or `data` that is no NDArray or Symbol.
     ValueError
-        For a bad argument; in a training call also if `num_devices` exceeds the number
-        of contexts that the layer is initialized on, or `group` does not hold the own
-        rank or all contexts.
+        For a bad argument, or `data` that has another number of channels; in a training
+        call also if `num_devices` exceeds the number of contexts that the layer is
+        initialized on, or `group` does not hold the own rank or all contexts.
     mxnet.MXNetError
         At the next wait for a result, if the devices do not all come within the
         timeout, or disagree about channels, dtype, axis, epsilon or num_devices. The
@@ -163,17 +167,22 @@ class SyncBatchNorm(nn.BatchNorm):
         slope=None,
         **kwargs,
     ):
-        check_arguments(num_devices, momentum, epsilon, axis, timeout, group)
-        check_int("in_channels", in_channels, least=0)
-        flags = {
-            "center": center,
-            "scale": scale,
-            "use_global_stats": use_global_stats,
-            "unbiased_running_var": unbiased_running_var,
-        }
-        for name, value in flags.items():
-            check_bool(name, value)
+        momentum, epsilon = check_numbers(momentum, epsilon)
+        check_int("axis", axis, least=-5, most=4)
+        check_int("in_channels", in_channels, least=0, most=2**31 - 1)
+        check_bool("center", center)
+        check_bool("scale", scale)
+        check_bool("use_global_stats", use_global_stats)
+        check_synchronization(num_devices, unbiased_running_var, timeout, group)
         checked_slope(activation, slope)
+        initializers = {
+            "beta_initializer": beta_initializer,
+            "gamma_initializer": gamma_initializer,
+            "running_mean_initializer": running_mean_initializer,
+            "running_variance_initializer": running_variance_initializer,
+        }
+        for name, value in initializers.items():
+            check_kind(name, value, _INITIALIZERS, "a str or mxnet.init.Initializer")
         super().__init__(
             axis=axis,
             momentum=momentum,
@@ -181,10 +190,7 @@ class SyncBatchNorm(nn.BatchNorm):
             center=center,
             scale=scale,
             use_global_stats=use_global_stats,
-            beta_initializer=beta_initializer,
-            gamma_initializer=gamma_initializer,
-            running_mean_initializer=running_mean_initializer,
-            running_variance_initializer=running_variance_initializer,
+            **initializers,
             in_channels=in_channels,
             **kwargs,
         )
@@ -195,6 +201,7 @@ class SyncBatchNorm(nn.BatchNorm):
         self, num_devices=None, unbiased_running_var=False, timeout=None, group=None
     ):
         """Sets what this layer has beyond a BatchNorm; for ``convert.py``."""
+        check_synchronization(num_devices, unbiased_running_var, timeout, group)
         self._num_devices = num_devices
         self._unbiased_running_var = bool(unbiased_running_var)
         self._timeout = None if timeout is None else check_timeout(timeout)
@@ -261,9 +268,14 @@ class SyncBatchNorm(nn.BatchNorm):
         if autograd.is_training() and (is_array or _tracing.current_trace()):
             self._check_enough_contexts()
         if not is_array:
+            check_kind("data", x, mx.sym.Symbol, "an NDArray or Symbol")
             return super().forward(x, *args)
         _tracing.make_plain(x)
-        return _tracing.plain_gradient(super().forward(x, *args))
+        try:
+            return _tracing.plain_gradient(super().forward(x, *args))
+        except mx.MXNetError:
+            self._check_channels(x)
+            raise
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
         """Builds the operator and what it needs around it, as symbols or arrays."""
@@ -320,6 +332,15 @@ class SyncBatchNorm(nn.BatchNorm):
             **self._kwargs,
         }
 
+    def _check_channels(self, x):
+        """ValueError in the place of MXNet's "Shape inconsistent"."""
+        axis, expected = self._kwargs["axis"], self.gamma.shape[0]
+        if -x.ndim <= axis < x.ndim and expected not in (0, x.shape[axis]):
+            raise ValueError(
+                f"SyncBatchNorm '{self.name}': data has shape {x.shape}, expected "
+                f"{expected} channels along axis {axis}"
+            )
+
     def _check_enough_contexts(self):
         contexts = self.contexts()
         if contexts and (self._num_devices or 0) > len(contexts):
@@ -347,21 +368,33 @@ def contexts_of(parameter):
         return []
 
 
-def check_arguments(
-    num_devices, momentum=0.9, epsilon=1e-5, axis=1, timeout=None, group=None
-):
-    """Raises ValueError or TypeError with one sentence for a bad argument."""
+def check_numbers(momentum, epsilon, of=""):
+    """Momentum and epsilon as floats; `of` is what messages have behind the name."""
+    if momentum is not None:
+        momentum = check_real(
+            f"momentum{of}",
+            momentum,
+            "between 0 and 1, or None",
+            lambda value: 0 <= value <= 1,
+        )
+    epsilon = check_real(
+        f"epsilon{of}",
+        epsilon,
+        "a finite number, not negative",
+        lambda value: 0 <= value < math.inf,
+    )
+    return momentum, epsilon
+
+
+def check_synchronization(num_devices, unbiased_running_var, timeout, group):
+    """TypeError or ValueError for a bad argument of `set_synchronization`."""
     if num_devices is not None:
         if not is_int(num_devices):
-            raise TypeError(f"num_devices is an int or None, but got {num_devices!r}")
+            raise TypeError(
+                f"num_devices is an int or None, but got {shown(num_devices)}"
+            )
         check_int("num_devices", num_devices, least=1, most=2**31 - 1)
-    if momentum is not None:
-        expected = "between 0 and 1, or None"
-        if not 0 <= check_real("momentum", momentum, expected) <= 1:
-            raise ValueError(f"momentum is {expected}, but got {momentum}")
-    if not 0 <= check_real("epsilon", epsilon, "a number") < float("inf"):
-        raise ValueError(f"epsilon is not negative, but got {epsilon}")
-    check_int("axis", axis)
+    check_bool("unbiased_running_var", unbiased_running_var)
     if timeout is not None:
         check_timeout(timeout)
     _groups.check(group)

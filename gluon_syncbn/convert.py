@@ -12,7 +12,13 @@ from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
 from ._arguments import check_bool
 from .activations import ActivatedBatchNorm
-from .batch_norm import ACTIVATION, SYNCHRONIZATION, SyncBatchNorm, check_arguments
+from .batch_norm import (
+    ACTIVATION,
+    SYNCHRONIZATION,
+    SyncBatchNorm,
+    check_numbers,
+    check_synchronization,
+)
 from .fusion import check_can_unfold, find_pairs, fold, unfold
 from .symbol_blocks import convert_graph, revert_graph
 
@@ -62,8 +68,8 @@ def convert_sync_batchnorm(
     ------
     TypeError
         If `net` is no Block.
-    ValueError
-        For a bad setting. The net is unchanged then.
+    TypeError, ValueError
+        For a bad setting, here or in a layer of the net. The net is unchanged then.
 
     Warns
     -----
@@ -83,8 +89,7 @@ def convert_sync_batchnorm(
     ('SyncBatchNorm', 2)
     """
     _check_is_block(net)
-    check_arguments(num_devices, timeout=timeout, group=group)
-    check_bool("unbiased_running_var", unbiased_running_var)
+    check_synchronization(num_devices, unbiased_running_var, timeout, group)
     check_bool("fuse", fuse)
     settings = {
         "num_devices": num_devices,
@@ -111,6 +116,7 @@ def convert_sync_batchnorm(
             block.set_activation(*activation)
         block.set_synchronization(**settings)
 
+    net.apply(_check_layer)
     pairs = find_pairs(net, _can_take_activation) if fuse else []
     net.apply(convert)
     for layer, block in pairs:
@@ -187,6 +193,12 @@ def revert_sync_batchnorm(net):
 def _check_is_block(net):
     if not isinstance(net, mx.gluon.Block):
         raise TypeError(f"net is a mxnet.gluon.Block, but got {type(net).__name__}")
+
+
+def _check_layer(block):
+    if isinstance(block, _BASE):
+        momentum, epsilon = (block._kwargs[name] for name in ("momentum", "eps"))
+        check_numbers(momentum, epsilon, f" of {block.name}")
 
 
 def _is_known(kind):

@@ -14,6 +14,7 @@ and the work itself runs in parallel.
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 
@@ -22,10 +23,15 @@ import numpy as np
 from mxnet import autograd
 
 from . import _library, _workers, failures
-from ._arguments import check_callable, check_contexts, check_int
+from ._arguments import check_callable, check_contexts, check_int, check_kind, shown
 from ._interrupts import deferred_interrupt
 from ._shares import share_bounds
 
+_DTYPES = {
+    kind: np.dtype(kind).name
+    for kind in mx.nd.ndarray._DTYPE_NP_TO_MX
+    if isinstance(kind, type)
+}
 _within = threading.local()  # the Devices whose functions a thread is called in
 
 
@@ -100,7 +106,8 @@ class Devices:
         ValueError
             If there are fewer rows than contexts, or no such axis.
         TypeError
-            If `batch` is no array, or `batch_axis` no int.
+            If `batch` is no array, is sparse, or has a dtype that MXNet has not; or
+            `batch_axis` is no int.
         """
         _check_batch(batch, check_int("batch_axis", batch_axis))
         rows, count = batch.shape[batch_axis], len(self)
@@ -281,17 +288,31 @@ class Devices:
 
 
 def _check_batch(batch, axis):
-    if not isinstance(batch, (mx.nd.NDArray, np.ndarray)):
-        raise TypeError(f"batch is an NDArray or NumPy array, but got {batch!r}")
+    _check_array(batch)
     if not -batch.ndim <= axis < batch.ndim:
         raise ValueError(f"batch_axis is {axis}, but batch has shape {batch.shape}")
 
 
+def _check_array(batch):
+    kinds = mx.nd.NDArray, np.ndarray
+    check_kind("batch", batch, kinds, "an NDArray or NumPy array")
+    if isinstance(batch, mx.nd.sparse.BaseSparseNDArray):
+        raise TypeError(f"batch is a dense array, but got a {batch.stype} one")
+    if isinstance(batch, np.ndarray) and batch.dtype.type not in _DTYPES:
+        raise TypeError(
+            f"batch has a dtype of MXNet ({', '.join(sorted(_DTYPES.values()))}), but "
+            f"got the dtype {batch.dtype}"
+        )
+
+
 def _check_list(position, elements):
-    if not hasattr(elements, "__len__") or not hasattr(elements, "__getitem__"):
+    # An array without axes, and a text, would not fail before they are taken apart.
+    if not isinstance(elements, (Sequence, mx.nd.NDArray, np.ndarray)) or (
+        isinstance(elements, str) or getattr(elements, "shape", None) == ()
+    ):
         raise TypeError(
             f"list {position} is a list with an element for each context, but got "
-            f"{elements!r}"
+            f"{shown(elements)}"
         )
 
 
@@ -302,6 +323,7 @@ def inside_map():
 
 def split(batch, contexts, batch_axis=0):
     """The shards of :meth:`Devices.split`, one for each of `contexts`."""
+    _check_array(batch)
     bounds = share_bounds(batch.shape[batch_axis], len(contexts))
     with autograd.pause():
         return [

@@ -10,7 +10,7 @@ import threading
 import mxnet as mx
 
 from . import _library
-from ._arguments import check_text
+from ._arguments import as_real, check_text, shown
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 _latest_recovery = 0, 0, ""  # its number, its thread, and why
@@ -18,16 +18,11 @@ _latest_recovery = 0, 0, ""  # its number, its thread, and why
 
 def check_timeout(seconds, name="timeout"):
     """`seconds` as a float; raises ValueError unless it is a positive number."""
-    try:
-        value = 0.0 if isinstance(seconds, (bool, str)) else float(seconds)
-    except OverflowError:  # an int beyond all floats
-        value = float("inf") if seconds > 0 else 0.0
-    except (TypeError, ValueError):
-        value = 0.0
+    value = as_real(seconds)
     if not value > 0:
         raise ValueError(
             f"{name} is a positive number of seconds, or inf for never, but got "
-            f"{seconds!r}"
+            f"{shown(seconds)}"
         )
     return value
 

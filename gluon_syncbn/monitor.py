@@ -5,12 +5,14 @@ MXNet notes the times when gradients and parameters are ready.
 """
 
 import collections
+import collections.abc
 import ctypes
 import time
 
 import mxnet as mx
 
 from . import _engine, _library
+from ._arguments import check_block, check_kind
 from .symbol_blocks import synchronized_layers
 
 _TOP = 5
@@ -59,10 +61,8 @@ class Monitor:
     """
 
     def __init__(self, net, trainer):
-        if not isinstance(net, mx.gluon.Block):
-            raise TypeError(f"net is a gluon.Block, but got {type(net)}")
-        if not isinstance(trainer, mx.gluon.Trainer):
-            raise TypeError(f"trainer is a gluon.Trainer, but got {type(trainer)}")
+        check_block("net", net)
+        check_kind("trainer", trainer, mx.gluon.Trainer, "a gluon.Trainer")
         self._trainer, self._former, self._is_within = trainer, None, False
         self._layers = synchronized_layers(net)
         self._steps = collections.deque()  # those that devices may be busy with
@@ -125,6 +125,8 @@ class Monitor:
             Before or after the ``with`` block.
         """
         self._check_entered("data", self._is_within)
+        kinds = collections.abc.Iterable, mx.gluon.data.Dataset
+        check_kind("batches", batches, kinds, "an iterable")
         return self._observed(iter(batches))
 
     def _observed(self, iterator):

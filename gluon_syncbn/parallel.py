@@ -10,7 +10,14 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
 from . import _backward
-from ._arguments import check_bool, check_int
+from ._arguments import (
+    check_bool,
+    check_contexts,
+    check_int,
+    check_kind,
+    check_path,
+    shown,
+)
 from ._batch import Batch
 from .convert import convert_sync_batchnorm
 from .devices import Devices
@@ -160,6 +167,7 @@ class ParallelNet(Block):
     ):
         """As :meth:`mxnet.gluon.Block.load_parameters`, on the devices of this net."""
         self._checked = []
+        filename = check_path("filename", filename)
         options = allow_missing, ignore_extra, cast_dtype, dtype_source
         self.net.load_parameters(filename, self._same(ctx), *options)
 
@@ -168,12 +176,14 @@ class ParallelNet(Block):
 
         Waits for the work in flight; to be called between steps.
         """
+        filename = check_path("filename", filename)
+        check_bool("deduplicate", deduplicate)
         mx.nd.waitall()
         parameters = self.net._collect_params_with_prefix()
         if deduplicate:
             names = {p: name for name, p in parameters.items()}
             parameters = {name: p for p, name in names.items()}
-        self._save(str(filename), parameters)
+        self._save(filename, parameters)
 
     def export(self, path, epoch=0, remove_amp_cast=True):
         """As :meth:`mxnet.gluon.HybridBlock.export`: the template's graph.
@@ -192,10 +202,15 @@ class ParallelNet(Block):
         Raises
         ------
         TypeError
-            If the template is no HybridBlock.
+            If the template is no HybridBlock, or an argument of another kind.
+        ValueError
+            If `epoch` is negative.
         RuntimeError
             If it is not hybridized, or was not called since.
         """
+        path = check_path("path", path)
+        check_int("epoch", epoch, least=0)
+        check_bool("remove_amp_cast", remove_amp_cast)
         if not isinstance(self.net, HybridBlock):
             raise TypeError(
                 f"export needs a gluon.HybridBlock, but the net is {type(self.net)}"
@@ -275,7 +290,7 @@ class ParallelNet(Block):
     def _same(self, ctx):
         """The devices' contexts; ValueError if `ctx` says something else."""
         contexts = self.devices.contexts
-        if ctx is not None and set(_as_list(ctx)) != set(contexts):
+        if ctx is not None and set(check_contexts("ctx", ctx)) != set(contexts):
             raise ValueError(
                 f"ctx is {ctx}, but this net was made parallel over "
                 f"{', '.join(map(str, contexts))}"
@@ -370,9 +385,8 @@ class ParallelCriterion(Block):
     def __init__(self, loss, net):
         super().__init__(prefix="")
         if not callable(loss):
-            raise TypeError(f"loss is a Block or function, but got {loss!r}")
-        if not isinstance(net, ParallelNet):
-            raise TypeError(f"net is what make_parallel returns, but got {type(net)}")
+            raise TypeError(f"loss is a Block or function, but got {shown(loss)}")
+        check_kind("net", net, ParallelNet, "what make_parallel returns")
         self.loss = loss
         # Not as a child: a criterion does not own the net's parameters.
         self.__dict__["net"] = net
@@ -412,7 +426,3 @@ def _move(net, contexts):
     for parameter in net.collect_params().values():
         if parameter._data is not None or parameter._deferred_init:
             parameter.reset_ctx(contexts)
-
-
-def _as_list(ctx):
-    return [ctx] if isinstance(ctx, mx.Context) else list(ctx)

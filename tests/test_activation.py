@@ -155,7 +155,7 @@ def test_slopes_of_default():
     ],
 )
 def test_bad_argument(words, arguments):
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         SyncBatchNorm(**{"activation": "leaky_relu", **arguments})
 
 

@@ -274,6 +274,13 @@ assert distributed.allgather({'rank': rank}) == [{'rank': r} for r in range(3)]
 assert distributed.broadcast(rank * 5, root=2) == 10
 assert 'but got the dtype' in error_of(distributed.allreduce, 'text')
 assert 'root is a rank below 3, but got 3' in error_of(distributed.broadcast, 1, 3)
+for value in 2**63, np.uint64(2**63 + 5):
+    assert 'array fits int64' in error_of(distributed.allreduce, value)
+layer = SyncBatchNorm(in_channels=1)
+layer.initialize()
+trainer = distributed.Trainer(layer, 'sgd')
+assert 'batch_size is positive in at least one' in error_of(trainer.step, 0)
+trainer.step(int(rank == 0))
 big = np.random.default_rng(rank).normal(size=3_000_000).astype('float32')
 assert_same_bits(distributed.allreduce(big))
 distributed.barrier()

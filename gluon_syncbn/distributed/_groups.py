@@ -3,10 +3,9 @@
 Called by ``batch_norm.py``. It must not know what is exchanged.
 """
 
-from numbers import Integral
-
 import mxnet as mx
 
+from .._arguments import check_contexts, check_int, is_int, shown
 from . import world
 
 _EXPECTED = (
@@ -34,9 +33,9 @@ def groups_of(k, contexts=None):
     Raises
     ------
     ValueError
-        If `k` is less than 1.
+        If `k` is less than 1, or `contexts` is empty or names one twice.
     TypeError
-        If `k` is no int.
+        If `k` is no int, or `contexts` holds something else than contexts.
 
     Examples
     --------
@@ -45,24 +44,25 @@ def groups_of(k, contexts=None):
     >>> groups_of(2, [mx.cpu(i) for i in range(4)])
     [[cpu(0), cpu(1)], [cpu(2), cpu(3)]]
     """
-    if not isinstance(k, Integral) or isinstance(k, bool):
-        raise TypeError(f"k is an int, but got {k!r}")
-    if k < 1:
-        raise ValueError(f"k is at least 1, but got {k}")
-    members = list(range(world.size())) if contexts is None else list(contexts)
+    check_int("k", k, least=1)
+    if contexts is None:
+        members = list(range(world.size()))
+    else:
+        members = check_contexts("contexts", contexts)
     return [members[i : i + k] for i in range(0, len(members), k)]
 
 
 def check(group):
     """Raises TypeError or ValueError unless `group` is what a layer takes."""
-    if group is None or group in ("machine", "process"):
+    if group is None or isinstance(group, str) and group in ("machine", "process"):
         return
-    if isinstance(group, str) or not isinstance(group, (list, tuple)):
-        raise TypeError(f"group is {_EXPECTED}, but got {group!r}")
-    members = [member for part in _parts(group) for member in part]
-    ranks = all(_is_rank(member) for member in members)
+    parts = _parts(group) if isinstance(group, (list, tuple)) else []
+    members = [member for part in parts for member in part]
+    ranks = all(is_int(member) for member in members)
     if not members or not (ranks or all(_is_context(m) for m in members)):
-        raise TypeError(f"group is {_EXPECTED}, but got {group!r}")
+        raise TypeError(f"group is {_EXPECTED}, but got {shown(group)}")
+    if not all(parts):
+        raise ValueError(f"group holds an empty list: {shown(group)}, expected none")
     for member in members:
         if members.count(member) > 1:
             raise ValueError(f"group names {member} {members.count(member)} times")
@@ -135,10 +135,6 @@ def _parts(group):
 
 def _text(members):
     return " ".join(map(str, members))
-
-
-def _is_rank(member):
-    return isinstance(member, Integral) and not isinstance(member, bool)
 
 
 def _is_context(member):

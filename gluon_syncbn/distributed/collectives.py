@@ -16,6 +16,7 @@ from . import world
 
 # Names of mergers by dtype; asking a dtype for its name takes longer than an exchange.
 _SUMS = {np.dtype(name): f"sum_{name}" for name in ("float32", "float64", "int64")}
+_HIGHEST = np.uint64(2**63 - 1)
 
 
 def allreduce(array, name="allreduce", timeout=None):
@@ -28,7 +29,7 @@ def allreduce(array, name="allreduce", timeout=None):
     ----------
     array : numpy.ndarray, mxnet.nd.NDArray or number
         Of the same shape and dtype in all processes. float16 is added up in float32,
-        other integers and booleans in int64.
+        integers and booleans in int64, which has to hold the sum.
     name : str, default "allreduce"
         Begins the messages of errors. Calls of different names never meet.
     timeout : float or None, default None
@@ -44,6 +45,8 @@ def allreduce(array, name="allreduce", timeout=None):
     ------
     TypeError
         If `array` holds no numbers.
+    ValueError
+        If `array` holds an integer beyond int64.
     mxnet.MXNetError
         If not all processes come within the timeout, or shapes or dtypes differ. The
         text names the ranks.
@@ -59,6 +62,8 @@ def allreduce(array, name="allreduce", timeout=None):
         array = array.asnumpy()
     array = np.asarray(array)
     if array.dtype.kind in "bui":
+        if array.dtype.kind == "u" and (array > _HIGHEST).any():
+            raise ValueError(f"array fits int64, but holds {array.max()}")
         array = array.astype(np.int64)
     elif array.dtype == np.float16:
         array = array.astype(np.float32)

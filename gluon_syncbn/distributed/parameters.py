@@ -7,6 +7,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
 
+from .._arguments import shown
 from ..batch_norm import SyncBatchNorm
 from . import world
 from .collectives import allgather, broadcast, check_root
@@ -83,7 +84,7 @@ def parameters_of(net):
     ):
         raise TypeError(
             "net is a gluon.Block, a ParameterDict or a list of Parameter, but got "
-            f"{net!r}"
+            f"{shown(net)}"
         )
     return list(found)
 

@@ -36,8 +36,8 @@ class ShardSampler(Sampler):
     Raises
     ------
     ValueError
-        If `length` or `seed` is negative, `batch_size` less than the number of
-        processes, or `rank` none below `size`.
+        If `length` or `seed` is negative, `length` beyond int64, `batch_size` less than
+        the number of processes, or `rank` none below `size`.
     TypeError
         If one of them is no int.
 
@@ -53,9 +53,9 @@ class ShardSampler(Sampler):
     def __init__(self, length, batch_size, shuffle=True, seed=0, rank=None, size=None):
         self._rank = world.rank() if rank is None else rank
         self._size = world.size() if size is None else size
-        check_int("size", self._size, least=1)
+        check_int("size", self._size, least=1, most=2**31 - 1)
         check_int("rank", self._rank, least=0, most=self._size - 1)
-        check_int("length", length, least=0)
+        check_int("length", length, least=0, most=2**63 - 1)
         check_int("batch_size", batch_size)
         check_bool("shuffle", shuffle)
         check_int("seed", seed, least=0)
@@ -73,16 +73,18 @@ class ShardSampler(Sampler):
         self.epoch = check_int("epoch", epoch, least=0)
 
     def __iter__(self):
-        order = np.arange(self._length)
+        order = range(self._length)
         if self._shuffle:
+            order = np.arange(self._length)
             np.random.default_rng([self._seed, self.epoch]).shuffle(order)
         self.epoch += 1
         for begin, end in self._shards():
             if begin < end:
-                yield order[begin:end].tolist()
+                yield [int(index) for index in order[begin:end]]
 
     def __len__(self):
-        return sum(begin < end for begin, end in self._shards())
+        batches, rows = divmod(self._length, self._batch_size)
+        return int(batches + (self._rank < rows))  # the first ranks have the last rows
 
     def _shards(self):
         for start in range(0, self._length, self._batch_size):

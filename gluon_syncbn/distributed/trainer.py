@@ -4,6 +4,7 @@ Called by users. With Horovod installed, ``hvd.DistributedTrainer`` does the sam
 GPUs too.
 """
 
+import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
 
-from .._arguments import check_real
+from .._arguments import check_bool, check_kind, check_real, shown
 from . import world
 from .collectives import allreduce, broadcast
 from .parameters import broadcast_parameters, parameters_of
@@ -39,9 +40,10 @@ class Trainer(mx.gluon.Trainer):
     Raises
     ------
     ValueError
-        If the nets differ between ranks, or `bucket_megabytes` is not positive.
+        If the nets differ between ranks, `net` has no parameters, or
+        `bucket_megabytes` is not positive.
     TypeError
-        If a gradient is sparse.
+        If a gradient is sparse, or an argument of another kind.
 
     Examples
     --------
@@ -65,11 +67,18 @@ class Trainer(mx.gluon.Trainer):
     """
 
     def __init__(self, net, optimizer, optimizer_params=None, bucket_megabytes=4):
-        if not check_real("bucket_megabytes", bucket_megabytes, "positive") > 0:
-            raise ValueError(
-                f"bucket_megabytes is positive, but got {bucket_megabytes!r}"
-            )
+        megabytes = check_real(
+            "bucket_megabytes", bucket_megabytes, "positive", lambda value: value > 0
+        )
+        kinds = str, mx.optimizer.Optimizer
+        check_kind("optimizer", optimizer, kinds, "a name or mxnet.optimizer.Optimizer")
+        kinds = dict, type(None)
+        check_kind("optimizer_params", optimizer_params, kinds, "a dict or None")
         parameters = parameters_of(net)
+        if not parameters:
+            raise ValueError(
+                f"net has no parameters, expected at least one, but got {shown(net)}"
+            )
         for parameter in parameters:
             if parameter._grad_stype != "default":
                 raise TypeError(
@@ -84,7 +93,7 @@ class Trainer(mx.gluon.Trainer):
             update_on_kvstore=False,
         )
         self._in_order_of_forward = parameters
-        self._bucket_bytes = bucket_megabytes * 2**20
+        self._bucket_bytes = megabytes * 2**20
         broadcast_parameters(net if isinstance(net, Block) else parameters)
 
     def step(self, batch_size, ignore_stale_grad=False):
@@ -97,10 +106,28 @@ class Trainer(mx.gluon.Trainer):
             divided by the sum of all processes' samples, so shards may be uneven.
         ignore_stale_grad : bool, default False
             As in :class:`mxnet.gluon.Trainer`.
+
+        Raises
+        ------
+        TypeError
+            If `batch_size` is no number, or `ignore_stale_grad` no bool.
+        ValueError
+            If `batch_size` is negative or not finite, or 0 in all processes.
         """
+        samples = check_real(
+            "batch_size",
+            batch_size,
+            "a finite number of samples, not negative",
+            lambda value: 0 <= value < math.inf,
+        )
+        check_bool("ignore_stale_grad", ignore_stale_grad)
         self.allreduce_grads()
-        samples = allreduce(float(batch_size), "Trainer.step, samples")
-        self.update(float(samples), ignore_stale_grad)
+        total = float(allreduce(samples, "Trainer.step, samples"))
+        if total == 0:
+            raise ValueError(
+                "batch_size is positive in at least one process, but got 0 in all"
+            )
+        self.update(total, ignore_stale_grad)
 
     def join(self, timeout=None):
         """Ends an epoch: waits for processes that have batches left, and catches up.
