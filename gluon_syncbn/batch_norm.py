@@ -335,7 +335,7 @@ class SyncBatchNorm(nn.BatchNorm):
     def _check_channels(self, x):
         """ValueError in the place of MXNet's "Shape inconsistent"."""
         axis, expected = self._kwargs["axis"], self.gamma.shape[0]
-        if -x.ndim <= axis < x.ndim and expected not in (0, x.shape[axis]):
+        if -x.ndim <= axis < x.ndim and 0 < expected != x.shape[axis]:
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': data has shape {x.shape}, expected "
                 f"{expected} channels along axis {axis}"

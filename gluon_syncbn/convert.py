@@ -196,7 +196,7 @@ def _check_is_block(net):
 
 
 def _check_layer(block):
-    if isinstance(block, _BASE):
+    if isinstance(block, _BASE) and _is_known(type(block)):
         momentum, epsilon = (block._kwargs[name] for name in ("momentum", "eps"))
         check_numbers(momentum, epsilon, f" of {block.name}")
 

@@ -23,7 +23,7 @@ import numpy as np
 from mxnet import autograd
 
 from . import _library, _workers, failures
-from ._arguments import check_callable, check_contexts, check_int, check_kind, shown
+from ._arguments import check_callable, check_contexts, check_int, check_kind
 from ._interrupts import deferred_interrupt
 from ._shares import share_bounds
 
@@ -32,6 +32,7 @@ _DTYPES = {
     for kind in mx.nd.ndarray._DTYPE_NP_TO_MX
     if isinstance(kind, type)
 }
+_LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 _within = threading.local()  # the Devices whose functions a thread is called in
 
 
@@ -306,14 +307,10 @@ def _check_array(batch):
 
 
 def _check_list(position, elements):
-    # An array without axes, and a text, would not fail before they are taken apart.
-    if not isinstance(elements, (Sequence, mx.nd.NDArray, np.ndarray)) or (
-        isinstance(elements, str) or getattr(elements, "shape", None) == ()
-    ):
-        raise TypeError(
-            f"list {position} is a list with an element for each context, but got "
-            f"{shown(elements)}"
-        )
+    # An array without axes has no length.
+    kinds = () if getattr(elements, "shape", None) == () else _LISTS
+    expected = "a list with an element for each context"
+    check_kind(f"list {position}", elements, kinds, expected)
 
 
 def inside_map():

@@ -359,7 +359,7 @@ class ParallelCriterion(Block):
         Takes a device's output (spread out, if it is a tuple or list) and its shard of
         the labels, and returns one value per row, as Gluon's losses do; or nested ones.
     net : ParallelNet
-        The net whose outputs it will get.
+        The net whose outputs it will get, made with ``gather=False``.
 
     Inputs
         - **output** : :class:`ShardedOutput` of `net`.
@@ -387,6 +387,11 @@ class ParallelCriterion(Block):
         if not callable(loss):
             raise TypeError(f"loss is a Block or function, but got {shown(loss)}")
         check_kind("net", net, ParallelNet, "what make_parallel returns")
+        if net._gather:
+            raise ValueError(
+                "net is what make_parallel(..., gather=False) returns, but got one "
+                f"that gathers its outputs: {shown(net)}"
+            )
         self.loss = loss
         # Not as a child: a criterion does not own the net's parameters.
         self.__dict__["net"] = net

@@ -252,6 +252,10 @@ ROWS = {
             lambda: g.ParallelCriterion(3, dense()),
             "loss is a Block or function, but got",
         ),
+        (
+            lambda: g.ParallelCriterion(len, dense()),
+            "net is what make_parallel(..., gather=False) returns, but got one that",
+        ),
         (lambda: g.ParallelCriterion(len, 3), "net is what make_parallel returns, but"),
         (
             criterion_of_another_net,
@@ -304,7 +308,7 @@ ROWS = {
                 lambda value=value: g.Devices(TWO).map(len, value),
                 "list 0 is a list with an element for each context, but got",
             )
-            for value in (np.array(3), list, {"a": 1, "b": 2}, "ab")
+            for value in (np.array(3), list, {"a": 1, "b": 2})
         ),
         (lambda: g.Devices(TWO).map(None), "function is a function, but got None"),
         (lambda: g.Devices(TWO).map(len, 5), "list 0 is a list with an element for ea"),
