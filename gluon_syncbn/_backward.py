@@ -20,11 +20,12 @@ import threading
 import weakref
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from . import _graph
 from ._border import Gate, Leaves, await_any, join
-from ._destination import Returned, Written
+from ._destination import Returned, Written, array_of
 from ._nested import flatten, rebuild
 from ._operators import to_context
 
@@ -44,8 +45,9 @@ def gather(sharded, net):
     net : ParallelNet
         Whose call it was.
     """
-    columns = list(zip(*map(flatten, sharded)))  # per output its parts
     context, axis = net.devices.contexts[0], net.batch_axis
+    _check_alike(sharded, net.devices.contexts, axis)
+    columns = list(zip(*map(flatten, sharded)))  # per output its parts
     rows = sharded.batch.shard_rows()
     for number, column in enumerate(columns if rows else []):
         _check_rows(number, column, rows, axis)
@@ -60,6 +62,31 @@ def gather(sharded, net):
         for column, is_in_graph in zip(columns, recorded)
     ]
     return rebuild(sharded[0], iter(leaves))
+
+
+def _check_alike(sharded, contexts, axis):
+    """Numbers of rows aside, and what is in an array or a value that is no array."""
+    first, *others = [
+        str(rebuild(value, iter([_form(leaf, axis) for leaf in flatten(value)])))
+        for value in sharded
+    ]
+    for context, form in zip(contexts[1:], others):
+        if form != first:
+            raise ValueError(
+                f"the outputs on {contexts[0]} are {first}, but those on {context} "
+                f"are {form}, expected the same structure, types, dtypes and shapes "
+                f"apart from the rows (*) along axis {axis}"
+            )
+
+
+def _form(leaf, axis):
+    """A text that has to be the same on all devices."""
+    if not isinstance(leaf, mx.nd.NDArray):
+        return type(leaf).__name__
+    shape = list(map(str, leaf.shape))
+    if -len(shape) <= axis < len(shape):
+        shape[axis] = "*"
+    return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({', '.join(shape)})"
 
 
 def _check_rows(number, column, rows, axis):
@@ -155,9 +182,28 @@ def _backward(*arguments):
     calls = [call for call in map(_calls.get, names) if call is not None]
     if not calls:
         return _original(*arguments)
+    _check_head_gradients(heads, arguments[2])
     destination = (Returned if num_variables else Written)(calls, names, arguments)
     with autograd.pause():
         return _through(calls, heads, destination, bool(retain_graph))
+
+
+def _check_head_gradients(heads, gradients):
+    """MXNet notices other shapes late, where the gates are waited for, and no dtypes."""
+    if isinstance(gradients, ctypes.c_void_p):
+        return
+    for number, (head, gradient) in enumerate(zip(heads, gradients)):
+        if gradient is None:
+            continue
+        expected, given = (
+            f"shape {array.shape} and dtype {np.dtype(array.dtype)}"
+            for array in map(array_of, (head.value, gradient))
+        )
+        if given != expected:
+            raise ValueError(
+                f"the gradient of head {number} has {given}, expected {expected} as "
+                "the head has"
+            )
 
 
 def _through(calls, heads, destination, retain_graph):

@@ -106,7 +106,7 @@ class Returned:
             )
         self._arguments = arguments
         self._train_mode = bool(arguments[_TRAIN_MODE].value)
-        variables = list(map(_array, arguments[_VARIABLES]))
+        variables = list(map(array_of, arguments[_VARIABLES]))
         self._wanted = [_graph.name_of(variable.handle) for variable in variables]
         self._gradients = {}  # by name
         asked = dict(zip(self._wanted, variables))
@@ -189,7 +189,7 @@ def _parameters(calls):
     return [p for p in parameters.values() if p._grad is not None]
 
 
-def _array(handle):
+def array_of(handle):
     """An NDArray of its own for the array behind a handle."""
     copy = ctypes.c_void_p()
     mx.base.check_call(

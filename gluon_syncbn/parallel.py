@@ -19,6 +19,7 @@ from ._arguments import (
     shown,
 )
 from ._batch import Batch
+from ._nested import flatten
 from .convert import convert_sync_batchnorm
 from .devices import Devices
 from .participation import participating
@@ -266,7 +267,9 @@ class ParallelNet(Block):
         ------
         ValueError
             If there is no array, or one without rows, or if numbers of rows differ; if
-            an output has other rows than the input, and would have to be joined.
+            an output has other rows than the input, and would have to be joined, or is
+            another one on another device: other rows aside, in structure, type, dtype
+            or shape.
         """
         contexts, parameters = self.devices.contexts, self._parameters()
         if autograd.is_recording():
@@ -422,6 +425,11 @@ class ParallelCriterion(Block):
             return self.loss(*parts, *shard)
 
         losses = net.devices.map_first(call, output, batch.shards)
+        if not any(isinstance(leaf, mx.nd.NDArray) for leaf in flatten(losses)):
+            raise TypeError(
+                "loss returns an array with one value per row, or nested ones, but got "
+                f"{losses[0]!r}"
+            )
         batch.differentiable = output.batch.differentiable + batch.differentiable
         return _backward.gather(ShardedOutput(losses, batch, net), net)
 

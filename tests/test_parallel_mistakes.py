@@ -113,6 +113,63 @@ def test_criterion_of_something_else(devices):
         criterion(output, mx.nd.ones((3, 1)))
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("attach", [True, False])
+@pytest.mark.parametrize("rows, dtype", [(3, "float32"), (2, "float64")])
+def test_head_gradient_of_another_form(rows, dtype, attach, devices):
+    net, x = dense(devices.contexts), column(1, 2)
+    if attach:
+        x.attach_grad()
+    with autograd.record():
+        y = net(x)
+    words = (
+        rf"gradient of head 0 has shape \({rows}, 1\) and dtype {dtype}, expected shape "
+        r"\(2, 1\) and dtype float32"
+    )
+    gradient = mx.nd.ones((rows, 1), dtype=dtype)
+    with pytest.raises(ValueError, match=words):
+        y.backward(gradient)
+    with pytest.raises(ValueError, match=words.replace("head 0", "head 1")):
+        autograd.backward([y, y], [None, gradient])
+    y.backward(mx.nd.ones((2, 1)))
+    assert weight_gradient(net) == 3
+
+
+@pytest.mark.parametrize("record", [True, False])
+@pytest.mark.parametrize(
+    "outputs, words",
+    [
+        (lambda x: ([x], [x, x]), r"\['NDArray float32 \(\*, 1\)'\], but .* cpu\(1\)"),
+        (lambda x: ([x, x], [x]), r"on cpu\(0\) are .*, but those on cpu\(1\) are"),
+        (lambda x: (x, None), r"NDArray float32 \(\*, 1\), but .* are NoneType, exp"),
+        (lambda x: (None, x), r"are NoneType, but those on cpu\(1\) are NDArray"),
+        (lambda x: ([x], (x,)), "expected the same structure"),
+        (lambda x: ({"a": x, "b": x}, {"b": x, "a": x}), "expected the same struct"),
+        (lambda x: (x, x.tile((1, 2))), r"\(\*, 1\), but .* \(\*, 2\), expected"),
+        (lambda x: (x, x.expand_dims(2)), r"\(\*, 1\), but .* \(\*, 1, 1\), expec"),
+        (lambda x: (x, x.astype("float64")), r"float32 .*, but .* NDArray float64"),
+    ],
+)
+def test_outputs_that_differ_between_devices(outputs, words, record, devices):
+    class Net(Block):
+        def forward(self, x):
+            return outputs(x)[x.context.device_id]
+
+    net, x = make_parallel(Net(), devices.contexts), column(1, 2, 3)
+    x.attach_grad()
+    with pytest.raises(ValueError, match=words):
+        with autograd.record() if record else autograd.pause():
+            net(x)
+
+
+def test_loss_that_returns_nothing(devices):
+    net = make_parallel(nn.Dense(1), devices.contexts, gather=False)
+    net.initialize()
+    criterion = ParallelCriterion(lambda *_: None, net)
+    with pytest.raises(TypeError, match="loss returns an array .* but got None"):
+        criterion(net(column(1, 2)), column(1, 2))
+
+
 def test_error_in_backward_reaches_the_caller(devices):
     class Fails(autograd.Function):
         def forward(self, x):
