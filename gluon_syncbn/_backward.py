@@ -23,7 +23,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from . import _graph
+from . import _graph, failures
 from ._border import Gate, Leaves, await_any, join
 from ._destination import Returned, Written, array_of
 from ._nested import flatten, rebuild
@@ -108,6 +108,7 @@ class _Call:
     def __init__(self, batch, net):
         self.net = net
         self.parameters, self.contexts = batch.parameters, net.devices.contexts
+        failures.function_contexts.update(self.contexts)
         self.number = next(_numbers)
         self.reached = 0  # calls that the backward under way has reached
         kind = Gate if batch.differentiable else Leaves

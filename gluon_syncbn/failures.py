@@ -14,6 +14,7 @@ from ._arguments import as_real, check_text, shown
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 _latest_recovery = 0, 0, ""  # its number, its thread, and why
+function_contexts = set()  # those where the backward of an autograd.Function may run
 
 
 def check_timeout(seconds, name="timeout"):
@@ -133,6 +134,17 @@ def latest_recovery():
     return _latest_recovery
 
 
+def _finish_work():
+    """Leaves MXNet's threads nothing to call Python for while the interpreter ends."""
+    recover("the Python interpreter exits")
+    # MXNet counts an operator as done before it deletes it. To delete the backward of an
+    # autograd.Function that was skipped after an error, it calls Python, and a thread
+    # that does so while the interpreter ends aborts the process. A context's thread has
+    # deleted one operator before it runs the next.
+    for context in function_contexts:
+        mx.nd.zeros((1,), ctx=context).wait_to_read()
+
+
 def _set_timeout_from_environment():
     value = os.environ.get(_VARIABLE)
     if value is None:
@@ -148,4 +160,4 @@ _set_timeout_from_environment()
 # MXNet's own exit handler, which runs after this one, stops the threads of custom
 # operators first and waits for all work then: with ours in flight it would never
 # return.
-atexit.register(recover, "the Python interpreter exits")
+atexit.register(_finish_work)

@@ -3,7 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import cpus
+from helpers import cpus, run_python
 from mxnet import autograd
 from mxnet.gluon import Block, loss, nn
 from parallel_nets import (
@@ -197,3 +197,53 @@ def test_error_in_backward_reaches_the_caller(devices):
         total = assert_works(column(1, 2)).sum()
     total.backward()
     assert weight_gradient(assert_works) == 3
+
+
+_ENDS_AFTER_AN_ERROR = """
+import os
+import sys
+
+import mxnet as mx
+from mxnet import autograd
+
+import gluon_syncbn
+
+# MXNet's threads share a core with the one that ends the interpreter.
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+
+
+class Fails(autograd.Function):
+    def forward(self, y):
+        return y * 1
+
+    def backward(self, dy):
+        raise RuntimeError("mine")
+
+
+def fail():
+    net = mx.gluon.nn.Dense(1, in_units=3)
+    net = gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
+    net.initialize()
+    with autograd.record():
+        loss = Fails()(net(mx.nd.ones((4, 3))))
+    try:
+        loss.backward()
+        mx.nd.waitall()
+    except mx.MXNetError:
+        return loss
+
+
+for _ in range(12):
+    child = os.fork()
+    if child == 0:
+        loss = fail()
+        sys.exit(0 if loss is not None else "no error")
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_process_ends_after_an_error_in_a_loss_backward():
+    result = run_python(_ENDS_AFTER_AN_ERROR, timeout=100)
+    codes = [line for line in result.stdout.splitlines() if line.isdigit()]
+    assert codes == ["0"] * 12, result.stderr
