@@ -137,7 +137,7 @@ def latest_recovery():
 def _finish_work():
     """Leaves MXNet's threads nothing to call Python for while the interpreter ends."""
     recover("the Python interpreter exits")
-    # MXNet counts an operator as done before it deletes it. To delete the backward of an
+    # MXNet counts an operator as done before it deletes it. To delete one of an
     # autograd.Function that was skipped after an error, it calls Python, and a thread
     # that does so while the interpreter ends aborts the process. A context's thread has
     # deleted one operator before it runs the next.

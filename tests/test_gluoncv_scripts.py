@@ -240,7 +240,7 @@ def thin_yolo3(monkeypatch):
 
 
 def yolo3_batches(count, rows, classes, size):
-    """Images, the five targets of each prediction, and boxes, as its loader has them."""
+    """Images, each prediction's five targets, and boxes, as its loader has them."""
     rng = np.random.default_rng(2)
     places = rows, 3 * sum((size // stride) ** 2 for stride in (8, 16, 32))
     corners = rng.uniform(0, size / 2, (rows, 2, 2))

@@ -150,8 +150,9 @@ echo "1903 skipped"
 
 
 def test_check_gpu_tells_what_is_missing(tmp_path):
-    for tool, script in ("python", NO_GPU_IN_PYTORCH), ("nvidia-smi", "#!/bin/sh\necho GPU"):
-        (tmp_path / "bin").mkdir(exist_ok=True)
+    (tmp_path / "bin").mkdir()
+    a_gpu = "#!/bin/sh\necho GPU"
+    for tool, script in ("python", NO_GPU_IN_PYTORCH), ("nvidia-smi", a_gpu):
         (tmp_path / "bin" / tool).write_text(script)
         (tmp_path / "bin" / tool).chmod(0o755)
     python = str(tmp_path / "bin" / "python")
