@@ -123,8 +123,8 @@ def test_head_gradient_of_another_form(rows, dtype, attach, devices):
     with autograd.record():
         y = net(x)
     words = (
-        rf"gradient of head 0 has shape \({rows}, 1\) and dtype {dtype}, expected shape "
-        r"\(2, 1\) and dtype float32"
+        rf"gradient of head 0 has shape \({rows}, 1\) and dtype {dtype}, expected "
+        r"shape \(2, 1\) and dtype float32"
     )
     gradient = mx.nd.ones((rows, 1), dtype=dtype)
     with pytest.raises(ValueError, match=words):
