@@ -190,7 +190,7 @@ def _backward(*arguments):
 
 
 def _check_head_gradients(heads, gradients):
-    """MXNet notices other shapes late, when gates are waited for, and no dtypes."""
+    """MXNet notices others only in its threads, when gates are waited for."""
     if isinstance(gradients, ctypes.c_void_p):
         return
     for number, (head, gradient) in enumerate(zip(heads, gradients)):
