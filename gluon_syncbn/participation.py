@@ -70,9 +70,10 @@ def participating(net, contexts):
         finally:
             for layer in layers:
                 _set_participants(layer, [])
-        with autograd.pause():
-            for layer in layers:
-                _copy_running_statistics(layer, contexts)
+            # Beside a failure too: other layers and groups may have come to their end.
+            with autograd.pause():
+                for layer in layers:
+                    _copy_running_statistics(layer, contexts)
 
 
 def _check(contexts, layers):

@@ -82,6 +82,23 @@ def test_groups_of_contexts(make_devices):
         assert means[0] == means[1] != means[2] == means[3]
 
 
+def test_who_sits_out_beside_a_failure_gets_statistics(make_devices):
+    devices = make_devices(4)
+    groups = groups_of(2, devices.contexts)
+    layer = SyncBatchNorm(in_channels=1, group=groups, timeout=0.5)
+    layer.initialize(ctx=devices.contexts)
+    first, missing, sits_out, alone = devices.contexts
+    shards = [mx.nd.array([[1.0], [5.0]], ctx=c) for c in devices.contexts]
+    shards[1] = shards[2] = None
+    with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
+        with autograd.train_mode(), participating(layer, [first, missing, alone]):
+            ys = devices.map(lambda s: None if s is None else layer(s), shards)
+            ys[3].wait_to_read()  # has what it needs, whatever becomes of the others
+    gluon_syncbn.recover()
+    means = [mean.asscalar() for mean in layer.running_mean.list_data()]
+    assert means == pytest.approx([0, 0, 0.3, 0.3])
+
+
 def test_all_take_part_again_after_an_error(layer, make_devices):
     devices = make_devices(3)
     x = np.random.default_rng(0).normal(size=(6, 4))
