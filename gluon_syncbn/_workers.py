@@ -56,7 +56,7 @@ def _collect_dropped():
 def let_go(workers):
     """Gives workers back; those that are still busy end after their call."""
     for worker in workers:
-        if worker.is_idle():
+        if not worker.pending():
             _idle.setdefault(worker.name, []).append(worker)
         else:
             worker.submit(None)
@@ -83,10 +83,10 @@ class Worker:
         self._calls.put((call, function, arguments))
         return call
 
-    def is_idle(self):
-        """Whether all calls are done."""
+    def pending(self):
+        """The Future of the latest call, in a list, or nothing if all are done."""
         latest = self._latest()
-        return latest is None or latest.done()
+        return [] if latest is None or latest.done() else [latest]
 
     def _run(self):
         while True:

@@ -235,7 +235,7 @@ class Devices:
         if self._workers is None:
             raise ValueError("map was called on closed Devices")
         for context, worker in zip(self.contexts, self._workers):
-            if not worker.is_idle():
+            if worker.pending():
                 raise RuntimeError(
                     f"the function that map called for {context}, and that was "
                     "interrupted, still runs: wait for its end, or make new Devices"
@@ -270,8 +270,8 @@ class Devices:
             )
             failures.end_waits(reason)
             # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes
-            # if two threads call it at once. Each does one thing at a time.
-            wait([worker.submit(int) for worker in self._workers], _bound())
+            # if two threads call it at once.
+            wait(sum((worker.pending() for worker in self._workers), []), _bound())
             failures.recover(reason)
             raise
         return results

@@ -134,6 +134,33 @@ def test_an_exception_frees_the_devices_that_wait(devices):
     assert abs(whole.mean(0)).max() < 1e-6
 
 
+class Late:
+    """Hands some calls on to a thread after a while, as on a machine that is busy."""
+
+    def __init__(self, calls, function):
+        self._calls, self._function = calls, function
+
+    def get(self):
+        return self._calls.get()
+
+    def put(self, item):
+        late = item[1] is not self._function
+        threading.Timer(0.5 * late, self._calls.put, [item]).start()
+
+
+def test_a_thread_without_a_call_is_ready_whenever_it_runs_next(devices, monkeypatch):
+    gluon_syncbn.set_timeout(0.1)
+
+    def fail():
+        raise ZeroDivisionError
+
+    for worker in devices._workers:
+        monkeypatch.setattr(worker, "_calls", Late(worker._calls, fail))
+    with pytest.raises(ZeroDivisionError):
+        devices.map(fail)
+    assert devices.map(int) == [0, 0]
+
+
 @pytest.fixture
 def handle():
     """Sets the handler of Ctrl-C, which a program of the background ignores."""
