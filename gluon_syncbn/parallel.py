@@ -390,11 +390,6 @@ class ParallelCriterion(Block):
         if not callable(loss):
             raise TypeError(f"loss is a Block or function, but got {shown(loss)}")
         check_kind("net", net, ParallelNet, "what make_parallel returns")
-        if net._gather:
-            raise ValueError(
-                "net is what make_parallel(..., gather=False) returns, but got one "
-                f"that gathers its outputs: {shown(net)}"
-            )
         self.loss = loss
         # Not as a child: a criterion does not own the net's parameters.
         self.__dict__["net"] = net

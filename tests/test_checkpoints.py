@@ -245,6 +245,17 @@ def mutate_header(rng, path, target):
     write_members(target, {**content, name: bytes(head) + content[name][80:]})
 
 
+def load_and_measure(target):
+    """The state or else the error, and the most bytes that were in use at once."""
+    tracemalloc.reset_peak()
+    before, state, error = tracemalloc.get_traced_memory()[0], None, None
+    try:
+        state = checkpoint.load(target)
+    except UserError as raised:
+        error = raised
+    return state, error, tracemalloc.get_traced_memory()[1] - before
+
+
 def test_thousands_of_mutations_load_equal_or_are_one_sentence(path):
     rng, target = random.Random(0), path.with_name("mutant.npz")
     whole, results = path.read_bytes(), {"loaded": 0, "refused": 0}
@@ -254,17 +265,18 @@ def test_thousands_of_mutations_load_equal_or_are_one_sentence(path):
             target.write_bytes(mutate_bytes(rng, whole))
         else:
             (mutate_values, mutate_header)[number % 3 - 1](rng, path, target)
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        try:
-            state = checkpoint.load(target)
-        except UserError as error:
-            assert str(error).endswith(".") and str(error).isprintable()
-            results["refused"] += 1
-        else:
+        state, error, allocated = load_and_measure(target)
+        if allocated >= 2**20:
+            # Python's table of interned strings grows in one piece, of 3.9 MB in a
+            # process with many modules: once, and not the next time.
+            allocated = load_and_measure(target)[2]
+        assert allocated < 2**20, number
+        if error is None:
             results["loaded"] += 1
             assert_says_the_same(state, target, path, number % 3)
-        assert tracemalloc.get_traced_memory()[1] - before < 2**20, number
+        else:
+            results["refused"] += 1
+            assert str(error).endswith(".") and str(error).isprintable()
     tracemalloc.stop()
     assert min(results.values()) > 50, results
 

@@ -252,10 +252,6 @@ ROWS = {
             lambda: g.ParallelCriterion(3, dense()),
             "loss is a Block or function, but got",
         ),
-        (
-            lambda: g.ParallelCriterion(len, dense()),
-            "net is what make_parallel(..., gather=False) returns, but got one that",
-        ),
         (lambda: g.ParallelCriterion(len, 3), "net is what make_parallel returns, but"),
         (
             criterion_of_another_net,
