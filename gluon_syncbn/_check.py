@@ -87,7 +87,7 @@ def step(layer, contexts, mode, arrays):
 
 
 def oracle(x, dy, gamma):
-    """What `step` returns, of the whole batch in float64; beta is 0."""
+    """The same arrays as `step` returns, of the whole batch in float64; beta is 0."""
     x, dy = x.astype("float64"), dy.astype("float64")
     gamma = gamma.astype("float64").reshape(1, -1, 1, 1)
     axes = 0, 2, 3

@@ -105,7 +105,7 @@ def load():
 
 
 def features():
-    """What the library was built from and with, and found on this machine.
+    """Describes how the library was built, and what it found on this machine.
 
     Returns
     -------

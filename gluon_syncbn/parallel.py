@@ -423,7 +423,7 @@ class ParallelCriterion(Block):
         if not any(isinstance(leaf, mx.nd.NDArray) for leaf in flatten(losses)):
             raise TypeError(
                 "loss returns an array with one value per row, or nested ones, but got "
-                f"{losses[0]!r}"
+                f"{shown(losses[0])}"
             )
         batch.differentiable = output.batch.differentiable + batch.differentiable
         return _backward.gather(ShardedOutput(losses, batch, net), net)

@@ -52,7 +52,7 @@ def run(*command):
 
 
 def check(mxnet, python):
-    """What comes out for one pair, as a row of the JSON."""
+    """Tests one pair; returns its row of the JSON."""
     row = {"mxnet": mxnet, "python": python}
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([f"python{python}", "-m", "venv", folder], check=True)

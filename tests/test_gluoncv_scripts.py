@@ -167,22 +167,23 @@ def test_contrib_classes_held_elsewhere_still_make_layers(installed):
     assert layer(mx.nd.ones((1, 2))).shape == (1, 2)
 
 
+def detection_nets(name, classes, size):
+    """A net of nn.BatchNorm, and ours with the same parameters."""
+    options = {"classes": classes, "pretrained_base": False}
+    plain = model_zoo.get_model(name, **options)
+    norms = {"norm_layer": SyncBatchNorm, "norm_kwargs": {"num_devices": 2}}
+    ours = model_zoo.get_model(name, **norms, **options)
+    # The features of SSD have more norms behind those of `norm_layer`.
+    gluon_syncbn.convert_sync_batchnorm(ours, num_devices=2)
+    same_parameters(plain, ours, size=size)
+    return plain, ours
+
+
 @pytest.mark.timeout(280)
 def test_ssd_script():
     """The loop of scripts/detection/ssd/train_ssd.py: over contexts, one backward."""
-    name, options = "ssd_512_mobilenet1.0_custom", {"pretrained_base": False}
     classes, size = ["a", "b"], 64
-    plain = model_zoo.get_model(name, classes=classes, **options)
-    ours = model_zoo.get_model(
-        name,
-        classes=classes,
-        norm_layer=SyncBatchNorm,
-        norm_kwargs={"num_devices": 2},
-        **options,
-    )
-    # Its features have more norms behind those of `norm_layer`.
-    gluon_syncbn.convert_sync_batchnorm(ours, num_devices=2)
-    same_parameters(plain, ours, size=size)
+    plain, ours = detection_nets("ssd_512_mobilenet1.0_custom", classes, size)
     rng = np.random.default_rng(1)
     with autograd.train_mode():
         anchors = plain(mx.nd.zeros((1, 3, size, size), dtype="float64"))[2].shape[1]
@@ -291,18 +292,8 @@ def train_yolo3(net, contexts, batches):
 @pytest.mark.timeout(280)
 def test_yolo3_script(thin_yolo3):
     """Seven inputs, hybridized; a loop over contexts with one backward."""
-    name, options = "yolo3_darknet53_custom", {"pretrained_base": False}
     classes, size = ["a", "b"], 64
-    plain = model_zoo.get_model(name, classes=classes, **options)
-    ours = model_zoo.get_model(
-        name,
-        classes=classes,
-        norm_layer=SyncBatchNorm,
-        norm_kwargs={"num_devices": 2},
-        **options,
-    )
-    gluon_syncbn.convert_sync_batchnorm(ours, num_devices=2)
-    same_parameters(plain, ours, size=size)
+    plain, ours = detection_nets("yolo3_darknet53_custom", classes, size)
     batches = list(yolo3_batches(3, 4, len(classes), size))
     expected = train_yolo3(plain, CONTEXTS[:1], batches)
     results = train_yolo3(allow_plain_loop(ours), CONTEXTS, batches)

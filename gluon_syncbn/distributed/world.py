@@ -103,7 +103,7 @@ def world():
 
 
 def is_initialized():
-    """Whether ``init`` has connected this process.
+    """Tells whether ``init`` has connected this process.
 
     Examples
     --------
