@@ -145,8 +145,10 @@ def test_an_error_stays_with_its_operator():
     contexts = cpus(2, 1)  # who waits for an array does it on cpu(0)
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
     xs = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
+    x = xs[0].copy()
+    mx.nd.waitall()  # so that the worker meets nothing below but what the comment counts
     with autograd.train_mode():
-        failing, healthy = bad(xs[0].copy()), good(xs[0])
+        failing, healthy = bad(x), good(xs[0])
         for _ in range(2):  # what makes x plain, then the operators: both wait then
             with BusyWorker(contexts[0]):
                 pass
