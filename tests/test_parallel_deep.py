@@ -4,10 +4,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 import reference
+from deep_nets import REPEAT, SHAPE, STEPS, deep_net, truth
 from helpers import MODES, cpus, make_batches, set_mode, status, twins, value
 from mxnet import autograd
 from mxnet.gluon import Trainer, loss, nn
-from test_deep_nets import REPEAT, SHAPE, STEPS, deep_net, truth
 
 import gluon_syncbn
 from gluon_syncbn import make_parallel

@@ -8,11 +8,11 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
+from deep_nets import REPEAT
 from helpers import MODES, cpus, set_mode
 from mxnet import autograd
 from mxnet.gluon import Trainer, loss
 from parallel_nets import SHAPE, small_net
-from test_deep_nets import REPEAT
 
 import gluon_syncbn
 from gluon_syncbn import make_parallel

@@ -146,7 +146,7 @@ def test_an_error_stays_with_its_operator():
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
     xs = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
     x = xs[0].copy()
-    mx.nd.waitall()  # so that the worker meets nothing below but what the comment counts
+    mx.nd.waitall()  # the worker has nothing queued but what is counted below
     with autograd.train_mode():
         failing, healthy = bad(x), good(xs[0])
         for _ in range(2):  # what makes x plain, then the operators: both wait then

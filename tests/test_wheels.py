@@ -14,8 +14,8 @@ import tarfile
 import zipfile
 
 import pytest
+from checkout import Checkout, executable
 from helpers import ROOT, run_python, run_tool
-from test_build import Checkout, executable
 
 import gluon_syncbn
 
