@@ -41,6 +41,21 @@ def test_figures_are_those_of_the_json(row):
         assert figure == f"{match['median_ms']:.0f}"
 
 
+def test_first_steps_are_those_of_the_json():
+    rows = {
+        (r["memory"], str(r["busy_processes"]), r["mode"], r["layer"]): r
+        for r in rows_of("fragmented")
+    }
+    lines = re.findall(r"^\| ((?:as found|in pieces) \|.*) \|$", BENCHMARKS, re.M)
+    assert 2 * len(lines) == len(rows)
+    for line in lines:
+        *case, ours, batch_norm = line.split(" | ")
+        for layer, figures in ("gluon_syncbn", ours), ("BatchNorm", batch_norm):
+            row = rows[(*case, layer)]
+            longest = row["longest_ms_after_the_first"]
+            assert figures == f"{row['median_ms']:.0f}, at most {longest:.0f}"
+
+
 def in_words(text):
     return " ".join(text.split())
 
