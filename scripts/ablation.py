@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What synchronized batch normalization gains, by images per device; and what it costs.
+"""The gain of synchronized batch normalization by images per device, and its cost.
 
     python scripts/ablation.py --data-root camvid           # everything, hours
     python scripts/ablation.py --quick                      # digits, under 15 minutes

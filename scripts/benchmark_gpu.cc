@@ -138,7 +138,7 @@ double Seconds(const Work& work, const OnGpu& flush, size_t flush_bytes, int rep
   return times[times.size() / 2];
 }
 
-// What the CPU's kernels make of a case, and the coefficients that both sides get.
+// The results of the CPU's kernels for a case, and the coefficients that both sides take.
 struct Expected {
   Expected(const Case& of, const Bytes& x, const Bytes& dy)
       : mean(channels(of)), m2(mean), sum_dy(mean), sum_dy_xmu(mean), a(mean), b(mean), d(mean),

@@ -55,7 +55,7 @@ def convolution(channels):
     )
 
 
-# What stands before and behind the layer, for its number of channels.
+# The operators before and behind the layer, for its number of channels.
 SURROUNDINGS = {"inside": lambda channels: Identity(), "convolutions": convolution}
 
 

@@ -133,7 +133,7 @@ class Candidate:
 
 
 class Oracle:
-    """What is right for a net and a batch, and how near to it is near enough.
+    """The right results of a net for a batch, and the largest error allowed.
 
     Fifty layers of float32 amplify rounding: each rounds by up to 2^-24, several times.
     So the input is changed at random by a relative 2^-20, and four times what that

@@ -180,7 +180,7 @@ class TorchLayer:
 
 
 def candidates(batch, devices):
-    """What can do this case, by layer and place; (None, "inside") is no layer."""
+    """The candidates of a case, by layer and place; (None, "inside") is no layer."""
     count, axis = len(devices), batch.axis
     makers = {
         "gluon_syncbn": lambda: gluon_syncbn.SyncBatchNorm(

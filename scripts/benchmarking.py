@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: taking turns, medians, bandwidth, the machine.
+"""Parts of all benchmark scripts: taking turns, medians, bandwidth, the machine.
 
 Called by scripts/benchmark_*.py. It must not know what is measured.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 import gluon_syncbn
 
-# How a Gluon net can run: arguments of hybridize, None is imperatively.
+# Arguments of hybridize for each mode of a Gluon net; None is imperative.
 MODES = {
     "imperative": None,
     "hybridize": {},

@@ -40,7 +40,7 @@ fi
 has() { command -v "$1" >/dev/null; }
 imports() { "$python" -c "import $1" 2>/dev/null; }
 
-# What a part runs; the build is one of the parts.
+# Runs one part; the build is one of them.
 check_built() {
     local program
     for program in "$@"; do

@@ -36,7 +36,7 @@ def arguments():
 
 
 def tile_starts(length, tile):
-    """Where squares of side `tile` start so that they cover `length` evenly."""
+    """Offsets of squares of side `tile` that cover `length` evenly."""
     count = -(-length // tile)
     return [round(k * (length - tile) / max(1, count - 1)) for k in range(count)]
 

@@ -86,6 +86,6 @@ class Checkout:
         return output, said, missing
 
     def objects(self):
-        """When each object was compiled."""
+        """The time at which each object was compiled."""
         folder = self.root / "build/native/CMakeFiles/gluon_syncbn_objects.dir"
         return {path: path.stat().st_mtime_ns for path in folder.rglob("*.o")}

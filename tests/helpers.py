@@ -1,4 +1,4 @@
-"""What several test files need: graph modes, training, comparison, subprocesses.
+"""Graph modes, training, comparison and subprocesses for all tests.
 
 Numbers come from reference.py; nothing here knows a tolerance of its own.
 """
@@ -19,7 +19,7 @@ import gluon_syncbn
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# How a Gluon net can run; None is imperatively.
+# Arguments of hybridize for each mode of a Gluon net; None is imperative.
 MODES = {
     "imperative": None,
     "hybridize": {},

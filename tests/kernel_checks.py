@@ -1,4 +1,4 @@
-"""What the kernels of every device must satisfy, against the oracle.
+"""Checks against the oracle that the kernels of every device must pass.
 
 Called by test_kernels.py (CPU) and gpu/test_gpu_kernels.py, each with its driver, see
 native.py.

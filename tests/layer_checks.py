@@ -29,7 +29,7 @@ def parameters(channels, kind, gammas=AWKWARD, seed=7):
 
 
 def steps_of(request):
-    """What was added to is added to once, so that its value is known."""
+    """The number of steps: gradients that are added to are known after one."""
     return 1 if request == ADD else 2
 
 

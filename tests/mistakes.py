@@ -1,4 +1,4 @@
-"""What the tests of users' mistakes share: a small layer, its shards, its failure.
+"""Parts of tests of users' mistakes: a small layer, its shards, its failure.
 
 Called by test_meetings.py, test_arguments.py and test_recovery.py.
 """

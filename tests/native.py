@@ -41,7 +41,7 @@ def converted(argument, shape):
 
 
 class Activation(namedtuple("Activation", "function slope from_output")):
-    """What is fused into a layer, see `reference.activate`, and what backward reads."""
+    """A layer's activation, see `reference.activate`, and the input of backward."""
 
     def arguments(self):
         number = {"identity": 0, "leaky_relu": 1, "relu": 1, "elu": 2}[self.function]

@@ -31,7 +31,7 @@ def check(name, result, expected, dtype):
 
 
 class Checks:
-    """What a program's layers hold on each context, beside what they should."""
+    """The arrays of a program's layers on each context, beside the right ones."""
 
     def __init__(self, program, norms):
         self._program, self._norms = program, norms

@@ -146,7 +146,7 @@ def _set_parameters(program, net, norms):
 
 
 class Data:
-    """What a step's net is called with, and the gradients of its outputs.
+    """The inputs of the net in one step, and the gradients of its outputs.
 
     Attributes
     ----------

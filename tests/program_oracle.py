@@ -97,7 +97,7 @@ class Use:
         return max(u, unit_roundoff("float32"))
 
     def _tolerance(self, scale, dtype=None):
-        """How far a result may be off before it is stored."""
+        """The largest error of a result before it is stored."""
         limits = self._count, self._conditioning, scale
         return reference.tolerance(dtype or self._dtype, *limits)[1]
 

@@ -83,7 +83,7 @@ def activation_gradient(z, function, slope=0.0):
 
 
 def recovery_error(dtype, function, x_hat):
-    """How far an x_hat may be off that is recovered from a y stored in `dtype`.
+    """The largest error of an x_hat that is reconstructed from a y stored in `dtype`.
 
     `x_hat` is the largest there is. src/op/recovery.cc recovers it where u (|x_hat| +
     8) bounds the error, for an ELU max(8 u, 2^-16) in addition; elsewhere it keeps x.

@@ -38,10 +38,10 @@ def rows_of(script, folder, *options):
 
 
 def refusal(script, change, *options):
-    """What a benchmark says that has been given something wrong to measure."""
+    """The message of a benchmark whose candidate computes wrong results."""
     code = CHANGED.format(folder=str(SCRIPTS), script=script, change=change)
     options = *options, "--output", "/dev/null"
-    # Where the number of threads is given, the script measures in its own process.
+    # With a given number of threads the script measures in its own process.
     result = run_python(code, *options, timeout=120, OMP_NUM_THREADS="2")
     assert result.returncode == 1, result.stderr
     return result.stderr.splitlines()[-1]

@@ -282,7 +282,7 @@ def test_thousands_of_mutations_load_equal_or_are_one_sentence(path):
 
 
 def assert_says_the_same(state, target, original, kind):
-    """What was loaded is what was saved or, of changed values, what the file says."""
+    """Loaded values are those saved or, where changed, those of the file."""
     if kind == 0:
         assert_equal(state, a_checkpoint())
         return

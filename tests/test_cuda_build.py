@@ -1,4 +1,4 @@
-"""What can be known of the CUDA half without a GPU: that it compiles and loads.
+"""The CUDA half on machines without a GPU: it compiles and loads.
 
 tests/cpp runs the kernels' logic on the CPU; tests/gpu is for machines with a GPU.
 """
@@ -67,7 +67,7 @@ def test_no_local_memory(source, tmp_path):
 
 @needs_nvcc
 def test_headers_and_libraries_are_those_of_nvcc(tmp_path):
-    """What an environment says of another toolkit misleads nobody."""
+    """Variables of an environment that name another toolkit are not followed."""
     for name in "include/cuda_runtime.h", "lib/libcudart_static.a":
         (tmp_path / "other" / name).parent.mkdir(parents=True)
         (tmp_path / "other" / name).write_text("")

@@ -521,7 +521,7 @@ def dirty():
 
 
 def traces():
-    """What a thread can see of its own state."""
+    """The state that belongs to a thread."""
     bulk_size = mx.engine.set_bulk_size(0)
     mx.engine.set_bulk_size(bulk_size)
     return (

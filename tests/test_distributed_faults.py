@@ -1,4 +1,4 @@
-"""What the other ranks read when one dies, hangs, leaves or runs another model.
+"""The errors of all ranks when one dies, hangs, leaves or runs another model.
 
 Every program ends by itself: a wait for a rank that never comes is an error in seconds.
 """

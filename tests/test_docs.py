@@ -168,7 +168,7 @@ def test_the_messages_of_hangs_are_real():
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.S | re.M)
     messages = [block for language, block in fences if language == "text"]
     assert len(messages) > 20
-    # What stands between names, numbers and dots.
+    # The text between names, numbers and dots.
     variable = (
         r"'[^']*'|\b\w+=\S*|\b[A-Z_]{5,}\b|\b\d[\w.]*|\branks?\b|\w+\([^)]*\)"
         r"|[\[\](),;:.]+"

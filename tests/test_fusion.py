@@ -15,7 +15,7 @@ from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batc
 
 
 class Net(HybridBlock):
-    """What can be folded and what cannot, side by side."""
+    """A net with activations that can be folded beside others that cannot."""
 
     def __init__(self):
         super().__init__(prefix="net_")

@@ -1,4 +1,4 @@
-"""What a user reads when devices do not meet, and that training goes on afterwards.
+"""Errors of devices that do not arrive at a rendezvous, and training afterwards.
 
 Each test makes one mistake, checks that the message names what is needed to find it,
 and then trains a step whose numbers are compared with the oracle.
@@ -182,7 +182,7 @@ def test_more_shards_than_devices(steps, make_devices, devices):
 
     text = failure_of(two_steps)
     assert f"SyncBatchNorm '{layer.name}'" in text
-    # Which two of the three meet first is a race, and with it which text it is.
+    # Any two of the three may be the first, and the text depends on them.
     assert "num_devices=2, but cpu(" in text or "num_devices is not" in text
     gluon_syncbn.recover()
     assert_trains(devices, layer)

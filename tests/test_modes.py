@@ -1,4 +1,4 @@
-"""How a layer can be called: gradient requests, training, prediction, graphs, dtypes.
+"""All ways to call a layer: gradient requests, training, prediction, graphs, dtypes.
 
 Each test changes one way of calling and compares with the oracle, or with nn.BatchNorm
 on one context; test_batch_norm.py has the table of data.

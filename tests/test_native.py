@@ -85,7 +85,7 @@ def test_native(sanitizer, plain_build, tmp_path):
 
 
 def check_model_of_exchanges(counted):
-    """What scripts/benchmark_exchange.py calculates with is what exchanges do."""
+    """The model of scripts/benchmark_exchange.py has the real rounds and messages."""
     sys.path.append(str(ROOT / "scripts"))
     import benchmark_exchange
 

@@ -14,7 +14,7 @@ from gluon_syncbn import make_parallel
 
 
 def train(net, batches):
-    """What helpers.train does shard by shard, here with whole batches."""
+    """As helpers.train, with whole batches instead of shards."""
     trainer = Trainer(
         net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9}
     )

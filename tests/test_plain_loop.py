@@ -86,7 +86,7 @@ def test_trains_like_one_device(mode, backward):
 
 @pytest.mark.timeout(200)
 def test_many_layers_and_steps():
-    """What deadlocks without a thread for each context, see devices.py."""
+    """A net that deadlocks without a thread for each context, see devices.py."""
     contexts, net = cpus(2), nn.HybridSequential()
     for _ in range(12):
         net.add(nn.Conv2D(4, 3, padding=1), nn.BatchNorm(), nn.Dropout(0.1))

@@ -173,7 +173,7 @@ def test_converted_twice_and_reverted(tmp_path):
 
 @pytest.mark.parametrize("activation", [None, "relu", "elu"])
 def test_reverted_where_it_was_made_as_ours(activation):
-    """What the package is not needed for any more, guards included."""
+    """A reverted graph holds no operator of the package, guards included."""
     net = with_symbol_block(lambda **k: SyncBatchNorm(activation=activation, **k))
     initialize(net, cpus(1))
     x = mx.nd.random.normal(shape=(2, *SHAPE), dtype="float64")

@@ -1,4 +1,4 @@
-"""How far several devices are from one with the same batches, step by step.
+"""The differences between several devices and one with the same batches, step by step.
 
 Started by jobs.py as a process, `python -m ablation.agreement JSON`. The same net is
 trained on one device and on several, in float64 and in float32, without Dropout, which

@@ -1,4 +1,4 @@
-"""What synchronization costs: seconds of a training step, and memory.
+"""The cost of synchronization: seconds of a training step, and memory.
 
 Started by jobs.py as a process, `python -m ablation.cost JSON`, alone on the machine.
 Each kind of layer is measured in a process of its own, because its memory is that of

@@ -100,7 +100,7 @@ def described(row):
 
 
 def draw_differences(axis, agreement):
-    """How far losses are from those of one device, step by step."""
+    """The differences between losses and those of one device, step by step."""
     rows = [row for result in agreement for row in result["rows"]]
     for row in rows:
         if "differences" not in row:

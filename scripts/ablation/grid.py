@@ -35,7 +35,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a grid is; 0 images are all that there are."""
+    """The size of a grid; 0 images are all that there are."""
 
     model: str = "fastscnn"
     crop_size: int = 160

@@ -103,7 +103,7 @@ class Jobs:
         )
 
     def estimate(self):
-        """How long what is left will take, in words."""
+        """The time that is left, in words."""
         finished = sum(task.seconds for task in self.done)
         left = sum(task.seconds for task in self.todo if task not in self.done)
         elapsed = time.monotonic() - self.started

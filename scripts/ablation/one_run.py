@@ -86,7 +86,7 @@ def former(config):
 
 
 def digest_of_initial_parameters(config, num_classes):
-    """What all arms of a seed have in common: where they begin."""
+    """A digest of the initial parameters, which all arms of a seed share."""
     contexts = open_contexts(config.ctx, config.num_devices)
     values = parameters(build_model(config, num_classes, contexts))
     digest = hashlib.sha256()

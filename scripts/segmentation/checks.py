@@ -1,4 +1,4 @@
-"""What a setting may be, by itself and beside others; each refusal is one sentence.
+"""Bounds of the settings, alone and together; each refusal is one sentence.
 
 Called by config.py and checkpoint.py. It must not know which settings there are, but
 for those that exclude each other.

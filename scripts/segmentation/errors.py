@@ -52,7 +52,7 @@ def exit_code(work, *args):
     except OSError as error:  # a full disk or a closed pipe behind the output, mostly
         name = f" ({error.filename})" if error.filename else ""
         message = f"The system reports: {error.strerror or error}{name}."
-        # What could not be printed would fail once more, with a traceback, at exit.
+        # Text that could not be printed would fail again, with a traceback, at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt:
         print("interrupted: the checkpoints written so far are whole", file=sys.stderr)

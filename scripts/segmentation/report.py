@@ -1,4 +1,4 @@
-"""What a run shows: the table of epochs, the curves, the panel, an overlay.
+"""The report of a run: the table of epochs, the curves, the panel, an overlay.
 
 Pictures are drawn without a display and replaced atomically. A class has the same
 colour in all of them.

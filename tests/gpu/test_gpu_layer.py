@@ -26,7 +26,7 @@ SHAPES = [
 
 
 def torch_whole_batch(x, dy, gamma, beta, axis):
-    """What layer_checks.oracle gives, from PyTorch on the GPU; `dy` is that of z."""
+    """The results of layer_checks.oracle by PyTorch on the GPU; `dy` is that of z."""
     import torch
 
     def on_gpu(array):
