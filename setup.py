@@ -24,8 +24,7 @@ BUILD = ROOT / "build" / "native"
 INSTALLED = BUILD / "installed"
 # Written into a source distribution, which has no git to ask.
 KEPT_COMMIT = "COMMIT"
-# By the names of the extensions that setuptools knows; those of MPI may be missing.
-LIBRARIES = {"native": "libgluon_syncbn.so", "mpi": "libgluon_syncbn_mpi.so"}
+LIBRARY = "libgluon_syncbn"
 
 
 def mpi_wrapper():
@@ -131,8 +130,7 @@ class CMakeBuild(build_ext):
 
     def get_ext_filename(self, fullname):
         # Not a Python module: ctypes loads it, whatever the Python version.
-        *package, name = fullname.split(".")
-        return str(Path(*package, LIBRARIES[name]))
+        return f"{Path(*fullname.split('.'))}.so"
 
     def build_extensions(self):
         build_libraries()
@@ -174,7 +172,7 @@ class SourcesWithCommit(sdist):
 
 
 def build_tag():
-    library = ctypes.CDLL(str(INSTALLED / LIBRARIES["native"]))
+    library = ctypes.CDLL(str(INSTALLED / f"{LIBRARY}.so"))
     library.gluon_syncbn_cuda_architectures.restype = ctypes.c_char_p
     library.gluon_syncbn_cuda_missing.restype = ctypes.c_char_p
     architectures = library.gluon_syncbn_cuda_architectures().decode().split()
@@ -186,8 +184,8 @@ def build_tag():
 
 setup(
     ext_modules=[
-        Extension("gluon_syncbn.native", sources=[]),
-        Extension("gluon_syncbn.mpi", sources=[], optional=True),
+        Extension(f"gluon_syncbn.{LIBRARY}", sources=[]),
+        Extension(f"gluon_syncbn.{LIBRARY}_mpi", sources=[], optional=True),
     ],
     cmdclass={
         "build_ext": CMakeBuild,

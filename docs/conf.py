@@ -13,7 +13,9 @@ from docutils import nodes
 from docutils.utils.math import latex2mathml
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSION = runpy.run_path(str(ROOT / "gluon_syncbn" / "_version.py"))["__version__"]
+VERSION = runpy.run_path(str(ROOT / "gluon_syncbn" / "common" / "version.py"))[
+    "__version__"
+]
 
 project = "gluon_syncbn"
 author = "the gluon_syncbn developers"

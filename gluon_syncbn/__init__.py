@@ -1,19 +1,25 @@
 """Synchronized batch normalization for MXNet Gluon."""
 
-from . import _mxnet_version, distributed, gluoncv  # noqa: F401
-from ._library import features
-from ._version import __version__
-from .batch_norm import SyncBatchNorm
-from .contexts import available_contexts
-from .convert import convert_sync_batchnorm, revert_sync_batchnorm
-from .devices import Devices
-from .failures import get_timeout, recover, set_timeout
-from .memory import keep_freed_memory
+# Its sentence comes before any other module fails over what another MXNet lacks.
+from .common import mxnet_version  # noqa: F401
+
+# isort: split
+from . import distributed, gluoncv
+from .common.version import __version__
+from .devices.devices import Devices
+from .layer.batch_norm import SyncBatchNorm
+from .layer.convert import convert_sync_batchnorm, revert_sync_batchnorm
 from .monitor import Monitor
-from .parallel import ParallelCriterion, ParallelNet, ShardedOutput, make_parallel
-from .participation import participating
-from .plain_loop import allow_plain_loop
-from .replicas import check_replicas
+from .native.failures import get_timeout, recover, set_timeout
+from .native.library import features
+from .parallel.batch import ShardedOutput
+from .parallel.criterion import ParallelCriterion
+from .parallel.net import ParallelNet, make_parallel
+from .parallel.participation import participating
+from .parallel.plain_loop import allow_plain_loop
+from .tools.contexts import available_contexts
+from .tools.memory import keep_freed_memory
+from .tools.replicas import check_replicas
 
 __all__ = [
     "Devices",

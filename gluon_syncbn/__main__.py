@@ -1,7 +1,7 @@
 """``python -m gluon_syncbn``: tells what was built, and checks that it computes right.
 
-Started by users after installing. What is checked is in ``_check.py``, what is timed in
-``_bench.py``; here are the command line, the report and the exit status.
+Started by users after installing. What is checked is in ``check.py``, what is timed in
+``bench.py``; here are the command line, the report and the exit status.
 """
 
 import argparse
@@ -10,7 +10,9 @@ import sys
 
 import mxnet as mx
 
-from . import _bench, _check, available_contexts, features
+from .native.library import features
+from .tools import bench, check
+from .tools.contexts import available_contexts
 
 
 def main(arguments=None):
@@ -32,13 +34,13 @@ def main(arguments=None):
     print(f"devices: {cores} CPU cores, {_gpus_in_words(gpus, places)}")
     try:
         for contexts in places:
-            for mode in _check.MODES:
-                for dtype in _check.DTYPES:
-                    print(_check.check(contexts, mode, dtype))
+            for mode in check.MODES:
+                for dtype in check.DTYPES:
+                    print(check.check(contexts, mode, dtype))
         if options.bench:
             print()
-            _bench.report(places[-1])
-    except (_check.WrongResultError, mx.MXNetError) as error:
+            bench.report(places[-1])
+    except (check.WrongResultError, mx.MXNetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -8,8 +8,8 @@ import sys
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .batch_norm import SyncBatchNorm
-from .plain_loop import allow_plain_loop
+from .layer.batch_norm import SyncBatchNorm
+from .parallel.plain_loop import allow_plain_loop
 
 
 def install():

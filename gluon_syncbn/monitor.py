@@ -11,9 +11,10 @@ import time
 
 import mxnet as mx
 
-from . import _engine, _library
-from ._arguments import check_block, check_kind
-from .symbol_blocks import synchronized_layers
+from .common.arguments import check_block, check_kind
+from .layer.symbol_blocks import synchronized_layers
+from .native import engine
+from .native.library import load
 
 _TOP = 5
 _NEGLIGIBLE = 0.05  # shares below it hold nobody back
@@ -204,7 +205,7 @@ class Monitor:
         self._count += 1
 
     def _layer_waits(self):
-        seconds = _library.load().gluon_syncbn_wait_seconds
+        seconds = load().gluon_syncbn_wait_seconds
         return [
             sum(seconds(key.encode()) for key, _ in layer.meetings())
             for layer in self._layers
@@ -218,7 +219,7 @@ class Monitor:
         self._noted.append(times)
         for k, column in enumerate(columns):
             address = ctypes.addressof(times) + k * ctypes.sizeof(ctypes.c_double)
-            _engine.note_time(address, column[0].context, column)
+            engine.note_time(address, column[0].context, column)
         return times
 
 

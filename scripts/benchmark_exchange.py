@@ -88,9 +88,10 @@ def measure_processes(output, repetitions):
     import numpy as np
 
     from gluon_syncbn import distributed
+    from gluon_syncbn.native.library import load
 
     distributed.init()
-    library = distributed.world.world().library
+    library = load()
     results = []
     for kilobytes in KILOBYTES:
         array = np.arange(kilobytes * 128, dtype=np.float64)

@@ -10,7 +10,7 @@ import pytest
 from helpers import cpus
 
 import gluon_syncbn
-from gluon_syncbn import failures
+from gluon_syncbn.native import failures
 
 faulthandler.enable()
 

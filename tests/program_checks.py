@@ -60,7 +60,9 @@ class Checks:
         ]
 
     def _state(self, norm, group, part):
-        state = {"batches": norm._group.get_batches(norm._parts()[group])}
+        state = {
+            "batches": norm._sync.rendezvous.get_batches(norm._sync.parts()[group])
+        }
         everyone = range(self._program.contexts)
         for name in (*PARAMETERS, *STATISTICS):
             arrays = self._arrays(norm, name)

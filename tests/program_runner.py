@@ -13,7 +13,7 @@ from program_checks import LEARNING_RATE, OLD, Checks
 from program_net import Data, make_net
 
 import gluon_syncbn
-from gluon_syncbn import failures
+from gluon_syncbn.native import failures
 
 LONG, SHORT = 60, 0.05  # timeouts in seconds, of steps that succeed and that fail
 

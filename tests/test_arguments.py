@@ -114,11 +114,13 @@ def test_data_of_integers(devices):
 
 def test_nothing_is_thrown_through_c():
     code = """
-from gluon_syncbn import SyncBatchNorm, _library
-library, layer = _library.load(), SyncBatchNorm(in_channels=1)
+from gluon_syncbn import SyncBatchNorm
+from gluon_syncbn.native.library import load
+library, layer = load(), SyncBatchNorm(in_channels=1)
 layer.initialize()
 try:
-    library.gluon_syncbn_set_participants(layer._group.key.encode(), b"cpu(x)")
+    key = layer._sync.rendezvous.key.encode()
+    library.gluon_syncbn_set_participants(key, b"cpu(x)")
 except RuntimeError as error:
     print(error)
 print(library.gluon_syncbn_distributed_join(1.0), library.gluon_syncbn_last_error())

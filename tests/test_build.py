@@ -90,14 +90,16 @@ def test_one_checkout_is_built_again_and_again(tmp_path):
     assert f"gluon_syncbn: for the CPU alone: {missing}\r\n" in said
 
     # With another option; and a module that was removed in between stays away.
-    (checkout.root / "gluon_syncbn/plain_loop.py").unlink()
-    (checkout.root / "gluon_syncbn/__init__.py").write_text("from ._library import *\n")
+    (checkout.root / "gluon_syncbn/parallel/plain_loop.py").unlink()
+    (checkout.root / "gluon_syncbn/__init__.py").write_text(
+        "from .native.library import *\n"
+    )
     output, said, missing = checkout.install(tmp_path / "2")
     broken = checkout.environment["CUDACXX"]
     assert missing == f"{broken} does not work: {' '.join(PTXAS.split())}"
     assert "-0cpu.nvcc_does_not_work-py3-none-" in output
     assert f"gluon_syncbn: {missing}\r\n" in said
-    assert not (tmp_path / "2/gluon_syncbn/plain_loop.py").exists()
+    assert not (tmp_path / "2/gluon_syncbn/parallel/plain_loop.py").exists()
     compiled = checkout.objects()
     assert len(compiled) > 10
 

@@ -85,7 +85,7 @@ def test_keeps_what_each_layer_was_set_to():
     assert net.head._kwargs["fix_gamma"] is True
     assert net.body[2][0].beta.grad_req == "null"
     assert net.head.num_devices == 2
-    assert (net.head._unbiased_running_var, net.head._timeout) == (True, 7)
+    assert (net.head._sync.unbiased_running_var, net.head._sync.timeout) == (True, 7)
 
 
 def test_converts_before_initialization(devices):

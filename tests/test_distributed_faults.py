@@ -128,7 +128,7 @@ for _ in range(3):
     distributed.barrier()
     if rank == 2:
         time.sleep(0.5)  # until the others have left the barrier
-        gluon_syncbn.failures.end_waits('rank 2 begins anew')
+        gluon_syncbn.native.failures.end_waits('rank 2 begins anew')
         gluon_syncbn.recover()
         gluon_syncbn.recover()
     else:
@@ -200,8 +200,8 @@ def forward(layer, shape):
 
 def texts(layer, shape=(2, 3)):
     text = error_of(forward, layer, shape)
-    distributed.world.mx.nd.waitall()
-    while not gluon_syncbn.failures.failure():
+    mx.nd.waitall()
+    while not gluon_syncbn.native.failures.failure():
         time.sleep(0.01)
     time.sleep(0.2)
     gluon_syncbn.recover()
@@ -261,8 +261,8 @@ def test_a_process_that_does_not_call_init():
         """
 if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':
     # It has to take part in MPI_Init, or this waits in MPI itself.
-    from gluon_syncbn.distributed import _mpi
-    _mpi.initialize(_mpi.load())
+    from gluon_syncbn.native import mpi
+    mpi.initialize(mpi.load())
     time.sleep(5)
 else:
     text = error_of(distributed.init, 1)
@@ -338,8 +338,9 @@ def test_a_package_built_without_mpi():
     result = run_python(
         """
 import pathlib
-from gluon_syncbn import _library, distributed, features
-_library._MPI_NAME = 'no_such_library.so'
+from gluon_syncbn import distributed, features
+from gluon_syncbn.native import library
+library._MPI_NAME = 'no_such_library.so'
 assert not features()['mpi']
 try:
     distributed.init()

@@ -103,7 +103,7 @@ def activations(net):
     def visit(block):
         if isinstance(block, SyncBatchNorm):
             found[block.name.split("_", 1)[1]] = block.activation
-        if isinstance(block, gluon_syncbn.fusion.Folded):
+        if isinstance(block, gluon_syncbn.layer.fusion.Folded):
             found[block.name.split("_", 1)[1]] = "folded"
 
     net.apply(visit)

@@ -24,7 +24,8 @@ from helpers import (
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from gluon_syncbn import Devices, SyncBatchNorm, _library, recover
+from gluon_syncbn import Devices, SyncBatchNorm, recover
+from gluon_syncbn.native.library import load
 
 SHAPE = (5, 6, 7, 3)
 SLOPE = 0.25
@@ -221,7 +222,7 @@ def test_cuda_graphs_are_refused(mode, monkeypatch):
 def test_memory_comes_from_mxnet():
     """None beside its pool, neither for the call nor for what a layer keeps."""
     contexts = contexts_of("gpu(0)")
-    count = getattr(_library.load(), "emulated_cuda_allocations", None)
+    count = getattr(load(), "emulated_cuda_allocations", None)
     if count is None:
         pytest.skip("counts the calls of an emulated runtime")
     net = make_net(contexts)

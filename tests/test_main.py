@@ -14,7 +14,8 @@ from helpers import run_python, run_tool
 from mxnet.gluon import nn
 
 import gluon_syncbn
-from gluon_syncbn import __main__, _bench, _check
+from gluon_syncbn import __main__
+from gluon_syncbn.tools import bench, check
 
 
 def test_it_tells_what_there_is_and_that_it_is_right():
@@ -60,7 +61,7 @@ def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, caps
     def unsynchronized(num_devices, timeout):
         return nn.BatchNorm()
 
-    monkeypatch.setattr(_check, "SyncBatchNorm", unsynchronized)
+    monkeypatch.setattr(check, "SyncBatchNorm", unsynchronized)
     assert __main__.main([]) == 1
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith("error: y is wrong on cpu(0) and cpu(1), imperative,")
@@ -69,14 +70,14 @@ def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, caps
 @pytest.mark.parametrize("name", ["y", "dx", "dgamma", "the running variance"])
 @pytest.mark.parametrize("error", [1.001, np.nan])
 def test_each_result_is_compared(monkeypatch, capsys, name, error):
-    step = _check.step
+    step = check.step
 
     def slightly_wrong(*arguments):
         results = step(*arguments)
         results[name].flat[-1] *= error
         return results
 
-    monkeypatch.setattr(_check, "step", slightly_wrong)
+    monkeypatch.setattr(check, "step", slightly_wrong)
     assert __main__.main([]) == 1
     assert f"error: {name} is wrong on cpu(0)" in capsys.readouterr().err
 
@@ -85,30 +86,30 @@ def test_an_error_of_a_layer_is_a_sentence(monkeypatch, capsys):
     def fails(*arguments):
         raise mx.MXNetError("SyncBatchNorm 'norm', forward: something failed")
 
-    monkeypatch.setattr(_check, "step", fails)
+    monkeypatch.setattr(check, "step", fails)
     assert __main__.main([]) == 1
     assert capsys.readouterr().err == (
         "error: SyncBatchNorm 'norm', forward: something failed\n"
     )
 
 
-@pytest.mark.parametrize("dtype", _check.DTYPES)
+@pytest.mark.parametrize("dtype", check.DTYPES)
 def test_its_reference_is_that_of_the_tests(dtype):
-    x, dy, gamma = _check.example(dtype)
+    x, dy, gamma = check.example(dtype)
     y, mean, var, _ = reference.forward(x, gamma, np.zeros_like(gamma))
     statistics = [
-        reference.update_running(start, value, _check.MOMENTUM)
+        reference.update_running(start, value, check.MOMENTUM)
         for start, value in ((0, mean), (1, var))
     ]
     expected = [y, *reference.backward(x, dy, gamma), *statistics]
-    for mine, theirs in zip(_check.oracle(x, dy, gamma), expected):
+    for mine, theirs in zip(check.oracle(x, dy, gamma), expected):
         rtol, atol = reference.tolerance("float64", x.size, scale=abs(theirs).max())
         np.testing.assert_allclose(mine, theirs, rtol, atol)
 
 
 def test_the_benchmark_prints_all_three_layers(monkeypatch, capsys):
-    monkeypatch.setattr(_bench, "STEPS", 1)
-    _bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
+    monkeypatch.setattr(bench, "STEPS", 1)
+    bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
     output = capsys.readouterr().out
     number = r" +\d+\.\d"
     assert re.search(rf"^SyncBatchNorm{number}{number}$", output, re.M)
@@ -121,10 +122,10 @@ def test_the_benchmark_does_not_time_what_is_wrong(monkeypatch, capsys):
     def unsynchronized(num_devices, timeout):
         return nn.BatchNorm()
 
-    monkeypatch.setattr(_bench, "SyncBatchNorm", unsynchronized)
-    monkeypatch.setattr(_bench, "STEPS", 1)
-    with pytest.raises(_check.WrongResultError, match="SyncBatchNorm on 2 contexts"):
-        _bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
+    monkeypatch.setattr(bench, "SyncBatchNorm", unsynchronized)
+    monkeypatch.setattr(bench, "STEPS", 1)
+    with pytest.raises(check.WrongResultError, match="SyncBatchNorm on 2 contexts"):
+        bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
 
 
 def test_gpus_are_checked_where_there_are_kernels_for_them(monkeypatch):

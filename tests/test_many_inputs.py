@@ -1,7 +1,7 @@
 """Nets with several inputs, as detection nets have them, in every graph mode.
 
-The guard of a traced layer asks for the shape of what it gets (`_tracing.py`), which
-depends on some of the net's inputs only.
+The guard of a traced layer asks for the shape of what it gets (`layout_guard.py`),
+which depends on some of the net's inputs only.
 """
 
 import mxnet as mx

@@ -270,7 +270,7 @@ def disagreeing(devices, shards, **arguments):
     arguments = {"in_channels": 3, "num_devices": 2, "timeout": 0.5, **arguments}
     second = SyncBatchNorm(**arguments)
     second.initialize(ctx=cpus(3))
-    second._group = first._group
+    second._sync.rendezvous = first._sync.rendezvous
     with autograd.train_mode():
         text = failure_of(
             map_and_wait, devices, lambda layer, x: layer(x), [first, second], shards

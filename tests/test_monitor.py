@@ -231,7 +231,7 @@ def test_without_cuda_there_is_the_cpu():
 COUNT = """
 import os, sys
 import mxnet as mx
-from gluon_syncbn import contexts
+from gluon_syncbn.tools import contexts
 os.environ["LD_LIBRARY_PATH"] = sys.argv[1]  # of the processes that are started
 mx.runtime.Features.is_enabled = lambda self, name: name == "CUDA"
 print(contexts.available_contexts())
@@ -277,6 +277,6 @@ def test_a_driver_that_never_answers(tmp_path):
     make_driver(
         tmp_path, "#include <unistd.h>\nint cuInit(int flags) { return sleep(1000); }"
     )
-    patience = "from gluon_syncbn import contexts\ncontexts._PATIENCE = 2\n"
+    patience = "from gluon_syncbn.tools import contexts\ncontexts._PATIENCE = 2\n"
     errors = run_python(patience + COUNT, tmp_path).stderr
     assert "RuntimeError: the CUDA driver did not count its GPUs within 2 s" in errors

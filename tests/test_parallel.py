@@ -23,7 +23,7 @@ from parallel_nets import (
 )  # fmt: skip
 
 from gluon_syncbn import ParallelCriterion, check_replicas, make_parallel
-from gluon_syncbn.batch_norm import SyncBatchNorm
+from gluon_syncbn.layer.batch_norm import SyncBatchNorm
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

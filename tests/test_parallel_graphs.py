@@ -19,7 +19,8 @@ from parallel_nets import (
 )  # fmt: skip
 
 import gluon_syncbn
-from gluon_syncbn import _backward, make_parallel
+from gluon_syncbn import make_parallel
+from gluon_syncbn.parallel import backward
 
 
 def test_two_calls_in_one_graph_add_up(devices):
@@ -292,15 +293,15 @@ def test_stale_gradients_are_noticed_as_ever(devices):
 def test_a_graph_without_backward_is_freed(devices):
     net = dense(devices.contexts)
     gc.collect()
-    before = len(_backward._calls)
+    before = len(backward._calls)
     for _ in range(3):
         with autograd.record():
             y = net(column(1, 2))
     gc.collect()  # MXNet's functions are parts of reference cycles
-    assert len(_backward._calls) == before + 1
+    assert len(backward._calls) == before + 1
     del y
     gc.collect()
-    assert len(_backward._calls) == before
+    assert len(backward._calls) == before
 
 
 @pytest.mark.parametrize("attach", [True, False])
@@ -309,9 +310,9 @@ def test_nothing_is_kept_after_backward(attach, devices):
     x = column(1, 2)
     if attach:
         x.attach_grad()
-    before = len(_backward._calls)
+    before = len(backward._calls)
     with autograd.record():
         total = net(x).sum()
-    assert len(_backward._calls) == before + 1
+    assert len(backward._calls) == before + 1
     total.backward()
-    assert len(_backward._calls) == before
+    assert len(backward._calls) == before

@@ -21,13 +21,13 @@ from parallel_nets import (
 
 from gluon_syncbn import (
     SyncBatchNorm,
-    _backward,
     allow_plain_loop,
     check_replicas,
     convert_sync_batchnorm,
     make_parallel,
     recover,
 )
+from gluon_syncbn.parallel import backward
 
 
 def looped(contexts, mode, layers=2):
@@ -163,7 +163,7 @@ def test_graphs_are_freed():
     gc.collect()
     mx.nd.waitall()
     gc.collect()
-    assert len(_backward._calls) == 0
+    assert len(backward._calls) == 0
 
 
 def test_who_reads_running_statistics_waits_for_the_first_step():

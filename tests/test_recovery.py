@@ -13,7 +13,8 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 import gluon_syncbn
-from gluon_syncbn import Devices, failures
+from gluon_syncbn import Devices
+from gluon_syncbn.native import failures
 
 ONE_STEP = """
 import sys, mxnet as mx, gluon_syncbn

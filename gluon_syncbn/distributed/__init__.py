@@ -1,16 +1,12 @@
 """Several processes: ``mpirun -n 8 python train.py``.
 
-Statistics travel over MPI, in one exchange per layer, phase and process. Gradients go
-over MPI too (:class:`Trainer`), or over Horovod. Nothing here needs MPI before
-:func:`init` is called.
+Used by users. Statistics travel over MPI, in one exchange per layer, phase and process.
+Gradients go over MPI too (:class:`Trainer`), or over Horovod. Nothing needs MPI before
+:func:`init` is called. It must not know which devices a process trains on.
 """
 
-from ._groups import groups_of
-from .collectives import allgather, allreduce, barrier, broadcast
-from .parameters import broadcast_parameters
-from .sampler import ShardSampler
-from .trainer import Trainer
-from .world import (
+from ..layer.groups import groups_of
+from ..native.world import (
     init,
     is_initialized,
     join,
@@ -20,6 +16,10 @@ from .world import (
     shutdown,
     size,
 )
+from .collectives import allgather, allreduce, barrier, broadcast
+from .parameters import broadcast_parameters
+from .sampler import ShardSampler
+from .trainer import Trainer
 
 __all__ = [
     "ShardSampler",

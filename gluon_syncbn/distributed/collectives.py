@@ -11,8 +11,8 @@ import pickle
 import mxnet as mx
 import numpy as np
 
-from .._arguments import check_int, check_text
-from . import world
+from ..common.arguments import check_int, check_text
+from ..native import world
 
 # Names of mergers by dtype; asking a dtype for its name takes longer than an exchange.
 _SUMS = {np.dtype(name): f"sum_{name}" for name in ("float32", "float64", "int64")}

@@ -7,9 +7,9 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from .._arguments import shown
-from ..batch_norm import SyncBatchNorm
-from . import world
+from ..common.arguments import shown
+from ..layer.batch_norm import SyncBatchNorm
+from ..native import world
 from .collectives import allgather, broadcast, check_root
 
 
@@ -124,7 +124,7 @@ def _words(parameter):
 
 def _layers(block, place):
     if isinstance(block, SyncBatchNorm):
-        yield f"the layer '{block._group.shared_name}' at {place[:-1]}"
+        yield f"the layer '{block._sync.rendezvous.shared_name}' at {place[:-1]}"
     for name, child in block._children.items():
         yield from _layers(child, f"{place}{name}.")
 

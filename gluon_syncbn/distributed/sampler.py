@@ -6,9 +6,9 @@ Called by users.
 import numpy as np
 from mxnet.gluon.data import Sampler
 
-from .._arguments import check_bool, check_int
-from .._shares import share_bounds
-from . import world
+from ..common.arguments import check_bool, check_int
+from ..common.shares import share_bounds
+from ..native import world
 
 
 class ShardSampler(Sampler):

@@ -12,8 +12,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
 
-from .._arguments import check_bool, check_kind, check_real, shown
-from . import world
+from ..common.arguments import check_bool, check_kind, check_real, shown
+from ..native import world
 from .collectives import allreduce, broadcast
 from .parameters import broadcast_parameters, parameters_of
 

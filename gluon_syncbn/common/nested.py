@@ -1,0 +1,28 @@
+"""Lists, tuples and dicts of arrays: taken apart, and put together again.
+
+Called by ``net.py``. It knows nothing of devices or of what the arrays mean.
+"""
+
+import copy
+
+
+def flatten(value):
+    """The leaves of nested lists, tuples and dicts, in order."""
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in flatten(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in flatten(item)]
+    return [value]
+
+
+def rebuild(value, leaves):
+    """`value` with its leaves replaced by those of the iterator `leaves`."""
+    if isinstance(value, dict):
+        rebuilt = copy.copy(value)
+        rebuilt.update((key, rebuild(item, leaves)) for key, item in value.items())
+        return rebuilt
+    if isinstance(value, (list, tuple)):
+        items = [rebuild(item, leaves) for item in value]
+        # A named tuple takes its fields one by one.
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return next(leaves)

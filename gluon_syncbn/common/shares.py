@@ -1,0 +1,12 @@
+"""How rows are shared: as evenly as can be, the first shares get one row more.
+
+Called by ``devices.py``, ``batch.py`` and ``distributed/sampler.py``, so that devices
+and processes share alike.
+"""
+
+
+def share_bounds(rows, count):
+    """(begin, end) of each of `count` shares of `rows` rows."""
+    share, more = divmod(rows, count)
+    bounds = [k * share + min(k, more) for k in range(count + 1)]
+    return list(zip(bounds, bounds[1:]))

@@ -1,0 +1,388 @@
+"""Runs a function once per context, each time from that context's own thread.
+
+Called by users' training loops. It must not know what the functions compute.
+
+Why threads: MXNet hands out CPU resources (temporary space, random generators) round
+robin to *all* CPU contexts that one thread drives, so an operator of cpu(1) can be made
+to wait for a later operator of cpu(0), which waits for cpu(1) in a SyncBatchNorm: a
+deadlock. Resource managers are thread-local (src/resource.cc,
+``ResourceManager::Get``), so a thread per context makes the contexts independent. The
+threads take turns, because MXNet's front end is not thread-safe; pushing work is quick,
+and the work itself runs in parallel.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import wait
+from contextlib import ExitStack, contextmanager
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from ..common.arguments import check_callable, check_contexts, check_int, check_kind
+from ..common.shares import share_bounds
+from ..native import failures
+from ..native.library import load
+from . import workers
+from .interrupts import deferred_interrupt
+
+_DTYPES = {
+    kind: np.dtype(kind).name
+    for kind in mx.nd.ndarray._DTYPE_NP_TO_MX
+    if isinstance(kind, type)
+}
+_LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
+_within = threading.local()  # the Devices whose functions a thread is called in
+
+
+class Devices:
+    """The contexts of one data-parallel net, driven one after the other.
+
+    Parameters
+    ----------
+    contexts : list of mxnet.Context
+        Distinct contexts, for example ``[mx.cpu(0), mx.cpu(1)]``.
+
+    Raises
+    ------
+    ValueError
+        If the list is empty or names a context twice.
+    TypeError
+        If an element is no context.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import Devices
+    >>> with Devices([mx.cpu(0), mx.cpu(1)]) as devices:
+    ...     shards = devices.split(mx.nd.arange(5))
+    ...     sums = devices.map(lambda x: x.sum(), shards)
+    >>> [s.asscalar() for s in sums]
+    [3.0, 7.0]
+    """
+
+    def __init__(self, contexts):
+        self.contexts = check_contexts("contexts", contexts)
+        self._turn, self._process = threading.Lock(), os.getpid()
+        # The thread of the latest map, and the number of recoveries until then.
+        self._latest = None, 0
+        self._workers = [
+            workers.hire(f"gluon_syncbn-{context}") for context in self.contexts
+        ]
+        self._finalizer = weakref.finalize(self, workers.let_go, self._workers)
+        self._finalizer.atexit = False
+
+    def __len__(self):
+        return len(self.contexts)
+
+    def __reduce__(self):  # a copy has threads of its own
+        return Devices, (self.contexts,)
+
+    def __repr__(self):
+        return f"Devices([{', '.join(map(str, self.contexts))}])"
+
+    def split(self, batch, batch_axis=0):
+        """Gives each context its shard of a batch.
+
+        Never recorded by ``autograd``: the shards' graphs must not share a node, which
+        the first shard's backward would free. Attach gradients to the shards.
+
+        Parameters
+        ----------
+        batch : NDArray or numpy.ndarray
+            At least as many rows along `batch_axis` as there are contexts. The dtype is
+            kept.
+        batch_axis : int, default 0
+            The axis that is split.
+
+        Returns
+        -------
+        list of NDArray
+            One shard per context, in order and on that context. Where the rows cannot
+            be shared evenly, the first contexts get one row more.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer rows than contexts, or no such axis.
+        TypeError
+            If `batch` is no array, is sparse, or has a dtype that MXNet has not; or
+            `batch_axis` is no int.
+        """
+        _check_batch(batch, check_int("batch_axis", batch_axis))
+        rows, count = batch.shape[batch_axis], len(self)
+        if rows < count:
+            raise ValueError(
+                f"batch has {rows} rows along axis {batch_axis}, expected at least one "
+                f"for each of the {count} contexts"
+            )
+        return split(batch, self.contexts, batch_axis)
+
+    def map(self, function, *lists):
+        """Calls ``function(*elements)`` once per context, from the context's thread.
+
+        The calls come one after the other, in the order of the contexts. The caller's
+        ``autograd`` recording and training flags and NumPy semantics hold in them, and
+        the current context is the one they are made for. A function must not wait for
+        results that need the other contexts (``asnumpy``, ``wait_to_read``): those have
+        no work yet. Wait in the caller, after `map`. Where several threads call `map`,
+        they take turns.
+
+        Parameters
+        ----------
+        function : callable
+        *lists : list
+            Each has one element per context, given as positional arguments.
+
+        Returns
+        -------
+        list
+            The results, one per context.
+
+        Raises
+        ------
+        ValueError
+            If a list has another length, or `close` was called.
+        RuntimeError
+            If it is called inside of a function that these Devices call (those of
+            another one may be nested); if a function still runs whose `map` was
+            interrupted; if these Devices are those of a parent process.
+        mxnet.MXNetError
+            If a layer has failed since the last call and :func:`gluon_syncbn.recover`
+            was not called; the devices are ready again afterwards. If another thread
+            has recovered since this one's latest call, which gave up what was in
+            flight. If another thread's `map` does not end within
+            :func:`gluon_syncbn.get_timeout`.
+        Exception
+            Whatever `function` raises, with its traceback. Contexts after that one are
+            not called, and work in flight is given up as by
+            :func:`gluon_syncbn.recover`.
+        KeyboardInterrupt
+            After Ctrl-C, once every context has been called, so that none is left
+            without its work; a second Ctrl-C raises at once, like an exception of
+            `function`.
+        """
+        for position, elements in enumerate(lists):
+            _check_list(position, elements)
+            if len(elements) != len(self):
+                raise ValueError(
+                    f"list {position} has {len(elements)} elements, expected one for "
+                    f"each of the {len(self)} contexts"
+                )
+        return self.map_first(function, *lists)
+
+    def map_first(self, function, *lists):
+        """As :meth:`map`, for the first contexts: as many as lists have elements.
+
+        Parameters
+        ----------
+        function : callable
+        *lists : list
+            All of the same length, which is at most the number of contexts.
+
+        Returns
+        -------
+        list
+            The results, one per element.
+
+        Raises
+        ------
+        ValueError
+            If lists differ in length, or have more elements than there are contexts.
+        """
+        check_callable("function", function)
+        for position, elements in enumerate(lists):
+            _check_list(position, elements)
+        lengths = {len(elements) for elements in lists}
+        if len(lengths) > 1 or max(lengths, default=0) > len(self):
+            raise ValueError(
+                f"lists have {', '.join(map(str, sorted(lengths)))} elements, expected "
+                f"equal numbers, at most {len(self)}"
+            )
+        with self._its_turn(), deferred_interrupt():
+            self._check_failures()
+            return self._call_each(_Flags(), function, lists)
+
+    @contextmanager
+    def _its_turn(self):
+        """The calling thread is the only one that calls in the ``with`` block."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"{self} were made in a parent process, whose threads a fork has not "
+                "got: make new ones here"
+            )
+        within = getattr(_within, "devices", ())
+        if self in within:
+            raise RuntimeError(
+                f"map was called inside of a function that {self} call themselves: "
+                "their threads are busy with that function, so it could only hang"
+            )
+        if not self._turn.acquire(timeout=_bound()):
+            raise mx.MXNetError(
+                f"waited {failures.get_timeout():g} s for the map of another thread on "
+                f"{self}"
+            )
+        try:
+            self._check_ready()
+            _within.devices = (*within, self)
+            yield
+        finally:
+            _within.devices = within
+            self._turn.release()
+
+    def _check_ready(self):
+        if self._workers is None:
+            raise ValueError("map was called on closed Devices")
+        for context, worker in zip(self.contexts, self._workers):
+            if worker.pending():
+                raise RuntimeError(
+                    f"the function that map called for {context}, and that was "
+                    "interrupted, still runs: wait for its end, or make new Devices"
+                )
+
+    def _check_failures(self):
+        failure = failures.failure()
+        if failure:
+            failures.recover()
+            raise mx.MXNetError(failure)
+        thread, seen = self._latest
+        number, by, reason = failures.latest_recovery()
+        self._latest = threading.get_ident(), number
+        if number != seen and self._latest[0] == thread != by:
+            raise mx.MXNetError(
+                f"what {self} had in flight was given up by another thread, which "
+                f"called gluon_syncbn.recover ({reason}); its results are undefined"
+            )
+
+    def _call_each(self, flags, function, lists):
+        results = []
+        try:
+            for worker, context, *elements in zip(self._workers, self.contexts, *lists):
+                call = worker.submit(flags.call, context, function, elements)
+                results.append(call.result())
+            if flags.recording and flags.training and len(self) > 1:
+                _await_first_operators()
+        except BaseException as error:
+            reason = (
+                f"given up because a call for another context raised "
+                f"{type(error).__name__}: {error}"
+            )
+            failures.end_waits(reason)
+            # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes
+            # if two threads call it at once.
+            wait(sum((worker.pending() for worker in self._workers), []), _bound())
+            failures.recover(reason)
+            raise
+        return results
+
+    def close(self):
+        """Lets go of the threads, for other Devices. Closing twice does no harm."""
+        self._finalizer()
+        self._workers = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+
+def _check_batch(batch, axis):
+    _check_array(batch)
+    if not -batch.ndim <= axis < batch.ndim:
+        raise ValueError(f"batch_axis is {axis}, but batch has shape {batch.shape}")
+
+
+def _check_array(batch):
+    kinds = mx.nd.NDArray, np.ndarray
+    check_kind("batch", batch, kinds, "an NDArray or NumPy array")
+    if isinstance(batch, mx.nd.sparse.BaseSparseNDArray):
+        raise TypeError(f"batch is a dense array, but got a {batch.stype} one")
+    if isinstance(batch, np.ndarray) and batch.dtype.type not in _DTYPES:
+        raise TypeError(
+            f"batch has a dtype of MXNet ({', '.join(sorted(_DTYPES.values()))}), but "
+            f"got the dtype {batch.dtype}"
+        )
+
+
+def _check_list(position, elements):
+    # An array without axes has no length.
+    kinds = () if getattr(elements, "shape", None) == () else _LISTS
+    expected = "a list with an element for each context"
+    check_kind(f"list {position}", elements, kinds, expected)
+
+
+def inside_map():
+    """Whether the calling function runs inside of a `map` of any Devices."""
+    return bool(getattr(_within, "devices", ()))
+
+
+def split(batch, contexts, batch_axis=0):
+    """The shards of :meth:`Devices.split`, one for each of `contexts`."""
+    _check_array(batch)
+    bounds = share_bounds(batch.shape[batch_axis], len(contexts))
+    with autograd.pause():
+        return [
+            _place(_slice(batch, batch_axis, begin, end), context)
+            for context, (begin, end) in zip(contexts, bounds)
+        ]
+
+
+_awaited_operators = 0
+
+
+def _await_first_operators():
+    """Waits where layers were called for the first time since the last such wait.
+
+    MXNet declares running statistics of static_shape graphs as only read
+    (imperative_utils.h, CreateEngineOp), so the copy that a Trainer's first step makes
+    of them would not wait for the first forward to write them.
+    """
+    global _awaited_operators
+    made = load().gluon_syncbn_first_operators()
+    if made != _awaited_operators:
+        mx.nd.waitall()
+        _awaited_operators = made
+
+
+class _Flags:
+    """The thread-local state of the thread that makes the object."""
+
+    def __init__(self):
+        self.recording = autograd.is_recording()
+        self.training = autograd.is_training()
+        self._np_shape = mx.util.is_np_shape()
+        self._np_array = mx.util.is_np_array()
+        self._devices = _within.devices
+
+    def call(self, context, function, elements):
+        """Calls the function under these flags, in whatever thread this runs."""
+        record = autograd.record if self.recording else autograd.pause
+        with ExitStack() as stack:
+            _within.devices = self._devices
+            stack.callback(delattr, _within, "devices")
+            stack.enter_context(mx.Context(context))  # which notes whom it replaces
+            stack.enter_context(record(train_mode=self.training))
+            stack.enter_context(mx.util.np_shape(self._np_shape))
+            stack.enter_context(mx.util.np_array(self._np_array))
+            return function(*elements)
+
+
+def _bound():
+    """The timeout in seconds, as Python's locks take it."""
+    return min(failures.get_timeout(), threading.TIMEOUT_MAX)
+
+
+def _slice(batch, axis, begin, end):
+    index = [slice(None)] * batch.ndim
+    index[axis] = slice(begin, end)
+    return batch[tuple(index)]
+
+
+def _place(shard, context):
+    if isinstance(shard, mx.nd.NDArray):
+        return shard.as_in_context(context)
+    return mx.nd.array(shard, ctx=context, dtype=shard.dtype)

@@ -1,0 +1,88 @@
+"""The activations that a SyncBatchNorm can have, and MXNet's own blocks of them.
+
+Called by ``batch_norm.py``, ``convert.py`` and ``fusion.py``. What backward reads for
+each is the operator's, see src/op/recovery.h.
+"""
+
+import math
+from typing import NamedTuple, Optional
+
+from mxnet.gluon import nn
+
+from ..common.arguments import check_real, shown
+
+
+class Activation(NamedTuple):
+    """An activation's name, and its slope if it has one; no name means none."""
+
+    name: Optional[str] = None
+    slope: Optional[float] = None
+
+
+NONE, RELU = Activation(), Activation("relu")
+
+# With the slope of each that has one, if none is given.
+DEFAULT_SLOPES = {
+    None: None,
+    "identity": None,
+    "relu": None,
+    "leaky_relu": 0.01,
+    "elu": 1.0,
+}
+
+
+def checked(activation, slope):
+    """The Activation; TypeError or ValueError for a bad name or slope."""
+    if not isinstance(activation, (str, type(None))) or (
+        activation not in DEFAULT_SLOPES
+    ):
+        raise ValueError(
+            "activation is None, 'identity', 'relu', 'leaky_relu' or 'elu', but got "
+            f"{shown(activation)}"
+        )
+    default = DEFAULT_SLOPES[activation]
+    if slope is None:
+        return Activation(activation, default)
+    if default is None:
+        raise ValueError(
+            f"slope is for 'leaky_relu' and 'elu', but got {shown(slope)} with "
+            f"activation={activation!r}"
+        )
+    slope = check_real(
+        "slope", slope, "a positive number", lambda value: 0 < value < math.inf
+    )
+    return Activation(activation, slope)
+
+
+def of_block(block):
+    """The Activation that one of MXNet's blocks is; None for another block."""
+    kind = type(block)
+    if kind is nn.Activation and block._act_type == "relu":
+        return RELU
+    if kind is nn.LeakyReLU:
+        if block._alpha > 0:
+            return Activation("leaky_relu", block._alpha)
+        return RELU
+    if kind is nn.ELU and block._alpha > 0:
+        return Activation("elu", block._alpha)
+    return None
+
+
+def apply(F, z, activation):
+    """The Activation by MXNet's own operators."""
+    name, slope = activation
+    if name == "relu":
+        return F.relu(z)
+    if name == "leaky_relu":
+        return F.LeakyReLU(z, act_type="leaky", slope=slope)
+    if name == "elu":
+        return F.LeakyReLU(z, act_type="elu", slope=slope)
+    return z
+
+
+class ActivatedBatchNorm(nn.BatchNorm):
+    """What a SyncBatchNorm that was made with an activation is reverted to."""
+
+    def hybrid_forward(self, F, x, **parameters):
+        y = super().hybrid_forward(F, x, **parameters)
+        return apply(F, y, self._activation)

@@ -1,0 +1,367 @@
+"""The layer: a Gluon block around the operator ``Custom(op_type='gluon_syncbn')``.
+
+Called by users and by ``convert.py``. Numbers and exchanges are the operator's; here
+are parameters, checks and the graph around the operator.
+"""
+
+import math
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from ..common.arguments import (
+    check_bool,
+    check_int,
+    check_kind,
+    check_real,
+)
+from . import exporting, groups, layout_guard
+from .activations import checked
+from .synchronization import SyncState, check_synchronization
+
+_INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
+
+
+class SyncBatchNorm(nn.BatchNorm):
+    r"""Batch normalization over the shards of all devices, as over one whole batch.
+
+    .. math::
+        y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \gamma + \beta
+
+    where :math:`\mu` and the biased variance :math:`\sigma^2` of each channel are taken
+    over every element of that channel on all devices, however unequal the shards are.
+    Parameters, their names and files are those of :class:`mxnet.gluon.nn.BatchNorm`.
+
+    Parameters
+    ----------
+    in_channels : int, default 0
+        Number of channels; 0 infers it from the first input.
+    num_devices : int or None, default None
+        Number of contexts that each hold a shard of the batch. None means the contexts
+        that the layer is initialized on when it is first called (or hybridized anew).
+    momentum : float or None, default 0.9
+        Fraction of the *old* running value that a batch keeps. None makes the running
+        values the average over all training batches; the count of these is not part of
+        a parameter file, see :attr:`num_batches_tracked`.
+    epsilon : float, default 1e-5
+        Added to the variance, so in squared units of the input.
+    center, scale : bool, default True
+        Whether beta and gamma are learned; otherwise beta stays as initialized and
+        gamma counts as 1.
+    use_global_stats : bool, default False
+        Normalize with the running statistics in training too; nothing is exchanged
+        then.
+    beta_initializer, gamma_initializer : str or Initializer
+        As in :class:`mxnet.gluon.nn.BatchNorm`.
+    running_mean_initializer, running_variance_initializer : str or Initializer
+        As there.
+    axis : int, default 1
+        The axis of the channels, -5 to 4; negative values count from the end.
+    unbiased_running_var : bool, default False
+        The running variance takes the divisor count - 1 (as cuDNN's BatchNorm does)
+        instead of count (as MXNet's own does). The normalization always takes count.
+    timeout : float or None, default None
+        Seconds that a device waits for the others, ``inf`` for ever; None means
+        :func:`gluon_syncbn.get_timeout`.
+    group : None, "machine", "process", list of int, or list of mxnet.Context
+        With whom the layer synchronizes. None: with all contexts of all processes that
+        :func:`gluon_syncbn.distributed.init` has connected. ``"machine"``: with the
+        processes of the same machine. ``"process"``: with no other process. A list of
+        ranks: with these, of which the own rank is one. A list of contexts: these
+        contexts of one process. A list of such lists: with the one that holds the own
+        rank or context, see :func:`gluon_syncbn.distributed.groups_of`.
+    activation : None, "identity", "relu", "leaky_relu" or "elu", default None
+        What is applied to the normalized values, in the same passes over memory. For
+        "leaky_relu", "elu" and "identity" (which is no activation) backward recovers
+        the normalized values from the output, so that MXNet frees the input after
+        forward: a net of such layers keeps about half as much. The function stays
+        exact: channels that an output does not give back keep their input. These are
+        channels with \|gamma\| below \|beta\| / 8 or near the end of the dtype's range;
+        and for "elu" those with values so negative that they are hardly told apart
+        any more (about -5 in float32, -2 in float16, where gamma is 1). None and "relu"
+        keep the input. Do not write to the output before backward.
+    slope : float or None, default None
+        For "leaky_relu" the factor of negative values (None: 0.01), for "elu" that of
+        exp(z) - 1 (None: 1).
+    **kwargs
+        ``prefix`` and ``params`` of :class:`mxnet.gluon.Block`.
+
+    Inputs
+        - **data**: 2 to 5 dimensions, float16, float32 or float64.
+
+    Outputs
+        - **out**: shape and dtype of `data`.
+
+    Raises
+    ------
+    TypeError
+        For an argument of another kind, or `data` that is no NDArray or Symbol.
+    ValueError
+        For a bad argument, or `data` that has another number of channels; in a training
+        call also if `num_devices` exceeds the number of contexts that the layer is
+        initialized on, or `group` does not hold the own rank or all contexts.
+    mxnet.MXNetError
+        At the next wait for a result, if the devices do not all come within the
+        timeout, or disagree about channels, dtype, axis, epsilon or num_devices. The
+        text names the layer and the devices. Call :func:`gluon_syncbn.recover` to go
+        on.
+
+    Notes
+    -----
+    Running statistics are updated in forward, in every call in training mode, recorded
+    or not. (MXNet's BatchNorm updates them in backward, so a layer that is used twice
+    in one step applies its two updates in the other order.) dgamma and dbeta are each
+    shard's own sums: the trainer adds them up over devices as it does for every
+    parameter.
+
+    `contrib.amp` runs custom operators in float32; for float16 data cast the net with
+    ``net.cast('float16')`` instead, which leaves this layer's parameters in float32.
+
+    References
+    ----------
+    Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167. Zhang et al., Context
+    Encoding for Semantic Segmentation, arXiv:1803.08904.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import Devices, SyncBatchNorm
+    >>> devices = Devices([mx.cpu(0), mx.cpu(1)])
+    >>> layer = SyncBatchNorm(num_devices=2)
+    >>> layer.initialize(ctx=devices.contexts)
+    >>> shards = devices.split(mx.nd.array([[0.0], [2.0], [4.0]]))
+    >>> with mx.autograd.record():
+    ...     y = devices.map(layer, shards)
+    >>> [[round(float(v), 4) for v in part.asnumpy()[:, 0]] for part in y]
+    [[-1.2247, 0.0], [1.2247]]
+    """
+
+    def __init__(
+        self,
+        in_channels=0,
+        num_devices=None,
+        momentum=0.9,
+        epsilon=1e-5,
+        center=True,
+        scale=True,
+        use_global_stats=False,
+        beta_initializer="zeros",
+        gamma_initializer="ones",
+        running_mean_initializer="zeros",
+        running_variance_initializer="ones",
+        axis=1,
+        unbiased_running_var=False,
+        timeout=None,
+        group=None,
+        activation=None,
+        slope=None,
+        **kwargs,
+    ):
+        momentum, epsilon = check_numbers(momentum, epsilon)
+        check_int("axis", axis, least=-5, most=4)
+        check_int("in_channels", in_channels, least=0, most=2**31 - 1)
+        check_bool("center", center)
+        check_bool("scale", scale)
+        check_bool("use_global_stats", use_global_stats)
+        check_synchronization(num_devices, unbiased_running_var, timeout, group)
+        checked(activation, slope)
+        initializers = {
+            "beta_initializer": beta_initializer,
+            "gamma_initializer": gamma_initializer,
+            "running_mean_initializer": running_mean_initializer,
+            "running_variance_initializer": running_variance_initializer,
+        }
+        for name, value in initializers.items():
+            check_kind(name, value, _INITIALIZERS, "a str or mxnet.init.Initializer")
+        super().__init__(
+            axis=axis,
+            momentum=momentum,
+            epsilon=epsilon,
+            center=center,
+            scale=scale,
+            use_global_stats=use_global_stats,
+            **initializers,
+            in_channels=in_channels,
+            **kwargs,
+        )
+        self._sync = SyncState()
+        self.set_synchronization(num_devices, unbiased_running_var, timeout, group)
+        self.set_activation(activation, slope)
+
+    def set_synchronization(
+        self, num_devices=None, unbiased_running_var=False, timeout=None, group=None
+    ):
+        """Sets what this layer has beyond a BatchNorm; for ``convert.py``."""
+        self._sync.synchronize(
+            self.name, num_devices, unbiased_running_var, timeout, group
+        )
+
+    def set_activation(self, activation, slope=None, from_block=None):
+        """Sets the built-in activation, and whose it was; for ``convert.py``."""
+        self._sync.activation = checked(activation, slope)
+        self._sync.from_block = from_block
+
+    @property
+    def activation(self):
+        """The built-in activation; None for none."""
+        return self._sync.activation.name
+
+    def _alias(self):
+        # The default prefix is a BatchNorm's, so that parameters get the same names.
+        return "batchnorm"
+
+    @property
+    def num_devices(self):
+        """Contexts that hold a shard each; None as long as that is not known."""
+        if self._sync.num_devices is not None:
+            return self._sync.num_devices
+        return len(self.contexts()) or None
+
+    def contexts(self):
+        """Where the layer is initialized, or is going to be; empty if it is not."""
+        return contexts_of(self.running_mean)
+
+    def meetings(self):
+        """The keys under which native code finds the layer, each with its contexts."""
+        contexts = groups.context_parts(self._sync.group) or [self.contexts()]
+        keys = [self._sync.rendezvous.key + part for part in self._sync.parts()]
+        return list(zip(keys, contexts))
+
+    @property
+    def num_batches_tracked(self):
+        """Training batches that the running statistics have seen; may be set.
+
+        Calls that MXNet has not run yet do not count: `mx.nd.waitall()` first.
+        Only ``momentum=None`` depends on it: save it beside the parameters to continue
+        such a run exactly.
+        """
+        return max(map(self._sync.rendezvous.get_batches, self._sync.parts()))
+
+    @num_batches_tracked.setter
+    def num_batches_tracked(self, batches):
+        check_int("num_batches_tracked", batches, least=0, most=2**62)
+        for part in self._sync.parts():
+            self._sync.rendezvous.set_batches(part, batches)
+
+    def forward(self, x, *args):
+        """Checks what can be known at once, then calls or traces the layer."""
+        is_array = isinstance(x, mx.nd.NDArray)
+        # A symbol that is not traced for a call belongs to no context.
+        if autograd.is_training() and (is_array or layout_guard.current_trace()):
+            self._check_enough_contexts()
+        if not is_array:
+            check_kind("data", x, mx.sym.Symbol, "an NDArray or Symbol")
+            return super().forward(x, *args)
+        layout_guard.make_plain(x)
+        try:
+            return layout_guard.plain_gradient(super().forward(x, *args))
+        except mx.MXNetError:
+            self._check_channels(x)
+            raise
+
+    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+        """Builds the operator and what it needs around it, as symbols or arrays."""
+        contexts = self.contexts()
+        is_np = mx.util.is_np_array()
+        if is_np:
+            x, gamma, beta, running_mean, running_var = (
+                array.as_nd_ndarray()
+                for array in (x, gamma, beta, running_mean, running_var)
+            )
+        is_symbol = F is not mx.nd
+        places = contexts if is_symbol else [x.context]
+        guard = layout_guard.guard_kind(places, self, is_symbol)
+        inputs = [layout_guard.guarded_input(F, x, guard), gamma, beta]
+        trace = layout_guard.current_trace() if is_symbol else None
+        if trace is not None and guard != "any":
+            exporting.trace_again_for_export()
+        former_trace, former_y = self._sync.latest_use
+        chained = trace is not None and trace is former_trace
+        if chained:
+            # The layer is used again in this graph: after its former use, see
+            # custom_op.cc.
+            inputs.append(F.size_array(former_y))
+        y = F.Custom(
+            *inputs,
+            running_mean,
+            running_var,
+            name="fwd",
+            op_type="gluon_syncbn",
+            guard=guard,
+            chained=chained,
+            **self._attributes(contexts),
+        )
+        self._sync.latest_use = trace, (None if trace is None else y)
+        y = layout_guard.guarded_output(F, y, guard)
+        return y.as_np_ndarray() if is_np else y
+
+    def _attributes(self, contexts):
+        sync = self._sync
+        return {
+            "group": sync.rendezvous.key,
+            "layer": self.name,
+            "num_devices": sync.num_devices or len(contexts),
+            "contexts": " ".join(map(str, contexts)),
+            "unbiased_running_var": sync.unbiased_running_var,
+            "timeout": sync.timeout or 0,
+            "activation": sync.activation.name,
+            "slope": sync.activation.slope or 0,
+            "shared_name": sync.rendezvous.shared_name,
+            **groups.attributes(sync.group, contexts, self.name),
+            **self._kwargs,
+        }
+
+    def _check_channels(self, x):
+        """ValueError in the place of MXNet's "Shape inconsistent"."""
+        axis, expected = self._kwargs["axis"], self.gamma.shape[0]
+        if -x.ndim <= axis < x.ndim and 0 < expected != x.shape[axis]:
+            raise ValueError(
+                f"SyncBatchNorm '{self.name}': data has shape {x.shape}, expected "
+                f"{expected} channels along axis {axis}"
+            )
+
+    def _check_enough_contexts(self):
+        contexts, expected = self.contexts(), self._sync.num_devices or 0
+        if contexts and expected > len(contexts):
+            raise ValueError(
+                f"SyncBatchNorm '{self.name}': num_devices={expected}, but "
+                f"the layer is initialized on {len(contexts)} contexts "
+                f"({', '.join(map(str, contexts))}), so the others can never come"
+            )
+
+    def __repr__(self):
+        text = super().__repr__()
+        activation, slope = self._sync.activation
+        text = f"{text[:-1]}, num_devices={self._sync.num_devices}"
+        if activation is not None:
+            text += f", activation={activation!r}"
+        if slope is not None:
+            text += f", slope={slope}"
+        return f"{text})"
+
+
+def contexts_of(parameter):
+    """Where a parameter is initialized, or is going to be; empty if it is not."""
+    try:
+        return parameter.list_ctx()
+    except RuntimeError:
+        return []
+
+
+def check_numbers(momentum, epsilon, of=""):
+    """Momentum and epsilon as floats; `of` is what messages have behind the name."""
+    if momentum is not None:
+        momentum = check_real(
+            f"momentum{of}",
+            momentum,
+            "between 0 and 1, or None",
+            lambda value: 0 <= value <= 1,
+        )
+    epsilon = check_real(
+        f"epsilon{of}",
+        epsilon,
+        "a finite number, not negative",
+        lambda value: 0 <= value < math.inf,
+    )
+    return momentum, epsilon

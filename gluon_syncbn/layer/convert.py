@@ -1,0 +1,240 @@
+"""BatchNorm to SyncBatchNorm and back, in a whole net.
+
+Called by users. It changes the class of the layers in place: so every reference to a
+layer (attributes, containers, hooks, shared heads), its parameters, name and
+hybridization stay as they are, and nothing has to be re-registered.
+"""
+
+import warnings
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock, SymbolBlock, nn
+
+from ..common.arguments import check_bool
+from .activations import NONE, RELU, ActivatedBatchNorm
+from .batch_norm import SyncBatchNorm, check_numbers
+from .fusion import check_can_unfold, find_pairs, fold, unfold
+from .symbol_blocks import convert_graph, revert_graph
+from .synchronization import SyncState, check_synchronization
+
+_CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
+# The class that BatchNorm's forward is written in: since MXNet 1.8 a base that it
+# shares with BatchNormReLU, before that BatchNorm itself.
+_BASE = next(kind for kind in nn.BatchNorm.__mro__ if "hybrid_forward" in vars(kind))
+_OWN_FORWARD = (_BASE.hybrid_forward, _CONTRIB.hybrid_forward)
+
+
+def convert_sync_batchnorm(
+    net,
+    num_devices=None,
+    *,
+    unbiased_running_var=False,
+    timeout=None,
+    group=None,
+    fuse=False,
+):
+    """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
+
+    Works before and after initialization, on :class:`nn.BatchNorm`,
+    ``nn.BatchNormReLU``, MXNet's contrib ``SyncBatchNorm`` and GluonCV's
+    ``BatchNormCudnnOff``, and on the nodes of these kinds in the graph of a
+    :class:`SymbolBlock`; a SyncBatchNorm takes the new settings. InstanceNorm,
+    LayerNorm and GroupNorm stay.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+    num_devices, unbiased_running_var, timeout, group
+        As in :class:`SyncBatchNorm`.
+    fuse : bool, default False
+        Let layers take in a ReLU, LeakyReLU or ELU block behind them, where nothing
+        else in `net` reads the layer's output and nothing else comes to the block. The
+        block stays in its place and passes on what it gets, so names and indices do not
+        change; hooks on the layer see the activated value. Found by tracing the net as
+        a function of one array. Saves memory for LeakyReLU and ELU, see `activation` of
+        :class:`SyncBatchNorm`.
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
+
+    Raises
+    ------
+    TypeError
+        If `net` is no Block.
+    TypeError, ValueError
+        For a bad setting, here or in a layer of the net. The net is unchanged then.
+
+    Warns
+    -----
+    UserWarning
+        For what cannot be converted: a BatchNorm with a forward of its own, and nodes
+        of a SymbolBlock whose mean or variance is read. With `fuse`, for parts that
+        cannot be traced.
+
+    Examples
+    --------
+    >>> from mxnet.gluon import nn
+    >>> from gluon_syncbn import convert_sync_batchnorm
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(4), nn.BatchNorm(), nn.Activation("relu"))
+    >>> net = convert_sync_batchnorm(net, num_devices=2)
+    >>> type(net[1]).__name__, net[1].num_devices
+    ('SyncBatchNorm', 2)
+    """
+    _check_is_block(net)
+    check_synchronization(num_devices, unbiased_running_var, timeout, group)
+    check_bool("fuse", fuse)
+    settings = {
+        "num_devices": num_devices,
+        "unbiased_running_var": unbiased_running_var,
+        "timeout": timeout,
+        "group": group,
+    }
+
+    def convert(block):
+        if isinstance(block, SymbolBlock):
+            _warn_of_nodes(block, convert_graph(block, settings))
+        if not _is_convertible(block):
+            return
+        if not isinstance(block, SyncBatchNorm):
+            activation = RELU if _has_relu(block) else NONE
+            if isinstance(block, ActivatedBatchNorm):
+                activation = vars(block).pop("_activation")
+            block._sync = SyncState((type(block), block._kwargs), activation)
+            block._kwargs = {
+                name: block._kwargs.get(name, 1)  # contrib's layer has no axis: it is 1
+                for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
+            }
+            block.__class__ = SyncBatchNorm
+        block.set_synchronization(**settings)
+
+    net.apply(_check_layer)
+    pairs = find_pairs(net, _can_take_activation) if fuse else []
+    net.apply(convert)
+    for layer, block in pairs:
+        fold(layer, block)
+    net.apply(_forget_graph)
+    return net
+
+
+def revert_sync_batchnorm(net):
+    """Turns every SyncBatchNorm of a net into the BatchNorm that it was, in place.
+
+    The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
+    this package is not installed. Layers that were made as SyncBatchNorm, and those
+    that came from MXNet's contrib layer, become :class:`nn.BatchNorm`, or one with the
+    activation that they were made with behind it; ``momentum=None``, which that does
+    not know, becomes 0.9. Blocks that ``fuse=True`` has folded do their work again.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
+
+    Raises
+    ------
+    TypeError
+        If `net` is no Block.
+    ValueError
+        If a layer in `net` was fused with an activation block outside of it. Nothing is
+        changed then.
+
+    Examples
+    --------
+    >>> from mxnet.gluon import nn
+    >>> from gluon_syncbn import convert_sync_batchnorm, revert_sync_batchnorm
+    >>> net = convert_sync_batchnorm(nn.BatchNorm())
+    >>> type(revert_sync_batchnorm(net)).__name__
+    'BatchNorm'
+    """
+    _check_is_block(net)
+    check_can_unfold(net)
+
+    def revert(block):
+        if isinstance(block, SymbolBlock):
+            revert_graph(block, revert)
+        if type(block) is not SyncBatchNorm:
+            return
+        unfold(block)
+        sync = vars(block).pop("_sync")
+        made_with = nn.BatchNorm if sync.activation.name is None else ActivatedBatchNorm
+        original, kwargs = sync.original or (made_with, block._kwargs)
+        if original is _CONTRIB:
+            original, kwargs = nn.BatchNorm, block._kwargs
+        # What was set since (GluonCV freezes statistics this way) holds on.
+        block._kwargs = {**kwargs, **block._kwargs}
+        if block._kwargs["momentum"] is None:
+            block._kwargs["momentum"] = 0.9
+        block.__class__ = original
+        if original is ActivatedBatchNorm:
+            block._activation = sync.activation
+
+    net.apply(revert)
+    net.apply(_forget_graph)
+    return net
+
+
+def _check_is_block(net):
+    if not isinstance(net, mx.gluon.Block):
+        raise TypeError(f"net is a mxnet.gluon.Block, but got {type(net).__name__}")
+
+
+def _check_layer(block):
+    if isinstance(block, _BASE) and _is_known(type(block)):
+        momentum, epsilon = (block._kwargs[name] for name in ("momentum", "eps"))
+        check_numbers(momentum, epsilon, f" of {block.name}")
+
+
+def _is_known(kind):
+    if kind in (SyncBatchNorm, ActivatedBatchNorm):
+        return True
+    if kind.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
+        return True
+    return kind.hybrid_forward in _OWN_FORWARD
+
+
+def _is_convertible(block):
+    if not isinstance(block, _BASE):
+        return False
+    kind = type(block)
+    if _is_known(kind):
+        return True
+    warnings.warn(
+        f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has a "
+        "forward of its own, expected that of mxnet.gluon.nn.BatchNorm",
+        stacklevel=4,
+    )
+    return False
+
+
+def _can_take_activation(block):
+    if not isinstance(block, _BASE) or isinstance(block, ActivatedBatchNorm):
+        return False
+    if isinstance(block, SyncBatchNorm):
+        return block.activation is None
+    return not _has_relu(block) and _is_known(type(block))
+
+
+def _has_relu(block):
+    return getattr(block, "fuse_relu", False)  # before MXNet 1.8 there is no such layer
+
+
+def _warn_of_nodes(block, names):
+    if names:
+        warnings.warn(
+            f"{', '.join(names)} in the graph of {block.name} stay unsynchronized: "
+            "their mean or variance is read too, expected BatchNorm of which only the "
+            "normalized values are",
+            stacklevel=4,
+        )
+
+
+def _forget_graph(block):
+    if isinstance(block, HybridBlock):
+        block._clear_cached_op()

@@ -1,0 +1,177 @@
+"""Folds activation blocks into the batch normalizations in front of them.
+
+Called by ``convert.py``. It must not know what a layer does with its activation.
+
+Which block reads which block's output is not written down anywhere in Gluon, so the net
+is traced: forward hooks tell which node belongs to which block, and the graph tells who
+else reads it. A Sequential that cannot be traced as a whole is taken apart, because it
+calls each of its children as a whole; what else cannot be traced stays as it is.
+"""
+
+import collections
+import contextlib
+import json
+import warnings
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import HybridBlock, nn
+
+from . import activations
+
+
+class Folded(HybridBlock):
+    """What an activation block is while a layer in front of it has taken it in."""
+
+    def forward(self, x, *args):
+        return x
+
+    def __repr__(self):
+        name, slope = self._folded
+        return f"Folded({name}{'' if slope is None else f', {slope}'})"
+
+
+def fold(layer, block):
+    """Gives a layer the activation of the block behind it."""
+    block._folded_from, block._folded = type(block), activations.of_block(block)
+    block.__class__ = Folded
+    layer.set_activation(*block._folded, from_block=block)
+
+
+def unfold(layer):
+    """Gives the activation back to the block that a layer has it from, if there is."""
+    block = layer._sync.from_block
+    if block is not None:
+        block.__class__ = block._folded_from
+        del block._folded_from, block._folded
+        layer.set_activation(None)
+
+
+def check_can_unfold(net):
+    """Raises ValueError if a layer in the net has its activation from outside of it."""
+    inside = set()
+    net.apply(inside.add)
+    for layer in inside:
+        block = getattr(getattr(layer, "_sync", None), "from_block", None)
+        if block is not None and block not in inside:
+            raise ValueError(
+                f"{layer.name} was fused with {block.name}, which is not part of "
+                f"{net.name}: revert a net that holds both"
+            )
+
+
+def find_pairs(net, is_layer):
+    """The layers of a net whose output only an activation block reads.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+    is_layer : callable
+        Tells whether a block is a layer that may get an activation.
+
+    Returns
+    -------
+    list of (Block, Block)
+        A layer, and the activation block behind it. Both are used once: names of nodes
+        do not tell several uses apart.
+    """
+    traces, loose = [], set()
+    _trace_parts(net, traces, loose)
+    uses = [use for trace in traces for use in _uses(*trace, is_layer)]
+    pairs = {(a, b) for a, b in uses if a is not None and b is not None}
+    alone = [(a, b) for a, b in uses if a is None or b is None]
+    found = collections.Counter(member for pair in [*pairs, *alone] for member in pair)
+    once = {member for member, count in found.items() if count == 1} - loose
+    return sorted(
+        (pair for pair in pairs if once.issuperset(pair)),
+        key=lambda pair: pair[0].name,
+    )
+
+
+def _trace_parts(block, traces, loose):
+    """Traces the largest parts that can be; `loose` are blocks outside of any part."""
+    error = "it is no HybridBlock"
+    if isinstance(block, HybridBlock):
+        try:
+            traces += [_trace(block, training) for training in (True, False)]
+            return
+        except Exception as caught:  # whatever a forward method does with a symbol
+            error = f"{type(caught).__name__}: {caught}".splitlines()[0]
+    if _calls_children(type(block)):
+        for child in block._children.values():
+            loose.add(child)
+            _trace_parts(child, traces, loose)
+    elif block._children:
+        warnings.warn(
+            f"{block.name} keeps its activation blocks, because it cannot be traced "
+            f"({error}); convert such parts of it that are called as a whole",
+            stacklevel=2,
+        )
+
+
+def _calls_children(kind):
+    """Whether a forward calls each child as a whole: that of Gluon's containers."""
+    if issubclass(kind, nn.HybridSequential):
+        return kind.hybrid_forward is nn.HybridSequential.hybrid_forward
+    return issubclass(kind, nn.Sequential) and kind.forward is nn.Sequential.forward
+
+
+@contextlib.contextmanager
+def _hooks_replaced(net, hook):
+    """Without the user's hooks, which expect arrays; with one forward hook."""
+    blocks = set()
+    net.apply(blocks.add)
+    saved = [(b, b._forward_hooks, b._forward_pre_hooks) for b in blocks]
+    for block, hooks, before in saved:
+        block._forward_hooks, block._forward_pre_hooks = type(hooks)(), type(before)()
+        block.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        for block, hooks, before in saved:
+            block._forward_hooks, block._forward_pre_hooks = hooks, before
+
+
+def _trace(net, training):
+    """(calls, graph): (block, input, output) of every call, and the graph as JSON."""
+    calls = []
+
+    def remember(block, inputs, output):
+        if len(inputs) == 1 and all(
+            isinstance(value, mx.sym.Symbol) for value in (*inputs, output)
+        ):
+            calls.append((block, inputs[0].name, output.name))
+
+    data = mx.sym.var("data")
+    if mx.util.is_np_array():
+        data = data.as_np_ndarray()
+    with _hooks_replaced(net, remember), autograd.pause(train_mode=training):
+        outputs = net(data)
+    if isinstance(outputs, (list, tuple)):
+        outputs = mx.sym.Group(list(outputs))
+    return calls, json.loads(outputs.tojson())
+
+
+def _uses(calls, graph, is_layer):
+    """(layer, activation block) of every call of either; None for a missing partner."""
+    names = [node["name"] for node in graph["nodes"]]
+    readers = {name: [] for name in names}
+    for node in graph["nodes"]:
+        for source, *_ in node["inputs"]:
+            readers[names[source]].append(node["name"])
+    for source, *_ in graph["heads"]:
+        readers[names[source]].append(None)  # the caller
+
+    layers = {out: block for block, _, out in calls if is_layer(block)}
+    blocks = {
+        out: (block, source)
+        for block, source, out in calls
+        if activations.of_block(block) is not None
+    }
+    for out, layer in layers.items():
+        read_by = readers.get(out, [])
+        alone = len(read_by) == 1 and read_by[0] in blocks and names.count(out) == 1
+        yield layer, blocks[read_by[0]][0] if alone else None
+    for out, (block, source) in blocks.items():
+        if source not in layers or names.count(out) > 1:
+            yield None, block

@@ -1,0 +1,182 @@
+"""The guard of a layer against MXNet's early release of oneDNN copies.
+
+Called by ``batch_norm.py`` while it is traced or run.
+
+MXNet 1.9.1 makes a plain copy of an input that is in one of oneDNN's blocked layouts,
+and frees it as soon as an asynchronous operator (ours) is *queued*
+(src/imperative/imperative_utils.h, ``PushOperator``: ``inputs_fallback`` is local). So
+the input, and in backward the incoming gradient, has to be plain before our operator is
+queued.
+
+Where the layer is called from Python, imperatively or as a graph of its own, the input
+is made plain in place, which does nothing to a plain one; and the output is a recorded
+view of the operator's, whose backward copies the gradient. Inside a graph there is no
+such moment: a synchronous operator that neither speaks oneDNN nor works in place stands
+on both sides.
+
+Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose
+inputs or outputs are those of the whole graph runs as in the other modes
+(src/imperative/cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There it is
+enough behind the layer that it touches no output of the graph: an operator that works
+in place, which costs nothing inside a graph. Gradients in a oneDNN layout then have a
+plain copy as long as the graph lives.
+"""
+
+import sys
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import HybridBlock
+
+_TRACE = HybridBlock._get_graph.__code__
+
+# In place; absent from builds of MXNet without oneDNN, which have no other layouts.
+_reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
+
+
+# The block that is traced for an export, so for all ways to run, see exporting.py.
+exported = None
+
+
+def guard_kind(contexts, layer, is_symbol):
+    """How a layer is to be guarded, see ``guard`` in src/mxnet/attributes.h.
+
+    Parameters
+    ----------
+    contexts : list of mxnet.Context
+        Where the layer runs; empty if that is not known.
+    layer : Block
+        The layer, whose caller guards it from outside where that is possible.
+    is_symbol : bool
+        Whether its input is a symbol. Without a trace of Gluon's, what will become of
+        the graph is not known.
+
+    Returns
+    -------
+    str
+        ``"gpu"``: not at all, no context is a CPU; ``"outside"``: by `make_plain` and
+        `plain_gradient`; ``"static_shape"``: behind it by what works in place;
+        ``"any"``: by copies, which are right in every mode.
+    """
+    trace = _trace_frame()
+    if trace is not None and trace["self"] is exported:
+        return "any"
+    if contexts and all(context.device_type == "gpu" for context in contexts):
+        return "gpu"
+    kind = "any"
+    if trace is not None:
+        block = trace["self"]
+        flags = dict(block._flags)
+        if block._active and flags.get("static_alloc") and flags.get("static_shape"):
+            kind = "static_shape"
+    if not is_symbol or (trace is not None and trace["self"] is layer):
+        kind = "outside"
+    return kind
+
+
+def make_plain(x):
+    """Brings an array into the plain layout, in place, before what is queued next."""
+    if _reorder is not None and x.context.device_type != "gpu":
+        _reorder(x.handle)
+
+
+def plain_gradient(y):
+    """A view of `y` whose gradient reaches `y` in the plain layout."""
+    if y.context.device_type == "gpu" or not autograd.is_recording():
+        return y
+    if isinstance(y, mx.np.ndarray):
+        return y.as_nd_ndarray().reshape(y.shape).as_np_ndarray()
+    return y.reshape(y.shape)
+
+
+def guarded_input(F, x, guard):
+    """The operator's input behind the guard: plain when the operator is queued."""
+    if guard in ("gpu", "outside"):
+        return x
+    if 1 <= _ndim(F, x) <= 4:
+        # Makes plain what is blocked, in place where it may, and leaves alone what is
+        # plain. For more dimensions it would leave blocked layouts as they are. A
+        # static_shape graph would be right without, but keep a plain copy of each x.
+        return F.reshape(x, shape=(-2,))
+    # Not amp_multicast: its backward does not add to the gradient of a graph's input.
+    return F.SliceChannel(x, num_outputs=1)
+
+
+def guarded_output(F, y, guard):
+    """The operator's output behind the guard: its gradient will come plain."""
+    if guard in ("gpu", "outside"):
+        return y
+    if guard == "static_shape":
+        # In place. Not an identity: MXNet cannot infer the storage type of its gradient
+        # where the graph's output is the sum of y and an input without a gradient.
+        if _dtype(y) == "float32":
+            return F.amp_multicast(y, num_outputs=1)
+        # It would copy blocked gradients, which other dtypes do not have.
+        return F.reshape(y, shape=(-2,))
+    if _ndim(F, y) == 4:
+        # Plain in one pass, because it reads blocked layouts; never in place.
+        return F.transpose(y, axes=(0, 1, 2, 3))
+    return F.SliceChannel(y, num_outputs=1)
+
+
+def current_trace():
+    """An object that stands for the trace under way, or None; compare with ``is``."""
+    trace = _trace_frame()
+    return None if trace is None else trace["symbol_inputs"]
+
+
+def traced_block():
+    """The block that is being traced, and the arguments of its call as a list."""
+    trace = _trace_frame()
+    return trace["self"], list(trace["args"])
+
+
+def _trace_frame():
+    """Local variables of the trace that is under way, or None.
+
+    The outermost one: its block's flags are those that the graph will run with. A
+    layer's own flags can differ from them, and Gluon hands nothing else down, so the
+    call stack is asked; this happens once per trace.
+    """
+    variables, frame = None, sys._getframe()
+    while frame is not None:
+        if frame.f_code is _TRACE:
+            variables = frame.f_locals
+        frame = frame.f_back
+    return variables
+
+
+def _ndim(F, array):
+    """Number of dimensions of an array or of a traced symbol; 0 if unknown."""
+    if F is mx.nd:
+        return array.ndim
+    shapes = {name: value.shape for name, value in _traced_inputs(array).items()}
+    outputs = shapes and array.infer_shape_partial(**shapes)[1]
+    return len(outputs[0]) if outputs else 0
+
+
+def _dtype(symbol):
+    """The dtype of a traced symbol as text; None if unknown."""
+    inputs = _traced_inputs(symbol)
+    if inputs:
+        # A parameter's symbol knows the dtype of its first use only.
+        inputs.update(_trace_frame()["self"].collect_params())
+    read = symbol.list_inputs()
+    dtypes = {name: inputs[name].dtype for name in read if name in inputs}
+    outputs = dtypes and symbol.infer_type_partial(**dtypes)[1]
+    return np.dtype(outputs[0]).name if outputs and outputs[0] else None
+
+
+def _traced_inputs(symbol):
+    """The arrays of the trace under way that `symbol` depends on, by name."""
+    trace = _trace_frame()
+    if trace is None:
+        return {}
+    arrays = [value for value in trace["flatten_args"] if value is not None]
+    read = set(symbol.list_inputs())  # MXNet refuses other names
+    return {
+        variable.name: value
+        for variable, value in zip(trace["symbol_inputs"], arrays)
+        if variable.name in read and hasattr(value, "shape")
+    }

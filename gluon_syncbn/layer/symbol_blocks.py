@@ -1,0 +1,183 @@
+"""Batch normalization inside SymbolBlocks, whose graphs have no blocks of their own.
+
+Called by ``convert.py`` and by all that needs the layers of a net. GluonCV's SSD is
+such a net: its features are the graph of a net that is gone, and more nodes behind it.
+"""
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import SymbolBlock
+
+from . import rewriting
+from .batch_norm import SyncBatchNorm, contexts_of
+
+_OPERATORS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
+# What a guard, which is of no use without the layer, is made of; see layout_guard.py.
+_IDENTITIES = {
+    "SliceChannel": {"num_outputs": "1"},
+    "Reshape": {"shape": "(-2,)"},
+    "transpose": {"axes": "(0, 1, 2, 3)"},
+}
+
+
+def synchronized_layers(net):
+    """All SyncBatchNorm layers of a net, itself included.
+
+    Returns
+    -------
+    list of SyncBatchNorm and GraphLayer
+    """
+    layers = []
+
+    def collect(block):
+        if isinstance(block, SyncBatchNorm):
+            layers.append(block)
+        elif isinstance(block, SymbolBlock):
+            layers.extend(_graph_layers(block))
+
+    net.apply(collect)
+    return layers
+
+
+class GraphLayer:
+    """A layer that is a node in a SymbolBlock's graph.
+
+    It has what others ask a :class:`SyncBatchNorm` about its place in a net.
+    """
+
+    def __init__(self, block, node, inputs):
+        self._attributes = node["attrs"]
+        self.name = self._attributes["layer"]
+        # By position: data, gamma, beta, (after), running mean, running variance.
+        self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
+
+    def contexts(self):
+        """Where the layer is initialized; empty if it is not."""
+        return contexts_of(self.running_mean)
+
+    def meetings(self):
+        """The keys under which native code finds the layer, each with its contexts."""
+        key, groups = self._attributes["group"], self._attributes.get("device_groups")
+        if not groups:
+            return [(key, self.contexts())]
+        return [
+            (f"{key}/{i}", list(map(_context, group.split())))
+            for i, group in enumerate(groups.split(";"))
+        ]
+
+
+def _context(text):
+    kind, number = text.rstrip(")").split("(")
+    return mx.Context(kind, int(number))
+
+
+def _graph_layers(block):
+    nodes = rewriting.nodes_of(block._cached_graph[1])
+    found = [(node, inputs) for node, inputs in nodes if _is_ours(node)]
+    return [GraphLayer(block, node, inputs) for node, inputs in found]
+
+
+def convert_graph(block, settings):
+    """Makes the batch normalization of a SymbolBlock's graph synchronize.
+
+    Parameters
+    ----------
+    block : SymbolBlock
+    settings : dict
+        ``num_devices``, ``unbiased_running_var``, ``timeout`` and ``group`` of
+        :class:`SyncBatchNorm`.
+
+    Returns
+    -------
+    list of str
+        Names of nodes that stay as they are: their mean and variance are read too.
+    """
+    symbol = vars(block).setdefault("_unconverted_graph", block._cached_graph[1])
+    used = rewriting.used_outputs(symbol)
+    layers, left = {}, []
+
+    def replace(node, inputs):
+        if node["op"] in _OPERATORS:
+            if used[node["name"]] != {0}:
+                left.append(node["name"])
+                return None
+            layer = _layer(block, node, inputs, settings)
+            layers[node["name"]] = layer
+            return layer(mx.sym.var(rewriting.INPUT))
+        # With a guard for one mode the operator says itself how the graph can run.
+        if _is_ours(node) and node["attrs"]["guard"] == "any":
+            # A layer that is used twice keeps one rendezvous.
+            key = node["attrs"]["group"]
+            if key not in layers:
+                layers[key] = _layer(block, node, inputs, settings)
+            attributes = layers[key]._attributes(layers[key].contexts())
+            node["attrs"].update((n, str(value)) for n, value in attributes.items())
+        return None
+
+    _set_graph(block, rewriting.rewrite(symbol, replace))
+    # They live as long as the graph that names their keys.
+    block._rendezvous = [layer._sync.rendezvous for layer in layers.values()]
+    return left
+
+
+def revert_graph(block, revert):
+    """Makes a graph as it was; nodes that were made as ours become BatchNorm's.
+
+    Parameters
+    ----------
+    block : SymbolBlock
+    revert : callable
+        Makes a SyncBatchNorm block a BatchNorm, in place.
+    """
+    symbol = vars(block).pop("_unconverted_graph", block._cached_graph[1])
+    vars(block).pop("_rendezvous", None)
+    nodes = rewriting.nodes_of(symbol)
+    ours = {node["name"]: inputs[0] for node, inputs in nodes if _is_ours(node)}
+    guards_before = set(ours.values())
+
+    def replace(node, inputs):
+        if _is_ours(node):
+            layer = _layer(block, node, inputs, {})
+            revert(layer)
+            return layer(mx.sym.var(rewriting.INPUT))
+        attributes = _IDENTITIES.get(node["op"])
+        if attributes is not None and attributes.items() <= node["attrs"].items():
+            if node["name"] in guards_before or inputs[0] in ours:
+                return mx.sym.var(rewriting.INPUT)
+        return None
+
+    _set_graph(block, rewriting.rewrite(symbol, replace) if ours else symbol)
+
+
+def _is_ours(node):
+    return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
+
+
+def _set_graph(block, symbol):
+    block._cached_graph = block._cached_graph[0], symbol
+
+
+def _layer(block, node, inputs, settings):
+    """A SyncBatchNorm with a node's settings and parameters, outside of the net."""
+    attributes = node.get("attrs", {})
+    momentum = attributes.get("momentum", "0.9")
+    activation = attributes.get("activation", "None")
+    if node["op"] == "_contrib_BatchNormWithReLU":
+        activation = "relu"
+    slope = float(attributes.get("slope", 0)) or None
+    arguments = {
+        "axis": int(attributes.get("axis", 1)),
+        "momentum": None if momentum == "None" else float(momentum),
+        "epsilon": float(attributes.get("eps", np.float32(1e-3))),
+        "scale": attributes.get("fix_gamma", "True") not in ("True", "1"),
+        "use_global_stats": attributes.get("use_global_stats") in ("True", "1"),
+    }
+    name = node["name"]
+    name = name[: -len("_fwd")] if name.endswith("_fwd") else name
+    layer = SyncBatchNorm(prefix=f"{name}_", **arguments, **settings)
+    layer.set_activation(None if activation == "None" else activation, slope)
+    names = "gamma", "beta", "running_mean", "running_var"
+    for name, source in zip(names, inputs[1:3] + inputs[-2:]):
+        # Gluon refuses to replace an attribute that holds a parameter.
+        layer._reg_params[name] = vars(layer)[name] = block.params[source]
+    return layer

@@ -1,0 +1,105 @@
+"""All that a SyncBatchNorm has beyond a BatchNorm, in one object.
+
+Called by ``batch_norm.py``, whose layers have it, and by ``convert.py``, which gives it
+to a layer and takes it away. It must not know how a layer is traced or computed.
+"""
+
+import collections
+import uuid
+import weakref
+
+from ..common.arguments import check_bool, check_int, is_int, shown
+from ..native.failures import check_timeout
+from ..native.library import load
+from . import groups
+from .activations import NONE
+
+
+class SyncState:
+    """A layer's settings, its rendezvous, its activation, and what it was before.
+
+    Attributes
+    ----------
+    num_devices, unbiased_running_var, timeout, group
+        As in :class:`SyncBatchNorm`, set by `synchronize`.
+    rendezvous : Rendezvous
+    latest_use : (object, Symbol)
+        The trace that used the layer last, and the operator's output in it.
+    activation : Activation
+    from_block : Block or None
+        The block behind the layer that the activation was taken from.
+    original : (type, dict) or None
+        The class and the settings of the BatchNorm that was converted.
+    """
+
+    def __init__(self, original=None, activation=NONE):
+        self.original, self.activation, self.from_block = original, activation, None
+
+    def synchronize(self, layer, num_devices, unbiased_running_var, timeout, group):
+        """Sets with whom the layer of that name synchronizes, and how."""
+        check_synchronization(num_devices, unbiased_running_var, timeout, group)
+        self.num_devices = num_devices
+        self.unbiased_running_var = bool(unbiased_running_var)
+        self.timeout = None if timeout is None else check_timeout(timeout)
+        self.group = group
+        self.rendezvous = Rendezvous(layer)
+        self.latest_use = None, None
+
+    def parts(self):
+        """What follows the layer's key: one native key for each group of contexts."""
+        return groups.parts_of_key(self.group)
+
+
+def check_synchronization(num_devices, unbiased_running_var, timeout, group):
+    """TypeError or ValueError for a bad argument of `set_synchronization`."""
+    if num_devices is not None:
+        if not is_int(num_devices):
+            raise TypeError(
+                f"num_devices is an int or None, but got {shown(num_devices)}"
+            )
+        check_int("num_devices", num_devices, least=1, most=2**31 - 1)
+    check_bool("unbiased_running_var", unbiased_running_var)
+    if timeout is not None:
+        check_timeout(timeout)
+    groups.check(group)
+
+
+class Rendezvous:
+    """The native object in which the devices of one layer meet, alive as long as that.
+
+    The key is unique, unlike a block's prefix: two nets may have equal prefixes. Other
+    processes know the layer by its name, and if there are several of that name, by
+    which one of them was made first: a program that is the same on all ranks makes them
+    in the same order.
+    """
+
+    _made = collections.Counter()
+
+    def __init__(self, layer):
+        self._layer = layer
+        self._made[layer] += 1
+        nth = self._made[layer]
+        self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
+        self.key = uuid.uuid4().hex
+        library = load()
+        library.gluon_syncbn_create_group(self.key.encode(), layer.encode())
+        self._finalizer = weakref.finalize(
+            self, library.gluon_syncbn_release_group, self.key.encode()
+        )
+        self._finalizer.atexit = False
+
+    def __deepcopy__(self, memo):
+        return Rendezvous(self._layer)
+
+    def __reduce__(self):
+        return Rendezvous, (self._layer,)
+
+    def get_batches(self, part):
+        """The batches that the contexts of a part have seen, see `SyncState.parts`."""
+        return load().gluon_syncbn_batches((self.key + part).encode())
+
+    def set_batches(self, part, batches):
+        """Sets what `get_batches` returns."""
+        key, library = (self.key + part).encode(), load()
+        library.gluon_syncbn_create_group(key, self._layer.encode())
+        library.gluon_syncbn_set_batches(key, batches)

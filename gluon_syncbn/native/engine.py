@@ -1,0 +1,56 @@
+"""Functions of the native library that MXNet's engine runs among its own operations.
+
+Called by ``monitor.py`` and ``plain_loop.py``.
+"""
+
+import ctypes
+
+import mxnet as mx
+
+from .library import load
+
+_ignored = ctypes.c_double()
+
+
+def note_time(address, context, read):
+    """Lets MXNet write the time to `address` once the arrays `read` are ready.
+
+    Parameters
+    ----------
+    address : int
+        Of a double, which gets seconds of the monotonic clock.
+    context : mxnet.Context
+    read : list of NDArray
+    """
+    _push(address, context, read, [])
+
+
+def order(context, read, written):
+    """Lets later operations that use `written` wait until the arrays `read` are ready.
+
+    The caller does not wait.
+    """
+    _push(ctypes.addressof(_ignored), context, read, written)
+
+
+def _push(address, context, read, written):
+    function = ctypes.cast(load().gluon_syncbn_note_time, ctypes.c_void_p)
+    place = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
+    mx.base.check_call(
+        mx.base._LIB.MXEnginePushSyncND(
+            function,
+            ctypes.c_void_p(address),
+            None,
+            place,
+            *_handles(read),
+            *_handles(written),
+            None,
+            0,
+            b"gluon_syncbn",
+        )
+    )
+
+
+def _handles(arrays):
+    handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+    return (handles if arrays else None), len(arrays)

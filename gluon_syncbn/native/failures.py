@@ -1,0 +1,163 @@
+"""What ends a wait, and how a process goes on after an error.
+
+Called by users and by ``devices.py``. It must not know what a layer computes.
+"""
+
+import atexit
+import os
+import threading
+
+import mxnet as mx
+
+from ..common.arguments import as_real, check_text, shown
+from .library import load
+
+_VARIABLE = "GLUON_SYNCBN_TIMEOUT"
+_latest_recovery = 0, 0, ""  # its number, its thread, and why
+function_contexts = set()  # those where the backward of an autograd.Function may run
+
+
+def check_timeout(seconds, name="timeout"):
+    """`seconds` as a float; raises ValueError unless it is a positive number."""
+    value = as_real(seconds)
+    if not value > 0:
+        raise ValueError(
+            f"{name} is a positive number of seconds, or inf for never, but got "
+            f"{shown(seconds)}"
+        )
+    return value
+
+
+def set_timeout(seconds):
+    """Sets how long a device waits for the others, where a layer sets no timeout.
+
+    The environment variable ``GLUON_SYNCBN_TIMEOUT`` sets the initial value; without it
+    that is 300 s.
+
+    Parameters
+    ----------
+    seconds : float
+        Greater than 0. Counts from a device's own arrival at a layer. ``inf``, and all
+        from 1e9 (31 years) on, mean that a wait never ends by itself.
+
+    Raises
+    ------
+    ValueError
+        If `seconds` is no positive number.
+
+    Examples
+    --------
+    >>> import gluon_syncbn
+    >>> former = gluon_syncbn.get_timeout()
+    >>> gluon_syncbn.set_timeout(60)
+    >>> gluon_syncbn.get_timeout()
+    60.0
+    >>> gluon_syncbn.set_timeout(former)
+    """
+    load().gluon_syncbn_set_timeout(check_timeout(seconds, "seconds"))
+
+
+def get_timeout():
+    """The timeout in seconds that :func:`set_timeout` sets.
+
+    Examples
+    --------
+    >>> import gluon_syncbn
+    >>> gluon_syncbn.get_timeout() > 0
+    True
+    """
+    return load().gluon_syncbn_timeout()
+
+
+def failure():
+    """The text of the error that a layer has failed with; empty if all are well."""
+    return load().gluon_syncbn_failure().decode()
+
+
+def end_waits(reason):
+    """Ends all waits for devices with this text, now and until :func:`recover`.
+
+    The other processes of :mod:`gluon_syncbn.distributed` get it too.
+    """
+    load().gluon_syncbn_fail_all(reason.encode(), True)
+
+
+def recover(reason="gluon_syncbn.recover() was called"):
+    """Gives up the work in flight and makes all layers ready for the next step.
+
+    To be called after an :class:`mxnet.MXNetError` of a layer was caught: ends the
+    waits of other layers, waits until MXNet is idle, drops the errors that arrays still
+    carry, and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
+    Parameters and running statistics keep the values that they have. Of several
+    processes all call it, because a failure is one of all; where nothing has failed and
+    nothing is in flight it does no harm. Threads that train other nets get an error at
+    their next :meth:`Devices.map`, because their work in flight is given up too.
+
+    Parameters
+    ----------
+    reason : str
+        What those threads are told.
+
+    Examples
+    --------
+    A layer on two contexts of which one gets no shard:
+
+    >>> import mxnet as mx
+    >>> import gluon_syncbn
+    >>> layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=0.1)
+    >>> layer.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    >>> with mx.autograd.train_mode():
+    ...     y = layer(mx.nd.ones((2, 3), ctx=mx.cpu(0)))
+    >>> try:
+    ...     y.wait_to_read()
+    ... except mx.MXNetError as error:
+    ...     print("Arrived: cpu(0)" in str(error), "Missing: cpu(1)" in str(error))
+    ...     gluon_syncbn.recover()
+    True True
+    """
+    global _latest_recovery
+    check_text("reason", reason)
+    _latest_recovery = _latest_recovery[0] + 1, threading.get_ident(), reason
+    load().gluon_syncbn_fail_all(reason.encode(), False)
+    while True:
+        try:
+            mx.nd.waitall()
+            break
+        except mx.MXNetError:
+            # MXNet has dropped what it has thrown, so this loop ends.
+            continue
+    load().gluon_syncbn_reset_all()
+
+
+def latest_recovery():
+    """The number of the latest call of :func:`recover`, its thread, and its reason."""
+    return _latest_recovery
+
+
+def _finish_work():
+    """Leaves MXNet's threads nothing to call Python for while the interpreter ends."""
+    recover("the Python interpreter exits")
+    # MXNet counts an operator as done before it deletes it. To delete one of an
+    # autograd.Function that was skipped after an error, it calls Python, and a thread
+    # that does so while the interpreter ends aborts the process. A context's thread has
+    # deleted one operator before it runs the next.
+    for context in function_contexts:
+        mx.nd.zeros((1,), ctx=context).wait_to_read()
+
+
+def _set_timeout_from_environment():
+    value = os.environ.get(_VARIABLE)
+    if value is None:
+        return
+    try:
+        set_timeout(float(value))
+    except ValueError:
+        check_timeout(value, _VARIABLE)  # which refuses a text, and names it
+
+
+load()  # registers the operator, so that symbols from files find it
+_set_timeout_from_environment()
+# MXNet's own exit handler, which runs after this one, stops the threads of custom
+# operators first and waits for all work then: with ours in flight it would never
+# return.
+atexit.register(_finish_work)

@@ -1,0 +1,142 @@
+"""Finds and loads the shared library, once, and registers its operator with MXNet.
+
+Every other module reaches native code through :func:`load`. Nothing here knows what a
+layer is.
+"""
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import mxnet as mx
+
+from ..common.version import __version__
+
+_NAME = "libgluon_syncbn.so"
+_MPI_NAME = "libgluon_syncbn_mpi.so"
+
+
+def _status(code):
+    """The result of functions that return nothing; raises what they could not throw."""
+    if code != 0:
+        raise RuntimeError(load().gluon_syncbn_last_error().decode())
+
+
+_SIGNATURES = {
+    "gluon_syncbn_last_error": (ctypes.c_char_p, []),
+    "gluon_syncbn_register": (ctypes.c_int, [ctypes.c_char_p]),
+    "gluon_syncbn_create_group": (_status, [ctypes.c_char_p, ctypes.c_char_p]),
+    "gluon_syncbn_release_group": (_status, [ctypes.c_char_p]),
+    "gluon_syncbn_batches": (ctypes.c_int64, [ctypes.c_char_p]),
+    "gluon_syncbn_set_batches": (_status, [ctypes.c_char_p, ctypes.c_int64]),
+    "gluon_syncbn_set_participants": (_status, [ctypes.c_char_p, ctypes.c_char_p]),
+    "gluon_syncbn_wait_seconds": (ctypes.c_double, [ctypes.c_char_p]),
+    "gluon_syncbn_first_operators": (ctypes.c_int64, []),
+    "gluon_syncbn_note_time": (None, [ctypes.c_void_p, ctypes.c_void_p]),
+    "gluon_syncbn_set_timeout": (None, [ctypes.c_double]),
+    "gluon_syncbn_timeout": (ctypes.c_double, []),
+    "gluon_syncbn_failure": (ctypes.c_char_p, []),
+    "gluon_syncbn_fail_all": (_status, [ctypes.c_char_p, ctypes.c_int]),
+    "gluon_syncbn_reset_all": (_status, []),
+    "gluon_syncbn_commit": (ctypes.c_char_p, []),
+    "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
+    "gluon_syncbn_num_threads": (ctypes.c_int, []),
+    "gluon_syncbn_cuda_architectures": (ctypes.c_char_p, []),
+    "gluon_syncbn_cuda_missing": (ctypes.c_char_p, []),
+    "gluon_syncbn_distributed_open": (ctypes.c_int, [ctypes.c_void_p]),
+    "gluon_syncbn_distributed_exchange": (
+        ctypes.c_int,
+        [ctypes.c_char_p] * 3
+        + [ctypes.POINTER(ctypes.c_int), ctypes.c_int]
+        + [ctypes.c_void_p, ctypes.c_int64, ctypes.c_double]
+        + [ctypes.POINTER(ctypes.c_int64)],
+    ),
+    "gluon_syncbn_distributed_result": (None, [ctypes.c_void_p]),
+    "gluon_syncbn_distributed_join": (ctypes.c_int, [ctypes.c_double]),
+    "gluon_syncbn_distributed_leave": (_status, []),
+    "gluon_syncbn_distributed_stop": (ctypes.c_int, [ctypes.c_double]),
+}
+
+
+def path():
+    """Path of the shared library: the one in ``GLUON_SYNCBN_LIBRARY``, else our own."""
+    default = Path(__file__).parents[1] / _NAME
+    return Path(os.environ.get("GLUON_SYNCBN_LIBRARY", default))
+
+
+def mpi_path():
+    """Path of the library that talks over MPI, which is built where MPI is."""
+    return path().with_name(_MPI_NAME)
+
+
+@functools.lru_cache(maxsize=None)
+def load():
+    """The loaded library as a :class:`ctypes.CDLL`.
+
+    Raises
+    ------
+    ImportError
+        If the library was not built, or MXNet does not accept it.
+    """
+    file = path()
+    if not file.exists():
+        raise ImportError(
+            f"{file} does not exist: build it with `pip install .`, or for development "
+            "with `pip install --no-build-isolation -e .`; if it is installed, start "
+            f"Python outside of {file.parent.parent}, where it finds these sources"
+        )
+    library = ctypes.CDLL(str(file))
+    for name, (result, arguments) in _SIGNATURES.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise ImportError(
+                f"{file} was built from other sources, as it lacks {name}: build it "
+                "anew with `pip install .`, or for development with "
+                "`pip install --no-build-isolation -e .`"
+            ) from None
+        function.restype = result
+        function.argtypes = arguments
+    mxnet_path = mx.base._LIB._name.encode()
+    if library.gluon_syncbn_register(mxnet_path) != 0:
+        raise ImportError(library.gluon_syncbn_last_error().decode())
+    return library
+
+
+def features():
+    """Describes how the library was built, and what it found on this machine.
+
+    Returns
+    -------
+    dict
+        ``version``: of the package; ``commit``: of the checkout that was built, with
+        ``-dirty`` where files had been changed, and empty where the build did not know
+        it, as in an archive of the sources without git (a source distribution of ours
+        keeps it); ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
+        ``"generic"``; ``num_threads``: threads that compute at once; ``cuda``:
+        whether there are CUDA kernels; ``cuda_architectures``: what these have machine
+        code (``"90-real"``, which runs on all GPUs of generation 9) or PTX
+        (``"90-virtual"``) for; ``cuda_missing``: why there are none, for example what
+        went wrong with each nvcc, and empty where there are; ``mpi``: whether
+        :mod:`gluon_syncbn.distributed` was built; ``library``: the file.
+
+    Examples
+    --------
+    >>> import gluon_syncbn
+    >>> gluon_syncbn.features()["instruction_set"] in ("avx512", "avx2", "generic")
+    True
+    """
+    library = load()
+    architectures = library.gluon_syncbn_cuda_architectures().decode().split()
+    return {
+        "version": __version__,
+        "commit": library.gluon_syncbn_commit().decode(),
+        "instruction_set": library.gluon_syncbn_instruction_set().decode(),
+        "num_threads": library.gluon_syncbn_num_threads(),
+        "cuda": bool(architectures),
+        "cuda_architectures": architectures,
+        "cuda_missing": library.gluon_syncbn_cuda_missing().decode(),
+        "mpi": mpi_path().exists(),
+        "library": str(path()),
+    }

@@ -1,0 +1,97 @@
+"""The inputs of a parallel net: checked, and split over its devices.
+
+Called by ``net.py``. It must not know what is done with the shards.
+"""
+
+from mxnet import autograd
+
+from ..common.nested import flatten, rebuild
+from ..common.shares import share_bounds
+from ..devices.devices import split
+from .graph import is_recorded
+
+
+class Batch:
+    """A whole batch as shards.
+
+    Attributes
+    ----------
+    rows : int
+    active : int
+        Number of devices that have rows: the first ones.
+    shards : list
+        Per device that has rows the arguments of the net's call.
+    differentiable : list of (NDArray, list of NDArray)
+        The inputs that `autograd` records, each with its shards, which have gradients.
+    parameters : list of Parameter
+        Those of the net.
+    """
+
+    def __init__(self, args, contexts, axis, parameters):
+        self.parameters = parameters
+        leaves = flatten(list(args))
+        self.rows = _rows(leaves, axis)
+        self.active = min(self.rows, len(contexts))
+        self.differentiable = []
+        active = contexts[: self.active]
+        parts = [self._split(leaf, active, axis) for leaf in leaves]
+        self.shards = [
+            rebuild(list(args), iter([part[k] for part in parts]))
+            for k in range(self.active)
+        ]
+
+    def shard_rows(self):
+        """Rows of each shard."""
+        return [end - begin for begin, end in share_bounds(self.rows, self.active)]
+
+    def _split(self, leaf, contexts, axis):
+        if not _is_array(leaf):
+            return [leaf] * len(contexts)
+        shards = split(leaf, contexts, axis)
+        if autograd.is_recording() and is_recorded(leaf):
+            for shard in shards:
+                shard.attach_grad()
+            self.differentiable.append((leaf, shards))
+        return shards
+
+
+class ShardedOutput(list):
+    """Outputs of the devices that had rows, in order; each as the net returned it.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import make_parallel
+    >>> contexts = [mx.cpu(0), mx.cpu(1)]
+    >>> net = make_parallel(mx.gluon.nn.Dense(3), ctx=contexts, gather=False)
+    >>> net.initialize()
+    >>> [(y.shape, y.context) for y in net(mx.nd.ones((5, 2)))]
+    [((3, 3), cpu(0)), ((2, 3), cpu(1))]
+    """
+
+    def __init__(self, outputs, batch, net):
+        super().__init__(outputs)
+        self.batch, self.net = batch, net
+
+
+def _is_array(leaf):
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
+
+
+def _rows(leaves, axis):
+    for leaf in leaves:
+        if _is_array(leaf) and not -len(leaf.shape) <= axis < len(leaf.shape):
+            raise ValueError(
+                f"batch_axis is {axis}, but an input has shape {tuple(leaf.shape)}"
+            )
+    counts = {leaf.shape[axis] for leaf in leaves if _is_array(leaf)}
+    if not counts:
+        raise ValueError("the inputs hold no array, expected at least one with rows")
+    if len(counts) > 1:
+        raise ValueError(
+            f"the inputs have {', '.join(map(str, sorted(counts)))} rows along axis "
+            f"{axis}, expected equal numbers"
+        )
+    if counts == {0}:
+        raise ValueError(f"the batch has 0 rows along axis {axis}, expected at least 1")
+    return counts.pop()

@@ -1,0 +1,252 @@
+"""Where the caller's graph of a parallel net ends and the devices' graphs begin.
+
+Called by ``backward.py``. Both classes put the devices' outputs into the caller's
+graph, take the gradients that arrive there, and live as long as that graph, because
+MXNet keeps the `autograd.Function` that refers to the call until it frees the graph.
+Both have `variables`, by name, that the caller's backward differentiates with respect
+to, and `name`, that of a variable behind every output.
+"""
+
+import threading
+import time
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from ..layer import layout_guard
+from ..native import failures
+from . import graph
+from .operators import broadcast_add, cast, concat, reshape, slice_axis, to_context
+
+
+def join(parts, axis, context):
+    """The parts of one output as a whole; the first of what are no arrays."""
+    if not isinstance(parts[0], mx.nd.NDArray):
+        return parts[0]
+    return _concatenate([to_context(part, context) for part in parts], axis)
+
+
+def _concatenate(arrays, axis):
+    if len(arrays) == 1:
+        return arrays[0]
+    if isinstance(arrays[0], mx.np.ndarray):
+        return mx.np.concatenate(arrays, axis=axis)
+    return concat(*arrays, dim=axis)
+
+
+class Leaves:
+    """For inputs that have no gradient: outputs are leaves of the caller's graph.
+
+    Nothing is waited for: the leaves' gradients are arrays that will be computed.
+    """
+
+    def __init__(self, context, axis):
+        self._context, self._axis = context, axis
+        self.variables = {}
+        self._names = []  # per device those of the leaves for each output
+
+    def attach(self, call, columns, _inputs):
+        """The outputs as whole arrays in the caller's graph, which keeps `call`."""
+        anchor = mx.nd.zeros((1,), ctx=self._context)
+        anchor.attach_grad()
+        self.name = graph.name_of(anchor.handle)
+        zero = _Keeper(call)(anchor)
+        with autograd.pause():
+            columns = [[self._leaf(part) for part in column] for column in columns]
+        names = [[graph.name_of(leaf.handle) for leaf in column] for column in columns]
+        self._names = list(zip(*names))
+        for column_names, column in zip(names, columns):
+            self.variables.update(zip(column_names, column))
+        outputs = []
+        for *others, last in columns:
+            link = reshape(cast(zero, last.dtype), shape=(1,) * last.ndim)
+            if isinstance(last, mx.np.ndarray):
+                last = last + link.as_np_ndarray()
+            else:
+                last = broadcast_add(last, link)
+            outputs.append(_concatenate([*others, last], self._axis))
+        return outputs
+
+    def _leaf(self, part):
+        leaf = to_context(part.detach(), self._context)
+        empty = mx.np.empty if isinstance(leaf, mx.np.ndarray) else mx.nd.empty
+        gradient = empty(leaf.shape, ctx=self._context, dtype=leaf.dtype)
+        autograd.mark_variables([leaf], [gradient])
+        return leaf
+
+    def take(self, gradients):
+        """Per device the gradients of its outputs, None where none arrived.
+
+        `gradients` has those of the variables that a backward has reached.
+        """
+        return [[gradients.get(name) for name in names] for names in self._names]
+
+    def break_off(self, error):
+        """There is nobody who waits."""
+
+
+class _Keeper(autograd.Function):
+    """Zero; MXNet keeps it, and what it refers to, as long as the graph."""
+
+    def __init__(self, call):
+        super().__init__()
+        self._call = call
+
+    def forward(self, anchor):
+        return mx.nd.zeros_like(anchor)
+
+    def backward(self, dy):
+        return mx.nd.zeros_like(dy)
+
+
+class Gate:
+    """For inputs that have a gradient: inputs and outputs join in one function.
+
+    Its backward runs on a thread of MXNet's for custom operators once the gradients of
+    the outputs are computed. It hands them over, and waits there until the devices'
+    backward is queued; so `take` waits in the caller. Leaves beside the function
+    would not do: MXNet might queue what needs the inputs' gradients before what
+    computes the leaves', and share resources between the two.
+    """
+
+    def __init__(self, context, axis):
+        self._context, self._axis = context, axis
+        self._arrived = []  # passes of backward, oldest first
+        self._taken = self._error = None
+
+    def attach(self, call, columns, inputs):
+        """The outputs as whole arrays in the caller's graph, which keeps `call`."""
+        self._rows = [part.shape[self._axis] for part in columns[0]]
+        anchor = mx.nd.zeros((1,), ctx=self._context)
+        anchor.attach_grad()
+        self.name = graph.name_of(anchor.handle)
+        self.variables = {self.name: anchor}
+        with autograd.pause():
+            parts = [[part.detach() for part in column] for column in columns]
+            wholes = [join(column, self._axis, self._context) for column in parts]
+        is_double = any(x.dtype == np.float64 for x in inputs)
+        self._dtype = np.float64 if is_double else np.float32
+        inputs = [to_context(x.as_nd_ndarray(), self._context) for x in inputs]
+        outputs = _Function(call, self, wholes)(self._flat([anchor, *inputs]))
+        if isinstance(wholes[0], mx.np.ndarray):
+            outputs = [output.as_np_ndarray() for output in outputs]
+        return outputs
+
+    def _flat(self, arrays):
+        """All in one array, of which the function computes the gradient.
+
+        MXNet's functions stop writing gradients at the first one that is not asked for,
+        and do not add to the gradients of leaves. That of this array is always asked
+        for, because the anchor is a part of it, and written.
+        """
+        flat = [reshape(cast(x, self._dtype), shape=(-1,)) for x in arrays]
+        return concat(*flat, dim=0)
+
+    def has_arrived(self):
+        return len(self._arrived) > 0
+
+    def take(self, _gradients):
+        """Per device the gradients of its outputs, which have arrived."""
+        self._taken = self._arrived.pop(0)
+        return list(zip(*map(self._split, self._taken.gradients)))
+
+    def give(self, gradients):
+        """Lets the function return; per input the gradients of its shards.
+
+        To be called from a device's thread. In the caller's, joining them could be made
+        to wait for a resource of MXNet's that a part of the caller's graph holds, which
+        waits for these gradients.
+        """
+        wholes = [mx.nd.zeros((1,), ctx=self._context)]
+        for parts in gradients:
+            parts = [part.as_nd_ndarray() for part in parts]
+            wholes.append(join(parts, self._axis, self._context))
+        flat = self._flat(wholes)
+        with _changed:
+            self._taken.given = flat
+            _changed.notify_all()
+
+    def break_off(self, error):
+        """Lets the function fail."""
+        with _changed:
+            self._error = f"the backward of a parallel net failed: {error}"
+            _changed.notify_all()
+
+    def backward(self, gradients):
+        """Called by MXNet's thread with the outputs' gradients."""
+        this = _Pass(gradients)
+        with _changed:
+            self._arrived.append(this)
+            _changed.notify_all()
+        _await(lambda: self._error if this.given is None else True)
+        if this.given is None:
+            raise mx.MXNetError(self._error)
+        return this.given
+
+    def _split(self, dy):
+        if len(self._rows) == 1:
+            return [dy]
+        parts, begin = [], 0
+        for rows in self._rows:
+            parts.append(slice_axis(dy, self._axis, begin, begin + rows))
+            begin += rows
+        return parts
+
+
+class _Pass:
+    """One run of a gate's function in backward."""
+
+    def __init__(self, gradients):
+        self.gradients, self.given = gradients, None
+
+
+class _Function(autograd.Function):
+    def __init__(self, call, gate, outputs):
+        super().__init__()
+        self._call, self._gate, self._outputs = call, gate, outputs
+
+    def __call__(self, inputs):
+        # MXNet hands gradients to it as it does to every asynchronous operator.
+        return [layout_guard.plain_gradient(y) for y in super().__call__(inputs)]
+
+    def forward(self, inputs):
+        outputs, self._outputs = self._outputs, None
+        return [output.as_nd_ndarray() for output in outputs]
+
+    def backward(self, *gradients):
+        return self._gate.backward(gradients)
+
+
+_changed = threading.Condition()  # guards what gates have got
+_TICK = 0.2  # seconds between looks for a failure
+
+
+def await_any(gates):
+    """The first of some gates where gradients have arrived."""
+
+    def arrived():
+        return next((gate for gate in gates if gate.has_arrived()), None)
+
+    return _await(arrived)
+
+
+def _await(condition):
+    """Waits until `condition()` gives something, and returns it.
+
+    Raises MXNetError if a layer fails, or nothing comes within the timeout.
+    """
+    deadline = time.monotonic() + failures.get_timeout()
+    with _changed:
+        while True:
+            thing = condition()
+            if thing is not None:
+                return thing
+            if failures.failure():
+                raise mx.MXNetError(failures.failure())
+            if time.monotonic() > deadline:
+                raise mx.MXNetError(
+                    f"a parallel net's backward waited {failures.get_timeout()} s for "
+                    "gradients; likely cause: an error in the loss's own backward"
+                )
+            _changed.wait(_TICK)

@@ -1,0 +1,93 @@
+"""A loss that is computed on each device where the outputs of a parallel net are.
+
+Called by users of ``make_parallel(..., gather=False)``. It must not know what the loss
+computes.
+"""
+
+import mxnet as mx
+from mxnet.gluon import Block
+
+from ..common.arguments import check_kind, shown
+from ..common.nested import flatten
+from . import backward
+from .batch import Batch, ShardedOutput
+from .net import ParallelNet
+
+
+class ParallelCriterion(Block):
+    """A loss that is computed where the outputs are.
+
+    The counterpart of ``make_parallel(..., gather=False)``: only the losses are brought
+    to the first context.
+
+    Parameters
+    ----------
+    loss : callable
+        Takes a device's output (spread out, if it is a tuple or list) and its shard of
+        the labels, and returns one value per row, as Gluon's losses do; or nested ones.
+    net : ParallelNet
+        The net whose outputs it will get, made with ``gather=False``.
+
+    Inputs
+        - **output** : :class:`ShardedOutput` of `net`.
+        - **labels** : whole arrays, split as the net's inputs were.
+
+    Outputs
+        - **loss** : one value per row of the whole batch, on the first context; in the
+          nesting in which `loss` returns them.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from mxnet import gluon
+    >>> from gluon_syncbn import ParallelCriterion, make_parallel
+    >>> contexts = [mx.cpu(0), mx.cpu(1)]
+    >>> net = make_parallel(gluon.nn.Dense(1), ctx=contexts, gather=False)
+    >>> net.initialize(mx.init.One())
+    >>> criterion = ParallelCriterion(gluon.loss.L2Loss(), net)
+    >>> criterion(net(mx.nd.array([[1], [2], [3]])), mx.nd.zeros((3, 1))).asnumpy()
+    array([0.5, 2. , 4.5], dtype=float32)
+    """
+
+    def __init__(self, loss, net):
+        super().__init__(prefix="")
+        if not callable(loss):
+            raise TypeError(f"loss is a Block or function, but got {shown(loss)}")
+        check_kind("net", net, ParallelNet, "what make_parallel returns")
+        self.loss = loss
+        # Not as a child: a criterion does not own the net's parameters.
+        self.__dict__["net"] = net
+
+    def forward(self, output, *labels):
+        """Calls the loss on every device that has an output."""
+        if not isinstance(output, ShardedOutput):
+            raise TypeError(
+                "output is what a net of make_parallel(..., gather=False) returns, but "
+                f"got {type(output)}"
+            )
+        net = self.net
+        if output.net is not net:
+            raise ValueError(
+                "output is that of another net than the criterion's, expected what "
+                f"{net.net.name} returned, but got that of {output.net.net.name}"
+            )
+        contexts, parameters = net.devices.contexts, output.batch.parameters
+        batch = Batch(labels, contexts, net.batch_axis, parameters)
+        if batch.rows != output.batch.rows:
+            raise ValueError(
+                f"labels have {batch.rows} rows, but the net's input had "
+                f"{output.batch.rows}"
+            )
+
+        def call(part, shard):
+            parts = part if isinstance(part, (list, tuple)) else [part]
+            return self.loss(*parts, *shard)
+
+        losses = net.devices.map_first(call, output, batch.shards)
+        if not any(isinstance(leaf, mx.nd.NDArray) for leaf in flatten(losses)):
+            raise TypeError(
+                "loss returns an array with one value per row, or nested ones, but got "
+                f"{shown(losses[0])}"
+            )
+        batch.differentiable = output.batch.differentiable + batch.differentiable
+        return backward.gather(ShardedOutput(losses, batch, net), net)

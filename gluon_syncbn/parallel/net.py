@@ -1,0 +1,361 @@
+"""A net on several devices that is used like a net on one.
+
+Called by users. A call splits the batch, runs the net on every device through
+``Devices.map``, and gathers the outputs; ``backward.py`` carries gradients back. It
+must not know what the net computes.
+"""
+
+import warnings
+import weakref
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock
+
+from ..common.arguments import (
+    check_bool,
+    check_contexts,
+    check_int,
+    check_path,
+)
+from ..devices.devices import Devices
+from ..layer.batch_norm import contexts_of
+from ..layer.convert import convert_sync_batchnorm
+from . import backward
+from .batch import Batch, ShardedOutput
+from .participation import participating
+
+_warned_of = weakref.WeakSet()  # trainers
+
+
+def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True, reset_ctx=False):
+    """Makes one net that runs on several devices out of a net for one.
+
+    The parallel net takes whole batches and gives whole outputs, equal to those of
+    `net` on one device with the whole batch (Dropout aside, which draws other numbers).
+    One loss on its output back-propagates through all devices. Batches may have any
+    number of rows: shards differ by one row at most, and devices for which no row is
+    left sit out.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. It stays the
+        one that is trained: parameters, their names and files are its own.
+    ctx : list of mxnet.Context
+        Distinct contexts.
+    sync_bn : bool, default True
+        Whether every BatchNorm of `net` is made a SyncBatchNorm over `ctx`, in place.
+        Without it the result of a net with BatchNorm depends on the number of devices.
+    batch_axis : int, default 0
+        The axis of the rows, in every input and output.
+    gather : bool, default True
+        Whether outputs are brought to the first context and joined there. Without it
+        a call returns :class:`ShardedOutput`, to be given to a
+        :class:`ParallelCriterion`: the outputs stay where they are, which saves their
+        memory on the first context.
+    reset_ctx : bool, default False
+        Whether parameters that are initialized elsewhere are moved to `ctx`. GluonCV
+        makes nets of which a part is initialized already.
+
+    Returns
+    -------
+    ParallelNet
+
+    Raises
+    ------
+    ValueError
+        If `ctx` is empty or names a context twice, or `net` is initialized on others
+        and `reset_ctx` is not set.
+    TypeError
+        If `net` is no Block, or `ctx` holds something else than contexts.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from mxnet import autograd, gluon
+    >>> from gluon_syncbn import make_parallel
+    >>> net = gluon.nn.HybridSequential()
+    >>> net.add(gluon.nn.Dense(4), gluon.nn.BatchNorm(), gluon.nn.Dense(1))
+    >>> net = make_parallel(net, ctx=[mx.cpu(0), mx.cpu(1)])
+    >>> net.initialize()
+    >>> trainer = gluon.Trainer(net.collect_params(), "sgd")
+    >>> x = mx.nd.random.normal(shape=(5, 3))
+    >>> with autograd.record():
+    ...     loss = (net(x) ** 2).mean()
+    >>> loss.backward()
+    >>> trainer.step(1)
+    >>> net(x).shape
+    (5, 1)
+    """
+    if not isinstance(net, Block) or isinstance(net, ParallelNet):
+        raise TypeError(
+            f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
+        )
+    check_int("batch_axis", batch_axis)
+    for name, value in (
+        ("sync_bn", sync_bn),
+        ("gather", gather),
+        ("reset_ctx", reset_ctx),
+    ):
+        check_bool(name, value)
+    devices = Devices(ctx)
+    if reset_ctx:
+        _move(net, devices.contexts)
+    parallel = ParallelNet(net, devices, batch_axis, gather)
+    if sync_bn:
+        convert_sync_batchnorm(net, num_devices=len(parallel.devices))
+    return parallel
+
+
+class ParallelNet(Block):
+    """What :func:`make_parallel` returns.
+
+    It takes and gives whole batches. `backward` goes through it, also from another
+    thread, and so does `autograd.grad`, though not with ``create_graph=True``. Of each
+    replica of a parameter that gives the device's share, as in its `grad`; the whole
+    gradient is their sum. Threads may train a net each.
+
+    Attributes
+    ----------
+    net : mxnet.gluon.Block
+        The template.
+    batch_axis : int
+        The axis of the rows.
+    devices : Devices
+        Whose threads run the net. Each thread has random generators of its own:
+        ``net.devices.map(lambda: mx.random.seed(0))`` seeds them.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import make_parallel
+    >>> net = make_parallel(mx.gluon.nn.Dense(3), ctx=[mx.cpu(0), mx.cpu(1)])
+    >>> net.initialize()
+    >>> net(mx.nd.ones((5, 2))).shape
+    (5, 3)
+    >>> net.devices
+    Devices([cpu(0), cpu(1)])
+    """
+
+    def __init__(self, net, devices, batch_axis=0, gather=True):
+        super().__init__(prefix="")
+        self.net = net
+        self.devices = devices
+        self.batch_axis, self._gather = batch_axis, gather
+        self._checked = []
+        self._check_contexts()
+
+    def initialize(
+        self, init=None, ctx=None, verbose=False, force_reinit=False
+    ):  # the arguments of Block.initialize
+        """As :meth:`mxnet.gluon.Block.initialize`, on the devices of this net."""
+        self._checked = []
+        init = mx.init.Uniform() if init is None else init
+        self.net.initialize(init, self._same(ctx), verbose, force_reinit)
+
+    def hybridize(self, active=True, **kwargs):
+        """As :meth:`mxnet.gluon.Block.hybridize`; call it after changing the net."""
+        self._checked = []
+        super().hybridize(active, **kwargs)
+
+    def load_parameters(
+        self,
+        filename,
+        ctx=None,
+        allow_missing=False,
+        ignore_extra=False,
+        cast_dtype=False,
+        dtype_source="current",
+    ):
+        """As :meth:`mxnet.gluon.Block.load_parameters`, on the devices of this net."""
+        self._checked = []
+        filename = check_path("filename", filename)
+        options = allow_missing, ignore_extra, cast_dtype, dtype_source
+        self.net.load_parameters(filename, self._same(ctx), *options)
+
+    def save_parameters(self, filename, deduplicate=False):
+        """Saves one set of parameters, which the template and this net load.
+
+        Waits for the work in flight; to be called between steps.
+        """
+        filename = check_path("filename", filename)
+        check_bool("deduplicate", deduplicate)
+        mx.nd.waitall()
+        parameters = self.net._collect_params_with_prefix()
+        if deduplicate:
+            names = {p: name for name, p in parameters.items()}
+            parameters = {name: p for p, name in names.items()}
+        self._save(filename, parameters)
+
+    def export(self, path, epoch=0, remove_amp_cast=True):
+        """As :meth:`mxnet.gluon.HybridBlock.export`: the template's graph.
+
+        Waits for the work in flight; to be called between steps.
+
+        Parameters
+        ----------
+        path : str
+            Of the files ``path-symbol.json`` and ``path-0000.params``.
+        epoch : int, default 0
+            The number in the second file's name.
+        remove_amp_cast : bool, default True
+            Whether casts of ``contrib.amp`` are left out.
+
+        Raises
+        ------
+        TypeError
+            If the template is no HybridBlock, or an argument of another kind.
+        ValueError
+            If `epoch` is negative.
+        RuntimeError
+            If it is not hybridized, or was not called since.
+        """
+        path = check_path("path", path)
+        check_int("epoch", epoch, least=0)
+        check_bool("remove_amp_cast", remove_amp_cast)
+        if not isinstance(self.net, HybridBlock):
+            raise TypeError(
+                f"export needs a gluon.HybridBlock, but the net is {type(self.net)}"
+            )
+        mx.nd.waitall()
+        self.net.export(path, epoch, remove_amp_cast)
+        filename, parameters = f"{path}-{epoch:04d}.params", self.net.collect_params()
+        load = mx.npx.load if mx.util.is_np_array() else mx.nd.load
+        # A name is that of a parameter behind "arg:" or "aux:".
+        names = {name: parameters[name[4:]] for name in load(filename)}
+        self._save(filename, names)
+
+    def _save(self, filename, parameters):
+        """Those of the first device; Gluon would average, which may round."""
+        first = self.devices.contexts[0]
+        arrays = {
+            name: p.data(first) if p._stype == "default" else p._reduce()
+            for name, p in parameters.items()
+        }
+        save = mx.npx.save if mx.util.is_np_array() else mx.nd.save
+        save(filename, arrays)
+
+    def summary(self, *inputs):
+        """As :meth:`mxnet.gluon.Block.summary`: of the template on the first device.
+
+        Parameters
+        ----------
+        *inputs
+            As for a call of the net.
+        """
+        first = self.devices.contexts[:1]
+        batch = Batch(inputs, first, self.batch_axis, self._parameters())
+        with first[0], autograd.pause():
+            self.net.summary(*batch.shards[0])
+
+    def forward(self, *args):
+        """Calls the net on a whole batch.
+
+        Parameters
+        ----------
+        *args
+            Arrays (NDArray or NumPy, on any context) with equal numbers of rows, also
+            nested in lists, tuples and dicts; anything else is given to every device
+            as it is.
+
+        Returns
+        -------
+        The net's outputs in their own nesting: whole ones on the first context, or with
+        ``gather=False`` a :class:`ShardedOutput`. Arrays are joined along the batch
+        axis; what is no array is the first device's.
+
+        Raises
+        ------
+        ValueError
+            If there is no array, or one without rows, or if numbers of rows differ; if
+            an output has other rows than the input, and would have to be joined, or is
+            another one on another device: other rows aside, in structure, type, dtype
+            or shape.
+        """
+        contexts, parameters = self.devices.contexts, self._parameters()
+        if autograd.is_recording():
+            _warn_of_trainer(parameters)
+        batch = Batch(args, contexts, self.batch_axis, parameters)
+        # A part of the devices meets in training only.
+        partial = autograd.is_training() and batch.active < len(contexts)
+        if partial:
+            with participating(self.net, contexts[: batch.active]):
+                outputs = self._run(batch)
+        else:
+            outputs = self._run(batch)
+        sharded = ShardedOutput(outputs, batch, self)
+        if not self._gather:
+            return sharded
+        return backward.gather(sharded, self)
+
+    def _run(self, batch):
+        return self.devices.map_first(lambda shard: self.net(*shard), batch.shards)
+
+    def _same(self, ctx):
+        """The devices' contexts; ValueError if `ctx` says something else."""
+        contexts = self.devices.contexts
+        if ctx is not None and set(check_contexts("ctx", ctx)) != set(contexts):
+            raise ValueError(
+                f"ctx is {ctx}, but this net was made parallel over "
+                f"{', '.join(map(str, contexts))}"
+            )
+        return contexts
+
+    def _parameters(self):
+        """The parameters, all of which are on the devices of this net."""
+        count = len(self.devices)
+        if not self._checked or any(
+            p._data is None or len(p._data) != count for p in self._checked
+        ):
+            self._checked = self._check_contexts()  # as slow as pushing a small net
+        return self._checked
+
+    def _check_contexts(self):
+        """The parameters; raises ValueError if one is initialized elsewhere."""
+        contexts = self.devices.contexts
+        parameters = self.net.collect_params()
+        for name, parameter in parameters.items():
+            try:
+                there = parameter.list_ctx()
+            except RuntimeError:
+                continue
+            if set(there) != set(contexts):
+                raise ValueError(
+                    f"parameter '{name}' is initialized on "
+                    f"{', '.join(map(str, there))}, expected "
+                    f"{', '.join(map(str, contexts))}; "
+                    "make_parallel(..., reset_ctx=True) moves a net"
+                )
+        return list(parameters.values())
+
+    def _collect_params_with_prefix(self, prefix=""):
+        return self.net._collect_params_with_prefix(prefix)
+
+
+def _move(net, contexts):
+    """Moves what is initialized, or going to be; the rest has no context yet."""
+    for parameter in net.collect_params().values():
+        if parameter._data is not None or parameter._deferred_init:
+            parameter.reset_ctx(contexts)
+
+
+def _warn_of_trainer(parameters):
+    """Warns, once, of a trainer that does not add gradients up over devices."""
+    trainer = parameters[0]._trainer if parameters else None
+    if (
+        not isinstance(trainer, mx.gluon.Trainer)
+        # Else it adds up in a way of its own, as those of several processes do.
+        or type(trainer)._allreduce_grads is not mx.gluon.Trainer._allreduce_grads
+        or trainer in _warned_of
+        or trainer._kvstore_params["kvstore"] is not None
+        or len(contexts_of(parameters[0])) < 2
+    ):
+        return
+    _warned_of.add(trainer)
+    warnings.warn(
+        "the trainer of this net has kvstore=None, so it does not add gradients up "
+        "over devices, and these drift apart; expected 'device' or 'local', unless the "
+        "program adds gradients up itself. check_replicas(net) tells",
+        stacklevel=4,
+    )

@@ -1,0 +1,44 @@
+"""MXNet's operators as they are, for what only moves arrays about.
+
+Called by ``backward.py`` and ``bridge.py``. ``contrib.amp`` puts casts around the
+functions of ``mx.nd``, copies to another context among them: parts of one output, and
+gradients, would not keep the dtype that they have to have.
+"""
+
+import ctypes
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray.register import _make_ndarray_function
+
+
+def _operator(name):
+    handle = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
+    return _make_ndarray_function(handle, name, name)
+
+
+broadcast_add = _operator("broadcast_add")
+concat = _operator("Concat")
+reshape = _operator("Reshape")
+slice_axis = _operator("slice_axis")
+_amp_cast = _operator("amp_cast")
+_cast = _operator("Cast")
+_copyto = _operator("_copyto")
+
+
+def cast(array, dtype):
+    """`array` itself if it has that dtype."""
+    if array.dtype == dtype:
+        return array
+    is_bfloat16 = np.dtype(dtype).names is not None  # which only one operator knows
+    return (_amp_cast if is_bfloat16 else _cast)(array, dtype=dtype)
+
+
+def to_context(array, context):
+    """`array` itself if it is there."""
+    if array.context == context:
+        return array
+    if isinstance(array, mx.np.ndarray):
+        return to_context(array.as_nd_ndarray(), context).as_np_ndarray()
+    return _copyto(array, out=mx.nd.empty(array.shape, context, array.dtype))

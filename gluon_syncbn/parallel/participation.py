@@ -1,0 +1,110 @@
+"""Which devices hold a shard in a step, where that is not all of them.
+
+Called by ``net.py`` and by users with loops of their own. The meeting itself is
+``src/collective/group.cc``; here the change is ordered against work in flight.
+"""
+
+from contextlib import contextmanager
+
+import mxnet as mx
+from mxnet import autograd
+
+from ..common.arguments import check_block, check_contexts
+from ..layer.symbol_blocks import synchronized_layers
+from ..native.library import load
+
+
+@contextmanager
+def participating(net, contexts):
+    """In the ``with`` block only these contexts call the net in training.
+
+    For a batch that is smaller than the number of devices. Every SyncBatchNorm of the
+    net normalizes over the shards of these contexts. On leaving, the others get the
+    running statistics of the first of them, so that these stay equal everywhere. A
+    backward call may come later: it meets the contexts of its forward call.
+
+    Entering and leaving wait for all work in flight (``mx.nd.waitall``), because a
+    device that is still busy with an earlier step belongs to that one's devices.
+
+    The gradients of contexts that sit out are those of an earlier step: set them to
+    zero before a Trainer sums them up. :func:`make_parallel` does all of this itself.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+        Its SyncBatchNorm layers, itself included, are told.
+    contexts : list of mxnet.Context
+        Some of the contexts that the net is initialized on, at least one.
+
+    Raises
+    ------
+    ValueError
+        If `contexts` is empty, names one twice, or one that a layer is not on.
+    TypeError
+        If `net` is no Block, or `contexts` holds something else than contexts.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import Devices, SyncBatchNorm, participating
+    >>> layer = SyncBatchNorm()
+    >>> devices = Devices([mx.cpu(0), mx.cpu(1)])
+    >>> layer.initialize(ctx=devices.contexts)
+    >>> x = mx.nd.array([[0.0], [2.0]])
+    >>> with mx.autograd.train_mode(), participating(layer, [mx.cpu(0)]):
+    ...     y = layer(x)
+    >>> [round(float(v), 4) for v in y.asnumpy()[:, 0]]
+    [-1.0, 1.0]
+    """
+    contexts = check_contexts("contexts", contexts)
+    layers = synchronized_layers(check_block("net", net))
+    _check(contexts, layers)
+    mx.nd.waitall()
+    for layer in layers:
+        _set_participants(layer, contexts)
+    try:
+        yield
+    finally:
+        try:
+            mx.nd.waitall()
+        finally:
+            for layer in layers:
+                _set_participants(layer, [])
+            # Beside a failure too: other layers and groups may have come to their end.
+            with autograd.pause():
+                for layer in layers:
+                    _copy_running_statistics(layer, contexts)
+
+
+def _check(contexts, layers):
+    for context in contexts:
+        for layer in layers:
+            there = layer.contexts()
+            if there and context not in there:
+                raise ValueError(
+                    f"{context} is to take part, but SyncBatchNorm '{layer.name}' is "
+                    f"initialized on {', '.join(map(str, there))}"
+                )
+
+
+def _set_participants(layer, contexts):
+    library = load()
+    for key, members in layer.meetings():
+        active = [c for c in contexts if c in members or not members]
+        # A group of contexts gets its native group with its first call, or here.
+        library.gluon_syncbn_create_group(key.encode(), layer.name.encode())
+        library.gluon_syncbn_set_participants(
+            key.encode(), " ".join(map(str, active)).encode()
+        )
+
+
+def _copy_running_statistics(layer, contexts):
+    """From the first context that took part to those that did not."""
+    for parameter in (layer.running_mean, layer.running_var):
+        if parameter._data is None:
+            continue  # the net was not called, and has no shapes yet
+        for _, members in layer.meetings():
+            active = [context for context in contexts if context in members]
+            for context in members:
+                if active and context not in active:
+                    parameter.data(active[0]).copyto(parameter.data(context))

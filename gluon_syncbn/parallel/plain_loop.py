@@ -1,0 +1,157 @@
+"""Nets that are called in a plain loop over CPU contexts, as on GPUs.
+
+Called by users and by ``gluoncv.py``. Each call runs in a thread of its context, for
+the reason that ``devices.py`` gives, and ``backward.py`` takes gradients there. It
+must not know what the net computes.
+"""
+
+from functools import partial
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block
+
+from ..common.nested import flatten, rebuild
+from ..devices.devices import Devices, inside_map
+from ..layer.batch_norm import contexts_of
+from ..native import engine
+from ..native.library import load
+from . import backward
+from .batch import ShardedOutput
+from .graph import is_recorded
+from .net import ParallelNet
+
+
+def allow_plain_loop(net):
+    """Lets a net be called in a plain loop over several CPU contexts.
+
+    On CPU contexts such a loop deadlocks inside MXNet, see :class:`Devices`. After this
+    call the net runs each shard in a thread of the shard's context, while the loop, the
+    loss and one ``backward`` stay as they are. A net on GPUs or on one context runs as
+    before.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+        The net that the loop calls, not a part of it. It is changed in place.
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
+
+    Raises
+    ------
+    TypeError
+        If `net` is no Block, or is parallel already.
+
+    Notes
+    -----
+    Inside the loop do not wait for outputs before the net was called for every context:
+    the others have no work yet. Each context's thread has random generators of its own.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from mxnet import autograd, gluon
+    >>> from gluon_syncbn import SyncBatchNorm, allow_plain_loop
+    >>> contexts = [mx.cpu(0), mx.cpu(1)]
+    >>> net = gluon.nn.HybridSequential()
+    >>> net.add(gluon.nn.Dense(4), SyncBatchNorm(), gluon.nn.Dense(1))
+    >>> net = allow_plain_loop(net)
+    >>> net.initialize(ctx=contexts)
+    >>> trainer = gluon.Trainer(net.collect_params(), "sgd")
+    >>> x = mx.nd.random.normal(shape=(6, 3))
+    >>> with autograd.record():
+    ...     losses = [net(x) ** 2 for x in gluon.utils.split_and_load(x, contexts)]
+    >>> autograd.backward(losses)
+    >>> trainer.step(6)
+    """
+    if not isinstance(net, Block) or isinstance(net, ParallelNet):
+        raise TypeError(
+            f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
+        )
+    if not isinstance(vars(net).get("forward"), _Forward):
+        net.forward = _Forward(net)
+    return net
+
+
+class _Forward:
+    """In the place of a net's `forward`: calls it in the thread of a context."""
+
+    def __init__(self, net):
+        self._net, self._places = net, {}
+
+    def __call__(self, *args):
+        forward = partial(type(self._net).forward, self._net)
+        place = self._place(args)
+        return forward(*args) if place is None else place.call(forward, args)
+
+    def __deepcopy__(self, memo):
+        return _Forward(memo[id(self._net)])
+
+    def _place(self, args):
+        """Where a call is to run; None if that is the calling thread."""
+        arrays = [a for a in flatten(list(args)) if isinstance(a, mx.nd.NDArray)]
+        if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
+            return None
+        context = arrays[0].context
+        if context not in self._places:
+            parameters = self._net.collect_params().values()
+            contexts = {c for p in parameters for c in contexts_of(p)}
+            if len(contexts) < 2 or context not in contexts:
+                return None
+            self._places[context] = _Place(self._net, context)
+        return self._places[context]
+
+
+class _Place:
+    """A net on one context; what `_backward.gather` takes for a parallel net."""
+
+    batch_axis = 0
+
+    def __init__(self, net, context):
+        self._net, self.devices = net, Devices([context])
+
+    def call(self, forward, args):
+        batch = _Arguments(args, self._net)
+        made = load().gluon_syncbn_first_operators()
+        outputs = self.devices.map(lambda args: forward(*args), [batch.args])
+        if autograd.is_recording() and autograd.is_training():
+            if load().gluon_syncbn_first_operators() != made:
+                self._order_running_statistics(outputs[0])
+        return backward.gather(ShardedOutput(outputs, batch, self), self)
+
+    def _order_running_statistics(self, outputs):
+        """Lets MXNet know that the call writes them, see `_await_first_operators`.
+
+        To wait for the call would be in vain, as long as the other contexts have none.
+        So an operation behind the call writes them, as far as MXNet knows.
+        """
+        (context,) = self.devices.contexts
+        parameters = self._net.collect_params(".*(running|moving)_(mean|var)").values()
+        written = [p.data(context) for p in parameters if context in contexts_of(p)]
+        read = [y for y in flatten(outputs) if isinstance(y, mx.nd.NDArray)]
+        engine.order(context, read, written)
+
+
+class _Arguments:
+    """The arguments of a call on one context, as ``batch.py`` has those of several."""
+
+    def __init__(self, args, net):
+        self.differentiable = []
+        args = list(args)
+        self.args = rebuild(args, iter([self._detached(a) for a in flatten(args)]))
+        self.parameters = list(net.collect_params().values())
+
+    def shard_rows(self):
+        """None: there is nothing to join, so outputs may have any shape."""
+
+    def _detached(self, leaf):
+        """A leaf of the device's graph in the place of what `autograd` records."""
+        if not (autograd.is_recording() and is_recorded(leaf)):
+            return leaf
+        detached = leaf.detach()
+        detached.attach_grad()
+        self.differentiable.append((leaf, [detached]))
+        return detached

@@ -1,0 +1,106 @@
+"""Compares the layer on several contexts with one float64 batch normalization in NumPy.
+
+Called by ``__main__.py`` and ``bench.py``, so that a user sees on the own machine that
+the library computes right. It shares no formula with the library.
+"""
+
+import mxnet as mx
+import numpy as np
+
+from ..devices.devices import Devices
+from ..layer.batch_norm import SyncBatchNorm
+
+SHAPE = 7, 6, 9, 10  # seven rows on two contexts: their shards differ
+MODES = "imperative", "hybridized"
+DTYPES = "float32", "float64"
+EPSILON, MOMENTUM = 1e-5, 0.9
+SECONDS = 60  # for one wait
+# In units of the dtype's epsilon, of the largest value: rounding stays far below, and
+# statistics of one device alone would be off by a large part of the value.
+_BOUND = 100
+
+
+class WrongResultError(Exception):
+    """A result differs from the reference by more than rounding explains."""
+
+
+def check(contexts, mode, dtype):
+    """One training step on shards of a batch; returns a sentence on how near it is.
+
+    Raises
+    ------
+    WrongResultError
+        If something is wrong; names it, and by how much.
+    """
+    x, dy, gamma = example(dtype)
+    layer = SyncBatchNorm(num_devices=len(contexts), timeout=SECONDS)
+    results = step(layer, contexts, mode, (x, dy, gamma))
+    place = f"on {' and '.join(map(str, contexts))}, {mode}, {dtype}"
+    bound, worst = _BOUND * np.finfo(dtype).eps, 0.0
+    for (name, result), expected in zip(results.items(), oracle(x, dy, gamma)):
+        # A NaN has to be wrong too, so nothing is compared with "greater".
+        error = abs(result - expected).max() / abs(expected).max()
+        if not error <= bound:
+            raise WrongResultError(
+                f"{name} is wrong {place}: it differs from the float64 reference by "
+                f"{error:.2g} of the largest value, expected {bound:.2g} at most"
+            )
+        worst = max(worst, error)
+    return f"right {place}: within {worst:.1g} of float64, {bound:.1g} are allowed"
+
+
+def example(dtype, shape=SHAPE):
+    """x, dy and gamma; the channels' means and deviations differ, and so do rows'."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(3, 2, shape) + rng.normal(0, 4, (shape[0], shape[1], 1, 1))
+    return [
+        array.astype(dtype)
+        for array in (x, rng.normal(size=shape), rng.uniform(0.5, 2, shape[1]))
+    ]
+
+
+def step(layer, contexts, mode, arrays):
+    """Forward and backward on the shards; the results by name, as NumPy arrays."""
+    x, dy, gamma = (mx.nd.array(a, dtype=a.dtype) for a in arrays)
+    layer.cast(x.dtype)
+    layer.initialize(ctx=contexts)
+    if mode == "hybridized":
+        layer.hybridize(static_alloc=True, static_shape=True)
+    with Devices(contexts) as devices:
+        xs, dys = devices.split(x), devices.split(dy)
+        for shard in xs:
+            shard.attach_grad()
+        devices.map(layer, xs)  # makes the parameters
+        layer.gamma.set_data(gamma)
+        with mx.autograd.record():
+            ys = devices.map(layer, xs)
+        devices.map(lambda y, dy: y.backward(dy), ys, dys)
+        mx.nd.waitall()
+    return {
+        "y": np.concatenate([y.asnumpy() for y in ys]),
+        "dx": np.concatenate([shard.grad.asnumpy() for shard in xs]),
+        "dgamma": sum(grad.asnumpy() for grad in layer.gamma.list_grad()),
+        "dbeta": sum(grad.asnumpy() for grad in layer.beta.list_grad()),
+        "the running mean": layer.running_mean.list_data()[-1].asnumpy(),
+        "the running variance": layer.running_var.list_data()[-1].asnumpy(),
+    }
+
+
+def oracle(x, dy, gamma):
+    """The same arrays as `step` returns, of the whole batch in float64; beta is 0."""
+    x, dy = x.astype("float64"), dy.astype("float64")
+    gamma = gamma.astype("float64").reshape(1, -1, 1, 1)
+    axes = 0, 2, 3
+    mean, var = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    inv_std = 1 / np.sqrt(var + EPSILON)
+    x_hat = (x - mean) * inv_std
+    dx = dy - dy.mean(axes, keepdims=True)
+    dx -= x_hat * (dy * x_hat).mean(axes, keepdims=True)
+    return (
+        x_hat * gamma,
+        dx * inv_std * gamma,
+        (dy * x_hat).sum(axes),
+        dy.sum(axes),
+        (1 - MOMENTUM) * mean.ravel(),
+        MOMENTUM + (1 - MOMENTUM) * var.ravel(),
+    )
