@@ -4,9 +4,12 @@ Started by users after installing. What is checked is in ``check.py``, what is t
 ``bench.py``; here are the command line, the report and the exit status.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import sys
+from typing import Sequence
 
 import mxnet as mx
 
@@ -15,7 +18,7 @@ from .tools import bench, check
 from .tools.contexts import available_contexts
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the report; returns the exit status, 1 if a result is wrong."""
     parser = argparse.ArgumentParser(prog="python -m gluon_syncbn", description=HELP)
     parser.add_argument(

@@ -3,7 +3,10 @@
 Called by users of GluonCV's training scripts. GluonCV is imported by `install` only.
 """
 
+from __future__ import annotations
+
 import sys
+from typing import Callable, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -12,7 +15,7 @@ from .layer.batch_norm import SyncBatchNorm
 from .parallel.plain_loop import allow_plain_loop
 
 
-def install():
+def install() -> None:
     """Lets GluonCV's training scripts run on several CPU contexts, as on GPUs.
 
     In the place of ``gluoncv.utils.parallel.DataParallelModel`` and
@@ -95,7 +98,12 @@ class DataParallelModel:
         assert y.shape == z.shape == (2, 3)
     """
 
-    def __init__(self, module, ctx_list=None, sync=False):
+    def __init__(
+        self,
+        module: Callable,
+        ctx_list: Sequence[mx.Context] | None = None,
+        sync: bool = False,
+    ) -> None:
         self.module, self.ctx_list, self.sync = module, ctx_list, sync
         if ctx_list:
             _reset_ctx(module, ctx_list)
@@ -151,7 +159,12 @@ class DataParallelCriterion:
         mx.autograd.backward(losses)
     """
 
-    def __init__(self, module, ctx_list=None, sync=False):
+    def __init__(
+        self,
+        module: Callable,
+        ctx_list: Sequence[mx.Context] | None = None,
+        sync: bool = False,
+    ) -> None:
         self.module, self.ctx_list, self.sync = module, ctx_list, sync
 
     def __call__(self, inputs, *targets, **kwargs):

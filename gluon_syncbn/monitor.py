@@ -4,10 +4,13 @@ Called by users' training loops. It waits for nothing: layers count their own wa
 MXNet notes the times when gradients and parameters are ready.
 """
 
+from __future__ import annotations
+
 import collections
 import collections.abc
 import ctypes
 import time
+from typing import Iterable, Iterator
 
 import mxnet as mx
 
@@ -61,7 +64,7 @@ class Monitor:
     waited for data ... %, for each other ... %, for gradients ... %
     """
 
-    def __init__(self, net, trainer):
+    def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> None:
         check_block("net", net)
         check_kind("trainer", trainer, mx.gluon.Trainer, "a gluon.Trainer")
         self._trainer, self._former, self._is_within = trainer, None, False
@@ -112,7 +115,7 @@ class Monitor:
                 "observes the trainer; expected `with Monitor(net, trainer) as ...:`"
             )
 
-    def data(self, batches):
+    def data(self, batches: Iterable) -> Iterator:
         """Yields the batches; a step lasts from one to the next.
 
         Parameters
@@ -142,7 +145,7 @@ class Monitor:
             yield batch
             self._collect()
 
-    def report(self):
+    def report(self) -> Waits:
         """The shares of time since the last report, or since the ``with`` block began.
 
         Steps that devices are still busy with count in the next report.
@@ -268,13 +271,13 @@ class Waits(
     __slots__ = ()
 
     @property
-    def hint(self):
+    def hint(self) -> str:
         """A sentence that says what holds the devices back most."""
         shares = {
             "data": self.data, "each other": self.each_other,
             "gradients": self.gradients, None: _NEGLIGIBLE,
         }  # fmt: skip
-        most = max(shares, key=shares.get)
+        most = max(shares, key=shares.__getitem__)
         return _HINTS[most].format(layer=self.layers[0][0] if self.layers else "")
 
     def __str__(self):

@@ -3,33 +3,38 @@
 Called by all public functions. Each check returns the value.
 """
 
+from __future__ import annotations
+
 import math
 import os
 from numbers import Integral, Real
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
 
 
-def shown(value):
+def shown(value: object) -> str:
     """A value as a sentence shows it: in one line, and shortened."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"
 
 
-def check_kind(name, value, kinds, expected):
+def check_kind(name: str, value: Any, kinds: type | tuple, expected: str) -> Any:
     """TypeError unless an instance; `expected` says in words of what."""
     if not isinstance(value, kinds):
         raise TypeError(f"{name} is {expected}, but got {shown(value)}")
     return value
 
 
-def is_int(value):
+def is_int(value: object) -> bool:
     """Whether a value is an int; bools are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def check_int(name, value, least=None, most=None):
+def check_int(
+    name: str, value: Any, least: int | None = None, most: int | None = None
+) -> int:
     """TypeError unless an int; ValueError outside of the bounds."""
     if not is_int(value):
         raise TypeError(f"{name} is an int, but got {shown(value)}")
@@ -40,22 +45,24 @@ def check_int(name, value, least=None, most=None):
     return value
 
 
-def check_bool(name, value):
+def check_bool(name: str, value: Any) -> bool:
     """TypeError unless True or False."""
     return bool(check_kind(name, value, (bool, np.bool_), "True or False"))
 
 
-def as_real(value):
+def as_real(value: object) -> float:
     """A number as a float, infinite beyond all floats; NaN for what is no number."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return math.nan
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return -math.inf if value < 0 else math.inf
 
 
-def check_real(name, value, expected, holds):
+def check_real(
+    name: str, value: object, expected: str, holds: Callable[[float], bool]
+) -> float:
     """A float for which `holds` is true; `expected` says in words which these are."""
     number = as_real(value)
     if not holds(number):
@@ -64,19 +71,19 @@ def check_real(name, value, expected, holds):
     return number
 
 
-def check_block(name, value):
+def check_block(name: str, value: Any) -> Any:
     """TypeError unless a Block."""
     return check_kind(name, value, mx.gluon.Block, "a gluon.Block")
 
 
-def check_callable(name, value):
+def check_callable(name: str, value: Any) -> Callable:
     """TypeError unless it can be called."""
     if not callable(value):
         raise TypeError(f"{name} is a function, but got {shown(value)}")
     return value
 
 
-def check_text(name, value):
+def check_text(name: str, value: Any) -> str:
     """TypeError unless a str; ValueError if it cannot be handed to native code."""
     check_kind(name, value, str, "a str")
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
@@ -86,13 +93,13 @@ def check_text(name, value):
     return value
 
 
-def check_path(name, value):
+def check_path(name: str, value: Any) -> str:
     """A path as a str; TypeError unless a str or os.PathLike."""
     check_kind(name, value, (str, os.PathLike), "a path")
     return check_text(name, os.fspath(value))
 
 
-def check_contexts(name, value):
+def check_contexts(name: str, value: Any) -> list[mx.Context]:
     """A list of distinct contexts, at least one."""
     if isinstance(value, mx.Context):
         value = [value]

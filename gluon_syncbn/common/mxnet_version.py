@@ -4,6 +4,8 @@
 fails over what such an MXNet lacks. docs/versions.md tells what was tried.
 """
 
+from __future__ import annotations
+
 import re
 
 import mxnet as mx
@@ -11,7 +13,7 @@ import mxnet as mx
 _SUPPORTED = re.compile(r"1\.[6-9](\D|$)")
 
 
-def check(version):
+def check(version: str) -> None:
     """Raises ImportError unless `version` is of the series 1.6 to 1.9."""
     if not _SUPPORTED.match(version):
         raise ImportError(

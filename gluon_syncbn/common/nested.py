@@ -3,10 +3,13 @@
 Called by ``net.py``. It knows nothing of devices or of what the arrays mean.
 """
 
+from __future__ import annotations
+
 import copy
+from typing import Any, Iterator
 
 
-def flatten(value):
+def flatten(value: Any) -> list:
     """The leaves of nested lists, tuples and dicts, in order."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in flatten(item)]
@@ -15,7 +18,7 @@ def flatten(value):
     return [value]
 
 
-def rebuild(value, leaves):
+def rebuild(value: Any, leaves: Iterator) -> Any:
     """`value` with its leaves replaced by those of the iterator `leaves`."""
     if isinstance(value, dict):
         rebuilt = copy.copy(value)

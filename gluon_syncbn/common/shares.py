@@ -4,8 +4,10 @@ Called by ``devices.py``, ``batch.py`` and ``distributed/sampler.py``, so that d
 and processes share alike.
 """
 
+from __future__ import annotations
 
-def share_bounds(rows, count):
+
+def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
     """(begin, end) of each of `count` shares of `rows` rows."""
     share, more = divmod(rows, count)
     bounds = [k * share + min(k, more) for k in range(count + 1)]

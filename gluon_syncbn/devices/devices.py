@@ -11,12 +11,14 @@ threads take turns, because MXNet's front end is not thread-safe; pushing work i
 and the work itself runs in parallel.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import weakref
-from collections.abc import Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
+from typing import Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -64,12 +66,12 @@ class Devices:
     [3.0, 7.0]
     """
 
-    def __init__(self, contexts):
+    def __init__(self, contexts: Sequence[mx.Context]) -> None:
         self.contexts = check_contexts("contexts", contexts)
         self._turn, self._process = threading.Lock(), os.getpid()
         # The thread of the latest map, and the number of recoveries until then.
         self._latest = None, 0
-        self._workers = [
+        self._workers: list | None = [
             workers.hire(f"gluon_syncbn-{context}") for context in self.contexts
         ]
         self._finalizer = weakref.finalize(self, workers.let_go, self._workers)
@@ -84,7 +86,9 @@ class Devices:
     def __repr__(self):
         return f"Devices([{', '.join(map(str, self.contexts))}])"
 
-    def split(self, batch, batch_axis=0):
+    def split(
+        self, batch: mx.nd.NDArray | np.ndarray, batch_axis: int = 0
+    ) -> list[mx.nd.NDArray]:
         """Gives each context its shard of a batch.
 
         Never recorded by ``autograd``: the shards' graphs must not share a node, which
@@ -121,7 +125,7 @@ class Devices:
             )
         return split(batch, self.contexts, batch_axis)
 
-    def map(self, function, *lists):
+    def map(self, function: Callable, *lists: Sequence) -> list:
         """Calls ``function(*elements)`` once per context, from the context's thread.
 
         The calls come one after the other, in the order of the contexts. The caller's
@@ -174,7 +178,7 @@ class Devices:
                 )
         return self.map_first(function, *lists)
 
-    def map_first(self, function, *lists):
+    def map_first(self, function: Callable, *lists: Sequence) -> list:
         """As :meth:`map`, for the first contexts: as many as lists have elements.
 
         Parameters
@@ -278,7 +282,7 @@ class Devices:
             raise
         return results
 
-    def close(self):
+    def close(self) -> None:
         """Lets go of the threads, for other Devices. Closing twice does no harm."""
         self._finalizer()
         self._workers = None
@@ -315,12 +319,16 @@ def _check_list(position, elements):
     check_kind(f"list {position}", elements, kinds, expected)
 
 
-def inside_map():
+def inside_map() -> bool:
     """Whether the calling function runs inside of a `map` of any Devices."""
     return bool(getattr(_within, "devices", ()))
 
 
-def split(batch, contexts, batch_axis=0):
+def split(
+    batch: mx.nd.NDArray | np.ndarray,
+    contexts: Sequence[mx.Context],
+    batch_axis: int = 0,
+) -> list[mx.nd.NDArray]:
     """The shards of :meth:`Devices.split`, one for each of `contexts`."""
     _check_array(batch)
     bounds = share_bounds(batch.shape[batch_axis], len(contexts))

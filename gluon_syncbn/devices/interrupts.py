@@ -5,13 +5,16 @@ one without the work that the others wait for, and one raised while MXNet is cal
 another thread crashes it.
 """
 
+from __future__ import annotations
+
 import signal
 import threading
 from contextlib import contextmanager
+from typing import Iterator
 
 
 @contextmanager
-def deferred_interrupt():
+def deferred_interrupt() -> Iterator[None]:
     """In the main thread, the first SIGINT waits for the end of the ``with`` block.
 
     A second one is handled at once. Whatever handler the program has set is the one

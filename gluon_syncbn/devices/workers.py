@@ -7,6 +7,8 @@ operator, also when the thread has ended. So a thread that is let go waits for t
 one who wants it, and shows no trace of the former one then.
 """
 
+from __future__ import annotations
+
 import contextvars
 import ctypes
 import gc
@@ -15,6 +17,7 @@ import queue
 import threading
 import weakref
 from concurrent.futures import Future
+from typing import Any, Callable
 
 import mxnet as mx
 
@@ -28,7 +31,7 @@ _thread_dict = ctypes.pythonapi.PyThreadState_GetDict
 _thread_dict.restype = ctypes.c_void_p  # for py_object ctypes would own what it returns
 
 
-def hire(name):
+def hire(name: str) -> Worker:
     """A worker of this name that nobody else holds."""
     idle = _idle.setdefault(name, [])
     if not idle:
@@ -53,7 +56,7 @@ def _collect_dropped():
         _collect_at = max(_FEW, 2 * (len(_all) - sum(map(len, _idle.values()))))
 
 
-def let_go(workers):
+def let_go(workers: list[Worker]) -> None:
     """Gives workers back; those that are still busy end after their call."""
     for worker in workers:
         if not worker.pending():
@@ -68,7 +71,7 @@ class Worker:
     A daemon: a call that never ends does not keep the interpreter from exiting.
     """
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
         self._calls = queue.SimpleQueue()
         self._latest = weakref.ref(Future())  # weak, because it holds the result
@@ -76,14 +79,14 @@ class Worker:
         _all.add(self)
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def submit(self, function, *arguments):
+    def submit(self, function: Callable | None, *arguments: Any) -> Future:
         """The Future of a call; None in the place of a function ends the thread."""
         call = Future()
         self._latest = weakref.ref(call)
         self._calls.put((call, function, arguments))
         return call
 
-    def pending(self):
+    def pending(self) -> list[Future]:
         """The Future of the latest call, in a list, or nothing if all are done."""
         latest = self._latest()
         return [] if latest is None or latest.done() else [latest]
@@ -99,7 +102,7 @@ class Worker:
                 call.set_exception(error)
             del call, function, arguments  # or the last results would live on
 
-    def forget(self):
+    def forget(self) -> None:
         """Makes this thread, which calls it, like a new one."""
         self._context = contextvars.Context()
         # What threading.local objects hold: scopes and names of MXNet's and Gluon's,

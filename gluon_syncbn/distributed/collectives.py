@@ -4,9 +4,12 @@ Called by users, ``parameters.py`` and ``trainer.py``. Calls of one name match b
 order on each rank, whatever other exchanges run meanwhile.
 """
 
+from __future__ import annotations
+
 import ctypes
 import io
 import pickle
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -19,7 +22,9 @@ _SUMS = {np.dtype(name): f"sum_{name}" for name in ("float32", "float64", "int64
 _HIGHEST = np.uint64(2**63 - 1)
 
 
-def allreduce(array, name="allreduce", timeout=None):
+def allreduce(
+    array: Any, name: str = "allreduce", timeout: float | None = None
+) -> np.ndarray:
     """The sum of an array over all processes.
 
     Added up in a fixed order of ranks, so every process gets the same bits, in every
@@ -77,7 +82,9 @@ def allreduce(array, name="allreduce", timeout=None):
     return total.view(array.dtype).reshape(array.shape)
 
 
-def allgather(value, name="allgather", timeout=None):
+def allgather(
+    value: Any, name: str = "allgather", timeout: float | None = None
+) -> list:
     """The values of all processes as a list, in the order of ranks.
 
     Parameters
@@ -109,7 +116,9 @@ def allgather(value, name="allgather", timeout=None):
     return values
 
 
-def broadcast(value, root=0, name="broadcast", timeout=None):
+def broadcast(
+    value: Any, root: int = 0, name: str = "broadcast", timeout: float | None = None
+) -> Any:
     """The value of the process `root`, in all processes.
 
     Parameters
@@ -138,13 +147,13 @@ def broadcast(value, root=0, name="broadcast", timeout=None):
     _check(name, timeout)
     if world.size() == 1:
         return value
-    mine = pickle.dumps(value) if world.rank() == root else b""
-    mine = np.frombuffer(mine, np.uint8)
+    pickled = pickle.dumps(value) if world.rank() == root else b""
+    mine = np.frombuffer(pickled, np.uint8)
     everything = exchange(name, "concat", mine, f"root={root}", timeout)
     return value if world.rank() == root else pickle.loads(everything.tobytes())
 
 
-def check_root(root):
+def check_root(root: int) -> None:
     """Raises TypeError or ValueError unless `root` is a rank."""
     if not 0 <= check_int("root", root) < world.size():
         raise ValueError(f"root is a rank below {world.size()}, but got {root}")
@@ -155,7 +164,7 @@ def _check(name, timeout):
     world.wait_seconds(timeout)
 
 
-def barrier(timeout=None):
+def barrier(timeout: float | None = None) -> None:
     """Waits until all processes have come here. Training needs none.
 
     Parameters
@@ -171,7 +180,13 @@ def barrier(timeout=None):
     allreduce(0, "barrier", timeout)
 
 
-def exchange(name, merger, array, contract, timeout=None):
+def exchange(
+    name: str,
+    merger: str,
+    array: np.ndarray,
+    contract: str,
+    timeout: float | None = None,
+) -> np.ndarray:
     """One native exchange of an array's bytes; returns the merged bytes as uint8."""
     this, seconds = world.world(), world.wait_seconds(timeout)
     array = np.ascontiguousarray(array)

@@ -3,6 +3,10 @@
 Called by users and by ``trainer.py``.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
@@ -13,7 +17,7 @@ from ..native import world
 from .collectives import allgather, broadcast, check_root
 
 
-def broadcast_parameters(net, root=0, timeout=None):
+def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) -> None:
     """Copies parameters and running statistics of the process `root` to all others.
 
     First compares the nets: parameters and layers that have the same name by accident,
@@ -75,7 +79,7 @@ def broadcast_parameters(net, root=0, timeout=None):
             _copy_when_initialized(parameter, root, timeout)
 
 
-def parameters_of(net):
+def parameters_of(net: Any) -> list:
     """The list of parameters of a net, a ParameterDict or a list, in its order."""
     found = net.collect_params() if isinstance(net, Block) else net
     found = list(found.values()) if hasattr(found, "values") else found
@@ -89,7 +93,7 @@ def parameters_of(net):
     return list(found)
 
 
-def check_equal_nets(net, root=0, timeout=None):
+def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
     """Raises ValueError on all ranks if one has another net than `root`."""
     mine = _description(net)
     expected = broadcast(mine, root, "broadcast_parameters, comparison", timeout)

@@ -3,6 +3,8 @@
 Called by users.
 """
 
+from __future__ import annotations
+
 import numpy as np
 from mxnet.gluon.data import Sampler
 
@@ -50,7 +52,15 @@ class ShardSampler(Sampler):
     [[2, 3], [6]]
     """
 
-    def __init__(self, length, batch_size, shuffle=True, seed=0, rank=None, size=None):
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        size: int | None = None,
+    ) -> None:
         self._rank = world.rank() if rank is None else rank
         self._size = world.size() if size is None else size
         check_int("size", self._size, least=1, most=2**31 - 1)
@@ -68,7 +78,7 @@ class ShardSampler(Sampler):
         self._shuffle, self._seed = shuffle, seed
         self.epoch = 0
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """Sets the number of the next epoch, from 0; it counts by itself otherwise."""
         self.epoch = check_int("epoch", epoch, least=0)
 

@@ -4,9 +4,12 @@ Called by users. With Horovod installed, ``hvd.DistributedTrainer`` does the sam
 GPUs too.
 """
 
+from __future__ import annotations
+
 import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -66,14 +69,20 @@ class Trainer(mx.gluon.Trainer):
         trainer.join()
     """
 
-    def __init__(self, net, optimizer, optimizer_params=None, bucket_megabytes=4):
+    def __init__(
+        self,
+        net: Any,
+        optimizer: str | mx.optimizer.Optimizer,
+        optimizer_params: dict | None = None,
+        bucket_megabytes: float = 4,
+    ) -> None:
         megabytes = check_real(
             "bucket_megabytes", bucket_megabytes, "positive", lambda value: value > 0
         )
-        kinds = str, mx.optimizer.Optimizer
-        check_kind("optimizer", optimizer, kinds, "a name or mxnet.optimizer.Optimizer")
-        kinds = dict, type(None)
-        check_kind("optimizer_params", optimizer_params, kinds, "a dict or None")
+        names = str, mx.optimizer.Optimizer
+        check_kind("optimizer", optimizer, names, "a name or mxnet.optimizer.Optimizer")
+        dicts = dict, type(None)
+        check_kind("optimizer_params", optimizer_params, dicts, "a dict or None")
         parameters = parameters_of(net)
         if not parameters:
             raise ValueError(
@@ -96,7 +105,7 @@ class Trainer(mx.gluon.Trainer):
         self._bucket_bytes = megabytes * 2**20
         broadcast_parameters(net if isinstance(net, Block) else parameters)
 
-    def step(self, batch_size, ignore_stale_grad=False):
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Adds gradients up over contexts and processes, and updates the parameters.
 
         Parameters
@@ -129,7 +138,7 @@ class Trainer(mx.gluon.Trainer):
             )
         self.update(total, ignore_stale_grad)
 
-    def join(self, timeout=None):
+    def join(self, timeout: float | None = None) -> None:
         """Ends an epoch: waits for processes that have batches left, and catches up.
 
         Every process calls it where its batches end. It takes part in the others' steps
@@ -145,7 +154,8 @@ class Trainer(mx.gluon.Trainer):
         if world.size() == 1:
             return
         broadcast_parameters(self._params, last)
-        optimizer, state = self._optimizer, None
+        optimizer = self._optimizer
+        state: Any = None
         if world.rank() == last:
             counts = optimizer._all_index_update_counts, optimizer.num_update
             state = self._updaters[0].get_states(), pickle.dumps(counts)

@@ -4,8 +4,10 @@ Called by ``batch_norm.py``, ``convert.py`` and ``fusion.py``. What backward rea
 each is the operator's, see src/op/recovery.h.
 """
 
+from __future__ import annotations
+
 import math
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from mxnet.gluon import nn
 
@@ -15,8 +17,8 @@ from ..common.arguments import check_real, shown
 class Activation(NamedTuple):
     """An activation's name, and its slope if it has one; no name means none."""
 
-    name: Optional[str] = None
-    slope: Optional[float] = None
+    name: str | None = None
+    slope: float | None = None
 
 
 NONE, RELU = Activation(), Activation("relu")
@@ -31,7 +33,7 @@ DEFAULT_SLOPES = {
 }
 
 
-def checked(activation, slope):
+def checked(activation: str | None, slope: float | None) -> Activation:
     """The Activation; TypeError or ValueError for a bad name or slope."""
     if not isinstance(activation, (str, type(None))) or (
         activation not in DEFAULT_SLOPES
@@ -54,7 +56,7 @@ def checked(activation, slope):
     return Activation(activation, slope)
 
 
-def of_block(block):
+def of_block(block: Any) -> Activation | None:
     """The Activation that one of MXNet's blocks is; None for another block."""
     kind = type(block)
     if kind is nn.Activation and block._act_type == "relu":
@@ -68,7 +70,7 @@ def of_block(block):
     return None
 
 
-def apply(F, z, activation):
+def apply(F: Any, z: Any, activation: Activation) -> Any:
     """The Activation by MXNet's own operators."""
     name, slope = activation
     if name == "relu":
@@ -83,6 +85,6 @@ def apply(F, z, activation):
 class ActivatedBatchNorm(nn.BatchNorm):
     """What a SyncBatchNorm that was made with an activation is reverted to."""
 
-    def hybrid_forward(self, F, x, **parameters):
+    def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
         y = super().hybrid_forward(F, x, **parameters)
         return apply(F, y, self._activation)

@@ -4,7 +4,10 @@ Called by users and by ``convert.py``. Numbers and exchanges are the operator's;
 are parameters, checks and the graph around the operator.
 """
 
+from __future__ import annotations
+
 import math
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -139,25 +142,25 @@ class SyncBatchNorm(nn.BatchNorm):
 
     def __init__(
         self,
-        in_channels=0,
-        num_devices=None,
-        momentum=0.9,
-        epsilon=1e-5,
-        center=True,
-        scale=True,
-        use_global_stats=False,
-        beta_initializer="zeros",
-        gamma_initializer="ones",
-        running_mean_initializer="zeros",
-        running_variance_initializer="ones",
-        axis=1,
-        unbiased_running_var=False,
-        timeout=None,
-        group=None,
-        activation=None,
-        slope=None,
-        **kwargs,
-    ):
+        in_channels: int = 0,
+        num_devices: int | None = None,
+        momentum: float | None = 0.9,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        use_global_stats: bool = False,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        running_mean_initializer: Any = "zeros",
+        running_variance_initializer: Any = "ones",
+        axis: int = 1,
+        unbiased_running_var: bool = False,
+        timeout: float | None = None,
+        group: str | Sequence | None = None,
+        activation: str | None = None,
+        slope: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         momentum, epsilon = check_numbers(momentum, epsilon)
         check_int("axis", axis, least=-5, most=4)
         check_int("in_channels", in_channels, least=0, most=2**31 - 1)
@@ -190,20 +193,29 @@ class SyncBatchNorm(nn.BatchNorm):
         self.set_activation(activation, slope)
 
     def set_synchronization(
-        self, num_devices=None, unbiased_running_var=False, timeout=None, group=None
-    ):
+        self,
+        num_devices: int | None = None,
+        unbiased_running_var: bool = False,
+        timeout: float | None = None,
+        group: str | Sequence | None = None,
+    ) -> None:
         """Sets what this layer has beyond a BatchNorm; for ``convert.py``."""
         self._sync.synchronize(
             self.name, num_devices, unbiased_running_var, timeout, group
         )
 
-    def set_activation(self, activation, slope=None, from_block=None):
+    def set_activation(
+        self,
+        activation: str | None,
+        slope: float | None = None,
+        from_block: mx.gluon.Block | None = None,
+    ) -> None:
         """Sets the built-in activation, and whose it was; for ``convert.py``."""
         self._sync.activation = checked(activation, slope)
         self._sync.from_block = from_block
 
     @property
-    def activation(self):
+    def activation(self) -> str | None:
         """The built-in activation; None for none."""
         return self._sync.activation.name
 
@@ -212,24 +224,24 @@ class SyncBatchNorm(nn.BatchNorm):
         return "batchnorm"
 
     @property
-    def num_devices(self):
+    def num_devices(self) -> int | None:
         """Contexts that hold a shard each; None as long as that is not known."""
         if self._sync.num_devices is not None:
             return self._sync.num_devices
         return len(self.contexts()) or None
 
-    def contexts(self):
+    def contexts(self) -> list[mx.Context]:
         """Where the layer is initialized, or is going to be; empty if it is not."""
         return contexts_of(self.running_mean)
 
-    def meetings(self):
+    def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
         """The keys under which native code finds the layer, each with its contexts."""
         contexts = groups.context_parts(self._sync.group) or [self.contexts()]
         keys = [self._sync.rendezvous.key + part for part in self._sync.parts()]
         return list(zip(keys, contexts))
 
     @property
-    def num_batches_tracked(self):
+    def num_batches_tracked(self) -> int:
         """Training batches that the running statistics have seen; may be set.
 
         Calls that MXNet has not run yet do not count: `mx.nd.waitall()` first.
@@ -239,12 +251,12 @@ class SyncBatchNorm(nn.BatchNorm):
         return max(map(self._sync.rendezvous.get_batches, self._sync.parts()))
 
     @num_batches_tracked.setter
-    def num_batches_tracked(self, batches):
+    def num_batches_tracked(self, batches: int) -> None:
         check_int("num_batches_tracked", batches, least=0, most=2**62)
         for part in self._sync.parts():
             self._sync.rendezvous.set_batches(part, batches)
 
-    def forward(self, x, *args):
+    def forward(self, x: Any, *args: Any) -> Any:
         """Checks what can be known at once, then calls or traces the layer."""
         is_array = isinstance(x, mx.nd.NDArray)
         # A symbol that is not traced for a call belongs to no context.
@@ -260,7 +272,9 @@ class SyncBatchNorm(nn.BatchNorm):
             self._check_channels(x)
             raise
 
-    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+    def hybrid_forward(
+        self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
+    ) -> Any:
         """Builds the operator and what it needs around it, as symbols or arrays."""
         contexts = self.contexts()
         is_np = mx.util.is_np_array()
@@ -341,7 +355,7 @@ class SyncBatchNorm(nn.BatchNorm):
         return f"{text})"
 
 
-def contexts_of(parameter):
+def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
     """Where a parameter is initialized, or is going to be; empty if it is not."""
     try:
         return parameter.list_ctx()
@@ -349,7 +363,9 @@ def contexts_of(parameter):
         return []
 
 
-def check_numbers(momentum, epsilon, of=""):
+def check_numbers(
+    momentum: float | None, epsilon: float, of: str = ""
+) -> tuple[float | None, float]:
     """Momentum and epsilon as floats; `of` is what messages have behind the name."""
     if momentum is not None:
         momentum = check_real(

@@ -5,7 +5,10 @@ layer (attributes, containers, hooks, shared heads), its parameters, name and
 hybridization stay as they are, and nothing has to be re-registered.
 """
 
+from __future__ import annotations
+
 import warnings
+from typing import Sequence
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
@@ -25,14 +28,14 @@ _OWN_FORWARD = (_BASE.hybrid_forward, _CONTRIB.hybrid_forward)
 
 
 def convert_sync_batchnorm(
-    net,
-    num_devices=None,
+    net: mx.gluon.Block,
+    num_devices: int | None = None,
     *,
-    unbiased_running_var=False,
-    timeout=None,
-    group=None,
-    fuse=False,
-):
+    unbiased_running_var: bool = False,
+    timeout: float | None = None,
+    group: str | Sequence | None = None,
+    fuse: bool = False,
+) -> mx.gluon.Block:
     """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
 
     Works before and after initialization, on :class:`nn.BatchNorm`,
@@ -119,7 +122,7 @@ def convert_sync_batchnorm(
     return net
 
 
-def revert_sync_batchnorm(net):
+def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """Turns every SyncBatchNorm of a net into the BatchNorm that it was, in place.
 
     The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where

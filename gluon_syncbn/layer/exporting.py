@@ -5,6 +5,8 @@ needed in the mode and on the contexts that it is traced for; native code refuse
 graph in another process, which can run it in any way. So a trace for all ways is saved.
 """
 
+from __future__ import annotations
+
 from functools import partial
 
 import mxnet as mx
@@ -13,7 +15,7 @@ from ..common.nested import flatten, rebuild
 from . import layout_guard
 
 
-def trace_again_for_export():
+def trace_again_for_export() -> None:
     """Lets the block whose trace is under way export a graph for all ways to run."""
     block, args = layout_guard.traced_block()
     args = rebuild(args, iter([_without_memory(leaf) for leaf in flatten(args)]))

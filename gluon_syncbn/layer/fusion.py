@@ -8,10 +8,13 @@ else reads it. A Sequential that cannot be traced as a whole is taken apart, bec
 calls each of its children as a whole; what else cannot be traced stays as it is.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import json
 import warnings
+from typing import Any, Callable
 
 import mxnet as mx
 from mxnet import autograd
@@ -23,7 +26,7 @@ from . import activations
 class Folded(HybridBlock):
     """What an activation block is while a layer in front of it has taken it in."""
 
-    def forward(self, x, *args):
+    def forward(self, x: Any, *args: Any) -> Any:
         return x
 
     def __repr__(self):
@@ -31,14 +34,14 @@ class Folded(HybridBlock):
         return f"Folded({name}{'' if slope is None else f', {slope}'})"
 
 
-def fold(layer, block):
+def fold(layer: Any, block: mx.gluon.Block) -> None:
     """Gives a layer the activation of the block behind it."""
     block._folded_from, block._folded = type(block), activations.of_block(block)
     block.__class__ = Folded
     layer.set_activation(*block._folded, from_block=block)
 
 
-def unfold(layer):
+def unfold(layer: Any) -> None:
     """Gives the activation back to the block that a layer has it from, if there is."""
     block = layer._sync.from_block
     if block is not None:
@@ -47,7 +50,7 @@ def unfold(layer):
         layer.set_activation(None)
 
 
-def check_can_unfold(net):
+def check_can_unfold(net: mx.gluon.Block) -> None:
     """Raises ValueError if a layer in the net has its activation from outside of it."""
     inside = set()
     net.apply(inside.add)
@@ -60,7 +63,9 @@ def check_can_unfold(net):
             )
 
 
-def find_pairs(net, is_layer):
+def find_pairs(
+    net: mx.gluon.Block, is_layer: Callable[[Any], bool]
+) -> list[tuple[mx.gluon.Block, mx.gluon.Block]]:
     """The layers of a net whose output only an activation block reads.
 
     Parameters
@@ -77,7 +82,7 @@ def find_pairs(net, is_layer):
     """
     traces, loose = [], set()
     _trace_parts(net, traces, loose)
-    uses = [use for trace in traces for use in _uses(*trace, is_layer)]
+    uses = [use for calls, graph in traces for use in _uses(calls, graph, is_layer)]
     pairs = {(a, b) for a, b in uses if a is not None and b is not None}
     alone = [(a, b) for a, b in uses if a is None or b is None]
     found = collections.Counter(member for pair in [*pairs, *alone] for member in pair)

@@ -3,6 +3,10 @@
 Called by ``batch_norm.py``. It must not know what is exchanged.
 """
 
+from __future__ import annotations
+
+from typing import Any, Sequence
+
 import mxnet as mx
 
 from ..common.arguments import check_contexts, check_int, is_int, shown
@@ -14,7 +18,7 @@ _EXPECTED = (
 )
 
 
-def groups_of(k, contexts=None):
+def groups_of(k: int, contexts: Sequence[mx.Context] | None = None) -> list[list]:
     """Cuts the processes, or some contexts of this process, into groups of `k`.
 
     Parameters
@@ -52,7 +56,7 @@ def groups_of(k, contexts=None):
     return [members[i : i + k] for i in range(0, len(members), k)]
 
 
-def check(group):
+def check(group: Any) -> None:
     """Raises TypeError or ValueError unless `group` is what a layer takes."""
     if group is None or isinstance(group, str) and group in ("machine", "process"):
         return
@@ -70,7 +74,9 @@ def check(group):
             raise ValueError(f"group names the rank {member}, expected 0 or more")
 
 
-def attributes(group, contexts, layer):
+def attributes(
+    group: Any, contexts: Sequence[mx.Context], layer: str
+) -> dict[str, str]:
     """The operator's attributes for a group that `check` has passed."""
     if group is None:
         return {}
@@ -86,13 +92,13 @@ def attributes(group, contexts, layer):
     return {"ranks": _ranks(parts, layer)}
 
 
-def parts_of_key(group):
+def parts_of_key(group: Any) -> list[str]:
     """What a layer's key is followed by in its native groups (ForDevice in C++)."""
     parts = context_parts(group)
     return [""] if parts is None else [f"/{i}" for i in range(len(parts))]
 
 
-def context_parts(group):
+def context_parts(group: Any) -> Sequence | None:
     """The groups of contexts; None if `group` names no contexts."""
     if isinstance(group, (list, tuple)) and _is_context(_parts(group)[0][0]):
         return _parts(group)

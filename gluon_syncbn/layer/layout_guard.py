@@ -22,7 +22,10 @@ in place, which costs nothing inside a graph. Gradients in a oneDNN layout then 
 plain copy as long as the graph lives.
 """
 
+from __future__ import annotations
+
 import sys
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -39,7 +42,7 @@ _reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", N
 exported = None
 
 
-def guard_kind(contexts, layer, is_symbol):
+def guard_kind(contexts: Sequence[mx.Context], layer: Any, is_symbol: bool) -> str:
     """How a layer is to be guarded, see ``guard`` in src/mxnet/attributes.h.
 
     Parameters
@@ -75,13 +78,13 @@ def guard_kind(contexts, layer, is_symbol):
     return kind
 
 
-def make_plain(x):
+def make_plain(x: mx.nd.NDArray) -> None:
     """Brings an array into the plain layout, in place, before what is queued next."""
     if _reorder is not None and x.context.device_type != "gpu":
         _reorder(x.handle)
 
 
-def plain_gradient(y):
+def plain_gradient(y: mx.nd.NDArray) -> mx.nd.NDArray:
     """A view of `y` whose gradient reaches `y` in the plain layout."""
     if y.context.device_type == "gpu" or not autograd.is_recording():
         return y
@@ -90,7 +93,7 @@ def plain_gradient(y):
     return y.reshape(y.shape)
 
 
-def guarded_input(F, x, guard):
+def guarded_input(F: Any, x: Any, guard: str) -> Any:
     """The operator's input behind the guard: plain when the operator is queued."""
     if guard in ("gpu", "outside"):
         return x
@@ -103,7 +106,7 @@ def guarded_input(F, x, guard):
     return F.SliceChannel(x, num_outputs=1)
 
 
-def guarded_output(F, y, guard):
+def guarded_output(F: Any, y: Any, guard: str) -> Any:
     """The operator's output behind the guard: its gradient will come plain."""
     if guard in ("gpu", "outside"):
         return y
@@ -120,13 +123,13 @@ def guarded_output(F, y, guard):
     return F.SliceChannel(y, num_outputs=1)
 
 
-def current_trace():
+def current_trace() -> Any:
     """An object that stands for the trace under way, or None; compare with ``is``."""
     trace = _trace_frame()
     return None if trace is None else trace["symbol_inputs"]
 
 
-def traced_block():
+def traced_block() -> tuple[Any, list]:
     """The block that is being traced, and the arguments of its call as a list."""
     trace = _trace_frame()
     return trace["self"], list(trace["args"])

@@ -4,14 +4,17 @@ Called by ``symbol_blocks.py``. It works on the JSON form of graphs, because MXN
 symbols cannot be changed; it must not know what the nodes mean.
 """
 
+from __future__ import annotations
+
 import json
+from typing import Any, Callable
 
 import mxnet as mx
 
 INPUT = "gluon_syncbn_input"  # stands for a replaced node's first input
 
 
-def nodes_of(symbol):
+def nodes_of(symbol: Any) -> list[tuple[dict, list[str]]]:
     """The nodes of a graph in topological order, each with the names of its inputs.
 
     Returns
@@ -26,7 +29,7 @@ def nodes_of(symbol):
     ]
 
 
-def used_outputs(symbol):
+def used_outputs(symbol: Any) -> dict[str, set[int]]:
     """Which outputs of each node are read, by the node's name."""
     graph, used = json.loads(symbol.tojson()), {}
     entries = [entry for node in graph["nodes"] for entry in node["inputs"]]
@@ -35,7 +38,7 @@ def used_outputs(symbol):
     return used
 
 
-def rewrite(symbol, replace):
+def rewrite(symbol: Any, replace: Callable[[dict, list[str]], Any]) -> Any:
     """A copy of a symbol with nodes replaced.
 
     Parameters

@@ -4,6 +4,10 @@ Called by ``convert.py`` and by all that needs the layers of a net. GluonCV's SS
 such a net: its features are the graph of a net that is gone, and more nodes behind it.
 """
 
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import SymbolBlock
@@ -20,7 +24,7 @@ _IDENTITIES = {
 }
 
 
-def synchronized_layers(net):
+def synchronized_layers(net: mx.gluon.Block) -> list:
     """All SyncBatchNorm layers of a net, itself included.
 
     Returns
@@ -45,17 +49,17 @@ class GraphLayer:
     It has what others ask a :class:`SyncBatchNorm` about its place in a net.
     """
 
-    def __init__(self, block, node, inputs):
+    def __init__(self, block: mx.gluon.Block, node: dict, inputs: list[str]) -> None:
         self._attributes = node["attrs"]
         self.name = self._attributes["layer"]
         # By position: data, gamma, beta, (after), running mean, running variance.
         self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
 
-    def contexts(self):
+    def contexts(self) -> list[mx.Context]:
         """Where the layer is initialized; empty if it is not."""
         return contexts_of(self.running_mean)
 
-    def meetings(self):
+    def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
         """The keys under which native code finds the layer, each with its contexts."""
         key, groups = self._attributes["group"], self._attributes.get("device_groups")
         if not groups:
@@ -77,7 +81,7 @@ def _graph_layers(block):
     return [GraphLayer(block, node, inputs) for node, inputs in found]
 
 
-def convert_graph(block, settings):
+def convert_graph(block: mx.gluon.Block, settings: dict) -> list[str]:
     """Makes the batch normalization of a SymbolBlock's graph synchronize.
 
     Parameters
@@ -120,7 +124,7 @@ def convert_graph(block, settings):
     return left
 
 
-def revert_graph(block, revert):
+def revert_graph(block: mx.gluon.Block, revert: Callable) -> None:
     """Makes a graph as it was; nodes that were made as ours become BatchNorm's.
 
     Parameters

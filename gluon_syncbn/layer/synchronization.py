@@ -4,15 +4,18 @@ Called by ``batch_norm.py``, whose layers have it, and by ``convert.py``, which 
 to a layer and takes it away. It must not know how a layer is traced or computed.
 """
 
+from __future__ import annotations
+
 import collections
 import uuid
 import weakref
+from typing import Sequence
 
 from ..common.arguments import check_bool, check_int, is_int, shown
 from ..native.failures import check_timeout
 from ..native.library import load
 from . import groups
-from .activations import NONE
+from .activations import NONE, Activation
 
 
 class SyncState:
@@ -32,10 +35,19 @@ class SyncState:
         The class and the settings of the BatchNorm that was converted.
     """
 
-    def __init__(self, original=None, activation=NONE):
+    def __init__(
+        self, original: tuple[type, dict] | None = None, activation: Activation = NONE
+    ) -> None:
         self.original, self.activation, self.from_block = original, activation, None
 
-    def synchronize(self, layer, num_devices, unbiased_running_var, timeout, group):
+    def synchronize(
+        self,
+        layer: str,
+        num_devices: int | None,
+        unbiased_running_var: bool,
+        timeout: float | None,
+        group: str | Sequence | None,
+    ) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
         check_synchronization(num_devices, unbiased_running_var, timeout, group)
         self.num_devices = num_devices
@@ -45,12 +57,17 @@ class SyncState:
         self.rendezvous = Rendezvous(layer)
         self.latest_use = None, None
 
-    def parts(self):
+    def parts(self) -> list[str]:
         """What follows the layer's key: one native key for each group of contexts."""
         return groups.parts_of_key(self.group)
 
 
-def check_synchronization(num_devices, unbiased_running_var, timeout, group):
+def check_synchronization(
+    num_devices: int | None,
+    unbiased_running_var: bool,
+    timeout: float | None,
+    group: str | Sequence | None,
+) -> None:
     """TypeError or ValueError for a bad argument of `set_synchronization`."""
     if num_devices is not None:
         if not is_int(num_devices):
@@ -75,7 +92,7 @@ class Rendezvous:
 
     _made = collections.Counter()
 
-    def __init__(self, layer):
+    def __init__(self, layer: str) -> None:
         self._layer = layer
         self._made[layer] += 1
         nth = self._made[layer]
@@ -94,11 +111,11 @@ class Rendezvous:
     def __reduce__(self):
         return Rendezvous, (self._layer,)
 
-    def get_batches(self, part):
+    def get_batches(self, part: str) -> int:
         """The batches that the contexts of a part have seen, see `SyncState.parts`."""
         return load().gluon_syncbn_batches((self.key + part).encode())
 
-    def set_batches(self, part, batches):
+    def set_batches(self, part: str, batches: int) -> None:
         """Sets what `get_batches` returns."""
         key, library = (self.key + part).encode(), load()
         library.gluon_syncbn_create_group(key, self._layer.encode())

@@ -3,6 +3,8 @@
 Called by ``monitor.py`` and ``plain_loop.py``.
 """
 
+from __future__ import annotations
+
 import ctypes
 
 import mxnet as mx
@@ -12,7 +14,7 @@ from .library import load
 _ignored = ctypes.c_double()
 
 
-def note_time(address, context, read):
+def note_time(address: int, context: mx.Context, read: list) -> None:
     """Lets MXNet write the time to `address` once the arrays `read` are ready.
 
     Parameters
@@ -25,7 +27,7 @@ def note_time(address, context, read):
     _push(address, context, read, [])
 
 
-def order(context, read, written):
+def order(context: mx.Context, read: list, written: list) -> None:
     """Lets later operations that use `written` wait until the arrays `read` are ready.
 
     The caller does not wait.

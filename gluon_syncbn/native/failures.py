@@ -3,6 +3,8 @@
 Called by users and by ``devices.py``. It must not know what a layer computes.
 """
 
+from __future__ import annotations
+
 import atexit
 import os
 import threading
@@ -17,7 +19,7 @@ _latest_recovery = 0, 0, ""  # its number, its thread, and why
 function_contexts = set()  # those where the backward of an autograd.Function may run
 
 
-def check_timeout(seconds, name="timeout"):
+def check_timeout(seconds: object, name: str = "timeout") -> float:
     """`seconds` as a float; raises ValueError unless it is a positive number."""
     value = as_real(seconds)
     if not value > 0:
@@ -28,7 +30,7 @@ def check_timeout(seconds, name="timeout"):
     return value
 
 
-def set_timeout(seconds):
+def set_timeout(seconds: float) -> None:
     """Sets how long a device waits for the others, where a layer sets no timeout.
 
     The environment variable ``GLUON_SYNCBN_TIMEOUT`` sets the initial value; without it
@@ -57,7 +59,7 @@ def set_timeout(seconds):
     load().gluon_syncbn_set_timeout(check_timeout(seconds, "seconds"))
 
 
-def get_timeout():
+def get_timeout() -> float:
     """The timeout in seconds that :func:`set_timeout` sets.
 
     Examples
@@ -69,12 +71,12 @@ def get_timeout():
     return load().gluon_syncbn_timeout()
 
 
-def failure():
+def failure() -> str:
     """The text of the error that a layer has failed with; empty if all are well."""
     return load().gluon_syncbn_failure().decode()
 
 
-def end_waits(reason):
+def end_waits(reason: str) -> None:
     """Ends all waits for devices with this text, now and until :func:`recover`.
 
     The other processes of :mod:`gluon_syncbn.distributed` get it too.
@@ -82,7 +84,7 @@ def end_waits(reason):
     load().gluon_syncbn_fail_all(reason.encode(), True)
 
 
-def recover(reason="gluon_syncbn.recover() was called"):
+def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     """Gives up the work in flight and makes all layers ready for the next step.
 
     To be called after an :class:`mxnet.MXNetError` of a layer was caught: ends the
@@ -129,7 +131,7 @@ def recover(reason="gluon_syncbn.recover() was called"):
     load().gluon_syncbn_reset_all()
 
 
-def latest_recovery():
+def latest_recovery() -> tuple[int, int, str]:
     """The number of the latest call of :func:`recover`, its thread, and its reason."""
     return _latest_recovery
 

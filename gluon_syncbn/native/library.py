@@ -4,10 +4,13 @@ Every other module reaches native code through :func:`load`. Nothing here knows 
 layer is.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import mxnet as mx
 
@@ -59,19 +62,19 @@ _SIGNATURES = {
 }
 
 
-def path():
+def path() -> Path:
     """Path of the shared library: the one in ``GLUON_SYNCBN_LIBRARY``, else our own."""
     default = Path(__file__).parents[1] / _NAME
     return Path(os.environ.get("GLUON_SYNCBN_LIBRARY", default))
 
 
-def mpi_path():
+def mpi_path() -> Path:
     """Path of the library that talks over MPI, which is built where MPI is."""
     return path().with_name(_MPI_NAME)
 
 
 @functools.lru_cache(maxsize=None)
-def load():
+def load() -> ctypes.CDLL:
     """The loaded library as a :class:`ctypes.CDLL`.
 
     Raises
@@ -104,7 +107,7 @@ def load():
     return library
 
 
-def features():
+def features() -> dict[str, Any]:
     """Describes how the library was built, and what it found on this machine.
 
     Returns

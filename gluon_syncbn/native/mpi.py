@@ -3,6 +3,8 @@
 Called by ``world.py``. It must not know what is sent.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import sys
@@ -33,7 +35,7 @@ _SIGNATURES = {
 }
 
 
-def load():
+def load() -> ctypes.CDLL:
     """The library as a :class:`ctypes.CDLL`; RuntimeError if it or MPI is missing."""
     file = mpi_path()
     if not file.exists():
@@ -69,7 +71,7 @@ def _open(file):
         return ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
 
 
-def initialize(library):
+def initialize(library: ctypes.CDLL) -> int:
     """Starts MPI if nobody has; returns the number of processes.
 
     Raises
@@ -111,7 +113,7 @@ def _short(library):
     return " ".join(version.splitlines()[0].split(",")[0].split())
 
 
-def wire(library, size, timeout):
+def wire(library: ctypes.CDLL, size: int, timeout: float) -> tuple[int, list[int]]:
     """The native wire, and for each rank the lowest rank on its machine."""
     machines = (ctypes.c_int * size)()
     pointer = library.gluon_syncbn_mpi_wire(timeout, machines)

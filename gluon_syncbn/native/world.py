@@ -4,6 +4,8 @@ Called by users and by the other files of this folder. It must not know what is
 exchanged.
 """
 
+from __future__ import annotations
+
 import atexit
 import os
 
@@ -28,7 +30,7 @@ class _World:
         return [rank for rank, other in enumerate(self.machines) if other == own]
 
 
-def init(timeout=None):
+def init(timeout: float | None = None) -> None:
     """Connects the processes that ``mpirun`` has started.
 
     From then on every :class:`gluon_syncbn.SyncBatchNorm` synchronizes with the layer
@@ -88,21 +90,21 @@ def init(timeout=None):
     atexit.register(_end, own_mpi=not was_initialized)
 
 
-def wait_seconds(timeout):
+def wait_seconds(timeout: float | None) -> float:
     """`timeout`, or the default one, as a checked number of seconds."""
     if timeout is None:
         return failures.get_timeout()
     return failures.check_timeout(timeout)
 
 
-def world():
+def world() -> _World:
     """The connected world; RuntimeError if there is none."""
     if _world is None:
         raise RuntimeError("gluon_syncbn.distributed.init() was not called")
     return _world
 
 
-def is_initialized():
+def is_initialized() -> bool:
     """Tells whether ``init`` has connected this process.
 
     Examples
@@ -114,7 +116,7 @@ def is_initialized():
     return _world is not None
 
 
-def rank():
+def rank() -> int:
     """This process's number, from 0; 0 before ``init``.
 
     Examples
@@ -126,7 +128,7 @@ def rank():
     return _world.rank if _world else 0
 
 
-def size():
+def size() -> int:
     """The number of processes; 1 before ``init``.
 
     Examples
@@ -138,7 +140,7 @@ def size():
     return _world.size if _world else 1
 
 
-def local_rank():
+def local_rank() -> int:
     """This process's number among those of its machine; 0 before ``init``.
 
     With one GPU per process, train on ``mx.gpu(local_rank())``.
@@ -152,7 +154,7 @@ def local_rank():
     return _world.of_machine().index(_world.rank) if _world else 0
 
 
-def local_size():
+def local_size() -> int:
     """The number of processes on this machine; 1 before ``init``.
 
     Examples
@@ -164,7 +166,7 @@ def local_size():
     return len(_world.of_machine()) if _world else 1
 
 
-def join(timeout=None):
+def join(timeout: float | None = None) -> int:
     """Takes part in the others' exchanges with nothing, until all have joined.
 
     To be called where a process has no batch left while others may have: at the end of
@@ -218,7 +220,7 @@ def join(timeout=None):
     return last
 
 
-def shutdown():
+def shutdown() -> None:
     """Takes leave of the other processes; does not wait for them.
 
     Not needed at the end of a program. Others that wait for this rank, and layers that

@@ -14,10 +14,13 @@ parallel nets a backward is about, its heads tell: those whose anchor they depen
 graphs of several nets, and of several threads, do not meet.
 """
 
+from __future__ import annotations
+
 import ctypes
 import itertools
 import threading
 import weakref
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -37,7 +40,7 @@ _calls = weakref.WeakValueDictionary()  # by the name of the anchor
 _inside = threading.local()  # how many calls a thread's devices' backward is a part of
 
 
-def gather(sharded, net):
+def gather(sharded: Any, net: Any) -> Any:
     """The devices' outputs as whole arrays on the first context, and recorded there.
 
     Parameters

@@ -3,6 +3,11 @@
 Called by ``net.py``. It must not know what is done with the shards.
 """
 
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+import mxnet as mx
 from mxnet import autograd
 
 from ..common.nested import flatten, rebuild
@@ -27,7 +32,13 @@ class Batch:
         Those of the net.
     """
 
-    def __init__(self, args, contexts, axis, parameters):
+    def __init__(
+        self,
+        args: Any,
+        contexts: Sequence[mx.Context],
+        axis: int,
+        parameters: Sequence[mx.gluon.Parameter],
+    ) -> None:
         self.parameters = parameters
         leaves = flatten(list(args))
         self.rows = _rows(leaves, axis)
@@ -40,7 +51,7 @@ class Batch:
             for k in range(self.active)
         ]
 
-    def shard_rows(self):
+    def shard_rows(self) -> list[int]:
         """Rows of each shard."""
         return [end - begin for begin, end in share_bounds(self.rows, self.active)]
 
@@ -69,7 +80,7 @@ class ShardedOutput(list):
     [((3, 3), cpu(0)), ((2, 3), cpu(1))]
     """
 
-    def __init__(self, outputs, batch, net):
+    def __init__(self, outputs: Iterable, batch: Any, net: Any) -> None:
         super().__init__(outputs)
         self.batch, self.net = batch, net
 

@@ -7,8 +7,11 @@ Both have `variables`, by name, that the caller's backward differentiates with r
 to, and `name`, that of a variable behind every output.
 """
 
+from __future__ import annotations
+
 import threading
 import time
+from typing import Any, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -20,7 +23,7 @@ from . import graph
 from .operators import broadcast_add, cast, concat, reshape, slice_axis, to_context
 
 
-def join(parts, axis, context):
+def join(parts: Sequence, axis: int, context: mx.Context) -> Any:
     """The parts of one output as a whole; the first of what are no arrays."""
     if not isinstance(parts[0], mx.nd.NDArray):
         return parts[0]
@@ -41,12 +44,12 @@ class Leaves:
     Nothing is waited for: the leaves' gradients are arrays that will be computed.
     """
 
-    def __init__(self, context, axis):
+    def __init__(self, context: mx.Context, axis: int) -> None:
         self._context, self._axis = context, axis
         self.variables = {}
         self._names = []  # per device those of the leaves for each output
 
-    def attach(self, call, columns, _inputs):
+    def attach(self, call: Any, columns: Sequence, _inputs: Sequence) -> list:
         """The outputs as whole arrays in the caller's graph, which keeps `call`."""
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
@@ -75,14 +78,14 @@ class Leaves:
         autograd.mark_variables([leaf], [gradient])
         return leaf
 
-    def take(self, gradients):
+    def take(self, gradients: dict) -> list:
         """Per device the gradients of its outputs, None where none arrived.
 
         `gradients` has those of the variables that a backward has reached.
         """
         return [[gradients.get(name) for name in names] for names in self._names]
 
-    def break_off(self, error):
+    def break_off(self, error: BaseException) -> None:
         """There is nobody who waits."""
 
 
@@ -110,12 +113,13 @@ class Gate:
     computes the leaves', and share resources between the two.
     """
 
-    def __init__(self, context, axis):
+    def __init__(self, context: mx.Context, axis: int) -> None:
         self._context, self._axis = context, axis
         self._arrived = []  # passes of backward, oldest first
-        self._taken = self._error = None
+        self._taken: _Pass  # the one whose gradients the caller has
+        self._error: str | None = None
 
-    def attach(self, call, columns, inputs):
+    def attach(self, call: Any, columns: Sequence, inputs: Sequence) -> list:
         """The outputs as whole arrays in the caller's graph, which keeps `call`."""
         self._rows = [part.shape[self._axis] for part in columns[0]]
         anchor = mx.nd.zeros((1,), ctx=self._context)
@@ -143,15 +147,15 @@ class Gate:
         flat = [reshape(cast(x, self._dtype), shape=(-1,)) for x in arrays]
         return concat(*flat, dim=0)
 
-    def has_arrived(self):
+    def has_arrived(self) -> bool:
         return len(self._arrived) > 0
 
-    def take(self, _gradients):
+    def take(self, _gradients: dict) -> list:
         """Per device the gradients of its outputs, which have arrived."""
         self._taken = self._arrived.pop(0)
         return list(zip(*map(self._split, self._taken.gradients)))
 
-    def give(self, gradients):
+    def give(self, gradients: Sequence) -> None:
         """Lets the function return; per input the gradients of its shards.
 
         To be called from a device's thread. In the caller's, joining them could be made
@@ -167,13 +171,13 @@ class Gate:
             self._taken.given = flat
             _changed.notify_all()
 
-    def break_off(self, error):
+    def break_off(self, error: BaseException) -> None:
         """Lets the function fail."""
         with _changed:
             self._error = f"the backward of a parallel net failed: {error}"
             _changed.notify_all()
 
-    def backward(self, gradients):
+    def backward(self, gradients: Sequence) -> mx.nd.NDArray:
         """Called by MXNet's thread with the outputs' gradients."""
         this = _Pass(gradients)
         with _changed:
@@ -222,7 +226,7 @@ _changed = threading.Condition()  # guards what gates have got
 _TICK = 0.2  # seconds between looks for a failure
 
 
-def await_any(gates):
+def await_any(gates: Iterable[Gate]) -> Gate:
     """The first of some gates where gradients have arrived."""
 
     def arrived():

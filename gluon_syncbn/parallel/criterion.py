@@ -4,6 +4,10 @@ Called by users of ``make_parallel(..., gather=False)``. It must not know what t
 computes.
 """
 
+from __future__ import annotations
+
+from typing import Any, Callable
+
 import mxnet as mx
 from mxnet.gluon import Block
 
@@ -49,7 +53,7 @@ class ParallelCriterion(Block):
     array([0.5, 2. , 4.5], dtype=float32)
     """
 
-    def __init__(self, loss, net):
+    def __init__(self, loss: Callable, net: ParallelNet) -> None:
         super().__init__(prefix="")
         if not callable(loss):
             raise TypeError(f"loss is a Block or function, but got {shown(loss)}")
@@ -58,7 +62,7 @@ class ParallelCriterion(Block):
         # Not as a child: a criterion does not own the net's parameters.
         self.__dict__["net"] = net
 
-    def forward(self, output, *labels):
+    def forward(self, output: ShardedOutput, *labels: Any) -> Any:
         """Calls the loss on every device that has an output."""
         if not isinstance(output, ShardedOutput):
             raise TypeError(

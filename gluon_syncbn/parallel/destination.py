@@ -5,9 +5,12 @@ gradients are written to the variables' own arrays, as MXNet does it. `Returned`
 `autograd.grad`: they are new arrays, and the variables' own stay as they are.
 """
 
+from __future__ import annotations
+
 import ctypes
 import itertools
 from functools import partial
+from typing import Any, Callable
 
 import mxnet as mx
 from mxnet import autograd
@@ -26,7 +29,7 @@ class Written:
     another one (of another call of the net, or the caller's own) has written.
     """
 
-    def __init__(self, calls, names, arguments):
+    def __init__(self, calls: list, names: set, arguments: tuple) -> None:
         self._names, self._arguments = names, arguments
         self._train_mode = bool(arguments[_TRAIN_MODE].value)
         # Per parameter of the nets that were called its data and gradients, on the
@@ -51,11 +54,11 @@ class Written:
         replicas = itertools.chain.from_iterable(self._replicas.values())
         return {id(replica[0]): replica for replica in replicas}.values()
 
-    def of_caller(self, original):
+    def of_caller(self, original: Callable) -> int:
         """Differentiates the caller's graph."""
         return original(*self._arguments)
 
-    def of_devices(self, call, retain_graph):
+    def of_devices(self, call: Any, retain_graph: bool) -> None:
         """Differentiates the devices' graphs; adds to what earlier ones wrote."""
         saved = []
         for data, grad, is_written in self._all():
@@ -74,7 +77,7 @@ class Written:
         autograd.backward(heads, gradients, retain_graph, self._train_mode)
         return [shard.grad for shard in shards]
 
-    def finish(self):
+    def finish(self) -> None:
         """Gives devices that sat out the gradient zero of what the others have."""
         for replicas in self._replicas.values():
             fresh = [data._fresh_grad for data, *_ in replicas]
@@ -85,7 +88,7 @@ class Written:
                             grad[:] = 0
                         data._fresh_grad = True
 
-    def restore(self):
+    def restore(self) -> None:
         """Puts back the marks of what this backward call has not reached."""
         for data in self._former:
             data._fresh_grad = True
@@ -98,7 +101,7 @@ class Returned:
     respect to theirs, because their layers exchange gradients.
     """
 
-    def __init__(self, calls, names, arguments):
+    def __init__(self, calls: list, names: set, arguments: tuple) -> None:
         if arguments[_CREATE_GRAPH].value:
             raise ValueError(
                 "autograd.grad got create_graph=True, but the gradients of a parallel "
@@ -116,7 +119,7 @@ class Returned:
                 self._in_caller[name] = call.border.variables[name]
         heads = [head.handle for call in calls for row in call.heads for head in row]
         behind = names | graph.names_behind(heads)
-        self._in_devices = {n: v for n, v in asked.items() if n in behind}
+        self._in_devices: dict = {n: v for n, v in asked.items() if n in behind}
         for p in _parameters(calls):
             replicas = {graph.name_of(data.handle): data for data in p._data}
             if replicas.keys() & asked.keys() and replicas.keys() & behind:
@@ -128,7 +131,7 @@ class Returned:
                     "on, expected one that has a gradient and was used to compute them"
                 )
 
-    def of_caller(self, original):
+    def of_caller(self, original: Callable) -> int:
         """Differentiates the caller's graph."""
         grads = ctypes.POINTER(ctypes.c_void_p)()
         stypes = ctypes.POINTER(ctypes.c_int)()
@@ -145,7 +148,7 @@ class Returned:
                 self._gradients[name] = _ndarray_cls(handle, stype=stypes[number])
         return code
 
-    def of_devices(self, call, retain_graph):
+    def of_devices(self, call: Any, retain_graph: bool) -> None:
         """Differentiates the devices' graphs, and adds to what is there."""
         call.go_on(self._gradients, partial(self._differentiate, retain_graph))
 
@@ -163,7 +166,7 @@ class Returned:
             self._gradients[name] = result if earlier is None else earlier + result
         return results[len(there) :]
 
-    def finish(self):
+    def finish(self) -> None:
         """Hands the gradients to `autograd.grad`, which takes arrays of handles."""
         results = []
         for number, name in enumerate(self._wanted):
@@ -179,7 +182,7 @@ class Returned:
         to_handles.contents = ctypes.c_void_p.from_buffer(handles)
         to_stypes.contents = ctypes.c_int.from_buffer(stypes)
 
-    def restore(self):
+    def restore(self) -> None:
         """There is nothing to put back."""
 
 
@@ -189,7 +192,7 @@ def _parameters(calls):
     return [p for p in parameters.values() if p._grad is not None]
 
 
-def array_of(handle):
+def array_of(handle: Any) -> mx.nd.NDArray:
     """An NDArray of its own for the array behind a handle."""
     copy = ctypes.c_void_p()
     mx.base.check_call(

@@ -4,23 +4,26 @@ Called by ``batch.py``, ``backward.py`` and ``bridge.py``. MXNet numbers the
 variables of a process, so their names tell them apart.
 """
 
+from __future__ import annotations
+
 import ctypes
+from typing import Any, Iterable
 
 import mxnet as mx
 
 
-def is_recorded(array):
+def is_recorded(array: Any) -> bool:
     """Whether `array` is a result that `autograd` records, or has a gradient."""
     return isinstance(array, mx.nd.NDArray) and _symbol(array.handle) is not None
 
 
-def name_of(handle):
+def name_of(handle: Any) -> str | None:
     """The name of a variable, given by its handle; None if nothing is recorded."""
     symbol = _symbol(handle)
     return None if symbol is None else symbol.name
 
 
-def names_behind(handles):
+def names_behind(handles: Iterable) -> set[str]:
     """The names of all variables that some arrays, given by handles, depend on."""
     symbols = [symbol for symbol in map(_symbol, handles) if symbol is not None]
     return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()

@@ -5,8 +5,12 @@ Called by users. A call splits the batch, runs the net on every device through
 must not know what the net computes.
 """
 
+from __future__ import annotations
+
+import os
 import warnings
 import weakref
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -28,7 +32,14 @@ from .participation import participating
 _warned_of = weakref.WeakSet()  # trainers
 
 
-def make_parallel(net, ctx, sync_bn=True, batch_axis=0, gather=True, reset_ctx=False):
+def make_parallel(
+    net: mx.gluon.Block,
+    ctx: Sequence[mx.Context],
+    sync_bn: bool = True,
+    batch_axis: int = 0,
+    gather: bool = True,
+    reset_ctx: bool = False,
+) -> ParallelNet:
     """Makes one net that runs on several devices out of a net for one.
 
     The parallel net takes whole batches and gives whole outputs, equal to those of
@@ -138,7 +149,13 @@ class ParallelNet(Block):
     Devices([cpu(0), cpu(1)])
     """
 
-    def __init__(self, net, devices, batch_axis=0, gather=True):
+    def __init__(
+        self,
+        net: mx.gluon.Block,
+        devices: Devices,
+        batch_axis: int = 0,
+        gather: bool = True,
+    ) -> None:
         super().__init__(prefix="")
         self.net = net
         self.devices = devices
@@ -147,34 +164,40 @@ class ParallelNet(Block):
         self._check_contexts()
 
     def initialize(
-        self, init=None, ctx=None, verbose=False, force_reinit=False
-    ):  # the arguments of Block.initialize
+        self,
+        init: Any = None,
+        ctx: Sequence[mx.Context] | None = None,
+        verbose: bool = False,
+        force_reinit: bool = False,
+    ) -> None:  # the arguments of Block.initialize
         """As :meth:`mxnet.gluon.Block.initialize`, on the devices of this net."""
         self._checked = []
         init = mx.init.Uniform() if init is None else init
         self.net.initialize(init, self._same(ctx), verbose, force_reinit)
 
-    def hybridize(self, active=True, **kwargs):
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         """As :meth:`mxnet.gluon.Block.hybridize`; call it after changing the net."""
         self._checked = []
         super().hybridize(active, **kwargs)
 
     def load_parameters(
         self,
-        filename,
-        ctx=None,
-        allow_missing=False,
-        ignore_extra=False,
-        cast_dtype=False,
-        dtype_source="current",
-    ):
+        filename: str | os.PathLike,
+        ctx: Sequence[mx.Context] | None = None,
+        allow_missing: bool = False,
+        ignore_extra: bool = False,
+        cast_dtype: bool = False,
+        dtype_source: str = "current",
+    ) -> None:
         """As :meth:`mxnet.gluon.Block.load_parameters`, on the devices of this net."""
         self._checked = []
         filename = check_path("filename", filename)
         options = allow_missing, ignore_extra, cast_dtype, dtype_source
         self.net.load_parameters(filename, self._same(ctx), *options)
 
-    def save_parameters(self, filename, deduplicate=False):
+    def save_parameters(
+        self, filename: str | os.PathLike, deduplicate: bool = False
+    ) -> None:
         """Saves one set of parameters, which the template and this net load.
 
         Waits for the work in flight; to be called between steps.
@@ -188,7 +211,9 @@ class ParallelNet(Block):
             parameters = {name: p for p, name in names.items()}
         self._save(filename, parameters)
 
-    def export(self, path, epoch=0, remove_amp_cast=True):
+    def export(
+        self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = True
+    ) -> None:
         """As :meth:`mxnet.gluon.HybridBlock.export`: the template's graph.
 
         Waits for the work in flight; to be called between steps.
@@ -236,7 +261,7 @@ class ParallelNet(Block):
         save = mx.npx.save if mx.util.is_np_array() else mx.nd.save
         save(filename, arrays)
 
-    def summary(self, *inputs):
+    def summary(self, *inputs: Any) -> None:
         """As :meth:`mxnet.gluon.Block.summary`: of the template on the first device.
 
         Parameters
@@ -249,7 +274,7 @@ class ParallelNet(Block):
         with first[0], autograd.pause():
             self.net.summary(*batch.shards[0])
 
-    def forward(self, *args):
+    def forward(self, *args: Any) -> Any:
         """Calls the net on a whole batch.
 
         Parameters

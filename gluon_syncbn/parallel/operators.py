@@ -5,7 +5,10 @@ functions of ``mx.nd``, copies to another context among them: parts of one outpu
 gradients, would not keep the dtype that they have to have.
 """
 
+from __future__ import annotations
+
 import ctypes
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -27,7 +30,7 @@ _cast = _operator("Cast")
 _copyto = _operator("_copyto")
 
 
-def cast(array, dtype):
+def cast(array: mx.nd.NDArray, dtype: Any) -> mx.nd.NDArray:
     """`array` itself if it has that dtype."""
     if array.dtype == dtype:
         return array
@@ -35,7 +38,7 @@ def cast(array, dtype):
     return (_amp_cast if is_bfloat16 else _cast)(array, dtype=dtype)
 
 
-def to_context(array, context):
+def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
     """`array` itself if it is there."""
     if array.context == context:
         return array

@@ -4,7 +4,10 @@ Called by ``net.py`` and by users with loops of their own. The meeting itself is
 ``src/collective/group.cc``; here the change is ordered against work in flight.
 """
 
+from __future__ import annotations
+
 from contextlib import contextmanager
+from typing import Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -15,7 +18,9 @@ from ..native.library import load
 
 
 @contextmanager
-def participating(net, contexts):
+def participating(
+    net: mx.gluon.Block, contexts: Sequence[mx.Context]
+) -> Iterator[None]:
     """In the ``with`` block only these contexts call the net in training.
 
     For a batch that is smaller than the number of devices. Every SyncBatchNorm of the

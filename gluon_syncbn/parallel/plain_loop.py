@@ -5,6 +5,8 @@ the reason that ``devices.py`` gives, and ``backward.py`` takes gradients there.
 must not know what the net computes.
 """
 
+from __future__ import annotations
+
 from functools import partial
 
 import mxnet as mx
@@ -22,7 +24,7 @@ from .graph import is_recorded
 from .net import ParallelNet
 
 
-def allow_plain_loop(net):
+def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     """Lets a net be called in a plain loop over several CPU contexts.
 
     On CPU contexts such a loop deadlocks inside MXNet, see :class:`Devices`. After this

@@ -4,7 +4,10 @@ Called by ``__main__.py``. Each candidate is compared with the float64 reference
 it is timed. ``scripts/benchmark_layer.py`` measures inside of nets, and longer.
 """
 
+from __future__ import annotations
+
 import time
+from typing import Sequence
 
 import mxnet as mx
 import numpy as np
@@ -25,7 +28,7 @@ On two contexts nn.BatchNorm normalizes each half of the batch by itself. The co
 layer is timed on one context only, because on several it can wait for ever."""
 
 
-def report(contexts, shape=SHAPE):
+def report(contexts: Sequence[mx.Context], shape: tuple = SHAPE) -> None:
     """Prints the table: milliseconds of forward plus backward.
 
     Raises

@@ -4,6 +4,10 @@ Called by ``__main__.py`` and ``bench.py``, so that a user sees on the own machi
 the library computes right. It shares no formula with the library.
 """
 
+from __future__ import annotations
+
+from typing import Any, Sequence
+
 import mxnet as mx
 import numpy as np
 
@@ -24,7 +28,7 @@ class WrongResultError(Exception):
     """A result differs from the reference by more than rounding explains."""
 
 
-def check(contexts, mode, dtype):
+def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> str:
     """One training step on shards of a batch; returns a sentence on how near it is.
 
     Raises
@@ -49,7 +53,7 @@ def check(contexts, mode, dtype):
     return f"right {place}: within {worst:.1g} of float64, {bound:.1g} are allowed"
 
 
-def example(dtype, shape=SHAPE):
+def example(dtype: Any, shape: tuple = SHAPE) -> list[np.ndarray]:
     """x, dy and gamma; the channels' means and deviations differ, and so do rows'."""
     rng = np.random.default_rng(0)
     x = rng.normal(3, 2, shape) + rng.normal(0, 4, (shape[0], shape[1], 1, 1))
@@ -59,7 +63,9 @@ def example(dtype, shape=SHAPE):
     ]
 
 
-def step(layer, contexts, mode, arrays):
+def step(
+    layer: Any, contexts: Sequence[mx.Context], mode: str, arrays: Sequence
+) -> dict[str, np.ndarray]:
     """Forward and backward on the shards; the results by name, as NumPy arrays."""
     x, dy, gamma = (mx.nd.array(a, dtype=a.dtype) for a in arrays)
     layer.cast(x.dtype)
@@ -86,7 +92,7 @@ def step(layer, contexts, mode, arrays):
     }
 
 
-def oracle(x, dy, gamma):
+def oracle(x: np.ndarray, dy: np.ndarray, gamma: np.ndarray) -> tuple[np.ndarray, ...]:
     """The same arrays as `step` returns, of the whole batch in float64; beta is 0."""
     x, dy = x.astype("float64"), dy.astype("float64")
     gamma = gamma.astype("float64").reshape(1, -1, 1, 1)

@@ -3,6 +3,8 @@
 Called by users, before the first context is made.
 """
 
+from __future__ import annotations
+
 import subprocess
 import sys
 
@@ -20,7 +22,7 @@ print(count.value)
 """
 
 
-def available_contexts():
+def available_contexts() -> list[mx.Context]:
     """The contexts that a net can be made parallel over: all GPUs, else the CPU.
 
     Makes no context, allocates no device memory and does not start CUDA in this

@@ -3,13 +3,15 @@
 Called by users, once, before the first step.
 """
 
+from __future__ import annotations
+
 import ctypes
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> bool:
     """Makes this process keep the memory that its arrays on CPUs give back.
 
     Outside static graphs (``hybridize(static_alloc=True)``) MXNet takes every array

@@ -3,13 +3,15 @@
 Called by users and tests, between steps.
 """
 
+from __future__ import annotations
+
 import mxnet as mx
 import numpy as np
 
 from ..common.arguments import check_block
 
 
-def check_replicas(net):
+def check_replicas(net: mx.gluon.Block) -> None:
     """Checks that parameters and running statistics are identical on all devices.
 
     They are, bit by bit, as long as every device applies the same gradients; running
