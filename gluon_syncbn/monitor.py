@@ -1,4 +1,4 @@
-"""Where the time of devices goes that they do not compute in.
+"""Measures how long devices sit idle, and what they wait for.
 
 Called by users' training loops. It waits for nothing: layers count their own waits, and
 MXNet notes the times when gradients and parameters are ready.
@@ -76,7 +76,7 @@ class Monitor:
 
     def __enter__(self):
         self._former, self._is_within = {}, True
-        # What Trainer.step, and allreduce_grads with update, go through.
+        # Trainer.step goes through both, and so do allreduce_grads and update.
         self._replace("_allreduce_grads", self._allreduce_grads)
         self._replace("_update", self._update)
         self._begin()
@@ -244,7 +244,7 @@ class Waits(
         "Waits", "steps seconds data each_other gradients layers", defaults=[()]
     )
 ):
-    """What devices waited for, as shares of their time (0 to 1).
+    """Shares of their time (0 to 1) that devices waited, by what they waited for.
 
     Attributes
     ----------

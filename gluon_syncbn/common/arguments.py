@@ -28,7 +28,7 @@ def check_kind(name: str, value: Any, kinds: type | tuple, expected: str) -> Any
 
 
 def is_int(value: object) -> bool:
-    """Whether a value is an int; bools are not."""
+    """Tells whether a value is an int; bools are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

@@ -1,6 +1,7 @@
 """Lists, tuples and dicts of arrays: taken apart, and put together again.
 
-Called by ``net.py``. It knows nothing of devices or of what the arrays mean.
+Called by ``parallel`` and ``exporting.py``. It knows nothing of devices or of what the
+arrays mean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How rows are shared: as evenly as can be, the first shares get one row more.
+"""Shares rows as evenly as can be: the first shares get one row more.
 
-Called by ``devices.py``, ``batch.py`` and ``distributed/sampler.py``, so that devices
+Called by ``devices.py``, ``batch.py`` and ``sampler.py``, so that devices
 and processes share alike.
 """
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
-from typing import Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -320,7 +320,7 @@ def _check_list(position, elements):
 
 
 def inside_map() -> bool:
-    """Whether the calling function runs inside of a `map` of any Devices."""
+    """Tells whether the calling function runs inside of a `map` of any Devices."""
     return bool(getattr(_within, "devices", ()))
 
 

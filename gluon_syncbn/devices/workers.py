@@ -80,7 +80,7 @@ class Worker:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, function: Callable | None, *arguments: Any) -> Future:
-        """The Future of a call; None in the place of a function ends the thread."""
+        """The Future of a call; None instead of a function ends the thread."""
         call = Future()
         self._latest = weakref.ref(call)
         self._calls.put((call, function, arguments))
@@ -105,7 +105,7 @@ class Worker:
     def forget(self) -> None:
         """Makes this thread, which calls it, like a new one."""
         self._context = contextvars.Context()
-        # What threading.local objects hold: scopes and names of MXNet's and Gluon's,
+        # It holds threading.local objects: scopes and names of MXNet's and Gluon's,
         # floating-point settings of NumPy, whatever a caller keeps.
         ctypes.cast(_thread_dict(), ctypes.py_object).value.clear()
         mx.random.seed(0)  # a thread's generators begin with that

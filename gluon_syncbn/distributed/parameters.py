@@ -113,7 +113,7 @@ def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> N
 
 
 def _description(net):
-    """What has to be equal on all ranks, in words; the order has to be equal too."""
+    """A text for each thing that has to be equal, and in equal order, on all ranks."""
     if not isinstance(net, Block):
         return [_words(parameter) for parameter in parameters_of(net)]
     found = net._collect_params_with_prefix()

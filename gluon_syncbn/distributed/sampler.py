@@ -1,4 +1,4 @@
-"""Which samples a process takes: each of an epoch once, by one process.
+"""Samples of a process: each one of an epoch is taken once, by one process.
 
 Called by users.
 """

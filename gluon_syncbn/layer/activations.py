@@ -83,7 +83,7 @@ def apply(F: Any, z: Any, activation: Activation) -> Any:
 
 
 class ActivatedBatchNorm(nn.BatchNorm):
-    """What a SyncBatchNorm that was made with an activation is reverted to."""
+    """A BatchNorm with an activation: a reverted SyncBatchNorm that has one."""
 
     def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
         y = super().hybrid_forward(F, x, **parameters)

@@ -231,7 +231,7 @@ class SyncBatchNorm(nn.BatchNorm):
         return len(self.contexts()) or None
 
     def contexts(self) -> list[mx.Context]:
-        """Where the layer is initialized, or is going to be; empty if it is not."""
+        """Contexts that the layer is initialized on, or will be; empty without any."""
         return contexts_of(self.running_mean)
 
     def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
@@ -327,7 +327,7 @@ class SyncBatchNorm(nn.BatchNorm):
         }
 
     def _check_channels(self, x):
-        """ValueError in the place of MXNet's "Shape inconsistent"."""
+        """Raises a ValueError that says more than MXNet's "Shape inconsistent"."""
         axis, expected = self._kwargs["axis"], self.gamma.shape[0]
         if -x.ndim <= axis < x.ndim and 0 < expected != x.shape[axis]:
             raise ValueError(
@@ -356,7 +356,7 @@ class SyncBatchNorm(nn.BatchNorm):
 
 
 def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
-    """Where a parameter is initialized, or is going to be; empty if it is not."""
+    """Contexts that a parameter is initialized on, or will be; empty without any."""
     try:
         return parameter.list_ctx()
     except RuntimeError:

@@ -170,7 +170,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
         original, kwargs = sync.original or (made_with, block._kwargs)
         if original is _CONTRIB:
             original, kwargs = nn.BatchNorm, block._kwargs
-        # What was set since (GluonCV freezes statistics this way) holds on.
+        # Settings that changed since (GluonCV freezes statistics this way) stay.
         block._kwargs = {**kwargs, **block._kwargs}
         if block._kwargs["momentum"] is None:
             block._kwargs["momentum"] = 0.9

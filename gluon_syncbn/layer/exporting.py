@@ -30,7 +30,7 @@ def _without_memory(leaf):
 
 
 def _export(block, args, *arguments, **options):
-    """In the place of `HybridBlock.export`."""
+    """Replaces `HybridBlock.export`."""
     graph, export = block._cached_graph, type(block).export
     if not graph:  # it says what is missing
         return export(block, *arguments, **options)

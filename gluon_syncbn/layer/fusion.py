@@ -24,7 +24,7 @@ from . import activations
 
 
 class Folded(HybridBlock):
-    """What an activation block is while a layer in front of it has taken it in."""
+    """An activation block while the layer in front of it does its work."""
 
     def forward(self, x: Any, *args: Any) -> Any:
         return x
@@ -42,7 +42,7 @@ def fold(layer: Any, block: mx.gluon.Block) -> None:
 
 
 def unfold(layer: Any) -> None:
-    """Gives the activation back to the block that a layer has it from, if there is."""
+    """Undoes `fold`: the block behind the layer does its work again."""
     block = layer._sync.from_block
     if block is not None:
         block.__class__ = block._folded_from
@@ -115,7 +115,7 @@ def _trace_parts(block, traces, loose):
 
 
 def _calls_children(kind):
-    """Whether a forward calls each child as a whole: that of Gluon's containers."""
+    """Tells whether a forward is that of a container, which calls whole children."""
     if issubclass(kind, nn.HybridSequential):
         return kind.hybrid_forward is nn.HybridSequential.hybrid_forward
     return issubclass(kind, nn.Sequential) and kind.forward is nn.Sequential.forward

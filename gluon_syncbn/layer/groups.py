@@ -93,7 +93,7 @@ def attributes(
 
 
 def parts_of_key(group: Any) -> list[str]:
-    """What a layer's key is followed by in its native groups (ForDevice in C++)."""
+    """Suffixes of a layer's key, one for each native rendezvous (ForDevice in C++)."""
     parts = context_parts(group)
     return [""] if parts is None else [f"/{i}" for i in range(len(parts))]
 

@@ -43,7 +43,7 @@ exported = None
 
 
 def guard_kind(contexts: Sequence[mx.Context], layer: Any, is_symbol: bool) -> str:
-    """How a layer is to be guarded, see ``guard`` in src/mxnet/attributes.h.
+    """The kind of guard that a layer needs, see ``guard`` in src/mxnet/attributes.h.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def guarded_input(F: Any, x: Any, guard: str) -> Any:
 
 
 def guarded_output(F: Any, y: Any, guard: str) -> Any:
-    """The operator's output behind the guard: its gradient will come plain."""
+    """The operator's output behind the guard: its gradient will be plain."""
     if guard in ("gpu", "outside"):
         return y
     if guard == "static_shape":

@@ -30,7 +30,7 @@ def nodes_of(symbol: Any) -> list[tuple[dict, list[str]]]:
 
 
 def used_outputs(symbol: Any) -> dict[str, set[int]]:
-    """Which outputs of each node are read, by the node's name."""
+    """The outputs of each node that are read, by the node's name."""
     graph, used = json.loads(symbol.tojson()), {}
     entries = [entry for node in graph["nodes"] for entry in node["inputs"]]
     for source, output, *_ in entries + graph["heads"]:

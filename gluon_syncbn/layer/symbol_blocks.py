@@ -16,7 +16,7 @@ from . import rewriting
 from .batch_norm import SyncBatchNorm, contexts_of
 
 _OPERATORS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
-# What a guard, which is of no use without the layer, is made of; see layout_guard.py.
+# A guard consists of these, and is of no use without its layer; see layout_guard.py.
 _IDENTITIES = {
     "SliceChannel": {"num_outputs": "1"},
     "Reshape": {"shape": "(-2,)"},
@@ -56,7 +56,7 @@ class GraphLayer:
         self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
 
     def contexts(self) -> list[mx.Context]:
-        """Where the layer is initialized; empty if it is not."""
+        """Contexts that the layer is initialized on; empty if there is none."""
         return contexts_of(self.running_mean)
 
     def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:

@@ -58,7 +58,7 @@ class SyncState:
         self.latest_use = None, None
 
     def parts(self) -> list[str]:
-        """What follows the layer's key: one native key for each group of contexts."""
+        """Suffixes of the layer's key, one for each group of contexts."""
         return groups.parts_of_key(self.group)
 
 
@@ -82,7 +82,7 @@ def check_synchronization(
 
 
 class Rendezvous:
-    """The native object in which the devices of one layer meet, alive as long as that.
+    """The native rendezvous of a layer's devices, alive as long as this object.
 
     The key is unique, unlike a block's prefix: two nets may have equal prefixes. Other
     processes know the layer by its name, and if there are several of that name, by

@@ -1,4 +1,4 @@
-"""What ends a wait, and how a process goes on after an error.
+"""Timeouts that end a wait, and the recovery of a process after an error.
 
 Called by users and by ``devices.py``. It must not know what a layer computes.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .library import mpi_path
 
-# What launchers tell each process about how many they have started.
+# By these launchers tell each process how many they have started.
 _PROMISES = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",

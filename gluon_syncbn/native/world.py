@@ -1,4 +1,4 @@
-"""The processes of the program: who they are, how they meet and part.
+"""The processes of the program: their ranks, and how they connect and part.
 
 Called by users and by the other files of this folder. It must not know what is
 exchanged.

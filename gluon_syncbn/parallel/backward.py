@@ -1,6 +1,6 @@
 """Gradients of a parallel net: from one loss on one device back to all devices.
 
-Called by ``net.py``. Two kinds of graphs meet here, which `autograd` keeps apart:
+Called by ``net.py``. It joins two kinds of graphs, which `autograd` keeps apart:
 
 * the caller's, of what is computed from the gathered outputs, and perhaps of what the
   inputs were computed from. Its backward is pushed from the caller's thread;
@@ -11,7 +11,7 @@ MXNet has no hook between them, so the library's function for backward is wrappe
 it has gone through the caller's graph, the gradients that arrived at the net's outputs
 go on through the devices' graphs (``bridge.py`` is where they arrive). Which calls of
 parallel nets a backward is about, its heads tell: those whose anchor they depend on. So
-graphs of several nets, and of several threads, do not meet.
+graphs of several nets, and of several threads, stay apart.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Call:
         self.number = next(_numbers)
         self.reached = 0  # calls that the backward under way has reached
         kind = Gate if batch.differentiable else Leaves
-        self.border = kind(net.devices.contexts[0], net.batch_axis)
+        self.bridge = kind(net.devices.contexts[0], net.batch_axis)
         self.heads = []  # per device its outputs
         self._shards = []  # per device those of the differentiable inputs
 
@@ -126,18 +126,18 @@ class _Call:
         inputs = [x for x, _ in batch.differentiable]
         shards = [parts for _, parts in batch.differentiable]
         self._shards = list(zip(*shards)) or [()] * len(self.heads)
-        outputs = self.border.attach(self, columns, inputs)
-        _calls[self.border.name] = self
+        outputs = self.bridge.attach(self, columns, inputs)
+        _calls[self.bridge.name] = self
         _install()
         return outputs
 
-    def go_on(self, gradients, differentiate):
+    def resume(self, gradients, differentiate):
         """Queues the devices' backward, and hands on the gradients of the inputs.
 
         Parameters
         ----------
         gradients : dict
-            By name those of the border's variables.
+            By name those of the bridge's variables.
         differentiate : callable
             Takes outputs of a device, their gradients, and shards; returns the
             gradients of the shards.
@@ -157,24 +157,24 @@ class _Call:
                 _inside.calls = 0
 
         contexts = devices.contexts[: len(self.heads)]
-        lists = self.heads, self.border.take(gradients), self._shards, contexts
+        lists = self.heads, self.bridge.collect(gradients), self._shards, contexts
         inputs = devices.map_first(backward, *lists)
         if any(self._shards):
-            devices.map_first(self.border.give, [list(zip(*inputs))])
+            devices.map_first(self.bridge.deliver, [list(zip(*inputs))])
 
-    def break_off(self, error):
-        """Lets nobody wait for gradients that will not come."""
-        self.border.break_off(error)
+    def cancel(self, error):
+        """Ends the waits for gradients that will not arrive."""
+        self.bridge.cancel(error)
         self.release()
 
     def release(self):
         """Lets go of the devices' graphs."""
         self.heads = self._shards = []
-        _calls.pop(self.border.name, None)
+        _calls.pop(self.bridge.name, None)
 
 
 def _backward(*arguments):
-    """In the place of the library's MXAutogradBackwardEx."""
+    """Replaces the library's MXAutogradBackwardEx."""
     num_heads, heads, num_variables, retain_graph = (
         getattr(arguments[k], "value", arguments[k]) for k in (0, 1, 3, 5)
     )
@@ -219,7 +219,7 @@ def _through(calls, heads, destination, retain_graph):
         if code != 0:
             return code
         reached = calls
-        if any(isinstance(call.border, Gate) for call in reached):
+        if any(isinstance(call.bridge, Gate) for call in reached):
             # The gates are going to be waited for: if the heads have failed, in vain.
             mx.base.check_call(_wait_to_read(heads))
         left = len(reached)
@@ -232,7 +232,7 @@ def _through(calls, heads, destination, retain_graph):
         destination.finish()
     except BaseException as error:
         for call in reached:
-            call.break_off(error)
+            call.cancel(error)
         raise
     finally:
         destination.restore()
@@ -248,12 +248,12 @@ def _wait_to_read(heads):
 
 
 def _in_order(calls):
-    """Calls as their gradients come, so that none waits for those of a later one."""
-    gates = {call.border: call for call in calls if isinstance(call.border, Gate)}
+    """Calls as their gradients arrive: none waits for those of a later one."""
+    gates = {call.bridge: call for call in calls if isinstance(call.bridge, Gate)}
     while gates:
         yield gates.pop(await_any(gates))
     # A call may have fed later ones, never earlier ones.
-    leaves = [call for call in calls if isinstance(call.border, Leaves)]
+    leaves = [call for call in calls if isinstance(call.bridge, Leaves)]
     yield from sorted(leaves, key=lambda call: call.number, reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""Where the caller's graph of a parallel net ends and the devices' graphs begin.
+"""Bridges between the caller's graph of a parallel net and the devices' graphs.
 
 Called by ``backward.py``. Both classes put the devices' outputs into the caller's
 graph, take the gradients that arrive there, and live as long as that graph, because
@@ -39,7 +39,7 @@ def _concatenate(arrays, axis):
 
 
 class Leaves:
-    """For inputs that have no gradient: outputs are leaves of the caller's graph.
+    """A bridge for inputs without gradients: outputs are leaves of the caller's graph.
 
     Nothing is waited for: the leaves' gradients are arrays that will be computed.
     """
@@ -78,15 +78,15 @@ class Leaves:
         autograd.mark_variables([leaf], [gradient])
         return leaf
 
-    def take(self, gradients: dict) -> list:
+    def collect(self, gradients: dict) -> list:
         """Per device the gradients of its outputs, None where none arrived.
 
         `gradients` has those of the variables that a backward has reached.
         """
         return [[gradients.get(name) for name in names] for names in self._names]
 
-    def break_off(self, error: BaseException) -> None:
-        """There is nobody who waits."""
+    def cancel(self, error: BaseException) -> None:
+        """Does nothing, because nobody waits."""
 
 
 class _Keeper(autograd.Function):
@@ -104,11 +104,11 @@ class _Keeper(autograd.Function):
 
 
 class Gate:
-    """For inputs that have a gradient: inputs and outputs join in one function.
+    """A bridge for inputs with gradients: inputs and outputs join in one function.
 
     Its backward runs on a thread of MXNet's for custom operators once the gradients of
     the outputs are computed. It hands them over, and waits there until the devices'
-    backward is queued; so `take` waits in the caller. Leaves beside the function
+    backward is queued; so `collect` waits in the caller. Leaves beside the function
     would not do: MXNet might queue what needs the inputs' gradients before what
     computes the leaves', and share resources between the two.
     """
@@ -116,7 +116,7 @@ class Gate:
     def __init__(self, context: mx.Context, axis: int) -> None:
         self._context, self._axis = context, axis
         self._arrived = []  # passes of backward, oldest first
-        self._taken: _Pass  # the one whose gradients the caller has
+        self._collected: _Pass  # the one whose gradients the caller has
         self._error: str | None = None
 
     def attach(self, call: Any, columns: Sequence, inputs: Sequence) -> list:
@@ -150,12 +150,12 @@ class Gate:
     def has_arrived(self) -> bool:
         return len(self._arrived) > 0
 
-    def take(self, _gradients: dict) -> list:
+    def collect(self, _gradients: dict) -> list:
         """Per device the gradients of its outputs, which have arrived."""
-        self._taken = self._arrived.pop(0)
-        return list(zip(*map(self._split, self._taken.gradients)))
+        self._collected = self._arrived.pop(0)
+        return list(zip(*map(self._split, self._collected.gradients)))
 
-    def give(self, gradients: Sequence) -> None:
+    def deliver(self, gradients: Sequence) -> None:
         """Lets the function return; per input the gradients of its shards.
 
         To be called from a device's thread. In the caller's, joining them could be made
@@ -168,10 +168,10 @@ class Gate:
             wholes.append(join(parts, self._axis, self._context))
         flat = self._flat(wholes)
         with _changed:
-            self._taken.given = flat
+            self._collected.delivered = flat
             _changed.notify_all()
 
-    def break_off(self, error: BaseException) -> None:
+    def cancel(self, error: BaseException) -> None:
         """Lets the function fail."""
         with _changed:
             self._error = f"the backward of a parallel net failed: {error}"
@@ -183,10 +183,10 @@ class Gate:
         with _changed:
             self._arrived.append(this)
             _changed.notify_all()
-        _await(lambda: self._error if this.given is None else True)
-        if this.given is None:
+        _await(lambda: self._error if this.delivered is None else True)
+        if this.delivered is None:
             raise mx.MXNetError(self._error)
-        return this.given
+        return this.delivered
 
     def _split(self, dy):
         if len(self._rows) == 1:
@@ -202,7 +202,7 @@ class _Pass:
     """One run of a gate's function in backward."""
 
     def __init__(self, gradients):
-        self.gradients, self.given = gradients, None
+        self.gradients, self.delivered = gradients, None
 
 
 class _Function(autograd.Function):
@@ -238,7 +238,7 @@ def await_any(gates: Iterable[Gate]) -> Gate:
 def _await(condition):
     """Waits until `condition()` gives something, and returns it.
 
-    Raises MXNetError if a layer fails, or nothing comes within the timeout.
+    Raises MXNetError if a layer fails, or nothing arrives within the timeout.
     """
     deadline = time.monotonic() + failures.get_timeout()
     with _changed:

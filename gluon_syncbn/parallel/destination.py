@@ -1,4 +1,4 @@
-"""Where the gradients of a backward through parallel nets go.
+"""The destinations of gradients in a backward through parallel nets.
 
 Called by ``backward.py``, which goes through the graphs. `Written` is for `backward`:
 gradients are written to the variables' own arrays, as MXNet does it. `Returned` is for
@@ -65,9 +65,9 @@ class Written:
             if is_written and data._fresh_grad:
                 saved.append((data, grad, grad.copy()))
                 data._fresh_grad = False
-        variables = call.border.variables
+        variables = call.bridge.variables
         gradients = {n: variables[n].grad for n in variables.keys() & self._names}
-        call.go_on(gradients, partial(self._differentiate, retain_graph))
+        call.resume(gradients, partial(self._differentiate, retain_graph))
         for data, grad, earlier in saved:
             if data._fresh_grad:
                 grad += earlier
@@ -115,8 +115,8 @@ class Returned:
         asked = dict(zip(self._wanted, variables))
         self._in_caller = {n: v for n, v in asked.items() if n in names}
         for call in calls:
-            for name in call.border.variables.keys() & names:
-                self._in_caller[name] = call.border.variables[name]
+            for name in call.bridge.variables.keys() & names:
+                self._in_caller[name] = call.bridge.variables[name]
         heads = [head.handle for call in calls for row in call.heads for head in row]
         behind = names | graph.names_behind(heads)
         self._in_devices: dict = {n: v for n, v in asked.items() if n in behind}
@@ -150,7 +150,7 @@ class Returned:
 
     def of_devices(self, call: Any, retain_graph: bool) -> None:
         """Differentiates the devices' graphs, and adds to what is there."""
-        call.go_on(self._gradients, partial(self._differentiate, retain_graph))
+        call.resume(self._gradients, partial(self._differentiate, retain_graph))
 
     def _differentiate(self, retain_graph, heads, gradients, shards):
         behind = graph.names_behind([head.handle for head in heads])
@@ -171,7 +171,7 @@ class Returned:
         results = []
         for number, name in enumerate(self._wanted):
             result = self._gradients.get(name)
-            if result is None:  # no row has come to this replica
+            if result is None:  # this replica has had no row
                 result = mx.nd.zeros_like(self._in_devices[name])
             results.append(result.copy() if name in self._wanted[:number] else result)
         handles = (ctypes.c_void_p * len(results))(*(r.handle for r in results))
@@ -183,7 +183,7 @@ class Returned:
         to_stypes.contents = ctypes.c_int.from_buffer(stypes)
 
     def restore(self) -> None:
-        """There is nothing to put back."""
+        """Does nothing: no mark was changed."""
 
 
 def _parameters(calls):

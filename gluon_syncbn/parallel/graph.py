@@ -13,7 +13,7 @@ import mxnet as mx
 
 
 def is_recorded(array: Any) -> bool:
-    """Whether `array` is a result that `autograd` records, or has a gradient."""
+    """Tells whether `array` is a result that `autograd` records, or has a gradient."""
     return isinstance(array, mx.nd.NDArray) and _symbol(array.handle) is not None
 
 

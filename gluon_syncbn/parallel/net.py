@@ -120,7 +120,7 @@ def make_parallel(
 
 
 class ParallelNet(Block):
-    """What :func:`make_parallel` returns.
+    """A net on several devices, as :func:`make_parallel` returns it.
 
     It takes and gives whole batches. `backward` goes through it, also from another
     thread, and so does `autograd.grad`, though not with ``create_graph=True``. Of each
@@ -302,7 +302,7 @@ class ParallelNet(Block):
         if autograd.is_recording():
             _warn_of_trainer(parameters)
         batch = Batch(args, contexts, self.batch_axis, parameters)
-        # A part of the devices meets in training only.
+        # Only in training do devices wait for each other.
         partial = autograd.is_training() and batch.active < len(contexts)
         if partial:
             with participating(self.net, contexts[: batch.active]):

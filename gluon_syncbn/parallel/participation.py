@@ -1,6 +1,6 @@
-"""Which devices hold a shard in a step, where that is not all of them.
+"""Steps in which only some of the devices hold a shard.
 
-Called by ``net.py`` and by users with loops of their own. The meeting itself is
+Called by ``net.py`` and by users with loops of their own. The rendezvous itself is
 ``src/collective/group.cc``; here the change is ordered against work in flight.
 """
 
@@ -26,7 +26,7 @@ def participating(
     For a batch that is smaller than the number of devices. Every SyncBatchNorm of the
     net normalizes over the shards of these contexts. On leaving, the others get the
     running statistics of the first of them, so that these stay equal everywhere. A
-    backward call may come later: it meets the contexts of its forward call.
+    backward call may follow later: it waits for the contexts of its forward call.
 
     Entering and leaving wait for all work in flight (``mx.nd.waitall``), because a
     device that is still busy with an earlier step belongs to that one's devices.

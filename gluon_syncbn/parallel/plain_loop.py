@@ -79,7 +79,7 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
 
 
 class _Forward:
-    """In the place of a net's `forward`: calls it in the thread of a context."""
+    """Replaces a net's `forward`, and calls it in the thread of a context."""
 
     def __init__(self, net):
         self._net, self._places = net, {}
@@ -93,7 +93,7 @@ class _Forward:
         return _Forward(memo[id(self._net)])
 
     def _place(self, args):
-        """Where a call is to run; None if that is the calling thread."""
+        """The _Place that a call is to run at; None for the calling thread."""
         arrays = [a for a in flatten(list(args)) if isinstance(a, mx.nd.NDArray)]
         if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
             return None
@@ -150,7 +150,7 @@ class _Arguments:
         """None: there is nothing to join, so outputs may have any shape."""
 
     def _detached(self, leaf):
-        """A leaf of the device's graph in the place of what `autograd` records."""
+        """A leaf of the device's graph for an argument that `autograd` records."""
         if not (autograd.is_recording() and is_recorded(leaf)):
             return leaf
         detached = leaf.detach()

@@ -1,4 +1,4 @@
-"""What users call beside training: checks of replicas, devices and the installation.
+"""Helpers beside training: checks of replicas, of devices and of the installation.
 
 Used by users and ``__main__.py``. No other wing may need it.
 """

@@ -1,4 +1,4 @@
-"""Memory that MXNet gives back after every step: to the process, not to the system.
+"""Keeps memory that MXNet frees after every step in the process.
 
 Called by users, once, before the first step.
 """

@@ -1,4 +1,4 @@
-"""Whether a net is the same on all its devices.
+"""Checks whether a net is the same on all its devices.
 
 Called by users and tests, between steps.
 """
