@@ -12,6 +12,7 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from .layer.batch_norm import SyncBatchNorm
+from .parallel.net import move
 from .parallel.plain_loop import allow_plain_loop
 
 
@@ -106,7 +107,7 @@ class DataParallelModel:
     ) -> None:
         self.module, self.ctx_list, self.sync = module, ctx_list, sync
         if ctx_list:
-            _reset_ctx(module, ctx_list)
+            move(module, ctx_list)
             for net in _nets(module):
                 allow_plain_loop(net)
 
@@ -174,12 +175,6 @@ class DataParallelCriterion:
             return self.module(inputs, *targets, **kwargs)
         shards = zip(inputs, *split_load_kwargs(targets, kwargs, self.ctx_list))
         return tuple(self.module(*y, *args, **kw) for y, args, kw in shards)
-
-
-def _reset_ctx(module, contexts):
-    for parameter in module.collect_params().values():
-        if parameter._data is not None or parameter._deferred_init:
-            parameter.reset_ctx(contexts)
 
 
 def _nets(module):

@@ -13,12 +13,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..common.arguments import (
-    check_bool,
-    check_int,
-    check_kind,
-    check_real,
-)
+from ..common.arguments import check_bool, check_int, check_kind, check_real
 from . import exporting, groups, layout_guard
 from .activations import checked
 from .synchronization import SyncState, check_synchronization

@@ -19,26 +19,14 @@ from .activations import NONE, Activation
 
 
 class SyncState:
-    """A layer's settings, its rendezvous, its activation, and what it was before.
-
-    Attributes
-    ----------
-    num_devices, unbiased_running_var, timeout, group
-        As in :class:`SyncBatchNorm`, set by `synchronize`.
-    rendezvous : Rendezvous
-    latest_use : (object, Symbol)
-        The trace that used the layer last, and the operator's output in it.
-    activation : Activation
-    from_block : Block or None
-        The block behind the layer that the activation was taken from.
-    original : (type, dict) or None
-        The class and the settings of the BatchNorm that was converted.
-    """
+    """A layer's settings, its rendezvous, its activation, and what it was before."""
 
     def __init__(
         self, original: tuple[type, dict] | None = None, activation: Activation = NONE
     ) -> None:
-        self.original, self.activation, self.from_block = original, activation, None
+        self.original = original  # the converted BatchNorm's class and settings
+        self.activation = activation
+        self.from_block = None  # the block that the activation was taken from
 
     def synchronize(
         self,
@@ -55,7 +43,7 @@ class SyncState:
         self.timeout = None if timeout is None else check_timeout(timeout)
         self.group = group
         self.rendezvous = Rendezvous(layer)
-        self.latest_use = None, None
+        self.latest_use = None, None  # the trace, and the operator's output in it
 
     def parts(self) -> list[str]:
         """Suffixes of the layer's key, one for each group of contexts."""

@@ -16,12 +16,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from ..common.arguments import (
-    check_bool,
-    check_contexts,
-    check_int,
-    check_path,
-)
+from ..common.arguments import check_bool, check_contexts, check_int, check_path
 from ..devices.devices import Devices
 from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
@@ -99,10 +94,7 @@ def make_parallel(
     >>> net(x).shape
     (5, 1)
     """
-    if not isinstance(net, Block) or isinstance(net, ParallelNet):
-        raise TypeError(
-            f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
-        )
+    check_not_parallel(net)
     check_int("batch_axis", batch_axis)
     for name, value in (
         ("sync_bn", sync_bn),
@@ -112,7 +104,7 @@ def make_parallel(
         check_bool(name, value)
     devices = Devices(ctx)
     if reset_ctx:
-        _move(net, devices.contexts)
+        move(net, devices.contexts)
     parallel = ParallelNet(net, devices, batch_axis, gather)
     if sync_bn:
         convert_sync_batchnorm(net, num_devices=len(parallel.devices))
@@ -358,8 +350,16 @@ class ParallelNet(Block):
         return self.net._collect_params_with_prefix(prefix)
 
 
-def _move(net, contexts):
-    """Moves what is initialized, or going to be; the rest has no context yet."""
+def check_not_parallel(net: Any) -> None:
+    """TypeError unless a Block that is not parallel yet."""
+    if not isinstance(net, Block) or isinstance(net, ParallelNet):
+        raise TypeError(
+            f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
+        )
+
+
+def move(net: Any, contexts: Sequence[mx.Context]) -> None:
+    """Moves parameters that are initialized, or will be; others have no context yet."""
     for parameter in net.collect_params().values():
         if parameter._data is not None or parameter._deferred_init:
             parameter.reset_ctx(contexts)

@@ -11,7 +11,6 @@ from functools import partial
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block
 
 from ..common.nested import flatten, rebuild
 from ..devices.devices import Devices, inside_map
@@ -21,7 +20,7 @@ from ..native.library import load
 from . import backward
 from .batch import ShardedOutput
 from .graph import is_recorded
-from .net import ParallelNet
+from .net import check_not_parallel
 
 
 def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
@@ -69,10 +68,7 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     >>> autograd.backward(losses)
     >>> trainer.step(6)
     """
-    if not isinstance(net, Block) or isinstance(net, ParallelNet):
-        raise TypeError(
-            f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
-        )
+    check_not_parallel(net)
     if not isinstance(vars(net).get("forward"), _Forward):
         net.forward = _Forward(net)
     return net
