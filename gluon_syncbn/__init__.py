@@ -1,6 +1,6 @@
 """Synchronized batch normalization for MXNet Gluon."""
 
-# Its sentence comes before any other module fails over what another MXNet lacks.
+# It refuses a wrong MXNet before another module fails over what that one lacks.
 from .common import mxnet_version  # noqa: F401
 
 # isort: split
