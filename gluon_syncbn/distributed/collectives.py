@@ -14,7 +14,7 @@ import numpy as np
 from .._arguments import check_int, check_text
 from . import world
 
-# Names of mergers by dtype; asking a dtype for its name takes longer than an exchange.
+# Reduce operations by dtype; asking a dtype for its name takes longer than an exchange.
 _SUMS = {np.dtype(name): f"sum_{name}" for name in ("float32", "float64", "int64")}
 _HIGHEST = np.uint64(2**63 - 1)
 
@@ -31,7 +31,7 @@ def allreduce(array, name="allreduce", timeout=None):
         Of the same shape and dtype in all processes. float16 is added up in float32,
         integers and booleans in int64, which has to hold the sum.
     name : str, default "allreduce"
-        Begins the messages of errors. Calls of different names never meet.
+        Begins the messages of errors. Calls of different names never match.
     timeout : float or None, default None
         Seconds to wait for the other processes; None means
         :func:`gluon_syncbn.get_timeout`.
@@ -67,13 +67,13 @@ def allreduce(array, name="allreduce", timeout=None):
         array = array.astype(np.int64)
     elif array.dtype == np.float16:
         array = array.astype(np.float32)
-    merger = _SUMS.get(array.dtype)
-    if merger is None:
+    operation = _SUMS.get(array.dtype)
+    if operation is None:
         raise TypeError(f"array holds numbers, but got the dtype {array.dtype}")
     if world.size() == 1:
         return array.copy()
-    contract = f"{merger}, shape={array.shape}"
-    total = exchange(name, merger, array, contract, timeout)
+    signature = f"{operation}, shape={array.shape}"
+    total = exchange(name, operation, array, signature, timeout)
     return total.view(array.dtype).reshape(array.shape)
 
 
@@ -171,17 +171,15 @@ def barrier(timeout=None):
     allreduce(0, "barrier", timeout)
 
 
-def exchange(name, merger, array, contract, timeout=None):
-    """One native exchange of an array's bytes; returns the merged bytes as uint8."""
+def exchange(name, operation, array, signature, timeout=None):
+    """One native exchange of an array's bytes; returns the reduced bytes as uint8."""
     this, seconds = world.world(), world.wait_seconds(timeout)
     array = np.ascontiguousarray(array)
     size = ctypes.c_int64()
     status = this.library.gluon_syncbn_distributed_exchange(
         name.encode(),
-        contract.encode(),
-        merger.encode(),
-        None,
-        0,
+        signature.encode(),
+        operation.encode(),
         array.ctypes.data,
         array.nbytes,
         seconds,
@@ -190,6 +188,6 @@ def exchange(name, merger, array, contract, timeout=None):
     if status != 0:
         text = this.library.gluon_syncbn_last_error().decode()
         raise mx.MXNetError(text)
-    merged = np.empty(size.value, np.uint8)
-    this.library.gluon_syncbn_distributed_result(merged.ctypes.data)
-    return merged
+    reduced = np.empty(size.value, np.uint8)
+    this.library.gluon_syncbn_distributed_result(reduced.ctypes.data)
+    return reduced

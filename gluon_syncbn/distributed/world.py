@@ -1,4 +1,4 @@
-"""The processes of the program: who they are, how they meet and part.
+"""The processes of the program: who they are, how they connect and part.
 
 Called by users and by the other files of this folder. It must not know what is
 exchanged.
@@ -79,8 +79,8 @@ def init(timeout=None):
         if not was_initialized:
             atexit.register(mpi.gluon_syncbn_mpi_finalize)
         raise
-    wire, machines = _mpi.wire(mpi, size, seconds)
-    rank = library.gluon_syncbn_distributed_open(wire)
+    transport, machines = _mpi.transport(mpi, size, seconds)
+    rank = library.gluon_syncbn_distributed_open(transport)
     if rank < 0:
         raise RuntimeError(library.gluon_syncbn_last_error().decode())
     _world = _World(library, mpi, rank, machines)

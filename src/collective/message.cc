@@ -12,15 +12,15 @@
 namespace syncbn {
 namespace {
 
-constexpr uint32_t kMark = 0x53424e32;  // to be changed with the format
+constexpr uint32_t kMark = 0x53424e33;  // to be changed with the format
 
 struct Head {
   uint32_t mark;
   MessageKind kind;
-  Era era;
+  Generation generation;
   int32_t step, empty;
   int64_t number;
-  uint32_t key, title, contract, merger, ranks, unused;  // lengths
+  uint32_t key, title, signature, operation, text, ranks;  // lengths
   uint64_t payload;
 };
 static_assert(std::has_unique_object_representations<Head>::value, "a head has no padding");
@@ -52,8 +52,10 @@ struct Reader {
   size_t left;
 };
 
-// Of recoveries or joins.
-bool IsCount(int32_t number) { return 0 <= number && number < std::numeric_limits<int32_t>::max() / 2; }
+// Whether it may be a number of recoveries or joins.
+bool IsCount(int32_t number) {
+  return 0 <= number && number < std::numeric_limits<int32_t>::max() / 2;
+}
 
 bool Ascend(const std::vector<int32_t>& ranks) {
   return (ranks.empty() || ranks.front() >= 0) &&
@@ -67,25 +69,27 @@ Bytes Encode(const Message& message) {
   Head head{};
   head.mark = kMark;
   head.kind = message.kind;
-  head.era = message.era;
+  head.generation = message.generation;
   head.step = message.step;
   head.empty = message.empty;
   head.number = message.number;
   head.key = static_cast<uint32_t>(message.key.size());
   head.title = static_cast<uint32_t>(message.title.size());
-  head.contract = static_cast<uint32_t>(message.contract.size());
-  head.merger = static_cast<uint32_t>(message.merger.size());
+  head.signature = static_cast<uint32_t>(message.signature.size());
+  head.operation = static_cast<uint32_t>(message.operation.size());
+  head.text = static_cast<uint32_t>(message.text.size());
   head.ranks = static_cast<uint32_t>(message.ranks.size());
   head.payload = message.payload.size();
-  Bytes bytes(sizeof(head) + message.key.size() + message.title.size() + message.contract.size() +
-              message.merger.size() + message.ranks.size() * sizeof(message.ranks[0]) +
-              message.payload.size());
+  Bytes bytes(sizeof(head) + message.key.size() + message.title.size() + message.signature.size() +
+              message.operation.size() + message.text.size() +
+              message.ranks.size() * sizeof(message.ranks[0]) + message.payload.size());
   std::memcpy(bytes.data(), &head, sizeof(head));
   char* to = bytes.data() + sizeof(head);
   to = Put(message.key, to);
   to = Put(message.title, to);
-  to = Put(message.contract, to);
-  to = Put(message.merger, to);
+  to = Put(message.signature, to);
+  to = Put(message.operation, to);
+  to = Put(message.text, to);
   to = Put(message.ranks, to);
   Put(message.payload, to);
   return bytes;
@@ -97,20 +101,22 @@ Message Decode(const Bytes& bytes) {
   std::memcpy(&head, bytes.data(), sizeof(head));
   const auto kind = static_cast<uint32_t>(head.kind);
   if (head.mark != kMark || kind > static_cast<uint32_t>(MessageKind::kStatus) ||
-      !IsCount(head.era.generation) || !IsCount(head.era.joins) || head.step < kInvitation || head.empty < 0 || head.empty > 1 || head.unused != 0) {
+      !IsCount(head.generation.recoveries) || !IsCount(head.generation.joins) ||
+      head.step < kInvitation || head.empty < 0 || head.empty > 1) {
     Refuse();
   }
   Message message;
   message.kind = head.kind;
-  message.era = head.era;
+  message.generation = head.generation;
   message.step = head.step;
   message.empty = head.empty != 0;
   message.number = head.number;
   Reader reader{bytes.data() + sizeof(head), bytes.size() - sizeof(head)};
   reader.Take(head.key, &message.key);
   reader.Take(head.title, &message.title);
-  reader.Take(head.contract, &message.contract);
-  reader.Take(head.merger, &message.merger);
+  reader.Take(head.signature, &message.signature);
+  reader.Take(head.operation, &message.operation);
+  reader.Take(head.text, &message.text);
   reader.Take(head.ranks, &message.ranks);
   reader.Take(head.payload, &message.payload);
   if (reader.left > 0 || !Ascend(message.ranks)) Refuse();

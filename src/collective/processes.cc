@@ -1,4 +1,4 @@
-// Where the process keeps its communicator.
+// Keeps the communicator of the process.
 #include "collective/processes.h"
 
 #include <atomic>
@@ -14,8 +14,8 @@ Communicator* TheCommunicator() { return communicator; }
 
 ProcessGroup* TheProcessGroup() { return communicator; }
 
-void OpenCommunicator(std::unique_ptr<Wire> wire) {
-  communicator = new Communicator(std::move(wire));
+void OpenCommunicator(std::unique_ptr<Transport> transport) {
+  communicator = new Communicator(std::move(transport));
 }
 
 }  // namespace syncbn

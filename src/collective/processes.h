@@ -1,5 +1,5 @@
 // The communicator of this process, made once.
-// Who uses it: c_api.cc and python_api.cc; Group sees only TheProcessGroup of process_group.h.
+// Who uses it: c_api.cc and mxnet/; op sees only TheProcessGroup of process_group.h.
 #pragma once
 #include <memory>
 
@@ -9,6 +9,6 @@ namespace syncbn {
 
 // Null until OpenCommunicator; never destroyed, because operators may outlive static destructors.
 Communicator* TheCommunicator();
-void OpenCommunicator(std::unique_ptr<Wire> wire);
+void OpenCommunicator(std::unique_ptr<Transport> transport);
 
 }  // namespace syncbn

@@ -68,14 +68,14 @@ class SyncBatchNorm {
                        const Gradients& out);
   std::vector<int64_t> Unrecoverable(const Layout& layout, const std::vector<double>& gamma,
                                      Request y_request, const Tensor& y);
-  void WriteParameterGradients(const Payload& sums, const Gradients& out);
+  void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
   void ExchangeMoments(const Tensor& x, const Layout& layout, double* m2);
   void UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,
                      const Tensor& running_var) const;
   bool MeetsOthers() const;
-  std::shared_ptr<const Payload> Exchange(const char* operation, const Tensor& x,
-                                          const Layout& layout, Payload payload, Reducer reducer,
-                                          const char* merger);
+  // This device's numbers, reduced with those of the others by the reduce operation.
+  std::vector<double> Exchange(const char* phase, const Tensor& x, const Layout& layout,
+                               const std::vector<double>& numbers, const char* operation);
   ProcessGroup* Processes() const;
   Layout LayoutOf(const Tensor& x) const;
   std::vector<double> GammaOf(const Tensor& gamma) const;

@@ -11,7 +11,7 @@
 #include "collective/processes.h"
 #include "core/error.h"
 #include "cuda_runtime.h"
-#include "local_wire.h"
+#include "local_transport.h"
 #include "op/cuda/backend_cuda.h"
 #include "op/sync_batch_norm.h"
 #include "tensor.h"
@@ -282,8 +282,8 @@ void TestFailures(const Setting& setting) {
 // prediction they do not.
 void TestOtherProcessesLearnOfAFailure() {
   const auto network = std::make_shared<Network>(2);
-  syncbn::OpenCommunicator(std::make_unique<LocalWire>(network, 0));
-  syncbn::Communicator other(std::make_unique<LocalWire>(network, 1));
+  syncbn::OpenCommunicator(std::make_unique<LocalTransport>(network, 0));
+  syncbn::Communicator other(std::make_unique<LocalTransport>(network, 1));
   Setting setting;
   syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 1},
                               std::make_shared<syncbn::Group>("norm3"),
