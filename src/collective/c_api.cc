@@ -6,7 +6,7 @@
 #include <string>
 
 #include "collective/advice.h"
-#include "collective/processes.h"
+#include "collective/communicator.h"
 #include "core/error.h"
 #include "core/last_error.h"
 

@@ -22,10 +22,18 @@ const int on_fork = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 // Messages that are served before another thread gets the mutex.
 constexpr int kServedAtOnce = 256;
 
-// What a transport may take to deliver the last messages, and others to leave after a failure.
+// The time for a transport to deliver the last messages, and for others to leave after a failure.
 constexpr double kEndSeconds = 2;
 
+std::atomic<Communicator*> the_communicator{nullptr};
+
 }  // namespace
+
+Communicator* TheCommunicator() { return the_communicator; }
+ProcessGroup* TheProcessGroup() { return the_communicator; }
+void OpenCommunicator(std::unique_ptr<Transport> transport) {
+  the_communicator = new Communicator(std::move(transport));
+}
 
 Communicator::Communicator(std::unique_ptr<Transport> transport)
     : transport_(std::move(transport)),

@@ -34,10 +34,10 @@ class Communicator : public ProcessGroup {
   // Forgets a failure; every rank has to call it before exchanges work again.
   void Reset();
 
-  // 0, 1, ... for each name, from zero in each generation: makes keys of calls that match by their order.
+  // 0, 1, ... for each name, from zero in each generation: for keys of calls that match by order.
   int64_t NextNumber(const std::string& name);
 
-  // Contributes nothing to the others' exchanges until every rank has joined. Returns the rank that
+  // Contributes nothing to others' exchanges until every rank has joined. Returns the rank that
   // took part in the most exchanges, the same on every rank. Throws Error if a rank fails or, when
   // nothing was heard for `timeout_seconds`, does not answer.
   int Join(double timeout_seconds);
@@ -67,5 +67,10 @@ class Communicator : public ProcessGroup {
   bool closed_ = false;
   std::thread thread_;  // last: it uses all of the above
 };
+
+// The communicator of this process; null until OpenCommunicator. Never destroyed, because operators
+// may outlive static destructors.
+Communicator* TheCommunicator();
+void OpenCommunicator(std::unique_ptr<Transport> transport);
 
 }  // namespace syncbn

@@ -33,7 +33,7 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
   size_ = size;
   auto member = forward_calls_.find(device);
   if (member == forward_calls_.end()) {
-    // When one device more arrives, either the net has moved to other devices, then the old ones are
+    // When one device more arrives, either the net has moved to other devices, and the old ones are
     // silent from now on; or more devices are in use than the group is for. A former member must
     // not fill a place of the new ones: its batch would be reduced with their older one.
     const bool full = forward_calls_.size() >= size;

@@ -4,6 +4,7 @@
 #pragma once
 #include <memory>
 #include <set>
+#include <vector>
 
 #include "collective/queries.h"
 #include "collective/ranks.h"
@@ -15,7 +16,10 @@ class Leaving {
   Leaving(const Ranks& ranks, Queries* queries) : ranks_(ranks), queries_(queries) {}
 
   // This process leaves; `in_peace` if nothing has failed.
-  void Begin(bool in_peace);
+  void Begin(bool in_peace) {
+    begun_ = true;
+    in_peace_ = in_peace;
+  }
   bool begun() const { return begun_; }
   bool in_peace() const { return in_peace_; }
 
@@ -27,9 +31,17 @@ class Leaving {
   // From now on asks those who have not left; AnyoneSilent tells that one of them does not answer.
   void Await() { awaits_ = true; }
   bool AnyoneSilent() const { return silent_; }
-  void Tick(Time now);
+  void Tick(Time now) {
+    if (!awaits_ || (question_ && now < question_->sent + kAnswerTime)) return;
+    const std::vector<int> others = ranks_.OthersBut(left_);
+    for (int rank : others) silent_ |= question_ && !question_->answers.count(rank);
+    question_ = queries_->Ask(others, "", now);
+  }
 
  private:
+  // At the end nothing is lost by patience: who ends MPI too early ends the others with it.
+  static constexpr std::chrono::seconds kAnswerTime{10};
+
   const Ranks ranks_;
   Queries* const queries_;
   std::set<int> left_;

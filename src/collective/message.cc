@@ -20,10 +20,21 @@ struct Head {
   Generation generation;
   int32_t step, empty;
   int64_t number;
-  uint32_t key, title, signature, operation, text, ranks;  // lengths
-  uint64_t payload;
+  uint64_t lengths[7];  // of the fields
 };
 static_assert(std::has_unique_object_representations<Head>::value, "a head has no padding");
+
+// Calls `function` for each variable part of a message, in their order.
+template <typename AnyMessage, typename Function>
+void ForEachField(AnyMessage* message, const Function& function) {
+  function(message->key);
+  function(message->title);
+  function(message->signature);
+  function(message->operation);
+  function(message->text);
+  function(message->ranks);
+  function(message->payload);
+}
 
 template <typename Container>
 char* Put(const Container& from, char* to) {
@@ -73,25 +84,16 @@ Bytes Encode(const Message& message) {
   head.step = message.step;
   head.empty = message.empty;
   head.number = message.number;
-  head.key = static_cast<uint32_t>(message.key.size());
-  head.title = static_cast<uint32_t>(message.title.size());
-  head.signature = static_cast<uint32_t>(message.signature.size());
-  head.operation = static_cast<uint32_t>(message.operation.size());
-  head.text = static_cast<uint32_t>(message.text.size());
-  head.ranks = static_cast<uint32_t>(message.ranks.size());
-  head.payload = message.payload.size();
-  Bytes bytes(sizeof(head) + message.key.size() + message.title.size() + message.signature.size() +
-              message.operation.size() + message.text.size() +
-              message.ranks.size() * sizeof(message.ranks[0]) + message.payload.size());
+  uint64_t* length = head.lengths;
+  size_t total = sizeof(head);
+  ForEachField(&message, [&](const auto& field) {
+    *length++ = field.size();
+    total += field.size() * sizeof(field[0]);
+  });
+  Bytes bytes(total);
   std::memcpy(bytes.data(), &head, sizeof(head));
   char* to = bytes.data() + sizeof(head);
-  to = Put(message.key, to);
-  to = Put(message.title, to);
-  to = Put(message.signature, to);
-  to = Put(message.operation, to);
-  to = Put(message.text, to);
-  to = Put(message.ranks, to);
-  Put(message.payload, to);
+  ForEachField(&message, [&](const auto& field) { to = Put(field, to); });
   return bytes;
 }
 
@@ -112,13 +114,8 @@ Message Decode(const Bytes& bytes) {
   message.empty = head.empty != 0;
   message.number = head.number;
   Reader reader{bytes.data() + sizeof(head), bytes.size() - sizeof(head)};
-  reader.Take(head.key, &message.key);
-  reader.Take(head.title, &message.title);
-  reader.Take(head.signature, &message.signature);
-  reader.Take(head.operation, &message.operation);
-  reader.Take(head.text, &message.text);
-  reader.Take(head.ranks, &message.ranks);
-  reader.Take(head.payload, &message.payload);
+  const uint64_t* length = head.lengths;
+  ForEachField(&message, [&](auto& field) { reader.Take(*length++, &field); });
   if (reader.left > 0 || !Ascend(message.ranks)) Refuse();
   return message;
 }

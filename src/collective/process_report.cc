@@ -49,8 +49,8 @@ std::string RanksMissingReport(const Contribution& own, const std::vector<int>& 
   }
   std::sort(present.begin(), present.end());
   return Concat(own.title, ": waited ", Rounded(seconds), " s for ", absent, " of ",
-                own.ranks.size(), " processes. Arrived: ", RankList(present), ". Missing: ", missing,
-                ".", Recover());
+                own.ranks.size(), " processes. Arrived: ", RankList(present), ". Missing: ",
+                missing, ".", Recover());
 }
 
 std::string PartsMissingReport(const Contribution& own, double seconds) {

@@ -10,8 +10,8 @@
 
 namespace syncbn {
 
-// `arrived` are ranks known to take part; `answers` are of those who answered in time; whoever is in
-// neither does not answer.
+// `arrived` are ranks known to take part; `answers` are of those who answered in time; whoever is
+// in neither does not answer.
 std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
                                const std::map<int, Message>& answers, double seconds);
 

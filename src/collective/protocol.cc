@@ -173,9 +173,12 @@ std::vector<int> Protocol::RanksOf(const Message& message) const {
 void Protocol::Handle(int from, const Bytes& bytes, Time now) {
   FailIfThrows([&] {
     Message message = Decode(bytes);
-    if (message.kind == MessageKind::kStatus) return queries_.HandleAnswer(from, std::move(message));
-    joining_.Hear(now);
-    Dispatch(from, std::move(message));
+    if (message.kind != MessageKind::kStatus) {
+      joining_.Hear(now);
+      Dispatch(from, std::move(message));
+    } else {
+      queries_.HandleAnswer(from, std::move(message));
+    }
   });
 }
 

@@ -1,8 +1,9 @@
 // The conversation between the processes of a program, as one of them follows it: many keyed
-// exchanges at once, and their failure. Messages and the time go in, messages go out.
+// exchanges at once, and their failure. Messages and the time go in, messages go out. Deadlines,
+// queries, joining and leaving are parts of their own.
 // Who uses it: communicator.cc, which adds threads and waiting, and native tests that drive a
 // thousand ranks from one thread in simulated time. It must not know of threads, of clocks, of the
-// transport, nor what the bytes mean. Deadlines, queries, joining and leaving are parts of their own.
+// transport, nor what the bytes mean.
 //
 // Exchanges match by key, so ranks may begin them in any order.
 #pragma once

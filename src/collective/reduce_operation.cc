@@ -35,7 +35,8 @@ void Add(const Bytes& higher, Bytes* lower) {
 const RegisterReduceOperation concatenate("concat", Concatenate);
 const RegisterReduceOperation add_float32("sum_float32", Add<float>);
 const RegisterReduceOperation add_float64("sum_float64", Add<double>);
-const RegisterReduceOperation add_int64("sum_int64", Add<uint64_t>);  // the same bits, also where it wraps
+// The same bits as int64_t, also where it wraps.
+const RegisterReduceOperation add_int64("sum_int64", Add<uint64_t>);
 
 }  // namespace
 

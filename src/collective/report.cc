@@ -67,8 +67,8 @@ std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous
   const bool on_cpu = rendezvous.arrivals.begin()->first.type == "cpu";
   return Concat(title, ": waited ", waited.str(), " s for ", size - rendezvous.arrivals.size(),
                 " of ", size, " devices. Arrived: ", ArrivedList(rendezvous), ". Missing: ",
-                Join(absent), ". Likely cause: ", TheAdvice().likely_cause(on_cpu, unknown > 0), ".",
-                Recover());
+                Join(absent), ". Likely cause: ",
+                TheAdvice().likely_cause(on_cpu, unknown > 0), ".", Recover());
 }
 
 std::string DisagreementReport(const std::string& title, const Rendezvous& rendezvous,

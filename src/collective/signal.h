@@ -1,5 +1,5 @@
-// A condition variable for waits that are mostly short: a waiting thread looks for a while before it
-// sleeps, because waking a sleeping thread takes longer than a rendezvous of the devices.
+// A condition variable for mostly short waits: a thread looks for a while before it sleeps, because
+// waking a sleeping thread takes longer than a rendezvous of the devices.
 // Who uses it: group.cc.
 #pragma once
 #include <algorithm>

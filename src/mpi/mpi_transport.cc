@@ -200,8 +200,8 @@ SYNCBN_EXPORT int gluon_syncbn_mpi_initialize() {
   }
 }
 
-// Makes the transport, a syncbn::Transport that the caller owns; null with the text. All ranks call it.
-// machines[r] becomes the lowest rank on the machine of rank r; it has room for all ranks.
+// Makes the transport, a syncbn::Transport that the caller owns; null with the text. All ranks call
+// it. machines[r] becomes the lowest rank on the machine of rank r; it has room for all ranks.
 SYNCBN_EXPORT void* gluon_syncbn_mpi_transport(double timeout_seconds, int* machines) {
   try {
     const MPI_Comm comm = syncbn::DuplicateWorld(timeout_seconds);

@@ -1,5 +1,5 @@
-// Ranks as tasks of one thread, in simulated time: a Protocol each, and a network that delays, loses
-// and refuses messages. Everything is decided by the seed.
+// Ranks as tasks of one thread, in simulated time: a Protocol each, and a network that delays,
+// loses and refuses messages. The seed decides everything.
 // Who uses it: test_many_ranks.cc and test_fuzz_messages.cc.
 #pragma once
 #include <algorithm>
@@ -55,7 +55,7 @@ class Simulation {
     events_.push_back({now_ + delay, scheduled_++, std::move(action)});
     std::push_heap(events_.begin(), events_.end());
   }
-  // The rank's task, unless it is dead; a paused one goes on later.
+  // The rank's task, unless it is dead; a paused one continues later.
   void Resume(int rank) {
     if (!ranks[rank].dead && !ranks[rank].paused && ranks[rank].task) ranks[rank].task();
   }

@@ -378,9 +378,10 @@ void TestGroupMakesOneExchange() {
         for (int step = 0; step < 50; ++step) {
           const auto ticket = group.BeginForward(device, devices);
           for (const char* phase : {"forward", "backward"}) {
-            const auto sum = group.AllReduce(
-                ticket, {phase, ticket.number, 0}, device, {"same", "", ToBytes<double>({1.0 + step})},
-                {static_cast<size_t>(devices), {}, 60, "sum_float64", {rank, {}, "norm#1", "same"}});
+            const syncbn::RendezvousOptions options{
+                static_cast<size_t>(devices), {}, 60, "sum_float64", {rank, {}, "norm#1", "same"}};
+            const auto sum = group.AllReduce(ticket, {phase, ticket.number, 0}, device,
+                                             {"same", "", ToBytes<double>({1.0 + step})}, options);
             CHECK_EQ(First(*sum), 6.0 * (1 + step));
           }
         }

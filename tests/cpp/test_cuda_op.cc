@@ -8,7 +8,7 @@
 
 #include "check.h"
 #include "collective/group.h"
-#include "collective/processes.h"
+#include "collective/communicator.h"
 #include "core/error.h"
 #include "cuda_runtime.h"
 #include "local_transport.h"
@@ -278,7 +278,7 @@ void TestFailures(const Setting& setting) {
   Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
 }
 
-// The failure comes before this process has met the others in the layer, and they wait already. In
+// The failure is there before the first rendezvous of this process, and the others wait already. In
 // prediction they do not.
 void TestOtherProcessesLearnOfAFailure() {
   const auto network = std::make_shared<Network>(2);
@@ -303,7 +303,7 @@ void TestOtherProcessesLearnOfAFailure() {
   }
   syncbn::Contribution contribution;
   contribution.key = contribution.title = "norm3";
-  contribution.merger = "sum_float64";
+  contribution.operation = "sum_float64";
   contribution.timeout_seconds = 20;
   std::string text;
   try {

@@ -21,7 +21,8 @@ using syncbn::Protocol;
 
 constexpr int kSize = 4, kOwn = 1;
 const char* const kKeys[] = {"a", "b"};
-const char* const kOperations[] = {"sum_float64", "sum_float32", "sum_int64", "moments", "concat", "?"};
+const char* const kOperations[] = {"sum_float64", "sum_float32", "sum_int64",
+                                   "moments",     "concat",      "?"};
 const std::vector<int> kRanks[] = {{}, {0, 1}, {1, 2, 3}, {0, 2}, {1, 9}, {0, 1, 2, 3}};
 
 bool OneIn(std::mt19937* random, int n) { return (*random)() % n == 0; }
@@ -35,7 +36,8 @@ Bytes Payload(std::mt19937* random) {
 Message AMessage(std::mt19937* random) {
   Message message;
   message.kind = static_cast<MessageKind>(OneIn(random, 2) ? 0 : (*random)() % 6);
-  message.generation = {static_cast<int>((*random)() % 3 / 2), static_cast<int>((*random)() % 3 / 2)};
+  message.generation.recoveries = static_cast<int>((*random)() % 3 / 2);
+  message.generation.joins = static_cast<int>((*random)() % 3 / 2);
   message.step = static_cast<int>((*random)() % 6) - 1;
   message.empty = OneIn(random, 5);
   message.number = (*random)() % 4;

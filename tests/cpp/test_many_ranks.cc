@@ -1,6 +1,6 @@
-// Hundreds of ranks as tasks of one thread: the same bits on all, whatever the order; ranks late and
-// dead; messages and rounds of an exchange, which `--count` prints for the comparison with the model
-// of scripts/benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
+// Hundreds of ranks as tasks of one thread: the same bits in every order; late and dead ones;
+// messages and rounds of an exchange, which `--count` prints for the comparison with the model of
+// scripts/benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -151,8 +151,8 @@ void TestSameBitsInEveryOrder() {
 
 // ---- death -------------------------------------------------------------------------------------
 
-// A rank dies before it begins, while parts are under way, or long after its own have arrived, when a
-// late one keeps all waiting: whoever waits for it is told within the timeout. Returns how many.
+// A rank dies before it begins, while parts are under way, or long after its own have arrived, when
+// a late one keeps all waiting: whoever waits for it is told within the timeout. Returns how many.
 int Die(int size, uint32_t seed) {
   Simulation sim(size, seed);
   sim.delay = simulation::RandomDelay(&sim);

@@ -1,4 +1,4 @@
-// Training on simulated ranks while connections break, ranks pause and fail, and batches are uneven:
+// Training on simulated ranks; connections break, ranks pause and fail, and batches are uneven:
 // every rank gets the right sum of every step, in the end nothing is left over, and no wait takes
 // longer than two timeouts. GLUON_SYNCBN_NATIVE=full makes 100,000 exchanges.
 #include <algorithm>
@@ -153,7 +153,8 @@ class Trainee {
       return true;
     }
     const std::string key = "step " + std::to_string(place_.step);
-    if (!Over(key, ToBytes<int64_t>({training_.Contributes(place_, rank_)}), "sum_int64")) return false;
+    const int64_t own = training_.Contributes(place_, rank_);
+    if (!Over(key, ToBytes<int64_t>({own}), "sum_int64")) return false;
     CHECK_EQ(FromBytes<int64_t>(result_).at(0), training_.Sum(place_, sim_->size()), key);
     ++place_.step;
     ++steps_;
