@@ -48,7 +48,7 @@ def allreduce(array, name="allreduce", timeout=None):
     ValueError
         If `array` holds an integer beyond int64.
     mxnet.MXNetError
-        If not all processes come within the timeout, or shapes or dtypes differ. The
+        If not all processes call it within the timeout, or shapes or dtypes differ. The
         text names the ranks.
 
     Examples
@@ -90,7 +90,7 @@ def allgather(value, name="allgather", timeout=None):
     Raises
     ------
     mxnet.MXNetError
-        If not all processes come within the timeout. The text names the ranks.
+        If not all processes call it within the timeout. The text names the ranks.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def broadcast(value, root=0, name="broadcast", timeout=None):
     ValueError
         If `root` is no rank.
     mxnet.MXNetError
-        If not all processes come within the timeout. The text names the ranks.
+        If not all processes call it within the timeout. The text names the ranks.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def _check(name, timeout):
 
 
 def barrier(timeout=None):
-    """Waits until all processes have come here. Training needs none.
+    """Waits until all processes have called it. Training needs none.
 
     Parameters
     ----------

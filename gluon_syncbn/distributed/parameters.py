@@ -39,7 +39,7 @@ def broadcast_parameters(net, root=0, timeout=None):
     RuntimeError
         If a parameter was not initialized.
     mxnet.MXNetError
-        If not all processes come within the timeout. The text names the ranks.
+        If not all processes call it within the timeout. The text names the ranks.
 
     Examples
     --------

@@ -2,8 +2,8 @@
 // Who uses it: op, through Registry. It must not know what the payloads mean.
 //
 // A group fails as a whole: when a rendezvous times out or its devices disagree, everyone who waits
-// in the group and everyone who arrives later gets the error, until Reset. Only so can no device
-// take part in a rendezvous of another step than the rest.
+// in the group and everyone who arrives later gets the error, until Reset. Else a late device could
+// take part in a rendezvous of the next step.
 #pragma once
 #include <map>
 #include <memory>
