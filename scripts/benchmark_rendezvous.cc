@@ -24,12 +24,13 @@ int main(int, char** arguments) {
           for (int round = 0; round < warm_up + rounds; ++round) {
             const auto ticket = group.BeginForward(device, threads);
             const std::vector<double> numbers(kilobytes * 128, 1.0);
+            syncbn::Arrival arrival{"", "", syncbn::ToBytes(numbers)};
             arrivals[id].push_back(std::chrono::steady_clock::now());
-            const auto sum = syncbn::FromBytes<double>(*group.AllReduce(
-                ticket, {"forward", ticket.number, 0}, device, {"", "", syncbn::ToBytes(numbers)},
-                {static_cast<size_t>(threads), {}, 60, "sum_float64", {}}));
+            const auto sum = group.AllReduce(
+                ticket, {"forward", ticket.number, 0}, device, std::move(arrival),
+                {static_cast<size_t>(threads), {}, 60, "sum_float64", {}});
             departures[id].push_back(std::chrono::steady_clock::now());
-            if (sum[0] != threads) std::abort();
+            if (syncbn::FromBytes<double>(*sum)[0] != threads) std::abort();
           }
         });
       }

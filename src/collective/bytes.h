@@ -1,7 +1,6 @@
 // Payloads and messages as bytes; arrays of numbers as such bytes, and back.
 // Who uses it: everything that exchanges numbers. It must not know their meaning.
 #pragma once
-#include <cstring>
 #include <vector>
 
 #include "core/error.h"
@@ -12,9 +11,8 @@ using Bytes = std::vector<char>;
 
 template <typename T>
 Bytes ToBytes(const std::vector<T>& numbers) {
-  Bytes bytes(numbers.size() * sizeof(T));
-  if (!bytes.empty()) std::memcpy(bytes.data(), numbers.data(), bytes.size());
-  return bytes;
+  const char* const begin = reinterpret_cast<const char*>(numbers.data());
+  return Bytes(begin, begin + numbers.size() * sizeof(T));
 }
 
 // Throws Error for bytes that are no whole numbers.
@@ -24,9 +22,9 @@ std::vector<T> FromBytes(const Bytes& bytes) {
     throw Error(Concat("a payload of ", bytes.size(), " bytes, expected a multiple of ",
                        sizeof(T)));
   }
-  std::vector<T> numbers(bytes.size() / sizeof(T));
-  if (!bytes.empty()) std::memcpy(numbers.data(), bytes.data(), bytes.size());
-  return numbers;
+  // operator new aligns them for every arithmetic type.
+  const T* const begin = reinterpret_cast<const T*>(bytes.data());
+  return std::vector<T>(begin, begin + bytes.size() / sizeof(T));
 }
 
 }  // namespace syncbn

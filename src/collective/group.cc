@@ -69,18 +69,17 @@ std::shared_ptr<const Bytes> Group::AllReduce(const Ticket& ticket, const Rendez
     options.expected = *ticket.participants;
   }
   processes_ = options.across.processes;
-  const std::string title = Title(layer_, key.phase);
   std::shared_ptr<Rendezvous>& slot = rendezvous_[key];
   if (!slot) slot = std::make_shared<Rendezvous>();
   const std::shared_ptr<Rendezvous> rendezvous = slot;
   auto& arrivals = rendezvous->arrivals;
-  if (arrivals.count(device)) FailAndThrow(TwiceReport(title, device));
+  if (arrivals.count(device)) FailAndThrow(TwiceReport(Title(layer_, key.phase), device));
   if (!arrivals.empty() && arrivals.begin()->second.signature != arrival.signature) {
-    FailAndThrow(DisagreementReport(title, *rendezvous, device, arrival));
+    FailAndThrow(DisagreementReport(Title(layer_, key.phase), *rendezvous, device, arrival));
   }
   arrivals.emplace(device, std::move(arrival));
   if (arrivals.size() == options.size) {
-    Bytes result = ReduceLocked(title, *rendezvous, options.operation);
+    Bytes result = ReduceLocked(key, *rendezvous, options.operation);
     if (processes_ != nullptr) {
       rendezvous->exchanging = true;
       result = ExchangeLocked(&lock, ticket, key, options, std::move(result));
@@ -88,7 +87,7 @@ std::shared_ptr<const Bytes> Group::AllReduce(const Ticket& ticket, const Rendez
     rendezvous->result = std::make_shared<const Bytes>(std::move(result));
     changed_.NotifyAll();
   } else {
-    AwaitLocked(&lock, ticket, title, rendezvous, options);
+    AwaitLocked(&lock, ticket, key, rendezvous, options);
   }
   // In another generation the map may hold a younger rendezvous under the same key.
   const bool last = ++rendezvous->departures == options.size;
@@ -108,7 +107,7 @@ void Group::CheckLocked(const Ticket& ticket, const std::string& phase, const De
   }
 }
 
-Bytes Group::ReduceLocked(const std::string& title, const Rendezvous& rendezvous,
+Bytes Group::ReduceLocked(const RendezvousKey& key, const Rendezvous& rendezvous,
                           const std::string& operation) {
   auto arrival = rendezvous.arrivals.begin();
   Bytes result = arrival->second.payload;
@@ -116,7 +115,7 @@ Bytes Group::ReduceLocked(const std::string& title, const Rendezvous& rendezvous
     const ReduceOperation reduce = FindReduceOperation(operation);
     while (++arrival != rendezvous.arrivals.end()) reduce(arrival->second.payload, &result);
   } catch (const Error& error) {  // payloads that do not fit together
-    FailAndThrow(Concat(title, ": ", error.what()));
+    FailAndThrow(Concat(Title(layer_, key.phase), ": ", error.what()));
   }
   return result;
 }
@@ -167,7 +166,7 @@ int64_t Group::SharedNumberLocked(const Ticket& ticket, const RendezvousKey& key
   return call - first_shared_call_;
 }
 
-void Group::AwaitLocked(Lock* lock, const Ticket& ticket, const std::string& title,
+void Group::AwaitLocked(Lock* lock, const Ticket& ticket, const RendezvousKey& key,
                         const std::shared_ptr<Rendezvous>& rendezvous,
                         const RendezvousOptions& options) {
   const auto start = std::chrono::steady_clock::now();
@@ -187,7 +186,8 @@ void Group::AwaitLocked(Lock* lock, const Ticket& ticket, const std::string& tit
   if (!woken) {
     std::set<Device> known = Keys(forward_calls_);
     if (options.expected.size() == options.size) known = options.expected;
-    FailAndThrow(TimeoutReport(title, *rendezvous, known, options.size, waited.count()));
+    FailAndThrow(TimeoutReport(Title(layer_, key.phase), *rendezvous, known, options.size,
+                               waited.count()));
   }
   throw Error(failure_.empty() ? "the layer was reset while a device waited in it" : failure_);
 }

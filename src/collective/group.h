@@ -76,9 +76,9 @@ class Group {
   int64_t MostCallsLocked() const;
   int64_t FinishedCallsLocked() const;
   void CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device);
-  Bytes ReduceLocked(const std::string& title, const Rendezvous& rendezvous,
+  Bytes ReduceLocked(const RendezvousKey& key, const Rendezvous& rendezvous,
                      const std::string& operation);
-  void AwaitLocked(Lock* lock, const Ticket& ticket, const std::string& title,
+  void AwaitLocked(Lock* lock, const Ticket& ticket, const RendezvousKey& key,
                    const std::shared_ptr<Rendezvous>& rendezvous,
                    const RendezvousOptions& options);
   Bytes ExchangeLocked(Lock* lock, const Ticket& ticket, const RendezvousKey& key,

@@ -168,7 +168,7 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   std::vector<double> unit(channels, 1.0);  // u in units of x
   if (from_y) unit = scale_;
 
-  std::vector<double> sums(2 * channels);  // sum_dz, then sum_dz_xmu
+  Payload sums(2 * channels);  // sum_dz, then sum_dz_xmu
   double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + channels;
   const auto in_units_of_x = [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) sum_dz_xmu[c] /= unit[c];
@@ -219,7 +219,7 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
 }
 
 // dbeta and dgamma from this shard's sum_dz and sum_dz_xmu.
-void SyncBatchNorm::WriteParameterGradients(const std::vector<double>& sums, const Gradients& out) {
+void SyncBatchNorm::WriteParameterGradients(const Payload& sums, const Gradients& out) {
   const size_t channels = inv_std_.size();
   const auto middle = sums.begin() + static_cast<std::ptrdiff_t>(channels);
   backend_->Write({sums.begin(), middle}, out.dbeta_request, out.dbeta);
@@ -231,7 +231,7 @@ void SyncBatchNorm::WriteParameterGradients(const std::vector<double>& sums, con
 // From this shard's moments to the whole batch's.
 void SyncBatchNorm::ExchangeMoments(const Tensor& x, const Layout& layout, double* m2) {
   const size_t channels = static_cast<size_t>(layout.channels);
-  std::vector<double> moments{count_};
+  Payload moments{count_};
   moments.reserve(1 + 2 * channels);
   moments.insert(moments.end(), mean_.begin(), mean_.end());
   moments.insert(moments.end(), m2, m2 + channels);
@@ -262,10 +262,8 @@ void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var, const Te
   backend_->Write(var, Request::kWrite, running_var);
 }
 
-std::vector<double> SyncBatchNorm::Exchange(const char* phase, const Tensor& x,
-                                            const Layout& layout,
-                                            const std::vector<double>& numbers,
-                                            const char* operation) {
+Payload SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
+                                const Payload& payload, const char* operation) {
   RendezvousOptions options;
   options.size = static_cast<size_t>(options_.num_devices);
   options.expected = options_.contexts;
@@ -279,7 +277,7 @@ std::vector<double> SyncBatchNorm::Exchange(const char* phase, const Tensor& x,
   Arrival arrival;
   arrival.signature = Concat(options.across.signature, ", num_devices=", options_.num_devices);
   arrival.shape = ShapeText(x.shape);
-  arrival.payload = ToBytes(numbers);
+  arrival.payload = ToBytes(payload);
   RendezvousKey key{phase, ticket_.number, 0};
   if (key.phase == "backward") key.repeat = backward_calls_++;
   return FromBytes<double>(*group_->AllReduce(ticket_, key, device_, std::move(arrival),

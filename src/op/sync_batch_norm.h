@@ -35,6 +35,8 @@ struct Options {
   std::string shared_name;       // of the layer, equal in all processes and unique in each
 };
 
+using Payload = std::vector<double>;  // numbers of one exchange
+
 struct Gradients {
   Request dx_request, dgamma_request, dbeta_request;
   Tensor dx, dgamma, dbeta;
@@ -68,14 +70,14 @@ class SyncBatchNorm {
                        const Gradients& out);
   std::vector<int64_t> Unrecoverable(const Layout& layout, const std::vector<double>& gamma,
                                      Request y_request, const Tensor& y);
-  void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
+  void WriteParameterGradients(const Payload& sums, const Gradients& out);
   void ExchangeMoments(const Tensor& x, const Layout& layout, double* m2);
   void UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,
                      const Tensor& running_var) const;
   bool MeetsOthers() const;
-  // This device's numbers, reduced with those of the others by the reduce operation.
-  std::vector<double> Exchange(const char* phase, const Tensor& x, const Layout& layout,
-                               const std::vector<double>& numbers, const char* operation);
+  // This device's payload, reduced with those of the others.
+  Payload Exchange(const char* phase, const Tensor& x, const Layout& layout,
+                   const Payload& payload, const char* operation);
   ProcessGroup* Processes() const;
   Layout LayoutOf(const Tensor& x) const;
   std::vector<double> GammaOf(const Tensor& gamma) const;
