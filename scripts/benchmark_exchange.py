@@ -100,8 +100,8 @@ def measure_processes(output, repetitions):
 
         def call(array=array, total=total, size=size):
             library.gluon_syncbn_distributed_exchange(
-                b"benchmark", b"", b"sum_float64", None, 0, array.ctypes.data,
-                array.nbytes, 60.0, ctypes.byref(size),
+                b"benchmark", b"", b"sum_float64", array.ctypes.data, array.nbytes, 60.0,
+                ctypes.byref(size),
             )  # fmt: skip
             library.gluon_syncbn_distributed_result(total.ctypes.data)
 
@@ -127,7 +127,7 @@ def measure_threads(repetitions):
         source = ROOT / "scripts/benchmark_rendezvous.cc"
         program = Path(build) / "benchmark_rendezvous"
         parts = [*(ROOT / "src/collective").glob("*.cc")]
-        parts += [ROOT / "src/op/reducers.cc", ROOT / "src/core/last_error.cc"]
+        parts.append(ROOT / "src/core/last_error.cc")
         command = ["g++", "-O3", "-std=c++17", "-pthread", f"-I{ROOT / 'src'}"]
         subprocess.run([*command, source, *parts, "-o", program], check=True)
         output = subprocess.run(

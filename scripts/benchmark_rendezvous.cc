@@ -1,6 +1,6 @@
-// Times the meeting of a layer's devices in one process: threads, kilobytes, then seconds a round.
-// Who uses it: benchmark_exchange.py, which compiles it. A round's time is that from the last
-// thread's arrival to the last departure: what the meeting adds to the work of the slowest.
+// Times the rendezvous of a layer's devices in one process: threads, kilobytes, then seconds of each.
+// Who uses it: benchmark_exchange.py, which compiles it. Its time is that from the last thread's
+// arrival to the last departure: the rendezvous adds it to the work of the slowest.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "collective/group.h"
-#include "op/reducers.h"
 
 int main(int, char** arguments) {
   const int rounds = std::atoi(arguments[1]), warm_up = rounds / 10;
@@ -24,13 +23,14 @@ int main(int, char** arguments) {
           const syncbn::Device device{"cpu", id};
           for (int round = 0; round < warm_up + rounds; ++round) {
             const auto ticket = group.BeginForward(device, threads);
-            syncbn::Arrival arrival{"", "", syncbn::Payload(kilobytes * 128, 1.0), {}};
+            const std::vector<double> numbers(kilobytes * 128, 1.0);
+            syncbn::Arrival arrival{"", "", syncbn::ToBytes(numbers)};
             arrivals[id].push_back(std::chrono::steady_clock::now());
-            const auto sum =
-                group.AllReduce(ticket, {"forward", ticket.number, 0}, device, std::move(arrival),
-                                {static_cast<size_t>(threads), {}, 60, {}}, syncbn::Sum);
+            const auto sum = group.AllReduce(
+                ticket, {"forward", ticket.number, 0}, device, std::move(arrival),
+                {static_cast<size_t>(threads), {}, 60, "sum_float64", {}});
             departures[id].push_back(std::chrono::steady_clock::now());
-            if (sum->at(0) != threads) std::abort();
+            if (syncbn::FromBytes<double>(*sum)[0] != threads) std::abort();
           }
         });
       }

@@ -1,6 +1,6 @@
 """The errors of all ranks when one dies, hangs, leaves or runs another model.
 
-Every program ends by itself: a wait for a rank that never comes is an error in seconds.
+Every program ends by itself: a wait for a missing rank is an error in seconds.
 """
 
 import time
@@ -106,7 +106,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("where", ["forward", "between"])
 def test_a_rank_hangs(where):
-    """It answers still, and says where it is; afterwards all go on together."""
+    """It answers still, and says where it is; afterwards all continue together."""
     run_ranks(
         3,
         NET

@@ -17,7 +17,7 @@ import numpy as np
 from ..common.arguments import check_int, check_text
 from ..native import world
 
-# Names of mergers by dtype; asking a dtype for its name takes longer than an exchange.
+# Reduce operations by dtype; asking a dtype for its name takes longer than an exchange.
 _SUMS = {np.dtype(name): f"sum_{name}" for name in ("float32", "float64", "int64")}
 _HIGHEST = np.uint64(2**63 - 1)
 
@@ -36,7 +36,7 @@ def allreduce(
         Of the same shape and dtype in all processes. float16 is added up in float32,
         integers and booleans in int64, which has to hold the sum.
     name : str, default "allreduce"
-        Begins the messages of errors. Calls of different names never meet.
+        Begins the messages of errors. Calls of different names never match.
     timeout : float or None, default None
         Seconds to wait for the other processes; None means
         :func:`gluon_syncbn.get_timeout`.
@@ -53,7 +53,7 @@ def allreduce(
     ValueError
         If `array` holds an integer beyond int64.
     mxnet.MXNetError
-        If not all processes come within the timeout, or shapes or dtypes differ. The
+        If not all processes call it within the timeout, or shapes or dtypes differ. The
         text names the ranks.
 
     Examples
@@ -72,13 +72,13 @@ def allreduce(
         array = array.astype(np.int64)
     elif array.dtype == np.float16:
         array = array.astype(np.float32)
-    merger = _SUMS.get(array.dtype)
-    if merger is None:
+    operation = _SUMS.get(array.dtype)
+    if operation is None:
         raise TypeError(f"array holds numbers, but got the dtype {array.dtype}")
     if world.size() == 1:
         return array.copy()
-    contract = f"{merger}, shape={array.shape}"
-    total = exchange(name, merger, array, contract, timeout)
+    signature = f"{operation}, shape={array.shape}"
+    total = exchange(name, operation, array, signature, timeout)
     return total.view(array.dtype).reshape(array.shape)
 
 
@@ -97,7 +97,7 @@ def allgather(
     Raises
     ------
     mxnet.MXNetError
-        If not all processes come within the timeout. The text names the ranks.
+        If not all processes call it within the timeout. The text names the ranks.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def broadcast(
     ValueError
         If `root` is no rank.
     mxnet.MXNetError
-        If not all processes come within the timeout. The text names the ranks.
+        If not all processes call it within the timeout. The text names the ranks.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def _check(name, timeout):
 
 
 def barrier(timeout: float | None = None) -> None:
-    """Waits until all processes have come here. Training needs none.
+    """Waits until all processes have called it. Training needs none.
 
     Parameters
     ----------
@@ -182,21 +182,19 @@ def barrier(timeout: float | None = None) -> None:
 
 def exchange(
     name: str,
-    merger: str,
+    operation: str,
     array: np.ndarray,
-    contract: str,
+    signature: str,
     timeout: float | None = None,
 ) -> np.ndarray:
-    """One native exchange of an array's bytes; returns the merged bytes as uint8."""
+    """One native exchange of an array's bytes; returns the reduced bytes as uint8."""
     this, seconds = world.world(), world.wait_seconds(timeout)
     array = np.ascontiguousarray(array)
     size = ctypes.c_int64()
     status = this.library.gluon_syncbn_distributed_exchange(
         name.encode(),
-        contract.encode(),
-        merger.encode(),
-        None,
-        0,
+        signature.encode(),
+        operation.encode(),
         array.ctypes.data,
         array.nbytes,
         seconds,
@@ -205,6 +203,6 @@ def exchange(
     if status != 0:
         text = this.library.gluon_syncbn_last_error().decode()
         raise mx.MXNetError(text)
-    merged = np.empty(size.value, np.uint8)
-    this.library.gluon_syncbn_distributed_result(merged.ctypes.data)
-    return merged
+    reduced = np.empty(size.value, np.uint8)
+    this.library.gluon_syncbn_distributed_result(reduced.ctypes.data)
+    return reduced

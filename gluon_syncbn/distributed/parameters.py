@@ -43,7 +43,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     RuntimeError
         If a parameter was not initialized.
     mxnet.MXNetError
-        If not all processes come within the timeout. The text names the ranks.
+        If not all processes call it within the timeout. The text names the ranks.
 
     Examples
     --------

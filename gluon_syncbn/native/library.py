@@ -51,7 +51,6 @@ _SIGNATURES = {
     "gluon_syncbn_distributed_exchange": (
         ctypes.c_int,
         [ctypes.c_char_p] * 3
-        + [ctypes.POINTER(ctypes.c_int), ctypes.c_int]
         + [ctypes.c_void_p, ctypes.c_int64, ctypes.c_double]
         + [ctypes.POINTER(ctypes.c_int64)],
     ),

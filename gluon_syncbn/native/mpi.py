@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .library import mpi_path
 
-# By these launchers tell each process how many they have started.
+# Launchers tell each process in these how many they have started.
 _PROMISES = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",
@@ -27,7 +27,7 @@ _SIGNATURES = {
     "gluon_syncbn_mpi_initialized": (ctypes.c_int, []),
     "gluon_syncbn_mpi_version": (ctypes.c_char_p, []),
     "gluon_syncbn_mpi_initialize": (ctypes.c_int, []),
-    "gluon_syncbn_mpi_wire": (
+    "gluon_syncbn_mpi_transport": (
         ctypes.c_void_p,
         [ctypes.c_double, ctypes.POINTER(ctypes.c_int)],
     ),
@@ -113,10 +113,12 @@ def _short(library):
     return " ".join(version.splitlines()[0].split(",")[0].split())
 
 
-def wire(library: ctypes.CDLL, size: int, timeout: float) -> tuple[int, list[int]]:
-    """The native wire, and for each rank the lowest rank on its machine."""
+def transport(
+    library: ctypes.CDLL, size: int, timeout: float
+) -> tuple[int, list[int]]:
+    """The native transport, and for each rank the lowest rank on its machine."""
     machines = (ctypes.c_int * size)()
-    pointer = library.gluon_syncbn_mpi_wire(timeout, machines)
+    pointer = library.gluon_syncbn_mpi_transport(timeout, machines)
     if not pointer:
         raise RuntimeError(library.gluon_syncbn_mpi_text().decode())
     return pointer, list(machines)

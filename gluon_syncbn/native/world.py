@@ -81,8 +81,8 @@ def init(timeout: float | None = None) -> None:
         if not was_initialized:
             atexit.register(mpi_library.gluon_syncbn_mpi_finalize)
         raise
-    wire, machines = mpi.wire(mpi_library, size, seconds)
-    rank = library.gluon_syncbn_distributed_open(wire)
+    transport, machines = mpi.transport(mpi_library, size, seconds)
+    rank = library.gluon_syncbn_distributed_open(transport)
     if rank < 0:
         raise RuntimeError(library.gluon_syncbn_last_error().decode())
     _world = _World(library, mpi_library, rank, machines)

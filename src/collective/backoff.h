@@ -1,5 +1,5 @@
-// How a thread waits that has to look by itself: briefly at once, for a fast answer, then with
-// sleeps that grow with the time waited, so that a long wait costs no processor.
+// The pauses of a thread that has to look by itself: none at first, for a fast answer, then sleeps
+// that grow with the time waited, so that a long wait costs no processor.
 // Who uses it: communicator.cc.
 #pragma once
 #include <sys/prctl.h>
@@ -26,7 +26,7 @@ class Backoff {
     }
     if (slack_ == 0) {
       // Else the shortest sleep takes Linux's 50 us, and processes that wait for each other in turn
-      // never get back to the fast way.
+      // would never be fast again.
       slack_ = std::max(1, prctl(PR_GET_TIMERSLACK));
       prctl(PR_SET_TIMERSLACK, 1);
     }

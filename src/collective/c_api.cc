@@ -1,10 +1,12 @@
-// What Python calls for several processes, see gluon_syncbn/distributed. None of it needs MXNet.
-// Where nothing else is said, functions return 0, or -1 with the text in gluon_syncbn_last_error.
+// The C functions for several processes. None of them needs MXNet. If nothing else is said, a
+// function returns 0, or -1 with the text in gluon_syncbn_last_error.
+// Who uses it: gluon_syncbn/distributed, through ctypes.
 #include <algorithm>
 #include <cstdint>
 #include <string>
 
-#include "collective/processes.h"
+#include "collective/advice.h"
+#include "collective/communicator.h"
 #include "core/error.h"
 #include "core/last_error.h"
 
@@ -19,32 +21,31 @@ thread_local syncbn::Bytes last_result;
 
 syncbn::Communicator& Connected() {
   if (TheCommunicator() != nullptr) return *TheCommunicator();
-  throw syncbn::Error("gluon_syncbn.distributed.init() was not called in this process");
+  throw syncbn::Error(syncbn::Concat(syncbn::TheAdvice().init, " was not called in this process"));
 }
 
 }  // namespace
 
-// Takes over a syncbn::Wire that was made with new; returns the rank, or -1.
-SYNCBN_EXPORT int gluon_syncbn_distributed_open(void* wire) {
+// Takes over a syncbn::Transport that was made with new; returns the rank, or -1.
+SYNCBN_EXPORT int gluon_syncbn_distributed_open(void* transport) {
   return CatchAll(-1, [&] {
-    syncbn::OpenCommunicator(std::unique_ptr<syncbn::Wire>(static_cast<syncbn::Wire*>(wire)));
+    syncbn::OpenCommunicator(
+        std::unique_ptr<syncbn::Transport>(static_cast<syncbn::Transport*>(transport)));
     return TheCommunicator()->rank();
   });
 }
 
-// One exchange of `bytes` bytes at `data`, named `name`; calls of one name match by their order on
-// the ranks. `ranks` are `count` ranks in ascending order, none for all. The result stays in
-// gluon_syncbn_distributed_result until this thread's next call.
-SYNCBN_EXPORT int gluon_syncbn_distributed_exchange(const char* name, const char* contract,
-                                                    const char* merger, const int* ranks, int count,
-                                                    const char* data, int64_t bytes,
-                                                    double timeout, int64_t* result_bytes) {
+// One exchange of `bytes` bytes at `data` between all ranks; calls of one name match by their order
+// on the ranks. The result stays in gluon_syncbn_distributed_result until this thread's next call.
+SYNCBN_EXPORT int gluon_syncbn_distributed_exchange(const char* name, const char* signature,
+                                                    const char* operation, const char* data,
+                                                    int64_t bytes, double timeout,
+                                                    int64_t* result_bytes) {
   return CatchAll([&] {
     syncbn::Contribution contribution;
     contribution.title = name;
-    contribution.contract = contract;
-    contribution.merger = merger;
-    contribution.ranks.assign(ranks, ranks + count);
+    contribution.signature = signature;
+    contribution.operation = operation;
     contribution.timeout_seconds = timeout;
     contribution.payload.assign(data, data + bytes);
     contribution.key = syncbn::Concat("call|", name, '|', Connected().NextNumber(name));

@@ -1,4 +1,4 @@
-// Threads that wait, and one that serves the others meanwhile: one mutex around a Protocol.
+// Threads that wait, and one that serves other processes meanwhile: one mutex around a Protocol.
 #include "collective/communicator.h"
 
 #include <pthread.h>
@@ -9,13 +9,11 @@
 #include <utility>
 
 #include "collective/backoff.h"
-#include "collective/timeout.h"
+#include "collective/advice.h"
 #include "core/error.h"
 
 namespace syncbn {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // A fork copies neither the thread nor the connection to the other processes.
 std::atomic<bool> forked{false};
@@ -24,19 +22,27 @@ const int on_fork = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 // Messages that are served before another thread gets the mutex.
 constexpr int kServedAtOnce = 256;
 
-// What a transport may take to deliver the last messages, and others to leave after a failure.
+// The time for a transport to deliver the last messages, and for others to leave after a failure.
 constexpr double kEndSeconds = 2;
+
+std::atomic<Communicator*> the_communicator{nullptr};
 
 }  // namespace
 
-Communicator::Communicator(std::unique_ptr<Wire> wire)
-    : wire_(std::move(wire)),
-      rank_(wire_->rank()),
-      size_(wire_->size()),
+Communicator* TheCommunicator() { return the_communicator; }
+ProcessGroup* TheProcessGroup() { return the_communicator; }
+void OpenCommunicator(std::unique_ptr<Transport> transport) {
+  the_communicator = new Communicator(std::move(transport));
+}
+
+Communicator::Communicator(std::unique_ptr<Transport> transport)
+    : transport_(std::move(transport)),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
       protocol_(rank_, size_, [this](int to, Bytes message) {
-        if (!closed_) wire_->Send(to, std::move(message));
+        if (!closed_) transport_->Send(to, std::move(message));
       }) {
-  wire_->OnClose([this] { Stop(); });
+  transport_->OnClose([this] { Stop(); });
   // Signals belong to the threads of the program.
   sigset_t all, before;
   sigfillset(&all);
@@ -51,32 +57,31 @@ Communicator::~Communicator() { Stop(); }
 void Communicator::CheckNotForked(const std::string& title) const {
   if (forked) {
     throw Error(Concat(title, ": called in a process that was forked from rank ", rank_,
-                       "; only the process that called gluon_syncbn.distributed.init() "
-                       "synchronizes"));
+                       "; only the process that called ", TheAdvice().init, " synchronizes"));
   }
 }
 
 // ---- waiting -----------------------------------------------------------------------------------
 
-// Returns whether anything has come.
+// Returns whether a message was there.
 bool Communicator::ServeLocked() {
   if (closed_) return false;
   int served = 0;
   try {
     int from = 0;
     Bytes bytes;
-    for (; served < kServedAtOnce && wire_->Receive(&from, &bytes); ++served) {
+    for (; served < kServedAtOnce && transport_->Receive(&from, &bytes); ++served) {
       protocol_.Handle(from, bytes, Clock::now());
     }
   } catch (const std::exception& error) {
     protocol_.Fail(error.what());
   }
-  // What has come may be what a deadline is about.
+  // A deadline may be about a message that was there.
   if (served < kServedAtOnce) protocol_.Tick(Clock::now());
   return served > 0;
 }
 
-// Serves until `over()`, which the protocol's deadlines bring about at the latest.
+// Serves until `over()`, which the protocol's deadlines make true at the latest.
 template <typename Predicate>
 void Communicator::WaitLocked(Lock* lock, const Predicate& over) {
   Backoff backoff;
@@ -98,41 +103,40 @@ void Communicator::Work() {
   Backoff backoff;
   while (!closed_) {
     if (ServeLocked()) backoff.Restart();
-    if (protocol_.joining() || wire_->Busy()) {
+    if (protocol_.joining().active() || transport_->Busy()) {
       lock.unlock();
       backoff.Pause();
       lock.lock();
     } else {
-      // Only questions of others that wait for long come now.
+      // Only queries of others that wait for long arrive now.
       stop_changed_.wait_for(lock, std::chrono::milliseconds(2));
       backoff.Restart();
     }
   }
 }
 
-// ---- what callers want -------------------------------------------------------------------------
+// ---- exchanges -------------------------------------------------------------------------
 
 Bytes Communicator::AllReduce(Contribution contribution) {
   CheckNotForked(contribution.title);
   Lock lock(mutex_);
   const auto pending = protocol_.Begin(std::move(contribution), Clock::now());
   WaitLocked(&lock, [&] { return pending->over(); });
-  return Protocol::Result(pending.get());
+  return pending->Result();
 }
 
 int Communicator::Join(double timeout_seconds) {
-  CheckNotForked("distributed.join");
+  CheckNotForked(TheAdvice().join);
   Lock lock(mutex_);
   protocol_.Join(timeout_seconds, Clock::now());
-  WaitLocked(&lock, [&] { return !protocol_.joining(); });
-  return protocol_.JoinResult();
+  WaitLocked(&lock, [&] { return !protocol_.joining().active(); });
+  return protocol_.joining().Result();
 }
 
-int64_t Communicator::Era() const {
-  if (forked) return 0;
+Generation Communicator::generation() const {
+  if (forked) return {};
   Lock lock(mutex_);
-  const syncbn::Era era = protocol_.era();
-  return (static_cast<int64_t>(era.generation) << 32) + era.joins;
+  return protocol_.generation();
 }
 
 int64_t Communicator::NextNumber(const std::string& name) {
@@ -170,14 +174,15 @@ void Communicator::Leave() {
 bool Communicator::AwaitLeave(double timeout_seconds) {
   if (forked) return false;
   Lock lock(mutex_);
-  // After a failure some may never come, and others end soon.
-  if (!protocol_.LeftInPeace()) timeout_seconds = std::min(timeout_seconds, kEndSeconds);
+  // After a failure some may never leave, and others end soon.
+  Leaving& leaving = protocol_.leaving();
+  if (!leaving.in_peace()) timeout_seconds = std::min(timeout_seconds, kEndSeconds);
   const auto deadline = Clock::now() + ToDuration(timeout_seconds);
-  protocol_.AwaitLeave();
+  leaving.Await();
   bool all = false;
   WaitLocked(&lock, [&] {
-    all = !closed_ && protocol_.AllLeft() && !wire_->Busy();
-    return all || closed_ || protocol_.AnyoneSilent() || Clock::now() >= deadline;
+    all = !closed_ && leaving.Complete() && !transport_->Busy();
+    return all || closed_ || leaving.AnyoneSilent() || Clock::now() >= deadline;
   });
   return all;
 }
@@ -190,7 +195,7 @@ void Communicator::Stop() {
   Lock lock(mutex_);
   protocol_.Leave();
   const auto deadline = Clock::now() + ToDuration(kEndSeconds);
-  WaitLocked(&lock, [&] { return closed_ || !wire_->Busy() || Clock::now() >= deadline; });
+  WaitLocked(&lock, [&] { return closed_ || !transport_->Busy() || Clock::now() >= deadline; });
   closed_ = true;
   lock.unlock();
   stop_changed_.notify_all();

@@ -1,6 +1,6 @@
-// The processes of a program in conversation, for any number of threads that wait.
-// Who uses it: c_api.cc makes the one of the process; Group and Python exchange through it. It
-// must not know the transport (wire.h), nor what the processes say to each other (protocol.h).
+// Threads around the conversation of processes: any number that wait, and one that answers.
+// Who uses it: c_api.cc makes the one of the process; Group and Python exchange through it. It must
+// not know what carries messages (transport.h), nor their meaning (protocol.h).
 //
 // Whoever waits drives the transport itself, which saves two changes of thread; a thread of its own
 // answers other processes while nobody waits. Waiting spins briefly and then sleeps, always without
@@ -14,18 +14,19 @@
 
 #include "collective/process_group.h"
 #include "collective/protocol.h"
+#include "collective/transport.h"
 
 namespace syncbn {
 
 class Communicator : public ProcessGroup {
  public:
-  explicit Communicator(std::unique_ptr<Wire> wire);
+  explicit Communicator(std::unique_ptr<Transport> transport);
   ~Communicator() override;
 
-  int rank() const override { return rank_; }
+  int rank() const { return rank_; }
   int size() const override { return size_; }
   Bytes AllReduce(Contribution contribution) override;
-  int64_t Era() const override;
+  Generation generation() const override;
   void Fail(const std::string& text) override;
 
   // The text of the failure; empty while all is well.
@@ -33,12 +34,12 @@ class Communicator : public ProcessGroup {
   // Forgets a failure; every rank has to call it before exchanges work again.
   void Reset();
 
-  // 0, 1, ... for each name, from zero in each era: makes keys of calls that match by their order.
+  // 0, 1, ... for each name, from zero in each generation: for keys of calls that match by order.
   int64_t NextNumber(const std::string& name);
 
-  // Brings nothing to the others' exchanges until every rank has joined. Returns the rank that
+  // Contributes nothing to others' exchanges until every rank has joined. Returns the rank that
   // took part in the most exchanges, the same on every rank. Throws Error if a rank fails or, when
-  // nothing was heard for `timeout` seconds, does not answer.
+  // nothing was heard for `timeout_seconds`, does not answer.
   int Join(double timeout_seconds);
 
   // Tells the others that this process ends; ends its own waits. Does not wait for anybody.
@@ -58,7 +59,7 @@ class Communicator : public ProcessGroup {
   void WaitLocked(Lock* lock, const Predicate& over);
   void CheckNotForked(const std::string& title) const;
 
-  const std::unique_ptr<Wire> wire_;
+  const std::unique_ptr<Transport> transport_;
   const int rank_, size_;
   mutable std::mutex mutex_;
   std::condition_variable stop_changed_;
@@ -66,5 +67,10 @@ class Communicator : public ProcessGroup {
   bool closed_ = false;
   std::thread thread_;  // last: it uses all of the above
 };
+
+// The communicator of this process; null until OpenCommunicator. Never destroyed, because operators
+// may outlive static destructors.
+Communicator* TheCommunicator();
+void OpenCommunicator(std::unique_ptr<Transport> transport);
 
 }  // namespace syncbn

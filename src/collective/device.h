@@ -1,5 +1,5 @@
-// The name of a device. Its order is the rank in every exchange, so a result never depends on who
-// came first.
+// The name of a device. Its order is that of every reduction, so a result never depends on who
+// arrived first.
 // Who uses it: collective and op. It must not know how a device computes.
 #pragma once
 #include <set>

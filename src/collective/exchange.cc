@@ -1,4 +1,4 @@
-// The schedule of recursive doubling, and going through it as parts come in.
+// The schedule of recursive doubling, and its execution as parts arrive.
 #include "collective/exchange.h"
 
 #include <algorithm>
@@ -17,8 +17,8 @@ constexpr int kRound = 2;
 
 }  // namespace
 
-Exchange::Exchange(std::vector<int> ranks, int own, Part own_part, Merger merger)
-    : ranks_(std::move(ranks)), merger_(merger), part_(std::move(own_part)) {
+Exchange::Exchange(std::vector<int> ranks, int own, Part own_part, ReduceOperation reduce)
+    : ranks_(std::move(ranks)), reduce_(reduce), part_(std::move(own_part)) {
   if (std::adjacent_find(ranks_.begin(), ranks_.end(), std::greater_equal<int>()) != ranks_.end()) {
     throw Error("the ranks of an exchange do not ascend");
   }
@@ -36,7 +36,7 @@ void Exchange::Plan(int own) {
   const int size = static_cast<int>(ranks_.size());
   int doubled = 1;  // the largest power of two
   while (2 * doubled <= size) doubled *= 2;
-  const int pairs = size - doubled;  // that begin as one
+  const int pairs = size - doubled;  // of neighbours that begin as one
   const bool paired = own < 2 * pairs;
   if (paired && own % 2 == 1) {
     schedule_.push_back({own - 1, kHandOver, true, false, Place::kHigher, own, own + 1});
@@ -75,7 +75,7 @@ std::vector<Exchange::Outgoing> Exchange::Advance() {
         throw Error(Concat("rank ", arrived->second.first, " sent what was expected from rank ",
                            ranks_[action.peer]));
       }
-      MergeIn(std::move(arrived->second.second), action.place);
+      Reduce(std::move(arrived->second.second), action.place);
       inbox_.erase(arrived);
     }
     begin_ = action.begin;
@@ -86,21 +86,21 @@ std::vector<Exchange::Outgoing> Exchange::Advance() {
   return outgoing;
 }
 
-void Exchange::MergeIn(Part other, Place place) {
+void Exchange::Reduce(Part other, Place place) {
   if (other.empty) return;
   if (part_.empty || place == Place::kReplace) {
     part_ = std::move(other);
     return;
   }
   if (place == Place::kLower) std::swap(part_, other);
-  merger_(other.payload, &part_.payload);
+  reduce_(other.payload, &part_.payload);
 }
 
 int Exchange::awaited() const {
   return done() || !schedule_[next_].receive ? -1 : ranks_[schedule_[next_].peer];
 }
 
-std::vector<int> Exchange::Merged() const {
+std::vector<int> Exchange::Reduced() const {
   return std::vector<int>(ranks_.begin() + begin_, ranks_.begin() + end_);
 }
 

@@ -1,8 +1,8 @@
-// One exchange as one process sees it: which parts it sends, awaits and merges, in what order.
+// One exchange as one process sees it: the parts that it sends, awaits and reduces, in their order.
 // Who uses it: protocol.cc, which carries the parts. It must not know of threads or time.
 //
 // Recursive doubling: in round j a process swaps what it has with the one whose number differs in
-// bit j, so after log2(n) rounds, and as many messages, all have all. Both sides of a swap merge
+// bit j, so after log2(n) rounds, and as many messages, all have all. Both sides of a swap reduce
 // the same two parts, lower ranks first, so the result is the same bytes everywhere. If n is no
 // power of two, some pairs of neighbours begin as one (the odd one hands its part over) and the odd
 // ones get the result at the end. Thakur, Rabenseifner and Gropp, doi:10.1177/1094342005051521.
@@ -10,13 +10,12 @@
 #include <map>
 #include <vector>
 
-#include "collective/merger.h"
-#include "collective/wire.h"
+#include "collective/reduce_operation.h"
 
 namespace syncbn {
 
 struct Part {
-  bool empty = false;  // nobody behind it had anything to bring
+  bool empty = false;  // nobody behind it had anything to contribute
   Bytes payload;
 };
 
@@ -29,19 +28,19 @@ class Exchange {
   };
 
   // `ranks` ascend and hold `own`.
-  Exchange(std::vector<int> ranks, int own, Part own_part, Merger merger);
+  Exchange(std::vector<int> ranks, int own, Part own_part, ReduceOperation reduce);
 
-  // Keeps a part that has come from another process until it is its turn.
+  // Keeps a part from another process until it is its turn.
   void Take(int from, int step, Part part);
-  // Goes on as far as the parts reach; returns what is to be sent now.
+  // Reduces and sends as far as the parts reach; returns the parts to be sent now.
   std::vector<Outgoing> Advance();
 
   bool done() const { return next_ == schedule_.size(); }
   Bytes& result() { return part_.payload; }
-  // The rank whose part has to come next; -1 if none.
+  // The rank whose part is needed next; -1 if none.
   int awaited() const;
-  // The ranks whose parts are merged already.
-  std::vector<int> Merged() const;
+  // The ranks whose parts are reduced already.
+  std::vector<int> Reduced() const;
 
  private:
   enum class Place { kHigher, kLower, kReplace };  // where the other's part goes
@@ -50,17 +49,17 @@ class Exchange {
     int step = 0;
     bool send = false, receive = false;
     Place place = Place::kHigher;
-    int begin = 0, end = 0;  // whose parts are merged after it
+    int begin = 0, end = 0;  // whose parts are reduced after it
   };
 
   void Plan(int own);
-  void MergeIn(Part other, Place place);
+  void Reduce(Part other, Place place);
 
   const std::vector<int> ranks_;
-  const Merger merger_;
+  const ReduceOperation reduce_;
   std::vector<Action> schedule_;
   size_t next_ = 0;
-  bool sent_ = false;  // what the action at next_ sends
+  bool sent_ = false;  // whether the action at next_ has sent its part
   Part part_;
   int begin_, end_;
   std::map<int, std::pair<int, Part>> inbox_;  // by step: the sender and its part

@@ -1,11 +1,12 @@
-// Numbers of calls, rounds and their failure. One mutex guards it all: a round is short, and
-// devices of one layer meet there anyway.
+// Numbers of calls, rendezvous and their failure. One mutex guards it all: it is held for a short
+// time, and devices of one layer wait for each other anyway.
 #include "collective/group.h"
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
+#include "collective/reduce_operation.h"
 #include "collective/report.h"
 #include "collective/timeout.h"
 #include "core/error.h"
@@ -24,7 +25,7 @@ std::set<Device> Keys(const std::map<Device, int64_t>& calls) {
 Ticket Group::BeginForward(const Device& device, size_t size) {
   Lock lock(mutex_);
   if (!failure_.empty()) {
-    throw Error(EarlierFailureReport(layer_, "forward", device, failure_));
+    throw Error(EarlierFailureReport(Title(layer_, "forward"), device, failure_));
   }
   if (participants_ && !participants_->count(device)) {
     FailAndThrow(SitsOutReport(layer_, device, *participants_));
@@ -32,20 +33,20 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
   size_ = size;
   auto member = forward_calls_.find(device);
   if (member == forward_calls_.end()) {
-    // When one device more comes, either the net has moved to other devices, then the old ones are
+    // When one device more arrives, either the net has moved to other devices, and the old ones are
     // silent from now on; or more devices are in use than the group is for. A former member must
-    // not fill a place of the new ones: it would meet their older batch.
+    // not fill a place of the new ones: its batch would be reduced with their older one.
     const bool full = forward_calls_.size() >= size;
     if (former_members_.count(device) || (full && AnyoneWaitsLocked())) {
       FailAndThrow(TooManyDevicesReport(layer_, device, Keys(forward_calls_), size));
     }
     if (full) {
       for (const auto& entry : forward_calls_) former_members_.insert(entry.first);
-      StartEpochLocked();
+      StartGenerationLocked();
     }
     member = forward_calls_.emplace(device, first_number_).first;
   }
-  return {epoch_, member->second++, participants_};
+  return {generation_, member->second++, participants_};
 }
 
 bool Group::IsFirstSeen(const Device& device) {
@@ -53,129 +54,139 @@ bool Group::IsFirstSeen(const Device& device) {
   return seen_.insert(device).second;
 }
 
-void Group::Check(const Ticket& ticket, const std::string& operation, const Device& device) {
+void Group::Check(const Ticket& ticket, const std::string& phase, const Device& device) {
   Lock lock(mutex_);
-  CheckLocked(ticket, operation, device);
+  CheckLocked(ticket, phase, device);
 }
 
-std::shared_ptr<const Payload> Group::AllReduce(const Ticket& ticket, const RoundKey& key,
-                                                const Device& device, Arrival arrival,
-                                                Meeting meeting, Reducer reducer) {
+std::shared_ptr<const Bytes> Group::AllReduce(const Ticket& ticket, const RendezvousKey& key,
+                                              const Device& device, Arrival arrival,
+                                              RendezvousOptions options) {
   Lock lock(mutex_);
-  CheckLocked(ticket, key.operation, device);
+  CheckLocked(ticket, key.phase, device);
   if (ticket.participants) {
-    meeting.size = ticket.participants->size();
-    meeting.expected = *ticket.participants;
+    options.size = ticket.participants->size();
+    options.expected = *ticket.participants;
   }
-  processes_ = meeting.across.processes;
-  std::shared_ptr<Round>& slot = rounds_[key];
-  if (!slot) slot = std::make_shared<Round>();
-  const std::shared_ptr<Round> round = slot;
-  if (round->arrivals.count(device)) FailAndThrow(TwiceReport(layer_, key.operation, device));
-  if (!round->arrivals.empty() &&
-      round->arrivals.begin()->second.contract != arrival.contract) {
-    FailAndThrow(DisagreementReport(layer_, key.operation, *round, device, arrival));
+  processes_ = options.across.processes;
+  std::shared_ptr<Rendezvous>& slot = rendezvous_[key];
+  if (!slot) slot = std::make_shared<Rendezvous>();
+  const std::shared_ptr<Rendezvous> rendezvous = slot;
+  auto& arrivals = rendezvous->arrivals;
+  if (arrivals.count(device)) FailAndThrow(TwiceReport(Title(layer_, key.phase), device));
+  if (!arrivals.empty() && arrivals.begin()->second.signature != arrival.signature) {
+    FailAndThrow(DisagreementReport(Title(layer_, key.phase), *rendezvous, device, arrival));
   }
-  arrival.time = std::chrono::steady_clock::now();
-  round->arrivals.emplace(device, std::move(arrival));
-  if (round->arrivals.size() == meeting.size) {
-    std::vector<const Payload*> payloads;
-    for (const auto& entry : round->arrivals) payloads.push_back(&entry.second.payload);
-    auto result = std::make_shared<Payload>();
-    reducer(payloads, result.get());
+  arrivals.emplace(device, std::move(arrival));
+  if (arrivals.size() == options.size) {
+    Bytes result = ReduceLocked(key, *rendezvous, options.operation);
     if (processes_ != nullptr) {
-      ExchangeLocked(&lock, ticket, key, round.get(), meeting, result.get());
+      rendezvous->exchanging = true;
+      result = ExchangeLocked(&lock, ticket, key, options, std::move(result));
     }
-    round->result = result;
+    rendezvous->result = std::make_shared<const Bytes>(std::move(result));
     changed_.NotifyAll();
   } else {
-    AwaitLocked(&lock, key, round, meeting, ticket.epoch);
+    AwaitLocked(&lock, ticket, key, rendezvous, options);
   }
-  // In another epoch the map may hold a younger round under the same key.
-  if (++round->departures == meeting.size && epoch_ == ticket.epoch) rounds_.erase(key);
-  return round->result;
+  // In another generation the map may hold a younger rendezvous under the same key.
+  const bool last = ++rendezvous->departures == options.size;
+  if (last && generation_ == ticket.generation) rendezvous_.erase(key);
+  return rendezvous->result;
 }
 
-void Group::CheckLocked(const Ticket& ticket, const std::string& operation,
-                        const Device& device) {
+void Group::CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device) {
   if (!failure_.empty()) {
-    throw Error(EarlierFailureReport(layer_, operation, device, failure_));
+    throw Error(EarlierFailureReport(Title(layer_, phase), device, failure_));
   }
-  if (ticket.epoch != epoch_) {
+  if (ticket.generation != generation_) {
     if (former_members_.count(device)) {
       FailAndThrow(TooManyDevicesReport(layer_, device, Keys(forward_calls_), size_));
     }
-    throw Error(EarlierFailureReport(layer_, operation, device,
-                                     "the layer was reset by gluon_syncbn.recover() after the "
-                                     "forward call that this call belongs to."));
+    throw Error(EarlierFailureReport(Title(layer_, phase), device, WasResetReport()));
   }
 }
 
-// The round's one exchange with other processes, for which the mutex is given up.
-void Group::ExchangeLocked(Lock* lock, const Ticket& ticket, const RoundKey& key, Round* round,
-                           const Meeting& meeting, Payload* payload) {
-  const Across& across = meeting.across;
+Bytes Group::ReduceLocked(const RendezvousKey& key, const Rendezvous& rendezvous,
+                          const std::string& operation) {
+  auto arrival = rendezvous.arrivals.begin();
+  Bytes result = arrival->second.payload;
+  try {
+    const ReduceOperation reduce = FindReduceOperation(operation);
+    while (++arrival != rendezvous.arrivals.end()) reduce(arrival->second.payload, &result);
+  } catch (const Error& error) {  // payloads that do not fit together
+    FailAndThrow(Concat(Title(layer_, key.phase), ": ", error.what()));
+  }
+  return result;
+}
+
+// The one exchange of a rendezvous with other processes, for which the mutex is released.
+Bytes Group::ExchangeLocked(Lock* lock, const Ticket& ticket, const RendezvousKey& key,
+                            const RendezvousOptions& options, Bytes payload) {
+  const AcrossProcesses& across = options.across;
+  const size_t size = payload.size();
   Contribution contribution;
-  contribution.key = Concat(across.name, '|', key.operation, '|',
-                            SharedNumberLocked(ticket, key, across), '|', key.repeat);
-  const std::string title = Concat("SyncBatchNorm '", across.name, "', ", key.operation);
-  contribution.title = title;
-  contribution.contract = across.contract;
-  contribution.merger = across.merger;
+  contribution.key = Concat(across.name, '|', key.phase, '|', SharedNumberLocked(ticket, key), '|',
+                            key.repeat);
+  contribution.title = Title(across.name, key.phase);
+  contribution.signature = across.signature;
+  contribution.operation = options.operation;
   contribution.ranks = across.ranks;
-  contribution.timeout_seconds = meeting.timeout_seconds;
-  contribution.payload = ToBytes(*payload);
-  round->exchanging = true;
+  contribution.timeout_seconds = options.timeout_seconds;
+  contribution.payload = std::move(payload);
   lock->unlock();
+  Bytes result;
   std::string error;
   try {
-    const size_t size = contribution.payload.size();
-    const Bytes result = across.processes->AllReduce(std::move(contribution));
+    result = across.processes->AllReduce(std::move(contribution));
     if (result.size() != size) {
-      throw Error(Concat(title, ": other ranks sent ", result.size(), " bytes, expected ", size));
+      error = Concat(Title(across.name, key.phase), ": other ranks sent ", result.size(),
+                     " bytes, expected ", size);
     }
-    *payload = ToPayload(result);
   } catch (const std::exception& raised) {
     error = raised.what();
   }
   lock->lock();
   if (!failure_.empty()) throw Error(failure_);
-  if (epoch_ != ticket.epoch) throw Error("the layer was reset while it waited for other ranks");
-  if (!error.empty()) FailAndThrow(error);
-}
-
-// The forward call's number in the era of the processes, which every rank counts alike.
-int64_t Group::SharedNumberLocked(const Ticket& ticket, const RoundKey& key,
-                                  const Across& across) {
-  const int64_t call = calls_before_epoch_ + ticket.number;
-  const int64_t era = across.processes->Era();
-  if (key.operation == "forward" && era != era_) {
-    era_ = era;
-    first_call_of_era_ = call;
+  if (generation_ != ticket.generation) {
+    throw Error("the layer was reset while it waited for other ranks");
   }
-  return call - first_call_of_era_;
+  if (!error.empty()) FailAndThrow(error);
+  return result;
 }
 
-void Group::AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<Round>& round,
-                        const Meeting& meeting, int64_t epoch) {
+// The forward call's number in the generation of the processes, which every rank counts alike.
+int64_t Group::SharedNumberLocked(const Ticket& ticket, const RendezvousKey& key) {
+  const int64_t call = calls_before_generation_ + ticket.number;
+  const Generation shared = processes_->generation();
+  if (key.phase == "forward" && !(shared == shared_generation_)) {
+    shared_generation_ = shared;
+    first_shared_call_ = call;
+  }
+  return call - first_shared_call_;
+}
+
+void Group::AwaitLocked(Lock* lock, const Ticket& ticket, const RendezvousKey& key,
+                        const std::shared_ptr<Rendezvous>& rendezvous,
+                        const RendezvousOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  const auto deadline = start + ToDuration(meeting.timeout_seconds);
+  const auto deadline = start + ToDuration(options.timeout_seconds);
   // A result counts even if the group fails, or time runs out, before this thread is awake again.
   const auto over = [&] {
-    return round->result != nullptr || !failure_.empty() || epoch_ != epoch;
+    return rendezvous->result != nullptr || !failure_.empty() || generation_ != ticket.generation;
   };
   bool woken = changed_.WaitUntil(lock, deadline, over);
-  if (!woken && round->exchanging) {  // whose own deadline comes
+  if (!woken && rendezvous->exchanging) {  // the exchange has a deadline of its own
     changed_.Wait(lock, over);
     woken = true;
   }
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
   wait_seconds_ += waited.count();
-  if (round->result != nullptr) return;
+  if (rendezvous->result != nullptr) return;
   if (!woken) {
     std::set<Device> known = Keys(forward_calls_);
-    if (meeting.expected.size() == meeting.size) known = meeting.expected;
-    FailAndThrow(TimeoutReport(layer_, key.operation, *round, known, meeting.size,
+    if (options.expected.size() == options.size) known = options.expected;
+    FailAndThrow(TimeoutReport(Title(layer_, key.phase), *rendezvous, known, options.size,
                                waited.count()));
   }
   throw Error(failure_.empty() ? "the layer was reset while a device waited in it" : failure_);
@@ -183,7 +194,7 @@ void Group::AwaitLocked(Lock* lock, const RoundKey& key, const std::shared_ptr<R
 
 void Group::SetParticipants(std::set<Device> participants) {
   Lock lock(mutex_);
-  for (const auto& entry : forward_calls_) first_number_ = std::max(first_number_, entry.second);
+  first_number_ = std::max(first_number_, MostCallsLocked());
   for (auto& entry : forward_calls_) entry.second = first_number_;
   participants_ = participants.empty()
                       ? nullptr
@@ -197,26 +208,22 @@ double Group::WaitSeconds() const {
 
 int64_t Group::BatchesBefore(const Ticket& ticket) const {
   Lock lock(mutex_);
-  return batches_before_epoch_ + ticket.number;
+  return batches_before_generation_ + ticket.number;
 }
 
 int64_t Group::Batches() const {
   Lock lock(mutex_);
-  int64_t calls = 0;
-  for (const auto& entry : forward_calls_) calls = std::max(calls, entry.second);
-  return batches_before_epoch_ + calls;
+  return batches_before_generation_ + MostCallsLocked();
 }
 
 void Group::SetBatches(int64_t batches) {
   Lock lock(mutex_);
-  int64_t calls = 0;
-  for (const auto& entry : forward_calls_) calls = std::max(calls, entry.second);
-  batches_before_epoch_ = batches - calls;
+  batches_before_generation_ = batches - MostCallsLocked();
 }
 
 void Group::Fail(const std::string& text) {
   Lock lock(mutex_);
-  // Other processes can only notice what is begun.
+  // Other processes can notice only an exchange that has begun.
   if (processes_ != nullptr && AnyoneWaitsLocked()) processes_->Fail(text);
   if (failure_.empty()) failure_ = text;
   changed_.NotifyAll();
@@ -230,7 +237,7 @@ std::string Group::Failure() const {
 void Group::Reset() {
   Lock lock(mutex_);
   former_members_.clear();
-  StartEpochLocked();
+  StartGenerationLocked();
   failure_.clear();
   changed_.NotifyAll();
 }
@@ -242,16 +249,22 @@ void Group::FailAndThrow(const std::string& text) {
   throw Error(text);
 }
 
-void Group::StartEpochLocked() {
-  batches_before_epoch_ += FinishedCallsLocked();
-  calls_before_epoch_ += FinishedCallsLocked();
-  ++epoch_;
-  rounds_.clear();
+void Group::StartGenerationLocked() {
+  batches_before_generation_ += FinishedCallsLocked();
+  calls_before_generation_ += FinishedCallsLocked();
+  ++generation_;
+  rendezvous_.clear();
   forward_calls_.clear();
   first_number_ = 0;
 }
 
-// A round that some device never reached was not reduced.
+int64_t Group::MostCallsLocked() const {
+  int64_t calls = 0;
+  for (const auto& entry : forward_calls_) calls = std::max(calls, entry.second);
+  return calls;
+}
+
+// A rendezvous at which some device never arrived was not reduced.
 int64_t Group::FinishedCallsLocked() const {
   const size_t size = participants_ ? participants_->size() : size_;
   size_t devices = 0;
@@ -265,10 +278,8 @@ int64_t Group::FinishedCallsLocked() const {
 }
 
 bool Group::AnyoneWaitsLocked() const {
-  return std::any_of(rounds_.begin(), rounds_.end(),
-                     [](const std::pair<const RoundKey, std::shared_ptr<Round>>& entry) {
-                       return entry.second->result == nullptr;
-                     });
+  return std::any_of(rendezvous_.begin(), rendezvous_.end(),
+                     [](const auto& entry) { return entry.second->result == nullptr; });
 }
 
 }  // namespace syncbn

@@ -12,18 +12,29 @@
 namespace syncbn {
 namespace {
 
-constexpr uint32_t kMark = 0x53424e32;  // to be changed with the format
+constexpr uint32_t kMark = 0x53424e33;  // to be changed with the format
 
 struct Head {
   uint32_t mark;
   MessageKind kind;
-  Era era;
+  Generation generation;
   int32_t step, empty;
   int64_t number;
-  uint32_t key, title, contract, merger, ranks, unused;  // lengths
-  uint64_t payload;
+  uint64_t lengths[7];  // of the fields
 };
 static_assert(std::has_unique_object_representations<Head>::value, "a head has no padding");
+
+// Calls `function` for each variable part of a message, in their order.
+template <typename AnyMessage, typename Function>
+void ForEachField(AnyMessage* message, const Function& function) {
+  function(message->key);
+  function(message->title);
+  function(message->signature);
+  function(message->operation);
+  function(message->text);
+  function(message->ranks);
+  function(message->payload);
+}
 
 template <typename Container>
 char* Put(const Container& from, char* to) {
@@ -52,8 +63,10 @@ struct Reader {
   size_t left;
 };
 
-// Of recoveries or joins.
-bool IsCount(int32_t number) { return 0 <= number && number < std::numeric_limits<int32_t>::max() / 2; }
+// Whether it may be a number of recoveries or joins.
+bool IsCount(int32_t number) {
+  return 0 <= number && number < std::numeric_limits<int32_t>::max() / 2;
+}
 
 bool Ascend(const std::vector<int32_t>& ranks) {
   return (ranks.empty() || ranks.front() >= 0) &&
@@ -67,27 +80,20 @@ Bytes Encode(const Message& message) {
   Head head{};
   head.mark = kMark;
   head.kind = message.kind;
-  head.era = message.era;
+  head.generation = message.generation;
   head.step = message.step;
   head.empty = message.empty;
   head.number = message.number;
-  head.key = static_cast<uint32_t>(message.key.size());
-  head.title = static_cast<uint32_t>(message.title.size());
-  head.contract = static_cast<uint32_t>(message.contract.size());
-  head.merger = static_cast<uint32_t>(message.merger.size());
-  head.ranks = static_cast<uint32_t>(message.ranks.size());
-  head.payload = message.payload.size();
-  Bytes bytes(sizeof(head) + message.key.size() + message.title.size() + message.contract.size() +
-              message.merger.size() + message.ranks.size() * sizeof(message.ranks[0]) +
-              message.payload.size());
+  uint64_t* length = head.lengths;
+  size_t total = sizeof(head);
+  ForEachField(&message, [&](const auto& field) {
+    *length++ = field.size();
+    total += field.size() * sizeof(field[0]);
+  });
+  Bytes bytes(total);
   std::memcpy(bytes.data(), &head, sizeof(head));
   char* to = bytes.data() + sizeof(head);
-  to = Put(message.key, to);
-  to = Put(message.title, to);
-  to = Put(message.contract, to);
-  to = Put(message.merger, to);
-  to = Put(message.ranks, to);
-  Put(message.payload, to);
+  ForEachField(&message, [&](const auto& field) { to = Put(field, to); });
   return bytes;
 }
 
@@ -97,22 +103,19 @@ Message Decode(const Bytes& bytes) {
   std::memcpy(&head, bytes.data(), sizeof(head));
   const auto kind = static_cast<uint32_t>(head.kind);
   if (head.mark != kMark || kind > static_cast<uint32_t>(MessageKind::kStatus) ||
-      !IsCount(head.era.generation) || !IsCount(head.era.joins) || head.step < kInvitation || head.empty < 0 || head.empty > 1 || head.unused != 0) {
+      !IsCount(head.generation.recoveries) || !IsCount(head.generation.joins) ||
+      head.step < kInvitation || head.empty < 0 || head.empty > 1) {
     Refuse();
   }
   Message message;
   message.kind = head.kind;
-  message.era = head.era;
+  message.generation = head.generation;
   message.step = head.step;
   message.empty = head.empty != 0;
   message.number = head.number;
   Reader reader{bytes.data() + sizeof(head), bytes.size() - sizeof(head)};
-  reader.Take(head.key, &message.key);
-  reader.Take(head.title, &message.title);
-  reader.Take(head.contract, &message.contract);
-  reader.Take(head.merger, &message.merger);
-  reader.Take(head.ranks, &message.ranks);
-  reader.Take(head.payload, &message.payload);
+  const uint64_t* length = head.lengths;
+  ForEachField(&message, [&](auto& field) { reader.Take(*length++, &field); });
   if (reader.left > 0 || !Ascend(message.ranks)) Refuse();
   return message;
 }

@@ -1,18 +1,20 @@
-// Texts of exchanges between processes that fail: which one, who came, who did not, what they do.
+// Texts of failed exchanges: the title, the ranks that have arrived, and what the others do.
 #include "collective/process_report.h"
 
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
 
+#include "collective/advice.h"
 #include "core/error.h"
 
 namespace syncbn {
 namespace {
 
-const char kRecover[] =
-    " Before the next step every rank calls gluon_syncbn.recover(), which waits for the work in "
-    "flight and clears the error.";
+std::string Recover() {
+  return Concat(" Before the next step every rank calls ", TheAdvice().recover,
+                ", which waits for the work in flight and clears the error.");
+}
 
 std::string Rounded(double seconds) {
   std::ostringstream text;
@@ -43,31 +45,30 @@ std::string RanksMissingReport(const Contribution& own, const std::vector<int>& 
     ++absent;
     missing += Concat(missing.empty() ? "" : "; ", "rank ", rank, ", which ",
                       answer == answers.end() ? "does not answer: it has died or was stopped"
-                                              : answer->second.contract);
+                                              : answer->second.text);
   }
   std::sort(present.begin(), present.end());
   return Concat(own.title, ": waited ", Rounded(seconds), " s for ", absent, " of ",
-                own.ranks.size(), " processes. Arrived: ", RankList(present), ". Missing: ", missing,
-                ".", kRecover);
+                own.ranks.size(), " processes. Arrived: ", RankList(present), ". Missing: ",
+                missing, ".", Recover());
 }
 
 std::string PartsMissingReport(const Contribution& own, double seconds) {
   return Concat(own.title, ": waited ", Rounded(seconds), " s for parts that do not arrive, though "
                 "all ", own.ranks.size(), " processes have come: the connection is lost, or slower "
-                "than the timeout.", kRecover);
+                "than the timeout.", Recover());
 }
 
-std::string ContractsDifferReport(const Contribution& own, int own_rank, int rank,
-                                  const Message& message, const std::vector<int>& ranks) {
-  return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.contract,
+std::string SignaturesDifferReport(const Contribution& own, int own_rank, int rank,
+                                   const Message& message, const std::vector<int>& ranks) {
+  return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.signature,
                 " (synchronized: ", RankList(own.ranks), "), but rank ", rank, " has ",
-                message.contract, " (synchronized: ", RankList(ranks), ").", kRecover);
+                message.signature, " (synchronized: ", RankList(ranks), ").", Recover());
 }
 
-std::string RankLeftReport(const Contribution& own, int rank) {
-  return Concat(own.title, ": rank ", rank,
-                " has left: its program has ended or called gluon_syncbn.distributed.shutdown(), "
-                "so it cannot come.");
+std::string RankLeftReport(const std::string& title, int rank) {
+  return Concat(title, ": rank ", rank, " has left: its program has ended or called ",
+                TheAdvice().shutdown, ", so it cannot come.");
 }
 
 std::string RankFailedReport(int rank, const std::string& text) {

@@ -1,5 +1,5 @@
-// The texts that a user reads when processes do not meet.
-// Who uses it: protocol.cc. Each function returns the whole message; none of them throws.
+// The texts that a user reads when an exchange between processes fails.
+// Who uses it: protocol.cc and its parts. Each function returns the whole message; none throws.
 #pragma once
 #include <map>
 #include <string>
@@ -10,21 +10,21 @@
 
 namespace syncbn {
 
-// `arrived` are ranks known to have come; `answers` what those who answered in time said; whoever
-// is in neither does not answer.
+// `arrived` are ranks known to take part; `answers` are of those who answered in time; whoever is
+// in neither does not answer.
 std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
                                const std::map<int, Message>& answers, double seconds);
 
-// All have come, but what they sent has not.
+// All take part, but their parts do not arrive.
 std::string PartsMissingReport(const Contribution& own, double seconds);
 
 // `ranks` are those of the message.
-std::string ContractsDifferReport(const Contribution& own, int own_rank, int rank,
-                                  const Message& message, const std::vector<int>& ranks);
+std::string SignaturesDifferReport(const Contribution& own, int own_rank, int rank,
+                                   const Message& message, const std::vector<int>& ranks);
 
-std::string RankLeftReport(const Contribution& own, int rank);
+std::string RankLeftReport(const std::string& title, int rank);
 
-// On a rank that learns of a failure by a message.
+// For a rank that learns of a failure by a message.
 std::string RankFailedReport(int rank, const std::string& text);
 
 // "ranks 0, 2"

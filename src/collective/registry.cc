@@ -1,4 +1,4 @@
-// The process's groups, and its default timeout.
+// The groups and the default timeout of the process.
 #include "collective/registry.h"
 
 #include <algorithm>

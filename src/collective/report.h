@@ -1,20 +1,22 @@
-// The texts that a user reads when devices do not meet.
+// The texts that a user reads when a rendezvous of devices fails.
 // Who uses it: Group. Each function returns the whole message; none of them throws.
 #pragma once
 #include <set>
 #include <string>
 
-#include "collective/round.h"
+#include "collective/rendezvous.h"
 
 namespace syncbn {
 
-// `known` are the devices that should come, as far as they are known; `size` is num_devices.
-std::string TimeoutReport(const std::string& layer, const std::string& operation,
-                          const Round& round, const std::set<Device>& known, size_t size,
-                          double seconds);
+// "SyncBatchNorm 'norm0', forward"
+std::string Title(const std::string& layer, const std::string& phase);
 
-std::string DisagreementReport(const std::string& layer, const std::string& operation,
-                               const Round& round, const Device& device, const Arrival& arrival);
+// `known` are the devices that should arrive, as far as they are known.
+std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous,
+                          const std::set<Device>& known, size_t size, double seconds);
+
+std::string DisagreementReport(const std::string& title, const Rendezvous& rendezvous,
+                               const Device& device, const Arrival& arrival);
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
@@ -23,11 +25,13 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
 std::string SitsOutReport(const std::string& layer, const Device& device,
                           const std::set<Device>& participants);
 
-std::string TwiceReport(const std::string& layer, const std::string& operation,
-                        const Device& device);
+std::string TwiceReport(const std::string& title, const Device& device);
 
 // For a device that calls a layer after the layer has failed.
-std::string EarlierFailureReport(const std::string& layer, const std::string& operation,
-                                 const Device& device, const std::string& failure);
+std::string EarlierFailureReport(const std::string& title, const Device& device,
+                                 const std::string& failure);
+
+// For a call that belongs to a forward call before a reset.
+std::string WasResetReport();
 
 }  // namespace syncbn

@@ -1,5 +1,5 @@
-// A condition variable for waits that are mostly short: who waits looks for a while before it
-// sleeps, because waking a sleeping thread takes longer than a round of the devices.
+// A condition variable for mostly short waits: a thread looks for a while before it sleeps, because
+// waking a sleeping thread takes longer than a rendezvous of the devices.
 // Who uses it: group.cc.
 #pragma once
 #include <algorithm>
@@ -17,7 +17,7 @@ class Signal {
   using Lock = std::unique_lock<std::mutex>;
   using Time = std::chrono::steady_clock::time_point;
 
-  // Lets everyone look at what they wait for. The caller holds the mutex.
+  // Lets everyone check their condition. The caller holds the mutex.
   void NotifyAll() {
     changes_.fetch_add(1, std::memory_order_release);
     changed_.notify_all();
@@ -35,7 +35,7 @@ class Signal {
       lock->unlock();
       while (changes_.load(std::memory_order_acquire) == seen &&
              std::chrono::steady_clock::now() < asleep) {
-        std::this_thread::yield();  // another device may need this processor to come at all
+        std::this_thread::yield();  // another device may need this processor to arrive at all
       }
       lock->lock();
     }
@@ -49,7 +49,7 @@ class Signal {
   }
 
  private:
-  // Devices that come together take less; where one computes longer, sleeping costs nothing.
+  // Devices that arrive together take less; where one computes longer, sleeping costs nothing.
   static constexpr std::chrono::microseconds kAwake{50};
 
   std::condition_variable changed_;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "collective/processes.h"
+#include "collective/communicator.h"
 #include "collective/registry.h"
 #include "core/last_error.h"
 #include "core/parallel_for.h"

@@ -10,7 +10,6 @@
 #include "collective/registry.h"
 #include "core/error.h"
 #include "op/recovery.h"
-#include "op/reducers.h"
 
 namespace syncbn {
 
@@ -208,7 +207,7 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   kept_.BackwardSums(dy, layout, from_x, mean_.data(), sum_dz, sum_dz_xmu);
   WriteParameterGradients(sums, out);
   // A device that needs no gradient of x takes part all the same: the others need its sums.
-  if (!alone) sums = *Exchange("backward", t, layout, std::move(sums), Sum, "sum_float64");
+  if (!alone) sums = Exchange("backward", t, layout, sums, "sum_float64");
   if (!wants_dx) return;
   set_terms(0, layout.channels);
   kept_.BackwardApply(layout, from_x, mean_.data(), a.data(), b.data(), d.data(), out.dx_request,
@@ -236,10 +235,10 @@ void SyncBatchNorm::ExchangeMoments(const Tensor& x, const Layout& layout, doubl
   moments.reserve(1 + 2 * channels);
   moments.insert(moments.end(), mean_.begin(), mean_.end());
   moments.insert(moments.end(), m2, m2 + channels);
-  const auto total = Exchange("forward", x, layout, std::move(moments), MergeMoments, "moments");
-  count_ = total->front();
-  std::copy_n(total->begin() + 1, channels, mean_.begin());
-  std::copy_n(total->end() - static_cast<std::ptrdiff_t>(channels), channels, m2);
+  const auto total = Exchange("forward", x, layout, moments, "moments");
+  count_ = total.front();
+  std::copy_n(total.begin() + 1, channels, mean_.begin());
+  std::copy_n(total.end() - static_cast<std::ptrdiff_t>(channels), channels, m2);
 }
 
 void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,
@@ -263,26 +262,26 @@ void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var, const Te
   backend_->Write(var, Request::kWrite, running_var);
 }
 
-std::shared_ptr<const Payload> SyncBatchNorm::Exchange(const char* operation, const Tensor& x,
-                                                       const Layout& layout, Payload payload,
-                                                       Reducer reducer, const char* merger) {
-  Across across;
-  across.processes = Processes();
-  across.ranks = options_.ranks;
-  across.name = options_.shared_name;
-  across.contract = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype), ", axis=",
-                           options_.axis, ", epsilon=", options_.epsilon);
-  across.merger = merger;
+Payload SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
+                                const Payload& payload, const char* operation) {
+  RendezvousOptions options;
+  options.size = static_cast<size_t>(options_.num_devices);
+  options.expected = options_.contexts;
+  options.timeout_seconds = options_.timeout > 0 ? options_.timeout : DefaultTimeout();
+  options.operation = operation;
+  options.across.processes = Processes();
+  options.across.ranks = options_.ranks;
+  options.across.name = options_.shared_name;
+  options.across.signature = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype),
+                                    ", axis=", options_.axis, ", epsilon=", options_.epsilon);
   Arrival arrival;
-  arrival.contract = Concat(across.contract, ", num_devices=", options_.num_devices);
+  arrival.signature = Concat(options.across.signature, ", num_devices=", options_.num_devices);
   arrival.shape = ShapeText(x.shape);
-  arrival.payload = std::move(payload);
-  RoundKey key{operation, ticket_.number, 0};
-  if (key.operation == "backward") key.repeat = backward_calls_++;
-  const Meeting meeting{static_cast<size_t>(options_.num_devices), options_.contexts,
-                        options_.timeout > 0 ? options_.timeout : DefaultTimeout(),
-                        std::move(across)};
-  return group_->AllReduce(ticket_, key, device_, std::move(arrival), meeting, reducer);
+  arrival.payload = ToBytes(payload);
+  RendezvousKey key{phase, ticket_.number, 0};
+  if (key.phase == "backward") key.repeat = backward_calls_++;
+  return FromBytes<double>(*group_->AllReduce(ticket_, key, device_, std::move(arrival),
+                                              std::move(options)));
 }
 
 // Whether the statistics are those of more than this device.

@@ -35,6 +35,8 @@ struct Options {
   std::string shared_name;       // of the layer, equal in all processes and unique in each
 };
 
+using Payload = std::vector<double>;  // numbers of one exchange
+
 struct Gradients {
   Request dx_request, dgamma_request, dbeta_request;
   Tensor dx, dgamma, dbeta;
@@ -73,9 +75,9 @@ class SyncBatchNorm {
   void UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,
                      const Tensor& running_var) const;
   bool MeetsOthers() const;
-  std::shared_ptr<const Payload> Exchange(const char* operation, const Tensor& x,
-                                          const Layout& layout, Payload payload, Reducer reducer,
-                                          const char* merger);
+  // This device's payload, reduced with those of the others.
+  Payload Exchange(const char* phase, const Tensor& x, const Layout& layout,
+                   const Payload& payload, const char* operation);
   ProcessGroup* Processes() const;
   Layout LayoutOf(const Tensor& x) const;
   std::vector<double> GammaOf(const Tensor& gamma) const;

@@ -1,4 +1,4 @@
-// What the native tests of src/collective say about errors and time.
+// Texts of errors, and sleep, for the native tests of src/collective.
 // Who uses it: test_collective.cc and test_communicator.cc.
 #pragma once
 #include <chrono>

@@ -1,4 +1,4 @@
-// Random changes to bytes: what a broken network, another version or a bad file may bring.
+// Random changes to bytes, as of a broken network, another version or a bad file.
 // Who uses it: test_fuzz_messages.cc and test_fuzz_attributes.cc.
 #pragma once
 #include <algorithm>

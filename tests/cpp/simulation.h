@@ -1,10 +1,9 @@
-// Ranks as tasks of one thread, in simulated time: a Protocol each, and a network that delays, loses
-// and refuses messages. Everything is decided by the seed.
+// Ranks as tasks of one thread, in simulated time: a Protocol each, and a network that delays,
+// loses and refuses messages. The seed decides everything.
 // Who uses it: test_many_ranks.cc and test_fuzz_messages.cc.
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -19,8 +18,11 @@
 namespace simulation {
 
 using syncbn::Bytes;
+using syncbn::Duration;
+using syncbn::FromBytes;
 using syncbn::Protocol;
-using Time = Protocol::Time;
+using syncbn::Time;
+using syncbn::ToBytes;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
@@ -29,7 +31,7 @@ constexpr milliseconds kTick{5};
 
 struct Rank {
   std::unique_ptr<Protocol> protocol;
-  std::function<void()> task;  // goes on if it can; called whenever something may have changed
+  std::function<void()> task;  // continues if it can; called whenever something may have changed
   bool dead = false, paused = false;
   Time resumed{};  // after the latest pause
   std::deque<std::pair<int, Bytes>> inbox;  // while it is paused
@@ -49,16 +51,16 @@ class Simulation {
   int size() const { return static_cast<int>(ranks.size()); }
   Time now() const { return now_; }
 
-  void After(Protocol::Duration delay, std::function<void()> action) {
+  void After(Duration delay, std::function<void()> action) {
     events_.push_back({now_ + delay, scheduled_++, std::move(action)});
     std::push_heap(events_.begin(), events_.end());
   }
-  // The rank's task, unless it is dead; a paused one goes on later.
+  // The rank's task, unless it is dead; a paused one continues later.
   void Resume(int rank) {
     if (!ranks[rank].dead && !ranks[rank].paused && ranks[rank].task) ranks[rank].task();
   }
   // The rank neither hears nor does anything for a while.
-  void Pause(int rank, Protocol::Duration duration) {
+  void Pause(int rank, Duration duration) {
     if (ranks[rank].paused) return;
     ranks[rank].paused = true;
     After(duration, [this, rank] {
@@ -72,7 +74,7 @@ class Simulation {
   }
 
   // Runs until over(); false if that takes longer than `limit`.
-  bool RunUntil(const std::function<bool()>& over, Protocol::Duration limit) {
+  bool RunUntil(const std::function<bool()>& over, Duration limit) {
     const Time end = now_ + limit;
     while (!over()) {
       if (events_.front().time > end) return false;
@@ -87,7 +89,7 @@ class Simulation {
 
   std::mt19937 random;
   std::vector<Rank> ranks;
-  std::function<Protocol::Duration()> delay = [] { return microseconds(10); };
+  std::function<Duration()> delay = [] { return microseconds(10); };
   std::set<std::pair<int, int>> lost, refused;  // connections, by the lower rank
   int64_t parts = 0, queries = 0;               // messages that were sent
 
@@ -142,25 +144,11 @@ class Simulation {
 };
 
 // Mostly a network's microseconds, now and then its milliseconds.
-inline std::function<Protocol::Duration()> RandomDelay(Simulation* simulation) {
+inline std::function<Duration()> RandomDelay(Simulation* simulation) {
   return [simulation] {
     const bool slow = simulation->random() % 100 == 0;
     return microseconds(1 + simulation->random() % (slow ? 20000 : 100));
   };
-}
-
-template <typename T>
-Bytes ToBytes(const std::vector<T>& values) {
-  Bytes bytes(values.size() * sizeof(T));
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-template <typename T>
-std::vector<T> FromBytes(const Bytes& bytes) {
-  std::vector<T> values(bytes.size() / sizeof(T));
-  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
-  return values;
 }
 
 }  // namespace simulation

@@ -1,5 +1,5 @@
-// Groups without MXNet: numbers, order, failures, resets, and many rounds under random delays.
-// A device is a thread here. A lost wake-up shows as a timeout of the round, and as that of ctest.
+// Groups without MXNet: numbers, order, failures, resets, and many rendezvous under random delays.
+// A device is a thread here. A lost wake-up shows as a timeout of the group, and as that of ctest.
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -12,16 +12,17 @@
 
 #include "check.h"
 #include "collective/group.h"
+#include "collective/reduce_operation.h"
 #include "collective/registry.h"
 #include "errors.h"
-#include "op/reducers.h"
 
 namespace {
 
 using syncbn::Device;
 using syncbn::Group;
-using syncbn::Payload;
 using syncbn::Ticket;
+using syncbn::ToBytes;
+using Numbers = std::vector<double>;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kStressRounds = 5000;
@@ -31,20 +32,25 @@ constexpr int kStressRounds = 100000;
 
 Device Cpu(int id) { return {"cpu", id}; }
 
-// Brings one number to a round of `size` devices; returns the sum.
-double Meet(Group* group, const Ticket& ticket, const std::string& operation, int id, size_t size,
-            double number, double timeout = 60, const std::string& contract = "same",
-            int64_t repeat = 0) {
-  syncbn::Arrival arrival{contract, "(" + std::to_string(id) + ")", {number}, {}};
-  const syncbn::Meeting meeting{size, {}, timeout, {}};
-  const syncbn::RoundKey key{operation, ticket.number, repeat};
-  return group->AllReduce(ticket, key, Cpu(id), std::move(arrival), meeting, syncbn::Sum)->at(0);
+Numbers AllReduce(Group* group, const Ticket& ticket, const syncbn::RendezvousKey& key, int id,
+                  syncbn::Arrival arrival, syncbn::RendezvousOptions options) {
+  return syncbn::FromBytes<double>(
+      *group->AllReduce(ticket, key, Cpu(id), std::move(arrival), std::move(options)));
+}
+
+// Contributes one number to a rendezvous of `size` devices; returns the sum.
+double Sum(Group* group, const Ticket& ticket, const std::string& phase, int id, size_t size,
+           double number, double timeout = 60, const std::string& signature = "same",
+           int64_t repeat = 0) {
+  syncbn::Arrival arrival{signature, "(" + std::to_string(id) + ")", ToBytes<double>({number})};
+  return AllReduce(group, ticket, {phase, ticket.number, repeat}, id, std::move(arrival),
+                   {size, {}, timeout, "sum_float64", {}})[0];
 }
 
 double Forward(Group* group, int id, size_t size, double number, double timeout = 60,
-               const std::string& contract = "same") {
+               const std::string& signature = "same") {
   const Ticket ticket = group->BeginForward(Cpu(id), size);
-  return Meet(group, ticket, "forward", id, size, number, timeout, contract);
+  return Sum(group, ticket, "forward", id, size, number, timeout, signature);
 }
 
 void Parallel(int threads, const std::function<void(int)>& function) {
@@ -55,55 +61,51 @@ void Parallel(int threads, const std::function<void(int)>& function) {
 
 // ---- numbers -----------------------------------------------------------------------------------
 
-void TestMergedMomentsAreThoseOfTheWholeSet() {
+Numbers Reduce(const std::string& operation, const std::vector<Numbers>& shards) {
+  syncbn::Bytes result = ToBytes(shards.front());
+  for (size_t k = 1; k < shards.size(); ++k) {
+    syncbn::FindReduceOperation(operation)(ToBytes(shards[k]), &result);
+  }
+  return syncbn::FromBytes<double>(result);
+}
+
+Numbers MomentsOf(const Numbers& values) {
+  long double mean = 0, m2 = 0;
+  for (double value : values) mean += static_cast<long double>(value) / values.size();
+  for (double value : values) m2 += (value - mean) * (value - mean);
+  return {double(values.size()), double(mean), double(m2)};
+}
+
+void TestReducedMomentsAreThoseOfTheWholeSet() {
   std::mt19937 random(1);
   std::normal_distribution<double> normal(1e4, 1);
   const std::vector<std::vector<int>> cases = {{5},       {3, 7}, {1, 1},     {0, 4},
                                                {4, 0, 2}, {0, 0}, {9, 1, 300}};
   for (const auto& sizes : cases) {
-    std::vector<Payload> shards;
-    std::vector<double> all;
+    std::vector<Numbers> shards;
+    Numbers all;
     for (int size : sizes) {
-      std::vector<double> values(size);
+      Numbers values(size);
       for (double& value : values) value = normal(random);
-      long double mean = 0, m2 = 0;
-      for (double value : values) mean += static_cast<long double>(value) / size;
-      for (double value : values) m2 += (value - mean) * (value - mean);
-      shards.push_back({double(size), double(mean), double(m2)});
+      shards.push_back(MomentsOf(values));
       all.insert(all.end(), values.begin(), values.end());
     }
-    long double mean = 0, m2 = 0;
-    for (double value : all) mean += static_cast<long double>(value) / all.size();
-    for (double value : all) m2 += (value - mean) * (value - mean);
-    std::vector<const Payload*> pointers;
-    for (const Payload& shard : shards) pointers.push_back(&shard);
-    Payload merged;
-    syncbn::MergeMoments(pointers, &merged);
-    CHECK_EQ(merged.at(0), double(all.size()));
-    CHECK_NEAR(merged.at(1), double(mean), 1e-11);
-    CHECK_NEAR(merged.at(2), double(m2), 1e-11 * (1 + double(m2)));
+    const Numbers expected = MomentsOf(all), reduced = Reduce("moments", shards);
+    CHECK_EQ(reduced.at(0), expected[0]);
+    CHECK_NEAR(reduced.at(1), expected[1], 1e-11);
+    CHECK_NEAR(reduced.at(2), expected[2], 1e-11 * (1 + expected[2]));
   }
 }
 
 void TestMomentsOfChannelsStayApart() {
-  const Payload a = {2, 1, 10, 0.5, 0}, b = {2, 3, 10, 0.5, 8};
-  Payload merged;
-  syncbn::MergeMoments({&a, &b}, &merged);
-  CHECK(merged == Payload({4, 2, 10, 5, 8}));
+  CHECK(Reduce("moments", {{2, 1, 10, 0.5, 0}, {2, 3, 10, 0.5, 8}}) == Numbers({4, 2, 10, 5, 8}));
 }
 
 void TestSum() {
-  const Payload a = {1, 2}, b = {10, 20}, c = {100, 200};
-  Payload sum;
-  syncbn::Sum({&a, &b, &c}, &sum);
-  CHECK(sum == Payload({111, 222}));
+  CHECK(Reduce("sum_float64", {{1, 2}, {10, 20}, {100, 200}}) == Numbers({111, 222}));
 }
 
-void First(const std::vector<const Payload*>& payloads, Payload* result) {
-  for (const Payload* payload : payloads) result->push_back(payload->at(0));
-}
-
-// Whoever comes last; ids 9 and 10 also tell numbers from texts.
+// Whoever arrives last; ids 9 and 10 also tell numbers from texts.
 void TestResultIsInTheOrderOfDevices() {
   const std::vector<int> ids = {9, 10, 2};
   for (size_t late = 0; late < ids.size(); ++late) {
@@ -111,44 +113,44 @@ void TestResultIsInTheOrderOfDevices() {
     Parallel(3, [&](int i) {
       if (static_cast<size_t>(i) == late) Sleep(20);
       const Ticket ticket = group.BeginForward(Cpu(ids[i]), 3);
-      syncbn::Arrival arrival{"", "", {double(ids[i])}, {}};
-      const auto result = group.AllReduce(ticket, {"forward", ticket.number, 0}, Cpu(ids[i]),
-                                          std::move(arrival), {3, {}, 60, {}}, First);
-      CHECK(*result == Payload({2, 9, 10}));
+      const Numbers result =
+          AllReduce(&group, ticket, {"forward", ticket.number, 0}, ids[i],
+                    {"", "", ToBytes<double>({double(ids[i])})}, {3, {}, 60, "concat", {}});
+      CHECK(result == Numbers({2, 9, 10}));
     });
   }
 }
 
-// ---- rounds ------------------------------------------------------------------------------------
+// ---- rendezvous --------------------------------------------------------------------------------
 
 // cpu(0) begins backward with the second call, cpu(1) with the first.
-void TestTwoRoundsMeetCrosswise() {
+void TestTwoRendezvousCrosswise() {
   Group group("layer");
   Parallel(2, [&](int id) {
     const Ticket a = group.BeginForward(Cpu(id), 2);
-    CHECK_EQ(Meet(&group, a, "forward", id, 2, 1 + id), 3);
+    CHECK_EQ(Sum(&group, a, "forward", id, 2, 1 + id), 3);
     const Ticket b = group.BeginForward(Cpu(id), 2);
-    CHECK_EQ(Meet(&group, b, "forward", id, 2, 10), 20);
+    CHECK_EQ(Sum(&group, b, "forward", id, 2, 10), 20);
     const Ticket& early = id == 0 ? a : b;
     const Ticket& late = id == 0 ? b : a;
     std::thread other([&] {
-      CHECK_EQ(Meet(&group, early, "backward", id, 2, early.number == 0 ? 5 : 7),
+      CHECK_EQ(Sum(&group, early, "backward", id, 2, early.number == 0 ? 5 : 7),
                early.number == 0 ? 10 : 14);
     });
     Sleep(5);
-    CHECK_EQ(Meet(&group, late, "backward", id, 2, late.number == 0 ? 5 : 7),
+    CHECK_EQ(Sum(&group, late, "backward", id, 2, late.number == 0 ? 5 : 7),
              late.number == 0 ? 10 : 14);
     other.join();
   });
 }
 
-void TestRepeatedBackwardIsARoundOfItsOwn() {
+void TestRepeatedBackwardIsARendezvousOfItsOwn() {
   Group group("layer");
   Parallel(2, [&](int id) {
     const Ticket ticket = group.BeginForward(Cpu(id), 2);
-    Meet(&group, ticket, "forward", id, 2, 0);
+    Sum(&group, ticket, "forward", id, 2, 0);
     for (int repeat = 0; repeat < 3; ++repeat) {
-      CHECK_EQ(Meet(&group, ticket, "backward", id, 2, repeat, 60, "same", repeat), 2 * repeat);
+      CHECK_EQ(Sum(&group, ticket, "backward", id, 2, repeat, 60, "same", repeat), 2 * repeat);
     }
   });
 }
@@ -160,7 +162,7 @@ void TestBatchesAreCounted() {
     for (int step = 0; step < 3; ++step) {
       const Ticket ticket = group.BeginForward(Cpu(id), 2);
       CHECK_EQ(group.BatchesBefore(ticket), 5 + step);
-      Meet(&group, ticket, "forward", id, 2, 0);
+      Sum(&group, ticket, "forward", id, 2, 0);
     }
   });
   CHECK_EQ(group.Batches(), 8);
@@ -176,13 +178,12 @@ void TestBatchThatWasNotReducedDoesNotCount() {
   CHECK_EQ(group.Batches(), 1);
 }
 
-// Other processes whose exchange gives these bytes.
+// Other processes whose exchange returns so many bytes.
 struct Others : syncbn::ProcessGroup {
   explicit Others(size_t bytes) : bytes(bytes) {}
-  int rank() const override { return 0; }
   int size() const override { return 2; }
   syncbn::Bytes AllReduce(syncbn::Contribution) override { return syncbn::Bytes(bytes); }
-  int64_t Era() const override { return 0; }
+  syncbn::Generation generation() const override { return {}; }
   void Fail(const std::string&) override {}
   const size_t bytes;
 };
@@ -191,12 +192,10 @@ void TestResultOfAnotherSizeIsAnError() {
   for (size_t bytes : {0, 7, 9, 16}) {
     Others others(bytes);
     Group group("layer");
-    syncbn::Meeting meeting{1, {}, 60, {}};
-    meeting.across = {&others, {}, "norm", "same", "sum_float64"};
     const Ticket ticket = group.BeginForward(Cpu(0), 1);
     const std::string text = ErrorOf([&] {
-      group.AllReduce(ticket, {"forward", 0, 0}, Cpu(0), {"same", "", {1.0}, {}}, meeting,
-                      syncbn::Sum);
+      AllReduce(&group, ticket, {"forward", 0, 0}, 0, {"same", "", ToBytes<double>({1})},
+                {1, {}, 60, "sum_float64", {&others, {}, "norm", "same"}});
     });
     CheckHas(text, "SyncBatchNorm 'norm', forward: ");
     CheckHas(text, ", expected ");
@@ -230,7 +229,7 @@ void TestLateArrivalLearnsOfTheFailure() {
   Group group("layer");
   const Ticket late = group.BeginForward(Cpu(1), 2);
   ErrorOf([&] { Forward(&group, 0, 2, 0, 0.02); });
-  const std::string text = ErrorOf([&] { Meet(&group, late, "forward", 1, 2, 0); });
+  const std::string text = ErrorOf([&] { Sum(&group, late, "forward", 1, 2, 0); });
   CheckHas(text, "cpu(1) stopped because of an earlier error");
   CheckHas(text, "waited 0.0");
   CheckHas(ErrorOf([&] { group.BeginForward(Cpu(1), 2); }), "earlier error");
@@ -247,12 +246,24 @@ void TestDisagreementPrintsBoth() {
   CheckHas(texts[0], "blue (shape (1))");
 }
 
-void TestSameDeviceTwiceInOneRound() {
+void TestPayloadsThatDoNotFitTogether() {
+  Group group("layer");
+  Parallel(2, [&](int id) {
+    const Ticket ticket = group.BeginForward(Cpu(id), 2);
+    const std::string text = ErrorOf([&] {
+      AllReduce(&group, ticket, {"forward", ticket.number, 0}, id,
+                {"same", "", ToBytes(Numbers(1 + id))}, {2, {}, 60, "sum_float64", {}});
+    });
+    CheckHas(text, "SyncBatchNorm 'layer', forward: a sum of 8 bytes cannot take one of 16");
+  });
+}
+
+void TestSameDeviceTwiceInOneRendezvous() {
   Group group("layer");
   const Ticket ticket = group.BeginForward(Cpu(0), 2);
-  std::thread first([&] { ErrorOf([&] { Meet(&group, ticket, "forward", 0, 2, 0); }); });
+  std::thread first([&] { ErrorOf([&] { Sum(&group, ticket, "forward", 0, 2, 0); }); });
   while (group.Failure().empty()) {
-    const std::string text = ErrorOf([&] { Meet(&group, ticket, "forward", 0, 2, 0, 0.001); });
+    const std::string text = ErrorOf([&] { Sum(&group, ticket, "forward", 0, 2, 0, 0.001); });
     CHECK(text.find("came twice") != std::string::npos || text.find("waited") != std::string::npos);
   }
   first.join();
@@ -273,7 +284,7 @@ void TestResetMakesTheGroupReady() {
   Ticket before;
   std::thread waiting([&] {
     before = group.BeginForward(Cpu(0), 2);
-    CheckHas(ErrorOf([&] { Meet(&group, before, "forward", 0, 2, 0); }), "");
+    CheckHas(ErrorOf([&] { Sum(&group, before, "forward", 0, 2, 0); }), "");
   });
   while (group.Batches() == 0) std::this_thread::yield();
   Sleep(10);
@@ -281,7 +292,7 @@ void TestResetMakesTheGroupReady() {
   waiting.join();
   CHECK_EQ(group.Failure(), "");
   Parallel(2, [&](int id) { CHECK_EQ(Forward(&group, id, 2, 1 + id), 3); });
-  CheckHas(ErrorOf([&] { Meet(&group, before, "backward", 0, 2, 0); }), "was reset by");
+  CheckHas(ErrorOf([&] { Sum(&group, before, "backward", 0, 2, 0); }), "was reset by");
 }
 
 // ---- other devices than before -----------------------------------------------------------------
@@ -304,14 +315,14 @@ void TestMoreDevicesThanTheGroupHas() {
   std::vector<Ticket> tickets(2);
   Parallel(2, [&](int id) {
     tickets[id] = group.BeginForward(Cpu(id), 2);
-    Meet(&group, tickets[id], "forward", id, 2, 0);
+    Sum(&group, tickets[id], "forward", id, 2, 0);
   });
   std::thread third([&] { ErrorOf([&] { Forward(&group, 2, 2, 0, 0.5); }); });
   Sleep(50);
-  const std::string backward = ErrorOf([&] { Meet(&group, tickets[0], "backward", 0, 2, 0); });
+  const std::string backward = ErrorOf([&] { Sum(&group, tickets[0], "backward", 0, 2, 0); });
   CheckHas(backward, "num_devices=");
   CheckHas(backward, "cpu(0) calls the layer as well as cpu(2)");
-  // It must not meet the third device's old batch.
+  // It must not be reduced with the third device's old batch.
   const std::string forward = ErrorOf([&] { Forward(&group, 0, 2, 0, 0.5); });
   CheckHas(forward, "cpu(0) calls the layer as well as cpu(2)");
   third.join();
@@ -325,7 +336,7 @@ void TestMoreDevicesWhileOneWaits() {
   const Ticket second = group.BeginForward(Cpu(1), 2);
   Sleep(20);
   CheckHas(ErrorOf([&] { Forward(&group, 2, 2, 0); }), "num_devices=2, but cpu(2) calls the layer");
-  CheckHas(ErrorOf([&] { Meet(&group, second, "forward", 1, 2, 0); }), "earlier error");
+  CheckHas(ErrorOf([&] { Sum(&group, second, "forward", 1, 2, 0); }), "earlier error");
   waiting.join();
 }
 
@@ -339,7 +350,7 @@ void TestDevicesThatReturnAfterAMove() {
 
 // ---- registry ----------------------------------------------------------------------------------
 
-void TestOnlyParticipantsMeet() {
+void TestOnlyParticipantsTakePart() {
   Group group("layer");
   Parallel(3, [&](int id) { CHECK_EQ(Forward(&group, id, 3, 1 + id), 6.0); });
   group.SetParticipants({Cpu(0), Cpu(2)});
@@ -347,22 +358,22 @@ void TestOnlyParticipantsMeet() {
   Parallel(3, [&](int id) {
     if (id == 1) return;
     tickets[id] = group.BeginForward(Cpu(id), 3);
-    CHECK_EQ(Meet(&group, tickets[id], "forward", id, 3, 1 + id), 4.0);
+    CHECK_EQ(Sum(&group, tickets[id], "forward", id, 3, 1 + id), 4.0);
   });
   group.SetParticipants({Cpu(1)});
   CHECK_EQ(Forward(&group, 1, 3, 5.0), 5.0);
   group.SetParticipants({});
-  // A backward call meets those of its forward call, and all are at the same number again.
+  // A backward call has the participants of its forward call; all are at the same number again.
   Parallel(3, [&](int id) {
-    if (id != 1) CHECK_EQ(Meet(&group, tickets[id], "backward", id, 3, 10.0 * id), 20.0);
+    if (id != 1) CHECK_EQ(Sum(&group, tickets[id], "backward", id, 3, 10.0 * id), 20.0);
     const Ticket ticket = group.BeginForward(Cpu(id), 3);
     CHECK_EQ(ticket.number, 3);
-    CHECK_EQ(Meet(&group, ticket, "forward", id, 3, 1 + id), 6.0);
+    CHECK_EQ(Sum(&group, ticket, "forward", id, 3, 1 + id), 6.0);
   });
   CHECK_EQ(group.Batches(), 4);
 }
 
-void TestDeviceThatComesAfterOthersTookPartAlone() {
+void TestDeviceThatArrivesAfterOthersTookPartAlone() {
   Group group("layer");
   group.SetParticipants({Cpu(0)});
   CHECK_EQ(Forward(&group, 0, 2, 7.0), 7.0);
@@ -406,7 +417,7 @@ void TestDeviceNames() {
 
 // ---- stress ------------------------------------------------------------------------------------
 
-// Forward and backward rounds; every device is sometimes late, and each sum shows a wrong meeting.
+// Forward and backward; every device is sometimes late, and each sum shows a wrong rendezvous.
 void Stress(int threads) {
   Group group("layer");
   const int rounds = kStressRounds / 2;
@@ -418,8 +429,8 @@ void Stress(int threads) {
       }
       if (random() % 8 == 0) std::this_thread::yield();
       const Ticket ticket = group.BeginForward(Cpu(id), threads);
-      const double sum = Meet(&group, ticket, "forward", id, threads, step);
-      const double back = Meet(&group, ticket, "backward", id, threads, step + id);
+      const double sum = Sum(&group, ticket, "forward", id, threads, step);
+      const double back = Sum(&group, ticket, "backward", id, threads, step + id);
       CHECK_EQ(sum, double(step) * threads);
       CHECK_EQ(back, double(step) * threads + threads * (threads - 1) / 2);
     }
@@ -430,12 +441,12 @@ void Stress(int threads) {
 }  // namespace
 
 int main() {
-  TestMergedMomentsAreThoseOfTheWholeSet();
+  TestReducedMomentsAreThoseOfTheWholeSet();
   TestMomentsOfChannelsStayApart();
   TestSum();
   TestResultIsInTheOrderOfDevices();
-  TestTwoRoundsMeetCrosswise();
-  TestRepeatedBackwardIsARoundOfItsOwn();
+  TestTwoRendezvousCrosswise();
+  TestRepeatedBackwardIsARendezvousOfItsOwn();
   TestBatchesAreCounted();
   TestBatchThatWasNotReducedDoesNotCount();
   TestResultOfAnotherSizeIsAnError();
@@ -443,15 +454,16 @@ int main() {
   TestTimeoutNamesWhoIsMissing();
   TestLateArrivalLearnsOfTheFailure();
   TestDisagreementPrintsBoth();
-  TestSameDeviceTwiceInOneRound();
+  TestPayloadsThatDoNotFitTogether();
+  TestSameDeviceTwiceInOneRendezvous();
   TestFailEndsWaits();
   TestResetMakesTheGroupReady();
   TestNetMoves();
   TestMoreDevicesThanTheGroupHas();
   TestMoreDevicesWhileOneWaits();
   TestDevicesThatReturnAfterAMove();
-  TestOnlyParticipantsMeet();
-  TestDeviceThatComesAfterOthersTookPartAlone();
+  TestOnlyParticipantsTakePart();
+  TestDeviceThatArrivesAfterOthersTookPartAlone();
   TestDeviceThatSitsOut();
   TestRegistry();
   TestDeviceNames();

@@ -15,14 +15,14 @@
 #include "collective/communicator.h"
 #include "collective/group.h"
 #include "errors.h"
-#include "local_wire.h"
-#include "op/reducers.h"
+#include "local_transport.h"
 
 namespace {
 
 using syncbn::Bytes;
 using syncbn::Communicator;
 using syncbn::Contribution;
+using syncbn::ToBytes;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kStressRounds = 300;
@@ -37,18 +37,11 @@ void Run(int size, const std::function<void(Communicator*)>& function,
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back(
-        new Communicator(std::unique_ptr<syncbn::Wire>(new LocalWire(network, rank))));
+        new Communicator(std::unique_ptr<syncbn::Transport>(new LocalTransport(network, rank))));
   }
   std::vector<std::thread> threads;
   for (auto& rank : ranks) threads.emplace_back([&] { function(rank.get()); });
   for (auto& thread : threads) thread.join();
-}
-
-template <typename T>
-Bytes ToBytes(const std::vector<T>& values) {
-  Bytes bytes(values.size() * sizeof(T));
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
 }
 
 double First(const Bytes& bytes) {
@@ -61,8 +54,8 @@ Contribution Number(const std::string& key, double number, double timeout = 60) 
   Contribution contribution;
   contribution.key = key;
   contribution.title = "layer '" + key + "'";
-  contribution.contract = "channels=1";
-  contribution.merger = "sum_float64";
+  contribution.signature = "channels=1";
+  contribution.operation = "sum_float64";
   contribution.timeout_seconds = timeout;
   contribution.payload = ToBytes(std::vector<double>{number});
   return contribution;
@@ -74,8 +67,8 @@ double Sum(Communicator* rank, const std::string& key, double number, double tim
 
 // ---- numbers -----------------------------------------------------------------------------------
 
-// Each rank late in turn; concatenation shows the order of ranks, and that each came once.
-void TestPartsAreMergedInTheOrderOfRanks() {
+// Each rank late in turn; concatenation shows the order of ranks, and that each took part once.
+void TestPartsAreReducedInTheOrderOfRanks() {
   for (int size : {1, 2, 3, 4, 5, 6, 7, 8, 13}) {
     Run(size, [&](Communicator* rank) {
       std::string expected;
@@ -83,7 +76,7 @@ void TestPartsAreMergedInTheOrderOfRanks() {
       for (int late = 0; late < std::min(size, 4); ++late) {
         if (rank->rank() == late) Sleep(3);
         Contribution mine = Number("late" + std::to_string(late), 0);
-        mine.merger = "concat";
+        mine.operation = "concat";
         mine.payload = {static_cast<char>('a' + rank->rank())};
         const Bytes all = rank->AllReduce(mine);
         CHECK_EQ(std::string(all.begin(), all.end()), expected);
@@ -115,7 +108,7 @@ void TestSumsAreTheSameBytesOnAllRanks() {
 void TestMomentsOfEmptyShards() {
   Run(3, [](Communicator* rank) {
     Contribution mine = Number("moments", 0);
-    mine.merger = "moments";
+    mine.operation = "moments";
     const bool has = rank->rank() == 1;
     mine.payload = ToBytes(has ? std::vector<double>{2, 5, 8} : std::vector<double>{0, 0, 0});
     CHECK(rank->AllReduce(mine) == ToBytes(std::vector<double>{2, 5, 8}));
@@ -193,7 +186,7 @@ std::shared_ptr<Network> WithoutParts(int answers) {
   return network;
 }
 
-// Both have come and say so; one of them is stopped before its part has arrived.
+// Both have begun and say so; one of them is stopped before its part has arrived.
 void TestRankThatStopsAfterItsAnswerIsNamed() {
   Run(2, [&](Communicator* rank) {
     const std::string text = ErrorOf([&] { Sum(rank, "norm", 1, 0.4); });
@@ -201,7 +194,7 @@ void TestRankThatStopsAfterItsAnswerIsNamed() {
   }, WithoutParts(1));
 }
 
-// Both live and say that they have come, but nothing arrives.
+// Both live and say that they have begun, but nothing arrives.
 void TestLostPartsEndInAnError() {
   Run(2, [&](Communicator* rank) {
     const std::string text = ErrorOf([&] { Sum(rank, "norm", 1, 0.4); });
@@ -210,7 +203,7 @@ void TestLostPartsEndInAnError() {
   }, WithoutParts(0));
 }
 
-// Whatever a wait has come to, the process fails, recovers and leaves without waiting for it.
+// However far a wait has got, the process fails, recovers and leaves without waiting for it.
 void TestCallsGetThroughAWait() {
   for (const bool leaves : {false, true}) {
     Run(2, [&](Communicator* rank) {
@@ -256,11 +249,11 @@ void TestOtherLayersAreBothNamed() {
   });
 }
 
-void TestContractsThatDiffer() {
+void TestSignaturesThatDiffer() {
   for (int odd = 0; odd < 3; ++odd) {
     Run(3, [&](Communicator* rank) {
       Contribution mine = Number("norm", 1);
-      if (rank->rank() == odd) mine.contract = "channels=2";
+      if (rank->rank() == odd) mine.signature = "channels=2";
       const std::string text = ErrorOf([&] { rank->AllReduce(mine); });
       CheckHas(text, "layer 'norm': ");
       CheckHas(text, "processes disagree: rank ");
@@ -342,7 +335,7 @@ void TestAwaitLeave() {
 
 // ---- joining -----------------------------------------------------------------------------------
 
-// Rank r has r + 1 batches; whoever has no more brings nothing.
+// Rank r has r + 1 batches; a rank without more contributes nothing.
 void TestJoin() {
   for (int size : {2, 3, 4, 5}) {
     Run(size, [&](Communicator* rank) {
@@ -384,12 +377,12 @@ void TestGroupMakesOneExchange() {
         const syncbn::Device device{"cpu", id};
         for (int step = 0; step < 50; ++step) {
           const auto ticket = group.BeginForward(device, devices);
-          for (const char* operation : {"forward", "backward"}) {
-            syncbn::Meeting meeting{static_cast<size_t>(devices), {}, 60, {}};
-            meeting.across = {rank, {}, "norm#1", "same", "sum_float64"};
-            const auto sum = group.AllReduce(ticket, {operation, ticket.number, 0}, device,
-                                             {"same", "", {1.0 + step}, {}}, meeting, syncbn::Sum);
-            CHECK_EQ(sum->at(0), 6.0 * (1 + step));
+          for (const char* phase : {"forward", "backward"}) {
+            const syncbn::RendezvousOptions options{
+                static_cast<size_t>(devices), {}, 60, "sum_float64", {rank, {}, "norm#1", "same"}};
+            const auto sum = group.AllReduce(ticket, {phase, ticket.number, 0}, device,
+                                             {"same", "", ToBytes<double>({1.0 + step})}, options);
+            CHECK_EQ(First(*sum), 6.0 * (1 + step));
           }
         }
       });
@@ -402,13 +395,13 @@ void TestFailureOfADeviceReachesOtherRanks() {
   Run(2, [](Communicator* rank) {
     syncbn::Group group("norm");
     const syncbn::Device device{"cpu", 0};
-    const size_t devices = rank->rank() == 0 ? 2 : 1;  // the second never comes
-    syncbn::Meeting meeting{devices, {}, rank->rank() == 0 ? 0.2 : 60.0, {}};
-    meeting.across = {rank, {}, "norm#1", "same", "sum_float64"};
+    const size_t devices = rank->rank() == 0 ? 2 : 1;  // the second never arrives
+    const double timeout = rank->rank() == 0 ? 0.2 : 60;
     const auto ticket = group.BeginForward(device, devices);
     const std::string text = ErrorOf([&] {
-      group.AllReduce(ticket, {"forward", ticket.number, 0}, device, {"same", "", {1}, {}}, meeting,
-                      syncbn::Sum);
+      group.AllReduce(ticket, {"forward", ticket.number, 0}, device,
+                      {"same", "", ToBytes<double>({1})},
+                      {devices, {}, timeout, "sum_float64", {rank, {}, "norm#1", "same"}});
     });
     CheckHas(text, "s for 1 of 2 devices");
     if (rank->rank() == 1) CheckHas(text, "error on rank 0");
@@ -437,7 +430,7 @@ void Stress(int size) {
 }  // namespace
 
 int main() {
-  TestPartsAreMergedInTheOrderOfRanks();
+  TestPartsAreReducedInTheOrderOfRanks();
   TestSumsAreTheSameBytesOnAllRanks();
   TestMomentsOfEmptyShards();
   TestOrderOfBeginningDoesNotMatter();
@@ -449,7 +442,7 @@ int main() {
   TestCallsGetThroughAWait();
   TestEndlessTimeouts();
   TestOtherLayersAreBothNamed();
-  TestContractsThatDiffer();
+  TestSignaturesThatDiffer();
   TestGroupsThatDiffer();
   TestRecoveryInAnyOrder();
   TestOneRecoveryMakesUpForSeveral();

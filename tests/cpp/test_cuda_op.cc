@@ -8,10 +8,10 @@
 
 #include "check.h"
 #include "collective/group.h"
-#include "collective/processes.h"
+#include "collective/communicator.h"
 #include "core/error.h"
 #include "cuda_runtime.h"
-#include "local_wire.h"
+#include "local_transport.h"
 #include "op/cuda/backend_cuda.h"
 #include "op/sync_batch_norm.h"
 #include "tensor.h"
@@ -278,12 +278,12 @@ void TestFailures(const Setting& setting) {
   Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
 }
 
-// The failure comes before this process has met the others in the layer, and they wait already. In
+// The failure is there before the first rendezvous of this process, and the others wait already. In
 // prediction they do not.
 void TestOtherProcessesLearnOfAFailure() {
   const auto network = std::make_shared<Network>(2);
-  syncbn::OpenCommunicator(std::make_unique<LocalWire>(network, 0));
-  syncbn::Communicator other(std::make_unique<LocalWire>(network, 1));
+  syncbn::OpenCommunicator(std::make_unique<LocalTransport>(network, 0));
+  syncbn::Communicator other(std::make_unique<LocalTransport>(network, 1));
   Setting setting;
   syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 1},
                               std::make_shared<syncbn::Group>("norm3"),
@@ -303,7 +303,7 @@ void TestOtherProcessesLearnOfAFailure() {
   }
   syncbn::Contribution contribution;
   contribution.key = contribution.title = "norm3";
-  contribution.merger = "sum_float64";
+  contribution.operation = "sum_float64";
   contribution.timeout_seconds = 20;
   std::string text;
   try {

@@ -1,13 +1,13 @@
-// Any bytes as messages: what is no message is an Error, what is one is made of the same bytes; and
-// a rank survives whatever others send, in whatever state it is.
+// Any bytes as messages: they are an Error, or a message that is made of the same bytes; and a rank
+// survives whatever others send, in whatever state it is.
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "check.h"
-#include "collective/merger.h"
 #include "collective/protocol.h"
+#include "collective/reduce_operation.h"
 #include "core/error.h"
 #include "fuzz.h"
 
@@ -21,7 +21,8 @@ using syncbn::Protocol;
 
 constexpr int kSize = 4, kOwn = 1;
 const char* const kKeys[] = {"a", "b"};
-const char* const kMergers[] = {"sum_float64", "sum_float32", "sum_int64", "moments", "concat", "?"};
+const char* const kOperations[] = {"sum_float64", "sum_float32", "sum_int64",
+                                   "moments",     "concat",      "?"};
 const std::vector<int> kRanks[] = {{}, {0, 1}, {1, 2, 3}, {0, 2}, {1, 9}, {0, 1, 2, 3}};
 
 bool OneIn(std::mt19937* random, int n) { return (*random)() % n == 0; }
@@ -35,16 +36,18 @@ Bytes Payload(std::mt19937* random) {
 Message AMessage(std::mt19937* random) {
   Message message;
   message.kind = static_cast<MessageKind>(OneIn(random, 2) ? 0 : (*random)() % 6);
-  message.era = {static_cast<int>((*random)() % 3 / 2), static_cast<int>((*random)() % 3 / 2)};
+  message.generation.recoveries = static_cast<int>((*random)() % 3 / 2);
+  message.generation.joins = static_cast<int>((*random)() % 3 / 2);
   message.step = static_cast<int>((*random)() % 6) - 1;
   message.empty = OneIn(random, 5);
   message.number = (*random)() % 4;
   message.key = fuzz::Choose(random, kKeys);
   message.title = "layer '" + message.key + "'";
-  message.contract = OneIn(random, 20) ? "" : "channels=1";
-  message.merger = fuzz::Choose(random, kMergers);
+  message.signature = OneIn(random, 20) ? "" : "channels=1";
+  message.operation = fuzz::Choose(random, kOperations);
   const std::vector<int>& ranks = fuzz::Choose(random, kRanks);
   message.ranks.assign(ranks.begin(), ranks.end());
+  if (OneIn(random, 20)) message.text = "waits";
   message.payload = Payload(random);
   return message;
 }
@@ -65,15 +68,15 @@ void TestDecode() {
   CHECK(whole > 0);
 }
 
-void TestMergers() {
+void TestReduceOperations() {
   std::mt19937 random(2);
   for (int i = check::Times(fuzz::kFull, fuzz::kBrief); i > 0; --i) {
     Bytes lower = Payload(&random);
     const Bytes higher = OneIn(&random, 2) ? fuzz::Random<Bytes>(&random, 40) : lower;
-    const std::string name = fuzz::Choose(&random, kMergers);
+    const std::string name = fuzz::Choose(&random, kOperations);
     const size_t expected = name == "concat" ? lower.size() + higher.size() : lower.size();
     try {
-      syncbn::FindMerger(name)(higher, &lower);
+      syncbn::FindReduceOperation(name)(higher, &lower);
       CHECK_EQ(lower.size(), expected, name);
       if (name == "moments") CHECK_EQ(lower.size() % 16, 8u);
     } catch (const syncbn::Error&) {
@@ -114,7 +117,7 @@ class Victim {
     if (OneIn(random_, 3)) fuzz::Mutate(random_, &bytes);
     protocol_.Handle(static_cast<int>(kOwn + 1 + (*random_)() % (kSize - 1)) % kSize, bytes, now_);
     for (auto& pending : pending_) {
-      if (pending->over()) Ignoring([&] { Protocol::Result(pending.get()); });
+      if (pending->over()) Ignoring([&] { pending->Result(); });
     }
   }
 
@@ -122,8 +125,8 @@ class Victim {
     Contribution own;
     own.key = fuzz::Choose(random_, kKeys);
     own.title = "layer '" + own.key + "'";
-    own.contract = "channels=1";
-    own.merger = fuzz::Choose(random_, kMergers);
+    own.signature = "channels=1";
+    own.operation = fuzz::Choose(random_, kOperations);
     own.ranks = fuzz::Choose(random_, kRanks);
     own.timeout_seconds = 0.5;
     own.payload = Payload(random_);
@@ -139,9 +142,9 @@ class Victim {
   }
 
   std::mt19937* const random_;
-  Protocol::Time now_{};
+  syncbn::Time now_{};
   Protocol protocol_;
-  std::vector<std::shared_ptr<Protocol::Pending>> pending_;
+  std::vector<std::shared_ptr<syncbn::PendingExchange>> pending_;
 };
 
 void TestProtocol() {
@@ -153,7 +156,7 @@ void TestProtocol() {
 
 int main() {
   TestDecode();
-  TestMergers();
+  TestReduceOperations();
   TestProtocol();
   return check::Result();
 }

@@ -1,9 +1,8 @@
-// Hundreds of ranks as tasks of one thread: the same bits on all, whatever the order; ranks late and
-// dead; messages and rounds of an exchange, which `--count` prints for the comparison with the model
-// of scripts/benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
+// Hundreds of ranks as tasks of one thread: the same bits in every order; late and dead ones;
+// messages and rounds of an exchange, which `--count` prints for the comparison with the model of
+// scripts/benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <iostream>
 #include <numeric>
 #include <string>
@@ -28,12 +27,12 @@ using syncbn::Contribution;
 constexpr milliseconds kTimeout{1000};
 constexpr std::chrono::hours kLimit{1};
 
-Contribution Of(const std::string& key, Bytes payload, const char* merger = "sum_float64") {
+Contribution Of(const std::string& key, Bytes payload, const char* operation = "sum_float64") {
   Contribution contribution;
   contribution.key = key;
   contribution.title = "layer '" + key + "'";
-  contribution.contract = "channels=1";
-  contribution.merger = merger;
+  contribution.signature = "channels=1";
+  contribution.operation = operation;
   contribution.timeout_seconds = 1e-3 * kTimeout.count();
   contribution.payload = std::move(payload);
   return contribution;
@@ -52,14 +51,14 @@ struct Exchange {
     }
     return over == pending.size();
   }
-  std::vector<std::shared_ptr<Protocol::Pending>> pending;
+  std::vector<std::shared_ptr<syncbn::PendingExchange>> pending;
   std::vector<Time> begun;
   size_t over = 0;  // of the first ranks
 };
 
 Exchange Of(const Simulation& sim) {
   const size_t size = sim.ranks.size();
-  return {std::vector<std::shared_ptr<Protocol::Pending>>(size), std::vector<Time>(size), 0};
+  return {std::vector<std::shared_ptr<syncbn::PendingExchange>>(size), std::vector<Time>(size), 0};
 }
 
 // ---- what an exchange costs --------------------------------------------------------------------
@@ -77,7 +76,7 @@ Cost CostOf(int size) {
   }
   CHECK(sim.RunUntil([&] { return exchange.Over(sim); }, kLimit));
   for (const auto& pending : exchange.pending) {
-    CHECK(Protocol::Result(pending.get()) == ToBytes<double>({double(size)}));
+    CHECK(pending->Result() == ToBytes<double>({double(size)}));
   }
   for (const auto& rank : sim.ranks) CHECK(rank.protocol->Idle());
   CHECK_EQ(sim.queries, 0);
@@ -128,9 +127,9 @@ std::vector<Bytes> Shuffled(int size, uint32_t seed) {
   std::vector<Bytes> results;
   for (Exchange& exchange : exchanges) {
     CHECK(sim.RunUntil([&] { return exchange.Over(sim); }, kLimit), size, " ranks, seed ", seed);
-    results.push_back(Protocol::Result(exchange.pending[0].get()));
+    results.push_back(exchange.pending[0]->Result());
     for (int rank = 1; rank < size; ++rank) {
-      CHECK(Protocol::Result(exchange.pending[rank].get()) == results.back());
+      CHECK(exchange.pending[rank]->Result() == results.back());
     }
   }
   for (const auto& rank : sim.ranks) CHECK(rank.protocol->Idle());
@@ -152,8 +151,8 @@ void TestSameBitsInEveryOrder() {
 
 // ---- death -------------------------------------------------------------------------------------
 
-// A rank dies before it comes, while parts are under way, or long after its own have arrived, when a
-// late one keeps all waiting: whoever waits for it is told within the timeout. Returns how many.
+// A rank dies before it begins, while parts are under way, or long after its own have arrived, when
+// a late one keeps all waiting: whoever waits for it is told within the timeout. Returns how many.
 int Die(int size, uint32_t seed) {
   Simulation sim(size, seed);
   sim.delay = simulation::RandomDelay(&sim);
@@ -173,8 +172,8 @@ int Die(int size, uint32_t seed) {
       if (sim.ranks[rank].dead) return;
       try {
         exchange.Begin(&sim, rank, Of("norm", ToBytes<double>({1})));
-      } catch (const syncbn::Error&) {  // it was told before it came
-        exchange.pending[rank] = std::make_shared<Protocol::Pending>();
+      } catch (const syncbn::Error&) {  // it was told before it began
+        exchange.pending[rank] = std::make_shared<syncbn::PendingExchange>();
         exchange.pending[rank]->error = sim.ranks[rank].protocol->failure();
       }
       sim.Resume(rank);
@@ -215,16 +214,16 @@ void TestLeaving() {
       if (sim.ranks[rank].dead) continue;
       sim.After(std::chrono::minutes(rank), [=] {
         protocol->Leave();
-        CHECK(protocol->LeftInPeace());
-        protocol->AwaitLeave();
+        CHECK(protocol->leaving().in_peace());
+        protocol->leaving().Await();
       });
     }
     for (int rank = 0; rank < sim.size(); ++rank) {
-      const Protocol* const protocol = sim.ranks[rank].protocol.get();
+      const syncbn::Leaving& leaving = sim.ranks[rank].protocol->leaving();
       if (sim.ranks[rank].dead) continue;
-      const auto over = [=] { return protocol->AllLeft() || protocol->AnyoneSilent(); };
+      const auto over = [&] { return leaving.Complete() || leaving.AnyoneSilent(); };
       CHECK(sim.RunUntil(over, kLimit));
-      CHECK_EQ(protocol->AllLeft(), !dies);
+      CHECK_EQ(leaving.Complete(), !dies);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Training on simulated ranks while connections break, ranks pause and fail, and batches are uneven:
+// Training on simulated ranks; connections break, ranks pause and fail, and batches are uneven:
 // every rank gets the right sum of every step, in the end nothing is left over, and no wait takes
 // longer than two timeouts. GLUON_SYNCBN_NATIVE=full makes 100,000 exchanges.
 #include <algorithm>
@@ -41,7 +41,7 @@ struct Training {
   int StepsOf(int epoch, int rank) const {
     return rank % 2 == epoch % 2 ? steps : std::max(1, steps - (3 * rank + epoch) % 4);
   }
-  int64_t Brings(Place place, int rank) const {
+  int64_t Contributes(Place place, int rank) const {
     if (place.step >= StepsOf(place.epoch, rank)) return 0;
     return 1000000ll * place.epoch + 1000ll * place.step + rank + 1;
   }
@@ -56,13 +56,13 @@ struct Training {
   }
   int64_t Sum(Place place, int size) const {
     int64_t sum = 0;
-    for (int rank = 0; rank < size; ++rank) sum += Brings(place, rank);
+    for (int rank = 0; rank < size; ++rank) sum += Contributes(place, rank);
     return sum;
   }
 };
 
-// One rank: steps, a join at the end of each epoch, and after an error a recovery, from which all go
-// on with the first step that one of them lacks.
+// One rank: steps, a join at the end of each epoch, and after an error a recovery, from which all
+// continue with the first step that one of them lacks.
 class Trainee {
  public:
   Trainee(Simulation* sim, int rank, const Training& training)
@@ -73,10 +73,10 @@ class Trainee {
   int64_t steps() const { return steps_; }
   int64_t failures() const { return failures_; }
 
-  // Goes on as far as it can.
-  void GoOn() {
+  // Continues as far as it can.
+  void Advance() {
     try {
-      while (GoesOn()) continue;
+      while (Advances()) continue;
     } catch (const syncbn::Error&) {
       pending_.reset();
       Think(State::kRecover, 20000);
@@ -97,11 +97,11 @@ class Trainee {
   }
 
   // Whether the exchange, begun if need be, is over; throws its error.
-  bool Over(const std::string& key, simulation::Bytes payload, const char* merger) {
+  bool Over(const std::string& key, simulation::Bytes payload, const char* operation) {
     if (!pending_) {
       Contribution own;
       own.key = own.title = key;
-      own.merger = merger;
+      own.operation = operation;
       own.timeout_seconds = 1e-3 * kTimeout.count();
       own.payload = std::move(payload);
       pending_ = protocol_->Begin(std::move(own), sim_->now());
@@ -110,11 +110,11 @@ class Trainee {
     const Time begun = std::max(pending_->begun, sim_->ranks[rank_].resumed);
     CHECK(sim_->now() - begun <= 2 * kTimeout + 2 * kTick, "rank ", rank_);
     const auto ended = std::exchange(pending_, nullptr);
-    result_ = Protocol::Result(ended.get());
+    result_ = ended->Result();
     return true;
   }
 
-  bool GoesOn() {
+  bool Advances() {
     switch (state_) {
       case State::kThink:
       case State::kDone:
@@ -122,8 +122,8 @@ class Trainee {
       case State::kStep:
         return Step();
       case State::kJoin:
-        if (protocol_->joining()) return false;
-        CHECK_EQ(protocol_->JoinResult(), training_.LastFrom(from_, sim_->size()));
+        if (protocol_->joining().active()) return false;
+        CHECK_EQ(protocol_->joining().Result(), training_.LastFrom(from_, sim_->size()));
         StartFrom({place_.epoch + 1, 0});
         return true;
       case State::kEnd:
@@ -153,7 +153,8 @@ class Trainee {
       return true;
     }
     const std::string key = "step " + std::to_string(place_.step);
-    if (!Over(key, ToBytes<int64_t>({training_.Brings(place_, rank_)}), "sum_int64")) return false;
+    const int64_t own = training_.Contributes(place_, rank_);
+    if (!Over(key, ToBytes<int64_t>({own}), "sum_int64")) return false;
     CHECK_EQ(FromBytes<int64_t>(result_).at(0), training_.Sum(place_, sim_->size()), key);
     ++place_.step;
     ++steps_;
@@ -171,7 +172,7 @@ class Trainee {
   Protocol* const protocol_;
   State state_ = State::kStep;
   Place place_{0, 0}, from_{0, 0};
-  std::shared_ptr<Protocol::Pending> pending_;
+  std::shared_ptr<syncbn::PendingExchange> pending_;
   simulation::Bytes result_;
   int64_t steps_ = 0, failures_ = 0;
 };
@@ -204,7 +205,7 @@ void Soak(int size, int epochs, int steps, int every_microseconds) {
   std::vector<Trainee> trainees;
   for (int rank = 0; rank < size; ++rank) trainees.emplace_back(&sim, rank, training);
   for (int rank = 0; rank < size; ++rank) {
-    sim.ranks[rank].task = [&trainees, rank] { trainees[rank].GoOn(); };
+    sim.ranks[rank].task = [&trainees, rank] { trainees[rank].Advance(); };
     sim.After(milliseconds(sim.random() % 100), [&sim, rank] { sim.Resume(rank); });
   }
   // The last epoch is left in peace: nobody could tell a rank that has ended of what another lacks.

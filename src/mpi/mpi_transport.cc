@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/wire.h"
+#include "collective/transport.h"
 #include "core/error.h"
 
 #define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
@@ -31,7 +31,7 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
-// All ranks have to come to this; a blocking duplicate would occupy a processor without end.
+// All ranks have to call this; a blocking duplicate would occupy a processor without end.
 MPI_Comm DuplicateWorld(double timeout_seconds) {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Request request;
@@ -56,9 +56,9 @@ int CallClosing(MPI_Comm, int, void* closing, void*) {
   return MPI_SUCCESS;
 }
 
-class MpiWire : public Wire {
+class MpiTransport : public Transport {
  public:
-  explicit MpiWire(MPI_Comm comm) : comm_(comm) {
+  explicit MpiTransport(MPI_Comm comm) : comm_(comm) {
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
   }
@@ -82,7 +82,7 @@ class MpiWire : public Wire {
       send = Done(&*send) ? sends_.erase(send) : std::next(send);
     }
     while (StartReceive()) continue;
-    // What is complete may have overtaken an earlier one of the same sender.
+    // A complete message may have overtaken an earlier one of the same sender.
     std::vector<bool> waits_for(receives_.empty() ? 0 : size_);
     for (auto receive = receives_.begin(); receive != receives_.end(); ++receive) {
       if (waits_for[receive->peer]) continue;
@@ -178,7 +178,7 @@ SYNCBN_EXPORT int gluon_syncbn_mpi_initialized() {
   return is;
 }
 
-// Which implementation was linked at run time.
+// The implementation that was linked at run time.
 SYNCBN_EXPORT const char* gluon_syncbn_mpi_version() {
   char version[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;
@@ -200,9 +200,9 @@ SYNCBN_EXPORT int gluon_syncbn_mpi_initialize() {
   }
 }
 
-// Makes the wire, a syncbn::Wire that the caller owns; null with the text. All ranks call it.
-// machines[r] becomes the lowest rank on the machine of rank r; it has room for all ranks.
-SYNCBN_EXPORT void* gluon_syncbn_mpi_wire(double timeout_seconds, int* machines) {
+// Makes the transport, a syncbn::Transport that the caller owns; null with the text. All ranks call
+// it. machines[r] becomes the lowest rank on the machine of rank r; it has room for all ranks.
+SYNCBN_EXPORT void* gluon_syncbn_mpi_transport(double timeout_seconds, int* machines) {
   try {
     const MPI_Comm comm = syncbn::DuplicateWorld(timeout_seconds);
     MPI_Comm machine;
@@ -212,7 +212,7 @@ SYNCBN_EXPORT void* gluon_syncbn_mpi_wire(double timeout_seconds, int* machines)
     MPI_Bcast(&rank, 1, MPI_INT, 0, machine);
     MPI_Allgather(&rank, 1, MPI_INT, machines, 1, MPI_INT, comm);
     MPI_Comm_free(&machine);
-    return static_cast<syncbn::Wire*>(new syncbn::MpiWire(comm));
+    return static_cast<syncbn::Transport*>(new syncbn::MpiTransport(comm));
   } catch (const std::exception& error) {
     syncbn::text = error.what();
     return nullptr;

@@ -1,5 +1,5 @@
-// Wires between threads of one process, which stand for processes, and can be cut.
-// Who uses it: test_communicator.cc.
+// Transports between threads of one process, which stand for processes, and can be cut.
+// Who uses it: test_communicator.cc and test_cuda_op.cc.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/wire.h"
+#include "collective/transport.h"
 
 // The queues of all pairs.
 struct Network {
@@ -22,9 +22,9 @@ struct Network {
   std::function<bool(int from, int to, const syncbn::Bytes& message)> loses;
 };
 
-class LocalWire : public syncbn::Wire {
+class LocalTransport : public syncbn::Transport {
  public:
-  LocalWire(std::shared_ptr<Network> network, int rank)
+  LocalTransport(std::shared_ptr<Network> network, int rank)
       : network_(std::move(network)), rank_(rank) {}
   int rank() const override { return rank_; }
   int size() const override { return network_->size; }

@@ -1,17 +1,16 @@
-// Messages between processes: what the communicator needs of MPI, or of a test's queues.
+// Carries messages between processes: a small part of MPI, or the queues of a test.
 // Who uses it: communicator.cc, under its own mutex, so an implementation needs no lock. It must
 // not know what the messages mean.
 #pragma once
 #include <functional>
-#include <vector>
+
+#include "collective/bytes.h"
 
 namespace syncbn {
 
-using Bytes = std::vector<char>;
-
-class Wire {
+class Transport {
  public:
-  virtual ~Wire() = default;
+  virtual ~Transport() = default;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;

@@ -1,0 +1,34 @@
+// Words of errors that only the program around can know: names of its functions, its users' ways.
+// Who uses it: report.cc, process_report.cc and others that word an error; op/advice.cc hands the
+// words in. The collective must not know them.
+#pragma once
+#include <string>
+
+namespace syncbn {
+
+struct Advice {
+  const char* title = "group";     // of a layer, in front of its name
+  const char* size = "size";       // the argument that gives the number of devices
+  const char* recover = "Reset";   // names of functions
+  const char* init = "Open";
+  const char* shutdown = "Leave";
+  const char* join = "Join";
+  // Hints for failed rendezvous, each the rest of a sentence.
+  std::string (*likely_cause)(bool on_cpu, bool size_may_be_wrong) =
+      [](bool, bool) -> std::string { return "not known"; };
+  const char* too_many_devices = "";
+  const char* sits_out = "";
+  const char* twice = "";
+};
+
+inline Advice& TheAdvice() {
+  static Advice* const advice = new Advice;  // operators may outlive static destructors
+  return *advice;
+}
+
+// Hands the words in; made while the library is loaded.
+struct RegisterAdvice {
+  explicit RegisterAdvice(const Advice& advice) { TheAdvice() = advice; }
+};
+
+}  // namespace syncbn

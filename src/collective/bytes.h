@@ -1,0 +1,30 @@
+// Payloads and messages as bytes; arrays of numbers as such bytes, and back.
+// Who uses it: everything that exchanges numbers. It must not know their meaning.
+#pragma once
+#include <vector>
+
+#include "core/error.h"
+
+namespace syncbn {
+
+using Bytes = std::vector<char>;
+
+template <typename T>
+Bytes ToBytes(const std::vector<T>& numbers) {
+  const char* const begin = reinterpret_cast<const char*>(numbers.data());
+  return Bytes(begin, begin + numbers.size() * sizeof(T));
+}
+
+// Throws Error for bytes that are no whole numbers.
+template <typename T>
+std::vector<T> FromBytes(const Bytes& bytes) {
+  if (bytes.size() % sizeof(T) != 0) {
+    throw Error(Concat("a payload of ", bytes.size(), " bytes, expected a multiple of ",
+                       sizeof(T)));
+  }
+  // operator new aligns them for every arithmetic type.
+  const T* const begin = reinterpret_cast<const T*>(bytes.data());
+  return std::vector<T>(begin, begin + bytes.size() / sizeof(T));
+}
+
+}  // namespace syncbn

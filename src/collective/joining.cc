@@ -1,0 +1,58 @@
+// Counts who has joined, and asks for signs of life.
+#include "collective/joining.h"
+
+#include <set>
+
+#include "collective/advice.h"
+#include "collective/process_report.h"
+#include "core/error.h"
+
+namespace syncbn {
+
+void Joining::Begin(double timeout_seconds, Time now) {
+  active_ = true;
+  error_.clear();
+  question_.reset();
+  timeout_ = ToDuration(timeout_seconds);
+  heard_ = now;
+}
+
+int Joining::Result() const {
+  if (!error_.empty()) throw Error(error_);
+  return last_;
+}
+
+std::string Joining::Tick(Time now) {
+  if (!active_) return "";
+  std::set<int> known;
+  for (const auto& entry : exchanges_) known.insert(entry.first);
+  const Duration answer_time = Queries::AnswerTime(timeout_);
+  if (!question_) {
+    if (now < heard_ + timeout_ - answer_time) return "";
+    question_ = queries_->Ask(ranks_.OthersBut(known), "", now);
+    return "";
+  }
+  if (now < question_->sent + answer_time) return "";
+  for (const auto& answer : question_->answers) known.insert(answer.first);
+  const std::vector<int> silent = ranks_.OthersBut(known);
+  question_.reset();
+  heard_ = now;
+  if (silent.empty()) return "";
+  return Concat(TheAdvice().join, ": nothing was heard for ", ToSeconds(timeout_), " s, and ",
+                RankList(silent), " did not answer: died or stopped");
+}
+
+void Joining::Fail(const std::string& error) {
+  if (active_) error_ = error;
+  active_ = false;
+}
+
+void Joining::Finish() {
+  active_ = false;
+  last_ = 0;
+  for (const auto& entry : exchanges_) {
+    if (entry.second > exchanges_[last_]) last_ = entry.first;
+  }
+}
+
+}  // namespace syncbn
