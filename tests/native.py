@@ -52,7 +52,6 @@ NONE = Activation("identity", 0.0, False)
 ACTIVATIONS = [
     Activation("relu", 0.0, False),
     Activation("elu", 0.7, False),
-    Activation("elu", 0.7, True),
     Activation("leaky_relu", 0.01, True),
     Activation("leaky_relu", 3.0, False),
     Activation("identity", 0.0, True),

@@ -44,12 +44,6 @@ def test_activation(dtype, shape, activation):
     kernel_checks.check_activation(Problem(CpuDriver(), dtype, shape), activation)
 
 
-@pytest.mark.parametrize("shape", LAYOUTS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_find_below(dtype, shape):
-    kernel_checks.check_find_below(Problem(CpuDriver(), dtype, shape))
-
-
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 3, 0)])
 def test_empty_shard_has_zero_sums(shape):
     kernel_checks.check_empty_shard_has_zero_sums(CpuDriver(), shape)

@@ -18,7 +18,7 @@ struct Recovery {
   Activation activation;
   // False: the tensor is x, and `scale` and `offset` lead to z (null where f is the identity).
   // True: the tensor is y, and the channels' "mean" is the offset: u is (x - mean) * scale then. The
-  // slope is positive.
+  // slope is positive, and f is no ELU.
   bool from_output = false;
   const double* scale = nullptr;
   const double* offset = nullptr;

@@ -42,14 +42,6 @@ int gluon_syncbn_cpu_local_moments(int dtype, const void* x, int64_t outer, int6
   });
 }
 
-int gluon_syncbn_cpu_find_below(int dtype, const void* t, int64_t outer, int64_t channels,
-                                int64_t inner, const double* bound, void* workspace,
-                                double* found) {
-  return CatchAll([&] {
-    cpu::FindBelow(ToDType(dtype), t, Layout{outer, channels, inner}, bound, workspace, found);
-  });
-}
-
 int gluon_syncbn_cpu_normalize(int dtype, const void* x, int64_t outer, int64_t channels,
                                int64_t inner, const double* mean, const double* scale,
                                const double* offset, int function, double slope, int add, void* y) {

@@ -9,8 +9,6 @@ extern "C" {
 int64_t gluon_syncbn_cpu_workspace_bytes(int64_t outer, int64_t channels, int64_t inner);
 int gluon_syncbn_cpu_local_moments(int dtype, const void* x, int64_t outer, int64_t channels,
                                    int64_t inner, void* workspace, double* mean, double* m2);
-int gluon_syncbn_cpu_find_below(int dtype, const void* t, int64_t outer, int64_t channels,
-                                int64_t inner, const double* bound, void* workspace, double* found);
 int gluon_syncbn_cpu_normalize(int dtype, const void* x, int64_t outer, int64_t channels,
                                int64_t inner, const double* mean, const double* scale,
                                const double* offset, int function, double slope, int add, void* y);

@@ -50,15 +50,6 @@ int gluon_syncbn_cuda_local_moments(int dtype, const void* x, int64_t outer, int
   });
 }
 
-int gluon_syncbn_cuda_find_below(int dtype, const void* t, int64_t outer, int64_t channels,
-                                 int64_t inner, const double* bound, void* workspace,
-                                 double* found, void* stream) {
-  return CatchAll([&] {
-    cuda::FindBelow(ToDType(dtype), t, Layout{outer, channels, inner}, bound, workspace, found,
-                    ToStream(stream));
-  });
-}
-
 int gluon_syncbn_cuda_normalize(int dtype, const void* x, int64_t outer, int64_t channels,
                                 int64_t inner, const double* mean, const double* scale,
                                 const double* offset, int function, double slope, int add, void* y,

@@ -45,10 +45,6 @@ class CpuBackend : public Backend, public CachedPasses {
     cpu::Normalize(x.dtype, x.data, layout, mean, scale, offset, activation, ToWrite(request),
                    y.data);
   }
-  void FindBelow(const Tensor& t, const Layout& layout, const double* bound,
-                 double* found) override {
-    cpu::FindBelow(t.dtype, t.data, layout, bound, MakeWorkspace(layout).data(), found);
-  }
   void BackwardSums(const Tensor& t, const Tensor& dy, const Layout& layout,
                     const Recovery& recovery, const double* mean, double* sum_dz,
                     double* sum_dz_u) override {

@@ -58,8 +58,6 @@ class Backend {
   virtual void Normalize(const Tensor& x, const Layout& layout, const double* mean,
                          const double* scale, const double* offset, const Activation& activation,
                          Request request, const Tensor& y) = 0;
-  virtual void FindBelow(const Tensor& t, const Layout& layout, const double* bound,
-                         double* found) = 0;
   virtual void BackwardSums(const Tensor& t, const Tensor& dy, const Layout& layout,
                             const Recovery& recovery, const double* mean, double* sum_dz,
                             double* sum_dz_u) = 0;

@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 #include <utility>
 
 #include "collective/registry.h"
 #include "core/error.h"
-#include "op/recovery.h"
+#include "op/reconstruction.h"
 #include "op/reducers.h"
 
 namespace syncbn {
@@ -128,25 +127,19 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const Tensor& x, const 
     }
   }
   if (options_.from_output) {  // y never is in place of x: the operator does not declare it
-    kept_.Keep(x, layout, Unrecoverable(layout, gammas, y_request, y));
+    kept_.Keep(x, layout, NotReconstructible(gammas, y_request, y));
   }
 }
 
-// The channels whose x y does not give back: all, if y is not this call's alone.
-std::vector<int64_t> SyncBatchNorm::Unrecoverable(const Layout& layout,
-                                                  const std::vector<double>& gamma,
-                                                  Request y_request, const Tensor& y) {
-  const double infinity = std::numeric_limits<double>::infinity();
-  std::vector<double> bounds(gamma.size(), infinity), found(gamma.size(), 0.0);
-  if (y_request == Request::kWrite) {
-    bounds = RecoverableFrom(gamma, offset_, options_.activation, y.dtype);
-    if (options_.activation.function == Function::kElu) {
-      backend_->FindBelow(y, layout, bounds.data(), found.data());
-    }
-  }
+// The channels whose x_hat cannot be reconstructed from y: all, if y is not this call's alone.
+std::vector<int64_t> SyncBatchNorm::NotReconstructible(const std::vector<double>& gamma,
+                                                       Request y_request, const Tensor& y) const {
   std::vector<int64_t> channels;
   for (size_t c = 0; c < gamma.size(); ++c) {
-    if (found[c] > 0 || bounds[c] == infinity) channels.push_back(static_cast<int64_t>(c));
+    if (y_request != Request::kWrite ||
+        !CanReconstruct(gamma[c], offset_[c], options_.activation, y.dtype)) {
+      channels.push_back(static_cast<int64_t>(c));
+    }
   }
   return channels;
 }

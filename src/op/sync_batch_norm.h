@@ -27,7 +27,7 @@ struct Options {
   bool use_global_stats = false;
   bool unbiased_running_var = false;
   Activation activation;       // of the output
-  bool from_output = false;    // whether backward reads y instead of x, see Recovery
+  bool from_output = false;    // whether backward reads y instead of x; not for an ELU
   double timeout = 0;  // seconds; 0 means DefaultTimeout()
   std::set<Device> contexts;  // where the layer is initialized, if known; for messages
   bool across_processes = true;  // false: the devices of this process only
@@ -66,8 +66,8 @@ class SyncBatchNorm {
                       const Tensor& running_mean, const Tensor& running_var);
   void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                        const Gradients& out);
-  std::vector<int64_t> Unrecoverable(const Layout& layout, const std::vector<double>& gamma,
-                                     Request y_request, const Tensor& y);
+  std::vector<int64_t> NotReconstructible(const std::vector<double>& gamma, Request y_request,
+                                          const Tensor& y) const;
   void WriteParameterGradients(const Payload& sums, const Gradients& out);
   void ExchangeMoments(const Tensor& x, const Layout& layout, double* m2);
   void UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,

@@ -33,12 +33,6 @@ struct CudaKernels {
                        on_gpu.Result(mean), on_gpu.Result(m2), nullptr);
   }
   static double SumEps(DType dtype) { return test::EpsOf(dtype); }
-  static void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
-                        void* workspace, double* found) {
-    Staging on_gpu(dtype, layout);
-    cuda::FindBelow(dtype, on_gpu.In(t), layout, on_gpu.Vector(bound),
-                    Scratch(&on_gpu, dtype, layout, workspace), on_gpu.Result(found), nullptr);
-  }
   static void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
                            const Recovery& recovery, const double* mean, void* workspace,
                            double* sum_dz, double* sum_dz_u) {

@@ -138,8 +138,8 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
   std::vector<Shard> gpu = Train("gpu", dtype, rows, setting);
   std::vector<Shard> cpu = Train("cpu", dtype, rows, setting);
   // Where backward reads y, that may have been rounded to the other neighbour. Its x_hat, which is
-  // multiplied by less than 10, then errs by as much, and under an ELU by eight times that.
-  const double error = setting.from_output ? 10 * 8 * test::Ulp(dtype, 4) : 0;
+  // multiplied by less than 10, then errs by as much.
+  const double error = setting.from_output ? 10 * test::Ulp(dtype, 4) : 0;
   for (size_t k = 0; k < rows.size(); ++k) {
     Compare(gpu[k].y, cpu[k].y, dtype, 0, name + " y");
     Compare(gpu[k].dx, cpu[k].dx, dtype, error, name + " dx");
@@ -175,7 +175,6 @@ void TestActivations() {
         TestSetting(dtype, rows, {elu, false, request}, "ELU from x");
         TestSetting(dtype, rows, {none, true, request}, "identity from y");
         TestSetting(dtype, rows, {leaky, true, request}, "leaky ReLU from y");
-        TestSetting(dtype, rows, {elu, true, request}, "ELU from y");
       }
     }
     TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kAdd}, "leaky ReLU onto y");
@@ -341,7 +340,7 @@ int main() {
   TestMemoryServesTheNextLayer();
   TestMemoryOfTheFramework();
   TestFailures({});
-  TestFailures({{Function::kElu, 0.8}, true});
+  TestFailures({{Function::kLeakyRelu, 0.1}, true});
   TestNoSuchDevice();
   TestCpuOnlyBuild();
   TestOtherProcessesLearnOfAFailure();  // from then on there are several processes

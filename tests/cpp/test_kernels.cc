@@ -21,7 +21,6 @@ struct CpuKernels {
   static double SumError(DType /*dtype*/, double n) { return 0x1p-53 * n; }
   static double SumEps(DType /*dtype*/) { return 0x1p-53; }
   static constexpr auto LocalMoments = cpu::LocalMoments;
-  static constexpr auto FindBelow = cpu::FindBelow;
   static constexpr auto BackwardSums = cpu::BackwardSums;
   static constexpr auto Gather = cpu::GatherChannels;
   static constexpr auto Scatter = cpu::ScatterChannels;

@@ -69,13 +69,6 @@ def test_activation(dtype, shape, misalign, activation, driver):
     kernel_checks.check_activation(p, activation)
 
 
-@pytest.mark.parametrize("misalign", [0, 1])
-@pytest.mark.parametrize("shape", LAYOUTS + LARGE[:1], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_find_below(dtype, shape, misalign, driver):
-    kernel_checks.check_find_below(fresh(driver, dtype, shape, misalign=misalign))
-
-
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_large(dtype, shape, driver):

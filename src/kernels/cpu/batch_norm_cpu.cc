@@ -112,14 +112,6 @@ void MomentsAndNormalize(DType dtype, const void* x, const Layout& layout, void*
                  static_cast<int64_t>(SizeOf(dtype)));
 }
 
-void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
-               void* workspace, double* found) {
-  std::fill_n(found, layout.channels, 0.0);
-  if (layout.Size() == 0) return;
-  const Partition partition = Cut(layout);
-  Reduce(BelowPass{partition, dtype, t, bound, workspace, found});
-}
-
 void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
                   const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
                   double* sum_dz_u) {

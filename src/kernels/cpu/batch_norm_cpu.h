@@ -38,10 +38,6 @@ void MomentsAndNormalize(DType dtype, const void* x, const Layout& layout, void*
                          double* mean, double* m2, const Between& between, const double* scale,
                          const double* offset, const Activation& activation, Write write, void* y);
 
-// found[c] is positive if any of t[:, c, :] is below bound[c], else 0.
-void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
-               void* workspace, double* found);
-
 // Of each element of t, which is x or y as `recovery` says, and of dy the next two take
 // u = x - mean[c], or z - mean[c] from y, and dz = dy * f'(z).
 

@@ -35,10 +35,6 @@ struct Isa {
   // mean[c], m2[c] of the tile
   void (*local_moments)(DType dtype, const void* x, const Tile& tile, double* mean, double* m2);
 
-  // count[c] of the tile, positive if any t is below bound[c], else 0; writes zeros too
-  void (*count_below)(DType dtype, const void* t, const Tile& tile, const double* bound,
-                      double* count, double* zeros);
-
   // sum_dz[c], sum_dz_u[c] of the tile
   void (*backward_sums)(DType dtype, const void* t, const void* dy, const Tile& tile,
                         const Recovery& recovery, const double* mean, double* sum_dz,

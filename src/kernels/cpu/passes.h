@@ -53,29 +53,6 @@ struct MomentsPass {
   }
 };
 
-struct BelowPass {
-  const Partition& partition;
-  DType dtype;
-  const void* t;
-  const double* bound;
-  void* workspace;
-  double* found;
-
-  void OnTile(int64_t index) const {
-    const int64_t partial = partition.PartialOf(index);
-    ChooseIsa().count_below(dtype, t, partition.At(index), bound,
-                            First(workspace, partition, partial),
-                            Second(workspace, partition, partial));
-  }
-
-  void Finish(int64_t begin, int64_t end) const {
-    for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
-      const double* count = First(workspace, partition, partial);
-      for (int64_t c = begin; c < end; ++c) found[c] += count[c];
-    }
-  }
-};
-
 struct SumsPass {
   const Partition& partition;
   DType dtype;

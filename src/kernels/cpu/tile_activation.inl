@@ -11,14 +11,13 @@ enum Kind {
   kPlain,      // no activation; a backward pass reads x, or y of the identity
   kLeakyOfX,   // forward, or backward from x
   kLeakyOfY,   // backward from y
-  kEluOfX,     // forward, or backward from x
-  kEluOfY,     // backward from y
+  kEluOfX,     // forward, or backward from x: no y of an ELU leads back to x exactly enough
 };
 
 constexpr bool ReadsX(Kind kind) { return kind == kLeakyOfX || kind == kEluOfX; }
 
 inline Kind KindOf(const Activation& activation, bool from_output) {
-  if (activation.function == Function::kElu) return from_output ? kEluOfY : kEluOfX;
+  if (activation.function == Function::kElu) return kEluOfX;
   if (activation.function != Function::kLeakyRelu) return kPlain;
   return from_output ? kLeakyOfY : kLeakyOfX;
 }
@@ -38,7 +37,7 @@ struct Kinds {
   }
 };
 using ForwardKinds = Kinds<kPlain, kLeakyOfX, kEluOfX>;
-using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY, kEluOfX, kEluOfY>;
+using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY, kEluOfX>;
 
 // Scalars of one channel, or vectors over as many columns; `scale` and `offset` lead from x to z.
 template <typename Value>
@@ -71,8 +70,6 @@ SYNCBN_NOINLINE Floats Exp(Floats z) { return ForEachLane<float>(z, expf); }
 SYNCBN_NOINLINE Doubles Exp(Doubles z) { return ForEachLane<double>(z, exp); }
 SYNCBN_NOINLINE Floats Expm1(Floats z) { return ForEachLane<float>(z, expm1f); }
 SYNCBN_NOINLINE Doubles Expm1(Doubles z) { return ForEachLane<double>(z, expm1); }
-SYNCBN_NOINLINE Floats Log1p(Floats y) { return ForEachLane<float>(y, log1pf); }
-SYNCBN_NOINLINE Doubles Log1p(Doubles y) { return ForEachLane<double>(y, log1p); }
 
 // slope * v, and 0 where the slope is 0: of infinities, too.
 template <typename Vector>
@@ -97,10 +94,6 @@ SYNCBN_INLINE void Unwind(Vector t, Vector dy, const Affine<Vector>& k, const Sl
     *dz = t > 0 ? dy : f.slope * dy;
     *u = (t > 0 ? t : f.inverse * t) - k.mean;
     return;
-  }
-  if (kKind == kEluOfY) {
-    *dz = t > 0 ? dy : (t + f.slope) * dy;
-    t = t > 0 ? t : Log1p(f.inverse * t);
   }
   *u = t - k.mean;
   if (!ReadsX(kKind)) return;

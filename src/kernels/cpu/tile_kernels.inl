@@ -74,8 +74,8 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 namespace syncbn {
 namespace cpu {
 
-const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, LocalMomentsOfTile, CountBelowOfTile, BackwardSumsOfTile,
-                         NormalizeTile,    BackwardApplyTile};
+const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, LocalMomentsOfTile, BackwardSumsOfTile, NormalizeTile,
+                         BackwardApplyTile};
 
 }  // namespace cpu
 }  // namespace syncbn

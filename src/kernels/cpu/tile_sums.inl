@@ -35,27 +35,10 @@ struct GradientTerms {
   }
 };
 
-// How many elements are below the channel's bound; lanes that pad a vector may be counted as well,
-// but only where the channel's first element is.
-struct CountTerms {
-  static constexpr bool kBackward = false, kReadsX = false;
-  const double* bound;
-
-  SYNCBN_INLINE void Of(Doubles t, Doubles /*dy*/, const Affine<Doubles>& k, Doubles* first,
-                        Doubles* second) const {
-    *first = t < k.mean ? Doubles{} + 1 : Doubles{};
-    *second = Doubles{};
-  }
-};
-
 // What x is compared with in channel c, where its first value in the tile is `first`.
 template <typename T>
 SYNCBN_INLINE Affine<double> AffineOf(const MomentTerms&, int64_t /*c*/, T first) {
   return {ToDouble(first), 0, 0};
-}
-template <typename T>
-SYNCBN_INLINE Affine<double> AffineOf(const CountTerms& terms, int64_t c, T /*first*/) {
-  return {terms.bound[c], 0, 0};
 }
 template <Kind kKind, typename T>
 SYNCBN_INLINE Affine<double> AffineOf(const GradientTerms<kKind>& terms, int64_t c, T /*first*/) {
@@ -270,23 +253,6 @@ void LocalMomentsOfTile(DType dtype, const void* x, const Tile& tile, double* me
     case DType::kFloat64: return LocalMomentsOf<double>(x, tile, mean, m2);
     case DType::kFloat16: return LocalMomentsOf<Half>(x, tile, mean, m2);
     case DType::kBfloat16: return LocalMomentsOf<Bfloat16>(x, tile, mean, m2);
-  }
-}
-
-template <typename T>
-void CountBelowOf(const void* t, const Tile& tile, const double* bound, double* count,
-                  double* zeros) {
-  const T* tensor = static_cast<const T*>(t);
-  SumTile(CountTerms{bound}, tensor, tensor, tile, count, zeros);
-}
-
-void CountBelowOfTile(DType dtype, const void* t, const Tile& tile, const double* bound,
-                      double* count, double* zeros) {
-  switch (dtype) {
-    case DType::kFloat32: return CountBelowOf<float>(t, tile, bound, count, zeros);
-    case DType::kFloat64: return CountBelowOf<double>(t, tile, bound, count, zeros);
-    case DType::kFloat16: return CountBelowOf<Half>(t, tile, bound, count, zeros);
-    case DType::kBfloat16: return CountBelowOf<Bfloat16>(t, tile, bound, count, zeros);
   }
 }
 

@@ -20,7 +20,6 @@ enum Kind {
   kLeakyOfX,  // forward, or backward from x
   kLeakyOfY,  // backward from y
   kEluOfX,    // forward, or backward from x
-  kEluOfY,    // backward from y
 };
 
 __host__ __device__ constexpr bool ReadsX(Kind kind) {
@@ -28,7 +27,7 @@ __host__ __device__ constexpr bool ReadsX(Kind kind) {
 }
 
 inline Kind KindOf(const Activation& activation, bool from_output) {
-  if (activation.function == Function::kElu) return from_output ? kEluOfY : kEluOfX;
+  if (activation.function == Function::kElu) return kEluOfX;
   if (activation.function != Function::kLeakyRelu) return kPlain;
   return from_output ? kLeakyOfY : kLeakyOfX;
 }
@@ -55,7 +54,7 @@ struct Kinds {
 };
 using Plain = Kinds<kPlain>;
 using FusedForward = Kinds<kLeakyOfX, kEluOfX>;
-using FusedBackward = Kinds<kLeakyOfX, kLeakyOfY, kEluOfX, kEluOfY>;
+using FusedBackward = Kinds<kLeakyOfX, kLeakyOfY, kEluOfX>;
 
 // The activation in the kernels' arithmetic; `inverse` is 1 / slope.
 template <typename A>
@@ -102,8 +101,6 @@ __device__ inline float Exp(float z) { return expf(z); }
 __device__ inline double Exp(double z) { return exp(z); }
 __device__ inline float Expm1(float z) { return expm1f(z); }
 __device__ inline double Expm1(double z) { return expm1(z); }
-__device__ inline float Log1p(float y) { return log1pf(y); }
-__device__ inline double Log1p(double y) { return log1p(y); }
 
 // slope * v, and 0 where the slope is 0: of infinities, too.
 template <typename A>
@@ -126,10 +123,6 @@ __device__ void Unwind(A t, A dy, const Affine<A>& k, const Slopes<A>& f, A* u, 
   if (kKind == kLeakyOfY) {
     *dz = t > 0 ? dy : f.slope * dy;
     t = t > 0 ? t : f.inverse * t;
-  }
-  if (kKind == kEluOfY) {
-    *dz = t > 0 ? dy : (t + f.slope) * dy;
-    t = t > 0 ? t : Log1p(f.inverse * t);
   }
   *u = t - k.mean;
   if (kKind == kLeakyOfX) *dz = k.Of(t) <= 0 ? OnSlope(f, dy) : dy;

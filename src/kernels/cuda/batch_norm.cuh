@@ -145,13 +145,6 @@ void BatchNorm<T>::LocalMoments(const T* x, const Layout& layout, void* workspac
 }
 
 template <typename T>
-void BatchNorm<T>::FindBelow(const T* t, const Layout& layout, const double* bound,
-                             void* workspace, double* found, Stream stream) {
-  const BoundArguments<T> arguments{{t}, bound, found};
-  Reduce<T, BoundSums>("FindBelow", Choose<T>(layout, {t}), layout, arguments, workspace, stream);
-}
-
-template <typename T>
 void BatchNorm<T>::BackwardSums(const T* t, const T* dy, const Layout& layout,
                                 const Recovery& recovery, const double* mean, void* workspace,
                                 double* sum_dz, double* sum_dz_u, Stream stream) {

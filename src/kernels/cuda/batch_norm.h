@@ -18,8 +18,6 @@ struct BatchNorm {
   static void Normalize(const T* x, const Layout& layout, const double* mean, const double* scale,
                         const double* offset, const Activation& activation, Write write, T* y,
                         Stream stream);
-  static void FindBelow(const T* t, const Layout& layout, const double* bound, void* workspace,
-                        double* found, Stream stream);
   static void BackwardSums(const T* t, const T* dy, const Layout& layout, const Recovery& recovery,
                            const double* mean, void* workspace, double* sum_dz, double* sum_dz_u,
                            Stream stream);

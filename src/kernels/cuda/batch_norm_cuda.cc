@@ -49,13 +49,6 @@ void Normalize(DType dtype, const void* x, const Layout& layout, const double* m
   });
 }
 
-void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
-               void* workspace, double* found, Stream stream) {
-  WithType(dtype, [&](auto* type) {
-    Kernels(type).FindBelow(In(t, type), layout, bound, workspace, found, stream);
-  });
-}
-
 void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
                   const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
                   double* sum_dz_u, Stream stream) {

@@ -24,7 +24,7 @@ using Stream = CUstream_st*;
 // What happens to an output tensor: overwritten, or added to.
 enum class Write { kAssign, kAdd };
 
-// Bytes of scratch that LocalMoments, FindBelow and BackwardSums need on the current device; the
+// Bytes of scratch that LocalMoments and BackwardSums need on the current device; the
 // caller owns it, for one call at a time. Its first kWorkspaceZeros bytes are zero before the first
 // call; every call leaves them so, for whatever layout comes next.
 constexpr int64_t kWorkspaceZeros = 32768;
@@ -38,10 +38,6 @@ void LocalMoments(DType dtype, const void* x, const Layout& layout, void* worksp
 void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
                const double* scale, const double* offset, const Activation& activation,
                Write write, void* y, Stream stream);
-
-// found[c] is positive if any of t[:, c, :] is below bound[c], else 0.
-void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
-               void* workspace, double* found, Stream stream);
 
 // Of each element of t, which is x or y as `recovery` says, and of dy the next two take
 // u = x - mean[c], or z - mean[c] from y, and dz = dy * f'(z).

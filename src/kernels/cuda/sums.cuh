@@ -93,46 +93,6 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
 };
 
 template <typename T>
-struct BoundArguments {
-  const T* tensors[1];  // t
-  const double* bound;
-  double* found;
-};
-
-// How many elements are below the channel's bound; in float that may stop at 2^24.
-template <typename T, int kWidth, int kShifts>
-struct BoundSums : Lanes<T, kWidth, kShifts> {
-  using typename Lanes<T, kWidth, kShifts>::A;
-  static constexpr bool kFused = false;
-  static constexpr int kTensors = 1, kUnroll = 4;
-  using Arguments = BoundArguments<T>;
-  A bound[kShifts];
-
-  __device__ void Shift(const Arguments& arguments, int k, int64_t channel, T /*first*/) {
-    bound[k] = RoundUp<A>(arguments.bound[channel]);
-  }
-  // Below nothing.
-  __device__ T Filler(int /*tensor*/, int /*k*/) const { return Store<T>(NAN); }
-
-  __device__ void Add(const Vector<T, kWidth> (&t)[1]) {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      this->first[j % this->kLanes] += Load(t[0].values[j]) < bound[j % kShifts] ? A(1) : A(0);
-    }
-  }
-
-  __device__ Pair Sums(const Arguments& /*arguments*/, int k, int64_t /*count*/,
-                       int64_t /*origin*/) const {
-    return {static_cast<double>(this->total_first[k]), 0};
-  }
-
-  __device__ static void Finish(const Arguments& arguments, int64_t channel, int64_t /*count*/,
-                                int64_t /*origin*/, const Pair& sums) {
-    arguments.found[channel] = sums.first;
-  }
-};
-
-template <typename T>
 struct GradientArguments {
   const T* tensors[2];  // t, dy
   const double *mean, *scale, *offset;

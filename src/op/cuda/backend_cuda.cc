@@ -19,10 +19,9 @@
 namespace syncbn {
 namespace {
 
-// Per-channel vectors of one call at most. Forward: 4 read, 2 moments, 2 written, 3 coefficients,
-// and to keep channels the bound, what is found, 1 list. Backward: the mean for the sums, 2 sums,
-// 2 written, 4 coefficients; and for kept channels 3 lists, 3 vectors for their sums, 2 sums,
-// 6 coefficients.
+// Per-channel vectors of one call at most: those of a backward that reads y. The mean for the sums,
+// 2 sums, 2 written, 4 coefficients; and for kept channels 3 lists, 3 vectors for their sums, 2 sums,
+// 6 coefficients. (Forward: 4 read, 2 moments, 2 written, 3 coefficients, 1 list.)
 constexpr int64_t kPinnedVectors = 23;
 constexpr int64_t kDeviceVectors = 17;
 
@@ -90,17 +89,6 @@ class CudaBackend : public Backend {
     cuda::LocalMoments(x.dtype, x.data, layout, Workspace(x.dtype, layout), pinned_mean, pinned_m2,
                        lane_->stream());
     Fetch({{pinned_mean, mean}, {pinned_m2, m2}}, n);
-  }
-
-  void FindBelow(const Tensor& t, const Layout& layout, const double* bound,
-                 double* found) override {
-    const int64_t n = layout.channels;
-    const double* const device_bound = Upload(bound, n);
-    Flush();
-    double* const pinned_found = TakePinned(n);
-    cuda::FindBelow(t.dtype, t.data, layout, device_bound, Workspace(t.dtype, layout), pinned_found,
-                    lane_->stream());
-    Fetch({{pinned_found, found}}, n);
   }
 
   void BackwardSums(const Tensor& t, const Tensor& dy, const Layout& layout,
