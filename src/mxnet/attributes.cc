@@ -53,8 +53,8 @@ bool Flag(const std::string& key, const std::string& value) {
   Fail(key, value, "True or False");
 }
 
-// Backward reads y where x_hat can be reconstructed from it: a ReLU has no inverse, and an ELU loses x in
-// the digits of y near -slope.
+// Backward reads y where x_hat can be reconstructed from it: a ReLU has no inverse, and an ELU
+// loses x in the digits of y near -slope.
 void SetFunction(const std::string& key, const std::string& value, Options* options) {
   options->from_output = value == "identity" || value == "leaky_relu";
   if (value == "relu" || value == "leaky_relu") {

@@ -1,7 +1,7 @@
-// y is rounded by a factor of 1 + u, so z = f^-1(y) errs by u |z|, and x_hat = (z - beta) / gamma by
-// u (|x_hat| + |beta / gamma|): no more than a few units of x_hat if |beta| is not much larger than
-// |gamma|. And y must not fall among the numbers that the dtype holds with fewer digits, or, float32
-// arithmetic being allowed to flush them to zero, not at all.
+// y is rounded by a factor of 1 + u, so z = f^-1(y) errs by u |z|, and x_hat = (z - beta) / gamma
+// by u (|x_hat| + |beta / gamma|): no more than a few units of x_hat if |beta| is not much larger
+// than |gamma|. And y must not fall among the numbers that the dtype holds with fewer digits, or,
+// float32 arithmetic being allowed to flush them to zero, not at all.
 #include "op/reconstruction.h"
 
 #include <algorithm>

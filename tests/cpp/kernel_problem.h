@@ -14,6 +14,7 @@
 #include "core/activation.h"
 #include "core/error.h"
 #include "core/layout.h"
+#include "kernels/passes.h"
 #include "tensor.h"
 
 namespace test {
@@ -22,7 +23,7 @@ using syncbn::Activation;
 using syncbn::DType;
 using syncbn::Function;
 using syncbn::Layout;
-using syncbn::Recovery;
+using syncbn::Request;
 
 constexpr double kEps64 = 0x1p-53;
 
@@ -41,7 +42,7 @@ struct Moments {
   double farthest = 0;  // of x from the mean
 };
 
-// What a value must be, and by how much it may be wrong.
+// The right value, and by how much a result may be wrong.
 struct Value {
   long double value;
   double error;
@@ -115,11 +116,12 @@ struct Problem {
     }
   }
 
-  // The Recovery of an activation: from this problem's x, or taking x for y.
-  Recovery From(const Activation& activation, bool from_output) const {
-    const bool reads_x = !from_output && activation.function != Function::kIdentity;
-    return {activation, from_output, reads_x ? scale.data() : nullptr,
-            reads_x ? offset.data() : nullptr};
+  // The input of a backward pass with this activation: from this problem's x, or taking x for y.
+  syncbn::BackwardInput From(const Activation& activation, bool from_output) {
+    const bool reads_z = !from_output && activation.function != Function::kIdentity;
+    return {c.dtype,     c.layout,    x.data(),    dy.data(),
+            activation,  from_output, mean.data(), reads_z ? scale.data() : nullptr,
+            reads_z ? offset.data() : nullptr};
   }
 
   int64_t Index(int64_t outer, int64_t channel, int64_t inner) const {
@@ -160,7 +162,7 @@ struct Problem {
   }
 
   // u and dz, but for what the arithmetic cannot hold of the mean.
-  Gradient Unwound(const Recovery& r, int64_t channel, int64_t i, double eps) const {
+  Gradient Unwound(const syncbn::BackwardInput& r, int64_t channel, int64_t i, double eps) const {
     const Value z = r.from_output ? Reconstructed(r.activation, x.Get(i), eps)
                     : r.scale != nullptr ? Z(channel, i, eps) : Value{0, 0};
     const long double u = (r.from_output ? z.value : x.Get(i)) - mean[channel];
@@ -169,7 +171,7 @@ struct Problem {
     return {{u, (r.from_output ? z.error : 0) + 2 * eps * Size(u)}, dz};
   }
 
-  Value Dx(const Recovery& r, int64_t channel, int64_t i, double old) const {
+  Value Dx(const syncbn::BackwardInput& r, int64_t channel, int64_t i, double old) const {
     const double eps = EpsOf(c.dtype);
     const Gradient g = Unwound(r, channel, i, eps);
     const long double of_dz = a[channel] * g.dz.value, of_u = b[channel] * g.u.value;

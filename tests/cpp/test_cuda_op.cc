@@ -44,7 +44,7 @@ struct Setting {
   }
 };
 
-constexpr int64_t kUnrecoverable = 2;  // the channel that backward cannot have from y
+constexpr int64_t kNotReconstructible = 2;  // the channel whose x backward needs
 
 // Parameters, data and results of one device.
 struct Shard {
@@ -64,7 +64,7 @@ struct Shard {
       y.Set(i, 0.25);
     }
     for (int64_t c = 0; c < kChannels; ++c) {
-      gamma.Set(c, c == kUnrecoverable ? 1e-40 : 1 + 0.1 * static_cast<double>(c));
+      gamma.Set(c, c == kNotReconstructible ? 1e-40 : 1 + 0.1 * static_cast<double>(c));
       beta.Set(c, 0.2 * static_cast<double>(c));
       mean.Set(c, 0.5);
       var.Set(c, 2);
@@ -75,9 +75,12 @@ struct Shard {
   Tensor Data(test::Tensor& tensor) { return {tensor.data(), shape, dtype}; }
   Tensor Vector(test::Tensor& tensor) { return {tensor.data(), {kChannels}, vector_dtype}; }
 
+  syncbn::ForwardTensors Forward(Request y_request) {
+    return {Data(x), Vector(gamma), Vector(beta), y_request, Data(y), Vector(mean), Vector(var)};
+  }
+
   void Step(syncbn::SyncBatchNorm* layer, const Setting& setting) {
-    layer->Forward(true, Data(x), Vector(gamma), Vector(beta), setting.y_request, Data(y),
-                   Vector(mean), Vector(var));
+    layer->Forward(true, Forward(setting.y_request));
     layer->Backward(Data(dy), Data(setting.from_output ? y : x),
                     {setting.dx_request, Request::kAdd, Request::kWrite, Data(dx), Vector(dgamma),
                      Vector(dbeta)});
@@ -291,9 +294,7 @@ void TestOtherProcessesLearnOfAFailure() {
   for (bool training : {false, true}) {
     emulated::FailAfter(0);
     try {
-      layer.Forward(training, shard.Data(shard.x), shard.Vector(shard.gamma),
-                    shard.Vector(shard.beta), Request::kWrite, shard.Data(shard.y),
-                    shard.Vector(shard.mean), shard.Vector(shard.var));
+      layer.Forward(training, shard.Forward(Request::kWrite));
       CHECK(false, "a GPU that fails");
     } catch (const syncbn::Error&) {
     }

@@ -62,7 +62,7 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
   __device__ void Shift(const Arguments& /*arguments*/, int k, int64_t /*channel*/, T first) {
     shift[k] = Load(first);
   }
-  // What counts as no element.
+  // Counts as no element.
   __device__ T Filler(int /*tensor*/, int k) const { return Unload<T>(shift[k]); }
 
   __device__ void Add(const Vector<T, kWidth> (&x)[1]) {
@@ -96,6 +96,7 @@ template <typename T>
 struct GradientArguments {
   const T* tensors[2];  // t, dy
   const double *mean, *scale, *offset;
+  Kind kind;
   Slopes<Arithmetic<T>> f;
   double *sum_dz, *sum_dz_u;
 };
@@ -111,21 +112,24 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
   static constexpr int kUnroll = kFused && (kShifts > 4 || sizeof(T) == 8) ? 1 : 2;
   using Arguments = GradientArguments<T>;
   Affine<A> to_z[kShifts];
+  Kind kind;
   Slopes<A> f;
 
   __device__ void Shift(const Arguments& arguments, int k, int64_t channel, T /*first*/) {
+    kind = arguments.kind;
     f = arguments.f;
-    to_z[k] = RecoveryOf<A>(f.kind, arguments.mean, arguments.scale, arguments.offset, channel);
+    to_z[k] =
+        AffineToUnwind<A>(kind, arguments.mean, arguments.scale, arguments.offset, channel);
   }
   // With a dy of 0 an element adds nothing.
   __device__ T Filler(int /*tensor*/, int /*k*/) const { return Store<T>(0); }
 
   __device__ void Add(const Vector<T, kWidth> (&tensors)[2]) {
-    KindsOf::With(f.kind, [&](auto kind) {
+    KindsOf::With(kind, [&](auto of) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         A u, dz;
-        Unwind<decltype(kind)::value>(Load(tensors[0].values[j]), Load(tensors[1].values[j]),
+        Unwind<decltype(of)::value>(Load(tensors[0].values[j]), Load(tensors[1].values[j]),
                                       to_z[j % kShifts], f, &u, &dz);
         this->first[j % this->kLanes] += dz;
         this->second[j % this->kLanes] += dz * u;
