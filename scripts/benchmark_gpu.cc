@@ -27,8 +27,10 @@
 
 namespace cpu = syncbn::cpu;
 namespace cuda = syncbn::cuda;
+using syncbn::BackwardInput;
 using syncbn::DType;
 using syncbn::Layout;
+using syncbn::Request;
 using Bytes = std::vector<char>;
 using Vector = std::vector<double>;
 
@@ -47,6 +49,11 @@ struct Case {
 
   int64_t SizeInBytes() const { return layout.Size() * static_cast<int64_t>(syncbn::SizeOf(dtype)); }
 };
+
+// Without an activation.
+BackwardInput Plain(const Case& of, const void* x, const void* dy, const double* mean) {
+  return {of.dtype, of.layout, x, dy, {}, false, mean, nullptr, nullptr};
+}
 
 Case Parse(const std::string& text) {
   std::istringstream fields(text);
@@ -144,10 +151,10 @@ struct Expected {
       : mean(channels(of)), m2(mean), sum_dy(mean), sum_dy_xmu(mean), a(mean), b(mean), d(mean),
         offset(mean), inv_std(mean), y(x.size()), dx(x.size()) {
     Bytes scratch(static_cast<size_t>(cpu::WorkspaceBytes(of.layout)));
-    cpu::LocalMoments(of.dtype, x.data(), of.layout, scratch.data(), mean.data(), m2.data());
+    cpu::LocalMoments({of.dtype, of.layout, x.data(), mean.data(), m2.data()}, scratch.data());
     const double n = static_cast<double>(of.layout.PerChannel());
-    cpu::BackwardSums(of.dtype, x.data(), dy.data(), of.layout, {}, mean.data(), scratch.data(),
-                      sum_dy.data(), sum_dy_xmu.data());
+    const BackwardInput input = Plain(of, x.data(), dy.data(), mean.data());
+    cpu::BackwardSums({input, sum_dy.data(), sum_dy_xmu.data()}, scratch.data());
     for (size_t c = 0; c < mean.size(); ++c) {
       inv_std[c] = 1 / std::sqrt(m2[c] / n + kEpsilon);
       a[c] = (0.5 + 0.01 * static_cast<double>(c % 100)) * inv_std[c];
@@ -155,10 +162,9 @@ struct Expected {
       d[c] = -a[c] * sum_dy[c] / n;
       offset[c] = 0.25;
     }
-    cpu::Normalize(of.dtype, x.data(), of.layout, mean.data(), a.data(), offset.data(), {},
-                   cpu::Write::kAssign, y.data());
-    cpu::BackwardApply(of.dtype, x.data(), dy.data(), of.layout, {}, mean.data(), a.data(),
-                       b.data(), d.data(), cpu::Write::kAssign, dx.data());
+    cpu::Normalize({of.dtype, of.layout, x.data(), mean.data(), a.data(), offset.data(), {},
+                    Request::kWrite, y.data()});
+    cpu::BackwardApply({input, a.data(), b.data(), d.data(), Request::kWrite, dx.data()});
   }
   static size_t channels(const Case& of) { return static_cast<size_t>(of.layout.channels); }
 
@@ -207,21 +213,21 @@ class Subject {
         results_(4 * expected_.mean.size() * sizeof(double)) {}
 
   void Moments() {
-    cuda::LocalMoments(case_.dtype, x_on_gpu_.data(), case_.layout, scratch_.data(), Result(0),
-                       Result(1), nullptr);
+    cuda::LocalMoments({case_.dtype, case_.layout, x_on_gpu_.data(), Result(0), Result(1)},
+                       scratch_.data(), nullptr);
   }
   void Normalize() {
-    cuda::Normalize(case_.dtype, x_on_gpu_.data(), case_.layout, mean_.vector(), a_.vector(),
-                    offset_.vector(), {}, cuda::Write::kAssign, y_.data(), nullptr);
+    cuda::Normalize({case_.dtype, case_.layout, x_on_gpu_.data(), mean_.vector(), a_.vector(),
+                     offset_.vector(), {}, Request::kWrite, y_.data()},
+                    nullptr);
   }
   void Sums() {
-    cuda::BackwardSums(case_.dtype, x_on_gpu_.data(), dy_on_gpu_.data(), case_.layout, {},
-                       mean_.vector(), scratch_.data(), Result(2), Result(3), nullptr);
+    cuda::BackwardSums({Input(), Result(2), Result(3)}, scratch_.data(), nullptr);
   }
   void Apply() {
-    cuda::BackwardApply(case_.dtype, x_on_gpu_.data(), dy_on_gpu_.data(), case_.layout, {},
-                        mean_.vector(), a_.vector(), b_.vector(), d_.vector(),
-                        cuda::Write::kAssign, dx_.data(), nullptr);
+    cuda::BackwardApply({Input(), a_.vector(), b_.vector(), d_.vector(), Request::kWrite,
+                         dx_.data()},
+                        nullptr);
   }
 
   // Ends the program unless each kernel is right.
@@ -248,6 +254,9 @@ class Subject {
   }
 
  private:
+  BackwardInput Input() const {
+    return Plain(case_, x_on_gpu_.data(), dy_on_gpu_.data(), mean_.vector());
+  }
   double* Result(size_t k) { return results_.vector() + k * expected_.mean.size(); }
 
   const Case case_;

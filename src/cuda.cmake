@@ -56,7 +56,7 @@ enable_language(CUDA)
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES})
 
 file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS kernels/cuda/*.cc kernels/cuda/*.cu op/cuda/*.cc)
-target_sources(gluon_syncbn_objects PRIVATE ${CUDA_SOURCES} kernels/c_api_cuda.cc)
+target_sources(gluon_syncbn_objects PRIVATE ${CUDA_SOURCES})
 target_compile_definitions(gluon_syncbn_objects PUBLIC SYNCBN_CUDA)
 list(JOIN GLUON_SYNCBN_CUDA_ARCHITECTURES " " architectures)
 set_source_files_properties(kernels/cuda/batch_norm_cuda.cc PROPERTIES COMPILE_DEFINITIONS

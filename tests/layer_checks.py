@@ -138,7 +138,7 @@ def check_devices(
     columns = np.reshape(mean, [-1 if i == axis else 1 for i in range(x.ndim)])
     x_hat = np.abs((x64 - columns) * np.reshape(inv_std, columns.shape)).max()
     y_terms = np.abs(gamma).max() * x_hat + np.abs(beta).max()
-    recovered = from_output * reference.recovery_error(dtype, function, x_hat)
+    of_x_hat = from_output * reference.reconstruction_error(dtype, function, x_hat)
     old = 0.5 if request == ADD else 0.0
 
     def near(result, right, scale, stored=dtype, error=0):
@@ -159,14 +159,14 @@ def check_devices(
         whole("dx"),
         old + dx,
         dx_terms + old,
-        error=2 * recovered * dx_terms,
+        error=2 * of_x_hat * dx_terms,
     )
     terms = np.abs(dz64).sum(others).max() * (1 + x_hat) + 1
     for name, right in ("dgamma", dgamma), ("dbeta", dbeta):
         # Each device's own sums; a trainer adds them up.
         total = sum(r[name].astype(float) for r in results)
         added = len(rows) if request == ADD else 0
-        near(total, right + added, terms, vectors, error=recovered * terms)
+        near(total, right + added, terms, vectors, error=of_x_hat * terms)
     running_mean, running_var = np.zeros_like(mean), np.ones_like(var)
     for _ in range(steps_of(request)):
         running_mean = reference.update_running(running_mean, mean, MOMENTUM)

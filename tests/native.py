@@ -1,8 +1,7 @@
-"""The shared library without MXNet: kernels and the layer on one device through C.
+"""The shared library without MXNet: the layer on one device through C.
 
-Called by tests of the CPU and of GPUs, and by scripts/benchmark_gpu.py. Memory comes
-from a driver: `array(shape, storage, values, misalign)` gives an object with `pointer`
-and `get()`; `stream` is a CUDA stream or None.
+Called by tests of the CPU and of GPUs. Memory comes from a driver: `array(shape,
+storage, values, misalign)` gives an object with `pointer` and `get()`.
 """
 
 import ctypes
@@ -15,7 +14,6 @@ import numpy as np
 from storage import DTYPES, HostArray
 
 ROOT = Path(__file__).resolve().parents[1]
-SHAPE = object()  # stands for (outer, channels, inner) among a kernel's arguments
 
 
 @functools.lru_cache(maxsize=None)
@@ -32,27 +30,18 @@ def last_error():
     return library().gluon_syncbn_last_error().decode()
 
 
-def converted(argument, shape):
-    if argument is SHAPE:
-        return [ctypes.c_int64(n) for n in shape]
-    if hasattr(argument, "pointer"):
-        return [ctypes.c_void_p(argument.pointer)]
-    return [argument]
-
-
 class Activation(namedtuple("Activation", "function slope from_output")):
-    """A layer's activation, see `reference.activate`, and the input of backward."""
+    """A layer's activation, see `reference.activate`, and whether backward reads y."""
 
     def arguments(self):
         number = {"identity": 0, "leaky_relu": 1, "relu": 1, "elu": 2}[self.function]
-        return number, ctypes.c_double(self.slope), int(self.from_output)
+        return number, self.slope, int(self.from_output)
 
 
 NONE = Activation("identity", 0.0, False)
 ACTIVATIONS = [
     Activation("relu", 0.0, False),
     Activation("elu", 0.7, False),
-    Activation("elu", 0.7, True),
     Activation("leaky_relu", 0.01, True),
     Activation("leaky_relu", 3.0, False),
     Activation("identity", 0.0, True),
@@ -60,25 +49,26 @@ ACTIVATIONS = [
 
 
 class CpuDriver:
-    """Kernels of the CPU on NumPy's memory."""
+    """The CPU and NumPy's memory."""
 
     lane = 0  # all sums are float64
     array = HostArray
 
-    def call(self, name, dtype, shape, *arguments):
-        """Calls a kernel; returns its status."""
-        function = getattr(library(), f"gluon_syncbn_cpu_{name}")
-        arguments = [c for argument in arguments for c in converted(argument, shape)]
-        return function(ctypes.c_int(DTYPES.get(dtype, dtype)), *arguments)
 
-    def workspace(self, dtype, shape):
-        function = library().gluon_syncbn_cpu_workspace_bytes
-        function.restype = ctypes.c_int64
-        return HostArray((function(*converted(SHAPE, shape)),), np.uint8)
+class Settings(ctypes.Structure):
+    """gluon_syncbn_settings of src/c_api/op_for_tests.cc."""
+
+    _fields_ = [
+        *((name, ctypes.c_char_p) for name in ("group", "device", "computes_on")),
+        *((name, ctypes.c_int) for name in ("num_devices", "axis")),
+        *((name, ctypes.c_double) for name in ("epsilon", "momentum", "timeout")),
+        *(("function", ctypes.c_int), ("slope", ctypes.c_double)),
+        ("from_output", ctypes.c_int),
+    ]
 
 
 class Shard(ctypes.Structure):
-    """gluon_syncbn_shard of src/op/c_api.h."""
+    """gluon_syncbn_shard of src/c_api/op_for_tests.cc."""
 
     _fields_ = [
         ("dtype", ctypes.c_int),
@@ -95,7 +85,7 @@ class Shard(ctypes.Structure):
 
 
 class Layer:
-    """The layer on one device: src/op/c_api.h.
+    """The layer on one device: src/c_api/op_for_tests.cc.
 
     `device` is its name in the exchange, `computes_on` where its memory is.
     """
@@ -113,9 +103,9 @@ class Layer:
         activation=NONE,
     ):
         names = (name.encode() for name in (group, device, computes_on))
-        numbers = map(ctypes.c_double, (eps, momentum, timeout))
-        create = library().gluon_syncbn_op_create
-        self._op = create(*names, num_devices, axis, *numbers, *activation.arguments())
+        numbers = num_devices, axis, eps, momentum, timeout
+        settings = Settings(*names, *numbers, *activation.arguments())
+        self._op = library().gluon_syncbn_op_create(ctypes.byref(settings))
         if not self._op:
             raise RuntimeError(last_error())
 
@@ -130,7 +120,7 @@ class Layer:
 
     def _run(self, name, dtype, shape, members, *arguments):
         sizes = (ctypes.c_int64 * len(shape))(*shape)
-        shard = Shard(dtype=DTYPES[dtype], ndim=len(shape), shape=sizes)
+        shard = Shard(dtype=DTYPES.get(dtype, dtype), ndim=len(shape), shape=sizes)
         for key, value in members.items():
             setattr(shard, key, getattr(value, "pointer", value))
         function = getattr(library(), f"gluon_syncbn_op_{name}")

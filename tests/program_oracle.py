@@ -162,11 +162,9 @@ class Use:
         largest = self._over(self._largest)
         size = dz_size.max(self._axes, keepdims=True, initial=0.0)
         scale = gamma_inv_std * size * (1 + largest)
-        lost = reference.recovery_error(
+        lost = reference.reconstruction_error(
             self._dtype, self._layer.activation, self._largest.max()
         )
-        if self._layer.activation in (None, "relu"):
-            lost = 0.0  # backward reads x
         error = self._tolerance(scale) + 2 * lost * scale + gamma_inv_std * dz_error
         if self.synchronized:
             of_sums = (dz_error * (1 + largest * abs(self._x_hat))).mean(

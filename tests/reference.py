@@ -82,15 +82,15 @@ def activation_gradient(z, function, slope=0.0):
     return np.where(z > 0, 1.0, 0.0 if function == "relu" else slope)
 
 
-def recovery_error(dtype, function, x_hat):
+def reconstruction_error(dtype, function, x_hat):
     """The largest error of an x_hat that is reconstructed from a y stored in `dtype`.
 
-    `x_hat` is the largest there is. src/op/recovery.cc recovers it where u (|x_hat| +
-    8) bounds the error, for an ELU max(8 u, 2^-16) in addition; elsewhere it keeps x.
+    `x_hat` is the largest there is. src/op/reconstruction.cc does so for "identity" and
+    "leaky_relu", where u (|x_hat| + 8) bounds the error; elsewhere backward reads x.
     """
-    u = _PRECISION[str(dtype)][0]
-    of_elu = max(8 * u, 2.0**-16) if function == "elu" else 0.0
-    return u * (x_hat + 8) + of_elu
+    if function not in ("identity", "leaky_relu"):
+        return 0.0
+    return _PRECISION[str(dtype)][0] * (x_hat + 8)
 
 
 def update_running(

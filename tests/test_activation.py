@@ -72,7 +72,7 @@ def test_equals_the_oracle(function, slope, mode, inside, dtype, devices):
 
     x_hat, _, _, inv_std = reference.forward(x, np.ones(8), np.zeros(8))
     dx, dgamma, dbeta = reference.backward(x, dz, GAMMA)
-    of_x_hat = reference.recovery_error(dtype, function, abs(x_hat).max())
+    of_x_hat = reference.reconstruction_error(dtype, function, abs(x_hat).max())
     near = {"count": x.size // 8}
     scale = abs(GAMMA).max() * abs(x_hat).max() + abs(BETA).max()
     y = reference.activate(z, function, slope)
@@ -86,7 +86,7 @@ def test_equals_the_oracle(function, slope, mode, inside, dtype, devices):
     scale = abs(dz).sum((0, 2, 3)).max() * (1 + abs(x_hat).max())
     rtol, atol = reference.tolerance(kind, scale=scale, **near)
     for parameter, expected in (layer.gamma, dgamma), (layer.beta, dbeta):
-        result = summed_grad(parameter)  # f'(z) of an ELU is had from y, too
+        result = summed_grad(parameter)
         np.testing.assert_allclose(result, expected, rtol, atol + of_x_hat * scale)
 
 

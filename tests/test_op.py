@@ -49,3 +49,10 @@ def test_a_gpu_that_is_not_there():
         assert "cudaGetDeviceCount" in text or "CUDA devices" in text
     else:
         assert "`GLUON_SYNCBN_CUDA=1 pip install .`" in text
+
+
+def test_unknown_dtype_is_refused():
+    layer = native.Layer("of another dtype", "cpu(0)", "cpu(0)", 1)
+    with pytest.raises(RuntimeError, match="^no kernels for dtype number 5$"):
+        layer.forward(True, 5, (2, 3, 4))
+    layer.close()

@@ -1,7 +1,7 @@
 """The activations that a SyncBatchNorm can have, and MXNet's own blocks of them.
 
 Called by ``batch_norm.py``, ``convert.py`` and ``fusion.py``. What backward reads for
-each is the operator's, see src/op/recovery.h.
+each is the operator's, see src/op/reconstruction.h.
 """
 
 from __future__ import annotations

@@ -71,14 +71,13 @@ class SyncBatchNorm(nn.BatchNorm):
         rank or context, see :func:`gluon_syncbn.distributed.groups_of`.
     activation : None, "identity", "relu", "leaky_relu" or "elu", default None
         What is applied to the normalized values, in the same passes over memory. For
-        "leaky_relu", "elu" and "identity" (which is no activation) backward recovers
-        the normalized values from the output, so that MXNet frees the input after
-        forward: a net of such layers keeps about half as much. The function stays
-        exact: channels that an output does not give back keep their input. These are
-        channels with \|gamma\| below \|beta\| / 8 or near the end of the dtype's range;
-        and for "elu" those with values so negative that they are hardly told apart
-        any more (about -5 in float32, -2 in float16, where gamma is 1). None and "relu"
-        keep the input. Do not write to the output before backward.
+        "leaky_relu" and "identity" (which is no activation) backward reconstructs the
+        normalized values from the output, so that MXNet frees the input after forward:
+        a net of such layers keeps about half as much. The function stays exact:
+        channels whose values cannot be reconstructed keep their input. These are
+        channels with \|gamma\| below \|beta\| / 8 or near the end of the dtype's range.
+        None, "relu" and "elu" keep the input. With the others do not write to the
+        output before backward.
     slope : float or None, default None
         For "leaky_relu" the factor of negative values (None: 0.01), for "elu" that of
         exp(z) - 1 (None: 1).

@@ -54,7 +54,7 @@ def convert_sync_batchnorm(
         else in `net` reads the layer's output and nothing else comes to the block. The
         block stays in its place and passes on what it gets, so names and indices do not
         change; hooks on the layer see the activated value. Found by tracing the net as
-        a function of one array. Saves memory for LeakyReLU and ELU, see `activation` of
+        a function of one array. Saves memory for LeakyReLU, see `activation` of
         :class:`SyncBatchNorm`.
 
     Returns

@@ -1,5 +1,5 @@
-// What a caller does between two passes over a tensor for channels [begin, end): it makes what the second
-// needs out of what the first has found.
+// A function that a caller has run between two passes, for channels [begin, end): it computes the
+// coefficients of the second pass from the results of the first.
 // Who uses it: the CPU kernels and op.
 #pragma once
 #include <cstdint>

@@ -11,7 +11,8 @@ struct Moments {
   double m2 = 0;  // sum of (x - mean)^2
 };
 
-// Chan, Golub, LeVeque: Algorithms for computing the sample variance, doi:10.1080/00031305.1983.10483115.
+// Chan, Golub, LeVeque: Algorithms for computing the sample variance,
+// doi:10.1080/00031305.1983.10483115.
 inline Moments Merge(const Moments& a, const Moments& b) {
   if (b.count == 0) return a;
   if (a.count == 0) return b;

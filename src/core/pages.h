@@ -14,10 +14,10 @@ namespace syncbn {
 // nothing for small memory, for what is there already, or where the system has no huge pages.
 void ExpectLargeWrite(void* data, size_t bytes);
 
-// Decides whether to ask for huge pages. Some take tens of times as long as clearing them: the system
-// moves other pages out of the way in the middle of the fault where free memory is in pieces, and a
-// virtual machine's host brings the memory first. After such a one there is a pause, so that they
-// take no more than a twentieth of a thread's time.
+// Decides whether to ask for huge pages. Some take tens of times as long as clearing them: the
+// system moves other pages out of the way in the middle of the fault where free memory is in
+// pieces, and a virtual machine's host brings the memory first. After such a one there is a pause,
+// so that they take no more than a twentieth of a thread's time.
 class HugePagePolicy {
  public:
   // Times are in seconds, of any clock that goes on.

@@ -53,9 +53,10 @@ bool Flag(const std::string& key, const std::string& value) {
   Fail(key, value, "True or False");
 }
 
-// Without an activation, or where there is no way back from y, backward reads x.
+// Backward reads y where x_hat can be reconstructed from it: a ReLU has no inverse, and an ELU
+// loses x in the digits of y near -slope.
 void SetFunction(const std::string& key, const std::string& value, Options* options) {
-  options->from_output = value == "identity" || value == "leaky_relu" || value == "elu";
+  options->from_output = value == "identity" || value == "leaky_relu";
   if (value == "relu" || value == "leaky_relu") {
     options->activation.function = Function::kLeakyRelu;
   } else if (value == "elu") {
@@ -122,8 +123,8 @@ Attributes ParseAttributes(int size, const char** keys, const char** values) {
   for (int i = 0; i < size; ++i) Set(keys[i], values[i], &attributes);
   if (attributes.group.empty()) Fail("group", "", "the key of a layer");
   const Activation& activation = attributes.options.activation;
-  if (attributes.options.from_output && activation.function != Function::kIdentity &&
-      !(activation.slope > 0)) {
+  const bool has_inverse = attributes.options.from_output || activation.function == Function::kElu;
+  if (has_inverse && activation.function != Function::kIdentity && !(activation.slope > 0)) {
     Fail("slope", Concat(activation.slope), "a positive number");
   }
   if (attributes.options.shared_name.empty()) attributes.options.shared_name = attributes.layer;

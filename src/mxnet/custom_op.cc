@@ -78,9 +78,9 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
     Operator* op = static_cast<Operator*>(state);
     if (training) CheckCanSynchronize(*op);
     const int y = op->inputs;
-    op->batch_norm.Forward(training, arrays[0].View(), arrays[1].View(), arrays[2].View(),
-                           ToRequest(requests[0]), arrays[y].View(), arrays[y + 1].View(),
-                           arrays[y + 2].View());
+    op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
+                                      ToRequest(requests[0]), arrays[y].View(),
+                                      arrays[y + 1].View(), arrays[y + 2].View()});
   });
 }
 
@@ -213,8 +213,9 @@ void CheckGuard(const Attributes& attributes, const Device& device) {
   if (Registry::Get().Find(attributes.group) == nullptr) {
     throw Error(Concat("SyncBatchNorm '", attributes.layer, "': this symbol was traced for ",
                        attributes.guard == "outside" ? "the layer by itself" : "static_shape=True",
-                       ", and runs wrong in any other way on a CPU; before export call gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() "
-                       "without static_shape followed by one call of the net"));
+                       ", and its results are wrong in any other mode on a CPU; before export call "
+                       "gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() without "
+                       "static_shape followed by one call of the net"));
   }
 }
 

@@ -1,9 +1,9 @@
-// Where a layer computes: the seam between its arithmetic and a kind of device.
-// Who uses it: sync_batch_norm.cc, one object per operator; backend.cc and cuda/ implement it. It
-// must not know other devices.
+// The device that a layer computes on, behind one interface for all kinds of devices.
+// Who uses it: sync_batch_norm.cc, one object per operator; cpu/ and cuda/ implement it, and
+// backend.cc chooses. It must not know other devices.
 //
-// Tensors live on the device. Per-channel numbers that the layer's arithmetic works with are double,
-// on the host. Calls stand between Begin and Finish, in one thread at a time.
+// Tensors live on the device. Per-channel numbers that the layer's arithmetic works with are
+// double, on the host. Calls stand between Begin and Finish, in one thread at a time.
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -11,30 +11,26 @@
 #include <vector>
 
 #include "collective/device.h"
-#include "core/activation.h"
 #include "core/between.h"
 #include "core/layout.h"
+#include "kernels/passes.h"
 #include "op/allocator.h"
 #include "op/tensor.h"
 
 namespace syncbn {
 
 // Two passes as one, where channels wait for no other device and a cache serves the second:
-// LocalMoments, `between`, Normalize; BackwardSums, `between`, BackwardApply. `between` is called for
-// ranges of channels that together are all, perhaps from several threads at once; it must not throw.
+// LocalMoments, `between`, Normalize; BackwardSums, `between`, BackwardApply. `between` is called
+// for ranges of channels that together are all, perhaps from several threads at once; it must not
+// throw.
 class CachedPasses {
  public:
   virtual ~CachedPasses() = default;
 
-  virtual void MomentsAndNormalize(const Tensor& x, const Layout& layout, double* mean, double* m2,
-                                   const Between& between, const double* scale,
-                                   const double* offset, const Activation& activation,
-                                   Request request, const Tensor& y) = 0;
-  virtual void SumsAndApply(const Tensor& t, const Tensor& dy, const Layout& layout,
-                            const Recovery& recovery, const double* mean, double* sum_dz,
-                            double* sum_dz_u, const Between& between, const double* a,
-                            const double* b, const double* d, Request request,
-                            const Tensor& dx) = 0;
+  virtual void MomentsAndNormalize(const MomentsPass& moments, const Between& between,
+                                   const NormalizePass& normalize) = 0;
+  virtual void SumsAndApply(const SumsPass& sums, const Between& between,
+                            const ApplyPass& apply) = 0;
 };
 
 class Backend {
@@ -52,21 +48,11 @@ class Backend {
   virtual std::vector<double> Read(const Tensor& vector) = 0;
   virtual void Write(const std::vector<double>& values, Request request, const Tensor& vector) = 0;
 
-  // The kernels; see kernels/cpu/batch_norm_cpu.h for what each computes. Vectors have as many
-  // numbers as `layout` has channels.
-  virtual void LocalMoments(const Tensor& x, const Layout& layout, double* mean, double* m2) = 0;
-  virtual void Normalize(const Tensor& x, const Layout& layout, const double* mean,
-                         const double* scale, const double* offset, const Activation& activation,
-                         Request request, const Tensor& y) = 0;
-  virtual void FindBelow(const Tensor& t, const Layout& layout, const double* bound,
-                         double* found) = 0;
-  virtual void BackwardSums(const Tensor& t, const Tensor& dy, const Layout& layout,
-                            const Recovery& recovery, const double* mean, double* sum_dz,
-                            double* sum_dz_u) = 0;
-  virtual void BackwardApply(const Tensor& t, const Tensor& dy, const Layout& layout,
-                             const Recovery& recovery, const double* mean, const double* a,
-                             const double* b, const double* d, Request request,
-                             const Tensor& dx) = 0;
+  // The kernels. A pass's tensors are on the device, its per-channel arrays on the host.
+  virtual void LocalMoments(const MomentsPass& pass) = 0;
+  virtual void Normalize(const NormalizePass& pass) = 0;
+  virtual void BackwardSums(const SumsPass& pass) = 0;
+  virtual void BackwardApply(const ApplyPass& pass) = 0;
 
   // Null where the passes gain nothing by being one.
   virtual CachedPasses* cached_passes() { return nullptr; }
@@ -77,10 +63,10 @@ class Backend {
   virtual void* Memory(Place place, size_t bytes) = 0;
   virtual void FreeMemory() = 0;
   // Copies these channels of `tensor` side by side, to (outer, channels.size(), inner), and back.
-  virtual void Gather(const Tensor& tensor, const Layout& layout,
+  virtual void Gather(DType dtype, const void* tensor, const Layout& layout,
                       const std::vector<int64_t>& channels, void* compact) = 0;
-  virtual void Scatter(const void* compact, const Layout& layout,
-                       const std::vector<int64_t>& channels, const Tensor& tensor) = 0;
+  virtual void Scatter(DType dtype, const void* compact, const Layout& layout,
+                       const std::vector<int64_t>& channels, void* tensor) = 0;
 };
 
 // The backend of this device; a GPU's takes its memory from `allocator`, or without one from CUDA.

@@ -1,4 +1,4 @@
-// The kernels on a smaller tensor (outer, kept channels, inner).
+// The kept channels lie side by side in the backend's memory.
 #include "op/kept_channels.h"
 
 #include <utility>
@@ -10,41 +10,56 @@ void KeptChannels::Keep(const Tensor& x, const Layout& layout, std::vector<int64
   channels_ = std::move(channels);
   dtype_ = x.dtype;
   if (channels_.empty()) return;
-  backend_->Gather(x, layout, channels_, Memory(Backend::Place::kX, layout).data);
+  backend_->Gather(dtype_, x.data, layout, channels_, Memory(Backend::Place::kX, layout));
 }
 
-void KeptChannels::BackwardSums(const Tensor& dy, const Layout& layout, const Recovery& from_x,
-                                const double* mean, double* sum_dz, double* sum_dz_xmu) {
+void KeptChannels::BackwardSums(const SumsPass& whole) {
   if (channels_.empty()) return;
-  const Tensor kept_dy = Memory(Backend::Place::kDy, layout);
-  backend_->Gather(dy, layout, channels_, kept_dy.data);
-  const std::vector<double> scale = Select(from_x.scale), offset = Select(from_x.offset);
-  const Recovery recovery{from_x.activation, false, scale.data(), offset.data()};
-  std::vector<double> dz(channels_.size()), dz_xmu(channels_.size());
-  backend_->BackwardSums(Memory(Backend::Place::kX, layout), kept_dy, Compact(layout), recovery,
-                         Select(mean).data(), dz.data(), dz_xmu.data());
+  backend_->Gather(dtype_, whole.dy, whole.layout, channels_,
+                   Memory(Backend::Place::kDy, whole.layout));
+  std::vector<double> sum_dz(channels_.size()), sum_dz_u(channels_.size());
+  SumsPass kept = whole;
+  Narrow(&kept);
+  kept.sum_dz = sum_dz.data();
+  kept.sum_dz_u = sum_dz_u.data();
+  backend_->BackwardSums(kept);
   for (size_t k = 0; k < channels_.size(); ++k) {
-    sum_dz[channels_[k]] = dz[k];
-    sum_dz_xmu[channels_[k]] = dz_xmu[k];
+    whole.sum_dz[channels_[k]] = sum_dz[k];
+    whole.sum_dz_u[channels_[k]] = sum_dz_u[k];
   }
 }
 
-void KeptChannels::BackwardApply(const Layout& layout, const Recovery& from_x, const double* mean,
-                                 const double* a, const double* b, const double* d,
-                                 Request request, const Tensor& dx) {
+void KeptChannels::BackwardApply(const ApplyPass& whole) {
   if (channels_.empty()) return;
-  const Tensor kept_dx = Memory(Backend::Place::kDx, layout);
-  if (request == Request::kAdd) backend_->Gather(dx, layout, channels_, kept_dx.data);
-  const std::vector<double> scale = Select(from_x.scale), offset = Select(from_x.offset);
-  const Recovery recovery{from_x.activation, false, scale.data(), offset.data()};
-  backend_->BackwardApply(Memory(Backend::Place::kX, layout), Memory(Backend::Place::kDy, layout),
-                          Compact(layout), recovery, Select(mean).data(), Select(a).data(),
-                          Select(b).data(), Select(d).data(), request, kept_dx);
+  const std::vector<double> a = Select(whole.a), b = Select(whole.b), d = Select(whole.d);
+  ApplyPass kept = whole;
+  Narrow(&kept);
+  kept.a = a.data();
+  kept.b = b.data();
+  kept.d = d.data();
+  kept.dx = Memory(Backend::Place::kDx, whole.layout);
+  if (whole.request == Request::kAdd) {
+    backend_->Gather(dtype_, whole.dx, whole.layout, channels_, kept.dx);
+  }
+  backend_->BackwardApply(kept);
 }
 
-void KeptChannels::WriteTo(const Tensor& dx, const Layout& layout) {
+void KeptChannels::WriteTo(const ApplyPass& whole) {
   if (channels_.empty()) return;
-  backend_->Scatter(Memory(Backend::Place::kDx, layout).data, layout, channels_, dx);
+  backend_->Scatter(dtype_, Memory(Backend::Place::kDx, whole.layout), whole.layout, channels_,
+                    whole.dx);
+}
+
+void KeptChannels::Narrow(BackwardInput* input) {
+  mean_ = Select(input->mean);
+  scale_ = Select(input->scale);
+  offset_ = Select(input->offset);
+  input->t = Memory(Backend::Place::kX, input->layout);
+  input->dy = Memory(Backend::Place::kDy, input->layout);
+  input->mean = mean_.data();
+  input->scale = scale_.data();
+  input->offset = offset_.data();
+  input->layout.channels = static_cast<int64_t>(channels_.size());
 }
 
 std::vector<double> KeptChannels::Select(const double* values) const {
@@ -53,13 +68,9 @@ std::vector<double> KeptChannels::Select(const double* values) const {
   return selected;
 }
 
-Layout KeptChannels::Compact(const Layout& layout) const {
-  return {layout.outer, static_cast<int64_t>(channels_.size()), layout.inner};
-}
-
-Tensor KeptChannels::Memory(Backend::Place place, const Layout& layout) {
-  const size_t bytes = static_cast<size_t>(Compact(layout).Size()) * SizeOf(dtype_);
-  return {backend_->Memory(place, bytes), {}, dtype_};
+void* KeptChannels::Memory(Backend::Place place, const Layout& whole) {
+  const size_t elements = static_cast<size_t>(whole.PerChannel()) * channels_.size();
+  return backend_->Memory(place, elements * SizeOf(dtype_));
 }
 
 }  // namespace syncbn

@@ -1,4 +1,5 @@
-// The channels that backward cannot recover from y: their x is kept, and they are computed apart.
+// The channels whose x_hat backward cannot reconstruct from y: their x is kept, and they are
+// computed apart, as a smaller tensor (outer, kept channels, inner).
 // Who uses it: sync_batch_norm.cc, in forward Keep, in backward the others in their order.
 #pragma once
 #include <cstdint>
@@ -17,25 +18,25 @@ class KeptChannels {
 
   bool empty() const { return channels_.empty(); }
 
-  // Replaces the channels' sums, given for all channels; vectors are those of all channels, too.
-  void BackwardSums(const Tensor& dy, const Layout& layout, const Recovery& from_x,
-                    const double* mean, double* sum_dz, double* sum_dz_xmu);
-  // Computes their dx, with what is in `dx` where that is to be added to.
-  void BackwardApply(const Layout& layout, const Recovery& from_x, const double* mean,
-                     const double* a, const double* b, const double* d, Request request,
-                     const Tensor& dx);
-  // Puts it into `dx`, over what other kernels left there.
-  void WriteTo(const Tensor& dx, const Layout& layout);
+  // `whole` is the pass over all channels as if it read x, whose t nobody reads. Replaces the
+  // channels' sums.
+  void BackwardSums(const SumsPass& whole);
+  // Computes the channels' dx, with what is in `dx` where that is to be added to.
+  void BackwardApply(const ApplyPass& whole);
+  // Puts it into the whole dx, over what other kernels left there.
+  void WriteTo(const ApplyPass& whole);
 
  private:
-  // The channels' part of a vector; null stays null.
+  // Lets a copy of the pass over all channels be one over the kept channels.
+  void Narrow(BackwardInput* input);
+  // The channels' part of a vector.
   std::vector<double> Select(const double* values) const;
-  Layout Compact(const Layout& layout) const;
-  Tensor Memory(Backend::Place place, const Layout& layout);
+  void* Memory(Backend::Place place, const Layout& whole);
 
   Backend* const backend_;
   std::vector<int64_t> channels_;
   DType dtype_ = DType::kFloat32;
+  std::vector<double> mean_, scale_, offset_;  // of the latest Narrow
 };
 
 }  // namespace syncbn

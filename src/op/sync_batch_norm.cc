@@ -1,15 +1,13 @@
-// The layer's arithmetic between the kernels' passes. Per-channel numbers are double throughout.
+// A call of the layer from its backend's Begin to Finish, and its exchanges with other devices;
+// forward.cc and backward.cc compute in between. Per-channel numbers are double throughout.
 #include "op/sync_batch_norm.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <limits>
 #include <utility>
 
 #include "collective/registry.h"
 #include "core/error.h"
-#include "op/recovery.h"
 
 namespace syncbn {
 
@@ -45,187 +43,17 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
   }
 }
 
-void SyncBatchNorm::Forward(bool training, const Tensor& x, const Tensor& gamma,
-                            const Tensor& beta, Request y_request, const Tensor& y,
-                            const Tensor& running_mean, const Tensor& running_var) {
+void SyncBatchNorm::Forward(bool training, const ForwardTensors& of) {
   batch_statistics_ = training && !options_.use_global_stats;
-  const auto compute = [&](const Layout& layout) {
-    ComputeForward(layout, x, gamma, beta, y_request, y, running_mean, running_var);
-  };
-  try {
-    OnBackend("forward", x, {&gamma, &beta, &running_mean, &running_var}, compute);
-  } catch (...) {
-    mean_.clear();  // which backward looks at
-    throw;
-  }
+  forward_succeeded_ = false;
+  OnBackend("forward", of.x, {&of.gamma, &of.beta, &of.running_mean, &of.running_var},
+            [&](const Layout& layout) { ComputeForward(layout, of); });
+  forward_succeeded_ = true;
 }
 
 void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& t, const Gradients& out) {
   OnBackend("backward", t, {},
             [&](const Layout& layout) { ComputeBackward(layout, dy, t, out); });
-}
-
-void SyncBatchNorm::ComputeForward(const Layout& layout, const Tensor& x, const Tensor& gamma,
-                                   const Tensor& beta, Request y_request, const Tensor& y,
-                                   const Tensor& running_mean, const Tensor& running_var) {
-  const size_t channels = static_cast<size_t>(layout.channels);
-  std::vector<double> gammas, var(channels);
-  // On a GPU reading waits, so it comes behind the pass over x, which waits anyway.
-  const auto read_parameters = [&] {
-    gammas = GammaOf(gamma);
-    offset_ = backend_->Read(beta);
-    inv_std_.resize(channels);
-    scale_.resize(channels);
-  };
-  const auto set_scale = [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) {
-      inv_std_[c] = 1.0 / std::sqrt(var[c] + options_.epsilon);
-      scale_[c] = gammas[c] * inv_std_[c];
-    }
-  };
-  double* const m2 = var.data();  // in whose place var comes
-  const auto divide = [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0.0;
-  };
-  if (batch_statistics_) {
-    ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
-    backward_calls_ = 0;
-    count_ = static_cast<double>(layout.PerChannel());
-    mean_.resize(channels);
-  }
-
-  const bool alone = !MeetsOthers(), writes_y = y_request != Request::kNull;
-  CachedPasses* const cached =
-      batch_statistics_ && alone && writes_y ? backend_->cached_passes() : nullptr;
-  if (cached != nullptr) {
-    read_parameters();
-    const auto between = [&](int64_t begin, int64_t end) {
-      divide(begin, end);
-      set_scale(begin, end);
-    };
-    cached->MomentsAndNormalize(x, layout, mean_.data(), m2, between, scale_.data(),
-                                offset_.data(), options_.activation, y_request, y);
-  } else if (batch_statistics_) {
-    backend_->LocalMoments(x, layout, mean_.data(), m2);
-    if (!alone) ExchangeMoments(x, layout, m2);
-    divide(0, layout.channels);
-  } else {
-    mean_ = backend_->Read(running_mean);
-    var = backend_->Read(running_var);
-  }
-  if (batch_statistics_) {
-    // Another device may call the layer as well.
-    if (alone) group_->Check(ticket_, "forward", device_);
-    UpdateRunning(var, running_mean, running_var);
-  }
-  if (cached == nullptr) {
-    read_parameters();
-    set_scale(0, layout.channels);
-    if (writes_y) {
-      backend_->Normalize(x, layout, mean_.data(), scale_.data(), offset_.data(),
-                          options_.activation, y_request, y);
-    }
-  }
-  if (options_.from_output) {  // y never is in place of x: the operator does not declare it
-    kept_.Keep(x, layout, Unrecoverable(layout, gammas, y_request, y));
-  }
-}
-
-// The channels whose x y does not give back: all, if y is not this call's alone.
-std::vector<int64_t> SyncBatchNorm::Unrecoverable(const Layout& layout,
-                                                  const std::vector<double>& gamma,
-                                                  Request y_request, const Tensor& y) {
-  const double infinity = std::numeric_limits<double>::infinity();
-  std::vector<double> bounds(gamma.size(), infinity), found(gamma.size(), 0.0);
-  if (y_request == Request::kWrite) {
-    bounds = RecoverableFrom(gamma, offset_, options_.activation, y.dtype);
-    if (options_.activation.function == Function::kElu) {
-      backend_->FindBelow(y, layout, bounds.data(), found.data());
-    }
-  }
-  std::vector<int64_t> channels;
-  for (size_t c = 0; c < gamma.size(); ++c) {
-    if (found[c] > 0 || bounds[c] == infinity) channels.push_back(static_cast<int64_t>(c));
-  }
-  return channels;
-}
-
-// With g = gamma * inv_std and sums over the whole batch of `count` elements per channel:
-// dx = g * (dz - sum_dz / count - (x - mean) * inv_std^2 * sum_dz_xmu / count)
-// Kernels that read y take u = (x - mean) * g for x - mean.
-void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
-                                    const Gradients& out) {
-  const size_t channels = static_cast<size_t>(layout.channels);
-  // MXNet skips the backward of a failed forward only until somebody has caught its error.
-  if (mean_.size() != channels) {
-    throw Error(Concat("SyncBatchNorm '", group_->layer(), "', backward: the forward call that it "
-                       "belongs to has failed. ", group_->Failure()));
-  }
-  const bool from_y = options_.from_output;
-  const Recovery from_x{options_.activation, false, scale_.data(), offset_.data()};
-  const Recovery recovery = from_y ? Recovery{options_.activation, true, nullptr, nullptr} : from_x;
-  const double* const center = from_y ? offset_.data() : mean_.data();
-  std::vector<double> unit(channels, 1.0);  // u in units of x
-  if (from_y) unit = scale_;
-
-  Payload sums(2 * channels);  // sum_dz, then sum_dz_xmu
-  double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + channels;
-  const auto in_units_of_x = [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) sum_dz_xmu[c] /= unit[c];
-  };
-  const std::vector<double>& a = scale_;
-  std::vector<double> b(channels, 0.0), d(channels, 0.0);
-  const auto set_terms = [&](int64_t begin, int64_t end) {  // from the whole batch's sums
-    if (!batch_statistics_ || count_ == 0) return;
-    for (int64_t c = begin; c < end; ++c) {
-      d[c] = -a[c] * sums[c] / count_;
-      b[c] = -a[c] * inv_std_[c] * inv_std_[c] * sums[channels + c] / count_;
-    }
-  };
-  const auto in_units_of_u = [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) b[c] /= unit[c];
-  };
-
-  const bool wants_dx = out.dx_request != Request::kNull;
-  const bool alone = !MeetsOthers();
-  if (batch_statistics_ && alone) group_->Check(ticket_, "backward", device_);
-  CachedPasses* const cached =
-      alone && kept_.empty() && wants_dx ? backend_->cached_passes() : nullptr;
-  if (cached != nullptr) {
-    const auto between = [&](int64_t begin, int64_t end) {
-      in_units_of_x(begin, end);
-      set_terms(begin, end);
-      in_units_of_u(begin, end);
-    };
-    cached->SumsAndApply(t, dy, layout, recovery, center, sum_dz, sum_dz_xmu, between, a.data(),
-                         b.data(), d.data(), out.dx_request, out.dx);
-    return WriteParameterGradients(sums, out);
-  }
-
-  backend_->BackwardSums(t, dy, layout, recovery, center, sum_dz, sum_dz_xmu);
-  in_units_of_x(0, layout.channels);
-  kept_.BackwardSums(dy, layout, from_x, mean_.data(), sum_dz, sum_dz_xmu);
-  WriteParameterGradients(sums, out);
-  // A device that needs no gradient of x takes part all the same: the others need its sums.
-  if (!alone) sums = Exchange("backward", t, layout, sums, "sum_float64");
-  if (!wants_dx) return;
-  set_terms(0, layout.channels);
-  kept_.BackwardApply(layout, from_x, mean_.data(), a.data(), b.data(), d.data(), out.dx_request,
-                      out.dx);
-  in_units_of_u(0, layout.channels);
-  backend_->BackwardApply(t, dy, layout, recovery, center, a.data(), b.data(), d.data(),
-                          out.dx_request, out.dx);
-  kept_.WriteTo(out.dx, layout);
-}
-
-// dbeta and dgamma from this shard's sum_dz and sum_dz_xmu.
-void SyncBatchNorm::WriteParameterGradients(const Payload& sums, const Gradients& out) {
-  const size_t channels = inv_std_.size();
-  const auto middle = sums.begin() + static_cast<std::ptrdiff_t>(channels);
-  backend_->Write({sums.begin(), middle}, out.dbeta_request, out.dbeta);
-  std::vector<double> dgamma(channels, 0.0);
-  for (size_t c = 0; c < channels && !options_.fix_gamma; ++c) dgamma[c] = middle[c] * inv_std_[c];
-  backend_->Write(dgamma, out.dgamma_request, out.dgamma);
 }
 
 // From this shard's moments to the whole batch's.
@@ -239,27 +67,6 @@ void SyncBatchNorm::ExchangeMoments(const Tensor& x, const Layout& layout, doubl
   count_ = total.front();
   std::copy_n(total.begin() + 1, channels, mean_.begin());
   std::copy_n(total.end() - static_cast<std::ptrdiff_t>(channels), channels, m2);
-}
-
-void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,
-                                  const Tensor& running_var) const {
-  if (count_ == 0) return;
-  double keep = options_.momentum;
-  if (options_.cumulative) {
-    const double before = static_cast<double>(group_->BatchesBefore(ticket_));
-    keep = before / (before + 1);
-  }
-  // One element has no unbiased variance; its biased one is 0.
-  const double correction = options_.unbiased_running_var && count_ > 1
-                                ? count_ / (count_ - 1) : 1.0;
-  std::vector<double> mean = backend_->Read(running_mean);
-  std::vector<double> var = backend_->Read(running_var);
-  for (size_t c = 0; c < mean.size(); ++c) {
-    mean[c] = keep * mean[c] + (1 - keep) * mean_[c];
-    var[c] = keep * var[c] + (1 - keep) * batch_var[c] * correction;
-  }
-  backend_->Write(mean, Request::kWrite, running_mean);
-  backend_->Write(var, Request::kWrite, running_var);
 }
 
 Payload SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
@@ -309,11 +116,6 @@ Layout SyncBatchNorm::LayoutOf(const Tensor& x) const {
                        ShapeText(x.shape)));
   }
   return MakeLayout(x.shape.data(), ndim, axis);
-}
-
-std::vector<double> SyncBatchNorm::GammaOf(const Tensor& gamma) const {
-  if (!options_.fix_gamma) return backend_->Read(gamma);
-  return std::vector<double>(static_cast<size_t>(gamma.shape.at(0)), 1.0);
 }
 
 }  // namespace syncbn

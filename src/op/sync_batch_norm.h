@@ -1,6 +1,6 @@
 // Forward and backward of the layer on one device, out of kernels and the group's exchange.
-// Who uses it: mxnet/custom_op.cc, one object per node of a graph and device. It knows no
-// framework.
+// Who uses it: mxnet/custom_op.cc, one object per node of a graph and device. It must not know a
+// framework. docs/design/data_path.md follows a call from end to end.
 #pragma once
 #include <initializer_list>
 #include <memory>
@@ -27,7 +27,7 @@ struct Options {
   bool use_global_stats = false;
   bool unbiased_running_var = false;
   Activation activation;       // of the output
-  bool from_output = false;    // whether backward reads y instead of x, see Recovery
+  bool from_output = false;    // whether backward reads y instead of x; not for an ELU
   double timeout = 0;  // seconds; 0 means DefaultTimeout()
   std::set<Device> contexts;  // where the layer is initialized, if known; for messages
   bool across_processes = true;  // false: the devices of this process only
@@ -36,6 +36,13 @@ struct Options {
 };
 
 using Payload = std::vector<double>;  // numbers of one exchange
+
+// The tensors of a forward call. Running statistics are updated in place.
+struct ForwardTensors {
+  Tensor x, gamma, beta;
+  Request y_request;
+  Tensor y, running_mean, running_var;
+};
 
 struct Gradients {
   Request dx_request, dgamma_request, dbeta_request;
@@ -49,10 +56,8 @@ class SyncBatchNorm {
                 std::unique_ptr<Backend> backend);
 
   // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). `training` takes the batch's statistics
-  // and updates the running ones in place, unless use_global_stats.
-  void Forward(bool training, const Tensor& x, const Tensor& gamma, const Tensor& beta,
-               Request y_request, const Tensor& y, const Tensor& running_mean,
-               const Tensor& running_var);
+  // and updates the running ones, unless use_global_stats.
+  void Forward(bool training, const ForwardTensors& of);
 
   // Gradients of the forward call before it. `t` is its y if options say from_output, else its x.
   // dgamma and dbeta are those of this device's shard: the trainer sums them over devices.
@@ -63,37 +68,53 @@ class SyncBatchNorm {
   template <typename Body>
   void OnBackend(const char* operation, const Tensor& x,
                  std::initializer_list<const Tensor*> vectors, const Body& body);
-  void ComputeForward(const Layout& layout, const Tensor& x, const Tensor& gamma,
-                      const Tensor& beta, Request y_request, const Tensor& y,
-                      const Tensor& running_mean, const Tensor& running_var);
+
+  void ComputeForward(const Layout& layout, const ForwardTensors& of);
+  void ForwardFromRunning(const Layout& layout, const ForwardTensors& of);
+  void ForwardAlone(CachedPasses* cached, const Layout& layout, const ForwardTensors& of);
+  void ForwardExchanging(const Layout& layout, const ForwardTensors& of);
+  void ReadParameters(const ForwardTensors& of);
+  void DivideByCount(int64_t begin, int64_t end, std::vector<double>* m2) const;
+  void SetScale(int64_t begin, int64_t end, const std::vector<double>& var);
+  NormalizePass NormalizationOf(const Layout& layout, const ForwardTensors& of) const;
+  void ExchangeMoments(const Tensor& x, const Layout& layout, double* m2);
+  void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
+  std::vector<int64_t> NotReconstructible(const ForwardTensors& of) const;
+
+  // The terms b and d of dx.
+  struct Terms {
+    std::vector<double> b, d;
+  };
   void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                        const Gradients& out);
-  std::vector<int64_t> Unrecoverable(const Layout& layout, const std::vector<double>& gamma,
-                                     Request y_request, const Tensor& y);
+  void BackwardAlone(CachedPasses* cached, const BackwardInput& input, const Gradients& out);
+  void BackwardExchanging(const Tensor& t, const BackwardInput& from_x, const Gradients& out);
+  BackwardInput FromOutput(BackwardInput from_x) const;
+  void ToUnitsOfX(int64_t begin, int64_t end, Payload* sums) const;
+  void ToUnitsOfU(int64_t begin, int64_t end, Terms* terms) const;
+  void SetTerms(int64_t begin, int64_t end, const Payload& sums, Terms* terms) const;
   void WriteParameterGradients(const Payload& sums, const Gradients& out);
-  void ExchangeMoments(const Tensor& x, const Layout& layout, double* m2);
-  void UpdateRunning(const std::vector<double>& batch_var, const Tensor& running_mean,
-                     const Tensor& running_var) const;
+
   bool MeetsOthers() const;
   // This device's payload, reduced with those of the others.
   Payload Exchange(const char* phase, const Tensor& x, const Layout& layout,
                    const Payload& payload, const char* operation);
   ProcessGroup* Processes() const;
   Layout LayoutOf(const Tensor& x) const;
-  std::vector<double> GammaOf(const Tensor& gamma) const;
 
   const Options options_;
   const Device device_;
   const std::shared_ptr<Group> group_;
   const std::unique_ptr<Backend> backend_;
 
-  // What backward needs of the forward call before it.
+  // Kept for backward by the forward call before it.
+  bool forward_succeeded_ = false;
   bool batch_statistics_ = false;
   Ticket ticket_;
   int64_t backward_calls_ = 0;
   double count_ = 0;
-  std::vector<double> mean_, inv_std_;
-  std::vector<double> scale_, offset_;  // from x - mean to z
+  std::vector<double> gamma_, mean_, inv_std_;
+  std::vector<double> scale_, offset_;  // z = (x - mean) * scale + offset
   KeptChannels kept_;                   // if from_output
 };
 

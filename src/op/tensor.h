@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/request.h"
 
 namespace syncbn {
 
@@ -14,9 +15,6 @@ struct Tensor {
   std::vector<int64_t> shape;
   DType dtype = DType::kFloat32;
 };
-
-// What the caller wants done with an output.
-enum class Request { kNull, kWrite, kAdd };
 
 std::string ShapeText(const std::vector<int64_t>& shape);  // "(8, 64, 60, 60)"
 

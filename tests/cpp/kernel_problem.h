@@ -14,6 +14,7 @@
 #include "core/activation.h"
 #include "core/error.h"
 #include "core/layout.h"
+#include "kernels/passes.h"
 #include "tensor.h"
 
 namespace test {
@@ -22,7 +23,7 @@ using syncbn::Activation;
 using syncbn::DType;
 using syncbn::Function;
 using syncbn::Layout;
-using syncbn::Recovery;
+using syncbn::Request;
 
 constexpr double kEps64 = 0x1p-53;
 
@@ -41,7 +42,7 @@ struct Moments {
   double farthest = 0;  // of x from the mean
 };
 
-// What a value must be, and by how much it may be wrong.
+// The right value, and by how much a result may be wrong.
 struct Value {
   long double value;
   double error;
@@ -76,24 +77,18 @@ inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) 
   return {dz, error};
 }
 
-// f^-1(y). 1 / slope and the product with it, q, are rounded, and so is the function: log1p by a
-// unit, and by 1 / (1 + q) of what q errs.
-inline Value Recovered(const Activation& f, double y, double eps) {
+// f^-1(y) of a leaky ReLU: 1 / slope and the product with it are rounded.
+inline Value Reconstructed(const Activation& f, double y, double eps) {
   if (y > 0 || f.function == Function::kIdentity) return {y, 0};
   const long double q = static_cast<long double>(y) / f.slope;
-  if (f.function == Function::kLeakyRelu) return {q, 2 * eps * Size(q)};
-  const long double z = std::log1p(q);
-  return {z, 2 * eps * Size(z) + 4 * eps * Size(q / (1 + q))};
+  return {q, 2 * eps * Size(q)};
 }
 
-// dy * f'(f^-1(y)): there is no doubt about the sign. For an ELU that is dy * (y + slope), where
-// slope and the sum are rounded.
+// dy * f'(f^-1(y)): there is no doubt about the sign.
 inline Value UnwindOutput(const Activation& f, double y, double dy, double eps) {
   if (f.function == Function::kIdentity || y > 0) return {dy, 0};
-  const bool elu = f.function == Function::kElu;
-  const long double slope = elu ? static_cast<long double>(y) + f.slope : f.slope;
-  const double error = 2 * Size(slope) + (elu ? f.slope : 0);
-  return {slope * dy, 2 * eps * error * std::fabs(dy)};
+  const long double dz = static_cast<long double>(f.slope) * dy;
+  return {dz, 4 * eps * Size(dz)};
 }
 
 struct Problem {
@@ -121,19 +116,12 @@ struct Problem {
     }
   }
 
-  // Lets x be an output of the activation: an ELU has none below -slope. Not all too near to that.
-  void MakeOutputs(const Activation& f) {
-    if (f.function != Function::kElu) return;
-    for (int64_t i = 0; i < x.size(); ++i) {
-      if (x.Get(i) < 0) x.Set(i, f.slope * std::expm1(std::max(x.Get(i), -3.0)));
-    }
-  }
-
-  // The Recovery of an activation: from this problem's x, or taking x for y.
-  Recovery From(const Activation& activation, bool from_output) const {
-    const bool reads_x = !from_output && activation.function != Function::kIdentity;
-    return {activation, from_output, reads_x ? scale.data() : nullptr,
-            reads_x ? offset.data() : nullptr};
+  // The input of a backward pass with this activation: from this problem's x, or taking x for y.
+  syncbn::BackwardInput From(const Activation& activation, bool from_output) {
+    const bool reads_z = !from_output && activation.function != Function::kIdentity;
+    return {c.dtype,     c.layout,    x.data(),    dy.data(),
+            activation,  from_output, mean.data(), reads_z ? scale.data() : nullptr,
+            reads_z ? offset.data() : nullptr};
   }
 
   int64_t Index(int64_t outer, int64_t channel, int64_t inner) const {
@@ -174,8 +162,8 @@ struct Problem {
   }
 
   // u and dz, but for what the arithmetic cannot hold of the mean.
-  Gradient Unwound(const Recovery& r, int64_t channel, int64_t i, double eps) const {
-    const Value z = r.from_output ? Recovered(r.activation, x.Get(i), eps)
+  Gradient Unwound(const syncbn::BackwardInput& r, int64_t channel, int64_t i, double eps) const {
+    const Value z = r.from_output ? Reconstructed(r.activation, x.Get(i), eps)
                     : r.scale != nullptr ? Z(channel, i, eps) : Value{0, 0};
     const long double u = (r.from_output ? z.value : x.Get(i)) - mean[channel];
     const Value dz = r.from_output ? UnwindOutput(r.activation, x.Get(i), dy.Get(i), eps)
@@ -183,7 +171,7 @@ struct Problem {
     return {{u, (r.from_output ? z.error : 0) + 2 * eps * Size(u)}, dz};
   }
 
-  Value Dx(const Recovery& r, int64_t channel, int64_t i, double old) const {
+  Value Dx(const syncbn::BackwardInput& r, int64_t channel, int64_t i, double old) const {
     const double eps = EpsOf(c.dtype);
     const Gradient g = Unwound(r, channel, i, eps);
     const long double of_dz = a[channel] * g.dz.value, of_u = b[channel] * g.u.value;

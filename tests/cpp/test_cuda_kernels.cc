@@ -9,10 +9,8 @@
 #include "staging.h"
 
 namespace cuda = syncbn::cuda;
-using syncbn::Activation;
 using syncbn::DType;
 using syncbn::Layout;
-using syncbn::Recovery;
 using test::Staging;
 
 namespace {
@@ -26,41 +24,31 @@ struct CudaKernels {
     const double lane = 8 * cuda::kFoldEvery + 8;
     return eps * std::min(n, lane + n / lane) + 0x1p-53 * n;
   }
-  static void LocalMoments(DType dtype, const void* x, const Layout& layout, void* workspace,
-                           double* mean, double* m2) {
-    Staging on_gpu(dtype, layout);
-    cuda::LocalMoments(dtype, on_gpu.In(x), layout, Scratch(&on_gpu, dtype, layout, workspace),
-                       on_gpu.Result(mean), on_gpu.Result(m2), nullptr);
-  }
   static double SumEps(DType dtype) { return test::EpsOf(dtype); }
-  static void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
-                        void* workspace, double* found) {
-    Staging on_gpu(dtype, layout);
-    cuda::FindBelow(dtype, on_gpu.In(t), layout, on_gpu.Vector(bound),
-                    Scratch(&on_gpu, dtype, layout, workspace), on_gpu.Result(found), nullptr);
+  static void LocalMoments(const syncbn::MomentsPass& pass, void* workspace) {
+    Staging on_gpu(pass.dtype, pass.layout);
+    cuda::LocalMoments({pass.dtype, pass.layout, on_gpu.In(pass.x), on_gpu.Result(pass.mean),
+                        on_gpu.Result(pass.m2)},
+                       Scratch(&on_gpu, pass, workspace), nullptr);
   }
-  static void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
-                           const Recovery& recovery, const double* mean, void* workspace,
-                           double* sum_dz, double* sum_dz_u) {
-    Staging on_gpu(dtype, layout);
-    cuda::BackwardSums(dtype, on_gpu.In(t), on_gpu.In(dy), layout, Staged(&on_gpu, recovery),
-                       on_gpu.Vector(mean), Scratch(&on_gpu, dtype, layout, workspace),
-                       on_gpu.Result(sum_dz), on_gpu.Result(sum_dz_u), nullptr);
+  static void BackwardSums(const syncbn::SumsPass& pass, void* workspace) {
+    Staging on_gpu(pass.dtype, pass.layout);
+    cuda::BackwardSums({Staged(&on_gpu, pass), on_gpu.Result(pass.sum_dz),
+                        on_gpu.Result(pass.sum_dz_u)},
+                       Scratch(&on_gpu, pass, workspace), nullptr);
   }
-  static void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-                        const double* scale, const double* offset, const Activation& activation,
-                        bool add, void* y) {
-    Staging on_gpu(dtype, layout);
-    cuda::Normalize(dtype, on_gpu.In(x), layout, on_gpu.Vector(mean), on_gpu.Vector(scale),
-                    on_gpu.Vector(offset), activation, ToWrite(add), on_gpu.Out(y), nullptr);
+  static void Normalize(const syncbn::NormalizePass& pass) {
+    Staging on_gpu(pass.dtype, pass.layout);
+    cuda::Normalize({pass.dtype, pass.layout, on_gpu.In(pass.x), on_gpu.Vector(pass.mean),
+                     on_gpu.Vector(pass.scale), on_gpu.Vector(pass.offset), pass.activation,
+                     pass.request, on_gpu.Out(pass.y)},
+                    nullptr);
   }
-  static void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
-                            const Recovery& recovery, const double* mean, const double* a,
-                            const double* b, const double* d, bool add, void* dx) {
-    Staging on_gpu(dtype, layout);
-    cuda::BackwardApply(dtype, on_gpu.In(t), on_gpu.In(dy), layout, Staged(&on_gpu, recovery),
-                        on_gpu.Vector(mean), on_gpu.Vector(a), on_gpu.Vector(b), on_gpu.Vector(d),
-                        ToWrite(add), on_gpu.Out(dx), nullptr);
+  static void BackwardApply(const syncbn::ApplyPass& pass) {
+    Staging on_gpu(pass.dtype, pass.layout);
+    cuda::BackwardApply({Staged(&on_gpu, pass), on_gpu.Vector(pass.a), on_gpu.Vector(pass.b),
+                         on_gpu.Vector(pass.d), pass.request, on_gpu.Out(pass.dx)},
+                        nullptr);
   }
   static void Gather(DType dtype, const void* tensor, const Layout& layout,
                      const std::vector<int64_t>& channels, void* compact) {
@@ -82,14 +70,17 @@ struct CudaKernels {
   }
 
  private:
-  static cuda::Write ToWrite(bool add) { return add ? cuda::Write::kAdd : cuda::Write::kAssign; }
-  static void* Scratch(Staging* on_gpu, DType dtype, const Layout& layout, void* workspace) {
-    return on_gpu->Workspace(workspace, cuda::WorkspaceBytes(dtype, layout));
+  template <typename Pass>
+  static void* Scratch(Staging* on_gpu, const Pass& pass, void* workspace) {
+    return on_gpu->Workspace(workspace, cuda::WorkspaceBytes(pass.dtype, pass.layout));
   }
-  static Recovery Staged(Staging* on_gpu, Recovery recovery) {
-    recovery.scale = on_gpu->Vector(recovery.scale);
-    recovery.offset = on_gpu->Vector(recovery.offset);
-    return recovery;
+  static syncbn::BackwardInput Staged(Staging* on_gpu, syncbn::BackwardInput input) {
+    input.t = on_gpu->In(input.t);
+    input.dy = on_gpu->In(input.dy);
+    for (const double** vector : {&input.mean, &input.scale, &input.offset}) {
+      *vector = on_gpu->Vector(*vector);
+    }
+    return input;
   }
 };
 
@@ -101,8 +92,8 @@ void TestOutlier() {
     for (int64_t c = 0; c < layout.channels; ++c) p.x.Set(c * layout.inner, 0);
     std::vector<double> workspace = test::Workspace<CudaKernels>(DType::kFloat32, layout);
     std::vector<double> mean(layout.channels), m2(layout.channels);
-    CudaKernels::LocalMoments(DType::kFloat32, p.x.data(), layout, workspace.data(), mean.data(),
-                              m2.data());
+    CudaKernels::LocalMoments({DType::kFloat32, layout, p.x.data(), mean.data(), m2.data()},
+                              workspace.data());
     for (int64_t c = 0; c < layout.channels; ++c) {
       const test::Moments e = p.ExpectedMoments(c);
       CHECK_NEAR(mean[c], e.mean, 1e-6, p.label);

@@ -5,10 +5,8 @@
 #include "kernels/cpu/channels_cpu.h"
 
 namespace cpu = syncbn::cpu;
-using syncbn::Activation;
 using syncbn::DType;
 using syncbn::Layout;
-using syncbn::Recovery;
 
 namespace {
 
@@ -21,22 +19,11 @@ struct CpuKernels {
   static double SumError(DType /*dtype*/, double n) { return 0x1p-53 * n; }
   static double SumEps(DType /*dtype*/) { return 0x1p-53; }
   static constexpr auto LocalMoments = cpu::LocalMoments;
-  static constexpr auto FindBelow = cpu::FindBelow;
+  static constexpr auto Normalize = cpu::Normalize;
   static constexpr auto BackwardSums = cpu::BackwardSums;
+  static constexpr auto BackwardApply = cpu::BackwardApply;
   static constexpr auto Gather = cpu::GatherChannels;
   static constexpr auto Scatter = cpu::ScatterChannels;
-  static void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-                        const double* scale, const double* offset, const Activation& activation,
-                        bool add, void* y) {
-    cpu::Normalize(dtype, x, layout, mean, scale, offset, activation,
-                   add ? cpu::Write::kAdd : cpu::Write::kAssign, y);
-  }
-  static void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
-                            const Recovery& recovery, const double* mean, const double* a,
-                            const double* b, const double* d, bool add, void* dx) {
-    cpu::BackwardApply(dtype, t, dy, layout, recovery, mean, a, b, d,
-                       add ? cpu::Write::kAdd : cpu::Write::kAssign, dx);
-  }
 };
 
 }  // namespace

@@ -12,12 +12,12 @@
 #include "same_values.h"
 
 namespace cpu = syncbn::cpu;
-using cpu::Write;
 using syncbn::Activation;
+using syncbn::BackwardInput;
 using syncbn::DType;
 using syncbn::Function;
 using syncbn::Layout;
-using syncbn::Recovery;
+using syncbn::Request;
 using test::Tensor;
 
 namespace {
@@ -28,7 +28,7 @@ struct Case {
   DType dtype;
   Layout layout;
   bool by_block;
-  Write write;
+  Request request;
   bool in_place;
 };
 
@@ -66,22 +66,28 @@ void TestForward(const Case& c, const std::string& label) {
   Tensor x = test::Random(c.dtype, c.layout.Size(), 0, 1), x_whole = x;
   Tensor y = test::Random(c.dtype, c.layout.Size(), 0, 2), y_whole = y;
   Tensor& out_whole = c.in_place ? x_whole : y_whole;
-  cpu::LocalMoments(c.dtype, x_whole.data(), c.layout, workspace.data(), mean.data(), m2.data());
+  const auto moments = [&](Tensor& from) {
+    return syncbn::MomentsPass{c.dtype, c.layout, from.data(), mean.data(), m2.data()};
+  };
+  const auto normalize = [&](Tensor& from, Tensor& to) {
+    return syncbn::NormalizePass{c.dtype,    c.layout,   from.data(), mean.data(), scale.data(),
+                                 offset.data(), activation, c.request,   to.data()};
+  };
+  cpu::LocalMoments(moments(x_whole), workspace.data());
   set_scale(0, c.layout.channels);
-  cpu::Normalize(c.dtype, x_whole.data(), c.layout, mean.data(), scale.data(), offset.data(),
-                 activation, c.write, out_whole.data());
+  cpu::Normalize(normalize(x_whole, out_whole));
   const std::vector<double> mean_whole = mean, m2_whole = m2;
 
   Count count(c.layout.channels);
   for (auto* stale : {&workspace, &mean, &m2, &scale}) Spoil(stale);
   Tensor& out = c.in_place ? x : y;
   cpu::MomentsAndNormalize(
-      c.dtype, x.data(), c.layout, workspace.data(), mean.data(), m2.data(),
+      moments(x),
       [&](int64_t begin, int64_t end) {
         count.Add(begin, end);
         set_scale(begin, end);
       },
-      scale.data(), offset.data(), activation, c.write, out.data());
+      normalize(x, out), workspace.data());
   count.Check(c, label);
   CHECK(mean == mean_whole && m2 == m2_whole, label);
   test::CheckSame(out, out_whole, label);
@@ -92,7 +98,6 @@ void TestBackward(const Case& c, const std::string& label) {
   std::vector<double> workspace = Workspace(c.layout);
   std::vector<double> dz(channels), dz_u(channels), a(channels, 2), b(channels), d(channels);
   const std::vector<double> mean(channels, 1), scale(channels, 0.5), offset(channels, 0.1);
-  const Recovery recovery{{Function::kLeakyRelu, 0.01}, false, scale.data(), offset.data()};
   const auto set_terms = [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
       b[k] = dz_u[k] / (1 + static_cast<double>(c.layout.PerChannel()));
@@ -103,24 +108,32 @@ void TestBackward(const Case& c, const std::string& label) {
   Tensor dy = test::Random(c.dtype, c.layout.Size(), 0, 2), dy_whole = dy;
   Tensor dx = test::Random(c.dtype, c.layout.Size(), 0, 3), dx_whole = dx;
   Tensor& out_whole = c.in_place ? dy_whole : dx_whole;
-  cpu::BackwardSums(c.dtype, x.data(), dy_whole.data(), c.layout, recovery, mean.data(),
-                    workspace.data(), dz.data(), dz_u.data());
+  const auto input = [&](Tensor& of_dy) {
+    return BackwardInput{c.dtype,     c.layout,     x.data(),
+                         of_dy.data(), {Function::kLeakyRelu, 0.01}, false,
+                         mean.data(), scale.data(), offset.data()};
+  };
+  const auto sums = [&](Tensor& of_dy) {
+    return syncbn::SumsPass{input(of_dy), dz.data(), dz_u.data()};
+  };
+  const auto apply = [&](Tensor& of_dy, Tensor& to) {
+    return syncbn::ApplyPass{input(of_dy), a.data(), b.data(), d.data(), c.request, to.data()};
+  };
+  cpu::BackwardSums(sums(dy_whole), workspace.data());
   set_terms(0, c.layout.channels);
-  cpu::BackwardApply(c.dtype, x.data(), dy_whole.data(), c.layout, recovery, mean.data(), a.data(),
-                     b.data(), d.data(), c.write, out_whole.data());
+  cpu::BackwardApply(apply(dy_whole, out_whole));
   const std::vector<double> dz_whole = dz, dz_u_whole = dz_u;
 
   Count count(c.layout.channels);
   for (auto* stale : {&workspace, &dz, &dz_u, &b, &d}) Spoil(stale);
   Tensor& out = c.in_place ? dy : dx;
   cpu::SumsAndApply(
-      c.dtype, x.data(), dy.data(), c.layout, recovery, mean.data(), workspace.data(), dz.data(),
-      dz_u.data(),
+      sums(dy),
       [&](int64_t begin, int64_t end) {
         count.Add(begin, end);
         set_terms(begin, end);
       },
-      a.data(), b.data(), d.data(), c.write, out.data());
+      apply(dy, out), workspace.data());
   count.Check(c, label);
   CHECK(dz == dz_whole && dz_u == dz_u_whole, label);
   test::CheckSame(out, out_whole, label);
@@ -130,12 +143,12 @@ void TestBackward(const Case& c, const std::string& label) {
 void TestLayout(const Layout& layout, bool by_block, const std::vector<DType>& dtypes) {
   for (DType dtype : dtypes) {
     // In place is for what is overwritten.
-    for (const Case& c : {Case{dtype, layout, by_block, Write::kAssign, false},
-                          Case{dtype, layout, by_block, Write::kAssign, true},
-                          Case{dtype, layout, by_block, Write::kAdd, false}}) {
+    for (const Case& c : {Case{dtype, layout, by_block, Request::kWrite, false},
+                          Case{dtype, layout, by_block, Request::kWrite, true},
+                          Case{dtype, layout, by_block, Request::kAdd, false}}) {
       const std::string label =
           syncbn::Concat(syncbn::Name(dtype), " (", layout.outer, ", ", layout.channels, ", ",
-                         layout.inner, ")", c.write == Write::kAdd ? " add" : "",
+                         layout.inner, ")", c.request == Request::kAdd ? " add" : "",
                          c.in_place ? " in place" : "");
       TestForward(c, label + " forward");
       TestBackward(c, label + " backward");

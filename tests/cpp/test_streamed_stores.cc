@@ -8,12 +8,11 @@
 #include "same_values.h"
 
 namespace cpu = syncbn::cpu;
-using cpu::Write;
 using syncbn::Activation;
 using syncbn::DType;
 using syncbn::Function;
 using syncbn::Layout;
-using syncbn::Recovery;
+using syncbn::Request;
 using test::Tensor;
 
 namespace {
@@ -40,8 +39,8 @@ void TestLayout(DType dtype, const Layout& layout, int misalign) {
   Tensor whole(dtype, layout.Size(), misalign), parts = whole;
 
   const auto normalize = [&](Tensor& from, Tensor& y, const Layout& part, size_t offset) {
-    cpu::Normalize(dtype, At(from, offset), part, kMean.data(), kScale.data(), kOffset.data(),
-                   kActivation, Write::kAssign, At(y, offset));
+    cpu::Normalize({dtype, part, At(from, offset), kMean.data(), kScale.data(), kOffset.data(),
+                    kActivation, Request::kWrite, At(y, offset)});
   };
   normalize(x, whole, layout, 0);
   InParts(layout, syncbn::SizeOf(dtype),
@@ -51,11 +50,11 @@ void TestLayout(DType dtype, const Layout& layout, int misalign) {
   normalize(in_place, in_place, layout, 0);
   test::CheckSame(in_place, parts, label + " forward in place");
 
-  const Recovery recovery{kActivation, false, kScale.data(), kOffset.data()};
   const auto apply = [&](Tensor& of, Tensor& dx, const Layout& part, size_t offset) {
-    cpu::BackwardApply(dtype, At(x, offset), At(of, offset), part, recovery, kMean.data(),
-                       kScale.data(), kOffset.data(), kMean.data(), Write::kAssign,
-                       At(dx, offset));
+    const syncbn::BackwardInput input{dtype, part, At(x, offset), At(of, offset), kActivation, false,
+                                      kMean.data(), kScale.data(), kOffset.data()};
+    cpu::BackwardApply({input, kScale.data(), kOffset.data(), kMean.data(), Request::kWrite,
+                        At(dx, offset)});
   };
   apply(dy, whole, layout, 0);
   InParts(layout, syncbn::SizeOf(dtype),

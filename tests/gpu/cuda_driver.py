@@ -1,14 +1,15 @@
 """Memory and kernels of a GPU for the checks, see tests/native.py; memory is PyTorch's.
 
-Called by the tests of this folder and by scripts/benchmark_gpu.py. No MXNet: its own
-kernels run on no GPU newer than sm_89, ours do.
+Called by the tests of this folder. No MXNet: its own kernels run on no GPU newer than
+sm_89, ours do.
 """
 
 import ctypes
 
 import numpy as np
 import torch
-from native import SHAPE, converted, last_error, library
+from kernel_passes import PASSES, Layout, MomentsPass
+from native import last_error, library
 from storage import DTYPES, GUARD, unguarded
 
 # Additions in float32 on the way of one term: kFoldEvery rounds of two vectors of four
@@ -64,17 +65,21 @@ class CudaDriver:
     def __init__(self):
         library().gluon_syncbn_cuda_workspace_zeros.restype = ctypes.c_int64
 
-    def call(self, name, dtype, shape, *arguments):
-        """Queues a kernel; returns its status."""
+    def call(self, name, dtype, shape, workspace, **members):
+        """Queues a kernel on a pass with these members; returns its status."""
+        of = PASSES[name][0](dtype=DTYPES.get(dtype, dtype), layout=Layout(*shape))
+        for key, value in members.items():
+            setattr(of, key, getattr(value, "pointer", value))
         function = getattr(library(), f"gluon_syncbn_cuda_{name}")
-        arguments = [c for argument in arguments for c in converted(argument, shape)]
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        return function(ctypes.c_int(DTYPES.get(dtype, dtype)), *arguments, stream)
+        scratch = ctypes.c_void_p(getattr(workspace, "pointer", None))
+        return function(ctypes.byref(of), scratch, stream)
 
     def workspace_bytes(self, dtype, shape):
         function = library().gluon_syncbn_cuda_workspace_bytes
         function.restype = ctypes.c_int64
-        size = function(ctypes.c_int(DTYPES[dtype]), *converted(SHAPE, shape))
+        of = MomentsPass(dtype=DTYPES[dtype], layout=Layout(*shape))
+        size = function(ctypes.byref(of))
         assert size >= 0, last_error()
         return size
 

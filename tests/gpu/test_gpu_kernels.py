@@ -8,8 +8,9 @@ import random
 import kernel_checks
 import numpy as np
 import pytest
-from kernel_checks import Problem
-from native import ACTIVATIONS, NONE, SHAPE, last_error
+from kernel_checks import Problem, code
+from kernel_passes import WRITE
+from native import ACTIVATIONS, NONE, last_error
 from storage import DTYPES
 
 # (outer, channels, inner): large planes, channels-last, small planes, few and many
@@ -69,13 +70,6 @@ def test_activation(dtype, shape, misalign, activation, driver):
     kernel_checks.check_activation(p, activation)
 
 
-@pytest.mark.parametrize("misalign", [0, 1])
-@pytest.mark.parametrize("shape", LAYOUTS + LARGE[:1], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_find_below(dtype, shape, misalign, driver):
-    kernel_checks.check_find_below(fresh(driver, dtype, shape, misalign=misalign))
-
-
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_large(dtype, shape, driver):
@@ -110,8 +104,8 @@ def test_empty_shard_has_zero_sums(shape, driver):
 def test_unknown_dtype_is_refused(driver):
     p = fresh(driver, "float32", (1, 1, 1))
     scratch, out = driver.workspace("float32", p.shape), p.vector()
-    arguments = p.x, SHAPE, scratch, out, out
-    assert driver.call("local_moments", BAD_DTYPE, p.shape, *arguments) == -1
+    members = {"x": p.x, "mean": out, "m2": out}
+    assert driver.call("local_moments", BAD_DTYPE, p.shape, scratch, **members) == -1
     assert last_error() == f"no kernels for dtype number {BAD_DTYPE}"
 
 
@@ -131,12 +125,15 @@ def test_more_than_2_to_the_31_elements(channels_last, driver):
         driver.workspace_bytes("float16", shape), dtype=torch.uint8, device="cuda"
     )
 
-    def call(name, *tensors):
-        arguments = [Pointer(t) if torch.is_tensor(t) else t for t in tensors]
-        assert driver.call(name, "float16", shape, *arguments) == 0, last_error()
+    def call(name, workspace, **tensors):
+        members = {
+            key: t.data_ptr() if torch.is_tensor(t) else t for key, t in tensors.items()
+        }
+        assert driver.call(name, "float16", shape, workspace, **members) == 0
 
-    call("local_moments", x, SHAPE, scratch, mean, m2)
-    call("normalize", x, SHAPE, mean, ones, zeros, *NONE.arguments()[:2], 0, y)
+    call("local_moments", Pointer(scratch), x=x, mean=mean, m2=m2)
+    affine = {"mean": mean, "scale": ones, "offset": zeros}
+    call("normalize", None, x=x, **affine, activation=code(NONE), request=WRITE, y=y)
     for c in range(shape[1]):
         values = x[:, c].double()
         torch.testing.assert_close(mean[c], values.mean(), rtol=1e-6, atol=0)

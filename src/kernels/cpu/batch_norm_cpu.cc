@@ -1,5 +1,5 @@
 // The kernels: in which order, and in which threads, the tiles of the passes are done.
-// Who uses it: op and c_api. What a tile of a pass is, passes.h knows.
+// Who uses it: op/cpu. tiled_passes.h knows the tiles of each pass.
 #include "kernels/cpu/batch_norm_cpu.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include "core/parallel_for.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/partition.h"
-#include "kernels/cpu/passes.h"
+#include "kernels/cpu/tiled_passes.h"
 
 namespace syncbn {
 namespace cpu {
@@ -25,12 +25,14 @@ constexpr int64_t kCacheSize = 2 << 20;
 // cache saves fetching them first.
 constexpr int64_t kStreamSize = 8 << 20;
 
-StoreMode ToMode(Write write, DType dtype, const Layout& layout, const void* out) {
-  if (write == Write::kAdd) return StoreMode::kAdd;
-  const int64_t size = static_cast<int64_t>(SizeOf(dtype));
+template <typename Writing>
+StoreMode ModeOf(const Writing& pass, const void* out) {
+  if (pass.request == Request::kAdd) return StoreMode::kAdd;
+  const int64_t size = static_cast<int64_t>(SizeOf(pass.dtype));
   // Arrays that others lend to MXNet may lie anywhere.
-  const bool aligned = reinterpret_cast<uintptr_t>(out) % SizeOf(dtype) == 0;
-  return aligned && layout.Size() * size >= kStreamSize ? StoreMode::kStream : StoreMode::kAssign;
+  const bool aligned = reinterpret_cast<uintptr_t>(out) % SizeOf(pass.dtype) == 0;
+  const bool large = pass.layout.Size() * size >= kStreamSize;
+  return aligned && large ? StoreMode::kStream : StoreMode::kAssign;
 }
 
 template <typename Pass>
@@ -91,74 +93,50 @@ int64_t WorkspaceBytes(const Layout& layout) {
   return Cut(layout).Partials() * layout.channels * 2 * static_cast<int64_t>(sizeof(double));
 }
 
-void LocalMoments(DType dtype, const void* x, const Layout& layout, void* workspace, double* mean,
-                  double* m2) {
-  Clear(layout, mean, m2);
-  if (layout.Size() == 0) return;
-  const Partition partition = Cut(layout);
-  Reduce(MomentsPass{partition, dtype, x, workspace, mean, m2});
+void LocalMoments(const MomentsPass& pass, void* workspace) {
+  Clear(pass.layout, pass.mean, pass.m2);
+  if (pass.layout.Size() == 0) return;
+  const Partition partition = Cut(pass.layout);
+  Reduce(TiledMoments{partition, pass, {partition, workspace}});
 }
 
-void MomentsAndNormalize(DType dtype, const void* x, const Layout& layout, void* workspace,
-                         double* mean, double* m2, const Between& between, const double* scale,
-                         const double* offset, const Activation& activation, Write write,
-                         void* y) {
-  Clear(layout, mean, m2);
-  if (layout.Size() == 0) return between(0, layout.channels);
-  const Partition partition = Cut(layout);
-  ReduceAndWrite(MomentsPass{partition, dtype, x, workspace, mean, m2}, between,
-                 NormalizePass{partition, dtype, x, mean, scale, offset, activation,
-                               ToMode(write, dtype, layout, y), y},
-                 static_cast<int64_t>(SizeOf(dtype)));
+void MomentsAndNormalize(const MomentsPass& moments, const Between& between,
+                         const NormalizePass& normalize, void* workspace) {
+  Clear(moments.layout, moments.mean, moments.m2);
+  if (moments.layout.Size() == 0) return between(0, moments.layout.channels);
+  const Partition partition = Cut(moments.layout);
+  ReduceAndWrite(TiledMoments{partition, moments, {partition, workspace}}, between,
+                 TiledNormalize{partition, normalize, ModeOf(normalize, normalize.y)},
+                 static_cast<int64_t>(SizeOf(moments.dtype)));
 }
 
-void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
-               void* workspace, double* found) {
-  std::fill_n(found, layout.channels, 0.0);
-  if (layout.Size() == 0) return;
-  const Partition partition = Cut(layout);
-  Reduce(BelowPass{partition, dtype, t, bound, workspace, found});
+void BackwardSums(const SumsPass& pass, void* workspace) {
+  Clear(pass.layout, pass.sum_dz, pass.sum_dz_u);
+  if (pass.layout.Size() == 0) return;
+  const Partition partition = Cut(pass.layout);
+  Reduce(TiledSums{partition, pass, {partition, workspace}});
 }
 
-void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
-                  const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
-                  double* sum_dz_u) {
-  Clear(layout, sum_dz, sum_dz_u);
-  if (layout.Size() == 0) return;
-  const Partition partition = Cut(layout);
-  Reduce(SumsPass{partition, dtype, t, dy, recovery, mean, workspace, sum_dz, sum_dz_u});
+void SumsAndApply(const SumsPass& sums, const Between& between, const ApplyPass& apply,
+                  void* workspace) {
+  Clear(sums.layout, sums.sum_dz, sums.sum_dz_u);
+  if (sums.layout.Size() == 0) return between(0, sums.layout.channels);
+  const Partition partition = Cut(sums.layout);
+  ReduceAndWrite(TiledSums{partition, sums, {partition, workspace}}, between,
+                 TiledApply{partition, apply, ModeOf(apply, apply.dx)},
+                 2 * static_cast<int64_t>(SizeOf(sums.dtype)));
 }
 
-void SumsAndApply(DType dtype, const void* t, const void* dy, const Layout& layout,
-                  const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
-                  double* sum_dz_u, const Between& between, const double* a, const double* b,
-                  const double* d, Write write, void* dx) {
-  Clear(layout, sum_dz, sum_dz_u);
-  if (layout.Size() == 0) return between(0, layout.channels);
-  const Partition partition = Cut(layout);
-  ReduceAndWrite(
-      SumsPass{partition, dtype, t, dy, recovery, mean, workspace, sum_dz, sum_dz_u}, between,
-      ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d,
-                ToMode(write, dtype, layout, dx), dx},
-      2 * static_cast<int64_t>(SizeOf(dtype)));
+void Normalize(const NormalizePass& pass) {
+  if (pass.layout.Size() == 0) return;
+  const Partition partition = Cut(pass.layout);
+  ForEachTile(TiledNormalize{partition, pass, ModeOf(pass, pass.y)});
 }
 
-void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-               const double* scale, const double* offset, const Activation& activation,
-               Write write, void* y) {
-  if (layout.Size() == 0) return;
-  const Partition partition = Cut(layout);
-  ForEachTile(NormalizePass{partition, dtype, x, mean, scale, offset, activation,
-                            ToMode(write, dtype, layout, y), y});
-}
-
-void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
-                   const Recovery& recovery, const double* mean, const double* a,
-                   const double* b, const double* d, Write write, void* dx) {
-  if (layout.Size() == 0) return;
-  const Partition partition = Cut(layout);
-  ForEachTile(ApplyPass{partition, dtype, t, dy, recovery, mean, a, b, d,
-                        ToMode(write, dtype, layout, dx), dx});
+void BackwardApply(const ApplyPass& pass) {
+  if (pass.layout.Size() == 0) return;
+  const Partition partition = Cut(pass.layout);
+  ForEachTile(TiledApply{partition, pass, ModeOf(pass, pass.dx)});
 }
 
 const char* InstructionSet() { return ChooseIsa().name; }

@@ -1,5 +1,5 @@
 // Some channels of a tensor, copied side by side and back.
-// Who uses it: op. Pointers and sizes only, as batch_norm_cpu.h.
+// Who uses it: op/cpu. Pointers and sizes only, as batch_norm_cpu.h.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -1,11 +1,10 @@
 // The kernels of one tile, once for each instruction set, and the choice among them.
-// Who uses it: passes.h. Declarations only: an inline function here would be compiled by
+// Who uses it: tiled_passes.h. Declarations only: an inline function here would be compiled by
 // files with different instruction sets, and the linker could keep the wrong copy.
 #pragma once
 #include <cstdint>
 
-#include "core/activation.h"
-#include "core/dtype.h"
+#include "kernels/passes.h"
 
 namespace syncbn {
 namespace cpu {
@@ -24,35 +23,18 @@ struct Tile {
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// How results get into an output: kStream is kAssign past the caches, where the instruction set can do
-// that, for what they would not hold until it is read.
+// How a kernel stores its results. kStream is kAssign past the caches, for outputs that these would
+// not hold until somebody reads them; instruction sets without such stores take it for kAssign.
 enum class StoreMode { kAssign, kStream, kAdd };
 
-// Tensors and per-channel arrays are passed whole; each call reads and writes its tile's part.
+// Tensors and per-channel arrays of a pass are whole; each call reads and writes its tile's part.
 struct Isa {
   const char* name;
-
-  // mean[c], m2[c] of the tile
-  void (*local_moments)(DType dtype, const void* x, const Tile& tile, double* mean, double* m2);
-
-  // count[c] of the tile, positive if any t is below bound[c], else 0; writes zeros too
-  void (*count_below)(DType dtype, const void* t, const Tile& tile, const double* bound,
-                      double* count, double* zeros);
-
-  // sum_dz[c], sum_dz_u[c] of the tile
-  void (*backward_sums)(DType dtype, const void* t, const void* dy, const Tile& tile,
-                        const Recovery& recovery, const double* mean, double* sum_dz,
-                        double* sum_dz_u);
-
-  // y = f((x - mean) * scale + offset), plus the old y for kAdd
-  void (*normalize)(DType dtype, const void* x, const Tile& tile, const double* mean,
-                    const double* scale, const double* offset, const Activation& activation,
-                    StoreMode mode, void* y);
-
-  // dx = a * dz + b * u + d, plus the old dx for kAdd
-  void (*backward_apply)(DType dtype, const void* t, const void* dy, const Tile& tile,
-                         const Recovery& recovery, const double* mean, const double* a,
-                         const double* b, const double* d, StoreMode mode, void* dx);
+  // The results of one tile, into these arrays instead of the pass's.
+  void (*local_moments)(const MomentsPass& pass, const Tile& tile, double* mean, double* m2);
+  void (*backward_sums)(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_u);
+  void (*normalize)(const NormalizePass& pass, const Tile& tile, StoreMode mode);
+  void (*backward_apply)(const ApplyPass& pass, const Tile& tile, StoreMode mode);
 };
 
 extern const Isa kGeneric, kAvx2, kAvx512;

@@ -27,6 +27,7 @@ struct Coefficients {
   Value a, b, d;
 };
 
+// Arrays of all channels.
 struct PerChannel {
   const double *mean, *a, *b, *d, *scale, *offset;
 };
@@ -195,12 +196,18 @@ void ApplyColumns(const Pass& pass, const T* x, const T* dy, const Tile& tile,
   }
 }
 
+// Of any type.
+struct Tensors {
+  const void *x, *dy;
+  void* out;
+};
+
 template <typename T, typename Pass>
-void ApplyTo(const Pass& pass, const void* x_data, const void* dy_data, const Tile& tile,
-             const PerChannel& channels, double slope, StoreMode mode, void* out_data) {
-  const T* x = static_cast<const T*>(x_data);
-  const T* dy = static_cast<const T*>(dy_data);
-  T* out = static_cast<T*>(out_data);
+void ApplyTo(const Pass& pass, const Tensors& tensors, const Tile& tile, const PerChannel& channels,
+             double slope, StoreMode mode) {
+  const T* x = static_cast<const T*>(tensors.x);
+  const T* dy = static_cast<const T*>(tensors.dy);
+  T* out = static_cast<T*>(tensors.out);
   const bool add = mode == StoreMode::kAdd;
   if (HasShortPlanes(tile)) {
     const auto run = add ? ApplyColumns<StoreMode::kAdd, Pass, T>
@@ -215,33 +222,29 @@ void ApplyTo(const Pass& pass, const void* x_data, const void* dy_data, const Ti
 }
 
 template <typename Pass>
-void ApplyToTile(const Pass& pass, DType dtype, const void* x, const void* dy, const Tile& tile,
-                 const PerChannel& channels, double slope, StoreMode mode, void* out) {
+void ApplyToTile(const Pass& pass, DType dtype, const Tensors& tensors, const Tile& tile,
+                 const PerChannel& channels, double slope, StoreMode mode) {
   switch (dtype) {
-    case DType::kFloat32: return ApplyTo<float>(pass, x, dy, tile, channels, slope, mode, out);
-    case DType::kFloat64: return ApplyTo<double>(pass, x, dy, tile, channels, slope, mode, out);
-    case DType::kFloat16: return ApplyTo<Half>(pass, x, dy, tile, channels, slope, mode, out);
-    case DType::kBfloat16: return ApplyTo<Bfloat16>(pass, x, dy, tile, channels, slope, mode, out);
+    case DType::kFloat32: return ApplyTo<float>(pass, tensors, tile, channels, slope, mode);
+    case DType::kFloat64: return ApplyTo<double>(pass, tensors, tile, channels, slope, mode);
+    case DType::kFloat16: return ApplyTo<Half>(pass, tensors, tile, channels, slope, mode);
+    case DType::kBfloat16: return ApplyTo<Bfloat16>(pass, tensors, tile, channels, slope, mode);
   }
 }
 
-void NormalizeTile(DType dtype, const void* x, const Tile& tile, const double* mean,
-                   const double* scale, const double* offset, const Activation& activation,
-                   StoreMode mode, void* y) {
-  const PerChannel channels = {mean, nullptr, scale, offset, nullptr, nullptr};
-  ForwardKinds::With(KindOf(activation, false), [&](auto kind) {
-    ApplyToTile(ForwardPass<kind.value>(), dtype, x, x, tile, channels, activation.slope, mode, y);
+void NormalizeTile(const NormalizePass& pass, const Tile& tile, StoreMode mode) {
+  const PerChannel channels = {pass.mean, nullptr, pass.scale, pass.offset, nullptr, nullptr};
+  ForwardKinds::With(KindOf(pass.activation, false), [&](auto kind) {
+    ApplyToTile(ForwardPass<kind.value>(), pass.dtype, {pass.x, pass.x, pass.y}, tile, channels,
+                pass.activation.slope, mode);
   });
 }
 
-void BackwardApplyTile(DType dtype, const void* t, const void* dy, const Tile& tile,
-                       const Recovery& recovery, const double* mean, const double* a,
-                       const double* b, const double* d, StoreMode mode, void* dx) {
-  const Activation& activation = recovery.activation;
-  const PerChannel channels = {mean, a, b, d, recovery.scale, recovery.offset};
-  BackwardKinds::With(KindOf(activation, recovery.from_output), [&](auto kind) {
-    ApplyToTile(BackwardPass<kind.value>(), dtype, t, dy, tile, channels, activation.slope, mode,
-                dx);
+void BackwardApplyTile(const ApplyPass& pass, const Tile& tile, StoreMode mode) {
+  const PerChannel channels = {pass.mean, pass.a, pass.b, pass.d, pass.scale, pass.offset};
+  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
+    ApplyToTile(BackwardPass<kind.value>(), pass.dtype, {pass.t, pass.dy, pass.dx}, tile, channels,
+                pass.activation.slope, mode);
   });
 }
 

@@ -1,5 +1,6 @@
 // Common part of the tile kernels, and the table of one instruction set.
 // Who includes it: isa_<set>.cc, after SYNCBN_ISA, SYNCBN_ISA_NAME and the set's loads and stores.
+#include "core/host_device.h"
 #include "kernels/cpu/isa.h"
 
 namespace syncbn {
@@ -74,8 +75,8 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 namespace syncbn {
 namespace cpu {
 
-const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, LocalMomentsOfTile, CountBelowOfTile, BackwardSumsOfTile,
-                         NormalizeTile,    BackwardApplyTile};
+const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, LocalMomentsOfTile, BackwardSumsOfTile, NormalizeTile,
+                         BackwardApplyTile};
 
 }  // namespace cpu
 }  // namespace syncbn

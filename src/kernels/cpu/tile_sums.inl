@@ -35,27 +35,10 @@ struct GradientTerms {
   }
 };
 
-// How many elements are below the channel's bound; lanes that pad a vector may be counted as well,
-// but only where the channel's first element is.
-struct CountTerms {
-  static constexpr bool kBackward = false, kReadsX = false;
-  const double* bound;
-
-  SYNCBN_INLINE void Of(Doubles t, Doubles /*dy*/, const Affine<Doubles>& k, Doubles* first,
-                        Doubles* second) const {
-    *first = t < k.mean ? Doubles{} + 1 : Doubles{};
-    *second = Doubles{};
-  }
-};
-
-// What x is compared with in channel c, where its first value in the tile is `first`.
+// The numbers that x is compared with in channel c, whose first value in the tile is `first`.
 template <typename T>
 SYNCBN_INLINE Affine<double> AffineOf(const MomentTerms&, int64_t /*c*/, T first) {
   return {ToDouble(first), 0, 0};
-}
-template <typename T>
-SYNCBN_INLINE Affine<double> AffineOf(const CountTerms& terms, int64_t c, T /*first*/) {
-  return {terms.bound[c], 0, 0};
 }
 template <Kind kKind, typename T>
 SYNCBN_INLINE Affine<double> AffineOf(const GradientTerms<kKind>& terms, int64_t c, T /*first*/) {
@@ -70,42 +53,43 @@ SYNCBN_INLINE void Prefetch(const T* p) {
     __builtin_prefetch(reinterpret_cast<const char*>(p) + at);
 }
 
+template <typename Value>
+struct Pair {
+  Value first, second;
+};
+
 template <typename Terms, typename T>
 SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const Affine<Doubles>& k,
-                             Doubles* u, Doubles* v) {
+                             Pair<Doubles>* sums) {
   Doubles x_vector, dy_vector = {};
   Load(x, &x_vector);
   if (Terms::kBackward) Load(dy, &dy_vector);
   Doubles first, second;
   terms.Of(x_vector, dy_vector, k, &first, &second);
-  *u += first;
-  *v += second;
+  sums->first += first;
+  sums->second += second;
 }
-
-struct PairOfDoubles {
-  Doubles first, second;
-};
 
 // The terms of n elements, fewer than a vector. The lanes past n are zero: they hold `fill`, from
 // which moments are taken, and a dy of 0; or else the caller ignores them. Not inline, which would
 // double every loop's code; by value, so that the caller's sums stay in registers.
 template <typename Terms, typename T>
-SYNCBN_NOINLINE PairOfDoubles TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
+SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
                                           Affine<Doubles> k) {
   Doubles x_vector, dy_vector = {};
   LoadPart(x, n, fill, &x_vector);
   if (Terms::kBackward) LoadPart(dy, n, T{}, &dy_vector);
-  PairOfDoubles part;
+  Pair<Doubles> part;
   terms.Of(x_vector, dy_vector, k, &part.first, &part.second);
   return part;
 }
 
 template <typename Terms, typename T>
 SYNCBN_INLINE void AddPart(const Terms& terms, const T* x, const T* dy, int64_t n, T fill,
-                           const Affine<Doubles>& k, Doubles* u, Doubles* v) {
-  const PairOfDoubles part = TermsOfPart(terms, x, dy, n, fill, k);
-  *u += part.first;
-  *v += part.second;
+                           const Affine<Doubles>& k, Pair<Doubles>* sums) {
+  const Pair<Doubles> part = TermsOfPart(terms, x, dy, n, fill, k);
+  sums->first += part.first;
+  sums->second += part.second;
 }
 
 SYNCBN_INLINE double Sum(Doubles v) {
@@ -115,10 +99,10 @@ SYNCBN_INLINE double Sum(Doubles v) {
 }
 
 template <typename Terms, typename T>
-inline void SumPlane(const Terms& terms, const T* x, const T* dy, int64_t n, T first,
-                     const Affine<double>& of, double* sum_u, double* sum_v) {
+inline Pair<double> SumPlane(const Terms& terms, const T* x, const T* dy, int64_t n, T first,
+                             const Affine<double>& of) {
   constexpr int kUnroll = 4;  // chains of additions side by side
-  Doubles u[kUnroll] = {}, v[kUnroll] = {};
+  Pair<Doubles> s[kUnroll] = {};
   const Doubles zero = {};
   const Affine<Doubles> k = {zero + of.mean, zero + of.scale, zero + of.offset};
   int64_t i = 0;
@@ -127,13 +111,13 @@ inline void SumPlane(const Terms& terms, const T* x, const T* dy, int64_t n, T f
     if (Terms::kBackward) Prefetch<kUnroll * kDoubles>(dy + i);
     for (int part = 0; part < kUnroll; ++part) {
       const int64_t at = i + part * kDoubles;
-      AddVector(terms, x + at, dy + at, k, &u[part], &v[part]);
+      AddVector(terms, x + at, dy + at, k, &s[part]);
     }
   }
-  for (; i + kDoubles <= n; i += kDoubles) AddVector(terms, x + i, dy + i, k, &u[0], &v[0]);
-  if (i < n) AddPart(terms, x + i, dy + i, n - i, first, k, &u[1], &v[1]);
-  *sum_u += Sum((u[0] + u[1]) + (u[2] + u[3]));
-  *sum_v += Sum((v[0] + v[1]) + (v[2] + v[3]));
+  for (; i + kDoubles <= n; i += kDoubles) AddVector(terms, x + i, dy + i, k, &s[0]);
+  if (i < n) AddPart(terms, x + i, dy + i, n - i, first, k, &s[1]);
+  return {Sum((s[0].first + s[1].first) + (s[2].first + s[3].first)),
+          Sum((s[0].second + s[1].second) + (s[2].second + s[3].second))};
 }
 
 template <typename Terms, typename T>
@@ -145,7 +129,10 @@ void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, do
     for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
       const int64_t at = o * tile.row + c * tile.inner + tile.inner_begin;
       const T first = firsts[c * tile.inner];
-      SumPlane(terms, x + at, dy + at, n, first, AffineOf(terms, c, first), &sum_u[c], &sum_v[c]);
+      const Pair<double> sums =
+          SumPlane(terms, x + at, dy + at, n, first, AffineOf(terms, c, first));
+      sum_u[c] += sums.first;
+      sum_v[c] += sums.second;
     }
   }
 }
@@ -166,26 +153,26 @@ template <int kRows, bool kWhole, typename Terms, typename T>
 SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride, int64_t j,
                               int64_t n, Columns<Terms::kReadsX>* columns) {
   Affine<Doubles> k = {};
-  Doubles u, v;
+  Pair<Doubles> sums;
   Load(columns->mean + j, &k.mean);
   if (Terms::kReadsX) Load(columns->scale + j, &k.scale);
   if (Terms::kReadsX) Load(columns->offset + j, &k.offset);
-  Load(columns->u + j, &u);
-  Load(columns->v + j, &v);
+  Load(columns->u + j, &sums.first);
+  Load(columns->v + j, &sums.second);
   for (int row = 0; row < kRows; ++row) {
     const int64_t at = row * stride + j;
     if (kWhole)
-      AddVector(terms, x + at, dy + at, k, &u, &v);
+      AddVector(terms, x + at, dy + at, k, &sums);
     else
-      AddPart(terms, x + at, dy + at, n, T{}, k, &u, &v);
+      AddPart(terms, x + at, dy + at, n, T{}, k, &sums);
   }
   if (kWhole) {
-    Store(columns->u + j, u);
-    Store(columns->v + j, v);
+    Store(columns->u + j, sums.first);
+    Store(columns->v + j, sums.second);
   } else {  // a shorter last row: the other lanes hold columns of the longer ones
     for (int64_t i = 0; i < n; ++i) {
-      columns->u[j + i] = u[i];
-      columns->v[j + i] = v[i];
+      columns->u[j + i] = sums.first[i];
+      columns->v[j + i] = sums.second[i];
     }
   }
 }
@@ -250,8 +237,8 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
 }
 
 template <typename T>
-void LocalMomentsOf(const void* x_data, const Tile& tile, double* mean, double* m2) {
-  const T* x = static_cast<const T*>(x_data);
+void LocalMomentsOf(const MomentsPass& pass, const Tile& tile, double* mean, double* m2) {
+  const T* x = static_cast<const T*>(pass.x);
   SumTile(MomentTerms(), x, x, tile, mean, m2);
   const T* firsts = FirstOf(x, tile);
   const double n = double((tile.outer_end - tile.outer_begin) *
@@ -264,55 +251,31 @@ void LocalMomentsOf(const void* x_data, const Tile& tile, double* mean, double* 
   }
 }
 
-void LocalMomentsOfTile(DType dtype, const void* x, const Tile& tile, double* mean, double* m2) {
-  switch (dtype) {
-    case DType::kFloat32: return LocalMomentsOf<float>(x, tile, mean, m2);
-    case DType::kFloat64: return LocalMomentsOf<double>(x, tile, mean, m2);
-    case DType::kFloat16: return LocalMomentsOf<Half>(x, tile, mean, m2);
-    case DType::kBfloat16: return LocalMomentsOf<Bfloat16>(x, tile, mean, m2);
+void LocalMomentsOfTile(const MomentsPass& pass, const Tile& tile, double* mean, double* m2) {
+  switch (pass.dtype) {
+    case DType::kFloat32: return LocalMomentsOf<float>(pass, tile, mean, m2);
+    case DType::kFloat64: return LocalMomentsOf<double>(pass, tile, mean, m2);
+    case DType::kFloat16: return LocalMomentsOf<Half>(pass, tile, mean, m2);
+    case DType::kBfloat16: return LocalMomentsOf<Bfloat16>(pass, tile, mean, m2);
   }
 }
 
 template <typename T>
-void CountBelowOf(const void* t, const Tile& tile, const double* bound, double* count,
-                  double* zeros) {
-  const T* tensor = static_cast<const T*>(t);
-  SumTile(CountTerms{bound}, tensor, tensor, tile, count, zeros);
-}
-
-void CountBelowOfTile(DType dtype, const void* t, const Tile& tile, const double* bound,
-                      double* count, double* zeros) {
-  switch (dtype) {
-    case DType::kFloat32: return CountBelowOf<float>(t, tile, bound, count, zeros);
-    case DType::kFloat64: return CountBelowOf<double>(t, tile, bound, count, zeros);
-    case DType::kFloat16: return CountBelowOf<Half>(t, tile, bound, count, zeros);
-    case DType::kBfloat16: return CountBelowOf<Bfloat16>(t, tile, bound, count, zeros);
-  }
-}
-
-template <typename T>
-void BackwardSumsOf(const void* t, const void* dy, const Tile& tile, const Recovery& recovery,
-                    const double* mean, double* sum_dz, double* sum_dz_u) {
-  const Activation& activation = recovery.activation;
-  BackwardKinds::With(KindOf(activation, recovery.from_output), [&](auto kind) {
-    const GradientTerms<kind.value> terms = {mean, recovery.scale, recovery.offset,
-                                        MakeSlopes<Doubles, double>(activation.slope)};
-    SumTile(terms, static_cast<const T*>(t), static_cast<const T*>(dy), tile, sum_dz, sum_dz_u);
+void BackwardSumsOf(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_u) {
+  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
+    const GradientTerms<kind.value> terms = {pass.mean, pass.scale, pass.offset,
+                                             MakeSlopes<Doubles, double>(pass.activation.slope)};
+    SumTile(terms, static_cast<const T*>(pass.t), static_cast<const T*>(pass.dy), tile, sum_dz,
+            sum_dz_u);
   });
 }
 
-void BackwardSumsOfTile(DType dtype, const void* t, const void* dy, const Tile& tile,
-                        const Recovery& recovery, const double* mean, double* sum_dz,
-                        double* sum_dz_u) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return BackwardSumsOf<float>(t, dy, tile, recovery, mean, sum_dz, sum_dz_u);
-    case DType::kFloat64:
-      return BackwardSumsOf<double>(t, dy, tile, recovery, mean, sum_dz, sum_dz_u);
-    case DType::kFloat16:
-      return BackwardSumsOf<Half>(t, dy, tile, recovery, mean, sum_dz, sum_dz_u);
-    case DType::kBfloat16:
-      return BackwardSumsOf<Bfloat16>(t, dy, tile, recovery, mean, sum_dz, sum_dz_u);
+void BackwardSumsOfTile(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_u) {
+  switch (pass.dtype) {
+    case DType::kFloat32: return BackwardSumsOf<float>(pass, tile, sum_dz, sum_dz_u);
+    case DType::kFloat64: return BackwardSumsOf<double>(pass, tile, sum_dz, sum_dz_u);
+    case DType::kFloat16: return BackwardSumsOf<Half>(pass, tile, sum_dz, sum_dz_u);
+    case DType::kBfloat16: return BackwardSumsOf<Bfloat16>(pass, tile, sum_dz, sum_dz_u);
   }
 }
 

@@ -2,8 +2,8 @@
 // Who uses it: batch_norm.cuh. What is computed is the template parameter, see maps.cuh.
 //
 // Blocks start at the tensor's end, and each at the end of its part: that is what the reduction
-// before has left in the second-level cache. The output may be one of the inputs. Adding to it is rare: only then it is read, late, to
-// leave the registers to vectors that are asked for ahead.
+// before has left in the second-level cache. The output may be one of the inputs. Adding to it is
+// rare: only then it is read, late, to leave the registers to vectors that are asked for ahead.
 #pragma once
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/maps.cuh"
@@ -16,7 +16,7 @@ template <typename T, int kWidth, typename Map, int kMaps>
 __device__ void ApplyVector(const Map (&maps)[kMaps], const typename Map::Arguments& arguments,
                             const Vector<T, kWidth> (&tensors)[Map::kTensors],
                             Vector<T, kWidth>* out) {
-  Map::Kinds::With(arguments.f.kind, [&](auto kind) {
+  Map::Kinds::With(arguments.kind, [&](auto kind) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       T elements[Map::kTensors];

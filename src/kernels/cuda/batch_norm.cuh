@@ -137,63 +137,66 @@ int64_t BatchNorm<T>::WorkspaceBytes(const Layout& layout) {
 }
 
 template <typename T>
-void BatchNorm<T>::LocalMoments(const T* x, const Layout& layout, void* workspace, double* mean,
-                                double* m2, Stream stream) {
-  const MomentArguments<T> arguments{{x}, mean, m2};
-  Reduce<T, MomentSums>("LocalMoments", Choose<T>(layout, {x}), layout, arguments, workspace,
-                        stream);
+const T* In(const void* tensor) {
+  return static_cast<const T*>(tensor);
 }
 
 template <typename T>
-void BatchNorm<T>::FindBelow(const T* t, const Layout& layout, const double* bound,
-                             void* workspace, double* found, Stream stream) {
-  const BoundArguments<T> arguments{{t}, bound, found};
-  Reduce<T, BoundSums>("FindBelow", Choose<T>(layout, {t}), layout, arguments, workspace, stream);
+void BatchNorm<T>::LocalMoments(const MomentsPass& pass, void* workspace, Stream stream) {
+  const MomentArguments<T> arguments{{In<T>(pass.x)}, pass.mean, pass.m2};
+  Reduce<T, MomentSums>("LocalMoments", Choose<T>(pass.layout, {pass.x}), pass.layout, arguments,
+                        workspace, stream);
 }
 
 template <typename T>
-void BatchNorm<T>::BackwardSums(const T* t, const T* dy, const Layout& layout,
-                                const Recovery& recovery, const double* mean, void* workspace,
-                                double* sum_dz, double* sum_dz_u, Stream stream) {
-  const auto f = MakeSlopes<Arithmetic<T>>(recovery.activation, recovery.from_output);
-  const GradientArguments<T> arguments{{t, dy}, mean,   recovery.scale, recovery.offset,
-                                       f,       sum_dz, sum_dz_u};
-  const Choice choice = Choose<T>(layout, {t, dy});
-  if (f.kind == kPlain) {
-    Reduce<T, PlainGradientSums>("BackwardSums", choice, layout, arguments, workspace, stream);
-  } else {
-    Reduce<T, FusedGradientSums>("BackwardSums", choice, layout, arguments, workspace, stream);
-  }
+void BatchNorm<T>::BackwardSums(const SumsPass& pass, void* workspace, Stream stream) {
+  const GradientArguments<T> arguments{{In<T>(pass.t), In<T>(pass.dy)},
+                                       pass.mean,
+                                       pass.scale,
+                                       pass.offset,
+                                       KindOf(pass.activation, pass.from_output),
+                                       MakeSlopes<Arithmetic<T>>(pass.activation.slope),
+                                       pass.sum_dz,
+                                       pass.sum_dz_u};
+  const Choice choice = Choose<T>(pass.layout, {pass.t, pass.dy});
+  const auto reduce =
+      arguments.kind == kPlain ? Reduce<T, PlainGradientSums, GradientArguments<T>>
+                               : Reduce<T, FusedGradientSums, GradientArguments<T>>;
+  reduce("BackwardSums", choice, pass.layout, arguments, workspace, stream);
 }
 
 template <typename T>
-void BatchNorm<T>::Normalize(const T* x, const Layout& layout, const double* mean,
-                             const double* scale, const double* offset,
-                             const Activation& activation, Write write, T* y, Stream stream) {
-  const auto f = MakeSlopes<Arithmetic<T>>(activation, false);
-  const NormalizeArguments<T> arguments{{x}, mean, scale, offset, f, y, write == Write::kAdd};
-  const Choice choice = Choose<T>(layout, {x, y});
-  if (f.kind == kPlain) {
-    Apply<T, NormalizeMap<T, Plain>>("Normalize", choice, layout, arguments, stream);
-  } else {
-    Apply<T, NormalizeMap<T, FusedForward>>("Normalize", choice, layout, arguments, stream);
-  }
+void BatchNorm<T>::Normalize(const NormalizePass& pass, Stream stream) {
+  const NormalizeArguments<T> arguments{{In<T>(pass.x)},
+                                        pass.mean,
+                                        pass.scale,
+                                        pass.offset,
+                                        KindOf(pass.activation, false),
+                                        MakeSlopes<Arithmetic<T>>(pass.activation.slope),
+                                        static_cast<T*>(pass.y),
+                                        pass.request == Request::kAdd};
+  const auto apply = arguments.kind == kPlain ? Apply<T, NormalizeMap<T, Plain>>
+                                              : Apply<T, NormalizeMap<T, FusedForward>>;
+  apply("Normalize", Choose<T>(pass.layout, {pass.x, pass.y}), pass.layout, arguments, stream);
 }
 
 template <typename T>
-void BatchNorm<T>::BackwardApply(const T* t, const T* dy, const Layout& layout,
-                                 const Recovery& recovery, const double* mean, const double* a,
-                                 const double* b, const double* d, Write write, T* dx,
-                                 Stream stream) {
-  const auto f = MakeSlopes<Arithmetic<T>>(recovery.activation, recovery.from_output);
-  const BackwardArguments<T> arguments{{t, dy}, mean, recovery.scale, recovery.offset, a, b, d, f,
-                                       dx,      write == Write::kAdd};
-  const Choice choice = Choose<T>(layout, {t, dy, dx});
-  if (f.kind == kPlain) {
-    Apply<T, BackwardMap<T, Plain>>("BackwardApply", choice, layout, arguments, stream);
-  } else {
-    Apply<T, BackwardMap<T, FusedBackward>>("BackwardApply", choice, layout, arguments, stream);
-  }
+void BatchNorm<T>::BackwardApply(const ApplyPass& pass, Stream stream) {
+  const BackwardArguments<T> arguments{{In<T>(pass.t), In<T>(pass.dy)},
+                                       pass.mean,
+                                       pass.scale,
+                                       pass.offset,
+                                       pass.a,
+                                       pass.b,
+                                       pass.d,
+                                       KindOf(pass.activation, pass.from_output),
+                                       MakeSlopes<Arithmetic<T>>(pass.activation.slope),
+                                       static_cast<T*>(pass.dx),
+                                       pass.request == Request::kAdd};
+  const auto apply = arguments.kind == kPlain ? Apply<T, BackwardMap<T, Plain>>
+                                              : Apply<T, BackwardMap<T, FusedBackward>>;
+  apply("BackwardApply", Choose<T>(pass.layout, {pass.t, pass.dy, pass.dx}), pass.layout, arguments,
+        stream);
 }
 
 }  // namespace cuda

@@ -13,19 +13,10 @@ struct Bfloat16;
 template <typename T>
 struct BatchNorm {
   static int64_t WorkspaceBytes(const Layout& layout);
-  static void LocalMoments(const T* x, const Layout& layout, void* workspace, double* mean,
-                           double* m2, Stream stream);
-  static void Normalize(const T* x, const Layout& layout, const double* mean, const double* scale,
-                        const double* offset, const Activation& activation, Write write, T* y,
-                        Stream stream);
-  static void FindBelow(const T* t, const Layout& layout, const double* bound, void* workspace,
-                        double* found, Stream stream);
-  static void BackwardSums(const T* t, const T* dy, const Layout& layout, const Recovery& recovery,
-                           const double* mean, void* workspace, double* sum_dz, double* sum_dz_u,
-                           Stream stream);
-  static void BackwardApply(const T* t, const T* dy, const Layout& layout, const Recovery& recovery,
-                            const double* mean, const double* a, const double* b, const double* d,
-                            Write write, T* dx, Stream stream);
+  static void LocalMoments(const MomentsPass& pass, void* workspace, Stream stream);
+  static void Normalize(const NormalizePass& pass, Stream stream);
+  static void BackwardSums(const SumsPass& pass, void* workspace, Stream stream);
+  static void BackwardApply(const ApplyPass& pass, Stream stream);
 };
 
 }  // namespace cuda

@@ -19,10 +19,6 @@ auto WithType(DType dtype, const Use& use) {
 }
 
 template <typename T>
-const T* In(const void* tensor, T* /*type*/) {
-  return static_cast<const T*>(tensor);
-}
-template <typename T>
 BatchNorm<T> Kernels(T* /*type*/) {
   return {};
 }
@@ -33,45 +29,20 @@ int64_t WorkspaceBytes(DType dtype, const Layout& layout) {
   return WithType(dtype, [&](auto* type) { return Kernels(type).WorkspaceBytes(layout); });
 }
 
-void LocalMoments(DType dtype, const void* x, const Layout& layout, void* workspace, double* mean,
-                  double* m2, Stream stream) {
-  WithType(dtype, [&](auto* type) {
-    Kernels(type).LocalMoments(In(x, type), layout, workspace, mean, m2, stream);
-  });
+void LocalMoments(const MomentsPass& pass, void* workspace, Stream stream) {
+  WithType(pass.dtype, [&](auto* type) { Kernels(type).LocalMoments(pass, workspace, stream); });
 }
 
-void Normalize(DType dtype, const void* x, const Layout& layout, const double* mean,
-               const double* scale, const double* offset, const Activation& activation,
-               Write write, void* y, Stream stream) {
-  WithType(dtype, [&](auto* type) {
-    Kernels(type).Normalize(In(x, type), layout, mean, scale, offset, activation, write,
-                            static_cast<decltype(type)>(y), stream);
-  });
+void Normalize(const NormalizePass& pass, Stream stream) {
+  WithType(pass.dtype, [&](auto* type) { Kernels(type).Normalize(pass, stream); });
 }
 
-void FindBelow(DType dtype, const void* t, const Layout& layout, const double* bound,
-               void* workspace, double* found, Stream stream) {
-  WithType(dtype, [&](auto* type) {
-    Kernels(type).FindBelow(In(t, type), layout, bound, workspace, found, stream);
-  });
+void BackwardSums(const SumsPass& pass, void* workspace, Stream stream) {
+  WithType(pass.dtype, [&](auto* type) { Kernels(type).BackwardSums(pass, workspace, stream); });
 }
 
-void BackwardSums(DType dtype, const void* t, const void* dy, const Layout& layout,
-                  const Recovery& recovery, const double* mean, void* workspace, double* sum_dz,
-                  double* sum_dz_u, Stream stream) {
-  WithType(dtype, [&](auto* type) {
-    Kernels(type).BackwardSums(In(t, type), In(dy, type), layout, recovery, mean, workspace,
-                               sum_dz, sum_dz_u, stream);
-  });
-}
-
-void BackwardApply(DType dtype, const void* t, const void* dy, const Layout& layout,
-                   const Recovery& recovery, const double* mean, const double* a,
-                   const double* b, const double* d, Write write, void* dx, Stream stream) {
-  WithType(dtype, [&](auto* type) {
-    Kernels(type).BackwardApply(In(t, type), In(dy, type), layout, recovery, mean, a, b, d, write,
-                                static_cast<decltype(type)>(dx), stream);
-  });
+void BackwardApply(const ApplyPass& pass, Stream stream) {
+  WithType(pass.dtype, [&](auto* type) { Kernels(type).BackwardApply(pass, stream); });
 }
 
 const char* Architectures() { return SYNCBN_CUDA_ARCHITECTURES; }

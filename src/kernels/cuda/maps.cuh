@@ -1,7 +1,7 @@
 // The two elementwise passes of the layer, as what happens to one element.
 // Who uses it: apply.cuh, which knows where the elements are. Nothing here knows memory layouts.
 //
-// `KindsOf` are the instance's kinds, see activation.cuh; which it is comes with each call.
+// `KindsOf` are the instance's kinds, see activation.cuh; each call names its kind.
 // `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first: fewer
 // where exponentials would make the code long.
 #pragma once
@@ -15,6 +15,7 @@ template <typename T>
 struct NormalizeArguments {
   const T* tensors[1];  // x
   const double *mean, *scale, *offset;
+  Kind kind;
   Slopes<Arithmetic<T>> f;
   T* out;
   bool add;
@@ -43,6 +44,7 @@ template <typename T>
 struct BackwardArguments {
   const T* tensors[2];  // t, dy
   const double *mean, *scale, *offset, *a, *b, *d;
+  Kind kind;
   Slopes<Arithmetic<T>> f;
   T* out;
   bool add;
@@ -61,10 +63,10 @@ struct BackwardMap {
   Affine<A> to_z;
 
   __device__ void Take(const Arguments& arguments, int64_t channel) {
-    const Kind kind = arguments.f.kind;
     a = static_cast<A>(arguments.a[channel]);
     of_u = AffineOf<A>(arguments.mean, arguments.b, arguments.d, channel);
-    to_z = RecoveryOf<A>(kind, arguments.mean, arguments.scale, arguments.offset, channel);
+    to_z = AffineToUnwind<A>(arguments.kind, arguments.mean, arguments.scale, arguments.offset,
+                             channel);
   }
   template <Kind kKind>
   __device__ A Of(const T (&tensors)[2], const Slopes<A>& f) const {

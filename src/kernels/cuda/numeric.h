@@ -62,17 +62,6 @@ __device__ inline Bfloat16 Unload<Bfloat16>(float value) {
   return {static_cast<uint16_t>(__float_as_uint(value) >> 16)};
 }
 
-// The least number of A that is not below `value`: for a number of A, to be below one is to be below
-// the other.
-template <typename A>
-__device__ inline A RoundUp(double value) {
-  return value;
-}
-template <>
-__device__ inline float RoundUp<float>(double value) {
-  return __double2float_ru(value);
-}
-
 template <typename T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Vector {
   T values[kWidth];

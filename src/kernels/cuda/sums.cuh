@@ -62,7 +62,7 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
   __device__ void Shift(const Arguments& /*arguments*/, int k, int64_t /*channel*/, T first) {
     shift[k] = Load(first);
   }
-  // What counts as no element.
+  // Counts as no element.
   __device__ T Filler(int /*tensor*/, int k) const { return Unload<T>(shift[k]); }
 
   __device__ void Add(const Vector<T, kWidth> (&x)[1]) {
@@ -93,49 +93,10 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
 };
 
 template <typename T>
-struct BoundArguments {
-  const T* tensors[1];  // t
-  const double* bound;
-  double* found;
-};
-
-// How many elements are below the channel's bound; in float that may stop at 2^24.
-template <typename T, int kWidth, int kShifts>
-struct BoundSums : Lanes<T, kWidth, kShifts> {
-  using typename Lanes<T, kWidth, kShifts>::A;
-  static constexpr bool kFused = false;
-  static constexpr int kTensors = 1, kUnroll = 4;
-  using Arguments = BoundArguments<T>;
-  A bound[kShifts];
-
-  __device__ void Shift(const Arguments& arguments, int k, int64_t channel, T /*first*/) {
-    bound[k] = RoundUp<A>(arguments.bound[channel]);
-  }
-  // Below nothing.
-  __device__ T Filler(int /*tensor*/, int /*k*/) const { return Store<T>(NAN); }
-
-  __device__ void Add(const Vector<T, kWidth> (&t)[1]) {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      this->first[j % this->kLanes] += Load(t[0].values[j]) < bound[j % kShifts] ? A(1) : A(0);
-    }
-  }
-
-  __device__ Pair Sums(const Arguments& /*arguments*/, int k, int64_t /*count*/,
-                       int64_t /*origin*/) const {
-    return {static_cast<double>(this->total_first[k]), 0};
-  }
-
-  __device__ static void Finish(const Arguments& arguments, int64_t channel, int64_t /*count*/,
-                                int64_t /*origin*/, const Pair& sums) {
-    arguments.found[channel] = sums.first;
-  }
-};
-
-template <typename T>
 struct GradientArguments {
   const T* tensors[2];  // t, dy
   const double *mean, *scale, *offset;
+  Kind kind;
   Slopes<Arithmetic<T>> f;
   double *sum_dz, *sum_dz_u;
 };
@@ -151,21 +112,24 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
   static constexpr int kUnroll = kFused && (kShifts > 4 || sizeof(T) == 8) ? 1 : 2;
   using Arguments = GradientArguments<T>;
   Affine<A> to_z[kShifts];
+  Kind kind;
   Slopes<A> f;
 
   __device__ void Shift(const Arguments& arguments, int k, int64_t channel, T /*first*/) {
+    kind = arguments.kind;
     f = arguments.f;
-    to_z[k] = RecoveryOf<A>(f.kind, arguments.mean, arguments.scale, arguments.offset, channel);
+    to_z[k] =
+        AffineToUnwind<A>(kind, arguments.mean, arguments.scale, arguments.offset, channel);
   }
   // With a dy of 0 an element adds nothing.
   __device__ T Filler(int /*tensor*/, int /*k*/) const { return Store<T>(0); }
 
   __device__ void Add(const Vector<T, kWidth> (&tensors)[2]) {
-    KindsOf::With(f.kind, [&](auto kind) {
+    KindsOf::With(kind, [&](auto of) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         A u, dz;
-        Unwind<decltype(kind)::value>(Load(tensors[0].values[j]), Load(tensors[1].values[j]),
+        Unwind<decltype(of)::value>(Load(tensors[0].values[j]), Load(tensors[1].values[j]),
                                       to_z[j % kShifts], f, &u, &dz);
         this->first[j % this->kLanes] += dz;
         this->second[j % this->kLanes] += dz * u;

@@ -19,18 +19,13 @@
 namespace syncbn {
 namespace {
 
-// Per-channel vectors of one call at most. Forward: 4 read, 2 moments, 2 written, 3 coefficients,
-// and to keep channels the bound, what is found, 1 list. Backward: the mean for the sums, 2 sums,
-// 2 written, 4 coefficients; and for kept channels 3 lists, 3 vectors for their sums, 2 sums,
-// 6 coefficients.
+// Per-channel vectors of one call at most: those of a backward that reads y. The mean for the sums,
+// 2 sums, 2 written, 4 coefficients; and for kept channels 3 lists, 3 vectors for their sums, 2
+// sums, 6 coefficients. (Forward: 4 read, 2 moments, 2 written, 3 coefficients, 1 list.)
 constexpr int64_t kPinnedVectors = 23;
 constexpr int64_t kDeviceVectors = 17;
 
 bool IsDouble(const Tensor& vector) { return vector.dtype == DType::kFloat64; }
-
-cuda::Write ToWrite(Request request) {
-  return request == Request::kAdd ? cuda::Write::kAdd : cuda::Write::kAssign;
-}
 
 class CudaBackend : public Backend {
  public:
@@ -84,60 +79,43 @@ class CudaBackend : public Backend {
                        IsDouble(vector), request == Request::kAdd});
   }
 
-  void LocalMoments(const Tensor& x, const Layout& layout, double* mean, double* m2) override {
-    const int64_t n = layout.channels;
-    double *const pinned_mean = TakePinned(n), *const pinned_m2 = TakePinned(n);
-    cuda::LocalMoments(x.dtype, x.data, layout, Workspace(x.dtype, layout), pinned_mean, pinned_m2,
-                       lane_->stream());
-    Fetch({{pinned_mean, mean}, {pinned_m2, m2}}, n);
+  void LocalMoments(const MomentsPass& pass) override {
+    const int64_t n = pass.layout.channels;
+    MomentsPass on_device = pass;
+    on_device.mean = TakePinned(n);
+    on_device.m2 = TakePinned(n);
+    cuda::LocalMoments(on_device, Workspace(pass.dtype, pass.layout), lane_->stream());
+    Fetch({{on_device.mean, pass.mean}, {on_device.m2, pass.m2}}, n);
   }
 
-  void FindBelow(const Tensor& t, const Layout& layout, const double* bound,
-                 double* found) override {
-    const int64_t n = layout.channels;
-    const double* const device_bound = Upload(bound, n);
+  void BackwardSums(const SumsPass& pass) override {
+    const int64_t n = pass.layout.channels;
+    SumsPass on_device = pass;
+    UploadInput(&on_device);
     Flush();
-    double* const pinned_found = TakePinned(n);
-    cuda::FindBelow(t.dtype, t.data, layout, device_bound, Workspace(t.dtype, layout), pinned_found,
-                    lane_->stream());
-    Fetch({{pinned_found, found}}, n);
+    on_device.sum_dz = TakePinned(n);
+    on_device.sum_dz_u = TakePinned(n);
+    cuda::BackwardSums(on_device, Workspace(pass.dtype, pass.layout), lane_->stream());
+    Fetch({{on_device.sum_dz, pass.sum_dz}, {on_device.sum_dz_u, pass.sum_dz_u}}, n);
   }
 
-  void BackwardSums(const Tensor& t, const Tensor& dy, const Layout& layout,
-                    const Recovery& recovery, const double* mean, double* sum_dz,
-                    double* sum_dz_u) override {
-    const int64_t n = layout.channels;
-    const Recovery device_recovery = Upload(recovery, n);
-    const double* const device_mean = Upload(mean, n);
+  void Normalize(const NormalizePass& pass) override {
+    NormalizePass on_device = pass;
+    for (const double** vector : {&on_device.mean, &on_device.scale, &on_device.offset}) {
+      *vector = Upload(*vector, pass.layout.channels);
+    }
     Flush();
-    double *const pinned_dz = TakePinned(n), *const pinned_dz_u = TakePinned(n);
-    cuda::BackwardSums(t.dtype, t.data, dy.data, layout, device_recovery, device_mean,
-                       Workspace(t.dtype, layout), pinned_dz, pinned_dz_u, lane_->stream());
-    Fetch({{pinned_dz, sum_dz}, {pinned_dz_u, sum_dz_u}}, n);
+    cuda::Normalize(on_device, lane_->stream());
   }
 
-  void Normalize(const Tensor& x, const Layout& layout, const double* mean, const double* scale,
-                 const double* offset, const Activation& activation, Request request,
-                 const Tensor& y) override {
-    const int64_t n = layout.channels;
-    const double *const device_mean = Upload(mean, n), *const device_scale = Upload(scale, n);
-    const double* const device_offset = Upload(offset, n);
+  void BackwardApply(const ApplyPass& pass) override {
+    ApplyPass on_device = pass;
+    UploadInput(&on_device);
+    for (const double** vector : {&on_device.a, &on_device.b, &on_device.d}) {
+      *vector = Upload(*vector, pass.layout.channels);
+    }
     Flush();
-    cuda::Normalize(x.dtype, x.data, layout, device_mean, device_scale, device_offset, activation,
-                    ToWrite(request), y.data, lane_->stream());
-  }
-
-  void BackwardApply(const Tensor& t, const Tensor& dy, const Layout& layout,
-                     const Recovery& recovery, const double* mean, const double* a,
-                     const double* b, const double* d, Request request,
-                     const Tensor& dx) override {
-    const int64_t n = layout.channels;
-    const Recovery device_recovery = Upload(recovery, n);
-    const double *const device_mean = Upload(mean, n), *const device_a = Upload(a, n);
-    const double *const device_b = Upload(b, n), *const device_d = Upload(d, n);
-    Flush();
-    cuda::BackwardApply(t.dtype, t.data, dy.data, layout, device_recovery, device_mean, device_a,
-                        device_b, device_d, ToWrite(request), dx.data, lane_->stream());
+    cuda::BackwardApply(on_device, lane_->stream());
   }
 
   void* Memory(Place place, size_t bytes) override {
@@ -150,18 +128,18 @@ class CudaBackend : public Backend {
     for (cuda::Buffer& buffer : kept_) buffer.Free();
   }
 
-  void Gather(const Tensor& tensor, const Layout& layout, const std::vector<int64_t>& channels,
-              void* compact) override {
+  void Gather(DType dtype, const void* tensor, const Layout& layout,
+              const std::vector<int64_t>& channels, void* compact) override {
     const cuda::ChannelList list = Upload(channels);
     Flush();
-    cuda::GatherChannels(tensor.dtype, tensor.data, layout, list, compact, lane_->stream());
+    cuda::GatherChannels(dtype, tensor, layout, list, compact, lane_->stream());
   }
 
-  void Scatter(const void* compact, const Layout& layout, const std::vector<int64_t>& channels,
-               const Tensor& tensor) override {
+  void Scatter(DType dtype, const void* compact, const Layout& layout,
+               const std::vector<int64_t>& channels, void* tensor) override {
     const cuda::ChannelList list = Upload(channels);
     Flush();
-    cuda::ScatterChannels(tensor.dtype, compact, layout, list, tensor.data, lane_->stream());
+    cuda::ScatterChannels(dtype, compact, layout, list, tensor, lane_->stream());
   }
 
  private:
@@ -189,14 +167,14 @@ class CudaBackend : public Backend {
     return device;
   }
 
-  // Without vectors where kernels read none.
-  Recovery Upload(const Recovery& recovery, int64_t size) {
-    const Activation& f = recovery.activation;
-    Recovery uploaded{f, recovery.from_output, nullptr, nullptr};
-    if (recovery.from_output || f.function == Function::kIdentity) return uploaded;
-    uploaded.scale = Upload(recovery.scale, size);
-    uploaded.offset = Upload(recovery.offset, size);
-    return uploaded;
+  // Without the vectors that kernels do not read.
+  void UploadInput(BackwardInput* input) {
+    const int64_t n = input->layout.channels;
+    const bool reads_z =
+        !input->from_output && input->activation.function != Function::kIdentity;
+    input->scale = reads_z ? Upload(input->scale, n) : nullptr;
+    input->offset = reads_z ? Upload(input->offset, n) : nullptr;
+    input->mean = Upload(input->mean, n);
   }
 
   cuda::ChannelList Upload(const std::vector<int64_t>& channels) {

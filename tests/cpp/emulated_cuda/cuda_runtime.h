@@ -117,11 +117,6 @@ T __ldcg(const T* address) {
   return *address;
 }
 
-inline float __double2float_ru(double value) {
-  const float nearest = static_cast<float>(value);
-  return nearest < value ? std::nextafter(nearest, INFINITY) : nearest;
-}
-
 inline float __uint_as_float(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));

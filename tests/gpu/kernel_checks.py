@@ -1,12 +1,13 @@
-"""Checks against the oracle that the kernels of every device must pass.
+"""Checks against the oracle that the CUDA kernels must pass.
 
-Called by test_kernels.py (CPU) and gpu/test_gpu_kernels.py, each with its driver, see
-native.py.
+Called by test_gpu_kernels.py with a driver, see cuda_driver.py; tests/cpp checks the
+kernels of the CPU, and these in emulation.
 """
 
 import numpy as np
 import reference
-from native import NONE, SHAPE
+from kernel_passes import ADD, PASSES, WRITE, Activation
+from native import NONE
 from storage import storage_of, to_float64, to_storage
 
 
@@ -32,41 +33,43 @@ class Problem:
     def vector(self, values=None):
         return self.driver.array((self.shape[1],), np.float64, values)
 
-    def call(self, name, *arguments):
-        status = self.driver.call(name, self.dtype, self.shape, *arguments)
+    def call(self, name, **members):
+        for key, value in members.items():
+            if isinstance(value, np.ndarray):
+                members[key] = self.vector(value)
+        scratch = None
+        if len(PASSES[name][1]) == 2:
+            scratch = self.driver.workspace(self.dtype, self.shape)
+        status = self.driver.call(name, self.dtype, self.shape, scratch, **members)
         assert status == 0, name
+        if scratch is not None:
+            scratch.get()
 
-    def reduce(self, name, *arguments):
+    def reduce(self, name, **members):
         """The two results of local_moments or backward_sums."""
-        first, second = self.vector(), self.vector()
-        scratch = self.driver.workspace(self.dtype, self.shape)
-        self.call(name, *self.held(arguments), scratch, first, second)
-        scratch.get()
-        return first.get(), second.get()
+        results = {result: self.vector() for result in PASSES[name][1]}
+        self.call(name, **members, **results)
+        return [result.get() for result in results.values()]
 
-    def apply(self, name, *arguments, old=None):
+    def apply(self, name, old=None, **members):
         """The tensor that normalize or backward_apply writes, or adds to `old`."""
-        out = self.tensor(old)
-        self.call(name, *self.held(arguments), int(old is not None), out)
+        (result,), out = PASSES[name][1], self.tensor(old)
+        request = WRITE if old is None else ADD
+        self.call(name, **members, request=request, **{result: out})
         return to_float64(out.get(), self.dtype)
-
-    def held(self, arguments):
-        """The arguments, vectors among them in the driver's memory."""
-        return [self.vector(a) if isinstance(a, np.ndarray) else a for a in arguments]
 
     def run(self, old=None):
         """Moments, then y; sums, then dx: the layer on one device."""
-        mean, m2 = self.reduce("local_moments", self.x, SHAPE)
+        mean, m2 = self.reduce("local_moments", x=self.x)
         inv_std = 1 / np.sqrt(m2 / self.count + self.eps)
         scale = self.gamma * inv_std
-        function, slope, _ = NONE.arguments()
-        affine = mean, scale, self.beta
-        y = self.apply("normalize", self.x, SHAPE, *affine, function, slope, old=old)
-        tensors = self.x, self.dy, SHAPE, *NONE.arguments(), None, None, mean
-        sums = self.reduce("backward_sums", *tensors)
+        of_y = {"mean": mean, "scale": scale, "offset": self.beta}
+        y = self.apply("normalize", old, x=self.x, activation=code(NONE), **of_y)
+        of_t = {"t": self.x, "dy": self.dy, "activation": code(NONE), "mean": mean}
+        sums = self.reduce("backward_sums", **of_t)
         b = -scale * inv_std**2 * sums[1] / self.count
         d = -scale * sums[0] / self.count
-        dx = self.apply("backward_apply", *tensors, scale, b, d, old=old)
+        dx = self.apply("backward_apply", old, **of_t, a=scale, b=b, d=d)
         return mean, m2, inv_std, y, *sums, dx
 
     def assert_near(self, result, expected, scale, dtype=None):
@@ -78,6 +81,10 @@ class Problem:
         if lane > 0:  # sums are in the data's arithmetic, whatever they are stored in
             atol = max(atol, reference.tolerance(self.dtype, *bounds)[1])
         np.testing.assert_allclose(result, expected, rtol, atol)
+
+
+def code(activation):
+    return Activation(*activation.arguments()[:2])
 
 
 def check_layer_on_one_device(p):
@@ -115,10 +122,10 @@ def check_add_keeps_what_was_there(p):
 
 def check_empty_shard_has_zero_sums(driver, shape):
     p = Problem(driver, "float32", shape)
-    for result in p.reduce("local_moments", p.x, SHAPE):
+    for result in p.reduce("local_moments", x=p.x):
         np.testing.assert_array_equal(result, 0)
-    tensors = p.x, p.dy, SHAPE, *NONE.arguments(), None, None
-    for result in p.reduce("backward_sums", *tensors, np.zeros(shape[1])):
+    of_t = {"t": p.x, "dy": p.dy, "activation": code(NONE), "mean": np.zeros(shape[1])}
+    for result in p.reduce("backward_sums", **of_t):
         np.testing.assert_array_equal(result, 0)
 
 
@@ -126,8 +133,7 @@ def inverse(y, function, slope):
     """z of f(z) = y."""
     if function == "identity":
         return y
-    negative = np.minimum(y, 0) / slope
-    return np.where(y > 0, y, np.log1p(negative) if function == "elu" else negative)
+    return np.where(y > 0, y, np.minimum(y, 0) / slope)
 
 
 def check_activation(p, activation):
@@ -141,17 +147,14 @@ def check_activation(p, activation):
     column = np.s_[:, None]
     function, slope, from_output = activation
     z = (p.x64 - mean[column]) * scale[column] + offset[column]
-    code = activation.arguments()
-    y = p.apply("normalize", p.x, SHAPE, mean, scale, offset, *code[:2])
+    affine = {"scale": scale, "offset": offset}
+    y = p.apply("normalize", x=p.x, mean=mean, activation=code(activation), **affine)
     expected = reference.activate(z, function, slope)
     sizes = np.abs(z).max() + 2 * np.abs(offset).max()
     p.assert_near(y, expected, max(slope, 1) * sizes)
 
     t, u = p.x, p.x64 - mean[column]
     if from_output:
-        if function == "elu":  # y is above -slope
-            x = to_storage(np.maximum(p.x64, -0.9 * slope), p.dtype)
-            p.x64, t = to_float64(x, p.dtype), p.tensor(x)
         z = inverse(p.x64, function, slope)
         mean, u = offset, z - offset[column]
     else:
@@ -159,26 +162,16 @@ def check_activation(p, activation):
         p.dy64[near_the_kink] = 0
         p.dy = p.tensor(to_storage(p.dy64, p.dtype))
     dz = p.dy64 * reference.activation_gradient(z, function, slope)
-    affine = (None, None) if from_output else (scale, offset)
-    arguments = t, p.dy, SHAPE, *code, *affine, mean
-    sum_dz, sum_dz_u = p.reduce("backward_sums", *arguments)
+    of_t = {"t": t, "dy": p.dy, "activation": code(activation), "mean": mean}
+    of_t.update({"from_output": True} if from_output else affine)
+    sum_dz, sum_dz_u = p.reduce("backward_sums", **of_t)
     absolute = np.abs(dz).sum((0, 2)) + 1e-30
     p.assert_near(sum_dz / absolute, dz.sum((0, 2)) / absolute, 2, "float64")
     absolute *= np.abs(u).max() + np.abs(mean).max()
     p.assert_near(sum_dz_u / absolute, (dz * u).sum((0, 2)) / absolute, 2, "float64")
     for old in None, to_storage(np.full(p.shape, 0.25), p.dtype):
-        dx = p.apply("backward_apply", *arguments, a, b, d, old=old)
+        dx = p.apply("backward_apply", old, **of_t, a=a, b=b, d=d)
         expected = a[column] * dz + b[column] * u + d[column] + (old is not None) * 0.25
         terms = np.abs(a).max() * np.abs(dz).max() + np.abs(d).max() + 0.25
         terms += np.abs(b).max() * (np.abs(u).max() + np.abs(mean).max())
         p.assert_near(dx, expected, 2 * terms)
-
-
-def check_find_below(p):
-    """Which channels have an element below their bound, one at a time."""
-    least = p.x64.min((0, 2))
-    above = np.arange(p.shape[1]) % 3 == 1
-    bound = np.where(above, np.nextafter(least, np.inf), least)
-    scratch, found = p.driver.workspace(p.dtype, p.shape), p.vector()
-    p.call("find_below", p.x, SHAPE, p.vector(bound), scratch, found)
-    np.testing.assert_array_equal(found.get() > 0, above)

@@ -1,5 +1,7 @@
-// What Python calls through ctypes: registration, timeout, failures, lifetime of a layer's group.
-// Functions that return nothing else return 0, or -1 with the text in gluon_syncbn_last_error.
+// The functions that the package calls through ctypes: registration, timeout, failures, lifetime of
+// a layer's group.
+// Who uses it: gluon_syncbn/. Functions that return nothing else return 0, or -1 with the text in
+// gluon_syncbn_last_error.
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -114,7 +116,7 @@ SYNCBN_EXPORT const char* gluon_syncbn_commit() { return SYNCBN_COMMIT; }
 
 SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
 
-// What there is machine code for; empty in a build without CUDA.
+// The architectures that there is machine code for; empty in a build without CUDA.
 SYNCBN_EXPORT const char* gluon_syncbn_cuda_architectures() {
 #if defined(SYNCBN_CUDA)
   return syncbn::cuda::Architectures();

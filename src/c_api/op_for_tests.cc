@@ -1,0 +1,127 @@
+// The layer on one device as plain C functions, so that tests run several devices of one or of no
+// GPU through the real exchange without MXNet.
+// Who uses it: tests/native.py. Functions return 0 (create: an object), or -1 (null) with the text
+// in gluon_syncbn_last_error.
+#include <vector>
+
+#include "collective/registry.h"
+#include "core/error.h"
+#include "core/last_error.h"
+#include "op/sync_batch_norm.h"
+
+#define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
+
+using syncbn::DType;
+using syncbn::Layout;
+using syncbn::Request;
+using syncbn::SyncBatchNorm;
+using syncbn::Tensor;
+
+// `device` ("gpu(1)") is the rank among the devices of the group with this key; `computes_on` is
+// the device of its memory. `function` and `slope` are the Activation; with `from_output` backward
+// reads the shard's y, else its x.
+struct gluon_syncbn_settings {
+  const char *group, *device, *computes_on;
+  int num_devices, axis;
+  double epsilon, momentum, timeout;
+  int function;
+  double slope;
+  int from_output;
+};
+
+// Memory of a shard on the device; vectors are float64 for float64 data, else float32. `dtype` is a
+// DType number, requests are 0 (leave alone), 1 (write) or 2 (add).
+struct gluon_syncbn_shard {
+  int dtype, ndim;
+  const int64_t* shape;
+  const void *x, *gamma, *beta;
+  void *running_mean, *running_var;
+  int y_request;
+  void* y;
+  const void* dy;
+  int dx_request, dgamma_request, dbeta_request;
+  void *dx, *dgamma, *dbeta;
+};
+
+namespace {
+
+struct Op {
+  int axis;
+  bool from_output;
+  SyncBatchNorm batch_norm;
+};
+
+Request ToRequest(int request) {
+  if (request == 0) return Request::kNull;
+  return request == 2 ? Request::kAdd : Request::kWrite;
+}
+
+// The views of one shard.
+struct Views {
+  Views(const gluon_syncbn_shard& shard, int axis)
+      : shape(shard.shape, shard.shape + shard.ndim),
+        dtype(static_cast<DType>(shard.dtype)),
+        channels(shape.at(static_cast<size_t>(axis))) {
+    if (!syncbn::IsSupported(shard.dtype)) {
+      throw syncbn::Error(syncbn::Concat("no kernels for dtype number ", shard.dtype));
+    }
+  }
+
+  Tensor Data(const void* data) const { return {const_cast<void*>(data), shape, dtype}; }
+  Tensor Vector(const void* data) const {
+    return {const_cast<void*>(data), {channels},
+            dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32};
+  }
+
+  std::vector<int64_t> shape;
+  DType dtype;
+  int64_t channels;
+};
+
+}  // namespace
+
+SYNCBN_EXPORT void* gluon_syncbn_op_create(const gluon_syncbn_settings* settings) {
+  Op* op = nullptr;
+  syncbn::CatchAll([&] {
+    syncbn::Options options;
+    options.num_devices = settings->num_devices;
+    options.axis = settings->axis;
+    options.epsilon = settings->epsilon;
+    options.momentum = settings->momentum;
+    options.timeout = settings->timeout;
+    options.activation = {static_cast<syncbn::Function>(settings->function), settings->slope};
+    options.from_output = settings->from_output != 0;
+    op = new Op{options.axis, options.from_output,
+                SyncBatchNorm(options, syncbn::ParseDevice(settings->device),
+                              syncbn::Registry::Get().FindOrCreate(settings->group, settings->group),
+                              syncbn::MakeBackend(syncbn::ParseDevice(settings->computes_on)))};
+  });
+  return op;
+}
+
+SYNCBN_EXPORT int gluon_syncbn_op_forward(void* op, int training, const gluon_syncbn_shard* shard) {
+  return syncbn::CatchAll([&] {
+    Op& self = *static_cast<Op*>(op);
+    const Views views(*shard, self.axis);
+    self.batch_norm.Forward(
+        training != 0,
+        {views.Data(shard->x), views.Vector(shard->gamma), views.Vector(shard->beta),
+         ToRequest(shard->y_request), views.Data(shard->y), views.Vector(shard->running_mean),
+         views.Vector(shard->running_var)});
+  });
+}
+
+SYNCBN_EXPORT int gluon_syncbn_op_backward(void* op, const gluon_syncbn_shard* shard) {
+  return syncbn::CatchAll([&] {
+    Op& self = *static_cast<Op*>(op);
+    const Views views(*shard, self.axis);
+    const syncbn::Gradients gradients{
+        ToRequest(shard->dx_request),     ToRequest(shard->dgamma_request),
+        ToRequest(shard->dbeta_request),  views.Data(shard->dx),
+        views.Vector(shard->dgamma),      views.Vector(shard->dbeta)};
+    self.batch_norm.Backward(views.Data(shard->dy),
+                             views.Data(self.from_output ? shard->y : shard->x), gradients);
+  });
+}
+
+SYNCBN_EXPORT void gluon_syncbn_op_delete(void* op) { delete static_cast<Op*>(op); }

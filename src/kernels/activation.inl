@@ -1,0 +1,73 @@
+// The activation, forward and backward, for a Value: a number, or a vector of numbers on the CPU.
+// Who includes it: cpu/tile_activation.inl and cuda/activation.cuh, each in its own namespace,
+// behind Exp and Expm1 of its Values and SYNCBN_FORMULA, which marks its functions. Nothing here
+// knows memory layouts.
+
+// The ways of a pass with the element t that it reads.
+enum Kind {
+  kPlain,     // no activation; a backward pass reads x, or y of the identity
+  kLeakyOfX,  // forward, or backward from x
+  kLeakyOfY,  // backward from y
+  kEluOfX,    // forward, or backward from x
+};
+
+SYNCBN_HOST_DEVICE constexpr bool ReadsX(Kind kind) { return kind == kLeakyOfX || kind == kEluOfX; }
+
+inline Kind KindOf(const Activation& activation, bool from_output) {
+  if (activation.function == Function::kElu) return kEluOfX;
+  if (activation.function != Function::kLeakyRelu) return kPlain;
+  return from_output ? kLeakyOfY : kLeakyOfX;
+}
+
+template <Kind kKind>
+struct KindConstant {
+  static constexpr Kind value = kKind;
+};
+
+// Of one channel, or of as many columns as a vector holds.
+template <typename Value>
+struct Affine {
+  Value mean, scale, offset;
+
+  SYNCBN_FORMULA Value Of(Value x) const { return (x - mean) * scale + offset; }
+};
+
+template <typename Value>
+struct Slopes {
+  Value slope, inverse;
+};
+
+template <typename Value, typename Scalar = Value>
+inline Slopes<Value> MakeSlopes(double slope) {
+  return {Value{} + Scalar(slope), Value{} + Scalar(1 / slope)};
+}
+
+// slope * v, and 0 where the slope is 0: of infinities, too.
+template <typename Value>
+SYNCBN_FORMULA Value OnSlope(const Slopes<Value>& f, Value v) {
+  return f.slope != 0 ? f.slope * v : Value{};
+}
+
+// f(z)
+template <Kind kKind, typename Value>
+SYNCBN_FORMULA Value Activate(Value z, const Slopes<Value>& f) {
+  if (kKind == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
+  if (kKind == kEluOfX) return z > 0 ? z : f.slope * Expm1(z);
+  return z;
+}
+
+// From t and dy = dL/dy to u, which is x - mean or z - offset, and dz = dL/dz.
+template <Kind kKind, typename Value>
+SYNCBN_FORMULA void Unwind(Value t, Value dy, const Affine<Value>& k, const Slopes<Value>& f,
+                           Value* u, Value* dz) {
+  *dz = dy;
+  if (kKind == kLeakyOfY) {
+    *dz = t > 0 ? dy : f.slope * dy;
+    t = t > 0 ? t : f.inverse * t;
+  }
+  *u = t - k.mean;
+  if (!ReadsX(kKind)) return;
+  const Value z = k.Of(t);
+  if (kKind == kLeakyOfX) *dz = z <= 0 ? OnSlope(f, dy) : dy;
+  if (kKind == kEluOfX) *dz = z > 0 ? dy : f.slope * Exp(z) * dy;
+}

@@ -1,0 +1,113 @@
+// Backward of the layer, from dy to dx. With dz = dy * f'(z), g = gamma * inv_std, and sums over
+// the whole batch of `count` elements per channel:
+//
+// dx = g * (dz - sum_dz / count - (x - mean) * inv_std^2 * sum_dz_xmu / count)
+//    = a * dz + b * (x - mean) + d, with a = g
+//
+// Kernels that read y compute u = (x - mean) * g in the place of x - mean.
+#include <cstddef>
+
+#include "core/error.h"
+#include "op/sync_batch_norm.h"
+
+namespace syncbn {
+
+void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
+                                    const Gradients& out) {
+  // MXNet skips the backward of a failed forward only until somebody has caught its error.
+  if (!forward_succeeded_) {
+    throw Error(Concat("SyncBatchNorm '", group_->layer(), "', backward: the forward call that it "
+                       "belongs to has failed. ", group_->Failure()));
+  }
+  const bool alone = !MeetsOthers();
+  if (batch_statistics_ && alone) group_->Check(ticket_, "backward", device_);
+  const BackwardInput from_x{t.dtype, layout, t.data, dy.data, options_.activation, false,
+                             mean_.data(), scale_.data(), offset_.data()};
+  const bool by_blocks = alone && kept_.empty() && out.dx_request != Request::kNull;
+  CachedPasses* const cached = by_blocks ? backend_->cached_passes() : nullptr;
+  if (cached != nullptr) {
+    BackwardAlone(cached, options_.from_output ? FromOutput(from_x) : from_x, out);
+  } else {
+    BackwardExchanging(t, from_x, out);
+  }
+}
+
+void SyncBatchNorm::BackwardAlone(CachedPasses* cached, const BackwardInput& input,
+                                  const Gradients& out) {
+  const size_t channels = mean_.size();
+  Payload sums(2 * channels);  // sum_dz, then sum_dz_xmu
+  Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
+  const auto between = [&](int64_t begin, int64_t end) {
+    ToUnitsOfX(begin, end, &sums);
+    SetTerms(begin, end, sums, &terms);
+    ToUnitsOfU(begin, end, &terms);
+  };
+  cached->SumsAndApply({input, sums.data(), sums.data() + channels}, between,
+                       {input, scale_.data(), terms.b.data(), terms.d.data(), out.dx_request,
+                        out.dx.data});
+  WriteParameterGradients(sums, out);
+}
+
+// Also for a device alone that has kept channels, wants no dx, or gains nothing by blocks.
+void SyncBatchNorm::BackwardExchanging(const Tensor& t, const BackwardInput& from_x,
+                                       const Gradients& out) {
+  const size_t channels = mean_.size();
+  const int64_t all = from_x.layout.channels;
+  const BackwardInput input = options_.from_output ? FromOutput(from_x) : from_x;
+  Payload sums(2 * channels);  // sum_dz, then sum_dz_xmu
+  backend_->BackwardSums({input, sums.data(), sums.data() + channels});
+  ToUnitsOfX(0, all, &sums);
+  kept_.BackwardSums({from_x, sums.data(), sums.data() + channels});
+  WriteParameterGradients(sums, out);
+  // A device that needs no gradient of x takes part all the same: the others need its sums.
+  if (MeetsOthers()) sums = Exchange("backward", t, from_x.layout, sums, "sum_float64");
+  if (out.dx_request == Request::kNull) return;
+  Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
+  SetTerms(0, all, sums, &terms);
+  const double *const a = scale_.data(), *const b = terms.b.data(), *const d = terms.d.data();
+  const ApplyPass of_kept{from_x, a, b, d, out.dx_request, out.dx.data};
+  kept_.BackwardApply(of_kept);
+  ToUnitsOfU(0, all, &terms);
+  backend_->BackwardApply({input, a, b, d, out.dx_request, out.dx.data});
+  kept_.WriteTo(of_kept);
+}
+
+BackwardInput SyncBatchNorm::FromOutput(BackwardInput from_x) const {
+  from_x.from_output = true;
+  from_x.mean = offset_.data();
+  from_x.scale = from_x.offset = nullptr;
+  return from_x;
+}
+
+void SyncBatchNorm::ToUnitsOfX(int64_t begin, int64_t end, Payload* sums) const {
+  if (!options_.from_output) return;
+  double* const sum_dz_xmu = sums->data() + scale_.size();
+  for (int64_t c = begin; c < end; ++c) sum_dz_xmu[c] /= scale_[c];
+}
+
+void SyncBatchNorm::ToUnitsOfU(int64_t begin, int64_t end, Terms* terms) const {
+  if (!options_.from_output) return;
+  for (int64_t c = begin; c < end; ++c) terms->b[c] /= scale_[c];
+}
+
+void SyncBatchNorm::SetTerms(int64_t begin, int64_t end, const Payload& sums, Terms* terms) const {
+  if (!batch_statistics_ || count_ == 0) return;
+  const double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + scale_.size();
+  const std::vector<double>& a = scale_;
+  for (int64_t c = begin; c < end; ++c) {
+    terms->d[c] = -a[c] * sum_dz[c] / count_;
+    terms->b[c] = -a[c] * inv_std_[c] * inv_std_[c] * sum_dz_xmu[c] / count_;
+  }
+}
+
+// dbeta and dgamma from this shard's sum_dz and sum_dz_xmu.
+void SyncBatchNorm::WriteParameterGradients(const Payload& sums, const Gradients& out) {
+  const size_t channels = inv_std_.size();
+  const auto middle = sums.begin() + static_cast<std::ptrdiff_t>(channels);
+  backend_->Write({sums.begin(), middle}, out.dbeta_request, out.dbeta);
+  std::vector<double> dgamma(channels, 0.0);
+  for (size_t c = 0; c < channels && !options_.fix_gamma; ++c) dgamma[c] = middle[c] * inv_std_[c];
+  backend_->Write(dgamma, out.dgamma_request, out.dgamma);
+}
+
+}  // namespace syncbn

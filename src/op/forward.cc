@@ -1,0 +1,129 @@
+// Forward of the layer, from the batch's moments to y:
+//
+// mean = sum(x) / count, m2 = sum((x - mean)^2), var = m2 / count, over the whole batch
+// inv_std = 1 / sqrt(var + epsilon), scale = gamma * inv_std
+// y = f((x - mean) * scale + beta)
+#include <cmath>
+
+#include "op/reconstruction.h"
+#include "op/sync_batch_norm.h"
+
+namespace syncbn {
+
+void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& of) {
+  const size_t channels = static_cast<size_t>(layout.channels);
+  for (auto* numbers : {&mean_, &inv_std_, &scale_}) numbers->resize(channels);
+  if (!batch_statistics_) {
+    ForwardFromRunning(layout, of);
+  } else {
+    ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
+    backward_calls_ = 0;
+    count_ = static_cast<double>(layout.PerChannel());
+    const bool by_blocks = !MeetsOthers() && of.y_request != Request::kNull;
+    CachedPasses* const cached = by_blocks ? backend_->cached_passes() : nullptr;
+    if (cached != nullptr) {
+      ForwardAlone(cached, layout, of);
+    } else {
+      ForwardExchanging(layout, of);
+    }
+  }
+  if (options_.from_output) {  // y never is in place of x: the operator does not declare it
+    kept_.Keep(of.x, layout, NotReconstructible(of));
+  }
+}
+
+void SyncBatchNorm::ForwardFromRunning(const Layout& layout, const ForwardTensors& of) {
+  mean_ = backend_->Read(of.running_mean);
+  const std::vector<double> var = backend_->Read(of.running_var);
+  ReadParameters(of);
+  SetScale(0, layout.channels, var);
+  if (of.y_request != Request::kNull) backend_->Normalize(NormalizationOf(layout, of));
+}
+
+// A block of channels after the other, which is still in cache when it is normalized.
+void SyncBatchNorm::ForwardAlone(CachedPasses* cached, const Layout& layout,
+                                 const ForwardTensors& of) {
+  std::vector<double> var(mean_.size());  // m2 until it is divided
+  ReadParameters(of);
+  const auto between = [&](int64_t begin, int64_t end) {
+    DivideByCount(begin, end, &var);
+    SetScale(begin, end, var);
+  };
+  cached->MomentsAndNormalize({of.x.dtype, layout, of.x.data, mean_.data(), var.data()}, between,
+                              NormalizationOf(layout, of));
+  group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
+  UpdateRunning(var, of);
+}
+
+// Also for a device alone whose backend gains nothing by blocks. On a GPU reading waits, so the
+// parameters are read behind the pass over x, which waits anyway.
+void SyncBatchNorm::ForwardExchanging(const Layout& layout, const ForwardTensors& of) {
+  std::vector<double> var(mean_.size());  // m2 until it is divided
+  backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), var.data()});
+  if (MeetsOthers()) {
+    ExchangeMoments(of.x, layout, var.data());
+  } else {
+    group_->Check(ticket_, "forward", device_);
+  }
+  DivideByCount(0, layout.channels, &var);
+  UpdateRunning(var, of);
+  ReadParameters(of);
+  SetScale(0, layout.channels, var);
+  if (of.y_request != Request::kNull) backend_->Normalize(NormalizationOf(layout, of));
+}
+
+void SyncBatchNorm::ReadParameters(const ForwardTensors& of) {
+  gamma_ = options_.fix_gamma ? std::vector<double>(mean_.size(), 1.0) : backend_->Read(of.gamma);
+  offset_ = backend_->Read(of.beta);
+}
+
+void SyncBatchNorm::DivideByCount(int64_t begin, int64_t end, std::vector<double>* m2) const {
+  for (int64_t c = begin; c < end; ++c) (*m2)[c] = count_ > 0 ? (*m2)[c] / count_ : 0.0;
+}
+
+void SyncBatchNorm::SetScale(int64_t begin, int64_t end, const std::vector<double>& var) {
+  for (int64_t c = begin; c < end; ++c) {
+    inv_std_[c] = 1.0 / std::sqrt(var[c] + options_.epsilon);
+    scale_[c] = gamma_[c] * inv_std_[c];
+  }
+}
+
+NormalizePass SyncBatchNorm::NormalizationOf(const Layout& layout, const ForwardTensors& of) const {
+  return {of.x.dtype,     layout,        of.x.data, mean_.data(), scale_.data(), offset_.data(),
+          options_.activation, of.y_request, of.y.data};
+}
+
+// The channels whose x_hat cannot be reconstructed from y: all, if y is not this call's alone.
+std::vector<int64_t> SyncBatchNorm::NotReconstructible(const ForwardTensors& of) const {
+  std::vector<int64_t> channels;
+  for (size_t c = 0; c < gamma_.size(); ++c) {
+    if (of.y_request != Request::kWrite ||
+        !CanReconstruct(gamma_[c], offset_[c], options_.activation, of.y.dtype)) {
+      channels.push_back(static_cast<int64_t>(c));
+    }
+  }
+  return channels;
+}
+
+void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
+                                  const ForwardTensors& of) const {
+  if (count_ == 0) return;
+  double keep = options_.momentum;
+  if (options_.cumulative) {
+    const double before = static_cast<double>(group_->BatchesBefore(ticket_));
+    keep = before / (before + 1);
+  }
+  // One element has no unbiased variance; its biased one is 0.
+  const double correction = options_.unbiased_running_var && count_ > 1
+                                ? count_ / (count_ - 1) : 1.0;
+  std::vector<double> mean = backend_->Read(of.running_mean);
+  std::vector<double> var = backend_->Read(of.running_var);
+  for (size_t c = 0; c < mean.size(); ++c) {
+    mean[c] = keep * mean[c] + (1 - keep) * mean_[c];
+    var[c] = keep * var[c] + (1 - keep) * batch_var[c] * correction;
+  }
+  backend_->Write(mean, Request::kWrite, of.running_mean);
+  backend_->Write(var, Request::kWrite, of.running_var);
+}
+
+}  // namespace syncbn
