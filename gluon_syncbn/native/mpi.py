@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .library import mpi_path
 
-# Launchers tell each process in these how many they have started.
+# By these, launchers tell each process how many they have started.
 _PROMISES = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",
@@ -113,9 +113,7 @@ def _short(library):
     return " ".join(version.splitlines()[0].split(",")[0].split())
 
 
-def transport(
-    library: ctypes.CDLL, size: int, timeout: float
-) -> tuple[int, list[int]]:
+def transport(library: ctypes.CDLL, size: int, timeout: float) -> tuple[int, list[int]]:
     """The native transport, and for each rank the lowest rank on its machine."""
     machines = (ctypes.c_int * size)()
     pointer = library.gluon_syncbn_mpi_transport(timeout, machines)
