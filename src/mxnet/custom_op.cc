@@ -189,7 +189,7 @@ int InferType(int size, int* types, void* state) {
   });
 }
 
-// What MXNet keeps for backward. The operator keeps gamma and beta itself, as forward has met them.
+// The arrays that MXNet keeps for backward. The operator keeps the gamma and beta of forward itself.
 int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* outputs, int* size,
                               int** dependencies, void* state) {
   Properties* properties = static_cast<Properties*>(state);

@@ -1,4 +1,4 @@
-// Where a backend's memory comes from, apart from its tensors.
+// The source of a backend's memory, apart from its tensors.
 // Who uses it: op/cuda takes memory; mxnet/memory.cc gives MXNet's, op/cuda/memory_pool.h that of
 // programs without a pool of their own.
 #pragma once

@@ -1,6 +1,6 @@
 // The channels whose x_hat backward cannot reconstruct from y: their x is kept, and they are
 // computed apart, as a smaller tensor (outer, kept channels, inner).
-// Who uses it: sync_batch_norm.cc, in forward Keep, in backward the others in their order.
+// Who uses it: forward.cc calls Keep, backward.cc the others in their order.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -1,6 +1,6 @@
-// Whether a channel's x_hat can be reconstructed from y to about y's precision, so that x need not
-// be kept for backward.
-// Who uses it: sync_batch_norm.cc. It knows neither devices nor tensors.
+// Decides whether a channel's x_hat can be reconstructed from y to about y's precision, so that x
+// need not be kept for backward.
+// Who uses it: forward.cc. It knows neither devices nor tensors.
 #pragma once
 #include "core/activation.h"
 #include "core/dtype.h"

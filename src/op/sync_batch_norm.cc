@@ -91,7 +91,7 @@ Payload SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout
                                               std::move(options)));
 }
 
-// Whether the statistics are those of more than this device.
+// True if the statistics are those of more than this device.
 bool SyncBatchNorm::MeetsOthers() const {
   return batch_statistics_ && (options_.num_devices > 1 || Processes() != nullptr);
 }

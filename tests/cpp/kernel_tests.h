@@ -79,7 +79,7 @@ void TestSums(Problem& p, const BackwardInput& input) {
   }
 }
 
-// How a tensor is written.
+// The ways to write a tensor.
 struct Way {
   bool add;
   enum { kApart, kOnFirst, kOnDy } place;

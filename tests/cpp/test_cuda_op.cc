@@ -140,7 +140,7 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
                  const std::string& name) {
   std::vector<Shard> gpu = Train("gpu", dtype, rows, setting);
   std::vector<Shard> cpu = Train("cpu", dtype, rows, setting);
-  // Where backward reads y, that may have been rounded to the other neighbour. Its x_hat, which is
+  // If backward reads y, that may have been rounded to the other neighbour. Its x_hat, which is
   // multiplied by less than 10, then errs by as much.
   const double error = setting.from_output ? 10 * test::Ulp(dtype, 4) : 0;
   for (size_t k = 0; k < rows.size(); ++k) {

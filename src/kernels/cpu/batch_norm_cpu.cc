@@ -17,12 +17,12 @@ namespace {
 // Tensors up to this many elements are done before another thread would have woken up.
 constexpr int64_t kAloneSize = 32768;
 
-// What a block of channels may take in bytes to be found in cache by the second pass: about what a
-// core has of L2 and the last level.
+// Bytes of a block of channels that the second pass still finds in cache: about a core's part of L2
+// and the last level.
 constexpr int64_t kCacheSize = 2 << 20;
 
-// Outputs from this size on are hardly in cache any more when their reader comes, and storing past the
-// cache saves fetching them first.
+// Outputs from this size on are hardly in cache any more when somebody reads them, and storing past
+// the cache saves fetching them first.
 constexpr int64_t kStreamSize = 8 << 20;
 
 template <typename Writing>
@@ -49,7 +49,7 @@ void Reduce(const Pass& pass) {
   pass.Finish(0, pass.partition.layout.channels);
 }
 
-// Whether a block of channels stays in cache, and no thread idles at the end for longer than that
+// True if a block of channels stays in cache, and no thread idles at the end for longer than that
 // saves. `size` is that of an element in all inputs together.
 bool PaysByBlock(const Partition& partition, int64_t size) {
   const Layout& layout = partition.layout;
@@ -59,7 +59,8 @@ bool PaysByBlock(const Partition& partition, int64_t size) {
          layout.PerChannel() * partition.channel_step * size <= kCacheSize;
 }
 
-// A reduction, `between`, and the pass that writes: a block of channels after the other if that pays.
+// A reduction, `between`, and the pass that writes: a block of channels after the other if that
+// pays.
 template <typename Reduction, typename Writing>
 void ReduceAndWrite(const Reduction& reduction, const Between& between, const Writing& writing,
                     int64_t size) {

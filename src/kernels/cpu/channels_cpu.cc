@@ -1,4 +1,4 @@
-// Runs of a channel are copied whole; where channels come last, element by element.
+// Runs of a channel are copied whole; channels-last tensors, element by element.
 #include "kernels/cpu/channels_cpu.h"
 
 #include <algorithm>

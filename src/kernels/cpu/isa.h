@@ -23,8 +23,9 @@ struct Tile {
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// How a kernel stores its results. kStream is kAssign past the caches, for outputs that these would
-// not hold until somebody reads them; instruction sets without such stores take it for kAssign.
+// The ways in which a kernel stores its results. kStream is kAssign past the caches, for outputs
+// that these would not hold until somebody reads them; instruction sets without such stores take it
+// for kAssign.
 enum class StoreMode { kAssign, kStream, kAdd };
 
 // Tensors and per-channel arrays of a pass are whole; each call reads and writes its tile's part.

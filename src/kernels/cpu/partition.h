@@ -1,4 +1,4 @@
-// How a tensor is cut into tiles, by its shape alone, never by the number of threads: partial
+// The cut of a tensor into tiles, by its shape alone, never by the number of threads: partial
 // results are therefore the same in every run.
 // Who uses it: batch_norm_cpu.cc and tiled_passes.h. It must not know dtypes nor instruction sets.
 #pragma once
@@ -20,8 +20,8 @@ struct Partition {
   // Tiles that cover one channel; each gives a partial result for it.
   int64_t Partials() const { return outer_blocks * inner_blocks; }
 
-  // Which of the partial results tile `index` contributes to its channels, and over how many
-  // elements of each.
+  // The number of the partial result that tile `index` contributes to its channels, and the
+  // elements of each channel that it covers.
   int64_t PartialOf(int64_t index) const;
   int64_t Count(int64_t partial) const;
 

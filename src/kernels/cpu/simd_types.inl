@@ -38,7 +38,7 @@ SYNCBN_INLINE void Load(const double* p, Doubles* v) { __builtin_memcpy(v, p, si
 SYNCBN_INLINE void Store(float* p, Floats v) { __builtin_memcpy(p, &v, sizeof(v)); }
 SYNCBN_INLINE void Store(double* p, Doubles v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-// Which types have Stream, a store past the caches to an address that is a multiple of kVectorBytes;
+// True for types that have Stream, a store past the caches to an address that is a multiple of kVectorBytes;
 // what follows EndStream follows it for other threads, too.
 template <typename T>
 constexpr bool kCanStream = kHasStream && sizeof(T) >= 4;

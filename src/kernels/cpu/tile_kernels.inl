@@ -15,7 +15,7 @@ SYNCBN_INLINE void LoadPart(const T* p, int64_t n, T fill, Vector* v) {
   Load(padded, v);
 }
 
-// Where the tile's first element of channel c lies, less c * tile.inner.
+// The address of the tile's first element of channel c, less c * tile.inner.
 template <typename T>
 SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
   return x + tile.outer_begin * tile.row + tile.inner_begin;

@@ -22,7 +22,7 @@ constexpr int Wide() {
   return kVectorBytes / static_cast<int>(sizeof(T));
 }
 
-// How to read tensors of one layout: vectors where all of them lie alike, else single elements.
+// The way to read tensors of one layout: vectors if all of them lie alike, else single elements.
 struct Choice {
   bool wide, columns;
   int misalign;  // in elements; 0 for single elements

@@ -1,4 +1,4 @@
-// How a tensor is cut into the work of blocks and threads: index arithmetic for host and device,
+// The cut of a tensor into the work of blocks and threads: index arithmetic for host and device,
 // without any CUDA, so that a native test can check that every element is visited exactly once.
 // Who uses it: the kernels of this folder. It must not know what is computed.
 //
@@ -73,7 +73,7 @@ struct Planes {
   SYNCBN_HOST_DEVICE int Splits() const { return outer_blocks * slot_blocks; }
   SYNCBN_HOST_DEVICE int64_t Blocks() const { return layout.channels * Splits(); }
 
-  // What one block has to do: `items` vectors, in rows of which `columns` are inside of a plane.
+  // The work of one block: `items` vectors, in rows of which `columns` are inside of a plane.
   struct Block {
     int64_t channel;
     int64_t plane;       // element where its first plane begins
@@ -174,7 +174,7 @@ struct Columns {
   }
 };
 
-// Whether a thread is to keep to columns. `bytes` is the size of an element.
+// True if a thread is to keep to columns. `bytes` is the size of an element.
 bool PrefersColumns(const Layout& layout, int width, int bytes);
 
 // `misalign` is below `width`. `multiprocessors` are those of the device.

@@ -1,8 +1,8 @@
 // The kernels that sum over all elements of a channel, for both ways to cut a tensor.
 // Who uses it: batch_norm.cuh. What is summed is the template parameter, see sums.cuh.
 //
-// Where several blocks share a channel, each leaves a partial result in the workspace, and the one
-// that comes last adds them up in their order: one launch, and the same bits in every run.
+// If several blocks share a channel, each leaves a partial result in the workspace, and the last
+// one to finish adds them up in their order: one launch, and the same bits in every run.
 #pragma once
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/sums.cuh"
@@ -41,7 +41,7 @@ __device__ Pair BlockSum(Pair value) {
   return value;
 }
 
-// Whether this block is the last of `blocks` to come here; what the others wrote before is visible
+// True for the last of `blocks` to arrive here; everything that the others wrote before is visible
 // to it then.
 __device__ inline bool IsLast(unsigned* counter, int blocks) {
   __shared__ bool last;
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Sums::kFused))
 }
 
 // Calls use(channel of the tile, sum over i < entries of at(channel, i)) once for each of
-// `channels` channels. As many neighbouring threads as there are for each channel share its entries;
-// which thread calls `use` depends on sizes alone.
+// `channels` channels. As many neighbouring threads as there are for each channel share its
+// entries; which thread calls `use` depends on sizes alone.
 template <typename At, typename Use>
 __device__ void SumByChannel(int channels, int64_t entries, const At& at, const Use& use) {
   int group = 1;

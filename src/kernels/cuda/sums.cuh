@@ -19,7 +19,7 @@ struct alignas(16) Pair {
 template <typename T, int kVectorWidth, int kShiftCount>
 struct Lanes {
   static constexpr int kWidth = kVectorWidth, kShifts = kShiftCount;
-  // Where all belong to one channel, four are enough to hide an addition's latency.
+  // If all belong to one channel, four are enough to hide an addition's latency.
   static constexpr int kLanes = kShifts == 1 && kWidth > 4 ? 4 : kWidth;
   using A = Arithmetic<T>;
   A first[kLanes] = {}, second[kLanes] = {};
@@ -48,7 +48,7 @@ struct MomentArguments {
   double *mean, *m2;
 };
 
-// mean and m2. A thread takes deviations from the first value that it meets, so that they are small
+// mean and m2. A thread takes deviations from the first value that it reads, so that they are small
 // whatever the mean is; then, in double, from the channel's first value, as all threads do.
 template <typename T, int kWidth, int kShifts>
 struct MomentSums : Lanes<T, kWidth, kShifts> {

@@ -159,7 +159,7 @@ class CudaBackend : public Backend {
     return pinned;
   }
 
-  // Where the values will be on the device after the next Flush.
+  // The address on the device that has the values after the next Flush.
   const double* Upload(const double* values, int64_t size) {
     double* const device = lane_->device() + device_used_;
     device_used_ += size;

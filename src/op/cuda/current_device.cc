@@ -1,4 +1,5 @@
-// The driver's two functions are looked up at run time: the library also serves machines without one.
+// The driver's two functions are looked up at run time: the library also serves machines without
+// one.
 #include "op/cuda/current_device.h"
 
 #include <dlfcn.h>
@@ -33,8 +34,8 @@ void CheckDriver(int status, const char* call) {
   if (status != 0) throw DeviceError(Concat("CUDA: ", call, " failed with error ", status));
 }
 
-// Whether the runtime looks at the driver's context when it sets the device that it set last is not
-// documented, and SetCurrent goes past it: so the context is remembered and set as well.
+// No document tells if the runtime looks at the driver's context when it sets the device that it
+// set last, and SetCurrent goes past it: so the context is remembered and set as well.
 void MakeCurrent(const Driver& driver, int ordinal) {
   static std::mutex mutex;
   static auto& contexts = *new std::map<int, void*>;  // operators may outlive static destructors

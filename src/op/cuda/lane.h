@@ -1,8 +1,9 @@
-// What one forward or backward call needs on a GPU: a stream and memory, kept for the next call.
+// The stream and the memory of one forward or backward call on a GPU, kept for the next call.
 // Who uses it: backend_cuda.cc. It must not know what is computed.
 //
 // A device has as many lanes as calls were ever under way on it at once, and each keeps the largest
-// size that it has met. So a step allocates nothing once its shapes have been seen, and layers share.
+// size that it has met. So a step allocates nothing once its shapes have been seen, and layers
+// share.
 #pragma once
 #include <cstdint>
 
