@@ -100,9 +100,9 @@ def measure_processes(output, repetitions):
 
         def call(array=array, total=total, size=size):
             library.gluon_syncbn_distributed_exchange(
-                b"benchmark", b"", b"sum_float64", array.ctypes.data, array.nbytes, 60.0,
-                ctypes.byref(size),
-            )  # fmt: skip
+                *(b"benchmark", b"", b"sum_float64", array.ctypes.data, array.nbytes),
+                *(60.0, ctypes.byref(size)),
+            )
             library.gluon_syncbn_distributed_result(total.ctypes.data)
 
         call()

@@ -10,7 +10,6 @@ import os
 from collections import namedtuple
 from pathlib import Path
 
-import numpy as np
 from storage import DTYPES, HostArray
 
 ROOT = Path(__file__).resolve().parents[1]

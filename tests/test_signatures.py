@@ -47,7 +47,7 @@ def without_comments(text):
 
 def too_long(text):
     """The parameter lists of more than MOST items; calls have other items."""
-    for begin, items in lists(without_comments(text)):
+    for _, items in lists(without_comments(text)):
         if len(items) > MOST and all(PARAMETER.fullmatch(item) for item in items):
             if not all(re.fullmatch(r"[\w:.]+", item) for item in items):
                 yield items
