@@ -24,10 +24,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
-from ablation import grid, plan, results  # noqa: E402
-from ablation.jobs import Jobs, cores, left_over  # noqa: E402
-from segmentation import folder_lock  # noqa: E402
-from segmentation.errors import Parser, UserError, exit_code  # noqa: E402
+from ablation import grid, plan, results
+from ablation.jobs import Jobs, cores, left_over
+from segmentation import folder_lock
+from segmentation.errors import Parser, UserError, exit_code
 
 PARTS = "fastscnn", "fcn", "agreement", "cost"
 

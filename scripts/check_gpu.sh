@@ -139,7 +139,7 @@ part_benchmark() {
     check_built benchmark_gpu || return 0
     local options=(--program "$build/benchmark_gpu" --output "$out/benchmark_gpu.json")
     if [ -n "$small" ]; then options+=(--shape 2,8,6,6 --repetitions 2); fi
-    step benchmark "$python" scripts/benchmark_gpu.py "${options[@]}"
+    step benchmark "$python" scripts/benchmarks/benchmark_gpu.py "${options[@]}"
     if [ -f "$out/benchmark_gpu.md" ]; then cat "$out/benchmark_gpu.md"; fi
 }
 

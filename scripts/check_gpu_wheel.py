@@ -4,15 +4,15 @@ The wheel wants CUDA's libraries to be loaded. Here each is replaced by a stub
 with the functions that libmxnet.so takes from it. They are made twice:
 
 * with two GPUs emulated on the CPU (tests/cpp/emulated_cuda), for which the library is
-  built anew, kernels included: tests/test_gpu_contexts.py runs the layer on gpu(0) and
-  gpu(1) through MXNet;
+  built anew, kernels included: tests/layer/test_gpu_contexts.py runs the layer on
+  gpu(0) and gpu(1) through MXNet;
 * with no driver and no device: the very library that is in the package loads beside a
   CUDA runtime of another version, and passes the whole suite.
 
 Not part of every test run, because the wheel is large.
 
     python scripts/check_gpu_wheel.py                  # arguments go to the suite
-    python scripts/check_gpu_wheel.py tests/test_modes.py -x
+    python scripts/check_gpu_wheel.py tests/layer/test_modes.py -x
     python scripts/check_gpu_wheel.py --wheel mxnet-cu110==1.9.1
 
 The environment and the stubs are kept in build/WHEEL; VENV chooses another environment,
@@ -170,7 +170,7 @@ def main():
     emulated = run(
         python,
         make_stubs(python, build / "two_gpus", EMULATED),
-        ["tests/test_gpu_contexts.py"],
+        ["tests/layer/test_gpu_contexts.py"],
         GLUON_SYNCBN_LIBRARY=str(make_emulated_library(ROOT / "build" / "emulated")),
     )
     suite = run(python, make_stubs(python, build / "no_gpu", NO_GPU), tests)

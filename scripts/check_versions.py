@@ -28,14 +28,14 @@ PYTHONS = ["3.8", "3.9", "3.10", "3.11"]
 NUMPY = "1.23.5"  # the last series that all of these work with
 # Operator, layer, conversion, modes, and parallel nets.
 TESTS = [
-    "tests/test_op.py",
-    "tests/test_batch_norm.py",
-    "tests/test_convert.py",
-    "tests/test_fusion.py",
-    "tests/test_modes.py",
-    "tests/test_devices.py",
-    "tests/test_parallel.py",
-    "tests/test_parallel_graphs.py",
+    "tests/layer/test_op.py",
+    "tests/layer/test_batch_norm.py",
+    "tests/layer/test_convert.py",
+    "tests/layer/test_fusion.py",
+    "tests/layer/test_modes.py",
+    "tests/parallel/test_devices.py",
+    "tests/parallel/test_parallel.py",
+    "tests/parallel/test_parallel_graphs.py",
 ]
 
 

@@ -6,4 +6,4 @@ cd "$(dirname "$0")/.." || exit 1
 . scripts/environment.sh
 python -m sphinx -W --keep-going -q -E -b html "$@" docs docs/_build/html || exit 1
 echo "built docs/_build/html/index.html"
-exec python -m pytest -q tests/test_docs.py tests/test_readme.py gluon_syncbn
+exec python -m pytest -q tests/package/test_docs.py tests/package/test_readme.py gluon_syncbn

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
-from segmentation.errors import Parser, UserError, exit_code  # noqa: E402
+from segmentation.errors import Parser, UserError, exit_code
 
 
 def arguments():

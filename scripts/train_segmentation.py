@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
-from segmentation import checkpoint, folder_lock  # noqa: E402
-from segmentation.config import Config  # noqa: E402
-from segmentation.errors import Parser, UserError, exit_code  # noqa: E402
+from segmentation import checkpoint, folder_lock
+from segmentation.config import Config
+from segmentation.errors import Parser, UserError, exit_code
 
 
 def arguments(given):

@@ -79,7 +79,7 @@ target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
 # What scripts/check_gpu.sh runs without Python.
 if(GLUON_SYNCBN_CHECKS)
   add_executable(test_cuda_kernels EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_kernels.cc)
-  add_executable(benchmark_gpu EXCLUDE_FROM_ALL ../scripts/benchmark_gpu.cc)
+  add_executable(benchmark_gpu EXCLUDE_FROM_ALL ../scripts/benchmarks/benchmark_gpu.cc)
   target_include_directories(test_cuda_kernels PRIVATE ../tests/cpp)
   target_link_libraries(test_cuda_kernels PRIVATE gluon_syncbn_objects)
   target_link_libraries(benchmark_gpu PRIVATE gluon_syncbn_objects)

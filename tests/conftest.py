@@ -7,7 +7,7 @@ import faulthandler
 import signal
 
 import pytest
-from helpers import cpus
+from support.helpers import cpus
 
 import gluon_syncbn
 from gluon_syncbn.native import failures

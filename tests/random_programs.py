@@ -16,7 +16,7 @@ import random
 import sys
 import traceback
 
-from program import Layer, Program, Step
+from support.program import Layer, Program, Step
 
 LIMIT = 120  # seconds for a program, which takes some 0.05 s
 
@@ -179,7 +179,7 @@ def _rows(draw, program):
 
 def run_seeds(seeds, limit=LIMIT):
     """Runs the seeds' programs; returns the failing seeds, and counts by kind."""
-    from program_runner import run
+    from support.program_runner import run
     from tqdm import tqdm
 
     failing, counts = [], collections.Counter()
@@ -221,7 +221,7 @@ def main():
     arguments = parser.parse_args()
     faulthandler.enable()
     if arguments.program:
-        from program_runner import run
+        from support.program_runner import run
 
         sys.exit(not run_one(Program.from_text(arguments.program), run))
     first, _, end = arguments.seeds.partition(":")

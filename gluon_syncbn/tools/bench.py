@@ -1,7 +1,7 @@
 """Times the layer beside MXNet's own on this machine, in a few seconds.
 
 Called by ``__main__.py``. Each candidate is compared with the float64 reference before
-it is timed. ``scripts/benchmark_layer.py`` measures inside of nets, and longer.
+it is timed. ``scripts/benchmarks/benchmark_layer.py`` measures inside of nets.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import json
 import sys
 from dataclasses import replace
 
-import benchmarking
 import mxnet as mx
 import numpy as np
+from benchmarks import benchmarking
 from segmentation.config import Config
 from segmentation.data import Batches, open_datasets
 from segmentation.devices import open_contexts

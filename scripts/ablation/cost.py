@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 
-import benchmarking
 import mxnet as mx
 import numpy as np
+from benchmarks import benchmarking
 from mxnet.gluon import nn
 from segmentation.config import Config
 from segmentation.data import Batches, open_split

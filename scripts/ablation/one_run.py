@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-import benchmarking
 import numpy as np
 import train_segmentation
+from benchmarks import benchmarking
 from mxnet import autograd
 from mxnet.gluon import nn
 from PIL import Image

@@ -11,10 +11,10 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
 
-from .files import write_atomically  # noqa: E402
+from .files import write_atomically
 
 UNLABELLED = (255, 255, 255)
 # Told apart by eye and by most colour-blind eyes on the dark first colour.

@@ -5,12 +5,8 @@ above this one: that needs MXNet.
 """
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 collect_ignore = ["cuda_driver.py"]  # by --doctest-modules: it needs PyTorch
 
@@ -23,7 +19,7 @@ def missing():
 
     if not torch.cuda.is_available():
         return "needs a CUDA device"
-    import native
+    from support import native
 
     if not native.library().gluon_syncbn_cuda_architectures():
         return "the library was built without CUDA"

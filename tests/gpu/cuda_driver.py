@@ -1,4 +1,4 @@
-"""Memory and kernels of a GPU for the checks, see tests/native.py; memory is PyTorch's.
+"""Memory (PyTorch's) and kernels of a GPU for the checks, see support/native.py.
 
 Called by the tests of this folder. No MXNet: its own kernels run on no GPU newer than
 sm_89, ours do.
@@ -9,8 +9,8 @@ import ctypes
 import numpy as np
 import torch
 from kernel_passes import PASSES, Layout, MomentsPass
-from native import last_error, library
-from storage import DTYPES, GUARD, unguarded
+from support.native import last_error, library
+from support.storage import DTYPES, GUARD, unguarded
 
 # Additions in float32 on the way of one term: kFoldEvery rounds of two vectors of four
 # lanes each, then the lanes, see src/kernels/cuda/sums.cuh; totals are fewer than that.

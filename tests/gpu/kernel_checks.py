@@ -5,10 +5,10 @@ kernels of the CPU, and these in emulation.
 """
 
 import numpy as np
-import reference
 from kernel_passes import ADD, PASSES, WRITE, Activation
-from native import NONE
-from storage import storage_of, to_float64, to_storage
+from support import reference
+from support.native import NONE
+from support.storage import storage_of, to_float64, to_storage
 
 
 class Problem:

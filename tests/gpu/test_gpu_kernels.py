@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from kernel_checks import Problem, code
 from kernel_passes import WRITE
-from native import ACTIVATIONS, NONE, last_error
-from storage import DTYPES
+from support.native import ACTIVATIONS, NONE, last_error
+from support.storage import DTYPES
 
 # (outer, channels, inner): large planes, channels-last, small planes, few and many
 # channels, lengths that no vector divides.

@@ -6,12 +6,12 @@ expected values are PyTorch's, of the whole batch in float64.
 
 import threading
 
-import layer_checks
 import numpy as np
 import pytest
-from layer_checks import ADD, EPS, WRITE
-from native import ACTIVATIONS, NONE, Activation, CpuDriver, Layer
-from storage import DTYPES
+from support import layer_checks
+from support.layer_checks import ADD, EPS, WRITE
+from support.native import ACTIVATIONS, NONE, Activation, CpuDriver, Layer
+from support.storage import DTYPES
 
 LEAKY_FROM_OUTPUT = Activation("leaky_relu", 0.01, True)  # keeps some channels' x
 

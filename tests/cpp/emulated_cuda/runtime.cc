@@ -56,7 +56,7 @@ int Allocations() { return allocations; }
 
 }  // namespace emulated
 
-// For tests/test_gpu_contexts.py.
+// For tests/layer/test_gpu_contexts.py.
 extern "C" __attribute__((visibility("default"))) int emulated_cuda_allocations() {
   return allocations;
 }

@@ -1,0 +1,160 @@
+"""Times the first steps of a layer on a machine whose free memory is in pieces.
+
+Outputs of 30 MB are faulted in by huge pages, which the system has to make by moving
+others where free memory is in pieces: in the middle of a step. Each row is a process of
+its own that times its first steps, forward plus backward, with memory as it is found
+and with memory in pieces, by itself and beside processes that keep a core busy each.
+
+    python scripts/benchmarks/benchmark_fragmented.py  # Linux; some minutes
+
+To break memory into pieces it takes all that is free in small pages, and gives every
+other 64 KB back; it is the first to be killed if memory gets short. Do not run it
+beside work that matters. Writes scripts/results/benchmark_fragmented.json.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import itertools
+import json
+import mmap
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+LAYERS = ["gluon_syncbn", "BatchNorm"]
+MODES = ["static_shape", "imperative"]
+SHAPE = 8, 256, 60, 60
+# Of <sys/mman.h>.
+DONTNEED, NO_HUGE_PAGES, POPULATE_WRITE = 4, 15, 23
+
+
+def first_steps(layer, mode, steps):
+    """(milliseconds, of the processors' time) of each of a new net's first steps."""
+    import time
+
+    import mxnet as mx
+    from benchmark_layer import Candidate, whole_batch
+
+    import gluon_syncbn
+
+    x, dy = (mx.nd.random.normal(shape=SHAPE) for _ in range(2))
+    mx.nd.waitall()
+    times, clocks = [], (time.perf_counter, time.process_time)
+    with gluon_syncbn.Devices(mx.cpu()) as devices:
+        candidate = Candidate(layer, "inside", mode, devices, x, dy)
+        mx.nd.waitall()
+        for _ in range(steps):
+            start = [clock() for clock in clocks]
+            candidate.step()
+            took = [clock() - before for clock, before in zip(clocks, start)]
+            times.append([round(1e3 * seconds, 2) for seconds in took])
+        # First steps can be verified only behind them.
+        error = candidate.error(*whole_batch(x.asnumpy(), dy.asnumpy()))
+        if not error < 1e-4:
+            sys.exit(f"{layer} {mode} is wrong by {error}")
+    return list(zip(*times))
+
+
+def free_huge_pages():
+    """Those of 2 MB that the system could hand out at once."""
+    with open("/proc/buddyinfo", encoding="ascii") as file:
+        free = [list(map(int, line.split("zone")[1].split()[1:])) for line in file]
+    return sum(n * 2**order for zone in free for order, n in enumerate(zone[9:]))
+
+
+def available_bytes():
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(1024 * int(s.split()[1]) for s in file if "MemAvailable" in s)
+
+
+@contextlib.contextmanager
+def memory_in_pieces(block=256 * 2**20, piece=64 * 2**10):
+    """Inside, half of the free memory is free, and hardly a huge page of it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    taken = []
+
+    def advise(start, length, advice):
+        if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice) != 0:
+            raise OSError(ctypes.get_errno(), f"madvise({advice})")
+
+    try:
+        while free_huge_pages() > 8 and available_bytes() > 2 * block:
+            size = ctypes.c_size_t(block)
+            taken.append(libc.mmap(None, size, access, flags, -1, ctypes.c_long(0)))
+            advise(taken[-1], block, NO_HUGE_PAGES)
+            advise(taken[-1], block, POPULATE_WRITE)
+        for start in taken:
+            for offset in range(0, block, 2 * piece):
+                advise(start + offset, piece, DONTNEED)
+        yield
+    finally:
+        for start in taken:
+            libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(block))
+
+
+def measure(layer, mode, steps):
+    """`first_steps` in a process of its own."""
+    command = [sys.executable, __file__, "--child", layer, mode, "--steps", str(steps)]
+    return json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+
+
+def rows(steps):
+    for busy, pieces in itertools.product((0, 1, 2), (False, True)):
+        with contextlib.ExitStack() as stack:
+            for _ in range(busy):
+                process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                stack.callback(process.kill)
+            for mode, layer in itertools.product(MODES, LAYERS):
+                with memory_in_pieces() if pieces else contextlib.nullcontext():
+                    huge = free_huge_pages()
+                    times, work = measure(layer, mode, steps)
+                yield {
+                    "layer": layer,
+                    "mode": mode,
+                    "memory": "in pieces" if pieces else "as found",
+                    "busy_processes": busy,
+                    "free_huge_pages": huge,
+                    "median_ms": statistics.median(times),
+                    "longest_ms_after_the_first": max(times[1:]),
+                    "steps_ms": times,
+                    "steps_processor_ms": work,
+                }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--note", help="is written into the JSON")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(__file__).parents[1] / "results" / "benchmark_fragmented.json",
+    )
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(first_steps(*options.child, options.steps)))
+        return
+    import benchmarking
+
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    settings = Path("/sys/kernel/mm/transparent_hugepage")
+    document = {"machine": benchmarking.machine(), "shape": list(SHAPE), "rows": []}
+    if options.note:
+        document["note"] = options.note
+    for name in "enabled", "defrag":
+        document[f"transparent_hugepage_{name}"] = (settings / name).read_text().strip()
+    for row in rows(options.steps):
+        document["rows"].append(row)
+        about = [row[k] for k in ("busy_processes", "memory", "mode", "layer")]
+        print(*about, row["median_ms"], row["longest_ms_after_the_first"], flush=True)
+    benchmarking.write(options.output, document)
+
+
+if __name__ == "__main__":
+    main()

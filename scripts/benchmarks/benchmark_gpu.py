@@ -1,0 +1,225 @@
+"""Times the CUDA kernels beside a plain copy and PyTorch's kernels, on one GPU.
+
+`--program` is benchmark_gpu.cc, built (scripts/check_gpu.sh does that): it verifies
+and times ours, and the copy. PyTorch's are the four kernels of its
+synchronized batch norm: batch_norm_stats, batch_norm_elemt, batch_norm_backward_reduce,
+batch_norm_backward_elemt, timed in the same way right behind; without PyTorch their
+column is missing. No other package takes part. "forward" and "backward" are two kernels
+in a row, the second of which may find in the cache what the first has read. Bytes are
+those that a kernel must read and write: 1, 2, 2 and 3 tensors. Writes JSON, and beside
+it the table of docs/guides/gpus.md.
+
+    python scripts/benchmarks/benchmark_gpu.py --program build/gpu/benchmark_gpu
+    python scripts/benchmarks/benchmark_gpu.py --program ... --shape 4,64,240,240
+"""
+
+import argparse
+import itertools
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# (N, C, H, W): the layers of a dilated ResNet-50 and of its pyramid pooling, for 4
+# crops of 480; then others, large and small.
+SHAPES = [
+    "4,64,240,240",
+    "4,256,120,120",
+    "4,512,60,60",
+    "4,1024,60,60",
+    "4,2048,60,60",
+    "4,512,6,6",
+    "4,512,1,1",
+    "16,256,129,129",
+    "32,64,256,256",
+    "2,32,512,1024",
+    "64,2048,7,7",
+]
+DTYPES = "float32", "float16"
+LAYOUTS = "contiguous", "channels-last"
+TENSORS = {"moments": 1, "normalize": 2, "sums": 2, "apply": 3}
+PAIRS = {"forward": ("moments", "normalize"), "backward": ("sums", "apply")}
+WARM_UP = 3  # as in benchmark_gpu.cc
+
+
+def pytorch():
+    """PyTorch with a GPU, or None."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+class Program:
+    """The program that measures ours, and what it answers."""
+
+    def __init__(self, program, repetitions):
+        self._process = subprocess.Popen(
+            [program, str(repetitions)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def answer(self, *question):
+        """To the first call the GPU, to others what it measures of that case."""
+        if question:
+            print(",".join(question), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"benchmark_gpu.cc ended with status {self._process.wait()}")
+        return json.loads(line)
+
+
+class TorchKernels:
+    """PyTorch's kernels on one case."""
+
+    def __init__(self, torch, shape, dtype, layout):
+        self._torch = torch
+        last = layout == "channels-last"
+        form = torch.channels_last if last else torch.contiguous_format
+        options = {"dtype": getattr(torch, dtype), "device": "cuda"}
+        x, dy = (
+            torch.empty(shape, **options, memory_format=form).normal_(mean, 1)
+            for mean in (3.0, 0.0)
+        )
+        gamma, beta = torch.rand(2, shape[1], device="cuda") + 0.5
+        mean, inv_std = torch.batch_norm_stats(x, 1e-5)
+        count = torch.tensor([x.numel() // shape[1]], dtype=torch.int32, device="cuda")
+        sums = torch.batch_norm_backward_reduce(
+            dy, x, mean, inv_std, gamma, True, True, True
+        )
+        self.steps = {
+            "moments": lambda: torch.batch_norm_stats(x, 1e-5),
+            "normalize": lambda: torch.batch_norm_elemt(
+                x, gamma, beta, mean, inv_std, 1e-5
+            ),
+            "sums": lambda: torch.batch_norm_backward_reduce(
+                dy, x, mean, inv_std, gamma, True, True, True
+            ),
+            "apply": lambda: torch.batch_norm_backward_elemt(
+                dy, x, mean, inv_std, gamma, *sums[:2], count
+            ),
+        }
+        for pair, (first, second) in PAIRS.items():
+            self.steps[pair] = lambda a=self.steps[first], b=self.steps[second]: (
+                a(),
+                b(),
+            )
+
+    def times(self, flush, repetitions):
+        """Median microseconds of each step."""
+        return {
+            name: round(1e6 * self._seconds(step, flush, repetitions), 3)
+            for name, step in self.steps.items()
+        }
+
+    def _seconds(self, step, flush, repetitions):
+        times = []
+        for repetition in range(WARM_UP + repetitions):
+            start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.fill_(repetition % 256)
+            start.record()
+            step()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return statistics.median(times[WARM_UP:])
+
+
+def row_of(ours, gpu, torch_times):
+    """One row of the results: all times are microseconds."""
+    row = {key: ours.pop(key) for key in ("shape", "dtype", "layout")}
+    size = ours.pop("bytes")
+    row["ours"] = ours
+    row["gb_s"] = {
+        name: round(count * size / ours[name] / 1e3, 1)
+        for name, count in TENSORS.items()
+    }
+    row["of_copy"] = {
+        name: round(value / gpu["copy_gb_s"], 3) for name, value in row["gb_s"].items()
+    }
+    row["torch"] = torch_times
+    for times in filter(None, (ours, torch_times)):
+        times["all"] = round(times["forward"] + times["backward"], 3)
+    return row
+
+
+def cells_of(row):
+    """A line of the table, as texts."""
+    cells = [str(tuple(row["shape"])), row["dtype"], row["layout"]]
+    ours, other = row["ours"], row["torch"]
+    for name in [*TENSORS, "all"]:
+        share = f" ({row['of_copy'][name]:.0%})" if name in TENSORS else ""
+        beside = f" / {other[name]:.1f}" if other else ""
+        cells.append(f"{ours[name]:.1f}{share}{beside}")
+    if other:
+        cells.append(f"{other['all'] / ours['all']:.2f} x")
+    return cells
+
+
+def table_of(document):
+    """The table of docs/guides/gpus.md."""
+    machine = document["machine"]
+    heads = ["shape", "dtype", "layout", *TENSORS, "all"]
+    beside = ""
+    if document["rows"] and document["rows"][0]["torch"]:
+        heads.append("faster")
+        beside = f", and behind the slash those of PyTorch {machine['torch']}"
+    lines = [
+        f"Microseconds on one {machine['gpu']}, in brackets the share of a copy's "
+        f"{machine['copy_gb_s']:.0f} GB/s{beside}: medians of "
+        f"{document['repetitions']} repetitions.",
+        "",
+        "| " + " | ".join(heads) + " |",
+        "|---" * len(heads) + "|",
+    ]
+    for row in document["rows"]:
+        lines.append("| " + " | ".join(cells_of(row)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--program", type=Path, required=True)
+    parser.add_argument("--shape", help="N,C,H,W; default: the table's")
+    parser.add_argument("--repetitions", type=int, default=30)
+    results = ROOT / "scripts" / "results" / "benchmark_gpu.json"
+    parser.add_argument("--output", type=Path, default=results)
+    options = parser.parse_args()
+    shapes = [options.shape] if options.shape else SHAPES
+    cases = list(itertools.product(shapes, DTYPES, LAYOUTS))
+    torch = pytorch()
+    print("PyTorch " + (torch.__version__ if torch else "with a GPU is not there"))
+
+    program = Program(options.program, options.repetitions)
+    gpu = program.answer()
+    here = {"system": platform.platform(), "python": platform.python_version()}
+    machine = {**gpu, **here}
+    flush = None
+    if torch:
+        machine.update(torch=torch.__version__, torch_cuda=torch.version.cuda)
+        flush = torch.empty(5 * gpu["l2_bytes"], dtype=torch.uint8, device="cuda")
+    rows = []
+    for shape, dtype, layout in cases:
+        ours, times = program.answer(shape, dtype, layout), None
+        if torch:
+            sizes = [int(n) for n in shape.split(",")]
+            kernels = TorchKernels(torch, sizes, dtype, layout)
+            times = kernels.times(flush, options.repetitions)
+        rows.append(row_of(ours, gpu, times))
+        print("  ".join(cells_of(rows[-1])), flush=True)
+    document = {"machine": machine, "repetitions": options.repetitions, "rows": rows}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(document, indent=1) + "\n")
+    table = options.output.with_suffix(".md")
+    table.write_text(table_of(document))
+    print(f"written to {options.output} and {table}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Measures the memory of a training step of a 50-layer net, with and without fusion.
+
+ResNet-50 with LeakyReLU, in two arrangements, see leaky_resnet.py. Three variants:
+nn.BatchNorm and SyncBatchNorm with LeakyReLU blocks, and SyncBatchNorm with the
+activation fused, which lets MXNet free the layer's input after forward.
+
+Each variant is compared with the first in float64, and measured only if it is right.
+Then each is measured in a process of its own, in its first step of the size, on one CPU
+context:
+
+* "mxnet": bytes that MXNet's storage holds, by its own profiler (counter "Memory:
+  cpu/0", which every allocation and release of a tensor updates);
+* "resident": pages of the process in memory, by Linux; its peak is VmHWM. glibc is held
+  to its initial MALLOC_MMAP_THRESHOLD_, so that it gives freed tensors back at once.
+
+Both relative to before the step, when parameters and gradients are there already.
+"after forward" is what backward needs: the activations.
+
+    python scripts/benchmarks/benchmark_memory.py  # about 5 minutes
+    python scripts/benchmarks/benchmark_memory.py --sizes 2x96 --modes hybridize
+"""
+
+import argparse
+import bisect
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+# Before MXNet is imported: an explicit, equal number of threads for everyone.
+THREADS = len(os.sched_getaffinity(0))
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+
+import benchmarking  # noqa: E402
+import leaky_resnet  # noqa: E402
+import mxnet as mx  # noqa: E402
+import numpy as np  # noqa: E402
+from mxnet import autograd, profiler  # noqa: E402
+
+from gluon_syncbn import convert_sync_batchnorm  # noqa: E402
+
+MODES = list(benchmarking.MODES)
+VARIANTS = {
+    "BatchNorm": lambda net: net,
+    "SyncBatchNorm": lambda net: convert_sync_batchnorm(net, num_devices=1),
+    "fused": lambda net: convert_sync_batchnorm(net, num_devices=1, fuse=True),
+}
+POINTS = 50  # of a curve, in forward and in backward each
+
+
+def make_net(arrangement, variant, mode, dtype="float32"):
+    """The net with the same parameters in every variant."""
+    net = VARIANTS[variant](leaky_resnet.resnet50(arrangement))
+    net.cast(dtype)
+    mx.random.seed(0)
+    net.initialize(mx.init.Xavier())
+    net(mx.nd.zeros((1, 3, 32, 32), dtype=dtype))  # allocates the deferred
+    benchmarking.set_mode(net, mode)
+    return net
+
+
+def forward(net, x):
+    with autograd.record():
+        y = net(x)
+    mx.nd.waitall()
+    return y
+
+
+def verify(arrangement, mode, variants):
+    """Exits unless the variants' outputs and gradients are those of the first."""
+    x = np.random.default_rng(0).normal(size=(2, 3, 33, 33))  # 2 x 2 in the last stage
+    expected = None
+    for variant in dict.fromkeys(["BatchNorm", *variants]):
+        net = make_net(arrangement, variant, mode, "float64")
+        y = forward(net, mx.nd.array(x, dtype="float64"))
+        y.backward(mx.nd.ones_like(y))
+        results = [y.asnumpy(), net[0].weight.grad().asnumpy()]
+        expected = expected or results
+        for result, right in zip(results, expected):
+            # Of float64's digits, fifty layers leave more than that; but LeakyReLU
+            # holds its slope in float32, off by a relative 2e-8.
+            error = abs(result - right).max() / abs(right).max()
+            if not error < 1e-6:
+                sys.exit(f"{variant}, {arrangement}, {mode} is wrong by {error:.2g}")
+
+
+class Resident(threading.Thread):
+    """Samples the resident bytes of this process every millisecond."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.samples, self._ended = [(time.time(), self.now())], threading.Event()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        self.start()
+
+    @staticmethod
+    def now():
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    @staticmethod
+    def peak():
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"VmHWM:\s*(\d+) kB", status).group(1)) * 1024
+
+    def run(self):
+        while not self._ended.wait(0.001):
+            self.samples.append((time.time(), self.now()))
+
+    def stop(self):
+        self._ended.set()
+        self.join()
+
+
+class Stored:
+    """Records what MXNet's storage holds on cpu(0), from its beginning."""
+
+    COUNTER = "Memory: cpu/0"
+
+    def __init__(self, trace):
+        self._trace = trace
+        profiler.set_config(
+            profile_memory=True,
+            profile_symbolic=False,
+            profile_imperative=False,
+            profile_api=False,
+            filename=str(trace),
+        )
+        profiler.set_state("run")
+
+    def stop(self):
+        """(time, bytes) after every change."""
+        profiler.set_state("stop")
+        profiler.dump()
+        events = json.loads(self._trace.read_text())["traceEvents"]
+        samples = [
+            (event["ts"] / 1e6, event["args"][self.COUNTER])
+            for event in events
+            if event.get("ph") == "C" and event["name"] == self.COUNTER
+        ]
+        return sorted(samples, key=lambda sample: sample[0])
+
+
+def highest(samples, begin, end):
+    """The largest value between two times, that at the beginning included."""
+    times = [t for t, _ in samples]
+    first = max(0, bisect.bisect_right(times, begin) - 1)
+    return max(value for _, value in samples[first : bisect.bisect_right(times, end)])
+
+
+def measure(arrangement, variant, mode, batch, crop):
+    """A row of results; in a process that has done nothing else."""
+    with tempfile.TemporaryDirectory() as folder:
+        stored = Stored(Path(folder) / "trace.json")
+        net = make_net(arrangement, variant, mode)
+        forward(net, mx.nd.zeros((1, 3, 32, 32))).backward()  # gradients, threads
+        x = mx.nd.random.normal(shape=(batch, 3, crop, crop))
+        mx.nd.waitall()
+        resident = Resident()
+        begin = time.time()
+        y = forward(net, x)
+        middle = time.time()
+        y.backward()
+        mx.nd.waitall()
+        end = time.time()
+        resident.stop()
+        figures = {"mxnet": stored.stop(), "resident": resident.samples}
+    row = {"arrangement": arrangement, "variant": variant, "mode": mode}
+    row.update(batch=batch, crop=crop)
+    row["forward_ms"] = round(1e3 * (middle - begin), 1)
+    row["backward_ms"] = round(1e3 * (end - middle), 1)
+    for name, samples in figures.items():
+        before = highest(samples, begin, begin)
+        peak = highest(samples, begin, end)
+        if name == "resident":
+            peak = max(peak, resident.peak())
+        halves = [np.linspace(*t, POINTS + 1) for t in ((begin, middle), (middle, end))]
+        parts = [part for edges in halves for part in zip(edges, edges[1:])]
+        curve = [highest(samples, *part) for part in parts]
+        row[name] = {
+            "before_mb": megabytes(before),
+            "after_forward_mb": megabytes(highest(samples, middle, middle) - before),
+            "peak_mb": megabytes(peak - before),
+            "curve_mb": [megabytes(value - before) for value in curve],
+        }
+    return row
+
+
+def megabytes(size):
+    return round(size / 1e6, 1)
+
+
+def measure_apart(*case):
+    """`measure` in a process of its own."""
+    with tempfile.NamedTemporaryFile() as output:
+        case = json.dumps(case)
+        command = [sys.executable, __file__, "--case", case, "--output", output.name]
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17)}
+        subprocess.run(command, check=True, timeout=600, env=environment)
+        return json.loads(Path(output.name).read_text())
+
+
+def describe(rows):
+    """A line for each variant of one case."""
+    first = rows[0]
+    print(
+        f"{first['arrangement']}, {first['mode']}, batch {first['batch']}, crop "
+        f"{first['crop']}: MB above before the step"
+    )
+    for row in rows:
+        line = f"    {row['variant']:<14}"
+        for name in "mxnet", "resident":
+            for moment in "after_forward_mb", "peak_mb":
+                value, of = row[name][moment], first[name][moment]
+                label = moment[:-3].replace("_", " ")
+                line += f"  {name} {label} {value:8.1f} ({value / of - 1:+4.0%})"
+        print(line, flush=True)
+
+
+def size_of(text):
+    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"expected BATCHxCROP as 4x240, got {text!r}")
+    return tuple(map(int, match.groups()))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for name, choices in (
+        ("--arrangements", list(leaky_resnet.BLOCKS)),
+        ("--variants", list(VARIANTS)),
+        ("--modes", MODES),
+    ):
+        parser.add_argument(name, nargs="+", choices=choices, default=choices)
+    parser.add_argument(
+        "--sizes", nargs="+", type=size_of, default=[(4, 240)], help="BATCHxCROP"
+    )
+    results = Path(__file__).parents[1] / "results"
+    parser.add_argument(
+        "--output", type=Path, default=results / "benchmark_memory.json"
+    )
+    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        options.output.write_text(json.dumps(measure(*options.case)))
+        return
+    rows = []
+    for arrangement, mode in itertools.product(options.arrangements, options.modes):
+        verify(arrangement, mode, options.variants)
+        for size in options.sizes:
+            case = [
+                measure_apart(arrangement, variant, mode, *size)
+                for variant in options.variants
+            ]
+            describe(case)
+            rows += case
+    document = {"machine": benchmarking.machine(), "rows": rows}
+    benchmarking.write(options.output, document)
+
+
+if __name__ == "__main__":
+    main()

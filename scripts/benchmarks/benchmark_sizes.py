@@ -1,0 +1,305 @@
+"""Times forward and backward of the layer at sizes of real nets, beside the bandwidth.
+
+Sizes are those of a dilated ResNet-50 at crops of 240 and 480; ResNet-101 has the same,
+more of them of stage 3. Layers run in static_shape graphs, in two places as in
+benchmark_layer.py: "alone", and "inside" a net of two identities, less that net without
+the layer. Each is compared with the float64 oracle of the tests first, and timed only
+if it is right. Then they take turns of three steps, of which the first is not timed:
+threads of the layer before may still be awake in it.
+
+GB/s are the least bytes over the time: forward reads x twice and writes y, backward
+reads x and dy twice and writes dx, 3 and 5 passes over the tensor. Beside them stands
+the copy bandwidth, the better of before and after. Tensors that fit into the last level
+of cache can exceed it.
+
+    python scripts/benchmarks/benchmark_sizes.py  # the table, 8 minutes
+    python scripts/benchmarks/benchmark_sizes.py --sizes tiny "stage1 240" --seconds 10
+"""
+
+import argparse
+import collections
+import faulthandler
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+
+import benchmarking  # noqa: E402
+import mxnet as mx  # noqa: E402
+import numpy as np  # noqa: E402
+from benchmark_layer import Identity  # noqa: E402
+from mxnet import autograd, gluon  # noqa: E402
+from support import reference  # noqa: E402
+
+import gluon_syncbn  # noqa: E402
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+# Channels and height of what a layer normalizes.
+SIZES = {
+    "tiny": (16, 8),
+    "stem 240": (64, 120),
+    "stage1 240": (256, 60),
+    "stage2 240": (512, 30),
+    "stage3 240": (1024, 30),
+    "stage4 240": (2048, 30),
+    "stem 480": (64, 240),
+    "stage1 480": (256, 120),
+    "stage2 480": (512, 60),
+    "stage3 480": (1024, 60),
+    "stage4 480": (2048, 60),
+}
+PASSES = {"forward": 3, "backward": 5, "both": 8}
+
+Case = collections.namedtuple("Case", "size batch dtype channels contexts")
+
+
+def table():
+    """Every size; of some of them other batches, dtypes, layouts and contexts."""
+    plain = "float32", "first", 1
+    cases = [Case(s, 2 if s.endswith("480") else 4, *plain) for s in SIZES]
+    cases += [Case("stage1 240", batch, *plain) for batch in (1, 8)]
+    cases += [Case("stage4 480", 1, *plain)]
+    for size in "tiny", "stage1 240", "stage4 240":
+        cases += [
+            Case(size, 4, "float32", "last", 1),
+            Case(size, 4, "float16", "first", 1),
+            Case(size, 4, "float16", "last", 1),
+            Case(size, 4, "float32", "first", 2),
+            Case(size, 4, "float32", "first", 4),
+        ]
+    return cases
+
+
+class Batch:
+    """x and dy of one case, what is right for them, and how near is near enough."""
+
+    def __init__(self, case):
+        channels, side = SIZES[case.size]
+        self.case = case
+        self.shape = (case.batch * case.contexts, channels, side, side)
+        shape = self.shape
+        if case.channels == "last":
+            shape = (shape[0], *shape[2:], channels)
+        self.axis = shape.index(channels, 1)
+        rng = np.random.RandomState(0)
+        self.x = rng.normal(3, 2, shape).astype(case.dtype)
+        self.dy = rng.normal(size=shape).astype(case.dtype)
+
+    def error(self, y, dx, synchronized=True, lane=0):
+        """The largest error of y and dx, in units of what rounding explains.
+
+        `lane`: as in reference.tolerance, additions in float32 of an element's sum.
+        """
+        parts = 1 if synchronized else self.case.contexts
+        arrays = (np.split(array, parts) for array in (self.x, self.dy, y, dx))
+        return max(self._error(*part, lane) for part in zip(*arrays))
+
+    def _error(self, x, dy, y, dx, lane):
+        ones = np.ones(self.shape[1])
+        right_y, mean, _, inv_std = reference.forward(x, ones, 0 * ones, self.axis)
+        right_dx = reference.backward(x, dy, ones, self.axis)[0]
+        count, offset = x.size // len(ones), (abs(mean) * inv_std).max()
+        worst = 0.0
+        for result, right, scale in (
+            (y, right_y, abs(right_y).max()),
+            (dx, right_dx, inv_std.max() * abs(dy).max()),
+        ):
+            rtol, atol = reference.tolerance(
+                self.case.dtype, count, offset, scale, lane
+            )
+            bound = atol + rtol * abs(right)
+            worst = max(worst, (abs(result - right) / bound).max())
+        return worst
+
+
+class Layer:
+    """One of MXNet's layers, or None, on the shards of a batch."""
+
+    def __init__(self, layer, place, batch, devices):
+        self._net = layer
+        if place == "inside":
+            self._net = gluon.nn.HybridSequential()
+            between = [] if layer is None else [layer]
+            self._net.add(Identity(), *between, Identity())
+        self._net.cast(batch.case.dtype)
+        self._net.initialize(ctx=devices.contexts)
+        benchmarking.set_mode(self._net, "static_shape")
+        self._map = devices.map
+        if len(devices) == 1:  # nothing to wait for: no other thread
+            self._map = lambda function, *lists: [function(*e) for e in zip(*lists)]
+        self._xs, self._dys = devices.split(batch.x), devices.split(batch.dy)
+        for shard in self._xs:
+            shard.attach_grad()
+
+    def forward(self):
+        with autograd.record():
+            self._ys = self._map(self._net, self._xs)
+        mx.nd.waitall()
+
+    def backward(self):
+        self._map(lambda y, dy: y.backward(dy), self._ys, self._dys)
+        mx.nd.waitall()
+
+    def results(self):
+        dxs = [shard.grad for shard in self._xs]
+        return [np.concatenate([a.asnumpy() for a in part]) for part in (self._ys, dxs)]
+
+
+class TorchLayer:
+    """PyTorch's BatchNorm2d on a batch."""
+
+    def __init__(self, batch):
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        self._layer = torch.nn.BatchNorm2d(batch.shape[1])
+        self._last = batch.case.channels == "last"
+        x, self._dy = (self._place(array) for array in (batch.x, batch.dy))
+        self._x = x.requires_grad_()
+
+    def _place(self, array):
+        tensor = torch.from_numpy(array)
+        return tensor.permute(0, 3, 1, 2) if self._last else tensor
+
+    def forward(self):
+        self._x.grad = None
+        self._y = self._layer(self._x)
+
+    def backward(self):
+        self._y.backward(self._dy)
+
+    def results(self):
+        tensors = self._y.detach(), self._x.grad
+        order = (0, 2, 3, 1) if self._last else (0, 1, 2, 3)
+        return [tensor.permute(order).numpy() for tensor in tensors]
+
+
+def candidates(batch, devices):
+    """The candidates of a case, by layer and place; (None, "inside") is no layer."""
+    count, axis = len(devices), batch.axis
+    makers = {
+        "gluon_syncbn": lambda: gluon_syncbn.SyncBatchNorm(
+            num_devices=count, axis=axis
+        ),
+        "BatchNorm": lambda: gluon.nn.BatchNorm(axis=axis),
+    }
+    found = {(None, "inside"): Layer(None, "inside", batch, devices)}
+    for name, make in makers.items():
+        for place in "inside", "alone":
+            found[name, place] = Layer(make(), place, batch, devices)
+    if batch.case.dtype == "float32" and axis == 1:  # it knows nothing else
+        layer = gluon.contrib.nn.SyncBatchNorm(num_devices=count)
+        found["contrib", "alone"] = Layer(layer, "alone", batch, devices)
+    if torch is not None and count == 1:
+        found["PyTorch", "alone"] = TorchLayer(batch)
+    return found
+
+
+def verify(name, candidate, batch):
+    """Exits unless the layer is right."""
+    candidate.forward()
+    candidate.backward()
+    lane = 0
+    if name != "gluon_syncbn":
+        # Ours adds up in float64. Others add up a channel in float32, and BatchNorm
+        # computes on float16 in float16, of which a rounding is 2^13 of float32's.
+        lane = batch.x.size // batch.shape[1]
+        lane += 2**13 if batch.case.dtype == "float16" else 0
+    # On several contexts BatchNorm normalizes each shard by itself.
+    error = batch.error(*candidate.results(), name != "BatchNorm", lane)
+    if not error <= 1:
+        sys.exit(f"{name} is wrong by {error:.1f} times its tolerance: {batch.case}")
+
+
+def measure(case, seconds):
+    """Rows of results, one for each layer, place and direction."""
+    before = benchmarking.bandwidth(repetitions=5)
+    batch = Batch(case)
+    with gluon_syncbn.Devices([mx.cpu(k) for k in range(case.contexts)]) as devices:
+        layers = candidates(batch, devices)
+        for (name, _), layer in layers.items():
+            if name is not None:
+                verify(name, layer, batch)
+        begin = time.perf_counter()
+        take_turns(layers, 1)
+        turns = int(np.clip(seconds / (time.perf_counter() - begin), 3, 150))
+        times = take_turns(layers, turns)
+    after = benchmarking.bandwidth(repetitions=5)
+    bandwidth = max(before, after, key=lambda found: found["copy_gb_s"])
+    nothing = times.pop((None, "inside"))
+    rows = []
+    for (name, place), parts in times.items():
+        if place == "inside":
+            parts = {d: np.subtract(parts[d], nothing[d]) for d in parts}
+        parts["both"] = np.add(parts["forward"], parts["backward"])
+        for direction, durations in parts.items():
+            rate = PASSES[direction] * batch.x.nbytes / np.median(durations) / 1e9
+            row = {"layer": name, "place": place, "direction": direction}
+            row.update(case._asdict(), shape=list(batch.shape))
+            row.update(benchmarking.statistics(durations))
+            row.update(gb_s=round(rate, 2), **bandwidth)
+            row["share_of_copy"] = round(rate / bandwidth["copy_gb_s"], 3)
+            rows.append(row)
+    return rows
+
+
+def take_turns(layers, turns):
+    """Seconds of forward and of backward by layer, two of each in a turn."""
+    times = {name: {"forward": [], "backward": []} for name in layers}
+    for _ in range(turns):
+        for name, layer in layers.items():
+            for step in range(3):
+                for direction, seconds in times[name].items():
+                    start = time.perf_counter()
+                    getattr(layer, direction)()
+                    if step:
+                        seconds.append(time.perf_counter() - start)
+    return times
+
+
+def describe(case, rows):
+    """A line for each layer and place of one case."""
+    print(", ".join(f"{name} {value}" for name, value in case._asdict().items()))
+    for forward, backward, both in zip(*(rows[k::3] for k in range(3))):
+        line = f"    {both['layer']:<13}{both['place']:<7}"
+        for row in forward, backward, both:
+            line += f"  {row['direction']} {row['median_ms']:9.3f} ms"
+            line += f" {row['share_of_copy']:5.0%}"
+        print(line, flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument(
+        "--seconds", type=float, default=6, help="of timing for a line of the table"
+    )
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1, 2, 4])
+    results = Path(__file__).parents[1] / "results"
+    parser.add_argument("--output", type=Path, default=results / "benchmark_sizes.json")
+    benchmarking.add_memory_option(parser)
+    options = parser.parse_args()
+    if "OMP_NUM_THREADS" not in os.environ:
+        return benchmarking.in_processes(options.contexts, options.output)
+    freed_memory = benchmarking.keep_memory(options)
+    rows = []
+    print("medians, and share of the copy bandwidth")
+    for case in table():
+        if case.size in options.sizes and case.contexts in options.contexts:
+            # The contrib layer would hang without a word.
+            faulthandler.dump_traceback_later(300, exit=True)
+            found = measure(case, options.seconds)
+            describe(case, found)
+            rows += found
+    document = {"machine": benchmarking.machine(), "freed_memory": freed_memory}
+    document["rows"] = rows
+    benchmarking.write(options.output, document)
+
+
+if __name__ == "__main__":
+    main()

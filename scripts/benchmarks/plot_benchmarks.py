@@ -1,0 +1,275 @@
+"""Draws what the benchmarks have measured: one figure beside each of their JSON files.
+
+    python scripts/benchmarks/plot_benchmarks.py  # all of scripts/results
+
+Draws benchmark_layer.json, benchmark_sizes.json, benchmark_net.json and
+benchmark_memory.json; benchmark_exchange.py draws its own. It needs matplotlib, and no
+MXNet: it must not know how anything is measured.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+try:
+    import matplotlib
+except ImportError:
+    sys.exit("plot_benchmarks.py needs matplotlib: pip install matplotlib")
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+COLOURS = {
+    "gluon_syncbn": "tab:blue",
+    "gluon_syncbn fused": "tab:red",
+    "BatchNorm": "tab:gray",
+    "contrib": "tab:orange",
+    "PyTorch": "tab:green",
+    "SyncBatchNorm": "tab:blue",
+    "fused": "tab:red",
+}
+
+
+def distinct(rows, key):
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def bars(axis, groups, series, value, form="{:.0f}"):
+    """Groups of bars, one bar for each of a series; `value` may be None."""
+    width = 0.8 / len(series)
+    for k, name in enumerate(series):
+        shift = (k - (len(series) - 1) / 2) * width
+        values = [value(group, name) for group in groups]
+        places = [place for place, height in enumerate(values) if height is not None]
+        positions = [place + shift for place in places]
+        heights = [values[place] for place in places]
+        drawn = axis.bar(positions, heights, width, label=name, color=COLOURS[name])
+        labels = [form.format(height) for height in heights]
+        axis.bar_label(drawn, labels, fontsize=7, padding=1)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.margins(y=0.12)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def finish(figure, axis, document, columns=4):
+    """One legend for all panels, above them, where it covers no data."""
+    machine = document["machine"]
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        title=f"{machine['cores']} cores of {machine['processor']}, "
+        f"MXNet {machine['mxnet']}, gluon_syncbn {machine['gluon_syncbn']}",
+        loc="outside upper center",
+        ncol=columns,
+        fontsize=9,
+        title_fontsize=9,
+        frameon=False,
+    )
+
+
+def find(rows, **wanted):
+    """The one row with these values, or None."""
+    for row in rows:
+        if all(row[key] == value for key, value in wanted.items()):
+            return row
+    return None
+
+
+def median(rows, scale=1.0, **wanted):
+    row = find(rows, **wanted)
+    return row and scale * row["median_ms"]
+
+
+def draw_layer(document):
+    rows = document["rows"]
+    for row in rows:  # PyTorch has no modes
+        row["mode"] = row["mode"].replace("eager", "static_shape")
+    places, contexts = distinct(rows, "place"), distinct(rows, "contexts")
+    figure, axes = pyplot.subplots(
+        len(places),
+        len(contexts),
+        figsize=(6 * len(contexts), 3.2 * len(places)),
+        squeeze=False,
+        layout="constrained",
+    )
+    layers, modes = distinct(rows, "layer"), distinct(rows, "mode")
+    for place, line in zip(places, axes):
+        for count, axis in zip(contexts, line):
+            bars(
+                axis,
+                modes,
+                layers,
+                lambda mode, layer, place=place, count=count: median(
+                    rows, layer=layer, mode=mode, place=place, contexts=count
+                ),
+            )
+            axis.set_title(f"{place}, contexts: {count}", fontsize=10)
+        line[0].set_ylabel("forward + backward, ms")
+    finish(figure, axes[-1][0], document)
+    return figure
+
+
+def draw_sizes(document):
+    rows, keys = document["rows"], ("size", "batch", "dtype", "channels", "contexts")
+    cases = [dict(zip(keys, case)) for case in distinct_cases(rows, keys)]
+    layers = [
+        {"layer": layer, "place": place}
+        for layer, place in distinct_cases(rows, ("layer", "place"))
+    ]
+    figure, axes = pyplot.subplots(
+        1,
+        3,
+        figsize=(17, 1.8 + 0.27 * len(cases)),
+        width_ratios=[5, 5, len(layers)],
+        sharey=True,
+        layout="constrained",
+    )
+    for axis, direction in zip(axes, ("forward", "backward")):
+        for layer in layers:
+            found = [find(rows, direction=direction, **layer, **case) for case in cases]
+            points = [(row["gb_s"], place) for place, row in enumerate(found) if row]
+            axis.plot(
+                *zip(*points),
+                "o",
+                color=COLOURS[layer["layer"]],
+                markerfacecolor="none" if layer["place"] == "inside" else None,
+                label="{layer}, {place}".format(**layer),
+            )
+        copies = [find(rows, **case)["copy_gb_s"] for case in cases]
+        axis.plot(copies, range(len(cases)), "k|", markersize=11, label="memory copy")
+        axis.set_xlim(left=0)
+        axis.set_xlabel(f"{direction}: least bytes over time, GB/s")
+        axis.grid(axis="y", alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    label = "{size}, batch {batch}, {dtype}, channels {channels}, contexts {contexts}"
+    axes[0].set_yticks(range(len(cases)), [label.format(**case) for case in cases])
+    axes[0].invert_yaxis()
+    write_times(axes[2], rows, cases, layers)
+    finish(figure, axes[0], document, columns=7)
+    return figure
+
+
+def distinct_cases(rows, keys):
+    return dict.fromkeys(tuple(row[key] for key in keys) for row in rows)
+
+
+def write_times(axis, rows, cases, layers):
+    """Milliseconds as text, because small sizes and slow layers are dots near zero."""
+    for column, layer in enumerate(layers):
+        for place, case in enumerate(cases):
+            time = median(rows, direction="both", **layer, **case)
+            text = "-" if time is None else f"{time:.{0 if time >= 100 else 2}f}"
+            axis.text(column, place, text, ha="right", va="center", fontsize=9)
+    axis.set_xlim(-0.8, len(layers) - 0.8)
+    names = ["{layer}\n{place}".format(**layer) for layer in layers]
+    axis.set_xticks(range(len(layers)), names, ha="right", fontsize=8)
+    axis.set_xlabel("forward + backward, ms")
+    axis.tick_params(left=False, bottom=False)
+    axis.spines[:].set_visible(False)
+
+
+def draw_net(document):
+    rows = document["rows"]
+    nets, layers = distinct(rows, "net"), distinct(rows, "layer")
+    figure, axes = pyplot.subplots(
+        1, len(nets), figsize=(6 * len(nets), 3.8), squeeze=False, layout="constrained"
+    )
+    for net, axis in zip(nets, axes[0]):
+        bars(
+            axis,
+            distinct(rows, "mode"),
+            layers,
+            lambda mode, layer, net=net: median(
+                rows, 1e-3, net=net, mode=mode, layer=layer
+            ),
+            "{:.2f}",
+        )
+        row = find(rows, net=net)
+        axis.set_title(
+            f"{net}-ResNet-50, crop {row['crop']}, {row['batch']} images on each of "
+            f"{row['contexts']} contexts",
+            fontsize=10,
+        )
+    axes[0][0].set_ylabel("training step, s")
+    finish(figure, axes[0][0], document)
+    return figure
+
+
+def draw_memory(document):
+    """Bars of activations, and curves of the first and last mode, at the last size."""
+    last = document["rows"][-1]
+    rows = [row for row in document["rows"] if row["crop"] == last["crop"]]
+    rows = [row for row in rows if row["batch"] == last["batch"]]
+    arrangements, modes = distinct(rows, "arrangement"), distinct(rows, "mode")
+    curves = list(dict.fromkeys([modes[0], modes[-1]]))
+    figure, axes = pyplot.subplots(
+        1 + len(curves),
+        len(arrangements),
+        figsize=(6 * len(arrangements), 3.5 * (1 + len(curves))),
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
+    )
+    for arrangement, (upper, *lower) in zip(arrangements, zip(*axes)):
+        of_arrangement = [row for row in rows if row["arrangement"] == arrangement]
+
+        def activations(mode, variant, rows=of_arrangement):
+            row = find(rows, mode=mode, variant=variant)
+            return row and row["mxnet"]["after_forward_mb"]
+
+        bars(upper, modes, distinct(rows, "variant"), activations)
+        upper.set_title(
+            f"ResNet-50, {arrangement}, batch {last['batch']}, crop {last['crop']}",
+            fontsize=10,
+        )
+        for axis, mode in zip(lower, curves):
+            draw_curves(axis, [row for row in of_arrangement if row["mode"] == mode])
+    axes[0][0].set_ylabel("after forward, MXNet's figure, MB")
+    for axis in axes[1:, 0]:
+        axis.set_ylabel("above before the step, MB")
+        axis.set_ylim(bottom=0)  # of the whole row, now that all is drawn
+    finish(figure, axes[1][0], document, columns=3)
+    return figure
+
+
+def draw_curves(axis, rows):
+    """Memory over forward and backward of each variant in one mode."""
+    for row in rows:
+        for name, style in ("mxnet", "-"), ("resident", ":"):
+            curve, label = row[name]["curve_mb"], f"{row['variant']}, {name}"
+            axis.plot(curve, style, color=COLOURS[row["variant"]], label=label)
+    half = len(curve) / 2
+    axis.axvline(half, color="black", linewidth=0.5)
+    axis.set_xticks([half / 2, 3 * half / 2], ["forward", "backward"])
+    axis.set_xlabel(f"{rows[0]['mode']}: time, both halves scaled to the same width")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+FIGURES = {
+    "benchmark_layer": draw_layer,
+    "benchmark_sizes": draw_sizes,
+    "benchmark_net": draw_net,
+    "benchmark_memory": draw_memory,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    results = Path(__file__).parents[1] / "results"
+    parser.add_argument("--results", type=Path, default=results, help="the folder")
+    options = parser.parse_args()
+    found = [n for n in FIGURES if (options.results / f"{n}.json").exists()]
+    if not found:
+        names = ", ".join(f"{name}.json" for name in FIGURES)
+        sys.exit(f"{options.results} has none of {names}: run a benchmark first")
+    for name in found:
+        document = json.loads((options.results / f"{name}.json").read_text())
+        figure = FIGURES[name](document)
+        path = options.results / f"{name}.png"
+        figure.savefig(path, dpi=120)
+        print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

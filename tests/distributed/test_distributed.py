@@ -1,0 +1,314 @@
+"""Several processes under mpirun: the numbers equal the oracle on all ranks' rows.
+
+Each program runs on every rank and asserts there.
+"""
+
+import re
+
+import pytest
+from support.mpi import needs_mpi, run_ranks
+
+pytestmark = [needs_mpi, pytest.mark.timeout(150)]
+
+LAYER = """
+from support import reference
+from support.helpers import (
+    assert_near, put, set_mode, split_rows, summed_grad, train_step, value
+)
+
+def check_layer(per_rank, dtype='float32', mode='imperative', steps=2, **arguments):
+    '''per_rank[r] are the rows of each context of rank r.'''
+    contexts = [mx.cpu(i) for i in range(len(per_rank[rank]))]
+    layer = SyncBatchNorm(in_channels=3, momentum=0.875, **arguments)
+    layer.cast(dtype)
+    layer.initialize(ctx=contexts)
+    net = set_mode(layer, mode)
+    rows = [sum(r) for r in per_rank]
+    begin, mine = sum(rows[:rank]), slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+    rng = np.random.default_rng(5)
+    running = np.zeros(3), np.ones(3)
+    ones, zeros = np.ones(3), np.zeros(3)
+    with Devices(contexts) as devices:
+        for step in range(steps):
+            x, dy = rng.normal(3, 2, (2, sum(rows), 3, 4, 5)).astype(dtype)
+            shards, dys = (
+                put(split_rows(v[mine], per_rank[rank]), contexts, dtype)
+                for v in (x, dy)
+            )
+            ys, dxs = train_step(devices, net, shards, dys)
+            count = x.size // 3
+            y, mean, var, inv_std = reference.forward(x, ones, zeros)
+            dx, dgamma, dbeta = reference.backward(x, dy, ones)
+            c = reference.conditioning(x)
+            assert_near(np.concatenate(ys), y[mine], dtype, count, c, abs(y).max())
+            scale = inv_std.max() * abs(dy).max()
+            assert_near(np.concatenate(dxs), dx[mine], dtype, count, c, scale)
+            for parameter, right in (layer.gamma, dgamma), (layer.beta, dbeta):
+                mine_summed = summed_grad(parameter)
+                total = distributed.allreduce(mine_summed)
+                assert_near(total, right, dtype, count, c, abs(dy).sum() * abs(y).max())
+            running = [
+                reference.update_running(old, new, 0.875)
+                for old, new in zip(running, (mean, var))
+            ]
+        for parameter, right in zip((layer.running_mean, layer.running_var), running):
+            assert_near(value(parameter), right, dtype, count, c, abs(right).max())
+            assert_same_bits(value(parameter))
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_layer_equals_the_oracle(ranks):
+    """Uneven shards, unequal numbers of contexts, all modes and dtypes."""
+    run_ranks(
+        ranks,
+        LAYER
+        + """
+for mode in 'imperative', 'hybridize', 'static_alloc', 'static_shape':
+    check_layer([[2, 1], [4], [1, 1, 3]][:size], mode=mode)
+check_layer([[5], [1], [2]][:size], 'float64')
+check_layer([[3, 2], [2, 2], [1]][:size], 'float16')
+""",
+    )
+
+
+def test_ranks_push_in_another_order():
+    """Branches begin in opposite orders on the two ranks, forward and backward."""
+    run_ranks(
+        2,
+        """
+layers = [SyncBatchNorm(in_channels=4, prefix=f'branch{i}_') for i in range(6)]
+for layer in layers:
+    layer.initialize()
+order = range(6) if rank == 0 else range(5, -1, -1)
+for step in range(20):
+    rng = np.random.default_rng(step)
+    data = rng.normal(1, 2, (6, 2, 5, 4))
+    whole = data.reshape(6, 10, 4)
+    ys, xs = {}, {}
+    for i in order:
+        xs[i] = mx.nd.array(data[i, rank])
+        xs[i].attach_grad()
+        with autograd.record():
+            ys[i] = layers[i](xs[i])
+    for i in order:
+        ys[i].backward(ys[i] * xs[i])
+    for i in range(6):
+        right = (data[i, rank] - whole[i].mean(0)) / np.sqrt(whole[i].var(0) + 1e-5)
+        assert abs(ys[i].asnumpy() - right).max() < 1e-4, (step, i)
+        xs[i].grad.wait_to_read()
+    assert_same_bits(*[l.running_var.data().asnumpy() for l in layers])
+""",
+    )
+
+
+NET = """
+def make_net(norm=SyncBatchNorm, **arguments):
+    net = nn.HybridSequential(prefix='net_')
+    with net.name_scope():
+        for channels in (4, 6):
+            inputs = 3 if channels == 4 else 4
+            net.add(nn.Conv2D(channels, 3, padding=1, in_channels=inputs))
+            net.add(norm(in_channels=channels, **arguments), nn.Activation('relu'))
+        net.add(nn.Dense(5, in_units=6 * 36))
+    return net
+"""
+
+
+def test_twice_the_same_bits():
+    body = (
+        NET
+        + """
+mx.random.seed(3)
+net = make_net(num_devices=1)
+net.initialize(mx.init.Xavier())
+trainer = distributed.Trainer(net, 'adam')
+rng = np.random.default_rng(rank)
+for step in range(4):
+    x = mx.nd.array(rng.normal(size=(rank + 2, 3, 6, 6)))
+    with autograd.record():
+        loss = (net(x) ** 2).sum()
+    loss.backward()
+    trainer.step(len(x))
+parameters = net.collect_params().values()
+values = np.concatenate([p.data().asnumpy().ravel() for p in parameters])
+assert_same_bits(values)
+import hashlib
+digest = hashlib.sha256(values.tobytes()).hexdigest()
+if rank == 0: print(f'digest {digest}')
+"""
+    )
+    # The launcher may put what another rank prints behind it, before the line's end.
+    digests = re.findall(r"digest (\w{64})", run_ranks(3, body) + run_ranks(3, body))
+    assert len(digests) == 2 and digests[0] == digests[1]
+
+
+def test_training_equals_that_of_one_device():
+    """Losses and parameters; uneven shards, a last batch with rows for one rank."""
+    run_ranks(
+        2,
+        NET
+        + """
+from support.helpers import assert_near
+rng = np.random.default_rng(0)
+data, labels = rng.normal(1, 2, (13, 3, 6, 6)), rng.normal(size=(13, 5))
+STEPS = dict(optimizer='sgd', optimizer_params={'learning_rate': 0.03, 'momentum': 0.5})
+
+def make(norm, **arguments):
+    mx.random.seed(7 + rank)  # so that only the broadcast makes ranks equal
+    net = make_net(norm, momentum=0.5, **arguments)
+    net.cast('float64')
+    net.initialize(mx.init.Xavier())
+    return net
+
+def train(net, trainer, sampler, join):
+    losses = []
+    for epoch in range(3):
+        total = 0.0
+        for rows in sampler:
+            x, y = (mx.nd.array(v[rows], dtype='float64') for v in (data, labels))
+            with autograd.record():
+                loss = ((net(x) - y) ** 2).sum()
+            loss.backward()
+            trainer.step(len(rows))
+            total += loss.asscalar()
+        join()
+        losses.append(total)
+    return np.array(losses)
+
+ours = make(SyncBatchNorm)
+trainer = distributed.Trainer(ours, bucket_megabytes=0.001, **STEPS)
+plain = make(nn.BatchNorm)
+for a, b in zip(plain.collect_params().values(), ours.collect_params().values()):
+    a.set_data(b.data().copy())
+single = mx.gluon.Trainer(plain.collect_params(), **STEPS)
+
+sampler = distributed.ShardSampler(13, 4, seed=1)
+assert len(sampler) == (4 if rank == 0 else 3)
+losses = distributed.allreduce(train(ours, trainer, sampler, trainer.join))
+whole = distributed.ShardSampler(13, 4, seed=1, rank=0, size=1)
+right = train(plain, single, whole, lambda: None)
+np.testing.assert_allclose(losses, right, rtol=1e-9)
+values = [p.data().asnumpy() for p in ours.collect_params().values()]
+for value, other in zip(values, plain.collect_params().values()):
+    np.testing.assert_allclose(value, other.data().asnumpy(), rtol=1e-7, atol=1e-9)
+momenta = [s.asnumpy() for s in trainer._updaters[0].states.values() if s is not None]
+assert len(momenta) == 10
+assert_same_bits(*values, *momenta)
+""",
+    )
+
+
+def test_parameters_of_unknown_shape_are_broadcast():
+    run_ranks(
+        2,
+        """
+mx.random.seed(rank)
+net = nn.HybridSequential(prefix='net_')
+with net.name_scope():
+    net.add(nn.Dense(3), SyncBatchNorm(), nn.Dense(2))
+net.initialize(mx.init.Xavier())
+trainer = distributed.Trainer(net, 'sgd')
+with autograd.record():
+    y = net(mx.nd.ones((2, 4)) * rank)
+trained = [p for p in net.collect_params().values() if p.grad_req != 'null']
+assert_same_bits(*[p.data().asnumpy() for p in trained])
+y.backward()
+trainer.step(2)
+""",
+    )
+
+
+def test_groups():
+    """A layer that synchronizes with some: mean and variance are those of the group."""
+    run_ranks(
+        3,
+        """
+def running_mean(group, contexts=1):
+    contexts = [mx.cpu(i) for i in range(contexts)]
+    layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
+    layer.initialize(ctx=contexts)
+    # Before map, which would tell the other ranks of an error.
+    gluon_syncbn.layer.groups.attributes(group, contexts, layer.name)
+    with Devices(contexts) as devices, autograd.train_mode():
+        xs = [mx.nd.full((2, 1), 10 * rank + i, ctx=c) for i, c in enumerate(contexts)]
+        for y in devices.map(layer, xs):
+            y.wait_to_read()
+    return [v.asscalar() for v in layer.running_mean.list_data()], layer
+
+assert distributed.groups_of(2) == [[0, 1], [2]]
+assert running_mean(None)[0] == [10]
+assert running_mean('machine')[0] == [10]
+assert running_mean('process')[0] == [10 * rank]
+assert running_mean(distributed.groups_of(2))[0] == [[5], [5], [20]][rank]
+assert running_mean([[0, 2], [1]])[0] == [[10], [10], [10]][rank]
+if rank != 1:
+    assert running_mean([2, 0], 2)[0] == [10.5, 10.5]
+else:
+    text = error_of(running_mean, [0, 2])
+    assert 'group=[0, 2] does not hold the rank 1 of this process' in text, text
+text = error_of(running_mean, [0, 7])
+assert 'group names the rank 7, but there are 3 processes' in text, text
+
+pairs = distributed.groups_of(2, [mx.cpu(i) for i in range(4)])
+means, layer = running_mean(pairs, 4)
+assert means == [10 * rank + 0.5] * 2 + [10 * rank + 2.5] * 2, means
+assert layer.num_batches_tracked == 1
+text = error_of(running_mean, pairs[:1], 3)
+assert 'is initialized on cpu(2), which is in none of the groups of contexts' in text
+""",
+    )
+
+
+def test_sums_lists_and_copies():
+    run_ranks(
+        3,
+        """
+assert distributed.allreduce(2.5) == 7.5
+for dtype, total in ('float16', 'float32'), ('int32', 'int64'), ('float64', 'float64'):
+    values = distributed.allreduce(np.full((2, 3), rank, dtype))
+    assert values.dtype == total and values.shape == (2, 3) and (values == 3).all()
+assert distributed.allreduce(np.ones((2, 0, 3))).shape == (2, 0, 3)
+assert distributed.allgather({'rank': rank}) == [{'rank': r} for r in range(3)]
+assert distributed.broadcast(rank * 5, root=2) == 10
+assert 'but got the dtype' in error_of(distributed.allreduce, 'text')
+assert 'root is a rank below 3, but got 3' in error_of(distributed.broadcast, 1, 3)
+for value in 2**63, np.uint64(2**63 + 5):
+    assert 'array fits int64' in error_of(distributed.allreduce, value)
+layer = SyncBatchNorm(in_channels=1)
+layer.initialize()
+trainer = distributed.Trainer(layer, 'sgd')
+assert 'batch_size is positive in at least one' in error_of(trainer.step, 0)
+trainer.step(int(rank == 0), ignore_stale_grad=True)
+big = np.random.default_rng(rank).normal(size=3_000_000).astype('float32')
+assert_same_bits(distributed.allreduce(big))
+distributed.barrier()
+distributed.init()
+assert (distributed.local_rank(), distributed.local_size()) == (rank, 3)
+text = error_of(distributed.allreduce, np.ones(2 + (rank == 1)))
+assert 'shape=(2,)' in text and 'shape=(3,)' in text and 'disagree' in text, text
+gluon_syncbn.recover()
+assert distributed.allreduce(1) == 3
+""",
+    )
+
+
+def test_waiting_for_long_costs_no_processor():
+    run_ranks(
+        2,
+        """
+layer = SyncBatchNorm(in_channels=2)
+layer.initialize()
+x = mx.nd.ones((2, 2))
+def train():
+    with autograd.train_mode():
+        layer(x).wait_to_read()
+train()
+if rank == 1:
+    time.sleep(3)
+used = time.process_time()
+train()
+used = time.process_time() - used
+assert used < 0.5, used
+""",
+    )

@@ -1,0 +1,168 @@
+"""Beginning and end of processes: mpi4py, forks, work in flight, in every order."""
+
+import pytest
+from support.mpi import INIT, needs_mpi, run_ranks
+
+pytestmark = [needs_mpi, pytest.mark.timeout(150)]
+
+STEP = """
+layers = [SyncBatchNorm(in_channels=4) for _ in range(4)]
+for layer in layers:
+    layer.initialize()
+x = mx.nd.random.normal(shape=(3, 4))
+x.attach_grad()
+
+def push_step():
+    with autograd.record():
+        y = x
+        for layer in layers:
+            y = layer(y)
+    y.backward()
+"""
+
+
+def mpi4py():
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "del layers"])
+def test_exit_with_a_step_in_flight(end):
+    run_ranks(2, f"{STEP}push_step(); print('done', flush=True); {end}; sys.exit(0)")
+
+
+def test_one_rank_exits_long_before_the_other():
+    """It waits: a launcher ends all ranks when one leaves without MPI_Finalize."""
+    run_ranks(2, STEP + "push_step(); mx.nd.waitall(); time.sleep(6 * rank)")
+
+
+def test_mpi4py_begins():
+    mpi4py()
+    init = "from mpi4py import MPI\n" + INIT
+    run_ranks(
+        2, STEP + "push_step(); assert MPI.COMM_WORLD.allreduce(1) == 2", init=init
+    )
+
+
+def test_mpi4py_comes_later():
+    mpi4py()
+    run_ranks(
+        2,
+        STEP
+        + """
+push_step()
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(1) == 2
+push_step()
+""",
+    )
+
+
+@pytest.mark.parametrize("order", ["shutdown first", "MPI first", "ranks differ"])
+def test_the_program_ends_mpi_itself(order):
+    mpi4py()
+    run_ranks(
+        2,
+        STEP
+        + """
+push_step()
+mx.nd.waitall()
+order = sys.argv[1]
+if order == 'shutdown first' or (order == 'ranks differ' and rank == 0):
+    distributed.shutdown()
+MPI.Finalize()
+distributed.shutdown()
+text = error_of(lambda: (push_step(), x.grad.wait_to_read()))
+assert 'called after gluon_syncbn.distributed.shutdown()' in text, text
+""",
+        order,
+        init="from mpi4py import MPI\n" + INIT,
+    )
+
+
+def test_mpi4py_without_threads_is_refused():
+    mpi4py()
+    run_ranks(
+        2,
+        """
+import mpi4py
+mpi4py.rc.thread_level = 'single'
+from mpi4py import MPI
+if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+    text = error_of(distributed.init)
+    assert 'MPI was initialized without MPI_THREAD_MULTIPLE' in text, text
+""",
+        init="",
+    )
+
+
+def test_shutdown_does_not_wait():
+    """Rank 0 leaves, and the ranks still talk by other means."""
+    mpi4py()
+    run_ranks(
+        2,
+        STEP
+        + """
+push_step()
+if rank == 0:
+    distributed.shutdown()
+MPI.COMM_WORLD.Barrier()
+if rank == 1:
+    text = error_of(lambda: (push_step(), x.grad.wait_to_read()))
+    assert 'rank 0 has left' in text, text
+distributed.shutdown()
+assert 'after shutdown()' in error_of(distributed.init)
+assert distributed.size() == 2
+""",
+        init="from mpi4py import MPI\n" + INIT,
+    )
+
+
+def test_data_loader_workers_and_forks():
+    run_ranks(
+        2,
+        STEP
+        + """
+data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(12, 4)))
+rows = 0
+for epoch in range(2):
+    push_step()
+    for batch in mx.gluon.data.DataLoader(data, 4, num_workers=2):
+        push_step()
+        rows += len(batch)
+assert rows == 24
+child = os.fork()
+if child == 0:
+    text = error_of(distributed.allreduce, 1)
+    os._exit(0 if 'forked from rank' in text else 1)
+assert os.waitpid(child, 0)[1] == 0
+child = os.fork()
+if child == 0:
+    import atexit
+    atexit._run_exitfuncs()  # sys.exit would wait for the parent's watchdog
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert distributed.allreduce(1) == 2
+push_step()
+""",
+    )
+
+
+def test_join_waits_and_counts():
+    run_ranks(
+        3,
+        """
+layer = SyncBatchNorm(in_channels=1, momentum=0)
+layer.initialize()
+for batches in [4, 1, 2], [1, 3, 2], [2, 1, 3], [3, 2, 1]:
+    for batch in range(batches[rank]):
+        active = [r for r in range(3) if batches[r] > batch]
+        with autograd.train_mode():
+            layer(mx.nd.full((2, 1), rank)).wait_to_read()
+        assert layer.running_mean.data().asscalar() == np.float32(np.mean(active))
+        assert distributed.allreduce(1) == len(active)
+    last = distributed.join()
+    assert last == batches.index(max(batches)), last
+    distributed.broadcast_parameters(layer, last)
+    assert layer.running_mean.data().asscalar() == last
+""",
+    )

@@ -1,0 +1,133 @@
+"""The CUDA half on machines without a GPU: it compiles and loads.
+
+tests/cpp runs the kernels' logic on the CPU; tests/gpu is for machines with a GPU.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from support.helpers import ROOT, run_python, run_tool
+
+import gluon_syncbn
+
+NVCC = shutil.which("nvcc")
+SOURCES = sorted((ROOT / "src/kernels/cuda").glob("*.cu"))
+# Of each generation the first that nvcc has runs on all of it.
+GENERATIONS = (50,), (60,), (70, 75), (80,), (90,)
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="there is no nvcc on this machine")
+# Set by who leaves CUDA out, or builds for the GPU at hand alone.
+chosen_by_hand = {"GLUON_SYNCBN_CUDA", "CUDAARCHS"} & set(os.environ)
+
+
+def known_architectures():
+    """Those of this nvcc that the build takes, as numbers."""
+    listed = subprocess.check_output([NVCC, "--list-gpu-arch"], text=True)
+    known = {int(number) for number in re.findall(r"compute_(\d+)\b", listed)}
+    first = [[n for n in generation if n in known][:1] for generation in GENERATIONS]
+    return sum(first, [])
+
+
+@needs_nvcc
+@pytest.mark.skipif(bool(chosen_by_hand), reason=f"{chosen_by_hand} set")
+def test_library_has_every_architecture():
+    features = gluon_syncbn.features()
+    assert features["cuda"] is True, "nvcc is there, but the library has no kernels"
+    known = known_architectures()
+    expected = [f"{number}-real" for number in known] + [f"{known[-1]}-virtual"]
+    assert features["cuda_architectures"] == expected
+
+
+def test_features_say_what_there_is_or_why_not():
+    features = gluon_syncbn.features()
+    assert features["cuda"] is bool(features["cuda_architectures"])
+    assert features["cuda"] is not bool(features["cuda_missing"])
+
+
+@needs_nvcc
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_no_local_memory(source, tmp_path):
+    """Registers suffice: what spills is slow, and grows unseen with a change."""
+    command = [NVCC, "-std=c++17", "-O3", "-I", ROOT / "src", "-Xptxas=-v"]
+    command += ["--threads", "2", "-fatbin", source, "-o", tmp_path / "kernels.fatbin"]
+    known = known_architectures()
+    for number in known:
+        command.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+    report = run_tool(*command, timeout=280)
+    kernels = re.findall(r"Compiling entry function '\w+' for '(\w+)'", report)
+    assert {f"sm_{number}" for number in known} == set(kernels)
+    frames = re.findall(
+        r"for (\S+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores", report
+    )
+    assert len(frames) == len(kernels) > 0
+    assert [frame for frame in frames if frame[1:] != ("0", "0")] == []
+
+
+@needs_nvcc
+def test_headers_and_libraries_are_those_of_nvcc(tmp_path):
+    """Variables of an environment that name another toolkit are not followed."""
+    for name in "include/cuda_runtime.h", "lib/libcudart_static.a":
+        (tmp_path / "other" / name).parent.mkdir(parents=True)
+        (tmp_path / "other" / name).write_text("")
+    names = "CUDAToolkit_ROOT", "CUDA_PATH", "CMAKE_PREFIX_PATH"
+    other = {name: str(tmp_path / "other") for name in names}
+    options = "-DGLUON_SYNCBN_CUDA=1", "-DCMAKE_CUDA_ARCHITECTURES=80-real"
+    build = tmp_path / "build"
+    subprocess.run(
+        ["cmake", "-S", ROOT / "src", "-B", build, "-G", "Ninja", *options],
+        env={**os.environ, **other},
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    rules = (build / "build.ninja").read_text()
+    assert "cudart_static" in rules and other["CUDA_PATH"] not in rules
+
+
+GENERIC = "-DHAVE_AVX2=OFF", "-DHAVE_AVX512=OFF"  # most of the time to compile
+CPU_ONLY = """
+import gluon_syncbn
+print(gluon_syncbn.features()["cuda"], gluon_syncbn.features()["cuda_missing"])
+"""
+
+
+@pytest.mark.timeout(600)
+def test_build_without_cuda(tmp_path):
+    """GLUON_SYNCBN_CUDA=0 leaves it out; a GPU is then refused with what to do."""
+    build = tmp_path / "build"
+    environment = {**os.environ, "GLUON_SYNCBN_CUDA": "0"}
+    for command in (
+        ["cmake", "-S", ROOT / "src", "-B", build, "-G", "Ninja", *GENERIC],
+        ["cmake", "--build", build, "--parallel", "2"],
+    ):
+        subprocess.run(
+            list(map(str, command)), env=environment, check=True, stdout=subprocess.PIPE
+        )
+    library = {"GLUON_SYNCBN_LIBRARY": str(build / "libgluon_syncbn.so")}
+    assert run_python(CPU_ONLY, **library).stdout == (
+        "False it was built with GLUON_SYNCBN_CUDA=0\n"
+    )
+    text = run_python(
+        "import native; native.Layer('a layer', 'gpu(0)', 'gpu(0)', 1)", **library
+    ).stderr
+    assert "SyncBatchNorm on gpu(0): this build of gluon_syncbn has CPU kernels" in text
+    assert "only, because it was built with GLUON_SYNCBN_CUDA=0; install a" in text
+    assert "`GLUON_SYNCBN_CUDA=1 pip install .`" in text
+
+
+def test_asked_for_cuda_without_nvcc(tmp_path):
+    """GLUON_SYNCBN_CUDA=1 makes the absence of nvcc an error."""
+    result = subprocess.run(
+        ["cmake", "-S", str(ROOT / "src"), "-B", str(tmp_path), "-G", "Ninja"],
+        env={
+            **os.environ,
+            "GLUON_SYNCBN_CUDA": "1",
+            "CUDACXX": str(tmp_path / "no_such_nvcc"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "GLUON_SYNCBN_CUDA=1, but there is no nvcc" in result.stderr

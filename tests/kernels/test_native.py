@@ -1,0 +1,184 @@
+"""Builds the native tests and runs them, plain and under sanitizers.
+
+They need neither MXNet nor Python: tests/cpp says what they check. The plain build also
+serves scripts/check_gpu.sh, all of which runs on the emulated GPU. Sanitized builds
+take the generic kernels only and no emulated GPU, because compiling takes most of the
+time; GLUON_SYNCBN_NATIVE=full builds and runs everything.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from benchmarks import benchmark_exchange
+from support.helpers import ROOT, run_tool
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not (shutil.which("cmake") and shutil.which("g++")),
+        reason="the native tests need cmake and g++",
+    ),
+]
+FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
+EMULATED = ("test_cuda_kernels", "test_cuda_op")  # GPUs, see tests/cpp/emulated_cuda
+VECTORS = ("test_streamed_stores",)  # of which the generic kernels have none
+TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("*.cc"))
+
+
+def test_nothing_is_destroyed_at_exit(tmp_path):
+    """Operators run until the process ends, behind static objects' destructors."""
+    options = [
+        "-O1",
+        "-std=c++17",
+        f"-I{ROOT / 'src'}",
+        "-c",
+        "-o",
+        tmp_path / "object",
+    ]
+    options += [f"-I{ROOT / 'tests/cpp/emulated_cuda'}", f"-I{ROOT / 'tests/cpp'}"]
+    for source in (
+        "op/cuda/current_device.cc",
+        "op/cuda/lane.cc",
+        "collective/registry.cc",
+    ):
+        run_tool("g++", *options, ROOT / "src" / source)
+        assert "__cxa_atexit" not in run_tool("nm", tmp_path / "object"), source
+
+
+@pytest.fixture(scope="module")
+def plain_build(tmp_path_factory):
+    """The folder of the build without sanitizers."""
+    return tmp_path_factory.mktemp("plain")
+
+
+@pytest.mark.parametrize("sanitizer", ["", "address,undefined", "thread"])
+def test_native(sanitizer, plain_build, tmp_path):
+    if not sanitizer:
+        tmp_path = plain_build
+    options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]
+    targets, excluded = TESTS, []
+    if sanitizer:
+        options += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"]
+    if sanitizer and not FULL:
+        options += ["-DHAVE_AVX2=OFF", "-DHAVE_AVX512=OFF"]
+        targets = [test for test in TESTS if test not in (*EMULATED, *VECTORS)]
+        excluded = ["-E", "_(generic|avx2)"]  # what runs without a limit already
+    if sanitizer == "thread":
+        # It cannot follow an emulated GPU's threads, and kernels start none themselves.
+        absent = "test_kernels", *EMULATED, *VECTORS
+        targets = [test for test in TESTS if test not in absent]
+        excluded = ["-E", "_(generic|avx2)|test_kernels"]
+    if targets != TESTS:
+        excluded[1] += "|" + "|".join((*EMULATED, *VECTORS))
+    if shutil.which("ninja"):
+        options += ["-G", "Ninja"]
+    run_tool("cmake", "-S", ROOT / "src", "-B", tmp_path, *options)
+    run_tool("cmake", "--build", tmp_path, "--parallel", "2", "--target", *targets)
+    options = ["--output-on-failure", "--parallel", "2"]
+    output = run_tool("ctest", "--test-dir", tmp_path, *options, *excluded)
+    assert "100% tests passed" in output and "test_collective" in output
+    if not sanitizer:
+        check_model_of_exchanges(run_tool(tmp_path / "test_many_ranks", "--count"))
+
+
+def check_model_of_exchanges(counted):
+    """The model of benchmark_exchange.py has the real rounds and messages."""
+    ranks = [list(map(int, line.split())) for line in counted.splitlines()]
+    assert [row[0] for row in ranks if row[0] in (64, 256, 1024)] == [64, 256, 1024]
+    for size, rounds, messages in ranks:
+        assert rounds == benchmark_exchange.rounds(size), size
+        assert messages == benchmark_exchange.messages(size), size
+
+
+# Does not run the program, which has run before.
+COMPUTE_SANITIZER = """#!/bin/sh
+[ "$1 $3 $4 $6" = "--tool --error-exitcode 9 small" ] && [ -x "$5" ] || exit 3
+echo "stand-in for $2"
+exit $RESULT
+"""
+
+
+def check_gpu(build, folder, result=0, **variables):
+    """Runs scripts/check_gpu.sh on the emulated GPU; returns its status and output."""
+    stand_in = folder / "bin" / "compute-sanitizer"
+    stand_in.parent.mkdir(exist_ok=True)
+    stand_in.write_text(COMPUTE_SANITIZER)
+    stand_in.chmod(0o755)
+    (folder / "torch.py").write_text("raise ImportError")  # whether it is there or not
+    environment = {
+        **os.environ,
+        "PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(folder),
+        "PYTHON": sys.executable,
+        "EMULATED": "1",
+        "BUILD": str(build),
+        "RESULT": str(result),
+        **variables,
+    }
+    command = ["bash", str(ROOT / "scripts/check_gpu.sh"), str(folder / "out")]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def test_check_gpu(plain_build, tmp_path):
+    status, output = check_gpu(plain_build, tmp_path)
+    assert status == 0, output[-3000:]
+    steps = "configure build kernels memcheck racecheck synccheck initcheck benchmark"
+    last = output.splitlines()[-1]
+    assert last == f"== passed: {steps}; left out: layer; FAILED: none"
+    assert "== kernels (2 of 5); then: layer sanitizers benchmark\n" in output
+    document = json.loads((tmp_path / "out/benchmark_gpu.json").read_text())
+    assert document["machine"]["gpu"] == "an emulated GPU"
+    assert len(document["rows"]) == 4
+    table = (tmp_path / "out/benchmark_gpu.md").read_text()
+    assert "| (2, 8, 6, 6) | float16 | channels-last | " in table and table in output
+    assert "PyTorch" not in table
+
+
+NO_GPU_IN_PYTORCH = """#!/bin/sh
+[ "$1" = -c ] && case "$2" in *is_available*) exit 1;; *) exit 0;; esac
+echo "1903 skipped"
+"""
+
+
+def test_check_gpu_tells_what_is_missing(tmp_path):
+    (tmp_path / "bin").mkdir()
+    a_gpu = "#!/bin/sh\necho GPU"
+    for tool, script in ("python", NO_GPU_IN_PYTORCH), ("nvidia-smi", a_gpu):
+        (tmp_path / "bin" / tool).write_text(script)
+        (tmp_path / "bin" / tool).chmod(0o755)
+    python = str(tmp_path / "bin" / "python")
+    parts = {"PYTHON": python, "EMULATED": "", "PARTS": "layer kernels benchmark"}
+    status, output = check_gpu(tmp_path / "none", tmp_path, **parts)
+    assert status == 1
+    assert f"layer: left out, because the PyTorch of {python} finds no GPU" in output
+    assert "test_cuda_kernels is not built: run the part build first" in output
+    assert output.splitlines()[-1] == (
+        "== passed: none; left out: layer; FAILED: test_cuda_kernels benchmark_gpu"
+    )
+    status, output = check_gpu(tmp_path / "none", tmp_path, PARTS=" ")
+    assert status == 2 and output.startswith('PARTS=" " names no part: expected some')
+
+
+def test_check_gpu_tells_what_failed(tmp_path):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "test_cuda_kernels").write_text("")
+    (tmp_path / "none" / "test_cuda_kernels").chmod(0o755)
+    status, output = check_gpu(tmp_path / "none", tmp_path, 9, PARTS="sanitizers")
+    assert status == 1
+    assert output.splitlines()[-1].endswith(
+        "FAILED: memcheck racecheck synccheck initcheck"
+    )
+    status, output = check_gpu(tmp_path / "none", tmp_path, PARTS="build test")
+    assert status == 2
+    names = "build kernels layer sanitizers benchmark"
+    assert output == f'PARTS="build test": expected some of "{names}"\n'
+    if shutil.which("nvidia-smi") is None:
+        status, output = check_gpu(tmp_path / "none", tmp_path, EMULATED="")
+        assert status == 2 and output.startswith("nvidia-smi finds no GPU here; ")

@@ -1,0 +1,155 @@
+"""Bad arguments, attributes and dtypes: one sentence, as early as can be."""
+
+import json
+import re
+
+import mxnet as mx
+import pytest
+from mxnet import autograd
+from support.helpers import run_python
+from support.mistakes import (
+    assert_trains,
+    failure_of,
+    make_layer,
+    make_shards,
+    map_and_wait,
+)  # fmt: skip
+
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm
+
+
+@pytest.mark.parametrize(
+    "seconds", [0, -1, "soon", float("nan"), -float("inf"), -(10**400), [1]]
+)
+def test_timeout_is_a_positive_number(seconds):
+    with pytest.raises(ValueError, match="timeout is a positive number of seconds"):
+        SyncBatchNorm(timeout=seconds)
+    with pytest.raises(ValueError, match="seconds is a positive number of seconds"):
+        gluon_syncbn.set_timeout(seconds)
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", ""])
+def test_timeout_of_the_environment_is_a_positive_number(value):
+    output = run_python("import gluon_syncbn", GLUON_SYNCBN_TIMEOUT=value)
+    last = output.stderr.strip().splitlines()[-1]
+    words = "GLUON_SYNCBN_TIMEOUT is a positive number of seconds, or inf for never"
+    assert last == f"ValueError: {words}, but got {value!r}"
+
+
+def test_timeout_comes_from_the_environment():
+    code = "import gluon_syncbn; print(gluon_syncbn.get_timeout())"
+    for value in "7.5", "1e+300", "inf":
+        assert run_python(code, GLUON_SYNCBN_TIMEOUT=value).stdout == f"{value}\n"
+
+
+@pytest.mark.parametrize("seconds", [9.3e9, 1e10, 10**400, float("inf")])
+def test_timeout_beyond_all_bounds_means_never(seconds, devices):
+    for own in True, False:
+        if not own:
+            gluon_syncbn.set_timeout(seconds)
+        layer = make_layer(
+            devices.contexts, num_devices=2, timeout=seconds if own else None
+        )
+        for _ in range(20):
+            assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize(
+    "error, words, arguments",
+    [
+        (
+            ValueError,
+            "momentum is between 0 and 1, or None, but got 1.5",
+            {"momentum": 1.5},
+        ),
+        (
+            ValueError,
+            "momentum is between 0 and 1, or None, but got -1",
+            {"momentum": -1},
+        ),
+        (ValueError, "epsilon is a finite number, not negative, but", {"epsilon": -1}),
+        (ValueError, "epsilon is a finite number, not neg", {"epsilon": float("nan")}),
+        (TypeError, "axis is an int, but got 1.5", {"axis": 1.5}),
+        (TypeError, "axis is an int, but got 'C'", {"axis": "C"}),
+    ],
+)
+def test_bad_argument(error, words, arguments):
+    with pytest.raises(error, match=re.escape(words)):
+        SyncBatchNorm(**arguments)
+
+
+@pytest.mark.parametrize("axis", [4, -5])
+def test_axis_outside_of_the_input(axis, devices):
+    layer = SyncBatchNorm(axis=axis, in_channels=3, num_devices=2)
+    layer.initialize(ctx=devices.contexts)
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
+    assert f"'{layer.name}': axis {axis} is outside of an input of 4 dimensions" in text
+
+
+def test_parameters_in_float16(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    layer.gamma.cast("float16")
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
+    assert "parameters and running statistics are float32 or float64" in text
+    assert f"'{layer.name}'" in text and "cast the net with its cast method" in text
+    layer.cast("float32")
+    layer.gamma.cast("float32")
+    assert_trains(devices, layer)
+
+
+def test_data_of_integers(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    shards = [x.astype("int32") for x in make_shards(devices)]
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, shards)
+    assert (
+        "float16, bfloat16, float32 or float64, but got MXNet's dtype number 4" in text
+    )
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+def test_nothing_is_thrown_through_c():
+    code = """
+from gluon_syncbn import SyncBatchNorm
+from gluon_syncbn.native.library import load
+library, layer = load(), SyncBatchNorm(in_channels=1)
+layer.initialize()
+try:
+    key = layer._sync.rendezvous.key.encode()
+    library.gluon_syncbn_set_participants(key, b"cpu(x)")
+except RuntimeError as error:
+    print(error)
+print(library.gluon_syncbn_distributed_join(1.0), library.gluon_syncbn_last_error())
+"""
+    device, join = run_python(code).stdout.splitlines()
+    assert device == 'a device is written like "cpu(0)", but got "cpu(x)"'
+    assert join.startswith("-1 b'gluon_syncbn.distributed.init() was not called")
+
+
+@pytest.mark.parametrize(
+    "key, value, expected",
+    [
+        ("momentum", "much", "a number from 0 to 1, or None"),
+        ("eps", "", "a number that is not negative"),
+        ("timeout", "nan", "a number of seconds, inf for never"),
+        ("num_devices", "1e10", "a count of devices, or 0 if unknown"),
+        ("num_devices", "0.5", "a count of devices, or 0 if unknown"),
+        ("contexts", "cpu(x)", 'devices like "cpu(0) cpu(1)"'),
+        ("fix_gamma", "perhaps", "True or False"),
+        ("num_devices", "-2", "a count of devices"),
+        ("group", "", "the key of a layer"),
+        ("flavour", "sweet", "no such attribute"),
+    ],
+)
+def test_bad_attribute_in_a_symbol_file(key, value, expected):
+    symbol = SyncBatchNorm(in_channels=3, num_devices=1)(mx.sym.var("data"))
+    graph = json.loads(symbol.tojson())
+    for node in graph["nodes"]:
+        if node["op"] == "Custom":
+            node["attrs"][key] = value
+    text = failure_of(mx.sym.load_json, json.dumps(graph))
+    assert f'SyncBatchNorm attribute {key}="{value}": expected {expected}' in text

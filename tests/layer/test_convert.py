@@ -1,0 +1,206 @@
+"""Conversion of whole nets in both directions: what changes, and all that does not."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import HybridBlock, nn
+from support.helpers import MODES, cpus, run_python, set_mode
+
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
+
+CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
+
+DEPLOY = """
+import sys, numpy as np, mxnet as mx
+path, x, y = sys.argv[1:]
+imports = mx.gluon.SymbolBlock.imports
+net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
+difference = abs(net(mx.nd.array(np.load(x))).asnumpy() - np.load(y)).max()
+print('difference', difference, 'package', 'gluon_syncbn' in sys.modules)
+"""
+
+
+class Nested(HybridBlock):
+    """One layer as attribute, in a list and in a container; other norms beside it."""
+
+    def __init__(self):
+        super().__init__(prefix="nested_")
+        with self.name_scope():
+            self.head = nn.BatchNorm(momentum=0.7, epsilon=1e-3, scale=False)
+            self.body = nn.HybridSequential()
+            self.body.add(nn.Conv2D(8, 3), self.head, nn.HybridSequential())
+            self.body[2].add(nn.BatchNorm(center=False))
+            self.instance, self.layer = nn.InstanceNorm(), nn.LayerNorm()
+            self.group = nn.GroupNorm(2)
+        self.layers = [self.head]
+
+    def hybrid_forward(self, F, x):
+        return self.group(self.layer(self.instance(self.body(x))))
+
+
+def batch():
+    return mx.nd.array(np.random.default_rng(0).normal(1, 2, (4, 3, 8, 8)))
+
+
+def initialized(net, ctx=None):
+    net.initialize(mx.init.Xavier(), ctx=ctx or [mx.cpu()])
+    net(batch())
+    return net
+
+
+def kinds(net):
+    found = []
+    net.apply(lambda block: found.append((block.name, type(block).__name__)))
+    return found
+
+
+def values(net):
+    return {name: p.data().asnumpy() for name, p in net.collect_params().items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_converts_an_initialized_net_in_place(mode):
+    net = set_mode(initialized(Nested()), mode)
+    expected, before = net(batch()).asnumpy(), values(net)
+    head, original = net.head, kinds(net)
+    assert convert_sync_batchnorm(net, num_devices=1) is net
+    assert net.head is head is net.body[1] is net.layers[0]
+    assert [name for name, _ in kinds(net)] == [name for name, _ in original]
+    changed = {a[1]: b[1] for a, b in zip(original, kinds(net)) if a != b}
+    assert changed == {"BatchNorm": "SyncBatchNorm"}
+    assert all((value == before[name]).all() for name, value in values(net).items())
+    np.testing.assert_allclose(net(batch()).asnumpy(), expected, rtol=1e-4, atol=1e-5)
+    with autograd.record():
+        net(batch())
+    mx.nd.waitall()
+    assert net.head.num_batches_tracked == 1  # the cached graph is the new one
+
+
+def test_keeps_what_each_layer_was_set_to():
+    net = convert_sync_batchnorm(Nested(), 2, unbiased_running_var=True, timeout=7)
+    assert net.head._kwargs["momentum"] == 0.7
+    assert net.head._kwargs["eps"] == 1e-3
+    assert net.head._kwargs["fix_gamma"] is True
+    assert net.body[2][0].beta.grad_req == "null"
+    assert net.head.num_devices == 2
+    assert (net.head._sync.unbiased_running_var, net.head._sync.timeout) == (True, 7)
+
+
+def test_converts_before_initialization(devices):
+    net = convert_sync_batchnorm(Nested())
+    net.initialize(ctx=devices.contexts)
+    assert net.head.num_devices == 2
+    with autograd.record():
+        ys = devices.map(net, devices.split(batch()))
+    assert all(np.isfinite(y.asnumpy()).all() for y in ys)
+
+
+def test_revert_is_the_inverse():
+    net = initialized(Nested())
+    original, text, before = kinds(net), repr(net), values(net)
+    attributes = set(net.head.__dict__)
+    expected = net(batch()).asnumpy()
+    assert revert_sync_batchnorm(convert_sync_batchnorm(net, 2)) is net
+    assert (kinds(net), repr(net)) == (original, text)
+    assert set(net.head.__dict__) == attributes
+    assert all((value == before[name]).all() for name, value in values(net).items())
+    assert (net(batch()).asnumpy() == expected).all()
+
+
+@pytest.mark.parametrize("layer", [SyncBatchNorm, lambda: CONTRIB(num_devices=2)])
+def test_layers_made_synchronized_become_batch_norm(layer):
+    net = convert_sync_batchnorm(nn.HybridSequential(), 1)
+    net.add(layer())
+    initialized(net)
+    revert_sync_batchnorm(convert_sync_batchnorm(net, 1))
+    assert type(net[0]) is nn.BatchNorm
+    assert repr(net[0]) == repr(initialized(nn.BatchNorm()))
+
+
+def test_settings_made_after_conversion_survive_the_way_back():
+    net = convert_sync_batchnorm(Nested(), 1)
+    net.head._kwargs["use_global_stats"] = True  # as GluonCV freezes statistics
+    revert_sync_batchnorm(net)
+    assert net.head._kwargs["use_global_stats"] is True
+
+
+def test_average_momentum_becomes_the_default_one():
+    layer = revert_sync_batchnorm(SyncBatchNorm(momentum=None))
+    assert layer._kwargs["momentum"] == 0.9
+
+
+def test_the_net_itself_may_be_a_batch_norm():
+    layer = nn.BatchNorm()
+    assert convert_sync_batchnorm(layer, 3) is layer
+    assert layer.num_devices == 3
+    assert convert_sync_batchnorm(layer, 4).num_devices == 4
+
+
+@pytest.mark.skipif(not hasattr(nn, "BatchNormReLU"), reason="MXNet 1.8 brought it")
+def test_batch_norm_with_relu_keeps_its_relu():
+    layer = initialized(nn.BatchNormReLU())
+    with autograd.record():
+        expected = layer(batch()).asnumpy()
+    convert_sync_batchnorm(layer, 1)
+    with autograd.record():
+        y = layer(batch()).asnumpy()
+    assert y.min() == 0
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    assert type(revert_sync_batchnorm(layer)) is nn.BatchNormReLU
+
+
+def test_layer_with_its_own_forward_stays_with_a_warning():
+    class Mine(nn.BatchNorm):
+        def hybrid_forward(self, F, x, **parameters):
+            return x
+
+    layer = Mine()
+    with pytest.warns(UserWarning, match="Mine has a forward of its own"):
+        convert_sync_batchnorm(layer, 2)
+    assert type(layer) is Mine
+
+
+@pytest.mark.parametrize("convert", [convert_sync_batchnorm, revert_sync_batchnorm])
+def test_what_is_no_block_is_refused(convert):
+    with pytest.raises(TypeError, match="net is a mxnet.gluon.Block, but got list"):
+        convert([nn.BatchNorm()])
+
+
+def test_bad_settings_leave_the_net_unchanged():
+    net = Nested()
+    before = kinds(net)
+    with pytest.raises(ValueError, match="num_devices is at least 1, but got 0"):
+        convert_sync_batchnorm(net, 0)
+    with pytest.raises(ValueError, match="timeout is a positive number"):
+        convert_sync_batchnorm(net, 2, timeout=-1)
+    assert kinds(net) == before
+
+
+@pytest.mark.parametrize("mode", ["hybridize", "static_shape"])
+def test_reverted_net_runs_without_the_package(mode, devices, tmp_path):
+    net = convert_sync_batchnorm(Nested(), 2)
+    net.initialize(ctx=devices.contexts)
+    set_mode(net, mode)
+    with autograd.record():
+        devices.map(net, devices.split(batch()))
+    mx.nd.waitall()
+    revert_sync_batchnorm(net)
+    np.save(tmp_path / "x.npy", batch().asnumpy())
+    np.save(tmp_path / "y.npy", net(batch()).asnumpy())
+    net.export(str(tmp_path / "net"))
+    run = run_python(DEPLOY, *(tmp_path / n for n in ("net", "x.npy", "y.npy")))
+    assert run.returncode == 0, run.stderr
+    words = run.stdout.split()
+    assert words[-1] == "False"
+    assert float(words[1]) < 1e-5
+
+
+def test_stale_graph_on_other_contexts_is_never_used():
+    net = initialized(Nested(), cpus(2))
+    net.hybridize()
+    net(batch())
+    convert_sync_batchnorm(net)
+    assert gluon_syncbn.SyncBatchNorm is type(net.head)
+    assert net._cached_op is None

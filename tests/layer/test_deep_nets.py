@@ -1,0 +1,99 @@
+"""Deep, branched float32 nets on several CPU contexts, over steps, again and again.
+
+They catch what one layer does not show: inputs in oneDNN's blocked layouts that MXNet
+frees too early, rounds that meet the wrong way round, and waits for each other's CPU
+resources.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+from mxnet.gluon import nn
+from support import reference
+from support.deep_nets import REPEAT, SHAPE, STEPS, deep_net, truth
+from support.helpers import (
+    MODES,
+    assert_trains_like_one_context,
+    make_batches,
+    set_mode,
+    train,
+    twins,
+)
+
+import gluon_syncbn
+
+
+def activated_net(norm, activation, block, slope=None):
+    """The same with an activation behind every norm: built in, where that can be."""
+
+    def activated():
+        if norm.func is gluon_syncbn.SyncBatchNorm:
+            return norm(activation=activation, slope=slope)
+        pair = nn.HybridSequential()
+        pair.add(norm(), block())
+        return pair
+
+    return deep_net(activated)
+
+
+def recovering_net(norm):
+    """Backward reads y, and there are no kinks where rounding could choose a side."""
+    return activated_net(norm, "identity", nn.HybridSequential)
+
+
+def exact_leaky_relu(F, x):
+    """MXNet's own takes negative values through float32, whatever the dtype."""
+    return F.where(x > 0, x, 0.125 * x)
+
+
+@pytest.mark.timeout(60 + 30 * REPEAT)
+@pytest.mark.parametrize("rows", [[3, 5], [2, 3, 1, 2]], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_trains_like_one_context(mode, rows, make_devices):
+    check(mode, rows, make_devices(len(rows)), deep_net)
+
+
+@pytest.mark.timeout(60 + 30 * REPEAT)
+@pytest.mark.parametrize("mode", MODES)
+def test_layers_that_free_their_input_train_like_one_context(mode, devices):
+    check(mode, [3, 5], devices, recovering_net)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "elu"])
+def test_built_in_activations_train_like_one_context(activation, mode, devices):
+    slope = None if activation == "relu" else 0.125  # exact in MXNet's float32
+    blocks = {
+        "relu": lambda: nn.Activation("relu"),
+        "leaky_relu": lambda: nn.HybridLambda(exact_leaky_relu),
+        "elu": lambda: nn.ELU(slope),
+    }
+    arguments = {"activation": activation, "block": blocks[activation], "slope": slope}
+    make_net = functools.partial(activated_net, **arguments)
+    assert_trains_like_one_context(make_net, devices, SHAPE, [3, 5], mode)
+
+
+# Gluon's Sequential has a graph for each child: there a layer is a graph of its own,
+# whose inputs and incoming gradients come out of convolutions.
+@pytest.mark.timeout(60 + 30 * REPEAT)
+@pytest.mark.parametrize("mode", ["hybridize", "static_alloc", "static_shape"])
+def test_a_graph_for_each_child_trains_like_one_context(mode, devices):
+    check(mode, [3, 5], devices, functools.partial(deep_net, container=nn.Sequential))
+
+
+def check(mode, rows, devices, make_net):
+    right, errors = truth()
+    batches = make_batches((8, 4, 10, 10), SHAPE, STEPS, "float32")
+    for repeat in range(REPEAT):
+        _, net = twins(make_net, devices.contexts, SHAPE, "float32")
+        values = train(set_mode(net, mode), devices, batches, rows, learning_rate=0.01)
+        assert len(values) == len(right) > 60
+        for index, (value, expected, error) in enumerate(zip(values, right, errors)):
+            scale = max(1.0, abs(expected).max())
+            rtol, atol = reference.tolerance("float32", expected.size, scale=scale)
+            # Steps amplify rounding: by how much, MXNet's own float32 run measures.
+            atol += 10 * error
+            np.testing.assert_allclose(
+                value, expected, rtol, atol, err_msg=f"array {index}, repeat {repeat}"
+            )

@@ -1,0 +1,262 @@
+"""The layer on GPU contexts, through MXNet; on CPU contexts first.
+
+For MXNet with a GPU that its wheel has kernels for (sm_50 to sm_89), or with the two
+that scripts/check_gpu_wheel.py emulates. On these, operators of MXNet's own do nothing,
+so nets consist of our layers alone, and all else is copies.
+"""
+
+from contextlib import ExitStack
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+from support import reference
+from support.helpers import (
+    MODES,
+    assert_near,
+    put,
+    queue_step,
+    set_mode,
+    split_rows,
+    summed_grad,
+    value,
+)
+
+from gluon_syncbn import Devices, SyncBatchNorm, recover
+from gluon_syncbn.native.library import load
+
+SHAPE = (5, 6, 7, 3)
+SLOPE = 0.25
+MOMENTUM = 0.875  # MXNet keeps it in float32, which loses nothing of this one
+PLACES = ["cpu(0) cpu(1)", "gpu(0)", "gpu(0) gpu(1)"]
+CPUS, _, GPUS = PLACES
+
+
+def contexts_of(places):
+    """The contexts of these names; skips the test where a GPU is missing."""
+    contexts = [mx.Context(place[:3], int(place[4])) for place in places.split()]
+    try:
+        there = mx.context.num_gpus()
+    except mx.MXNetError:  # MXNet with CUDA, but no driver
+        there = 0
+    wanted = sum(context.device_type == "gpu" for context in contexts)
+    if there < wanted:
+        pytest.skip(f"needs {wanted} GPUs that MXNet can use, there are {there}")
+    return contexts
+
+
+@pytest.fixture(params=PLACES)
+def contexts(request):
+    return contexts_of(request.param)
+
+
+def make_net(contexts, twice=False, dtype="float64", timeout=None):
+    """Two layers, the first with an activation; or this one twice."""
+    arguments = {"num_devices": len(contexts), "momentum": MOMENTUM, "timeout": timeout}
+    net = nn.HybridSequential()
+    net.add(SyncBatchNorm(activation="leaky_relu", slope=SLOPE, **arguments))
+    net.add(net[0] if twice else SyncBatchNorm(**arguments))
+    return initialized(net, contexts, dtype)
+
+
+def make_plain(net, twice=False):
+    """The same of MXNet's own layers on one CPU, with the parameters of `net`."""
+    plain = nn.HybridSequential()
+    plain.add(nn.BatchNorm(momentum=MOMENTUM))
+    # nn.LeakyReLU computes in float32, whatever its data is.
+    plain.add(nn.HybridLambda(lambda F, x: F.maximum(x, SLOPE * x)))
+    if twice:
+        plain.add(*plain)
+    else:
+        plain.add(nn.BatchNorm(momentum=MOMENTUM))
+    initialized(plain, [mx.cpu()], "float64")
+    for mine, other in zip(parameters(net), parameters(plain)):
+        other.set_data(mx.nd.array(value(mine), dtype="float64"))
+    return plain
+
+
+def initialized(net, contexts, dtype):
+    rng = np.random.default_rng(4)
+    net.cast(dtype)
+    for parameter in parameters(net):
+        parameter.shape = SHAPE[1:2]
+    net.initialize(ctx=contexts)
+    for parameter in parameters(net):
+        data = rng.normal(1, 0.3, parameter.shape)
+        parameter.set_data(mx.nd.array(data, dtype=parameter.dtype))
+    return net
+
+
+def parameters(net):
+    return list(net.collect_params().values())
+
+
+class Loop:
+    """What `Devices` is for CPUs, as an ordinary loop: that is enough for GPUs."""
+
+    def __init__(self, contexts):
+        self.contexts = contexts
+
+    def map(self, function, *lists):
+        return [function(*elements) for elements in zip(*lists)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+
+def driver_of(contexts):
+    return (Loop if contexts[0].device_type == "gpu" else Devices)(contexts)
+
+
+def queue_batch(devices, net, seed=0):
+    """Forward and backward on shards of a batch; returns outputs and inputs."""
+    rng = np.random.default_rng(seed)
+    x, dy = rng.normal(3, 2, SHAPE), rng.normal(size=SHAPE)
+    contexts = devices.contexts
+    rows = [2, 3] if len(contexts) == 2 else [5]
+    shards, dys = (put(split_rows(v, rows), contexts, "float64") for v in (x, dy))
+    for shard in shards:
+        shard.attach_grad()
+    return queue_step(devices, net, shards, dys), shards
+
+
+def results(net, ys, shards):
+    """y, dx, and of each parameter the gradient or running value, as NumPy arrays."""
+    mx.nd.waitall()
+    whole = [np.concatenate([y.asnumpy() for y in ys])]
+    whole.append(np.concatenate([shard.grad.asnumpy() for shard in shards]))
+    for parameter in parameters(net):
+        learned = parameter.grad_req != "null"
+        whole.append(summed_grad(parameter) if learned else value(parameter, -1))
+    return whole
+
+
+def assert_same(found, expected):
+    """Float64 results; no sum is of more terms than the batch has elements."""
+    for result, right in zip(found, expected):
+        scale = 10 * max(1.0, abs(right).max())
+        assert_near(result, right, "float64", count=np.prod(SHAPE), scale=scale)
+
+
+def check_steps(net, contexts, plain, compared):
+    """Compares the first results of each of two steps; there are so many."""
+    with driver_of(contexts) as devices, Devices(mx.cpu()) as one:
+        for seed in range(2):
+            found = results(net, *queue_batch(devices, net, seed))[:compared]
+            right = results(plain, *queue_batch(one, plain, seed))
+            assert len(found) == compared
+            assert_same(found, right)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_and_prediction(mode, contexts):
+    net = make_net(contexts)
+    plain = make_plain(net)
+    check_steps(set_mode(net, mode), contexts, plain, 2 + 4 * 2)
+    x = np.random.default_rng(9).normal(size=SHAPE)
+    expected = plain(mx.nd.array(x, dtype="float64")).asnumpy()
+    with driver_of(contexts) as devices:
+        ys = devices.map(net, put([x] * len(contexts), contexts, "float64"))
+        assert_same([y.asnumpy() for y in ys], [expected] * len(contexts))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_layer_used_twice(mode, contexts):
+    net = make_net(contexts, twice=True)
+    plain = make_plain(net, twice=True)
+    # Parameters' gradients would be added up by MXNet, and the two updates of running
+    # statistics come in another order than there, see docs/guides/differences.md.
+    check_steps(set_mode(net, mode), contexts, plain, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_dtypes(dtype, contexts):
+    """The means of y are beta, however far from zero those of x are."""
+    net = make_net(contexts, dtype=dtype)
+    rows = [1] * len(contexts)
+    shape = (len(rows), *SHAPE[1:])
+    x = np.random.default_rng(1).normal(1e3, 1, shape).astype(dtype)
+    with driver_of(contexts) as devices, autograd.train_mode():
+        ys = devices.map(net, put(split_rows(x, rows), contexts, dtype))
+        y = np.concatenate([y.asnumpy() for y in ys]).astype("float64")
+    beta = value(net[1].beta).astype("float64")
+    count, terms = y.size // y.shape[1], abs(y).max() + abs(beta).max()
+    stored, atol = reference.tolerance(dtype, count, 1e3, terms)
+    np.testing.assert_allclose(y.mean((0, 2, 3)), beta, 0, stored * terms + atol)
+
+
+@pytest.mark.parametrize("places", [CPUS, GPUS])
+def test_device_that_does_not_come(places):
+    contexts = contexts_of(places)
+    net = make_net(contexts, timeout=0.5)
+    x = put([np.ones(SHAPE)], contexts, "float64")[0]
+    with autograd.record():
+        y = net(x)
+    missing = "Missing: " + str(contexts[1]).replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(mx.MXNetError, match=missing):
+        y.asnumpy()
+    recover()
+    plain = make_plain(net)
+    check_steps(net, contexts, plain, 2 + 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cuda_graphs_are_refused(mode, monkeypatch):
+    """MXNet would replay backward without the layer, which nothing could end."""
+    contexts = contexts_of("gpu(0)")
+    net = set_mode(make_net(contexts), mode)
+    x = mx.nd.ones(SHAPE, ctx=contexts[0], dtype="float64")
+    monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "1")
+    text = r"SyncBatchNorm '\w+' on gpu\(0\): MXNET_ENABLE_CUDA_GRAPHS=1 "
+    with autograd.record(), pytest.raises(mx.MXNetError, match=text):
+        net(x).wait_to_read()
+    monkeypatch.setenv("MXNET_ENABLE_CUDA_GRAPHS", "0")
+    check_steps(net, contexts, make_plain(net), 2)
+
+
+def test_memory_comes_from_mxnet():
+    """None beside its pool, neither for the call nor for what a layer keeps."""
+    contexts = contexts_of("gpu(0)")
+    count = getattr(load(), "emulated_cuda_allocations", None)
+    if count is None:
+        pytest.skip("counts the calls of an emulated runtime")
+    net = make_net(contexts)
+    net[0].gamma.set_data(mx.nd.zeros(SHAPE[1:2]))  # x of all channels is kept
+    check_steps(net, contexts, make_plain(net), 2)
+    assert count() == 0
+
+
+def test_cpus_and_gpus_side_by_side():
+    """Steps of both are in flight at once."""
+    places = contexts_of(CPUS), contexts_of(GPUS)
+    nets = [make_net(contexts) for contexts in places]
+    plain = make_plain(nets[0])
+    with ExitStack() as stack:
+        both = [stack.enter_context(driver_of(contexts)) for contexts in places]
+        one = stack.enter_context(Devices(mx.cpu()))
+        for seed in range(5):
+            queued = [
+                (net, *queue_batch(devices, net, seed))
+                for devices, net in zip(both, nets)
+            ]
+            right = results(plain, *queue_batch(one, plain, seed))
+            for step in queued:
+                assert_same(results(*step), right)
+
+
+def test_files_go_from_device_to_device(contexts, tmp_path):
+    net, other = make_net(contexts), make_net([mx.cpu()])
+    with driver_of(contexts) as devices:
+        queue_batch(devices, net)
+        mx.nd.waitall()
+    net.save_parameters(str(tmp_path / "net.params"))
+    other.load_parameters(str(tmp_path / "net.params"), ctx=mx.cpu())
+    differ = value(other[0].running_mean) != value(make_net(contexts)[0].running_mean)
+    assert differ.all()
+    for mine, loaded in zip(parameters(net), parameters(other)):
+        np.testing.assert_array_equal(value(loaded), value(mine))

@@ -1,0 +1,160 @@
+"""Nets with several inputs, as detection nets have them, in every graph mode.
+
+The guard of a traced layer asks for the shape of what it gets (`layout_guard.py`),
+which depends on some of the net's inputs only.
+"""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import HybridBlock, nn
+from support.helpers import MODES, assert_near, cpus, set_mode, summed_grad
+
+from gluon_syncbn import SyncBatchNorm, make_parallel
+
+SHAPE, CHANNELS = (6, 3, 8, 7), 4
+
+
+class Merged(HybridBlock):
+    """Takes any number of inputs; the first goes through the layers."""
+
+    def __init__(self, norm, merge):
+        super().__init__()
+        self.merge = merge
+        with self.name_scope():
+            self.conv = nn.Conv2D(CHANNELS, 3, padding=1, use_bias=False, in_channels=3)
+            self.bn = norm(in_channels=CHANNELS)
+            self.late = norm(in_channels=CHANNELS)
+            self.relu = nn.Activation("relu")
+
+    def hybrid_forward(self, F, x, *others):
+        return self.merge(self, F, self.bn(self.conv(x)), *others)
+
+
+def added(net, F, x, *others):
+    """The sum of a layer's output and the inputs is the output of the graph."""
+    for other in others:
+        x = x + other
+    return x
+
+
+def activated(net, F, x, *others):
+    return added(net, F, F.relu(x * 2), *others)
+
+
+def activation_block(net, F, x, *others):
+    return added(net, F, net.relu(x * 2), *others)
+
+
+# The others avoid `+`: where inputs have no gradient, MXNet's own backward of it fails
+# in such graphs or is wrong with static_alloc, with nn.BatchNorm too.
+
+
+def read_later(net, F, x, first, *others):
+    """A second layer reads what the first does not."""
+    for other in others:
+        first = F.broadcast_add(first, other)
+    return F.broadcast_add(F.relu(x), net.late(first))
+
+
+def optional(net, F, x, first, absent, last):
+    assert absent is None
+    return F.broadcast_add(F.relu(F.broadcast_add(x, first)), last)
+
+
+def nested(net, F, x, pair, deeper):
+    (first, (second,)), (third,) = pair, deeper
+    late = net.late(F.relu(F.broadcast_add(x, first)))
+    return F.broadcast_add(late, F.broadcast_mul(second, third))
+
+
+def several_outputs(net, F, x, first, second):
+    return x * 1, [net.late(first), F.broadcast_add(F.relu(x), second)]
+
+
+# Per name how inputs are merged, their number, and the arguments made of their list.
+CALLS = {
+    **{f"added_{n}": (added, n, tuple) for n in range(2, 8)},
+    "activated": (activated, 2, tuple),
+    "activation_block": (activation_block, 2, tuple),
+    "read_later": (read_later, 4, tuple),
+    "optional": (optional, 3, lambda a: (a[0], a[1], None, a[2])),
+    "nested": (nested, 4, lambda a: (a[0], [a[1], [a[2]]], [a[3]])),
+    "several_outputs": (several_outputs, 3, tuple),
+}
+CASES = [
+    (call, attach, "float64") for call in CALLS for attach in ("data", "variables")
+]
+CASES.remove(("activated", "data", "float64"))  # fails in MXNet, with nn.BatchNorm too
+# The guard of a static_shape graph depends on the dtype.
+CASES += [("added_2", "data", "float32"), ("added_2", "variables", "float32")]
+
+
+def pair(merge, contexts, dtype):
+    """The same net of nn.BatchNorm on one context, and ours on `contexts`."""
+    mx.random.seed(1)
+    plain, ours = (Merged(norm, merge) for norm in (nn.BatchNorm, SyncBatchNorm))
+    for net, where in (plain, [mx.cpu()]), (ours, contexts):
+        net.cast(dtype)
+        net.initialize(mx.init.Xavier(), ctx=where)
+    pairs = zip(ours.collect_params().values(), plain.collect_params().values())
+    for mine, other in pairs:
+        mine.set_data(other.data().copy())
+    return plain, ours
+
+
+def random_inputs(count, dtype, attach):
+    """`count` inputs: one of 3 channels, the others like the layers' output."""
+    rng = np.random.default_rng(0)
+    shapes = [SHAPE] + [(SHAPE[0], CHANNELS, *SHAPE[2:])] * (count - 1)
+    inputs = [mx.nd.array(rng.normal(1, 2, s), dtype=dtype) for s in shapes]
+    for array in inputs if attach == "variables" else []:
+        array.attach_grad()
+    return inputs
+
+
+def flat(outputs):
+    if isinstance(outputs, mx.nd.NDArray):
+        return [outputs]
+    return [array for output in outputs for array in flat(output)]
+
+
+def two_steps(net, inputs, shaped):
+    """Outputs and all gradients of the second of two steps."""
+    for _ in range(2):
+        with autograd.record():
+            outputs = flat(net(*shaped(inputs)))
+            total = sum((y * y).sum() for y in outputs)
+        total.backward()
+    parameters = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    arrays = outputs + [x.grad for x in inputs if x.grad is not None]
+    return [y.asnumpy() for y in arrays] + [summed_grad(p) for p in parameters]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call, attach, dtype", CASES)
+@pytest.mark.parametrize("count", [1, 2], ids=["alone", "parallel"])
+@pytest.mark.filterwarnings("ignore:Parameter .* is not used")
+def test_trains_like_batch_norm(count, call, attach, dtype, mode):
+    merge, inputs, shaped = CALLS[call]
+    contexts = cpus(count)
+    plain, ours = pair(merge, contexts, dtype)
+    net = ours if count == 1 else make_parallel(ours, contexts)
+    data = random_inputs(inputs, dtype, attach)
+    results = two_steps(set_mode(net, mode), data, shaped)
+    plain.cast("float64")
+    data = random_inputs(inputs, dtype, attach)
+    expected = two_steps(plain, [as_float64(x) for x in data], shaped)
+    assert len(results) == len(expected) > 5
+    for result, right in zip(results, expected):
+        # Squares of sums of up to seven inputs are added up.
+        scale = max(1.0, abs(right).max())
+        assert_near(result, right, dtype, count=np.prod(SHAPE), scale=scale)
+
+
+def as_float64(x):
+    y = x.astype("float64")
+    if x.grad is not None:
+        y.attach_grad()
+    return y

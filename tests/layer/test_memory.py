@@ -1,0 +1,161 @@
+"""Memory: it does not grow, freed pages serve again where asked to, and recomputing."""
+
+import json
+
+import numpy as np
+import pytest
+from support.helpers import MODES, run_python
+
+PROGRAM = """
+import json, resource, sys
+import mxnet as mx, numpy as np
+from mxnet import autograd
+from mxnet.gluon import nn
+import gluon_syncbn
+
+kept, steps = json.loads(sys.argv[1]), int(sys.argv[2])
+assert not kept or gluon_syncbn.keep_freed_memory()
+devices = gluon_syncbn.Devices([mx.cpu(0), mx.cpu(1)])
+"""
+
+TRAIN = (
+    PROGRAM
+    + """
+from support.helpers import status
+
+net = nn.HybridSequential()
+net.add(nn.Conv2D(16, 3, padding=1), gluon_syncbn.SyncBatchNorm(num_devices=2))
+net.add(nn.Dropout(0.3), nn.Conv2D(8, 3, padding=1))
+# gamma starts at 0: backward keeps the input of this layer
+net.add(gluon_syncbn.SyncBatchNorm(
+    num_devices=2, activation='leaky_relu', gamma_initializer='zeros'
+))
+net.initialize(ctx=devices.contexts)
+net.hybridize()
+shapes = [(4, 3, 8, 8), (3, 3, 9, 7), (6, 3, 5, 12), (2, 3, 16, 16)]
+batches = [devices.split(mx.nd.random.normal(shape=shape)) for shape in shapes]
+
+def step(x):
+    with autograd.record():
+        y = net(x)
+    y.backward()
+    return y
+
+used = []
+for number in range(1, steps + 1):
+    ys = devices.map(step, batches[number % len(batches)])
+    if number % 10 == 0:
+        assert np.isfinite(ys[1].asnumpy()).all()
+    if number % (steps // 2) == 0:
+        mx.nd.waitall()
+        used.append((status('VmRSS'), status('Threads')))
+print(json.dumps(used))
+"""
+)
+
+FAULTS = (
+    PROGRAM
+    + """
+x = mx.nd.ones((12, 64, 128, 128))  # 48 MB: more than the C library keeps by itself
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+for number in range(steps):
+    if number == steps // 2:
+        before = faults()
+    y = x * 2
+    y.wait_to_read()
+    del y
+pages = x.size * 4 / resource.getpagesize()
+print(json.dumps((faults() - before) / (steps - steps // 2) / pages))
+"""
+)
+
+KEPT_INPUTS = (
+    PROGRAM
+    + """
+from support.helpers import set_mode, status
+
+layer = gluon_syncbn.SyncBatchNorm(num_devices=1, in_channels=8, activation='identity')
+layer.initialize()
+net = nn.HybridSequential()
+net.add(nn.HybridLambda('identity'), layer, nn.HybridLambda('identity'))
+set_mode(net, 'static_shape')
+x = mx.nd.ones((8, 8, 512, 256))
+
+def resident(gamma):
+    layer.gamma.set_data(mx.nd.full(8, gamma))
+    for _ in range(3):
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        mx.nd.waitall()
+    del y
+    return status('VmRSS')
+
+print(json.dumps([resident(0.0), resident(1.0)]))
+"""
+)
+
+MIRROR = (
+    PROGRAM
+    + """
+from support.helpers import set_mode
+
+layer = gluon_syncbn.SyncBatchNorm(num_devices=2, in_channels=3, momentum=0.5)
+net = nn.HybridSequential()
+net.add(nn.Activation('relu'), layer, nn.Activation('tanh'), nn.Dropout(0.0))
+net.initialize(ctx=devices.contexts)
+set_mode(net, sys.argv[3])
+x = mx.nd.random.normal(shape=(4, 3, 5, 5))
+for _ in range(steps):
+    with autograd.record():
+        ys = devices.map(net, devices.split(x))
+    devices.map(lambda y: y.backward(), ys)
+mx.nd.waitall()
+mean = x.relu().mean((0, 2, 3)).asnumpy()
+running = layer.running_mean.data(mx.cpu(1)).asnumpy()
+print(json.dumps([
+    layer.num_batches_tracked, running.tolist(), (mean * (1 - 0.5**steps)).tolist()
+]))
+"""
+)
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("kept", [False, True], ids=["returned", "kept"])
+def test_five_thousand_steps_of_changing_shapes_do_not_grow(kept):
+    run = run_python(TRAIN, json.dumps(kept), 5000, timeout=270)
+    assert run.returncode == 0, run.stderr
+    (memory, threads), (later_memory, later_threads) = json.loads(run.stdout)
+    assert later_memory - memory < 16 * 1024, run.stdout
+    assert later_threads <= threads + 1, run.stdout
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["returned", "kept"])
+def test_pages_of_freed_arrays_serve_the_next_step_if_kept(kept):
+    run = run_python(FAULTS, json.dumps(kept), 100)
+    assert run.returncode == 0, run.stderr
+    fresh = json.loads(run.stdout)
+    assert fresh < 0.01 if kept else fresh > 0.99
+
+
+def test_inputs_are_kept_no_longer_than_gamma_asks_for():
+    run = run_python(KEPT_INPUTS, "false", 1, timeout=120)
+    assert run.returncode == 0, run.stderr
+    with_zero, with_one = json.loads(run.stdout)
+    assert with_zero - with_one > 80 * 1024, run.stdout  # x, dy and dx of 32 MB
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_recomputing_does_not_count_a_batch_twice(mode):
+    """MXNET_BACKWARD_DO_MIRROR recomputes what is cheap; not in Gluon's graphs."""
+    run = run_python(
+        MIRROR, json.dumps(False), 3, mode, MXNET_BACKWARD_DO_MIRROR="1", timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    batches, running, expected = json.loads(run.stdout)
+    assert batches == 3
+    np.testing.assert_allclose(running, expected, rtol=1e-6)

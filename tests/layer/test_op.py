@@ -1,0 +1,57 @@
+"""The layer through its C interface on CPUs: the same checks as on GPUs.
+
+MXNet takes part nowhere here; test_batch_norm.py and others test the layer in MXNet.
+"""
+
+import pytest
+from support import layer_checks, native
+from support.layer_checks import ADD, WRITE
+from support.native import ACTIVATIONS, NONE, CpuDriver
+from support.storage import DTYPES
+
+
+@pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
+@pytest.mark.parametrize("rows", [[6], [4, 2], [3, 0, 2, 1]], ids=str)
+@pytest.mark.parametrize("shape, axis", [((6, 3, 4, 5), 1), ((6, 4, 5, 8), 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind):
+    layer_checks.check_devices(
+        CpuDriver(), "cpu(0)", dtype, shape, rows, axis, request_kind
+    )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
+@pytest.mark.parametrize("shape, axis", [((6, 9, 40, 5), 1), ((6, 4, 5, 8), 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activations_of_the_whole_batch(dtype, shape, axis, request_kind, activation):
+    place = CpuDriver(), "cpu(0)", dtype, shape, [4, 2], axis, request_kind
+    layer_checks.check_devices(*place, activation=activation)
+
+
+@pytest.mark.parametrize("activation", [NONE, *ACTIVATIONS], ids=str)
+@pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_device_by_blocks_of_channels(dtype, request_kind, activation):
+    """Large enough for both passes to go over a block at a time; no x is kept."""
+    place = CpuDriver(), "cpu(0)", dtype, (4, 32, 40, 40), [4], 1, request_kind
+    layer_checks.check_devices(*place, activation=activation, gammas=[-0.5])
+
+
+def test_a_gpu_that_is_not_there():
+    """Without CUDA the error says how to build; with it, what the runtime refuses."""
+    with pytest.raises(RuntimeError) as caught:
+        native.Layer("a layer", "gpu(0)", "gpu(4711)", 1)
+    text = str(caught.value)
+    assert text.startswith("SyncBatchNorm on gpu(4711): ")
+    if native.library().gluon_syncbn_cuda_architectures():
+        assert "cudaGetDeviceCount" in text or "CUDA devices" in text
+    else:
+        assert "`GLUON_SYNCBN_CUDA=1 pip install .`" in text
+
+
+def test_unknown_dtype_is_refused():
+    layer = native.Layer("of another dtype", "cpu(0)", "cpu(0)", 1)
+    with pytest.raises(RuntimeError, match="^no kernels for dtype number 5$"):
+        layer.forward(True, 5, (2, 3, 4))
+    layer.close()

@@ -1,0 +1,240 @@
+"""Parameter files and exported symbols: nn.BatchNorm's, one set for all devices."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import SymbolBlock, nn
+from support.helpers import MODES, cpus, run_python, set_mode
+
+import gluon_syncbn
+
+IMPORT = """
+import sys, numpy as np, mxnet as mx, gluon_syncbn
+path, x, y = sys.argv[1:]
+imports = mx.gluon.SymbolBlock.imports
+net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
+result = net(mx.nd.array(np.load(x))).asnumpy()
+print('difference', abs(result - np.load(y)).max())
+"""
+
+TRAIN = """
+import sys, numpy as np, mxnet as mx, gluon_syncbn
+from support.helpers import MODES
+from mxnet import autograd
+path = sys.argv[1]
+imports = mx.gluon.SymbolBlock.imports
+for mode in MODES.values():
+    net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
+    if mode is not None:
+        net.hybridize(**mode)
+    rng = np.random.default_rng(0)
+    trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', {'learning_rate': 1e-4})
+    for step in range(5):
+        with autograd.record():
+            y = net(mx.nd.array(rng.normal(1, 2, (6, 3, 10, 10))))
+            loss = ((y - 1) ** 2).mean()
+        loss.backward()
+        trainer.step(1)
+        print(loss.asscalar(), end=' ')
+    print()
+"""
+
+
+def conv_net(norm):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(16, 3, padding=1), norm(), nn.Activation("relu"))
+        net.add(nn.Conv2D(16, 3), norm())
+    return net
+
+
+def ours():
+    return gluon_syncbn.SyncBatchNorm(num_devices=2)
+
+
+def batch(seed=0):
+    return mx.nd.array(np.random.default_rng(seed).normal(1, 2, (6, 3, 10, 10)))
+
+
+def trained(devices, mode="hybridize"):
+    """A net after three steps on two contexts."""
+    net = conv_net(ours)
+    net.initialize(mx.init.Xavier(), ctx=devices.contexts)
+    set_mode(net, mode)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for seed in range(3):
+        with autograd.record():
+            ys = devices.map(net, devices.split(batch(seed)))
+        devices.map(lambda y: y.backward(y), ys)
+        trainer.step(6)
+    mx.nd.waitall()
+    return net
+
+
+def assert_equal_parameters(net, other):
+    pairs = zip(net.collect_params().items(), other.collect_params().items())
+    for (name, mine), (other_name, theirs) in pairs:
+        assert name == other_name
+        assert (mine.list_data()[0].asnumpy() == theirs.list_data()[0].asnumpy()).all()
+
+
+def test_trained_net_saves_one_set_that_batch_norm_loads(devices, tmp_path):
+    net, file = trained(devices), str(tmp_path / "net.params")
+    net.save_parameters(file)
+    assert len(mx.nd.load(file)) == len(net.collect_params().keys())
+    plain = conv_net(nn.BatchNorm)
+    plain.load_parameters(file)
+    assert_equal_parameters(net, plain)
+    np.testing.assert_allclose(
+        net(batch()).asnumpy(), plain(batch()).asnumpy(), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_replicas_are_equal_after_training(devices):
+    for parameter in trained(devices, "static_shape").collect_params().values():
+        first, second = (data.asnumpy() for data in parameter.list_data())
+        assert (first == second).all(), parameter.name
+
+
+def test_batch_norm_file_loads_on_all_devices(devices, tmp_path):
+    plain, file = conv_net(nn.BatchNorm), str(tmp_path / "net.params")
+    plain.initialize(mx.init.Xavier())
+    with autograd.record():
+        y = plain(batch())
+    y.backward()  # moves the running statistics
+    mx.nd.waitall()
+    plain.save_parameters(file)
+    net = conv_net(ours)
+    net.load_parameters(file, ctx=devices.contexts)
+    assert_equal_parameters(net, plain)
+    for parameter in net.collect_params().values():
+        assert parameter.list_ctx() == devices.contexts
+
+
+@pytest.mark.parametrize("mode", list(MODES)[1:])  # MXNet exports hybridized nets only
+def test_exported_net_is_imported_here(mode, devices, tmp_path):
+    net, path = trained(devices, mode), str(tmp_path / "net")
+    x = batch()
+    y = net(x).asnumpy()
+    net.export(path)
+    assert (net(x).asnumpy() == y).all()
+    again = SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
+    np.testing.assert_allclose(again(x).asnumpy(), y, rtol=1e-4, atol=1e-5)
+
+
+def run_elsewhere(net, x, path):
+    """Exports a net, and runs it in another process; returns the largest difference."""
+    np.save(f"{path}x.npy", x.asnumpy())
+    np.save(f"{path}y.npy", net(x).asnumpy())
+    net.export(str(path))
+    run = run_python(IMPORT, path, f"{path}x.npy", f"{path}y.npy")
+    assert run.returncode == 0, run.stderr
+    return float(run.stdout.split()[-1])
+
+
+@pytest.mark.parametrize("mode", list(MODES)[1:])
+def test_exported_net_is_imported_elsewhere(mode, devices, tmp_path):
+    net = trained(devices, mode)
+    assert run_elsewhere(net, batch(), tmp_path / "net") < 1e-5
+
+
+@pytest.mark.parametrize("mode", list(MODES)[1:])
+def test_exported_net_is_trained_elsewhere(mode, tmp_path):
+    """Its layers are guarded for every mode, in whichever it was traced."""
+    net, path = conv_net(gluon_syncbn.SyncBatchNorm), tmp_path / "net"
+    net.initialize(mx.init.Xavier())
+    set_mode(net, mode)
+    net(batch())
+    net.export(str(path))
+    run = run_python(TRAIN, path)
+    assert run.returncode == 0, run.stderr
+    values = [list(map(float, line.split())) for line in run.stdout.splitlines()]
+    assert len(values) == 4
+    for value in values[1:]:
+        np.testing.assert_allclose(value, values[0], rtol=1e-3)
+
+
+def test_layer_that_is_exported_by_itself(tmp_path):
+    layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
+    layer.initialize()
+    layer.hybridize()
+    assert run_elsewhere(layer, batch(), tmp_path / "layer") == 0
+
+
+def test_graph_for_gpus_is_exported_for_every_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(gluon_syncbn.SyncBatchNorm, "contexts", lambda _: [mx.gpu(0)])
+    net = conv_net(gluon_syncbn.SyncBatchNorm)
+    net.initialize()
+    net.hybridize()
+    net._get_graph(batch())
+    assert '"guard": "gpu"' in net._cached_graph[1].tojson()
+    monkeypatch.undo()
+    net._build_cache(batch())
+    path = str(tmp_path / "net")
+    net.export(path)
+    net.hybridize()
+    y = net(batch()).asnumpy()
+    again = SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
+    assert (again(batch()).asnumpy() == y).all()
+
+
+def test_net_of_several_inputs_is_exported_from_a_static_graph(tmp_path):
+    class Sum(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.norm = gluon_syncbn.SyncBatchNorm(in_channels=3)
+
+        def hybrid_forward(self, F, x, others, unused=None):
+            return self.norm(x) + others[0] * others[1]
+
+    net, path = Sum(), str(tmp_path / "net")
+    net.initialize()
+    set_mode(net, "static_shape")
+    x, a, b = batch(0), batch(1), batch(2)
+    y = net(x, [a, b], None).asnumpy()
+    net.export(path)
+    names = ["data0", "data1", "data2"]
+    again = SymbolBlock.imports(f"{path}-symbol.json", names, f"{path}-0000.params")
+    assert (again(x, a, b).asnumpy() == y).all()
+    assert (net(x, [a, b], None).asnumpy() == y).all()
+
+
+def test_export_needs_a_call_after_revert(devices, tmp_path):
+    net = trained(devices, "static_shape")
+    gluon_syncbn.revert_sync_batchnorm(net)
+    with pytest.raises(RuntimeError, match="run forward"):
+        net.export(str(tmp_path / "net"))
+    net(batch())
+    net.export(str(tmp_path / "net"))
+    assert "gluon_syncbn" not in (tmp_path / "net-symbol.json").read_text()
+
+
+def test_imported_net_trains_on(devices, tmp_path):
+    net, path = trained(devices), str(tmp_path / "net")
+    net.export(path)
+    before = net[1].running_mean.data().asnumpy()
+    again = SymbolBlock.imports(
+        f"{path}-symbol.json", ["data"], f"{path}-0000.params", ctx=devices.contexts
+    )
+    with autograd.record():
+        ys = devices.map(again, devices.split(batch()))
+    devices.map(lambda y: y.backward(), ys)
+    mx.nd.waitall()
+    statistics = again.params.get("net_batchnorm0_running_mean").list_data()
+    first, second = (data.asnumpy() for data in statistics)
+    assert (first == second).all()
+    assert abs(first - before).max() > 0
+
+
+def test_contexts_of_parameters_follow_reset_ctx():
+    net = conv_net(ours)
+    net.initialize(ctx=cpus(2))
+    net(batch())
+    net.collect_params().reset_ctx(cpus(3))
+    assert gluon_syncbn.SyncBatchNorm().num_devices is None
+    layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
+    layer.initialize(ctx=cpus(2))
+    assert layer.num_devices == 2
+    layer.collect_params().reset_ctx(cpus(3))
+    assert layer.num_devices == 3

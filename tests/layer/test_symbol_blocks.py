@@ -1,0 +1,231 @@
+"""SymbolBlocks: layers that are nodes in a graph, made as ours or converted."""
+
+import json
+from collections import Counter
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import SymbolBlock, Trainer, nn
+from mxnet.gluon.contrib.nn import SyncBatchNorm as ContribSyncBatchNorm
+from support.helpers import MODES, assert_near, cpus, set_mode
+
+from gluon_syncbn import (
+    Monitor,
+    SyncBatchNorm,
+    check_replicas,
+    convert_sync_batchnorm,
+    make_parallel,
+    participating,
+    revert_sync_batchnorm,
+)
+from gluon_syncbn.layer.symbol_blocks import synchronized_layers
+
+SHAPE = 3, 7, 6
+
+
+def features(norm):
+    """The symbol of a net as GluonCV's SSD makes it: a block's, and more behind it."""
+    block = nn.HybridSequential(prefix="features_")
+    with block.name_scope():
+        block.add(
+            nn.Conv2D(4, 3, use_bias=False), norm(momentum=0.875, prefix="norm0_")
+        )
+        block.add(nn.Activation("relu"))
+        block.add(
+            nn.Conv2D(5, 2, use_bias=False), norm(momentum=0.875, prefix="norm1_")
+        )
+    symbol = block(mx.sym.var("data"))
+    symbol = mx.sym.Convolution(
+        symbol, num_filter=4, kernel=(1, 1), no_bias=True, name="more_conv"
+    )
+    more = mx.sym.BatchNorm(symbol, name="more_bn", momentum=0.875)
+    return mx.sym.Group([symbol, mx.sym.tanh(more)])
+
+
+def with_symbol_block(norm):
+    """A hybrid net around a SymbolBlock."""
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.HybridLambda(lambda F, x: x * 2))
+    net.add(SymbolBlock(features(norm), mx.sym.var("data")))
+    net.add(nn.HybridLambda(lambda F, pair: F.concat(*pair, dim=1)))
+    return net
+
+
+def initialize(net, contexts):
+    """Values that do not depend on the order of the parameters, in float64."""
+    net.cast("float64")
+    net.initialize(ctx=contexts)
+    net(mx.nd.ones((2, *SHAPE), ctx=contexts[0], dtype="float64"))
+    for name, parameter in sorted(net.collect_params().items()):
+        rng = np.random.default_rng(len(name))
+        values = 1 + 0.5 * rng.random(parameter.shape)
+        if name == "more_bn_gamma":
+            values[:] = 1  # it is fixed: MXNet's operator would set it
+        parameter.set_data(mx.nd.array(values, dtype="float64"))
+    return net
+
+
+def steps(net, rows):
+    """Outputs of training steps, and the parameters after them."""
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    rng, results = np.random.default_rng(1), []
+    for n in rows:
+        x = mx.nd.array(rng.normal(1, 2, (n, *SHAPE)), dtype="float64")
+        weights = mx.nd.array(rng.normal(size=(n, 8, 4, 3)), dtype="float64")
+        with autograd.record():
+            y = net(x)
+            total = (y * weights).sum()
+        total.backward()
+        trainer.step(n)
+        results.append(y.asnumpy())
+    mx.nd.waitall()
+    parameters = sorted(net.collect_params().items())
+    return results + [p.list_data()[0].asnumpy() for _, p in parameters]
+
+
+def assert_same(results, expected):
+    assert len(results) == len(expected)
+    for result, right in zip(results, expected):
+        scale = 10 * max(1.0, abs(right).max())
+        assert_near(result, right, "float64", count=500, scale=scale)
+
+
+def operators(net):
+    found = Counter()
+
+    def count(block):
+        if isinstance(block, SymbolBlock):
+            nodes = json.loads(block._cached_graph[1].tojson())["nodes"]
+            found.update(node["op"] for node in nodes)
+
+    net.apply(count)
+    return found
+
+
+# Rows of steps: all devices, uneven, and one device that sits out.
+ROWS = [5, 1, 4, 1]
+NORMS = {"ours": SyncBatchNorm, "plain": nn.BatchNorm, "contrib": ContribSyncBatchNorm}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_trains_in_parallel_like_one_device(norm, mode):
+    expected = steps(initialize(with_symbol_block(nn.BatchNorm), cpus(1)), ROWS)
+    net = with_symbol_block(NORMS[norm])
+    parallel = set_mode(make_parallel(net, cpus(2)), mode)
+    assert operators(net)["Custom"] == 3
+    initialize(net, cpus(2))
+    assert_same(steps(parallel, ROWS), expected)
+    check_replicas(parallel)
+
+
+def test_layers_that_were_never_converted_take_part(devices):
+    net = initialize(
+        with_symbol_block(lambda **k: SyncBatchNorm(num_devices=2, **k)), cpus(2)
+    )
+    layers = synchronized_layers(net)
+    assert [layer.name for layer in layers] == [
+        "features_norm0",
+        "features_norm1",
+    ]
+    x = mx.nd.ones((1, *SHAPE), dtype="float64")
+    with autograd.record(), participating(net, cpus(1)):
+        devices.map_first(net, [x])
+    mx.nd.waitall()
+    with Monitor(net, Trainer(net.collect_params(), "sgd")) as monitor:
+        report = monitor.report()
+    assert {name for name, _ in report.layers} == {layer.name for layer in layers}
+
+
+def test_groups_of_contexts_in_a_graph(make_devices):
+    devices = make_devices(4)
+    net = SymbolBlock(features(nn.BatchNorm), mx.sym.var("data"))
+    convert_sync_batchnorm(net, group=[cpus(2), cpus(2, first=2)])
+    net.initialize(ctx=devices.contexts)
+    (layer, *_) = synchronized_layers(net)
+    assert [contexts for _, contexts in layer.meetings()] == [
+        cpus(2),
+        cpus(2, first=2),
+    ]
+    x = mx.nd.random.normal(shape=(8, *SHAPE))
+    with autograd.train_mode():
+        devices.map(net, devices.split(x))
+    mx.nd.waitall()
+    means = [mean.asnumpy() for mean in layer.running_mean.list_data()]
+    assert (means[0] == means[1]).all() and (means[2] == means[3]).all()
+    assert (means[0] != means[2]).any()
+
+
+def test_converted_twice_and_reverted(tmp_path):
+    net = initialize(with_symbol_block(nn.BatchNorm), cpus(1))
+    before, x = operators(net), mx.nd.ones((2, *SHAPE), dtype="float64")
+    y = net(x).asnumpy()
+    for count in (1, 2):
+        convert_sync_batchnorm(net, num_devices=count)
+        assert operators(net)["Custom"] == 3
+    assert_same([net(x).asnumpy()], [y])
+    revert_sync_batchnorm(net)
+    assert operators(net) == before
+    np.testing.assert_array_equal(net(x).asnumpy(), y)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "elu"])
+def test_reverted_where_it_was_made_as_ours(activation):
+    """A reverted graph holds no operator of the package, guards included."""
+    net = with_symbol_block(lambda **k: SyncBatchNorm(activation=activation, **k))
+    initialize(net, cpus(1))
+    x = mx.nd.random.normal(shape=(2, *SHAPE), dtype="float64")
+    y = net(x).asnumpy()
+    found = operators(revert_sync_batchnorm(net))
+    assert found["BatchNorm"] == 3 and not found["Custom"] and not found["SliceChannel"]
+    assert_same([net(x).asnumpy()], [y])
+
+
+def test_batch_norm_with_relu():
+    y = mx.sym.contrib.BatchNormWithReLU(mx.sym.var("data"), name="bn", fix_gamma=False)
+    plain, ours = (SymbolBlock(y, mx.sym.var("data")) for _ in range(2))
+    x = mx.nd.random.normal(shape=(3, *SHAPE))
+    for net in (plain, ours):
+        net.initialize(mx.init.Constant(0.5))
+    convert_sync_batchnorm(ours, num_devices=1)
+    with autograd.train_mode():
+        result, expected = ours(x).asnumpy(), plain(x).asnumpy()
+    assert_near(result, expected, scale=10)
+    assert (result == 0).any()
+
+
+def test_epsilon_of_a_node_that_does_not_name_one():
+    """MXNet takes a float32's 0.001, which float64 tells from 0.001."""
+    y = mx.sym.BatchNorm(mx.sym.var("data"), name="bn", fix_gamma=False)
+    plain, ours = (SymbolBlock(y, mx.sym.var("data")) for _ in range(2))
+    x = 0.01 * mx.nd.random.normal(shape=(3, *SHAPE), dtype="float64")
+    for net in (plain, ours):
+        net.cast("float64")
+        net.initialize(mx.init.One())
+    convert_sync_batchnorm(ours, num_devices=1)
+    with autograd.train_mode():
+        result, expected = ours(x).asnumpy(), plain(x).asnumpy()
+    assert_near(result, expected, "float64", count=3 * 7 * 6)
+
+
+def test_nodes_whose_mean_is_read_stay_with_a_warning():
+    y, mean, _ = mx.sym.BatchNorm(mx.sym.var("data"), name="bn", output_mean_var=True)
+    net = SymbolBlock([y, mean], mx.sym.var("data"))
+    with pytest.warns(UserWarning, match="bn in the graph of .* stay unsynchronized"):
+        convert_sync_batchnorm(net, 2)
+    assert operators(net)["BatchNorm"] == 1
+
+
+def test_first_step_of_a_static_graph_is_waited_for(devices):
+    """A trainer's first step copies running statistics, see devices.py."""
+    net = initialize(with_symbol_block(nn.BatchNorm), cpus(2))
+    convert_sync_batchnorm(net, 2, timeout=0.5)
+    set_mode(net, "static_shape")
+    x = mx.nd.ones((2, *SHAPE), dtype="float64")
+    with autograd.record(train_mode=False):  # predicting before is no first step
+        devices.map_first(net, [x])
+    with autograd.record():
+        with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
+            devices.map_first(net, [x])

@@ -1,0 +1,111 @@
+"""The wings of the package: imports go down only, and never in a circle.
+
+The order of the wings, and which of them each may import, stand in one place, the table
+of docs/design/wings.md. An import inside of a function counts as one at the top, and
+importing a module runs its packages too.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "gluon_syncbn"
+ABOVE = "above"  # public modules and the command: they may import all wings
+
+
+def drawn():
+    """Per wing, from the lowest to the highest, the wings that it imports."""
+    page = (ROOT / "docs" / "design" / "wings.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/` \|[^|]*\|([^|]*)\|$", page, re.MULTILINE)
+    return {wing: set(re.findall(r"\w+", arrows)) for wing, arrows in rows}
+
+
+def modules():
+    """The file of each module by its dotted name."""
+    found = {}
+    for file in PACKAGE.rglob("*.py"):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def imports(name, file, known):
+    """The modules of the package that a module imports, with their packages."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: -(node.level - 1) or None]
+            base = ".".join([*(parents if node.level else []), node.module or ""])
+            base = base.rstrip(".")
+            targets = [f"{base}.{alias.name}" for alias in node.names]
+            targets = [t if t in known else base for t in targets]
+        else:
+            continue
+        for target in set(targets) & known.keys() - {name}:
+            yield target
+            while not f"{name}.".startswith(f"{target}."):
+                yield target
+                target = target.rpartition(".")[0]
+
+
+def graph(known):
+    return {name: set(imports(name, file, known)) for name, file in known.items()}
+
+
+def wing_of(name, known):
+    parts = name.split(".")
+    is_package = len(parts) > 1 and known[".".join(parts[:2])].name == "__init__.py"
+    return parts[1] if is_package else ABOVE
+
+
+def circle(edges):
+    """The modules of one circle, in the order of their imports; None without one."""
+    done, path = set(), []
+
+    def visit(name):
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return None
+        path.append(name)
+        found = next(filter(None, map(visit, sorted(edges[name]))), None)
+        path.pop()
+        done.add(name)
+        return found
+
+    return next(filter(None, map(visit, sorted(edges))), None)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    found = circle(graph(modules()))
+    assert not found, " -> ".join(found)
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_wings_import_what_the_table_says():
+    known, wings = modules(), drawn()
+    found = {wing: set() for wing in [*wings, ABOVE]}
+    for name, targets in graph(known).items():
+        wing = wing_of(name, known)
+        found[wing] |= {wing_of(target, known) for target in targets} - {wing}
+    assert found.pop(ABOVE) <= set(wings)
+    assert found == wings
+
+
+def test_arrows_of_the_table_point_down():
+    lower = set()
+    for wing, arrows in drawn().items():
+        assert arrows <= lower, f"{wing}/ imports {arrows - lower}, expected {lower}"
+        lower.add(wing)
+
+
+@pytest.mark.parametrize("wing", drawn())
+def test_each_wing_says_what_it_is_and_what_it_must_not_know(wing):
+    text = ast.get_docstring(ast.parse((PACKAGE / wing / "__init__.py").read_text()))
+    assert "Used by" in text and re.search(r"must not know|No other wing", text)
+    assert len(text.splitlines()) <= 6

@@ -1,0 +1,243 @@
+"""The documentation: its code runs, its messages are real, its links lead somewhere.
+
+Python blocks of a page run one after the other, with what a comment `<!-- setup` holds
+before the first. A comment `<!-- tested: ... -->` before a block says what it needs.
+"""
+
+import doctest
+import html.parser
+import inspect
+import re
+import sys
+import textwrap
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import mxnet as mx
+import pytest
+from support.helpers import ROOT, run_tool
+from support.mpi import launcher, needs_mpi
+
+import gluon_syncbn
+from gluon_syncbn import distributed, monitor
+
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    str(path.relative_to(DOCS))
+    for path in DOCS.glob("**/*.md")
+    if "_build" not in path.parts
+)
+WITH_CODE = [
+    page for page in PAGES if "```python" in (DOCS / page).read_text(encoding="utf-8")
+]
+BLOCK = re.compile(
+    r"(?:<!-- tested: (?P<needs>\S+) -->\n\n)?```python\n(?P<code>.*?)```", re.S
+)
+NEEDS = {"GluonCV": "gluoncv", "onnx": "onnx"}
+
+
+def text_of(page):
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text, names = text_of(page), {"__name__": "page"}
+    for code in re.findall(r"<!-- setup\n(.*?)-->", text, re.S):
+        exec(code, names)
+    for block in BLOCK.finditer(text):
+        if block["needs"] == "mpirun":
+            continue
+        if block["needs"]:
+            package = NEEDS[block["needs"]]
+            pytest.importorskip(package, reason=f"{package} is not installed")
+        if ">>>" in block["code"]:
+            parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
+            test = parser.get_doctest(block["code"], names, page, page, 0)
+            assert runner.run(test, clear_globs=False).failed == 0
+            names.update(test.globs)
+        else:
+            exec(compile(block["code"], page, "exec"), names)
+
+
+def public():
+    """Every public class and function with the name that it has in the reference."""
+    for name in gluon_syncbn.__all__:
+        value = getattr(gluon_syncbn, name)
+        if callable(value):
+            yield f"gluon_syncbn.{name}", value
+    for name in distributed.__all__:
+        yield f"gluon_syncbn.distributed.{name}", getattr(distributed, name)
+    module = gluon_syncbn.gluoncv
+    for name, value in vars(module).items():
+        if getattr(value, "__module__", "") == module.__name__ and name[0] != "_":
+            yield f"{module.__name__}.{name}", value
+    yield "gluon_syncbn.monitor.Waits", monitor.Waits
+
+
+PUBLIC = dict(public())
+
+
+def test_the_loop_of_ones_own_trains(tmp_path):
+    text, names = text_of("guides/own_loop.md"), {}
+    exec(re.search(r"<!-- setup\n(.*?)-->", text, re.S)[1], names)
+    exec(BLOCK.search(text)["code"], names)
+    mx.nd.waitall()
+    layer = names["net"][1]
+    assert layer.num_devices == 2
+    assert layer.num_batches_tracked == 2
+    values = [data.asnumpy() for data in layer.gamma.list_data()]
+    assert (values[0] == values[1]).all()
+    assert abs(values[0] - 1).max() > 0  # the trainer has moved it
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES)]
+)
+def test_links_lead_to_files(page):
+    """Those between files, which also work on GitHub; the site's own are below."""
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text("utf-8"), flags=re.S)
+    for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
+        assert (ROOT / page).parent.joinpath(link).exists(), link
+
+
+def programs():
+    """Code that needs a process of its own, by the name of its page or function."""
+    for page in PAGES:
+        for block in BLOCK.finditer(text_of(page)):
+            if block["needs"] == "mpirun":
+                yield page, block["code"]
+    for name, value in PUBLIC.items():
+        text = inspect.getdoc(value) + "\n"
+        for code in re.findall(CODE_OF_DOCSTRING, text):
+            yield name, textwrap.dedent(code)
+
+
+CODE_OF_DOCSTRING = r"\.\. code-block:: python\n\n((?: {4}.*\n|\n)+)"
+PROGRAMS = dict(programs())
+
+
+def run_programs(names, tmp_path, monkeypatch, before=()):
+    """One after the other in one process, each with names of its own."""
+    assert names
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in names:
+        Path(name.replace("/", "-")).write_text(PROGRAMS[name])
+    program = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path)"
+    files = [name.replace("/", "-") for name in names]
+    run_tool(*before, sys.executable, "-c", program, *files, timeout=200)
+
+
+@needs_mpi
+def test_programs_for_several_processes_run(tmp_path, monkeypatch):
+    names = [name for name, code in PROGRAMS.items() if "distributed.init()" in code]
+    names.sort(key=lambda name: "shutdown()" in PROGRAMS[name])  # it is the last
+    run_programs(names, tmp_path, monkeypatch, launcher(2))
+
+
+def test_programs_for_gluoncv_run(tmp_path, monkeypatch):
+    pytest.importorskip("gluoncv", reason="GluonCV is not installed")
+    names = [name for name, code in PROGRAMS.items() if "distributed" not in code]
+    run_programs(names, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example(name):
+    text = inspect.getdoc(PUBLIC[name])
+    _, section = text.split("\nExamples\n--------\n")
+    assert ">>> " in section or name in PROGRAMS
+
+
+def without_variables(file):
+    """The texts in a source file, with a bar where something is put in."""
+    source = file.read_text(encoding="utf-8").replace('\\"', "'")
+    source = re.sub(r"^ *(//|#).*$", "", source, flags=re.M)
+    if file.suffix == ".py":
+        source = re.sub(r"\{[^{}]*\}", "|", source.replace('f"', '"'))
+    source = re.sub(r'"\s*"', "", source)  # which the compiler joins too
+    return "|".join(re.findall(r'"([^"\n]*)"', source))
+
+
+def test_the_messages_of_hangs_are_real():
+    text = text_of("guides/hang.md")
+    files = [*ROOT.glob("src/*/*.cc"), *ROOT.glob("gluon_syncbn/**/*.py")]
+    real = "|".join(map(without_variables, files))
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.S | re.M)
+    messages = [block for language, block in fences if language == "text"]
+    assert len(messages) > 20
+    # The text between names, numbers and dots.
+    variable = (
+        r"'[^']*'|\b\w+=\S*|\b[A-Z_]{5,}\b|\b\d[\w.]*|\branks?\b|\w+\([^)]*\)"
+        r"|[\[\](),;:.]+"
+    )
+    for message in messages:
+        parts = re.split(variable, " ".join(message.split()))
+        parts = [part.strip() for part in parts if len(part.split()) > 1]
+        assert parts, message
+        for part in parts:
+            assert part in real, part
+    bold = r"^\* \*\*(?:Likely cause: |\.\.\. (?:or )?|which )(.*?)\*\*"
+    causes = re.findall(bold, " ".join(text.split("\n  ")), re.M)
+    assert len(causes) == 9
+    for cause in causes:
+        assert cause.replace("...", "").strip() in real, cause
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built as scripts/docs.sh does; a warning is an error."""
+    pytest.importorskip("sphinx", reason="docs/requirements.txt is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    run_tool(
+        sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q",
+        "-b", "html", "-d", folder / "doctrees", DOCS, folder / "html",
+        timeout=250,
+    )  # fmt: skip
+    return folder / "html"
+
+
+class Page(html.parser.HTMLParser):
+    """The anchors, links and loaded files of a page."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.anchors, self.links, self.loaded = set(), [], []
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.anchors |= {attributes.get("id"), attributes.get("name")}
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
+        loads = "stylesheet" in attributes.get("rel", "") or tag != "link"
+        if tag in ("link", "script", "img") and loads:
+            self.loaded += [attributes[k] for k in ("src", "href") if k in attributes]
+
+
+@pytest.mark.timeout(280)
+def test_the_site_is_whole_and_needs_no_network(site):
+    pages = {file: Page(file) for file in site.glob("**/*.html")}
+    assert len(pages) > 25
+    for file, page in pages.items():
+        for link in page.loaded:
+            assert not urlsplit(link).netloc, f"{file.name} loads {link}"
+        for link in page.links + page.loaded:
+            address = urlsplit(link)
+            if address.scheme or address.netloc:
+                continue
+            target = file
+            if address.path:
+                target = (file.parent / unquote(address.path)).resolve()
+            assert target.exists(), f"{file.name} links to {link}"
+            anchor = unquote(address.fragment)
+            if anchor and target in pages:
+                assert anchor in pages[target].anchors, f"{file.name}: {link}"
+    for file in site.glob("_static/**/*.css"):
+        for link in re.findall(r"url\(['\"]?([^'\")]+)", file.read_text()):
+            assert not urlsplit(link).netloc, f"{file.name} loads {link}"
+    documented = (site / "genindex.html").read_text(encoding="utf-8")
+    for name in PUBLIC:
+        assert f"#{name}" in documented, f"{name} is not in the reference"

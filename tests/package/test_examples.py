@@ -1,0 +1,139 @@
+"""Every program in examples/ runs as its first lines say, in a small size.
+
+What they print is what is checked; padded sequences also with the tests' reference.
+"""
+
+import re
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from support import reference
+from support.helpers import ROOT, assert_near, run_tool
+from support.mpi import launcher, needs_mpi
+
+EXAMPLES = ROOT / "examples"
+TESTED = {
+    "deeplab_folder", "deploy", "digits", "gan", "onnx_export", "own_loop",
+    "padded_sequences", "several_processes",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    """A checkout that is not installed, and a folder for what programs write."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def run(name, *arguments, before=()):
+    program = sys.executable, EXAMPLES / f"{name}.py"
+    return run_tool(*before, *program, *arguments, timeout=240)
+
+
+def last_number(output):
+    return float(re.findall(r"(\d\.\d+)\n", output)[-1])
+
+
+def differences(output):
+    return [float(number) for number in re.findall(r"differs .*?([\d.e+-]+)\n", output)]
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == TESTED
+
+
+@pytest.mark.parametrize("name", ["digits", "own_loop"])
+def test_the_classifiers_learn_digits(name):
+    output = run(name, "--epochs", 3)
+    assert output.count("epoch ") == 3
+    assert last_number(output) > 0.9
+
+
+def test_the_gan_trains():
+    """Neither net wins at once: -log(1/2) is 0.69, twice that the discriminator's."""
+    output = run("gan", "--epochs", 2)
+    values = [
+        float(v) for v in re.findall(r"(?:discrimin|gener)ator (\d\.\d+)", output)
+    ]
+    assert len(values) == 4
+    assert all(0.05 < value < 5 for value in values)
+
+
+@pytest.mark.timeout(280)
+def test_deeplab_learns_pictures_of_a_folder(tmp_path):
+    pytest.importorskip("gluoncv", reason="GluonCV is not installed")
+    from PIL import Image
+
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").mkdir()
+    for k in range(3):  # batches of two and of one
+        labels = np.zeros((40, 60), np.uint8)
+        labels[:, 10 * k + 10 :] = 1
+        labels[0] = 255
+        picture = np.stack([200 * labels] * 3, 2)
+        Image.fromarray(labels).save(tmp_path / "labels" / f"{k}.png")
+        Image.fromarray(picture).save(tmp_path / "images" / f"{k}.jpg")
+    sizes = "--size", 64, "--batch-size", 2, "--epochs", 4
+    output = run("deeplab_folder", tmp_path, "--classes", 2, "--from-scratch", *sizes)
+    losses = [float(value) for value in re.findall(r"loss (\d+\.\d+)", output)]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    assert (tmp_path / "deeplab.params").stat().st_size > 1e7
+
+
+@needs_mpi
+def test_several_processes_learn_digits(tmp_path):
+    output = run("several_processes", "--epochs", 3, before=launcher(2))
+    assert output.count("epoch ") == 3  # only rank 0 prints
+    assert last_number(output) > 0.9
+    assert (tmp_path / "digits.params").exists()
+
+
+def test_what_is_deployed_needs_no_gluon_syncbn(tmp_path, monkeypatch):
+    assert max(differences(run("deploy", tmp_path))) < 1e-5
+    monkeypatch.delenv("PYTHONPATH")
+    program = (
+        "import sys; sys.modules['gluon_syncbn'] = None; import mxnet as mx;"
+        "net = mx.gluon.SymbolBlock.imports("
+        "'digits-symbol.json', ['data'], 'digits-0000.params');"
+        "print(net(mx.nd.ones((2, 1, 8, 8))).shape)"
+    )
+    assert "(2, 10)" in run_tool(sys.executable, "-c", program, timeout=60)
+
+
+def test_onnxruntime_computes_what_the_net_does(tmp_path):
+    for package in "onnx", "onnxruntime":
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    (difference,) = differences(run("onnx_export", tmp_path / "net.onnx"))
+    assert difference < 1e-5
+
+
+def test_padded_sequences_are_normalized_like_unpadded_ones(monkeypatch, devices):
+    output = run("padded_sequences")
+    assert len(differences(output)) == 2 and max(differences(output)) < 1e-12
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import padded_sequences as example
+
+    lengths = np.array([3, 5, 1, 1])  # eight valid rows on one device, two on the other
+    x, dy = np.random.default_rng(1).normal(50, 2, (2, 4, 5, 3))
+    layer = example.SequenceNorm(2, in_channels=3)
+    layer.cast("float64")
+    layer.initialize(ctx=devices.contexts)
+    y, dx = example.normalize(layer, devices, x, lengths, dy)
+    mx.nd.waitall()
+    valid = np.zeros((4, 5), bool)
+    for row, length in enumerate(lengths):
+        valid[row, :length] = True
+    ones, zeros = np.ones(3), np.zeros(3)
+    y_right, _, var, inv_std = reference.forward(x[valid], ones, zeros)
+    dx_right, _, _ = reference.backward(x[valid], dy[valid], ones)
+    size = {"count": valid.sum(), "conditioning": reference.conditioning(x[valid])}
+    assert_near(y[valid], y_right, "float64", scale=abs(y_right).max(), **size)
+    scale = abs(dy[valid]).max() * inv_std.max()
+    assert_near(dx[valid], dx_right, "float64", scale=scale, **size)
+    assert (y[~valid] == 0).all() and (dx[~valid] == 0).all()
+    (running_var,) = {a.asnumpy().tobytes() for a in layer.norm.running_var.list_data()}
+    expected = reference.update_running(np.ones(3), var, 0.9)
+    assert_near(np.frombuffer(running_var), expected, "float64", **size)

@@ -1,0 +1,137 @@
+"""``python -m gluon_syncbn``: its report, its exit status, and that it finds errors."""
+
+import _ctypes
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import nn
+from support import reference
+from support.helpers import run_python, run_tool
+
+import gluon_syncbn
+from gluon_syncbn import __main__
+from gluon_syncbn.tools import bench, check
+
+
+def test_it_tells_what_there_is_and_that_it_is_right():
+    output = run_tool(sys.executable, "-m", "gluon_syncbn", timeout=120)
+    features = gluon_syncbn.features()
+    assert f"gluon_syncbn {gluon_syncbn.__version__}, MXNet {mx.__version__}" in output
+    assert f"instruction_set: {features['instruction_set']}" in output
+    assert f"commit: {features['commit'] or 'none'}\n" in output
+    assert f"library: {features['library']}" in output
+    assert re.search(r"^devices: \d+ CPU cores, ", output, re.M)
+    for mode in ("imperative", "hybridized"):
+        for dtype in ("float32", "float64"):
+            assert f"right on cpu(0) and cpu(1), {mode}, {dtype}: " in output
+    assert "contrib" not in output
+
+
+def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
+    """As in a clone after `pip install .`, because Python looks in its folder first."""
+    shutil.copytree(
+        Path(gluon_syncbn.__file__).parent,
+        tmp_path / "gluon_syncbn",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
+    monkeypatch.chdir(tmp_path)
+    run = run_python("import gluon_syncbn")
+    *_, sentence = run.stderr.splitlines()
+    assert sentence.startswith(f"ImportError: {tmp_path / 'gluon_syncbn'}")
+    assert f"if it is installed, start Python outside of {tmp_path}" in sentence
+
+
+def test_a_library_of_other_sources_is_named():
+    """As after a pull, where an editable installation was not built anew."""
+    run = run_python("import gluon_syncbn", GLUON_SYNCBN_LIBRARY=_ctypes.__file__)
+    *_, sentence = run.stderr.splitlines()
+    assert sentence == (
+        f"ImportError: {_ctypes.__file__} was built from other sources, as it lacks "
+        "gluon_syncbn_last_error: build it anew with `pip install .`, or for "
+        "development with `pip install --no-build-isolation -e .`"
+    )
+
+
+def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, capsys):
+    def unsynchronized(num_devices, timeout):
+        return nn.BatchNorm()
+
+    monkeypatch.setattr(check, "SyncBatchNorm", unsynchronized)
+    assert __main__.main([]) == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("error: y is wrong on cpu(0) and cpu(1), imperative,")
+
+
+@pytest.mark.parametrize("name", ["y", "dx", "dgamma", "the running variance"])
+@pytest.mark.parametrize("error", [1.001, np.nan])
+def test_each_result_is_compared(monkeypatch, capsys, name, error):
+    step = check.step
+
+    def slightly_wrong(*arguments):
+        results = step(*arguments)
+        results[name].flat[-1] *= error
+        return results
+
+    monkeypatch.setattr(check, "step", slightly_wrong)
+    assert __main__.main([]) == 1
+    assert f"error: {name} is wrong on cpu(0)" in capsys.readouterr().err
+
+
+def test_an_error_of_a_layer_is_a_sentence(monkeypatch, capsys):
+    def fails(*arguments):
+        raise mx.MXNetError("SyncBatchNorm 'norm', forward: something failed")
+
+    monkeypatch.setattr(check, "step", fails)
+    assert __main__.main([]) == 1
+    assert capsys.readouterr().err == (
+        "error: SyncBatchNorm 'norm', forward: something failed\n"
+    )
+
+
+@pytest.mark.parametrize("dtype", check.DTYPES)
+def test_its_reference_is_that_of_the_tests(dtype):
+    x, dy, gamma = check.example(dtype)
+    y, mean, var, _ = reference.forward(x, gamma, np.zeros_like(gamma))
+    statistics = [
+        reference.update_running(start, value, check.MOMENTUM)
+        for start, value in ((0, mean), (1, var))
+    ]
+    expected = [y, *reference.backward(x, dy, gamma), *statistics]
+    for mine, theirs in zip(check.oracle(x, dy, gamma), expected):
+        rtol, atol = reference.tolerance("float64", x.size, scale=abs(theirs).max())
+        np.testing.assert_allclose(mine, theirs, rtol, atol)
+
+
+def test_the_benchmark_prints_all_three_layers(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "STEPS", 1)
+    bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
+    output = capsys.readouterr().out
+    number = r" +\d+\.\d"
+    assert re.search(rf"^SyncBatchNorm{number}{number}$", output, re.M)
+    assert re.search(rf"^nn\.BatchNorm{number}{number}$", output, re.M)
+    assert re.search(rf"^contrib SyncBatchNorm{number} +-$", output, re.M)
+    assert "on one context only" in output
+
+
+def test_the_benchmark_does_not_time_what_is_wrong(monkeypatch, capsys):
+    def unsynchronized(num_devices, timeout):
+        return nn.BatchNorm()
+
+    monkeypatch.setattr(bench, "SyncBatchNorm", unsynchronized)
+    monkeypatch.setattr(bench, "STEPS", 1)
+    with pytest.raises(check.WrongResultError, match="SyncBatchNorm on 2 contexts"):
+        bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
+
+
+def test_gpus_are_checked_where_there_are_kernels_for_them(monkeypatch):
+    gpus = [mx.gpu(k) for k in range(4)]
+    monkeypatch.setattr(__main__, "features", lambda: {"cuda": True})
+    assert __main__._places(gpus)[1] == [mx.gpu(0), mx.gpu(1)]
+    assert __main__._places([]) == [[mx.cpu(0), mx.cpu(1)]]
+    monkeypatch.setattr(__main__, "features", lambda: {"cuda": False})
+    assert __main__._places(gpus) == [[mx.cpu(0), mx.cpu(1)]]

@@ -1,0 +1,54 @@
+"""Versions: the package's own, and those of MXNet, of which it refuses others."""
+
+import json
+import re
+
+import check_versions
+import pytest
+from support.helpers import ROOT, run_python
+
+import gluon_syncbn
+
+
+def import_beside(folder, version):
+    """Imports the package where `version` is all that there is of MXNet."""
+    (folder / "mxnet.py").write_text(f"__version__ = {version!r}")
+    path = f"{folder}:{ROOT}"
+    return run_python("import gluon_syncbn", PYTHONPATH=path).stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("version", ["2.0.0b1", "1.5.1.post0", "1.10.0", "?"])
+def test_other_versions_are_refused_in_one_sentence(tmp_path, version):
+    assert import_beside(tmp_path, version) == (
+        "ImportError: gluon_syncbn works with MXNet 1.6 to 1.9.1, but the installed "
+        f"mxnet is {version}; `pip install mxnet==1.9.1` installs one that it works "
+        "with"
+    )
+
+
+@pytest.mark.parametrize("version", ["1.6.0", "1.7.0.post2", "1.9.1", "1.9.0b20210101"])
+def test_versions_in_between_are_not(tmp_path, version):
+    assert "works with" not in import_beside(tmp_path, version)
+
+
+def test_the_page_shows_what_the_matrix_gave():
+    rows = json.loads(check_versions.RESULTS.read_text())["rows"]
+    assert check_versions.table(rows) in check_versions.PAGE.read_text()
+    for row in rows:
+        expected = "refused" if row["mxnet"].startswith("2.") else "passed"
+        assert row["outcome"] == expected, row
+    assert {row["mxnet"] for row in rows} == set(check_versions.MXNETS)
+    assert {row["python"] for row in rows} == set(check_versions.PYTHONS)
+
+
+def test_one_version_for_all():
+    """setup.py and the documentation read the same file."""
+    version = gluon_syncbn.__version__
+    assert gluon_syncbn.features()["version"] == version
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert changes.startswith(f"# Changelog\n\n## {version}\n")
+
+
+def test_the_commit_is_one_or_nothing():
+    commit = gluon_syncbn.features()["commit"]
+    assert re.fullmatch(r"|[0-9a-f]{40}(-dirty)?", commit)

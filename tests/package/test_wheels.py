@@ -1,0 +1,241 @@
+"""Source distribution and wheels: what scripts/wheels.sh makes, as far as it is quick.
+
+The older root is not made here: stand-ins for debootstrap and chroot tell what they
+were asked for. The script itself tries the wheels that it has made.
+"""
+
+import email
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+from support.checkout import Checkout, executable
+from support.helpers import ROOT, run_python, run_tool
+
+import gluon_syncbn
+
+SCRIPTS = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/wheels/*.sh")])
+MAKE_SDIST = (
+    "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+)
+COMMIT = """
+import sys
+sys.path.remove("")  # which comes before what was installed
+import gluon_syncbn
+print(gluon_syncbn.features()["version"], gluon_syncbn.features()["commit"])
+"""
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_bash_and_name_no_server(script):
+    run_tool("bash", "-n", script)
+    assert "://" not in script.read_text(encoding="utf-8")
+
+
+# ----------------------------------------------------------- the source distribution
+
+
+@pytest.fixture(scope="module")
+def setuptools(tmp_path_factory):
+    """A Python with what the build's isolation has of setuptools."""
+    folder = tmp_path_factory.mktemp("setuptools")
+    run_tool(sys.executable, "-m", "venv", folder)
+    run_tool(folder / "bin/pip", "install", "--quiet", "setuptools>=64,<81", "wheel")
+    return folder / "bin/python"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of the tree, committed into a repository of its own."""
+    checkout = Checkout(tmp_path)
+    git(checkout, "init", "--quiet")
+    git(checkout, "add", ".")
+    name = "-c", "user.name=a test", "-c", "user.email=test@localhost"
+    git(checkout, *name, "commit", "--quiet", "--message", "all")
+    return checkout
+
+
+def git(checkout, *arguments):
+    return run_tool("git", "-C", checkout.root, *arguments).strip()
+
+
+def make_sdist(python, source, folder):
+    """Makes it from the folder `source`, unpacks it into `folder`; returns its root."""
+    subprocess.run(
+        [str(python), "-c", MAKE_SDIST, str(folder)],
+        cwd=source,
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(folder)
+    return folder / archive.name[: -len(".tar.gz")]
+
+
+def files_below(folder):
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def commit_of(sdist):
+    return (sdist / "COMMIT").read_text().strip()
+
+
+def test_a_source_distribution_holds_all_sources_and_their_commit(
+    tmp_path, checkout, setuptools
+):
+    head = git(checkout, "rev-parse", "HEAD")
+    sdist = make_sdist(setuptools, checkout.root, tmp_path)
+    for name in "src", "gluon_syncbn":
+        assert files_below(sdist / name) == files_below(checkout.root / name)
+    assert commit_of(sdist) == head
+    metadata = email.message_from_string((sdist / "PKG-INFO").read_text())
+    assert metadata["Version"] == gluon_syncbn.__version__
+
+    # Nothing of git is left, and the next one knows it nevertheless.
+    again = make_sdist(setuptools, sdist, tmp_path / "again")
+    assert commit_of(again) == head
+
+    # Changed files are no commit.
+    (checkout.root / "src/CMakeLists.txt").write_text("")
+    changed = make_sdist(setuptools, checkout.root, tmp_path / "changed")
+    assert commit_of(changed) == f"{head}-dirty"
+
+
+def test_a_folder_in_another_projects_checkout_has_no_commit(
+    tmp_path, checkout, setuptools
+):
+    inner = checkout.root / "third_party"
+    inner.mkdir()
+    for name in "setup.py", "pyproject.toml", "README.md", "gluon_syncbn":
+        (checkout.root / name).rename(inner / name)
+    assert commit_of(make_sdist(setuptools, inner, tmp_path)) == ""
+
+
+@pytest.mark.timeout(900)
+def test_a_source_distribution_builds_by_itself(tmp_path, checkout, setuptools):
+    head = git(checkout, "rev-parse", "HEAD")
+    make_sdist(setuptools, checkout.root, tmp_path)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    wheel = "wheel", "--no-deps", "--wheel-dir", tmp_path, archive
+    # With no MPI beside this Python and on PATH, the isolated build takes its own.
+    environment = {"GLUON_SYNCBN_CUDA": "0", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    status, output, _ = checkout.pip(*wheel, python=setuptools, **environment)
+    assert status == 0, output[-5000:]
+    (file,) = tmp_path.glob("*.whl")
+    assert file.name.startswith(f"gluon_syncbn-{gluon_syncbn.__version__}-0cpu-py3-")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(tmp_path / "site")
+    modules = {f for f in files_below(ROOT / "gluon_syncbn") if f.endswith(".py")}
+    installed = files_below(tmp_path / "site" / "gluon_syncbn")
+    assert installed - {"libgluon_syncbn_mpi.so"} == modules | {"libgluon_syncbn.so"}
+    for library in (tmp_path / "site").rglob("*.so"):
+        assert "build-env" not in run_tool("readelf", "-d", library)  # it is gone
+    features = run_python(COMMIT, PYTHONPATH=str(tmp_path / "site"))
+    assert features.stdout == f"{gluon_syncbn.__version__} {head}\n", features.stderr
+
+
+# -------------------------------------------------------------------- the older root
+
+
+def run_bash(code, *folders, **environment):
+    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def stand_ins(folder, user=0, debootstrap="exit 0", unshare="exit 0"):
+    """Commands that only root may use; they write down what they are asked for."""
+    executable(folder / "id", f"echo {user}")
+    record = f'echo "$(basename $0) $@" >>{folder}/asked; '
+    executable(folder / "debootstrap", record + debootstrap)
+    executable(folder / "unshare", record + unshare)
+    return folder
+
+
+def wheels_without_a_build(tmp_path, **settings):
+    """The output of wheels.sh until it needs a Python, which ends it."""
+    scripts = shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    python = executable(tmp_path / "python", 'case "$1" in -c) exit 0;; esac; exit 7')
+    environment = {"PYTHON": python, "WHEEL_ROOT": str(tmp_path / "root")}
+    folder = stand_ins(tmp_path / "bin", **settings)
+    result = run_bash(f"bash {scripts}/wheels.sh", folder, **environment)
+    assert result.returncode == 7, result.stdout
+    return result.stdout.splitlines()
+
+
+BECAUSE = "wheels.sh: no root of Debian 11, because "
+INSTEAD = (
+    ": the wheel is built with this machine's compilers, for systems as new as this one"
+)
+
+
+def test_who_is_not_root_gets_a_wheel_for_this_machine(tmp_path):
+    (line,) = wheels_without_a_build(tmp_path, user=1000)
+    assert line == (
+        f"{BECAUSE}only the user root can enter a root of Debian 11{INSTEAD}"
+    )
+
+
+def test_so_does_root_of_a_container(tmp_path):
+    (line,) = wheels_without_a_build(tmp_path, unshare="exit 1")
+    reason = "this machine does not let its root mount anything, as in many containers"
+    assert line == f"{BECAUSE}{reason}{INSTEAD}"
+
+
+def test_so_does_who_cannot_have_its_packages(tmp_path):
+    _, line = wheels_without_a_build(tmp_path, debootstrap="exit 1")
+    log = tmp_path / "root.log"
+    assert line == f"{BECAUSE}it could not be made, see {log}{INSTEAD}"
+    assert not (tmp_path / "root").exists()
+
+
+def test_so_does_who_has_no_debootstrap(tmp_path):
+    folder = stand_ins(tmp_path / "bin")
+    (folder / "debootstrap").unlink()
+    code = f"PATH={folder}; . scripts/wheels/root.sh; why_no_root {tmp_path}/root"
+    assert run_bash(code).stdout == (
+        "debootstrap is not installed, which makes a root of Debian 11\n"
+    )
+    (tmp_path / "root").mkdir()
+    assert run_bash(code).stdout == ""
+
+
+def test_the_root_has_the_compilers_and_cuda_of_debian_11(tmp_path):
+    folder = stand_ins(tmp_path / "bin", debootstrap="mkdir $4")
+    code = f". scripts/wheels/root.sh; make_root {tmp_path}/new/root"
+    result = run_bash(code, folder, DEBIAN_MIRROR="a_mirror", PIP_INDEX_URL="an_index")
+    assert result.returncode == 0, result.stdout
+    root = tmp_path / "new" / "root"
+    assert root.is_dir()
+    made, *entered = (folder / "asked").read_text().splitlines()
+    assert made == (
+        "debootstrap --variant=minbase --components=main,contrib,non-free bullseye "
+        f"{root}.part a_mirror"
+    )
+    inside = f'chroot "$@" in_root {root}.part env -i PIP_INDEX_URL=an_index '
+    assert all(inside in line for line in entered)
+    commands = [re.search(r"apt-get .*", line)[0] for line in entered]
+    assert commands == [
+        "apt-get update",
+        "apt-get install -y --no-install-recommends ca-certificates g++ python3-venv "
+        "nvidia-cuda-toolkit nvidia-cuda-dev",
+        "apt-get clean",
+    ]
+
+    # It is kept, and not made again.
+    assert run_bash(code, folder).stdout == ""
+    assert len((folder / "asked").read_text().splitlines()) == 4

@@ -1,0 +1,302 @@
+"""Loops as GluonCV's training scripts have them, on two CPU contexts."""
+
+import sys
+from functools import partial
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from support.helpers import cpus, run_python
+
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm, allow_plain_loop, check_replicas
+
+gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
+from gluoncv import model_zoo  # noqa: E402
+from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SSDMultiBoxLoss  # noqa: E402
+from gluoncv.model_zoo import resnetv1b, segbase  # noqa: E402
+from gluoncv.model_zoo.yolo import darknet, yolo3  # noqa: E402
+from gluoncv.utils import parallel  # noqa: E402
+
+CONTEXTS, CLASSES, SIZE = cpus(2), 4, 32
+
+
+@pytest.fixture
+def installed():
+    """Every module's names afterwards are what they were before."""
+    classes = parallel.DataParallelModel, parallel.DataParallelCriterion
+    classes += (mx.gluon.contrib.nn.SyncBatchNorm,)
+    former = [
+        (module, name, value)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if any(value is one for one in classes)
+    ]
+    gluon_syncbn.gluoncv.install()
+    yield
+    for module, name, value in former:
+        setattr(module, name, value)
+
+
+@pytest.fixture
+def thin_backbone(monkeypatch):
+    """A ResNet with one block in each stage."""
+
+    def backbone(name, **options):
+        return resnetv1b.ResNetV1b(resnetv1b.BottleneckV1b, [1, 1, 1, 1], **options)
+
+    monkeypatch.setattr(segbase, "get_backbone", backbone)
+
+
+def segmentation_net(model, norm_layer, **norm_kwargs):
+    net = model(
+        nclass=CLASSES,
+        aux=True,
+        backbone="resnet50",
+        pretrained_base=False,
+        crop_size=SIZE,
+        norm_layer=norm_layer,
+        norm_kwargs=norm_kwargs,
+    )
+    # Devices would draw other numbers.
+    net.apply(lambda b: setattr(b, "_rate", 0) if type(b) is nn.Dropout else None)
+    return net
+
+
+def same_parameters(*nets, size=SIZE):
+    """Of nets of one architecture, all in float64."""
+    for net in nets:
+        net.initialize(force_reinit=True)
+        net(mx.nd.ones((1, 3, size, size)))
+        net.cast("float64")
+    first, *others = [net.collect_params().values() for net in nets]
+    for each in others:
+        for parameter, other in zip(each, first):
+            parameter.set_data(other.data().copy())
+
+
+def segmentation_batches(rows):
+    rng = np.random.default_rng(0)
+    for n in rows:
+        data = mx.nd.array(rng.normal(size=(n, 3, SIZE, SIZE)), dtype="float64")
+        yield data, mx.nd.array(rng.integers(0, CLASSES, (n, SIZE, SIZE)))
+
+
+def train_segmentation(net, contexts, rows):
+    """The loop of scripts/segmentation/train.py; returns losses."""
+    model = parallel.DataParallelModel(net, contexts, True)
+    # With size_average GluonCV divides gradients by the pixels of each shard.
+    criterion = MixSoftmaxCrossEntropyLoss(True, aux_weight=0.5, size_average=False)
+    criterion = parallel.DataParallelCriterion(criterion, contexts, True)
+    optimizer = gluon.Trainer(
+        model.module.collect_params(),
+        "sgd",
+        {"learning_rate": 0.2 / SIZE**2, "momentum": 0.9},
+        kvstore=mx.kv.create("device"),
+    )
+    found = []
+    for data, target in segmentation_batches(rows):
+        with autograd.record(True):
+            outputs = model(data)
+            losses = criterion(outputs, target)
+            mx.nd.waitall()
+            autograd.backward(losses)
+        optimizer.step(len(data))
+        found.append(np.concatenate([loss.asnumpy() for loss in losses]))
+        mx.nd.waitall()
+    return found
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("model", [model_zoo.FCN, model_zoo.DeepLabV3])
+def test_segmentation_script(model, installed, thin_backbone):
+    assert mx.gluon.contrib.nn.SyncBatchNorm is SyncBatchNorm
+    plain = segmentation_net(model, nn.BatchNorm)
+    ours = segmentation_net(model, mx.gluon.contrib.nn.SyncBatchNorm, num_devices=2)
+    same_parameters(plain, ours)
+    rows = [4, 3, 2]  # of which later losses tell whether parameters have moved alike
+    expected = train_segmentation(plain, CONTEXTS[:1], rows)
+    results = train_segmentation(ours, CONTEXTS, rows)
+    for result, right in zip(results, expected):
+        assert result.shape == right.shape
+        np.testing.assert_allclose(result, right, rtol=1e-6)
+    check_replicas(ours)
+
+    evaluator = parallel.DataParallelModel(segbase.SegEvalModel(ours), CONTEXTS)
+    ((data, target),) = segmentation_batches([5])
+    outputs = [output[0] for output in evaluator(data)]
+    targets = gluon.utils.split_and_load(target, CONTEXTS, even_split=False)
+    assert [len(y) for y in outputs] == [len(t) for t in targets] == [3, 2]
+    metric = gluoncv.utils.metrics.SegmentationMetric(CLASSES)
+    metric.update(targets, outputs)
+    assert 0 <= metric.get()[1] <= 1
+
+
+def test_contexts_left_out_and_one_context(installed):
+    x = mx.nd.ones((2, 3))
+    net = gluon.nn.Dense(1)
+    net.initialize()
+    assert parallel.DataParallelModel(net)(x).shape == (2, 1)
+    ((y,),) = parallel.DataParallelModel(net, CONTEXTS[:1])(x)
+    assert y.shape == (2, 1)
+    loss = gluon.loss.L2Loss()
+    assert parallel.DataParallelCriterion(loss)(y, y).shape == (2,)
+    (losses,) = parallel.DataParallelCriterion(loss, CONTEXTS[:1])(((y,),), y)
+    assert losses.shape == (2,)
+
+
+def test_names_that_a_script_has_imported_are_replaced():
+    run = run_python(
+        "from gluoncv.utils.parallel import *\n"
+        "from gluoncv.utils.parallel import DataParallelModel as same\n"
+        "import gluon_syncbn\n"
+        "gluon_syncbn.gluoncv.install()\n"
+        "print(DataParallelModel.__module__, same is DataParallelModel)"
+    )
+    assert run.stdout.split() == ["gluon_syncbn.gluoncv", "True"], run.stderr
+
+
+def test_contrib_classes_held_elsewhere_still_make_layers(installed):
+    """A class's own methods find it by its name in the module that defines it."""
+    held = mx.gluon.contrib.nn.basic_layers.SyncBatchNorm
+    assert held is not mx.gluon.contrib.nn.SyncBatchNorm
+    layer = held(in_channels=2, num_devices=1)
+    layer.initialize()
+    assert layer(mx.nd.ones((1, 2))).shape == (1, 2)
+
+
+def detection_nets(name, classes, size):
+    """A net of nn.BatchNorm, and ours with the same parameters."""
+    options = {"classes": classes, "pretrained_base": False}
+    plain = model_zoo.get_model(name, **options)
+    norms = {"norm_layer": SyncBatchNorm, "norm_kwargs": {"num_devices": 2}}
+    ours = model_zoo.get_model(name, **norms, **options)
+    # The features of SSD have more norms behind those of `norm_layer`.
+    gluon_syncbn.convert_sync_batchnorm(ours, num_devices=2)
+    same_parameters(plain, ours, size=size)
+    return plain, ours
+
+
+@pytest.mark.timeout(280)
+def test_ssd_script():
+    """The loop of scripts/detection/ssd/train_ssd.py: over contexts, one backward."""
+    classes, size = ["a", "b"], 64
+    plain, ours = detection_nets("ssd_512_mobilenet1.0_custom", classes, size)
+    rng = np.random.default_rng(1)
+    with autograd.train_mode():
+        anchors = plain(mx.nd.zeros((1, 3, size, size), dtype="float64"))[2].shape[1]
+    data = mx.nd.array(rng.normal(size=(4, 3, size, size)), dtype="float64")
+    cls = mx.nd.array(rng.integers(-1, 3, (4, anchors)))
+    box = mx.nd.array(rng.normal(size=(4, anchors, 4)))
+
+    def train(net, contexts):
+        net.collect_params().reset_ctx(contexts)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.001})
+        # All negatives count: which are the hardest, rounding may decide.
+        criterion, found = SSDMultiBoxLoss(negative_mining_ratio=1e6), []
+        net.hybridize(static_alloc=True, static_shape=True)
+        for _ in range(2):  # a third amplifies the rounding of the float32 loss
+            shards, cls_targets, box_targets = (
+                gluon.utils.split_and_load(array, contexts)
+                for array in (data, cls, box)
+            )
+            with autograd.record():
+                cls_preds, box_preds = [], []
+                for x in shards:
+                    cls_pred, box_pred, _ = net(x)
+                    cls_preds.append(cls_pred.astype("float32"))  # as the loss is
+                    box_preds.append(box_pred.astype("float32"))
+                sum_loss, _, _ = criterion(
+                    cls_preds, box_preds, cls_targets, box_targets
+                )
+                autograd.backward(sum_loss)
+            trainer.step(1)
+            found.append(np.concatenate([loss.asnumpy() for loss in sum_loss]))
+        return np.array(found)
+
+    expected = train(plain, CONTEXTS[:1])
+    results = train(allow_plain_loop(ours), CONTEXTS)
+    np.testing.assert_allclose(results, expected, rtol=1e-5)
+    check_replicas(ours)
+
+
+@pytest.fixture
+def thin_yolo3(monkeypatch):
+    """YOLO3 with Darknet-53, an eighth as wide; its loss in float64, as its net."""
+    layers, channels = darknet.darknet_spec["v3"][53]
+    thin = layers, [channel // 8 for channel in channels]
+    monkeypatch.setitem(darknet.darknet_spec["v3"], 53, thin)
+    whole = yolo3.get_yolov3
+
+    def of_filters(name, stages, filters, *rest, **more):
+        return whole(name, stages, [n // 8 for n in filters], *rest, **more)
+
+    monkeypatch.setattr(yolo3, "get_yolov3", of_filters)
+    for module in mx.nd, mx.sym:
+        cast = partial(module.cast, dtype="float64")
+        # It casts the number of targets to float32.
+        monkeypatch.setattr(module, "cast", lambda data, dtype, cast=cast: cast(data))
+
+
+def yolo3_batches(count, rows, classes, size):
+    """Images, each prediction's five targets, and boxes, as its loader has them."""
+    rng = np.random.default_rng(2)
+    places = rows, 3 * sum((size // stride) ** 2 for stride in (8, 16, 32))
+    corners = rng.uniform(0, size / 2, (rows, 2, 2))
+    sizes = rng.uniform(size / 4, size / 2, (rows, 2, 2))
+    for _ in range(count):
+        yield [
+            mx.nd.array(array, dtype="float64")
+            for array in (
+                rng.normal(size=(rows, 3, size, size)),
+                rng.random((*places, 1)) < 0.1,  # whether there is an object
+                rng.random((*places, 2)),
+                rng.normal(size=(*places, 2)),
+                rng.uniform(1, 2, (*places, 2)),
+                np.eye(classes)[rng.integers(0, classes, places)],
+                np.concatenate([corners, corners + sizes], axis=-1),
+            )
+        ]
+
+
+def train_yolo3(net, contexts, batches):
+    """The loop of scripts/detection/yolo/train_yolo3.py; returns losses."""
+    net.collect_params().reset_ctx(contexts)
+    options = {"learning_rate": 0.001, "momentum": 0.9, "wd": 0.0005}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options, kvstore="local")
+    mx.nd.waitall()
+    net.hybridize()
+    found = []
+    for batch in batches:
+        data = gluon.utils.split_and_load(batch[0], ctx_list=contexts, batch_axis=0)
+        fixed_targets = [
+            gluon.utils.split_and_load(batch[it], ctx_list=contexts, batch_axis=0)
+            for it in range(1, 6)
+        ]
+        gt_boxes = gluon.utils.split_and_load(batch[6], ctx_list=contexts, batch_axis=0)
+        sum_losses = []
+        with autograd.record():
+            for ix, x in enumerate(data):
+                obj_loss, center_loss, scale_loss, cls_loss = net(
+                    x, gt_boxes[ix], *[ft[ix] for ft in fixed_targets]
+                )
+                sum_losses.append(obj_loss + center_loss + scale_loss + cls_loss)
+            autograd.backward(sum_losses)
+        trainer.step(len(batch[0]))
+        found.append(np.concatenate([loss.asnumpy() for loss in sum_losses]))
+    return np.array(found)
+
+
+@pytest.mark.timeout(280)
+def test_yolo3_script(thin_yolo3):
+    """Seven inputs, hybridized; a loop over contexts with one backward."""
+    classes, size = ["a", "b"], 64
+    plain, ours = detection_nets("yolo3_darknet53_custom", classes, size)
+    batches = list(yolo3_batches(3, 4, len(classes), size))
+    expected = train_yolo3(plain, CONTEXTS[:1], batches)
+    results = train_yolo3(allow_plain_loop(ours), CONTEXTS, batches)
+    assert results.shape == expected.shape == (3, 4)
+    np.testing.assert_allclose(results, expected, rtol=1e-6)
+    check_replicas(ours)

@@ -1,0 +1,313 @@
+"""Errors of devices that do not arrive at a rendezvous, and training afterwards.
+
+Each test makes one mistake, checks that the message names what is needed to find it,
+and then trains a step whose numbers are compared with the oracle.
+"""
+
+import re
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import SymbolBlock
+from support.helpers import cpus, run_python, train_step
+from support.mistakes import (
+    X,
+    assert_trains,
+    by_hand,
+    by_map,
+    failure_of,
+    make_layer,
+    make_shards,
+    map_and_wait,
+)  # fmt: skip
+
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm
+
+# ---- devices that do not come --------------------------------------------------------
+
+
+@pytest.mark.parametrize("recover", [by_hand, by_map])
+def test_timeout_in_forward(recover, devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    with autograd.train_mode():
+        y = layer(make_shards(devices)[1])
+    text = failure_of(y.asnumpy)
+    assert f"SyncBatchNorm '{layer.name}', forward: waited " in text
+    assert re.search(r"waited 0\.5\d* s for 1 of 2 devices", text)
+    assert "Arrived: cpu(1) with shape (2, 3, 2, 5). Missing: cpu(0)." in text
+    assert "Likely cause: " in text and "gluon_syncbn.Devices" in text
+    assert "call gluon_syncbn.recover()" in text
+    recover(devices)
+    assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize("recover", [by_hand, by_map])
+def test_timeout_in_backward(recover, devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    shards = make_shards(devices)
+    for shard in shards:
+        shard.attach_grad()
+    with autograd.record():
+        ys = devices.map(layer, shards)
+    devices.map(lambda y: y.backward() if y.context == mx.cpu(0) else None, ys)
+    text = failure_of(shards[0].grad.asnumpy)
+    assert f"'{layer.name}', backward: waited 0.5" in text
+    assert "Arrived: cpu(0) with shape (2, 3, 2, 5). Missing: cpu(1)." in text
+    recover(devices)
+    assert_trains(devices, layer)
+
+
+def test_own_timeout_is_not_the_default(devices):
+    gluon_syncbn.set_timeout(0.4)
+    layer = make_layer(devices.contexts, num_devices=2, timeout=None)
+    with autograd.train_mode():
+        y = layer(make_shards(devices)[0])
+    assert "waited 0.4" in failure_of(y.asnumpy)
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+PLAIN_LOOP = """
+import mxnet as mx, gluon_syncbn
+from mxnet import autograd
+from mxnet.gluon import nn
+contexts = [mx.cpu(0), mx.cpu(1)]
+net = nn.HybridSequential()
+for _ in range(12):
+    net.add(nn.Conv2D(16, 3, padding=1), gluon_syncbn.SyncBatchNorm(timeout=2))
+net.initialize(ctx=contexts)
+x = [mx.nd.ones((2, 16, 8, 8), ctx=c) for c in contexts]
+[net(part) for part in x]
+try:
+    for _ in range(20):
+        with autograd.record():
+            ys = [net(part) for part in x]
+        autograd.backward(ys)
+        mx.nd.waitall()
+except mx.MXNetError as error:
+    print(error)
+gluon_syncbn.recover()
+with gluon_syncbn.Devices(contexts) as devices, autograd.train_mode():
+    ys = devices.map(net, x)
+print("went on", float(sum(y.asnumpy().sum() for y in ys)) == 0)
+"""
+
+
+def test_plain_loop_over_cpu_contexts_names_the_way_out():
+    output = run_python(PLAIN_LOOP)
+    assert "plain loop over several CPU contexts" in output.stdout, output.stderr
+    assert "allow_plain_loop(net), or drive them with gluon_syncbn" in output.stdout
+    assert "went on" in output.stdout, output.stderr
+
+
+def test_a_context_used_twice_in_a_step(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    first, second = make_shards(devices)
+    with autograd.train_mode():
+        layer(first)
+        y = layer(second.as_in_context(mx.cpu(0)))
+    text = failure_of(y.asnumpy)
+    assert "Missing: cpu(1)" in text and "a context got no shard, or two" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+# ---- num_devices ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2.5, True, "2", "two", float("nan"), [2]])
+def test_num_devices_is_an_int(count):
+    with pytest.raises(TypeError, match="num_devices is an int or None, but got"):
+        SyncBatchNorm(num_devices=count)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_num_devices_is_positive(count):
+    with pytest.raises(ValueError, match=f"num_devices is at least 1, but got {count}"):
+        SyncBatchNorm(num_devices=count)
+
+
+@pytest.mark.parametrize("count", [np.int64(2), 2])
+def test_num_devices_may_come_from_numpy(count):
+    assert SyncBatchNorm(num_devices=count).num_devices == 2
+
+
+def test_more_devices_than_contexts(devices):
+    layer = make_layer(devices.contexts, num_devices=3)
+    words = r"num_devices=3, but the layer is initialized on 2 contexts \(cpu\(0\), cpu"
+    with pytest.raises(ValueError, match=words), autograd.train_mode():
+        devices.map(layer, make_shards(devices))
+    layer.set_synchronization(num_devices=2)
+    assert_trains(devices, layer)
+
+
+def test_more_devices_than_shards(devices):
+    """Three contexts hold the layer, two get work."""
+    layer = make_layer(cpus(3))
+    with autograd.train_mode():
+        ys = devices.map(layer, make_shards(devices))
+    text = failure_of(ys[0].asnumpy)
+    assert "for 1 of 3 devices" in text and "Missing: cpu(2)" in text
+    gluon_syncbn.recover()
+    layer.set_synchronization(num_devices=2)
+    assert_trains(devices, layer)
+
+
+def test_a_device_that_is_not_known_by_name(devices):
+    layer = make_layer(cpus(3), num_devices=2)
+    with autograd.train_mode():
+        y = layer(make_shards(devices)[0])
+    text = failure_of(y.asnumpy)
+    assert "Missing: 1 that never called the layer" in text
+    assert "num_devices is not the number of contexts that get a shard" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize("steps", range(3))
+def test_more_shards_than_devices(steps, make_devices, devices):
+    layer = make_layer(cpus(3), num_devices=2)
+    three = make_devices(3)
+    shards = make_shards(three, X[[0, 1, 2]])
+    for _ in range(steps):
+        assert_trains(devices, layer)
+
+    def two_steps():
+        for _ in range(2):
+            with autograd.train_mode():
+                map_and_wait(three, layer, shards)
+
+    text = failure_of(two_steps)
+    assert f"SyncBatchNorm '{layer.name}'" in text
+    # Any two of the three may be the first, and the text depends on them.
+    assert "num_devices=2, but cpu(" in text or "num_devices is not" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+def test_more_shards_than_devices_with_backward(make_devices, devices):
+    layer = make_layer(cpus(3), num_devices=2)
+    three = make_devices(3)
+    shards = make_shards(three, X[[0, 1, 2]])
+    text = failure_of(train_step, three, layer, shards, shards)
+    assert "num_devices=2, but cpu(" in text or "num_devices is not" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+FAILED_FORWARD = """
+import mxnet as mx, gluon_syncbn
+contexts = [mx.cpu(i) for i in range(3)]
+layer = gluon_syncbn.SyncBatchNorm(in_channels=3, num_devices=2, timeout=0.2)
+layer.initialize(ctx=contexts)
+x = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
+devices = gluon_syncbn.Devices(contexts)
+def step(part):
+    with mx.autograd.record():
+        y = layer(part)
+    y.backward()
+for _ in range(20):
+    devices.map(step, x)
+    gluon_syncbn.recover()
+print("well")
+"""
+
+
+def test_backward_of_a_failed_forward_does_not_crash():
+    """MXNet runs it where another operator has taken the forward's exception."""
+    output = run_python(FAILED_FORWARD)
+    assert output.stdout == "well\n", output.stderr[-2000:]
+
+
+def test_one_device_on_two_contexts(devices):
+    layer = make_layer(devices.contexts, num_devices=1)
+
+    def two_steps():
+        for _ in range(2):
+            with autograd.train_mode():
+                map_and_wait(devices, layer, make_shards(devices))
+
+    text = failure_of(two_steps)
+    assert (
+        "num_devices=1, but cpu(" in text and "calls the layer as well as cpu(" in text
+    )
+    gluon_syncbn.recover()
+    layer.set_synchronization(num_devices=2)
+    assert_trains(devices, layer)
+
+
+def test_one_device_on_two_contexts_is_noticed_in_the_first_step(devices):
+    layer = make_layer(devices.contexts, num_devices=1)
+    with autograd.record():
+        ys = devices.map(layer, make_shards(devices))
+    mx.nd.waitall()
+
+    def backward():
+        devices.map(lambda y: y.backward(), ys)
+        mx.nd.waitall()
+
+    assert "num_devices=1, but cpu(" in failure_of(backward)
+
+
+def test_traced_before_initialization_without_num_devices():
+    symbol = SyncBatchNorm(in_channels=3, prefix="norm_")(mx.sym.var("data"))
+    net = SymbolBlock(symbol, mx.sym.var("data"))
+    net.initialize()
+    with autograd.train_mode():
+        text = failure_of(net(mx.nd.array(X)).asnumpy)
+    assert "num_devices=None" in text and "give num_devices" in text
+
+
+# ---- devices that disagree -----------------------------------------------------------
+
+
+def disagreeing(devices, shards, **arguments):
+    """The text after one layer on cpu(0) met another one, of equal group, on cpu(1)."""
+    first = make_layer(devices.contexts, num_devices=2)
+    arguments = {"in_channels": 3, "num_devices": 2, "timeout": 0.5, **arguments}
+    second = SyncBatchNorm(**arguments)
+    second.initialize(ctx=cpus(3))
+    second._sync.rendezvous = first._sync.rendezvous
+    with autograd.train_mode():
+        text = failure_of(
+            map_and_wait, devices, lambda layer, x: layer(x), [first, second], shards
+        )
+    assert f"SyncBatchNorm '{first.name}', forward: devices disagree: " in text
+    gluon_syncbn.recover()
+    assert_trains(devices, first)
+    return text
+
+
+@pytest.mark.parametrize(
+    "mine, other, arguments",
+    [
+        ("epsilon=1e-05", "epsilon=0.5", {"epsilon": 0.5}),
+        ("axis=1", "axis=-3", {"axis": -3}),
+    ],
+)
+def test_devices_disagree_about_an_argument(mine, other, arguments, devices):
+    text = disagreeing(devices, make_shards(devices), **arguments)
+    assert mine in text and other in text
+    assert "cpu(0) has" in text and "cpu(1) has" in text
+
+
+def test_devices_disagree_about_channels(devices):
+    first, second = make_shards(devices)
+    second = mx.nd.ones((2, 7), ctx=second.context)
+    text = disagreeing(devices, [first, second], in_channels=7)
+    assert "channels=3" in text and "shape (2, 3, 2, 5)" in text
+    assert "channels=7" in text and "shape (2, 7)" in text
+
+
+def test_devices_disagree_about_dtype(devices):
+    first, second = make_shards(devices)
+    text = disagreeing(devices, [first, second.astype("float64")])
+    assert "dtype=float32" in text and "dtype=float64" in text
+
+
+def test_devices_disagree_about_num_devices(devices):
+    text = disagreeing(devices, make_shards(devices), num_devices=3)
+    assert "num_devices=2" in text and "num_devices=3" in text

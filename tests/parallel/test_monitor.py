@@ -1,0 +1,282 @@
+"""Monitor, check_replicas, available_contexts: what a user asks about the devices."""
+
+import subprocess
+import time
+
+import mxnet as mx
+import pytest
+from mxnet import autograd
+from mxnet.gluon import Block, Trainer, nn
+from support.helpers import run_python
+
+import gluon_syncbn
+from gluon_syncbn import Monitor, check_replicas, make_parallel
+
+SLOW = 0.05  # seconds
+
+
+class Slow(mx.operator.CustomOp):
+    """The identity, which takes its time on cpu(1) in the direction that is asked."""
+
+    def __init__(self, slow):
+        super().__init__()
+        self._slow = slow  # direction or None
+
+    def _rest(self, direction):
+        if self._slow == direction:
+            time.sleep(SLOW)
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self._rest("forward")
+        self.assign(out_data[0], req[0], in_data[0])
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self._rest("backward")
+        self.assign(in_grad[0], req[0], out_grad[0])
+
+
+@mx.operator.register("slow_on_one_device")
+class SlowProp(mx.operator.CustomOpProp):
+    def __init__(self, direction):
+        super().__init__(need_top_grad=True)
+        self._direction = direction
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Slow(self._direction if "cpu(1)" in str(ctx) else None)
+
+
+class SlowBlock(Block):
+    def __init__(self, direction):
+        super().__init__()
+        self._direction = direction
+
+    def forward(self, x):
+        return mx.nd.Custom(x, op_type="slow_on_one_device", direction=self._direction)
+
+
+def watched_run(devices, before=None, behind=None, rest=0.0, steps=8):
+    """Trains a small net and reports; `rest` is how long a batch takes to come."""
+    net = nn.Sequential()
+    with net.name_scope():
+        net.add(nn.Dense(4, in_units=3))
+        if before:
+            net.add(SlowBlock(before))
+        net.add(nn.BatchNorm(), nn.Dense(2))
+    net = make_parallel(net, devices.contexts)
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd")
+
+    def batches():
+        for _ in range(steps):
+            time.sleep(rest)
+            yield mx.nd.random.normal(shape=(4, 3))
+
+    with Monitor(net, trainer) as monitor:
+        for x in monitor.data(batches()):
+            with autograd.record():
+                loss = (net(x) ** 2).sum()
+            loss.backward()
+            trainer.step(4)
+            loss.asscalar()
+        mx.nd.waitall()
+        return net, monitor.report()
+
+
+# The shares are of time that a sleep makes up for, however slow the machine is: in each
+# run a device sleeps, or waits for one that does, in at least so many seconds.
+
+
+def test_waiting_for_data(devices):
+    _, waits = watched_run(devices, rest=SLOW)
+    assert waits.steps == 8
+    assert waits.data * waits.seconds > 0.5 * 8 * SLOW
+    assert waits.hint.startswith("devices wait for data")
+
+
+def test_waiting_for_each_other_names_the_layer(devices):
+    net, waits = watched_run(devices, before="forward")
+    # One of two devices waits for the other.
+    assert waits.each_other * waits.seconds > 0.5 * 8 * SLOW / 2
+    ((name, share),) = waits.layers
+    assert name == net.net[2].name and share == pytest.approx(waits.each_other)
+    assert waits.hint.startswith(f"devices wait for each other, most of all in {name}")
+
+
+def test_waiting_for_gradients(devices):
+    _, waits = watched_run(devices, before="backward")
+    assert waits.gradients * waits.seconds > 0.5 * 8 * SLOW / 2
+    assert waits.hint.startswith("devices wait for gradients")
+
+
+def test_reports_begin_anew_and_the_trainer_is_itself_again(devices):
+    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd")
+    with Monitor(net, trainer) as monitor:
+        for number, x in enumerate(monitor.data([mx.nd.ones((2, 1))] * 5)):
+            if number != 1:  # a step that the loop skips
+                with autograd.record():
+                    loss = net(x)
+                loss.backward()
+                trainer.step(2)
+            mx.nd.waitall()
+            if number == 2:
+                assert monitor.report().steps == 2
+        assert monitor.report().steps == 2
+        assert monitor.report().steps == 0
+    assert "_update" not in vars(trainer) and "_allreduce_grads" not in vars(trainer)
+    assert str(monitor.report()).startswith("waited for data ")
+
+
+def test_two_monitors_and_updates_by_hand(devices):
+    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
+    with Monitor(net, trainer) as outer, Monitor(net, trainer) as inner:
+        for x in outer.data(inner.data([mx.nd.ones((2, 1))] * 3)):
+            for _ in range(2):
+                with autograd.record():
+                    loss = net(x)
+                loss.backward()
+                trainer.allreduce_grads()
+                trainer.update(2)
+        mx.nd.waitall()
+        assert (outer.report().steps, inner.report().steps) == (3, 3)
+    assert "_update" not in vars(trainer)
+
+
+def test_without_with(devices):
+    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
+    net.initialize()
+    monitor = Monitor(net, Trainer(net.collect_params(), "sgd"))
+    with pytest.raises(RuntimeError, match="Monitor.data was called before .* with"):
+        monitor.data([])
+    with monitor:
+        pass
+    with pytest.raises(RuntimeError, match="Monitor.data was called after .* with"):
+        monitor.data([])
+    monitor = Monitor(net, Trainer(net.collect_params(), "sgd"))
+    with pytest.raises(RuntimeError, match="Monitor.report was called before .* with"):
+        monitor.report()
+    with monitor:
+        assert monitor.report().steps == 0
+
+
+def test_what_is_watched():
+    net = nn.Dense(1)
+    with pytest.raises(TypeError, match="net is a gluon.Block"):
+        Monitor(3, None)
+    with pytest.raises(TypeError, match="trainer is a gluon.Trainer"):
+        Monitor(net, None)
+    with pytest.raises(TypeError, match="net is a gluon.Block"):
+        check_replicas(3)
+
+
+# ---- replicas ------------------------------------------------------------------------
+
+
+def test_replicas_that_differ(devices):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(2, in_units=2), nn.BatchNorm(in_channels=2))
+    check_replicas(net)  # nothing to compare yet
+    net.initialize(ctx=devices.contexts)
+    check_replicas(net)
+    net[1].running_var.data(mx.cpu(1))[1] = 1.25
+    with pytest.raises(
+        ValueError,
+        match=r"'net_batchnorm0_running_var' differs between cpu\(0\) and cpu\(1\), "
+        r"by up to 0.25",
+    ):
+        check_replicas(net)
+
+
+@pytest.mark.parametrize("kvstore", [None, "device"])
+def test_trainer_that_lets_replicas_drift(kvstore, devices, recwarn):
+    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd", kvstore=kvstore)
+    for _ in range(3):
+        with autograd.record():
+            loss = net(mx.nd.array([[1], [2]])).sum()
+        loss.backward()
+        trainer.step(2)
+    warned = [str(w.message) for w in recwarn if "kvstore=None" in str(w.message)]
+    if kvstore is None:
+        (text,) = warned
+        assert text.startswith("the trainer of this net has kvstore=None")
+        with pytest.raises(ValueError, match="differs between"):
+            check_replicas(net)
+    else:
+        assert not warned
+        check_replicas(net)
+
+
+def test_trainer_of_one_device_needs_no_kvstore(recwarn):
+    net = make_parallel(nn.Dense(1, in_units=1), mx.cpu(0))
+    net.initialize()
+    Trainer(net.collect_params(), "sgd", kvstore=None)
+    with autograd.record():
+        net(mx.nd.ones((2, 1)))
+    assert not [w for w in recwarn if "kvstore" in str(w.message)]
+
+
+# ---- contexts ------------------------------------------------------------------------
+
+
+def test_without_cuda_there_is_the_cpu():
+    assert gluon_syncbn.available_contexts() == [mx.cpu(0)]
+
+
+COUNT = """
+import os, sys
+import mxnet as mx
+from gluon_syncbn.tools import contexts
+os.environ["LD_LIBRARY_PATH"] = sys.argv[1]  # of the processes that are started
+mx.runtime.Features.is_enabled = lambda self, name: name == "CUDA"
+print(contexts.available_contexts())
+print(os.getpid())
+"""
+DRIVER = """
+#include <stdio.h>
+#include <unistd.h>
+int cuInit(unsigned flags) {
+  FILE* file = fopen("%(log)s", "a");
+  fprintf(file, "%%d\\n", (int)getpid());
+  fclose(file);
+  return %(devices)s < 0 ? 100 : 0;
+}
+int cuDeviceGetCount(int* n) { *n = %(devices)s; return 0; }
+"""
+
+
+def make_driver(folder, code):
+    (folder / "cuda.c").write_text(code)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"],
+        cwd=folder,
+        check=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "devices, expected",
+    [("2", "[gpu(0), gpu(1)]"), ("0", "[cpu(0)]"), ("-1", "[cpu(0)]")],
+)
+def test_the_driver_counts_in_another_process(devices, expected, tmp_path):
+    """With a driver made for the test: -1 devices fails as one without a GPU does."""
+    log = tmp_path / "started"
+    make_driver(tmp_path, DRIVER % {"log": log, "devices": devices})
+    output = run_python(COUNT, tmp_path)
+    counted, process, *_ = output.stdout.split("\n")
+    assert counted == expected, output.stderr
+    assert process not in log.read_text().split()
+
+
+def test_a_driver_that_never_answers(tmp_path):
+    make_driver(
+        tmp_path, "#include <unistd.h>\nint cuInit(int flags) { return sleep(1000); }"
+    )
+    patience = "from gluon_syncbn.tools import contexts\ncontexts._PATIENCE = 2\n"
+    errors = run_python(patience + COUNT, tmp_path).stderr
+    assert "RuntimeError: the CUDA driver did not count its GPUs within 2 s" in errors

@@ -1,0 +1,353 @@
+"""make_parallel: equal to the same net on one device with the whole batch."""
+
+import collections
+import copy
+import itertools
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer, loss, nn
+from support.helpers import MODES, cpus, set_mode, summed_grad, value
+from support.parallel_nets import (
+    SHAPE,
+    assert_same,
+    batches,
+    column,
+    dense,
+    pair,
+    parameters,
+    small_net,
+    train,
+)  # fmt: skip
+
+from gluon_syncbn import ParallelCriterion, check_replicas, make_parallel
+from gluon_syncbn.layer.batch_norm import SyncBatchNorm
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_batch_size_trains_like_one_device(mode, count):
+    plain, parallel = pair(cpus(count), mode=mode)
+    rows = [4, 1, 9, 2, 3, 5, 8, 1, 7, 6]
+    for result, expected in zip(train(parallel, rows), train(plain, rows)):
+        assert_same(result, expected)
+    for mine, other in zip(parameters(parallel), parameters(plain)):
+        assert_same(value(mine), value(other))
+    check_replicas(parallel)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_gradients_and_outputs(rows):
+    plain, parallel = pair(cpus(3))
+    ((x, _),) = batches([rows])
+    gradients = {}
+    for net in plain, parallel:
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+            total = (y**2).mean()
+        total.backward()
+        gradients[net] = [y.asnumpy(), x.grad.asnumpy()]
+        for parameter in parameters(net):
+            if parameter.grad_req != "null":
+                gradients[net].append(summed_grad(parameter))
+    assert len(gradients[plain]) == 2 + 10
+    for result, expected in zip(gradients[parallel], gradients[plain]):
+        assert abs(expected).max() > 0 or rows == 1
+        assert_same(result, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_inference_takes_every_batch_size(rows):
+    plain, parallel = pair(cpus(4))
+    ((x, _),) = batches([rows])
+    y = parallel(x)
+    assert y.context == mx.cpu(0) and y.shape == (rows, 3)
+    assert_same(y.asnumpy(), plain(x).asnumpy())
+
+
+def test_without_sync_bn_every_shard_is_normalized_by_itself(devices):
+    net = make_parallel(nn.BatchNorm(), devices.contexts, sync_bn=False)
+    net.initialize()
+    with autograd.record():
+        y = net(mx.nd.array([[0], [2], [5], [9]]))
+    assert abs(y.asnumpy()[:, 0] - [-1, 1, -1, 1]).max() < 1e-4
+    assert not isinstance(net.net, SyncBatchNorm)
+
+
+# ---- structures ---------------------------------------------------------------------
+
+
+class Nested(HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(2, flatten=False)
+
+    def hybrid_forward(self, F, x, others):
+        a, b = others
+        return [self.dense(x) + a], (self.dense(b), F.argmax(x, axis=1))
+
+
+class Dicts(Block):
+    def forward(self, inputs, factor, mask=None):
+        return {"out": inputs["x"] * factor, "mask": mask, "list": [inputs["y"] + 1]}
+
+
+def test_nested_inputs_and_outputs(devices):
+    net = make_parallel(Nested(), devices.contexts)
+    net.initialize(mx.init.One())
+    x = mx.nd.arange(6).reshape((3, 2))
+    (first,), (second, classes) = net(x, [x, 2 * x])
+    sums = x.asnumpy().sum(1, keepdims=True)
+    assert (first.asnumpy() == sums + x.asnumpy()).all()
+    assert (second.asnumpy() == 2 * sums * np.ones((1, 2))).all()
+    assert (classes.asnumpy() == [1, 1, 1]).all()
+
+
+def test_dicts_and_what_is_no_array(devices):
+    net = make_parallel(Dicts(), devices.contexts)
+    x = np.arange(3, dtype="float32")
+    outputs = net({"x": x, "y": mx.nd.zeros((3, 2))}, 2.0)
+    assert list(outputs) == ["out", "mask", "list"] and outputs["mask"] is None
+    assert (outputs["out"].asnumpy() == [0, 2, 4]).all()
+    assert outputs["list"][0].shape == (3, 2)
+
+
+def test_dicts_keep_their_kind(devices):
+    class Default(Block):
+        def forward(self, x):
+            outputs = collections.defaultdict(list)
+            outputs["x"] = x
+            return outputs
+
+    outputs = make_parallel(Default(), devices.contexts)(column(1, 2))
+    assert outputs["x"].shape == (2, 1) and outputs["y"] == []
+
+
+def test_batch_axis(devices):
+    net = make_parallel(nn.Dense(2, flatten=False), devices.contexts, batch_axis=1)
+    net.initialize()
+    assert net(mx.nd.ones((2, 5, 3))).shape == (2, 5, 2)
+
+
+def test_numpy_semantics(devices):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = make_parallel(nn.Dense(1, use_bias=False), devices.contexts)
+        net.initialize(mx.init.One())
+        x = mx.np.array([[1.0], [2.0], [3.0]])
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+            total = (y**2).sum()
+        total.backward()
+        assert type(y) is type(x)
+        assert (x.grad.asnumpy()[:, 0] == [2, 4, 6]).all()
+        assert summed_grad(net.net.weight) == 28
+
+
+# ---- not gathered -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_loss_where_the_outputs_are(rows):
+    plain, parallel = pair(cpus(3), gather=False)
+    criterion = loss.SoftmaxCrossEntropyLoss()
+    there = ParallelCriterion(criterion, parallel)
+    ((x, label),) = batches([rows])
+    x.attach_grad()
+    with autograd.record():
+        expected = criterion(plain(x), label)
+    expected.backward()
+    expected_dx = x.grad.asnumpy()
+    with autograd.record():
+        outputs = parallel(x)
+        losses = there(outputs, label)
+    losses.backward()
+    assert [y.context for y in outputs] == cpus(min(rows, 3))
+    assert_same(losses.asnumpy(), expected.asnumpy())
+    assert_same(x.grad.asnumpy(), expected_dx)
+    for mine, other in zip(parameters(parallel), parameters(plain)):
+        if mine.grad_req != "null":
+            assert_same(summed_grad(mine), summed_grad(other))
+
+
+def test_two_criteria_of_one_output_and_gradients_of_labels(devices):
+    plain, net = nn.Dense(1), nn.Dense(1)
+    plain.initialize(mx.init.One())
+    net = make_parallel(net, devices.contexts, gather=False)
+    net.initialize(mx.init.One())
+    x, label = column(1, 2, 5), column(3, 4, 4)
+    results = []
+    for model, criteria in (
+        (plain, [loss.L2Loss(), loss.L1Loss()]),
+        (net, [ParallelCriterion(c, net) for c in (loss.L2Loss(), loss.L1Loss())]),
+    ):
+        x.attach_grad()
+        label.attach_grad()
+        with autograd.record():
+            output = model(x)
+            total = sum(c(output, label).sum() for c in criteria)
+        total.backward()
+        weight = model.collect_params(".*weight").values()
+        arrays = [summed_grad(next(iter(weight))), x.grad.asnumpy()]
+        results.append([total.asnumpy(), *arrays, label.grad.asnumpy()])
+    for expected, result in zip(*results):
+        assert abs(expected).max() > 0
+        np.testing.assert_array_equal(result, expected)
+
+
+# ---- saving -------------------------------------------------------------------------
+
+
+def test_files_are_those_of_the_plain_net(tmp_path):
+    plain, parallel = pair(cpus(3))
+    train(parallel, [5, 2])
+    path = str(tmp_path / "parallel.params")
+    parallel.save_parameters(path)
+    plain.load_parameters(path)
+    for mine, other in zip(parameters(parallel), parameters(plain)):
+        assert (value(mine) == value(other)).all()
+    train(plain, [5])
+    plain.save_parameters(path)
+    parallel.load_parameters(path)
+    for mine, other in zip(parameters(parallel), parameters(plain)):
+        assert (value(mine) == value(other)).all()
+    check_replicas(parallel)
+
+
+def test_a_copy_has_devices_of_its_own(devices):
+    net = dense(devices.contexts)
+    other = copy.deepcopy(net)
+    assert (other(column(1, 2)).asnumpy() == [[1], [2]]).all()
+    assert other.devices is not net.devices
+
+
+def test_load_parameters_takes_what_gluons_takes(tmp_path, devices):
+    path = str(tmp_path / "other.params")
+    other = nn.BatchNorm(in_channels=2)
+    other.initialize()
+    other.save_parameters(path)
+    dense(devices.contexts).load_parameters(path, None, True, True)
+
+
+def test_saving_while_training(tmp_path, devices):
+    _, parallel = pair(devices.contexts, mode="static_shape")
+    trainer = Trainer(parallel.collect_params(), "sgd")
+    for (x, _), number in zip(batches([4] * 20), itertools.count()):
+        with autograd.record():
+            y = parallel(x).sum()
+        y.backward()
+        parallel.save_parameters(str(tmp_path / f"{number}.params"))
+        trainer.step(4)
+
+
+class TwoInputs(HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = nn.Dense(2), nn.BatchNorm()
+
+    def hybrid_forward(self, F, x, others):
+        return self.norm(self.dense(x)) + others[0]
+
+
+@pytest.mark.parametrize("mode", list(MODES)[1:])
+def test_export(mode, devices, tmp_path):
+    net = set_mode(make_parallel(TwoInputs(), devices.contexts), mode)
+    net.initialize(mx.init.Xavier())
+    x, other = mx.nd.random.normal(shape=(5, 3)), mx.nd.random.normal(shape=(5, 2))
+    with pytest.raises(RuntimeError, match="run forward"):
+        net.export(str(tmp_path / "net"))
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    for _ in range(3):
+        with autograd.record():
+            total = (net(x, [other]) ** 2).sum()
+        total.backward()
+        trainer.step(5)
+    net.export(str(tmp_path / "net"), 7)
+    files = [str(tmp_path / name) for name in ("net-symbol.json", "net-0007.params")]
+    again = SymbolBlock.imports(files[0], ["data0", "data1"], files[1])
+    np.testing.assert_array_equal(again(x, other).asnumpy(), net(x, [other]).asnumpy())
+    for name, parameter in net.collect_params().items():
+        assert (again.params.get(name).data() == parameter.data()).asnumpy().all()
+
+
+def test_exported_parameters_are_not_rounded(tmp_path):
+    """The mean of three equal numbers may be another number."""
+    net = make_parallel(nn.Dense(1000, in_units=1), cpus(3))
+    net.initialize(mx.init.Uniform(1))
+    net.hybridize()
+    net(mx.nd.ones((3, 1)))
+    net.export(str(tmp_path / "net"))
+    (saved,) = (
+        array
+        for name, array in mx.nd.load(str(tmp_path / "net-0000.params")).items()
+        if name.endswith("weight")
+    )
+    assert (saved == net.net.weight.data(mx.cpu(0))).asnumpy().all()
+    assert (net.net.weight._reduce() != saved).asnumpy().any()
+
+
+def test_only_hybrid_blocks_are_exported(devices, tmp_path):
+    net = make_parallel(Dicts(), devices.contexts)
+    with pytest.raises(
+        TypeError, match="export needs a gluon.HybridBlock, but .*Dicts"
+    ):
+        net.export(str(tmp_path / "net"))
+
+
+@pytest.mark.parametrize("is_numpy", [True, False])
+def test_summary_is_that_of_the_template(is_numpy, devices, capsys):
+    plain, template = TwoInputs(), TwoInputs()
+    net = make_parallel(template, devices.contexts)
+    x, other = np.ones((5, 3), "f4"), np.ones((5, 2), "f4")
+    texts = []
+    for block in plain, net:
+        block.initialize()
+        inputs = x, [other]
+        if block is plain or not is_numpy:
+            inputs = mx.nd.array(x), [mx.nd.array(other)]
+        with autograd.train_mode():
+            block.summary(*inputs)
+        texts.append(capsys.readouterr().out.replace("SyncBatchNorm", "BatchNorm"))
+    assert "Total params: 16" in texts[0]
+    assert [t.split() for t in texts[1].splitlines()] == [
+        t.split() for t in texts[0].splitlines()
+    ]
+
+
+# ---- many steps ---------------------------------------------------------------------
+
+
+@pytest.mark.timeout(280)
+def test_replicas_stay_equal_over_random_batch_sizes():
+    _, parallel = pair(cpus(4), mode="static_alloc")
+    rows = np.random.default_rng(5).integers(1, 10, 200)
+    losses = train(parallel, rows.tolist())
+    assert all(np.isfinite(values).all() for values in losses)
+    check_replicas(parallel)
+    assert np.mean(losses[-1]) < np.mean(losses[0])
+
+
+@pytest.mark.parametrize("state", ["called", "deferred", "in part"])
+def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
+    plain, _ = pair(devices.contexts)
+    template = small_net()
+    template.cast("float64")
+    part = template[0] if state == "in part" else template
+    part.initialize(mx.init.Xavier(), ctx=mx.cpu(3))
+    if state == "called":
+        template(mx.nd.ones((2, *SHAPE), dtype="float64", ctx=mx.cpu(3)))
+        before = template[0].weight.data().asnumpy()
+    parallel = make_parallel(template, devices.contexts, reset_ctx=True)
+    if state == "called":
+        np.testing.assert_array_equal(template[0].weight.data().asnumpy(), before)
+    elif state == "in part":
+        parallel.initialize()
+    for mine, other in zip(parameters(parallel), parameters(plain)):
+        mine.set_data(other.data().copy())
+    for result, expected in zip(train(parallel, [4, 3]), train(plain, [4, 3])):
+        assert_same(result, expected)
+    for parameter in parameters(parallel):
+        assert parameter.list_ctx() == devices.contexts

@@ -1,0 +1,157 @@
+"""make_parallel on deep float32 nets, over many steps, and as GluonCV does it."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import Trainer, loss, nn
+from support import reference
+from support.deep_nets import REPEAT, SHAPE, STEPS, deep_net, truth
+from support.helpers import MODES, cpus, make_batches, set_mode, status, twins, value
+
+import gluon_syncbn
+from gluon_syncbn import make_parallel
+
+
+def train(net, batches):
+    """As helpers.train, with whole batches instead of shards."""
+    trainer = Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9}
+    )
+    outputs = []
+    for x, dy in batches:
+        x = mx.nd.array(x)
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+        y.backward(mx.nd.array(dy))
+        trainer.step(len(x))
+        outputs += [y.asnumpy(), x.grad.asnumpy()]
+    return outputs + [value(p) for p in net.collect_params().values()]
+
+
+@pytest.mark.timeout(60 + 30 * REPEAT)
+@pytest.mark.parametrize("mode", MODES)
+def test_trains_like_one_context(mode, make_devices):
+    right, errors = truth()
+    batches = make_batches((8, 4, 10, 10), SHAPE, STEPS, "float32")
+    for repeat in range(max(1, REPEAT // 3)):
+        _, net = twins(deep_net, cpus(3), SHAPE, "float32")
+        parallel = set_mode(make_parallel(net, cpus(3)), mode)
+        for index, (result, expected, error) in enumerate(
+            zip(train(parallel, batches), right, errors)
+        ):
+            scale = max(1.0, abs(expected).max())
+            rtol, atol = reference.tolerance("float32", expected.size, scale=scale)
+            np.testing.assert_allclose(  # see test_deep_nets.py for the bound
+                result, expected, rtol, atol + 10 * error,
+                err_msg=f"array {index}, repeat {repeat}",
+            )  # fmt: skip
+
+
+class Two(nn.HybridBlock):
+    """A convolution on top of a parallel net: blocked gradients come back."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.top = nn.HybridSequential()
+            self.top.add(nn.Conv2D(16, 3, padding=1), nn.Activation("relu"))
+            self.top.add(nn.Conv2D(4, 3, padding=1))
+
+    def hybrid_forward(self, F, x):
+        return self.top(x)
+
+
+@pytest.mark.parametrize("attach", [True, False], ids=["gate", "leaves"])
+def test_gradients_in_blocked_layouts(attach, devices):
+    """The gradients of gathered outputs come out of convolutions."""
+    rng = np.random.default_rng(0)
+    x = mx.nd.array(rng.normal(size=(5, 3, 20, 20)))
+    net = make_parallel(nn.Conv2D(16, 3, padding=1, use_bias=False), cpus(2))
+    net.initialize(mx.init.Xavier())
+    top = Two()
+    top.initialize(mx.init.Xavier())
+    gradients = []
+    for whole in [net.net] + [net] * (3 * REPEAT):
+        if attach:
+            x.attach_grad()
+        with autograd.record():
+            total = (top(whole(x)) ** 2).sum()
+        total.backward()
+        weights = [g.asnumpy().astype("f8") for g in net.net.weight.list_grad()]
+        if whole is net.net:
+            weights = weights[:1]
+        gradients.append([sum(weights), x.grad.asnumpy() if attach else x.asnumpy()])
+    for result in gradients[1:]:
+        for value_, expected in zip(result, gradients[0]):
+            scale = abs(expected).max()
+            # Sums over 2000 pixels and 144 weights of values of that size.
+            rtol, atol = reference.tolerance("float32", 2000, scale=30 * scale)
+            np.testing.assert_allclose(value_, expected, rtol, atol)
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("attach", [True, False], ids=["gate", "leaves"])
+def test_two_thousand_steps_do_not_grow(attach, devices):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.Dropout(0.3), nn.Dense(2))
+    net = make_parallel(net, devices.contexts)
+    net.initialize()
+    net.hybridize()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3})
+    rng = np.random.default_rng(0)
+    used = {}
+    for number in range(1, 2001):
+        x = mx.nd.array(rng.normal(size=(1 + number % 4, 3, 8, 8)))
+        if attach:
+            x.attach_grad()
+        with autograd.record():
+            total = (net(x) ** 2).sum()
+        total.backward()
+        trainer.step(len(x))
+        if number % 10 == 0:
+            assert np.isfinite(total.asscalar())
+        if number in (1000, 2000):
+            mx.nd.waitall()
+            used[number] = status("VmRSS"), status("Threads")
+    gluon_syncbn.check_replicas(net)
+    assert used[2000][0] - used[1000][0] < 16 * 1024, used
+    assert used[2000][1] <= used[1000][1] + 1, used
+
+
+def test_gluoncvs_data_parallel_model(devices):
+    """Its threads, one for each context, with sync=True."""
+    parallel = pytest.importorskip("gluoncv.utils.parallel")
+
+    def small():
+        net = nn.HybridSequential()
+        with net.name_scope():
+            net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4))
+            net.add(nn.Activation("relu"), nn.Dense(3, in_units=64))
+        net.initialize(mx.init.Constant(0.1))
+        return net
+
+    x, label = mx.nd.random.normal(shape=(5, 3, 6, 6)), mx.nd.array([0, 1, 2, 0, 1])
+    criterion = loss.SoftmaxCrossEntropyLoss()
+    plain, net = small(), gluon_syncbn.convert_sync_batchnorm(small(), 2)
+    model = parallel.DataParallelModel(net, devices.contexts, sync=True)
+    their_loss = parallel.DataParallelCriterion(criterion, devices.contexts, sync=True)
+    for _ in range(3):
+        with autograd.record():
+            expected = criterion(plain(x), label)
+        expected.backward()
+        with autograd.record():
+            losses = their_loss(model(x), label)
+        devices.map(lambda loss: loss.backward(), losses)
+        result = np.concatenate([part.asnumpy() for part in losses])
+        rtol, atol = reference.tolerance("float32", 5 * 16, scale=10)
+        np.testing.assert_allclose(result, expected.asnumpy(), rtol, atol)
+        for mine, other in zip(
+            net.collect_params().values(), plain.collect_params().values()
+        ):
+            if mine.grad_req != "null":
+                total = sum(g.asnumpy() for g in mine.list_grad())
+                right = other.grad().asnumpy()
+                atol = reference.tolerance("float32", 5 * 36, scale=36)[1]
+                np.testing.assert_allclose(total, right, rtol, atol)

@@ -1,0 +1,249 @@
+"""Bad contexts, batches, outputs and losses of parallel nets: one sentence each."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import Block, loss, nn
+from support.helpers import cpus, run_python
+from support.parallel_nets import (
+    column,
+    dense,
+    weight_gradient,
+)  # fmt: skip
+
+import gluon_syncbn
+from gluon_syncbn import ParallelCriterion, make_parallel
+
+
+def test_bad_contexts():
+    with pytest.raises(ValueError, match="contexts is empty"):
+        make_parallel(nn.Dense(1), [])
+    for contexts in (None, 2, "cpu"):
+        with pytest.raises(TypeError, match="contexts is a list .* but got"):
+            make_parallel(nn.Dense(1), contexts)
+    with pytest.raises(ValueError, match=r"names cpu\(0\) 2 times"):
+        make_parallel(nn.Dense(1), [mx.cpu(0), mx.cpu(0)])
+    with pytest.raises(TypeError, match="net is a gluon.Block .* not parallel yet"):
+        make_parallel(make_parallel(nn.Dense(1), cpus(2)), cpus(2))
+    with pytest.raises(TypeError, match="net is a gluon.Block"):
+        make_parallel(abs, cpus(2))
+
+
+def test_net_on_other_contexts(devices):
+    net = nn.Dense(1, prefix="mine_")
+    net.initialize(ctx=mx.cpu(3))
+    expected = r"'mine_weight' is initialized on cpu\(3\), expected cpu\(0\), cpu\(1\)"
+    with pytest.raises(ValueError, match=expected):
+        make_parallel(net, devices.contexts)
+    parallel = make_parallel(nn.Dense(1), devices.contexts)
+    with pytest.raises(ValueError, match=r"ctx is cpu\(3\), but .* cpu\(0\), cpu\(1\)"):
+        parallel.initialize(ctx=mx.cpu(3))
+    parallel.net.initialize(ctx=mx.cpu(0))
+    with pytest.raises(ValueError, match=r"initialized on cpu\(0\), expected cpu\(0\)"):
+        parallel(mx.nd.ones((2, 2)))
+
+
+@pytest.mark.parametrize(
+    "words, inputs",
+    [
+        ("have 2, 3 rows along axis 0, expected equal", (np.ones(2), np.ones(3))),
+        ("batch has 0 rows", (np.ones((0, 3)),)),
+        ("hold no array", (None, 2)),
+    ],
+)
+def test_bad_batches(words, inputs, devices):
+    with pytest.raises(ValueError, match=words):
+        make_parallel(nn.Dense(1), devices.contexts)(*inputs)
+
+
+def test_outputs_without_rows(devices):
+    net = make_parallel(nn.HybridLambda(lambda F, x: F.mean(x)), devices.contexts)
+    expected = r"output 0 has shape \(1,\) on cpu\(0\), expected 2 rows along axis 0"
+    with pytest.raises(ValueError, match=expected):
+        net(column(1, 2, 3))
+
+
+def test_bad_batch_axis(devices):
+    with pytest.raises(TypeError, match="batch_axis is an int, but got 'a'"):
+        make_parallel(nn.Dense(1), devices.contexts, batch_axis="a")
+    net = make_parallel(nn.Dense(1), devices.contexts, batch_axis=3)
+    with pytest.raises(ValueError, match=r"batch_axis is 3, but .* shape \(2, 1\)"):
+        net(column(1, 2))
+
+
+@pytest.mark.timeout(60)
+def test_net_inside_of_its_own_threads(devices):
+    net, x = dense(devices.contexts), column(1, 2)
+    with pytest.raises(RuntimeError, match="map was called inside of a function"):
+        net.devices.map(lambda: net(x))
+    x.attach_grad()
+    with autograd.record():
+        total = net(x).sum()
+    with pytest.raises(RuntimeError, match="map was called inside of a function"):
+        net.devices.map(total.backward)
+    with autograd.record():
+        total = net(x).sum()
+    total.backward()
+    assert weight_gradient(net) == 3
+
+
+@pytest.mark.parametrize("attach", [True, False])
+def test_net_inside_of_the_threads_of_another_one(attach, devices, make_devices):
+    net, x = dense(devices.contexts, 2.0), column(1, 2)
+    if attach:
+        x.attach_grad()
+    with autograd.record():
+        (total,) = make_devices(1).map(lambda: (net(x) ** 2).sum())
+    make_devices(1).map(total.backward)
+    assert weight_gradient(net) == 2 * 2 * 1 + 2 * 4 * 2
+    assert not attach or (x.grad.asnumpy()[:, 0] == [8, 16]).all()
+
+
+def test_criterion_of_something_else(devices):
+    net = make_parallel(nn.Dense(1), devices.contexts, gather=False)
+    net.initialize()
+    with pytest.raises(TypeError, match="net is what make_parallel returns"):
+        ParallelCriterion(loss.L2Loss(), net.net)
+    criterion = ParallelCriterion(loss.L2Loss(), net)
+    with pytest.raises(TypeError, match="output is what a net of make_parallel"):
+        criterion(mx.nd.ones((2, 1)), mx.nd.ones((2, 1)))
+    output = net(mx.nd.ones((2, 1)))
+    with pytest.raises(ValueError, match="labels have 3 rows, but .* had 2"):
+        criterion(output, mx.nd.ones((3, 1)))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("attach", [True, False])
+@pytest.mark.parametrize("rows, dtype", [(3, "float32"), (2, "float64")])
+def test_head_gradient_of_another_form(rows, dtype, attach, devices):
+    net, x = dense(devices.contexts), column(1, 2)
+    if attach:
+        x.attach_grad()
+    with autograd.record():
+        y = net(x)
+    words = (
+        rf"gradient of head 0 has shape \({rows}, 1\) and dtype {dtype}, expected "
+        r"shape \(2, 1\) and dtype float32"
+    )
+    gradient = mx.nd.ones((rows, 1), dtype=dtype)
+    with pytest.raises(ValueError, match=words):
+        y.backward(gradient)
+    with pytest.raises(ValueError, match=words.replace("head 0", "head 1")):
+        autograd.backward([y, y], [None, gradient])
+    y.backward(mx.nd.ones((2, 1)))
+    assert weight_gradient(net) == 3
+
+
+@pytest.mark.parametrize("record", [True, False])
+@pytest.mark.parametrize(
+    "outputs, words",
+    [
+        (lambda x: ([x], [x, x]), r"\['NDArray float32 \(\*, 1\)'\], but .* cpu\(1\)"),
+        (lambda x: ([x, x], [x]), r"on cpu\(0\) are .*, but those on cpu\(1\) are"),
+        (lambda x: (x, None), r"NDArray float32 \(\*, 1\), but .* are NoneType, exp"),
+        (lambda x: (None, x), r"are NoneType, but those on cpu\(1\) are NDArray"),
+        (lambda x: ([x], (x,)), "expected the same structure"),
+        (lambda x: ({"a": x, "b": x}, {"b": x, "a": x}), "expected the same struct"),
+        (lambda x: (x, x.tile((1, 2))), r"\(\*, 1\), but .* \(\*, 2\), expected"),
+        (lambda x: (x, x.expand_dims(2)), r"\(\*, 1\), but .* \(\*, 1, 1\), expec"),
+        (lambda x: (x, x.astype("float64")), r"float32 .*, but .* NDArray float64"),
+    ],
+)
+def test_outputs_that_differ_between_devices(outputs, words, record, devices):
+    class Net(Block):
+        def forward(self, x):
+            return outputs(x)[x.context.device_id]
+
+    net, x = make_parallel(Net(), devices.contexts), column(1, 2, 3)
+    x.attach_grad()
+    with pytest.raises(ValueError, match=words):
+        with autograd.record() if record else autograd.pause():
+            net(x)
+
+
+def test_loss_that_returns_nothing(devices):
+    net = make_parallel(nn.Dense(1), devices.contexts, gather=False)
+    net.initialize()
+    criterion = ParallelCriterion(lambda *_: None, net)
+    with pytest.raises(TypeError, match="loss returns an array .* but got None"):
+        criterion(net(column(1, 2)), column(1, 2))
+
+
+def test_error_in_backward_reaches_the_caller(devices):
+    class Fails(autograd.Function):
+        def forward(self, x):
+            return x * 1
+
+        def backward(self, dy):
+            raise RuntimeError("mine")
+
+    class Net(Block):
+        def forward(self, x):
+            return Fails()(x)
+
+    net = make_parallel(Net(), devices.contexts)
+    x = column(1, 2)
+    x.attach_grad()
+    with autograd.record():
+        total = net(x).sum()
+    total.backward()
+    with pytest.raises(mx.MXNetError):
+        x.grad.wait_to_read()
+        mx.nd.waitall()
+    gluon_syncbn.recover()
+    assert_works = dense(devices.contexts)
+    with autograd.record():
+        total = assert_works(column(1, 2)).sum()
+    total.backward()
+    assert weight_gradient(assert_works) == 3
+
+
+_ENDS_AFTER_AN_ERROR = """
+import os
+import sys
+
+import mxnet as mx
+from mxnet import autograd
+
+import gluon_syncbn
+
+# MXNet's threads share a core with the one that ends the interpreter.
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+
+
+class Fails(autograd.Function):
+    def forward(self, y):
+        return y * 1
+
+    def backward(self, dy):
+        raise RuntimeError("mine")
+
+
+def fail():
+    net = mx.gluon.nn.Dense(1, in_units=3)
+    net = gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
+    net.initialize()
+    with autograd.record():
+        loss = Fails()(net(mx.nd.ones((4, 3))))
+    try:
+        loss.backward()
+        mx.nd.waitall()
+    except mx.MXNetError:
+        return loss
+
+
+for _ in range(12):
+    child = os.fork()
+    if child == 0:
+        loss = fail()
+        sys.exit(0 if loss is not None else "no error")
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_process_ends_after_an_error_in_a_loss_backward():
+    result = run_python(_ENDS_AFTER_AN_ERROR, timeout=100)
+    codes = [line for line in result.stdout.splitlines() if line.isdigit()]
+    assert codes == ["0"] * 12, result.stderr

@@ -1,0 +1,170 @@
+"""Several nets at once: in threads of their own, and interleaved in one thread.
+
+GLUON_SYNCBN_REPEAT=250 makes a thousand steps of each run.
+"""
+
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import Trainer, loss
+from support.deep_nets import REPEAT
+from support.helpers import MODES, cpus, set_mode
+from support.parallel_nets import SHAPE, small_net
+
+import gluon_syncbn
+from gluon_syncbn import make_parallel
+
+STEPS = 4 * REPEAT
+
+
+def make_net(seed, mode, contexts):
+    """A net with weights of its own; plain where there are no contexts."""
+    net = small_net()
+    if contexts:
+        net = make_parallel(net, contexts)
+    net.initialize()
+    net(mx.nd.ones((len(contexts) + 1, *SHAPE)))  # not partly, which would wait for all
+    rng = np.random.default_rng(seed)
+    for p in net.collect_params().values():
+        p.set_data(mx.nd.array(rng.uniform(0.1, 0.3, p.shape)))
+    return set_mode(net, mode)
+
+
+class Training:
+    """Steps of one net, each of which needs the results of the one before."""
+
+    def __init__(self, seed, mode, contexts, attach):
+        self.net, self._attach = make_net(seed, mode, contexts), attach
+        self._rng = np.random.default_rng(seed)
+        self._trainer = Trainer(
+            self.net.collect_params(), "sgd", {"learning_rate": 1e-3}
+        )
+        self._criterion = loss.SoftmaxCrossEntropyLoss()
+        self._begun = None
+        self.losses = []
+
+    def forward(self):
+        x = mx.nd.array(self._rng.normal(1, 2, (6, *SHAPE)))
+        label = mx.nd.array(self._rng.integers(0, 3, 6))
+        if self._attach:
+            x.attach_grad()
+        with autograd.record():
+            total = self._criterion(self.net(x), label)
+        self._begun = x, total
+
+    def backward(self):
+        x, total = self._begun
+        total.backward()
+        self._trainer.step(6)
+        self.losses.append(total.asnumpy())
+        if self._attach:
+            self.losses.append(x.grad.asnumpy())
+
+    def run(self, steps):
+        for _ in range(steps):
+            self.forward()
+            self.backward()
+
+    def results(self):
+        mx.nd.waitall()
+        parameters = self.net.collect_params().values()
+        return self.losses + [a.asnumpy() for p in parameters for a in p.list_data()]
+
+
+def one_after_the_other(steps, *trainings):
+    for training in trainings:
+        training.run(steps)
+
+
+def in_threads(steps, *trainings):
+    errors = []
+
+    def run(training):
+        try:
+            training.run(steps)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in trainings]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+def interleaved(steps, *trainings):
+    for _ in range(steps):
+        for training in trainings:
+            training.forward()
+        for training in trainings:
+            training.backward()
+
+
+def assert_independent(way, steps, *made):
+    """The same bits as one after the other; `made` are the arguments of Training."""
+    expected = [Training(number, *each) for number, each in enumerate(made)]
+    one_after_the_other(steps, *expected)
+    trainings = [Training(number, *each) for number, each in enumerate(made)]
+    way(steps, *trainings)
+    for training, right in zip(trainings, expected):
+        results, values = training.results(), right.results()
+        assert len(results) == len(values) > steps
+        for number, (result, value) in enumerate(zip(results, values)):
+            np.testing.assert_array_equal(result, value, err_msg=f"array {number}")
+        if isinstance(training.net, gluon_syncbn.ParallelNet):
+            gluon_syncbn.check_replicas(training.net)
+
+
+@pytest.mark.timeout(120 + 6 * REPEAT)
+@pytest.mark.parametrize("attach", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_two_threads_train_a_net_each(mode, attach):
+    first, second = (mode, cpus(2), attach), (mode, cpus(3), not attach)
+    assert_independent(in_threads, STEPS, first, second)
+
+
+@pytest.mark.timeout(120 + 6 * REPEAT)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_parallel_net_beside_a_plain_one(mode):
+    parallel, plain = (mode, cpus(2), True), (mode, [], True)
+    assert_independent(in_threads, STEPS, parallel, plain, plain)
+
+
+@pytest.mark.parametrize("attach", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_interleaved_graphs_of_two_nets(mode, attach):
+    first, second = (mode, cpus(2), attach), (mode, cpus(3), not attach)
+    assert_independent(interleaved, 5, first, second)
+
+
+def test_nets_are_made_and_dropped_in_threads():
+    """Tracing, the first calls, and the end of nets at the same time."""
+
+    def run(seed):
+        for number in range(5):
+            training = Training(seed + number, "static_shape", cpus(2), False)
+            training.run(2)
+            results[seed] = training.results()
+
+    def make_and_drop(seed):
+        try:
+            run(seed)
+        except BaseException as error:
+            results[seed] = error
+
+    results = {}
+    run(0)
+    expected = results.pop(0)
+    threads = [threading.Thread(target=make_and_drop, args=(0,))]
+    threads += [threading.Thread(target=make_and_drop, args=(k,)) for k in (10, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(result, list) for result in results.values()), results
+    for result, value in zip(results[0], expected):
+        np.testing.assert_array_equal(result, value)

@@ -1,0 +1,193 @@
+"""allow_plain_loop: several CPU contexts in the loops that users write for GPUs."""
+
+import copy
+import gc
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import Trainer, loss, nn
+from support.helpers import MODES, cpus, set_mode, split_rows, summed_grad
+from support.parallel_nets import (
+    SHAPE,
+    assert_same,
+    batches,
+    pair,
+    parameters,
+    small_net,
+    train,
+)
+
+from gluon_syncbn import (
+    SyncBatchNorm,
+    allow_plain_loop,
+    check_replicas,
+    convert_sync_batchnorm,
+    make_parallel,
+    recover,
+)
+from gluon_syncbn.parallel import backward
+
+
+def looped(contexts, mode, layers=2):
+    """A net on one context, and the same one for a plain loop over `contexts`."""
+    plain, parallel = pair(contexts)
+    return set_mode(plain, mode), set_mode(allow_plain_loop(parallel.net), mode)
+
+
+def split(x, contexts, rows):
+    parts = split_rows(x.asnumpy(), rows)
+    return [mx.nd.array(p, ctx=c, dtype=p.dtype) for p, c in zip(parts, contexts)]
+
+
+def train_in_a_loop(net, contexts, rows, backward=autograd.backward):
+    """A script's loop; returns the losses of whole batches."""
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
+    criterion = loss.SoftmaxCrossEntropyLoss()
+    results = []
+    for x, label in batches([sum(r) for r in rows]):
+        shares = rows[len(results)]
+        with autograd.record():
+            losses = [
+                criterion(net(part), label_part)
+                for part, label_part in zip(
+                    split(x, contexts, shares), split(label, contexts, shares)
+                )
+            ]
+            backward(losses)
+        trainer.step(len(x))
+        results.append(np.concatenate([part.asnumpy() for part in losses]))
+    mx.nd.waitall()
+    return results
+
+
+def one_by_one(losses):
+    for each in losses:
+        each.backward()
+
+
+ROWS = [[3, 2], [1, 4], [2, 2], [5, 1]]
+
+
+@pytest.mark.parametrize("backward", [autograd.backward, one_by_one])
+@pytest.mark.parametrize("mode", MODES)
+def test_trains_like_one_device(mode, backward):
+    contexts = cpus(2)
+    plain, net = looped(contexts, mode)
+    expected = train(plain, [sum(rows) for rows in ROWS])
+    results = train_in_a_loop(net, contexts, ROWS, backward)
+    for result, right in zip(results, expected):
+        assert_same(result, right)
+    for mine, other in zip(parameters(net), parameters(plain)):
+        assert_same(mine.list_data()[0].asnumpy(), other.data().asnumpy())
+    check_replicas(net)
+
+
+@pytest.mark.timeout(200)
+def test_many_layers_and_steps():
+    """A net that deadlocks without a thread for each context, see devices.py."""
+    contexts, net = cpus(2), nn.HybridSequential()
+    for _ in range(12):
+        net.add(nn.Conv2D(4, 3, padding=1), nn.BatchNorm(), nn.Dropout(0.1))
+    convert_sync_batchnorm(net, 2, timeout=30)
+    allow_plain_loop(net).initialize(ctx=contexts)
+    net.hybridize()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    xs = [mx.nd.ones((2, 4, 6, 6), ctx=context) for context in contexts]
+    for _ in range(60):
+        with autograd.record():
+            losses = [(net(x) ** 2).mean() for x in xs]
+        autograd.backward(losses)
+        trainer.step(4)
+    check_replicas(net)
+
+
+def test_gradients_of_inputs():
+    contexts = cpus(2)
+    plain, net = looped(contexts, "hybridize")
+    ((x, _),) = batches([5])
+    x.attach_grad()
+    with autograd.record():
+        total = (plain(x * 2) ** 2).sum()
+    total.backward()
+    shards = split(x, contexts, [2, 3])
+    for shard in shards:
+        shard.attach_grad()
+    with autograd.record():
+        totals = [(net(shard * 2) ** 2).sum() for shard in shards]
+    autograd.backward(totals)
+    assert_same(np.concatenate([s.grad.asnumpy() for s in shards]), x.grad.asnumpy())
+    assert abs(summed_grad(parameters(net)[0])).max() > 0
+
+
+def test_prediction_and_one_context_stay_as_they_are():
+    net = allow_plain_loop(small_net())
+    assert allow_plain_loop(net) is net
+    net.initialize()
+    x = mx.nd.ones((2, *SHAPE))
+    assert net(x).shape == (2, 3)
+    with autograd.record():
+        total = net(x).sum()
+    total.backward()
+    net.collect_params().reset_ctx(cpus(2))
+    y = [net(mx.nd.ones((2, *SHAPE), ctx=c)).asnumpy() for c in cpus(2)]
+    np.testing.assert_array_equal(y[0], y[1])
+
+
+def test_a_copy_has_parameters_of_its_own():
+    net = allow_plain_loop(nn.Dense(1, in_units=2))
+    twin = copy.deepcopy(net)
+    net.initialize(mx.init.One())
+    twin.initialize(mx.init.Zero())
+    x = mx.nd.ones((1, 2))
+    assert net(x).asscalar() == 2 and twin(x).asscalar() == 0
+
+
+def test_inside_of_devices_the_net_is_called_as_it_is(devices):
+    _, net = looped(devices.contexts, "hybridize")
+    xs = devices.split(mx.nd.ones((4, *SHAPE), dtype="float64"))
+    with autograd.record():
+        ys = devices.map(net, xs)
+    devices.map(lambda y: y.backward(), ys)
+    assert np.isfinite(summed_grad(parameters(net)[0])).all()
+
+
+def test_graphs_are_freed():
+    _, net = looped(cpus(2), "imperative")
+    xs = [mx.nd.ones((2, *SHAPE), ctx=c, dtype="float64") for c in cpus(2)]
+    for _ in range(3):
+        with autograd.record():
+            ys = [net(x) for x in xs]
+        del ys  # never differentiated
+    gc.collect()
+    mx.nd.waitall()
+    gc.collect()
+    assert len(backward._calls) == 0
+
+
+def test_who_reads_running_statistics_waits_for_the_first_step():
+    """As a trainer does, which copies them; MXNet takes them for inputs only."""
+    contexts = cpus(2)
+    net = small_net()
+    convert_sync_batchnorm(net, 2, timeout=0.5)
+    allow_plain_loop(net).initialize(ctx=contexts)
+    for x in [mx.nd.ones((2, *SHAPE), ctx=context) for context in contexts]:
+        net(x)
+    set_mode(net, "static_shape")
+    with autograd.record():
+        net(mx.nd.ones((2, *SHAPE)))
+    with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
+        net[1].running_mean.data(contexts[0]).asnumpy()
+    recover()
+
+
+@pytest.mark.parametrize("net", [3, lambda x: x])
+def test_what_is_no_block_is_refused(net):
+    with pytest.raises(TypeError, match="net is a gluon.Block"):
+        allow_plain_loop(net)
+
+
+def test_a_parallel_net_is_refused():
+    with pytest.raises(TypeError, match="not parallel yet"):
+        allow_plain_loop(make_parallel(SyncBatchNorm(), cpus(2)))

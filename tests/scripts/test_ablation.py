@@ -1,0 +1,302 @@
+"""The ablation end to end at a tiny size, and its parts by themselves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.helpers import PATH, ROOT
+
+pytest.importorskip("gluoncv", reason="the ablation trains GluonCV's nets")
+from ablation import figures, grid, one_run, plan, results
+from ablation.jobs import left_over, time_left
+from segmentation.config import Config
+from segmentation.data import Batches, open_split
+from segmentation.devices import open_contexts
+from segmentation.engine import Engine
+from segmentation.errors import UserError
+from segmentation.models import build_model, parameters
+
+pytestmark = pytest.mark.timeout(280)
+
+PROGRAM = [sys.executable, str(ROOT / "scripts/ablation.py"), "--quick"]
+TINY = ["--seeds", "1", "--epochs", "2", "--train-images", "6", "--eval-images", "4"]
+TINY += ["--crop-size", "64", "--images", "1", "--runs", "runs", "--jobs", "2"]
+
+
+def start(folder, *options):
+    return subprocess.Popen(
+        [*PROGRAM, *TINY, *options], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish(process, status=0):
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == status, output + errors[-2000:]
+    return output if status == 0 else errors
+
+
+# ---------------------------------------------------------------- end to end
+
+
+def test_a_grid_that_is_interrupted_goes_on_and_is_drawn(tmp_path):
+    only = "--parts", "fastscnn"
+    process = start(tmp_path, *only)
+    logs = tmp_path / "runs"
+    while not list(logs.glob("*/log.json")):  # the first epoch of a run
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert "interrupted" in finish(process, 130)
+    done = len(list(logs.glob("results/*.json")))
+    assert done < 3
+    output = finish(start(tmp_path, *only))
+    assert f"{3 - done} to do, about " in output
+    assert "0 to do, about 0 s left" in finish(start(tmp_path, *only))
+    assert_results(results.load(logs / "results"))
+    for name in "ablation.png", "ablation_details.png":
+        assert (logs / "results" / name).stat().st_size > 20000
+    lines = [line for line in output.splitlines() if line.startswith("| fastscnn")]
+    assert len(lines) == 3
+    refusal = finish(start(tmp_path, *only, "--epochs", "3"), 2)
+    assert "is the result of other settings" in refusal and "Trace" not in refusal
+
+
+def assert_results(found):
+    names = [f"digits-fastscnn-{arm}-seed0" for arm in ("bn-2x1", "syncbn-1x2")]
+    assert list(found) == [*names, "digits-fastscnn-syncbn-2x1-seed0"]
+    for run in found.values():
+        assert [entry["epoch"] for entry in run["epochs"]] == [1, 2]
+        assert run["settings"]["lr"] == 0.025 and run["diverged"] is None
+        assert run["train_images"] == 6 and run["test_images"] == 4
+        assert run["initial"] == found[names[0]]["initial"]
+        assert len(run["predictions"]) == 4
+        for kind in "running", "batch":
+            scores = run["test"][kind]
+            assert 0 <= scores["mean_iou"] <= 1 and len(scores["class_iou"]) == 11
+    assert len(json.dumps(found[names[1]])) < 10000
+
+
+def test_several_devices_agree_with_one(tmp_path):
+    """In the task's own process, for a step; more in float64 if there were more."""
+    config_of = {"train_images": 8, "eval_images": 4, "crop_size": 64}
+    scale = grid.QUICK["fastscnn"].changed(config_of)
+    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
+    task = plan.agreement_task(scale, places, short=2, epochs=1, devices=(2,))
+    document = carried_out(task)
+    rows = {(r["dtype"], r["devices"], r["noise"]): r for r in document["rows"]}
+    assert len(rows) == 6
+    assert max(rows["float64", 2, 0.0]["differences"]) < 1e-9
+    assert max(rows["float64", 1, 1e-7]["differences"]) > 1e-9
+    assert len(rows["float32", 2, 0.0]["losses"]) == 1
+    assert_is_drawn(document, tmp_path)
+
+
+def test_costs_are_measured(tmp_path):
+    scale = grid.Scale("fastscnn", 64, 1, (2,), (1,), 1, 8, 4)
+    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
+    task = plan.cost_task(scale, places, steps=2, watchdog=200)
+    task.options["layers"] = "bn", "syncbn"  # contrib's may wait for ever
+    document = carried_out(task)
+    assert [row["layer"] for row in document["rows"]] == ["bn", "syncbn"]
+    for row in document["rows"]:
+        assert row["median_ms"] > 0 and row["peak_mb"] > 0
+    bn, syncbn = (row["error"] for row in document["rows"])
+    assert syncbn < 1e-4 < bn
+    document["rows"].append({"layer": "contrib", "devices": 2, "images": 1})
+    assert_is_drawn(document, tmp_path)
+
+
+def test_a_run_that_diverges_has_a_result(tmp_path):
+    scale = grid.Scale("fastscnn", 64, 2, (2,), (1,), 1, 16, 4)
+    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
+    task = plan.grid_tasks(scale, places)[0]
+    task.options["settings"].update(lr=1e6, warmup_epochs=0, weight_decay=1e6)
+    run = carried_out(task)
+    assert run["diverged"].startswith("The loss is not a number in epoch 1")
+    assert "test" not in run and results.score(run) == 0
+
+
+def carried_out(task):
+    subprocess.run(
+        [sys.executable, "-m", f"ablation.{task.module}", json.dumps(task.options)],
+        env={**os.environ, "PYTHONPATH": PATH}, check=True, timeout=240,
+    )  # fmt: skip
+    return json.loads(task.result.read_text())
+
+
+def assert_is_drawn(document, folder):
+    run = a_run("bn", 2, 1, 0, 0.1)
+    found = {"digits-a": run, "digits-b": document}
+    assert all(path.exists() for path in figures.draw(found, folder))
+
+
+# ---------------------------------------------------------------- what arms share
+
+
+def test_all_arms_of_a_seed_begin_alike_and_see_the_same_images():
+    scale = grid.Scale("fastscnn", 64, 1, (2, 4), (1, 2), 1, 16, 4)
+    seen, initial = [], []
+    for arm in grid.arms(scale):
+        config = grid.settings(scale, arm, 3, {"dataset": "digits"})
+        assert config.lr == pytest.approx(arm.batch * 0.0125)
+        batches = Batches(open_split("train", config), config, training=True)
+        xs, ys = zip(*batches.epoch(0))
+        assert {len(x) for x in xs} == {arm.batch}
+        seen.append([np.concatenate(xs), np.concatenate(ys)])
+        contexts = open_contexts("cpu", arm.devices)
+        initial.append(parameters(build_model(config, 11, contexts)))
+    for values, (x, y) in zip(initial, seen):
+        np.testing.assert_array_equal(x, seen[0][0])
+        np.testing.assert_array_equal(y, seen[0][1])
+        for name, value in values.items():
+            np.testing.assert_array_equal(value, initial[0][name], err_msg=name)
+    other = grid.settings(scale, grid.arms(scale)[0], 4, {"dataset": "digits"})
+    other = parameters(build_model(other, 11, open_contexts("cpu", 1)))
+    assert any((value != initial[0][name]).any() for name, value in other.items())
+
+
+def test_batch_statistics_are_of_the_devices_that_meet():
+    """Over a whole batch if synchronized, else each device's own; without Dropout."""
+
+    def scores(norm, devices):
+        settings = {"crop_size": 64, "val_images": 4, "batch_size": 4}
+        config = Config.from_dict({**settings, "norm": norm, "num_devices": devices})
+        contexts = open_contexts("cpu", devices)
+        net = build_model(config, 11, contexts)
+        net.apply(one_run.without_dropout)
+        batches = Batches(open_split("test", config), config, training=False)
+        engine = Engine(net, contexts, config, 1, 11)
+        running = one_run.scored(engine, batches)["loss"]
+        with one_run.autograd.train_mode():
+            return running, [one_run.scored(engine, batches)["loss"] for _ in range(2)]
+
+    (running, one), (same, two), (_, apart) = (
+        scores(*arm) for arm in (("syncbn", 1), ("syncbn", 2), ("bn", 4))
+    )
+    assert one[0] == one[1] and abs(running / one[0] - 1) > 1e-3
+    assert running == pytest.approx(same, rel=1e-5)
+    assert one == pytest.approx(two, rel=1e-4)
+    assert abs(apart[0] / one[0] - 1) > 1e-3
+
+
+def test_test_images_are_shuffled_in_one_order():
+    class Films(list):
+        load = list.__getitem__
+
+    films = Films(range(20))
+    order = [one_run.Shuffled(films).load(k) for k in range(20)]
+    assert order != list(films) and sorted(order) == list(films)
+
+
+# ---------------------------------------------------------------- plans and tables
+
+
+def full_plan(model):
+    places = plan.Places({"dataset": "digits"}, Path("results"), Path("runs"))
+    return plan.grid_tasks(grid.FULL[model], places)
+
+
+def test_the_full_grid_has_every_arm_and_takes_at_most_five_hours():
+    tasks = full_plan("fastscnn")
+    arms = {
+        tuple(task.options["about"][k] for k in ("norm", "devices", "images", "seed"))
+        for task in tasks
+    }
+    expected = {
+        (norm, devices, images, seed)
+        for norm in ("bn", "syncbn")
+        for devices in (2, 4)
+        for images in (1, 2, 4)
+        for seed in range(3)
+    } | {("syncbn", 1, images, seed) for images in (2, 4, 8, 16) for seed in range(3)}
+    assert arms == expected and len(tasks) == len(arms)
+    seeds = [task.options["about"]["seed"] for task in tasks]
+    assert seeds == sorted(seeds)  # cut short, the grid has whole seeds
+    assert sum(task.seconds for task in tasks) / 2 < 5 * 3600
+    assert len({task.name for task in tasks + full_plan("fcn")}) == 48 + 9
+
+
+def test_the_time_that_is_left_by_hand():
+    assert time_left(0, 600, 0, jobs=2) == 300
+    assert time_left(100, 600, 200, jobs=2) == 1200
+    assert time_left(100, 0, 200, jobs=2) == 0
+
+
+def test_a_result_of_other_settings_is_refused(tmp_path):
+    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
+    scale = grid.QUICK["fastscnn"]
+    first, *rest = plan.grid_tasks(scale, places)
+    first.result.write_text(json.dumps({"settings": first.options["compared"]}))
+    assert left_over([first, *rest]) == rest
+    rest[0].result.write_text(json.dumps({"settings": {}}))
+    with pytest.raises(UserError, match="result of other settings"):
+        left_over([first, *rest])
+
+
+def a_run(norm, devices, images, seed, score, model="fastscnn"):
+    scores = {"loss": 1.0, "pixel_accuracy": 0.5, "mean_iou": score}
+    scores["class_iou"] = [score, None]
+    epoch = {"epoch": 1, "mean_iou": score, "val_loss": None}
+    return {
+        "kind": "run", "model": model, "norm": norm, "devices": devices,
+        "images": images, "seed": seed, "settings": {"crop_size": 64, "epochs": 1},
+        "train_images": 4, "test_images": 4, "epochs": [epoch], "classes": ["a", "b"],
+        "test": {"running": scores, "batch": {**scores, "mean_iou": score / 2}},
+    }  # fmt: skip
+
+
+def test_the_table_by_hand():
+    runs = [a_run("bn", 2, 1, seed, score) for seed, score in enumerate((0.1, 0.3))]
+    runs += [a_run("syncbn", 2, 1, 0, 0.25), a_run("bn", 2, 1, 0, 0.5, "fcn")]
+    found = {str(k): run for k, run in enumerate(runs)}
+    assert results.table(found).splitlines()[2:] == [
+        "| fastscnn | 2 | 1 | bn | 2 | 0.200 ± 0.141 | 0.100 ± 0.071 | 0.500 ± 0.000 |",
+        "| fastscnn | 2 | 1 | syncbn | 1 | 0.250 | 0.125 | 0.500 |",
+        "| fcn | 2 | 1 | bn | 1 | 0.500 | 0.250 | 0.500 |",
+    ]
+
+
+def test_the_claim_by_hand():
+    found = {"a": a_run("bn", 2, 1, 0, 0.1), "b": a_run("syncbn", 2, 1, 0, 0.25)}
+    for seed, score in enumerate((0.3, 0.5)):  # of other arms, which it is not about
+        found[f"c{seed}"] = a_run("syncbn", 1, 2, seed, score)
+        found[f"d{seed}"] = a_run("bn", 4, 1, seed, score)
+    assert results.claim(found, "camvid") == (
+        "With one image on each of 2 devices, FastSCNN reaches a mIoU of 0.250 on the "
+        "test images of camvid with `SyncBatchNorm`, and of 0.100 with `nn.BatchNorm`."
+    )
+
+
+def test_numbers_that_are_none_are_null_in_results():
+    value = {"a": [float("nan"), 0.1234567], "b": (float("inf"), 7)}
+    assert results.rounded(value) == {"a": [None, 0.12346], "b": [None, 7]}
+
+
+def test_a_run_that_diverged_is_drawn_as_nothing_gained(tmp_path):
+    gone = a_run("bn", 2, 1, 0, 0.1)
+    for key in "test", "epochs", "classes":
+        gone.pop(key)
+    found = {"digits-a": gone, "digits-b": a_run("syncbn", 2, 1, 0, 0.2)}
+    assert results.score(gone) == 0
+    assert all(path.exists() for path in figures.draw(found, tmp_path))
+
+
+def test_one_part_alone_is_drawn(tmp_path):
+    found = {"digits-a": a_run("bn", 2, 1, 0, 0.1, "fcn")}
+    (path,) = figures.draw(found, tmp_path)
+    assert path.name == "ablation_details.png" and path.exists()
+
+
+def test_folders_and_their_classes_are_named():
+    assert grid.data_settings(None, "a,b", 11) == {"dataset": "digits"}
+    data = grid.data_settings("some/camvid", "a,b", 3)
+    assert grid.data_name(data) == "camvid" and data["class_names"] == "a,b"
+    config = grid.settings(grid.FULL["fcn"], grid.Arm("bn", 2, 1), 0, data)
+    assert Config.from_dict(config.to_dict()) == config

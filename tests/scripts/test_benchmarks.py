@@ -1,0 +1,157 @@
+"""Benchmarks and their figures end to end at tiny sizes, and that they verify first.
+
+Nothing is asserted about times: on a busy machine they mean nothing.
+"""
+
+import json
+import shutil
+import sys
+
+import pytest
+from support.helpers import ROOT, run_python, run_tool
+
+pytest.importorskip("matplotlib", reason="figures need matplotlib")
+pytestmark = pytest.mark.timeout(280)
+
+SCRIPTS = ROOT / "scripts" / "benchmarks"
+# Runs a script after a line that changes it: {change} sees it as `benchmark`.
+CHANGED = """
+import sys
+sys.path.insert(0, {folder!r})
+import {script} as benchmark
+{change}
+sys.argv = ["{script}.py", *sys.argv[1:]]
+benchmark.main()
+"""
+
+
+def rows_of(script, folder, *options):
+    """The rows that a benchmark writes; they can be drawn."""
+    output = folder / f"{script}.json"
+    command = [sys.executable, SCRIPTS / f"{script}.py", *options, "--output", output]
+    run_tool("env", "--unset=OMP_NUM_THREADS", *command)  # as a user calls it
+    document = json.loads(output.read_text())
+    assert {"processor", "cores", "mxnet", "gluon_syncbn"} <= set(document["machine"])
+    run_tool(sys.executable, SCRIPTS / "plot_benchmarks.py", "--results", folder)
+    assert output.with_suffix(".png").stat().st_size > 10000
+    return document["rows"]
+
+
+def refusal(script, change, *options):
+    """The message of a benchmark whose candidate computes wrong results."""
+    code = CHANGED.format(folder=str(SCRIPTS), script=script, change=change)
+    options = *options, "--output", "/dev/null"
+    # With a given number of threads the script measures in its own process.
+    result = run_python(code, *options, timeout=120, OMP_NUM_THREADS="2")
+    assert result.returncode == 1, result.stderr
+    return result.stderr.splitlines()[-1]
+
+
+def test_layer(tmp_path):
+    options = "--shape", "2,8,6,6", "--repetitions", 1, "--modes"
+    rows = rows_of("benchmark_layer", tmp_path, *options, "static_shape", "hybridize")
+    rows = [row for row in rows if row["layer"] != "PyTorch"]
+    keys = "layer", "place", "mode", "contexts"
+    places = {row["place"] for row in rows}
+    assert places == {"inside", "convolutions", "alone"}
+    assert len({tuple(row[key] for key in keys) for row in rows}) == 3 * 3 * 2 * 2
+    assert all(row["repetitions"] == 1 for row in rows)
+
+
+def test_sizes(tmp_path):
+    rows = rows_of("benchmark_sizes", tmp_path, "--sizes", "tiny", "--seconds", 0.01)
+    ours = [row for row in rows if row["layer"] == "gluon_syncbn"]
+    keys = "dtype", "channels", "contexts"
+    cases = {tuple(row[key] for key in keys) for row in ours}
+    assert {("float16", "last", 1), ("float32", "first", 4)} <= cases
+    assert len(ours) == len(cases) * 2 * 3  # places, directions
+    assert all(row["copy_gb_s"] > 0 and row["read_gb_s"] > 0 for row in rows)
+    contrib = [row for row in rows if row["layer"] == "contrib"]
+    assert {(row["dtype"], row["channels"]) for row in contrib} == {
+        ("float32", "first")
+    }
+
+
+def test_sizes_refuses_a_wrong_layer():
+    change = (
+        "layer = benchmark.gluon.nn.BatchNorm\n"
+        "benchmark.gluon.nn.BatchNorm = lambda axis: layer(axis=axis, epsilon=0.1)"
+    )
+    words = refusal("benchmark_sizes", change, "--sizes", "tiny", "--seconds", 0.01)
+    assert words.startswith("BatchNorm is wrong by ")
+
+
+def test_the_committed_results_can_be_drawn(tmp_path):
+    """Among them PyTorch's, which is not installed for the other tests."""
+    for path in (SCRIPTS / "results").glob("*.json"):
+        shutil.copy(path, tmp_path)
+    run_tool(sys.executable, SCRIPTS / "plot_benchmarks.py", "--results", tmp_path)
+    names = sorted(path.stem for path in tmp_path.glob("*.png"))
+    drawn = "layer", "memory", "net", "sizes"
+    assert names == [f"benchmark_{what}" for what in drawn]
+
+
+def test_net(tmp_path):
+    pytest.importorskip("gluoncv", reason="the nets are GluonCV's")
+    options = ["--nets", "FCN", "--crop", 32, "--batch", 1, "--repetitions", 1]
+    rows = rows_of("benchmark_net", tmp_path, *options, "--modes", "static_shape")
+    ours = "gluon_syncbn", "gluon_syncbn fused"
+    assert {row["layer"] for row in rows} == {*ours, "BatchNorm", "contrib"}
+    assert all((row["net"], row["contexts"]) == ("FCN", 2) for row in rows)
+
+
+def test_net_refuses_an_unsynchronized_layer():
+    pytest.importorskip("gluoncv", reason="the nets are GluonCV's")
+    change = 'benchmark.LAYERS["gluon_syncbn"] = benchmark.LAYERS["BatchNorm"]'
+    options = "--nets", "FCN", "--crop", 32, "--batch", 1, "--modes", "hybridize"
+    words = refusal("benchmark_net", change, *options)
+    assert words.startswith("gluon_syncbn, hybridize: the output is wrong by ")
+
+
+def test_memory(tmp_path):
+    options = "--sizes", "1x32", "--modes", "hybridize", "--arrangements"
+    rows = rows_of("benchmark_memory", tmp_path, *options, "pre-activation")
+    assert [row["variant"] for row in rows] == ["BatchNorm", "SyncBatchNorm", "fused"]
+    for row in rows:
+        for name in "mxnet", "resident":
+            assert row[name]["before_mb"] > 0
+            assert row[name]["peak_mb"] >= max(row[name]["curve_mb"])
+            assert row[name]["peak_mb"] >= row[name]["after_forward_mb"]
+
+
+def test_memory_refuses_a_wrong_net():
+    change = (
+        "from mxnet.gluon import nn\n"
+        "def fused(net):\n"
+        "    net.apply(lambda b: b._kwargs.update(eps=0.1)\n"
+        "              if isinstance(b, nn.BatchNorm) else None)\n"
+        "    return net\n"
+        'benchmark.VARIANTS["fused"] = fused'
+    )
+    words = refusal("benchmark_memory", change, "--variants", "fused")
+    assert words.startswith("fused, pre-activation, imperative is wrong by ")
+
+
+def test_first_steps():
+    """The part of benchmark_fragmented.py that leaves the machine's memory alone."""
+    script = SCRIPTS / "benchmark_fragmented.py"
+    child = "--child", "gluon_syncbn", "imperative", "--steps", 3
+    output = run_tool(sys.executable, script, *child)
+    times, work = json.loads(output.splitlines()[-1])
+    assert len(times) == len(work) == 3
+
+
+def test_first_steps_refuse_a_wrong_layer():
+    wrong = "import gluon_syncbn, mxnet as mx\n"
+    wrong += "gluon_syncbn.SyncBatchNorm = lambda num_devices: mx.gluon.nn.Dropout(0.5)"
+    child = "--child", "gluon_syncbn", "imperative", "--steps", 1
+    said = refusal("benchmark_fragmented", wrong, *child)
+    assert "gluon_syncbn imperative is wrong by" in said
+
+
+def test_no_results_to_draw_are_one_sentence(tmp_path):
+    code = CHANGED.format(folder=str(SCRIPTS), script="plot_benchmarks", change="")
+    result = run_python(code, "--results", tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith("run a benchmark first")
+    assert len(result.stderr.splitlines()) == 1

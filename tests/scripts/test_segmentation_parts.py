@@ -1,0 +1,299 @@
+"""The parts of the segmentation scripts, each by itself and without training."""
+
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
+from segmentation import interrupts
+from segmentation.config import MODELS, Config
+from segmentation.data import Batches, open_datasets, open_split
+from segmentation.data.augment import normalized, train_view, val_view
+from segmentation.data.digits import DigitScenes
+from segmentation.engine import SegmentationLoss, poly_lr
+from segmentation.errors import UserError
+from segmentation.metrics import Confusion
+from segmentation.models import build_model, output_weights
+
+
+def config(**values):
+    return Config.from_dict({"crop_size": 64, **values})
+
+
+# ---------------------------------------------------------------- batches
+
+
+def test_batches_depend_on_seed_and_epoch_only():
+    settings = config(train_images=5, batch_size=4)
+    first, _ = open_datasets(settings)
+    again, _ = open_datasets(settings)
+    one = list(Batches(first, settings, training=True).epoch(3))
+    two = list(
+        Batches(again, config(train_images=5, batch_size=4, workers=3), True).epoch(3)
+    )
+    other = list(Batches(first, settings, training=True).epoch(4))
+    for (x, y), (x2, y2) in zip(one, two):
+        np.testing.assert_array_equal(x, x2)
+        np.testing.assert_array_equal(y, y2)
+    assert not np.array_equal(one[0][0], other[0][0])
+    assert [len(x) for x, _ in one] == [4, 1]
+
+
+# ---------------------------------------------------------------- data sets
+
+
+def test_digit_scenes_are_the_same_each_time():
+    one, two = (DigitScenes("train", 3, config()).load(1) for _ in range(2))
+    np.testing.assert_array_equal(one[0], two[0])
+    np.testing.assert_array_equal(one[1], two[1])
+    val = DigitScenes("val", 3, config()).load(1)
+    assert not np.array_equal(one[0], val[0])
+
+
+def test_digit_scenes_label_the_bright_strokes():
+    scenes = DigitScenes("train", 40, config())
+    seen = set()
+    for index in range(40):
+        image, label = scenes.load(index)
+        assert image.shape == (64, 64, 3) and image.dtype == np.uint8
+        assert label.shape == (64, 64) and label.dtype == np.int32
+        seen |= set(np.unique(label))
+        brightest = image.max(axis=2).astype(float)
+        assert brightest[label > 0].mean() > brightest[label == 0].mean() + 60
+    assert seen == set(range(11))
+
+
+def test_a_digit_keeps_its_own_class():
+    scenes = DigitScenes("train", 1, config())
+    for digit in range(10):
+        only = DigitScenes("train", 1, config())
+        only._ink = scenes._ink[scenes._digit == digit]
+        only._digit = scenes._digit[scenes._digit == digit]
+        assert set(np.unique(only.load(0)[1])) == {0, digit + 1}
+
+
+def test_splits_share_no_digit():
+    splits = [DigitScenes(split, 1, config()) for split in ("train", "val", "test")]
+    inks = [{ink.tobytes() for ink in split._ink} for split in splits]
+    assert [len(split._ink) for split in splits] == [1438, 180, 179]
+    assert not inks[0] & inks[1] and not inks[0] & inks[2] and not inks[1] & inks[2]
+    scenes = [split.load(0)[0] for split in splits]
+    assert (scenes[1] != scenes[2]).any()
+
+
+def test_a_folder_may_have_a_test_split(tmp_path):
+    for split, value in ("train", 0), ("val", 1), ("test", 2):
+        write_pair(tmp_path, split, "a", np.full((4, 4), value))
+    settings = config(dataset="folder", data_root=str(tmp_path), num_classes=3)
+    assert (open_split("test", settings).load(0)[1] == 2).all()
+    (tmp_path / "images/test/a.jpg").unlink()
+    with pytest.raises(UserError, match="holds no .jpg or .png image"):
+        open_split("test", settings)
+
+
+def write_pair(root, split, name, label, image=None):
+    for kind in ("images", "labels"):
+        (root / kind / split).mkdir(parents=True, exist_ok=True)
+    image = np.zeros((*label.shape, 3), np.uint8) if image is None else image
+    Image.fromarray(image).save(root / "images" / split / f"{name}.jpg")
+    Image.fromarray(label.astype(np.uint8)).save(
+        root / "labels" / split / f"{name}.png"
+    )
+
+
+def test_folder_maps_both_ignored_labels_to_minus_one(tmp_path):
+    label = np.array([[0, 1, 2, 3], [255, 3, 0, 1]])
+    for split in ("train", "val"):
+        write_pair(tmp_path, split, "a", label)
+    settings = config(
+        dataset="folder", data_root=str(tmp_path), num_classes=3, ignore_label=3
+    )
+    train, val = open_datasets(settings)
+    assert train.load(0)[1].tolist() == [[0, 1, 2, -1], [-1, -1, 0, 1]]
+    assert val.classes == ("class 0", "class 1", "class 2")
+
+
+def gluoncv_tree(root, kind):
+    """A data set of two training images and one for validation, as GluonCV wants."""
+    label = np.array([[0, 1], [2, 255]], np.uint8)
+    pixels = np.full((2, 2, 3), 100, np.uint8)
+    if kind == "voc":
+        folders = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
+        for folder in folders:
+            (root / "VOC2012" / folder).mkdir(parents=True)
+        for name in "abc":
+            Image.fromarray(pixels).save(root / f"VOC2012/JPEGImages/{name}.jpg")
+            Image.fromarray(label).save(root / f"VOC2012/SegmentationClass/{name}.png")
+        lists = root / "VOC2012/ImageSets/Segmentation"
+        (lists / "trainval.txt").write_text("a\nb\nc\n")
+        (lists / "val.txt").write_text("c\n")
+        return [[0, 1], [2, -1]]
+    if kind == "ade20k":
+        base = root / "ADEChallengeData2016"
+        label[1, 1] = 150
+        for split, names in (("training", "ab"), ("validation", "c")):
+            for folder in ("images", "annotations"):
+                (base / folder / split).mkdir(parents=True)
+            for name in names:
+                Image.fromarray(pixels).save(base / f"images/{split}/{name}.jpg")
+                Image.fromarray(label).save(base / f"annotations/{split}/{name}.png")
+        return [[-1, 0], [1, 149]]
+    label[...] = [[7, 8], [33, 0]]
+    for split, names in (("train", "ab"), ("val", "c")):
+        for folder in ("leftImg8bit", "gtFine"):
+            (root / folder / split / "town").mkdir(parents=True)
+        for name in names:
+            picture, truth = f"{name}_leftImg8bit.png", f"{name}_gtFine_labelIds.png"
+            Image.fromarray(pixels).save(
+                root / "leftImg8bit" / split / "town" / picture
+            )
+            Image.fromarray(label).save(root / "gtFine" / split / "town" / truth)
+    return [[0, 1], [18, -1]]
+
+
+@pytest.mark.parametrize("kind,classes", [("voc", 21), ("ade20k", 150), ("citys", 19)])
+def test_gluoncv_sets_share_no_image_and_number_classes_from_0(tmp_path, kind, classes):
+    expected = gluoncv_tree(tmp_path, kind)
+    train, val = open_datasets(config(dataset=kind, data_root=str(tmp_path)))
+    assert (len(train), len(val), len(train.classes)) == (2, 1, classes)
+    for dataset in (train, val):
+        image, label = dataset.load(0)
+        assert image.shape == (2, 2, 3) and image.dtype == np.uint8
+        assert label.tolist() == expected
+
+
+def test_a_pipe_among_images_of_gluoncv_is_refused(tmp_path):
+    gluoncv_tree(tmp_path, "ade20k")
+    pipe = tmp_path / "ADEChallengeData2016/images/validation/c.jpg"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    _, val = open_datasets(config(dataset="ade20k", data_root=str(tmp_path)))
+    with pytest.raises(UserError, match="c.jpg is not a regular file"):
+        val.load(0)
+
+
+def test_coco_without_its_reader_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations/instances_train2017.json").write_text("{}")
+    with pytest.raises(UserError, match="needs the package pycocotools"):
+        open_datasets(config(dataset="coco", data_root=str(tmp_path)))
+
+
+def test_views_are_square_and_keep_image_and_label_together():
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 5, (70, 90)).astype(np.int32)
+    image = np.repeat(label[..., None] * 40, 3, axis=2).astype(np.uint8)
+    for k in range(20):
+        x, y = train_view(image, label, 70, (1, 1), True, np.random.default_rng(k))
+        assert x.shape == (70, 70, 3)
+        np.testing.assert_array_equal(x[..., 0], y * 40)
+    x, y = train_view(image, label, 96, (0.5, 0.5), True, rng)  # padded
+    assert y.shape == (96, 96) and (y == -1).any() and (y >= 0).any()
+    x, y = val_view(image, label, 64)
+    assert x.shape == (64, 64, 3) and y.shape == (64, 64)
+    assert normalized(x).shape == (3, 64, 64)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_confusion_by_hand():
+    confusion = Confusion(3)
+    confusion.add(np.array([0, 0, 1, 1, -1]), np.array([0, 1, 1, 1, 2]))
+    confusion.add(np.array([[0]]), np.array([[0]]))
+    assert confusion.counts.tolist() == [[2, 1, 0], [0, 2, 0], [0, 0, 0]]
+    assert confusion.pixel_accuracy() == 4 / 5
+    np.testing.assert_array_equal(confusion.class_iou(), [2 / 3, 2 / 3, np.nan])
+    assert confusion.mean_iou() == pytest.approx(2 / 3)
+
+
+def test_poly_learning_rate_by_hand():
+    assert poly_lr(0.2, 0, 100, 0) == 0.2
+    assert poly_lr(0.2, 50, 100, 0) == pytest.approx(0.2 * 0.5**0.9)
+    assert poly_lr(0.2, 0, 100, 10) == pytest.approx(0.02)
+    assert poly_lr(0.2, 4, 100, 10) == pytest.approx(0.1 * 0.96**0.9)
+    assert poly_lr(0.2, 99, 100, 10) == pytest.approx(0.2 * 0.01**0.9)
+
+
+def test_loss_of_shards_adds_up_to_that_of_the_batch():
+    import mxnet as mx
+
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(3, 4, 5, 5)).astype(np.float32)
+    label = rng.integers(-1, 4, (3, 5, 5))
+    shifted = scores.astype(np.float64)
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    picked = np.take_along_axis(log_p, np.maximum(label, 0)[:, None], axis=1)[:, 0]
+    expected = -1.5 * picked[label >= 0].sum()
+    loss = SegmentationLoss((1.0, 0.5), 5)
+    total = 0.0
+    for rows in (slice(0, 1), slice(1, 3)):
+        x, y = mx.nd.array(scores[rows]), mx.nd.array(label[rows])
+        total += float(loss(x, x, y).sum().asscalar())
+    terms = label.size * 2
+    assert total == pytest.approx(expected, rel=terms * np.finfo(np.float32).eps)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_the_outputs_that_the_loss_weighs(name):
+    import mxnet as mx
+
+    settings = config(model=name, num_devices=1)
+    net = build_model(settings, 5, [mx.cpu()])
+    outputs = net(mx.nd.zeros((1, 3, 64, 64)))
+    assert len(outputs) == len(output_weights(settings))
+    assert outputs[0].shape == (1, 5, 64, 64)
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    "values,sentence",
+    [
+        ({"crop_size": 50}, "multiple of 32"),
+        ({"epochs": 0}, "--epochs is 0, but must be from 1 to"),
+        ({"lr": float("nan")}, "--lr is nan, but must be from 1e-12 to"),
+        ({"max_scale": 0.1}, "at least --min-scale"),
+        ({"max_scale": 1e300}, "from 0.01 to 16"),
+        ({"crop_size": 2**40}, "from 32 to 8192"),
+        ({"num_devices": True}, "of type int"),
+        ({"model": "../../x"}, "one of fastscnn"),
+        ({"run_dir": "a\0b"}, "printable text"),
+        ({"dataset": "voc"}, "needs --data-root"),
+        ({"data_root": "x"}, "no use"),
+        ({"num_classes": 3}, "are for --dataset folder"),
+        ({"backbone": "xception"}, "deeplabv3plus"),
+        ({"pretrained": True}, "no ImageNet weights"),
+        ({"color": 1}, "'color' is unknown"),
+        ({"epochs": "many"}, "of type int"),
+    ],
+)
+def test_bad_settings_are_one_sentence(values, sentence):
+    with pytest.raises(UserError, match=sentence):
+        config(**values)
+
+
+def test_settings_survive_json_and_refuse_changes():
+    one = config(lr=0.3, seed=5)
+    assert Config.from_dict(one.to_dict()) == one
+    assert one.resumed_with({"lr": 0.3, "workers": 2}).workers == 2
+    with pytest.raises(UserError, match="has --batch-size 8, not 16"):
+        one.resumed_with({"batch_size": 16})
+
+
+# ------------------------------------------------------------- interrupts
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_interrupts_are_noted_where_they_are_not_ignored(ctrl_c, ignored):
+    """A shell's background jobs ignore Ctrl-C, which is for the job in front."""
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupts.install()
+    assert (signal.getsignal(signal.SIGINT) is signal.SIG_IGN) is ignored

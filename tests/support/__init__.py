@@ -1,0 +1,1 @@
+"""Parts of tests, which import nothing of each other."""

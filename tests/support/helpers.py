@@ -1,0 +1,187 @@
+"""Graph modes, training, comparison and subprocesses for all tests.
+
+Numbers come from reference.py; nothing here knows a tolerance of its own.
+"""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import Trainer, nn
+
+import gluon_syncbn
+from support import reference
+
+ROOT = Path(__file__).resolve().parents[2]
+# The package, and what pyproject.toml adds for pytest, for programs of their own.
+PATH = os.pathsep.join(str(ROOT / folder) for folder in ("", "tests", "scripts"))
+
+# Arguments of hybridize for each mode of a Gluon net; None is imperative.
+MODES = {
+    "imperative": None,
+    "hybridize": {},
+    "static_alloc": {"static_alloc": True},
+    "static_shape": {"static_alloc": True, "static_shape": True},
+}
+
+
+def cpus(count, first=0):
+    return [mx.cpu(first + i) for i in range(count)]
+
+
+def set_mode(net, mode):
+    if MODES[mode] is not None:
+        net.hybridize(**MODES[mode])
+    return net
+
+
+def put(arrays, contexts, dtype="float32"):
+    """NumPy arrays as NDArrays, one on each context."""
+    return [mx.nd.array(a, ctx=c, dtype=dtype) for a, c in zip(arrays, contexts)]
+
+
+def split_rows(x, rows, axis=0):
+    """Shards of `rows[k]` rows each."""
+    assert sum(rows) == x.shape[axis]
+    return np.split(x, np.cumsum(rows)[:-1], axis)
+
+
+def train_step(devices, net, shards, dys):
+    """Recorded forward and backward on every context; returns lists of y and dx."""
+    for x in shards:
+        x.attach_grad()
+    ys = run_step(devices, net, shards, dys)
+    return ys, [x.grad.asnumpy() for x in shards]
+
+
+def run_step(devices, net, shards, dys):
+    """The same where the caller has attached gradients, or wants none; returns y."""
+    return [y.asnumpy() for y in queue_step(devices, net, shards, dys)]
+
+
+def queue_step(devices, net, shards, dys):
+    """The same without waiting for it: y is as MXNet returns it."""
+
+    def step(x, dy):
+        with autograd.record():
+            y = net(x)
+        y.backward(dy)
+        return y
+
+    return devices.map(step, shards, dys)
+
+
+def value(parameter, index=0):
+    return parameter.list_data()[index].asnumpy()
+
+
+def summed_grad(parameter):
+    """The gradient as a trainer sees it: added up over the contexts."""
+    return sum(g.asnumpy().astype(np.float64) for g in parameter.list_grad())
+
+
+def assert_near(
+    result, expected, dtype="float32", count=1, conditioning=0.0, scale=1.0
+):
+    assert np.shape(result) == np.shape(expected)
+    rtol, atol = reference.tolerance(dtype, count, conditioning, scale)
+    np.testing.assert_allclose(result, expected, rtol, atol)
+
+
+def run_python(code, *arguments, timeout=60, **environment):
+    """Runs a program that sees what tests see."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": PATH, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def status(field):
+    """A number of this process, for example VmRSS in KiB or Threads."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field))
+
+
+def run_tool(*command, timeout=800):
+    """Runs a compiler or the like, which has to succeed; returns all it printed."""
+    result = subprocess.run(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-6000:]
+    return result.stdout
+
+
+def train(net, devices, batches, rows, learning_rate=0.05):
+    """Several steps of SGD on (x, dy) batches; returns outputs and parameters.
+
+    dy is the gradient of the loss with respect to the net's output.
+    """
+    dtype = str(batches[0][0].dtype)
+    trainer = Trainer(
+        net.collect_params(), "sgd", {"learning_rate": learning_rate, "momentum": 0.9}
+    )
+    outputs = []
+    for x, dy in batches:
+        shards, dys = (
+            put(split_rows(v, rows), devices.contexts, dtype) for v in (x, dy)
+        )
+        ys, dxs = train_step(devices, net, shards, dys)
+        trainer.step(len(x))
+        outputs += [np.concatenate(ys), np.concatenate(dxs)]
+    return outputs + [value(p) for p in net.collect_params().values()]
+
+
+def twins(make_net, contexts, shape, dtype="float64"):
+    """A net of nn.BatchNorm on one context, and of SyncBatchNorm on `contexts`."""
+    mx.random.seed(1)
+    # MXNet keeps momentum in float32, which 0.875 loses nothing in.
+    ours = partial(gluon_syncbn.SyncBatchNorm, num_devices=len(contexts))
+    plain = make_net(partial(nn.BatchNorm, momentum=0.875))
+    ours = make_net(partial(ours, momentum=0.875))
+    for net, where in (plain, [mx.cpu()]), (ours, contexts):
+        net.cast(dtype)
+        net.initialize(mx.init.Xavier(), ctx=where)
+    plain(mx.nd.ones(shape, dtype=dtype))
+    pairs = zip(ours.collect_params().values(), plain.collect_params().values())
+    for mine, other in pairs:
+        mine.set_data(other.data().copy())  # it may be kept until the first call
+    return plain, ours
+
+
+def make_batches(output_shape, shape, steps, dtype="float64", seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            rng.normal(1, 2, shape).astype(dtype),
+            rng.normal(size=output_shape).astype(dtype),
+        )
+        for _ in range(steps)
+    ]
+
+
+def assert_trains_like_one_context(make_net, devices, shape, rows, mode="imperative"):
+    """Three float64 steps equal those of nn.BatchNorm on the whole batch."""
+    plain, ours = twins(make_net, devices.contexts, shape)
+    output_shape = plain(mx.nd.ones(shape, dtype="float64")).shape
+    batches = make_batches(output_shape, shape, 3)
+    with gluon_syncbn.Devices(mx.cpu()) as one:
+        expected = train(plain, one, batches, [sum(rows)])
+    results = train(set_mode(ours, mode), devices, batches, rows)
+    assert len(results) == len(expected) > 6
+    for result, right in zip(results, expected):
+        scale = max(1.0, abs(right).max())  # what is added up is of order 1
+        assert_near(result, right, "float64", count=np.prod(shape), scale=scale)

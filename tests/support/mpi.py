@@ -1,0 +1,116 @@
+"""Runs a program on several ranks under mpirun, with a watchdog.
+
+Called by the tests of gluon_syncbn.distributed, which are skipped where the package was
+built without MPI or there is no mpirun.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gluon_syncbn
+from support.helpers import PATH
+
+# Of one rank; a wait for others that would hang ends before it with an error.
+SECONDS = 90
+
+PREAMBLE = f"""
+import faulthandler, os, sys, time
+faulthandler.dump_traceback_later({SECONDS}, exit=True)
+import mxnet as mx, numpy as np
+from mxnet import autograd
+from mxnet.gluon import nn
+import gluon_syncbn
+from gluon_syncbn import Devices, SyncBatchNorm, distributed
+
+def error_of(function, *arguments):
+    try:
+        function(*arguments)
+    except (mx.MXNetError, RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+    raise AssertionError('nothing was raised')
+
+def assert_same_bits(*arrays):
+    for others in distributed.allgather([np.asarray(a).tobytes() for a in arrays]):
+        assert others == [np.asarray(a).tobytes() for a in arrays]
+"""
+INIT = """
+distributed.init(30)
+gluon_syncbn.set_timeout(20)
+rank, size = distributed.rank(), distributed.size()
+"""
+
+
+def _launcher():
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+needs_mpi = pytest.mark.skipif(
+    not gluon_syncbn.features()["mpi"] or not _launcher(),
+    reason="built without MPI, or there is no mpirun",
+)
+
+
+def is_mpich():
+    """Whether mpirun is MPICH's; otherwise it is Open MPI's."""
+    version = subprocess.run([_launcher(), "--version"], capture_output=True, text=True)
+    return "HYDRA" in version.stdout
+
+
+def launcher(ranks, keep_survivors=False):
+    """The command line before the program."""
+    options = ["--allow-run-as-root", "--oversubscribe"]
+    options += ["--enable-recovery"] * keep_survivors
+    if is_mpich():
+        options = ["-disable-auto-cleanup"] * keep_survivors
+    return [_launcher(), *options, "-n", str(ranks)]
+
+
+def start(ranks, body, *arguments, init=INIT, alive_until=None, **environment):
+    """Starts a program of `body` on each rank; returns the launcher's process.
+
+    A launcher may end all ranks when one dies, whatever it is told. With `alive_until`,
+    a path, it sees no death before that file exists: a shell stands between.
+    """
+    program = [sys.executable, "-c", PREAMBLE + init + body, *map(str, arguments)]
+    if alive_until is not None:
+        wait = f'"$@"; for i in $(seq 400); do [ -e {alive_until} ] || sleep 0.1; done'
+        program = ["sh", "-c", wait, "sh", *program]
+    return subprocess.Popen(
+        launcher(ranks, alive_until is not None) + program,
+        env={**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process, status=0):
+    """Waits for the ranks to end; returns what they printed."""
+    try:
+        output, _ = process.communicate(timeout=SECONDS + 20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"the ranks did not end: {output[-6000:]}") from None
+    if status is not None:
+        assert process.returncode == status, output[-6000:]
+    return output
+
+
+def run_ranks(ranks, body, *arguments, status=0, **options):
+    """Runs `body` on each rank; returns all output. Every rank has to print 'done'."""
+    output = finish(
+        start(ranks, body + "\nprint('done', flush=True)", *arguments, **options),
+        status,
+    )
+    if status == 0:
+        assert output.count("done") == ranks, output[-6000:]
+    return output

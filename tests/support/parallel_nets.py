@@ -1,0 +1,86 @@
+"""Parallel nets for tests, beside the same nets on one device.
+
+Called by test_parallel*.py. Numbers are compared as helpers.py does.
+"""
+
+from functools import partial
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import Trainer, loss, nn
+
+from gluon_syncbn import make_parallel
+from support.helpers import assert_near, set_mode, summed_grad
+
+SHAPE = 3, 6, 6
+
+
+def small_net():
+    net = nn.HybridSequential()
+    norm = partial(nn.BatchNorm, momentum=0.875)  # what float32 holds exactly
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3, padding=1), norm(), nn.Activation("relu"))
+        net.add(nn.Conv2D(5, 3, strides=2), norm(), nn.Dense(3))
+    return net
+
+
+def pair(contexts, mode="imperative", **options):
+    """The same float64 net: plain on one context, and parallel on `contexts`."""
+    plain, template = small_net(), small_net()
+    plain.cast("float64")
+    template.cast("float64")
+    mx.random.seed(3)
+    plain.initialize(mx.init.Xavier())
+    plain(mx.nd.ones((2, *SHAPE), dtype="float64"))
+    parallel = make_parallel(template, contexts, **options)
+    parallel.initialize()
+    for mine, other in zip(parameters(parallel), parameters(plain)):
+        mine.set_data(other.data().copy())
+    return set_mode(plain, mode), set_mode(parallel, mode)
+
+
+def parameters(net):
+    return list(net.collect_params().values())
+
+
+def batches(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    for n in rows:
+        x = mx.nd.array(rng.normal(1, 2, (n, *SHAPE)), dtype="float64")
+        yield x, mx.nd.array(rng.integers(0, 3, n), dtype="float64")
+
+
+def train(net, rows):
+    """Gluon's usual loop for one device; returns losses."""
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
+    criterion = loss.SoftmaxCrossEntropyLoss()
+    losses = []
+    for x, label in batches(rows):
+        with autograd.record():
+            batch_loss = criterion(net(x), label)
+        batch_loss.backward()
+        trainer.step(len(x))
+        losses.append(batch_loss.asnumpy())
+    mx.nd.waitall()
+    return losses
+
+
+def assert_same(result, expected):
+    scale = max(1.0, abs(expected).max())
+    # 6 x 6 pixels of 9 images, and the sums of the steps before.
+    assert_near(result, expected, "float64", count=2000, scale=scale)
+
+
+def dense(contexts, weight=1.0):
+    net = make_parallel(nn.Dense(1, use_bias=False, in_units=1), contexts)
+    net.initialize(mx.init.Constant(weight))
+    return net
+
+
+def column(*values):
+    return mx.nd.array(values).reshape((-1, 1))
+
+
+def weight_gradient(net):
+    return float(summed_grad(net.net.weight))
