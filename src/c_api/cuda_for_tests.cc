@@ -1,6 +1,6 @@
 // The CUDA kernels as plain C functions, so that tests drive them from any CUDA array without
 // MXNet.
-// Who uses it: tests/gpu, whose pass_structs.py mirrors kernels/passes.h. Pointers in a pass are
+// Who uses it: tests/gpu, whose kernel_passes.py mirrors kernels/passes.h. Pointers in a pass are
 // device pointers of the current device; `stream` is a cudaStream_t. Functions return 0, or -1 with
 // the text in gluon_syncbn_last_error.
 #include "core/error.h"

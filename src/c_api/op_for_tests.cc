@@ -1,7 +1,7 @@
 // The layer on one device as plain C functions, so that tests run several devices of one or of no
 // GPU through the real exchange without MXNet.
-// Who uses it: tests/support/native.py. Functions return 0 (create: an object), or -1 (null) with the text
-// in gluon_syncbn_last_error.
+// Who uses it: tests/support/native.py. Functions return 0 (create: an object), or -1 (null) with
+// the text in gluon_syncbn_last_error.
 #include <vector>
 
 #include "collective/registry.h"

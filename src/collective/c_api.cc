@@ -1,6 +1,6 @@
 // The C functions for several processes. None of them needs MXNet. If nothing else is said, a
 // function returns 0, or -1 with the text in gluon_syncbn_last_error.
-// Who uses it: gluon_syncbn/distributed, through ctypes.
+// Who uses it: gluon_syncbn/native/world.py and gluon_syncbn/distributed, through ctypes.
 #include <algorithm>
 #include <cstdint>
 #include <string>

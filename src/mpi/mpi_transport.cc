@@ -1,5 +1,5 @@
 // The only file that knows MPI: messages over a duplicate of MPI_COMM_WORLD.
-// Who uses it: gluon_syncbn/distributed/_mpi.py loads it, as a library of its own, so that nothing
+// Who uses it: gluon_syncbn/native/mpi.py loads it, as a library of its own, so that nothing
 // else needs MPI to be there. Plain functions of MPI 3, so every implementation will do.
 #include <mpi.h>
 

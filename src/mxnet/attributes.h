@@ -12,10 +12,10 @@ namespace syncbn {
 struct Attributes {
   std::string group;  // key in the Registry
   std::string layer;  // the block's name, for messages
-  // Which guard against MXNet's early release of oneDNN copies the graph has, see
-  // gluon_syncbn/_tracing.py. "any": one for every mode; "static_shape": one that is only enough
-  // with static_shape=True; "outside": the layer's own call guards it; "gpu": none, the graph was
-  // traced for GPU contexts.
+  // The graph's guard against MXNet's early release of oneDNN copies, see
+  // gluon_syncbn/layer/layout_guard.py. "any": one for every mode; "static_shape": one that is only
+  // enough with static_shape=True; "outside": the layer's own call guards it; "gpu": none, the
+  // graph was traced for GPU contexts.
   std::string guard = "any";
   bool chained = false;  // whether there is a fourth input, see custom_op.cc
   // If not empty, a device meets only those of its own set, and no other process.

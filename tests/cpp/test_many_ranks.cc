@@ -1,6 +1,6 @@
 // Hundreds of ranks as tasks of one thread: the same bits in every order; late and dead ones;
 // messages and rounds of an exchange, which `--count` prints for the comparison with the model of
-// scripts/benchmarks/benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
+// benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
