@@ -1,6 +1,6 @@
 """Parts of all benchmark scripts: taking turns, medians, bandwidth, the machine.
 
-Called by scripts/benchmark_*.py. It must not know what is measured.
+Called by the scripts beside it and by the ablation. It must not know what is measured.
 """
 
 import json
