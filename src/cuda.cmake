@@ -76,7 +76,7 @@ endif()
 target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
                            ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 
-# What scripts/check_gpu.sh runs without Python.
+# Programs that scripts/check_gpu.sh runs without Python.
 if(GLUON_SYNCBN_CHECKS)
   add_executable(test_cuda_kernels EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_kernels.cc)
   add_executable(benchmark_gpu EXCLUDE_FROM_ALL ../scripts/benchmarks/benchmark_gpu.cc)

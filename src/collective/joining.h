@@ -1,4 +1,4 @@
-// Who has joined: those ranks contribute nothing more until all have.
+// The ranks that have joined: they contribute nothing more until all have.
 // Who uses it: Protocol, which tells it of messages and of time. It must not know of exchanges, nor
 // send anything but queries.
 #pragma once

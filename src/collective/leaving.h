@@ -1,4 +1,4 @@
-// Who has left the program for good, and whether the others still live.
+// The ranks that have left the program for good, and signs of life of the others.
 // Who uses it: Protocol, which tells it of messages and of time. It must not know of exchanges, nor
 // send anything but queries.
 #pragma once

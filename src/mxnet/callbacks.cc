@@ -1,6 +1,6 @@
 // An operator's error into MXNet, by way of one of its arrays, and one error at a time.
 //
-// What a custom operator throws MXNet puts into one slot that all of them share without a lock
+// MXNet puts the error of a custom operator into one slot that all of them share without a lock
 // (custom-inl.h, `exception_`), and the operator that completes next takes it. That may be a
 // healthy one, as it completes in work of its own that is queued behind other work, on a GPU behind
 // bulks of tens of milliseconds; and two that complete at once free the same object twice. But

@@ -1,4 +1,4 @@
-// How a C++ exception leaves a callback that MXNet calls.
+// The way of a C++ exception out of a callback that MXNet calls.
 // Who uses it: custom_op.cc wraps every callback in it.
 #pragma once
 #include <exception>

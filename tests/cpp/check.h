@@ -14,7 +14,7 @@ inline std::atomic<int>& Failures() {
   return failures;
 }
 
-// How often a long loop runs: in full with GLUON_SYNCBN_NATIVE=full, which takes minutes.
+// The number of rounds of a long loop: in full with GLUON_SYNCBN_NATIVE=full, which takes minutes.
 inline int Times(int full, int brief) {
   const char* const native = std::getenv("GLUON_SYNCBN_NATIVE");
   return native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;
@@ -30,7 +30,7 @@ void Fail(const char* file, int line, const Parts&... parts) {
   std::cerr << text.str() << std::endl;
 }
 
-// What main returns.
+// The exit status of main.
 inline int Result() {
   if (Failures() > 0) std::cerr << Failures() << " checks failed" << std::endl;
   return Failures() > 0 ? 1 : 0;

@@ -35,7 +35,7 @@ namespace emulated {
 
 constexpr int kMultiprocessors = 3;
 
-// What the thread's partner gave in the same shuffle.
+// The value of the thread's partner in the same shuffle.
 uint64_t Exchange(uint64_t bits, int offset);
 
 // Runs `thread` for every thread of every block. Aborts with a message if a block cannot go on.
