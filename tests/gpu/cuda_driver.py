@@ -59,6 +59,7 @@ class Workspace(DeviceArray):
 class CudaDriver:
     """Kernels of the current GPU, on PyTorch's current stream."""
 
+    device = "gpu(0)"
     lane = LANE
     array = DeviceArray
 

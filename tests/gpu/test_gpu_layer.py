@@ -8,8 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from support import layer_checks
-from support.layer_checks import ADD, EPS, WRITE
+from support.layer_checks import ADD, EPS, WRITE, Case, check_devices
 from support.native import ACTIVATIONS, NONE, Activation, CpuDriver, Layer
 from support.storage import DTYPES
 
@@ -25,15 +24,15 @@ SHAPES = [
 ]
 
 
-def torch_whole_batch(x, dy, gamma, beta, axis):
-    """The results of layer_checks.oracle by PyTorch on the GPU; `dy` is that of z."""
+def torch_whole_batch(x, dz, gamma, beta, axis):
+    """The results of layer_checks.oracle by PyTorch on the GPU."""
     import torch
 
     def on_gpu(array):
         return torch.from_numpy(np.ascontiguousarray(array)).cuda()
 
     inputs = on_gpu(np.moveaxis(x, axis, 1)).requires_grad_()
-    gradient = on_gpu(np.moveaxis(dy, axis, 1))
+    gradient = on_gpu(np.moveaxis(dz, axis, 1))
     gamma, beta = (on_gpu(v).requires_grad_() for v in (gamma, beta))
     y = torch.nn.functional.batch_norm(
         inputs, None, None, gamma, beta, training=True, eps=EPS
@@ -55,10 +54,8 @@ def torch_whole_batch(x, dy, gamma, beta, axis):
 @pytest.mark.parametrize("shape, axis", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind, driver):
-    layer_checks.check_devices(
-        driver, "gpu(0)", dtype, shape, rows, axis, request_kind,
-        expected=torch_whole_batch,
-    )  # fmt: skip
+    case = Case(dtype, shape, rows, axis, request_kind)
+    check_devices(driver, case, torch_whole_batch)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
@@ -68,35 +65,29 @@ def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind, d
 def test_activations_of_the_whole_batch(
     dtype, shape, axis, request_kind, activation, driver
 ):
-    layer_checks.check_devices(
-        driver, "gpu(0)", dtype, shape, [4, 3], axis, request_kind,
-        expected=torch_whole_batch, activation=activation,
-    )  # fmt: skip
+    case = Case(dtype, shape, [4, 3], axis, request_kind, activation=activation)
+    check_devices(driver, case, torch_whole_batch)
 
 
 @pytest.mark.parametrize("count", [2, 8])
 def test_mean_far_from_zero(count, driver):
-    layer_checks.check_devices(
-        driver, "gpu(0)", "float32", (16, 5, 40, 40), [16 // count] * count, 1, WRITE,
-        center=1e4, expected=torch_whole_batch,
-    )  # fmt: skip
+    case = Case("float32", (16, 5, 40, 40), [16 // count] * count, center=1e4)
+    check_devices(driver, case, torch_whole_batch)
 
 
 def test_cpu_and_gpu_side_by_side(driver):
     """Two groups at once in one process, one on CPUs and one on GPUs."""
     errors = []
 
-    def run(devices, place):
+    def run(kind):
         try:
             for _ in range(5):
-                layer_checks.check_devices(
-                    devices, place, "float32", (6, 8, 20, 20), [3, 3], 1, WRITE
-                )
+                check_devices(kind, Case("float32", (6, 8, 20, 20), [3, 3]))
         except BaseException as error:
             errors.append(error)
 
-    places = (CpuDriver(), "cpu(0)"), (driver, "gpu(0)")
-    threads = [threading.Thread(target=run, args=place) for place in places]
+    kinds = CpuDriver(), driver
+    threads = [threading.Thread(target=run, args=(kind,)) for kind in kinds]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -111,10 +102,8 @@ def test_steps_after_the_first_allocate_nothing(activation, driver):
 
     def steps(count):
         for _ in range(count):
-            layer_checks.check_devices(
-                driver, "gpu(0)", "float32", (4, 64, 30, 30), [4], 1, WRITE,
-                activation=activation,
-            )  # fmt: skip
+            case = Case("float32", (4, 64, 30, 30), [4], activation=activation)
+            check_devices(driver, case)
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
         return torch.cuda.mem_get_info()[0]
@@ -137,7 +126,5 @@ def test_the_current_device_is_restored(driver):
 
     torch.cuda.set_device(0)
     before = torch.cuda.current_device()
-    layer_checks.check_devices(
-        driver, "gpu(0)", "float32", (4, 3, 5, 5), [2, 2], 1, WRITE
-    )
+    check_devices(driver, Case("float32", (4, 3, 5, 5), [2, 2]))
     assert torch.cuda.current_device() == before

@@ -4,8 +4,8 @@ MXNet takes part nowhere here; test_batch_norm.py and others test the layer in M
 """
 
 import pytest
-from support import layer_checks, native
-from support.layer_checks import ADD, WRITE
+from support import native
+from support.layer_checks import ADD, WRITE, Case, check_devices
 from support.native import ACTIVATIONS, NONE, CpuDriver
 from support.storage import DTYPES
 
@@ -15,9 +15,7 @@ from support.storage import DTYPES
 @pytest.mark.parametrize("shape, axis", [((6, 3, 4, 5), 1), ((6, 4, 5, 8), 3)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind):
-    layer_checks.check_devices(
-        CpuDriver(), "cpu(0)", dtype, shape, rows, axis, request_kind
-    )
+    check_devices(CpuDriver(), Case(dtype, shape, rows, axis, request_kind))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
@@ -25,8 +23,8 @@ def test_devices_equal_the_whole_batch(dtype, shape, axis, rows, request_kind):
 @pytest.mark.parametrize("shape, axis", [((6, 9, 40, 5), 1), ((6, 4, 5, 8), 3)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activations_of_the_whole_batch(dtype, shape, axis, request_kind, activation):
-    place = CpuDriver(), "cpu(0)", dtype, shape, [4, 2], axis, request_kind
-    layer_checks.check_devices(*place, activation=activation)
+    case = Case(dtype, shape, [4, 2], axis, request_kind, activation=activation)
+    check_devices(CpuDriver(), case)
 
 
 @pytest.mark.parametrize("activation", [NONE, *ACTIVATIONS], ids=str)
@@ -34,8 +32,8 @@ def test_activations_of_the_whole_batch(dtype, shape, axis, request_kind, activa
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_device_by_blocks_of_channels(dtype, request_kind, activation):
     """Large enough for both passes to go over a block at a time; no x is kept."""
-    place = CpuDriver(), "cpu(0)", dtype, (4, 32, 40, 40), [4], 1, request_kind
-    layer_checks.check_devices(*place, activation=activation, gammas=[-0.5])
+    settings = {"request": request_kind, "activation": activation, "gammas": [-0.5]}
+    check_devices(CpuDriver(), Case(dtype, (4, 32, 40, 40), [4], **settings))
 
 
 def test_a_gpu_that_is_not_there():

@@ -4,72 +4,111 @@ Called by test_op.py (CPU) and gpu/test_gpu_layer.py, each with its driver, see
 native.py. No MXNet takes part.
 """
 
+import dataclasses
 import threading
 import uuid
 
 import numpy as np
 
 from support import reference
-from support.native import NONE, Layer
+from support.native import NONE, Activation, Layer
 from support.storage import storage_of, to_float64, to_storage
 
 WRITE, ADD = 1, 2
 EPS, MOMENTUM = 1e-5, 0.9
-
-
 AWKWARD = -0.5, 0, 1e-6, -1e-42  # gammas, of which all but one cannot be divided by
 
 
-def parameters(channels, kind, gammas=AWKWARD, seed=7):
-    """gamma and beta, the same on every device; the first gammas are given."""
-    gamma, beta = np.random.default_rng(seed).normal(1, 0.3, (2, channels))
-    gamma = np.maximum(gamma, 0.3)
-    count = min(len(gammas), max(channels - 1, 0))
-    gamma[:count] = gammas[:count]
-    return gamma.astype(kind), beta.astype(kind)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A whole batch, the layer's settings, and the rows of each device."""
+
+    dtype: str
+    shape: tuple
+    rows: list
+    axis: int = 1
+    request: int = WRITE
+    center: float = 0.5
+    activation: Activation = NONE
+    gammas: tuple = AWKWARD  # of the first channels
+
+    @property
+    def parameter_dtype(self):
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def channels(self):
+        return self.shape[self.axis]
+
+    @property
+    def steps(self):
+        """Gradients that are added to are known after one step."""
+        return 1 if self.request == ADD else 2
 
 
-def steps_of(request):
-    """The number of steps: gradients that are added to are known after one."""
-    return 1 if request == ADD else 2
+class Batch:
+    """Random data of a case: as a device stores it, and the same values in float64."""
+
+    def __init__(self, case):
+        rng = np.random.default_rng()
+        self.gamma, self.beta = rng.normal(1, 0.3, (2, case.channels))
+        self.gamma = np.maximum(self.gamma, 0.3)
+        count = min(len(case.gammas), max(case.channels - 1, 0))
+        self.gamma[:count] = case.gammas[:count]
+        kind = case.parameter_dtype
+        self.gamma, self.beta = self.gamma.astype(kind), self.beta.astype(kind)
+        self.x = to_storage(rng.normal(case.center, 2, case.shape), case.dtype)
+        self.x64 = to_float64(self.x, case.dtype)
+        z = reference.forward(self.x64, *self.parameters64(), case.axis, EPS)[0]
+        dy = rng.normal(size=case.shape)
+        function, slope, _ = case.activation
+        if function != "identity":
+            # Rounding may decide on which side of the kink it is.
+            dy[np.abs(z) <= 1e-4 * np.abs(z).max()] = 0
+        self.dy = to_storage(dy, case.dtype)
+        dy64 = to_float64(self.dy, case.dtype)
+        self.dz64 = dy64 * reference.activation_gradient(z, function, slope)
+
+    def parameters64(self):
+        return self.gamma.astype(float), self.beta.astype(float)
 
 
 class Device(threading.Thread):
     """One device's shard: training steps in a thread of its own."""
 
-    def __init__(self, driver, layer, dtype, axis, x, dy, request, gammas):
+    def __init__(self, driver, layer, case, batch, rows):
         super().__init__(daemon=True)
-        self._layer, self._step, self._request = layer, (dtype, x.shape), request
-        channels = (x.shape[axis],)
-        storage = storage_of(dtype)
-        kind = np.float64 if dtype == "float64" else np.float32
-        self.gamma, self.beta = parameters(*channels, kind, gammas)
-        old = to_storage(np.full(x.shape, 0.5), dtype) if request == ADD else None
-        ones = np.ones(channels)
-        gradients = ones if request == ADD else None
+        self._layer, self._case = layer, case
+        x, dy = batch.x[rows], batch.dy[rows]
+        self._step = case.dtype, x.shape
+        ones = np.ones(case.channels)
+        adds = case.request == ADD
+        old = to_storage(np.full(x.shape, 0.5), case.dtype) if adds else None
         data = {"x": x, "dy": dy, "y": None, "dx": old}
         vectors = {
-            "gamma": self.gamma,
-            "beta": self.beta,
+            "gamma": batch.gamma,
+            "beta": batch.beta,
             "running_mean": 0 * ones,
             "running_var": ones,
-            "dgamma": gradients,
-            "dbeta": gradients,
+            "dgamma": ones if adds else None,
+            "dbeta": ones if adds else None,
         }
+        storage, kind = storage_of(case.dtype), case.parameter_dtype
         self.memory = {
             **{name: driver.array(x.shape, storage, v) for name, v in data.items()},
-            **{n: driver.array(channels, kind, v) for n, v in vectors.items()},
+            **{name: driver.array(ones.shape, kind, v) for name, v in vectors.items()},
         }
         self.error = None
 
     def run(self):
-        names = "y", "dx", "dgamma", "dbeta"
-        requests = {f"{name}_request": self._request for name in names}
-        requests["y_request"] = WRITE
+        requests = {
+            f"{n}_request": self._case.request for n in ("dx", "dgamma", "dbeta")
+        }
         try:
-            for _ in range(steps_of(self._request)):
-                self._layer.forward(True, *self._step, **self.memory, **requests)
-                self._layer.backward(*self._step, **self.memory, **requests)
+            for _ in range(self._case.steps):
+                arguments = {**self.memory, **requests, "y_request": WRITE}
+                self._layer.forward(True, *self._step, **arguments)
+                self._layer.backward(*self._step, **arguments)
         except RuntimeError as error:
             self.error = error
         finally:
@@ -81,101 +120,109 @@ class Device(threading.Thread):
         return {name: array.get() for name, array in self.memory.items()}
 
 
-def oracle(x, dy, gamma, beta, axis):
-    """z, mean, var, dx, dgamma, dbeta of the whole batch, for a gradient of z."""
-    z, mean, var, _ = reference.forward(x, gamma, beta, axis, EPS)
-    return z, mean, var, *reference.backward(x, dy, gamma, axis, EPS)
-
-
-def check_devices(
-    driver,
-    computes_on,
-    dtype,
-    shape,
-    rows,
-    axis,
-    request,
-    center=0.5,
-    expected=oracle,
-    activation=NONE,
-    gammas=AWKWARD,
-):
-    """Runs `len(rows)` devices with that many rows each; compares all they write."""
-    assert sum(rows) == shape[0]
-    rng = np.random.default_rng()
-    x = to_storage(rng.normal(center, 2, shape), dtype)
-    function, slope, from_output = activation
-    kind = np.float64 if dtype == "float64" else np.float32
-    gamma, beta = (v.astype(float) for v in parameters(shape[axis], kind, gammas))
-    x64 = to_float64(x, dtype)
-    z = reference.forward(x64, gamma, beta, axis, EPS)[0]
-    dy = rng.normal(size=shape)
-    if function != "identity":
-        # Rounding may decide on which side of the kink it is.
-        dy[np.abs(z) <= 1e-4 * np.abs(z).max()] = 0
-    dy = to_storage(dy, dtype)
-    dy64 = to_float64(dy, dtype)
-    dz64 = dy64 * reference.activation_gradient(z, function, slope)
-    bounds = np.cumsum(rows)[:-1]
-    group = uuid.uuid4().hex
-    shards = zip(np.split(x, bounds), np.split(dy, bounds))
+def train(driver, case, batch):
+    """Trains on all devices at once; returns what each has written."""
+    group, count = uuid.uuid4().hex, len(case.rows)
+    settings = case.axis, EPS, MOMENTUM
+    ends = np.cumsum(case.rows)
     devices = []
-    for k, shard in enumerate(shards):
-        place = f"gpu({k})", computes_on, len(rows)
-        layer = Layer(group, *place, axis, EPS, MOMENTUM, activation=activation)
-        devices.append(Device(driver, layer, dtype, axis, *shard, request, gammas))
+    for k, (rows, end) in enumerate(zip(case.rows, ends)):
+        place = f"gpu({k})", driver.device, count
+        layer = Layer(group, *place, *settings, activation=case.activation)
+        devices.append(Device(driver, layer, case, batch, slice(end - rows, end)))
     for device in devices:
         device.start()
     for device in devices:
         device.join()
-    results = [device.results() for device in devices]
+    return [device.results() for device in devices]
 
-    z, mean, var, dx, dgamma, dbeta = expected(x64, dz64, gamma, beta, axis)
-    y = reference.activate(z, function, slope)
-    inv_std = 1 / np.sqrt(var + EPS)
-    others = tuple(i for i in range(x.ndim) if i != axis)
-    count = x.size // x.shape[axis]
-    conditioning = np.max(np.abs(mean) * inv_std)
-    columns = np.reshape(mean, [-1 if i == axis else 1 for i in range(x.ndim)])
-    x_hat = np.abs((x64 - columns) * np.reshape(inv_std, columns.shape)).max()
-    y_terms = np.abs(gamma).max() * x_hat + np.abs(beta).max()
-    of_x_hat = from_output * reference.reconstruction_error(dtype, function, x_hat)
-    old = 0.5 if request == ADD else 0.0
 
-    def near(result, right, scale, stored=dtype, error=0):
-        lane = min(driver.lane, count)
-        limits = count, conditioning, scale, lane
+def oracle(x, dz, gamma, beta, axis):
+    """z, mean, var, dx, dgamma, dbeta of the whole batch, for a gradient of z."""
+    z, mean, var, _ = reference.forward(x, gamma, beta, axis, EPS)
+    return z, mean, var, *reference.backward(x, dz, gamma, axis, EPS)
+
+
+class Right:
+    """The right results of a batch, and comparisons with them."""
+
+    def __init__(self, driver, case, batch, whole_batch):
+        self._case = case
+        gamma, beta = batch.parameters64()
+        results = whole_batch(batch.x64, batch.dz64, gamma, beta, case.axis)
+        z, self._mean, self._var, self._dx, self._dgamma, self._dbeta = results
+        function, slope, from_output = case.activation
+        self._y = reference.activate(z, function, slope)
+        # The sizes of terms, from which tolerances follow.
+        ndim = len(case.shape)
+        of_channels = [-1 if i == case.axis else 1 for i in range(ndim)]
+        mean, inv_std = self._mean, 1 / np.sqrt(self._var + EPS)
+        x_hat = (batch.x64 - mean.reshape(of_channels)) * inv_std.reshape(of_channels)
+        x_hat = np.abs(x_hat).max()
+        y_terms = np.abs(gamma).max() * x_hat + np.abs(beta).max()
+        self._y_terms = 2 * max(slope, 1) * y_terms
+        dz = np.abs(batch.dz64)
+        self._dx_terms = np.abs(gamma * inv_std).max() * dz.max() * (1 + x_hat)
+        others = tuple(i for i in range(ndim) if i != case.axis)
+        self._sum_terms = dz.sum(others).max() * (1 + x_hat) + 1
+        of_x_hat = reference.reconstruction_error(case.dtype, function, x_hat)
+        self._of_x_hat = from_output * of_x_hat
+        count = batch.x64.size // case.channels
+        self._lane = min(driver.lane, count)
+        self._limits = count, np.max(np.abs(mean) * inv_std)
+
+    def _near(self, result, right, scale, stored, error=0):
+        limits = *self._limits, scale, self._lane
         rtol, atol = reference.tolerance(stored, *limits)
-        if lane > 0:
-            atol = max(atol, reference.tolerance(dtype, *limits)[1])
+        if self._lane > 0:
+            atol = max(atol, reference.tolerance(self._case.dtype, *limits)[1])
         np.testing.assert_allclose(result, right, rtol, atol + error)
 
-    def whole(name):
-        return np.concatenate([to_float64(r[name], dtype) for r in results])
+    def check_data(self, y, dx):
+        dtype, terms = self._case.dtype, self._dx_terms
+        old = 0.5 if self._case.request == ADD else 0.0
+        self._near(y, self._y, self._y_terms, dtype)
+        error = 2 * self._of_x_hat * terms
+        self._near(dx, old + self._dx, terms + old, dtype, error)
 
-    vectors = "float64" if dtype == "float64" else "float32"
-    near(whole("y"), y, 2 * max(slope, 1) * y_terms)
-    dx_terms = np.max(np.abs(gamma * inv_std)) * np.max(np.abs(dz64)) * (1 + x_hat)
-    near(
-        whole("dx"),
-        old + dx,
-        dx_terms + old,
-        error=2 * of_x_hat * dx_terms,
+    def check_parameter_gradients(self, dgamma, dbeta):
+        """Of all devices together: each writes its own sums, a trainer adds them up."""
+        added = len(self._case.rows) if self._case.request == ADD else 0
+        for total, right in (dgamma, self._dgamma), (dbeta, self._dbeta):
+            limits = self._sum_terms, self._case.parameter_dtype
+            error = self._of_x_hat * self._sum_terms
+            self._near(total, right + added, *limits, error)
+
+    def check_running(self, running_mean, running_var):
+        mean, var = np.zeros_like(self._mean), np.ones_like(self._var)
+        for _ in range(self._case.steps):
+            mean = reference.update_running(mean, self._mean, MOMENTUM)
+            var = reference.update_running(var, self._var, MOMENTUM)
+        limits = (
+            np.abs(self._mean).max() + self._var.max() + 1,
+            self._case.parameter_dtype,
+        )
+        self._near(running_mean, mean, *limits)
+        self._near(running_var, var, *limits)
+
+
+def check_devices(driver, case, whole_batch=oracle):
+    """Trains a random batch on the devices of a case; compares all that they write."""
+    assert sum(case.rows) == case.shape[0]
+    batch = Batch(case)
+    results = train(driver, case, batch)
+    right = Right(driver, case, batch, whole_batch)
+
+    def whole(name):
+        return np.concatenate([to_float64(r[name], case.dtype) for r in results])
+
+    right.check_data(whole("y"), whole("dx"))
+    totals = (
+        sum(r[name].astype(float) for r in results) for name in ("dgamma", "dbeta")
     )
-    terms = np.abs(dz64).sum(others).max() * (1 + x_hat) + 1
-    for name, right in ("dgamma", dgamma), ("dbeta", dbeta):
-        # Each device's own sums; a trainer adds them up.
-        total = sum(r[name].astype(float) for r in results)
-        added = len(rows) if request == ADD else 0
-        near(total, right + added, terms, vectors, error=of_x_hat * terms)
-    running_mean, running_var = np.zeros_like(mean), np.ones_like(var)
-    for _ in range(steps_of(request)):
-        running_mean = reference.update_running(running_mean, mean, MOMENTUM)
-        running_var = reference.update_running(running_var, var, MOMENTUM)
+    right.check_parameter_gradients(*totals)
     for result in results:
-        scale = np.max(np.abs(mean)) + np.max(var) + 1
-        near(result["running_mean"], running_mean, scale, vectors)
-        near(result["running_var"], running_var, scale, vectors)
-        for name in "running_mean", "running_var":
-            np.testing.assert_array_equal(result[name], results[0][name])
-    return results
+        running = [result[name] for name in ("running_mean", "running_var")]
+        right.check_running(*running)
+        of_first = [results[0][name] for name in ("running_mean", "running_var")]
+        np.testing.assert_array_equal(running, of_first)

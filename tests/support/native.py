@@ -50,6 +50,7 @@ ACTIVATIONS = [
 class CpuDriver:
     """The CPU and NumPy's memory."""
 
+    device = "cpu(0)"
     lane = 0  # all sums are float64
     array = HostArray
 
