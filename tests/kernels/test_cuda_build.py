@@ -109,7 +109,7 @@ def test_build_without_cuda(tmp_path):
         "False it was built with GLUON_SYNCBN_CUDA=0\n"
     )
     text = run_python(
-        "import native; native.Layer('a layer', 'gpu(0)', 'gpu(0)', 1)", **library
+        "from support import native; native.Layer('a layer', 'gpu(0)', 'gpu(0)', 1)", **library
     ).stderr
     assert "SyncBatchNorm on gpu(0): this build of gluon_syncbn has CPU kernels" in text
     assert "only, because it was built with GLUON_SYNCBN_CUDA=0; install a" in text
