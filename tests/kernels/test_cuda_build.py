@@ -108,9 +108,8 @@ def test_build_without_cuda(tmp_path):
     assert run_python(CPU_ONLY, **library).stdout == (
         "False it was built with GLUON_SYNCBN_CUDA=0\n"
     )
-    text = run_python(
-        "from support import native; native.Layer('a layer', 'gpu(0)', 'gpu(0)', 1)", **library
-    ).stderr
+    make_layer = "native.Layer('a layer', 'gpu(0)', 'gpu(0)', 1)"
+    text = run_python(f"from support import native; {make_layer}", **library).stderr
     assert "SyncBatchNorm on gpu(0): this build of gluon_syncbn has CPU kernels" in text
     assert "only, because it was built with GLUON_SYNCBN_CUDA=0; install a" in text
     assert "`GLUON_SYNCBN_CUDA=1 pip install .`" in text
