@@ -83,7 +83,7 @@ def test_sizes_refuses_a_wrong_layer():
 
 def test_the_committed_results_can_be_drawn(tmp_path):
     """Among them PyTorch's, which is not installed for the other tests."""
-    for path in (SCRIPTS / "results").glob("*.json"):
+    for path in (ROOT / "scripts" / "results").glob("*.json"):
         shutil.copy(path, tmp_path)
     run_tool(sys.executable, SCRIPTS / "plot_benchmarks.py", "--results", tmp_path)
     names = sorted(path.stem for path in tmp_path.glob("*.png"))
