@@ -63,7 +63,7 @@ struct Reader {
   size_t left;
 };
 
-// Whether it may be a number of recoveries or joins.
+// True for a possible number of recoveries or joins.
 bool IsCount(int32_t number) {
   return 0 <= number && number < std::numeric_limits<int32_t>::max() / 2;
 }

@@ -49,7 +49,7 @@ class Protocol {
   void Leave();
   Leaving& leaving() { return leaving_; }
 
-  // Whether nothing is kept of exchanges, queries and messages; for tests.
+  // True if no exchange, query or message is kept; for tests.
   bool Idle() const;
 
  private:

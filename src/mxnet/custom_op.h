@@ -8,7 +8,7 @@ namespace syncbn {
 // LoadMxnetApi has to come first. Throws Error if MXNet refuses.
 void RegisterCustomOp();
 
-// How many operators were made that are a layer's first on their device, or of a graph with
+// The number of operators made so far that are a layer's first on their device, or of a graph with
 // static_shape: after these Devices.map waits once, see devices.py.
 int64_t FirstOperators();
 

@@ -7,11 +7,10 @@ importing a module runs its packages too.
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
+from support.helpers import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gluon_syncbn"
 ABOVE = "above"  # public modules and the command: they may import all wings
 

@@ -221,8 +221,7 @@ def check_devices(driver, case, whole_batch=oracle):
         sum(r[name].astype(float) for r in results) for name in ("dgamma", "dbeta")
     )
     right.check_parameter_gradients(*totals)
-    for result in results:
-        running = [result[name] for name in ("running_mean", "running_var")]
-        right.check_running(*running)
-        of_first = [results[0][name] for name in ("running_mean", "running_var")]
-        np.testing.assert_array_equal(running, of_first)
+    running = [(r["running_mean"], r["running_var"]) for r in results]
+    for values in running:
+        right.check_running(*values)
+        np.testing.assert_array_equal(values, running[0])
