@@ -39,7 +39,7 @@ class Scale:
 
     model: str = "fastscnn"
     crop_size: int = 160
-    epochs: int = 18
+    epochs: int = 12
     devices: tuple = (2, 4)
     images: tuple = (1, 2, 4)
     seeds: int = 3
