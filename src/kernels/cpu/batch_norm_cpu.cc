@@ -10,8 +10,7 @@
 #include "kernels/cpu/partition.h"
 #include "kernels/cpu/tiled_passes.h"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 // Tensors up to this many elements are done before another thread would have woken up.
@@ -142,5 +141,4 @@ void BackwardApply(const ApplyPass& pass) {
 
 const char* InstructionSet() { return ChooseIsa().name; }
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -7,8 +7,7 @@
 #include "core/between.h"
 #include "kernels/passes.h"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 
 // Bytes of scratch that every function with a `workspace` needs for this layout; the caller owns
 // it.
@@ -31,5 +30,4 @@ void SumsAndApply(const SumsPass& sums, const Between& between, const ApplyPass&
 // The instruction set that was chosen for this machine: "avx512", "avx2" or "generic".
 const char* InstructionSet();
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -6,8 +6,7 @@
 
 #include "core/parallel_for.h"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 constexpr int64_t kBlock = 16384;  // elements of one task, about
@@ -65,5 +64,4 @@ void ScatterChannels(DType dtype, const void* compact, const Layout& layout,
   });
 }
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

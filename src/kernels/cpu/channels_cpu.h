@@ -7,8 +7,7 @@
 #include "core/dtype.h"
 #include "core/layout.h"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 
 // compact[:, k, :] = tensor[:, channels[k], :]; `layout` is that of `tensor`.
 void GatherChannels(DType dtype, const void* tensor, const Layout& layout,
@@ -18,5 +17,4 @@ void GatherChannels(DType dtype, const void* tensor, const Layout& layout,
 void ScatterChannels(DType dtype, const void* compact, const Layout& layout,
                      const std::vector<int64_t>& channels, void* tensor);
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -9,8 +9,7 @@
 #include <cpuid.h>
 #endif
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 #if defined(SYNCBN_HAVE_AVX2) || defined(SYNCBN_HAVE_AVX512)
@@ -48,5 +47,4 @@ const Isa& ChooseIsa() {
   return *isa;
 }
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

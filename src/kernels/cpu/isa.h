@@ -6,8 +6,7 @@
 
 #include "kernels/passes.h"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 
 // A box of a tensor (outer, channels, inner); what one task works on.
 struct Tile {
@@ -45,5 +44,4 @@ extern const Isa kGeneric, kAvx2, kAvx512;
 // different machines, and for tests.
 const Isa& ChooseIsa();
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 // A tile of 128 KiB of float32 takes about 10 us, which hides handing it over, and stays in a
@@ -82,5 +81,4 @@ Tile Partition::At(int64_t index) const {
           std::min(inner_begin + inner_step, layout.inner)};
 }
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -7,8 +7,7 @@
 #include "core/layout.h"
 #include "kernels/cpu/isa.h"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 
 struct Partition {
   Layout layout;
@@ -35,5 +34,4 @@ struct Partition {
 // `layout` is not empty.
 Partition Cut(const Layout& layout);
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

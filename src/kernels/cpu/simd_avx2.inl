@@ -2,18 +2,15 @@
 // Who includes it: isa_avx2.cc.
 #include <immintrin.h>
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 constexpr int kVectorBytes = 32;
 constexpr bool kHasStream = true;
 }
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu
 #include "kernels/cpu/simd_types.inl"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 SYNCBN_INLINE __m128i Load8Bytes(const void* p) { return _mm_loadl_epi64((const __m128i*)p); }
@@ -59,5 +56,4 @@ SYNCBN_INLINE void Stream(double* p, Doubles v) { _mm256_stream_pd(p, (__m256d)v
 SYNCBN_INLINE void EndStream() { _mm_sfence(); }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -7,18 +7,15 @@
 #endif
 #include <immintrin.h>
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 constexpr int kVectorBytes = 64;
 constexpr bool kHasStream = true;
 }
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu
 #include "kernels/cpu/simd_types.inl"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 SYNCBN_INLINE __m128i Load16Bytes(const void* p) { return _mm_loadu_si128((const __m128i*)p); }
@@ -62,5 +59,4 @@ SYNCBN_INLINE void Stream(double* p, Doubles v) { _mm512_stream_pd(p, (__m512d)v
 SYNCBN_INLINE void EndStream() { _mm_sfence(); }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -1,17 +1,14 @@
 // Loads and stores of every element type in plain C++, lane by lane.
 // Who includes it: isa_generic.cc.
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 constexpr int kVectorBytes = 16;
 constexpr bool kHasStream = false;
 }
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu
 #include "kernels/cpu/simd_types.inl"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 SYNCBN_INLINE float FromBits(uint32_t bits) {
@@ -78,5 +75,4 @@ SYNCBN_INLINE void Store(Bfloat16* p, Floats v) {
 SYNCBN_INLINE void EndStream() {}
 
 }  // namespace
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

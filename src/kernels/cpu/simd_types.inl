@@ -7,8 +7,7 @@
 #define SYNCBN_INLINE inline __attribute__((always_inline))
 #define SYNCBN_NOINLINE __attribute__((noinline))
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 struct Half {
@@ -52,5 +51,4 @@ SYNCBN_INLINE Words RoundToBfloat16(Floats v) {
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -2,8 +2,7 @@
 // Who includes it: tile_kernels.inl. Nothing here knows memory layouts.
 #include <math.h>
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 // Functions of each lane, for all lanes: branches that are mispredicted would take longer. Not
@@ -39,5 +38,4 @@ using ForwardKinds = Kinds<kPlain, kLeakyOfX, kEluOfX>;
 using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY, kEluOfX>;
 
 }  // namespace
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

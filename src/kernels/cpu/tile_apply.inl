@@ -5,8 +5,7 @@
 // Arithmetic is float32 (float64 for float64 data). The mean is split into its float32 value and
 // the rest, which goes into d: so x - mean loses nothing where the mean is far from zero.
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 template <typename T>
@@ -249,5 +248,4 @@ void BackwardApplyTile(const ApplyPass& pass, const Tile& tile, StoreMode mode) 
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

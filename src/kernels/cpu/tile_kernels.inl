@@ -3,8 +3,7 @@
 #include "core/host_device.h"
 #include "kernels/cpu/isa.h"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 // The first n elements at p, fewer than a vector, and `fill` in the other lanes.
@@ -65,18 +64,15 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu
 
 #include "kernels/cpu/tile_activation.inl"
 #include "kernels/cpu/tile_sums.inl"
 #include "kernels/cpu/tile_apply.inl"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 
 const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, LocalMomentsOfTile, BackwardSumsOfTile, NormalizeTile,
                          BackwardApplyTile};
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -6,8 +6,7 @@
 // within sqrt(m2 * n / (n - 1)) of their mean, so m2 = sum u^2 - (sum u)^2 / n loses at most a factor
 // of about n, the elements of one tile, whatever the mean.
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 namespace {
 
 // The two kinds of terms, each with what it needs of the channels and what it adds of an element.
@@ -280,5 +279,4 @@ void BackwardSumsOfTile(const SumsPass& pass, const Tile& tile, double* sum_dz, 
 }
 
 }  // namespace
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

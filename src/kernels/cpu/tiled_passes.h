@@ -11,8 +11,7 @@
 #include "kernels/cpu/partition.h"
 #include "kernels/passes.h"
 
-namespace syncbn {
-namespace cpu {
+namespace syncbn::cpu {
 
 // Partial results of each tile: an array of all channels for each of two quantities.
 struct Partials {
@@ -90,5 +89,4 @@ struct TiledApply {
   void OnTile(int64_t index) const { ChooseIsa().backward_apply(pass, partition.At(index), mode); }
 };
 
-}  // namespace cpu
-}  // namespace syncbn
+}  // namespace syncbn::cpu

@@ -7,8 +7,7 @@
 #include "kernels/cuda/numeric.h"
 #include "kernels/cuda/partition.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 // Whether all of a slot's vector belongs to the plane; `kWhole` as in Planes::SlotOf.
 template <bool kWhole, int kWidth>
@@ -57,5 +56,4 @@ __device__ inline void WriteSlot(T* tensor, const Slot& slot, const Vector<T, kW
   }
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

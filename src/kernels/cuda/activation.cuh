@@ -11,8 +11,7 @@
 #include "core/activation.h"
 #include "kernels/cuda/numeric.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 __device__ inline float Exp(float z) { return expf(z); }
 __device__ inline double Exp(double z) { return exp(z); }
@@ -63,5 +62,4 @@ __device__ Affine<A> AffineToUnwind(Kind kind, const double* mean, const double*
   return {static_cast<A>(mean[channel]), 0, 0};
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

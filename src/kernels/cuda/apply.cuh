@@ -8,8 +8,7 @@
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/maps.cuh"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 // One vector of each tensor through its element's map, added to `out` or instead of it.
 template <typename T, int kWidth, typename Map, int kMaps>
@@ -109,5 +108,4 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
   }
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -10,8 +10,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/reduce.cuh"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 static_assert(kWorkspaceZeros == kCounters * sizeof(unsigned), "the counters are what starts as 0");
 
@@ -199,5 +198,4 @@ void BatchNorm<T>::BackwardApply(const ApplyPass& pass, Stream stream) {
         stream);
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

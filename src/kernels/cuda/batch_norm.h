@@ -5,8 +5,7 @@
 
 struct __half;
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 struct Bfloat16;
 
@@ -19,5 +18,4 @@ struct BatchNorm {
   static void BackwardApply(const ApplyPass& pass, Stream stream);
 };
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -3,8 +3,7 @@
 
 #include "kernels/cuda/batch_norm.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 namespace {
 
 // use(a null pointer to the element type)
@@ -47,5 +46,4 @@ void BackwardApply(const ApplyPass& pass, Stream stream) {
 
 const char* Architectures() { return SYNCBN_CUDA_ARCHITECTURES; }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

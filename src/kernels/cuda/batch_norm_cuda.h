@@ -13,8 +13,7 @@
 
 struct CUstream_st;  // what cudaStream_t points to
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 using Stream = CUstream_st*;
 
@@ -32,5 +31,4 @@ void BackwardApply(const ApplyPass& pass, Stream stream);
 // The architectures that the library has machine code for, such as "75-real 90-virtual".
 const char* Architectures();
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

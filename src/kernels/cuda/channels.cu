@@ -5,8 +5,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numeric.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -66,5 +65,4 @@ void ScatterChannels(DType dtype, const void* compact, const Layout& layout,
   CopyChannels<false>("ScatterChannels", dtype, layout, list, compact, tensor, stream);
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

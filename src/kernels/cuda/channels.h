@@ -5,8 +5,7 @@
 
 #include "kernels/cuda/batch_norm_cuda.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 // Channels of a tensor: `count` numbers, as doubles in memory that the device can reach, because
 // that is how all per-channel vectors come there.
@@ -23,5 +22,4 @@ void GatherChannels(DType dtype, const void* tensor, const Layout& layout, const
 void ScatterChannels(DType dtype, const void* compact, const Layout& layout,
                      const ChannelList& list, void* tensor, Stream stream);
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -5,8 +5,7 @@
 
 #include "core/error.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 inline void Check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
@@ -25,5 +24,4 @@ inline int Multiprocessors() {
   return count;
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -5,8 +5,7 @@
 
 #include "kernels/cuda/check.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 // Arguments have exactly the kernel's types: the launch passes them by address.
 template <typename... Parameters>
@@ -18,5 +17,4 @@ void Launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int
         name);
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -8,8 +8,7 @@
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/numeric.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 template <typename T>
 struct NormalizeArguments {
@@ -76,5 +75,4 @@ struct BackwardMap {
   }
 };
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -9,8 +9,7 @@
 
 #include "core/host_device.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 // The upper half of a float. CUDA's own type converts in hardware from sm_80 on only, and these
 // kernels have instructions to spare.
@@ -67,5 +66,4 @@ struct alignas(sizeof(T) * kWidth) Vector {
   T values[kWidth];
 };
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -4,8 +4,7 @@
 
 #include <algorithm>
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 namespace {
 
 // Vectors of a block: at least 4 a thread, and 16 where that leaves no multiprocessor idle; more
@@ -97,5 +96,4 @@ Columns CutColumns(const Layout& layout, int width, int64_t blocks) {
   return cut;
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -12,8 +12,7 @@
 #include "core/host_device.h"
 #include "core/layout.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 constexpr int kPlanesThreads = 256;
 constexpr int kColumnsThreads = 512;
@@ -184,5 +183,4 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocess
 // number that is wanted.
 Columns CutColumns(const Layout& layout, int width, int64_t blocks);
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

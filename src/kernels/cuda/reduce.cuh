@@ -7,8 +7,7 @@
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/sums.cuh"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 constexpr int kWarp = 32;
 
@@ -233,5 +232,4 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
       [&](int channel, int64_t split) { return ReadPartial(partial_at(channel, split)); }, finish);
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

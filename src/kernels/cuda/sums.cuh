@@ -9,8 +9,7 @@
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/numeric.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 struct alignas(16) Pair {
   double first, second;
@@ -156,5 +155,4 @@ using PlainGradientSums = GradientSums<T, kWidth, kShifts, Plain>;
 template <typename T, int kWidth, int kShifts>
 using FusedGradientSums = GradientSums<T, kWidth, kShifts, FusedBackward>;
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

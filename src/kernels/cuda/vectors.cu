@@ -6,8 +6,7 @@
 #include "core/error.h"
 #include "kernels/cuda/launch.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -50,5 +49,4 @@ void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream) {
          stream, all, static_cast<unsigned>(blocks_each));
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

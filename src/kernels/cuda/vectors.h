@@ -7,8 +7,7 @@
 
 #include "kernels/cuda/batch_norm_cuda.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 // Both ends are `size` numbers, float32 or float64, in memory that the device can reach.
 struct VectorCopy {
@@ -24,5 +23,4 @@ constexpr int kMostVectors = 8;
 // At most kMostVectors copies, none of which reads what another writes.
 void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream);
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -7,8 +7,7 @@
 
 #include "op/allocator.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 // An Allocator of the current device.
 using Take = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>;
@@ -35,5 +34,4 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -9,8 +9,7 @@
 
 #include "kernels/cuda/check.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 namespace {
 
 struct Driver {
@@ -65,5 +64,4 @@ void CurrentDevice::Renew() const { MakeCurrent(TheDriver(), ordinal_); }
 
 CurrentDevice::~CurrentDevice() { TheDriver().SetCurrent(context_before_); }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

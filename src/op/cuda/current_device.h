@@ -2,8 +2,7 @@
 // Who uses it: backend_cuda.cc.
 #pragma once
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 // Afterwards the thread has the context that it had before, or none. Through the driver, because
 // cudaSetDevice would make a context on a device 0 that the thread has never used.
@@ -21,5 +20,4 @@ class CurrentDevice {
   void* context_before_ = nullptr;
 };
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

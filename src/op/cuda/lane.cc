@@ -8,8 +8,7 @@
 
 #include "kernels/cuda/check.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 namespace {
 
 struct Pool {
@@ -67,5 +66,4 @@ void Lane::Release(int ordinal, Lane* lane) {
   pool.free[ordinal].emplace_back(lane);
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

@@ -10,8 +10,7 @@
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "op/cuda/buffer.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 class Lane {
  public:
@@ -40,5 +39,4 @@ class Lane {
   bool zeroed_ = false;  // the workspace's zeros
 };
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

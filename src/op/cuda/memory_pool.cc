@@ -7,8 +7,7 @@
 
 #include "kernels/cuda/check.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 namespace {
 
 using Key = std::pair<int, MemoryKind>;  // the device's number
@@ -52,5 +51,4 @@ std::shared_ptr<void> AllocateFromPool(const Device& device, MemoryKind kind, si
   });
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

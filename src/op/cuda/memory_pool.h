@@ -3,12 +3,10 @@
 #pragma once
 #include "op/allocator.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 // An Allocator; `device` is the current one. Memory that goes back serves later requests and is
 // never freed, because freeing waits for all work of the device.
 std::shared_ptr<void> AllocateFromPool(const Device& device, MemoryKind kind, size_t bytes);
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

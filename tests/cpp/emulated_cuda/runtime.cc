@@ -129,8 +129,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
   return emulated::Call();
 }
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 CurrentDevice::CurrentDevice(int ordinal) : ordinal_(ordinal) {
   context_before_ = reinterpret_cast<void*>(static_cast<intptr_t>(emulated::Device()));
@@ -141,5 +140,4 @@ CurrentDevice::~CurrentDevice() {
   emulated::Device() = static_cast<int>(reinterpret_cast<intptr_t>(context_before_));
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda

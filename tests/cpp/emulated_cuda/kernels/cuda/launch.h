@@ -4,8 +4,7 @@
 
 #include "kernels/cuda/check.h"
 
-namespace syncbn {
-namespace cuda {
+namespace syncbn::cuda {
 
 template <typename... Parameters>
 void Launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
@@ -16,5 +15,4 @@ void Launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int
                 [&] { kernel(arguments...); });
 }
 
-}  // namespace cuda
-}  // namespace syncbn
+}  // namespace syncbn::cuda
