@@ -126,8 +126,7 @@ def measure_threads(repetitions):
     with tempfile.TemporaryDirectory() as build:
         source = ROOT / "scripts/benchmarks/benchmark_rendezvous.cc"
         program = Path(build) / "benchmark_rendezvous"
-        parts = [*(ROOT / "src/collective").glob("*.cc")]
-        parts.append(ROOT / "src/core/last_error.cc")
+        parts = (ROOT / "src/collective").glob("*.cc")
         command = ["g++", "-O3", "-std=c++17", "-pthread", f"-I{ROOT / 'src'}"]
         subprocess.run([*command, source, *parts, "-o", program], check=True)
         output = subprocess.run(

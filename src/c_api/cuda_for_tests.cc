@@ -3,11 +3,9 @@
 // Who uses it: tests/gpu, whose kernel_passes.py mirrors kernels/passes.h. Pointers in a pass are
 // device pointers of the current device; `stream` is a cudaStream_t. Functions return 0, or -1 with
 // the text in gluon_syncbn_last_error.
+#include "core/c_interface.h"
 #include "core/error.h"
-#include "core/last_error.h"
 #include "kernels/cuda/batch_norm_cuda.h"
-
-#define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace cuda = syncbn::cuda;
 

@@ -5,11 +5,9 @@
 #include <vector>
 
 #include "collective/registry.h"
+#include "core/c_interface.h"
 #include "core/error.h"
-#include "core/last_error.h"
 #include "op/sync_batch_norm.h"
-
-#define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
 
 using syncbn::DType;
 using syncbn::Layout;

@@ -8,15 +8,13 @@
 
 #include "collective/communicator.h"
 #include "collective/registry.h"
-#include "core/last_error.h"
+#include "core/c_interface.h"
 #include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "mxnet/custom_op.h"
 #include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
-
-#define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
 
 using syncbn::CatchAll;
 using syncbn::Registry;

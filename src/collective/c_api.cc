@@ -7,10 +7,8 @@
 
 #include "collective/advice.h"
 #include "collective/communicator.h"
+#include "core/c_interface.h"
 #include "core/error.h"
-#include "core/last_error.h"
-
-#define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 

@@ -14,9 +14,8 @@
 #include <vector>
 
 #include "collective/transport.h"
+#include "core/c_interface.h"
 #include "core/error.h"
-
-#define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace syncbn {
 namespace {
@@ -144,7 +143,6 @@ class MpiTransport : public Transport {
 };
 
 bool owned = false;  // whether MPI was initialized here
-std::string text;
 
 void Initialize() {
   int is = 0, level = 0;
@@ -170,7 +168,7 @@ void Initialize() {
 }  // namespace
 }  // namespace syncbn
 
-SYNCBN_EXPORT const char* gluon_syncbn_mpi_text() { return syncbn::text.c_str(); }
+SYNCBN_EXPORT const char* gluon_syncbn_mpi_text() { return syncbn::LastError().c_str(); }
 
 SYNCBN_EXPORT int gluon_syncbn_mpi_initialized() {
   int is = 0;
@@ -180,30 +178,26 @@ SYNCBN_EXPORT int gluon_syncbn_mpi_initialized() {
 
 // The implementation that was linked at run time.
 SYNCBN_EXPORT const char* gluon_syncbn_mpi_version() {
-  char version[MPI_MAX_LIBRARY_VERSION_STRING];
+  static char version[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;
   MPI_Get_library_version(version, &length);
-  syncbn::text.assign(version, length);
-  return syncbn::text.c_str();
+  return version;
 }
 
 // Initializes MPI if nobody has; returns the number of processes, or -1 with the text.
 SYNCBN_EXPORT int gluon_syncbn_mpi_initialize() {
-  try {
+  return syncbn::CatchAll(-1, [] {
     syncbn::Initialize();
     int size = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     return size;
-  } catch (const std::exception& error) {
-    syncbn::text = error.what();
-    return -1;
-  }
+  });
 }
 
 // Makes the transport, a syncbn::Transport that the caller owns; null with the text. All ranks call
 // it. machines[r] becomes the lowest rank on the machine of rank r; it has room for all ranks.
 SYNCBN_EXPORT void* gluon_syncbn_mpi_transport(double timeout_seconds, int* machines) {
-  try {
+  return syncbn::CatchAll(static_cast<void*>(nullptr), [&] {
     const MPI_Comm comm = syncbn::DuplicateWorld(timeout_seconds);
     MPI_Comm machine;
     int rank = 0;
@@ -213,10 +207,7 @@ SYNCBN_EXPORT void* gluon_syncbn_mpi_transport(double timeout_seconds, int* mach
     MPI_Allgather(&rank, 1, MPI_INT, machines, 1, MPI_INT, comm);
     MPI_Comm_free(&machine);
     return static_cast<syncbn::Transport*>(new syncbn::MpiTransport(comm));
-  } catch (const std::exception& error) {
-    syncbn::text = error.what();
-    return nullptr;
-  }
+  });
 }
 
 // Ends MPI if it was initialized here and nobody has ended it. All ranks call it.

@@ -1,12 +1,19 @@
-// The text of the error that this thread's latest failed C function had.
-// Who uses it: every C interface, because no exception may pass through one.
+// The parts of every C interface: exported functions, and errors as texts, because no exception may
+// pass through one.
+// Who uses it: c_api, mpi and collective/c_api.cc.
 #pragma once
 #include <exception>
 #include <string>
 
+#define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
+
 namespace syncbn {
 
-std::string& LastError();
+// The text of the error that this thread's latest failed C function had.
+inline std::string& LastError() {
+  thread_local std::string text;
+  return text;
+}
 
 // Runs body(); returns 0, or -1 with the exception's text in LastError.
 template <typename Body>
