@@ -6,6 +6,9 @@
 // `channels` doubles. A shard may be empty (outer or inner is 0): sums are then 0, and no tensor is
 // written.
 #pragma once
+#include <cstdint>
+#include <functional>
+
 #include "core/activation.h"
 #include "core/dtype.h"
 #include "core/layout.h"
@@ -56,5 +59,9 @@ struct ApplyPass : BackwardInput {
   Request request;  // for dx: kWrite or kAdd
   void* dx;
 };
+
+// A function that a caller has run between two passes, for channels [begin, end): it computes the
+// coefficients of the second pass from the results of the first.
+using Between = std::function<void(int64_t begin, int64_t end)>;
 
 }  // namespace syncbn

@@ -1,6 +1,5 @@
 // The source of a backend's memory, apart from its tensors.
-// Who uses it: op/cuda takes memory; mxnet/memory.cc gives MXNet's, op/cuda/memory_pool.h that of
-// programs without a pool of their own.
+// Who uses it: op/cuda takes memory; mxnet/memory.cc has MXNet's.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -12,9 +11,14 @@ namespace syncbn {
 // Of the device; or pinned memory of the host, which the device reaches under the same address.
 enum class MemoryKind { kDevice, kPinned };
 
-// At least `bytes` with any contents. They go back when the last copy of the pointer is gone;
+// At least `bytes` with any contents. They are free again when the last copy of the pointer is gone;
 // nothing may still work on them then. May leave the thread with another current device. Throws
 // DeviceError.
 using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
+
+// The Allocator of programs without MXNet, in builds with CUDA; `device` is the current one. Memory
+// that is free again serves later requests and is never returned to CUDA, which would wait for all
+// work of the device.
+std::shared_ptr<void> AllocateFromCuda(const Device& device, MemoryKind kind, size_t bytes);
 
 }  // namespace syncbn

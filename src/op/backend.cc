@@ -2,11 +2,6 @@
 #include "op/backend.h"
 
 #include "core/error.h"
-#include "op/cpu/backend_cpu.h"
-
-#if defined(SYNCBN_CUDA)
-#include "op/cuda/backend_cuda.h"
-#endif
 
 namespace syncbn {
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "collective/device.h"
-#include "core/between.h"
 #include "core/layout.h"
 #include "kernels/passes.h"
 #include "op/allocator.h"
@@ -72,5 +71,9 @@ class Backend {
 // The backend of this device; a GPU's takes its memory from `allocator`, or without one from CUDA.
 // Throws Error for a GPU if the library was built without CUDA, or if the process sees no such GPU.
 std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator = nullptr);
+
+// The two that MakeBackend chooses between; MakeCudaBackend is there in builds with CUDA.
+std::unique_ptr<Backend> MakeCpuBackend();
+std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocator = nullptr);
 
 }  // namespace syncbn

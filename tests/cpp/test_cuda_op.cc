@@ -12,7 +12,7 @@
 #include "core/error.h"
 #include "cuda_runtime.h"
 #include "local_transport.h"
-#include "op/cuda/backend_cuda.h"
+#include "op/backend.h"
 #include "op/sync_batch_norm.h"
 #include "tensor.h"
 

@@ -4,7 +4,6 @@
 #pragma once
 #include <cstdint>
 
-#include "core/between.h"
 #include "kernels/passes.h"
 
 namespace syncbn::cpu {

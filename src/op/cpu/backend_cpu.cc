@@ -1,9 +1,8 @@
-// Kernels work on the caller's memory directly, so there is nothing to begin nor to finish.
-#include "op/cpu/backend_cpu.h"
-
+// The CPU as a backend: kernels work on the caller's memory, so a call has no begin and no end.
 #include "core/pages.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "kernels/cpu/channels_cpu.h"
+#include "op/backend.h"
 
 namespace syncbn {
 namespace {

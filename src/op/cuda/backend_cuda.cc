@@ -1,8 +1,6 @@
-// One call at a time on a lane of the GPU. The host waits twice in a training step of one layer and
-// phase: for the sums, and at the end. Kernels write sums straight to pinned memory, and all
-// per-channel vectors of a phase move in one launch, so no copy is queued at all.
-#include "op/cuda/backend_cuda.h"
-
+// A GPU as a backend: one call at a time on a lane. In a training step the host waits twice for one
+// layer and phase: for the sums, and at the end. Kernels write sums straight to pinned memory, and
+// all per-channel vectors of a phase move in one launch, so no copy is queued at all.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -12,9 +10,9 @@
 #include "kernels/cuda/channels.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/vectors.h"
+#include "op/backend.h"
 #include "op/cuda/current_device.h"
 #include "op/cuda/lane.h"
-#include "op/cuda/memory_pool.h"
 
 namespace syncbn {
 namespace {
@@ -234,8 +232,7 @@ std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocat
     throw Error(Concat("SyncBatchNorm on ", device.Name(), ": this process sees ", count,
                        " CUDA devices"));
   }
-  return std::make_unique<CudaBackend>(device,
-                                       allocator != nullptr ? allocator : cuda::AllocateFromPool);
+  return std::make_unique<CudaBackend>(device, allocator != nullptr ? allocator : AllocateFromCuda);
 }
 
 }  // namespace syncbn

@@ -5,12 +5,41 @@
 // size that it has met. So a step allocates nothing once its shapes have been seen, and layers
 // share.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 #include "kernels/cuda/batch_norm_cuda.h"
-#include "op/cuda/buffer.h"
+#include "op/allocator.h"
 
 namespace syncbn::cuda {
+
+// An Allocator of the current device.
+using Take = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>;
+
+// Memory that is kept from call to call, and grows where a call needs more.
+class Buffer {
+ public:
+  // Makes room for this many bytes. Returns whether it had to grow: contents are lost then, and
+  // nothing may still work on them.
+  bool Reserve(MemoryKind kind, size_t bytes, const Take& take) {
+    if (bytes <= bytes_) return false;
+    Free();
+    memory_ = take(kind, bytes);
+    bytes_ = bytes;
+    return true;
+  }
+  void Free() {
+    bytes_ = 0;
+    memory_.reset();
+  }
+  void* data() const { return memory_.get(); }
+
+ private:
+  std::shared_ptr<void> memory_;
+  size_t bytes_ = 0;
+};
 
 class Lane {
  public:

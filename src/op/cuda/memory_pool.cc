@@ -1,13 +1,12 @@
-// The pool lives until the process ends, like lanes.
-#include "op/cuda/memory_pool.h"
-
+// Memory from CUDA's runtime, in a pool that lives until the process ends, like lanes.
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "kernels/cuda/check.h"
+#include "op/allocator.h"
 
-namespace syncbn::cuda {
+namespace syncbn {
 namespace {
 
 using Key = std::pair<int, MemoryKind>;  // the device's number
@@ -36,7 +35,7 @@ std::pair<size_t, void*> Reuse(const Key& key, size_t bytes) {
 
 }  // namespace
 
-std::shared_ptr<void> AllocateFromPool(const Device& device, MemoryKind kind, size_t bytes) {
+std::shared_ptr<void> AllocateFromCuda(const Device& device, MemoryKind kind, size_t bytes) {
   const Key key{device.id, kind};
   std::pair<size_t, void*> piece = Reuse(key, bytes);
   if (piece.second == nullptr && kind == MemoryKind::kDevice) {
@@ -51,4 +50,4 @@ std::shared_ptr<void> AllocateFromPool(const Device& device, MemoryKind kind, si
   });
 }
 
-}  // namespace syncbn::cuda
+}  // namespace syncbn
