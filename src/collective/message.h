@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/bytes.h"
-#include "collective/generation.h"
+#include "collective/process_group.h"
 
 namespace syncbn {
 

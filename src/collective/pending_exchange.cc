@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "collective/process_report.h"
+#include "collective/report.h"
 
 namespace syncbn {
 

@@ -2,13 +2,25 @@
 // Who uses it: Group, for one exchange of each rendezvous, and c_api.cc. It must not know the
 // transport, nor what the bytes mean.
 #pragma once
+#include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "collective/bytes.h"
-#include "collective/generation.h"
 
 namespace syncbn {
+
+// The span of time in which calls are numbered from zero.
+struct Generation {
+  int32_t recoveries = 0;  // from failures
+  int32_t joins = 0;       // of all ranks, since the latest recovery
+};
+
+inline bool operator<(const Generation& a, const Generation& b) {
+  return std::tie(a.recoveries, a.joins) < std::tie(b.recoveries, b.joins);
+}
+inline bool operator==(const Generation& a, const Generation& b) { return !(a < b) && !(b < a); }
 
 // One process's part in an exchange. Exchanges match by `key`, never by the order of calls.
 struct Contribution {
@@ -33,7 +45,7 @@ class ProcessGroup {
   // failed.
   virtual Bytes AllReduce(Contribution contribution) = 0;
 
-  // Numbers in keys begin anew in each: after a failure, and when all ranks have joined.
+  // Changes after a failure, and when all ranks have joined.
   virtual Generation generation() const = 0;
 
   // Fails the exchanges of this process and of all others, until Reset.

@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "collective/process_report.h"
+#include "collective/report.h"
 #include "core/error.h"
 
 namespace syncbn {
@@ -44,7 +44,7 @@ std::shared_ptr<PendingExchange> Protocol::Begin(Contribution own, Time now) {
   Pending& slot = exchanges_[own.key];
   if (!slot) slot = std::make_shared<PendingExchange>();
   const Pending pending = slot;
-  if (pending->exchange) throw Error(Concat(own.title, ": this rank came twice to one exchange"));
+  if (pending->exchange) throw Error(Concat(own.title, ": this rank began one exchange twice"));
   ++taken_part_;
   last_title_ = own.title;
   pending->waits = true;

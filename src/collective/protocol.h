@@ -15,12 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "collective/joining.h"
-#include "collective/leaving.h"
 #include "collective/message.h"
 #include "collective/pending_exchange.h"
 #include "collective/process_group.h"
 #include "collective/queries.h"
+#include "collective/ranks.h"
 
 namespace syncbn {
 

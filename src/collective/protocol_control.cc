@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "collective/advice.h"
-#include "collective/process_report.h"
+#include "collective/report.h"
 #include "collective/protocol.h"
 #include "core/error.h"
 
@@ -135,7 +135,7 @@ Message Protocol::StatusFor(const Message& query) const {
   } else if (!waits.empty() || joining_.active()) {
     status.text = "waits in " + (waits.empty() ? TheAdvice().join : waits);
   } else if (last_title_.empty()) {
-    status.text = "runs, but has come to no exchange yet";
+    status.text = "runs, but has begun no exchange yet";
   } else {
     status.text = "runs, but is in no exchange; its latest was " + last_title_;
   }

@@ -1,9 +1,9 @@
-// Texts of failed rendezvous: the layer, the phase, who has arrived, who has not, and what to do.
+// Texts of failures: the layer and the phase, who has arrived, who has not, and what to do.
 #include "collective/report.h"
 
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
-#include <vector>
 
 #include "collective/advice.h"
 #include "core/error.h"
@@ -13,14 +13,22 @@ namespace {
 
 std::string Layer(const std::string& layer) { return Concat(TheAdvice().title, " '", layer, "'"); }
 
-std::string Recover() {
-  return Concat(" Before the next step call ", TheAdvice().recover,
+const char kCall[] = " Before the next step call ";
+const char kEveryRankCalls[] = " Before the next step every rank calls ";
+std::string Recover(const char* who_calls) {
+  return Concat(who_calls, TheAdvice().recover,
                 ", which waits for the work in flight and clears the error.");
 }
 
-std::string Join(const std::vector<std::string>& parts) {
+std::string Rounded(double seconds) {
+  std::ostringstream text;
+  text << std::setprecision(4) << seconds;
+  return text.str();
+}
+
+std::string Join(const std::vector<std::string>& parts, const char* separator = ", ") {
   std::string text;
-  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
+  for (const std::string& part : parts) text += (text.empty() ? "" : separator) + part;
   return text;
 }
 
@@ -30,23 +38,9 @@ std::string Names(const std::set<Device>& devices) {
   return Join(names);
 }
 
-std::string ArrivedList(const Rendezvous& rendezvous) {
-  std::vector<std::string> arrived;
-  for (const auto& entry : rendezvous.arrivals) {
-    arrived.push_back(entry.first.Name() + " with shape " + entry.second.shape);
-  }
-  return Join(arrived);
-}
-
-std::set<Device> KnownMissing(const Rendezvous& rendezvous, const std::set<Device>& known) {
-  std::set<Device> missing;
-  for (const Device& device : known) {
-    if (!rendezvous.arrivals.count(device)) missing.insert(device);
-  }
-  return missing;
-}
-
 }  // namespace
+
+// ---- devices -----------------------------------------------------------------------------------
 
 std::string Title(const std::string& layer, const std::string& phase) {
   return Concat(Layer(layer), ", ", phase);
@@ -54,21 +48,26 @@ std::string Title(const std::string& layer, const std::string& phase) {
 
 std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous,
                           const std::set<Device>& known, size_t size, double seconds) {
-  const std::set<Device> missing = KnownMissing(rendezvous, known);
-  const size_t unknown = size - rendezvous.arrivals.size() - missing.size();
-  std::vector<std::string> absent;
+  const auto& arrivals = rendezvous.arrivals;
+  std::vector<std::string> arrived, absent;
+  for (const auto& entry : arrivals) {
+    arrived.push_back(entry.first.Name() + " with shape " + entry.second.shape);
+  }
+  std::set<Device> missing;
+  for (const Device& device : known) {
+    if (!arrivals.count(device)) missing.insert(device);
+  }
   if (!missing.empty()) absent.push_back(Names(missing));
+  const size_t unknown = size - arrivals.size() - missing.size();
   if (unknown > 0) {
     absent.push_back(Concat(unknown, missing.empty() ? " that never" : " more that never",
                             " called the layer"));
   }
-  std::ostringstream waited;
-  waited << std::setprecision(4) << seconds;
-  const bool on_cpu = rendezvous.arrivals.begin()->first.type == "cpu";
-  return Concat(title, ": waited ", waited.str(), " s for ", size - rendezvous.arrivals.size(),
-                " of ", size, " devices. Arrived: ", ArrivedList(rendezvous), ". Missing: ",
-                Join(absent), ". Likely cause: ",
-                TheAdvice().likely_cause(on_cpu, unknown > 0), ".", Recover());
+  const bool on_cpu = arrivals.begin()->first.type == "cpu";
+  return Concat(title, ": waited ", Rounded(seconds), " s for ", size - arrivals.size(), " of ",
+                size, " devices. Arrived: ", Join(arrived), ". Missing: ", Join(absent),
+                ". Likely cause: ", TheAdvice().likely_cause(on_cpu, unknown > 0), ".",
+                Recover(kCall));
 }
 
 std::string DisagreementReport(const std::string& title, const Rendezvous& rendezvous,
@@ -76,25 +75,25 @@ std::string DisagreementReport(const std::string& title, const Rendezvous& rende
   const auto& other = *rendezvous.arrivals.begin();
   return Concat(title, ": devices disagree: ", other.first.Name(), " has ",
                 other.second.signature, " (shape ", other.second.shape, "), but ", device.Name(),
-                " has ", arrival.signature, " (shape ", arrival.shape, ").", Recover());
+                " has ", arrival.signature, " (shape ", arrival.shape, ").", Recover(kCall));
 }
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size) {
   return Concat(Layer(layer), ": ", TheAdvice().size, "=", size, ", but ", device.Name(),
                 " calls the layer as well as ", Names(others), "; ", TheAdvice().too_many_devices,
-                ".", Recover());
+                ".", Recover(kCall));
 }
 
 std::string SitsOutReport(const std::string& layer, const Device& device,
                           const std::set<Device>& participants) {
   return Concat(Layer(layer), ": ", device.Name(), " calls the layer, but only ",
-                Names(participants), " take part: ", TheAdvice().sits_out, ".", Recover());
+                Names(participants), " take part: ", TheAdvice().sits_out, ".", Recover(kCall));
 }
 
 std::string TwiceReport(const std::string& title, const Device& device) {
-  return Concat(title, ": ", device.Name(), " came twice to one exchange; ", TheAdvice().twice, ".",
-                Recover());
+  return Concat(title, ": ", device.Name(), " arrived twice at one rendezvous; ",
+                TheAdvice().twice, ".", Recover(kCall));
 }
 
 std::string EarlierFailureReport(const std::string& title, const Device& device,
@@ -105,6 +104,59 @@ std::string EarlierFailureReport(const std::string& title, const Device& device,
 std::string WasResetReport() {
   return Concat("the layer was reset by ", TheAdvice().recover,
                 " after the forward call that this call belongs to.");
+}
+
+// ---- processes ---------------------------------------------------------------------------------
+
+std::string RankList(const std::vector<int>& ranks) {
+  std::vector<std::string> numbers;
+  for (int rank : ranks) numbers.push_back(std::to_string(rank));
+  return (ranks.size() == 1 ? "rank " : "ranks ") + Join(numbers);
+}
+
+std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
+                               const std::map<int, Message>& answers, double seconds) {
+  std::vector<int> present = arrived;
+  std::vector<std::string> missing;
+  for (int rank : own.ranks) {
+    if (std::count(arrived.begin(), arrived.end(), rank)) continue;
+    const auto answer = answers.find(rank);
+    if (answer != answers.end() && answer->second.step == 1) {
+      present.push_back(rank);
+      continue;
+    }
+    missing.push_back(Concat("rank ", rank, ", which ",
+                             answer == answers.end()
+                                 ? "does not answer: it has died or was stopped"
+                                 : answer->second.text));
+  }
+  std::sort(present.begin(), present.end());
+  return Concat(own.title, ": waited ", Rounded(seconds), " s for ", missing.size(), " of ",
+                own.ranks.size(), " processes. Arrived: ", RankList(present), ". Missing: ",
+                Join(missing, "; "), ".", Recover(kEveryRankCalls));
+}
+
+std::string PartsMissingReport(const Contribution& own, double seconds) {
+  return Concat(own.title, ": waited ", Rounded(seconds), " s for parts that do not arrive, though "
+                "all ", own.ranks.size(), " processes have begun: the connection is lost, or "
+                "slower than the timeout.", Recover(kEveryRankCalls));
+}
+
+std::string SignaturesDifferReport(const Contribution& own, int own_rank, int rank,
+                                   const Message& message, const std::vector<int>& ranks) {
+  return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.signature,
+                " (synchronized: ", RankList(own.ranks), "), but rank ", rank, " has ",
+                message.signature, " (synchronized: ", RankList(ranks), ").",
+                Recover(kEveryRankCalls));
+}
+
+std::string RankLeftReport(const std::string& title, int rank) {
+  return Concat(title, ": rank ", rank, " has left: its program has ended or called ",
+                TheAdvice().shutdown, ", so it cannot take part.");
+}
+
+std::string RankFailedReport(int rank, const std::string& text) {
+  return Concat("ended because of an error on rank ", rank, ": ", text);
 }
 
 }  // namespace syncbn

@@ -24,6 +24,22 @@ struct KindConstant {
   static constexpr Kind value = kKind;
 };
 
+// The kinds that a pass, or one instance of it, has code for.
+template <Kind... kKinds>
+struct Kinds {
+  static constexpr bool kFused = sizeof...(kKinds) > 1;
+
+  // Calls run(constant of `kind`), which makes a kind at run time a template argument.
+  template <typename Run>
+  SYNCBN_FORMULA static void With(Kind kind, const Run& run) {
+    if constexpr (kFused) {
+      (void)((kind == kKinds && (run(KindConstant<kKinds>()), true)) || ...);
+    } else {
+      (run(KindConstant<kKinds>()), ...);
+    }
+  }
+};
+
 // Of one channel, or of as many columns as a vector holds.
 template <typename Value>
 struct Affine {

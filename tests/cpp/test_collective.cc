@@ -264,7 +264,7 @@ void TestSameDeviceTwiceInOneRendezvous() {
   std::thread first([&] { ErrorOf([&] { Sum(&group, ticket, "forward", 0, 2, 0); }); });
   while (group.Failure().empty()) {
     const std::string text = ErrorOf([&] { Sum(&group, ticket, "forward", 0, 2, 0, 0.001); });
-    CHECK(text.find("came twice") != std::string::npos || text.find("waited") != std::string::npos);
+    CHECK(text.find("arrived twice") != std::string::npos || text.find("waited") != std::string::npos);
   }
   first.join();
 }

@@ -199,7 +199,7 @@ void TestLostPartsEndInAnError() {
   Run(2, [&](Communicator* rank) {
     const std::string text = ErrorOf([&] { Sum(rank, "norm", 1, 0.4); });
     CheckHas(text, "layer 'norm': ");
-    CheckHas(text, "s for parts that do not arrive, though all 2 processes have come");
+    CheckHas(text, "s for parts that do not arrive, though all 2 processes have begun");
   }, WithoutParts(0));
 }
 

@@ -1,5 +1,59 @@
-// The kernels for x86-64 with AVX2, FMA and F16C, whose flags CMake gives; see tile_kernels.inl.
+// The kernels for x86-64 with AVX2, FMA and F16C, whose flags CMake sets: loads and stores of every
+// element type. tile_kernels.inl has the rest.
+#include <immintrin.h>
+
 #define SYNCBN_ISA kAvx2
 #define SYNCBN_ISA_NAME "avx2"
-#include "kernels/cpu/simd_avx2.inl"
+#define SYNCBN_VECTOR_BYTES 32
+#define SYNCBN_HAS_STREAM true
+#include "kernels/cpu/simd_types.inl"
+
+namespace syncbn::cpu {
+namespace {
+
+SYNCBN_INLINE __m128i Load8Bytes(const void* p) { return _mm_loadl_epi64((const __m128i*)p); }
+SYNCBN_INLINE __m128i Load16Bytes(const void* p) { return _mm_loadu_si128((const __m128i*)p); }
+
+SYNCBN_INLINE double ToDouble(Half x) {
+  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.bits)));
+}
+
+SYNCBN_INLINE void Load(const Half* p, Floats* v) {
+  *v = (Floats)_mm256_cvtph_ps(Load16Bytes(p));
+}
+
+SYNCBN_INLINE void Load(const Bfloat16* p, Floats* v) {
+  *v = (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(Load16Bytes(p)), 16);
+}
+
+SYNCBN_INLINE void Load(const float* p, Doubles* v) {
+  *v = (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(p));
+}
+
+SYNCBN_INLINE void Load(const Half* p, Doubles* v) {
+  *v = (Doubles)_mm256_cvtps_pd(_mm_cvtph_ps(Load8Bytes(p)));
+}
+
+SYNCBN_INLINE void Load(const Bfloat16* p, Doubles* v) {
+  const __m128i bits = _mm_slli_epi32(_mm_cvtepu16_epi32(Load8Bytes(p)), 16);
+  *v = (Doubles)_mm256_cvtps_pd(_mm_castsi128_ps(bits));
+}
+
+SYNCBN_INLINE void Store(Half* p, Floats v) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+SYNCBN_INLINE void Store(Bfloat16* p, Floats v) {
+  const __m256i words = (__m256i)RoundToBfloat16(v);
+  _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(_mm256_castsi256_si128(words),
+                                                 _mm256_extracti128_si256(words, 1)));
+}
+
+SYNCBN_INLINE void Stream(float* p, Floats v) { _mm256_stream_ps(p, (__m256)v); }
+SYNCBN_INLINE void Stream(double* p, Doubles v) { _mm256_stream_pd(p, (__m256d)v); }
+SYNCBN_INLINE void EndStream() { _mm_sfence(); }
+
+}  // namespace
+}  // namespace syncbn::cpu
+
 #include "kernels/cpu/tile_kernels.inl"

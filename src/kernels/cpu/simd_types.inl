@@ -1,7 +1,7 @@
 // Element types and vectors common to all instruction sets.
-// Who includes it: simd_<set>.inl, after setting kVectorBytes and kHasStream. Like all .inl files
-// here it lives in an unnamed namespace and uses no std template, so that no code of one instruction
-// set can be taken by the linker for another.
+// Who includes it: isa_<set>.cc, after SYNCBN_VECTOR_BYTES and SYNCBN_HAS_STREAM. Like all .inl files
+// here it lives in an unnamed namespace and uses no std template, so that the linker cannot take code
+// of one instruction set for another.
 #include <cstdint>
 
 #define SYNCBN_INLINE inline __attribute__((always_inline))
@@ -17,6 +17,7 @@ struct Bfloat16 {
   uint16_t bits;
 };
 
+constexpr int kVectorBytes = SYNCBN_VECTOR_BYTES;
 constexpr int kFloats = kVectorBytes / 4;
 constexpr int kDoubles = kVectorBytes / 8;
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
@@ -37,10 +38,10 @@ SYNCBN_INLINE void Load(const double* p, Doubles* v) { __builtin_memcpy(v, p, si
 SYNCBN_INLINE void Store(float* p, Floats v) { __builtin_memcpy(p, &v, sizeof(v)); }
 SYNCBN_INLINE void Store(double* p, Doubles v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-// True for types that have Stream, a store past the caches to an address that is a multiple of kVectorBytes;
-// what follows EndStream follows it for other threads, too.
+// True for types that have Stream, a store past the caches to an address that is a multiple of
+// kVectorBytes; other threads see it before all that follows EndStream.
 template <typename T>
-constexpr bool kCanStream = kHasStream && sizeof(T) >= 4;
+constexpr bool kCanStream = SYNCBN_HAS_STREAM && sizeof(T) >= 4;
 
 // The upper half of each float, rounded to nearest even, in the lower half of each word.
 SYNCBN_INLINE Words RoundToBfloat16(Floats v) {

@@ -25,15 +25,6 @@ SYNCBN_NOINLINE Doubles Expm1(Doubles z) { return ForEachLane<double>(z, expm1);
 #include "kernels/activation.inl"
 #undef SYNCBN_FORMULA
 
-// The kinds that a pass has instances for.
-template <Kind... kKinds>
-struct Kinds {
-  // Calls run(constant of `kind`): how a kind at run time becomes a template argument.
-  template <typename Run>
-  SYNCBN_INLINE static void With(Kind kind, const Run& run) {
-    (void)((kind == kKinds && (run(KindConstant<kKinds>()), true)) || ...);
-  }
-};
 using ForwardKinds = Kinds<kPlain, kLeakyOfX, kEluOfX>;
 using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY, kEluOfX>;
 

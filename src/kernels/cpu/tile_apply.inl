@@ -201,34 +201,22 @@ struct Tensors {
   void* out;
 };
 
-template <typename T, typename Pass>
-void ApplyTo(const Pass& pass, const Tensors& tensors, const Tile& tile, const PerChannel& channels,
-             double slope, StoreMode mode) {
-  const T* x = static_cast<const T*>(tensors.x);
-  const T* dy = static_cast<const T*>(tensors.dy);
-  T* out = static_cast<T*>(tensors.out);
-  const bool add = mode == StoreMode::kAdd;
-  if (HasShortPlanes(tile)) {
-    const auto run = add ? ApplyColumns<StoreMode::kAdd, Pass, T>
-                         : ApplyColumns<StoreMode::kAssign, Pass, T>;
-    return run(pass, x, dy, tile, channels, slope, out);
-  }
-  auto run = add ? ApplyPlanes<StoreMode::kAdd, Pass, T> : ApplyPlanes<StoreMode::kAssign, Pass, T>;
-  if constexpr (kCanStream<T>) {
-    if (mode == StoreMode::kStream) run = ApplyPlanes<StoreMode::kStream, Pass, T>;
-  }
-  run(pass, x, dy, tile, channels, slope, out);
-}
-
 template <typename Pass>
 void ApplyToTile(const Pass& pass, DType dtype, const Tensors& tensors, const Tile& tile,
                  const PerChannel& channels, double slope, StoreMode mode) {
-  switch (dtype) {
-    case DType::kFloat32: return ApplyTo<float>(pass, tensors, tile, channels, slope, mode);
-    case DType::kFloat64: return ApplyTo<double>(pass, tensors, tile, channels, slope, mode);
-    case DType::kFloat16: return ApplyTo<Half>(pass, tensors, tile, channels, slope, mode);
-    case DType::kBfloat16: return ApplyTo<Bfloat16>(pass, tensors, tile, channels, slope, mode);
-  }
+  const bool add = mode == StoreMode::kAdd;
+  WithType(dtype, [&](auto element) {
+    using T = decltype(element);
+    auto run = add ? ApplyPlanes<StoreMode::kAdd, Pass, T> : ApplyPlanes<StoreMode::kAssign, Pass, T>;
+    if constexpr (kCanStream<T>) {
+      if (mode == StoreMode::kStream) run = ApplyPlanes<StoreMode::kStream, Pass, T>;
+    }
+    if (HasShortPlanes(tile)) {
+      run = add ? ApplyColumns<StoreMode::kAdd, Pass, T> : ApplyColumns<StoreMode::kAssign, Pass, T>;
+    }
+    run(pass, static_cast<const T*>(tensors.x), static_cast<const T*>(tensors.dy), tile, channels,
+        slope, static_cast<T*>(tensors.out));
+  });
 }
 
 void NormalizeTile(const NormalizePass& pass, const Tile& tile, StoreMode mode) {

@@ -14,6 +14,17 @@ SYNCBN_INLINE void LoadPart(const T* p, int64_t n, T fill, Vector* v) {
   Load(padded, v);
 }
 
+// Calls run(an element of the type).
+template <typename Run>
+SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
+  switch (dtype) {
+    case DType::kFloat32: return run(float());
+    case DType::kFloat64: return run(double());
+    case DType::kFloat16: return run(Half());
+    case DType::kBfloat16: return run(Bfloat16());
+  }
+}
+
 // The address of the tile's first element of channel c, less c * tile.inner.
 template <typename T>
 SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {

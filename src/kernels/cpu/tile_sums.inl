@@ -236,8 +236,7 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
 }
 
 template <typename T>
-void LocalMomentsOf(const MomentsPass& pass, const Tile& tile, double* mean, double* m2) {
-  const T* x = static_cast<const T*>(pass.x);
+void LocalMomentsOf(const T* x, const Tile& tile, double* mean, double* m2) {
   SumTile(MomentTerms(), x, x, tile, mean, m2);
   const T* firsts = FirstOf(x, tile);
   const double n = double((tile.outer_end - tile.outer_begin) *
@@ -251,31 +250,21 @@ void LocalMomentsOf(const MomentsPass& pass, const Tile& tile, double* mean, dou
 }
 
 void LocalMomentsOfTile(const MomentsPass& pass, const Tile& tile, double* mean, double* m2) {
-  switch (pass.dtype) {
-    case DType::kFloat32: return LocalMomentsOf<float>(pass, tile, mean, m2);
-    case DType::kFloat64: return LocalMomentsOf<double>(pass, tile, mean, m2);
-    case DType::kFloat16: return LocalMomentsOf<Half>(pass, tile, mean, m2);
-    case DType::kBfloat16: return LocalMomentsOf<Bfloat16>(pass, tile, mean, m2);
-  }
-}
-
-template <typename T>
-void BackwardSumsOf(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_u) {
-  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
-    const GradientTerms<kind.value> terms = {pass.mean, pass.scale, pass.offset,
-                                             MakeSlopes<Doubles, double>(pass.activation.slope)};
-    SumTile(terms, static_cast<const T*>(pass.t), static_cast<const T*>(pass.dy), tile, sum_dz,
-            sum_dz_u);
+  WithType(pass.dtype, [&](auto element) {
+    LocalMomentsOf(static_cast<const decltype(element)*>(pass.x), tile, mean, m2);
   });
 }
 
 void BackwardSumsOfTile(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_u) {
-  switch (pass.dtype) {
-    case DType::kFloat32: return BackwardSumsOf<float>(pass, tile, sum_dz, sum_dz_u);
-    case DType::kFloat64: return BackwardSumsOf<double>(pass, tile, sum_dz, sum_dz_u);
-    case DType::kFloat16: return BackwardSumsOf<Half>(pass, tile, sum_dz, sum_dz_u);
-    case DType::kBfloat16: return BackwardSumsOf<Bfloat16>(pass, tile, sum_dz, sum_dz_u);
-  }
+  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
+    const GradientTerms<kind.value> terms = {pass.mean, pass.scale, pass.offset,
+                                             MakeSlopes<Doubles, double>(pass.activation.slope)};
+    WithType(pass.dtype, [&](auto element) {
+      using T = decltype(element);
+      SumTile(terms, static_cast<const T*>(pass.t), static_cast<const T*>(pass.dy), tile, sum_dz,
+              sum_dz_u);
+    });
+  });
 }
 
 }  // namespace

@@ -22,21 +22,6 @@ __device__ inline double Expm1(double z) { return expm1(z); }
 #include "kernels/activation.inl"
 #undef SYNCBN_FORMULA
 
-// The kinds of one instance.
-template <Kind... kKinds>
-struct Kinds {
-  static constexpr bool kFused = sizeof...(kKinds) > 1;
-
-  // Calls run(constant of `kind`).
-  template <typename Run>
-  __device__ static void With(Kind kind, const Run& run) {
-    if constexpr (kFused) {
-      (void)((kind == kKinds && (run(KindConstant<kKinds>()), true)) || ...);
-    } else {
-      (run(KindConstant<kKinds>()), ...);
-    }
-  }
-};
 using Plain = Kinds<kPlain>;
 using FusedForward = Kinds<kLeakyOfX, kEluOfX>;
 using FusedBackward = Kinds<kLeakyOfX, kLeakyOfY, kEluOfX>;

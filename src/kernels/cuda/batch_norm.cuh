@@ -149,14 +149,10 @@ void BatchNorm<T>::LocalMoments(const MomentsPass& pass, void* workspace, Stream
 
 template <typename T>
 void BatchNorm<T>::BackwardSums(const SumsPass& pass, void* workspace, Stream stream) {
-  const GradientArguments<T> arguments{{In<T>(pass.t), In<T>(pass.dy)},
-                                       pass.mean,
-                                       pass.scale,
-                                       pass.offset,
-                                       KindOf(pass.activation, pass.from_output),
-                                       MakeSlopes<Arithmetic<T>>(pass.activation.slope),
-                                       pass.sum_dz,
-                                       pass.sum_dz_u};
+  const GradientArguments<T> arguments{
+      {In<T>(pass.t), In<T>(pass.dy)}, pass.mean, pass.scale, pass.offset,
+      KindOf(pass.activation, pass.from_output),
+      MakeSlopes<Arithmetic<T>>(pass.activation.slope), pass.sum_dz, pass.sum_dz_u};
   const Choice choice = Choose<T>(pass.layout, {pass.t, pass.dy});
   const auto reduce =
       arguments.kind == kPlain ? Reduce<T, PlainGradientSums, GradientArguments<T>>
@@ -166,14 +162,10 @@ void BatchNorm<T>::BackwardSums(const SumsPass& pass, void* workspace, Stream st
 
 template <typename T>
 void BatchNorm<T>::Normalize(const NormalizePass& pass, Stream stream) {
-  const NormalizeArguments<T> arguments{{In<T>(pass.x)},
-                                        pass.mean,
-                                        pass.scale,
-                                        pass.offset,
-                                        KindOf(pass.activation, false),
-                                        MakeSlopes<Arithmetic<T>>(pass.activation.slope),
-                                        static_cast<T*>(pass.y),
-                                        pass.request == Request::kAdd};
+  const NormalizeArguments<T> arguments{
+      {In<T>(pass.x)}, pass.mean, pass.scale, pass.offset, KindOf(pass.activation, false),
+      MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.y),
+      pass.request == Request::kAdd};
   const auto apply = arguments.kind == kPlain ? Apply<T, NormalizeMap<T, Plain>>
                                               : Apply<T, NormalizeMap<T, FusedForward>>;
   apply("Normalize", Choose<T>(pass.layout, {pass.x, pass.y}), pass.layout, arguments, stream);
@@ -181,17 +173,11 @@ void BatchNorm<T>::Normalize(const NormalizePass& pass, Stream stream) {
 
 template <typename T>
 void BatchNorm<T>::BackwardApply(const ApplyPass& pass, Stream stream) {
-  const BackwardArguments<T> arguments{{In<T>(pass.t), In<T>(pass.dy)},
-                                       pass.mean,
-                                       pass.scale,
-                                       pass.offset,
-                                       pass.a,
-                                       pass.b,
-                                       pass.d,
-                                       KindOf(pass.activation, pass.from_output),
-                                       MakeSlopes<Arithmetic<T>>(pass.activation.slope),
-                                       static_cast<T*>(pass.dx),
-                                       pass.request == Request::kAdd};
+  const BackwardArguments<T> arguments{
+      {In<T>(pass.t), In<T>(pass.dy)}, pass.mean, pass.scale, pass.offset, pass.a, pass.b, pass.d,
+      KindOf(pass.activation, pass.from_output),
+      MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.dx),
+      pass.request == Request::kAdd};
   const auto apply = arguments.kind == kPlain ? Apply<T, BackwardMap<T, Plain>>
                                               : Apply<T, BackwardMap<T, FusedBackward>>;
   apply("BackwardApply", Choose<T>(pass.layout, {pass.t, pass.dy, pass.dx}), pass.layout, arguments,

@@ -6,42 +6,37 @@
 namespace syncbn::cuda {
 namespace {
 
-// use(a null pointer to the element type)
+// The result of use(the kernels for this element type).
 template <typename Use>
-auto WithType(DType dtype, const Use& use) {
+auto WithKernels(DType dtype, const Use& use) {
   switch (dtype) {
-    case DType::kFloat64: return use(static_cast<double*>(nullptr));
-    case DType::kFloat16: return use(static_cast<__half*>(nullptr));
-    case DType::kBfloat16: return use(static_cast<Bfloat16*>(nullptr));
-    default: return use(static_cast<float*>(nullptr));
+    case DType::kFloat64: return use(BatchNorm<double>());
+    case DType::kFloat16: return use(BatchNorm<__half>());
+    case DType::kBfloat16: return use(BatchNorm<Bfloat16>());
+    default: return use(BatchNorm<float>());
   }
-}
-
-template <typename T>
-BatchNorm<T> Kernels(T* /*type*/) {
-  return {};
 }
 
 }  // namespace
 
 int64_t WorkspaceBytes(DType dtype, const Layout& layout) {
-  return WithType(dtype, [&](auto* type) { return Kernels(type).WorkspaceBytes(layout); });
+  return WithKernels(dtype, [&](auto kernels) { return kernels.WorkspaceBytes(layout); });
 }
 
 void LocalMoments(const MomentsPass& pass, void* workspace, Stream stream) {
-  WithType(pass.dtype, [&](auto* type) { Kernels(type).LocalMoments(pass, workspace, stream); });
+  WithKernels(pass.dtype, [&](auto kernels) { kernels.LocalMoments(pass, workspace, stream); });
 }
 
 void Normalize(const NormalizePass& pass, Stream stream) {
-  WithType(pass.dtype, [&](auto* type) { Kernels(type).Normalize(pass, stream); });
+  WithKernels(pass.dtype, [&](auto kernels) { kernels.Normalize(pass, stream); });
 }
 
 void BackwardSums(const SumsPass& pass, void* workspace, Stream stream) {
-  WithType(pass.dtype, [&](auto* type) { Kernels(type).BackwardSums(pass, workspace, stream); });
+  WithKernels(pass.dtype, [&](auto kernels) { kernels.BackwardSums(pass, workspace, stream); });
 }
 
 void BackwardApply(const ApplyPass& pass, Stream stream) {
-  WithType(pass.dtype, [&](auto* type) { Kernels(type).BackwardApply(pass, stream); });
+  WithKernels(pass.dtype, [&](auto kernels) { kernels.BackwardApply(pass, stream); });
 }
 
 const char* Architectures() { return SYNCBN_CUDA_ARCHITECTURES; }

@@ -1,13 +1,17 @@
-// Counts who has joined, and asks for signs of life.
-#include "collective/joining.h"
-
-#include <set>
+// Counts who has joined or left, and asks the others for signs of life.
+#include "collective/ranks.h"
 
 #include "collective/advice.h"
-#include "collective/process_report.h"
+#include "collective/report.h"
 #include "core/error.h"
 
 namespace syncbn {
+namespace {
+
+// At the end nothing is lost by patience: who ends MPI too early ends the others with it.
+constexpr std::chrono::seconds kLastAnswerTime{10};
+
+}  // namespace
 
 void Joining::Begin(double timeout_seconds, Time now) {
   active_ = true;
@@ -53,6 +57,13 @@ void Joining::Finish() {
   for (const auto& entry : exchanges_) {
     if (entry.second > exchanges_[last_]) last_ = entry.first;
   }
+}
+
+void Leaving::Tick(Time now) {
+  if (!awaits_ || (question_ && now < question_->sent + kLastAnswerTime)) return;
+  const std::vector<int> others = ranks_.OthersBut(left_);
+  for (int rank : others) silent_ |= question_ && !question_->answers.count(rank);
+  question_ = queries_->Ask(others, "", now);
 }
 
 }  // namespace syncbn
