@@ -10,9 +10,16 @@ namespace syncbn {
 using Bytes = std::vector<char>;
 
 template <typename T>
+void AppendBytes(const T* numbers, size_t size, Bytes* bytes) {
+  const char* const begin = reinterpret_cast<const char*>(numbers);
+  bytes->insert(bytes->end(), begin, begin + size * sizeof(T));
+}
+
+template <typename T>
 Bytes ToBytes(const std::vector<T>& numbers) {
-  const char* const begin = reinterpret_cast<const char*>(numbers.data());
-  return Bytes(begin, begin + numbers.size() * sizeof(T));
+  Bytes bytes;
+  AppendBytes(numbers.data(), numbers.size(), &bytes);
+  return bytes;
 }
 
 // Throws Error for bytes that are no whole numbers.

@@ -1,7 +1,7 @@
-// The ranks of a program, as one of them sees them: those that have joined, which contribute nothing
-// more until all have, and those that have left for good.
-// Who uses it: Protocol, which tells Joining and Leaving of messages and of time. They must not know
-// of exchanges, nor send anything but queries.
+// The ranks of a program, as one of them sees them: all; those that have joined, which contribute
+// nothing more until all have; and those that have left for good.
+// Who uses it: Protocol, which tells Joining and Leaving of messages and of time. They must not
+// know of exchanges, nor send anything but queries.
 #pragma once
 #include <map>
 #include <memory>

@@ -67,7 +67,8 @@ void CheckCanSynchronize(const Operator& op) {
   const char* engine = std::getenv("MXNET_ENGINE_TYPE");
   if (op.num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
     throw Error(Concat("SyncBatchNorm: MXNET_ENGINE_TYPE=NaiveEngine runs one operator at a time, "
-                       "so num_devices=", op.num_devices, " devices would wait for each other without end; unset it"));
+                       "so num_devices=", op.num_devices, " devices would wait for each other "
+                       "without end; unset it"));
   }
 }
 

@@ -19,7 +19,7 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
     throw Error(Concat("SyncBatchNorm '", group_->layer(), "', backward: the forward call that it "
                        "belongs to has failed. ", group_->Failure()));
   }
-  const bool alone = !MeetsOthers();
+  const bool alone = !Synchronizes();
   if (batch_statistics_ && alone) group_->Check(ticket_, "backward", device_);
   const BackwardInput from_x{t.dtype, layout, t.data, dy.data, options_.activation, false,
                              mean_.data(), scale_.data(), offset_.data()};
@@ -35,7 +35,7 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
 void SyncBatchNorm::BackwardAlone(CachedPasses* cached, const BackwardInput& input,
                                   const Gradients& out) {
   const size_t channels = mean_.size();
-  Payload sums(2 * channels);  // sum_dz, then sum_dz_xmu
+  std::vector<double> sums(2 * channels);  // sum_dz, then sum_dz_xmu
   Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
   const auto between = [&](int64_t begin, int64_t end) {
     ToUnitsOfX(begin, end, &sums);
@@ -54,13 +54,15 @@ void SyncBatchNorm::BackwardExchanging(const Tensor& t, const BackwardInput& fro
   const size_t channels = mean_.size();
   const int64_t all = from_x.layout.channels;
   const BackwardInput input = options_.from_output ? FromOutput(from_x) : from_x;
-  Payload sums(2 * channels);  // sum_dz, then sum_dz_xmu
+  std::vector<double> sums(2 * channels);  // sum_dz, then sum_dz_xmu
   backend_->BackwardSums({input, sums.data(), sums.data() + channels});
   ToUnitsOfX(0, all, &sums);
   kept_.BackwardSums({from_x, sums.data(), sums.data() + channels});
   WriteParameterGradients(sums, out);
   // A device that needs no gradient of x takes part all the same: the others need its sums.
-  if (MeetsOthers()) sums = Exchange("backward", t, from_x.layout, sums, "sum_float64");
+  if (Synchronizes()) {
+    Exchange("backward", t, from_x.layout, "sum_float64", {{sums.data(), sums.size()}});
+  }
   if (out.dx_request == Request::kNull) return;
   Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
   SetTerms(0, all, sums, &terms);
@@ -79,7 +81,7 @@ BackwardInput SyncBatchNorm::FromOutput(BackwardInput from_x) const {
   return from_x;
 }
 
-void SyncBatchNorm::ToUnitsOfX(int64_t begin, int64_t end, Payload* sums) const {
+void SyncBatchNorm::ToUnitsOfX(int64_t begin, int64_t end, std::vector<double>* sums) const {
   if (!options_.from_output) return;
   double* const sum_dz_xmu = sums->data() + scale_.size();
   for (int64_t c = begin; c < end; ++c) sum_dz_xmu[c] /= scale_[c];
@@ -90,7 +92,8 @@ void SyncBatchNorm::ToUnitsOfU(int64_t begin, int64_t end, Terms* terms) const {
   for (int64_t c = begin; c < end; ++c) terms->b[c] /= scale_[c];
 }
 
-void SyncBatchNorm::SetTerms(int64_t begin, int64_t end, const Payload& sums, Terms* terms) const {
+void SyncBatchNorm::SetTerms(int64_t begin, int64_t end, const std::vector<double>& sums,
+                             Terms* terms) const {
   if (!batch_statistics_ || count_ == 0) return;
   const double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + scale_.size();
   const std::vector<double>& a = scale_;
@@ -101,7 +104,7 @@ void SyncBatchNorm::SetTerms(int64_t begin, int64_t end, const Payload& sums, Te
 }
 
 // dbeta and dgamma from this shard's sum_dz and sum_dz_xmu.
-void SyncBatchNorm::WriteParameterGradients(const Payload& sums, const Gradients& out) {
+void SyncBatchNorm::WriteParameterGradients(const std::vector<double>& sums, const Gradients& out) {
   const size_t channels = inv_std_.size();
   const auto middle = sums.begin() + static_cast<std::ptrdiff_t>(channels);
   backend_->Write({sums.begin(), middle}, out.dbeta_request, out.dbeta);

@@ -19,7 +19,7 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& o
     ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
     backward_calls_ = 0;
     count_ = static_cast<double>(layout.PerChannel());
-    const bool by_blocks = !MeetsOthers() && of.y_request != Request::kNull;
+    const bool by_blocks = !Synchronizes() && of.y_request != Request::kNull;
     CachedPasses* const cached = by_blocks ? backend_->cached_passes() : nullptr;
     if (cached != nullptr) {
       ForwardAlone(cached, layout, of);
@@ -60,8 +60,9 @@ void SyncBatchNorm::ForwardAlone(CachedPasses* cached, const Layout& layout,
 void SyncBatchNorm::ForwardExchanging(const Layout& layout, const ForwardTensors& of) {
   std::vector<double> var(mean_.size());  // m2 until it is divided
   backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), var.data()});
-  if (MeetsOthers()) {
-    ExchangeMoments(of.x, layout, var.data());
+  if (Synchronizes()) {
+    Exchange("forward", of.x, layout, "moments",
+             {{&count_, 1}, {mean_.data(), mean_.size()}, {var.data(), var.size()}});
   } else {
     group_->Check(ticket_, "forward", device_);
   }

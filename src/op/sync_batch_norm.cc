@@ -3,7 +3,6 @@
 #include "op/sync_batch_norm.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "collective/registry.h"
@@ -19,12 +18,14 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       backend_(std::move(backend)),
       kept_(backend_.get()) {}
 
-// A device whose runtime fails can never meet the others, so they are told at once: those of other
-// processes, too, which may wait for a round that nobody has begun here.
+// A device whose runtime fails never arrives at a rendezvous, so the others are told at once: those
+// of other processes, too, which may wait for an exchange that nobody has begun here.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
                               std::initializer_list<const Tensor*> vectors, const Body& body) {
-  const Layout layout = LayoutOf(x);
+  const int ndim = static_cast<int>(x.shape.size());
+  const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
+  const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
   ProcessGroup* const processes = batch_statistics_ ? Processes() : nullptr;
   try {
     backend_->Begin(layout, vectors);
@@ -56,21 +57,8 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& t, const Gradients&
             [&](const Layout& layout) { ComputeBackward(layout, dy, t, out); });
 }
 
-// From this shard's moments to the whole batch's.
-void SyncBatchNorm::ExchangeMoments(const Tensor& x, const Layout& layout, double* m2) {
-  const size_t channels = static_cast<size_t>(layout.channels);
-  Payload moments{count_};
-  moments.reserve(1 + 2 * channels);
-  moments.insert(moments.end(), mean_.begin(), mean_.end());
-  moments.insert(moments.end(), m2, m2 + channels);
-  const auto total = Exchange("forward", x, layout, moments, "moments");
-  count_ = total.front();
-  std::copy_n(total.begin() + 1, channels, mean_.begin());
-  std::copy_n(total.end() - static_cast<std::ptrdiff_t>(channels), channels, m2);
-}
-
-Payload SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
-                                const Payload& payload, const char* operation) {
+void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
+                             const char* operation, std::initializer_list<Piece> pieces) {
   RendezvousOptions options;
   options.size = static_cast<size_t>(options_.num_devices);
   options.expected = options_.contexts;
@@ -84,15 +72,22 @@ Payload SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout
   Arrival arrival;
   arrival.signature = Concat(options.across.signature, ", num_devices=", options_.num_devices);
   arrival.shape = ShapeText(x.shape);
-  arrival.payload = ToBytes(payload);
+  arrival.payload.reserve((1 + 2 * mean_.size()) * sizeof(double));
+  for (const Piece& piece : pieces) AppendBytes(piece.numbers, piece.size, &arrival.payload);
   RendezvousKey key{phase, ticket_.number, 0};
   if (key.phase == "backward") key.repeat = backward_calls_++;
-  return FromBytes<double>(*group_->AllReduce(ticket_, key, device_, std::move(arrival),
-                                              std::move(options)));
+  const auto result =
+      group_->AllReduce(ticket_, key, device_, std::move(arrival), std::move(options));
+  const char* from = result->data();
+  for (const Piece& piece : pieces) {
+    const size_t bytes = piece.size * sizeof(double);
+    std::copy_n(from, bytes, reinterpret_cast<char*>(piece.numbers));
+    from += bytes;
+  }
 }
 
-// True if the statistics are those of more than this device.
-bool SyncBatchNorm::MeetsOthers() const {
+// True if the statistics depend on more than this device.
+bool SyncBatchNorm::Synchronizes() const {
   return batch_statistics_ && (options_.num_devices > 1 || Processes() != nullptr);
 }
 
@@ -106,16 +101,6 @@ ProcessGroup* SyncBatchNorm::Processes() const {
                        "called in this process"));
   }
   return processes != nullptr && processes->size() > 1 ? processes : nullptr;
-}
-
-Layout SyncBatchNorm::LayoutOf(const Tensor& x) const {
-  const int ndim = static_cast<int>(x.shape.size());
-  const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
-  if (axis < 0 || axis >= ndim) {
-    throw Error(Concat("axis ", options_.axis, " is outside of an input of shape ",
-                       ShapeText(x.shape)));
-  }
-  return MakeLayout(x.shape.data(), ndim, axis);
 }
 
 }  // namespace syncbn

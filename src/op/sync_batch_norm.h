@@ -22,7 +22,7 @@ struct Options {
   double epsilon = 1e-5;   // in squared units of x
   double momentum = 0.9;   // fraction of the old running value that is kept
   bool cumulative = false;  // momentum=None: running values are the mean of all batches' values
-  int axis = 1;
+  int axis = 1;             // one of x's; negative from the end
   bool fix_gamma = false;
   bool use_global_stats = false;
   bool unbiased_running_var = false;
@@ -34,8 +34,6 @@ struct Options {
   std::vector<int> ranks;        // that synchronize, ascending; empty for all
   std::string shared_name;       // of the layer, equal in all processes and unique in each
 };
-
-using Payload = std::vector<double>;  // numbers of one exchange
 
 // The tensors of a forward call. Running statistics are updated in place.
 struct ForwardTensors {
@@ -77,7 +75,6 @@ class SyncBatchNorm {
   void DivideByCount(int64_t begin, int64_t end, std::vector<double>* m2) const;
   void SetScale(int64_t begin, int64_t end, const std::vector<double>& var);
   NormalizePass NormalizationOf(const Layout& layout, const ForwardTensors& of) const;
-  void ExchangeMoments(const Tensor& x, const Layout& layout, double* m2);
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
   std::vector<int64_t> NotReconstructible(const ForwardTensors& of) const;
 
@@ -90,17 +87,20 @@ class SyncBatchNorm {
   void BackwardAlone(CachedPasses* cached, const BackwardInput& input, const Gradients& out);
   void BackwardExchanging(const Tensor& t, const BackwardInput& from_x, const Gradients& out);
   BackwardInput FromOutput(BackwardInput from_x) const;
-  void ToUnitsOfX(int64_t begin, int64_t end, Payload* sums) const;
+  void ToUnitsOfX(int64_t begin, int64_t end, std::vector<double>* sums) const;
   void ToUnitsOfU(int64_t begin, int64_t end, Terms* terms) const;
-  void SetTerms(int64_t begin, int64_t end, const Payload& sums, Terms* terms) const;
-  void WriteParameterGradients(const Payload& sums, const Gradients& out);
+  void SetTerms(int64_t begin, int64_t end, const std::vector<double>& sums, Terms* terms) const;
+  void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
 
-  bool MeetsOthers() const;
-  // This device's payload, reduced with those of the others.
-  Payload Exchange(const char* phase, const Tensor& x, const Layout& layout,
-                   const Payload& payload, const char* operation);
+  bool Synchronizes() const;
+  // Reduces this device's payload, which lies in pieces, with the others', in place.
+  struct Piece {
+    double* numbers;
+    size_t size;
+  };
+  void Exchange(const char* phase, const Tensor& x, const Layout& layout, const char* operation,
+                std::initializer_list<Piece> pieces);
   ProcessGroup* Processes() const;
-  Layout LayoutOf(const Tensor& x) const;
 
   const Options options_;
   const Device device_;

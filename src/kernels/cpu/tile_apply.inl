@@ -207,12 +207,14 @@ void ApplyToTile(const Pass& pass, DType dtype, const Tensors& tensors, const Ti
   const bool add = mode == StoreMode::kAdd;
   WithType(dtype, [&](auto element) {
     using T = decltype(element);
-    auto run = add ? ApplyPlanes<StoreMode::kAdd, Pass, T> : ApplyPlanes<StoreMode::kAssign, Pass, T>;
+    auto run = ApplyPlanes<StoreMode::kAssign, Pass, T>;
+    if (add) run = ApplyPlanes<StoreMode::kAdd, Pass, T>;
     if constexpr (kCanStream<T>) {
       if (mode == StoreMode::kStream) run = ApplyPlanes<StoreMode::kStream, Pass, T>;
     }
     if (HasShortPlanes(tile)) {
-      run = add ? ApplyColumns<StoreMode::kAdd, Pass, T> : ApplyColumns<StoreMode::kAssign, Pass, T>;
+      run = add ? ApplyColumns<StoreMode::kAdd, Pass, T>
+                : ApplyColumns<StoreMode::kAssign, Pass, T>;
     }
     run(pass, static_cast<const T*>(tensors.x), static_cast<const T*>(tensors.dy), tile, channels,
         slope, static_cast<T*>(tensors.out));
