@@ -2,6 +2,7 @@
 // GPU through the real exchange without MXNet.
 // Who uses it: tests/support/native.py. Functions return 0 (create: an object), or -1 (null) with
 // the text in gluon_syncbn_last_error.
+#include <utility>
 #include <vector>
 
 #include "collective/registry.h"
@@ -22,22 +23,22 @@ struct gluon_syncbn_settings {
   const char *group, *device, *computes_on;
   int num_devices, axis;
   double epsilon, momentum, timeout;
-  int function;
+  syncbn::Function function;
   double slope;
   int from_output;
 };
 
 // Memory of a shard on the device; vectors are float64 for float64 data, else float32. `dtype` is a
-// DType number, requests are 0 (leave alone), 1 (write) or 2 (add).
+// DType number.
 struct gluon_syncbn_shard {
   int dtype, ndim;
   const int64_t* shape;
   const void *x, *gamma, *beta;
   void *running_mean, *running_var;
-  int y_request;
+  Request y_request;
   void* y;
   const void* dy;
-  int dx_request, dgamma_request, dbeta_request;
+  Request dx_request, dgamma_request, dbeta_request;
   void *dx, *dgamma, *dbeta;
 };
 
@@ -48,11 +49,6 @@ struct Op {
   bool from_output;
   SyncBatchNorm batch_norm;
 };
-
-Request ToRequest(int request) {
-  if (request == 0) return Request::kNull;
-  return request == 2 ? Request::kAdd : Request::kWrite;
-}
 
 // The views of one shard.
 struct Views {
@@ -79,22 +75,20 @@ struct Views {
 }  // namespace
 
 SYNCBN_EXPORT void* gluon_syncbn_op_create(const gluon_syncbn_settings* settings) {
-  Op* op = nullptr;
-  syncbn::CatchAll([&] {
+  return syncbn::CatchAll(static_cast<Op*>(nullptr), [&] {
     syncbn::Options options;
     options.num_devices = settings->num_devices;
     options.axis = settings->axis;
     options.epsilon = settings->epsilon;
     options.momentum = settings->momentum;
     options.timeout = settings->timeout;
-    options.activation = {static_cast<syncbn::Function>(settings->function), settings->slope};
+    options.activation = {settings->function, settings->slope};
     options.from_output = settings->from_output != 0;
-    op = new Op{options.axis, options.from_output,
-                SyncBatchNorm(options, syncbn::ParseDevice(settings->device),
-                              syncbn::Registry::Get().FindOrCreate(settings->group, settings->group),
-                              syncbn::MakeBackend(syncbn::ParseDevice(settings->computes_on)))};
+    auto group = syncbn::Registry::Get().FindOrCreate(settings->group, settings->group);
+    return new Op{options.axis, options.from_output,
+                  SyncBatchNorm(options, syncbn::ParseDevice(settings->device), std::move(group),
+                                syncbn::MakeBackend(syncbn::ParseDevice(settings->computes_on)))};
   });
-  return op;
 }
 
 SYNCBN_EXPORT int gluon_syncbn_op_forward(void* op, int training, const gluon_syncbn_shard* shard) {
@@ -104,7 +98,7 @@ SYNCBN_EXPORT int gluon_syncbn_op_forward(void* op, int training, const gluon_sy
     self.batch_norm.Forward(
         training != 0,
         {views.Data(shard->x), views.Vector(shard->gamma), views.Vector(shard->beta),
-         ToRequest(shard->y_request), views.Data(shard->y), views.Vector(shard->running_mean),
+         shard->y_request, views.Data(shard->y), views.Vector(shard->running_mean),
          views.Vector(shard->running_var)});
   });
 }
@@ -114,9 +108,8 @@ SYNCBN_EXPORT int gluon_syncbn_op_backward(void* op, const gluon_syncbn_shard* s
     Op& self = *static_cast<Op*>(op);
     const Views views(*shard, self.axis);
     const syncbn::Gradients gradients{
-        ToRequest(shard->dx_request),     ToRequest(shard->dgamma_request),
-        ToRequest(shard->dbeta_request),  views.Data(shard->dx),
-        views.Vector(shard->dgamma),      views.Vector(shard->dbeta)};
+        shard->dx_request, shard->dgamma_request, shard->dbeta_request, views.Data(shard->dx),
+        views.Vector(shard->dgamma), views.Vector(shard->dbeta)};
     self.batch_norm.Backward(views.Data(shard->dy),
                              views.Data(self.from_output ? shard->y : shard->x), gradients);
   });

@@ -3,7 +3,6 @@
 // Who uses it: gluon_syncbn/native/world.py and gluon_syncbn/distributed, through ctypes.
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 #include "collective/advice.h"
 #include "collective/communicator.h"

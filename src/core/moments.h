@@ -1,7 +1,6 @@
 // Count, mean and sum of squared deviations of a set of numbers, and how two sets merge.
 // Who uses it: the CPU kernels (partial results) and op (shards of devices).
 #pragma once
-#include <cstdint>
 
 namespace syncbn {
 

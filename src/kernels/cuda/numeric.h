@@ -3,9 +3,7 @@
 #pragma once
 #include <cuda_fp16.h>
 
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "core/host_device.h"
 
