@@ -11,7 +11,7 @@ if(NOT GLUON_SYNCBN_CUDA)
   set(GLUON_SYNCBN_CUDA_MISSING "it was built with GLUON_SYNCBN_CUDA=${GLUON_SYNCBN_CUDA}")
   return()
 endif()
-# Sanitizers are about host code, and the native tests bring what stands in for CUDA.
+# Sanitizers are about host code, and the native tests emulate CUDA.
 if(GLUON_SYNCBN_SANITIZE OR GLUON_SYNCBN_BUILD_TESTS)
   set(GLUON_SYNCBN_CUDA_MISSING "it was built for native tests")
   return()
@@ -71,8 +71,8 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.2)
   target_compile_options(gluon_syncbn_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--threads=2>")
 endif()
 # Headers and libraries are nvcc's own. CUDAToolkit looks for them by itself, and where another
-# toolkit lies in /usr it may take that one's. The runtime is static, which is CMake's default: MXNet
-# brings one of its own version, and on a CPU there is none.
+# toolkit lies in /usr it may take that one's. The runtime is static, which is CMake's default:
+# MXNet contains one of its own version, and a machine without a GPU has none.
 target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
                            ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 

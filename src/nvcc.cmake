@@ -26,7 +26,7 @@ function(list_nvccs result)
 endfunction()
 
 # Sets `result` to the first nvcc that compiles and links a kernel, or else to "", and `reason` to
-# what went wrong with those before it, or with all.
+# the errors of those before it, or of all.
 function(find_nvcc result reason)
   set(probe ${CMAKE_CURRENT_BINARY_DIR}/probe)
   file(WRITE ${probe}.cu "__global__ void Nothing() {}\n"

@@ -1,6 +1,6 @@
-// Words of errors that only the program around can know: names of its functions, its users' ways.
-// Who uses it: report.cc, process_report.cc and others that word an error; op/advice.cc hands the
-// words in. The collective must not know them.
+// The parts of error messages that the collective must not know: names of the program's functions,
+// and likely mistakes of its users.
+// Who uses it: report.cc and others that word an error; op/advice.cc hands the parts in.
 #pragma once
 #include <string>
 
@@ -26,7 +26,7 @@ inline Advice& TheAdvice() {
   return *advice;
 }
 
-// Hands the words in; made while the library is loaded.
+// Hands the parts in; made while the library is loaded.
 struct RegisterAdvice {
   explicit RegisterAdvice(const Advice& advice) { TheAdvice() = advice; }
 };

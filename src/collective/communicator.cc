@@ -1,4 +1,4 @@
-// Threads that wait, and one that serves other processes meanwhile: one mutex around a Protocol.
+// One mutex around a Protocol, the waits for it, and the thread that answers other processes.
 #include "collective/communicator.h"
 
 #include <pthread.h>

@@ -1,9 +1,9 @@
-// Threads around the conversation of processes: any number that wait, and one that answers.
+// The threads around a process's Protocol: any number that wait, and one that answers.
 // Who uses it: c_api.cc makes the one of the process; Group and Python exchange through it. It must
 // not know what carries messages (transport.h), nor their meaning (protocol.h).
 //
-// Whoever waits drives the transport itself, which saves two changes of thread; a thread of its own
-// answers other processes while nobody waits. Waiting spins briefly and then sleeps, always without
+// A waiting thread drives the transport itself, which saves two changes of thread; a thread of the
+// communicator's own answers other processes while nobody waits. Waiting spins briefly and then sleeps, always without
 // the mutex.
 #pragma once
 #include <condition_variable>

@@ -43,7 +43,7 @@ class Exchange {
   std::vector<int> Reduced() const;
 
  private:
-  enum class Place { kHigher, kLower, kReplace };  // where the other's part goes
+  enum class Place { kHigher, kLower, kReplace };  // of the other's part
   struct Action {
     int peer = 0;  // positions in ranks_, as are begin and end
     int step = 0;
@@ -59,7 +59,7 @@ class Exchange {
   const ReduceOperation reduce_;
   std::vector<Action> schedule_;
   size_t next_ = 0;
-  bool sent_ = false;  // whether the action at next_ has sent its part
+  bool sent_ = false;  // the action at next_ has sent its part
   Part part_;
   int begin_, end_;
   std::map<int, std::pair<int, Part>> inbox_;  // by step: the sender and its part

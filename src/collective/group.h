@@ -62,7 +62,7 @@ class Group {
   // Forgets the failure, the devices and the unfinished rendezvous.
   void Reset();
 
-  // Whether this device has asked for the first time.
+  // True at the first call with this device.
   bool IsFirstSeen(const Device& device);
 
   const std::string& layer() const { return layer_; }

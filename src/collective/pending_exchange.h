@@ -30,7 +30,7 @@ struct PendingExchange {
 
  private:
   bool extended_ = false;
-  std::shared_ptr<Question> question_;  // whether those whose parts are missing have begun
+  std::shared_ptr<Question> question_;  // to those whose parts are missing
 };
 
 }  // namespace syncbn

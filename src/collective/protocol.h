@@ -1,6 +1,6 @@
-// The conversation between the processes of a program, as one of them follows it: many keyed
-// exchanges at once, and their failure. Messages and the time go in, messages go out. Deadlines,
-// queries, joining and leaving are parts of their own.
+// The protocol between the processes of a program, as one of them follows it: many keyed exchanges
+// at once, and their failure. Messages and the time go in, messages go out. Deadlines, queries,
+// joining and leaving are parts of their own.
 // Who uses it: communicator.cc, which adds threads and waiting, and native tests that drive a
 // thousand ranks from one thread in simulated time. It must not know of threads, of clocks, of the
 // transport, nor what the bytes mean.
@@ -81,7 +81,7 @@ class Protocol {
   const std::function<void(int, Bytes)> send_;
   Generation generation_;
   std::map<std::string, Pending> exchanges_;  // of this generation, by key
-  std::deque<Contribution> finished_;  // the latest; a part that arrives after them is of others
+  std::deque<Contribution> finished_;  // the latest, for parts that arrive too late
   std::vector<std::pair<int, Message>> future_;  // of later generations
   std::map<std::string, int64_t> numbers_;
   std::string failure_, last_title_;

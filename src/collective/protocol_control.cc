@@ -1,4 +1,4 @@
-// The conversation around exchanges: failure, generations, queries, joining and leaving.
+// The protocol around exchanges: failure, generations, queries, joining and leaving.
 #include <algorithm>
 
 #include "collective/advice.h"

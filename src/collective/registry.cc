@@ -8,7 +8,7 @@ namespace syncbn {
 namespace {
 
 // Longer than the slowest healthy first step that we saw (autotuning, cold caches, a busy machine),
-// short enough to find the message on coming back from a coffee.
+// and short enough that a user finds the message after a coffee.
 std::atomic<double> default_timeout{300.0};
 
 }  // namespace

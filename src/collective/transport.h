@@ -21,7 +21,7 @@ class Transport {
   // Takes the next message that has arrived whole; false if there is none.
   virtual bool Receive(int* from, Bytes* message) = 0;
 
-  // Whether a message is under way that moves on only while somebody calls Receive.
+  // True while a message is under way that moves only while somebody calls Receive.
   virtual bool Busy() const = 0;
 
   // `closing` is called, in whatever thread, before the program ends the medium (MPI_Finalize).

@@ -1,5 +1,5 @@
 // madvise(MADV_HUGEPAGE) for one huge page after the other, each faulted in at once, which tells
-// how long the system takes for it. Once that gets slow, the rest comes in ordinary pages.
+// how long the system takes for it. Once that is slow, the rest is left to ordinary pages.
 #include "core/pages.h"
 
 #include <sys/mman.h>
@@ -45,8 +45,8 @@ void ExpectLargeWrite(void* data, size_t bytes) {
     if (madvise(first, kHuge, MADV_HUGEPAGE) != 0) return;
     // Processor time: this thread may have to wait for its turn.
     const double before = Seconds(CLOCK_THREAD_CPUTIME_ID);
-    // A write that changes nothing: a read would bring the page of zeros, which systems before
-    // Linux 6.12 then take apart.
+    // A write that changes nothing: a read would map the huge page of zeros, which systems before
+    // Linux 6.12 then split into small ones.
     char zero = 0;
     __atomic_compare_exchange_n(first, &zero, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     policy.Note(Seconds(CLOCK_THREAD_CPUTIME_ID) - before, Seconds(CLOCK_MONOTONIC));

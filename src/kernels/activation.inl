@@ -3,7 +3,7 @@
 // behind Exp and Expm1 of its Values and SYNCBN_FORMULA, which marks its functions. Nothing here
 // knows memory layouts.
 
-// The ways of a pass with the element t that it reads.
+// The ways in which a pass uses the element t that it reads.
 enum Kind {
   kPlain,     // no activation; a backward pass reads x, or y of the identity
   kLeakyOfX,  // forward, or backward from x

@@ -142,7 +142,7 @@ class MpiTransport : public Transport {
   std::function<void()> closing_;
 };
 
-bool owned = false;  // whether MPI was initialized here
+bool owned = false;  // MPI was initialized here
 
 void Initialize() {
   int is = 0, level = 0;

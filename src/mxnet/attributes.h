@@ -17,8 +17,8 @@ struct Attributes {
   // enough with static_shape=True; "outside": the layer's own call guards it; "gpu": none, the
   // graph was traced for GPU contexts.
   std::string guard = "any";
-  bool chained = false;  // whether there is a fourth input, see custom_op.cc
-  // If not empty, a device meets only those of its own set, and no other process.
+  bool chained = false;  // there is a fourth input, see custom_op.cc
+  // If not empty, a device synchronizes with its own set only, and with no other process.
   std::vector<std::set<Device>> device_groups;
   Options options;
 };

@@ -75,7 +75,7 @@ class Delivery {
 };
 
 // The operator takes the error out of its array in work that MXNet queues after the callback, and
-// that nobody can wait for. Work on the array that is not skipped any more comes after it.
+// that nobody can wait for. Work on the array that is no longer skipped runs after it.
 struct Watch {
   NDArray array;
   bool is_taken = false;

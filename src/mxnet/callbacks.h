@@ -1,4 +1,4 @@
-// The way of a C++ exception out of a callback that MXNet calls.
+// Turns C++ exceptions in callbacks into errors of MXNet.
 // Who uses it: custom_op.cc wraps every callback in it.
 #pragma once
 #include <exception>

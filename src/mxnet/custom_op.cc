@@ -1,8 +1,9 @@
 // MXNet's callbacks for custom operators: handles in, tensors to op, errors out.
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
-// A chained node has a fourth input, an output of the same layer's use before it in the graph. It is
-// not read: it orders the two, which share running statistics and the numbering of rounds. (In a
-// static_shape graph MXNet takes auxiliary states for inputs that are only read, and orders nothing.)
+// A chained node has a fourth input, an output of the same layer's use before it in the graph. It
+// is not read: it orders the two, which share running statistics and the numbers of calls. (In a
+// static_shape graph MXNet takes auxiliary states for inputs that are only read, and orders
+// nothing.)
 // MXNet calls them in this order: the creator (on every imperative call, so it is cheap), the
 // lists, shapes, backward dependencies, CreateOperator, types; then forward and backward on a
 // thread of its own for custom operators, where waiting for other devices blocks nobody else.

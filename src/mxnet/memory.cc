@@ -1,8 +1,8 @@
-// Memory of a GPU is MXNet's to give, for two reasons. CUDA's calls that allocate and free wait for
+// A GPU's memory is taken from MXNet, for two reasons. CUDA's calls that allocate and free wait for
 // the device's work and hold locks meanwhile; between the launches of an NCCL reduction on two GPUs
 // that is a deadlock, so MXNet takes its storage mutex (Storage::GetMutex) around its own and
 // around NCCL's launches, and nobody else can take it. And MXNet's pool keeps what its arrays have
-// given back: another allocator finds the GPU full, while MXNet, which frees its pool when a
+// freed: another allocator finds the GPU full, while MXNet, which frees its pool when a
 // request does not fit, would have found room.
 //
 // On the thread of a custom operator this happens (1.9.1: c_api.cc, ndarray.cc, threaded_engine.cc,
@@ -16,7 +16,7 @@
 //   it in the calling thread (FnProperty::kDeleteVar): device memory goes to the pool without any
 //   call of CUDA's but cudaSetDevice, pinned memory to cudaFreeHost under the mutex. With the
 //   engine gone, at exit, nothing happens.
-// * The pool gives away what an array has given back. Whatever MXNet queued for that array is done
+// * The pool hands out what an array has freed. Whatever MXNet queued for that array is done
 //   by then, because its operators wait for their stream; so must have been what we queued.
 #include "mxnet/memory.h"
 

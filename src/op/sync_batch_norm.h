@@ -27,9 +27,9 @@ struct Options {
   bool use_global_stats = false;
   bool unbiased_running_var = false;
   Activation activation;       // of the output
-  bool from_output = false;    // whether backward reads y instead of x; not for an ELU
+  bool from_output = false;    // backward reads y instead of x; not for an ELU
   double timeout = 0;  // seconds; 0 means DefaultTimeout()
-  std::set<Device> contexts;  // where the layer is initialized, if known; for messages
+  std::set<Device> contexts;  // of the layer's parameters, if known; for messages
   bool across_processes = true;  // false: the devices of this process only
   std::vector<int> ranks;        // that synchronize, ascending; empty for all
   std::string shared_name;       // of the layer, equal in all processes and unique in each

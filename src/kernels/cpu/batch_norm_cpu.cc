@@ -1,5 +1,5 @@
-// The kernels: in which order, and in which threads, the tiles of the passes are done.
-// Who uses it: op/cpu. tiled_passes.h knows the tiles of each pass.
+// The order of a pass's tiles, and the threads that compute them; tiled_passes.h has the tiles.
+// Who uses it: op/cpu.
 #include "kernels/cpu/batch_norm_cpu.h"
 
 #include <algorithm>
@@ -49,7 +49,7 @@ void Reduce(const Pass& pass) {
 }
 
 // True if a block of channels stays in cache, and no thread idles at the end for longer than that
-// saves. `size` is that of an element in all inputs together.
+// saves. `size` is the bytes of an element in all inputs together.
 bool PaysByBlock(const Partition& partition, int64_t size) {
   const Layout& layout = partition.layout;
   const int64_t blocks = partition.channel_blocks, threads = NumThreads();

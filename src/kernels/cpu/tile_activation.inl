@@ -5,8 +5,8 @@
 namespace syncbn::cpu {
 namespace {
 
-// Functions of each lane, for all lanes: branches that are mispredicted would take longer. Not
-// inline: a call for each vector is little beside one for each lane, and inlined into every loop they
+// Computed for every lane, because branches that are mispredicted would take longer. Not inline: a
+// call for each vector is little beside one for each lane, and inlined into every loop they would
 // take most of the time to compile.
 template <typename Scalar, typename Vector>
 SYNCBN_INLINE Vector ForEachLane(Vector v, Scalar (*function)(Scalar)) {

@@ -31,7 +31,7 @@ struct PerChannel {
   const double *mean, *a, *b, *d, *scale, *offset;
 };
 
-// The passes, each with what it makes of an element.
+// The results that the passes compute from an element.
 template <Kind kKind>
 struct ForwardPass {
   static constexpr bool kBackward = false, kReadsX = false;
@@ -195,7 +195,7 @@ void ApplyColumns(const Pass& pass, const T* x, const T* dy, const Tile& tile,
   }
 }
 
-// Of any type.
+// Tensors of any type.
 struct Tensors {
   const void *x, *dy;
   void* out;

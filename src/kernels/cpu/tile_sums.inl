@@ -2,14 +2,14 @@
 // tile_activation.inl.
 // Who includes it: tile_kernels.inl. Sums are float64 at once: memory is still what takes the time.
 //
-// For moments u is taken from the channel's first value in the tile. Being one of the values, that is
-// within sqrt(m2 * n / (n - 1)) of their mean, so m2 = sum u^2 - (sum u)^2 / n loses at most a factor
+// For moments u is taken from the channel's first value in the tile. That is within
+// sqrt(m2 * n / (n - 1)) of the mean of all, so m2 = sum u^2 - (sum u)^2 / n loses at most a factor
 // of about n, the elements of one tile, whatever the mean.
 
 namespace syncbn::cpu {
 namespace {
 
-// The two kinds of terms, each with what it needs of the channels and what it adds of an element.
+// The terms that an element adds to the sums, of each reduction, and the arrays they depend on.
 struct MomentTerms {
   static constexpr bool kBackward = false, kReadsX = false;
 
@@ -34,7 +34,7 @@ struct GradientTerms {
   }
 };
 
-// The numbers that x is compared with in channel c, whose first value in the tile is `first`.
+// The numbers of channel c that the terms depend on; its first value in the tile is `first`.
 template <typename T>
 SYNCBN_INLINE Affine<double> AffineOf(const MomentTerms&, int64_t /*c*/, T first) {
   return {ToDouble(first), 0, 0};
@@ -44,7 +44,7 @@ SYNCBN_INLINE Affine<double> AffineOf(const GradientTerms<kKind>& terms, int64_t
   return {terms.mean[c], ReadsX(kKind) ? terms.scale[c] : 0, ReadsX(kKind) ? terms.offset[c] : 0};
 }
 
-// Asks for what a stream of loads will come to: one stream alone does not keep memory busy.
+// Fetches ahead of the loads: one stream of them alone does not keep memory busy.
 template <int64_t kSize, typename T>
 SYNCBN_INLINE void Prefetch(const T* p) {
   constexpr int64_t kAhead = 1024, kLine = 64;  // in bytes
@@ -149,8 +149,8 @@ struct Columns {
 
 // Adds `n` columns from j on, in several rows at a time to load and store the sums less often.
 template <int kRows, bool kWhole, typename Terms, typename T>
-SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride, int64_t j,
-                              int64_t n, Columns<Terms::kReadsX>* columns) {
+SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride,
+                              int64_t j, int64_t n, Columns<Terms::kReadsX>* columns) {
   Affine<Doubles> k = {};
   Pair<Doubles> sums;
   Load(columns->mean + j, &k.mean);

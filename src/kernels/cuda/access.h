@@ -9,15 +9,15 @@
 
 namespace syncbn::cuda {
 
-// Whether all of a slot's vector belongs to the plane; `kWhole` as in Planes::SlotOf.
+// True if all of a slot's vector belongs to the plane; `kWhole` as in Planes::SlotOf.
 template <bool kWhole, int kWidth>
 __device__ inline bool IsFull(const Slot& slot) {
   return kWhole ? slot.end > 0 : slot.begin == 0 && slot.end == kWidth;
 }
 
-// The bits of a vector. Where two ways to read one meet, as below, it stays in this form; 16-bit
-// elements the compiler would take apart as soon as each vector arrives, and so wait for every load
-// before it asks for the next.
+// The bits of a vector. A vector has this form until both branches of ReadSlot have ended: the
+// compiler would unpack 16-bit elements as soon as each vector arrives, and so wait for every load
+// before it starts the next.
 template <typename T, int kWidth>
 struct [[gnu::may_alias]] alignas(sizeof(T) * kWidth) Bits {
   static constexpr int kBytes = sizeof(T) * kWidth;

@@ -1,4 +1,4 @@
-// The activation on the device, and a channel's way from x to z.
+// The activation on the device, and the numbers of a channel that lead from x to z.
 // Who uses it: maps.cuh, sums.cuh and batch_norm.cuh. Nothing here knows memory layouts.
 //
 // A kernel has one instance without an activation and one for all of them, because an instance for

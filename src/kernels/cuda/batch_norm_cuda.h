@@ -19,7 +19,7 @@ using Stream = CUstream_st*;
 
 // Bytes of scratch that LocalMoments and BackwardSums need on the current device; the caller owns
 // it, for one call at a time. Its first kWorkspaceZeros bytes are zero before the first call; every
-// call leaves them so, for whatever layout comes next.
+// call leaves them so, for any other layout too.
 constexpr int64_t kWorkspaceZeros = 32768;
 int64_t WorkspaceBytes(DType dtype, const Layout& layout);
 

@@ -7,8 +7,8 @@
 
 namespace syncbn::cuda {
 
-// Channels of a tensor: `count` numbers, as doubles in memory that the device can reach, because
-// that is how all per-channel vectors come there.
+// Channels of a tensor: `count` numbers, as doubles in memory that the device can reach, like
+// all per-channel vectors.
 struct ChannelList {
   const double* channels;
   int64_t count;

@@ -1,4 +1,4 @@
-// The two elementwise passes of the layer, as what happens to one element.
+// The two passes that write a tensor, as the work on one element.
 // Who uses it: apply.cuh, which knows where the elements are. Nothing here knows memory layouts.
 //
 // `KindsOf` are the instance's kinds, see activation.cuh; each call names its kind.

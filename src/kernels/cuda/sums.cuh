@@ -1,4 +1,4 @@
-// The reductions of the layer, as what one thread does with the elements it reads.
+// The two reductions, as the work of one thread on the elements that it reads.
 // Who uses it: reduce.cuh, which knows where the elements are. Nothing here knows memory layouts.
 //
 // A thread adds up several lanes in the data's arithmetic (float, or double), and folds them into

@@ -17,9 +17,9 @@
 namespace syncbn {
 namespace {
 
-// Per-channel vectors of one call at most: those of a backward that reads y. The mean for the sums,
-// 2 sums, 2 written, 4 coefficients; and for kept channels 3 lists, 3 vectors for their sums, 2
-// sums, 6 coefficients. (Forward: 4 read, 2 moments, 2 written, 3 coefficients, 1 list.)
+// The most per-channel vectors of one call, a backward that reads y: the mean for the sums, 2 sums,
+// 2 written, 4 coefficients; and for kept channels 3 lists, 3 vectors for their sums, 2 sums, 6
+// coefficients. (A forward has 4 read, 2 moments, 2 written, 3 coefficients, 1 list.)
 constexpr int64_t kPinnedVectors = 23;
 constexpr int64_t kDeviceVectors = 17;
 
@@ -118,7 +118,7 @@ class CudaBackend : public Backend {
 
   void* Memory(Place place, size_t bytes) override {
     cuda::Buffer& buffer = kept_[static_cast<int>(place)];
-    buffer.Reserve(MemoryKind::kDevice, bytes, take_);  // earlier calls have waited for their kernels
+    buffer.Reserve(MemoryKind::kDevice, bytes, take_);  // earlier calls waited for their kernels
     return buffer.data();
   }
 
