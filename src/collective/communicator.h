@@ -3,8 +3,8 @@
 // not know what carries messages (transport.h), nor their meaning (protocol.h).
 //
 // A waiting thread drives the transport itself, which saves two changes of thread; a thread of the
-// communicator's own answers other processes while nobody waits. Waiting spins briefly and then sleeps, always without
-// the mutex.
+// communicator's own answers other processes while nobody waits. Waiting spins briefly and then
+// sleeps, always without the mutex.
 #pragma once
 #include <condition_variable>
 #include <memory>

@@ -57,12 +57,8 @@ std::shared_ptr<PendingExchange> Protocol::Begin(Contribution own, Time now) {
 // This process has joined: it contributes an empty part to whatever the others begin.
 void Protocol::JoinIn(const Pending& pending) {
   const Message& message = pending->early.front().second;
-  Contribution own;
-  own.key = message.key;
-  own.title = message.title;
-  own.signature = message.signature;
-  own.operation = message.operation;
-  own.ranks = RanksOf(message);
+  Contribution own{message.key,       message.title,    message.signature,
+                   message.operation, RanksOf(message), 0, {}};
   std::unique_ptr<Exchange> exchange = MakeExchange(&own, true);
   Start(pending, std::move(own), std::move(exchange));
 }

@@ -16,6 +16,8 @@ struct Layout {
   SYNCBN_HOST_DEVICE int64_t Size() const { return outer * channels * inner; }
 };
 
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // `axis` is in [0, ndim).
 inline Layout MakeLayout(const int64_t* shape, int ndim, int axis) {
   Layout layout{1, shape[axis], 1};

@@ -46,7 +46,8 @@ struct Operator {
       : num_devices(attributes.options.num_devices),
         inputs(attributes.chained ? 4 : 3),
         from_output(attributes.options.from_output),
-        batch_norm(attributes.options, device, std::move(group), MakeBackend(device, AllocateFromMxnet)) {}
+        batch_norm(attributes.options, device, std::move(group),
+                   MakeBackend(device, AllocateFromMxnet)) {}
   const int num_devices;
   const int inputs;
   const bool from_output;
@@ -86,8 +87,8 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
   });
 }
 
-// dy | (x), (gamma), (beta), (after) | (y) | dx, dgamma, dbeta, (after) | running_mean, running_var;
-// of those in parentheses only x, or y where the layer's options say so, is not empty.
+// dy | (x), (gamma), (beta), (after) | (y) | dx, dgamma, dbeta, (after) | running_mean, running_var
+// Of those in parentheses only x, or y where the layer's options say so, is not empty.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
@@ -191,9 +192,9 @@ int InferType(int size, int* types, void* state) {
   });
 }
 
-// The arrays that MXNet keeps for backward. The operator keeps the gamma and beta of forward itself.
-int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* outputs, int* size,
-                              int** dependencies, void* state) {
+// The arrays that MXNet keeps for backward; the operator itself keeps gamma and beta of forward.
+int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* outputs,
+                              int* size, int** dependencies, void* state) {
   Properties* properties = static_cast<Properties*>(state);
   properties->dependencies[0] = out_grads[0];
   properties->dependencies[1] =

@@ -8,12 +8,12 @@
 
 namespace syncbn {
 
-// Memory of the device, or pinned memory of the host, which the device reaches under the same address.
+// Of the device; or pinned memory of the host, which the device reaches under the same address.
 enum class MemoryKind { kDevice, kPinned };
 
-// At least `bytes` with any contents. They are free again when the last copy of the pointer is gone,
-// and nothing may still work on them then. May leave the thread with another current device. Throws
-// DeviceError.
+// At least `bytes` with any contents. They are free again when the last copy of the pointer is
+// gone, and nothing may still work on them then. May leave the thread with another current device.
+// Throws DeviceError.
 using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
 
 // The Allocator of programs without MXNet, in builds with CUDA; `device` is the current one. Memory

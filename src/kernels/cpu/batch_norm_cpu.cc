@@ -53,7 +53,7 @@ void Reduce(const Pass& pass) {
 bool PaysByBlock(const Partition& partition, int64_t size) {
   const Layout& layout = partition.layout;
   const int64_t blocks = partition.channel_blocks, threads = NumThreads();
-  const int64_t turns = (blocks + threads - 1) / threads;
+  const int64_t turns = CeilDiv(blocks, threads);
   return layout.Size() > kAloneSize && 5 * turns * threads <= 6 * blocks &&
          layout.PerChannel() * partition.channel_step * size <= kCacheSize;
 }

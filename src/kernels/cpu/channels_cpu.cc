@@ -16,7 +16,7 @@ template <typename Copy>
 void ForEachRun(const Layout& layout, const std::vector<int64_t>& channels, const Copy& copy) {
   const int64_t count = static_cast<int64_t>(channels.size());
   const int64_t step = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, count * layout.inner));
-  ParallelFor((layout.outer + step - 1) / step, [&](int64_t task) {
+  ParallelFor(CeilDiv(layout.outer, step), [&](int64_t task) {
     const int64_t end = std::min(layout.outer, (task + 1) * step);
     for (int64_t outer = task * step; outer < end; ++outer) {
       for (int64_t k = 0; k < count; ++k) {

@@ -14,11 +14,6 @@ constexpr int64_t kMaxTiles = 256;
 // Shorter pieces of memory than this are not worth a stream of their own.
 constexpr int64_t kMinRun = 4096;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t Clamp(int64_t value, int64_t low, int64_t high) {
-  return std::max(low, std::min(value, high));
-}
-
 // As even as can be, in as many blocks as steps of `step` need.
 int64_t EvenStep(int64_t size, int64_t step, int64_t multiple) {
   const int64_t even = CeilDiv(size, CeilDiv(size, step));
@@ -40,12 +35,14 @@ Partition Cut(const Layout& layout) {
         most >= layout.channels ? layout.channels : EvenStep(layout.channels, most, multiple);
   } else {
     p.inner_step = EvenStep(layout.inner, target, 64);
-    p.channel_step = Clamp(kMinRun / p.inner_step, 1, layout.channels);
+    p.channel_step = std::clamp<int64_t>(kMinRun / p.inner_step, 1, layout.channels);
   }
   const int64_t run = p.channel_step * p.inner_step;
-  p.outer_step = EvenStep(layout.outer, Clamp(target / run, 1, layout.outer), 1);
-  if (layout.inner >= kMinPlane && p.outer_step == layout.outer)
-    p.channel_step = Clamp(target / (layout.outer * p.inner_step), p.channel_step, layout.channels);
+  p.outer_step = EvenStep(layout.outer, std::clamp<int64_t>(target / run, 1, layout.outer), 1);
+  if (layout.inner >= kMinPlane && p.outer_step == layout.outer) {
+    p.channel_step = std::clamp(target / (layout.outer * p.inner_step), p.channel_step,
+                                layout.channels);
+  }
   p.outer_blocks = CeilDiv(layout.outer, p.outer_step);
   p.channel_blocks = CeilDiv(layout.channels, p.channel_step);
   p.inner_blocks = CeilDiv(layout.inner, p.inner_step);

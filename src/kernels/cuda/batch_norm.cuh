@@ -36,9 +36,11 @@ Choice Choose(const Layout& layout, std::initializer_list<const void*> tensors) 
   const bool alike = std::all_of(tensors.begin(), tensors.end(),
                                  [&](const void* tensor) { return misalign(tensor) == first; });
   const bool empty = layout.PerChannel() == 0;
-  if (alike && (empty || !PrefersColumns(layout, Wide<T>(), sizeof(T)))) return {true, false, first};
-  if (alike && first == 0 && layout.channels * layout.inner % Wide<T>() == 0)
+  const bool planes = empty || !PrefersColumns(layout, Wide<T>(), sizeof(T));
+  if (alike && planes) return {true, false, first};
+  if (alike && first == 0 && layout.channels * layout.inner % Wide<T>() == 0) {
     return {true, true, 0};
+  }
   return {false, !empty && PrefersColumns(layout, 1, sizeof(T)), 0};
 }
 

@@ -1,5 +1,5 @@
-// One thread an element of the compact tensor. An element is as many bytes, up to 16, as all runs of
-// a channel consist of at both ends, whatever the dtype.
+// One thread for each element of the compact tensor. An element is as many bytes, up to 16, as all
+// runs of a channel consist of at both ends, whatever the dtype.
 #include "kernels/cuda/channels.h"
 
 #include "kernels/cuda/launch.h"
@@ -26,8 +26,8 @@ template <bool kGather, typename Element>
 void CopyElements(const char* name, const Layout& layout, const ChannelList& list,
                   const void* from, void* to, Stream stream) {
   const int64_t elements = layout.outer * list.count * layout.inner;
-  Launch(name, CopyChannelsKernel<kGather, Element>, (elements + kThreads - 1) / kThreads, kThreads,
-         stream, layout, list, static_cast<const Element*>(from), static_cast<Element*>(to));
+  Launch(name, CopyChannelsKernel<kGather, Element>, CeilDiv(elements, kThreads), kThreads, stream,
+         layout, list, static_cast<const Element*>(from), static_cast<Element*>(to));
 }
 
 bool IsMultiple(const void* pointer, int64_t bytes) {

@@ -19,11 +19,6 @@ constexpr int64_t kMinPlaneBytes = 1024;
 // Rows that a thread of Columns reads before another block is worth its partial results.
 constexpr int64_t kFewRows = 8;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t Clamp(int64_t value, int64_t low, int64_t high) {
-  return std::max(low, std::min(value, high));
-}
-
 // Channels that together fill whole vectors.
 int64_t ChannelUnit(int64_t inner, int width) {
   int64_t unit = width;
@@ -56,7 +51,7 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocess
   const int64_t at_once = int64_t{multiprocessors} * ResidentPlanes(false);
   const int64_t total = per_channel * layout.channels;
   // As many blocks as fill whole rounds, rounded down: a few more would take a round of their own.
-  const int64_t rounds = Clamp(CeilDiv(total, at_once * kManySlots), 1, kRounds);
+  const int64_t rounds = std::clamp<int64_t>(CeilDiv(total, at_once * kManySlots), 1, kRounds);
   const int64_t splits = std::max<int64_t>(at_once * rounds / layout.channels, 1);
   int64_t wanted = std::max(kFewSlots, CeilDiv(per_channel, splits));
   if (layout.channels > kCounters) wanted = per_channel;
@@ -66,7 +61,7 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocess
   cut.slot_blocks = static_cast<int>(CeilDiv(cut.slots, wanted));
   cut.slot_step = CeilDiv(cut.slots, cut.slot_blocks);
   cut.outer_blocks = static_cast<int>(
-      CeilDiv(layout.outer, Clamp(wanted / cut.slot_step, 1, layout.outer)));
+      CeilDiv(layout.outer, std::clamp<int64_t>(wanted / cut.slot_step, 1, layout.outer)));
   cut.outer_step = CeilDiv(layout.outer, cut.outer_blocks);
   cut.outer_blocks = static_cast<int>(CeilDiv(layout.outer, cut.outer_step));
   cut.by_slot_step = Divider(static_cast<uint32_t>(cut.slot_step));
@@ -89,7 +84,7 @@ Columns CutColumns(const Layout& layout, int width, int64_t blocks) {
   cut.row_step = cut.rows * layout.channels * layout.inner;
   const int64_t most_splits = CeilDiv(layout.outer, cut.rows * kFewRows);
   // Rounded down: a few blocks more than run at once would take as long as all others.
-  int64_t splits = Clamp(blocks / cut.tiles, 1, std::max<int64_t>(most_splits, 1));
+  int64_t splits = std::clamp<int64_t>(blocks / cut.tiles, 1, std::max<int64_t>(most_splits, 1));
   if (cut.tiles > kCounters) splits = 1;
   cut.outer_step = std::max<int64_t>(CeilDiv(layout.outer, splits), 1);
   cut.outer_blocks = static_cast<int>(std::max<int64_t>(CeilDiv(layout.outer, cut.outer_step), 1));

@@ -44,7 +44,8 @@ struct Divider {
 
   explicit Divider(uint32_t by = 1) : divisor(by) {
     while ((uint64_t{1} << shift) < by) ++shift;
-    multiplier = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - by)) / by + 1);
+    const uint64_t rest = (uint64_t{1} << shift) - by;
+    multiplier = static_cast<uint32_t>((rest << 32) / by + 1);
   }
 
   SYNCBN_HOST_DEVICE uint32_t Quotient(uint32_t n) const {
@@ -63,7 +64,7 @@ struct Planes {
   int width = 1;
   int misalign = 0;   // elements from the last vector boundary to the tensor's first element
   bool whole = true;  // no vector belongs to two planes, nor to none in part
-  int64_t slots = 0;  // vectors of a plane at most, those that it shares with its neighbours included
+  int64_t slots = 0;  // vectors of a plane at most, with those that it shares with its neighbours
   int64_t plane_step = 0;  // elements from a plane to the channel's next
   int64_t outer_step = 1, slot_step = 1;  // of one block
   int outer_blocks = 1, slot_blocks = 1;
@@ -145,8 +146,8 @@ struct Columns {
     block.tile = static_cast<int>(index % static_cast<uint32_t>(tiles));
     block.split = static_cast<int>(index / static_cast<uint32_t>(tiles));
     block.channel_begin = static_cast<int64_t>(block.tile) * tile_channels;
-    const int64_t channels_left = layout.channels - block.channel_begin;
-    block.channels = static_cast<int>(channels_left < tile_channels ? channels_left : tile_channels);
+    const int64_t left = layout.channels - block.channel_begin;
+    block.channels = static_cast<int>(left < tile_channels ? left : tile_channels);
     block.outer_begin = block.split * outer_step;
     const int64_t end = block.outer_begin + outer_step;
     block.outer_end = end < layout.outer ? end : layout.outer;

@@ -1,9 +1,10 @@
-// One thread an element; a row of blocks for each vector.
+// One thread for each element, and a row of blocks for each vector.
 #include "kernels/cuda/vectors.h"
 
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/layout.h"
 #include "kernels/cuda/launch.h"
 
 namespace syncbn::cuda {
@@ -44,7 +45,7 @@ void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream) {
   }
   Copies all = {};
   std::copy(copies.begin(), copies.end(), all.each);
-  const int64_t blocks_each = (longest + kThreads - 1) / kThreads;
+  const int64_t blocks_each = CeilDiv(longest, kThreads);
   Launch("CopyVectors", CopyKernel, blocks_each * static_cast<int64_t>(copies.size()), kThreads,
          stream, all, static_cast<unsigned>(blocks_each));
 }

@@ -55,7 +55,9 @@ class CpuBackend : public Backend, public CachedPasses {
 
   void* Memory(Place place, size_t bytes) override {
     Piece& piece = pieces_[static_cast<int>(place)];
-    if (piece.bytes < bytes) piece = {std::make_unique<double[]>(bytes / sizeof(double) + 1), bytes};
+    if (piece.bytes < bytes) {
+      piece = {std::make_unique<double[]>(bytes / sizeof(double) + 1), bytes};
+    }
     return piece.data.get();
   }
   void FreeMemory() override {
