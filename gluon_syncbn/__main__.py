@@ -1,7 +1,7 @@
 """``python -m gluon_syncbn``: tells what was built, and checks that it computes right.
 
-Started by users after installing. What is checked is in ``check.py``, what is timed in
-``bench.py``; here are the command line, the report and the exit status.
+Started by users after installing. ``check.py`` compares results, ``bench.py`` measures
+times; here are the command line, the report and the exit status.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from .tools.contexts import available_contexts
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the report; returns the exit status, 1 if a result is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m gluon_syncbn", description=HELP)
+    parser = argparse.ArgumentParser(
+        prog="python -m gluon_syncbn",
+        description="Prints what gluon_syncbn was built with and which devices there "
+        "are, and compares the layer on two contexts with batch normalization of the "
+        "whole batch in float64.",
+    )
     parser.add_argument(
         "--bench",
         action="store_true",
@@ -47,12 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-HELP = (
-    "Prints what gluon_syncbn was built with and which devices there are, and compares "
-    "the layer on two contexts with batch normalization of the whole batch in float64."
-)
 
 
 def _places(gpus):

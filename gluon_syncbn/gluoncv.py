@@ -1,4 +1,4 @@
-"""GluonCV's own helpers for several devices, made sound on CPU contexts.
+"""Replacements of GluonCV's helpers for several devices that work on CPUs too.
 
 Called by users of GluonCV's training scripts. GluonCV is imported by `install` only.
 """
@@ -19,12 +19,12 @@ from .parallel.plain_loop import allow_plain_loop
 def install() -> None:
     """Lets GluonCV's training scripts run on several CPU contexts, as on GPUs.
 
-    In the place of ``gluoncv.utils.parallel.DataParallelModel`` and
-    ``DataParallelCriterion`` come :class:`DataParallelModel` and
-    :class:`DataParallelCriterion`, and in that of MXNet's contrib ``SyncBatchNorm``,
-    which the scripts take with ``--syncbn``, :class:`gluon_syncbn.SyncBatchNorm`. Names
-    that modules have imported already are replaced too, so it does not matter when a
-    script calls this, as long as it has not made its nets yet.
+    Replaces ``DataParallelModel`` and ``DataParallelCriterion`` of
+    ``gluoncv.utils.parallel`` by :class:`DataParallelModel` and
+    :class:`DataParallelCriterion`, and MXNet's contrib ``SyncBatchNorm``, which the
+    scripts take with ``--syncbn``, by :class:`gluon_syncbn.SyncBatchNorm`. Names that
+    modules have imported already are replaced too, so a script may call this at any
+    time before it makes its nets.
 
     Scripts with a loop of their own over contexts (SSD, YOLO3) need
     :func:`gluon_syncbn.allow_plain_loop` for their net.
@@ -57,7 +57,7 @@ def install() -> None:
 
 
 def _replace(former, new, but=None):
-    """Lets every module's name for `former` stand for `new`; not our own modules'."""
+    """Replaces `former` in all modules but our own and the one named `but`."""
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == __package__ or name == but:
             continue
@@ -67,7 +67,7 @@ def _replace(former, new, but=None):
 
 
 class DataParallelModel:
-    """Runs a net, or what evaluates one, on shards of its inputs.
+    """Runs a net, or an object that calls one, on shards of its inputs.
 
     Parameters
     ----------
@@ -178,13 +178,9 @@ class DataParallelCriterion:
 
 
 def _nets(module):
-    """The nets that a module calls: itself, or what it holds."""
+    """The nets that a module calls: itself, or those that it holds."""
     if isinstance(module, Block):
         return [module]
-    held = getattr(module, "__dict__", {}).values()
-    return [
-        net
-        for value in held
-        if hasattr(value, "collect_params")
-        for net in _nets(value)
-    ]
+    values = getattr(module, "__dict__", {}).values()
+    held = [value for value in values if hasattr(value, "collect_params")]
+    return [net for value in held for net in _nets(value)]

@@ -23,11 +23,10 @@ _TOP = 5
 _NEGLIGIBLE = 0.05  # shares below it hold nobody back
 _HINTS = {
     "data": "devices wait for data: give the loader more workers or faster storage",
-    "each other": "devices wait for each other, most of all in {layer}: their shards "
+    "each_other": "devices wait for each other, most of all in {layer}: their shards "
     "or speeds are unequal, or they share processors",
     "gradients": "devices wait for gradients: let each step do more work (a larger "
     "batch), or try another kvstore",
-    None: "nothing holds the devices back for long",
 }
 
 
@@ -69,14 +68,14 @@ class Monitor:
         check_kind("trainer", trainer, mx.gluon.Trainer, "a gluon.Trainer")
         self._trainer, self._former, self._is_within = trainer, None, False
         self._layers = synchronized_layers(net)
-        self._steps = collections.deque()  # those that devices may be busy with
-        self._noted = []  # what MXNet may still write to
+        self._steps = collections.deque()  # steps that devices may be busy with
+        self._noted = []  # arrays of times that MXNet may still write to
         self._finished = None  # when each device had finished the step before
         self._begin()
 
     def __enter__(self):
         self._former, self._is_within = {}, True
-        # Trainer.step goes through both, and so do allreduce_grads and update.
+        # Trainer.step calls both, and so do allreduce_grads and update.
         self._replace("_allreduce_grads", self._allreduce_grads)
         self._replace("_update", self._update)
         self._begin()
@@ -85,14 +84,13 @@ class Monitor:
     def __exit__(self, *exception):
         self._is_within = False
         for name, former in self._former.items():
-            if former is None:
-                delattr(self._trainer, name)
-            else:
+            delattr(self._trainer, name)
+            if former is not None:
                 setattr(self._trainer, name, former)
         mx.nd.waitall()  # MXNet writes the times into memory of this object
 
     def _replace(self, name, method):
-        """Lets the trainer call `method` with what it would have called."""
+        """Lets the trainer call `method`, with the method of that name first."""
         self._former[name] = vars(self._trainer).get(name)
         original = getattr(self._trainer, name)
         setattr(self._trainer, name, lambda *args: method(original, *args))
@@ -162,19 +160,15 @@ class Monitor:
         self._check_entered("report", self._former is not None)
         self._collect()
         seconds = time.monotonic() - self._began
-        waits = [
-            after - before
-            for before, after in zip(self._waits_before, self._layer_waits())
-        ]
         whole = self._devices * max(seconds, 1e-9)
-        layers = [
-            (layer.name, wait / whole) for layer, wait in zip(self._layers, waits)
-        ]
+        pairs = zip(self._waits_before, self._layer_waits())
+        shares = [(after - before) / whole for before, after in pairs]
+        layers = zip((layer.name for layer in self._layers), shares)
         report = Waits(
             steps=self._count,
             seconds=seconds,
             data=self._data / whole,
-            each_other=sum(waits) / whole,
+            each_other=sum(shares),
             gradients=self._gradients / whole,
             layers=sorted(layers, key=lambda item: -item[1])[:_TOP],
         )
@@ -194,7 +188,7 @@ class Monitor:
                 self._add(step)
             elif step.updated or len(self._steps) == 1:
                 return
-            # Otherwise the loop went on without an update.
+            # Otherwise the loop has begun the next step without an update.
             self._steps.popleft()
 
     def _add(self, step):
@@ -210,12 +204,12 @@ class Monitor:
     def _layer_waits(self):
         seconds = load().gluon_syncbn_wait_seconds
         return [
-            sum(seconds(key.encode()) for key, _ in layer.meetings())
+            sum(seconds(key.encode()) for key, _ in layer.native_groups())
             for layer in self._layers
         ]
 
     def _note_time(self, arrays):
-        """Per device the time at which all its arrays are ready: 0 until then."""
+        """For each device the time when all its arrays are ready: 0 until then."""
         parameters = [p for p in self._trainer._params if p.grad_req != "null"]
         columns = list(zip(*(getattr(p, arrays)() for p in parameters)))
         times = (ctypes.c_double * len(columns))()
@@ -273,11 +267,9 @@ class Waits(
     @property
     def hint(self) -> str:
         """A sentence that says what holds the devices back most."""
-        shares = {
-            "data": self.data, "each other": self.each_other,
-            "gradients": self.gradients, None: _NEGLIGIBLE,
-        }  # fmt: skip
-        most = max(shares, key=shares.__getitem__)
+        most = max(_HINTS, key=lambda name: getattr(self, name))
+        if getattr(self, most) < _NEGLIGIBLE:
+            return "nothing holds the devices back for long"
         return _HINTS[most].format(layer=self.layers[0][0] if self.layers else "")
 
     def __str__(self):

@@ -1,7 +1,7 @@
 """Refuses an MXNet that this package does not work with.
 
-``__init__.py`` imports it first, so that its sentence comes before any other module
-fails over what such an MXNet lacks. docs/versions.md tells what was tried.
+``__init__.py`` imports it first, before another module fails over what such an MXNet
+lacks. docs/versions.md lists the versions that were tried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lists, tuples and dicts of arrays: taken apart, and put together again.
+"""Takes nested lists, tuples and dicts of arrays apart, and puts them together again.
 
 Called by ``parallel`` and ``exporting.py``. It knows nothing of devices or of what the
 arrays mean.

@@ -1,6 +1,7 @@
 """Runs a function once per context, each time from that context's own thread.
 
-Called by users' training loops. It must not know what the functions compute.
+Called by users' training loops and by nets on several devices. It must not know what
+the functions compute.
 
 Why threads: MXNet hands out CPU resources (temporary space, random generators) round
 robin to *all* CPU contexts that one thread drives, so an operator of cpu(1) can be made
@@ -18,7 +19,8 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -116,7 +118,12 @@ class Devices:
             If `batch` is no array, is sparse, or has a dtype that MXNet has not; or
             `batch_axis` is no int.
         """
-        _check_batch(batch, check_int("batch_axis", batch_axis))
+        check_int("batch_axis", batch_axis)
+        check_array(batch)
+        if not -batch.ndim <= batch_axis < batch.ndim:
+            raise ValueError(
+                f"batch_axis is {batch_axis}, but batch has shape {batch.shape}"
+            )
         rows, count = batch.shape[batch_axis], len(self)
         if rows < count:
             raise ValueError(
@@ -128,12 +135,11 @@ class Devices:
     def map(self, function: Callable, *lists: Sequence) -> list:
         """Calls ``function(*elements)`` once per context, from the context's thread.
 
-        The calls come one after the other, in the order of the contexts. The caller's
-        ``autograd`` recording and training flags and NumPy semantics hold in them, and
-        the current context is the one they are made for. A function must not wait for
-        results that need the other contexts (``asnumpy``, ``wait_to_read``): those have
-        no work yet. Wait in the caller, after `map`. Where several threads call `map`,
-        they take turns.
+        The contexts are called one after the other, in order. The caller's ``autograd``
+        recording and training flags and NumPy semantics hold in the calls, and the
+        current context is the one that is called. A function must not wait for results
+        that need the other contexts (``asnumpy``, ``wait_to_read``): those have no work
+        yet. Wait in the caller, after `map`. Threads that call `map` take turns.
 
         Parameters
         ----------
@@ -169,12 +175,11 @@ class Devices:
             without its work; a second Ctrl-C raises at once, like an exception of
             `function`.
         """
-        for position, elements in enumerate(lists):
-            _check_list(position, elements)
-            if len(elements) != len(self):
+        for position, length in enumerate(_lengths(lists)):
+            if length != len(self):
                 raise ValueError(
-                    f"list {position} has {len(elements)} elements, expected one for "
-                    f"each of the {len(self)} contexts"
+                    f"list {position} has {length} elements, expected one for each of "
+                    f"the {len(self)} contexts"
                 )
         return self.map_first(function, *lists)
 
@@ -198,9 +203,7 @@ class Devices:
             If lists differ in length, or have more elements than there are contexts.
         """
         check_callable("function", function)
-        for position, elements in enumerate(lists):
-            _check_list(position, elements)
-        lengths = {len(elements) for elements in lists}
+        lengths = set(_lengths(lists))
         if len(lengths) > 1 or max(lengths, default=0) > len(self):
             raise ValueError(
                 f"lists have {', '.join(map(str, sorted(lengths)))} elements, expected "
@@ -208,7 +211,7 @@ class Devices:
             )
         with self._its_turn(), deferred_interrupt():
             self._check_failures()
-            return self._call_each(_Flags(), function, lists)
+            return self._call_each(_under_flags(function), lists)
 
     @contextmanager
     def _its_turn(self):
@@ -253,7 +256,7 @@ class Devices:
             failures.recover()
             raise mx.MXNetError(failure)
         thread, seen = self._latest
-        number, by, reason = failures.latest_recovery()
+        number, by, reason = failures.latest_recovery
         self._latest = threading.get_ident(), number
         if number != seen and self._latest[0] == thread != by:
             raise mx.MXNetError(
@@ -261,13 +264,12 @@ class Devices:
                 f"called gluon_syncbn.recover ({reason}); its results are undefined"
             )
 
-    def _call_each(self, flags, function, lists):
+    def _call_each(self, function, lists):
         results = []
         try:
-            for worker, context, *elements in zip(self._workers, self.contexts, *lists):
-                call = worker.submit(flags.call, context, function, elements)
-                results.append(call.result())
-            if flags.recording and flags.training and len(self) > 1:
+            for worker, *arguments in zip(self._workers, self.contexts, *lists):
+                results.append(worker.submit(function, *arguments).result())
+            if autograd.is_recording() and autograd.is_training() and len(self) > 1:
                 _await_first_operators()
         except BaseException as error:
             reason = (
@@ -283,7 +285,7 @@ class Devices:
         return results
 
     def close(self) -> None:
-        """Lets go of the threads, for other Devices. Closing twice does no harm."""
+        """Lets other Devices have the threads. Closing twice does no harm."""
         self._finalizer()
         self._workers = None
 
@@ -294,13 +296,8 @@ class Devices:
         self.close()
 
 
-def _check_batch(batch, axis):
-    _check_array(batch)
-    if not -batch.ndim <= axis < batch.ndim:
-        raise ValueError(f"batch_axis is {axis}, but batch has shape {batch.shape}")
-
-
-def _check_array(batch):
+def check_array(batch: Any) -> None:
+    """TypeError unless MXNet can take a batch as a dense array."""
     kinds = mx.nd.NDArray, np.ndarray
     check_kind("batch", batch, kinds, "an NDArray or NumPy array")
     if isinstance(batch, mx.nd.sparse.BaseSparseNDArray):
@@ -312,11 +309,14 @@ def _check_array(batch):
         )
 
 
-def _check_list(position, elements):
-    # An array without axes has no length.
-    kinds = () if getattr(elements, "shape", None) == () else _LISTS
+def _lengths(lists):
+    """The length of each list; TypeError for what has none."""
     expected = "a list with an element for each context"
-    check_kind(f"list {position}", elements, kinds, expected)
+    for position, elements in enumerate(lists):
+        # An array without axes has no length.
+        kinds = () if getattr(elements, "shape", None) == () else _LISTS
+        check_kind(f"list {position}", elements, kinds, expected)
+    return list(map(len, lists))
 
 
 def inside_map() -> bool:
@@ -325,12 +325,9 @@ def inside_map() -> bool:
 
 
 def split(
-    batch: mx.nd.NDArray | np.ndarray,
-    contexts: Sequence[mx.Context],
-    batch_axis: int = 0,
+    batch: mx.nd.NDArray | np.ndarray, contexts: Sequence[mx.Context], batch_axis: int
 ) -> list[mx.nd.NDArray]:
     """The shards of :meth:`Devices.split`, one for each of `contexts`."""
-    _check_array(batch)
     bounds = share_bounds(batch.shape[batch_axis], len(contexts))
     with autograd.pause():
         return [
@@ -356,27 +353,23 @@ def _await_first_operators():
         _awaited_operators = made
 
 
-class _Flags:
-    """The thread-local state of the thread that makes the object."""
+def _under_flags(function):
+    """`function` for other threads, under the thread-local state of this one."""
+    record = autograd.record if autograd.is_recording() else autograd.pause
+    is_training, devices = autograd.is_training(), _within.devices
+    np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
-    def __init__(self):
-        self.recording = autograd.is_recording()
-        self.training = autograd.is_training()
-        self._np_shape = mx.util.is_np_shape()
-        self._np_array = mx.util.is_np_array()
-        self._devices = _within.devices
+    def call(context, *elements):
+        _within.devices = devices
+        try:
+            # A copy of the context, because it notes the one that it replaces.
+            with mx.Context(context), record(train_mode=is_training):
+                with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
+                    return function(*elements)
+        finally:
+            del _within.devices
 
-    def call(self, context, function, elements):
-        """Calls the function under these flags, in whatever thread this runs."""
-        record = autograd.record if self.recording else autograd.pause
-        with ExitStack() as stack:
-            _within.devices = self._devices
-            stack.callback(delattr, _within, "devices")
-            stack.enter_context(mx.Context(context))  # which notes whom it replaces
-            stack.enter_context(record(train_mode=self.training))
-            stack.enter_context(mx.util.np_shape(self._np_shape))
-            stack.enter_context(mx.util.np_array(self._np_array))
-            return function(*elements)
+    return call
 
 
 def _bound():

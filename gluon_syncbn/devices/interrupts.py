@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment when it does no harm.
+"""Defers Ctrl-C to a moment when it does no harm.
 
 Called by ``devices.py``. An exception between the calls for two contexts would leave
 one without the work that the others wait for, and one raised while MXNet is called from
@@ -17,8 +17,8 @@ from typing import Iterator
 def deferred_interrupt() -> Iterator[None]:
     """In the main thread, the first SIGINT waits for the end of the ``with`` block.
 
-    A second one is handled at once. Whatever handler the program has set is the one
-    that is called; where there is none that Python could call, nothing changes.
+    A second one is handled at once. Both call the program's own handler; without one
+    in Python, nothing changes.
     """
     handler = None
     if threading.current_thread() is threading.main_thread():

@@ -1,10 +1,10 @@
-"""Threads that make calls one after the other, and outlive those who hired them.
+"""Threads that make calls one after the other, and outlive their users.
 
 Called by ``devices.py``. It must not know what is called.
 
 MXNet keeps about 5 MB, most of it random generators, for each thread that ever ran an
-operator, also when the thread has ended. So a thread that is let go waits for the next
-one who wants it, and shows no trace of the former one then.
+operator, also when the thread has ended. So a thread that is let go waits for its next
+user, and keeps no trace of the former one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Callable
 import mxnet as mx
 
 _FEW = 8
-_idle = {}  # per name the workers that nobody holds
+_idle = {}  # for each name the workers that nobody uses
 _all = weakref.WeakSet()  # of this process, also those that a fork has left behind
 _collect_at = _FEW
 os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
@@ -32,7 +32,7 @@ _thread_dict.restype = ctypes.c_void_p  # for py_object ctypes would own what it
 
 
 def hire(name: str) -> Worker:
-    """A worker of this name that nobody else holds."""
+    """A worker of this name that nobody else uses."""
     idle = _idle.setdefault(name, [])
     if not idle:
         _collect_dropped()
@@ -57,7 +57,7 @@ def _collect_dropped():
 
 
 def let_go(workers: list[Worker]) -> None:
-    """Gives workers back; those that are still busy end after their call."""
+    """Makes workers idle; those that are still busy end after their call."""
     for worker in workers:
         if not worker.pending():
             _idle.setdefault(worker.name, []).append(worker)

@@ -90,7 +90,7 @@ def allgather(
     Parameters
     ----------
     value : object
-        Anything that can be pickled. A process that has joined gives none.
+        Anything that can be pickled. A process that has joined contributes none.
     name, timeout
         As in :func:`allreduce`.
 
@@ -124,7 +124,8 @@ def broadcast(
     Parameters
     ----------
     value : object
-        Anything that can be pickled; only that of `root` matters.
+        Anything that can be pickled; the values of other processes than `root` do not
+        matter.
     root : int, default 0
         A rank; the same in all processes.
     name, timeout
@@ -192,17 +193,11 @@ def exchange(
     array = np.ascontiguousarray(array)
     size = ctypes.c_int64()
     status = this.library.gluon_syncbn_distributed_exchange(
-        name.encode(),
-        signature.encode(),
-        operation.encode(),
-        array.ctypes.data,
-        array.nbytes,
-        seconds,
-        ctypes.byref(size),
+        *(text.encode() for text in (name, signature, operation)),
+        *(array.ctypes.data, array.nbytes, seconds, ctypes.byref(size)),
     )
     if status != 0:
-        text = this.library.gluon_syncbn_last_error().decode()
-        raise mx.MXNetError(text)
+        raise mx.MXNetError(this.library.gluon_syncbn_last_error().decode())
     reduced = np.empty(size.value, np.uint8)
     this.library.gluon_syncbn_distributed_result(reduced.ctypes.data)
     return reduced

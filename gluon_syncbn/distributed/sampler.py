@@ -1,4 +1,4 @@
-"""Samples of a process: each one of an epoch is taken once, by one process.
+"""A sampler that shares the samples of an epoch among the processes.
 
 Called by users.
 """
@@ -16,8 +16,8 @@ from ..native import world
 class ShardSampler(Sampler):
     """Batches of indices for this process, for the argument `batch_sampler`.
 
-    All processes draw the same order, cut it into the same batches, and take each
-    their rows of every batch: no sample comes twice in an epoch, and none is left out.
+    All processes draw the same order, cut it into the same batches, and take their own
+    rows of every batch: no sample is taken twice in an epoch, and none is left out.
     Where the rows of a batch cannot be shared evenly, the first ranks take one more; a
     last batch of fewer rows than there are processes leaves some without one, so let
     every process end its epoch with :meth:`Trainer.join`.
@@ -29,11 +29,11 @@ class ShardSampler(Sampler):
     batch_size : int
         Rows of a batch over *all* processes, at least one for each.
     shuffle : bool, default True
-        Draw a new order for every epoch; otherwise take them as they come.
+        Whether every epoch has a new order; otherwise it has that of the data set.
     seed : int, default 0
         The order depends on the seed and the number of the epoch only.
     rank, size : int, optional
-        Of this process; :func:`rank` and :func:`size` by default.
+        This process and their number; :func:`rank` and :func:`size` by default.
 
     Raises
     ------
@@ -88,16 +88,12 @@ class ShardSampler(Sampler):
             order = np.arange(self._length)
             np.random.default_rng([self._seed, self.epoch]).shuffle(order)
         self.epoch += 1
-        for begin, end in self._shards():
+        for start in range(0, self._length, self._batch_size):
+            rows = min(self._batch_size, self._length - start)
+            begin, end = share_bounds(rows, self._size)[self._rank]
             if begin < end:
-                yield [int(index) for index in order[begin:end]]
+                yield [int(index) for index in order[start + begin : start + end]]
 
     def __len__(self):
         batches, rows = divmod(self._length, self._batch_size)
         return int(batches + (self._rank < rows))  # the first ranks have the last rows
-
-    def _shards(self):
-        for start in range(0, self._length, self._batch_size):
-            rows = min(self._batch_size, self._length - start)
-            begin, end = share_bounds(rows, self._size)[self._rank]
-            yield start + begin, start + end

@@ -95,12 +95,8 @@ class Trainer(mx.gluon.Trainer):
                     "expected a dense one"
                 )
         # In the order of names, as in mxnet.gluon.Trainer: states are saved by it.
-        super().__init__(
-            sorted(parameters, key=lambda parameter: parameter.name),
-            optimizer,
-            optimizer_params,
-            update_on_kvstore=False,
-        )
+        ordered = sorted(parameters, key=lambda parameter: parameter.name)
+        super().__init__(ordered, optimizer, optimizer_params, update_on_kvstore=False)
         self._in_order_of_forward = parameters
         self._bucket_bytes = megabytes * 2**20
         broadcast_parameters(net if isinstance(net, Block) else parameters)

@@ -1,7 +1,7 @@
 """The activations that a SyncBatchNorm can have, and MXNet's own blocks of them.
 
-Called by ``batch_norm.py``, ``convert.py`` and ``fusion.py``. What backward reads for
-each is the operator's, see src/op/reconstruction.h.
+Called by ``batch_norm.py``, ``convert.py`` and ``fusion.py``. src/op/reconstruction.h
+decides what backward reads for each.
 """
 
 from __future__ import annotations
@@ -23,26 +23,18 @@ class Activation(NamedTuple):
 
 NONE, RELU = Activation(), Activation("relu")
 
-# With the slope of each that has one, if none is given.
-DEFAULT_SLOPES = {
-    None: None,
-    "identity": None,
-    "relu": None,
-    "leaky_relu": 0.01,
-    "elu": 1.0,
-}
+_DEFAULT_SLOPES = {"leaky_relu": 0.01, "elu": 1.0}
+_NAMES = (None, "identity", "relu", *_DEFAULT_SLOPES)
 
 
 def checked(activation: str | None, slope: float | None) -> Activation:
     """The Activation; TypeError or ValueError for a bad name or slope."""
-    if not isinstance(activation, (str, type(None))) or (
-        activation not in DEFAULT_SLOPES
-    ):
+    if not isinstance(activation, (str, type(None))) or activation not in _NAMES:
         raise ValueError(
             "activation is None, 'identity', 'relu', 'leaky_relu' or 'elu', but got "
             f"{shown(activation)}"
         )
-    default = DEFAULT_SLOPES[activation]
+    default = _DEFAULT_SLOPES.get(activation)
     if slope is None:
         return Activation(activation, default)
     if default is None:
@@ -57,7 +49,7 @@ def checked(activation: str | None, slope: float | None) -> Activation:
 
 
 def of_block(block: Any) -> Activation | None:
-    """The Activation that one of MXNet's blocks is; None for another block."""
+    """The Activation of one of MXNet's blocks; None for another block."""
     kind = type(block)
     if kind is nn.Activation and block._act_type == "relu":
         return RELU
@@ -71,7 +63,7 @@ def of_block(block: Any) -> Activation | None:
 
 
 def apply(F: Any, z: Any, activation: Activation) -> Any:
-    """The Activation by MXNet's own operators."""
+    """Applies an Activation with MXNet's own operators."""
     name, slope = activation
     if name == "relu":
         return F.relu(z)

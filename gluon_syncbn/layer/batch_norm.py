@@ -1,7 +1,7 @@
 """The layer: a Gluon block around the operator ``Custom(op_type='gluon_syncbn')``.
 
-Called by users and by ``convert.py``. Numbers and exchanges are the operator's; here
-are parameters, checks and the graph around the operator.
+Called by users and by ``convert.py``. The operator computes and exchanges; here are
+parameters, checks and the graph around the operator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 from ..common.arguments import check_bool, check_int, check_kind, check_real
 from . import exporting, groups, layout_guard
 from .activations import checked
-from .synchronization import SyncState, check_synchronization
+from .synchronization import SyncState, checked_settings
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 
@@ -53,7 +53,7 @@ class SyncBatchNorm(nn.BatchNorm):
     beta_initializer, gamma_initializer : str or Initializer
         As in :class:`mxnet.gluon.nn.BatchNorm`.
     running_mean_initializer, running_variance_initializer : str or Initializer
-        As there.
+        As in :class:`mxnet.gluon.nn.BatchNorm`.
     axis : int, default 1
         The axis of the channels, -5 to 4; negative values count from the end.
     unbiased_running_var : bool, default False
@@ -99,10 +99,10 @@ class SyncBatchNorm(nn.BatchNorm):
         call also if `num_devices` exceeds the number of contexts that the layer is
         initialized on, or `group` does not hold the own rank or all contexts.
     mxnet.MXNetError
-        At the next wait for a result, if the devices do not all come within the
+        At the next wait for a result, if the devices do not all arrive within the
         timeout, or disagree about channels, dtype, axis, epsilon or num_devices. The
-        text names the layer and the devices. Call :func:`gluon_syncbn.recover` to go
-        on.
+        text names the layer and the devices. Call :func:`gluon_syncbn.recover` before
+        the next step.
 
     Notes
     -----
@@ -161,8 +161,8 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("center", center)
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
-        check_synchronization(num_devices, unbiased_running_var, timeout, group)
-        checked(activation, slope)
+        settings = checked_settings(num_devices, unbiased_running_var, timeout, group)
+        sync = SyncState(activation=checked(activation, slope))
         initializers = {
             "beta_initializer": beta_initializer,
             "gamma_initializer": gamma_initializer,
@@ -182,9 +182,8 @@ class SyncBatchNorm(nn.BatchNorm):
             in_channels=in_channels,
             **kwargs,
         )
-        self._sync = SyncState()
-        self.set_synchronization(num_devices, unbiased_running_var, timeout, group)
-        self.set_activation(activation, slope)
+        self._sync = sync
+        self._sync.synchronize(self.name, settings)
 
     def set_synchronization(
         self,
@@ -194,9 +193,8 @@ class SyncBatchNorm(nn.BatchNorm):
         group: str | Sequence | None = None,
     ) -> None:
         """Sets what this layer has beyond a BatchNorm; for ``convert.py``."""
-        self._sync.synchronize(
-            self.name, num_devices, unbiased_running_var, timeout, group
-        )
+        settings = checked_settings(num_devices, unbiased_running_var, timeout, group)
+        self._sync.synchronize(self.name, settings)
 
     def set_activation(
         self,
@@ -204,7 +202,7 @@ class SyncBatchNorm(nn.BatchNorm):
         slope: float | None = None,
         from_block: mx.gluon.Block | None = None,
     ) -> None:
-        """Sets the built-in activation, and whose it was; for ``convert.py``."""
+        """Sets the activation, and the block that it is from; for ``convert.py``."""
         self._sync.activation = checked(activation, slope)
         self._sync.from_block = from_block
 
@@ -220,16 +218,14 @@ class SyncBatchNorm(nn.BatchNorm):
     @property
     def num_devices(self) -> int | None:
         """Contexts that hold a shard each; None as long as that is not known."""
-        if self._sync.num_devices is not None:
-            return self._sync.num_devices
-        return len(self.contexts()) or None
+        return self._sync.num_devices or len(self.contexts()) or None
 
     def contexts(self) -> list[mx.Context]:
         """Contexts that the layer is initialized on, or will be; empty without any."""
         return contexts_of(self.running_mean)
 
-    def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
-        """The keys under which native code finds the layer, each with its contexts."""
+    def native_groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
+        """The keys of the layer's groups in native code, each with its contexts."""
         contexts = groups.context_parts(self._sync.group) or [self.contexts()]
         keys = [self._sync.rendezvous.key + part for part in self._sync.parts()]
         return list(zip(keys, contexts))
@@ -290,16 +286,8 @@ class SyncBatchNorm(nn.BatchNorm):
             # The layer is used again in this graph: after its former use, see
             # custom_op.cc.
             inputs.append(F.size_array(former_y))
-        y = F.Custom(
-            *inputs,
-            running_mean,
-            running_var,
-            name="fwd",
-            op_type="gluon_syncbn",
-            guard=guard,
-            chained=chained,
-            **self._attributes(contexts),
-        )
+        attributes = {"guard": guard, "chained": chained, **self._attributes(contexts)}
+        y = F.Custom(*inputs, running_mean, running_var, name="fwd", **attributes)
         self._sync.latest_use = trace, (None if trace is None else y)
         y = layout_guard.guarded_output(F, y, guard)
         return y.as_np_ndarray() if is_np else y
@@ -307,6 +295,7 @@ class SyncBatchNorm(nn.BatchNorm):
     def _attributes(self, contexts):
         sync = self._sync
         return {
+            "op_type": "gluon_syncbn",
             "group": sync.rendezvous.key,
             "layer": self.name,
             "num_devices": sync.num_devices or len(contexts),
@@ -335,7 +324,7 @@ class SyncBatchNorm(nn.BatchNorm):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices={expected}, but "
                 f"the layer is initialized on {len(contexts)} contexts "
-                f"({', '.join(map(str, contexts))}), so the others can never come"
+                f"({', '.join(map(str, contexts))}), so the others can never arrive"
             )
 
     def __repr__(self):
@@ -360,7 +349,7 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
 def check_numbers(
     momentum: float | None, epsilon: float, of: str = ""
 ) -> tuple[float | None, float]:
-    """Momentum and epsilon as floats; `of` is what messages have behind the name."""
+    """Momentum and epsilon as floats; messages have `of` behind the name."""
     if momentum is not None:
         momentum = check_real(
             f"momentum{of}",

@@ -1,4 +1,4 @@
-"""BatchNorm to SyncBatchNorm and back, in a whole net.
+"""Converts the BatchNorm layers of a net to SyncBatchNorm, and back.
 
 Called by users. It changes the class of the layers in place: so every reference to a
 layer (attributes, containers, hooks, shared heads), its parameters, name and
@@ -13,12 +13,12 @@ from typing import Sequence
 import mxnet as mx
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
-from ..common.arguments import check_bool
+from ..common.arguments import check_block, check_bool
 from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers
 from .fusion import check_can_unfold, find_pairs, fold, unfold
 from .symbol_blocks import convert_graph, revert_graph
-from .synchronization import SyncState, check_synchronization
+from .synchronization import SyncState, checked_settings
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 # The class that BatchNorm's forward is written in: since MXNet 1.8 a base that it
@@ -50,12 +50,12 @@ def convert_sync_batchnorm(
     num_devices, unbiased_running_var, timeout, group
         As in :class:`SyncBatchNorm`.
     fuse : bool, default False
-        Let layers take in a ReLU, LeakyReLU or ELU block behind them, where nothing
-        else in `net` reads the layer's output and nothing else comes to the block. The
-        block stays in its place and passes on what it gets, so names and indices do not
-        change; hooks on the layer see the activated value. Found by tracing the net as
-        a function of one array. Saves memory for LeakyReLU, see `activation` of
-        :class:`SyncBatchNorm`.
+        Whether layers do the work of a ReLU, LeakyReLU or ELU block behind them, where
+        nothing else in `net` reads the layer's output and the block has no other input.
+        The block stays in its place and returns its input, so names and indices do not
+        change; hooks on the layer see the activated value. Such blocks are found by
+        tracing the net as a function of one array. Saves memory for LeakyReLU, see
+        `activation` of :class:`SyncBatchNorm`.
 
     Returns
     -------
@@ -86,19 +86,13 @@ def convert_sync_batchnorm(
     >>> type(net[1]).__name__, net[1].num_devices
     ('SyncBatchNorm', 2)
     """
-    _check_is_block(net)
-    check_synchronization(num_devices, unbiased_running_var, timeout, group)
+    check_block("net", net)
+    settings = checked_settings(num_devices, unbiased_running_var, timeout, group)
     check_bool("fuse", fuse)
-    settings = {
-        "num_devices": num_devices,
-        "unbiased_running_var": unbiased_running_var,
-        "timeout": timeout,
-        "group": group,
-    }
 
     def convert(block):
         if isinstance(block, SymbolBlock):
-            _warn_of_nodes(block, convert_graph(block, settings))
+            _warn_of_nodes(block, convert_graph(block, settings._asdict()))
         if not _is_convertible(block):
             return
         if not isinstance(block, SyncBatchNorm):
@@ -111,7 +105,7 @@ def convert_sync_batchnorm(
                 for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
             }
             block.__class__ = SyncBatchNorm
-        block.set_synchronization(**settings)
+        block.set_synchronization(*settings)
 
     net.apply(_check_layer)
     pairs = find_pairs(net, _can_take_activation) if fuse else []
@@ -126,10 +120,10 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """Turns every SyncBatchNorm of a net into the BatchNorm that it was, in place.
 
     The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
-    this package is not installed. Layers that were made as SyncBatchNorm, and those
-    that came from MXNet's contrib layer, become :class:`nn.BatchNorm`, or one with the
-    activation that they were made with behind it; ``momentum=None``, which that does
-    not know, becomes 0.9. Blocks that ``fuse=True`` has folded do their work again.
+    this package is not installed. Layers that were made as SyncBatchNorm or as MXNet's
+    contrib layer become :class:`nn.BatchNorm`, or one with the activation that they
+    were made with behind it; ``momentum=None``, which that does not know, becomes 0.9.
+    Blocks that ``fuse=True`` has folded do their work again.
 
     Parameters
     ----------
@@ -156,7 +150,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     >>> type(revert_sync_batchnorm(net)).__name__
     'BatchNorm'
     """
-    _check_is_block(net)
+    check_block("net", net)
     check_can_unfold(net)
 
     def revert(block):
@@ -183,11 +177,6 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     return net
 
 
-def _check_is_block(net):
-    if not isinstance(net, mx.gluon.Block):
-        raise TypeError(f"net is a mxnet.gluon.Block, but got {type(net).__name__}")
-
-
 def _check_layer(block):
     if isinstance(block, _BASE) and _is_known(type(block)):
         momentum, epsilon = (block._kwargs[name] for name in ("momentum", "eps"))
@@ -195,11 +184,11 @@ def _check_layer(block):
 
 
 def _is_known(kind):
-    if kind in (SyncBatchNorm, ActivatedBatchNorm):
-        return True
-    if kind.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
-        return True
-    return kind.hybrid_forward in _OWN_FORWARD
+    return (
+        kind in (SyncBatchNorm, ActivatedBatchNorm)
+        or kind.hybrid_forward in _OWN_FORWARD
+        or kind.__name__ == "BatchNormCudnnOff"  # GluonCV's: differs on cuDNN only
+    )
 
 
 def _is_convertible(block):

@@ -2,10 +2,11 @@
 
 Called by ``convert.py``. It must not know what a layer does with its activation.
 
-Which block reads which block's output is not written down anywhere in Gluon, so the net
-is traced: forward hooks tell which node belongs to which block, and the graph tells who
-else reads it. A Sequential that cannot be traced as a whole is taken apart, because it
-calls each of its children as a whole; what else cannot be traced stays as it is.
+Gluon does not store which block reads which block's output, so the net is traced:
+forward hooks tell which node belongs to which block, and the graph tells what else
+reads it. A Sequential that cannot be traced as a whole is traced in parts, because it
+calls each of its children as a whole; other blocks that cannot be traced stay as they
+are.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from . import activations
 
 
 class Folded(HybridBlock):
-    """An activation block while the layer in front of it does its work."""
+    """An activation block whose work the layer in front of it does."""
 
     def forward(self, x: Any, *args: Any) -> Any:
         return x
@@ -66,35 +67,23 @@ def check_can_unfold(net: mx.gluon.Block) -> None:
 def find_pairs(
     net: mx.gluon.Block, is_layer: Callable[[Any], bool]
 ) -> list[tuple[mx.gluon.Block, mx.gluon.Block]]:
-    """The layers of a net whose output only an activation block reads.
+    """The layers of a net whose output only an activation block reads, and that block.
 
-    Parameters
-    ----------
-    net : mxnet.gluon.Block
-    is_layer : callable
-        Tells whether a block is a layer that may get an activation.
-
-    Returns
-    -------
-    list of (Block, Block)
-        A layer, and the activation block behind it. Both are used once: names of nodes
-        do not tell several uses apart.
+    `is_layer` tells whether a block is a layer that may get an activation. Both blocks
+    of a pair are used once, because names of nodes do not tell several uses apart.
     """
     traces, loose = [], set()
     _trace_parts(net, traces, loose)
-    uses = [use for calls, graph in traces for use in _uses(calls, graph, is_layer)]
-    pairs = {(a, b) for a, b in uses if a is not None and b is not None}
-    alone = [(a, b) for a, b in uses if a is None or b is None]
-    found = collections.Counter(member for pair in [*pairs, *alone] for member in pair)
-    once = {member for member, count in found.items() if count == 1} - loose
-    return sorted(
-        (pair for pair in pairs if once.issuperset(pair)),
-        key=lambda pair: pair[0].name,
-    )
+    uses = {use for calls, graph in traces for use in _uses(calls, graph, is_layer)}
+    found = collections.Counter(member for use in uses for member in use)
+    once = {member for member, count in found.items() if count == 1}
+    once -= {None, *loose}
+    pairs = [use for use in uses if once.issuperset(use)]
+    return sorted(pairs, key=lambda pair: pair[0].name)
 
 
 def _trace_parts(block, traces, loose):
-    """Traces the largest parts that can be; `loose` are blocks outside of any part."""
+    """Traces the largest possible parts; `loose` are blocks outside of any part."""
     error = "it is no HybridBlock"
     if isinstance(block, HybridBlock):
         try:
@@ -115,7 +104,7 @@ def _trace_parts(block, traces, loose):
 
 
 def _calls_children(kind):
-    """Tells whether a forward is that of a container, which calls whole children."""
+    """Tells whether a class has the forward of a container, which calls children."""
     if issubclass(kind, nn.HybridSequential):
         return kind.hybrid_forward is nn.HybridSequential.hybrid_forward
     return issubclass(kind, nn.Sequential) and kind.forward is nn.Sequential.forward

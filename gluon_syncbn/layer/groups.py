@@ -24,9 +24,9 @@ def groups_of(k: int, contexts: Sequence[mx.Context] | None = None) -> list[list
     Parameters
     ----------
     k : int
-        Size of a group, at least 1. The last group has what is left over.
+        Size of a group, at least 1. The last group has the rest.
     contexts : list of mxnet.Context, optional
-        What to cut; None means the ranks of all processes.
+        The contexts to cut; None means the ranks of all processes.
 
     Returns
     -------
@@ -63,7 +63,8 @@ def check(group: Any) -> None:
     parts = _parts(group) if isinstance(group, (list, tuple)) else []
     members = [member for part in parts for member in part]
     ranks = all(is_int(member) for member in members)
-    if not members or not (ranks or all(_is_context(m) for m in members)):
+    contexts = all(isinstance(member, mx.Context) for member in members)
+    if not members or not (ranks or contexts):
         raise TypeError(f"group is {_EXPECTED}, but got {shown(group)}")
     if not all(parts):
         raise ValueError(f"group holds an empty list: {shown(group)}, expected none")
@@ -85,24 +86,22 @@ def attributes(
     if group == "machine":
         here = world.world().of_machine() if world.is_initialized() else [0]
         return {"ranks": _text(here) if len(here) > 1 else "self"}
-    parts = _parts(group)
-    if _is_context(parts[0][0]):
-        _check_contexts(parts, contexts, layer)
-        return {"ranks": "self", "device_groups": ";".join(map(_text, parts))}
-    return {"ranks": _ranks(parts, layer)}
-
-
-def parts_of_key(group: Any) -> list[str]:
-    """Suffixes of a layer's key, one for each native rendezvous (ForDevice in C++)."""
     parts = context_parts(group)
-    return [""] if parts is None else [f"/{i}" for i in range(len(parts))]
+    if parts is None:
+        return {"ranks": _ranks(_parts(group), layer)}
+    for context in contexts:
+        if not any(context in part for part in parts):
+            raise ValueError(
+                f"SyncBatchNorm '{layer}': is initialized on {context}, which is in "
+                f"none of the groups of contexts {parts}"
+            )
+    return {"ranks": "self", "device_groups": ";".join(map(_text, parts))}
 
 
 def context_parts(group: Any) -> Sequence | None:
     """The groups of contexts; None if `group` names no contexts."""
-    if isinstance(group, (list, tuple)) and _is_context(_parts(group)[0][0]):
-        return _parts(group)
-    return None
+    parts = _parts(group) if isinstance(group, (list, tuple)) else [[group]]
+    return parts if isinstance(parts[0][0], mx.Context) else None
 
 
 def _ranks(parts, layer):
@@ -122,16 +121,6 @@ def _ranks(parts, layer):
     )
 
 
-def _check_contexts(parts, contexts, layer):
-    members = [member for part in parts for member in part]
-    for context in contexts:
-        if context not in members:
-            raise ValueError(
-                f"SyncBatchNorm '{layer}': is initialized on {context}, which is in "
-                f"none of the groups of contexts {parts}"
-            )
-
-
 def _parts(group):
     """The list of lists that `group` stands for."""
     if all(isinstance(part, (list, tuple)) for part in group):
@@ -141,7 +130,3 @@ def _parts(group):
 
 def _text(members):
     return " ".join(map(str, members))
-
-
-def _is_context(member):
-    return isinstance(member, mx.Context)

@@ -1,6 +1,6 @@
 """The guard of a layer against MXNet's early release of oneDNN copies.
 
-Called by ``batch_norm.py`` while it is traced or run.
+Called by ``batch_norm.py`` while a layer is traced or run.
 
 MXNet 1.9.1 makes a plain copy of an input that is in one of oneDNN's blocked layouts,
 and frees it as soon as an asynchronous operator (ours) is *queued*
@@ -16,9 +16,9 @@ on both sides.
 
 Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose
 inputs or outputs are those of the whole graph runs as in the other modes
-(src/imperative/cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There it is
-enough behind the layer that it touches no output of the graph: an operator that works
-in place, which costs nothing inside a graph. Gradients in a oneDNN layout then have a
+(src/imperative/cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There an
+operator that works in place stands behind the layer, so that it touches no output of
+the graph; inside a graph that costs nothing. Gradients in a oneDNN layout then have a
 plain copy as long as the graph lives.
 """
 
@@ -45,37 +45,28 @@ exported = None
 def guard_kind(contexts: Sequence[mx.Context], layer: Any, is_symbol: bool) -> str:
     """The kind of guard that a layer needs, see ``guard`` in src/mxnet/attributes.h.
 
-    Parameters
-    ----------
-    contexts : list of mxnet.Context
-        Where the layer runs; empty if that is not known.
-    layer : Block
-        The layer, whose caller guards it from outside where that is possible.
-    is_symbol : bool
-        Whether its input is a symbol. Without a trace of Gluon's, what will become of
-        the graph is not known.
+    `contexts` are those where the layer runs, empty if they are not known; `is_symbol`
+    says whether its input is a symbol. The kinds are:
 
-    Returns
-    -------
-    str
-        ``"gpu"``: not at all, no context is a CPU; ``"outside"``: by `make_plain` and
-        `plain_gradient`; ``"static_shape"``: behind it by what works in place;
-        ``"any"``: by copies, which are right in every mode.
+    * ``"gpu"``: none, because no context is a CPU;
+    * ``"outside"``: `make_plain` and `plain_gradient`, which the layer's caller runs;
+    * ``"static_shape"``: behind the layer an operator that works in place;
+    * ``"any"``: copies, which are right in every mode; also for a symbol outside of a
+      trace, because it is not known how its graph will run.
     """
     trace = _trace_frame()
     if trace is not None and trace["self"] is exported:
         return "any"
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
-    kind = "any"
+    if not is_symbol or (trace is not None and trace["self"] is layer):
+        return "outside"
     if trace is not None:
         block = trace["self"]
         flags = dict(block._flags)
         if block._active and flags.get("static_alloc") and flags.get("static_shape"):
-            kind = "static_shape"
-    if not is_symbol or (trace is not None and trace["self"] is layer):
-        kind = "outside"
-    return kind
+            return "static_shape"
+    return "any"
 
 
 def make_plain(x: mx.nd.NDArray) -> None:

@@ -1,4 +1,4 @@
-"""A symbol's graph with some of its nodes replaced.
+"""Replaces nodes in a symbol's graph.
 
 Called by ``symbol_blocks.py``. It works on the JSON form of graphs, because MXNet's
 symbols cannot be changed; it must not know what the nodes mean.
@@ -17,10 +17,7 @@ INPUT = "gluon_syncbn_input"  # stands for a replaced node's first input
 def nodes_of(symbol: Any) -> list[tuple[dict, list[str]]]:
     """The nodes of a graph in topological order, each with the names of its inputs.
 
-    Returns
-    -------
-    list of (dict, list of str)
-        A node has ``op``, ``name`` and perhaps ``attrs``, a dict of strings.
+    A node has ``op``, ``name`` and perhaps ``attrs``, a dict of strings.
     """
     nodes = json.loads(symbol.tojson())["nodes"]
     return [
@@ -41,21 +38,16 @@ def used_outputs(symbol: Any) -> dict[str, set[int]]:
 def rewrite(symbol: Any, replace: Callable[[dict, list[str]], Any]) -> Any:
     """A copy of a symbol with nodes replaced.
 
-    Parameters
-    ----------
-    symbol : mxnet.symbol.Symbol
-    replace : callable
-        Called with each node and the names of its inputs, as :func:`nodes_of` gives
-        them. Returns None, and the node stays, with what was changed in its ``attrs``;
-        or a symbol with one output that takes the place of the node's first output. In
-        it the variable :data:`INPUT` is the node's first input, and other variables are
-        those of the graph that have the same name.
+    `replace` is called with each node and the names of its inputs, as by
+    :func:`nodes_of`. Where it returns None the node stays, with changes of its
+    ``attrs``; where it returns a symbol with one output, that replaces the node's first
+    output. In that symbol the variable :data:`INPUT` is the node's first input, and
+    other variables are those of the graph that have the same name.
     """
     old = json.loads(symbol.tojson())
     graph = _Graph()
     entries = []  # per old node its new entry as a list [node, output, version]
-    for node in old["nodes"]:
-        sources = [old["nodes"][source]["name"] for source, *_ in node["inputs"]]
+    for node, sources in nodes_of(symbol):
         piece = replace(node, sources)
         if piece is None:
             entries.append([graph.add(node, entries), None])
@@ -101,7 +93,7 @@ class _Graph:
 def _resolve(entry, entries):
     """An old entry [node, output, version] as one of the new graph.
 
-    Of a node that stays all outputs do; of a replaced one there is the first.
+    A node that stays has all its outputs; a replaced one has the first only.
     """
     source, output, *version = entry
     number, only_output = entries[source]

@@ -16,7 +16,7 @@ from . import rewriting
 from .batch_norm import SyncBatchNorm, contexts_of
 
 _OPERATORS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
-# A guard consists of these, and is of no use without its layer; see layout_guard.py.
+# A guard consists of these, and has no use without its layer; see layout_guard.py.
 _IDENTITIES = {
     "SliceChannel": {"num_outputs": "1"},
     "Reshape": {"shape": "(-2,)"},
@@ -25,19 +25,16 @@ _IDENTITIES = {
 
 
 def synchronized_layers(net: mx.gluon.Block) -> list:
-    """All SyncBatchNorm layers of a net, itself included.
-
-    Returns
-    -------
-    list of SyncBatchNorm and GraphLayer
-    """
+    """All SyncBatchNorm layers of a net, itself included, and all GraphLayers."""
     layers = []
 
     def collect(block):
         if isinstance(block, SyncBatchNorm):
             layers.append(block)
         elif isinstance(block, SymbolBlock):
-            layers.extend(_graph_layers(block))
+            nodes = rewriting.nodes_of(block._cached_graph[1])
+            ours = [(node, inputs) for node, inputs in nodes if _is_ours(node)]
+            layers.extend(GraphLayer(block, node, inputs) for node, inputs in ours)
 
     net.apply(collect)
     return layers
@@ -46,7 +43,7 @@ def synchronized_layers(net: mx.gluon.Block) -> list:
 class GraphLayer:
     """A layer that is a node in a SymbolBlock's graph.
 
-    It has what others ask a :class:`SyncBatchNorm` about its place in a net.
+    It has the methods of a :class:`SyncBatchNorm` that other modules call.
     """
 
     def __init__(self, block: mx.gluon.Block, node: dict, inputs: list[str]) -> None:
@@ -59,8 +56,8 @@ class GraphLayer:
         """Contexts that the layer is initialized on; empty if there is none."""
         return contexts_of(self.running_mean)
 
-    def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
-        """The keys under which native code finds the layer, each with its contexts."""
+    def native_groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
+        """The keys of the layer's groups in native code, each with its contexts."""
         key, groups = self._attributes["group"], self._attributes.get("device_groups")
         if not groups:
             return [(key, self.contexts())]
@@ -75,26 +72,11 @@ def _context(text):
     return mx.Context(kind, int(number))
 
 
-def _graph_layers(block):
-    nodes = rewriting.nodes_of(block._cached_graph[1])
-    found = [(node, inputs) for node, inputs in nodes if _is_ours(node)]
-    return [GraphLayer(block, node, inputs) for node, inputs in found]
-
-
 def convert_graph(block: mx.gluon.Block, settings: dict) -> list[str]:
     """Makes the batch normalization of a SymbolBlock's graph synchronize.
 
-    Parameters
-    ----------
-    block : SymbolBlock
-    settings : dict
-        ``num_devices``, ``unbiased_running_var``, ``timeout`` and ``group`` of
-        :class:`SyncBatchNorm`.
-
-    Returns
-    -------
-    list of str
-        Names of nodes that stay as they are: their mean and variance are read too.
+    `settings` are arguments of :class:`SyncBatchNorm`. Returns the names of nodes that
+    stay as they are, because their mean and variance are read too.
     """
     symbol = vars(block).setdefault("_unconverted_graph", block._cached_graph[1])
     used = rewriting.used_outputs(symbol)
@@ -118,20 +100,16 @@ def convert_graph(block: mx.gluon.Block, settings: dict) -> list[str]:
             node["attrs"].update((n, str(value)) for n, value in attributes.items())
         return None
 
-    _set_graph(block, rewriting.rewrite(symbol, replace))
+    block._cached_graph = block._cached_graph[0], rewriting.rewrite(symbol, replace)
     # They live as long as the graph that names their keys.
     block._rendezvous = [layer._sync.rendezvous for layer in layers.values()]
     return left
 
 
 def revert_graph(block: mx.gluon.Block, revert: Callable) -> None:
-    """Makes a graph as it was; nodes that were made as ours become BatchNorm's.
+    """Restores a SymbolBlock's graph; nodes that were made as ours become BatchNorm.
 
-    Parameters
-    ----------
-    block : SymbolBlock
-    revert : callable
-        Makes a SyncBatchNorm block a BatchNorm, in place.
+    `revert` makes a SyncBatchNorm block a BatchNorm, in place.
     """
     symbol = vars(block).pop("_unconverted_graph", block._cached_graph[1])
     vars(block).pop("_rendezvous", None)
@@ -150,15 +128,12 @@ def revert_graph(block: mx.gluon.Block, revert: Callable) -> None:
                 return mx.sym.var(rewriting.INPUT)
         return None
 
-    _set_graph(block, rewriting.rewrite(symbol, replace) if ours else symbol)
+    symbol = rewriting.rewrite(symbol, replace) if ours else symbol
+    block._cached_graph = block._cached_graph[0], symbol
 
 
 def _is_ours(node):
     return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
-
-
-def _set_graph(block, symbol):
-    block._cached_graph = block._cached_graph[0], symbol
 
 
 def _layer(block, node, inputs, settings):

@@ -9,13 +9,22 @@ from __future__ import annotations
 import collections
 import uuid
 import weakref
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 from ..common.arguments import check_bool, check_int, is_int, shown
 from ..native.failures import check_timeout
 from ..native.library import load
 from . import groups
 from .activations import NONE, Activation
+
+
+class Settings(NamedTuple):
+    """With whom a layer synchronizes, and how; see the arguments of SyncBatchNorm."""
+
+    num_devices: int | None
+    unbiased_running_var: bool
+    timeout: float | None
+    group: str | Sequence | None
 
 
 class SyncState:
@@ -28,45 +37,35 @@ class SyncState:
         self.activation = activation
         self.from_block = None  # the block that the activation was taken from
 
-    def synchronize(
-        self,
-        layer: str,
-        num_devices: int | None,
-        unbiased_running_var: bool,
-        timeout: float | None,
-        group: str | Sequence | None,
-    ) -> None:
+    def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
-        check_synchronization(num_devices, unbiased_running_var, timeout, group)
-        self.num_devices = num_devices
-        self.unbiased_running_var = bool(unbiased_running_var)
-        self.timeout = None if timeout is None else check_timeout(timeout)
-        self.group = group
+        self.num_devices, self.unbiased_running_var, self.timeout, self.group = settings
         self.rendezvous = Rendezvous(layer)
         self.latest_use = None, None  # the trace, and the operator's output in it
 
     def parts(self) -> list[str]:
-        """Suffixes of the layer's key, one for each group of contexts."""
-        return groups.parts_of_key(self.group)
+        """Suffixes of the key, one for each native group (ForDevice in C++)."""
+        parts = groups.context_parts(self.group)
+        return [""] if parts is None else [f"/{i}" for i in range(len(parts))]
 
 
-def check_synchronization(
+def checked_settings(
     num_devices: int | None,
     unbiased_running_var: bool,
     timeout: float | None,
     group: str | Sequence | None,
-) -> None:
-    """TypeError or ValueError for a bad argument of `set_synchronization`."""
+) -> Settings:
+    """The Settings; TypeError or ValueError for a bad one."""
     if num_devices is not None:
         if not is_int(num_devices):
             raise TypeError(
                 f"num_devices is an int or None, but got {shown(num_devices)}"
             )
         check_int("num_devices", num_devices, least=1, most=2**31 - 1)
-    check_bool("unbiased_running_var", unbiased_running_var)
-    if timeout is not None:
-        check_timeout(timeout)
+    is_unbiased = check_bool("unbiased_running_var", unbiased_running_var)
+    seconds = None if timeout is None else check_timeout(timeout)
     groups.check(group)
+    return Settings(num_devices, is_unbiased, seconds, group)
 
 
 class Rendezvous:
@@ -93,10 +92,7 @@ class Rendezvous:
         )
         self._finalizer.atexit = False
 
-    def __deepcopy__(self, memo):
-        return Rendezvous(self._layer)
-
-    def __reduce__(self):
+    def __reduce__(self):  # a copy has a key of its own
         return Rendezvous, (self._layer,)
 
     def get_batches(self, part: str) -> int:

@@ -17,12 +17,7 @@ _ignored = ctypes.c_double()
 def note_time(address: int, context: mx.Context, read: list) -> None:
     """Lets MXNet write the time to `address` once the arrays `read` are ready.
 
-    Parameters
-    ----------
-    address : int
-        Of a double, which gets seconds of the monotonic clock.
-    context : mxnet.Context
-    read : list of NDArray
+    The address is of a double, which gets seconds of the monotonic clock.
     """
     _push(address, context, read, [])
 
@@ -38,19 +33,11 @@ def order(context: mx.Context, read: list, written: list) -> None:
 def _push(address, context, read, written):
     function = ctypes.cast(load().gluon_syncbn_note_time, ctypes.c_void_p)
     place = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
-    mx.base.check_call(
-        mx.base._LIB.MXEnginePushSyncND(
-            function,
-            ctypes.c_void_p(address),
-            None,
-            place,
-            *_handles(read),
-            *_handles(written),
-            None,
-            0,
-            b"gluon_syncbn",
-        )
+    code = mx.base._LIB.MXEnginePushSyncND(
+        *(function, ctypes.c_void_p(address), None, place),
+        *(*_handles(read), *_handles(written), None, 0, b"gluon_syncbn"),
     )
+    mx.base.check_call(code)
 
 
 def _handles(arrays):

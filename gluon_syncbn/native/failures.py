@@ -15,8 +15,8 @@ from ..common.arguments import as_real, check_text, shown
 from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
-_latest_recovery = 0, 0, ""  # its number, its thread, and why
-function_contexts = set()  # those where the backward of an autograd.Function may run
+latest_recovery = 0, 0, ""  # its number, its thread, and its reason
+function_contexts = set()  # contexts that may run backward of an autograd.Function
 
 
 def check_timeout(seconds: object, name: str = "timeout") -> float:
@@ -87,7 +87,7 @@ def end_waits(reason: str) -> None:
 def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     """Gives up the work in flight and makes all layers ready for the next step.
 
-    To be called after an :class:`mxnet.MXNetError` of a layer was caught: ends the
+    To be called after an :class:`mxnet.MXNetError` of a layer was caught: it ends the
     waits of other layers, waits until MXNet is idle, drops the errors that arrays still
     carry, and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
     Parameters and running statistics keep the values that they have. Of several
@@ -98,7 +98,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     Parameters
     ----------
     reason : str
-        What those threads are told.
+        The words that those threads' errors quote.
 
     Examples
     --------
@@ -117,9 +117,9 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     ...     gluon_syncbn.recover()
     True True
     """
-    global _latest_recovery
+    global latest_recovery
     check_text("reason", reason)
-    _latest_recovery = _latest_recovery[0] + 1, threading.get_ident(), reason
+    latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason.encode(), False)
     while True:
         try:
@@ -129,11 +129,6 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
             # MXNet has dropped what it has thrown, so this loop ends.
             continue
     load().gluon_syncbn_reset_all()
-
-
-def latest_recovery() -> tuple[int, int, str]:
-    """The number of the latest call of :func:`recover`, its thread, and its reason."""
-    return _latest_recovery
 
 
 def _finish_work():
@@ -149,12 +144,11 @@ def _finish_work():
 
 def _set_timeout_from_environment():
     value = os.environ.get(_VARIABLE)
-    if value is None:
-        return
     try:
-        set_timeout(float(value))
+        if value is not None:
+            set_timeout(float(value))
     except ValueError:
-        check_timeout(value, _VARIABLE)  # which refuses a text, and names it
+        check_timeout(value, _VARIABLE)  # it refuses a text, and names the variable
 
 
 load()  # registers the operator, so that symbols from files find it

@@ -89,21 +89,25 @@ def load() -> ctypes.CDLL:
             f"Python outside of {file.parent.parent}, where it finds these sources"
         )
     library = ctypes.CDLL(str(file))
-    for name, (result, arguments) in _SIGNATURES.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise ImportError(
-                f"{file} was built from other sources, as it lacks {name}: build it "
-                "anew with `pip install .`, or for development with "
-                "`pip install --no-build-isolation -e .`"
-            ) from None
-        function.restype = result
-        function.argtypes = arguments
+    declare(library, _SIGNATURES)
     mxnet_path = mx.base._LIB._name.encode()
     if library.gluon_syncbn_register(mxnet_path) != 0:
         raise ImportError(library.gluon_syncbn_last_error().decode())
     return library
+
+
+def declare(library: ctypes.CDLL, signatures: dict) -> None:
+    """Sets the types of a library's functions; ImportError if one is missing."""
+    for name, (result, arguments) in signatures.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise ImportError(
+                f"{library._name} was built from other sources, as it lacks {name}: "
+                "build it anew with `pip install .`, or for development with "
+                "`pip install --no-build-isolation -e .`"
+            ) from None
+        function.restype, function.argtypes = result, arguments
 
 
 def features() -> dict[str, Any]:

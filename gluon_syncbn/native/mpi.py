@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from .library import mpi_path
+from .library import declare, mpi_path
 
-# By these, launchers tell each process how many they have started.
+# With these variables launchers tell each process how many they have started.
 _PROMISES = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",
@@ -51,10 +51,7 @@ def load() -> ctypes.CDLL:
             "the MPI library that gluon_syncbn was built with is not found: install "
             f"the same MPI or build gluon_syncbn anew ({error})"
         ) from None
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = arguments
+    declare(library, _SIGNATURES)
     return library
 
 

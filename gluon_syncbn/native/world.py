@@ -86,7 +86,7 @@ def init(timeout: float | None = None) -> None:
     if rank < 0:
         raise RuntimeError(library.gluon_syncbn_last_error().decode())
     _world = _World(library, mpi_library, rank, machines)
-    # Runs before the handler of failures.py, which was registered earlier.
+    # It runs before the handler of failures.py, which was registered earlier.
     atexit.register(_end, own_mpi=not was_initialized)
 
 
@@ -167,7 +167,7 @@ def local_size() -> int:
 
 
 def join(timeout: float | None = None) -> int:
-    """Takes part in the others' exchanges with nothing, until all have joined.
+    """Contributes nothing to the others' exchanges, until all have joined.
 
     To be called where a process has no batch left while others may have: at the end of
     an epoch, by every process. Its layers count as empty shards and its gradients as
@@ -213,15 +213,15 @@ def join(timeout: float | None = None) -> int:
     if size() == 1:
         return rank()
     mx.nd.waitall()
-    last = world().library.gluon_syncbn_distributed_join(seconds)
+    library = world().library
+    last = library.gluon_syncbn_distributed_join(seconds)
     if last < 0:
-        text = world().library.gluon_syncbn_last_error().decode()
-        raise mx.MXNetError(text)
+        raise mx.MXNetError(library.gluon_syncbn_last_error().decode())
     return last
 
 
 def shutdown() -> None:
-    """Takes leave of the other processes; does not wait for them.
+    """Leaves the other processes, without waiting for them.
 
     Not needed at the end of a program. Others that wait for this rank, and layers that
     train in it afterwards, raise :class:`mxnet.MXNetError`. May be called before or
@@ -246,9 +246,9 @@ def shutdown() -> None:
 
 
 def _end(own_mpi):
-    """The interpreter exits."""
+    """Leaves the other processes when the interpreter exits."""
     if os.getpid() != _world.pid:
-        return  # a fork: MPI belongs to its parent
+        return  # in a fork: MPI belongs to the parent
     library = _world.library
     library.gluon_syncbn_distributed_leave()
     failures.recover("the Python interpreter exits")  # nothing of ours is in flight now

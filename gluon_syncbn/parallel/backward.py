@@ -8,10 +8,10 @@ Called by ``net.py``. It joins two kinds of graphs, which `autograd` keeps apart
   thread of its context (``devices.py`` says why).
 
 MXNet has no hook between them, so the library's function for backward is wrapped: when
-it has gone through the caller's graph, the gradients that arrived at the net's outputs
-go on through the devices' graphs (``bridge.py`` is where they arrive). Which calls of
-parallel nets a backward is about, its heads tell: those whose anchor they depend on. So
-graphs of several nets, and of several threads, stay apart.
+it has gone through the caller's graph, the bridges (``bridge.py``) have the gradients
+of the net's outputs, and the devices' graphs are differentiated with these. A backward
+concerns the calls of parallel nets whose anchors its heads depend on. So graphs of
+several nets, and of several threads, stay apart.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from mxnet import autograd
 from ..common.nested import flatten, rebuild
 from ..native import failures
 from . import graph
+from .batch import ShardedOutput
 from .bridge import Gate, Leaves, await_any, join
 from .destination import Returned, Written, array_of
 from .operators import to_context
@@ -37,18 +38,11 @@ _original = None
 _install_once = threading.Lock()
 _numbers = itertools.count()
 _calls = weakref.WeakValueDictionary()  # by the name of the anchor
-_inside = threading.local()  # how many calls a thread's devices' backward is a part of
+_inside = threading.local()  # .calls: how many calls the outer backward has reached
 
 
-def gather(sharded: Any, net: Any) -> Any:
-    """The devices' outputs as whole arrays on the first context, and recorded there.
-
-    Parameters
-    ----------
-    sharded : ShardedOutput
-    net : ParallelNet
-        Whose call it was.
-    """
+def gather(sharded: ShardedOutput, net: Any) -> Any:
+    """The outputs of a net as whole arrays on the first context, and recorded there."""
     context, axis = net.devices.contexts[0], net.batch_axis
     _check_alike(sharded, net.devices.contexts, axis)
     columns = list(zip(*map(flatten, sharded)))  # per output its parts
@@ -69,7 +63,7 @@ def gather(sharded: Any, net: Any) -> Any:
 
 
 def _check_alike(sharded, contexts, axis):
-    """Numbers of rows aside, and what is in an array or a value that is no array."""
+    """ValueError if outputs differ in more than rows and values."""
     first, *others = [
         str(rebuild(value, iter([_form(leaf, axis) for leaf in flatten(value)])))
         for value in sharded
@@ -114,7 +108,7 @@ class _Call:
         self.parameters, self.contexts = batch.parameters, net.devices.contexts
         failures.function_contexts.update(self.contexts)
         self.number = next(_numbers)
-        self.reached = 0  # calls that the backward under way has reached
+        self.reached = 0  # how many calls the backward under way has reached
         kind = Gate if batch.differentiable else Leaves
         self.bridge = kind(net.devices.contexts[0], net.batch_axis)
         self.heads = []  # per device its outputs
@@ -132,15 +126,11 @@ class _Call:
         return outputs
 
     def resume(self, gradients, differentiate):
-        """Queues the devices' backward, and hands on the gradients of the inputs.
+        """Queues the devices' backward, and delivers the gradients of the inputs.
 
-        Parameters
-        ----------
-        gradients : dict
-            By name those of the bridge's variables.
-        differentiate : callable
-            Takes outputs of a device, their gradients, and shards; returns the
-            gradients of the shards.
+        `gradients` are those of the bridge's variables, by name. `differentiate` takes
+        outputs of a device, their gradients, and shards; it returns the gradients of
+        the shards.
         """
         devices = self.net.devices
 
@@ -168,7 +158,7 @@ class _Call:
         self.release()
 
     def release(self):
-        """Lets go of the devices' graphs."""
+        """Drops the devices' graphs."""
         self.heads = self._shards = []
         _calls.pop(self.bridge.name, None)
 
@@ -178,8 +168,8 @@ def _backward(*arguments):
     num_heads, heads, num_variables, retain_graph = (
         getattr(arguments[k], "value", arguments[k]) for k in (0, 1, 3, 5)
     )
-    # A device's graph has none of the calls that the backward comes from. To look for
-    # others takes as long as to queue a small net's backward.
+    # A device's graph has none of the calls whose backward this is a part of. To look
+    # for others takes as long as to queue a small net's backward.
     if len(_calls) == getattr(_inside, "calls", 0):
         return _original(*arguments)
     heads = [ctypes.c_void_p(heads[k]) for k in range(num_heads)]
@@ -194,7 +184,7 @@ def _backward(*arguments):
 
 
 def _check_head_gradients(heads, gradients):
-    """MXNet notices others only in its threads, when gates are waited for."""
+    """ValueError before MXNet's threads fail, for which gates would wait in vain."""
     if isinstance(gradients, ctypes.c_void_p):
         return
     for number, (head, gradient) in enumerate(zip(heads, gradients)):
@@ -220,8 +210,9 @@ def _through(calls, heads, destination, retain_graph):
             return code
         reached = calls
         if any(isinstance(call.bridge, Gate) for call in reached):
-            # The gates are going to be waited for: if the heads have failed, in vain.
-            mx.base.check_call(_wait_to_read(heads))
+            # If the heads have failed, nothing will arrive at the gates.
+            for head in heads:
+                mx.base.check_call(mx.base._LIB.MXNDArrayWaitToRead(head))
         left = len(reached)
         for call in reached:
             call.reached = left
@@ -240,11 +231,6 @@ def _through(calls, heads, destination, retain_graph):
         for call in reached:
             call.release()
     return code
-
-
-def _wait_to_read(heads):
-    codes = map(mx.base._LIB.MXNDArrayWaitToRead, heads)
-    return next((code for code in codes if code != 0), 0)
 
 
 def _in_order(calls):

@@ -12,7 +12,7 @@ from mxnet import autograd
 
 from ..common.nested import flatten, rebuild
 from ..common.shares import share_bounds
-from ..devices.devices import split
+from ..devices.devices import check_array, split
 from .graph import is_recorded
 
 
@@ -46,10 +46,7 @@ class Batch:
         self.differentiable = []
         active = contexts[: self.active]
         parts = [self._split(leaf, active, axis) for leaf in leaves]
-        self.shards = [
-            rebuild(list(args), iter([part[k] for part in parts]))
-            for k in range(self.active)
-        ]
+        self.shards = [rebuild(list(args), iter(shard)) for shard in zip(*parts)]
 
     def shard_rows(self) -> list[int]:
         """Rows of each shard."""
@@ -58,6 +55,7 @@ class Batch:
     def _split(self, leaf, contexts, axis):
         if not _is_array(leaf):
             return [leaf] * len(contexts)
+        check_array(leaf)
         shards = split(leaf, contexts, axis)
         if autograd.is_recording() and is_recorded(leaf):
             for shard in shards:
@@ -90,12 +88,11 @@ def _is_array(leaf):
 
 
 def _rows(leaves, axis):
-    for leaf in leaves:
-        if _is_array(leaf) and not -len(leaf.shape) <= axis < len(leaf.shape):
-            raise ValueError(
-                f"batch_axis is {axis}, but an input has shape {tuple(leaf.shape)}"
-            )
-    counts = {leaf.shape[axis] for leaf in leaves if _is_array(leaf)}
+    shapes = [tuple(leaf.shape) for leaf in leaves if _is_array(leaf)]
+    for shape in shapes:
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(f"batch_axis is {axis}, but an input has shape {shape}")
+    counts = {shape[axis] for shape in shapes}
     if not counts:
         raise ValueError("the inputs hold no array, expected at least one with rows")
     if len(counts) > 1:

@@ -3,14 +3,15 @@
 Called by ``backward.py``. Both classes put the devices' outputs into the caller's
 graph, take the gradients that arrive there, and live as long as that graph, because
 MXNet keeps the `autograd.Function` that refers to the call until it frees the graph.
-Both have `variables`, by name, that the caller's backward differentiates with respect
-to, and `name`, that of a variable behind every output.
+Both have `variables`, by name, with respect to which the caller's backward
+differentiates, and `name`, the name of a variable behind every output.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any, Iterable, Sequence
 
 import mxnet as mx
@@ -24,7 +25,7 @@ from .operators import broadcast_add, cast, concat, reshape, slice_axis, to_cont
 
 
 def join(parts: Sequence, axis: int, context: mx.Context) -> Any:
-    """The parts of one output as a whole; the first of what are no arrays."""
+    """The parts of one output as a whole; if they are no arrays, the first one."""
     if not isinstance(parts[0], mx.nd.NDArray):
         return parts[0]
     return _concatenate([to_context(part, context) for part in parts], axis)
@@ -115,8 +116,8 @@ class Gate:
 
     def __init__(self, context: mx.Context, axis: int) -> None:
         self._context, self._axis = context, axis
-        self._arrived = []  # passes of backward, oldest first
-        self._collected: _Pass  # the one whose gradients the caller has
+        self.arrived = []  # runs of the function's backward, oldest first
+        self._collected: Any  # the run whose gradients the caller has
         self._error: str | None = None
 
     def attach(self, call: Any, columns: Sequence, inputs: Sequence) -> list:
@@ -147,16 +148,13 @@ class Gate:
         flat = [reshape(cast(x, self._dtype), shape=(-1,)) for x in arrays]
         return concat(*flat, dim=0)
 
-    def has_arrived(self) -> bool:
-        return len(self._arrived) > 0
-
     def collect(self, _gradients: dict) -> list:
         """Per device the gradients of its outputs, which have arrived."""
-        self._collected = self._arrived.pop(0)
+        self._collected = self.arrived.pop(0)
         return list(zip(*map(self._split, self._collected.gradients)))
 
     def deliver(self, gradients: Sequence) -> None:
-        """Lets the function return; per input the gradients of its shards.
+        """Lets the function return; `gradients` has for each input those of its shards.
 
         To be called from a device's thread. In the caller's, joining them could be made
         to wait for a resource of MXNet's that a part of the caller's graph holds, which
@@ -179,9 +177,9 @@ class Gate:
 
     def backward(self, gradients: Sequence) -> mx.nd.NDArray:
         """Called by MXNet's thread with the outputs' gradients."""
-        this = _Pass(gradients)
+        this = SimpleNamespace(gradients=gradients, delivered=None)
         with _changed:
-            self._arrived.append(this)
+            self.arrived.append(this)
             _changed.notify_all()
         _await(lambda: self._error if this.delivered is None else True)
         if this.delivered is None:
@@ -196,13 +194,6 @@ class Gate:
             parts.append(slice_axis(dy, self._axis, begin, begin + rows))
             begin += rows
         return parts
-
-
-class _Pass:
-    """One run of a gate's function in backward."""
-
-    def __init__(self, gradients):
-        self.gradients, self.delivered = gradients, None
 
 
 class _Function(autograd.Function):
@@ -222,21 +213,17 @@ class _Function(autograd.Function):
         return self._gate.backward(gradients)
 
 
-_changed = threading.Condition()  # guards what gates have got
+_changed = threading.Condition()  # guards the gradients in gates
 _TICK = 0.2  # seconds between looks for a failure
 
 
 def await_any(gates: Iterable[Gate]) -> Gate:
     """The first of some gates where gradients have arrived."""
-
-    def arrived():
-        return next((gate for gate in gates if gate.has_arrived()), None)
-
-    return _await(arrived)
+    return _await(lambda: next((gate for gate in gates if gate.arrived), None))
 
 
 def _await(condition):
-    """Waits until `condition()` gives something, and returns it.
+    """Waits until `condition()` returns something else than None, and returns it.
 
     Raises MXNetError if a layer fails, or nothing arrives within the timeout.
     """

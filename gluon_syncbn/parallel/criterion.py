@@ -72,8 +72,8 @@ class ParallelCriterion(Block):
         net = self.net
         if output.net is not net:
             raise ValueError(
-                "output is that of another net than the criterion's, expected what "
-                f"{net.net.name} returned, but got that of {output.net.net.name}"
+                "output is from another net than the criterion's, expected one of "
+                f"{net.net.name}, but got one of {output.net.net.name}"
             )
         contexts, parameters = net.devices.contexts, output.batch.parameters
         batch = Batch(labels, contexts, net.batch_axis, parameters)

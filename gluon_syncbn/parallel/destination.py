@@ -32,7 +32,7 @@ class Written:
     def __init__(self, calls: list, names: set, arguments: tuple) -> None:
         self._names, self._arguments = names, arguments
         self._train_mode = bool(arguments[_TRAIN_MODE].value)
-        # Per parameter of the nets that were called its data and gradients, on the
+        # For each parameter of the nets that were called: its data and gradients on the
         # devices of these calls, and whether they are overwritten.
         self._replicas = {
             (id(p), *call.contexts): [
@@ -78,7 +78,7 @@ class Written:
         return [shard.grad for shard in shards]
 
     def finish(self) -> None:
-        """Gives devices that sat out the gradient zero of what the others have."""
+        """Sets gradients to zero on devices that sat out, where the others have one."""
         for replicas in self._replicas.values():
             fresh = [data._fresh_grad for data, *_ in replicas]
             if any(fresh):
@@ -89,7 +89,7 @@ class Written:
                         data._fresh_grad = True
 
     def restore(self) -> None:
-        """Puts back the marks of what this backward call has not reached."""
+        """Restores the marks of what this backward call has not reached."""
         for data in self._former:
             data._fresh_grad = True
 
@@ -120,7 +120,8 @@ class Returned:
         heads = [head.handle for call in calls for row in call.heads for head in row]
         behind = names | graph.names_behind(heads)
         self._in_devices: dict = {n: v for n, v in asked.items() if n in behind}
-        for p in _parameters(calls):
+        parameters = dict.fromkeys(p for call in calls for p in call.parameters)
+        for p in [p for p in parameters if p._grad is not None]:
             replicas = {graph.name_of(data.handle): data for data in p._data}
             if replicas.keys() & asked.keys() and replicas.keys() & behind:
                 self._in_devices.update(replicas)
@@ -136,10 +137,8 @@ class Returned:
         grads = ctypes.POINTER(ctypes.c_void_p)()
         stypes = ctypes.POINTER(ctypes.c_int)()
         arguments = list(self._arguments)
-        arguments[3:5] = (
-            len(self._in_caller),
-            mx.base.c_handle_array(self._in_caller.values()),
-        )
+        handles = mx.base.c_handle_array(self._in_caller.values())
+        arguments[3:5] = len(self._in_caller), handles
         arguments[8:] = ctypes.byref(grads), ctypes.byref(stypes)
         code = original(*arguments)
         if code == 0:
@@ -167,7 +166,7 @@ class Returned:
         return results[len(there) :]
 
     def finish(self) -> None:
-        """Hands the gradients to `autograd.grad`, which takes arrays of handles."""
+        """Hands the gradients to `autograd.grad`, as arrays of handles."""
         results = []
         for number, name in enumerate(self._wanted):
             result = self._gradients.get(name)
@@ -175,7 +174,8 @@ class Returned:
                 result = mx.nd.zeros_like(self._in_devices[name])
             results.append(result.copy() if name in self._wanted[:number] else result)
         handles = (ctypes.c_void_p * len(results))(*(r.handle for r in results))
-        stypes = (ctypes.c_int * len(results))(*(_stype(r) for r in results))
+        ids = mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID
+        stypes = (ctypes.c_int * len(results))(*(ids[r.stype] for r in results))
         for result in results:
             result.handle = None  # it is autograd.grad's now
         to_handles, to_stypes = (argument._obj for argument in self._arguments[8:])
@@ -186,20 +186,10 @@ class Returned:
         """Does nothing: no mark was changed."""
 
 
-def _parameters(calls):
-    """The parameters with gradients of the nets that were called."""
-    parameters = {id(p): p for call in calls for p in call.parameters}
-    return [p for p in parameters.values() if p._grad is not None]
-
-
 def array_of(handle: Any) -> mx.nd.NDArray:
-    """An NDArray of its own for the array behind a handle."""
+    """A new NDArray for the array that a handle stands for."""
     copy = ctypes.c_void_p()
     mx.base.check_call(
         mx.base._LIB.MXShallowCopyNDArray(ctypes.c_void_p(handle), ctypes.byref(copy))
     )
     return mx.nd.NDArray(copy)
-
-
-def _stype(array):
-    return mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID[array.stype]

@@ -1,4 +1,4 @@
-"""The graphs that `autograd` records: which variables an array was computed from.
+"""Finds the variables that an array was computed from, in `autograd`'s graphs.
 
 Called by ``batch.py``, ``backward.py`` and ``bridge.py``. MXNet numbers the
 variables of a process, so their names tell them apart.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from typing import Any, Sequence
+from contextlib import nullcontext
+from typing import Any, ContextManager, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -37,7 +38,7 @@ def make_parallel(
 ) -> ParallelNet:
     """Makes one net that runs on several devices out of a net for one.
 
-    The parallel net takes whole batches and gives whole outputs, equal to those of
+    The parallel net takes whole batches and returns whole outputs, equal to those of
     `net` on one device with the whole batch (Dropout aside, which draws other numbers).
     One loss on its output back-propagates through all devices. Batches may have any
     number of rows: shards differ by one row at most, and devices for which no row is
@@ -96,12 +97,9 @@ def make_parallel(
     """
     check_not_parallel(net)
     check_int("batch_axis", batch_axis)
-    for name, value in (
-        ("sync_bn", sync_bn),
-        ("gather", gather),
-        ("reset_ctx", reset_ctx),
-    ):
-        check_bool(name, value)
+    check_bool("sync_bn", sync_bn)
+    check_bool("gather", gather)
+    check_bool("reset_ctx", reset_ctx)
     devices = Devices(ctx)
     if reset_ctx:
         move(net, devices.contexts)
@@ -114,19 +112,19 @@ def make_parallel(
 class ParallelNet(Block):
     """A net on several devices, as :func:`make_parallel` returns it.
 
-    It takes and gives whole batches. `backward` goes through it, also from another
-    thread, and so does `autograd.grad`, though not with ``create_graph=True``. Of each
-    replica of a parameter that gives the device's share, as in its `grad`; the whole
-    gradient is their sum. Threads may train a net each.
+    It takes and returns whole batches. `backward` goes through it, also from another
+    thread, and so does `autograd.grad`, though not with ``create_graph=True``: it
+    returns for each replica of a parameter the device's share, as `backward` writes it
+    to `grad`; the whole gradient is their sum. Threads may train a net each.
 
     Attributes
     ----------
     net : mxnet.gluon.Block
-        The template.
+        The template: the net that was made parallel.
     batch_axis : int
         The axis of the rows.
     devices : Devices
-        Whose threads run the net. Each thread has random generators of its own:
+        Their threads run the net. Each thread has random generators of its own:
         ``net.devices.map(lambda: mx.random.seed(0))`` seeds them.
 
     Examples
@@ -149,8 +147,7 @@ class ParallelNet(Block):
         gather: bool = True,
     ) -> None:
         super().__init__(prefix="")
-        self.net = net
-        self.devices = devices
+        self.net, self.devices = net, devices
         self.batch_axis, self._gather = batch_axis, gather
         self._checked = []
         self._check_contexts()
@@ -190,7 +187,7 @@ class ParallelNet(Block):
     def save_parameters(
         self, filename: str | os.PathLike, deduplicate: bool = False
     ) -> None:
-        """Saves one set of parameters, which the template and this net load.
+        """Saves one set of parameters, which `net` and this net load.
 
         Waits for the work in flight; to be called between steps.
         """
@@ -206,14 +203,14 @@ class ParallelNet(Block):
     def export(
         self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = True
     ) -> None:
-        """As :meth:`mxnet.gluon.HybridBlock.export`: the template's graph.
+        """As :meth:`mxnet.gluon.HybridBlock.export`: saves the graph of `net`.
 
         Waits for the work in flight; to be called between steps.
 
         Parameters
         ----------
         path : str
-            Of the files ``path-symbol.json`` and ``path-0000.params``.
+            Begins the names ``path-symbol.json`` and ``path-0000.params``.
         epoch : int, default 0
             The number in the second file's name.
         remove_amp_cast : bool, default True
@@ -222,7 +219,7 @@ class ParallelNet(Block):
         Raises
         ------
         TypeError
-            If the template is no HybridBlock, or an argument of another kind.
+            If `net` is no HybridBlock, or an argument is of another kind.
         ValueError
             If `epoch` is negative.
         RuntimeError
@@ -239,12 +236,12 @@ class ParallelNet(Block):
         self.net.export(path, epoch, remove_amp_cast)
         filename, parameters = f"{path}-{epoch:04d}.params", self.net.collect_params()
         load = mx.npx.load if mx.util.is_np_array() else mx.nd.load
-        # A name is that of a parameter behind "arg:" or "aux:".
+        # Each name is "arg:" or "aux:" and the name of a parameter.
         names = {name: parameters[name[4:]] for name in load(filename)}
         self._save(filename, names)
 
     def _save(self, filename, parameters):
-        """Those of the first device; Gluon would average, which may round."""
+        """Saves the first device's values; Gluon would average, which may round."""
         first = self.devices.contexts[0]
         arrays = {
             name: p.data(first) if p._stype == "default" else p._reduce()
@@ -254,7 +251,7 @@ class ParallelNet(Block):
         save(filename, arrays)
 
     def summary(self, *inputs: Any) -> None:
-        """As :meth:`mxnet.gluon.Block.summary`: of the template on the first device.
+        """As :meth:`mxnet.gluon.Block.summary`: of `net` on the first device.
 
         Parameters
         ----------
@@ -286,31 +283,26 @@ class ParallelNet(Block):
         ------
         ValueError
             If there is no array, or one without rows, or if numbers of rows differ; if
-            an output has other rows than the input, and would have to be joined, or is
-            another one on another device: other rows aside, in structure, type, dtype
-            or shape.
+            outputs that are to be joined have other rows than the inputs, or differ
+            between devices in more than rows: in structure, type, dtype or shape.
         """
         contexts, parameters = self.devices.contexts, self._parameters()
         if autograd.is_recording():
             _warn_of_trainer(parameters)
         batch = Batch(args, contexts, self.batch_axis, parameters)
+        participants: ContextManager = nullcontext()
         # Only in training do devices wait for each other.
-        partial = autograd.is_training() and batch.active < len(contexts)
-        if partial:
-            with participating(self.net, contexts[: batch.active]):
-                outputs = self._run(batch)
-        else:
-            outputs = self._run(batch)
+        if autograd.is_training() and batch.active < len(contexts):
+            participants = participating(self.net, contexts[: batch.active])
+        with participants:
+            outputs = self.devices.map_first(
+                lambda shard: self.net(*shard), batch.shards
+            )
         sharded = ShardedOutput(outputs, batch, self)
-        if not self._gather:
-            return sharded
-        return backward.gather(sharded, self)
-
-    def _run(self, batch):
-        return self.devices.map_first(lambda shard: self.net(*shard), batch.shards)
+        return backward.gather(sharded, self) if self._gather else sharded
 
     def _same(self, ctx):
-        """The devices' contexts; ValueError if `ctx` says something else."""
+        """The devices' contexts; ValueError if `ctx` names others."""
         contexts = self.devices.contexts
         if ctx is not None and set(check_contexts("ctx", ctx)) != set(contexts):
             raise ValueError(
@@ -333,11 +325,8 @@ class ParallelNet(Block):
         contexts = self.devices.contexts
         parameters = self.net.collect_params()
         for name, parameter in parameters.items():
-            try:
-                there = parameter.list_ctx()
-            except RuntimeError:
-                continue
-            if set(there) != set(contexts):
+            there = contexts_of(parameter)
+            if there and set(there) != set(contexts):
                 raise ValueError(
                     f"parameter '{name}' is initialized on "
                     f"{', '.join(map(str, there))}, expected "
@@ -351,7 +340,7 @@ class ParallelNet(Block):
 
 
 def check_not_parallel(net: Any) -> None:
-    """TypeError unless a Block that is not parallel yet."""
+    """Raises TypeError unless `net` is a Block that is not parallel yet."""
     if not isinstance(net, Block) or isinstance(net, ParallelNet):
         raise TypeError(
             f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
@@ -366,11 +355,11 @@ def move(net: Any, contexts: Sequence[mx.Context]) -> None:
 
 
 def _warn_of_trainer(parameters):
-    """Warns, once, of a trainer that does not add gradients up over devices."""
+    """Warns once of a trainer that does not add gradients up over devices."""
     trainer = parameters[0]._trainer if parameters else None
     if (
         not isinstance(trainer, mx.gluon.Trainer)
-        # Else it adds up in a way of its own, as those of several processes do.
+        # Other classes, as those for several processes, add up in their own way.
         or type(trainer)._allreduce_grads is not mx.gluon.Trainer._allreduce_grads
         or trainer in _warned_of
         or trainer._kvstore_params["kvstore"] is not None

@@ -1,8 +1,7 @@
-"""MXNet's operators as they are, for what only moves arrays about.
+"""MXNet's operators without the casts that ``contrib.amp`` puts around ``mx.nd``.
 
-Called by ``backward.py`` and ``bridge.py``. ``contrib.amp`` puts casts around the
-functions of ``mx.nd``, copies to another context among them: parts of one output, and
-gradients, would not keep the dtype that they have to have.
+Called by ``backward.py`` and ``bridge.py``. With these casts, which copies to another
+context have too, parts of one output and gradients would not keep their dtype.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _copyto = _operator("_copyto")
 
 
 def cast(array: mx.nd.NDArray, dtype: Any) -> mx.nd.NDArray:
-    """`array` itself if it has that dtype."""
+    """The array in a dtype; itself if it has that dtype."""
     if array.dtype == dtype:
         return array
     is_bfloat16 = np.dtype(dtype).names is not None  # which only one operator knows
@@ -39,7 +38,7 @@ def cast(array: mx.nd.NDArray, dtype: Any) -> mx.nd.NDArray:
 
 
 def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
-    """`array` itself if it is there."""
+    """The array on a context; itself if it is there."""
     if array.context == context:
         return array
     if isinstance(array, mx.np.ndarray):

@@ -6,6 +6,7 @@ Called by ``net.py`` and by users with loops of their own. The rendezvous itself
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from typing import Iterator, Sequence
 
@@ -37,7 +38,7 @@ def participating(
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Its SyncBatchNorm layers, itself included, are told.
+        Its SyncBatchNorm layers, itself included, synchronize over `contexts` only.
     contexts : list of mxnet.Context
         Some of the contexts that the net is initialized on, at least one.
 
@@ -63,7 +64,13 @@ def participating(
     """
     contexts = check_contexts("contexts", contexts)
     layers = synchronized_layers(check_block("net", net))
-    _check(contexts, layers)
+    for context, layer in itertools.product(contexts, layers):
+        there = layer.contexts()
+        if there and context not in there:
+            raise ValueError(
+                f"{context} is to take part, but SyncBatchNorm '{layer.name}' is "
+                f"initialized on {', '.join(map(str, there))}"
+            )
     mx.nd.waitall()
     for layer in layers:
         _set_participants(layer, contexts)
@@ -75,26 +82,15 @@ def participating(
         finally:
             for layer in layers:
                 _set_participants(layer, [])
-            # Beside a failure too: other layers and groups may have come to their end.
+            # After a failure too: other layers and groups may have finished their step.
             with autograd.pause():
                 for layer in layers:
                     _copy_running_statistics(layer, contexts)
 
 
-def _check(contexts, layers):
-    for context in contexts:
-        for layer in layers:
-            there = layer.contexts()
-            if there and context not in there:
-                raise ValueError(
-                    f"{context} is to take part, but SyncBatchNorm '{layer.name}' is "
-                    f"initialized on {', '.join(map(str, there))}"
-                )
-
-
 def _set_participants(layer, contexts):
     library = load()
-    for key, members in layer.meetings():
+    for key, members in layer.native_groups():
         active = [c for c in contexts if c in members or not members]
         # A group of contexts gets its native group with its first call, or here.
         library.gluon_syncbn_create_group(key.encode(), layer.name.encode())
@@ -108,7 +104,7 @@ def _copy_running_statistics(layer, contexts):
     for parameter in (layer.running_mean, layer.running_var):
         if parameter._data is None:
             continue  # the net was not called, and has no shapes yet
-        for _, members in layer.meetings():
+        for _, members in layer.native_groups():
             active = [context for context in contexts if context in members]
             for context in members:
                 if active and context not in active:

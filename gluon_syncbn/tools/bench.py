@@ -20,8 +20,6 @@ from . import check
 SHAPE = 8, 128, 48, 48
 STEPS, WARM_UP = 15, 3
 OURS, PLAIN, CONTRIB = "SyncBatchNorm", "nn.BatchNorm", "contrib SyncBatchNorm"
-# On several CPU contexts the contrib layer can wait for ever; and there nn.BatchNorm
-# normalizes each shard by itself, which is another function.
 _NOTES = """\
 Medians of {steps} steps, each layer called by itself and hybridized with static_shape.
 On two contexts nn.BatchNorm normalizes each half of the batch by itself. The contrib
@@ -29,12 +27,9 @@ layer is timed on one context only, because on several it can wait for ever."""
 
 
 def report(contexts: Sequence[mx.Context], shape: tuple = SHAPE) -> None:
-    """Prints the table: milliseconds of forward plus backward.
+    """Prints a table of the milliseconds of forward plus backward.
 
-    Raises
-    ------
-    WrongResultError
-        If a layer that has to equal the reference does not.
+    Raises WrongResultError if a layer does not equal the reference.
     """
     print(f"forward + backward at {shape}, float32, on {contexts[0].device_type}, ms:")
     print(f"{'':24}{'one context':>14}{'two contexts':>14}")
@@ -65,6 +60,7 @@ def _verify(name, layer, contexts, arrays):
     y, dx, *_ = check.step(layer, contexts, "hybridized", arrays).values()
     expected, dx_expected, *_ = check.oracle(*arrays)
     error = max(abs(y - expected).max(), abs(dx - dx_expected).max())
+    # nn.BatchNorm computes another function on two contexts.
     if not error < 1e-3 and not (name == PLAIN and len(contexts) > 1):
         raise check.WrongResultError(
             f"{name} on {len(contexts)} contexts differs from the float64 reference by "

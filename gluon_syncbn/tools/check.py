@@ -1,7 +1,7 @@
 """Compares the layer on several contexts with one float64 batch normalization in NumPy.
 
-Called by ``__main__.py`` and ``bench.py``, so that a user sees on the own machine that
-the library computes right. It shares no formula with the library.
+Called by ``__main__.py`` and ``bench.py``, so that users see the library compute right
+on their machines. It shares no formula with the library.
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ class WrongResultError(Exception):
 
 
 def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> str:
-    """One training step on shards of a batch; returns a sentence on how near it is.
+    """One training step on shards of a batch; returns a sentence on its error.
 
-    Raises
-    ------
-    WrongResultError
-        If something is wrong; names it, and by how much.
+    Raises WrongResultError with the first result that is wrong, and by how much.
     """
     x, dy, gamma = example(dtype)
     layer = SyncBatchNorm(num_devices=len(contexts), timeout=SECONDS)

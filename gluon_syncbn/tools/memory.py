@@ -12,16 +12,16 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> bool:
-    """Makes this process keep the memory that its arrays on CPUs give back.
+    """Makes this process keep the memory that its arrays on CPUs free.
 
     Outside static graphs (``hybridize(static_alloc=True)``) MXNet takes every array
-    from the system and gives it back in each step, and getting 30 MB in fresh pages
-    takes longer than normalizing them. Kept, the same pages serve the next step: all
-    CPU operators of such nets get faster, not only this package's. The process stays at
-    its largest size from then on, as it does on GPUs. Forked processes inherit it.
+    from the system and frees it in each step, and getting 30 MB in fresh pages takes
+    longer than normalizing them. Pages that are kept serve the next step: all CPU
+    operators of such nets get faster, not only this package's. The process stays at its
+    largest size from then on, as it does on GPUs. Forked processes inherit the setting.
 
     It tells the C library (``mallopt``) to serve all sizes from one heap, and not to
-    shrink that. Call it early: threads that have a heap of their own keep it.
+    shrink that. Call it early: threads that have a heap of their own keep that heap.
 
     Returns
     -------

@@ -181,14 +181,14 @@ ROWS = {
             lambda: g.convert_sync_batchnorm(nn.BatchNorm(momentum="0.9", prefix="b_")),
             "momentum of b is between 0 and 1, or None, but got '0.9'",
         ),
-        (lambda: g.convert_sync_batchnorm(None), "net is a mxnet.gluon.Block, but got"),
+        (lambda: g.convert_sync_batchnorm(None), "net is a gluon.Block, but got"),
         (converted(num_devices="2"), "num_devices is an int or None, but got '2'"),
         (converted(fuse="yes"), "fuse is True or False, but got 'yes'"),
         (converted(timeout=0), "timeout is a positive number of seconds, or inf"),
         (converted(unbiased_running_var=1), "unbiased_running_var is True or False"),
     ],
     "revert_sync_batchnorm": [
-        (lambda: g.revert_sync_batchnorm("net"), "net is a mxnet.gluon.Block, but got")
+        (lambda: g.revert_sync_batchnorm("net"), "net is a gluon.Block, but got")
     ],
     "make_parallel": [
         (
@@ -255,7 +255,7 @@ ROWS = {
         (lambda: g.ParallelCriterion(len, 3), "net is what make_parallel returns, but"),
         (
             criterion_of_another_net,
-            "output is that of another net than the criterion's",
+            "output is from another net than the criterion's",
         ),
     ],
     "ParallelCriterion.forward": "a call, see ParallelCriterion",
