@@ -130,10 +130,8 @@ class DataParallelCriterion:
     ----------
     module : callable
         Takes a context's outputs and targets.
-    ctx_list : list of mxnet.Context, optional
-        None calls `module` as it is.
-    sync : bool, default False
-        As in GluonCV. It has no effect.
+    ctx_list, sync
+        As in :class:`DataParallelModel`.
 
     Inputs
         - **inputs** : what the model returned.

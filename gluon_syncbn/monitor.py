@@ -204,7 +204,7 @@ class Monitor:
     def _layer_waits(self):
         seconds = load().gluon_syncbn_wait_seconds
         return [
-            sum(seconds(key.encode()) for key, _ in layer.native_groups())
+            sum(seconds(key.encode()) for key, _ in layer.meetings())
             for layer in self._layers
         ]
 

@@ -33,8 +33,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     root : int, default 0
         A rank.
     timeout : float or None, default None
-        Seconds to wait for the other processes; None means
-        :func:`gluon_syncbn.get_timeout`.
+        As in :func:`allreduce`.
 
     Raises
     ------

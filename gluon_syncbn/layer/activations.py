@@ -23,7 +23,7 @@ class Activation(NamedTuple):
 
 NONE, RELU = Activation(), Activation("relu")
 
-_DEFAULT_SLOPES = {"leaky_relu": 0.01, "elu": 1.0}
+_DEFAULT_SLOPES: dict = {"leaky_relu": 0.01, "elu": 1.0}
 _NAMES = (None, "identity", "relu", *_DEFAULT_SLOPES)
 
 

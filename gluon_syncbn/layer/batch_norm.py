@@ -224,7 +224,7 @@ class SyncBatchNorm(nn.BatchNorm):
         """Contexts that the layer is initialized on, or will be; empty without any."""
         return contexts_of(self.running_mean)
 
-    def native_groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
+    def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
         """The keys of the layer's groups in native code, each with its contexts."""
         contexts = groups.context_parts(self._sync.group) or [self.contexts()]
         keys = [self._sync.rendezvous.key + part for part in self._sync.parts()]

@@ -56,7 +56,7 @@ class GraphLayer:
         """Contexts that the layer is initialized on; empty if there is none."""
         return contexts_of(self.running_mean)
 
-    def native_groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
+    def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
         """The keys of the layer's groups in native code, each with its contexts."""
         key, groups = self._attributes["group"], self._attributes.get("device_groups")
         if not groups:

@@ -74,13 +74,7 @@ def mpi_path() -> Path:
 
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
-    """The loaded library as a :class:`ctypes.CDLL`.
-
-    Raises
-    ------
-    ImportError
-        If the library was not built, or MXNet does not accept it.
-    """
+    """The loaded library; ImportError if it was not built, or MXNet refuses it."""
     file = path()
     if not file.exists():
         raise ImportError(

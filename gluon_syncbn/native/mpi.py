@@ -71,11 +71,8 @@ def _open(file):
 def initialize(library: ctypes.CDLL) -> int:
     """Starts MPI if nobody has; returns the number of processes.
 
-    Raises
-    ------
-    RuntimeError
-        If MPI cannot be used from several threads, if mpi4py runs on another MPI, or if
-        a launcher promised more than one process and MPI knows of this one only.
+    Raises RuntimeError if MPI cannot be used from several threads, if mpi4py runs on
+    another MPI, or if a launcher promised more processes than MPI knows of.
     """
     _refuse_other_mpi(library)
     size = library.gluon_syncbn_mpi_initialize()

@@ -90,7 +90,7 @@ def participating(
 
 def _set_participants(layer, contexts):
     library = load()
-    for key, members in layer.native_groups():
+    for key, members in layer.meetings():
         active = [c for c in contexts if c in members or not members]
         # A group of contexts gets its native group with its first call, or here.
         library.gluon_syncbn_create_group(key.encode(), layer.name.encode())
@@ -104,7 +104,7 @@ def _copy_running_statistics(layer, contexts):
     for parameter in (layer.running_mean, layer.running_var):
         if parameter._data is None:
             continue  # the net was not called, and has no shapes yet
-        for _, members in layer.native_groups():
+        for _, members in layer.meetings():
             active = [context for context in contexts if context in members]
             for context in members:
                 if active and context not in active:
