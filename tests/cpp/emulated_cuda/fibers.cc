@@ -1,4 +1,9 @@
 // The threads of an emulated block: a fiber each, run in turn until all wait for the same thing.
+//
+// A fiber is made once and then runs the same thread of one block after another. Fibers are
+// switched by longjmp: swapcontext makes a system call each time, and blocks switch very often.
+#undef _FORTIFY_SOURCE  // its longjmp refuses other stacks
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdio>
@@ -19,16 +24,16 @@ constexpr unsigned kWarp = 32;
 enum class State { kReady, kAtBarrier, kInShuffle, kDone };
 
 struct Fiber {
-  ucontext_t context;
+  jmp_buf place;  // where it waits
   std::unique_ptr<char[]> stack{new char[kStack]};
-  State state = State::kReady;
+  State state = State::kDone;
   // Two, because a partner may be in the next shuffle before this one has read.
   uint64_t given[2] = {};
   unsigned shuffles = 0;
 };
 
 struct Block {
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   std::vector<Fiber> fibers;
   const std::function<void()>* thread = nullptr;
 };
@@ -38,15 +43,34 @@ thread_local Block block;
 void Wait(State state) {
   Fiber& fiber = block.fibers[threadIdx.x];
   fiber.state = state;
-  swapcontext(&fiber.context, &block.scheduler);
+  if (_setjmp(fiber.place) == 0) _longjmp(block.scheduler, 1);
 }
 
-void Enter() {
-  (*block.thread)();
-  Wait(State::kDone);
+void RunThreads() {
+  while (true) {
+    Wait(State::kDone);
+    (*block.thread)();
+  }
 }
 
-// Lets fibers [begin, end) go on if all that are not done wait in `state`.
+void MakeFibers(unsigned threads) {
+  block.fibers = std::vector<Fiber>(threads);
+  for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = block.fibers[threadIdx.x].stack.get();
+    context.uc_stack.ss_size = kStack;
+    makecontext(&context, RunThreads, 0);
+    if (_setjmp(block.scheduler) == 0) setcontext(&context);
+  }
+}
+
+void Resume(unsigned thread) {
+  threadIdx.x = thread;
+  if (_setjmp(block.scheduler) == 0) _longjmp(block.fibers[thread].place, 1);
+}
+
+// Makes fibers [begin, end) ready if all that are not done wait in `state`.
 bool Release(unsigned begin, unsigned end, State state) {
   bool any = false;
   for (unsigned t = begin; t < end; ++t) {
@@ -62,21 +86,15 @@ bool Release(unsigned begin, unsigned end, State state) {
 
 void RunBlock(unsigned threads) {
   for (unsigned t = 0; t < threads; ++t) {
-    Fiber& fiber = block.fibers[t];
-    fiber.state = State::kReady;
-    fiber.shuffles = 0;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStack;
-    makecontext(&fiber.context, Enter, 0);
+    block.fibers[t].state = State::kReady;
+    block.fibers[t].shuffles = 0;
   }
   for (unsigned left = threads; left > 0;) {
     left = 0;
     bool moved = false;
     for (unsigned t = 0; t < threads; ++t) {
       if (block.fibers[t].state == State::kReady) {
-        threadIdx.x = t;
-        swapcontext(&block.scheduler, &block.fibers[t].context);
+        Resume(t);
         moved = true;
       }
       left += block.fibers[t].state != State::kDone;
@@ -106,7 +124,7 @@ uint64_t Exchange(uint64_t bits, int offset) {
 }
 
 void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread) {
-  if (block.fibers.size() < threads) block.fibers = std::vector<Fiber>(threads);
+  if (block.fibers.size() < threads) MakeFibers(threads);
   block.thread = &thread;
   gridDim.x = blocks;
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) RunBlock(threads);
