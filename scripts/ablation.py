@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The gain of synchronized batch normalization by images per device, and its cost.
+"""Measures the gain of synchronized batch normalization by images per device.
 
     python scripts/ablation.py --data-root camvid           # everything, hours
     python scripts/ablation.py --quick                      # digits, under 15 minutes
@@ -9,13 +9,14 @@ Trains FastSCNN with unsynchronized and with synchronized layers on 2 and 4 devi
 1, 2 and 4 images each, and on one device with each of these batches, from the same
 initial parameters, in the same order, with the same augmentation and a learning rate in
 proportion to the batch; FCN-ResNet-50 with one image on each of two devices; then tests
-the last epoch. Also: how far several devices are from one, and what a step costs. A
-data set is a folder as train_segmentation.py takes it, with a split "test"; class names
-are CamVid's unless others are given.
+the last epoch. It also measures how far several devices are from one, and the cost of a
+step. A data set is a folder as train_segmentation.py takes it, with a split "test";
+class names are CamVid's unless others are given.
 
-Every run has a folder in --runs and a JSON in --results. Started again, what is done is
-skipped and what was killed goes on. On two cores the FastSCNN grid takes about four
-hours, FCN not quite two, the rest half an hour; --parts makes them one by one.
+Every run has a folder in --runs and a JSON in --results. A second start skips runs that
+are done and continues those that were killed. On two cores the FastSCNN grid takes
+about four hours, FCN not quite two, the rest half an hour; --parts makes them one by
+one.
 """
 
 import argparse

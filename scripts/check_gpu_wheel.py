@@ -1,7 +1,7 @@
 """Runs the tests inside MXNet's wheel for GPUs on a machine without one.
 
-The wheel wants CUDA's libraries to be loaded. Here each is replaced by a stub
-with the functions that libmxnet.so takes from it. They are made twice:
+The wheel loads CUDA's libraries. Each is replaced by a stub with the functions that
+libmxnet.so takes from it. The stubs are made twice:
 
 * with two GPUs emulated on the CPU (tests/cpp/emulated_cuda), for which the library is
   built anew, kernels included: tests/layer/test_gpu_contexts.py runs the layer on
@@ -9,7 +9,7 @@ with the functions that libmxnet.so takes from it. They are made twice:
 * with no driver and no device: the very library that is in the package loads beside a
   CUDA runtime of another version, and passes the whole suite.
 
-Not part of every test run, because the wheel is large.
+This is no part of every test run, because the wheel is large.
 
     python scripts/check_gpu_wheel.py                  # arguments go to the suite
     python scripts/check_gpu_wheel.py tests/layer/test_modes.py -x

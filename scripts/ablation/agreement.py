@@ -2,9 +2,9 @@
 
 Started by jobs.py as a process, `python -m ablation.agreement JSON`. The same net is
 trained on one device and on several, in float64 and in float32, without Dropout, which
-draws other numbers on other devices. The measure beside them is one device whose
-initial parameters are moved at random by a relative 1e-7, as rounding in float32 would:
-how far that is carried is the net's doing, not that of the devices.
+draws other numbers on other devices. Beside them stands one device whose initial
+parameters are moved at random by a relative 1e-7, as rounding in float32 would move
+them: the net itself enlarges a difference by as much.
 """
 
 import json

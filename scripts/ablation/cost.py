@@ -1,9 +1,9 @@
 """The cost of synchronization: seconds of a training step, and memory.
 
 Started by jobs.py as a process, `python -m ablation.cost JSON`, alone on the machine.
-Each kind of layer is measured in a process of its own, because its memory is that of
-the process, and because MXNet's contrib layer may wait for ever. The loss of the first
-step tells whether a layer is right: it is that of one device with the whole batch.
+Each kind of layer is measured in a process of its own, because memory is measured by
+process, and because MXNet's contrib layer may wait for ever. A layer is right if the
+loss of its first step equals that of one device with the whole batch.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The second figure: why, for which classes, how near to one device, at what cost.
+"""Draws the second figure: reasons, classes, agreement with one device, and cost.
 
 Called by figures.py. It must not know how results are written.
 """

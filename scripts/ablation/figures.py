@@ -1,7 +1,7 @@
 """Draws the figures of an experiment from its results, and from nothing else.
 
-Called by ablation.py. `ablation.png` is what is gained; `ablation_details.png` why,
-for which classes, and what it costs.
+Called by ablation.py. `ablation.png` shows the gain; `ablation_details.png` its
+reasons, its classes and its cost.
 """
 
 import base64

@@ -1,8 +1,8 @@
 """Carries out the tasks of a plan as processes, several at once, and can be killed.
 
-Called by ablation.py. A task whose result is there is skipped, so starting again goes
-on where it ended; a run that was killed continues from its checkpoint. It must not know
-what tasks compute.
+Called by ablation.py. A task that has its result is skipped, so a second start
+continues the first; a run that was killed continues from its checkpoint. It must not
+know what tasks compute.
 """
 
 import json
@@ -83,7 +83,7 @@ class Jobs:
             process = subprocess.Popen(
                 [*command, json.dumps(task.options)], env=environment,
                 stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C comes from here, once
+                start_new_session=True,  # this process sends Ctrl-C, once
             )  # fmt: skip
             self.running[task.name] = process
             status = process.wait()

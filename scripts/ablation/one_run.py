@@ -1,4 +1,4 @@
-"""One run of the grid: train, or go on with training, then test; writes its result.
+"""Trains one run of the grid, or continues it; tests it, and writes its result.
 
 Started by jobs.py as a process, `python -m ablation.one_run JSON`, with the settings of
 the run. Training is train_segmentation.py's own, and the last checkpoint is the one

@@ -1,4 +1,4 @@
-"""All processes of an experiment: what each is given, and how long it should take.
+"""Lists all processes of an experiment, with their settings and estimated times.
 
 Called by ablation.py. It must not know how processes are started.
 """

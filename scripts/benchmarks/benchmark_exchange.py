@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Latency of the exchange of statistics, and what it costs a step on many processes.
+"""Measures the latency of exchanges, and estimates their cost in a step of many ranks.
 
     python scripts/benchmarks/benchmark_exchange.py  # writes scripts/results/
     python scripts/benchmarks/benchmark_exchange.py --plot  # only draws

@@ -1,14 +1,14 @@
 """Times the first steps of a layer on a machine whose free memory is in pieces.
 
-Outputs of 30 MB are faulted in by huge pages, which the system has to make by moving
-others where free memory is in pieces: in the middle of a step. Each row is a process of
+An output of 30 MB takes huge pages. Where free memory is in pieces, the system makes
+them by moving other pages, in the middle of a step. Each row is a process of
 its own that times its first steps, forward plus backward, with memory as it is found
 and with memory in pieces, by itself and beside processes that keep a core busy each.
 
     python scripts/benchmarks/benchmark_fragmented.py  # Linux; some minutes
 
-To break memory into pieces it takes all that is free in small pages, and gives every
-other 64 KB back; it is the first to be killed if memory gets short. Do not run it
+To break memory into pieces it takes all that is free in small pages, and frees every
+other 64 KB again; it is the first to be killed if memory gets short. Do not run it
 beside work that matters. Writes scripts/results/benchmark_fragmented.json.
 """
 

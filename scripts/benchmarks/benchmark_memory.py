@@ -11,7 +11,7 @@ context:
 * "mxnet": bytes that MXNet's storage holds, by its own profiler (counter "Memory:
   cpu/0", which every allocation and release of a tensor updates);
 * "resident": pages of the process in memory, by Linux; its peak is VmHWM. glibc is held
-  to its initial MALLOC_MMAP_THRESHOLD_, so that it gives freed tensors back at once.
+  to its initial MALLOC_MMAP_THRESHOLD_, so that it releases freed tensors at once.
 
 Both relative to before the step, when parameters and gradients are there already.
 "after forward" is what backward needs: the activations.

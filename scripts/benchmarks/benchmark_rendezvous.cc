@@ -1,5 +1,6 @@
-// Times the rendezvous of a layer's devices in one process: threads, kilobytes, then seconds of each.
-// Who uses it: benchmark_exchange.py, which compiles it. Its time is that from the last thread's
+// Times the rendezvous of a layer's devices in one process; takes the threads and kilobytes, and
+// prints the seconds of each.
+// Who uses it: benchmark_exchange.py, which compiles it. The time of one is from the last thread's
 // arrival to the last departure: the rendezvous adds it to the work of the slowest.
 #include <algorithm>
 #include <chrono>

@@ -1,9 +1,9 @@
 """ResNet-50 with LeakyReLU, whose memory benchmark_memory.py measures.
 
-In two arrangements: "pre-activation" (He et al., arXiv:1603.05027), where a LeakyReLU
-stands behind every normalization; and "post-activation" (He et al., arXiv:1512.03385),
-where that is so for two of three, and the sum of a block is activated. It must not know
-what is measured.
+There are two arrangements: "pre-activation" (He et al., arXiv:1603.05027), where a
+LeakyReLU follows every normalization; and "post-activation" (He et al.,
+arXiv:1512.03385), where one follows two of three, and the sum of a block is activated.
+It must not know what is measured.
 """
 
 from mxnet.gluon import HybridBlock, nn

@@ -1,4 +1,4 @@
-"""Reads an .npz file that nobody vouches for: all sizes are checked before use.
+"""Reads an .npz file of any origin: all sizes are checked before use.
 
 Called by checkpoint.py. It takes what `numpy.savez` writes (stored members in version 1
 of the .npy format), allocates no more than the file's size, and never unpickles. It

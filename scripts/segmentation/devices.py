@@ -1,4 +1,4 @@
-"""From --ctx and --num-devices to MXNet contexts that exist."""
+"""Makes the MXNet contexts of --ctx and --num-devices, if they exist."""
 
 import mxnet as mx
 

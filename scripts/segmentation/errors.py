@@ -1,7 +1,7 @@
-"""The one exception for what a user can mend, and how a script ends with it.
+"""The exception for a user's mistake, and the exit code of a script that raises it.
 
-The scripts wrap their work in `exit_code`. Whatever else is raised is a bug of ours
-and keeps its traceback.
+The scripts wrap their work in `exit_code`. Any other exception is a bug of ours and
+keeps its traceback.
 """
 
 import argparse

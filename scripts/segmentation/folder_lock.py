@@ -1,10 +1,10 @@
 """One process at a time writes into a run folder: a lock that dies with its process.
 
-Called by train_segmentation.py and the ablation, in the one process that writes. Those
-who only read need no lock, because files are replaced whole. The lock is an flock on a
-file: the system takes it back however a process ends, and NFS knows it between
-machines, though only on files that are open for writing. The file stays, because
-another process may have it open already.
+Called by train_segmentation.py and the ablation, in the one process that writes.
+Readers need no lock, because files are replaced whole. The lock is an flock on a file:
+the system releases it however a process ends, and NFS knows it between machines, though
+only on files that are open for writing. The file stays, because another process may
+have it open already.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Pixel accuracy and mean intersection over union from one confusion matrix.
 
-Counts of all batches and devices are added up first and divided last: a mean of batch
-means would weight images by the company they are in.
+Counts of all batches and devices are added up first and divided last: in a mean of
+batch means, the weight of an image would depend on its batch.
 """
 
 import numpy as np

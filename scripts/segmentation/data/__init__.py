@@ -1,7 +1,7 @@
-"""Data sets of (image, label) pairs behind one small face.
+"""Data sets of (image, label) pairs, all with the same few attributes.
 
-Every data set has `classes` (names), `may_flip` (is a mirrored image still of its
-class?), `len()` and `load(index)`, which returns an image, uint8 (height, width, 3),
+Every data set has `classes` (names), `may_flip` (true if a mirrored image is still of
+its class), `len()` and `load(index)`, which returns an image, uint8 (height, width, 3),
 and a label map, int32 (height, width), -1 where it is unlabelled.
 """
 

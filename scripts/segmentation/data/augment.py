@@ -1,7 +1,7 @@
-"""From an image of any size to the square crop that the net takes.
+"""Makes the square crop that the net takes out of an image of any size.
 
 Training scales, mirrors and crops at random, validation takes the middle square, as
-GluonCV's loaders do. All randomness comes from the generator that is passed in.
+GluonCV's loaders do. Only the generator that is passed in draws numbers.
 """
 
 import numpy as np

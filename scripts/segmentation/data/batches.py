@@ -1,4 +1,4 @@
-"""The batches of an epoch: which images, in which order, as arrays for the net.
+"""The batches of an epoch: its images in their order, as arrays for the net.
 
 Order and augmentation depend on (seed, epoch, image) and nothing else, so a resumed run
 sees what the first one would have seen, with any number of loading threads.
