@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command: builds the library for the GPU at hand, checks kernels
-# and layer, looks for races and bad accesses, and measures beside a copy and PyTorch's kernels.
+# Runs all that needs a GPU: builds the library for the GPU at hand, checks kernels and layer, looks
+# for races and bad accesses, and times the kernels beside a copy and PyTorch's kernels.
 #
 #     bash scripts/check_gpu.sh OUT
 #     PARTS="build benchmark" bash scripts/check_gpu.sh OUT    # some of the parts
 #     EMULATED=1 bash scripts/check_gpu.sh OUT                 # the same on a CPU, in a small form
 #
-# Needs nvcc and cmake; no MXNet. A part that needs more is left out where that is missing, and the
-# script says so: the layer's tests need a python3 (or PYTHON) with PyTorch, NumPy and pytest; the
-# sanitizers compute-sanitizer; the benchmark a python3, and PyTorch only for its column. OUT
-# receives the logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/guides/gpus.md.
+# It needs nvcc and cmake; no MXNet. A part that needs more is left out where that is missing, and
+# the script says so: the layer's tests need a real GPU and a python3 (or PYTHON) with PyTorch, NumPy
+# and pytest; the sanitizers compute-sanitizer; the benchmark a python3, and PyTorch for its column.
+# OUT receives the logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/guides/gpus.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)
@@ -29,7 +29,6 @@ python=${PYTHON:-python3}
 emulated=${EMULATED:-}
 build=${BUILD:-build/gpu${emulated:+_emulated}}
 build=$(mkdir -p "$build" && cd "$build" && pwd)
-small=${emulated:+small}
 passed=() failed=() left_out=()
 
 if [ -z "$emulated" ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
@@ -40,7 +39,7 @@ fi
 has() { command -v "$1" >/dev/null; }
 imports() { "$python" -c "import $1" 2>/dev/null; }
 
-# Runs one part; the build is one of them.
+# Fails the part if the part build has not built all of these.
 check_built() {
     local program
     for program in "$@"; do
@@ -52,7 +51,7 @@ check_built() {
     done
 }
 
-# Runs a step of a part; its output goes to a log of its own, and the end of that to the terminal.
+# Runs a step of a part. Its output goes to a log of its own, and the last lines to the terminal.
 step() {
     local name=$1 began=$SECONDS
     shift
@@ -78,9 +77,8 @@ part_build() {
     if [ -n "$emulated" ]; then
         options+=(-DGLUON_SYNCBN_BUILD_TESTS=ON)
         targets=(test_cuda_kernels benchmark_gpu)
-        if imports torch; then targets+=(gluon_syncbn_emulated); fi
     else
-        # Only for the GPU at hand: that takes a quarter of the time.
+        # Code for the GPU at hand alone takes a quarter of the time.
         local generation
         generation=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
         options+=(-DGLUON_SYNCBN_CUDA=1 -DGLUON_SYNCBN_CHECKS=ON
@@ -92,32 +90,32 @@ part_build() {
 
 part_kernels() {
     check_built test_cuda_kernels || return 0
-    step kernels "$build/test_cuda_kernels" $small
+    local size=large
+    if [ -n "$emulated" ]; then size=small; fi
+    step kernels "$build/test_cuda_kernels" $size
 }
 
 part_layer() {
+    if [ -n "$emulated" ]; then
+        leave_out layer "PyTorch has no memory of emulated GPUs"
+        return
+    fi
     local missing=() package
     for package in torch numpy pytest; do imports $package || missing+=("$package"); done
     if [ ${#missing[@]} -gt 0 ]; then
         leave_out layer "$python has no ${missing[*]}"
         return
     fi
-    if [ -z "$emulated" ] &&
-        ! "$python" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
+    if ! "$python" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
         leave_out layer "the PyTorch of $python finds no GPU"
         return
     fi
-    local library=libgluon_syncbn${emulated:+_emulated}.so
-    check_built "$library" || return 0
-    local some=()
-    if [ -n "$small" ]; then
-        some=(-k "float32 and not bfloat16 and (test_devices_equal or one_device and 0.0 and 49)")
-    fi
-    GLUON_SYNCBN_LIBRARY=$build/$library step layer "$python" -m pytest --confcutdir tests/gpu \
-        -p no:cacheprovider -q tests/gpu "${some[@]}"
+    check_built libgluon_syncbn.so || return 0
+    GLUON_SYNCBN_LIBRARY=$build/libgluon_syncbn.so step layer "$python" -m pytest \
+        --confcutdir tests/gpu -p no:cacheprovider -q tests/gpu
 }
 
-# On the kernels' own test, because Python and PyTorch make these tools slow.
+# Runs the kernels' own test under these tools, because Python and PyTorch make them slow.
 part_sanitizers() {
     check_built test_cuda_kernels || return 0
     local tool
@@ -138,7 +136,7 @@ part_benchmark() {
     fi
     check_built benchmark_gpu || return 0
     local options=(--program "$build/benchmark_gpu" --output "$out/benchmark_gpu.json")
-    if [ -n "$small" ]; then options+=(--shape 2,8,6,6 --repetitions 2); fi
+    if [ -n "$emulated" ]; then options+=(--shape 2,8,6,6 --repetitions 2); fi
     step benchmark "$python" scripts/benchmarks/benchmark_gpu.py "${options[@]}"
     if [ -f "$out/benchmark_gpu.md" ]; then cat "$out/benchmark_gpu.md"; fi
 }

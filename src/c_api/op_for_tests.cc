@@ -1,7 +1,7 @@
-// The layer on one device as plain C functions, so that tests run several devices of one or of no
-// GPU through the real exchange without MXNet.
-// Who uses it: tests/support/native.py. Functions return 0 (create: an object), or -1 (null) with
-// the text in gluon_syncbn_last_error.
+// The layer on one device as plain C functions. With them tests run several devices through the real
+// exchange without MXNet, on one GPU or on none.
+// Who uses it: tests/support/native.py. Functions return 0, or create an object; on an error they
+// return -1, or null, and its text is in gluon_syncbn_last_error.
 #include <utility>
 #include <vector>
 
@@ -29,7 +29,7 @@ struct gluon_syncbn_settings {
 };
 
 // Memory of a shard on the device; vectors are float64 for float64 data, else float32. `dtype` is a
-// DType number.
+// DType number, and requests are numbers of Request.
 struct gluon_syncbn_shard {
   int dtype, ndim;
   const int64_t* shape;
@@ -50,7 +50,7 @@ struct Op {
   SyncBatchNorm batch_norm;
 };
 
-// The views of one shard.
+// The memory of one shard as Tensors.
 struct Views {
   Views(const gluon_syncbn_shard& shard, int axis)
       : shape(shard.shape, shard.shape + shard.ndim),

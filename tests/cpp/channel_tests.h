@@ -1,18 +1,17 @@
-// Channels copied side by side and back, over dtypes, layouts and alignments. `Kernels` are those
-// of the CPU or of CUDA: Gather(dtype, tensor, layout, channels, compact), and Scatter.
+// Checks the kernels that copy some channels side by side and back, over dtypes, layouts and
+// alignments. `Kernels` has Gather(dtype, tensor, layout, channels, compact), and Scatter.
+// Who uses it: test_kernels.cc and test_cuda_kernels.cc.
 #pragma once
 #include <cmath>
 #include <numeric>
 #include <vector>
 
 #include "check.h"
-#include "core/error.h"
-#include "core/layout.h"
 #include "tensor.h"
 
 namespace test {
 
-// Numbers that every dtype holds, so that an element tells where it is from, about.
+// Small integers, which every dtype holds; an element nearly tells its place by its value.
 inline Tensor Numbered(syncbn::DType dtype, int64_t size, int misalign) {
   Tensor tensor(dtype, size, misalign);
   for (int64_t i = 0; i < size; ++i) tensor.Set(i, static_cast<double>(i % 251));
@@ -23,8 +22,8 @@ template <typename Kernels>
 void TestChannels(syncbn::DType dtype, const syncbn::Layout& layout, int misalign,
                   const std::vector<int64_t>& channels) {
   const std::string label =
-      syncbn::Concat(syncbn::Name(dtype), " (", layout.outer, ", ", layout.channels, ", ",
-                     layout.inner, ") misaligned by ", misalign, ", channels: ", channels.size());
+      syncbn::Concat(syncbn::Name(dtype), " ", Describe(layout), " misaligned by ", misalign,
+                     ", channels: ", channels.size());
   const int64_t count = static_cast<int64_t>(channels.size());
   Tensor tensor = Numbered(dtype, layout.Size(), misalign), back(dtype, layout.Size(), misalign);
   Tensor compact(dtype, layout.outer * count * layout.inner);
@@ -47,8 +46,7 @@ void TestChannels(syncbn::DType dtype, const syncbn::Layout& layout, int misalig
 
 template <typename Kernels>
 void TestAllChannels() {
-  using syncbn::DType;
-  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBfloat16}) {
+  for (syncbn::DType dtype : kDTypes) {
     for (const syncbn::Layout& layout :
          {syncbn::Layout{1, 1, 1}, {3, 5, 7}, {2, 5, 8}, {300, 40, 1}, {2, 6, 1023}, {1, 3, 40001},
           {20, 40, 16}, {0, 3, 4}, {4, 3, 0}}) {

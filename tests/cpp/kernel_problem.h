@@ -1,4 +1,4 @@
-// Data for the kernels' tests, and what the kernels must make of it, in long double.
+// Random data for the tests of kernels, and the right results in long double with their tolerances.
 // Who uses it: kernel_tests.h and test_cuda_kernels.cc.
 //
 // Tolerances are error bounds, not measurements: eps of the arithmetic times the sizes of the terms
@@ -12,8 +12,6 @@
 #include <vector>
 
 #include "core/activation.h"
-#include "core/error.h"
-#include "core/layout.h"
 #include "kernels/passes.h"
 #include "tensor.h"
 
@@ -27,7 +25,7 @@ using syncbn::Request;
 
 constexpr double kEps64 = 0x1p-53;
 
-// Of the passes that write a tensor.
+// The eps of the arithmetic of passes that write a tensor.
 inline double EpsOf(DType dtype) { return dtype == DType::kFloat64 ? kEps64 : 0x1p-24; }
 
 struct Case {
@@ -39,10 +37,10 @@ struct Case {
 
 struct Moments {
   long double mean = 0, m2 = 0;
-  double farthest = 0;  // of x from the mean
+  double farthest = 0;  // |x - mean|
 };
 
-// The right value, and by how much a result may be wrong.
+// The right value, and the largest error that a result may have.
 struct Value {
   long double value;
   double error;
@@ -54,8 +52,8 @@ struct Gradient {
 
 inline double Size(long double value) { return static_cast<double>(std::fabs(value)); }
 
-// f(z); `error` is that of z, by which f, being continuous, errs times its steepest slope. To that
-// come the roundings of `slope`, of the function and of the product, and expm1's own unit.
+// f(z). An error of z grows by f's steepest slope at most, because f is continuous; the roundings
+// of `slope`, of the function and of the product, and expm1's own unit are added to it.
 inline Value Activate(const Activation& f, const Value& z, double eps) {
   if (f.function == Function::kIdentity) return z;
   long double y = z.value;
@@ -63,8 +61,8 @@ inline Value Activate(const Activation& f, const Value& z, double eps) {
   return {y, std::max(1.0, f.slope) * z.error + 6 * eps * Size(y)};
 }
 
-// dy * f'(z). f' jumps by |1 - slope| at 0, so where z may have either sign, so may dz be off; and
-// an exponential errs by the error of z, relatively.
+// dy * f'(z). f' jumps by |1 - slope| at 0, so dz may be wrong by as much of dy where the sign of z
+// is uncertain. The relative error of an exponential is the error of z.
 inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) {
   if (f.function == Function::kIdentity) return {dy, 0};
   const bool elu = f.function == Function::kElu;
@@ -84,11 +82,17 @@ inline Value Reconstructed(const Activation& f, double y, double eps) {
   return {q, 2 * eps * Size(q)};
 }
 
-// dy * f'(f^-1(y)): there is no doubt about the sign.
+// dy * f'(f^-1(y)): the sign of y is certain.
 inline Value UnwindOutput(const Activation& f, double y, double dy, double eps) {
   if (f.function == Function::kIdentity || y > 0) return {dy, 0};
   const long double dz = static_cast<long double>(f.slope) * dy;
   return {dz, 4 * eps * Size(dz)};
+}
+
+// The seed of all data.
+inline unsigned& Seed() {
+  static unsigned seed = 7;
+  return seed;
 }
 
 struct Problem {
@@ -101,10 +105,9 @@ struct Problem {
       : c(of),
         x(of.dtype, of.layout.Size(), of.misalign),
         dy(of.dtype, of.layout.Size(), of.misalign),
-        label(syncbn::Concat(syncbn::Name(of.dtype), " (", of.layout.outer, ", ",
-                             of.layout.channels, ", ", of.layout.inner, ") misaligned by ",
+        label(syncbn::Concat(syncbn::Name(of.dtype), " ", Describe(of.layout), " misaligned by ",
                              of.misalign, ", about ", of.center)) {
-    std::mt19937 generator(7);
+    std::mt19937 generator(Seed());
     std::normal_distribution<double> normal;
     for (int64_t i = 0; i < x.size(); ++i) {
       x.Set(i, c.center + c.deviation * normal(generator));

@@ -1,9 +1,12 @@
-// The kernels against kernel_problem.h, over dtypes, layouts, alignments, activations and ways to
-// write. `Kernels` are those of the CPU or of CUDA: static functions as in batch_norm_cpu.h, and of
-// the sums `SumError(dtype, n)`, which bounds the error of n terms, relative to n times the
-// largest, and `SumEps(dtype)`, the eps of each term.
+// Checks the four passes against kernel_problem.h, over dtypes, layouts, alignments, activations
+// and ways to write. `Kernels` has the static functions of batch_norm_cpu.h; SumError(dtype, n), a
+// bound of the error of a sum of n terms, relative to n times the largest; and SumEps(dtype), the
+// eps of each term.
+// Who uses it: test_kernels.cc, test_cuda_kernels.cc and test_same_bits.cc.
 #pragma once
 #include <cmath>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -13,34 +16,48 @@ namespace test {
 
 using syncbn::BackwardInput;
 
-// Poisoned, but for the bytes that have to be zero.
-template <typename Kernels>
-std::vector<double> Workspace(DType dtype, const Layout& layout) {
-  std::vector<double> workspace(Kernels::WorkspaceBytes(dtype, layout) / 8 + 1, NAN);
-  std::fill_n(workspace.begin(), Kernels::kWorkspaceZeros / 8, 0.0);
-  return workspace;
+// Calls pass(first result, second result, workspace); returns the results, a number for each
+// channel. They and the workspace are NaN before, but for the zeros that the workspace has before
+// and after.
+template <typename Kernels, typename Pass>
+std::pair<Tensor, Tensor> Reduce(DType dtype, const Layout& layout, const std::string& label,
+                                 const Pass& pass) {
+  Tensor first(DType::kFloat64, layout.channels), second = first;
+  Tensor workspace(DType::kFloat64, (Kernels::WorkspaceBytes(dtype, layout) + 7) / 8);
+  const int64_t zeros = Kernels::kWorkspaceZeros / 8;
+  for (int64_t i = 0; i < zeros; ++i) workspace.Set(i, 0);
+  pass(first.doubles(), second.doubles(), workspace.data());
+  for (int64_t i = 0; i < zeros; ++i) CHECK_EQ(workspace.Get(i), 0.0, label);
+  CHECK(first.Guarded() && second.Guarded() && workspace.Guarded(), label);
+  return {std::move(first), std::move(second)};
 }
 
 template <typename Kernels>
-void CheckZeros(const std::vector<double>& workspace, const std::string& label) {
-  for (int64_t i = 0; i < Kernels::kWorkspaceZeros / 8; ++i) CHECK_EQ(workspace[i], 0.0, label);
+std::pair<Tensor, Tensor> MomentsOf(Problem& p) {
+  return Reduce<Kernels>(
+      p.c.dtype, p.c.layout, p.label, [&](double* mean, double* m2, void* workspace) {
+        Kernels::LocalMoments({p.c.dtype, p.c.layout, p.x.data(), mean, m2}, workspace);
+      });
+}
+
+template <typename Kernels>
+std::pair<Tensor, Tensor> SumsOf(const BackwardInput& input, const std::string& label) {
+  return Reduce<Kernels>(
+      input.dtype, input.layout, label, [&](double* sum_dz, double* sum_dz_u, void* workspace) {
+        Kernels::BackwardSums({input, sum_dz, sum_dz_u}, workspace);
+      });
 }
 
 template <typename Kernels>
 void TestMoments(Problem& p) {
-  const int64_t channels = p.c.layout.channels;
-  std::vector<double> workspace = Workspace<Kernels>(p.c.dtype, p.c.layout);
-  std::vector<double> mean(channels, NAN), m2 = mean;
-  Kernels::LocalMoments({p.c.dtype, p.c.layout, p.x.data(), mean.data(), m2.data()},
-                        workspace.data());
-  CheckZeros<Kernels>(workspace, p.label);
+  const auto [mean, m2] = MomentsOf<Kernels>(p);
   const double n = static_cast<double>(p.c.layout.PerChannel());
   const double error = Kernels::SumError(p.c.dtype, n);
-  for (int64_t c = 0; c < channels; ++c) {
+  for (int64_t c = 0; c < p.c.layout.channels; ++c) {
     const Moments e = p.ExpectedMoments(c);
     const double far = 2 * e.farthest;  // bounds |x - first value|
-    CHECK_NEAR(mean[c], e.mean, 4 * error * far + 4 * kEps64 * std::fabs(mean[c]), p.label);
-    CHECK_NEAR(m2[c], e.m2, 8 * error * n * far * far, p.label);
+    CHECK_NEAR(mean.Get(c), e.mean, 4 * error * far + 4 * kEps64 * Size(e.mean), p.label);
+    CHECK_NEAR(m2.Get(c), e.m2, 8 * error * n * far * far, p.label);
   }
 }
 
@@ -50,18 +67,14 @@ inline std::string Describe(const Activation& f, bool from_output) {
                         from_output ? " from y" : " from x");
 }
 
-// Sums err as sums of the largest terms, and by the errors of their terms.
+// A sum errs by the errors of its terms, and like a sum of as many of the largest term.
 template <typename Kernels>
 void TestSums(Problem& p, const BackwardInput& input) {
-  const std::string what = Describe(input.activation, input.from_output);
-  const int64_t channels = p.c.layout.channels;
-  std::vector<double> workspace = Workspace<Kernels>(p.c.dtype, p.c.layout);
-  std::vector<double> sum_dz(channels, NAN), sum_dz_u = sum_dz;
-  Kernels::BackwardSums({input, sum_dz.data(), sum_dz_u.data()}, workspace.data());
-  CheckZeros<Kernels>(workspace, p.label);
+  const std::string label = p.label + " " + Describe(input.activation, input.from_output);
+  const auto [sum_dz, sum_dz_u] = SumsOf<Kernels>(input, label);
   const double n = static_cast<double>(p.c.layout.PerChannel());
   const double error = Kernels::SumError(p.c.dtype, n), eps = Kernels::SumEps(p.c.dtype);
-  for (int64_t c = 0; c < channels; ++c) {
+  for (int64_t c = 0; c < p.c.layout.channels; ++c) {
     long double dz = 0, dz_u = 0;
     double dz_error = 0, dz_u_error = 0, largest_dz = 0, largest_u = 0;
     p.ForEach(c, [&](int64_t i) {
@@ -73,13 +86,12 @@ void TestSums(Problem& p, const BackwardInput& input) {
       largest_dz = std::max(largest_dz, Size(g.dz.value) + g.dz.error);
       largest_u = std::max(largest_u, Size(g.u.value) + g.u.error);
     });
-    CHECK_NEAR(sum_dz[c], dz, 2 * error * n * largest_dz + dz_error, p.label, " ", what);
-    CHECK_NEAR(sum_dz_u[c], dz_u, 4 * error * n * largest_dz * largest_u + dz_u_error, p.label, " ",
-               what);
+    CHECK_NEAR(sum_dz.Get(c), dz, 2 * error * n * largest_dz + dz_error, label);
+    CHECK_NEAR(sum_dz_u.Get(c), dz_u, 4 * error * n * largest_dz * largest_u + dz_u_error, label);
   }
 }
 
-// The ways to write a tensor.
+// A way to write a tensor.
 struct Way {
   bool add;
   enum { kApart, kOnFirst, kOnDy } place;
@@ -87,8 +99,8 @@ struct Way {
   Request request() const { return add ? Request::kAdd : Request::kWrite; }
 };
 
-// Runs apply(t, dy, out) on memory that lies as `way` says; the output starts as NaN where it is to
-// be overwritten. Then checks it against expected(channel, element, what was there).
+// Runs apply(t, dy, out), with the output in the place that `way` says; memory of its own is NaN
+// before it is overwritten. Then checks it against expected(channel, element, old value).
 template <typename Apply, typename Expected>
 void TestWrite(Problem& p, const Way& way, const std::string& what, const Apply& apply,
                const Expected& expected) {
@@ -177,6 +189,7 @@ void TestCase(const Case& c, const std::vector<Fusion>& fusions) {
   for (const Fusion& fusion : fusions) TestFusion<Kernels>(problem, fusion);
 }
 
+// A bad value makes the moments of its own channel bad, and of no other.
 template <typename Kernels>
 void TestNonFinite(DType dtype, const Layout& layout) {
   for (double bad : {double(NAN), double(INFINITY), -double(INFINITY)}) {
@@ -184,18 +197,16 @@ void TestNonFinite(DType dtype, const Layout& layout) {
     for (int64_t at : {int64_t{0}, layout.PerChannel() - 1}) {
       const int64_t c = layout.channels / 2;
       p.x.Set(p.Index(at / layout.inner, c, at % layout.inner), bad);
-      std::vector<double> workspace = Workspace<Kernels>(dtype, layout);
-      std::vector<double> mean(layout.channels), m2(layout.channels);
-      Kernels::LocalMoments({dtype, layout, p.x.data(), mean.data(), m2.data()}, workspace.data());
+      const auto [mean, m2] = MomentsOf<Kernels>(p);
       for (int64_t i = 0; i < layout.channels; ++i) {
-        CHECK_EQ(std::isfinite(mean[i]), i != c, p.label);
-        CHECK_EQ(std::isnan(m2[i]), i == c, p.label);
+        CHECK_EQ(std::isfinite(mean.Get(i)), i != c, p.label);
+        CHECK_EQ(std::isnan(m2.Get(i)), i == c, p.label);
       }
     }
   }
 }
 
-// At 0 the slope is that of the negative side, and NaN stays, through an activation, too.
+// At 0 an activation has the slope of its negative side, and it keeps NaN.
 template <typename Kernels>
 void TestKink(DType dtype, const Fusion& fusion) {
   const std::vector<double> values = {0.0, -0.0, 1.0, NAN};
@@ -236,7 +247,7 @@ void TestConversions(DType dtype) {
     for (int64_t i = 0; i < kValues; ++i) {
       const double expected = Round(dtype, x.Get(i) * scale);
       if (dtype == DType::kBfloat16 && std::fabs(x.Get(i) * scale) < 0x1p-126)
-        continue;  // float32's own subnormals: their rounding comes first
+        continue;  // float32 itself rounds these first: they are subnormal there, too
       if (std::isnan(expected))
         CHECK(std::isnan(y.Get(i)), "bits ", i, " scale ", scale);
       else
@@ -245,27 +256,54 @@ void TestConversions(DType dtype) {
   }
 }
 
+// x lies on a vector's boundary; dy and the outputs do not.
 template <typename Kernels>
-void TestAll(const std::vector<Layout>& layouts) {
-  const std::vector<DType> dtypes = {DType::kFloat32, DType::kFloat64, DType::kFloat16,
-                                     DType::kBfloat16};
+void TestUnlikeAlignments(DType dtype, const Layout& layout) {
+  Problem p({dtype, layout, 0, 0, 1});
+  p.c.misalign = 1;
+  p.dy = Problem({dtype, layout, 1, 0, 1}).dy;
+  p.label += ", dy and the outputs by 1";
+  TestPlain<Kernels>(p);
+}
+
+// The bits of all that the four passes write.
+template <typename Kernels>
+std::string Bits(DType dtype, const Layout& layout) {
+  Problem p({dtype, layout, 0, 0, 1});
+  const BackwardInput input = p.From({}, false);
+  const auto [mean, m2] = MomentsOf<Kernels>(p);
+  const auto [sum_dz, sum_dz_u] = SumsOf<Kernels>(input, p.label);
+  Tensor y(dtype, layout.Size()), dx = y;
+  Kernels::Normalize({dtype, layout, p.x.data(), p.mean.data(), p.scale.data(), p.offset.data(), {},
+                      Request::kWrite, y.data()});
+  Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), Request::kWrite, dx.data()});
+  return mean.Bits() + m2.Bits() + sum_dz.Bits() + sum_dz_u.Bits() + y.Bits() + dx.Bits();
+}
+
+// Each layout has each activation only if the test is to be thorough, which takes minutes.
+template <typename Kernels>
+void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
   // ReLU is the slope 0; a slope above 1 makes f steeper where z is negative.
   const Fusion relu{{Function::kLeakyRelu, 0}, false}, steep{{Function::kLeakyRelu, 3}, false};
   const Fusion leaky_of_y{{Function::kLeakyRelu, 0.01}, true}, elu{{Function::kElu, 0.7}, false};
   const Fusion identity_of_y{{}, true}, steep_of_y{{Function::kLeakyRelu, 1.5}, true};
   const std::vector<Fusion> all = {relu, steep, elu, leaky_of_y, identity_of_y, steep_of_y};
-  for (DType dtype : dtypes) {
-    // Each layout meets every kind, half of them at either alignment, alternately.
-    size_t turn = 0;
+  for (DType dtype : kDTypes) {
+    bool even = true;  // half of the activations at either alignment, alternately
     for (const Layout& layout : layouts) {
       for (int misalign : {0, 1}) {
-        const bool first = (turn + static_cast<size_t>(misalign)) % 2 == 0;
-        TestCase<Kernels>({dtype, layout, misalign, 0.5, 1},
-                          first ? std::vector<Fusion>{relu, steep_of_y}
-                                : std::vector<Fusion>{elu, leaky_of_y});
+        const std::vector<Fusion> half = even ? std::vector<Fusion>{relu, steep_of_y}
+                                              : std::vector<Fusion>{elu, leaky_of_y};
+        TestCase<Kernels>({dtype, layout, misalign, 0.5, 1}, thorough ? all : half);
+        even = !even;
       }
-      ++turn;
+      even = !even;
+      for (int misalign : {0, 1, 3}) {
+        if (thorough) TestCase<Kernels>({dtype, layout, misalign, 1e4, 1}, {});
+      }
     }
+    for (const Layout& layout : {Layout{6, 40, 49}, Layout{3, 4, 1023}, Layout{50, 64, 1}})
+      TestUnlikeAlignments<Kernels>(dtype, layout);
     TestCase<Kernels>({dtype, {9, 33, 49}, 0, 1e4, 1}, all);
     TestCase<Kernels>({dtype, {8, 3, 5000}, 3, 1e4, 1}, all);
     for (const Fusion& fusion : {relu, steep, elu, leaky_of_y, steep_of_y})
@@ -278,7 +316,8 @@ void TestAll(const std::vector<Layout>& layouts) {
   TestCase<Kernels>({DType::kFloat32, {30, 4, 3000}, 0, 100, 0.1}, {steep});
   TestConversions<Kernels>(DType::kFloat16);
   TestConversions<Kernels>(DType::kBfloat16);
-  for (const Layout& layout : {Layout{0, 4, 5}, Layout{3, 4, 0}, Layout{0, 2, 1}})
+  for (const Layout& layout :
+       {Layout{0, 4, 5}, Layout{3, 4, 0}, Layout{0, 2, 1}, Layout{0, 8, 5000}})
     TestCase<Kernels>({DType::kFloat32, layout, 0, 0, 1}, all);
 }
 

@@ -1,9 +1,9 @@
-// Memory of the native tests on a GPU for the length of one call, so that the same tests run on the
-// CPU, in emulation, and on a card.
+// Copies the data of a native test to a GPU for one call, and the results back, so that the same
+// test runs in emulation and on a card.
 // Who uses it: test_cuda_kernels.cc.
 //
 // Each piece has an allocation of its own that ends where the piece ends, for compute-sanitizer,
-// and lies to vectors' boundaries as it does on the host. The guards around tensors travel along.
+// and its alignment on the host. The guards around tensors are copied too.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -28,7 +28,7 @@ class Staging {
   Staging(syncbn::DType dtype, const syncbn::Layout& layout) : dtype_(dtype), layout_(layout) {}
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
-  // Waits for the kernel, and brings back what it was to write.
+  // Waits for the kernel, and copies its results to the host.
   ~Staging() {
     Check(cudaStreamSynchronize(nullptr));
     for (const Piece& piece : pieces_) {
@@ -37,22 +37,21 @@ class Staging {
     }
   }
 
-  const void* In(const void* tensor) { return Stage(tensor, TensorBytes(layout_), Tensor::kGuard); }
-  void* Out(void* tensor) { return Out(tensor, layout_); }
-  void* Out(void* tensor, const syncbn::Layout& of) {
-    return Written(tensor, TensorBytes(of), Tensor::kGuard);
-  }
+  const void* In(const void* tensor) { return In(tensor, layout_); }
   const void* In(const void* tensor, const syncbn::Layout& of) {
     return Stage(tensor, TensorBytes(of), Tensor::kGuard);
   }
+  void* Out(void* tensor) { return Out(tensor, layout_); }
+  void* Out(void* tensor, const syncbn::Layout& of) { return Written(tensor, TensorBytes(of)); }
   const double* Vector(const double* values) { return Vector(values, layout_.channels); }
   const double* Vector(const double* values, int64_t count) {
     return static_cast<const double*>(Stage(values, count * sizeof(double), 0));
   }
-  double* Result(double* values) {
-    return static_cast<double*>(Written(values, layout_.channels * sizeof(double), 0));
+  // `doubles` and `workspace` are tensors' too, between guards.
+  double* Result(double* doubles) {
+    return static_cast<double*>(Written(doubles, layout_.channels * sizeof(double)));
   }
-  void* Workspace(void* workspace, int64_t bytes) { return Written(workspace, bytes, 0); }
+  void* Workspace(void* workspace, int64_t bytes) { return Written(workspace, bytes); }
 
  private:
   struct Piece {
@@ -68,7 +67,7 @@ class Staging {
     if (bytes > 0) Check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
   }
 
-  // The same memory where the same is asked for again, as for an output in place of an input.
+  // Memory that is asked for twice, as for an output in place of an input, is one piece.
   void* Stage(const void* begin, size_t size, size_t guard) {
     if (begin == nullptr) return nullptr;
     char* const host = static_cast<char*>(const_cast<void*>(begin)) - guard;
@@ -84,9 +83,9 @@ class Staging {
     return piece.device + guard;
   }
 
-  void* Written(void* begin, size_t size, size_t guard) {
-    void* const device = Stage(begin, size, guard);
-    for (Piece& piece : pieces_) piece.written |= piece.device + guard == device;
+  void* Written(void* begin, size_t size) {
+    void* const device = Stage(begin, size, Tensor::kGuard);
+    for (Piece& piece : pieces_) piece.written |= piece.device + Tensor::kGuard == device;
     return device;
   }
 

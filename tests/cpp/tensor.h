@@ -1,20 +1,30 @@
-// A tensor of any dtype for tests: values in and out as double, at a chosen misalignment, between
-// guard bytes. Its conversions go through arithmetic, not bits, to be independent of the kernels'.
+// A tensor of any dtype for the native tests: it takes and returns values as double, and lies at a
+// chosen misalignment between guard bytes. Conversions are done by arithmetic, not on bits, so that
+// they are independent of the kernels'.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/error.h"
+#include "core/layout.h"
 
 namespace test {
 
-// Of the significand, the leading one included; and the exponent of the smallest normal number.
+constexpr syncbn::DType kDTypes[] = {syncbn::DType::kFloat32, syncbn::DType::kFloat64,
+                                     syncbn::DType::kFloat16, syncbn::DType::kBfloat16};
+
+inline std::string Describe(const syncbn::Layout& layout) {
+  return syncbn::Concat("(", layout.outer, ", ", layout.channels, ", ", layout.inner, ")");
+}
+
 struct Precision {
-  int digits;
-  int min_exponent;
+  int digits;  // of the significand, its leading one included
+  int min_exponent;  // of normal numbers
   double max;
 };
 
@@ -28,14 +38,14 @@ inline Precision PrecisionOf(syncbn::DType dtype) {
   return {};
 }
 
-// Of the distance between neighbours at `value`.
+// The distance between neighbours at `value`.
 inline double Ulp(syncbn::DType dtype, double value) {
   const Precision precision = PrecisionOf(dtype);
   const int exponent = value == 0 ? precision.min_exponent : std::ilogb(value);
   return std::ldexp(1.0, std::max(exponent, precision.min_exponent) - precision.digits + 1);
 }
 
-// To nearest, ties to even.
+// The nearest number of this dtype; of two that are as near, the even one.
 inline double Round(syncbn::DType dtype, double value) {
   if (!std::isfinite(value) || dtype == syncbn::DType::kFloat64) return value;
   const double ulp = Ulp(dtype, value);
@@ -56,6 +66,7 @@ class Tensor {
   static constexpr int64_t kGuard = 128;  // bytes on either side
 
   void* data() { return bytes_.data() + begin_; }
+  double* doubles() { return static_cast<double*>(data()); }  // of a float64 tensor
   int64_t size() const { return size_; }
 
   void Set(int64_t i, double value) {
@@ -96,8 +107,10 @@ class Tensor {
   }
 
   void SetBits(int64_t i, uint16_t bits) { Copy(i, bits); }
+  // All of them, without the guards.
+  std::string Bits() const { return {bytes_.begin() + begin_, bytes_.end() - kGuard}; }
 
-  // Nothing was written around the tensor.
+  // True unless something was written around the tensor.
   bool Guarded() const {
     const auto intact = [](unsigned char byte) { return byte == kPattern; };
     return std::all_of(bytes_.begin(), bytes_.begin() + begin_, intact) &&
@@ -107,7 +120,7 @@ class Tensor {
  private:
   static constexpr unsigned char kPattern = 0xff;  // NaN in every dtype
 
-  // The exponent's bits of infinities and NaN.
+  // The exponent's bits in infinities and NaN.
   int InfiniteLevel() const { return 3 - 2 * PrecisionOf(dtype_).min_exponent; }
 
   template <typename T>

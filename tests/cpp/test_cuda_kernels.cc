@@ -1,7 +1,14 @@
-// The CUDA kernels, see kernel_tests.h: on the CPU, see emulated_cuda/cuda_runtime.h, their logic,
-// and for scripts/check_gpu.sh the kernels themselves on a GPU. With an argument it takes only some
-// of the layouts, enough to start every kernel.
+// Tests the CUDA kernels, see kernel_tests.h: for ctest on the emulated GPU of emulated_cuda, and
+// for scripts/check_gpu.sh on a real one.
+//
+//     test_cuda_kernels          all that takes less than minutes in emulation
+//     test_cuda_kernels small    only some of the layouts, enough to start every kernel
+//     test_cuda_kernels large    thoroughly, on new data, with tensors that are for a real GPU
+#include <iostream>
+#include <random>
+
 #include "channel_tests.h"
+#include "core/parallel_for.h"
 #include "kernel_tests.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "kernels/cuda/channels.h"
@@ -11,7 +18,9 @@
 namespace cuda = syncbn::cuda;
 using syncbn::DType;
 using syncbn::Layout;
+using syncbn::Request;
 using test::Staging;
+using test::Tensor;
 
 namespace {
 
@@ -84,37 +93,159 @@ struct CudaKernels {
   }
 };
 
-// A thread's first value may be far from all others: no other thread, and no other channel, is to
-// suffer, whatever float32 could hold about that value.
+// The first value of a thread may be far from all others. Sums are taken about it in float32, and
+// still the moments of other threads and channels are not to suffer.
 void TestOutlier() {
   for (const Layout& layout : {Layout{8, 2, 20000}, Layout{60000, 4, 1}}) {
     test::Problem p({DType::kFloat32, layout, 0, 1e4, 1});
     for (int64_t c = 0; c < layout.channels; ++c) p.x.Set(c * layout.inner, 0);
-    std::vector<double> workspace = test::Workspace<CudaKernels>(DType::kFloat32, layout);
-    std::vector<double> mean(layout.channels), m2(layout.channels);
-    CudaKernels::LocalMoments({DType::kFloat32, layout, p.x.data(), mean.data(), m2.data()},
-                              workspace.data());
+    const auto [mean, m2] = test::MomentsOf<CudaKernels>(p);
     for (int64_t c = 0; c < layout.channels; ++c) {
       const test::Moments e = p.ExpectedMoments(c);
-      CHECK_NEAR(mean[c], e.mean, 1e-6, p.label);
-      CHECK_NEAR(m2[c], e.m2, 1e-4 * static_cast<double>(e.m2), p.label);
+      CHECK_NEAR(mean.Get(c), e.mean, 1e-6, p.label);
+      CHECK_NEAR(m2.Get(c), e.m2, 1e-4 * static_cast<double>(e.m2), p.label);
     }
   }
 }
 
+void TestSameBitsInEveryRun(const Layout& layout) {
+  for (DType dtype : test::kDTypes) {
+    const std::string first = test::Bits<CudaKernels>(dtype, layout);
+    for (int run = 0; run < 3; ++run)
+      CHECK(test::Bits<CudaKernels>(dtype, layout) == first, test::Describe(layout));
+  }
+}
+
+// Values of float16 that repeat themselves through a tensor that only the GPU holds.
+struct Repeated {
+  static constexpr int64_t kPeriod = 31, kPart = kPeriod << 15;
+
+  Layout layout;
+  std::string label = "repeated values in " + test::Describe(layout);
+  std::vector<double> values{};
+
+  double At(int64_t i) const { return values[i % kPeriod]; }
+
+  void Fill(char* x) {
+    std::mt19937 generator(test::Seed());
+    std::normal_distribution<double> normal(5, 2);
+    Tensor part(DType::kFloat16, kPart);
+    for (int64_t i = 0; i < kPart; ++i) {
+      part.Set(i, i < kPeriod ? normal(generator) : values[i % kPeriod]);
+      if (i < kPeriod) values.push_back(part.Get(i));
+    }
+    for (int64_t i = 0; i < layout.Size(); i += kPart) {
+      const int64_t bytes = 2 * std::min<int64_t>(kPart, layout.Size() - i);
+      test::Check(cudaMemcpy(x + 2 * i, part.data(), bytes, cudaMemcpyDefault));
+    }
+  }
+
+  // A channel has all values equally often, but for the last few of each run of its elements.
+  void CheckMoments(const std::vector<double>& mean, const Tensor& m2) const {
+    double right = 0, variance = 0, farthest = 0;
+    for (double value : values) right += value / kPeriod;
+    for (double value : values) {
+      variance += (value - right) * (value - right) / kPeriod;
+      farthest = std::max(farthest, std::fabs(value - right));
+    }
+    const double runs = static_cast<double>(layout.inner > 1 ? layout.outer : 1);
+    const double count = static_cast<double>(layout.PerChannel());
+    const double unequal = farthest * runs * kPeriod / count;
+    for (int64_t c = 0; c < layout.channels; ++c) {
+      CHECK_NEAR(mean[c], right, 1e-6 * right + unequal, label);
+      CHECK_NEAR(m2.Get(c) / count, variance, 1e-5 * variance + 2 * farthest * unequal, label);
+    }
+  }
+
+  // y = x - mean.
+  void CheckCentered(const char* y, const std::vector<double>& mean) const {
+    Tensor every(DType::kFloat16, 1 << 16);
+    std::vector<double> number;  // by its bits
+    for (int64_t i = 0; i < every.size(); ++i) {
+      every.SetBits(i, static_cast<uint16_t>(i));
+      number.push_back(every.Get(i));
+    }
+    syncbn::ParallelFor((layout.Size() + kPart - 1) / kPart, [&](int64_t part) {
+      const int64_t begin = part * kPart, end = std::min(begin + kPart, layout.Size());
+      std::vector<uint16_t> bits(end - begin);
+      test::Check(cudaMemcpy(bits.data(), y + 2 * begin, 2 * bits.size(), cudaMemcpyDefault));
+      for (int64_t i = begin; i < end; ++i) {
+        // The tolerance is half a unit of values below 32.
+        CHECK_NEAR(number[bits[i - begin]], At(i) - mean[i / layout.inner % layout.channels],
+                   0x1p-7, label, " at ", i);
+      }
+    });
+  }
+};
+
+// Moments and y of a tensor that may have more than 2^31 elements.
+void TestManyElements(const Layout& layout) {
+  constexpr DType dtype = DType::kFloat16;
+  Repeated repeated{layout};
+  const size_t bytes = 2 * layout.Size();
+  char *x = nullptr, *y = nullptr;
+  if (cudaMalloc(reinterpret_cast<void**>(&x), bytes) != cudaSuccess ||
+      cudaMalloc(reinterpret_cast<void**>(&y), bytes) != cudaSuccess) {
+    cudaGetLastError();
+    test::Check(cudaFree(x));
+    std::cout << repeated.label << ": left out, for want of " << 2 * bytes << " bytes\n";
+    return;
+  }
+  repeated.Fill(x);
+  test::Check(cudaMemsetAsync(y, 0xff, bytes, nullptr));
+  const auto moments = test::Reduce<CudaKernels>(
+      dtype, layout, repeated.label, [&](double* mean, double* m2, void* workspace) {
+        Staging on_gpu(dtype, layout);
+        void* const scratch = on_gpu.Workspace(workspace, cuda::WorkspaceBytes(dtype, layout));
+        cuda::LocalMoments({dtype, layout, x, on_gpu.Result(mean), on_gpu.Result(m2)}, scratch,
+                           nullptr);
+      });
+  std::vector<double> mean, ones(layout.channels, 1), zeros(layout.channels, 0);
+  for (int64_t c = 0; c < layout.channels; ++c) mean.push_back(moments.first.Get(c));
+  {
+    Staging on_gpu(dtype, layout);
+    cuda::Normalize({dtype, layout, x, on_gpu.Vector(mean.data()), on_gpu.Vector(ones.data()),
+                     on_gpu.Vector(zeros.data()), {}, Request::kWrite, y},
+                    nullptr);
+  }
+  repeated.CheckMoments(mean, moments.second);
+  repeated.CheckCentered(y, mean);
+  test::Check(cudaFree(x));
+  test::Check(cudaFree(y));
+}
+
 }  // namespace
 
-int main(int arguments, char** /*values*/) {
+int main(int arguments, char** values) {
+  const std::string form = arguments > 1 ? values[1] : "";
   test::Check(cudaSetDevice(0));
+  TestOutlier();
+  TestSameBitsInEveryRun({6, 40, 49});
+  TestManyElements({3, 4, 10007});
+  TestManyElements({4001, 8, 1});
+  test::TestAllChannels<CudaKernels>();
   std::vector<Layout> layouts = {
       {3, 5, 7},      {2, 3, 64},    {9000, 8, 1},  {4, 6, 1023}, {5, 48, 196}, {3, 16, 225}};
   const std::vector<Layout> more = {
       {1, 1, 1},   {5, 3, 1},     {20011, 3, 1}, {7, 1024, 1},  {3, 1025, 1},
       {2, 2048, 1}, {37, 17, 3},  {1, 2, 40001}, {9, 40, 49},   {530, 128, 1},
       {60, 3, 700}, {2, 2, 50000}, {300, 19, 129}, {40, 2, 127}, {50, 2, 4}};
-  if (arguments == 1) layouts.insert(layouts.end(), more.begin(), more.end());
-  test::TestAll<CudaKernels>(layouts);
-  TestOutlier();
-  test::TestAllChannels<CudaKernels>();
+  const std::vector<Layout> for_a_gpu = {
+      {4, 3, 25},   {2, 5, 1000},  {3, 4, 1023}, {8, 3, 40000}, {1, 2, 300001}, {50, 64, 1},
+      {9000, 3, 1}, {28800, 64, 1}, {7, 1025, 1}, {6, 40, 49},   {4, 9000, 4}};
+  if (form != "small") layouts.insert(layouts.end(), more.begin(), more.end());
+  if (form == "large") {
+    std::cout << "seed " << (test::Seed() = std::random_device()()) << std::endl;
+    layouts.insert(layouts.end(), for_a_gpu.begin(), for_a_gpu.end());
+    for (const Layout& layout : {Layout{4, 64, 16641}, Layout{66564, 256, 1}, Layout{8, 2048, 49}}) {
+      for (DType dtype : {DType::kFloat32, DType::kFloat16})
+        test::TestCase<CudaKernels>({dtype, layout, 0, 3, 1}, {});
+    }
+    for (const Layout& layout : layouts) TestSameBitsInEveryRun(layout);
+    TestSameBitsInEveryRun({4, 64, 16641});
+    TestManyElements({3, 4, (1 << 28) - 5});
+    TestManyElements({(1 << 28) + 3, 8, 1});
+  }
+  test::TestAll<CudaKernels>(layouts, form == "large");
   return check::Result();
 }

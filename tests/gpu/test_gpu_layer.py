@@ -1,7 +1,10 @@
 """The layer on several simulated devices of one GPU, through the real exchange.
 
 Each is a host thread with a stream of its own; all of them use gpu(0)'s memory. The
-expected values are PyTorch's, of the whole batch in float64.
+expected values are PyTorch's, of the whole batch in float64. No MXNet takes part.
+
+`bash scripts/check_gpu.sh` runs this file, and keeps pytest from loading the
+conftest.py of the folder above, which needs MXNet.
 """
 
 import threading
@@ -9,8 +12,10 @@ import threading
 import numpy as np
 import pytest
 from support.layer_checks import ADD, EPS, WRITE, Case, check_devices
-from support.native import ACTIVATIONS, NONE, Activation, CpuDriver, Layer
-from support.storage import DTYPES
+from support.native import ACTIVATIONS, NONE, Activation, CpuDriver, Layer, library
+from support.storage import DTYPES, GUARD, HostArray
+
+torch = pytest.importorskip("torch", reason="needs PyTorch, for memory and results")
 
 LEAKY_FROM_OUTPUT = Activation("leaky_relu", 0.01, True)  # keeps some channels' x
 
@@ -24,9 +29,45 @@ SHAPES = [
 ]
 
 
+class DeviceArray(HostArray):
+    """The same in memory of PyTorch on the GPU."""
+
+    def __init__(self, shape, storage, values=None):
+        super().__init__(shape, storage, values)
+        self._on_gpu = torch.from_numpy(self._bytes).cuda()
+        torch.cuda.synchronize()  # the layer's own stream does not wait for PyTorch's
+
+    @property
+    def pointer(self):
+        return self._on_gpu.data_ptr() + GUARD
+
+    def get(self):
+        torch.cuda.synchronize()
+        self._bytes = self._on_gpu.cpu().numpy()
+        return super().get()
+
+
+class CudaDriver:
+    """The current GPU and PyTorch's memory."""
+
+    device = "gpu(0)"
+    # Additions in float32 on the way of one term: kFoldEvery rounds of two vectors of
+    # four lanes each, then the lanes, see src/kernels/cuda/sums.cuh; totals are fewer.
+    lane = 2 * 136
+    array = DeviceArray
+
+
+@pytest.fixture(scope="module")
+def driver():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if not library().gluon_syncbn_cuda_architectures():
+        pytest.skip("the library was built without CUDA")
+    return CudaDriver()
+
+
 def torch_whole_batch(x, dz, gamma, beta, axis):
     """The results of layer_checks.oracle by PyTorch on the GPU."""
-    import torch
 
     def on_gpu(array):
         return torch.from_numpy(np.ascontiguousarray(array)).cuda()
@@ -98,7 +139,6 @@ def test_cpu_and_gpu_side_by_side(driver):
 @pytest.mark.parametrize("activation", [NONE, LEAKY_FROM_OUTPUT], ids=str)
 def test_steps_after_the_first_allocate_nothing(activation, driver):
     """Also those of new operators, as an imperative layer has for each call."""
-    import torch
 
     def steps(count):
         for _ in range(count):
@@ -113,8 +153,6 @@ def test_steps_after_the_first_allocate_nothing(activation, driver):
 
 
 def test_a_gpu_that_is_not_there(driver):
-    import torch
-
     count = torch.cuda.device_count()
     text = rf"SyncBatchNorm on gpu\({count}\): this process sees {count} CUDA devices"
     with pytest.raises(RuntimeError, match=text):
@@ -122,8 +160,6 @@ def test_a_gpu_that_is_not_there(driver):
 
 
 def test_the_current_device_is_restored(driver):
-    import torch
-
     torch.cuda.set_device(0)
     before = torch.cuda.current_device()
     check_devices(driver, Case("float32", (4, 3, 5, 5), [2, 2]))

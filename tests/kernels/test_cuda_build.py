@@ -1,6 +1,7 @@
 """The CUDA half on machines without a GPU: it compiles and loads.
 
-tests/cpp runs the kernels' logic on the CPU; tests/gpu is for machines with a GPU.
+tests/cpp runs the kernels on an emulated GPU; tests/gpu is for machines with a real
+one.
 """
 
 import os
@@ -15,15 +16,15 @@ import gluon_syncbn
 
 NVCC = shutil.which("nvcc")
 SOURCES = sorted((ROOT / "src/kernels/cuda").glob("*.cu"))
-# Of each generation the first that nvcc has runs on all of it.
+# Code for the first of a generation that nvcc has runs on all of that generation.
 GENERATIONS = (50,), (60,), (70, 75), (80,), (90,)
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="there is no nvcc on this machine")
-# Set by who leaves CUDA out, or builds for the GPU at hand alone.
+# Variables that leave CUDA out, or choose the GPUs that it is built for.
 chosen_by_hand = {"GLUON_SYNCBN_CUDA", "CUDAARCHS"} & set(os.environ)
 
 
 def known_architectures():
-    """Those of this nvcc that the build takes, as numbers."""
+    """The architectures of this nvcc that the build takes, as numbers."""
     listed = subprocess.check_output([NVCC, "--list-gpu-arch"], text=True)
     known = {int(number) for number in re.findall(r"compute_(\d+)\b", listed)}
     first = [[n for n in generation if n in known][:1] for generation in GENERATIONS]
@@ -67,7 +68,7 @@ def test_no_local_memory(source, tmp_path):
 
 @needs_nvcc
 def test_headers_and_libraries_are_those_of_nvcc(tmp_path):
-    """Variables of an environment that name another toolkit are not followed."""
+    """The build ignores environment variables that name another toolkit."""
     for name in "include/cuda_runtime.h", "lib/libcudart_static.a":
         (tmp_path / "other" / name).parent.mkdir(parents=True)
         (tmp_path / "other" / name).write_text("")
@@ -101,9 +102,7 @@ def test_build_without_cuda(tmp_path):
         ["cmake", "-S", ROOT / "src", "-B", build, "-G", "Ninja", *GENERIC],
         ["cmake", "--build", build, "--parallel", "2"],
     ):
-        subprocess.run(
-            list(map(str, command)), env=environment, check=True, stdout=subprocess.PIPE
-        )
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
     library = {"GLUON_SYNCBN_LIBRARY": str(build / "libgluon_syncbn.so")}
     assert run_python(CPU_ONLY, **library).stdout == (
         "False it was built with GLUON_SYNCBN_CUDA=0\n"
@@ -117,13 +116,10 @@ def test_build_without_cuda(tmp_path):
 
 def test_asked_for_cuda_without_nvcc(tmp_path):
     """GLUON_SYNCBN_CUDA=1 makes the absence of nvcc an error."""
+    no_nvcc = {"GLUON_SYNCBN_CUDA": "1", "CUDACXX": str(tmp_path / "no_such_nvcc")}
     result = subprocess.run(
-        ["cmake", "-S", str(ROOT / "src"), "-B", str(tmp_path), "-G", "Ninja"],
-        env={
-            **os.environ,
-            "GLUON_SYNCBN_CUDA": "1",
-            "CUDACXX": str(tmp_path / "no_such_nvcc"),
-        },
+        ["cmake", "-S", ROOT / "src", "-B", tmp_path, "-G", "Ninja"],
+        env={**os.environ, **no_nvcc},
         capture_output=True,
         text=True,
         check=False,

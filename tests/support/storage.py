@@ -30,34 +30,23 @@ def to_float64(stored, dtype):
 
 
 class HostArray:
-    """An array between guard bytes, filled with NaN bits unless values are given.
+    """An array between guard bytes, filled with NaN bits unless values are given."""
 
-    `misalign` shifts it by that many elements from a vector's boundary.
-    """
-
-    def __init__(self, shape, storage, values=None, misalign=0):
-        storage = np.dtype(storage)
-        self._before = GUARD + misalign * storage.itemsize
-        size = int(np.prod(shape)) * storage.itemsize
-        self._shape, self._storage = shape, storage
-        self._end = self._before + size
+    def __init__(self, shape, storage, values=None):
+        self._shape, self._storage = shape, np.dtype(storage)
+        self._end = GUARD + int(np.prod(shape)) * self._storage.itemsize
         self._bytes = np.full(self._end + GUARD, 0xFF, np.uint8)
         if values is not None:
             array = np.ascontiguousarray(values, storage)
-            self._bytes[self._before : self._end] = array.reshape(-1).view(np.uint8)
+            self._bytes[GUARD : self._end] = array.reshape(-1).view(np.uint8)
 
     @property
     def pointer(self):
-        return self._bytes.ctypes.data + self._before
+        return self._bytes.ctypes.data + GUARD
 
     def get(self):
         """The values; asserts that nothing was written around them."""
-        inside = self._before, self._end
-        return unguarded(self._bytes, *inside, self._shape, self._storage)
-
-
-def unguarded(raw, before, end, shape, storage):
-    """The array in `raw` bytes; asserts that the guard bytes around it are intact."""
-    assert (raw[:before] == 0xFF).all(), "written before the array"
-    assert (raw[end:] == 0xFF).all(), "written after the array"
-    return raw[before:end].view(storage).reshape(shape)
+        assert (self._bytes[:GUARD] == 0xFF).all(), "written before the array"
+        assert (self._bytes[self._end :] == 0xFF).all(), "written after the array"
+        inside = self._bytes[GUARD : self._end]
+        return inside.view(self._storage).reshape(self._shape)
