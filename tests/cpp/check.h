@@ -1,11 +1,12 @@
 // Checks for the native tests: a failure prints both values and the line, and fails the program.
-// Who uses it: tests/cpp. Checks may run in several threads at once.
+// Who uses it: all of tests/cpp. Several threads may check at once.
 #pragma once
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <sstream>
+#include <vector>
 
 namespace check {
 
@@ -36,7 +37,23 @@ inline int Result() {
   return Failures() > 0 ? 1 : 0;
 }
 
+// The functions that TEST defines, in their order in the file.
+inline std::vector<void (*)()>& Tests() {
+  static std::vector<void (*)()> tests;
+  return tests;
+}
+
+inline int RunTests() {
+  for (void (*const test)() : Tests()) test();
+  return Result();
+}
+
 }  // namespace check
+
+#define TEST(Name)                                                                        \
+  void Name();                                                                            \
+  [[maybe_unused]] const bool Name##_is_listed = (check::Tests().push_back(Name), true);  \
+  void Name()
 
 #define CHECK(condition, ...)                                                             \
   do {                                                                                    \

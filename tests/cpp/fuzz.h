@@ -1,4 +1,4 @@
-// Random changes to bytes, as of a broken network, another version or a bad file.
+// Changes bytes at random, as a broken network, another version or a bad file does.
 // Who uses it: test_fuzz_messages.cc and test_fuzz_attributes.cc.
 #pragma once
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace fuzz {
 
-// Cases of a loop; a million of them under the sanitizers too with GLUON_SYNCBN_NATIVE=full.
+// The number of cases of a loop: kFull with GLUON_SYNCBN_NATIVE=full, else kBrief.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kBrief = 30000;
 #else

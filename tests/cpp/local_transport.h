@@ -1,4 +1,4 @@
-// Transports between threads of one process, which stand for processes, and can be cut.
+// Transports between threads that stand for processes; ranks can die, and messages be lost.
 // Who uses it: test_communicator.cc and test_cuda_op.cc.
 #pragma once
 #include <atomic>
@@ -11,14 +11,14 @@
 
 #include "collective/transport.h"
 
-// The queues of all pairs.
+// The messages that are under way.
 struct Network {
   explicit Network(int size) : size(size), queues(size), dead(size) {}
   const int size;
   std::mutex mutex;
   std::vector<std::deque<std::pair<int, syncbn::Bytes>>> queues;  // by receiver
-  std::vector<std::atomic<bool>> dead;  // neither hear nor say anything any more
-  // Whether a message is lost on its way; set before the first is sent, called under the mutex.
+  std::vector<std::atomic<bool>> dead;  // ranks that neither send nor receive any more
+  // Decides that a message is lost; set before the first is sent, called under the mutex.
   std::function<bool(int from, int to, const syncbn::Bytes& message)> loses;
 };
 

@@ -1,4 +1,4 @@
-// Random tensors, and whether two hold the same values.
+// Makes random tensors, and checks that two hold the same values.
 // Who uses it: tests that compare one way of computing with another.
 #pragma once
 #include <random>
@@ -17,7 +17,7 @@ inline Tensor Random(syncbn::DType dtype, int64_t size, int misalign, int seed) 
   return tensor;
 }
 
-// Every number of `a` is that of `b`, none is NaN, and nothing was written beside `a`.
+// Checks that `a` and `b` are equal and hold no NaN, and that nothing was written beside `a`.
 inline void CheckSame(const Tensor& a, const Tensor& b, const std::string& label) {
   CHECK(a.Guarded(), label);
   int64_t different = 0;

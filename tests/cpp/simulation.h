@@ -1,6 +1,6 @@
-// Ranks as tasks of one thread, in simulated time: a Protocol each, and a network that delays,
-// loses and refuses messages. The seed decides everything.
-// Who uses it: test_many_ranks.cc and test_fuzz_messages.cc.
+// Simulates ranks as tasks of one thread: each has a Protocol, time is simulated, and the network
+// delays, loses and refuses messages. The seed decides everything.
+// Who uses it: test_many_ranks.cc and test_soak.cc.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -26,7 +26,7 @@ using syncbn::ToBytes;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Ranks look at their deadlines so often.
+// The time after which a rank looks at its deadlines again.
 constexpr milliseconds kTick{5};
 
 struct Rank {

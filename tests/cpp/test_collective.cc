@@ -1,8 +1,7 @@
-// Groups without MXNet: numbers, order, failures, resets, and many rendezvous under random delays.
-// A device is a thread here. A lost wake-up shows as a timeout of the group, and as that of ctest.
+// Tests groups: numbers, order, failures, resets, and many rendezvous under random delays. A device
+// is a thread here. A lost wake-up ends in a timeout, of the group or of ctest.
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <random>
@@ -53,12 +52,6 @@ double Forward(Group* group, int id, size_t size, double number, double timeout 
   return Sum(group, ticket, "forward", id, size, number, timeout, signature);
 }
 
-void Parallel(int threads, const std::function<void(int)>& function) {
-  std::vector<std::thread> running;
-  for (int i = 0; i < threads; ++i) running.emplace_back(function, i);
-  for (auto& thread : running) thread.join();
-}
-
 // ---- numbers -----------------------------------------------------------------------------------
 
 Numbers Reduce(const std::string& operation, const std::vector<Numbers>& shards) {
@@ -76,7 +69,7 @@ Numbers MomentsOf(const Numbers& values) {
   return {double(values.size()), double(mean), double(m2)};
 }
 
-void TestReducedMomentsAreThoseOfTheWholeSet() {
+TEST(ReducedMomentsAreThoseOfTheWholeSet) {
   std::mt19937 random(1);
   std::normal_distribution<double> normal(1e4, 1);
   const std::vector<std::vector<int>> cases = {{5},       {3, 7}, {1, 1},     {0, 4},
@@ -97,16 +90,16 @@ void TestReducedMomentsAreThoseOfTheWholeSet() {
   }
 }
 
-void TestMomentsOfChannelsStayApart() {
+TEST(MomentsOfChannelsStayApart) {
   CHECK(Reduce("moments", {{2, 1, 10, 0.5, 0}, {2, 3, 10, 0.5, 8}}) == Numbers({4, 2, 10, 5, 8}));
 }
 
-void TestSum() {
+TEST(SumOfSeveral) {
   CHECK(Reduce("sum_float64", {{1, 2}, {10, 20}, {100, 200}}) == Numbers({111, 222}));
 }
 
-// Whoever arrives last; ids 9 and 10 also tell numbers from texts.
-void TestResultIsInTheOrderOfDevices() {
+// Each device is the last to arrive in turn. As texts, the ids 9 and 10 would be in another order.
+TEST(ResultIsInTheOrderOfDevices) {
   const std::vector<int> ids = {9, 10, 2};
   for (size_t late = 0; late < ids.size(); ++late) {
     Group group("layer");
@@ -124,7 +117,7 @@ void TestResultIsInTheOrderOfDevices() {
 // ---- rendezvous --------------------------------------------------------------------------------
 
 // cpu(0) begins backward with the second call, cpu(1) with the first.
-void TestTwoRendezvousCrosswise() {
+TEST(TwoRendezvousCrosswise) {
   Group group("layer");
   Parallel(2, [&](int id) {
     const Ticket a = group.BeginForward(Cpu(id), 2);
@@ -144,7 +137,7 @@ void TestTwoRendezvousCrosswise() {
   });
 }
 
-void TestRepeatedBackwardIsARendezvousOfItsOwn() {
+TEST(RepeatedBackwardIsARendezvousOfItsOwn) {
   Group group("layer");
   Parallel(2, [&](int id) {
     const Ticket ticket = group.BeginForward(Cpu(id), 2);
@@ -155,7 +148,7 @@ void TestRepeatedBackwardIsARendezvousOfItsOwn() {
   });
 }
 
-void TestBatchesAreCounted() {
+TEST(BatchesAreCounted) {
   Group group("layer");
   group.SetBatches(5);
   Parallel(2, [&](int id) {
@@ -170,7 +163,7 @@ void TestBatchesAreCounted() {
   CHECK_EQ(group.Batches(), 8);
 }
 
-void TestBatchThatWasNotReducedDoesNotCount() {
+TEST(BatchThatWasNotReducedDoesNotCount) {
   Group group("layer");
   Parallel(2, [&](int id) { Forward(&group, id, 2, 0); });
   ErrorOf([&] { Forward(&group, 0, 2, 0, 0.02); });
@@ -178,7 +171,7 @@ void TestBatchThatWasNotReducedDoesNotCount() {
   CHECK_EQ(group.Batches(), 1);
 }
 
-// Other processes whose exchange returns so many bytes.
+// Other processes, an exchange with which returns so many bytes.
 struct Others : syncbn::ProcessGroup {
   explicit Others(size_t bytes) : bytes(bytes) {}
   int size() const override { return 2; }
@@ -188,7 +181,7 @@ struct Others : syncbn::ProcessGroup {
   const size_t bytes;
 };
 
-void TestResultOfAnotherSizeIsAnError() {
+TEST(ResultOfAnotherSizeIsAnError) {
   for (size_t bytes : {0, 7, 9, 16}) {
     Others others(bytes);
     Group group("layer");
@@ -202,7 +195,7 @@ void TestResultOfAnotherSizeIsAnError() {
   }
 }
 
-void TestEndlessTimeouts() {
+TEST(EndlessTimeouts) {
   for (double timeout : {1e9, 9.3e9, 1e10, 1e300, std::numeric_limits<double>::infinity()}) {
     Group group("layer");
     Parallel(2, [&](int id) {
@@ -214,7 +207,7 @@ void TestEndlessTimeouts() {
 
 // ---- failures ----------------------------------------------------------------------------------
 
-void TestTimeoutNamesWhoIsMissing() {
+TEST(TimeoutNamesWhoIsMissing) {
   Group group("conv0_norm");
   Parallel(3, [&](int id) { Forward(&group, id, 3, 0); });
   std::string texts[2];
@@ -225,7 +218,7 @@ void TestTimeoutNamesWhoIsMissing() {
   CHECK_EQ(group.Failure(), texts[0]);
 }
 
-void TestLateArrivalLearnsOfTheFailure() {
+TEST(LateArrivalLearnsOfTheFailure) {
   Group group("layer");
   const Ticket late = group.BeginForward(Cpu(1), 2);
   ErrorOf([&] { Forward(&group, 0, 2, 0, 0.02); });
@@ -235,7 +228,7 @@ void TestLateArrivalLearnsOfTheFailure() {
   CheckHas(ErrorOf([&] { group.BeginForward(Cpu(1), 2); }), "earlier error");
 }
 
-void TestDisagreementPrintsBoth() {
+TEST(DisagreementPrintsBoth) {
   Group group("layer");
   std::string texts[2];
   Parallel(2, [&](int id) {
@@ -246,7 +239,7 @@ void TestDisagreementPrintsBoth() {
   CheckHas(texts[0], "blue (shape (1))");
 }
 
-void TestPayloadsThatDoNotFitTogether() {
+TEST(PayloadsThatDoNotFitTogether) {
   Group group("layer");
   Parallel(2, [&](int id) {
     const Ticket ticket = group.BeginForward(Cpu(id), 2);
@@ -258,7 +251,7 @@ void TestPayloadsThatDoNotFitTogether() {
   });
 }
 
-void TestSameDeviceTwiceInOneRendezvous() {
+TEST(SameDeviceTwiceInOneRendezvous) {
   Group group("layer");
   const Ticket ticket = group.BeginForward(Cpu(0), 2);
   std::thread first([&] { ErrorOf([&] { Sum(&group, ticket, "forward", 0, 2, 0); }); });
@@ -269,7 +262,7 @@ void TestSameDeviceTwiceInOneRendezvous() {
   first.join();
 }
 
-void TestFailEndsWaits() {
+TEST(FailEndsWaits) {
   Group group("layer");
   std::string text;
   std::thread waiting([&] { text = ErrorOf([&] { Forward(&group, 0, 2, 0); }); });
@@ -279,7 +272,7 @@ void TestFailEndsWaits() {
   CheckHas(text, "the ship sinks");
 }
 
-void TestResetMakesTheGroupReady() {
+TEST(ResetMakesTheGroupReady) {
   Group group("layer");
   Ticket before;
   std::thread waiting([&] {
@@ -297,7 +290,7 @@ void TestResetMakesTheGroupReady() {
 
 // ---- other devices than before -----------------------------------------------------------------
 
-void TestNetMoves() {
+TEST(NetMoves) {
   Group group("layer");
   for (int first : {0, 2, 4}) {
     Parallel(2, [&](int i) {
@@ -309,8 +302,8 @@ void TestNetMoves() {
   CHECK_EQ(group.Batches(), 9);
 }
 
-// A third device can look like a net that has moved; but then the old ones are silent.
-void TestMoreDevicesThanTheGroupHas() {
+// A third device looks like a net that has moved, until one of the old devices calls again.
+TEST(MoreDevicesThanTheGroupHas) {
   Group group("layer");
   std::vector<Ticket> tickets(2);
   Parallel(2, [&](int id) {
@@ -322,14 +315,14 @@ void TestMoreDevicesThanTheGroupHas() {
   const std::string backward = ErrorOf([&] { Sum(&group, tickets[0], "backward", 0, 2, 0); });
   CheckHas(backward, "num_devices=");
   CheckHas(backward, "cpu(0) calls the layer as well as cpu(2)");
-  // It must not be reduced with the third device's old batch.
+  // This number must not be reduced with that of the third device.
   const std::string forward = ErrorOf([&] { Forward(&group, 0, 2, 0, 0.5); });
   CheckHas(forward, "cpu(0) calls the layer as well as cpu(2)");
   third.join();
   CHECK(!group.Failure().empty());
 }
 
-void TestMoreDevicesWhileOneWaits() {
+TEST(MoreDevicesWhileOneWaits) {
   Group group("layer");
   std::thread waiting([&] { ErrorOf([&] { Forward(&group, 0, 2, 0); }); });
   while (group.Batches() == 0) std::this_thread::yield();
@@ -340,7 +333,7 @@ void TestMoreDevicesWhileOneWaits() {
   waiting.join();
 }
 
-void TestDevicesThatReturnAfterAMove() {
+TEST(DevicesThatReturnAfterAMove) {
   Group group("layer");
   for (int id : {0, 1}) Forward(&group, id, 1, 0);
   CheckHas(ErrorOf([&] { Forward(&group, 0, 1, 0); }), "num_devices=1, but cpu(0)");
@@ -350,7 +343,7 @@ void TestDevicesThatReturnAfterAMove() {
 
 // ---- registry ----------------------------------------------------------------------------------
 
-void TestOnlyParticipantsTakePart() {
+TEST(OnlyParticipantsTakePart) {
   Group group("layer");
   Parallel(3, [&](int id) { CHECK_EQ(Forward(&group, id, 3, 1 + id), 6.0); });
   group.SetParticipants({Cpu(0), Cpu(2)});
@@ -363,7 +356,7 @@ void TestOnlyParticipantsTakePart() {
   group.SetParticipants({Cpu(1)});
   CHECK_EQ(Forward(&group, 1, 3, 5.0), 5.0);
   group.SetParticipants({});
-  // A backward call has the participants of its forward call; all are at the same number again.
+  // A backward call has the participants of its forward call; then all have the same number again.
   Parallel(3, [&](int id) {
     if (id != 1) CHECK_EQ(Sum(&group, tickets[id], "backward", id, 3, 10.0 * id), 20.0);
     const Ticket ticket = group.BeginForward(Cpu(id), 3);
@@ -373,7 +366,7 @@ void TestOnlyParticipantsTakePart() {
   CHECK_EQ(group.Batches(), 4);
 }
 
-void TestDeviceThatArrivesAfterOthersTookPartAlone() {
+TEST(DeviceThatArrivesAfterOthersTookPartAlone) {
   Group group("layer");
   group.SetParticipants({Cpu(0)});
   CHECK_EQ(Forward(&group, 0, 2, 7.0), 7.0);
@@ -386,7 +379,7 @@ void TestDeviceThatArrivesAfterOthersTookPartAlone() {
   Parallel(2, [&](int id) { CHECK_EQ(group.BeginForward(Cpu(id), 2).number, 0); });
 }
 
-void TestDeviceThatSitsOut() {
+TEST(DeviceThatSitsOut) {
   Group group("layer");
   group.SetParticipants({Cpu(0)});
   const std::string text = ErrorOf([&] { Forward(&group, 1, 2, 1); });
@@ -394,7 +387,7 @@ void TestDeviceThatSitsOut() {
   CHECK_EQ(group.Failure(), text);
 }
 
-void TestRegistry() {
+TEST(Registry) {
   syncbn::Registry& registry = syncbn::Registry::Get();
   const auto group = registry.FindOrCreate("key", "layer");
   CHECK(registry.FindOrCreate("key", "other name") == group);
@@ -409,7 +402,7 @@ void TestRegistry() {
   CHECK_EQ(group->layer(), "layer");  // an operator in flight still holds it
 }
 
-void TestDeviceNames() {
+TEST(DeviceNames) {
   CHECK_EQ(syncbn::ParseDevice("gpu(12)").Name(), "gpu(12)");
   CheckHas(ErrorOf([] { syncbn::ParseDevice("cpu0"); }), "\"cpu(0)\", but got \"cpu0\"");
   CheckHas(ErrorOf([] { syncbn::ParseDevice(""); }), "but got \"\"");
@@ -417,7 +410,7 @@ void TestDeviceNames() {
 
 // ---- stress ------------------------------------------------------------------------------------
 
-// Forward and backward; every device is sometimes late, and each sum shows a wrong rendezvous.
+// Forward and backward; every device is sometimes late, and a wrong rendezvous makes a wrong sum.
 void Stress(int threads) {
   Group group("layer");
   const int rounds = kStressRounds / 2;
@@ -438,35 +431,10 @@ void Stress(int threads) {
   CHECK_EQ(group.Batches(), rounds);
 }
 
+TEST(StressOfSeveralSizes) {
+  for (int threads : {2, 3, 5, 8}) Stress(threads);
+}
+
 }  // namespace
 
-int main() {
-  TestReducedMomentsAreThoseOfTheWholeSet();
-  TestMomentsOfChannelsStayApart();
-  TestSum();
-  TestResultIsInTheOrderOfDevices();
-  TestTwoRendezvousCrosswise();
-  TestRepeatedBackwardIsARendezvousOfItsOwn();
-  TestBatchesAreCounted();
-  TestBatchThatWasNotReducedDoesNotCount();
-  TestResultOfAnotherSizeIsAnError();
-  TestEndlessTimeouts();
-  TestTimeoutNamesWhoIsMissing();
-  TestLateArrivalLearnsOfTheFailure();
-  TestDisagreementPrintsBoth();
-  TestPayloadsThatDoNotFitTogether();
-  TestSameDeviceTwiceInOneRendezvous();
-  TestFailEndsWaits();
-  TestResetMakesTheGroupReady();
-  TestNetMoves();
-  TestMoreDevicesThanTheGroupHas();
-  TestMoreDevicesWhileOneWaits();
-  TestDevicesThatReturnAfterAMove();
-  TestOnlyParticipantsTakePart();
-  TestDeviceThatArrivesAfterOthersTookPartAlone();
-  TestDeviceThatSitsOut();
-  TestRegistry();
-  TestDeviceNames();
-  for (int threads : {2, 3, 5, 8}) Stress(threads);
-  return check::Result();
-}
+int main() { return check::RunTests(); }

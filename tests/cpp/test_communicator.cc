@@ -1,5 +1,5 @@
-// Exchanges between processes without MPI: a process is a thread with a communicator of its own.
-// Numbers, order, disagreement, who is missing, recovery, joining, leaving, and many rounds.
+// Tests exchanges between processes without MPI; a process is a thread with a communicator here:
+// numbers, order, disagreement, missing ranks, recovery, joining, leaving, and many rounds.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -36,12 +36,10 @@ void Run(int size, const std::function<void(Communicator*)>& function,
   if (!network) network = std::make_shared<Network>(size);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank) {
-    ranks.emplace_back(
-        new Communicator(std::unique_ptr<syncbn::Transport>(new LocalTransport(network, rank))));
+    auto transport = std::make_unique<LocalTransport>(network, rank);
+    ranks.push_back(std::make_unique<Communicator>(std::move(transport)));
   }
-  std::vector<std::thread> threads;
-  for (auto& rank : ranks) threads.emplace_back([&] { function(rank.get()); });
-  for (auto& thread : threads) thread.join();
+  Parallel(size, [&](int rank) { function(ranks[rank].get()); });
 }
 
 double First(const Bytes& bytes) {
@@ -67,8 +65,8 @@ double Sum(Communicator* rank, const std::string& key, double number, double tim
 
 // ---- numbers -----------------------------------------------------------------------------------
 
-// Each rank late in turn; concatenation shows the order of ranks, and that each took part once.
-void TestPartsAreReducedInTheOrderOfRanks() {
+// Each rank is late in turn. Concatenation shows the order of ranks, and that each took part once.
+TEST(PartsAreReducedInTheOrderOfRanks) {
   for (int size : {1, 2, 3, 4, 5, 6, 7, 8, 13}) {
     Run(size, [&](Communicator* rank) {
       std::string expected;
@@ -85,7 +83,7 @@ void TestPartsAreReducedInTheOrderOfRanks() {
   }
 }
 
-void TestSumsAreTheSameBytesOnAllRanks() {
+TEST(SumsAreTheSameBytesOnAllRanks) {
   for (int size : {2, 3, 5, 7}) {
     std::vector<std::vector<Bytes>> results(2, std::vector<Bytes>(size));
     for (auto& run : results) {
@@ -105,7 +103,7 @@ void TestSumsAreTheSameBytesOnAllRanks() {
   }
 }
 
-void TestMomentsOfEmptyShards() {
+TEST(MomentsOfEmptyShards) {
   Run(3, [](Communicator* rank) {
     Contribution mine = Number("moments", 0);
     mine.operation = "moments";
@@ -116,7 +114,7 @@ void TestMomentsOfEmptyShards() {
 }
 
 // Rank r begins its exchanges in an order of its own, all at once.
-void TestOrderOfBeginningDoesNotMatter() {
+TEST(OrderOfBeginningDoesNotMatter) {
   Run(3, [](Communicator* rank) {
     std::vector<int> order(8);
     std::iota(order.begin(), order.end(), 0);
@@ -130,7 +128,7 @@ void TestOrderOfBeginningDoesNotMatter() {
   });
 }
 
-void TestSomeRanksOnly() {
+TEST(SomeRanksOnly) {
   Run(5, [](Communicator* rank) {
     const bool odd = rank->rank() % 2 == 1;
     Contribution mine = Number("half", rank->rank());
@@ -141,16 +139,12 @@ void TestSomeRanksOnly() {
 
 // ---- failures ----------------------------------------------------------------------------------
 
-void TestMissingRankIsNamed() {
+TEST(MissingRankIsNamed) {
   std::string texts[3];
   Run(3, [&](Communicator* rank) {
     Sum(rank, "first", 1);
-    if (rank->rank() == 1) {
-      Sleep(800);  // it computes
-      texts[1] = ErrorOf([&] { Sum(rank, "second", 1, 0.3); });
-    } else {
-      texts[rank->rank()] = ErrorOf([&] { Sum(rank, "second", 1, 0.3); });
-    }
+    if (rank->rank() == 1) Sleep(800);  // it computes
+    texts[rank->rank()] = ErrorOf([&] { Sum(rank, "second", 1, 0.3); });
   });
   for (const std::string& text : texts) {
     CheckHas(text, "layer 'second': ");
@@ -161,7 +155,7 @@ void TestMissingRankIsNamed() {
   CheckHas(texts[1], "error on rank ");
 }
 
-void TestDeadRankIsNamed() {
+TEST(DeadRankIsNamed) {
   auto network = std::make_shared<Network>(4);
   Run(4, [&](Communicator* rank) {
     Sum(rank, "first", 1);
@@ -174,7 +168,7 @@ void TestDeadRankIsNamed() {
   }, network);
 }
 
-// No part arrives, everything else does. From the `answers`-th answer of rank 1 on it is dead.
+// Loses parts, and nothing else. Rank 1 is dead from its `answers`-th answer on.
 std::shared_ptr<Network> WithoutParts(int answers) {
   auto network = std::make_shared<Network>(2);
   Network* const self = network.get();
@@ -187,7 +181,7 @@ std::shared_ptr<Network> WithoutParts(int answers) {
 }
 
 // Both have begun and say so; one of them is stopped before its part has arrived.
-void TestRankThatStopsAfterItsAnswerIsNamed() {
+TEST(RankThatStopsAfterItsAnswerIsNamed) {
   Run(2, [&](Communicator* rank) {
     const std::string text = ErrorOf([&] { Sum(rank, "norm", 1, 0.4); });
     if (rank->rank() == 0) CheckHas(text, "Missing: rank 1, which does not answer: it has died");
@@ -195,7 +189,7 @@ void TestRankThatStopsAfterItsAnswerIsNamed() {
 }
 
 // Both live and say that they have begun, but nothing arrives.
-void TestLostPartsEndInAnError() {
+TEST(LostPartsEndInAnError) {
   Run(2, [&](Communicator* rank) {
     const std::string text = ErrorOf([&] { Sum(rank, "norm", 1, 0.4); });
     CheckHas(text, "layer 'norm': ");
@@ -203,8 +197,8 @@ void TestLostPartsEndInAnError() {
   }, WithoutParts(0));
 }
 
-// However far a wait has got, the process fails, recovers and leaves without waiting for it.
-void TestCallsGetThroughAWait() {
+// A process fails, recovers and leaves without waiting for an exchange that waits.
+TEST(CallsGetThroughAWait) {
   for (const bool leaves : {false, true}) {
     Run(2, [&](Communicator* rank) {
       std::thread waiting([=] {
@@ -226,7 +220,7 @@ void TestCallsGetThroughAWait() {
 }
 
 // Beyond the range of the clock.
-void TestEndlessTimeouts() {
+TEST(EndlessTimeouts) {
   for (double timeout : {1e9, 9.3e9, 1e10, 1e300, HUGE_VAL}) {
     Run(2, [&](Communicator* rank) {
       if (rank->rank() == 1) Sleep(50);
@@ -239,7 +233,7 @@ void TestEndlessTimeouts() {
   }
 }
 
-void TestOtherLayersAreBothNamed() {
+TEST(OtherLayersAreBothNamed) {
   Run(2, [](Communicator* rank) {
     const std::string mine = rank->rank() == 0 ? "norm0" : "norm1";
     const std::string text = ErrorOf([&] { Sum(rank, mine, 1, 0.2); });
@@ -249,7 +243,7 @@ void TestOtherLayersAreBothNamed() {
   });
 }
 
-void TestSignaturesThatDiffer() {
+TEST(SignaturesThatDiffer) {
   for (int odd = 0; odd < 3; ++odd) {
     Run(3, [&](Communicator* rank) {
       Contribution mine = Number("norm", 1);
@@ -263,18 +257,18 @@ void TestSignaturesThatDiffer() {
   }
 }
 
-void TestGroupsThatDiffer() {
+TEST(GroupsThatDiffer) {
   Run(3, [](Communicator* rank) {
     Contribution mine = Number("norm", 1);
     if (rank->rank() < 2) mine.ranks = {0, 1};
     const std::string text = ErrorOf([&] { rank->AllReduce(mine); });
-    if (rank->rank() < 2 && text == "nothing was thrown") return;  // they were complete before
+    if (rank->rank() < 2 && text == kNoError) return;  // they were complete before
     CheckHas(text, "(synchronized: ranks 0, 1)");
     CheckHas(text, "rank 2 has channels=1 (synchronized: ranks 0, 1, 2)");
   });
 }
 
-void TestRecoveryInAnyOrder() {
+TEST(RecoveryInAnyOrder) {
   Run(3, [](Communicator* rank) {
     for (int round = 0; round < 3; ++round) {
       CHECK_EQ(Sum(rank, "norm", 1), 3);
@@ -292,8 +286,8 @@ void TestRecoveryInAnyOrder() {
   });
 }
 
-// Rank 1 alone goes through several failures; the others hear of all of them before they recover.
-void TestOneRecoveryMakesUpForSeveral() {
+// Only rank 1 recovers from each of several failures; the others are told of all and recover once.
+TEST(OneRecoveryMakesUpForSeveral) {
   Run(3, [](Communicator* rank) {
     Sum(rank, "norm", 1);
     if (rank->rank() == 1) {
@@ -310,7 +304,7 @@ void TestOneRecoveryMakesUpForSeveral() {
   });
 }
 
-void TestLeaverEndsTheWaitOfOthers() {
+TEST(LeaverEndsTheWaitOfOthers) {
   Run(4, [](Communicator* rank) {
     Sum(rank, "norm", 1);
     if (rank->rank() == 3) {
@@ -324,7 +318,7 @@ void TestLeaverEndsTheWaitOfOthers() {
   });
 }
 
-void TestAwaitLeave() {
+TEST(AwaitLeave) {
   Run(3, [](Communicator* rank) {
     Sum(rank, "norm", 1);
     Sleep(rank->rank() * 20);
@@ -336,7 +330,7 @@ void TestAwaitLeave() {
 // ---- joining -----------------------------------------------------------------------------------
 
 // Rank r has r + 1 batches; a rank without more contributes nothing.
-void TestJoin() {
+TEST(Join) {
   for (int size : {2, 3, 4, 5}) {
     Run(size, [&](Communicator* rank) {
       for (int epoch = 0; epoch < 3; ++epoch) {
@@ -353,7 +347,7 @@ void TestJoin() {
   }
 }
 
-void TestJoinWithoutTheDead() {
+TEST(JoinWithoutTheDead) {
   auto network = std::make_shared<Network>(3);
   Run(3, [&](Communicator* rank) {
     if (rank->rank() == 1) {
@@ -367,31 +361,27 @@ void TestJoinWithoutTheDead() {
 // ---- with devices ------------------------------------------------------------------------------
 
 // A layer on `devices` threads of each rank, in groups of their own.
-void TestGroupMakesOneExchange() {
+TEST(GroupMakesOneExchange) {
   Run(3, [](Communicator* rank) {
     const int devices = rank->rank() + 1;
     syncbn::Group group("norm");
-    std::vector<std::thread> threads;
-    for (int id = 0; id < devices; ++id) {
-      threads.emplace_back([&, id] {
-        const syncbn::Device device{"cpu", id};
-        for (int step = 0; step < 50; ++step) {
-          const auto ticket = group.BeginForward(device, devices);
-          for (const char* phase : {"forward", "backward"}) {
-            const syncbn::RendezvousOptions options{
-                static_cast<size_t>(devices), {}, 60, "sum_float64", {rank, {}, "norm#1", "same"}};
-            const auto sum = group.AllReduce(ticket, {phase, ticket.number, 0}, device,
-                                             {"same", "", ToBytes<double>({1.0 + step})}, options);
-            CHECK_EQ(First(*sum), 6.0 * (1 + step));
-          }
+    Parallel(devices, [&](int id) {
+      const syncbn::Device device{"cpu", id};
+      for (int step = 0; step < 50; ++step) {
+        const auto ticket = group.BeginForward(device, devices);
+        for (const char* phase : {"forward", "backward"}) {
+          const syncbn::RendezvousOptions options{
+              static_cast<size_t>(devices), {}, 60, "sum_float64", {rank, {}, "norm#1", "same"}};
+          const auto sum = group.AllReduce(ticket, {phase, ticket.number, 0}, device,
+                                           {"same", "", ToBytes<double>({1.0 + step})}, options);
+          CHECK_EQ(First(*sum), 6.0 * (1 + step));
         }
-      });
-    }
-    for (auto& thread : threads) thread.join();
+      }
+    });
   });
 }
 
-void TestFailureOfADeviceReachesOtherRanks() {
+TEST(FailureOfADeviceReachesOtherRanks) {
   Run(2, [](Communicator* rank) {
     syncbn::Group group("norm");
     const syncbn::Device device{"cpu", 0};
@@ -412,46 +402,21 @@ void TestFailureOfADeviceReachesOtherRanks() {
 
 void Stress(int size) {
   Run(size, [&](Communicator* rank) {
-    std::vector<std::thread> branches;
-    for (int branch = 0; branch < 2; ++branch) {
-      branches.emplace_back([=] {
-        std::mt19937 random(2 * rank->rank() + branch);
-        for (int step = 0; step < kStressRounds / size; ++step) {
-          if (random() % 200 == 0) Sleep(1);
-          const std::string key = std::to_string(branch) + "|" + std::to_string(step);
-          CHECK_EQ(Sum(rank, key, step + rank->rank()), size * step + size * (size - 1) / 2.0);
-        }
-      });
-    }
-    for (auto& branch : branches) branch.join();
+    Parallel(2, [&](int branch) {
+      std::mt19937 random(2 * rank->rank() + branch);
+      for (int step = 0; step < kStressRounds / size; ++step) {
+        if (random() % 200 == 0) Sleep(1);
+        const std::string key = std::to_string(branch) + "|" + std::to_string(step);
+        CHECK_EQ(Sum(rank, key, step + rank->rank()), size * step + size * (size - 1) / 2.0);
+      }
+    });
   });
+}
+
+TEST(StressOfSeveralSizes) {
+  for (int size : {2, 3, 6, 64}) Stress(size);
 }
 
 }  // namespace
 
-int main() {
-  TestPartsAreReducedInTheOrderOfRanks();
-  TestSumsAreTheSameBytesOnAllRanks();
-  TestMomentsOfEmptyShards();
-  TestOrderOfBeginningDoesNotMatter();
-  TestSomeRanksOnly();
-  TestMissingRankIsNamed();
-  TestDeadRankIsNamed();
-  TestRankThatStopsAfterItsAnswerIsNamed();
-  TestLostPartsEndInAnError();
-  TestCallsGetThroughAWait();
-  TestEndlessTimeouts();
-  TestOtherLayersAreBothNamed();
-  TestSignaturesThatDiffer();
-  TestGroupsThatDiffer();
-  TestRecoveryInAnyOrder();
-  TestOneRecoveryMakesUpForSeveral();
-  TestLeaverEndsTheWaitOfOthers();
-  TestAwaitLeave();
-  TestJoin();
-  TestJoinWithoutTheDead();
-  TestGroupMakesOneExchange();
-  TestFailureOfADeviceReachesOtherRanks();
-  for (int size : {2, 3, 6, 64}) Stress(size);
-  return check::Result();
-}
+int main() { return check::RunTests(); }

@@ -1,16 +1,15 @@
-// The layer on several emulated GPUs against the layer on as many CPUs: the same arithmetic through
-// the other backend. And what a failing CUDA call leaves behind.
-#include <functional>
+// Compares the layer on several emulated GPUs with the layer on as many CPUs, which is the same
+// arithmetic through another backend; and tests the state that a failed CUDA call leaves behind.
+#include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "check.h"
-#include "collective/group.h"
 #include "collective/communicator.h"
-#include "core/error.h"
+#include "collective/group.h"
 #include "cuda_runtime.h"
+#include "errors.h"
 #include "local_transport.h"
 #include "op/backend.h"
 #include "op/sync_batch_norm.h"
@@ -101,26 +100,22 @@ std::vector<Shard> Train(const char* type, DType dtype, const std::vector<int64_
   const auto group = std::make_shared<syncbn::Group>("layer");
   std::vector<Shard> shards;
   for (size_t k = 0; k < rows.size(); ++k) shards.emplace_back(dtype, rows[k], static_cast<int>(k));
-  std::vector<std::thread> threads;
-  for (size_t k = 0; k < rows.size(); ++k) {
-    threads.emplace_back([&, k] {
-      const Device device{type, static_cast<int>(k)};
-      auto backend = std::string(type) == "gpu" ? syncbn::MakeCudaBackend(device)
-                                                : syncbn::MakeBackend(device);
-      auto layer = std::make_unique<syncbn::SyncBatchNorm>(setting.ToOptions(rows.size()), device,
-                                                           group, std::move(backend));
-      emulated::Device() = 77;
-      int allocations = 0;
-      for (int step = 0; step < 2; ++step) {
-        shards[k].Step(layer.get(), setting);
-        if (rows.size() == 1 && step == 1) CHECK_EQ(emulated::Allocations(), allocations);
-        allocations = emulated::Allocations();
-      }
-      layer.reset();
-      CHECK_EQ(emulated::Device(), 77, "the thread's device was not restored");
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  Parallel(static_cast<int>(rows.size()), [&](int k) {
+    const Device device{type, k};
+    auto backend = std::string(type) == "gpu" ? syncbn::MakeCudaBackend(device)
+                                              : syncbn::MakeBackend(device);
+    auto layer = std::make_unique<syncbn::SyncBatchNorm>(setting.ToOptions(rows.size()), device,
+                                                         group, std::move(backend));
+    emulated::Device() = 77;
+    int allocations = 0;
+    for (int step = 0; step < 2; ++step) {
+      shards[k].Step(layer.get(), setting);
+      if (rows.size() == 1 && step == 1) CHECK_EQ(emulated::Allocations(), allocations);
+      allocations = emulated::Allocations();
+    }
+    layer.reset();
+    CHECK_EQ(emulated::Device(), 77, "the thread's device was not restored");
+  });
   return shards;
 }
 
@@ -140,8 +135,8 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
                  const std::string& name) {
   std::vector<Shard> gpu = Train("gpu", dtype, rows, setting);
   std::vector<Shard> cpu = Train("cpu", dtype, rows, setting);
-  // If backward reads y, that may have been rounded to the other neighbour. Its x_hat, which is
-  // multiplied by less than 10, then errs by as much.
+  // The y that backward reads may be rounded to different neighbours. Its x_hat, which is
+  // multiplied by less than 10, then differs by as much.
   const double error = setting.from_output ? 10 * test::Ulp(dtype, 4) : 0;
   for (size_t k = 0; k < rows.size(); ++k) {
     Compare(gpu[k].y, cpu[k].y, dtype, 0, name + " y");
@@ -154,11 +149,8 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
   }
 }
 
-const std::vector<DType> kDTypes = {DType::kFloat32, DType::kFloat64, DType::kFloat16,
-                                    DType::kBfloat16};
-
 void TestLikeCpu() {
-  for (DType dtype : kDTypes) {
+  for (DType dtype : test::kDTypes) {
     for (const std::vector<int64_t>& rows :
          {std::vector<int64_t>{3}, std::vector<int64_t>{4, 1, 2}, std::vector<int64_t>{2, 0}}) {
       for (Request request : {Request::kWrite, Request::kAdd, Request::kNull})
@@ -170,7 +162,7 @@ void TestLikeCpu() {
 void TestActivations() {
   const Activation none, relu{Function::kLeakyRelu, 0}, leaky{Function::kLeakyRelu, 0.1};
   const Activation elu{Function::kElu, 0.8};
-  for (DType dtype : kDTypes) {
+  for (DType dtype : test::kDTypes) {
     for (Request request : {Request::kWrite, Request::kAdd}) {
       for (const std::vector<int64_t>& rows :
            {std::vector<int64_t>{3}, std::vector<int64_t>{2, 0, 3}}) {
@@ -207,7 +199,7 @@ void TestMemoryServesTheNextLayer() {
   CHECK(emulated::Allocations() > allocations, "larger");
 }
 
-// Memory of a framework, which may leave the thread with another device.
+// Allocations of a framework, which may leave the thread with another device.
 int pieces_taken[2], pieces_back[2];  // by kind
 bool framework_is_full = false;
 
@@ -224,7 +216,7 @@ std::shared_ptr<void> AllocateFromFramework(const Device& device, syncbn::Memory
   });
 }
 
-// All memory is the framework's; it gets back what a layer kept, and all that was too small.
+// All memory is the framework's. Pieces that a layer kept, or that became too small, return to it.
 void TestMemoryOfTheFramework() {
   const int allocations = emulated::Allocations();
   for (int64_t rows : {3, 30, 300, 30}) StepOfNewLayer(3, rows, AllocateFromFramework);
@@ -233,18 +225,13 @@ void TestMemoryOfTheFramework() {
   CHECK_EQ(pieces_back[1], 0);
   CHECK_EQ(pieces_taken[0] - pieces_back[0], 2, "workspace and vectors of the lane");
   framework_is_full = true;
-  try {
-    StepOfNewLayer(3, 30, AllocateFromFramework);
-    CHECK(false, "a layer without memory");
-  } catch (const syncbn::Error& error) {
-    CHECK_EQ(std::string(error.what()),
-             "SyncBatchNorm 'layer', forward on gpu(3): the framework has no memory");
-  }
+  CHECK_EQ(ErrorOf([] { StepOfNewLayer(3, 30, AllocateFromFramework); }),
+           "SyncBatchNorm 'layer', forward on gpu(3): the framework has no memory");
   CHECK_EQ(emulated::Device(), -1);
 }
 
-// Every call of a step fails in turn: each time the error names the layer, the device and a call,
-// the thread has its device back, and the next step is right.
+// Each call of a step fails in turn. The error then names the layer, the device and the call, the
+// thread has its device again, and the next step is right.
 void TestFailures(const Setting& setting) {
   const auto group = std::make_shared<syncbn::Group>("norm3");
   syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 1}, group,
@@ -252,21 +239,15 @@ void TestFailures(const Setting& setting) {
   bool failed = true;
   for (int calls = 0; failed; ++calls) {
     Shard shard(DType::kFloat32, 3, 0);
-    std::string text;
     emulated::Device() = 9;
     emulated::FailAfter(calls);
-    try {
-      shard.Step(&layer, setting);
-    } catch (const syncbn::Error& error) {
-      text = error.what();
-    }
+    const std::string text = ErrorOf([&] { shard.Step(&layer, setting); });
     emulated::FailAfter(-1);
-    failed = !text.empty();
+    failed = text != kNoError;
     if (failed) {
       CHECK(text.find("SyncBatchNorm 'norm3', ") == 0, text);
-      CHECK(text.find(" on gpu(1): CUDA: ") != std::string::npos, text);
-      CHECK(text.find("failed: out of memory (cudaErrorMemoryAllocation)") != std::string::npos,
-            text);
+      CheckHas(text, " on gpu(1): CUDA: ");
+      CheckHas(text, "failed: out of memory (cudaErrorMemoryAllocation)");
       CHECK_EQ(group->Failure(), text);
       group->Reset();
     }
@@ -280,8 +261,8 @@ void TestFailures(const Setting& setting) {
   Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
 }
 
-// The failure is there before the first rendezvous of this process, and the others wait already. In
-// prediction they do not.
+// A process fails before its first rendezvous, while the others wait already; in prediction, nobody
+// waits, and nobody is told.
 void TestOtherProcessesLearnOfAFailure() {
   const auto network = std::make_shared<Network>(2);
   syncbn::OpenCommunicator(std::make_unique<LocalTransport>(network, 0));
@@ -293,11 +274,7 @@ void TestOtherProcessesLearnOfAFailure() {
   Shard shard(DType::kFloat32, 3, 0);
   for (bool training : {false, true}) {
     emulated::FailAfter(0);
-    try {
-      layer.Forward(training, shard.Forward(Request::kWrite));
-      CHECK(false, "a GPU that fails");
-    } catch (const syncbn::Error&) {
-    }
+    CHECK(ErrorOf([&] { layer.Forward(training, shard.Forward(Request::kWrite)); }) != kNoError);
     emulated::FailAfter(-1);
     CHECK_EQ(syncbn::TheCommunicator()->Failure().empty(), !training);
   }
@@ -305,32 +282,17 @@ void TestOtherProcessesLearnOfAFailure() {
   contribution.key = contribution.title = "norm3";
   contribution.operation = "sum_float64";
   contribution.timeout_seconds = 20;
-  std::string text;
-  try {
-    other.AllReduce(contribution);
-  } catch (const syncbn::Error& error) {
-    text = error.what();
-  }
-  CHECK(text.find("SyncBatchNorm 'norm3', forward on gpu(1): CUDA: ") != std::string::npos, text);
+  CheckHas(ErrorOf([&] { other.AllReduce(contribution); }),
+           "SyncBatchNorm 'norm3', forward on gpu(1): CUDA: ");
 }
 
 void TestNoSuchDevice() {
-  try {
-    syncbn::MakeCudaBackend({"gpu", 4});
-    CHECK(false, "gpu(4) of 4");
-  } catch (const syncbn::Error& error) {
-    CHECK_EQ(std::string(error.what()),
-             "SyncBatchNorm on gpu(4): this process sees 4 CUDA devices");
-  }
+  CHECK_EQ(ErrorOf([] { syncbn::MakeCudaBackend({"gpu", 4}); }),
+           "SyncBatchNorm on gpu(4): this process sees 4 CUDA devices");
 }
 
 void TestCpuOnlyBuild() {
-  try {
-    syncbn::MakeBackend({"gpu", 0});
-    CHECK(false, "a GPU without CUDA");
-  } catch (const syncbn::Error& error) {
-    CHECK(std::string(error.what()).find("GLUON_SYNCBN_CUDA=1 pip install .") != std::string::npos);
-  }
+  CheckHas(ErrorOf([] { syncbn::MakeBackend({"gpu", 0}); }), "GLUON_SYNCBN_CUDA=1 pip install .");
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
-// Every element of a tensor is visited exactly once, by vectors that lie on vector boundaries, for
-// both ways to cut it. Sizes beyond 2^31 are sampled.
+// Tests the cut of a tensor for a GPU: either way, every element is visited exactly once, by
+// vectors that lie on vector boundaries. Sizes beyond 2^31 are sampled.
 #include <algorithm>
 #include <vector>
 
 #include "check.h"
-#include "core/error.h"
 #include "kernels/cuda/partition.h"
+#include "tensor.h"
 
 namespace cuda = syncbn::cuda;
 using syncbn::Layout;
@@ -15,8 +15,7 @@ namespace {
 constexpr int kMultiprocessors = 5;
 
 std::string Label(const Layout& layout, int width, int misalign) {
-  return syncbn::Concat("(", layout.outer, ", ", layout.channels, ", ", layout.inner, ") width ",
-                        width, " misaligned by ", misalign);
+  return syncbn::Concat(test::Describe(layout), " width ", width, " misaligned by ", misalign);
 }
 
 void TestDivider() {
@@ -86,7 +85,7 @@ void TestColumns(const Layout& layout, int width, int64_t blocks) {
   for (int count : visits) CHECK_EQ(count, 1, label);
 }
 
-// Blocks that all run at once do so: none is left for a round of its own.
+// All blocks run at once where they can: none is left for a second round.
 void TestOneRound() {
   for (int multiprocessors : {56, 72, 80, 108, 132}) {
     const int64_t at_once = int64_t{multiprocessors} * cuda::ResidentPlanes(false);
@@ -96,7 +95,7 @@ void TestOneRound() {
   }
 }
 
-// The first and the last vector of every block lie inside, and neighbours touch.
+// The first and the last vector of every block lie inside, and neighbouring blocks touch.
 void TestHuge(const Layout& layout, int width) {
   const std::string label = Label(layout, width, 0);
   const cuda::Planes cut = cuda::CutPlanes(layout, width, 0, 132);

@@ -1,5 +1,5 @@
-// Any strings as attributes of a node, as a symbol's file may hold them: they are options within
-// their ranges, or an Error that names the attribute, the value and what is expected.
+// Tests any strings as attributes of a node, as a symbol's file may hold them: they are options
+// within their ranges, or an Error that has the attribute, its value and the value expected.
 #include <cmath>
 #include <string>
 #include <utility>

@@ -1,5 +1,5 @@
-// Any bytes as messages: they are an Error, or a message that is made of the same bytes; and a rank
-// survives whatever others send, in whatever state it is.
+// Tests any bytes as messages: they are an Error, or a message that is encoded as the same bytes;
+// and a rank in any state survives all that others send.
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,7 +27,7 @@ const std::vector<int> kRanks[] = {{}, {0, 1}, {1, 2, 3}, {0, 2}, {1, 9}, {0, 1,
 
 bool OneIn(std::mt19937* random, int n) { return (*random)() % n == 0; }
 
-// Mostly of 24 bytes, the moments of one channel, else of any length, none included.
+// Mostly the 24 bytes of one channel's moments, else any number of bytes up to 40.
 Bytes Payload(std::mt19937* random) {
   if (OneIn(random, 4)) return fuzz::Random<Bytes>(random, 40);
   return Bytes(24, 0);
@@ -84,7 +84,7 @@ void TestReduceOperations() {
   }
 }
 
-// One rank of four, to which things happen.
+// One rank of four, which receives anything and does anything.
 class Victim {
  public:
   explicit Victim(std::mt19937* random)

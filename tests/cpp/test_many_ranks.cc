@@ -1,6 +1,6 @@
-// Hundreds of ranks as tasks of one thread: the same bits in every order; late and dead ones;
-// messages and rounds of an exchange, which `--count` prints for the comparison with the model of
-// benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
+// Tests exchanges of hundreds of simulated ranks: the same bits in every order; late and dead
+// ranks; and the messages and rounds of an exchange, which `--count` prints for the comparison with
+// the model of benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -67,7 +67,7 @@ struct Cost {
   int64_t rounds, messages;
 };
 
-// All begin at once, and a message takes a unit of time.
+// The cost where all begin at once and a message takes a unit of time.
 Cost CostOf(int size) {
   Simulation sim(size, 0);
   Exchange exchange = Of(sim);
@@ -83,7 +83,8 @@ Cost CostOf(int size) {
   return {(sim.now() - Time()) / sim.delay(), sim.parts};
 }
 
-// Ranks beyond a power of two hand over before it, and get the result behind it.
+// Ranks beyond a power of two send their parts before the rounds of the others, and receive the
+// result after them.
 void TestCosts() {
   for (int size : {1, 2, 3, 5, 6, 7, 64, 96, 97, 100, 256, 1000, 1024}) {
     int bits = 0;
@@ -151,8 +152,9 @@ void TestSameBitsInEveryOrder() {
 
 // ---- death -------------------------------------------------------------------------------------
 
-// A rank dies before it begins, while parts are under way, or long after its own have arrived, when
-// a late one keeps all waiting: whoever waits for it is told within the timeout. Returns how many.
+// A rank dies before it begins, while parts are under way, or long after its own have arrived,
+// while all wait for a late one. Ranks that wait for it are told within the timeout; returns their
+// number.
 int Die(int size, uint32_t seed) {
   Simulation sim(size, seed);
   sim.delay = simulation::RandomDelay(&sim);
@@ -204,7 +206,7 @@ void TestDeathIsReportedWithinTheTimeout() {
   if (check::Times(1, 0)) CHECK_EQ(Die(1024, 0), 1023);
 }
 
-// Before MPI is ended all wait for each other to leave, but not for one that died.
+// Before MPI ends, all ranks wait for each other to leave, but not for a dead one.
 void TestLeaving() {
   for (const bool dies : {false, true}) {
     Simulation sim(8, 0);

@@ -1,4 +1,4 @@
-// Huge pages: asking for them changes no content, and stops for a while where it is slow.
+// Tests requests for huge pages: they change no content, and pause for a while where they are slow.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -20,7 +20,7 @@ void TestPauses() {
   CHECK(!policy.Asks(2));
   CHECK(!policy.Asks(2.19));
   CHECK(policy.Asks(2.21));
-  policy.Note(1e-4, 3);  // a quick one of another thread
+  policy.Note(1e-4, 3);  // a quick request of another thread
   CHECK(policy.Asks(3));
 }
 
@@ -29,7 +29,7 @@ void TestContentStays(size_t offset, size_t bytes) {
       mmap(nullptr, 8 * kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   CHECK(memory != MAP_FAILED);
   char* const first = static_cast<char*>(memory);
-  // Some pages are there; nothing may have read the others, which are zeros.
+  // Some pages exist already; the others have never been read, and are zeros.
   std::vector<char> expected(8 * kHuge, 0);
   for (char* const content : {first, expected.data()})
     std::memset(content + kHuge / 2, 7, 3 * kHuge);

@@ -1,4 +1,5 @@
-// ParallelFor: every index once, whoever calls, and progress in every situation.
+// Tests ParallelFor: it calls every index once, for any caller, and makes progress in every
+// situation.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -6,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
 #include "core/parallel_for.h"
+#include "errors.h"
 
 namespace {
 
@@ -17,7 +18,7 @@ void CheckEveryIndexOnce(int64_t tasks) {
   for (int64_t i = 0; i < tasks; ++i) CHECK_EQ(calls[i].load(), 1, "index ", i, " of ", tasks);
 }
 
-// Plain writes of the tasks must be visible to the caller; ThreadSanitizer watches.
+// The caller must see plain writes of the tasks; ThreadSanitizer checks that.
 void TestResultsAreVisible() {
   std::vector<int64_t> squares(5000);
   syncbn::ParallelFor(5000, [&](int64_t i) { squares[i] = i * i; });
@@ -25,13 +26,9 @@ void TestResultsAreVisible() {
 }
 
 void TestConcurrentCallers() {
-  std::vector<std::thread> callers;
-  for (int caller = 0; caller < 5; ++caller) {
-    callers.emplace_back([caller] {
-      for (int repeat = 0; repeat < 200; ++repeat) CheckEveryIndexOnce(1 + 37 * caller);
-    });
-  }
-  for (auto& caller : callers) caller.join();
+  Parallel(5, [](int caller) {
+    for (int repeat = 0; repeat < 200; ++repeat) CheckEveryIndexOnce(1 + 37 * caller);
+  });
 }
 
 void TestNestedCallers() {
@@ -42,7 +39,7 @@ void TestNestedCallers() {
   CHECK_EQ(calls.load(), 16 * 16 * 4);
 }
 
-// A long job must not keep a short one from ending, since callers do their own work.
+// A short job ends beside a long one, because callers do their own work.
 void TestShortJobBesideLongOne() {
   std::atomic<bool> short_done{false};
   std::thread long_caller([&] {

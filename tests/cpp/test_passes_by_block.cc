@@ -1,5 +1,5 @@
-// Two passes that go from one block of channels to the next give the bits of two whole passes, and
-// `between` sees every channel once.
+// Tests that two passes over one block of channels after another have the bits of two whole passes,
+// and that `between` is called once for every channel.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "same_values.h"
 
@@ -36,7 +35,7 @@ std::vector<double> Workspace(const Layout& layout) {
   return std::vector<double>(static_cast<size_t>(cpu::WorkspaceBytes(layout)) / sizeof(double));
 }
 
-// So that nothing is right because it was right before.
+// Values that were right before must not pass for new ones.
 void Spoil(std::vector<double>* values) { std::fill(values->begin(), values->end(), NAN); }
 
 // Counts the channels that `between` is called for, and the calls.
@@ -139,17 +138,16 @@ void TestBackward(const Case& c, const std::string& label) {
   test::CheckSame(out, out_whole, label);
 }
 
-// `by_block`: whether two threads gain by it.
+// `by_block` says that two threads gain by going from block to block.
 void TestLayout(const Layout& layout, bool by_block, const std::vector<DType>& dtypes) {
   for (DType dtype : dtypes) {
-    // In place is for what is overwritten.
+    // Results in place of an input overwrite it, so they are not added.
     for (const Case& c : {Case{dtype, layout, by_block, Request::kWrite, false},
                           Case{dtype, layout, by_block, Request::kWrite, true},
                           Case{dtype, layout, by_block, Request::kAdd, false}}) {
       const std::string label =
-          syncbn::Concat(syncbn::Name(dtype), " (", layout.outer, ", ", layout.channels, ", ",
-                         layout.inner, ")", c.request == Request::kAdd ? " add" : "",
-                         c.in_place ? " in place" : "");
+          syncbn::Concat(syncbn::Name(dtype), " ", test::Describe(layout),
+                         c.request == Request::kAdd ? " add" : "", c.in_place ? " in place" : "");
       TestForward(c, label + " forward");
       TestBackward(c, label + " backward");
     }
@@ -160,8 +158,7 @@ void TestLayout(const Layout& layout, bool by_block, const std::vector<DType>& d
 
 int main() {
   setenv("OMP_NUM_THREADS", "2", 1);  // read at the first use of the kernels
-  const std::vector<DType> all = {DType::kFloat32, DType::kFloat64, DType::kFloat16,
-                                  DType::kBfloat16};
+  const std::vector<DType> all(std::begin(test::kDTypes), std::end(test::kDTypes));
   TestLayout({8, 64, 700}, true, all);
   TestLayout({3, 10, 5000}, true, {DType::kFloat32});
   TestLayout({60, 130, 130}, true, {DType::kFloat32});  // several tiles of a channel

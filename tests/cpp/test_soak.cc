@@ -1,6 +1,6 @@
-// Training on simulated ranks; connections break, ranks pause and fail, and batches are uneven:
-// every rank gets the right sum of every step, in the end nothing is left over, and no wait takes
-// longer than two timeouts. GLUON_SYNCBN_NATIVE=full makes 100,000 exchanges.
+// Trains on simulated ranks while connections break, ranks pause and fail, and batches are uneven:
+// every rank receives the right sum of every step, nothing is left over in the end, and no wait
+// takes longer than two timeouts. GLUON_SYNCBN_NATIVE=full makes 100,000 exchanges.
 #include <algorithm>
 #include <iostream>
 #include <string>
@@ -37,7 +37,7 @@ bool operator<(const Place& a, const Place& b) {
 struct Training {
   int epochs, steps;  // of one epoch, at most
 
-  // Ranks have shards of unequal size; rank 0 of even epochs, rank 1 of odd ones has all steps.
+  // Shards differ in size. Rank 0 has all steps of even epochs, rank 1 all steps of odd ones.
   int StepsOf(int epoch, int rank) const {
     return rank % 2 == epoch % 2 ? steps : std::max(1, steps - (3 * rank + epoch) % 4);
   }
@@ -45,7 +45,7 @@ struct Training {
     if (place.step >= StepsOf(place.epoch, rank)) return 0;
     return 1000000ll * place.epoch + 1000ll * place.step + rank + 1;
   }
-  // The lowest of the ranks that have the most steps from this place on in its epoch.
+  // The lowest of the ranks that have the most steps left in the epoch of this place.
   int LastFrom(Place place, int size) const {
     const auto left = [&](int rank) {
       return std::max(0, StepsOf(place.epoch, rank) - place.step);
@@ -61,7 +61,7 @@ struct Training {
   }
 };
 
-// One rank: steps, a join at the end of each epoch, and after an error a recovery, from which all
+// One rank: it takes steps, joins at the end of each epoch, and recovers after an error. Then all
 // continue with the first step that one of them lacks.
 class Trainee {
  public:
@@ -73,7 +73,7 @@ class Trainee {
   int64_t steps() const { return steps_; }
   int64_t failures() const { return failures_; }
 
-  // Continues as far as it can.
+  // Does all that it can without waiting.
   void Advance() {
     try {
       while (Advances()) continue;
@@ -96,7 +96,7 @@ class Trainee {
     return false;
   }
 
-  // Whether the exchange, begun if need be, is over; throws its error.
+  // Begins the exchange if it has not begun; tells that it is over, and throws its error.
   bool Over(const std::string& key, simulation::Bytes payload, const char* operation) {
     if (!pending_) {
       Contribution own;
@@ -177,7 +177,7 @@ class Trainee {
   int64_t steps_ = 0, failures_ = 0;
 };
 
-// One of four mishaps, and the next one after a while, as long as `lasts`.
+// Lets one of four things go wrong, and another one after a while, as long as `lasts` says so.
 void Disturb(Simulation* sim, int every_microseconds, const std::function<bool()>& lasts) {
   sim->After(microseconds(1 + sim->random() % (2 * every_microseconds)), [=] {
     sim->lost.clear();

@@ -1,9 +1,8 @@
-// A tensor so large that its output goes past the caches, against its parts, whose outputs do not: the
-// same bits, at every alignment, and nothing written beside them.
+// Tests stores that bypass the caches: a tensor so large that its output is streamed has the same
+// bits as its parts, whose outputs are not, at every alignment, and nothing is written beside it.
 #include <string>
 #include <vector>
 
-#include "core/error.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "same_values.h"
 
@@ -31,9 +30,8 @@ void InParts(const Layout& layout, size_t width, const Run& run) {
 char* At(Tensor& tensor, size_t offset) { return static_cast<char*>(tensor.data()) + offset; }
 
 void TestLayout(DType dtype, const Layout& layout, int misalign) {
-  const std::string label =
-      syncbn::Concat(syncbn::Name(dtype), " (", layout.outer, ", ", layout.channels, ", ",
-                     layout.inner, ") misaligned by ", misalign, " elements");
+  const std::string label = syncbn::Concat(syncbn::Name(dtype), " ", test::Describe(layout),
+                                           " misaligned by ", misalign, " elements");
   Tensor x = test::Random(dtype, layout.Size(), misalign, 1);
   Tensor dy = test::Random(dtype, layout.Size(), 0, 2);
   Tensor whole(dtype, layout.Size(), misalign), parts = whole;

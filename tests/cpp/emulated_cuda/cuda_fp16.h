@@ -1,4 +1,4 @@
-// CUDA's half precision type, through the tensors of the native tests.
+// Emulates CUDA's half precision type, with the rounding of the native tests' tensors.
 #pragma once
 #include "cuda_runtime.h"
 #include "tensor.h"

@@ -1,8 +1,8 @@
-// Enough of CUDA to compile the kernels as C++ and run them on the CPU, so that their logic is tested
-// where there is no GPU: thread indices, barriers, shuffles, shared memory, and a runtime whose
-// device memory is the host's.
-// Who uses it: tests/cpp/test_cuda_*.cc, in place of CUDA's own header. It is no model of speed, nor
-// of memory ordering: races between blocks are for compute-sanitizer on a GPU.
+// Emulates as much of CUDA as the kernels need to run on the CPU as C++, so that their logic is
+// tested where there is no GPU: thread indices, barriers, shuffles, shared memory, and a runtime
+// whose device memory is the host's.
+// Who uses it: the target emulated_cuda, in place of CUDA's own header. It is no model of speed,
+// nor of memory ordering: compute-sanitizer looks for races between blocks on a GPU.
 //
 // The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait;
 // blocks run one after the other, so `__shared__` is a static variable of the calling thread.
@@ -38,7 +38,7 @@ constexpr int kMultiprocessors = 3;
 // The value of the thread's partner in the same shuffle.
 uint64_t Exchange(uint64_t bits, int offset);
 
-// Runs `thread` for every thread of every block. Aborts with a message if a block cannot go on.
+// Runs `thread` for every thread of every block. Aborts with a message if a block cannot continue.
 void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread);
 
 }  // namespace emulated
@@ -61,11 +61,11 @@ typedef struct CUstream_st* cudaStream_t;
 
 namespace emulated {
 
-// The status of the next call of this thread; tests make calls fail.
+// Counts a call of this thread, and returns its status.
 cudaError_t Call();
-// The call after `calls` more fails, once. Negative: none.
+// Lets `calls` calls of this thread succeed and the next one fail; a negative number, all succeed.
 void FailAfter(int calls);
-// Of the thread; what CurrentDevice sets and restores.
+// The thread's current device, which CurrentDevice sets and restores.
 int& Device();
 // Aborts unless the stream is null or one of the thread's device.
 void CheckStream(cudaStream_t stream);

@@ -1,6 +1,6 @@
-/* CUDA's runtime as mxnet-cu112 needs it to have GPU contexts on a machine without a GPU: device
-   memory is the host's, everything is done when a call returns. Kernels of MXNet's own do nothing,
-   and device memory starts as NaN, so what needs them gives NaN.
+/* Emulates as much of CUDA's runtime as mxnet-cu112 needs for GPU contexts on a machine without a
+   GPU: device memory is the host's, and a call returns when all is done. MXNet's own kernels do
+   nothing, and device memory starts as NaN, so their results are NaN.
    Who uses it: scripts/check_gpu_wheel.py, with stubs for all other functions. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-// A runtime whose devices are all the host. Memory is poisoned when it is allocated.
+// The runtime of emulated GPUs: their memory is the host's, and starts as NaN.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -13,7 +13,7 @@ constexpr int kDevices = 4;
 thread_local int calls_left = -1;
 std::atomic<int> allocations{0};
 
-// Memory comes from the current device.
+// Memory is allocated on the current device, so there must be one.
 void CheckDevice() {
   const int device = emulated::Device();
   if (device >= 0 && device < kDevices) return;

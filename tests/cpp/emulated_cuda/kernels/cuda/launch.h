@@ -1,4 +1,4 @@
-// Stands in for src/kernels/cuda/launch.h: a launch runs the kernel at once.
+// Emulates src/kernels/cuda/launch.h: a launch runs the kernel at once.
 #pragma once
 #include <cstdint>
 
