@@ -26,6 +26,7 @@ pytestmark = [
 FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
 EMULATED = {"test_cuda_kernels", "test_cuda_op"}  # need tests/cpp/emulated_cuda
 VECTORS = {"test_streamed_stores"}  # tests vectors, which the generic kernels lack
+# They run in one thread; but for test_kernels, whose passes test_same_bits runs, too.
 ONE_THREAD = {"test_cuda_partition", "test_kernels", "test_many_ranks", "test_soak"}
 ONE_THREAD |= {"test_fuzz_attributes", "test_fuzz_messages"}
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
