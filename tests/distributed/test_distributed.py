@@ -60,23 +60,18 @@ def check_layer(per_rank, dtype='float32', mode='imperative', steps=2, **argumen
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_layer_equals_the_oracle(ranks):
     """Uneven shards, unequal numbers of contexts, all modes and dtypes."""
-    run_ranks(
-        ranks,
-        LAYER
-        + """
+    program = """
 for mode in 'imperative', 'hybridize', 'static_alloc', 'static_shape':
     check_layer([[2, 1], [4], [1, 1, 3]][:size], mode=mode)
 check_layer([[5], [1], [2]][:size], 'float64')
 check_layer([[3, 2], [2, 2], [1]][:size], 'float16')
-""",
-    )
+"""
+    run_ranks(ranks, LAYER + program)
 
 
 def test_ranks_push_in_another_order():
     """Branches begin in opposite orders on the two ranks, forward and backward."""
-    run_ranks(
-        2,
-        """
+    program = """
 layers = [SyncBatchNorm(in_channels=4, prefix=f'branch{i}_') for i in range(6)]
 for layer in layers:
     layer.initialize()
@@ -98,8 +93,8 @@ for step in range(20):
         assert abs(ys[i].asnumpy() - right).max() < 1e-4, (step, i)
         xs[i].grad.wait_to_read()
     assert_same_bits(*[l.running_var.data().asnumpy() for l in layers])
-""",
-    )
+"""
+    run_ranks(2, program)
 
 
 NET = """
@@ -145,10 +140,7 @@ if rank == 0: print(f'digest {digest}')
 
 def test_training_equals_that_of_one_device():
     """Losses and parameters; uneven shards, a last batch with rows for one rank."""
-    run_ranks(
-        2,
-        NET
-        + """
+    program = """
 from support.helpers import assert_near
 rng = np.random.default_rng(0)
 data, labels = rng.normal(1, 2, (13, 3, 6, 6)), rng.normal(size=(13, 5))
@@ -195,14 +187,12 @@ for value, other in zip(values, plain.collect_params().values()):
 momenta = [s.asnumpy() for s in trainer._updaters[0].states.values() if s is not None]
 assert len(momenta) == 10
 assert_same_bits(*values, *momenta)
-""",
-    )
+"""
+    run_ranks(2, NET + program)
 
 
 def test_parameters_of_unknown_shape_are_broadcast():
-    run_ranks(
-        2,
-        """
+    program = """
 mx.random.seed(rank)
 net = nn.HybridSequential(prefix='net_')
 with net.name_scope():
@@ -215,15 +205,13 @@ trained = [p for p in net.collect_params().values() if p.grad_req != 'null']
 assert_same_bits(*[p.data().asnumpy() for p in trained])
 y.backward()
 trainer.step(2)
-""",
-    )
+"""
+    run_ranks(2, program)
 
 
 def test_groups():
     """A layer that synchronizes with some: mean and variance are those of the group."""
-    run_ranks(
-        3,
-        """
+    program = """
 def running_mean(group, contexts=1):
     contexts = [mx.cpu(i) for i in range(contexts)]
     layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
@@ -256,14 +244,12 @@ assert means == [10 * rank + 0.5] * 2 + [10 * rank + 2.5] * 2, means
 assert layer.num_batches_tracked == 1
 text = error_of(running_mean, pairs[:1], 3)
 assert 'is initialized on cpu(2), which is in none of the groups of contexts' in text
-""",
-    )
+"""
+    run_ranks(3, program)
 
 
 def test_sums_lists_and_copies():
-    run_ranks(
-        3,
-        """
+    program = """
 assert distributed.allreduce(2.5) == 7.5
 for dtype, total in ('float16', 'float32'), ('int32', 'int64'), ('float64', 'float64'):
     values = distributed.allreduce(np.full((2, 3), rank, dtype))
@@ -289,14 +275,12 @@ text = error_of(distributed.allreduce, np.ones(2 + (rank == 1)))
 assert 'shape=(2,)' in text and 'shape=(3,)' in text and 'disagree' in text, text
 gluon_syncbn.recover()
 assert distributed.allreduce(1) == 3
-""",
-    )
+"""
+    run_ranks(3, program)
 
 
 def test_waiting_for_long_costs_no_processor():
-    run_ranks(
-        2,
-        """
+    program = """
 layer = SyncBatchNorm(in_channels=2)
 layer.initialize()
 x = mx.nd.ones((2, 2))
@@ -310,5 +294,5 @@ used = time.process_time()
 train()
 used = time.process_time() - used
 assert used < 0.5, used
-""",
-    )
+"""
+    run_ranks(2, program)

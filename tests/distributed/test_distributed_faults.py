@@ -6,6 +6,7 @@ Every program ends by itself: a wait for a missing rank is an error in seconds.
 import time
 
 import pytest
+from support.helpers import run_python
 from support.mpi import finish, is_mpich, needs_mpi, run_ranks, start
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
@@ -60,10 +61,7 @@ def struck(strike, where):
 def test_a_rank_dies_or_stops(how, where, tmp_path):
     """The survivors tell it in files: MPICH's mpirun drops what they print."""
     over = tmp_path / "over"
-    process = start(
-        3,
-        NET
-        + """
+    program = """
 import signal, subprocess
 how, where, folder = sys.argv[1:]
 if rank == 1:
@@ -81,12 +79,8 @@ with open(f'{folder}/rank{rank}.part', 'w') as file:
     file.write(f'{seconds} {text}')
 os.rename(file.name, f'{folder}/rank{rank}')
 os._exit(0)
-""",
-        how,
-        where,
-        tmp_path,
-        alive_until=over,
-    )
+"""
+    process = start(3, NET + program, how, where, tmp_path, alive_until=over)
     files = [tmp_path / f"rank{rank}" for rank in (0, 2)]
     begin = time.monotonic()
     while not all(file.exists() for file in files) and time.monotonic() < begin + 40:
@@ -106,10 +100,7 @@ os._exit(0)
 @pytest.mark.parametrize("where", ["forward", "between"])
 def test_a_rank_hangs(where):
     """It answers still, and says where it is; afterwards all continue together."""
-    run_ranks(
-        3,
-        NET
-        + """
+    program = """
 where = sys.argv[1]
 text, seconds = struck(lambda: time.sleep(4), where)
 latest = "norm0', forward" if where == 'forward' else "norm0', backward"
@@ -134,16 +125,12 @@ for _ in range(3):
         assert 'rank 2 begins anew' in error_of(step)
 gluon_syncbn.recover()
 step()
-""",
-        where,
-    )
+"""
+    run_ranks(3, NET + program, where)
 
 
 def test_an_exception_on_one_rank_ends_the_others():
-    output = run_ranks(
-        2,
-        NET
-        + """
+    program = """
 gluon_syncbn.set_timeout(60)
 step()
 begin = time.time()
@@ -153,18 +140,14 @@ text = error_of(step)
 assert "SyncBatchNorm 'norm0', forward: rank 1 has left" in text, text
 assert time.time() - begin < 20
 print('told')
-""",
-        status=None,
-    )
+"""
+    output = run_ranks(2, NET + program, status=None)
     assert "KeyError: 'a bug of the user'" in output
     assert "told" in output or not is_mpich(), output
 
 
 def test_a_call_for_a_context_that_raises_ends_the_others():
-    run_ranks(
-        2,
-        NET
-        + """
+    program = """
 gluon_syncbn.set_timeout(60)
 def forward(x):
     if rank == 1:
@@ -180,18 +163,15 @@ with Devices(mx.cpu()) as devices:
         assert 'error on rank 1' in str(error) and 'no such sample' in str(error)
         gluon_syncbn.recover()
 step()
-""",
-    )
+"""
+    run_ranks(2, NET + program)
 
 
 # ---- another model -------------------------------------------------------------------
 
 
 def test_another_model_is_an_error_that_names_both():
-    run_ranks(
-        2,
-        NET
-        + """
+    program = """
 def forward(layer, shape):
     layer.initialize()
     with autograd.train_mode():
@@ -217,14 +197,12 @@ layers = [SyncBatchNorm(in_channels=3, prefix='e_') for _ in range(rank + 1)]
 text = texts(layers[-1])
 assert "'e'" in text and "'e (number 2 of that name)'" in text, text
 step()
-""",
-    )
+"""
+    run_ranks(2, NET + program)
 
 
 def test_nets_that_differ_are_found_before_training():
-    run_ranks(
-        2,
-        """
+    program = """
 def make(order, prefix='net_'):
     net = nn.HybridSequential(prefix=prefix)
     with net.name_scope():
@@ -247,17 +225,15 @@ distributed.Trainer(make('ab', 'z_'), 'sgd')
 dense = nn.Dense(3, in_units=2, prefix='dense_')
 text = error_of(distributed.broadcast_parameters, dense)
 assert 'dense_weight is not initialized' in text, text
-""",
-    )
+"""
+    run_ranks(2, program)
 
 
 # ---- beginning -----------------------------------------------------------------------
 
 
 def test_a_process_that_does_not_call_init():
-    output = run_ranks(
-        2,
-        """
+    program = """
 if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':
     # It has to take part in MPI_Init, or this waits in MPI itself.
     from gluon_syncbn.native import mpi
@@ -268,16 +244,12 @@ else:
     assert 'not every process' in text and 'within 1 s' in text, text
     print('told', flush=True)
 os._exit(0)
-""",
-        init="",
-        status=None,
-    )
+"""
+    output = run_ranks(2, program, init="", status=None)
     assert "told" in output
 
 
 def test_one_process_where_the_launcher_promised_more():
-    from support.helpers import run_python
-
     code = "from gluon_syncbn import distributed; distributed.init()"
     for name in ("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"):
         result = run_python(code, **{name: "4"})
@@ -288,55 +260,24 @@ def test_one_process_where_the_launcher_promised_more():
     assert result.stdout == "1\n", result.stderr
 
 
-def test_mistakes_before_init():
-    from support.helpers import run_python
-
-    result = run_python(
-        """
-import gluon_syncbn, mxnet as mx
+BEFORE_INIT = """
+import mxnet as mx
 from gluon_syncbn import SyncBatchNorm, distributed
 assert (distributed.rank(), distributed.size(), distributed.join()) == (0, 1, 0)
 assert not distributed.is_initialized()
-def text(function, *arguments, **named):
-    try:
-        function(*arguments, **named)
-    except (RuntimeError, TypeError, ValueError) as error:
-        return str(error)
-assert 'timeout is a positive number' in text(distributed.init, -1)
-assert 'group is None, "machine"' in text(SyncBatchNorm, group='all')
-assert 'group is None, "machine"' in text(SyncBatchNorm, group=[0, mx.cpu()])
-assert 'group names 1 2 times' in text(SyncBatchNorm, group=[[0, 1], [1]])
-assert 'group names the rank -1, expected 0 or more' in text(SyncBatchNorm, group=[-1])
-assert 'k is at least 1, but got 0' in text(distributed.groups_of, 0)
-assert 'k is an int, but got 2.0' in text(distributed.groups_of, 2.0)
-sampler = distributed.ShardSampler
-assert 'at least one row for each of the 3' in text(sampler, 9, 2, size=3)
-assert 'length is at least 0, but got -1' in text(sampler, -1, 2)
 layer = SyncBatchNorm(group=[0, 1], in_channels=1)
 layer.initialize()
 with mx.autograd.train_mode():
-    error = text(layer, mx.nd.ones((2, 1)))
-expected = 'group names the rank 1, but there are 1 processes before distributed.init()'
-assert expected in error
-dense = mx.gluon.nn.Dense(1, in_units=1)
-dense.initialize()
-error = text(distributed.Trainer, dense, 'sgd', bucket_megabytes=0)
-assert 'bucket_megabytes is positive, but got 0' in error
-embedding = mx.gluon.nn.Embedding(2, 2, sparse_grad=True)
-embedding.initialize()
-assert 'expected a dense one' in text(distributed.Trainer, embedding, 'sgd')
-print('done')
+    layer(mx.nd.ones((2, 1)))
 """
-    )
-    assert result.stdout == "done\n", result.stderr
 
 
-def test_a_package_built_without_mpi():
-    from support.helpers import run_python
+def test_before_init_there_is_one_process():
+    words = "group names the rank 1, but there are 1 processes before distributed.init"
+    assert words in run_python(BEFORE_INIT).stderr
 
-    result = run_python(
-        """
-import pathlib
+
+WITHOUT_MPI = """
 from gluon_syncbn import distributed, features
 from gluon_syncbn.native import library
 library._MPI_NAME = 'no_such_library.so'
@@ -346,7 +287,8 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    )
-    assert result.stdout.startswith(
-        "gluon_syncbn was built without MPI: install an MPI"
-    )
+
+
+def test_a_package_built_without_mpi():
+    words = "gluon_syncbn was built without MPI: install an MPI"
+    assert run_python(WITHOUT_MPI).stdout.startswith(words)

@@ -45,25 +45,19 @@ def test_mpi4py_begins():
 
 def test_mpi4py_comes_later():
     mpi4py()
-    run_ranks(
-        2,
-        STEP
-        + """
+    program = """
 push_step()
 from mpi4py import MPI
 assert MPI.COMM_WORLD.allreduce(1) == 2
 push_step()
-""",
-    )
+"""
+    run_ranks(2, STEP + program)
 
 
 @pytest.mark.parametrize("order", ["shutdown first", "MPI first", "ranks differ"])
 def test_the_program_ends_mpi_itself(order):
     mpi4py()
-    run_ranks(
-        2,
-        STEP
-        + """
+    program = """
 push_step()
 mx.nd.waitall()
 order = sys.argv[1]
@@ -73,35 +67,27 @@ MPI.Finalize()
 distributed.shutdown()
 text = error_of(lambda: (push_step(), x.grad.wait_to_read()))
 assert 'called after gluon_syncbn.distributed.shutdown()' in text, text
-""",
-        order,
-        init="from mpi4py import MPI\n" + INIT,
-    )
+"""
+    run_ranks(2, STEP + program, order, init="from mpi4py import MPI\n" + INIT)
 
 
 def test_mpi4py_without_threads_is_refused():
     mpi4py()
-    run_ranks(
-        2,
-        """
+    program = """
 import mpi4py
 mpi4py.rc.thread_level = 'single'
 from mpi4py import MPI
 if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
     text = error_of(distributed.init)
     assert 'MPI was initialized without MPI_THREAD_MULTIPLE' in text, text
-""",
-        init="",
-    )
+"""
+    run_ranks(2, program, init="")
 
 
 def test_shutdown_does_not_wait():
     """Rank 0 leaves, and the ranks still talk by other means."""
     mpi4py()
-    run_ranks(
-        2,
-        STEP
-        + """
+    program = """
 push_step()
 if rank == 0:
     distributed.shutdown()
@@ -112,16 +98,12 @@ if rank == 1:
 distributed.shutdown()
 assert 'after shutdown()' in error_of(distributed.init)
 assert distributed.size() == 2
-""",
-        init="from mpi4py import MPI\n" + INIT,
-    )
+"""
+    run_ranks(2, STEP + program, init="from mpi4py import MPI\n" + INIT)
 
 
 def test_data_loader_workers_and_forks():
-    run_ranks(
-        2,
-        STEP
-        + """
+    program = """
 data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(12, 4)))
 rows = 0
 for epoch in range(2):
@@ -143,14 +125,12 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert distributed.allreduce(1) == 2
 push_step()
-""",
-    )
+"""
+    run_ranks(2, STEP + program)
 
 
 def test_join_waits_and_counts():
-    run_ranks(
-        3,
-        """
+    program = """
 layer = SyncBatchNorm(in_channels=1, momentum=0)
 layer.initialize()
 for batches in [4, 1, 2], [1, 3, 2], [2, 1, 3], [3, 2, 1]:
@@ -164,5 +144,5 @@ for batches in [4, 1, 2], [1, 3, 2], [2, 1, 3], [3, 2, 1]:
     assert last == batches.index(max(batches)), last
     distributed.broadcast_parameters(layer, last)
     assert layer.running_mean.data().asscalar() == last
-""",
-    )
+"""
+    run_ranks(3, program)

@@ -162,12 +162,6 @@ def test_layer_with_its_own_forward_stays_with_a_warning():
     assert type(layer) is Mine
 
 
-@pytest.mark.parametrize("convert", [convert_sync_batchnorm, revert_sync_batchnorm])
-def test_what_is_no_block_is_refused(convert):
-    with pytest.raises(TypeError, match=r"net is a gluon.Block, but got \[Batch"):
-        convert([nn.BatchNorm()])
-
-
 def test_bad_settings_leave_the_net_unchanged():
     net = Nested()
     before = kinds(net)

@@ -1,11 +1,12 @@
 """Every public function refuses what it does not take, in one sentence.
 
-A row is a call and the words that it raises; each public name has rows, or a reason.
+A row is a call, words of the error's text, and its class where that is known; each
+public name has rows, or a reason.
 """
 
 import inspect
-import re
 from fractions import Fraction
+from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -18,45 +19,71 @@ from gluon_syncbn import distributed as d
 
 TWO = cpus(2)
 ARRAY = mx.nd.ones((4, 3))
-REFUSED = ("object", "<U1", "complex128", "int16", "uint64", "datetime64[s]")
+DTYPES = "object", "<U1", "complex128", "int16", "uint64", "datetime64[s]"
+NAN, INF, HUGE, INT = float("nan"), float("inf"), 10**400, 2**31 - 1
+FRACTION, NOT_NEGATIVE = "between 0 and 1, or None", "a finite number, not negative"
+ACTIVATION = "None, 'identity', 'relu', 'leaky_relu' or 'elu'"
+GROUP = (
+    'None, "machine", "process", a list of ranks, a list of contexts, or a list of '
+    "such lists"
+)
+VALUES = "beta", "gamma", "running_mean", "running_variance"
+INITIALIZER = "a str or mxnet.init.Initializer"
+CONTEXTS = "a list of mxnet.Context"
+OPTIMIZER = "a name or mxnet.optimizer.Optimizer"
+SAMPLES = "a finite number of samples, not negative"
 
 
-def dense(**options):
-    net = g.make_parallel(nn.Dense(1, in_units=3), TWO, **options)
+# ---- calls ---------------------------------------------------------------------------
+
+
+def initialized(net):
     net.initialize()
     return net
 
 
 def layer():
-    return g.SyncBatchNorm(in_channels=3)
+    return initialized(g.SyncBatchNorm(in_channels=3))
 
 
-def layer_of_one_channel():
-    net = g.SyncBatchNorm(in_channels=1)
-    net.initialize()
-    return net
+def dense(contexts=TWO, **options):
+    return initialized(g.make_parallel(nn.Dense(1, in_units=3), contexts, **options))
 
 
-def monitored(batches):
-    with g.Monitor(layer(), trainer()) as monitor:
-        monitor.data(batches)
+def trainer(**options):
+    return d.Trainer(layer(), **{"optimizer": "sgd", **options})
 
 
-def join(timeout):
-    d.Trainer(layer_of_one_channel(), "sgd").join(timeout)
+def sampled(length=8, batch_size=4, **options):
+    return d.ShardSampler(length, batch_size, **options)
 
 
-def track(value):
-    layer().num_batches_tracked = value
+def of(make, method):
+    """A method of an object that is made for each call."""
+    return lambda *arguments, **options: getattr(make(), method)(*arguments, **options)
 
 
-def participate(net, contexts):
-    with g.participating(net, contexts):
-        pass
+norm, called = g.SyncBatchNorm, of(layer, "__call__")
+elu = partial(norm, activation="elu")
+synchronize, activate = of(layer, "set_synchronization"), of(layer, "set_activation")
+forward, initialize = of(dense, "__call__"), of(dense, "initialize")
+load, save = of(dense, "load_parameters"), of(dense, "save_parameters")
+export, summary = of(dense, "export"), of(dense, "summary")
+split, step = of(partial(g.Devices, TWO), "split"), of(trainer, "step")
+map_each = of(partial(g.Devices, TWO), "map")
+map_first = of(partial(g.Devices, TWO), "map_first")
 
 
-def trainer():
-    return mx.gluon.Trainer(dense().collect_params(), "sgd")
+def track(num_batches_tracked):
+    layer().num_batches_tracked = num_batches_tracked
+
+
+def convert(**options):
+    g.convert_sync_batchnorm(nn.BatchNorm(), **options)
+
+
+def broadcast(**options):
+    d.broadcast_parameters(layer(), **options)
 
 
 def criterion_of_another_net():
@@ -65,112 +92,142 @@ def criterion_of_another_net():
     criterion(first(ARRAY), mx.nd.ones((4, 1)))
 
 
-def six_dimensions():
-    net = layer()
-    net.initialize()
-    net(mx.nd.ones((2, 3, 1, 1, 1, 1))).wait_to_read()
+def participate(net, contexts):
+    with g.participating(net, contexts):
+        pass
 
 
-def settings(**options):
-    return lambda: g.SyncBatchNorm(**options)
+def monitored(batches):
+    trainer = mx.gluon.Trainer(dense().collect_params(), "sgd")
+    with g.Monitor(layer(), trainer) as monitor:
+        monitor.data(batches)
 
 
-def called(data):
-    def call():
-        net = layer()
-        net.initialize()
-        net(data)
-
-    return call
+def trainer_of_an_embedding():
+    d.Trainer(initialized(nn.Embedding(2, 2, sparse_grad=True)), "sgd")
 
 
-def synchronize(**options):
-    return lambda: layer().set_synchronization(**options)
+# ---- rows ----------------------------------------------------------------------------
 
 
-def converted(**options):
-    return lambda: g.convert_sync_batchnorm(nn.BatchNorm(), **options)
+def bad(function, error, expected, **values):
+    """One argument has one of several values, which are all refused alike."""
+    for name, refused in values.items():
+        for value in refused:
+            words = f"{name} is {expected}, but got {repr(value)[:150]}"
+            yield partial(function, **{name: value}), words, error
 
 
-def paralleled(**options):
-    return lambda: g.make_parallel(nn.Dense(1), **{"ctx": TWO, **options})
+def bad_bool(function, *names):
+    values = dict.fromkeys(names, ["no", None, 2])
+    return bad(function, TypeError, "True or False", **values)
 
 
-def sampled(length=8, batch_size=4, **options):
-    return lambda: d.ShardSampler(length, batch_size, **options)
+def bad_seconds(function, name="timeout"):
+    values = 0, -1, True, "5", "soon", NAN, -INF, -HUGE, [1], np.array([3.0])
+    expected = "a positive number of seconds, or inf for never"
+    return bad(function, ValueError, expected, **{name: values})
 
 
-def dense_trainer(*arguments, **options):
-    return lambda: d.Trainer(dense().net, *arguments, **options)
+def bad_text(function, name):
+    expected = "a str without NUL and lone surrogates"
+    yield from bad(function, TypeError, "a str", **{name: [5, None]})
+    yield from bad(function, ValueError, expected, **{name: ["\ud800", "a\0b"]})
 
 
-def step(batch_size, *options):
-    return lambda: d.Trainer(layer_of_one_channel(), "sgd").step(batch_size, *options)
+def bad_contexts(function):
+    yield from bad(function, TypeError, CONTEXTS, contexts=[2, "cpu"])
+    for value in 0, "cpu":
+        words = f"contexts is {CONTEXTS}, but it holds {value!r}"
+        yield partial(function, contexts=[value]), words, TypeError
+    words = "contexts is empty, expected at least one context"
+    yield partial(function, contexts=[]), words, ValueError
+    words = "contexts names cpu(0) 2 times, expected distinct contexts"
+    yield partial(function, contexts=cpus(1) * 2), words, ValueError
 
+
+def bad_batch(function):
+    """The dtype or the storage is one that a batch cannot have."""
+    for dtype in DTYPES:
+        yield partial(function, np.ones((4, 3), dtype)), f"the dtype {dtype}", TypeError
+    for kind in "csr", "row_sparse":
+        words = f"batch is a dense array, but got a {kind} one"
+        yield partial(function, ARRAY.tostype(kind)), words, TypeError
+
+
+def no_block(function, kind="gluon.Block", shown=repr):
+    for value in None, 3, "net", abs, []:
+        words = f"net is a {kind}, but got {shown(value)}"
+        yield partial(function, value), words, TypeError
+
+
+def parallel_already(function):
+    kind = "gluon.Block that is not parallel yet"
+    yield from no_block(function, kind, type)
+    yield lambda: function(dense()), f"net is a {kind}, but got", TypeError
+
+
+def name_of_kind(value):
+    return type(value).__name__
+
+
+# ---- the tables ----------------------------------------------------------------------
 
 ROWS = {
     "SyncBatchNorm": [
-        (settings(in_channels="3"), "in_channels is an int, but got '3'"),
-        (settings(in_channels=-1), "in_channels is at least 0, but got -1"),
-        (settings(num_devices=True), "num_devices is an int or None, but got True"),
-        (settings(num_devices=0.5), "num_devices is an int or None, but got 0.5"),
-        (settings(num_devices=0), "num_devices is at least 1, but got 0"),
-        (settings(num_devices=10**10), "num_devices is at most 2147483647, but got"),
-        (settings(momentum="0.9"), "momentum is between 0 and 1, or None, but got '0"),
-        (settings(momentum=float("nan")), "momentum is between 0 and 1, or None, but"),
-        (settings(epsilon=None), "epsilon is a finite number, not negative, but got"),
-        (settings(epsilon="1e-5"), "epsilon is a finite number, not negative, but"),
-        (settings(epsilon=-1e-5), "epsilon is a finite number, not negative, but"),
-        (settings(center="no"), "center is True or False, but got 'no'"),
-        (settings(scale=None), "scale is True or False, but got None"),
-        (settings(use_global_stats=2), "use_global_stats is True or False, but got 2"),
-        (settings(axis=None), "axis is an int, but got None"),
-        (settings(unbiased_running_var="yes"), "unbiased_running_var is True or False"),
-        (settings(timeout=True), "timeout is a positive number of seconds, or inf"),
-        (settings(timeout="5"), "timeout is a positive number of seconds, or inf"),
-        (settings(group=5), 'group is None, "machine", "process"'),
-        (settings(activation="swish"), "activation is None, 'identity', 'relu'"),
-        (
-            settings(epsilon=10**400),
-            "epsilon is a finite number, not negative, but got",
+        *bad(norm, TypeError, "an int", in_channels=["3"], axis=[None, 1.5, "C"]),
+        *bad(norm, TypeError, "an int or None", num_devices=[True, 0.5, 2.5, NAN]),
+        *bad(norm, TypeError, "an int or None", num_devices=["2", "two", [2]]),
+        *bad(norm, ValueError, "at least 0", in_channels=[-1]),
+        *bad(norm, ValueError, "at least 1", num_devices=[0, -1]),
+        *bad(norm, ValueError, "at least -5", axis=[-6]),
+        *bad(norm, ValueError, "at most 4", axis=[5]),
+        *bad(
+            norm,
+            ValueError,
+            f"at most {INT}",
+            in_channels=[2**31],
+            num_devices=[10**10],
         ),
-        (settings(epsilon=float("inf")), "epsilon is a finite number, not negative, b"),
-        (settings(axis=5), "axis is at most 4, but got 5"),
-        (settings(axis=-6), "axis is at least -5, but got -6"),
-        (settings(in_channels=2**31), "in_channels is at most 2147483647, but got"),
-        (settings(group=[[], [0]]), "group holds an empty list: [[], [0]], expected"),
-        (settings(group=[[0], []]), "group holds an empty list: [[0], []], expected"),
-        (settings(group=np.array(["machine"])), 'group is None, "machine", "process"'),
-        (settings(group=np.array([0, 1])), 'group is None, "machine", "process"'),
-        (settings(beta_initializer=5), "beta_initializer is a str or mxnet.init.Init"),
-        (settings(gamma_initializer=5), "gamma_initializer is a str or mxnet.init.In"),
-        (settings(running_mean_initializer=5), "running_mean_initializer is a str or"),
-        (settings(running_variance_initializer=5), "running_variance_initializer is a"),
-        (settings(activation=["relu"]), "activation is None, 'identity', 'relu'"),
-        (settings(activation={}), "activation is None, 'identity', 'relu'"),
-        (settings(activation="elu", slope=True), "slope is a positive number, but got"),
-        (settings(slope=1), "slope is for 'leaky_relu' and 'elu', but got 1"),
-        (called([ARRAY]), "data is an NDArray or Symbol, but got [ [[1. 1. 1.]"),
-        (called(None), "data is an NDArray or Symbol, but got None"),
-        (called(np.ones((2, 3))), "data is an NDArray or Symbol, but got array([["),
+        *bad(norm, TypeError, FRACTION, momentum=["0.9"]),
+        *bad(norm, ValueError, FRACTION, momentum=[1.5, -1, NAN]),
+        *bad(norm, TypeError, NOT_NEGATIVE, epsilon=[None, "1e-5"]),
+        *bad(norm, ValueError, NOT_NEGATIVE, epsilon=[-1e-5, -1, NAN, INF, HUGE]),
+        *bad_bool(norm, "center", "scale", "use_global_stats", "unbiased_running_var"),
+        *bad_seconds(norm),
+        *bad(norm, TypeError, GROUP, group=[5, "all", [0, mx.cpu()]]),
+        *bad(norm, TypeError, GROUP, group=[np.array(["machine"]), np.array([0, 1])]),
+        (partial(norm, group=[[], [0]]), "group holds an empty list: [[], [0]], expec"),
+        (partial(norm, group=[[0], []]), "group holds an empty list: [[0], []], expec"),
+        (partial(norm, group=[[0, 1], [1]]), "group names 1 2 times"),
+        (partial(norm, group=[-1]), "group names the rank -1, expected 0 or more"),
+        *bad(norm, TypeError, INITIALIZER, **{f"{v}_initializer": [5] for v in VALUES}),
+        *bad(norm, ValueError, ACTIVATION, activation=["swish", ["relu"], {}]),
+        *bad(elu, ValueError, "a positive number", slope=[True, 0, -0.1, NAN]),
+        *bad(elu, TypeError, "a positive number", slope=["a"]),
+        (partial(norm, slope=1), "slope is for 'leaky_relu' and 'elu', but got 1"),
         (
-            called(mx.nd.ones((2, 4))),
-            "data has shape (2, 4), expected 3 channels along",
+            partial(norm, activation="relu", slope=0.1),
+            "slope is for 'leaky_relu' and 'elu', but got 0.1 with activation='relu'",
         ),
-        (lambda: track(-1), "num_batches_tracked is at least 0, but got -1"),
-        (lambda: track(2**70), f"num_batches_tracked is at most {2**62}, but got"),
-        (lambda: track(1.5), "num_batches_tracked is an int, but got 1.5"),
-        (six_dimensions, "data has 2 to 5 dimensions, but got 6"),
+        (partial(called, [ARRAY]), "data is an NDArray or Symbol, but got [ [[1. 1. 1"),
+        (partial(called, None), "data is an NDArray or Symbol, but got None"),
+        (partial(called, np.ones((2, 3))), "data is an NDArray or Symbol, but got arr"),
+        (partial(called, mx.nd.ones((2, 4))), "data has shape (2, 4), expected 3 chan"),
+        (partial(called, mx.nd.ones((2, 3, 1, 1, 1, 1))), "data has 2 to 5 dimensions"),
+        *bad(track, ValueError, "at least 0", num_batches_tracked=[-1]),
+        *bad(track, ValueError, f"at most {2**62}", num_batches_tracked=[2**70]),
+        *bad(track, TypeError, "an int", num_batches_tracked=[1.5]),
     ],
     "SyncBatchNorm.set_synchronization": [
-        (synchronize(num_devices="a"), "num_devices is an int or None, but got 'a'"),
-        (synchronize(group=5), 'group is None, "machine", "process"'),
-        (synchronize(unbiased_running_var=1), "unbiased_running_var is True or False"),
-        (synchronize(timeout="5"), "timeout is a positive number of seconds, or inf"),
+        *bad(synchronize, TypeError, GROUP, group=[5]),
+        *bad(synchronize, TypeError, "an int or None", num_devices=["a"]),
+        *bad_bool(synchronize, "unbiased_running_var"),
+        *bad_seconds(synchronize),
     ],
     "SyncBatchNorm.set_activation": [
-        (lambda: layer().set_activation(["relu"]), "activation is None, 'identity'"),
-        (lambda: layer().set_activation("elu", "a"), "slope is a positive number, but"),
+        *bad(activate, ValueError, ACTIVATION, activation=[["relu"]]),
+        (partial(activate, "elu", "a"), "slope is a positive number, but got 'a'"),
     ],
     "SyncBatchNorm.contexts": "takes nothing",
     "SyncBatchNorm.meetings": "takes nothing",
@@ -181,287 +238,194 @@ ROWS = {
             lambda: g.convert_sync_batchnorm(nn.BatchNorm(momentum="0.9", prefix="b_")),
             "momentum of b is between 0 and 1, or None, but got '0.9'",
         ),
-        (lambda: g.convert_sync_batchnorm(None), "net is a gluon.Block, but got"),
-        (converted(num_devices="2"), "num_devices is an int or None, but got '2'"),
-        (converted(fuse="yes"), "fuse is True or False, but got 'yes'"),
-        (converted(timeout=0), "timeout is a positive number of seconds, or inf"),
-        (converted(unbiased_running_var=1), "unbiased_running_var is True or False"),
+        *no_block(g.convert_sync_batchnorm, "mxnet.gluon.Block", name_of_kind),
+        *bad(convert, TypeError, "an int or None", num_devices=["2"]),
+        *bad_bool(convert, "fuse", "unbiased_running_var"),
+        *bad_seconds(convert),
     ],
     "revert_sync_batchnorm": [
-        (lambda: g.revert_sync_batchnorm("net"), "net is a gluon.Block, but got")
+        *no_block(g.revert_sync_batchnorm, "mxnet.gluon.Block", name_of_kind)
     ],
     "make_parallel": [
-        (
-            lambda: g.make_parallel(None, TWO),
-            "net is a gluon.Block that is not paralle",
-        ),
-        (paralleled(ctx=None), "contexts is a list of mxnet.Context, but got None"),
-        (paralleled(ctx=[]), "contexts is empty, expected at least one context"),
-        (paralleled(gather="no"), "gather is True or False, but got 'no'"),
-        (paralleled(batch_axis=True), "batch_axis is an int, but got True"),
-        (paralleled(sync_bn=None), "sync_bn is True or False, but got None"),
-        (paralleled(reset_ctx="cpu"), "reset_ctx is True or False, but got 'cpu'"),
+        *parallel_already(lambda net: g.make_parallel(net, TWO)),
+        *bad(dense, TypeError, CONTEXTS, contexts=[None]),
+        *bad_contexts(dense),
+        *bad_bool(dense, "gather", "sync_bn", "reset_ctx"),
+        *bad(dense, TypeError, "an int", batch_axis=[True, "a"]),
     ],
     "ParallelNet": "made by make_parallel only",
     "ParallelNet.forward": [
-        (lambda: dense()(None), "the inputs hold no array, expected at le"),
-        *(
-            (lambda dtype=dtype: dense()(np.ones((4, 3), dtype)), f"the dtype {dtype}")
-            for dtype in REFUSED
-        ),
+        *bad_batch(forward),
+        (partial(forward, None), "the inputs hold no array, expected", ValueError),
+        (partial(forward, None, 2), "the inputs hold no array, expected", ValueError),
         (
-            lambda: dense()(ARRAY.tostype("csr")),
-            "batch is a dense array, but got a csr",
+            partial(forward, ARRAY[:2], ARRAY[:3]),
+            "have 2, 3 rows along axis",
+            ValueError,
         ),
+        (partial(forward, np.ones((0, 3))), "the batch has 0 rows along", ValueError),
+        (lambda: dense(batch_axis=3)(ARRAY), "batch_axis is 3, but an in", ValueError),
     ],
-    "ParallelNet.initialize": [
-        (
-            lambda: dense().initialize(ctx=5),
-            "ctx is a list of mxnet.Context, but got 5",
-        ),
-    ],
+    "ParallelNet.initialize": [*bad(initialize, TypeError, CONTEXTS, ctx=[5])],
     "ParallelNet.hybridize": "as in mxnet.gluon.Block",
     "ParallelNet.load_parameters": [
-        (
-            lambda: dense().load_parameters("a", ctx=5),
-            "ctx is a list of mxnet.Context, but got 5",
-        ),
-        (lambda: dense().load_parameters(5), "filename is a path, but got 5"),
+        *bad(load, TypeError, "a path", filename=[5]),
+        *bad(partial(load, "a"), TypeError, CONTEXTS, ctx=[5]),
     ],
     "ParallelNet.save_parameters": [
-        (lambda: dense().save_parameters(None), "filename is a path, but got None"),
-        (lambda: dense().save_parameters(5), "filename is a path, but got 5"),
-        (lambda: dense().save_parameters("a\0b"), "filename is a str without NUL and"),
-        (lambda: dense().save_parameters("a", 5), "deduplicate is True or False, but"),
+        *bad(save, TypeError, "a path", filename=[None, 5]),
+        (partial(save, "a\0b"), "filename is a str without NUL and lone surrogates"),
+        *bad_bool(partial(save, "a"), "deduplicate"),
     ],
     "ParallelNet.export": [
-        (lambda: dense().export(None), "path is a path, but got None"),
-        (lambda: dense().export("a", "a"), "epoch is an int, but got 'a'"),
-        (lambda: dense().export("a", True), "epoch is an int, but got True"),
-        (lambda: dense().export("a", -1), "epoch is at least 0, but got -1"),
-        (
-            lambda: dense().export("a", 0, 5),
-            "remove_amp_cast is True or False, but got",
-        ),
+        *bad(export, TypeError, "a path", path=[None]),
+        *bad(partial(export, "a"), TypeError, "an int", epoch=["a", True]),
+        *bad(partial(export, "a"), ValueError, "at least 0", epoch=[-1]),
+        *bad_bool(partial(export, "a"), "remove_amp_cast"),
     ],
     "ParallelNet.summary": [
-        (lambda: dense().summary(None), "the inputs hold no array, expected at least"),
+        (partial(summary, None), "the inputs hold no array, expected at least one")
     ],
     "ParallelCriterion": [
-        (
-            lambda: g.ParallelCriterion(3, dense()),
-            "loss is a Block or function, but got",
-        ),
+        (lambda: g.ParallelCriterion(3, dense()), "loss is a Block or function, but"),
         (lambda: g.ParallelCriterion(len, 3), "net is what make_parallel returns, but"),
-        (
-            criterion_of_another_net,
-            "output is from another net than the criterion's",
-        ),
+        (criterion_of_another_net, "output is from another net than the criterion's"),
     ],
     "ParallelCriterion.forward": "a call, see ParallelCriterion",
     "ShardedOutput": "made by a ParallelNet only",
-    "allow_plain_loop": [
-        (lambda: g.allow_plain_loop(3), "net is a gluon.Block that is")
-    ],
+    "allow_plain_loop": [*parallel_already(g.allow_plain_loop)],
     "Devices": [
-        (lambda: g.Devices(None), "contexts is a list of mxnet.Context, but got None"),
-        (lambda: g.Devices([0]), "contexts is a list of mxnet.Context, but it holds 0"),
-        (
-            lambda: g.Devices(TWO).split([1, 2]),
-            "batch is an NDArray or NumPy array, but",
-        ),
-        (lambda: g.Devices(TWO).split(None), "batch is an NDArray or NumPy array, but"),
-        (
-            lambda: g.Devices(TWO).split(ARRAY, 2),
-            "batch_axis is 2, but batch has shape",
-        ),
-        (lambda: g.Devices(TWO).split(ARRAY, "0"), "batch_axis is an int, but got '0'"),
+        *bad(g.Devices, TypeError, CONTEXTS, contexts=[None]),
+        *bad_contexts(g.Devices),
     ],
     "Devices.split": [
-        *(
-            (
-                lambda dtype=dtype: g.Devices(TWO).split(np.ones((4, 3), dtype)),
-                f"the dtype {dtype}",
-            )
-            for dtype in REFUSED
-        ),
-        *(
-            (
-                lambda kind=kind: g.Devices(TWO).split(ARRAY.tostype(kind)),
-                f"batch is a dense array, but got a {kind}",
-            )
-            for kind in ("csr", "row_sparse")
-        ),
+        *bad_batch(split),
+        *bad(split, TypeError, "an NDArray or NumPy array", batch=[[1, 2], None]),
+        (partial(split, ARRAY, 2), "batch_axis is 2, but batch has shape (4, 3)"),
+        *bad(partial(split, ARRAY), TypeError, "an int", batch_axis=["0"]),
+        (partial(split, ARRAY[:1]), "batch has 1 rows along axis 0, exp", ValueError),
     ],
     "Devices.map_first": [
-        (lambda: g.Devices(TWO).map_first(5), "function is a function, but got 5"),
-        (lambda: g.Devices(TWO).map_first(len, 5), "list 0 is a list with an element"),
+        (partial(map_first, 5), "function is a function, but got 5"),
+        (partial(map_first, len, 5), "list 0 is a list with an element"),
+        (partial(map_first, len, [1, 2], "a"), "lists have 1, 2 elements", ValueError),
+        (partial(map_first, len, "abc"), "lists have 3 elements, expe", ValueError),
     ],
     "Devices.close": "takes nothing",
     "Devices.map": [
         *(
-            (
-                lambda value=value: g.Devices(TWO).map(len, value),
-                "list 0 is a list with an element for each context, but got",
-            )
-            for value in (np.array(3), list, {"a": 1, "b": 2})
+            (partial(map_each, len, value), "list 0 is a list with an element for each")
+            for value in (5, np.array(3), list, {"a": 1, "b": 2})
         ),
-        (lambda: g.Devices(TWO).map(None), "function is a function, but got None"),
-        (lambda: g.Devices(TWO).map(len, 5), "list 0 is a list with an element for ea"),
+        (partial(map_each, None), "function is a function, but got None"),
         (
-            lambda: g.Devices(TWO).map(len, [1]),
-            "list 0 has 1 elements, expected one for",
+            partial(map_each, len, [1]),
+            "list 0 has 1 elements, expected one",
+            ValueError,
         ),
+        (partial(map_each, len, "ab", "abc"), "list 1 has 3 elements, exp", ValueError),
     ],
     "participating": [
-        (lambda: participate(None, TWO), "net is a gluon.Block, but got None"),
-        (
-            lambda: participate(layer(), None),
-            "contexts is a list of mxnet.Context, but",
-        ),
-        (lambda: participate(layer(), [0]), "contexts is a list of mxnet.Context, but"),
-        (lambda: participate(layer(), []), "contexts is empty, expected at least one"),
+        *no_block(lambda net: participate(net, TWO)),
+        (lambda: participate(layer(), None), f"contexts is {CONTEXTS}, but got None"),
+        *bad_contexts(lambda contexts: participate(layer(), contexts)),
     ],
-    "recover": [
-        (lambda: g.recover(5), "reason is a str, but got 5"),
-        (
-            lambda: g.recover("\ud800"),
-            "reason is a str without NUL and lone surrogates",
-        ),
-    ],
-    "set_timeout": [
-        (lambda: g.set_timeout("5"), "seconds is a positive number of seconds, or inf"),
-        (
-            lambda: g.set_timeout(True),
-            "seconds is a positive number of seconds, or inf",
-        ),
-        (lambda: g.set_timeout(np.array([3.0])), "seconds is a positive number of sec"),
-    ],
+    "recover": [*bad_text(g.recover, "reason")],
+    "set_timeout": [*bad_seconds(g.set_timeout, "seconds")],
     "Monitor": [
-        (lambda: g.Monitor(None, trainer()), "net is a gluon.Block, but got"),
-        (lambda: g.Monitor(layer(), None), "trainer is a gluon.Trainer, but got"),
+        *no_block(lambda net: g.Monitor(net, None)),
+        (lambda: g.Monitor(layer(), None), "trainer is a gluon.Trainer", TypeError),
     ],
-    "Monitor.data": [
-        (lambda: monitored(5), "batches is an iterable, but got 5"),
-    ],
+    "Monitor.data": [*bad(monitored, TypeError, "an iterable", batches=[5])],
     "Monitor.report": "takes nothing",
-    "check_replicas": [
-        (lambda: g.check_replicas(5), "net is a gluon.Block, but got 5")
-    ],
-    "available_contexts": "takes nothing",
-    "features": "takes nothing",
-    "get_timeout": "takes nothing",
-    "keep_freed_memory": "takes nothing",
+    "check_replicas": [*no_block(g.check_replicas)],
     "distributed": "a module, see below",
     "gluoncv": "a module; install takes nothing",
     "__version__": "a text",
+    **dict.fromkeys(["available_contexts", "features", "get_timeout"], "takes nothing"),
+    "keep_freed_memory": "takes nothing",
 }
 DISTRIBUTED = {
     "Trainer": [
-        (lambda: d.Trainer(None, "sgd"), "net is a gluon.Block, a ParameterDict or a"),
-        (
-            lambda: d.Trainer([], "sgd", None, 0),
-            "bucket_megabytes is positive, but got",
-        ),
-        (
-            lambda: d.Trainer([], "sgd", None, "4"),
-            "bucket_megabytes is positive, but g",
-        ),
-        (lambda: d.Trainer([], "sgd"), "net has no parameters, expected at least one"),
-        (dense_trainer(None), "optimizer is a name or mxnet.optimizer.Optimizer, but"),
-        (dense_trainer(5), "optimizer is a name or mxnet.optimizer.Optimizer, but got"),
-        (dense_trainer("sgd", 5), "optimizer_params is a dict or None, but got 5"),
+        (partial(d.Trainer, None, "sgd"), "net is a gluon.Block, a ParameterDict or a"),
+        (partial(d.Trainer, [], "sgd"), "net has no parameters, expected at least one"),
+        *bad(trainer, ValueError, "positive", bucket_megabytes=[0]),
+        *bad(trainer, TypeError, "positive", bucket_megabytes=["4"]),
+        *bad(trainer, TypeError, OPTIMIZER, optimizer=[None, 5]),
+        *bad(trainer, TypeError, "a dict or None", optimizer_params=[5]),
+        (trainer_of_an_embedding, "is row_sparse, expected a dense one", TypeError),
     ],
     "Trainer.step": [
-        *(
-            (step(value), "batch_size is a finite number of samples, not negative, but")
-            for value in ("4", float("nan"), -1, True, None, [4], float("inf"))
-        ),
-        (step(0), "batch_size is positive in at least one process, but got 0 in all"),
-        (step(4, "x"), "ignore_stale_grad is True or False, but got 'x'"),
+        *bad(step, TypeError, SAMPLES, batch_size=["4", None, [4]]),
+        *bad(step, ValueError, SAMPLES, batch_size=[NAN, -1, True, INF]),
+        (partial(step, 0), "batch_size is positive in at least one process, but got 0"),
+        *bad_bool(partial(step, 4), "ignore_stale_grad"),
     ],
-    "Trainer.join": [
-        (lambda: join(0), "timeout is a positive number of seconds, or inf"),
-    ],
+    "Trainer.join": [*bad_seconds(of(trainer, "join"))],
     "ShardSampler": [
-        (sampled(rank=-1, size=2), "rank is at least 0, but got -1"),
-        (sampled(rank=2, size=2), "rank is at most 1, but got 2"),
-        (sampled(rank=0, size=0), "size is at least 1, but got 0"),
-        (sampled(length=-1), "length is at least 0, but got -1"),
-        (sampled(length="8"), "length is an int, but got '8'"),
-        (sampled(length=2**70), f"length is at most {2**63 - 1}, but got"),
-        (sampled(rank=0, size=2**40), f"size is at most {2**31 - 1}, but got"),
+        *bad(partial(sampled, size=2), ValueError, "at least 0", rank=[-1]),
+        *bad(partial(sampled, size=2), ValueError, "at most 1", rank=[2]),
+        *bad(partial(sampled, rank=0), ValueError, "at least 1", size=[0]),
+        *bad(partial(sampled, rank=0), ValueError, f"at most {INT}", size=[2**40]),
+        *bad(sampled, ValueError, "at least 0", length=[-1], seed=[-1]),
+        *bad(sampled, ValueError, f"at most {2**63 - 1}", length=[2**70]),
+        *bad(sampled, TypeError, "an int", length=["8"]),
         (
-            sampled(batch_size=1, rank=0, size=2),
-            "batch_size is at least one row for ea",
+            partial(sampled, batch_size=1, rank=0, size=2),
+            "batch_size is at least one row for each of the 2 processes, but got 1",
         ),
-        (sampled(shuffle="no"), "shuffle is True or False, but got 'no'"),
-        (sampled(seed=-1), "seed is at least 0, but got -1"),
+        *bad_bool(sampled, "shuffle"),
     ],
     "ShardSampler.set_epoch": [
-        (lambda: d.ShardSampler(8, 4).set_epoch(-1), "epoch is at least 0, but got -1"),
-        (lambda: d.ShardSampler(8, 4).set_epoch("1"), "epoch is an int, but got '1'"),
+        *bad(sampled().set_epoch, ValueError, "at least 0", epoch=[-1]),
+        *bad(sampled().set_epoch, TypeError, "an int", epoch=["1"]),
     ],
     "allreduce": [
-        (lambda: d.allreduce("five"), "array holds numbers, but got the dtype <U4"),
-        (
-            lambda: d.allreduce(np.uint64(2**63 + 5)),
-            f"array fits int64, but holds {2**63 + 5}",
+        (partial(d.allreduce, "five"), "array holds numbers, but got the dtype <U4"),
+        *(
+            (partial(d.allreduce, value), f"array fits int64, but holds {value}")
+            for value in (2**63, np.uint64(2**63 + 5))
         ),
-        (lambda: d.allreduce(2**63), f"array fits int64, but holds {2**63}"),
-        (lambda: d.allreduce(5, name=5), "name is a str, but got 5"),
-        (lambda: d.allreduce(5, name="\ud800"), "name is a str without NUL and lone"),
-        (lambda: d.allreduce(5, name="a\0b"), "name is a str without NUL and lone sur"),
-        (lambda: d.allreduce(5, timeout=0), "timeout is a positive number of seconds"),
+        *bad_text(partial(d.allreduce, 5), "name"),
+        *bad_seconds(partial(d.allreduce, 5)),
     ],
-    "allgather": [(lambda: d.allgather(5, name=None), "name is a str, but got None")],
-    "barrier": [(lambda: d.barrier(-1), "timeout is a positive number of seconds")],
+    "allgather": [*bad_text(partial(d.allgather, 5), "name")],
+    "barrier": [*bad_seconds(d.barrier)],
     "broadcast": [
-        (lambda: d.broadcast(5, root=1), "root is a rank below 1, but got 1"),
-        (lambda: d.broadcast(5, root=None), "root is an int, but got None"),
+        *bad(partial(d.broadcast, 5), ValueError, "a rank below 1", root=[1]),
+        *bad(partial(d.broadcast, 5), TypeError, "an int", root=[None]),
     ],
     "broadcast_parameters": [
         (lambda: d.broadcast_parameters(None), "net is a gluon.Block, a ParameterDict"),
-        (
-            lambda: d.broadcast_parameters(layer(), 7),
-            "root is a rank below 1, but got 7",
-        ),
-        (lambda: d.broadcast_parameters(layer(), 0, 0), "timeout is a positive number"),
+        *bad(broadcast, ValueError, "a rank below 1", root=[7]),
+        *bad_seconds(broadcast),
     ],
     "groups_of": [
-        (lambda: d.groups_of(0), "k is at least 1, but got 0"),
-        (lambda: d.groups_of(True), "k is an int, but got True"),
-        (lambda: d.groups_of(2, 5), "contexts is a list of mxnet.Context, but got 5"),
-        (lambda: d.groups_of(2, "abc"), "contexts is a list of mxnet.Context, but got"),
-        (lambda: d.groups_of(2, [1, 2]), "contexts is a list of mxnet.Context, but it"),
-        (
-            lambda: d.groups_of(2, cpus(1) * 2),
-            "contexts names cpu(0) 2 times, expected",
-        ),
+        *bad(d.groups_of, ValueError, "at least 1", k=[0]),
+        *bad(d.groups_of, TypeError, "an int", k=[True, 2.0]),
+        *bad_contexts(partial(d.groups_of, 2)),
     ],
-    "init": [(lambda: d.init(timeout="5"), "timeout is a positive number of seconds")],
-    "join": [(lambda: d.join(timeout=0), "timeout is a positive number of seconds")],
-    "is_initialized": "takes nothing",
-    "local_rank": "takes nothing",
-    "local_size": "takes nothing",
-    "rank": "takes nothing",
-    "shutdown": "takes nothing",
-    "size": "takes nothing",
+    "init": [*bad_seconds(d.init)],
+    "join": [*bad_seconds(d.join)],
+    **dict.fromkeys(["is_initialized", "local_rank", "local_size"], "takes nothing"),
+    **dict.fromkeys(["rank", "shutdown", "size"], "takes nothing"),
 }
 
 
 def rows(table):
     for name, found in table.items():
         for number, row in enumerate(found if isinstance(found, list) else []):
-            yield pytest.param(*row, id=f"{name}-{number}")
+            call, words, *error = row
+            error = tuple(error) or (TypeError, ValueError, mx.MXNetError)
+            yield pytest.param(call, words, error, id=f"{name}-{number}")
 
 
-@pytest.mark.parametrize("call, words", [*rows(ROWS), *rows(DISTRIBUTED)])
-def test_refused_in_one_sentence(call, words):
-    with pytest.raises((TypeError, ValueError, mx.MXNetError)) as caught:
+@pytest.mark.parametrize("call, words, errors", [*rows(ROWS), *rows(DISTRIBUTED)])
+def test_refused_in_one_sentence(call, words, errors):
+    with pytest.raises(errors) as caught:
         call()
     text = str(caught.value)
-    assert re.search(re.escape(words), text), text
+    assert words in text
     if not isinstance(caught.value, mx.MXNetError):  # MXNet adds a stack trace
         assert "\n" not in text
 
@@ -495,10 +459,10 @@ def test_length_of_a_sampler_is_the_number_of_its_batches():
 
 
 def test_what_is_meant_is_taken():
-    settings(num_devices=np.int64(2), scale=np.bool_(True), epsilon=np.float32(1e-5))()
-    half = g.SyncBatchNorm(in_channels=3, momentum=Fraction(1, 2))
-    half.initialize()
+    given = {"num_devices": np.int64(2), "epsilon": np.float32(1e-5)}
+    assert norm(**given, scale=np.bool_(True)).num_devices == 2
+    half = initialized(norm(in_channels=3, momentum=Fraction(1, 2)))
     with mx.autograd.train_mode():
         half(ARRAY).wait_to_read()
     assert (half.running_mean.data() == 0.5).asnumpy().all()
-    sampled(np.int64(8), np.int32(4), rank=np.int64(0), size=1)()
+    sampled(np.int64(8), np.int32(4), rank=np.int64(0), size=1)

@@ -162,16 +162,6 @@ def test_without_with(devices):
         assert monitor.report().steps == 0
 
 
-def test_what_is_watched():
-    net = nn.Dense(1)
-    with pytest.raises(TypeError, match="net is a gluon.Block"):
-        Monitor(3, None)
-    with pytest.raises(TypeError, match="trainer is a gluon.Trainer"):
-        Monitor(net, None)
-    with pytest.raises(TypeError, match="net is a gluon.Block"):
-        check_replicas(3)
-
-
 # ---- replicas ------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """participating: steps in which some devices sit out."""
 
+import re
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -121,18 +123,12 @@ def test_a_device_that_sits_out_must_not_come(layer, make_devices):
     gluon_syncbn.recover()
 
 
-def test_bad_participants(layer):
-    with pytest.raises(ValueError, match="contexts is empty"):
-        with participating(layer, []):
-            pass
-    with pytest.raises(ValueError, match=r"names cpu\(0\) 2 times"):
-        with participating(layer, [mx.cpu(0), mx.cpu(0)]):
-            pass
-    with pytest.raises(
-        ValueError,
-        match=rf"cpu\(5\) is to take part, but SyncBatchNorm '{layer.name}' is "
-        r"initialized on cpu\(0\), cpu\(1\), cpu\(2\)",
-    ):
+def test_a_context_without_the_layer_cannot_take_part(layer):
+    words = (
+        f"cpu(5) is to take part, but SyncBatchNorm '{layer.name}' is initialized on "
+        "cpu(0), cpu(1), cpu(2)"
+    )
+    with pytest.raises(ValueError, match=re.escape(words)):
         with participating(layer, [mx.cpu(5)]):
             pass
 

@@ -20,11 +20,9 @@ from support.parallel_nets import (
 )
 
 from gluon_syncbn import (
-    SyncBatchNorm,
     allow_plain_loop,
     check_replicas,
     convert_sync_batchnorm,
-    make_parallel,
     recover,
 )
 from gluon_syncbn.parallel import backward
@@ -180,14 +178,3 @@ def test_who_reads_running_statistics_waits_for_the_first_step():
     with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
         net[1].running_mean.data(contexts[0]).asnumpy()
     recover()
-
-
-@pytest.mark.parametrize("net", [3, lambda x: x])
-def test_what_is_no_block_is_refused(net):
-    with pytest.raises(TypeError, match="net is a gluon.Block"):
-        allow_plain_loop(net)
-
-
-def test_a_parallel_net_is_refused():
-    with pytest.raises(TypeError, match="not parallel yet"):
-        allow_plain_loop(make_parallel(SyncBatchNorm(), cpus(2)))

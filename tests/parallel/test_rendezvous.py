@@ -7,7 +7,6 @@ and then trains a step whose numbers are compared with the oracle.
 import re
 
 import mxnet as mx
-import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock
@@ -116,23 +115,6 @@ def test_a_context_used_twice_in_a_step(devices):
 
 
 # ---- num_devices ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [2.5, True, "2", "two", float("nan"), [2]])
-def test_num_devices_is_an_int(count):
-    with pytest.raises(TypeError, match="num_devices is an int or None, but got"):
-        SyncBatchNorm(num_devices=count)
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_num_devices_is_positive(count):
-    with pytest.raises(ValueError, match=f"num_devices is at least 1, but got {count}"):
-        SyncBatchNorm(num_devices=count)
-
-
-@pytest.mark.parametrize("count", [np.int64(2), 2])
-def test_num_devices_may_come_from_numpy(count):
-    assert SyncBatchNorm(num_devices=count).num_devices == 2
 
 
 def test_more_devices_than_contexts(devices):
