@@ -1,6 +1,5 @@
 """The built-in activation: in MXNet as in the oracle, whatever gamma is."""
 
-
 import mxnet as mx
 import numpy as np
 import pytest

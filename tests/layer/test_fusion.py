@@ -8,7 +8,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, nn
 from support import reference
-from support.helpers import MODES, run_python, set_mode
+from support.helpers import MODES, output_of, set_mode
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
@@ -198,8 +198,7 @@ gluon_syncbn.convert_sync_batchnorm(net, 1, fuse=True)
 assert mx.np.abs(net(mx.np.ones((1, 2, 5, 5))) - expected).max() < 1e-5
 print(net[1].activation)
 """
-    run = run_python(code)
-    assert run.stdout == "leaky_relu\n", run.stderr
+    assert output_of(code) == "leaky_relu\n"
 
 
 def test_revert_unfolds_everything():

@@ -4,14 +4,16 @@ The guard of a traced layer asks for the shape of what it gets (`layout_guard.py
 which depends on some of the net's inputs only.
 """
 
+from functools import partial
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
-from support.helpers import MODES, assert_near, cpus, set_mode, summed_grad
+from support.helpers import MODES, assert_near, cpus, set_mode, summed_grad, twins
 
-from gluon_syncbn import SyncBatchNorm, make_parallel
+from gluon_syncbn import make_parallel
 
 SHAPE, CHANNELS = (6, 3, 8, 7), 4
 
@@ -91,19 +93,6 @@ CASES.remove(("activated", "data", "float64"))  # fails in MXNet, with nn.BatchN
 CASES += [("added_2", "data", "float32"), ("added_2", "variables", "float32")]
 
 
-def pair(merge, contexts, dtype):
-    """The same net of nn.BatchNorm on one context, and ours on `contexts`."""
-    mx.random.seed(1)
-    plain, ours = (Merged(norm, merge) for norm in (nn.BatchNorm, SyncBatchNorm))
-    for net, where in (plain, [mx.cpu()]), (ours, contexts):
-        net.cast(dtype)
-        net.initialize(mx.init.Xavier(), ctx=where)
-    pairs = zip(ours.collect_params().values(), plain.collect_params().values())
-    for mine, other in pairs:
-        mine.set_data(other.data().copy())
-    return plain, ours
-
-
 def random_inputs(count, dtype, attach):
     """`count` inputs: one of 3 channels, the others like the layers' output."""
     rng = np.random.default_rng(0)
@@ -139,7 +128,7 @@ def two_steps(net, inputs, shaped):
 def test_trains_like_batch_norm(count, call, attach, dtype, mode):
     merge, inputs, shaped = CALLS[call]
     contexts = cpus(count)
-    plain, ours = pair(merge, contexts, dtype)
+    plain, ours = twins(partial(Merged, merge=merge), contexts, None, dtype)
     net = ours if count == 1 else make_parallel(ours, contexts)
     data = random_inputs(inputs, dtype, attach)
     results = two_steps(set_mode(net, mode), data, shaped)

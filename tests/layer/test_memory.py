@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from support.helpers import MODES, run_python
+from support.helpers import output_of
 
-PROGRAM = """
+SETUP = """
 import json, resource, sys
 import mxnet as mx, numpy as np
 from mxnet import autograd
@@ -18,9 +18,7 @@ assert not kept or gluon_syncbn.keep_freed_memory()
 devices = gluon_syncbn.Devices([mx.cpu(0), mx.cpu(1)])
 """
 
-TRAIN = (
-    PROGRAM
-    + """
+TRAIN = """
 from support.helpers import status
 
 net = nn.HybridSequential()
@@ -51,11 +49,8 @@ for number in range(1, steps + 1):
         used.append((status('VmRSS'), status('Threads')))
 print(json.dumps(used))
 """
-)
 
-FAULTS = (
-    PROGRAM
-    + """
+FAULTS = """
 x = mx.nd.ones((12, 64, 128, 128))  # 48 MB: more than the C library keeps by itself
 
 def faults():
@@ -70,11 +65,8 @@ for number in range(steps):
 pages = x.size * 4 / resource.getpagesize()
 print(json.dumps((faults() - before) / (steps - steps // 2) / pages))
 """
-)
 
-KEPT_INPUTS = (
-    PROGRAM
-    + """
+KEPT_INPUTS = """
 from support.helpers import set_mode, status
 
 layer = gluon_syncbn.SyncBatchNorm(num_devices=1, in_channels=8, activation='identity')
@@ -97,65 +89,60 @@ def resident(gamma):
 
 print(json.dumps([resident(0.0), resident(1.0)]))
 """
-)
 
-MIRROR = (
-    PROGRAM
-    + """
-from support.helpers import set_mode
+MIRROR = """
+from support.helpers import MODES, set_mode
 
-layer = gluon_syncbn.SyncBatchNorm(num_devices=2, in_channels=3, momentum=0.5)
-net = nn.HybridSequential()
-net.add(nn.Activation('relu'), layer, nn.Activation('tanh'), nn.Dropout(0.0))
-net.initialize(ctx=devices.contexts)
-set_mode(net, sys.argv[3])
 x = mx.nd.random.normal(shape=(4, 3, 5, 5))
-for _ in range(steps):
-    with autograd.record():
-        ys = devices.map(net, devices.split(x))
-    devices.map(lambda y: y.backward(), ys)
-mx.nd.waitall()
-mean = x.relu().mean((0, 2, 3)).asnumpy()
-running = layer.running_mean.data(mx.cpu(1)).asnumpy()
-print(json.dumps([
-    layer.num_batches_tracked, running.tolist(), (mean * (1 - 0.5**steps)).tolist()
-]))
+expected = x.relu().mean((0, 2, 3)).asnumpy() * (1 - 0.5**steps)
+
+def train(mode):
+    layer = gluon_syncbn.SyncBatchNorm(num_devices=2, in_channels=3, momentum=0.5)
+    net = nn.HybridSequential()
+    net.add(nn.Activation('relu'), layer, nn.Activation('tanh'), nn.Dropout(0.0))
+    net.initialize(ctx=devices.contexts)
+    set_mode(net, mode)
+    for _ in range(steps):
+        with autograd.record():
+            ys = devices.map(net, devices.split(x))
+        devices.map(lambda y: y.backward(), ys)
+    mx.nd.waitall()
+    running = layer.running_mean.data(mx.cpu(1)).asnumpy()
+    return layer.num_batches_tracked, running.tolist(), expected.tolist()
+
+print(json.dumps([train(mode) for mode in MODES]))
 """
-)
+
+
+def result_of(program, steps, kept=False, **options):
+    """The JSON that a program prints; `kept` tells whether it keeps freed memory."""
+    return json.loads(output_of(SETUP + program, json.dumps(kept), steps, **options))
 
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("kept", [False, True], ids=["returned", "kept"])
 def test_five_thousand_steps_of_changing_shapes_do_not_grow(kept):
-    run = run_python(TRAIN, json.dumps(kept), 5000, timeout=270)
-    assert run.returncode == 0, run.stderr
-    (memory, threads), (later_memory, later_threads) = json.loads(run.stdout)
-    assert later_memory - memory < 16 * 1024, run.stdout
-    assert later_threads <= threads + 1, run.stdout
+    used = result_of(TRAIN, 5000, kept, timeout=270)
+    (memory, threads), (later_memory, later_threads) = used
+    assert later_memory - memory < 16 * 1024, used
+    assert later_threads <= threads + 1, used
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["returned", "kept"])
 def test_pages_of_freed_arrays_serve_the_next_step_if_kept(kept):
-    run = run_python(FAULTS, json.dumps(kept), 100)
-    assert run.returncode == 0, run.stderr
-    fresh = json.loads(run.stdout)
+    fresh = result_of(FAULTS, 100, kept)
     assert fresh < 0.01 if kept else fresh > 0.99
 
 
 def test_inputs_are_kept_no_longer_than_gamma_asks_for():
-    run = run_python(KEPT_INPUTS, "false", 1, timeout=120)
-    assert run.returncode == 0, run.stderr
-    with_zero, with_one = json.loads(run.stdout)
-    assert with_zero - with_one > 80 * 1024, run.stdout  # x, dy and dx of 32 MB
+    with_zero, with_one = result_of(KEPT_INPUTS, 1, timeout=120)
+    assert with_zero - with_one > 80 * 1024  # x, dy and dx of 32 MB
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_recomputing_does_not_count_a_batch_twice(mode):
+def test_recomputing_does_not_count_a_batch_twice():
     """MXNET_BACKWARD_DO_MIRROR recomputes what is cheap; not in Gluon's graphs."""
-    run = run_python(
-        MIRROR, json.dumps(False), 3, mode, MXNET_BACKWARD_DO_MIRROR="1", timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    batches, running, expected = json.loads(run.stdout)
-    assert batches == 3
-    np.testing.assert_allclose(running, expected, rtol=1e-6)
+    results = result_of(MIRROR, 3, MXNET_BACKWARD_DO_MIRROR="1", timeout=120)
+    assert len(results) == 4
+    for batches, running, expected in results:
+        assert batches == 3
+        np.testing.assert_allclose(running, expected, rtol=1e-6)

@@ -26,6 +26,7 @@ from support.helpers import (
     summed_grad,
     train_step,
     value,
+    whole,
 )
 
 from gluon_syncbn import SyncBatchNorm
@@ -49,6 +50,17 @@ def make_layer(devices, **arguments):
     layer.cast("float64")
     layer.initialize(ctx=devices.contexts)
     return layer
+
+
+def train_batch(devices, layer):
+    """A step on `batch()`; returns this with the whole y and dx."""
+    x, dy = batch()
+    ys, dxs = train_step(devices, layer, shards_of(x, devices), shards_of(dy, devices))
+    return x, dy, np.concatenate(ys), np.concatenate(dxs)
+
+
+def whole_grad(shards):
+    return whole([shard.grad for shard in shards])
 
 
 def assert_close(result, expected):
@@ -84,8 +96,7 @@ def test_gradient_requests(mode, x_request, gamma_request, beta_request, devices
     dx, dgamma, dbeta = reference.backward(x, dy, ONES)
     times = {"write": 1, "add": 2, "null": 0}
     if x_request != "null":
-        result = np.concatenate([s.grad.asnumpy() for s in shards])
-        assert_close(result, times[x_request] * dx)
+        assert_close(whole_grad(shards), times[x_request] * dx)
     if gamma_request != "null":
         assert_close(summed_grad(layer.gamma), times[gamma_request] * dgamma)
     if beta_request != "null":
@@ -105,9 +116,8 @@ def test_gradient_of_a_nets_input_is_added(shape, mode, devices):
         shard.attach_grad("add")
     for _ in range(2):
         run_step(devices, net, shards, dys)
-    result = np.concatenate([s.grad.asnumpy() for s in shards])
     dx = reference.backward(x, dy, ONES)[0]
-    assert_near(result, 4 * dx, "float32", COUNT, scale=4 * abs(dy).max())
+    assert_near(whole_grad(shards), 4 * dx, count=COUNT, scale=4 * abs(dy).max())
 
 
 def inference(layer, x):
@@ -118,8 +128,7 @@ def inference(layer, x):
 @pytest.mark.parametrize("mode", ["imperative", "static_shape"])
 def test_recording_in_prediction_mode(mode, devices):
     layer = set_mode(make_layer(devices), mode)
-    x, dy = batch()
-    train_step(devices, layer, shards_of(x, devices), shards_of(dy, devices))
+    x, dy, _, _ = train_batch(devices, layer)
     running = value(layer.running_mean), value(layer.running_var)
     shards = shards_of(x, devices)
     for shard in shards:
@@ -127,9 +136,9 @@ def test_recording_in_prediction_mode(mode, devices):
     with autograd.record(train_mode=False):
         ys = devices.map(layer, shards)
     autograd.backward(ys, shards_of(dy, devices), train_mode=False)
-    assert_close(np.concatenate([y.asnumpy() for y in ys]), inference(layer, x))
+    assert_close(whole(ys), inference(layer, x))
     dx, dgamma, dbeta = reference.inference_backward(x, dy, ONES, *running)
-    assert_close(np.concatenate([s.grad.asnumpy() for s in shards]), dx)
+    assert_close(whole_grad(shards), dx)
     assert_close(summed_grad(layer.gamma), dgamma)
     assert_close(summed_grad(layer.beta), dbeta)
     np.testing.assert_array_equal(value(layer.running_mean), running[0])
@@ -142,7 +151,7 @@ def test_training_mode_without_recording(mode, devices):
     with autograd.train_mode():
         ys = devices.map(layer, shards_of(x, devices))
     expected, mean, _, _ = reference.forward(x, ONES, ZEROS)
-    assert_close(np.concatenate([y.asnumpy() for y in ys]), expected)
+    assert_close(whole(ys), expected)
     assert_close(value(layer.running_mean, 1), 0.1 * mean)
 
 
@@ -159,31 +168,25 @@ def test_prediction_needs_no_other_device(devices):
 def test_global_statistics_in_training(mode, devices):
     layer = make_layer(devices, use_global_stats=True, in_channels=3)
     layer.running_mean.set_data(mx.nd.array([1, 2, 3], dtype="float64"))
-    set_mode(layer, mode)
-    x, dy = batch()
     running = value(layer.running_mean), value(layer.running_var)
-    shards = shards_of(x, devices)
-    ys, dxs = train_step(devices, layer, shards, shards_of(dy, devices))
-    assert_close(np.concatenate(ys), inference(layer, x))
-    expected = reference.inference_backward(x, dy, ONES, *running)[0]
-    assert_close(np.concatenate(dxs), expected)
+    x, dy, y, dx = train_batch(devices, set_mode(layer, mode))
+    assert_close(y, inference(layer, x))
+    assert_close(dx, reference.inference_backward(x, dy, ONES, *running)[0])
     np.testing.assert_array_equal(value(layer.running_mean), running[0])
 
 
 def test_without_scale_gamma_counts_as_one(devices):
     layer = make_layer(devices, scale=False, in_channels=3, gamma_initializer="zeros")
-    x, dy = batch()
-    ys, dxs = train_step(devices, layer, shards_of(x, devices), shards_of(dy, devices))
-    assert_close(np.concatenate(ys), reference.forward(x, ONES, ZEROS)[0])
-    assert_close(np.concatenate(dxs), reference.backward(x, dy, ONES)[0])
+    x, dy, y, dx = train_batch(devices, layer)
+    assert_close(y, reference.forward(x, ONES, ZEROS)[0])
+    assert_close(dx, reference.backward(x, dy, ONES)[0])
     assert layer.gamma.grad_req == "null"
 
 
 def test_without_center_beta_stays_as_initialized(devices):
     layer = make_layer(devices, center=False, beta_initializer="ones")
-    x, dy = batch()
-    ys, _ = train_step(devices, layer, shards_of(x, devices), shards_of(dy, devices))
-    assert_close(np.concatenate(ys), reference.forward(x, ONES, ONES)[0])
+    x, _, y, _ = train_batch(devices, layer)
+    assert_close(y, reference.forward(x, ONES, ONES)[0])
     assert layer.beta.grad_req == "null"
 
 
@@ -217,19 +220,6 @@ def test_number_of_batches_can_be_restored(devices):
     mean = reference.forward(x, ONES, ZEROS)[1]
     assert_close(value(layer.running_mean), mean / 4)
     assert layer.num_batches_tracked == 4
-
-
-def test_default_running_variance_is_that_of_mxnet(devices):
-    x, dy = batch()
-    plain = nn.BatchNorm(momentum=0.75)  # MXNet keeps it in float32
-    plain.cast("float64")
-    plain.initialize()
-    with autograd.record():
-        y = plain(mx.nd.array(x, dtype="float64"))
-    y.backward()
-    layer = make_layer(devices, momentum=0.75)
-    train_step(devices, layer, shards_of(x, devices), shards_of(dy, devices))
-    assert_close(value(layer.running_var), value(plain.running_var))
 
 
 class OneLayerTwice(HybridBlock):
@@ -319,24 +309,17 @@ def test_numpy_arrays(mode, devices):
     layer = set_mode(make_layer(devices), mode)
     x, dy = batch()
     with mx.util.np_shape(True), mx.util.np_array(True):
-        shards = [
-            mx.np.array(s, ctx=c, dtype="float64")
-            for s, c in zip(split_rows(x, [2, 4]), devices.contexts)
-        ]
+        shards, dys = (
+            [s.as_np_ndarray() for s in shards_of(v, devices)] for v in (x, dy)
+        )
         for shard in shards:
             shard.attach_grad()
         with autograd.record():
             ys = devices.map(layer, shards)
-        dys = [
-            mx.np.array(s, ctx=c, dtype="float64")
-            for s, c in zip(split_rows(dy, [2, 4]), devices.contexts)
-        ]
         assert all(isinstance(y, mx.np.ndarray) for y in ys)
         devices.map(lambda y, head: y.backward(head), ys, dys)
-        y = np.concatenate([y.asnumpy() for y in ys])
-        dx = np.concatenate([s.grad.asnumpy() for s in shards])
-    assert_close(y, reference.forward(x, ONES, ZEROS)[0])
-    assert_close(dx, reference.backward(x, dy, ONES)[0])
+        assert_close(whole(ys), reference.forward(x, ONES, ZEROS)[0])
+        assert_close(whole_grad(shards), reference.backward(x, dy, ONES)[0])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -353,7 +336,7 @@ def test_backward_twice_through_one_forward(mode, devices):
     devices.map(lambda y, head: y.backward(head, retain_graph=True), ys, dys)
     devices.map(lambda y, head: y.backward(2 * head), ys, dys)
     dx, dgamma, _ = reference.backward(x, dy, ONES)
-    assert_close(np.concatenate([s.grad.asnumpy() for s in shards]), 3 * dx)
+    assert_close(whole_grad(shards), 3 * dx)
     assert_close(summed_grad(layer.gamma), 3 * dgamma)
 
 
@@ -363,16 +346,14 @@ def test_cast_to_float16_keeps_parameters_in_float32(devices):
     net.cast("float16")
     net.initialize(ctx=devices.contexts)
     x = batch()[0].astype("float16")
+    shards = put(split_rows(x, [2, 4]), devices.contexts, "float16")
     with autograd.train_mode():
-        ys = devices.map(
-            net[0], put(split_rows(x, [2, 4]), devices.contexts, "float16")
-        )
+        ys = devices.map(net[0], shards)
         outputs = devices.map(net[1:], ys)
     assert {y.dtype for y in ys + outputs} == {np.float16}
     assert {p.dtype for p in net.collect_params().values()} == {"float32"}
     expected = reference.forward(x, ONES, ZEROS)[0]
-    result = np.concatenate([y.asnumpy() for y in ys])
-    assert_near(result, expected, "float16", COUNT, scale=abs(expected).max())
+    assert_near(whole(ys), expected, "float16", COUNT, scale=abs(expected).max())
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -418,28 +399,28 @@ def test_deepcopy_has_a_group_of_its_own(initialized, devices):
     assert layer.num_batches_tracked == twin.num_batches_tracked == 1
 
 
+def assert_normalizes(layer, devices, rows):
+    x, _ = batch()
+    with autograd.train_mode():
+        ys = devices.map(layer, put(split_rows(x, rows), devices.contexts))
+    expected = reference.forward(x.astype("float32"), ONES, ZEROS)[0]
+    assert_near(whole(ys), expected, scale=10)
+
+
 def test_number_of_devices_is_that_of_the_initialization(make_devices):
     devices = make_devices(3)
     layer = SyncBatchNorm()
     assert layer.num_devices is None
     layer.initialize(ctx=devices.contexts)
     assert layer.num_devices == 3
-    x, _ = batch()
-    with autograd.train_mode():
-        ys = devices.map(layer, put(split_rows(x, [2, 2, 2]), devices.contexts))
-    expected = reference.forward(x.astype("float32"), ONES, ZEROS)[0]
-    assert_near(np.concatenate([y.asnumpy() for y in ys]), expected, scale=10)
+    assert_normalizes(layer, devices, [2, 2, 2])
 
 
 def test_statistics_of_more_contexts_than_shards(devices):
-    """Two of three contexts hold shards: num_devices says so."""
+    """Two of three contexts hold shards, as num_devices says."""
     layer = SyncBatchNorm(num_devices=2)
     layer.initialize(ctx=cpus(3))
-    x, _ = batch()
-    with autograd.train_mode():
-        ys = devices.map(layer, put(split_rows(x, [2, 4]), devices.contexts))
-    expected = reference.forward(x.astype("float32"), ONES, ZEROS)[0]
-    assert_near(np.concatenate([y.asnumpy() for y in ys]), expected, scale=10)
+    assert_normalizes(layer, devices, [2, 4])
 
 
 def test_symbol_made_by_hand_is_guarded_for_every_mode():

@@ -5,29 +5,26 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import SymbolBlock, nn
-from support.helpers import MODES, cpus, run_python, set_mode
+from support.helpers import MODES, cpus, output_of, set_mode
 
 import gluon_syncbn
 
 IMPORT = """
 import sys, numpy as np, mxnet as mx, gluon_syncbn
-path, x, y = sys.argv[1:]
-imports = mx.gluon.SymbolBlock.imports
-net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
-result = net(mx.nd.array(np.load(x))).asnumpy()
-print('difference', abs(result - np.load(y)).max())
+for path in sys.argv[1:]:
+    files = path + '-symbol.json', ['data'], path + '-0000.params'
+    net = mx.gluon.SymbolBlock.imports(*files)
+    result = net(mx.nd.array(np.load(path + 'x.npy'))).asnumpy()
+    print(abs(result - np.load(path + 'y.npy')).max())
 """
 
 TRAIN = """
-import sys, numpy as np, mxnet as mx, gluon_syncbn
-from support.helpers import MODES
+import itertools, sys, numpy as np, mxnet as mx, gluon_syncbn
+from support.helpers import MODES, set_mode
 from mxnet import autograd
-path = sys.argv[1]
-imports = mx.gluon.SymbolBlock.imports
-for mode in MODES.values():
-    net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
-    if mode is not None:
-        net.hybridize(**mode)
+for path, mode in itertools.product(sys.argv[1:], MODES):
+    files = path + '-symbol.json', ['data'], path + '-0000.params'
+    net = set_mode(mx.gluon.SymbolBlock.imports(*files), mode)
     rng = np.random.default_rng(0)
     trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', {'learning_rate': 1e-4})
     for step in range(5):
@@ -39,6 +36,9 @@ for mode in MODES.values():
         print(loss.asscalar(), end=' ')
     print()
 """
+
+
+EXPORTED = list(MODES)[1:]  # MXNet exports hybridized nets only
 
 
 def conv_net(norm):
@@ -58,7 +58,7 @@ def batch(seed=0):
 
 
 def trained(devices, mode="hybridize"):
-    """A net after three steps on two contexts."""
+    """A net after three steps on two contexts, which leave its replicas equal."""
     net = conv_net(ours)
     net.initialize(mx.init.Xavier(), ctx=devices.contexts)
     set_mode(net, mode)
@@ -69,6 +69,7 @@ def trained(devices, mode="hybridize"):
         devices.map(lambda y: y.backward(y), ys)
         trainer.step(6)
     mx.nd.waitall()
+    gluon_syncbn.check_replicas(net)
     return net
 
 
@@ -91,12 +92,6 @@ def test_trained_net_saves_one_set_that_batch_norm_loads(devices, tmp_path):
     )
 
 
-def test_replicas_are_equal_after_training(devices):
-    for parameter in trained(devices, "static_shape").collect_params().values():
-        first, second = (data.asnumpy() for data in parameter.list_data())
-        assert (first == second).all(), parameter.name
-
-
 def test_batch_norm_file_loads_on_all_devices(devices, tmp_path):
     plain, file = conv_net(nn.BatchNorm), str(tmp_path / "net.params")
     plain.initialize(mx.init.Xavier())
@@ -112,7 +107,7 @@ def test_batch_norm_file_loads_on_all_devices(devices, tmp_path):
         assert parameter.list_ctx() == devices.contexts
 
 
-@pytest.mark.parametrize("mode", list(MODES)[1:])  # MXNet exports hybridized nets only
+@pytest.mark.parametrize("mode", EXPORTED)
 def test_exported_net_is_imported_here(mode, devices, tmp_path):
     net, path = trained(devices, mode), str(tmp_path / "net")
     x = batch()
@@ -123,43 +118,36 @@ def test_exported_net_is_imported_here(mode, devices, tmp_path):
     np.testing.assert_allclose(again(x).asnumpy(), y, rtol=1e-4, atol=1e-5)
 
 
-def run_elsewhere(net, x, path):
-    """Exports a net, and runs it in another process; returns the largest difference."""
-    np.save(f"{path}x.npy", x.asnumpy())
-    np.save(f"{path}y.npy", net(x).asnumpy())
-    net.export(str(path))
-    run = run_python(IMPORT, path, f"{path}x.npy", f"{path}y.npy")
-    assert run.returncode == 0, run.stderr
-    return float(run.stdout.split()[-1])
-
-
-@pytest.mark.parametrize("mode", list(MODES)[1:])
-def test_exported_net_is_imported_elsewhere(mode, devices, tmp_path):
-    net = trained(devices, mode)
-    assert run_elsewhere(net, batch(), tmp_path / "net") < 1e-5
-
-
-@pytest.mark.parametrize("mode", list(MODES)[1:])
-def test_exported_net_is_trained_elsewhere(mode, tmp_path):
-    """Its layers are guarded for every mode, in whichever it was traced."""
-    net, path = conv_net(gluon_syncbn.SyncBatchNorm), tmp_path / "net"
-    net.initialize(mx.init.Xavier())
-    set_mode(net, mode)
-    net(batch())
-    net.export(str(path))
-    run = run_python(TRAIN, path)
-    assert run.returncode == 0, run.stderr
-    values = [list(map(float, line.split())) for line in run.stdout.splitlines()]
-    assert len(values) == 4
-    for value in values[1:]:
-        np.testing.assert_allclose(value, values[0], rtol=1e-3)
-
-
-def test_layer_that_is_exported_by_itself(tmp_path):
+def test_exported_nets_are_imported_elsewhere(devices, tmp_path):
+    """Of each mode, and a layer by itself, which another process computes exactly."""
     layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
     layer.initialize()
     layer.hybridize()
-    assert run_elsewhere(layer, batch(), tmp_path / "layer") == 0
+    nets = {"layer": layer, **{mode: trained(devices, mode) for mode in EXPORTED}}
+    for name, net in nets.items():
+        np.save(tmp_path / f"{name}x.npy", batch().asnumpy())
+        np.save(tmp_path / f"{name}y.npy", net(batch()).asnumpy())
+        net.export(str(tmp_path / name))
+    output = output_of(IMPORT, *(tmp_path / name for name in nets))
+    of_layer, *of_nets = map(float, output.split())
+    assert of_layer == 0
+    assert len(of_nets) == 3 and max(of_nets) < 1e-5
+
+
+def test_exported_nets_are_trained_elsewhere(tmp_path):
+    """Their layers are guarded for every mode, in whichever they were traced."""
+    paths = [tmp_path / mode for mode in EXPORTED]
+    for path in paths:
+        net = conv_net(gluon_syncbn.SyncBatchNorm)
+        net.initialize(mx.init.Xavier())
+        set_mode(net, path.name)
+        net(batch())
+        net.export(str(path))
+    lines = output_of(TRAIN, *paths, timeout=120).splitlines()
+    values = np.array([line.split() for line in lines], float).reshape((3, 4, 5))
+    for of_path in values:
+        for value in of_path[1:]:
+            np.testing.assert_allclose(value, of_path[0], rtol=1e-3)
 
 
 def test_graph_for_gpus_is_exported_for_every_device(tmp_path, monkeypatch):

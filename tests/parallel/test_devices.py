@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from support.helpers import cpus, run_python
+from support.helpers import cpus, output_of, whole
 
 import gluon_syncbn
 from gluon_syncbn import Devices
@@ -28,7 +28,7 @@ def test_split_gives_the_first_contexts_one_row_more(rows, count, shards, make_d
     parts = devices.split(mx.nd.array(batch))
     assert [len(part) for part in parts] == shards
     assert [part.context for part in parts] == devices.contexts
-    assert (np.concatenate([part.asnumpy() for part in parts]) == batch).all()
+    assert (whole(parts) == batch).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "uint8"])
@@ -84,10 +84,8 @@ def test_flags_of_the_caller_hold_inside(recording, training, devices):
     scope = autograd.record if recording else autograd.pause
     for _ in range(2):  # nothing of one call may stay in the threads
         with scope(train_mode=training):
-            flags = devices.map(
-                lambda: (autograd.is_recording(), autograd.is_training())
-            )
-        assert flags == [(recording, training)] * 2
+            assert devices.map(autograd.is_recording) == [recording] * 2
+            assert devices.map(autograd.is_training) == [training] * 2
         assert devices.map(autograd.is_recording) == [False, False]
 
 
@@ -109,24 +107,6 @@ def test_an_exception_reaches_the_caller_with_its_traceback(devices):
     frames = "".join(traceback.format_tb(caught.value.__traceback__))
     assert "my_faulty_function" in frames
     assert devices.map(lambda x: x * 2, [1, 2]) == [2, 4]
-
-
-def test_an_exception_frees_the_devices_that_wait(devices):
-    layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=1000)
-    layer.initialize(ctx=devices.contexts)
-    xs = devices.split(mx.nd.random.normal(shape=(4, 3)))
-
-    def call(x):
-        if x.context == devices.contexts[1]:
-            raise RuntimeError("no second shard")
-        return layer(x)
-
-    with autograd.record():
-        with pytest.raises(RuntimeError, match="no second shard"):
-            devices.map(call, xs)
-        ys = devices.map(layer, xs)
-    whole = np.concatenate([y.asnumpy() for y in ys])
-    assert abs(whole.mean(0)).max() < 1e-6
 
 
 class Late:
@@ -225,7 +205,7 @@ def test_first_step_of_a_static_graph_is_waited_for(devices):
         with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
             devices.map(lambda x: layer(x) if x is not None else x, [xs[0], None])
         ys = devices.map(layer, xs)
-    assert abs(np.concatenate([y.asnumpy() for y in ys]).mean(0)).max() < 1e-6
+    assert abs(whole(ys).mean(0)).max() < 1e-6
 
 
 def test_the_first_contexts_alone(make_devices):
@@ -386,9 +366,7 @@ with gluon_syncbn.Devices(devices.contexts) as others:
 
 
 def test_a_function_that_never_ends_can_be_left():
-    result = run_python(STUCK)
-    assert result.returncode == 0, result.stderr
-    interrupted, error, others = result.stdout.splitlines()
+    interrupted, error, others = output_of(STUCK).splitlines()
     assert interrupted == "interrupted" and others == "[0, 0]"
     assert error.startswith("the function that map called for cpu(0)")
 
@@ -412,8 +390,7 @@ print(devices.map(int))
 
 
 def test_a_forked_child_makes_devices_of_its_own():
-    result = run_python(FORKED)
-    error, child, parent = result.stdout.splitlines()
+    error, child, parent = output_of(FORKED).splitlines()
     assert error.startswith("Devices([cpu(0)]) were made in a parent process")
     assert child == parent == "[0]"
 
@@ -438,52 +415,36 @@ def test_threads_are_used_again_but_not_shared():
 
 
 MANY = """
+import sys, threading
 import mxnet as mx, gluon_syncbn
-from support.helpers import status
+from support.helpers import cpus, differentiate, status
 
-def use():
-    with gluon_syncbn.Devices([mx.cpu(0), mx.cpu(1)]) as devices:
+def devices():
+    with gluon_syncbn.Devices(cpus(2)) as devices:
         xs = devices.split(mx.nd.ones((2, 1)))
         devices.map(lambda x: mx.nd.Dropout(x + 1, mode="always").wait_to_read(), xs)
+    return status("Threads")
 
-for number in range(1000):
-    if number in (5, 999):
-        print(status("VmRSS"), status("Threads"))
-    use()
-"""
-
-
-def test_a_thousand_devices_cost_no_more_than_a_few():
-    result = run_python(MANY, timeout=200)
-    few, many = (line.split() for line in result.stdout.splitlines())
-    assert int(many[0]) - int(few[0]) < 16 * 1024, result.stdout
-    assert many[1] == few[1]
-
-
-# Threads of Python: MXNet makes others for custom operators, as many as are at work.
-MANY_NETS = """
-import threading, mxnet as mx, gluon_syncbn
-from mxnet import autograd
-from mxnet.gluon import nn
-from support.helpers import status
-
-contexts = [mx.cpu(0), mx.cpu(1)]
-for number in range(101):
-    if number in (10, 100):
-        print(status("VmRSS"), threading.active_count())
-    net = gluon_syncbn.make_parallel(nn.BatchNorm(), contexts)
+def parallel_net():
+    net = gluon_syncbn.make_parallel(mx.gluon.nn.BatchNorm(), cpus(2))
     net.initialize()
-    with autograd.record():
-        y = net(mx.nd.ones((4, 3)))
-    y.backward()
+    differentiate(net, mx.nd.ones((4, 3)))
     mx.nd.waitall()
+    return threading.active_count()  # MXNet makes others, as many as are at work
+
+use, few, many = globals()[sys.argv[1]], int(sys.argv[2]), int(sys.argv[3])
+for number in range(1, many + 1):
+    threads = use()
+    if number in (few, many):
+        print(status("VmRSS"), threads)
 """
 
 
-def test_a_hundred_parallel_nets_cost_no_more_than_a_few():
-    result = run_python(MANY_NETS, timeout=200)
-    few, many = (line.split() for line in result.stdout.splitlines())
-    assert int(many[0]) - int(few[0]) < 16 * 1024, result.stdout
+@pytest.mark.parametrize("use", [("devices", 5, 1000), ("parallel_net", 10, 101)])
+def test_many_cost_no_more_than_a_few(use):
+    output = output_of(MANY, *use, timeout=200)
+    few, many = (line.split() for line in output.splitlines())
+    assert int(many[0]) - int(few[0]) < 16 * 1024, output
     assert many[1] == few[1]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.helpers import cpus, run_python
+from support.helpers import copy_parameters, cpus, output_of, whole
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, allow_plain_loop, check_replicas
@@ -51,15 +51,9 @@ def thin_backbone(monkeypatch):
 
 
 def segmentation_net(model, norm_layer, **norm_kwargs):
-    net = model(
-        nclass=CLASSES,
-        aux=True,
-        backbone="resnet50",
-        pretrained_base=False,
-        crop_size=SIZE,
-        norm_layer=norm_layer,
-        norm_kwargs=norm_kwargs,
-    )
+    backbone = {"backbone": "resnet50", "pretrained_base": False}
+    norm = {"norm_layer": norm_layer, "norm_kwargs": norm_kwargs}
+    net = model(nclass=CLASSES, aux=True, crop_size=SIZE, **backbone, **norm)
     # Devices would draw other numbers.
     net.apply(lambda b: setattr(b, "_rate", 0) if type(b) is nn.Dropout else None)
     return net
@@ -71,10 +65,7 @@ def same_parameters(*nets, size=SIZE):
         net.initialize(force_reinit=True)
         net(mx.nd.ones((1, 3, size, size)))
         net.cast("float64")
-    first, *others = [net.collect_params().values() for net in nets]
-    for each in others:
-        for parameter, other in zip(each, first):
-            parameter.set_data(other.data().copy())
+    copy_parameters(*nets)
 
 
 def segmentation_batches(rows):
@@ -90,12 +81,9 @@ def train_segmentation(net, contexts, rows):
     # With size_average GluonCV divides gradients by the pixels of each shard.
     criterion = MixSoftmaxCrossEntropyLoss(True, aux_weight=0.5, size_average=False)
     criterion = parallel.DataParallelCriterion(criterion, contexts, True)
-    optimizer = gluon.Trainer(
-        model.module.collect_params(),
-        "sgd",
-        {"learning_rate": 0.2 / SIZE**2, "momentum": 0.9},
-        kvstore=mx.kv.create("device"),
-    )
+    options = {"learning_rate": 0.2 / SIZE**2, "momentum": 0.9}
+    parameters, kvstore = model.module.collect_params(), mx.kv.create("device")
+    optimizer = gluon.Trainer(parameters, "sgd", options, kvstore=kvstore)
     found = []
     for data, target in segmentation_batches(rows):
         with autograd.record(True):
@@ -104,7 +92,7 @@ def train_segmentation(net, contexts, rows):
             mx.nd.waitall()
             autograd.backward(losses)
         optimizer.step(len(data))
-        found.append(np.concatenate([loss.asnumpy() for loss in losses]))
+        found.append(whole(losses))
         mx.nd.waitall()
     return found
 
@@ -148,14 +136,14 @@ def test_contexts_left_out_and_one_context(installed):
 
 
 def test_names_that_a_script_has_imported_are_replaced():
-    run = run_python(
+    output = output_of(
         "from gluoncv.utils.parallel import *\n"
         "from gluoncv.utils.parallel import DataParallelModel as same\n"
         "import gluon_syncbn\n"
         "gluon_syncbn.gluoncv.install()\n"
         "print(DataParallelModel.__module__, same is DataParallelModel)"
     )
-    assert run.stdout.split() == ["gluon_syncbn.gluoncv", "True"], run.stderr
+    assert output.split() == ["gluon_syncbn.gluoncv", "True"]
 
 
 def test_contrib_classes_held_elsewhere_still_make_layers(installed):
@@ -213,7 +201,7 @@ def test_ssd_script():
                 )
                 autograd.backward(sum_loss)
             trainer.step(1)
-            found.append(np.concatenate([loss.asnumpy() for loss in sum_loss]))
+            found.append(whole(sum_loss))
         return np.array(found)
 
     expected = train(plain, CONTEXTS[:1])
@@ -270,12 +258,10 @@ def train_yolo3(net, contexts, batches):
     net.hybridize()
     found = []
     for batch in batches:
-        data = gluon.utils.split_and_load(batch[0], ctx_list=contexts, batch_axis=0)
-        fixed_targets = [
-            gluon.utils.split_and_load(batch[it], ctx_list=contexts, batch_axis=0)
-            for it in range(1, 6)
-        ]
-        gt_boxes = gluon.utils.split_and_load(batch[6], ctx_list=contexts, batch_axis=0)
+        data, *fixed_targets, gt_boxes = (
+            gluon.utils.split_and_load(array, ctx_list=contexts, batch_axis=0)
+            for array in batch
+        )
         sum_losses = []
         with autograd.record():
             for ix, x in enumerate(data):
@@ -285,7 +271,7 @@ def train_yolo3(net, contexts, batches):
                 sum_losses.append(obj_loss + center_loss + scale_loss + cls_loss)
             autograd.backward(sum_losses)
         trainer.step(len(batch[0]))
-        found.append(np.concatenate([loss.asnumpy() for loss in sum_losses]))
+        found.append(whole(sum_losses))
     return np.array(found)
 
 

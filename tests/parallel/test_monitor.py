@@ -7,7 +7,7 @@ import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, Trainer, nn
-from support.helpers import run_python
+from support.helpers import differentiate, run_python
 
 import gluon_syncbn
 from gluon_syncbn import Monitor, check_replicas, make_parallel
@@ -73,9 +73,7 @@ def watched_run(devices, before=None, behind=None, rest=0.0, steps=8):
 
     with Monitor(net, trainer) as monitor:
         for x in monitor.data(batches()):
-            with autograd.record():
-                loss = (net(x) ** 2).sum()
-            loss.backward()
+            loss = differentiate(lambda x: (net(x) ** 2).sum(), x)
             trainer.step(4)
             loss.asscalar()
         mx.nd.waitall()
@@ -115,9 +113,7 @@ def test_reports_begin_anew_and_the_trainer_is_itself_again(devices):
     with Monitor(net, trainer) as monitor:
         for number, x in enumerate(monitor.data([mx.nd.ones((2, 1))] * 5)):
             if number != 1:  # a step that the loop skips
-                with autograd.record():
-                    loss = net(x)
-                loss.backward()
+                differentiate(net, x)
                 trainer.step(2)
             mx.nd.waitall()
             if number == 2:
@@ -135,9 +131,7 @@ def test_two_monitors_and_updates_by_hand(devices):
     with Monitor(net, trainer) as outer, Monitor(net, trainer) as inner:
         for x in outer.data(inner.data([mx.nd.ones((2, 1))] * 3)):
             for _ in range(2):
-                with autograd.record():
-                    loss = net(x)
-                loss.backward()
+                differentiate(net, x)
                 trainer.allreduce_grads()
                 trainer.update(2)
         mx.nd.waitall()
@@ -187,9 +181,7 @@ def test_trainer_that_lets_replicas_drift(kvstore, devices, recwarn):
     net.initialize()
     trainer = Trainer(net.collect_params(), "sgd", kvstore=kvstore)
     for _ in range(3):
-        with autograd.record():
-            loss = net(mx.nd.array([[1], [2]])).sum()
-        loss.backward()
+        differentiate(net, mx.nd.array([[1], [2]]))
         trainer.step(2)
     warned = [str(w.message) for w in recwarn if "kvstore=None" in str(w.message)]
     if kvstore is None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer, loss, nn
-from support.helpers import MODES, cpus, set_mode, summed_grad, value
+from support.helpers import MODES, copy_parameters, cpus, set_mode, summed_grad, value
 from support.parallel_nets import (
     SHAPE,
     assert_same,
@@ -345,8 +345,7 @@ def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
         np.testing.assert_array_equal(template[0].weight.data().asnumpy(), before)
     elif state == "in part":
         parallel.initialize()
-    for mine, other in zip(parameters(parallel), parameters(plain)):
-        mine.set_data(other.data().copy())
+    copy_parameters(plain, parallel)
     for result, expected in zip(train(parallel, [4, 3]), train(plain, [4, 3])):
         assert_same(result, expected)
     for parameter in parameters(parallel):

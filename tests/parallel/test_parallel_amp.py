@@ -1,6 +1,6 @@
 """make_parallel under contrib.amp, which changes the operators of a whole process."""
 
-from support.helpers import run_python
+from support.helpers import output_of
 
 # Small whole numbers, which bfloat16 holds exactly: results have to be the same bits.
 PROGRAM = """
@@ -72,5 +72,4 @@ print("equal")
 
 
 def test_bfloat16():
-    result = run_python(PROGRAM)
-    assert result.stdout == "equal\n", result.stderr
+    assert output_of(PROGRAM) == "equal\n"

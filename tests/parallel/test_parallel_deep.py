@@ -7,7 +7,17 @@ from mxnet import autograd
 from mxnet.gluon import Trainer, loss, nn
 from support import reference
 from support.deep_nets import REPEAT, SHAPE, STEPS, deep_net, truth
-from support.helpers import MODES, cpus, make_batches, set_mode, status, twins, value
+from support.helpers import (
+    MODES,
+    cpus,
+    differentiate,
+    make_batches,
+    set_mode,
+    status,
+    twins,
+    value,
+    whole,
+)
 
 import gluon_syncbn
 from gluon_syncbn import make_parallel
@@ -73,14 +83,12 @@ def test_gradients_in_blocked_layouts(attach, devices):
     top = Two()
     top.initialize(mx.init.Xavier())
     gradients = []
-    for whole in [net.net] + [net] * (3 * REPEAT):
+    for each in [net.net] + [net] * (3 * REPEAT):
         if attach:
             x.attach_grad()
-        with autograd.record():
-            total = (top(whole(x)) ** 2).sum()
-        total.backward()
+        differentiate(lambda net: (top(net(x)) ** 2).sum(), each)
         weights = [g.asnumpy().astype("f8") for g in net.net.weight.list_grad()]
-        if whole is net.net:
+        if each is net.net:
             weights = weights[:1]
         gradients.append([sum(weights), x.grad.asnumpy() if attach else x.asnumpy()])
     for result in gradients[1:]:
@@ -106,9 +114,7 @@ def test_two_thousand_steps_do_not_grow(attach, devices):
         x = mx.nd.array(rng.normal(size=(1 + number % 4, 3, 8, 8)))
         if attach:
             x.attach_grad()
-        with autograd.record():
-            total = (net(x) ** 2).sum()
-        total.backward()
+        total = differentiate(lambda x: (net(x) ** 2).sum(), x)
         trainer.step(len(x))
         if number % 10 == 0:
             assert np.isfinite(total.asscalar())
@@ -138,13 +144,11 @@ def test_gluoncvs_data_parallel_model(devices):
     model = parallel.DataParallelModel(net, devices.contexts, sync=True)
     their_loss = parallel.DataParallelCriterion(criterion, devices.contexts, sync=True)
     for _ in range(3):
-        with autograd.record():
-            expected = criterion(plain(x), label)
-        expected.backward()
+        expected = differentiate(lambda: criterion(plain(x), label))
         with autograd.record():
             losses = their_loss(model(x), label)
         devices.map(lambda loss: loss.backward(), losses)
-        result = np.concatenate([part.asnumpy() for part in losses])
+        result = whole(losses)
         rtol, atol = reference.tolerance("float32", 5 * 16, scale=10)
         np.testing.assert_allclose(result, expected.asnumpy(), rtol, atol)
         for mine, other in zip(

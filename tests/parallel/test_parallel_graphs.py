@@ -7,7 +7,7 @@ import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, Trainer, nn
-from support.helpers import MODES, cpus, summed_grad
+from support.helpers import MODES, cpus, differentiate, summed_grad
 from support.parallel_nets import (
     assert_same,
     batches,
@@ -25,9 +25,7 @@ from gluon_syncbn.parallel import backward
 
 def test_two_calls_in_one_graph_add_up(devices):
     net = dense(devices.contexts)
-    with autograd.record():
-        total = net(column(1, 2, 3)).sum() + 10 * net(column(4)).sum()
-    total.backward()
+    differentiate(lambda: net(column(1, 2, 3)).sum() + 10 * net(column(4)).sum())
     assert weight_gradient(net) == 6 + 40
 
 
@@ -149,18 +147,15 @@ def test_gradient_of_an_input_is_added(devices):
     x = column(1, 2)
     x.attach_grad("add")
     for _ in range(3):
-        with autograd.record():
-            total = net(x).sum()
-        total.backward()
+        differentiate(net, x)
     assert (x.grad.asnumpy() == 6).all()
 
 
 def test_parameter_that_the_loss_uses_itself(devices):
     net = dense(devices.contexts, 2.0)
     weight = net.net.weight
-    with autograd.record():
-        total = net(column(1, 2)).sum() + 5 * (weight.data(mx.cpu(0)) ** 2).sum()
-    total.backward()
+    replica = weight.data(mx.cpu(0))
+    differentiate(lambda: net(column(1, 2)).sum() + 5 * (replica**2).sum())
     assert weight_gradient(net) == 3 + 20
 
 
@@ -168,18 +163,14 @@ def test_gradients_with_grad_req_add(devices):
     net = dense(devices.contexts)
     net.net.weight.grad_req = "add"
     for rows in (column(1, 2), column(3)):
-        with autograd.record():
-            total = net(rows).sum()
-        total.backward()
+        differentiate(net, rows)
     assert weight_gradient(net) == 6
 
 
 def test_a_device_that_sits_out_has_gradient_zero(devices):
     net = dense(devices.contexts)
     for rows in (column(1, 2), column(7)):
-        with autograd.record():
-            total = net(rows).sum()
-        total.backward()
+        differentiate(net, rows)
     assert [g.asnumpy().item() for g in net.net.weight.list_grad()] == [7, 0]
 
 
@@ -195,9 +186,7 @@ def test_a_trainer_adds_up_where_a_device_sat_out(update_on_kvstore, devices):
     )
     for rows in column(1), column(2, 3), column(4):
         for x in rows, rows:
-            with autograd.record():
-                y = net(x)
-            y.backward()
+            differentiate(net, x)
         trainer.step(1)
         net.collect_params().zero_grad()
     weights = [w.asscalar() for w in net.net.weight.list_data()]
@@ -238,9 +227,7 @@ def test_an_error_in_the_loss_arrives_before_the_gradient_of_the_input(devices):
     with pytest.raises(mx.MXNetError, match="scale parameter"):
         total.backward()
     gluon_syncbn.recover()
-    with autograd.record():
-        total = net(x).sum()
-    total.backward()
+    differentiate(net, x)
     assert weight_gradient(net) == 3
 
 
@@ -259,9 +246,7 @@ def test_sparse_parameters_do_not_matter(devices):
     net.initialize()
     beside, x = dense(devices.contexts), column(1, 2)
     x.attach_grad()
-    with autograd.record():
-        total = net(x).sum() + beside(x).sum()
-    total.backward()
+    differentiate(lambda: net(x).sum() + beside(x).sum())
     assert weight_gradient(beside) == 3
     gluon_syncbn.check_replicas(net)
 
@@ -282,9 +267,7 @@ def test_backward_of_other_graphs_leaves_gradients_alone(devices):
 def test_stale_gradients_are_noticed_as_ever(devices):
     net = dense(devices.contexts)
     trainer = Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
-    with autograd.record():
-        total = net(column(1, 2)).sum()
-    total.backward()
+    differentiate(net, column(1, 2))
     trainer.step(1)
     with pytest.raises(UserWarning, match="has not been updated by backward"):
         trainer.step(1)

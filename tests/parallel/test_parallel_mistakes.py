@@ -4,7 +4,7 @@ import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, loss, nn
-from support.helpers import run_python
+from support.helpers import differentiate, output_of
 from support.parallel_nets import (
     column,
     dense,
@@ -46,9 +46,7 @@ def test_net_inside_of_its_own_threads(devices):
         total = net(x).sum()
     with pytest.raises(RuntimeError, match="map was called inside of a function"):
         net.devices.map(total.backward)
-    with autograd.record():
-        total = net(x).sum()
-    total.backward()
+    differentiate(net, x)
     assert weight_gradient(net) == 3
 
 
@@ -149,18 +147,14 @@ def test_error_in_backward_reaches_the_caller(devices):
     net = make_parallel(Net(), devices.contexts)
     x = column(1, 2)
     x.attach_grad()
-    with autograd.record():
-        total = net(x).sum()
-    total.backward()
+    differentiate(net, x)
     with pytest.raises(mx.MXNetError):
         x.grad.wait_to_read()
         mx.nd.waitall()
     gluon_syncbn.recover()
-    assert_works = dense(devices.contexts)
-    with autograd.record():
-        total = assert_works(column(1, 2)).sum()
-    total.backward()
-    assert weight_gradient(assert_works) == 3
+    net = dense(devices.contexts)
+    differentiate(net, column(1, 2))
+    assert weight_gradient(net) == 3
 
 
 _ENDS_AFTER_AN_ERROR = """
@@ -208,6 +202,6 @@ for _ in range(12):
 
 @pytest.mark.timeout(120)
 def test_process_ends_after_an_error_in_a_loss_backward():
-    result = run_python(_ENDS_AFTER_AN_ERROR, timeout=100)
-    codes = [line for line in result.stdout.splitlines() if line.isdigit()]
-    assert codes == ["0"] * 12, result.stderr
+    output = output_of(_ENDS_AFTER_AN_ERROR, timeout=100)
+    codes = [line for line in output.splitlines() if line.isdigit()]
+    assert codes == ["0"] * 12, output

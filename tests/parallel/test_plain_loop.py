@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Trainer, loss, nn
-from support.helpers import MODES, cpus, set_mode, split_rows, summed_grad
+from support.helpers import (
+    MODES,
+    cpus,
+    differentiate,
+    put,
+    set_mode,
+    split_rows,
+    summed_grad,
+    whole,
+)
 from support.parallel_nets import (
     SHAPE,
     assert_same,
@@ -28,15 +37,14 @@ from gluon_syncbn import (
 from gluon_syncbn.parallel import backward
 
 
-def looped(contexts, mode, layers=2):
+def looped(contexts, mode):
     """A net on one context, and the same one for a plain loop over `contexts`."""
     plain, parallel = pair(contexts)
     return set_mode(plain, mode), set_mode(allow_plain_loop(parallel.net), mode)
 
 
 def split(x, contexts, rows):
-    parts = split_rows(x.asnumpy(), rows)
-    return [mx.nd.array(p, ctx=c, dtype=p.dtype) for p, c in zip(parts, contexts)]
+    return put(split_rows(x.asnumpy(), rows), contexts, x.dtype)
 
 
 def train_in_a_loop(net, contexts, rows, backward=autograd.backward):
@@ -47,15 +55,11 @@ def train_in_a_loop(net, contexts, rows, backward=autograd.backward):
     for x, label in batches([sum(r) for r in rows]):
         shares = rows[len(results)]
         with autograd.record():
-            losses = [
-                criterion(net(part), label_part)
-                for part, label_part in zip(
-                    split(x, contexts, shares), split(label, contexts, shares)
-                )
-            ]
+            shards = zip(*(split(v, contexts, shares) for v in (x, label)))
+            losses = [criterion(net(part), labels) for part, labels in shards]
             backward(losses)
         trainer.step(len(x))
-        results.append(np.concatenate([part.asnumpy() for part in losses]))
+        results.append(whole(losses))
     mx.nd.waitall()
     return results
 
@@ -106,16 +110,14 @@ def test_gradients_of_inputs():
     plain, net = looped(contexts, "hybridize")
     ((x, _),) = batches([5])
     x.attach_grad()
-    with autograd.record():
-        total = (plain(x * 2) ** 2).sum()
-    total.backward()
+    differentiate(lambda: (plain(x * 2) ** 2).sum())
     shards = split(x, contexts, [2, 3])
     for shard in shards:
         shard.attach_grad()
     with autograd.record():
         totals = [(net(shard * 2) ** 2).sum() for shard in shards]
     autograd.backward(totals)
-    assert_same(np.concatenate([s.grad.asnumpy() for s in shards]), x.grad.asnumpy())
+    assert_same(whole([shard.grad for shard in shards]), x.grad.asnumpy())
     assert abs(summed_grad(parameters(net)[0])).max() > 0
 
 
@@ -125,9 +127,7 @@ def test_prediction_and_one_context_stay_as_they_are():
     net.initialize()
     x = mx.nd.ones((2, *SHAPE))
     assert net(x).shape == (2, 3)
-    with autograd.record():
-        total = net(x).sum()
-    total.backward()
+    differentiate(net, x)
     net.collect_params().reset_ctx(cpus(2))
     y = [net(mx.nd.ones((2, *SHAPE), ctx=c)).asnumpy() for c in cpus(2)]
     np.testing.assert_array_equal(y[0], y[1])

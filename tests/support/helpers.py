@@ -76,6 +76,27 @@ def queue_step(devices, net, shards, dys):
     return devices.map(step, shards, dys)
 
 
+def differentiate(function, *arguments):
+    """A recorded call, and backward from the array that it returns; returns this."""
+    with autograd.record():
+        y = function(*arguments)
+    y.backward()
+    return y
+
+
+def whole(shards):
+    """The arrays of all contexts as one."""
+    return np.concatenate([shard.asnumpy() for shard in shards])
+
+
+def copy_parameters(net, *others):
+    """Gives nets of the same architecture the values of the first one."""
+    for other in others:
+        pairs = zip(other.collect_params().values(), net.collect_params().values())
+        for parameter, given in pairs:
+            parameter.set_data(given.data().copy())  # kept until the first call, maybe
+
+
 def value(parameter, index=0):
     return parameter.list_data()[index].asnumpy()
 
@@ -103,6 +124,13 @@ def run_python(code, *arguments, timeout=60, **environment):
         timeout=timeout,
         check=False,
     )
+
+
+def output_of(code, *arguments, **options):
+    """The standard output of a program as `run_python` runs it; it has to succeed."""
+    result = run_python(code, *arguments, **options)
+    assert result.returncode == 0, result.stderr[-6000:]
+    return result.stdout
 
 
 def status(field):
@@ -146,7 +174,10 @@ def train(net, devices, batches, rows, learning_rate=0.05):
 
 
 def twins(make_net, contexts, shape, dtype="float64"):
-    """A net of nn.BatchNorm on one context, and of SyncBatchNorm on `contexts`."""
+    """A net of nn.BatchNorm on one context, and of SyncBatchNorm on `contexts`.
+
+    `shape` is that of an input, or None where layers are told their numbers of inputs.
+    """
     mx.random.seed(1)
     # MXNet keeps momentum in float32, which 0.875 loses nothing in.
     ours = partial(gluon_syncbn.SyncBatchNorm, num_devices=len(contexts))
@@ -155,10 +186,9 @@ def twins(make_net, contexts, shape, dtype="float64"):
     for net, where in (plain, [mx.cpu()]), (ours, contexts):
         net.cast(dtype)
         net.initialize(mx.init.Xavier(), ctx=where)
-    plain(mx.nd.ones(shape, dtype=dtype))
-    pairs = zip(ours.collect_params().values(), plain.collect_params().values())
-    for mine, other in pairs:
-        mine.set_data(other.data().copy())  # it may be kept until the first call
+    if shape is not None:
+        plain(mx.nd.ones(shape, dtype=dtype))
+    copy_parameters(plain, ours)
     return plain, ours
 
 

@@ -11,7 +11,7 @@ from mxnet import autograd
 from mxnet.gluon import Trainer, loss, nn
 
 from gluon_syncbn import make_parallel
-from support.helpers import assert_near, set_mode, summed_grad
+from support.helpers import assert_near, copy_parameters, set_mode, summed_grad
 
 SHAPE = 3, 6, 6
 
@@ -35,8 +35,7 @@ def pair(contexts, mode="imperative", **options):
     plain(mx.nd.ones((2, *SHAPE), dtype="float64"))
     parallel = make_parallel(template, contexts, **options)
     parallel.initialize()
-    for mine, other in zip(parameters(parallel), parameters(plain)):
-        mine.set_data(other.data().copy())
+    copy_parameters(plain, parallel)
     return set_mode(plain, mode), set_mode(parallel, mode)
 
 
