@@ -15,6 +15,7 @@ from mxnet.gluon import nn
 from support import reference
 from support.helpers import (
     MODES,
+    Loop,
     assert_near,
     put,
     queue_step,
@@ -22,6 +23,7 @@ from support.helpers import (
     split_rows,
     summed_grad,
     value,
+    whole,
 )
 
 from gluon_syncbn import Devices, SyncBatchNorm, recover
@@ -93,23 +95,8 @@ def parameters(net):
     return list(net.collect_params().values())
 
 
-class Loop:
-    """What `Devices` is for CPUs, as an ordinary loop: that is enough for GPUs."""
-
-    def __init__(self, contexts):
-        self.contexts = contexts
-
-    def map(self, function, *lists):
-        return [function(*elements) for elements in zip(*lists)]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-
 def driver_of(contexts):
+    """An ordinary loop is enough for GPUs."""
     return (Loop if contexts[0].device_type == "gpu" else Devices)(contexts)
 
 
@@ -128,12 +115,11 @@ def queue_batch(devices, net, seed=0):
 def results(net, ys, shards):
     """y, dx, and of each parameter the gradient or running value, as NumPy arrays."""
     mx.nd.waitall()
-    whole = [np.concatenate([y.asnumpy() for y in ys])]
-    whole.append(np.concatenate([shard.grad.asnumpy() for shard in shards]))
+    found = [whole(ys), whole([shard.grad for shard in shards])]
     for parameter in parameters(net):
         learned = parameter.grad_req != "null"
-        whole.append(summed_grad(parameter) if learned else value(parameter, -1))
-    return whole
+        found.append(summed_grad(parameter) if learned else value(parameter, -1))
+    return found
 
 
 def assert_same(found, expected):
@@ -183,7 +169,7 @@ def test_dtypes(dtype, contexts):
     x = np.random.default_rng(1).normal(1e3, 1, shape).astype(dtype)
     with driver_of(contexts) as devices, autograd.train_mode():
         ys = devices.map(net, put(split_rows(x, rows), contexts, dtype))
-        y = np.concatenate([y.asnumpy() for y in ys]).astype("float64")
+        y = whole(ys).astype("float64")
     beta = value(net[1].beta).astype("float64")
     count, terms = y.size // y.shape[1], abs(y).max() + abs(beta).max()
     stored, atol = reference.tolerance(dtype, count, 1e3, terms)

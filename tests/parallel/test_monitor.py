@@ -7,7 +7,8 @@ import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, Trainer, nn
-from support.helpers import differentiate, run_python
+from support.helpers import cpus, differentiate, run_python
+from support.parallel_nets import dense
 
 import gluon_syncbn
 from gluon_syncbn import Monitor, check_replicas, make_parallel
@@ -107,8 +108,7 @@ def test_waiting_for_gradients(devices):
 
 
 def test_reports_begin_anew_and_the_trainer_is_itself_again(devices):
-    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
-    net.initialize()
+    net = dense(devices.contexts)
     trainer = Trainer(net.collect_params(), "sgd")
     with Monitor(net, trainer) as monitor:
         for number, x in enumerate(monitor.data([mx.nd.ones((2, 1))] * 5)):
@@ -125,8 +125,7 @@ def test_reports_begin_anew_and_the_trainer_is_itself_again(devices):
 
 
 def test_two_monitors_and_updates_by_hand(devices):
-    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
-    net.initialize()
+    net = dense(devices.contexts)
     trainer = Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
     with Monitor(net, trainer) as outer, Monitor(net, trainer) as inner:
         for x in outer.data(inner.data([mx.nd.ones((2, 1))] * 3)):
@@ -140,8 +139,7 @@ def test_two_monitors_and_updates_by_hand(devices):
 
 
 def test_without_with(devices):
-    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
-    net.initialize()
+    net = dense(devices.contexts)
     monitor = Monitor(net, Trainer(net.collect_params(), "sgd"))
     with pytest.raises(RuntimeError, match="Monitor.data was called before .* with"):
         monitor.data([])
@@ -177,8 +175,7 @@ def test_replicas_that_differ(devices):
 
 @pytest.mark.parametrize("kvstore", [None, "device"])
 def test_trainer_that_lets_replicas_drift(kvstore, devices, recwarn):
-    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
-    net.initialize()
+    net = dense(devices.contexts)
     trainer = Trainer(net.collect_params(), "sgd", kvstore=kvstore)
     for _ in range(3):
         differentiate(net, mx.nd.array([[1], [2]]))
@@ -195,8 +192,7 @@ def test_trainer_that_lets_replicas_drift(kvstore, devices, recwarn):
 
 
 def test_trainer_of_one_device_needs_no_kvstore(recwarn):
-    net = make_parallel(nn.Dense(1, in_units=1), mx.cpu(0))
-    net.initialize()
+    net = dense(cpus(1))
     Trainer(net.collect_params(), "sgd", kvstore=None)
     with autograd.record():
         net(mx.nd.ones((2, 1)))

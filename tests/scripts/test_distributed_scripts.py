@@ -33,13 +33,8 @@ def log(folder):
 def test_two_processes_train_like_one(tmp_path):
     pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
     for devices in (1, 2):
-        options = [
-            *TINY,
-            "--num-devices",
-            devices,
-            "--run-dir",
-            tmp_path / f"{devices}",
-        ]
+        run_dir = tmp_path / str(devices)
+        options = [*TINY, "--num-devices", devices, "--run-dir", run_dir]
         result = run_python(PROGRAM, *options, timeout=200)
         assert result.returncode == 0, result.stderr
     options = [*TINY, "--num-devices", "1", "--run-dir", tmp_path / "ranks"]

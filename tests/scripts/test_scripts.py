@@ -5,27 +5,69 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import predict
 import pytest
+import train_segmentation
 from PIL import Image
+from segmentation.errors import exit_code
 from support.checkpoints import members, npy, rewrite, write_members
+from support.helpers import ROOT
 
 pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
 pytestmark = pytest.mark.timeout(280)
 
-ROOT = Path(__file__).resolve().parents[2]
 CAMVID = Path(os.environ.get("GLUON_SYNCBN_CAMVID", ROOT.parent / "shared/data/camvid"))
 TINY = ["--crop-size", "64", "--train-images", "7", "--val-images", "3"]
 TINY += ["--batch-size", "4", "--epochs", "2", "--lr", "0.02"]
 
 
-def run(script, *arguments, cwd):
-    command = [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)]
+def command(script, *arguments):
+    return [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)]
+
+
+def run(script, *arguments, cwd, before=()):
     return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False
-    )
+        [*before, *command(script, *arguments)],
+        cwd=cwd, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch, capsys, ctrl_c):
+    """The work of a script in this process, where MXNet is imported already."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_here(work, *arguments):
+        monkeypatch.setattr(sys, "argv", [work.__name__, *map(str, arguments)])
+        status = exit_code(work)
+        return SimpleNamespace(returncode=status, stderr=capsys.readouterr().err)
+
+    return run_here
+
+
+def predicting(checkpoint, image, output):
+    return "--checkpoint", checkpoint, "--image", image, "--output", output
+
+
+@contextmanager
+def training(folder):
+    """A process that trains for long, and that has done its first epoch."""
+    options = *TINY, "--epochs", "500", "--run-dir", "run"
+    with subprocess.Popen(
+        command("train_segmentation.py", *options),
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            while not process.stdout.readline().startswith("epoch 1:"):
+                assert process.poll() is None
+            yield process
+        finally:
+            process.kill()
 
 
 def train(folder, *arguments):
@@ -95,10 +137,8 @@ def test_predict_writes_an_overlay(trained, tmp_path):
     Image.fromarray(np.hstack([sample, sample, sample])[:50]).save(image)
     for number, source in enumerate([trained[0] / "sample_0.png", image]):
         output = tmp_path / f"overlay_{number}.png"
-        result = run(
-            "predict.py", "--checkpoint", trained[0] / "best.npz", "--image", source,
-            "--output", output, cwd=tmp_path,
-        )  # fmt: skip
+        options = predicting(trained[0] / "best.npz", source, output)
+        result = run("predict.py", *options, cwd=tmp_path)
         assert result.returncode == 0, result.stderr[-2000:]
         assert min(Image.open(output).size) > 200
         assert str(output) in result.stdout
@@ -124,11 +164,10 @@ def shapes(tmp_path):
             label = np.zeros((70, 100), np.uint8)
             y, x = rng.integers(0, 40, 2)
             label[y : y + 30, x : x + 30] = 1
-            image = (label[..., None] * 180 + rng.integers(0, 40, (70, 100, 3))).astype(
-                "u1"
-            )
+            noise = rng.integers(0, 40, (70, 100, 3))
+            image = Image.fromarray((label[..., None] * 180 + noise).astype("u1"))
             label[:5] = 7
-            Image.fromarray(image).save(tmp_path / f"data/images/{split}/{k}.jpg")
+            image.save(tmp_path / f"data/images/{split}/{k}.jpg")
             Image.fromarray(label).save(tmp_path / f"data/labels/{split}/{k}.png")
     return tmp_path / "data"
 
@@ -155,9 +194,9 @@ def test_camvid(tmp_path):
 # ---------------------------------------------------------------- a user's mistakes
 
 
-def test_bad_data_is_one_sentence(shapes, tmp_path):
+def test_bad_data_is_one_sentence(shapes, tmp_path, run_here):
     def start(*options):
-        return run("train_segmentation.py", *options, "--run-dir", "run", cwd=tmp_path)
+        return run_here(train_segmentation.train, *options, "--run-dir", "run")
 
     gone = folder_options(tmp_path / "nowhere")
     assert_one_sentence(start(*gone), "There is no folder")
@@ -214,18 +253,9 @@ def test_a_bad_command_line_is_one_sentence(tmp_path):
 
 
 def test_an_interrupt_leaves_whole_checkpoints(tmp_path, ctrl_c):
-    command = [sys.executable, str(ROOT / "scripts/train_segmentation.py"), *TINY]
-    command += ["--epochs", "500", "--run-dir", "run"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        while not process.stdout.readline().startswith("epoch 1:"):
-            assert process.poll() is None
+    with training(tmp_path) as process:
         process.send_signal(signal.SIGINT)
         errors = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
     assert process.returncode == 130 and "Traceback" not in errors, errors[-2000:]
     assert not list((tmp_path / "run").glob("*.part"))
     train(tmp_path, "--resume", "run", "--stop-after", "3")
@@ -233,12 +263,7 @@ def test_an_interrupt_leaves_whole_checkpoints(tmp_path, ctrl_c):
 
 def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
     run_dir, output = tmp_path / "run", tmp_path / "overlay.png"
-    command = [sys.executable, str(ROOT / "scripts/train_segmentation.py"), *TINY]
-    command += ["--epochs", "500", "--run-dir", "run"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    try:
-        while not process.stdout.readline().startswith("epoch 1:"):
-            assert process.poll() is None
+    with training(tmp_path) as process:
         for options in (
             ["--resume", "run"],
             ["--resume", "run/best.npz"],
@@ -247,13 +272,10 @@ def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
         ):
             result = run("train_segmentation.py", *options, cwd=tmp_path)
             assert_one_sentence(result, f"is in use by process {process.pid} on ")
-        options = "--checkpoint", "run", "--image", "run/sample_0.png"
-        result = run("predict.py", *options, "--output", output, cwd=tmp_path)
+        options = predicting("run", "run/sample_0.png", output)
+        result = run("predict.py", *options, cwd=tmp_path)
         assert result.returncode == 0 and output.exists(), result.stderr
         assert process.poll() is None
-    finally:
-        process.kill()
-        process.communicate()
     (run_dir / f".last.npz.{16 * 'a'}.part").write_bytes(b"half")
     done = len(json.loads((run_dir / "log.json").read_text()))
     train(tmp_path, "--resume", "run", "--stop-after", str(done + 2))
@@ -267,13 +289,10 @@ def test_resuming_into_the_folder_of_another_run_is_refused(trained, tmp_path):
     assert_one_sentence(result, "holds a run already")
 
 
-def test_a_full_disk_while_training_is_one_sentence(trained, tmp_path):
+def test_a_full_disk_while_training_is_one_sentence(tmp_path):
     """A limit on the size of files, which a checkpoint of the net exceeds."""
-    command = [sys.executable, str(ROOT / "scripts/train_segmentation.py"), *TINY]
-    result = subprocess.run(
-        ["bash", "-c", 'ulimit -f 1000; exec "$@"', "bash", *command],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    limited = "bash", "-c", 'ulimit -f 1000; exec "$@"', "bash"
+    result = run("train_segmentation.py", *TINY, cwd=tmp_path, before=limited)
     assert_one_sentence(result, "best.npz cannot be written: File too large")
     assert len(result.stderr.splitlines()) == 1, result.stderr
 
@@ -303,7 +322,7 @@ def test_gpus_that_are_not_there_are_one_sentence(tmp_path):
     assert_one_sentence(result, "MXNet sees")
 
 
-def test_predicting_with_bad_input_is_one_sentence(trained, tmp_path):
+def test_predicting_with_bad_input_is_one_sentence(trained, tmp_path, run_here):
     folder, _ = trained
     sample = folder / "sample_0.png"
     broken = tmp_path / "broken.npz"
@@ -328,17 +347,14 @@ def test_predicting_with_bad_input_is_one_sentence(trained, tmp_path):
         (folder, tmp_path / "none.png", "There is no file"),
         (folder, sample.with_name("none") / "none.png", "There is no file"),
     ]:
-        result = run(
-            "predict.py", "--checkpoint", source, "--image", image,
-            "--output", tmp_path / "out.png", cwd=tmp_path,
-        )  # fmt: skip
-        assert_one_sentence(result, words)
+        options = predicting(source, image, tmp_path / "out.png")
+        assert_one_sentence(run_here(predict.predict, *options), words)
     assert not (tmp_path / "out.png").exists()
 
 
 def test_an_output_that_is_no_png_is_one_sentence(trained, tmp_path):
     for name in "x.xyz", "x", ".png":
-        options = "--checkpoint", trained[0], "--image", trained[0] / "sample_0.png"
-        result = run("predict.py", *options, "--output", name, cwd=tmp_path)
+        options = predicting(trained[0], trained[0] / "sample_0.png", name)
+        result = run("predict.py", *options, cwd=tmp_path)
         assert_one_sentence(result, f"--output is {name}, but the overlay is a .png")
     assert not list(tmp_path.iterdir())
