@@ -1,4 +1,4 @@
-"""Fixtures of all tests: contexts that are driven soundly, short timeouts.
+"""Fixtures of all tests: devices that are closed, and short timeouts.
 
 A wait that would hang must fail in seconds, and must leave nothing to the next test.
 """

@@ -146,11 +146,11 @@ def _step(draw, program, kinds):
     step = Step(kind, rows, backwards=1 + (kind == "train" and draw.random() < 0.15))
     step.by_map = program.way == "devices" and draw.random() < 0.5
     active = [k for k in range(count) if rows[k] is not None]
-    met = [k for k in active if sum(i in active for i in program.part_of(k)) > 1]
-    if kind.startswith("missing") and not met:
+    missed = [k for k in active if sum(i in active for i in program.part_of(k)) > 1]
+    if kind.startswith("missing") and not missed:
         step.kind = "train"  # nobody would miss one
     elif kind.startswith("missing"):
-        step.who = draw.choice(met)
+        step.who = draw.choice(missed)
     else:
         step.who = draw.choice(active)
     return step
@@ -195,7 +195,7 @@ def run_seeds(seeds, limit=LIMIT):
 
 
 def run_one(program, run, limit=LIMIT):
-    """Whether the program agrees with the oracle; prints it if not."""
+    """True if the program agrees with the oracle; prints it if not."""
     faulthandler.dump_traceback_later(limit, exit=True)
     try:
         run(program)

@@ -133,7 +133,7 @@ digest = hashlib.sha256(values.tobytes()).hexdigest()
 if rank == 0: print(f'digest {digest}')
 """
     )
-    # The launcher may put what another rank prints behind it, before the line's end.
+    # The launcher may insert another rank's output before the line's end.
     digests = re.findall(r"digest (\w{64})", run_ranks(3, body) + run_ranks(3, body))
     assert len(digests) == 2 and digests[0] == digests[1]
 
@@ -210,7 +210,7 @@ trainer.step(2)
 
 
 def test_groups():
-    """A layer that synchronizes with some: mean and variance are those of the group."""
+    """A layer of a group has the group's mean and variance."""
     program = """
 def running_mean(group, contexts=1):
     contexts = [mx.cpu(i) for i in range(contexts)]

@@ -1,4 +1,4 @@
-"""The errors of all ranks when one dies, hangs, leaves or runs another model.
+"""All ranks get an error when one dies, hangs, leaves or runs another model.
 
 Every program ends by itself: a wait for a missing rank is an error in seconds.
 """
@@ -59,7 +59,7 @@ def struck(strike, where):
 @pytest.mark.parametrize("where", ["forward", "backward", "between"])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_a_rank_dies_or_stops(how, where, tmp_path):
-    """The survivors tell it in files: MPICH's mpirun drops what they print."""
+    """The survivors write their errors to files, as MPICH's mpirun drops output."""
     over = tmp_path / "over"
     program = """
 import signal, subprocess
@@ -99,7 +99,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("where", ["forward", "between"])
 def test_a_rank_hangs(where):
-    """It answers still, and says where it is; afterwards all continue together."""
+    """The others learn what it did last; after its sleep all train again."""
     program = """
 where = sys.argv[1]
 text, seconds = struck(lambda: time.sleep(4), where)

@@ -31,7 +31,7 @@ def test_exit_with_a_step_in_flight(end):
 
 
 def test_one_rank_exits_long_before_the_other():
-    """It waits: a launcher ends all ranks when one leaves without MPI_Finalize."""
+    """It waits, because a launcher ends all ranks when one ends before MPI_Finalize."""
     run_ranks(2, STEP + "push_step(); mx.nd.waitall(); time.sleep(6 * rank)")
 
 
@@ -43,7 +43,7 @@ def test_mpi4py_begins():
     )
 
 
-def test_mpi4py_comes_later():
+def test_mpi4py_is_imported_later():
     mpi4py()
     program = """
 push_step()

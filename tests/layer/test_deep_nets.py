@@ -1,8 +1,8 @@
-"""Deep, branched float32 nets on several CPU contexts, over steps, again and again.
+"""Deep, branched float32 nets train on several CPU contexts, again and again.
 
-They catch what one layer does not show: inputs in oneDNN's blocked layouts that MXNet
-frees too early, rounds that meet the wrong way round, and waits for each other's CPU
-resources.
+They show what one layer does not: inputs in oneDNN's blocked layouts that MXNet frees
+too early, contributions to the wrong rendezvous, and operators that wait for each
+other's CPU resources.
 """
 
 import functools
@@ -23,7 +23,7 @@ import gluon_syncbn
 
 
 def activated_net(norm, activation, block, slope=None):
-    """The same with an activation behind every norm: built in, where that can be."""
+    """A deep net with an activation behind every norm: built in, where that can be."""
 
     def activated():
         if norm.func is gluon_syncbn.SyncBatchNorm:
@@ -35,8 +35,8 @@ def activated_net(norm, activation, block, slope=None):
     return deep_net(activated)
 
 
-def recovering_net(norm):
-    """Backward reads y, and there are no kinks where rounding could choose a side."""
+def reconstructing_net(norm):
+    """Backward reconstructs x_hat from y, without kinks whose side rounding chooses."""
     return activated_net(norm, "identity", nn.HybridSequential)
 
 
@@ -55,7 +55,7 @@ def test_trains_like_one_context(mode, rows, make_devices):
 @pytest.mark.timeout(60 + 30 * REPEAT)
 @pytest.mark.parametrize("mode", MODES)
 def test_layers_that_free_their_input_train_like_one_context(mode, devices):
-    check(mode, [3, 5], devices, recovering_net)
+    check(mode, [3, 5], devices, reconstructing_net)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -73,7 +73,7 @@ def test_built_in_activations_train_like_one_context(activation, mode, devices):
 
 
 # Gluon's Sequential has a graph for each child: there a layer is a graph of its own,
-# whose inputs and incoming gradients come out of convolutions.
+# whose inputs and incoming gradients are results of convolutions.
 @pytest.mark.timeout(60 + 30 * REPEAT)
 @pytest.mark.parametrize("mode", ["hybridize", "static_alloc", "static_shape"])
 def test_a_graph_for_each_child_trains_like_one_context(mode, devices):

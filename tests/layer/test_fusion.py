@@ -1,4 +1,4 @@
-"""Activation blocks folded into the layers in front of them: which, and back again."""
+"""Activation blocks are folded into the layers in front of them, and unfolded again."""
 
 import copy
 

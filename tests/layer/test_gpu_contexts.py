@@ -1,8 +1,8 @@
-"""The layer on GPU contexts, through MXNet; on CPU contexts first.
+"""The layer in MXNet on GPU contexts, and for comparison on CPU contexts.
 
-For MXNet with a GPU that its wheel has kernels for (sm_50 to sm_89), or with the two
-that scripts/check_gpu_wheel.py emulates. On these, operators of MXNet's own do nothing,
-so nets consist of our layers alone, and all else is copies.
+The tests need GPUs that MXNet's wheel has kernels for (sm_50 to sm_89), or those that
+scripts/check_gpu_wheel.py emulates. On these, MXNet's own operators do nothing, so nets
+consist of our layers alone, and all else is copies.
 """
 
 from contextlib import ExitStack
@@ -55,7 +55,7 @@ def contexts(request):
 
 
 def make_net(contexts, twice=False, dtype="float64", timeout=None):
-    """Two layers, the first with an activation; or this one twice."""
+    """Two layers, the first with an activation; `twice` takes the first one twice."""
     arguments = {"num_devices": len(contexts), "momentum": MOMENTUM, "timeout": timeout}
     net = nn.HybridSequential()
     net.add(SyncBatchNorm(activation="leaky_relu", slope=SLOPE, **arguments))
@@ -64,7 +64,7 @@ def make_net(contexts, twice=False, dtype="float64", timeout=None):
 
 
 def make_plain(net, twice=False):
-    """The same of MXNet's own layers on one CPU, with the parameters of `net`."""
+    """MXNet's own layers on one CPU, with the parameters of `net`."""
     plain = nn.HybridSequential()
     plain.add(nn.BatchNorm(momentum=MOMENTUM))
     # nn.LeakyReLU computes in float32, whatever its data is.
@@ -130,7 +130,7 @@ def assert_same(found, expected):
 
 
 def check_steps(net, contexts, plain, compared):
-    """Compares the first results of each of two steps; there are so many."""
+    """Compares the results of two steps, of each the first `compared` ones."""
     with driver_of(contexts) as devices, Devices(mx.cpu()) as one:
         for seed in range(2):
             found = results(net, *queue_batch(devices, net, seed))[:compared]
@@ -155,8 +155,8 @@ def test_steps_and_prediction(mode, contexts):
 def test_layer_used_twice(mode, contexts):
     net = make_net(contexts, twice=True)
     plain = make_plain(net, twice=True)
-    # Parameters' gradients would be added up by MXNet, and the two updates of running
-    # statistics come in another order than there, see docs/guides/differences.md.
+    # MXNet would add up the parameters' gradients, and updates running statistics in
+    # another order, see docs/guides/differences.md.
     check_steps(set_mode(net, mode), contexts, plain, 2)
 
 
@@ -177,7 +177,7 @@ def test_dtypes(dtype, contexts):
 
 
 @pytest.mark.parametrize("places", [CPUS, GPUS])
-def test_device_that_does_not_come(places):
+def test_device_that_does_not_arrive(places):
     contexts = contexts_of(places)
     net = make_net(contexts, timeout=0.5)
     x = put([np.ones(SHAPE)], contexts, "float64")[0]
@@ -205,8 +205,8 @@ def test_cuda_graphs_are_refused(mode, monkeypatch):
     check_steps(net, contexts, make_plain(net), 2)
 
 
-def test_memory_comes_from_mxnet():
-    """None beside its pool, neither for the call nor for what a layer keeps."""
+def test_memory_is_mxnets():
+    """A layer allocates nothing beside MXNet's pool, also where it keeps x."""
     contexts = contexts_of("gpu(0)")
     count = getattr(load(), "emulated_cuda_allocations", None)
     if count is None:

@@ -1,4 +1,4 @@
-"""Memory: it does not grow, freed pages serve again where asked to, and recomputing."""
+"""Memory does not grow, is kept where asked for, and is recomputed with no effect."""
 
 import json
 

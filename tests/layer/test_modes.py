@@ -53,7 +53,7 @@ def make_layer(devices, **arguments):
 
 
 def train_batch(devices, layer):
-    """A step on `batch()`; returns this with the whole y and dx."""
+    """Trains on `batch()` for a step; returns x, dy, and the whole y and dx."""
     x, dy = batch()
     ys, dxs = train_step(devices, layer, shards_of(x, devices), shards_of(dy, devices))
     return x, dy, np.concatenate(ys), np.concatenate(dxs)
@@ -64,7 +64,7 @@ def whole_grad(shards):
 
 
 def assert_close(result, expected):
-    """Float64 results of float64 data; their terms are of order 10."""
+    """Compares float64 results of float64 data, whose terms are of order 10."""
     scale = 10 * abs(np.asarray(expected)).max() + 10
     assert_near(result, expected, "float64", COUNT, scale=scale)
 
@@ -239,7 +239,7 @@ class OneLayerTwice(HybridBlock):
 
 
 class Branches(HybridBlock):
-    """Branches side by side, as ASPP has them; `order` is that of the calls."""
+    """Branches side by side, as in ASPP, which are called in the given order."""
 
     def __init__(self, norm, order):
         super().__init__()

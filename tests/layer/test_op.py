@@ -1,6 +1,6 @@
-"""The layer through its C interface on CPUs: the same checks as on GPUs.
+"""The layer through its C interface on CPUs passes the same checks as on GPUs.
 
-MXNet takes part nowhere here; test_batch_norm.py and others test the layer in MXNet.
+These tests need no MXNet; test_batch_norm.py and others test the layer in MXNet.
 """
 
 import pytest
@@ -31,7 +31,7 @@ def test_activations_of_the_whole_batch(dtype, shape, axis, request_kind, activa
 @pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_device_by_blocks_of_channels(dtype, request_kind, activation):
-    """Large enough for both passes to go over a block at a time; no x is kept."""
+    """The shape is so large that passes take a block at a time; no x is kept."""
     settings = {"request": request_kind, "activation": activation, "gammas": [-0.5]}
     check_devices(CpuDriver(), Case(dtype, (4, 32, 40, 40), [4], **settings))
 

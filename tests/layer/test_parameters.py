@@ -119,7 +119,7 @@ def test_exported_net_is_imported_here(mode, devices, tmp_path):
 
 
 def test_exported_nets_are_imported_elsewhere(devices, tmp_path):
-    """Of each mode, and a layer by itself, which another process computes exactly."""
+    """Another process computes the same, and exactly so with a layer by itself."""
     layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
     layer.initialize()
     layer.hybridize()
@@ -135,7 +135,7 @@ def test_exported_nets_are_imported_elsewhere(devices, tmp_path):
 
 
 def test_exported_nets_are_trained_elsewhere(tmp_path):
-    """Their layers are guarded for every mode, in whichever they were traced."""
+    """In whichever mode they were traced, their layers are guarded for every mode."""
     paths = [tmp_path / mode for mode in EXPORTED]
     for path in paths:
         net = conv_net(gluon_syncbn.SyncBatchNorm)

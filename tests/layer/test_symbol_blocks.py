@@ -26,7 +26,7 @@ SHAPE = 3, 7, 6
 
 
 def features(norm):
-    """The symbol of a net as GluonCV's SSD makes it: a block's, and more behind it."""
+    """A symbol as GluonCV's SSD makes it: that of a block, with more operators."""
     block = nn.HybridSequential(prefix="features_")
     with block.name_scope():
         block.add(

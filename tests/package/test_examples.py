@@ -1,6 +1,6 @@
 """Every program in examples/ runs as its first lines say, in a small size.
 
-What they print is what is checked; padded sequences also with the tests' reference.
+The tests check what programs print, and padded sequences with the oracle too.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""``python -m gluon_syncbn``: its report, its exit status, and that it finds errors."""
+"""``python -m gluon_syncbn`` reports what there is, and finds wrong results."""
 
 import _ctypes
 import re

@@ -1,7 +1,4 @@
-"""The README's code runs as it stands; figures are those of the committed JSON.
-
-Of the README and of the page with all benchmarks.
-"""
+"""The README's code runs; its figures and those of the benchmarks' page are the JSON's."""
 
 import doctest
 import json

@@ -1,6 +1,6 @@
-"""Source distribution and wheels: what scripts/wheels.sh makes, as far as it is quick.
+"""The source distribution, its wheel, and scripts/wheels.sh up to its first build.
 
-The older root is not made here: stand-ins for debootstrap and chroot tell what they
+No older root is made here: stand-ins for debootstrap and chroot write down what they
 were asked for. The script itself tries the wheels that it has made.
 """
 
@@ -25,7 +25,7 @@ MAKE_SDIST = (
 )
 COMMIT = """
 import sys
-sys.path.remove("")  # which comes before what was installed
+sys.path.remove("")  # or else the checkout is imported
 import gluon_syncbn
 print(gluon_syncbn.features()["version"], gluon_syncbn.features()["commit"])
 """

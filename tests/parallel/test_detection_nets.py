@@ -2,7 +2,7 @@
 
 Their graphs have several inputs, parts that are SymbolBlocks, shapes that depend on the
 number of images, and operators whose output jumps where proposals change places, which
-rounding in float64 does not bring about.
+rounding in float64 does not cause.
 """
 
 import functools
@@ -33,7 +33,7 @@ CASES += [(name, "static_shape") for name in ("yolo3", "ssd")]
 
 @contextmanager
 def gluoncv_in(dtype):
-    """Where GluonCV says float32, and with the same sampling of regions everywhere."""
+    """GluonCV takes `dtype` for float32, and samples the same regions everywhere."""
     with pytest.MonkeyPatch.context() as patch:
         for module in mx.nd, mx.sym:
             arange = functools.partial(module.arange, dtype=dtype)
@@ -100,7 +100,7 @@ def losses(net, name, steps, step):
 
 
 def on_devices(net, loss, devices, dtype):
-    """A step in a loop of one's own."""
+    """The step of a loop over devices, which returns their losses."""
 
     def total(*shard):
         *inputs, weights = shard
@@ -139,9 +139,9 @@ def of_batch_norm(name, steps, dtype, seed=None):
 
 
 def check(result, name, steps, dtype):
-    """As far as rounding lets nn.BatchNorm's losses be right, which steps amplify.
+    """Compares with nn.BatchNorm's losses, as far as rounding lets these be right.
 
-    Ten times what is seen where the last bits of the images change.
+    The bound is ten times what is seen where the last bits of the images change.
     """
     right = of_batch_norm(name, steps, "float64")
     errors = [of_batch_norm(name, steps, dtype, seed) - right for seed in range(3)]

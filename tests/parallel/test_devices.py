@@ -110,7 +110,7 @@ def test_an_exception_reaches_the_caller_with_its_traceback(devices):
 
 
 class Late:
-    """Hands some calls on to a thread after a while, as on a machine that is busy."""
+    """Delays the calls of other functions, as a busy machine does."""
 
     def __init__(self, calls, function):
         self._calls, self._function = calls, function

@@ -32,9 +32,6 @@ MODELS = {
     "yolo3": lambda: model_zoo.yolo3_darknet53_custom(
         classes=["a"], pretrained_base=False, **NORM
     ),
-    "ssd": lambda: model_zoo.get_model(
-        "ssd_512_mobilenet1.0_custom", classes=["a"], pretrained_base=False, **NORM
-    ),
     "faster_rcnn": lambda: model_zoo.get_model(
         "faster_rcnn_fpn_syncbn_resnet50_v1b_coco",
         pretrained=False,

@@ -25,7 +25,7 @@ CONTEXTS, CLASSES, SIZE = cpus(2), 4, 32
 
 @pytest.fixture
 def installed():
-    """Every module's names afterwards are what they were before."""
+    """Installs our classes for GluonCV's, and restores every module afterwards."""
     classes = parallel.DataParallelModel, parallel.DataParallelCriterion
     classes += (mx.gluon.contrib.nn.SyncBatchNorm,)
     former = [
@@ -60,7 +60,7 @@ def segmentation_net(model, norm_layer, **norm_kwargs):
 
 
 def same_parameters(*nets, size=SIZE):
-    """Of nets of one architecture, all in float64."""
+    """Gives nets of one architecture the same parameters, in float64."""
     for net in nets:
         net.initialize(force_reinit=True)
         net(mx.nd.ones((1, 3, size, size)))

@@ -17,7 +17,7 @@ SLOW = 0.05  # seconds
 
 
 class Slow(mx.operator.CustomOp):
-    """The identity, which takes its time on cpu(1) in the direction that is asked."""
+    """The identity, which sleeps in one direction, "forward" or "backward"."""
 
     def __init__(self, slow):
         super().__init__()
@@ -56,7 +56,7 @@ class SlowBlock(Block):
 
 
 def watched_run(devices, before=None, behind=None, rest=0.0, steps=8):
-    """Trains a small net and reports; `rest` is how long a batch takes to come."""
+    """Trains a small net and reports; a batch takes `rest` seconds to make."""
     net = nn.Sequential()
     with net.name_scope():
         net.add(nn.Dense(4, in_units=3))

@@ -1,4 +1,4 @@
-"""make_parallel: equal to the same net on one device with the whole batch."""
+"""A net of make_parallel computes what the same net does on one device."""
 
 import collections
 import copy

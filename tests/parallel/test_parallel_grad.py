@@ -1,4 +1,4 @@
-"""autograd.grad through a parallel net: that of the plain net, for any variables."""
+"""autograd.grad through a parallel net is that of the plain net, for any variables."""
 
 import mxnet as mx
 import numpy as np
@@ -26,7 +26,7 @@ def grad(*arguments, **options):
 @pytest.mark.parametrize("rows", [7, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_inputs_parameters_and_what_is_above_the_net(mode, rows):
-    """Of three devices; two of them have no more than two rows."""
+    """Two of the three devices have no more than two rows."""
     plain, parallel = pair(cpus(3), mode=mode)
     ((x, _),) = batches([rows])
     x.attach_grad()

@@ -40,7 +40,7 @@ def step(layer, devices, active, x, dy):
         if y is not None:
             y.backward(mx.nd.array(dy, ctx=y.context, dtype="float64"))
 
-    devices.map(backward, ys, dys)  # after the block: it meets the same devices
+    devices.map(backward, ys, dys)  # after the block, and yet on the same devices
     return (
         np.concatenate([y.asnumpy() for y in ys[:active]]),
         np.concatenate([s.grad.asnumpy() for s in shards[:active]]),
@@ -111,7 +111,7 @@ def test_all_take_part_again_after_an_error(layer, make_devices):
     assert abs(y.mean(0)).max() < 1e-12
 
 
-def test_a_device_that_sits_out_must_not_come(layer, make_devices):
+def test_a_device_that_sits_out_must_not_call_the_layer(layer, make_devices):
     devices = make_devices(3)
     shards = [mx.nd.ones((2, 4), ctx=c, dtype="float64") for c in devices.contexts]
     with pytest.raises(

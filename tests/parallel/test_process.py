@@ -1,4 +1,4 @@
-"""A process with work of ours in flight forks and exits without a hang.
+"""A process forks and exits without a hang while work of ours is in flight.
 
 MXNet's exit and fork handlers stop the threads of custom operators before they wait for
 work, see src/mxnet/fork.cc and failures.py.
@@ -31,7 +31,7 @@ def push_step():
 
 
 def run(body, timeout=120):
-    """What a program with this end prints, and its errors; it has to succeed."""
+    """The output and the errors of a program that ends so; it has to succeed."""
     options = {"GLUON_SYNCBN_TIMEOUT": "60", "PYTHONFAULTHANDLER": "1"}
     process = run_python(SETUP + body, timeout=timeout, **options)
     assert process.returncode == 0, process.stderr

@@ -1,6 +1,6 @@
-"""Random programs against the oracle: a short run, and that it would see mistakes.
+"""Random programs agree with the oracle, and mistakes in them would be seen.
 
-`python tests/random_programs.py --seeds 0:10000` is the long one.
+`python tests/random_programs.py --seeds 0:10000` is a longer run.
 """
 
 import copy
@@ -85,7 +85,7 @@ def make_program(*kinds, x_request="write"):
 
 
 def wrong(words, *kinds, of_layer=(), **of_program):
-    """A program with these steps runs as another one, which has these values."""
+    """A program's net is made with other values; the comparison has to see it."""
     program = make_program(*kinds)
     made = copy.deepcopy(program)
     vars(made).update(of_program)
@@ -112,7 +112,7 @@ def test_sees_another_layer(words, mistake):
     wrong(words, "train", "train", **mistake)
 
 
-def test_sees_that_a_failure_does_not_come(monkeypatch):
+def test_sees_that_a_failure_is_missing(monkeypatch):
     wrong("missing raised nothing", "missing", groups=[[0], [1]])
     monkeypatch.setattr(autograd, "backward", lambda *heads, **options: None)
     wrong("missing_backward raised nothing", "missing_backward")

@@ -1,4 +1,4 @@
-"""Failures and the process: engines, exit, many errors at once, and going on."""
+"""A process after failures: engines, exit, many errors at once, and recovery."""
 
 import ctypes
 import threading
@@ -112,7 +112,7 @@ with mx.autograd.train_mode():
 """
 
 
-def test_errors_of_all_devices_never_meet_in_mxnets_list_of_them():
+def test_errors_of_all_devices_do_not_race_in_mxnets_list_of_them():
     assert output_of(MANY_RECOVERIES, timeout=200) == "[0.0, 0.0, 0.0, 0.0]\n"
 
 
@@ -140,7 +140,7 @@ class BusyWorker:
 
 
 def test_an_error_stays_with_its_operator():
-    """A healthy operator that completes while it is on its way does not take it."""
+    """A healthy operator that completes meanwhile does not take it."""
     contexts = cpus(2, 1)  # who waits for an array does it on cpu(0)
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
     xs = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
@@ -148,11 +148,11 @@ def test_an_error_stays_with_its_operator():
     mx.nd.waitall()  # the worker has nothing queued but what is counted below
     with autograd.train_mode():
         failing, healthy = bad(x), good(xs[0])
-        for _ in range(2):  # what makes x plain, then the operators: both wait then
+        for _ in range(2):  # the guard that makes x plain, then the operators
             with BusyWorker(contexts[0]):
                 pass
         with BusyWorker(contexts[0]):
-            good(xs[1]).wait_to_read()  # both have met
+            good(xs[1]).wait_to_read()  # both have arrived
             other = bad(xs[1].astype("float64"))
             while not failures.failure():
                 time.sleep(0.01)

@@ -25,7 +25,7 @@ from support.mistakes import (
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
 
-# ---- devices that do not come --------------------------------------------------------
+# ---- devices that do not arrive ------------------------------------------------------
 
 
 @pytest.mark.parametrize("recover", [by_hand, by_map])
@@ -247,7 +247,7 @@ def test_traced_before_initialization_without_num_devices():
 
 
 def disagreeing(devices, shards, **arguments):
-    """The text after one layer on cpu(0) met another one, of equal group, on cpu(1)."""
+    """The text where a layer on cpu(0) and another on cpu(1) share a rendezvous."""
     first = make_layer(devices.contexts, num_devices=2)
     arguments = {"in_channels": 3, "num_devices": 2, "timeout": 0.5, **arguments}
     second = SyncBatchNorm(**arguments)

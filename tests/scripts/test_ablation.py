@@ -45,7 +45,7 @@ def finish(process, status=0):
 # ---------------------------------------------------------------- end to end
 
 
-def test_a_grid_that_is_interrupted_goes_on_and_is_drawn(tmp_path):
+def test_a_grid_that_was_interrupted_is_continued_and_drawn(tmp_path):
     only = "--parts", "fastscnn"
     process = start(tmp_path, *only)
     logs = tmp_path / "runs"
@@ -84,7 +84,7 @@ def assert_results(found):
 
 
 def test_several_devices_agree_with_one(tmp_path):
-    """In the task's own process, for a step; more in float64 if there were more."""
+    """The task's own process trains each net for a step."""
     config_of = {"train_images": 8, "eval_images": 4, "crop_size": 64}
     scale = grid.QUICK["fastscnn"].changed(config_of)
     places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
@@ -162,7 +162,7 @@ def test_all_arms_of_a_seed_begin_alike_and_see_the_same_images():
     assert any((value != initial[0][name]).any() for name, value in other.items())
 
 
-def test_batch_statistics_are_of_the_devices_that_meet():
+def test_batch_statistics_are_of_the_devices_that_synchronize():
     """Over a whole batch if synchronized, else each device's own; without Dropout."""
 
     def scores(norm, devices):

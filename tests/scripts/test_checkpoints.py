@@ -1,4 +1,4 @@
-"""Checkpoints from anywhere: each loads as what it says, or a sentence refuses it."""
+"""A checkpoint from anywhere loads as it was saved, or is refused in one sentence."""
 
 import json
 import random

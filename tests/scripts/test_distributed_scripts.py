@@ -1,4 +1,4 @@
-"""Scripts of several processes: training as one process does, and the benchmark."""
+"""Scripts run in several processes: training like one process, and a benchmark."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Run folders: one writer at a time, files whole or not there, one sentence if not."""
+"""A run folder has one writer at a time, and files that are whole or not there."""
 
 import errno
 import fcntl

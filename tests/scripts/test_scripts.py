@@ -1,4 +1,4 @@
-"""Both segmentation scripts end to end, as a user starts them, with tiny settings."""
+"""Both segmentation scripts end to end with tiny settings, and a user's mistakes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def run(script, *arguments, cwd, before=()):
 
 @pytest.fixture
 def run_here(tmp_path, monkeypatch, capsys, ctrl_c):
-    """The work of a script in this process, where MXNet is imported already."""
+    """Runs a script's work in this process, which has imported MXNet already."""
     monkeypatch.chdir(tmp_path)
 
     def run_here(work, *arguments):

@@ -9,7 +9,7 @@ from support.helpers import ROOT, run_python, run_tool
 PTXAS = "ptxas fatal   : Value 'sm_52' is not defined for option 'gpu-name'"
 FEATURES = """
 import sys
-sys.path.remove("")  # which comes before what was installed
+sys.path.remove("")  # or else the checkout is imported
 import gluon_syncbn
 features = gluon_syncbn.features()
 print(features["library"], features["cuda_missing"], sep="|")
@@ -51,7 +51,7 @@ class Checkout:
     def pip(self, *arguments, python=sys.executable, **environment):
         """Runs pip as users do, without -v, on a terminal of its own.
 
-        Returns its exit status, what it printed, and what came to the terminal beside.
+        Returns its exit status, its output, and what it wrote to the terminal itself.
         """
         command = [python, "-m", "pip", *arguments]
         ours, terminal = os.openpty()

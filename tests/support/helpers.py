@@ -1,6 +1,6 @@
 """Graph modes, training, comparison and subprocesses for all tests.
 
-Numbers come from reference.py; nothing here knows a tolerance of its own.
+All tolerances are those of reference.py.
 """
 
 import os
@@ -35,7 +35,7 @@ def cpus(count, first=0):
 
 
 class Loop:
-    """What `Devices` is, as an ordinary loop over contexts in the calling thread."""
+    """Devices whose map is an ordinary loop in the calling thread."""
 
     def __init__(self, contexts):
         self.contexts = contexts
@@ -76,12 +76,12 @@ def train_step(devices, net, shards, dys):
 
 
 def run_step(devices, net, shards, dys):
-    """The same where the caller has attached gradients, or wants none; returns y."""
+    """A step where the caller has attached gradients, or wants none; returns y."""
     return [y.asnumpy() for y in queue_step(devices, net, shards, dys)]
 
 
 def queue_step(devices, net, shards, dys):
-    """The same without waiting for it: y is as MXNet returns it."""
+    """Queues a step without waiting for it; returns y as NDArrays."""
 
     def step(x, dy):
         with autograd.record():

@@ -58,7 +58,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 def is_mpich():
-    """Whether mpirun is MPICH's; otherwise it is Open MPI's."""
+    """True if mpirun is MPICH's, false if it is Open MPI's."""
     version = subprocess.run([_launcher(), "--version"], capture_output=True, text=True)
     return "HYDRA" in version.stdout
 

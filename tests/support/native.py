@@ -1,7 +1,7 @@
 """The shared library without MXNet: the layer on one device through C.
 
-Called by tests of the CPU and of GPUs. Memory comes from a driver: `array(shape,
-storage, values)` gives an object with `pointer` and `get()`.
+Called by tests of the CPU and of GPUs. Memory is a driver's: `array(shape, storage,
+values)` makes an object with `pointer` and `get()`.
 """
 
 import ctypes

@@ -30,10 +30,10 @@ class Step:
     """One thing that the program does.
 
     kind is "train", "train_unrecorded", "predict", "predict_recorded" or "recover",
-    which should succeed, or a training step that fails: "missing" where context `who`
-    does not come, "missing_backward", or "raises", where the function called for it
-    does. rows has an element for each context: None where it sits out, 0 where it takes
-    part with an empty shard.
+    which should succeed, or a training step that fails: "missing" and
+    "missing_backward", where context `who` does not call the layer, or "raises", where
+    the function called for it does. rows has an element for each context: None where it
+    sits out, 0 where it takes part with an empty shard.
     """
 
     kind: str

@@ -22,7 +22,7 @@ PARAMETERS = "gamma", "beta"
 
 
 def is_near(result, expected):
-    """Whether `result` is in the bounds of a Value, element by element."""
+    """Tells of each element whether it is in the bounds of a Value."""
     return abs(result - expected.value) <= expected.error  # never, for a NaN
 
 
@@ -82,7 +82,7 @@ class Checks:
         return {**state, **{name: state[name].value for name in PARAMETERS}}
 
     def expected(self, states, data, train):
-        """Per group of contexts of which some take part what the oracle computes."""
+        """What the oracle computes, per group of contexts of which some take part."""
         return {
             group: Net(self._program, states[group], data.join(data.x, part), train)
             for group, part in enumerate(self._program.groups)
@@ -105,7 +105,7 @@ class Checks:
                 check(name, result, expected, self._program.dtype)
 
     def check_statistics(self, nets):
-        """Those of groups that took part, which are equal on all their contexts."""
+        """Compares the statistics of groups that took part."""
         after = self.states()
         for group, net in nets.items():
             for number, uses in enumerate(net.states):
@@ -119,7 +119,7 @@ class Checks:
                 assert result["batches"] == batches, f"number of batches {name}"
 
     def check_failed(self, nets):
-        """Each statistic is the old one, or that of a call that came to its end."""
+        """Each statistic is the old one, or that of a call that was completed."""
         for group, net in nets.items():
             for number, norm in enumerate(self._norms):
                 for name in STATISTICS:
@@ -211,7 +211,7 @@ class Checks:
             yield stored(Value(value.sum(axes), error.sum(axes)), self._kind)
 
     def check_parameters(self, before, gradients):
-        """That a trainer's step was taken with these gradients; without, none."""
+        """A trainer has taken a step with these gradients, and none without any."""
         u = unit_roundoff(self._kind)
         for number, norm in enumerate(self._norms):
             for name in PARAMETERS:

@@ -161,7 +161,7 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0, lane=0):
         dgamma and dbeta, the sum of the absolute terms; for a running statistic, its
         own size.
     lane : additions in the arithmetic's own precision that a term of a sum passes
-        before its partial sum goes on in float64; 0 where sums are float64 throughout.
+        before its partial sum is float64; 0 where sums are float64 throughout.
 
     Returns
     -------

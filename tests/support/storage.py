@@ -11,7 +11,7 @@ GUARD = 64  # bytes on both sides of an array
 
 
 def storage_of(dtype):
-    """What NumPy stores `dtype` in; bfloat16 as its bits."""
+    """The dtype in which NumPy stores `dtype`: of bfloat16, its bits."""
     return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
 
