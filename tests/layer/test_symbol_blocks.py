@@ -28,18 +28,13 @@ SHAPE = 3, 7, 6
 def features(norm):
     """A symbol as GluonCV's SSD makes it: that of a block, with more operators."""
     block = nn.HybridSequential(prefix="features_")
+    norms = [norm(momentum=0.875, prefix=f"features_norm{k}_") for k in range(2)]
     with block.name_scope():
-        block.add(
-            nn.Conv2D(4, 3, use_bias=False), norm(momentum=0.875, prefix="norm0_")
-        )
-        block.add(nn.Activation("relu"))
-        block.add(
-            nn.Conv2D(5, 2, use_bias=False), norm(momentum=0.875, prefix="norm1_")
-        )
+        block.add(nn.Conv2D(4, 3, use_bias=False), norms[0], nn.Activation("relu"))
+        block.add(nn.Conv2D(5, 2, use_bias=False), norms[1])
+    arguments = {"num_filter": 4, "kernel": (1, 1), "no_bias": True}
     symbol = block(mx.sym.var("data"))
-    symbol = mx.sym.Convolution(
-        symbol, num_filter=4, kernel=(1, 1), no_bias=True, name="more_conv"
-    )
+    symbol = mx.sym.Convolution(symbol, **arguments, name="more_conv")
     more = mx.sym.BatchNorm(symbol, name="more_bn", momentum=0.875)
     return mx.sym.Group([symbol, mx.sym.tanh(more)])
 
@@ -126,10 +121,7 @@ def test_layers_that_were_never_converted_take_part(devices):
         with_symbol_block(lambda **k: SyncBatchNorm(num_devices=2, **k)), cpus(2)
     )
     layers = synchronized_layers(net)
-    assert [layer.name for layer in layers] == [
-        "features_norm0",
-        "features_norm1",
-    ]
+    assert [layer.name for layer in layers] == ["features_norm0", "features_norm1"]
     x = mx.nd.ones((1, *SHAPE), dtype="float64")
     with autograd.record(), participating(net, cpus(1)):
         devices.map_first(net, [x])
@@ -145,10 +137,7 @@ def test_groups_of_contexts_in_a_graph(make_devices):
     convert_sync_batchnorm(net, group=[cpus(2), cpus(2, first=2)])
     net.initialize(ctx=devices.contexts)
     (layer, *_) = synchronized_layers(net)
-    assert [contexts for _, contexts in layer.meetings()] == [
-        cpus(2),
-        cpus(2, first=2),
-    ]
+    assert [contexts for _, contexts in layer.meetings()] == [cpus(2), cpus(2, first=2)]
     x = mx.nd.random.normal(shape=(8, *SHAPE))
     with autograd.train_mode():
         devices.map(net, devices.split(x))
@@ -183,31 +172,30 @@ def test_reverted_where_it_was_made_as_ours(activation):
     assert_same([net(x).asnumpy()], [y])
 
 
-def test_batch_norm_with_relu():
-    y = mx.sym.contrib.BatchNormWithReLU(mx.sym.var("data"), name="bn", fix_gamma=False)
+def converted_and_plain(operator, x, value):
+    """Outputs in training of a node and of the converted one, with equal parameters."""
+    y = operator(mx.sym.var("data"), name="bn", fix_gamma=False)
     plain, ours = (SymbolBlock(y, mx.sym.var("data")) for _ in range(2))
-    x = mx.nd.random.normal(shape=(3, *SHAPE))
     for net in (plain, ours):
-        net.initialize(mx.init.Constant(0.5))
+        net.cast(x.dtype)
+        net.initialize(mx.init.Constant(value))
     convert_sync_batchnorm(ours, num_devices=1)
     with autograd.train_mode():
-        result, expected = ours(x).asnumpy(), plain(x).asnumpy()
-    assert_near(result, expected, scale=10)
-    assert (result == 0).any()
+        return ours(x).asnumpy(), plain(x).asnumpy()
+
+
+def test_batch_norm_with_relu():
+    x = mx.nd.random.normal(shape=(3, *SHAPE))
+    outputs = converted_and_plain(mx.sym.contrib.BatchNormWithReLU, x, 0.5)
+    assert_near(*outputs, scale=10)
+    assert (outputs[0] == 0).any()
 
 
 def test_epsilon_of_a_node_that_does_not_name_one():
     """MXNet takes a float32's 0.001, which float64 tells from 0.001."""
-    y = mx.sym.BatchNorm(mx.sym.var("data"), name="bn", fix_gamma=False)
-    plain, ours = (SymbolBlock(y, mx.sym.var("data")) for _ in range(2))
     x = 0.01 * mx.nd.random.normal(shape=(3, *SHAPE), dtype="float64")
-    for net in (plain, ours):
-        net.cast("float64")
-        net.initialize(mx.init.One())
-    convert_sync_batchnorm(ours, num_devices=1)
-    with autograd.train_mode():
-        result, expected = ours(x).asnumpy(), plain(x).asnumpy()
-    assert_near(result, expected, "float64", count=3 * 7 * 6)
+    outputs = converted_and_plain(mx.sym.BatchNorm, x, 1.0)
+    assert_near(*outputs, "float64", count=3 * 7 * 6)
 
 
 def test_nodes_whose_mean_is_read_stay_with_a_warning():

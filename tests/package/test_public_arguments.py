@@ -30,6 +30,7 @@ GROUP = (
 VALUES = "beta", "gamma", "running_mean", "running_variance"
 INITIALIZER = "a str or mxnet.init.Initializer"
 CONTEXTS = "a list of mxnet.Context"
+LIST = "list 0 is a list with an element for each context, but got"
 OPTIMIZER = "a name or mxnet.optimizer.Optimizer"
 SAMPLES = "a finite number of samples, not negative"
 
@@ -116,6 +117,12 @@ def bad(function, error, expected, **values):
         for value in refused:
             words = f"{name} is {expected}, but got {repr(value)[:150]}"
             yield partial(function, **{name: value}), words, error
+
+
+def wrong(function, *rows):
+    """Rows of arguments, each with words of the ValueError that they raise."""
+    for *arguments, words in rows:
+        yield partial(function, *arguments), words, ValueError
 
 
 def bad_bool(function, *names):
@@ -209,8 +216,14 @@ ROWS = {
         (partial(called, [ARRAY]), "data is an NDArray or Symbol, but got [ [[1. 1. 1"),
         (partial(called, None), "data is an NDArray or Symbol, but got None"),
         (partial(called, np.ones((2, 3))), "data is an NDArray or Symbol, but got arr"),
-        (partial(called, mx.nd.ones((2, 4))), "data has shape (2, 4), expected 3 chan"),
-        (partial(called, mx.nd.ones((2, 3, 1, 1, 1, 1))), "data has 2 to 5 dimensions"),
+        (
+            partial(called, mx.nd.ones((2, 4))),
+            "data has shape (2, 4), expected 3 channels along",
+        ),
+        (
+            partial(called, mx.nd.ones((2, 3, 1, 1, 1, 1))),
+            "data has 2 to 5 dimensions, but got 6",
+        ),
         *bad(track, ValueError, "at least 0", num_batches_tracked=[-1]),
         *bad(track, ValueError, f"at most {2**62}", num_batches_tracked=[2**70]),
         *bad(track, TypeError, "an int", num_batches_tracked=[1.5]),
@@ -252,15 +265,17 @@ ROWS = {
     "ParallelNet": "made by make_parallel only",
     "ParallelNet.forward": [
         *bad_batch(forward),
-        (partial(forward, None), "the inputs hold no array, expected", ValueError),
-        (partial(forward, None, 2), "the inputs hold no array, expected", ValueError),
-        (
-            partial(forward, ARRAY[:2], ARRAY[:3]),
-            "have 2, 3 rows along axis",
-            ValueError,
+        *wrong(
+            forward,
+            (None, "the inputs hold no array, expected at least one with rows"),
+            (None, 2, "the inputs hold no array, expected at least one with rows"),
+            (ARRAY[:2], ARRAY[:3], "have 2, 3 rows along axis 0, expected equal numb"),
+            (np.ones((0, 3)), "the batch has 0 rows along axis 0, expected at least 1"),
         ),
-        (partial(forward, np.ones((0, 3))), "the batch has 0 rows along", ValueError),
-        (lambda: dense(batch_axis=3)(ARRAY), "batch_axis is 3, but an in", ValueError),
+        *wrong(
+            of(partial(dense, batch_axis=3), "__call__"),
+            (ARRAY, "batch_axis is 3, but an input has shape (4, 3)"),
+        ),
     ],
     "ParallelNet.initialize": [*bad(initialize, TypeError, CONTEXTS, ctx=[5])],
     "ParallelNet.hybridize": "as in mxnet.gluon.Block",
@@ -297,29 +312,38 @@ ROWS = {
     "Devices.split": [
         *bad_batch(split),
         *bad(split, TypeError, "an NDArray or NumPy array", batch=[[1, 2], None]),
-        (partial(split, ARRAY, 2), "batch_axis is 2, but batch has shape (4, 3)"),
+        *wrong(
+            split,
+            (ARRAY, 2, "batch_axis is 2, but batch has shape (4, 3)"),
+            (ARRAY[:1], "1 rows along axis 0, expected at least one for each of the 2"),
+        ),
         *bad(partial(split, ARRAY), TypeError, "an int", batch_axis=["0"]),
-        (partial(split, ARRAY[:1]), "batch has 1 rows along axis 0, exp", ValueError),
     ],
     "Devices.map_first": [
         (partial(map_first, 5), "function is a function, but got 5"),
         (partial(map_first, len, 5), "list 0 is a list with an element"),
-        (partial(map_first, len, [1, 2], "a"), "lists have 1, 2 elements", ValueError),
-        (partial(map_first, len, "abc"), "lists have 3 elements, expe", ValueError),
+        *wrong(
+            map_first,
+            (len, [1, 2], "a", "lists have 1, 2 elements, expected equal numbers"),
+            (len, "abc", "lists have 3 elements, expected equal numbers, at most 2"),
+        ),
     ],
     "Devices.close": "takes nothing",
     "Devices.map": [
         *(
-            (partial(map_each, len, value), "list 0 is a list with an element for each")
+            (partial(map_each, len, value), LIST)
             for value in (5, np.array(3), list, {"a": 1, "b": 2})
         ),
         (partial(map_each, None), "function is a function, but got None"),
-        (
-            partial(map_each, len, [1]),
-            "list 0 has 1 elements, expected one",
-            ValueError,
+        *wrong(
+            map_each,
+            (
+                len,
+                [1],
+                "list 0 has 1 elements, expected one for each of the 2 contexts",
+            ),
+            (len, "ab", "abc", "list 1 has 3 elements, expected one for each of the 2"),
         ),
-        (partial(map_each, len, "ab", "abc"), "list 1 has 3 elements, exp", ValueError),
     ],
     "participating": [
         *no_block(lambda net: participate(net, TWO)),
@@ -330,7 +354,7 @@ ROWS = {
     "set_timeout": [*bad_seconds(g.set_timeout, "seconds")],
     "Monitor": [
         *no_block(lambda net: g.Monitor(net, None)),
-        (lambda: g.Monitor(layer(), None), "trainer is a gluon.Trainer", TypeError),
+        (lambda: g.Monitor(layer(), None), "trainer is a gluon.Trainer, but got"),
     ],
     "Monitor.data": [*bad(monitored, TypeError, "an iterable", batches=[5])],
     "Monitor.report": "takes nothing",
@@ -354,7 +378,7 @@ DISTRIBUTED = {
     "Trainer.step": [
         *bad(step, TypeError, SAMPLES, batch_size=["4", None, [4]]),
         *bad(step, ValueError, SAMPLES, batch_size=[NAN, -1, True, INF]),
-        (partial(step, 0), "batch_size is positive in at least one process, but got 0"),
+        *wrong(step, (0, "positive in at least one process, but got 0 in all")),
         *bad_bool(partial(step, 4), "ignore_stale_grad"),
     ],
     "Trainer.join": [*bad_seconds(of(trainer, "join"))],

@@ -1,4 +1,4 @@
-"""The README's code runs; its figures and those of the benchmarks' page are the JSON's."""
+"""The README's code runs; its figures, as the benchmarks' page's, are the JSON's."""
 
 import doctest
 import json

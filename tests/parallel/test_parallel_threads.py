@@ -4,6 +4,7 @@ GLUON_SYNCBN_REPEAT=250 makes a thousand steps of each run.
 """
 
 import threading
+from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -79,21 +80,26 @@ def one_after_the_other(steps, *trainings):
         training.run(steps)
 
 
-def in_threads(steps, *trainings):
+def call_in_threads(*functions):
+    """Calls each function in a thread of its own; none may raise an error."""
     errors = []
 
-    def run(training):
+    def call(function):
         try:
-            training.run(steps)
+            function()
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(each,)) for each in trainings]
+    threads = [threading.Thread(target=call, args=(each,)) for each in functions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not errors, errors
+
+
+def in_threads(steps, *trainings):
+    call_in_threads(*(partial(training.run, steps) for training in trainings))
 
 
 def interleaved(steps, *trainings):
@@ -144,27 +150,16 @@ def test_interleaved_graphs_of_two_nets(mode, attach):
 def test_nets_are_made_and_dropped_in_threads():
     """Tracing, the first calls, and the end of nets at the same time."""
 
-    def run(seed):
+    def make_and_drop(seed):
         for number in range(5):
             training = Training(seed + number, "static_shape", cpus(2), False)
             training.run(2)
             results[seed] = training.results()
 
-    def make_and_drop(seed):
-        try:
-            run(seed)
-        except BaseException as error:
-            results[seed] = error
-
     results = {}
-    run(0)
+    make_and_drop(0)
     expected = results.pop(0)
-    threads = [threading.Thread(target=make_and_drop, args=(0,))]
-    threads += [threading.Thread(target=make_and_drop, args=(k,)) for k in (10, 20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(isinstance(result, list) for result in results.values()), results
+    call_in_threads(*(partial(make_and_drop, seed) for seed in (0, 10, 20)))
+    assert len(results[0]) == len(expected)
     for result, value in zip(results[0], expected):
         np.testing.assert_array_equal(result, value)

@@ -115,8 +115,7 @@ def test_a_device_that_sits_out_must_not_call_the_layer(layer, make_devices):
     devices = make_devices(3)
     shards = [mx.nd.ones((2, 4), ctx=c, dtype="float64") for c in devices.contexts]
     with pytest.raises(
-        mx.MXNetError,
-        match=r"cpu\(\d\) calls the layer, but only cpu\(1\) take part",
+        mx.MXNetError, match=r"cpu\(\d\) calls the layer, but only cpu\(1\) take part"
     ):
         with autograd.train_mode(), participating(layer, [mx.cpu(1)]):
             devices.map(layer, shards)

@@ -180,8 +180,7 @@ def test_output_that_cannot_be_printed_is_one_sentence(target):
 
 
 @pytest.mark.parametrize(
-    "name,words",
-    [("x" * 300, "File name too long"), ("file/run", "Not a directory")],
+    "name,words", [("x" * 300, "File name too long"), ("file/run", "Not a directory")]
 )
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path, name, words):
     (tmp_path / "file").touch()
