@@ -252,9 +252,7 @@ ROWS = {
         *bad_bool(convert, "fuse", "unbiased_running_var"),
         *bad_seconds(convert),
     ],
-    "revert_sync_batchnorm": [
-        *no_block(g.revert_sync_batchnorm)
-    ],
+    "revert_sync_batchnorm": [*no_block(g.revert_sync_batchnorm)],
     "make_parallel": [
         *parallel_already(lambda net: g.make_parallel(net, TWO)),
         *bad(dense, TypeError, CONTEXTS, contexts=[None]),
