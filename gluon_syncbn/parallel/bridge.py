@@ -240,4 +240,8 @@ def _await(condition):
                     f"a parallel net's backward waited {failures.get_timeout()} s for "
                     "gradients; likely cause: an error in the loss's own backward"
                 )
+            asleep = time.monotonic()
             _changed.wait(_TICK)
+            late = time.monotonic() - asleep - _TICK
+            if late > 1:  # the process was stopped, and nothing could arrive
+                deadline += late

@@ -57,6 +57,50 @@ print('last line')
     assert "MXNetError" not in errors
 
 
+# Both are called while others wait, which have less than 8 seconds.
+IN_A_LAYER = """
+def late(x):
+    if mx.current_context() == contexts[1]:
+        stop()
+    return net(x)
+
+with autograd.record():
+    ys = devices.map(late, devices.split(x))
+devices.map(lambda y: y.backward(), ys)
+"""
+IN_A_BACKWARD = """
+class Late(autograd.Function):
+    def forward(self, y):
+        return y.copy()
+
+    def backward(self, dy):
+        stop()
+        return dy
+
+net = gluon_syncbn.make_parallel(net, contexts)
+x.attach_grad()  # its gradient is what backward has to wait for
+with autograd.record():
+    loss = Late()(net(x)).sum()
+loss.backward()
+"""
+
+
+@pytest.mark.parametrize("body", [IN_A_LAYER, IN_A_BACKWARD])
+def test_time_in_a_stopped_process_does_not_count(body):
+    begin = """
+import subprocess
+gluon_syncbn.set_timeout(6)
+push_step()  # the first one is waited for
+mx.nd.waitall()
+
+def stop():
+    kill = 'sleep 0.5; kill -STOP $PPID; sleep 8; kill -CONT $PPID'
+    subprocess.run(['sh', '-c', kill], close_fds=False)
+"""
+    output, _ = run(begin + body + "mx.nd.waitall(); print('finished')")
+    assert "finished" in output
+
+
 def test_forks_with_steps_in_flight():
     body = """
 for step in range(20):
