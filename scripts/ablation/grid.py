@@ -39,7 +39,7 @@ class Scale:
 
     model: str = "fastscnn"
     crop_size: int = 160
-    epochs: int = 12
+    epochs: int = 8
     devices: tuple = (2, 4)
     images: tuple = (1, 2, 4)
     seeds: int = 3

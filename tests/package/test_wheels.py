@@ -168,7 +168,8 @@ def stand_ins(folder, user=0, debootstrap="exit 0", unshare="exit 0"):
 
 def wheels_without_a_build(tmp_path, **settings):
     """The output of wheels.sh until it needs a Python, which ends it."""
-    scripts = shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    ignore = shutil.ignore_patterns("__pycache__")  # which other tests may change
+    scripts = shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=ignore)
     python = executable(tmp_path / "python", 'case "$1" in -c) exit 0;; esac; exit 7')
     environment = {"PYTHON": python, "WHEEL_ROOT": str(tmp_path / "root")}
     folder = stand_ins(tmp_path / "bin", **settings)
