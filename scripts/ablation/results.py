@@ -78,6 +78,25 @@ def table(found):
     return "\n".join(lines)
 
 
+def summary(found):
+    """mIoU by images per device as Markdown, both norms for each number of devices."""
+    fast = [r for r in runs(found, model="fastscnn") if r["devices"] > 1]
+    counts = sorted({run["devices"] for run in fast})
+    names = {"bn": "`nn.BatchNorm`", "syncbn": "`SyncBatchNorm`"}
+    columns = [(count, norm) for count in counts for norm in names]
+    titles = [f"{count} devices, {names[norm]}" for count, norm in columns]
+    lines = ["| " + " | ".join(["images per device", *titles]) + " |"]
+    lines.append("|---" * (1 + len(titles)) + "|")
+    for images in sorted({run["images"] for run in fast}):
+        cells = []
+        for devices, norm in columns:
+            arm = {"devices": devices, "norm": norm, "images": images}
+            group = [r for r in fast if all(r[k] == v for k, v in arm.items())]
+            cells.append(in_words([score(r) for r in group]) if group else "")
+        lines.append("| " + " | ".join([str(images), *cells]) + " |")
+    return "\n".join(lines)
+
+
 def claim(found, name):
     """The README's sentence about one image per device on the fewest devices."""
     devices = min(r["devices"] for r in runs(found) if r["devices"] > 1)

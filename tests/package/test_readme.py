@@ -92,6 +92,7 @@ def ablation():
 def test_the_ablation_is_that_of_the_json(ablation):
     name = next(iter(ablation)).split("-")[0]
     assert results.claim(ablation, name) in in_words(README)
+    assert results.summary(ablation) in README
     assert results.table(ablation) in BENCHMARKS
 
 
