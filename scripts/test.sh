@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets everything up and runs the whole test suite, two test files at once. Arguments go to pytest;
+# Sets everything up and runs the whole test suite, two tests at once. Arguments go to pytest;
 # -n 0 runs all in one process, for a debugger.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 . scripts/environment.sh
-exec python -m pytest -n 2 --dist loadscope --no-loadscope-reorder "$@"
+exec python -m pytest -n 2 --dist worksteal "$@"
