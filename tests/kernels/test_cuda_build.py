@@ -87,8 +87,8 @@ def test_headers_and_libraries_are_those_of_nvcc(tmp_path):
 
 
 # Without vectors and optimization, which take most of the time to compile.
-PLAIN = "-DHAVE_AVX2=OFF", "-DHAVE_AVX512=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"
-PLAIN += ("-DCMAKE_UNITY_BUILD=ON",)
+QUICK = "-DHAVE_AVX2=OFF", "-DHAVE_AVX512=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"
+QUICK += ("-DCMAKE_UNITY_BUILD=ON",)
 CPU_ONLY = """
 import gluon_syncbn
 print(gluon_syncbn.features()["cuda"], gluon_syncbn.features()["cuda_missing"])
@@ -101,7 +101,7 @@ def test_build_without_cuda(tmp_path):
     build = tmp_path / "build"
     environment = {**os.environ, "GLUON_SYNCBN_CUDA": "0"}
     for command in (
-        ["cmake", "-S", ROOT / "src", "-B", build, "-G", "Ninja", *PLAIN],
+        ["cmake", "-S", ROOT / "src", "-B", build, "-G", "Ninja", *QUICK],
         ["cmake", "--build", build, "--parallel", "2"],
     ):
         subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)

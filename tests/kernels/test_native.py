@@ -29,9 +29,6 @@ VECTORS = {"test_streamed_stores"}  # tests vectors, which the generic kernels l
 # They run in one thread; but for test_kernels, whose passes test_same_bits runs, too.
 ONE_THREAD = {"test_cuda_partition", "test_kernels", "test_many_ranks", "test_soak"}
 ONE_THREAD |= {"test_fuzz_attributes", "test_fuzz_messages"}
-# Several sources at once: headers take most of the time of small ones. Names that are
-# private to a file must differ, therefore.
-UNITY = ["-DCMAKE_UNITY_BUILD=ON"]
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
 
 
@@ -58,7 +55,8 @@ def test_native(sanitizer, plain_build, tmp_path):
     if not sanitizer:
         tmp_path = plain_build
     options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]
-    options += UNITY
+    # Headers take most of the time of small sources, so several are compiled as one.
+    options += ["-DCMAKE_UNITY_BUILD=ON"]
     targets, excluded = TESTS, []
     if sanitizer:
         options += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"]
