@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the gain of synchronized batch normalization by images per device.
 
-    python scripts/ablation.py --data-root camvid           # everything, hours
+    python scripts/ablation.py --data-root camvid           # everything, two hours
     python scripts/ablation.py --quick                      # digits, under 15 minutes
     python scripts/ablation.py --draw                       # figures of what there is
 
@@ -14,9 +14,8 @@ step. A data set is a folder as train_segmentation.py takes it, with a split "te
 class names are CamVid's unless others are given.
 
 Every run has a folder in --runs and a JSON in --results. A second start skips runs that
-are done and continues those that were killed. On two cores the FastSCNN grid takes
-about four hours, FCN not quite two, the rest half an hour; --parts makes them one by
-one.
+are done and continues those that were killed. On two cores FastSCNN takes an hour, FCN
+three quarters of one, the rest a quarter; --parts makes them one by one.
 """
 
 import argparse

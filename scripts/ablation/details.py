@@ -78,7 +78,7 @@ def draw_other_net(axis, found):
     axis.set_xticks(
         range(len(arms)), [f"{n}\n{d} x {i}" for n, d, i in arms], fontsize=8
     )
-    axis.margins(x=0.3)
+    axis.margins(x=0.3, y=0.15)
     axis.set_ylim(bottom=0)
     if found:
         crop = found[0]["settings"]["crop_size"]
@@ -152,9 +152,10 @@ def draw_bars(axis, cost, key, label):
         for place, values in enumerate(cases.values()):
             value, base = values[layer], values["bn"]
             height = value / base if value else 0
-            text = f"{value:.0f}" if value else "does\nnot run"
+            text = f"{value:.0f}" if value else " does not run"
             axis.bar(place + shift, height, 0.27, color=STYLES[layer][1])
             style = {"ha": "center", "va": "bottom", "fontsize": 6}
+            style["rotation"] = 0 if value else 90
             axis.text(place + shift, height, text, **style)
     if not cases:
         return

@@ -107,6 +107,33 @@ def test_several_devices_agree_with_one(ablation):
         assert max(differences[: results.AGREEING_STEPS]) < 1e-9
 
 
+def test_the_cost_of_the_ablation_is_that_of_the_json(ablation):
+    costs = [run for run in ablation.values() if run["kind"] == "cost"]
+    if not costs:
+        pytest.skip("the ablation's part `cost` has no result yet")
+
+    def times_as_long(model, layer, other):
+        """Over all cases in which both layers run."""
+        (cost,) = [run for run in costs if run["model"] == model]
+        times = {(r["layer"], r["batch"], r["devices"]): r for r in cost["rows"]}
+        ratios = [
+            row["median_ms"] / times[(other, *case)]["median_ms"]
+            for (name, *case), row in times.items()
+            if name == layer and "failed" not in row
+        ]
+        low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+        return (low if low == high else f"{low} to {high}") + " times"
+
+    text = in_words(BENCHMARKS)
+    fast = times_as_long("fastscnn", "syncbn", "bn")
+    fcn = times_as_long("fcn", "syncbn", "bn")
+    assert f"takes {fast} as long in FastSCNN, {fcn} in FCN" in text
+    contrib = times_as_long("fastscnn", "contrib", "syncbn")
+    assert f"contrib layer takes {contrib} as long as `SyncBatchNorm`" in text
+    failed = [row for run in costs for row in run["rows"] if "failed" in row]
+    assert {(row["layer"], row["devices"]) for row in failed} == {("contrib", 4)}
+
+
 def test_steps_of_nets_are_those_of_the_json():
     times = {(r["net"], r["mode"], r["layer"]): r["median_ms"] for r in rows_of("net")}
     cases = {key[:2] for key in times}
