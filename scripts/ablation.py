@@ -15,7 +15,7 @@ class names are CamVid's unless others are given.
 
 Every run has a folder in --runs and a JSON in --results. A second start skips runs that
 are done and continues those that were killed. On two cores FastSCNN takes an hour, FCN
-three quarters of one, the rest a quarter; --parts makes them one by one.
+an hour, the rest a quarter; --parts makes them one by one.
 """
 
 import argparse

@@ -55,7 +55,7 @@ class Scale:
 
 FULL = {
     "fastscnn": Scale(),
-    "fcn": Scale("fcn", 96, 3, devices=(2,), images=(1,), seeds=2),
+    "fcn": Scale("fcn", 96, 3, devices=(2,), images=(1,)),
 }
 QUICK = {
     "fastscnn": Scale("fastscnn", 96, 4, (2,), (1, 2), 2, 160, 40),

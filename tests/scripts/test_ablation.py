@@ -220,7 +220,7 @@ def test_the_full_grid_has_every_arm_and_takes_at_most_five_hours():
     seeds = [task.options["about"]["seed"] for task in tasks]
     assert seeds == sorted(seeds)  # cut short, the grid has whole seeds
     assert sum(task.seconds for task in tasks) / 2 < 5 * 3600
-    assert len({task.name for task in tasks + full_plan("fcn")}) == 48 + 6
+    assert len({task.name for task in tasks + full_plan("fcn")}) == 48 + 9
 
 
 def test_the_time_that_is_left_by_hand():
