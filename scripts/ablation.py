@@ -14,8 +14,8 @@ step. A data set is a folder as train_segmentation.py takes it, with a split "te
 class names are CamVid's unless others are given.
 
 Every run has a folder in --runs and a JSON in --results. A second start skips runs that
-are done and continues those that were killed. On two cores FastSCNN takes an hour, FCN
-an hour, the rest a quarter; --parts makes them one by one.
+are done and continues those that were killed. On two cores each net takes about an
+hour, the rest a quarter of one; --parts makes them one by one.
 """
 
 import argparse

@@ -155,8 +155,8 @@ def draw_bars(axis, cost, key, label):
             text = f"{value:.0f}" if value else " does not run"
             axis.bar(place + shift, height, 0.27, color=STYLES[layer][1])
             style = {"ha": "center", "va": "bottom", "fontsize": 6}
-            style["rotation"] = 0 if value else 90
-            axis.text(place + shift, height, text, **style)
+            rotation = 0 if value else 90
+            axis.text(place + shift, height, text, rotation=rotation, **style)
     if not cases:
         return
     axis.set_xticks(range(len(cases)), cases, fontsize=8)

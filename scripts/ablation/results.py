@@ -88,11 +88,11 @@ def summary(found):
     lines = ["| " + " | ".join(["images per device", *titles]) + " |"]
     lines.append("|---" * (1 + len(titles)) + "|")
     for images in sorted({run["images"] for run in fast}):
-        cells = []
-        for devices, norm in columns:
-            arm = {"devices": devices, "norm": norm, "images": images}
-            group = [r for r in fast if all(r[k] == v for k, v in arm.items())]
-            cells.append(in_words([score(r) for r in group]) if group else "")
+        arms = [
+            runs(found, model="fastscnn", devices=devices, norm=norm, images=images)
+            for devices, norm in columns
+        ]
+        cells = [in_words([score(r) for r in arm]) if arm else "" for arm in arms]
         lines.append("| " + " | ".join([str(images), *cells]) + " |")
     return "\n".join(lines)
 

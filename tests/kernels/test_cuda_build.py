@@ -87,8 +87,12 @@ def test_headers_and_libraries_are_those_of_nvcc(tmp_path):
 
 
 # Without vectors and optimization, which take most of the time to compile.
-QUICK = "-DHAVE_AVX2=OFF", "-DHAVE_AVX512=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"
-QUICK += ("-DCMAKE_UNITY_BUILD=ON",)
+QUICK = (
+    "-DHAVE_AVX2=OFF",
+    "-DHAVE_AVX512=OFF",
+    "-DCMAKE_CXX_FLAGS_RELEASE=-O0",
+    "-DCMAKE_UNITY_BUILD=ON",
+)
 CPU_ONLY = """
 import gluon_syncbn
 print(gluon_syncbn.features()["cuda"], gluon_syncbn.features()["cuda_missing"])
