@@ -33,7 +33,11 @@ TESTS = [
     "tests/layer/test_convert.py",
     "tests/layer/test_fusion.py",
     "tests/layer/test_modes.py",
+    "tests/layer/test_small_nets.py",
     "tests/parallel/test_devices.py",
+    "tests/parallel/test_devices_interrupts.py",
+    "tests/parallel/test_devices_nested.py",
+    "tests/parallel/test_devices_threads.py",
     "tests/parallel/test_parallel.py",
     "tests/parallel/test_parallel_graphs.py",
 ]

@@ -215,6 +215,7 @@ class _Function(autograd.Function):
 
 _changed = threading.Condition()  # guards the gradients in gates
 _TICK = 0.2  # seconds between looks for a failure
+_STOPPED = 1.0  # seconds that a look is late only where the process was stopped
 
 
 def await_any(gates: Iterable[Gate]) -> Gate:
@@ -243,5 +244,5 @@ def _await(condition):
             asleep = time.monotonic()
             _changed.wait(_TICK)
             late = time.monotonic() - asleep - _TICK
-            if late > 1:  # the process was stopped, and nothing could arrive
+            if late > _STOPPED:  # nothing could arrive meanwhile
                 deadline += late

@@ -124,11 +124,13 @@ def measure_processes(output, repetitions):
 def measure_threads(repetitions):
     """The native rendezvous of a layer: a program of the native tests' build."""
     with tempfile.TemporaryDirectory() as build:
-        source = ROOT / "scripts/benchmarks/benchmark_rendezvous.cc"
-        program = Path(build) / "benchmark_rendezvous"
-        parts = (ROOT / "src/collective").glob("*.cc")
+        sources = [ROOT / "scripts/benchmarks/benchmark_rendezvous.cc"]
+        sources += (ROOT / "src/collective").glob("*.cc")
+        # All as one: their headers take most of the time.
+        whole, program = (Path(build) / name for name in ("whole.cc", "benchmark"))
+        whole.write_text("".join(f'#include "{source}"\n' for source in sources))
         command = ["g++", "-O3", "-std=c++17", "-pthread", f"-I{ROOT / 'src'}"]
-        subprocess.run([*command, source, *parts, "-o", program], check=True)
+        subprocess.run([*command, whole, "-o", program], check=True)
         output = subprocess.run(
             [program, str(repetitions)], check=True, capture_output=True, text=True
         )
@@ -288,8 +290,8 @@ def main():
                 "The model: every layer makes one exchange in forward and one in "
                 "backward, none of them overlap each other or computation, all ranks "
                 "come at once, and each of log2(ranks) rounds costs the same. "
-                "Waiting for slower ranks comes on top. The two networks are assumed, "
-                "not measured.",
+                "The time that a rank waits for slower ones is not included. The two "
+                "networks are assumed, not measured.",
             ],
         }
         data["model"] = predict(fitted)

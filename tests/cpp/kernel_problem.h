@@ -50,6 +50,16 @@ struct Gradient {
   Value u, dz;
 };
 
+// What a pass has to write to each element.
+struct Expected {
+  std::vector<Value> values;
+  double eps;  // the error of adding the value to an old one, relative to that one
+
+  Value AddedTo(double old, int64_t i) const {
+    return {values[i].value + old, values[i].error + eps * std::fabs(old)};
+  }
+};
+
 inline double Size(long double value) { return static_cast<double>(std::fabs(value)); }
 
 // f(z). An error of z grows by f's steepest slope at most, because f is continuous; the roundings
@@ -159,9 +169,13 @@ struct Problem {
             4 * eps * (Size(centered) + std::fabs(offset[channel]) + split)};
   }
 
-  Value Y(const Activation& activation, int64_t channel, int64_t i) const {
+  Expected Y(const Activation& activation) const {
     const double eps = EpsOf(c.dtype);
-    return Activate(activation, Z(channel, i, eps), eps);
+    return {Each([&](int64_t channel, int64_t i) {
+              const Value y = Activate(activation, Z(channel, i, eps), eps);
+              return Value{y.value, y.error + eps * Size(y.value)};
+            }),
+            eps};
   }
 
   // u and dz, but for what the arithmetic cannot hold of the mean.
@@ -174,16 +188,28 @@ struct Problem {
     return {{u, (r.from_output ? z.error : 0) + 2 * eps * Size(u)}, dz};
   }
 
-  Value Dx(const syncbn::BackwardInput& r, int64_t channel, int64_t i, double old) const {
+  Expected Dx(const syncbn::BackwardInput& r) const {
     const double eps = EpsOf(c.dtype);
-    const Gradient g = Unwound(r, channel, i, eps);
-    const long double of_dz = a[channel] * g.dz.value, of_u = b[channel] * g.u.value;
-    const double split = std::fabs(b[channel] * mean[channel]) * eps;
-    const double terms =
-        Size(of_dz) + Size(of_u) + std::fabs(d[channel]) + std::fabs(old) + split;
-    return {of_dz + of_u + d[channel] + old, std::fabs(a[channel]) * g.dz.error +
-                                                 std::fabs(b[channel]) * g.u.error +
-                                                 6 * eps * terms};
+    return {Each([&](int64_t channel, int64_t i) {
+              const Gradient g = Unwound(r, channel, i, eps);
+              const long double of_dz = a[channel] * g.dz.value, of_u = b[channel] * g.u.value;
+              const double split = std::fabs(b[channel] * mean[channel]) * eps;
+              const double terms = Size(of_dz) + Size(of_u) + std::fabs(d[channel]) + split;
+              return Value{of_dz + of_u + d[channel], std::fabs(a[channel]) * g.dz.error +
+                                                          std::fabs(b[channel]) * g.u.error +
+                                                          6 * eps * terms};
+            }),
+            6 * eps};
+  }
+
+ private:
+  // expected(channel, element) of every element.
+  template <typename Of>
+  std::vector<Value> Each(const Of& expected) const {
+    std::vector<Value> values(static_cast<size_t>(x.size()));
+    for (int64_t channel = 0; channel < c.layout.channels; ++channel)
+      ForEach(channel, [&](int64_t i) { values[i] = expected(channel, i); });
+    return values;
   }
 };
 

@@ -100,8 +100,8 @@ struct Way {
 };
 
 // Runs apply(t, dy, out), with the output in the place that `way` says; memory of its own is NaN
-// before it is overwritten. Then checks it against expected(channel, element, old value).
-template <typename Apply, typename Expected>
+// before it is overwritten. Then checks it.
+template <typename Apply>
 void TestWrite(Problem& p, const Way& way, const std::string& what, const Apply& apply,
                const Expected& expected) {
   Tensor out(p.c.dtype, p.x.size(), p.c.misalign);
@@ -114,41 +114,41 @@ void TestWrite(Problem& p, const Way& way, const std::string& what, const Apply&
   apply(way.place == Way::kOnFirst ? out.data() : p.x.data(),
         way.place == Way::kOnDy ? out.data() : p.dy.data(), out.data());
   CHECK(out.Guarded(), p.label, " ", what);
-  for (int64_t c = 0; c < p.c.layout.channels; ++c) {
-    p.ForEach(c, [&](int64_t i) {
-      const Value e = expected(c, i, way.add ? old.Get(i) : 0.0);
-      const double half = Ulp(p.c.dtype, static_cast<double>(e.value)) / 2;
-      CHECK_NEAR(out.Get(i), e.value, e.error + half, p.label, " ", what, way.add ? " add" : "",
-                 way.place == Way::kApart ? "" : " in place");
-    });
+  for (int64_t i = 0; i < out.size(); ++i) {
+    const Value e = way.add ? expected.AddedTo(old.Get(i), i) : expected.values[i];
+    const double half = Ulp(p.c.dtype, static_cast<double>(e.value)) / 2;
+    CHECK_NEAR(out.Get(i), e.value, e.error + half, p.label, " ", what, way.add ? " add" : "",
+               way.place == Way::kApart ? "" : " in place");
   }
 }
 
 template <typename Kernels>
-void TestNormalize(Problem& p, const Activation& activation, const Way& way) {
-  TestWrite(
-      p, way, "forward " + Describe(activation, false),
-      [&](const void* x, const void* /*dy*/, void* y) {
-        Kernels::Normalize({p.c.dtype, p.c.layout, x, p.mean.data(), p.scale.data(),
-                            p.offset.data(), activation, way.request(), y});
-      },
-      [&](int64_t c, int64_t i, double old) {
-        const Value y = p.Y(activation, c, i);
-        const double added = EpsOf(p.c.dtype) * (Size(y.value) + std::fabs(old));
-        return Value{y.value + old, y.error + added};
-      });
+void TestNormalize(Problem& p, const Activation& activation, const std::vector<Way>& ways) {
+  const Expected expected = p.Y(activation);
+  for (const Way& way : ways) {
+    TestWrite(
+        p, way, "forward " + Describe(activation, false),
+        [&](const void* x, const void* /*dy*/, void* y) {
+          Kernels::Normalize({p.c.dtype, p.c.layout, x, p.mean.data(), p.scale.data(),
+                              p.offset.data(), activation, way.request(), y});
+        },
+        expected);
+  }
 }
 
 template <typename Kernels>
-void TestBackwardApply(Problem& p, BackwardInput input, const Way& way) {
-  TestWrite(
-      p, way, "backward " + Describe(input.activation, input.from_output),
-      [&](const void* t, const void* dy, void* dx) {
-        input.t = t;
-        input.dy = dy;
-        Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), way.request(), dx});
-      },
-      [&](int64_t c, int64_t i, double old) { return p.Dx(input, c, i, old); });
+void TestBackwardApply(Problem& p, BackwardInput input, const std::vector<Way>& ways) {
+  const Expected expected = p.Dx(input);
+  for (const Way& way : ways) {
+    TestWrite(
+        p, way, "backward " + Describe(input.activation, input.from_output),
+        [&](const void* t, const void* dy, void* dx) {
+          input.t = t;
+          input.dy = dy;
+          Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), way.request(), dx});
+        },
+        expected);
+  }
 }
 
 template <typename Kernels>
@@ -156,13 +156,13 @@ void TestPlain(Problem& p) {
   const BackwardInput plain = p.From({}, false);
   TestMoments<Kernels>(p);
   TestSums<Kernels>(p, plain);
+  std::vector<Way> ways;
   for (bool add : {false, true}) {
-    for (auto place : {Way::kApart, Way::kOnFirst}) {
-      TestNormalize<Kernels>(p, {}, {add, place});
-      TestBackwardApply<Kernels>(p, plain, {add, place});
-    }
+    for (auto place : {Way::kApart, Way::kOnFirst}) ways.push_back({add, place});
   }
-  TestBackwardApply<Kernels>(p, plain, {true, Way::kOnDy});
+  TestNormalize<Kernels>(p, {}, ways);
+  ways.push_back({true, Way::kOnDy});
+  TestBackwardApply<Kernels>(p, plain, ways);
 }
 
 struct Fusion {
@@ -173,13 +173,10 @@ struct Fusion {
 template <typename Kernels>
 void TestFusion(Problem& p, const Fusion& fusion) {
   const BackwardInput input = p.From(fusion.activation, fusion.from_output);
-  if (!fusion.from_output) {
-    TestNormalize<Kernels>(p, fusion.activation, {false, Way::kApart});
-    TestNormalize<Kernels>(p, fusion.activation, {true, Way::kOnFirst});
-  }
+  if (!fusion.from_output)
+    TestNormalize<Kernels>(p, fusion.activation, {{false, Way::kApart}, {true, Way::kOnFirst}});
   TestSums<Kernels>(p, input);
-  TestBackwardApply<Kernels>(p, input, {false, Way::kOnDy});
-  TestBackwardApply<Kernels>(p, input, {true, Way::kOnFirst});
+  TestBackwardApply<Kernels>(p, input, {{false, Way::kOnDy}, {true, Way::kOnFirst}});
 }
 
 template <typename Kernels>

@@ -1,8 +1,9 @@
 // A tensor of any dtype for the native tests: it takes and returns values as double, and lies at a
-// chosen misalignment between guard bytes. Conversions are done by arithmetic, not on bits, so that
-// they are independent of the kernels'.
+// chosen misalignment between guard bytes. Conversions are done by arithmetic, not on the bits of
+// 16-bit numbers, so that they are independent of the kernels'.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -28,21 +29,38 @@ struct Precision {
   double max;
 };
 
-inline Precision PrecisionOf(syncbn::DType dtype) {
+constexpr Precision PrecisionOf(syncbn::DType dtype) {
   switch (dtype) {
     case syncbn::DType::kFloat64: return {53, -1022, std::numeric_limits<double>::max()};
     case syncbn::DType::kFloat32: return {24, -126, std::numeric_limits<float>::max()};
     case syncbn::DType::kFloat16: return {11, -14, 65504.0};
-    case syncbn::DType::kBfloat16: return {8, -126, std::ldexp(255.0, 120)};
+    case syncbn::DType::kBfloat16: return {8, -126, 0xffp120};
   }
   return {};
+}
+
+// std::ilogb of a normal number; less than any min_exponent of zero and subnormals.
+inline int ExponentOf(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
+}
+
+// 2^exponent, looked up because ldexp takes most of a test's time.
+inline double PowerOfTwo(int exponent) {
+  constexpr int kLeast = -1074, kMost = 1023;
+  static const auto powers = [] {
+    std::array<double, kMost - kLeast + 1> every{};
+    for (int e = kLeast; e <= kMost; ++e) every[e - kLeast] = std::ldexp(1.0, e);
+    return every;
+  }();
+  return powers.at(exponent - kLeast);
 }
 
 // The distance between neighbours at `value`.
 inline double Ulp(syncbn::DType dtype, double value) {
   const Precision precision = PrecisionOf(dtype);
-  const int exponent = value == 0 ? precision.min_exponent : std::ilogb(value);
-  return std::ldexp(1.0, std::max(exponent, precision.min_exponent) - precision.digits + 1);
+  return PowerOfTwo(std::max(ExponentOf(value), precision.min_exponent) - precision.digits + 1);
 }
 
 // The nearest number of this dtype; of two that are as near, the even one.
@@ -75,13 +93,13 @@ class Tensor {
     const Precision precision = PrecisionOf(dtype_);
     const double rounded = Round(dtype_, value);
     const int fraction = precision.digits - 1;
-    const uint16_t infinity = static_cast<uint16_t>(InfiniteLevel() << fraction);
+    const uint16_t infinity = static_cast<uint16_t>(InfiniteLevel(precision) << fraction);
     uint16_t bits = infinity;
     if (std::isnan(rounded)) {
       bits = static_cast<uint16_t>(infinity | 1 << (fraction - 1));
     } else if (std::isfinite(rounded)) {
       const double ulp = Ulp(dtype_, rounded);
-      const int level = std::ilogb(ulp) - (precision.min_exponent - fraction);
+      const int level = ExponentOf(ulp) - (precision.min_exponent - fraction);
       bits = static_cast<uint16_t>((level << fraction) +
                                    static_cast<int>(std::fabs(rounded) / ulp));
     }
@@ -91,19 +109,9 @@ class Tensor {
   double Get(int64_t i) const {
     if (dtype_ == syncbn::DType::kFloat64) return Read<double>(i);
     if (dtype_ == syncbn::DType::kFloat32) return Read<float>(i);
-    const Precision precision = PrecisionOf(dtype_);
-    const uint16_t bits = Read<uint16_t>(i);
-    const int fraction = precision.digits - 1;
-    const int level = (bits & 0x7fff) >> fraction;
-    const int rest = bits & ((1 << fraction) - 1);
-    double value;
-    if (level == InfiniteLevel())
-      value = rest == 0 ? std::numeric_limits<double>::infinity()
-                        : std::numeric_limits<double>::quiet_NaN();
-    else
-      value = std::ldexp(rest + (level > 0 ? 1 << fraction : 0),
-                         precision.min_exponent - fraction + std::max(level - 1, 0));
-    return std::copysign(value, (bits & 0x8000) != 0 ? -1.0 : 1.0);
+    static const std::vector<double> of_float16 = Every(syncbn::DType::kFloat16);
+    static const std::vector<double> of_bfloat16 = Every(syncbn::DType::kBfloat16);
+    return (dtype_ == syncbn::DType::kFloat16 ? of_float16 : of_bfloat16)[Read<uint16_t>(i)];
   }
 
   void SetBits(int64_t i, uint16_t bits) { Copy(i, bits); }
@@ -121,7 +129,27 @@ class Tensor {
   static constexpr unsigned char kPattern = 0xff;  // NaN in every dtype
 
   // The exponent's bits in infinities and NaN.
-  int InfiniteLevel() const { return 3 - 2 * PrecisionOf(dtype_).min_exponent; }
+  static int InfiniteLevel(const Precision& precision) { return 3 - 2 * precision.min_exponent; }
+
+  // All values of a 16-bit type, by their bits.
+  static std::vector<double> Every(syncbn::DType dtype) {
+    const Precision precision = PrecisionOf(dtype);
+    const int fraction = precision.digits - 1;
+    std::vector<double> values;
+    for (int bits = 0; bits <= 0xffff; ++bits) {
+      const int level = (bits & 0x7fff) >> fraction;
+      const int rest = bits & ((1 << fraction) - 1);
+      double value;
+      if (level == InfiniteLevel(precision))
+        value = rest == 0 ? std::numeric_limits<double>::infinity()
+                          : std::numeric_limits<double>::quiet_NaN();
+      else
+        value = std::ldexp(rest + (level > 0 ? 1 << fraction : 0),
+                           precision.min_exponent - fraction + std::max(level - 1, 0));
+      values.push_back(std::copysign(value, (bits & 0x8000) != 0 ? -1.0 : 1.0));
+    }
+    return values;
+  }
 
   template <typename T>
   void Copy(int64_t i, T value) {

@@ -23,9 +23,21 @@ namespace {
 
 constexpr double kEpsilon = 1e-5;
 
-struct Case {
+// Three tensors of random values.
+struct Data {
   DType dtype;
   Layout layout;
+  Tensor first, second, third;
+
+  Data(DType of, const Layout& like)
+      : dtype(of),
+        layout(like),
+        first(test::Random(of, like.Size(), 0, 1)),
+        second(test::Random(of, like.Size(), 0, 2)),
+        third(test::Random(of, like.Size(), 0, 3)) {}
+};
+
+struct Case {
   bool by_block;
   Request request;
   bool in_place;
@@ -54,30 +66,30 @@ struct Count {
   }
 };
 
-void TestForward(const Case& c, const std::string& label) {
-  const size_t channels = static_cast<size_t>(c.layout.channels);
-  std::vector<double> workspace = Workspace(c.layout);
+void TestForward(const Data& data, const Case& c, const std::string& label) {
+  const size_t channels = static_cast<size_t>(data.layout.channels);
+  std::vector<double> workspace = Workspace(data.layout);
   std::vector<double> mean(channels), m2(channels, 5), scale(channels), offset(channels, 0.5);
   const Activation activation{Function::kElu, 0.7};
   const auto set_scale = [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) scale[k] = 1 / (m2[k] + kEpsilon);
   };
-  Tensor x = test::Random(c.dtype, c.layout.Size(), 0, 1), x_whole = x;
-  Tensor y = test::Random(c.dtype, c.layout.Size(), 0, 2), y_whole = y;
+  Tensor x = data.first, x_whole = x, y = data.second, y_whole = y;
   Tensor& out_whole = c.in_place ? x_whole : y_whole;
   const auto moments = [&](Tensor& from) {
-    return syncbn::MomentsPass{c.dtype, c.layout, from.data(), mean.data(), m2.data()};
+    return syncbn::MomentsPass{data.dtype, data.layout, from.data(), mean.data(), m2.data()};
   };
   const auto normalize = [&](Tensor& from, Tensor& to) {
-    return syncbn::NormalizePass{c.dtype,    c.layout,   from.data(), mean.data(), scale.data(),
-                                 offset.data(), activation, c.request,   to.data()};
+    return syncbn::NormalizePass{data.dtype,   data.layout,   from.data(), mean.data(),
+                                 scale.data(), offset.data(), activation,  c.request,
+                                 to.data()};
   };
   cpu::LocalMoments(moments(x_whole), workspace.data());
-  set_scale(0, c.layout.channels);
+  set_scale(0, data.layout.channels);
   cpu::Normalize(normalize(x_whole, out_whole));
   const std::vector<double> mean_whole = mean, m2_whole = m2;
 
-  Count count(c.layout.channels);
+  Count count(data.layout.channels);
   for (auto* stale : {&workspace, &mean, &m2, &scale}) Spoil(stale);
   Tensor& out = c.in_place ? x : y;
   cpu::MomentsAndNormalize(
@@ -92,25 +104,23 @@ void TestForward(const Case& c, const std::string& label) {
   test::CheckSame(out, out_whole, label);
 }
 
-void TestBackward(const Case& c, const std::string& label) {
-  const size_t channels = static_cast<size_t>(c.layout.channels);
-  std::vector<double> workspace = Workspace(c.layout);
+void TestBackward(const Data& data, const Case& c, const std::string& label) {
+  const size_t channels = static_cast<size_t>(data.layout.channels);
+  std::vector<double> workspace = Workspace(data.layout);
   std::vector<double> dz(channels), dz_u(channels), a(channels, 2), b(channels), d(channels);
   const std::vector<double> mean(channels, 1), scale(channels, 0.5), offset(channels, 0.1);
   const auto set_terms = [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
-      b[k] = dz_u[k] / (1 + static_cast<double>(c.layout.PerChannel()));
-      d[k] = dz[k] / (1 + static_cast<double>(c.layout.PerChannel()));
+      b[k] = dz_u[k] / (1 + static_cast<double>(data.layout.PerChannel()));
+      d[k] = dz[k] / (1 + static_cast<double>(data.layout.PerChannel()));
     }
   };
-  Tensor x = test::Random(c.dtype, c.layout.Size(), 0, 1);
-  Tensor dy = test::Random(c.dtype, c.layout.Size(), 0, 2), dy_whole = dy;
-  Tensor dx = test::Random(c.dtype, c.layout.Size(), 0, 3), dx_whole = dx;
+  Tensor x = data.first, dy = data.second, dy_whole = dy, dx = data.third, dx_whole = dx;
   Tensor& out_whole = c.in_place ? dy_whole : dx_whole;
   const auto input = [&](Tensor& of_dy) {
-    return BackwardInput{c.dtype,     c.layout,     x.data(),
+    return BackwardInput{data.dtype,   data.layout, x.data(),
                          of_dy.data(), {Function::kLeakyRelu, 0.01}, false,
-                         mean.data(), scale.data(), offset.data()};
+                         mean.data(),  scale.data(), offset.data()};
   };
   const auto sums = [&](Tensor& of_dy) {
     return syncbn::SumsPass{input(of_dy), dz.data(), dz_u.data()};
@@ -119,11 +129,11 @@ void TestBackward(const Case& c, const std::string& label) {
     return syncbn::ApplyPass{input(of_dy), a.data(), b.data(), d.data(), c.request, to.data()};
   };
   cpu::BackwardSums(sums(dy_whole), workspace.data());
-  set_terms(0, c.layout.channels);
+  set_terms(0, data.layout.channels);
   cpu::BackwardApply(apply(dy_whole, out_whole));
   const std::vector<double> dz_whole = dz, dz_u_whole = dz_u;
 
-  Count count(c.layout.channels);
+  Count count(data.layout.channels);
   for (auto* stale : {&workspace, &dz, &dz_u, &b, &d}) Spoil(stale);
   Tensor& out = c.in_place ? dy : dx;
   cpu::SumsAndApply(
@@ -141,15 +151,16 @@ void TestBackward(const Case& c, const std::string& label) {
 // `by_block` says that two threads gain by going from block to block.
 void TestLayout(const Layout& layout, bool by_block, const std::vector<DType>& dtypes) {
   for (DType dtype : dtypes) {
+    const Data data(dtype, layout);
     // Results in place of an input overwrite it, so they are not added.
-    for (const Case& c : {Case{dtype, layout, by_block, Request::kWrite, false},
-                          Case{dtype, layout, by_block, Request::kWrite, true},
-                          Case{dtype, layout, by_block, Request::kAdd, false}}) {
+    for (const Case& c : {Case{by_block, Request::kWrite, false},
+                          Case{by_block, Request::kWrite, true},
+                          Case{by_block, Request::kAdd, false}}) {
       const std::string label =
           syncbn::Concat(syncbn::Name(dtype), " ", test::Describe(layout),
                          c.request == Request::kAdd ? " add" : "", c.in_place ? " in place" : "");
-      TestForward(c, label + " forward");
-      TestBackward(c, label + " backward");
+      TestForward(data, c, label + " forward");
+      TestBackward(data, c, label + " backward");
     }
   }
 }

@@ -67,7 +67,8 @@ how, where, folder = sys.argv[1:]
 if rank == 1:
     # A stopped process is ended before the launcher waits for it for ever. Not started
     # in strike: before Python 3.10 that forks, which waits for the work in flight.
-    subprocess.Popen(f'exec >/dev/null 2>&1; sleep 15; kill -9 {os.getpid()}',
+    over = f'for i in $(seq 150); do [ -e {folder}/over ] || sleep 0.1; done'
+    subprocess.Popen(f'exec >/dev/null 2>&1; {over}; kill -9 {os.getpid()}',
                      shell=True, start_new_session=True)
 def strike():
     os.kill(os.getpid(), getattr(signal, how))

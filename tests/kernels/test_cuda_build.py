@@ -1,7 +1,7 @@
 """The CUDA half on machines without a GPU: it compiles and loads.
 
 tests/cpp runs the kernels on an emulated GPU; tests/gpu is for machines with a real
-one.
+one; tests/package/test_build.py builds without CUDA.
 """
 
 import os
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 import pytest
-from support.helpers import ROOT, run_python, run_tool
+from support.helpers import ROOT, run_tool
 
 import gluon_syncbn
 
@@ -84,40 +84,6 @@ def test_headers_and_libraries_are_those_of_nvcc(tmp_path):
     )
     rules = (build / "build.ninja").read_text()
     assert "cudart_static" in rules and other["CUDA_PATH"] not in rules
-
-
-# Without vectors and optimization, which take most of the time to compile.
-QUICK = (
-    "-DHAVE_AVX2=OFF",
-    "-DHAVE_AVX512=OFF",
-    "-DCMAKE_CXX_FLAGS_RELEASE=-O0",
-    "-DCMAKE_UNITY_BUILD=ON",
-)
-CPU_ONLY = """
-import gluon_syncbn
-print(gluon_syncbn.features()["cuda"], gluon_syncbn.features()["cuda_missing"])
-"""
-
-
-@pytest.mark.timeout(600)
-def test_build_without_cuda(tmp_path):
-    """GLUON_SYNCBN_CUDA=0 leaves it out; a GPU is then refused with what to do."""
-    build = tmp_path / "build"
-    environment = {**os.environ, "GLUON_SYNCBN_CUDA": "0"}
-    for command in (
-        ["cmake", "-S", ROOT / "src", "-B", build, "-G", "Ninja", *QUICK],
-        ["cmake", "--build", build, "--parallel", "2"],
-    ):
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-    library = {"GLUON_SYNCBN_LIBRARY": str(build / "libgluon_syncbn.so")}
-    assert run_python(CPU_ONLY, **library).stdout == (
-        "False it was built with GLUON_SYNCBN_CUDA=0\n"
-    )
-    make_layer = "native.Layer('a layer', 'gpu(0)', 'gpu(0)', 1)"
-    text = run_python(f"from support import native; {make_layer}", **library).stderr
-    assert "SyncBatchNorm on gpu(0): this build of gluon_syncbn has CPU kernels" in text
-    assert "only, because it was built with GLUON_SYNCBN_CUDA=0; install a" in text
-    assert "`GLUON_SYNCBN_CUDA=1 pip install .`" in text
 
 
 def test_asked_for_cuda_without_nvcc(tmp_path):

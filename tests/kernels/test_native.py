@@ -44,22 +44,15 @@ def test_nothing_is_destroyed_at_exit(source, tmp_path):
     assert "__cxa_atexit" not in run_tool("nm", tmp_path / "object")
 
 
-@pytest.fixture(scope="module")
-def plain_build(tmp_path_factory):
-    """The folder of the build without sanitizers."""
-    return tmp_path_factory.mktemp("plain")
-
-
 @pytest.mark.parametrize("sanitizer", ["", "address,undefined", "thread"])
-def test_native(sanitizer, plain_build, tmp_path):
-    if not sanitizer:
-        tmp_path = plain_build
+def test_native(sanitizer, tmp_path):
+    build = tmp_path / "build"
     options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]
     # Headers take most of the time of small sources, so several are compiled as one.
     options += ["-DCMAKE_UNITY_BUILD=ON"]
     targets, excluded = TESTS, []
     if sanitizer:
-        options += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"]
+        options += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-Og -g1"]
     if sanitizer and not FULL:
         options += ["-DHAVE_AVX2=OFF", "-DHAVE_AVX512=OFF"]
         targets = TESTS - EMULATED - VECTORS
@@ -71,13 +64,14 @@ def test_native(sanitizer, plain_build, tmp_path):
         excluded = ["-E", "|".join(["_(generic|avx2)", *(TESTS - targets)])]
     if shutil.which("ninja"):
         options += ["-G", "Ninja"]
-    run_tool("cmake", "-S", ROOT / "src", "-B", tmp_path, *options)
-    run_tool("cmake", "--build", tmp_path, "--parallel", "2", "--target", *targets)
+    run_tool("cmake", "-S", ROOT / "src", "-B", build, *options)
+    run_tool("cmake", "--build", build, "--parallel", "2", "--target", *targets)
     options = ["--output-on-failure", "--parallel", "2"]
-    output = run_tool("ctest", "--test-dir", tmp_path, *options, *excluded)
+    output = run_tool("ctest", "--test-dir", build, *options, *excluded)
     assert "100% tests passed" in output and "test_collective" in output
     if not sanitizer:
-        check_model_of_exchanges(run_tool(tmp_path / "test_many_ranks", "--count"))
+        check_model_of_exchanges(run_tool(build / "test_many_ranks", "--count"))
+        check_all_parts_on_the_emulated_gpu(build, tmp_path)
 
 
 def check_model_of_exchanges(counted):
@@ -125,8 +119,8 @@ def check_gpu(build, folder, result=0, **variables):
     return done.returncode, done.stdout
 
 
-def test_check_gpu(plain_build, tmp_path):
-    status, output = check_gpu(plain_build, tmp_path)
+def check_all_parts_on_the_emulated_gpu(build, tmp_path):
+    status, output = check_gpu(build, tmp_path)
     assert status == 0, output[-3000:]
     steps = "configure build kernels memcheck racecheck synccheck initcheck benchmark"
     last = output.splitlines()[-1]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.checkout import PTXAS, Checkout, broken_nvcc, executable
-from support.helpers import ROOT
+from support.helpers import ROOT, run_python
 
 
 def working_nvcc(folder):
@@ -81,13 +81,33 @@ def another_python():
     return None
 
 
+LAYER_ON_A_GPU = """
+from support import native
+native.Layer('a layer', 'gpu(0)', 'gpu(0)', 1)
+"""
+
+
 @pytest.mark.timeout(1800)
 def test_one_checkout_is_built_again_and_again(tmp_path):
     checkout = Checkout(tmp_path)
-    output, said, missing = checkout.install(tmp_path / "1", GLUON_SYNCBN_CUDA="0")
+    no_cuda = {"GLUON_SYNCBN_CUDA": "0"}
+    output, said, missing = checkout.install(tmp_path / "1", **no_cuda)
     assert "-0cpu-py3-none-" in output
     assert missing == "it was built with GLUON_SYNCBN_CUDA=0"
     assert f"gluon_syncbn: for the CPU alone: {missing}\r\n" in said
+    compiled = checkout.objects()
+    assert len(compiled) > 10
+
+    # Editable; a GPU is refused with what to do.
+    editable = "--ignore-installed", "--prefix", tmp_path / "editable", "-e", "."
+    status, output, _ = checkout.pip("install", "--no-deps", *editable, **no_cuda)
+    assert status == 0, output[-5000:]
+    assert checkout.objects() == compiled, "nothing has changed for a compiler"
+    library = checkout.root / "gluon_syncbn/libgluon_syncbn.so"
+    text = run_python(LAYER_ON_A_GPU, GLUON_SYNCBN_LIBRARY=str(library)).stderr
+    assert "SyncBatchNorm on gpu(0): this build of gluon_syncbn has CPU kernels" in text
+    assert f"only, because {missing}; install a" in text
+    assert "`GLUON_SYNCBN_CUDA=1 pip install .`" in text
 
     # With another option; and a module that was removed in between stays away.
     (checkout.root / "gluon_syncbn/parallel/plain_loop.py").unlink()
@@ -101,13 +121,8 @@ def test_one_checkout_is_built_again_and_again(tmp_path):
     assert f"gluon_syncbn: {missing}\r\n" in said
     assert not (tmp_path / "2/gluon_syncbn/parallel/plain_loop.py").exists()
     compiled = checkout.objects()
-    assert len(compiled) > 10
 
-    # Editable, and as a wheel that another Python makes.
-    editable = "--ignore-installed", "--prefix", tmp_path / "editable", "-e", "."
-    status, output, _ = checkout.pip("install", "--no-deps", *editable)
-    assert status == 0, output[-5000:]
-    assert (checkout.root / "gluon_syncbn/libgluon_syncbn.so").exists()
+    # As a wheel that another Python makes.
     wheel = "wheel", "--no-deps", "-w", tmp_path / "wheels", "."
     status, output, _ = checkout.pip(*wheel, python=another_python() or sys.executable)
     assert status == 0, output[-5000:]

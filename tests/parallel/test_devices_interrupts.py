@@ -1,0 +1,115 @@
+"""Ctrl-C in Devices.map: it waits for every context, and a second one does not."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from support.helpers import output_of
+
+
+@pytest.fixture
+def handle():
+    """Sets the handler of Ctrl-C, which a program of the background ignores."""
+    former = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, former)
+
+
+def interrupting(seen):
+    """A function to map that presses Ctrl-C in its first call."""
+
+    def function(x):
+        seen.append(x)
+        if len(seen) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)  # the main thread runs its handler while this one rests
+        return x
+
+    return function
+
+
+def test_ctrl_c_waits_until_every_context_was_called(devices, handle):
+    seen = []
+    handle(signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        devices.map(interrupting(seen), [1, 2])
+    assert seen == [1, 2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert devices.map(abs, [-1, -2]) == [1, 2]
+
+
+def test_second_ctrl_c_is_immediate(devices, handle):
+    seen, handled = [], threading.Event()
+
+    def handler(signum, frame):
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
+
+    def press(x):
+        seen.append(x)
+        while not handled.is_set():  # signals may be merged
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+
+    handle(handler)
+    with pytest.raises(KeyboardInterrupt):
+        devices.map(press, [1, 2])
+    assert seen == [1]
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert devices.map(abs, [-1, -2]) == [1, 2]
+
+
+def test_ctrl_c_calls_the_handler_of_the_program(devices, handle):
+    seen, noted = [], []
+    handle(lambda signum, frame: noted.append(signum))
+    assert devices.map(interrupting(seen), [1, 2]) == [1, 2]
+    assert noted == [signal.SIGINT]
+
+
+STUCK = """
+import os, signal, threading, time
+import mxnet as mx, gluon_syncbn
+
+gluon_syncbn.set_timeout(1)
+begun, handled = threading.Event(), threading.Event()
+
+def handler(signum, frame):
+    if not handled.is_set():
+        handled.set()
+        raise KeyboardInterrupt
+
+def press():
+    begun.wait()
+    while not handled.is_set():  # signals may be merged
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+
+def never_ends():
+    begun.set()
+    while True:
+        time.sleep(0.01)
+
+signal.signal(signal.SIGINT, handler)
+threading.Thread(target=press).start()
+devices = gluon_syncbn.Devices([mx.cpu(0), mx.cpu(1)])
+try:
+    devices.map(never_ends)
+except KeyboardInterrupt:
+    print("interrupted")
+try:
+    devices.map(int)
+except RuntimeError as error:
+    print(error)
+devices.close()
+with gluon_syncbn.Devices(devices.contexts) as others:
+    print(others.map(int))
+"""
+
+
+def test_a_function_that_never_ends_can_be_left():
+    interrupted, error, others = output_of(STUCK).splitlines()
+    assert interrupted == "interrupted" and others == "[0, 0]"
+    assert error.startswith("the function that map called for cpu(0)")

@@ -1,0 +1,109 @@
+"""Calls of Devices.map inside of one another, and from several threads in turns."""
+
+import threading
+import time
+
+import mxnet as mx
+import pytest
+from mxnet import autograd
+
+import gluon_syncbn
+
+
+def nest_directly(devices, other):
+    return devices.map(lambda: devices.map(int))
+
+
+def nest_in_another_one(devices, other):
+    return devices.map(lambda: other.map(lambda: devices.map(int)))
+
+
+def nest_in_the_first_contexts(devices, other):
+    return devices.map_first(lambda x: devices.map_first(int, [x]), [1])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "nest", [nest_directly, nest_in_another_one, nest_in_the_first_contexts]
+)
+def test_map_inside_of_map(nest, devices, make_devices):
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"map was called inside of .*cpu\(1\)"):
+            nest(devices, make_devices(1))
+        assert devices.map(abs, [-1, -2]) == [1, 2]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_map_of_other_devices_inside_of_map(first, devices, make_devices):
+    inner = make_devices(2, first)
+    layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
+    layer.initialize(ctx=inner.contexts)
+    shards = inner.split(mx.nd.array([[0.0], [2.0]]))
+    for _ in range(3):
+        with autograd.train_mode():
+            outer = devices.map(lambda: inner.map(layer, shards))
+        for ys in outer:
+            values = [y.asnumpy().item() for y in ys]
+            assert values == pytest.approx([-1, 1], abs=1e-4)
+
+
+def test_threads_take_turns(devices):
+    seen, threads = [], []
+
+    def begin_another(x):
+        seen.append(x)
+        if x == "a":
+            thread = threading.Thread(target=devices.map, args=(seen.append, "cd"))
+            threads.append(thread)
+            thread.start()
+            time.sleep(0.02)  # without turns it would be next
+
+    for _ in range(20):
+        devices.map(begin_another, "ab")
+        threads.pop().join()
+    assert "".join(seen) == "abcd" * 20
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
+    gluon_syncbn.set_timeout(0.2)
+    begun, end = threading.Event(), threading.Event()
+
+    def until_told():
+        begun.set()
+        end.wait()
+
+    thread = threading.Thread(target=lambda: devices.map(until_told))
+    thread.start()
+    begun.wait()
+    try:
+        with pytest.raises(mx.MXNetError, match="waited 0.2 s for the map of another"):
+            devices.map(int)
+    finally:
+        end.set()
+        thread.join()
+    assert devices.map(int) == [0, 0]
+
+
+def in_thread(function, *arguments):
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join()
+
+
+def test_a_thread_learns_that_another_one_gave_up_its_work(make_devices):
+    devices, others = make_devices(2), make_devices(2)
+    devices.map(int)
+
+    def fail():
+        with pytest.raises(ZeroDivisionError):
+            others.map(lambda: 1 / 0)
+        assert others.map(int) == [0, 0]
+
+    in_thread(fail)
+    with pytest.raises(mx.MXNetError, match="was given up by another thread.*Division"):
+        devices.map(int)
+    assert devices.map(int) == [0, 0]
+    in_thread(gluon_syncbn.recover)
+    in_thread(devices.map, int)  # a thread that had nothing in flight
+    assert devices.map(int) == [0, 0]

@@ -1,0 +1,139 @@
+"""Threads of Devices: used again like new ones, never shared, never a parent's."""
+
+import decimal
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from support.helpers import cpus, output_of
+
+from gluon_syncbn import Devices
+
+
+def test_threads_are_used_again_but_not_shared():
+    with Devices(cpus(2)) as devices:
+        first = devices.map(threading.get_ident)
+        with Devices(cpus(2)) as beside:
+            assert not set(first) & set(beside.map(threading.get_ident))
+    with Devices(cpus(1, first=1)) as devices:
+        (ident,) = devices.map(threading.get_ident)
+    del devices
+    with Devices(cpus(1, first=1)):
+        dropped = Devices(cpus(1, first=1))
+        (other,) = dropped.map(threading.get_ident)
+        del dropped
+        with Devices(cpus(1, first=1)) as devices:
+            assert devices.map(threading.get_ident) == [other] != [ident]
+
+
+MANY = """
+import sys, threading
+import mxnet as mx, gluon_syncbn
+from support.helpers import cpus, differentiate, status
+
+def devices():
+    with gluon_syncbn.Devices(cpus(2)) as devices:
+        xs = devices.split(mx.nd.ones((2, 1)))
+        devices.map(lambda x: mx.nd.Dropout(x + 1, mode="always").wait_to_read(), xs)
+    return status("Threads")
+
+def parallel_net():
+    net = gluon_syncbn.make_parallel(mx.gluon.nn.BatchNorm(), cpus(2))
+    net.initialize()
+    differentiate(net, mx.nd.ones((4, 3)))
+    mx.nd.waitall()
+    return threading.active_count()  # MXNet makes others, as many as are at work
+
+use, few, many = globals()[sys.argv[1]], int(sys.argv[2]), int(sys.argv[3])
+for number in range(1, many + 1):
+    threads = use()
+    if number in (few, many):
+        print(status("VmRSS"), threads)
+"""
+
+
+@pytest.mark.parametrize("use", [("devices", 5, 1000), ("parallel_net", 10, 101)])
+def test_many_cost_no_more_than_a_few(use):
+    output = output_of(MANY, *use, timeout=200)
+    few, many = (line.split() for line in output.splitlines())
+    assert int(many[0]) - int(few[0]) < 16 * 1024, output
+    assert many[1] == few[1]
+
+
+local = threading.local()
+
+
+def dirty():
+    """Leaves traces of all kinds in the thread that calls it."""
+    mx.random.seed(5)
+    mx.nd.random.uniform()
+    autograd.set_recording(True)
+    autograd.set_training(True)
+    mx.util.set_np(True, True)
+    mx.engine.set_bulk_size(7)
+    mx.cpu(3).__enter__()
+    mx.name.Prefix("mine_").__enter__()
+    np.seterr(all="ignore")
+    decimal.getcontext().prec = 3
+    local.mine = 1
+
+
+def traces():
+    """The state that belongs to a thread."""
+    bulk_size = mx.engine.set_bulk_size(0)
+    mx.engine.set_bulk_size(bulk_size)
+    return (
+        autograd.is_recording(),
+        autograd.is_training(),
+        mx.util.is_np_shape(),
+        mx.util.is_np_array(),
+        bulk_size,
+        mx.current_context(),
+        (mx.sym.var("x") + 1).name,
+        mx.gluon.nn.Dense(1).name,
+        np.geterr(),
+        decimal.getcontext().prec,
+        hasattr(local, "mine"),
+        mx.nd.random.uniform(shape=3).asnumpy().tolist(),
+        mx.nd.random.poisson(3, shape=3).asnumpy().tolist(),
+        mx.nd.Dropout(mx.nd.ones(20), mode="always").asnumpy().tolist(),
+    )
+
+
+def test_a_thread_that_is_used_again_is_like_a_new_one():
+    context = cpus(1, first=7)  # of no other test
+    with Devices(context) as devices:
+        new, again = devices.map(lambda: (traces(), traces()))[0]
+        assert new[-1] != again[-1]  # random numbers
+        devices.map(dirty)
+        (ident,) = devices.map(threading.get_ident)
+    with Devices(context) as devices:
+        assert devices.map(threading.get_ident) == [ident]
+        (result,) = devices.map(traces)
+    assert result == new
+
+
+FORKED = """
+import os
+import mxnet as mx, gluon_syncbn
+devices = gluon_syncbn.Devices([mx.cpu(0)])
+gluon_syncbn.Devices([mx.cpu(0)]).close()  # its thread is not the child's either
+child = os.fork()
+if child == 0:
+    try:
+        devices.map(int)
+    except RuntimeError as error:
+        print(error)
+    print(gluon_syncbn.Devices([mx.cpu(0)]).map(int), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(devices.map(int))
+"""
+
+
+def test_a_forked_child_makes_devices_of_its_own():
+    error, child, parent = output_of(FORKED).splitlines()
+    assert error.startswith("Devices([cpu(0)]) were made in a parent process")
+    assert child == parent == "[0]"
