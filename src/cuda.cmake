@@ -63,9 +63,10 @@ set_source_files_properties(kernels/cuda/batch_norm_cuda.cc PROPERTIES COMPILE_D
                             "SYNCBN_CUDA_ARCHITECTURES=\"${architectures}\"")
 set_target_properties(gluon_syncbn_objects PROPERTIES
                       CUDA_ARCHITECTURES "${GLUON_SYNCBN_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
-                      CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden)
+                      CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden
+                      CUDA_COMPILER_LAUNCHER "sh;${CMAKE_CURRENT_SOURCE_DIR}/keep_report.sh")
 target_compile_options(gluon_syncbn_objects PRIVATE
-                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>")
+                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all;-Xptxas=-v>")
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.2)
   # Two architectures of a file at once: there are few files, and they take long.
   target_compile_options(gluon_syncbn_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--threads=2>")

@@ -6,9 +6,25 @@ Each program runs on every rank and asserts there.
 import re
 
 import pytest
-from support.mpi import needs_mpi, run_ranks
+from support.mpi import Ranks, needs_mpi, run_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Runs a program on so many ranks, which stay for the next program."""
+    started = {}
+
+    def run(size, program):
+        if size not in started or not started[size].alive():
+            started[size] = Ranks(size, tmp_path_factory.mktemp("ranks"))
+        started[size].run(program)
+
+    yield run
+    for ranks in started.values():
+        ranks.end()
+
 
 LAYER = """
 from support import reference
@@ -58,7 +74,7 @@ def check_layer(per_rank, dtype='float32', mode='imperative', steps=2, **argumen
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_layer_equals_the_oracle(ranks):
+def test_a_layer_equals_the_oracle(ranks, run):
     """Uneven shards, unequal numbers of contexts, all modes and dtypes."""
     program = """
 for mode in 'imperative', 'hybridize', 'static_alloc', 'static_shape':
@@ -66,10 +82,10 @@ for mode in 'imperative', 'hybridize', 'static_alloc', 'static_shape':
 check_layer([[5], [1], [2]][:size], 'float64')
 check_layer([[3, 2], [2, 2], [1]][:size], 'float16')
 """
-    run_ranks(ranks, LAYER + program)
+    run(ranks, LAYER + program)
 
 
-def test_ranks_push_in_another_order():
+def test_ranks_push_in_another_order(run):
     """Branches begin in opposite orders on the two ranks, forward and backward."""
     program = """
 layers = [SyncBatchNorm(in_channels=4, prefix=f'branch{i}_') for i in range(6)]
@@ -94,7 +110,7 @@ for step in range(20):
         xs[i].grad.wait_to_read()
     assert_same_bits(*[l.running_var.data().asnumpy() for l in layers])
 """
-    run_ranks(2, program)
+    run(2, program)
 
 
 NET = """
@@ -138,7 +154,7 @@ if rank == 0: print(f'digest {digest}')
     assert len(digests) == 2 and digests[0] == digests[1]
 
 
-def test_training_equals_that_of_one_device():
+def test_training_equals_that_of_one_device(run):
     """Losses and parameters; uneven shards, a last batch with rows for one rank."""
     program = """
 from support.helpers import assert_near
@@ -188,10 +204,10 @@ momenta = [s.asnumpy() for s in trainer._updaters[0].states.values() if s is not
 assert len(momenta) == 10
 assert_same_bits(*values, *momenta)
 """
-    run_ranks(2, NET + program)
+    run(2, NET + program)
 
 
-def test_parameters_of_unknown_shape_are_broadcast():
+def test_parameters_of_unknown_shape_are_broadcast(run):
     program = """
 mx.random.seed(rank)
 net = nn.HybridSequential(prefix='net_')
@@ -206,10 +222,10 @@ assert_same_bits(*[p.data().asnumpy() for p in trained])
 y.backward()
 trainer.step(2)
 """
-    run_ranks(2, program)
+    run(2, program)
 
 
-def test_groups():
+def test_groups(run):
     """A layer of a group has the group's mean and variance."""
     program = """
 def running_mean(group, contexts=1):
@@ -245,10 +261,10 @@ assert layer.num_batches_tracked == 1
 text = error_of(running_mean, pairs[:1], 3)
 assert 'is initialized on cpu(2), which is in none of the groups of contexts' in text
 """
-    run_ranks(3, program)
+    run(3, program)
 
 
-def test_sums_lists_and_copies():
+def test_sums_lists_and_copies(run):
     program = """
 assert distributed.allreduce(2.5) == 7.5
 for dtype, total in ('float16', 'float32'), ('int32', 'int64'), ('float64', 'float64'):
@@ -276,10 +292,10 @@ assert 'shape=(2,)' in text and 'shape=(3,)' in text and 'disagree' in text, tex
 gluon_syncbn.recover()
 assert distributed.allreduce(1) == 3
 """
-    run_ranks(3, program)
+    run(3, program)
 
 
-def test_waiting_for_long_costs_no_processor():
+def test_waiting_for_long_costs_no_processor(run):
     program = """
 layer = SyncBatchNorm(in_channels=2)
 layer.initialize()
@@ -295,4 +311,4 @@ train()
 used = time.process_time() - used
 assert used < 0.5, used
 """
-    run_ranks(2, program)
+    run(2, program)
