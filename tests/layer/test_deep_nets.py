@@ -14,9 +14,10 @@ from support.helpers import (
     MODES,
     assert_trains_like_one_context,
     make_batches,
+    plain_net,
     set_mode,
     train,
-    twins,
+    twin,
 )
 
 import gluon_syncbn
@@ -82,7 +83,8 @@ def test_a_graph_for_each_child_trains_like_one_context(mode, devices):
 
 def check(mode, rows, devices, make_net):
     batches = make_batches((8, 4, 10, 10), SHAPE, STEPS, "float32")
+    plain = plain_net(make_net, SHAPE, "float32")
     for repeat in range(REPEAT):
-        _, net = twins(make_net, devices.contexts, SHAPE, "float32")
+        net = twin(plain, make_net, devices.contexts, "float32")
         values = train(set_mode(net, mode), devices, batches, rows, learning_rate=0.01)
         assert_true(values, repeat)

@@ -12,7 +12,7 @@ from mxnet.gluon import HybridBlock, nn
 
 import gluon_syncbn
 from support import reference
-from support.helpers import cpus, make_batches, train, twins
+from support.helpers import make_batches, plain_net, train
 
 REPEAT = int(os.environ.get("GLUON_SYNCBN_REPEAT", 10))
 SHAPE = (8, 3, 20, 20)
@@ -56,7 +56,7 @@ def deep_net(norm, container=nn.HybridSequential):
 
 
 def values_of_one_context(dtype):
-    plain, _ = twins(deep_net, cpus(1), SHAPE, "float32")
+    plain = plain_net(deep_net, SHAPE, "float32")
     plain.cast(dtype)
     batches = make_batches((8, 4, 10, 10), SHAPE, STEPS, "float32")
     batches = [tuple(v.astype(dtype) for v in pair) for pair in batches]

@@ -189,23 +189,37 @@ def train(net, devices, batches, rows, learning_rate=0.05):
     return outputs + [value(p) for p in net.collect_params().values()]
 
 
-def twins(make_net, contexts, shape, dtype="float64"):
-    """A net of nn.BatchNorm on one context, and of SyncBatchNorm on `contexts`.
+# MXNet keeps momentum in float32, which 0.875 loses nothing in.
+MOMENTUM = 0.875
+
+
+def plain_net(make_net, shape, dtype="float64"):
+    """A net of nn.BatchNorm on one context.
 
     `shape` is that of an input, or None where layers are told their numbers of inputs.
     """
     mx.random.seed(1)
-    # MXNet keeps momentum in float32, which 0.875 loses nothing in.
-    ours = partial(gluon_syncbn.SyncBatchNorm, num_devices=len(contexts))
-    plain = make_net(partial(nn.BatchNorm, momentum=0.875))
-    ours = make_net(partial(ours, momentum=0.875))
-    for net, where in (plain, [mx.cpu()]), (ours, contexts):
-        net.cast(dtype)
-        net.initialize(mx.init.Xavier(), ctx=where)
+    net = make_net(partial(nn.BatchNorm, momentum=MOMENTUM))
+    net.cast(dtype)
+    net.initialize(mx.init.Xavier(), ctx=mx.cpu())
     if shape is not None:
-        plain(mx.nd.ones(shape, dtype=dtype))
-    copy_parameters(plain, ours)
-    return plain, ours
+        net(mx.nd.ones(shape, dtype=dtype))
+    return net
+
+
+def twin(plain, make_net, contexts, dtype="float64"):
+    """A net of SyncBatchNorm on `contexts` with the parameters of a `plain_net`."""
+    norm = partial(gluon_syncbn.SyncBatchNorm, num_devices=len(contexts))
+    net = make_net(partial(norm, momentum=MOMENTUM))
+    net.cast(dtype)
+    net.initialize(ctx=contexts)
+    copy_parameters(plain, net)
+    return net
+
+
+def twins(make_net, contexts, shape, dtype="float64"):
+    plain = plain_net(make_net, shape, dtype)
+    return plain, twin(plain, make_net, contexts, dtype)
 
 
 def make_batches(output_shape, shape, steps, dtype="float64", seed=0):
