@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,21 @@ def trained(tmp_path_factory):
     return folder / "run", output
 
 
+@pytest.fixture(scope="module")
+def after_an_epoch(tmp_path_factory):
+    """The same run, stopped after one of the two epochs: its folder."""
+    folder = tmp_path_factory.mktemp("after_an_epoch")
+    output = train(folder, *TINY, "--run-dir", "run", "--stop-after", "1")
+    assert "epoch 2:" not in output
+    return folder / "run"
+
+
+@pytest.fixture
+def stopped(after_an_epoch, tmp_path):
+    """A copy of it."""
+    return Path(shutil.copytree(after_an_epoch, tmp_path / "run"))
+
+
 def test_training_leaves_a_complete_run_folder(trained):
     folder, output = trained
     names = {path.name for path in folder.iterdir()}
@@ -117,17 +133,15 @@ def test_the_uneven_last_batch_is_trained_on(trained):
     assert [entry["images"] for entry in log] == [7, 7]
 
 
-def test_resume_continues_exactly(trained, tmp_path):
-    stopped = train(tmp_path, *TINY, "--run-dir", "run", "--stop-after", "1")
-    assert "epoch 2:" not in stopped
+def test_resume_continues_exactly(trained, stopped, tmp_path):
     train(tmp_path, "--resume", "run")
     straight, resumed = (
-        arrays(folder / "last.npz") for folder in (trained[0], tmp_path / "run")
+        arrays(folder / "last.npz") for folder in (trained[0], stopped)
     )
     assert set(straight) == set(resumed)
     for name, value in straight.items():
         np.testing.assert_array_equal(value, resumed[name], err_msg=name)
-    log = json.loads((tmp_path / "run/log.json").read_text())
+    log = json.loads((stopped / "log.json").read_text())
     assert [entry["epoch"] for entry in log] == [1, 2]
 
 
@@ -282,9 +296,8 @@ def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
     assert not list(run_dir.glob(".*.part"))
 
 
-def test_resuming_into_the_folder_of_another_run_is_refused(trained, tmp_path):
-    train(tmp_path, *TINY, "--run-dir", "run", "--stop-after", "1")
-    options = ["--resume", "run", "--run-dir", trained[0]]
+def test_resuming_into_the_folder_of_another_run_is_refused(trained, stopped, tmp_path):
+    options = ["--resume", stopped, "--run-dir", trained[0]]
     result = run("train_segmentation.py", *options, cwd=tmp_path)
     assert_one_sentence(result, "holds a run already")
 
@@ -297,15 +310,14 @@ def test_a_full_disk_while_training_is_one_sentence(tmp_path):
     assert len(result.stderr.splitlines()) == 1, result.stderr
 
 
-def test_an_optimizers_state_of_another_net_is_one_sentence(tmp_path):
-    train(tmp_path, *TINY, "--run-dir", "run", "--stop-after", "1")
-    path = tmp_path / "run/last.npz"
+def test_an_optimizers_state_of_another_net_is_one_sentence(stopped, run_here):
+    path = stopped / "last.npz"
     content = members(path)
     name = max(name for name in content if name.startswith("momentum:"))
     for value in npy(np.ones(7, "f4")), None:
         changed = {**content, name: value}
         write_members(path, {k: v for k, v in changed.items() if v})
-        result = run("train_segmentation.py", "--resume", "run", cwd=tmp_path)
+        result = run_here(train_segmentation.train, "--resume", stopped)
         assert_one_sentence(result, "optimizer state does not fit the net")
 
 
