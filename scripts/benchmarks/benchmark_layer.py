@@ -94,9 +94,9 @@ class Candidate:
         )
 
 
-def whole_batch(x, dy):
-    """y and dx of a float64 batch normalization of the whole batch, NCHW."""
-    axes = (0, 2, 3)
+def whole_batch(x, dy, axis=1):
+    """y and dx of a float64 batch normalization of the whole batch."""
+    axes = tuple(k for k in range(x.ndim) if k != axis)
     x, dy = x.astype("float64"), dy.astype("float64")
     inv_std = 1 / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
     x_hat = (x - x.mean(axes, keepdims=True)) * inv_std
