@@ -127,22 +127,3 @@ assert distributed.allreduce(1) == 2
 push_step()
 """
     run_ranks(2, STEP + program)
-
-
-def test_join_waits_and_counts():
-    program = """
-layer = SyncBatchNorm(in_channels=1, momentum=0)
-layer.initialize()
-for batches in [4, 1, 2], [1, 3, 2], [2, 1, 3], [3, 2, 1]:
-    for batch in range(batches[rank]):
-        active = [r for r in range(3) if batches[r] > batch]
-        with autograd.train_mode():
-            layer(mx.nd.full((2, 1), rank)).wait_to_read()
-        assert layer.running_mean.data().asscalar() == np.float32(np.mean(active))
-        assert distributed.allreduce(1) == len(active)
-    last = distributed.join()
-    assert last == batches.index(max(batches)), last
-    distributed.broadcast_parameters(layer, last)
-    assert layer.running_mean.data().asscalar() == last
-"""
-    run_ranks(3, program)
