@@ -50,7 +50,7 @@ struct Gradient {
   Value u, dz;
 };
 
-// What a pass has to write to each element.
+// The values that a pass has to write, by element.
 struct Expected {
   std::vector<Value> values;
   double eps;  // the error of adding the value to an old one, relative to that one

@@ -16,7 +16,7 @@ import gluon_syncbn
 
 NVCC = shutil.which("nvcc")
 SOURCES = sorted((ROOT / "src/kernels/cuda").glob("*.cu"))
-# Objects of the library, with what src/keep_report.sh keeps of ptxas beside them.
+# The library's objects; src/keep_report.sh keeps ptxas's report beside each.
 BUILT = ROOT / "build/native/CMakeFiles/gluon_syncbn_objects.dir/kernels/cuda"
 # Code for the first of a generation that nvcc has runs on all of that generation.
 GENERATIONS = (50,), (60,), (70, 75), (80,), (90,)
