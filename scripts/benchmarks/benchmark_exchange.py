@@ -122,7 +122,7 @@ def measure_processes(output, repetitions):
 
 
 def measure_threads(repetitions):
-    """The native rendezvous of a layer: a program of the native tests' build."""
+    """The native rendezvous of a layer: a program that is compiled here."""
     with tempfile.TemporaryDirectory() as build:
         sources = [ROOT / "scripts/benchmarks/benchmark_rendezvous.cc"]
         sources += (ROOT / "src/collective").glob("*.cc")

@@ -16,8 +16,8 @@ print(features["library"], features["cuda_missing"], sep="|")
 """
 # It does not optimize, and knows one instruction set of three.
 COMPILER = 'case "$*" in *-mavx*) exit 1;; esac; exec g++ "$@" -O0'
-# Headers take most of the time that is left, so several sources are compiled as one.
-TOOLCHAIN = "set(CMAKE_UNITY_BUILD ON)\n"
+# Headers take most of the time that is left, so two sources are compiled as one.
+TOOLCHAIN = "set(CMAKE_UNITY_BUILD ON)\nset(CMAKE_UNITY_BUILD_BATCH_SIZE 2)\n"
 TRACKED = "git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"
 
 
