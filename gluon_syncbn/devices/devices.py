@@ -28,10 +28,9 @@ from mxnet import autograd
 
 from ..common.arguments import check_callable, check_contexts, check_int, check_kind
 from ..common.shares import share_bounds
-from ..native import failures
-from ..native.library import load
+from ..native import failures, steps
+from ..native.interrupts import deferred_interrupt
 from . import workers
-from .interrupts import deferred_interrupt
 
 _DTYPES = {
     kind: np.dtype(kind).name
@@ -269,13 +268,13 @@ class Devices:
         try:
             for worker, *arguments in zip(self._workers, self.contexts, *lists):
                 results.append(worker.submit(function, *arguments).result())
-            if autograd.is_recording() and autograd.is_training() and len(self) > 1:
-                _await_first_operators()
         except BaseException as error:
             reason = (
                 f"given up because a call for another context raised "
                 f"{type(error).__name__}: {error}"
             )
+            if not failures.failure():
+                steps.wait()  # they are complete, so they end by themselves
             failures.end_waits(reason)
             # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes
             # if two threads call it at once.
@@ -334,23 +333,6 @@ def split(
             _place(_slice(batch, batch_axis, begin, end), context)
             for context, (begin, end) in zip(contexts, bounds)
         ]
-
-
-_awaited_operators = 0
-
-
-def _await_first_operators():
-    """Waits where layers were called for the first time since the last such wait.
-
-    MXNet declares running statistics of static_shape graphs as only read
-    (imperative_utils.h, CreateEngineOp), so the copy that a Trainer's first step makes
-    of them would not wait for the first forward to write them.
-    """
-    global _awaited_operators
-    made = load().gluon_syncbn_first_operators()
-    if made != _awaited_operators:
-        mx.nd.waitall()
-        _awaited_operators = made
 
 
 def _under_flags(function):

@@ -267,6 +267,7 @@ class SyncBatchNorm(nn.BatchNorm):
     ) -> Any:
         """Builds the operator and what it needs around it, as symbols or arrays."""
         contexts = self.contexts()
+        self._sync.rendezvous.parameters = self._reg_params
         is_np = mx.util.is_np_array()
         if is_np:
             x, gamma, beta, running_mean, running_var = (

@@ -12,6 +12,7 @@ import weakref
 from typing import NamedTuple, Sequence
 
 from ..common.arguments import check_bool, check_int, is_int, shown
+from ..native import steps
 from ..native.failures import check_timeout
 from ..native.library import load
 from . import groups
@@ -80,7 +81,8 @@ class Rendezvous:
     _made = collections.Counter()
 
     def __init__(self, layer: str) -> None:
-        self._layer = layer
+        self.name = layer
+        self.parameters = {}  # of the layer, by name
         self._made[layer] += 1
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
@@ -91,9 +93,10 @@ class Rendezvous:
             self, library.gluon_syncbn_release_group, self.key.encode()
         )
         self._finalizer.atexit = False
+        steps.layers.add(self)
 
     def __reduce__(self):  # a copy has a key of its own
-        return Rendezvous, (self._layer,)
+        return Rendezvous, (self.name,)
 
     def get_batches(self, part: str) -> int:
         """The batches that the contexts of a part have seen, see `SyncState.parts`."""
@@ -102,5 +105,5 @@ class Rendezvous:
     def set_batches(self, part: str, batches: int) -> None:
         """Sets what `get_batches` returns."""
         key, library = (self.key + part).encode(), load()
-        library.gluon_syncbn_create_group(key, self._layer.encode())
+        library.gluon_syncbn_create_group(key, self.name.encode())
         library.gluon_syncbn_set_batches(key, batches)

@@ -11,8 +11,6 @@ import mxnet as mx
 
 from .library import load
 
-_ignored = ctypes.c_double()
-
 
 def note_time(address: int, context: mx.Context, read: list) -> None:
     """Lets MXNet write the time to `address` once the arrays `read` are ready.
@@ -20,14 +18,6 @@ def note_time(address: int, context: mx.Context, read: list) -> None:
     The address is of a double, which gets seconds of the monotonic clock.
     """
     _push(address, context, read, [])
-
-
-def order(context: mx.Context, read: list, written: list) -> None:
-    """Lets later operations that use `written` wait until the arrays `read` are ready.
-
-    The caller does not wait.
-    """
-    _push(ctypes.addressof(_ignored), context, read, written)
 
 
 def _push(address, context, read, written):

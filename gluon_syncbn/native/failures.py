@@ -12,6 +12,7 @@ import threading
 import mxnet as mx
 
 from ..common.arguments import as_real, check_text, shown
+from . import steps
 from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
@@ -84,21 +85,42 @@ def end_waits(reason: str) -> None:
     load().gluon_syncbn_fail_all(reason.encode(), True)
 
 
-def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
+def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
     """Gives up the work in flight and makes all layers ready for the next step.
 
     To be called after an :class:`mxnet.MXNetError` of a layer was caught: it ends the
     waits of other layers, waits until MXNet is idle, drops the errors that arrays still
     carry, and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
-    Parameters and running statistics keep the values that they have. Of several
-    processes all call it, because a failure is one of all; where nothing has failed and
-    nothing is in flight it does no harm. Threads that train other nets get an error at
-    their next :meth:`Devices.map`, because their work in flight is given up too.
+
+    A failed step changes nothing. Where a :class:`mxnet.gluon.Trainer` updates the
+    parameters, these, the optimizer's states and counts, and the running statistics of
+    its layers have afterwards the same bits as before the step, or as after all of it.
+    Running statistics go back to the end of the trainer's latest whole step, so forward
+    calls in training mode since then are undone, too. Gradients are undefined:
+    with ``grad_req="add"`` set them to zero.
+
+    Without a Trainer it is not known where a step begins. If layers had finished their
+    forward when another one failed, a warning names them and tells to load the last
+    checkpoint.
+
+    Of several processes all call it, because a failure is one of all. Threads that
+    train other nets get an error at their next :meth:`Devices.map`, because their work
+    in flight is given up too.
 
     Parameters
     ----------
     reason : str
         The words that those threads' errors quote.
+
+    Returns
+    -------
+    int
+        The number of trainers' steps that were queued and changed nothing.
+
+    Warns
+    -----
+    UserWarning
+        If what a failed step has changed cannot be undone.
 
     Examples
     --------
@@ -120,15 +142,16 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     global latest_recovery
     check_text("reason", reason)
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
+    has_failed = bool(failure())
     load().gluon_syncbn_fail_all(reason.encode(), False)
     while True:
         try:
             mx.nd.waitall()
             break
         except mx.MXNetError:
-            # MXNet has dropped what it has thrown, so this loop ends.
-            continue
+            has_failed = True  # MXNet has dropped what it has thrown, so this loop ends
     load().gluon_syncbn_reset_all()
+    return steps.roll_back(has_failed)
 
 
 def _finish_work():

@@ -20,10 +20,16 @@ _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
 
 
-def _status(code):
-    """The result of functions that return nothing; raises what they could not throw."""
-    if code != 0:
+def _value(code):
+    """The result of functions that return a number; raises what they could not throw."""
+    if code < 0:
         raise RuntimeError(load().gluon_syncbn_last_error().decode())
+    return code
+
+
+def _status(code):
+    """The result of functions that return nothing."""
+    _value(code)
 
 
 _SIGNATURES = {
@@ -35,7 +41,23 @@ _SIGNATURES = {
     "gluon_syncbn_set_batches": (_status, [ctypes.c_char_p, ctypes.c_int64]),
     "gluon_syncbn_set_participants": (_status, [ctypes.c_char_p, ctypes.c_char_p]),
     "gluon_syncbn_wait_seconds": (ctypes.c_double, [ctypes.c_char_p]),
-    "gluon_syncbn_first_operators": (ctypes.c_int64, []),
+    "gluon_syncbn_has_operators": (ctypes.c_int, []),
+    "gluon_syncbn_commit_step": (
+        _status,
+        [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int), ctypes.c_int]
+        + [ctypes.c_void_p, ctypes.c_int]
+        + [ctypes.POINTER(ctypes.c_char_p), ctypes.c_int]
+        + [ctypes.c_void_p, ctypes.c_void_p],
+    ),
+    "gluon_syncbn_reserve_errors": (_status, [ctypes.c_int]),
+    "gluon_syncbn_has_open_step": (_value, [ctypes.c_char_p]),
+    "gluon_syncbn_undo_statistics": (
+        _value,
+        [ctypes.c_char_p, ctypes.c_char_p]
+        + [ctypes.POINTER(ctypes.c_double)] * 2
+        + [ctypes.c_int64],
+    ),
+    "gluon_syncbn_end_step": (_status, [ctypes.c_char_p, ctypes.c_int]),
     "gluon_syncbn_note_time": (None, [ctypes.c_void_p, ctypes.c_void_p]),
     "gluon_syncbn_set_timeout": (None, [ctypes.c_double]),
     "gluon_syncbn_timeout": (ctypes.c_double, []),

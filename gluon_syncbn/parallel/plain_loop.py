@@ -15,8 +15,6 @@ from mxnet import autograd
 from ..common.nested import flatten, rebuild
 from ..devices.devices import Devices, inside_map
 from ..layer.batch_norm import contexts_of
-from ..native import engine
-from ..native.library import load
 from . import backward
 from .batch import ShardedOutput
 from .graph import is_recorded
@@ -113,24 +111,8 @@ class _Place:
 
     def call(self, forward, args):
         batch = _Arguments(args, self._net)
-        made = load().gluon_syncbn_first_operators()
         outputs = self.devices.map(lambda args: forward(*args), [batch.args])
-        if autograd.is_recording() and autograd.is_training():
-            if load().gluon_syncbn_first_operators() != made:
-                self._order_running_statistics(outputs[0])
         return backward.gather(ShardedOutput(outputs, batch, self), self)
-
-    def _order_running_statistics(self, outputs):
-        """Lets MXNet know that the call writes them, see `_await_first_operators`.
-
-        To wait for the call would be in vain, as long as the other contexts have none.
-        So an operation behind the call writes them, as far as MXNet knows.
-        """
-        (context,) = self.devices.contexts
-        parameters = self._net.collect_params(".*(running|moving)_(mean|var)").values()
-        written = [p.data(context) for p in parameters if context in contexts_of(p)]
-        read = [y for y in flatten(outputs) if isinstance(y, mx.nd.NDArray)]
-        engine.order(context, read, written)
 
 
 class _Arguments:

@@ -2,9 +2,13 @@
 // a layer's group.
 // Who uses it: gluon_syncbn/. Functions that return nothing else return 0, or -1 with the text in
 // gluon_syncbn_last_error.
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "collective/communicator.h"
 #include "collective/registry.h"
@@ -12,12 +16,16 @@
 #include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "kernels/cuda/batch_norm_cuda.h"
+#include "mxnet/callbacks.h"
+#include "mxnet/commit.h"
 #include "mxnet/custom_op.h"
 #include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
+#include "op/running_history.h"
 
 using syncbn::CatchAll;
 using syncbn::Registry;
+using syncbn::RunningHistory;
 
 SYNCBN_EXPORT const char* gluon_syncbn_last_error() { return syncbn::LastError().c_str(); }
 
@@ -34,7 +42,10 @@ SYNCBN_EXPORT int gluon_syncbn_create_group(const char* key, const char* layer) 
 }
 
 SYNCBN_EXPORT int gluon_syncbn_release_group(const char* key) {
-  return CatchAll([&] { Registry::Get().Release(key); });
+  return CatchAll([&] {
+    Registry::Get().Release(key);
+    RunningHistory::Release(key);
+  });
 }
 
 SYNCBN_EXPORT int64_t gluon_syncbn_batches(const char* key) {
@@ -67,7 +78,62 @@ SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
   });
 }
 
-SYNCBN_EXPORT int64_t gluon_syncbn_first_operators() { return syncbn::FirstOperators(); }
+// ---- whole steps, see native/steps.py ----------------------------------------------------------
+
+SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::HasOperators(); }
+
+// `gradients` are those of `num_parameters` parameters, of each on `num_devices[i]` devices. For the
+// rest see mxnet/commit.h.
+SYNCBN_EXPORT int gluon_syncbn_commit_step(void** gradients, const int* num_devices,
+                                           int num_parameters, void** running_statistics,
+                                           int num_running_statistics, const char** layers,
+                                           int num_layers, void* token, int* verdict) {
+  return CatchAll([&] {
+    syncbn::StepArrays arrays;
+    for (int i = 0; i < num_parameters; gradients += num_devices[i++]) {
+      arrays.gradients.emplace_back(gradients, gradients + num_devices[i]);
+    }
+    arrays.running_statistics.assign(running_statistics,
+                                     running_statistics + num_running_statistics);
+    arrays.token = token;
+    std::vector<std::shared_ptr<RunningHistory>> histories;
+    for (int i = 0; i < num_layers; ++i) histories.push_back(RunningHistory::Of(layers[i]));
+    syncbn::CommitStep(arrays, std::move(histories), verdict);
+  });
+}
+
+// While nothing is in flight: lets MXNet note an error for each of `parameters`.
+SYNCBN_EXPORT int gluon_syncbn_reserve_errors(int parameters) {
+  return CatchAll([&] { syncbn::ReserveErrors(parameters); });
+}
+
+// 1 if a layer's running statistics were updated since its latest whole step; -1 for an error.
+SYNCBN_EXPORT int gluon_syncbn_has_open_step(const char* layer) {
+  return CatchAll(-1, [&] { return RunningHistory::Of(layer)->IsOpen() ? 1 : 0; });
+}
+
+// Replaces `mean` and `var` of `device` by those before the layer's open step, and returns 1; or
+// returns 0 if they are not what the step has left. -1 for an error.
+SYNCBN_EXPORT int gluon_syncbn_undo_statistics(const char* layer, const char* device, double* mean,
+                                               double* var, int64_t channels) {
+  return CatchAll(-1, [&] {
+    syncbn::Statistics statistics{{mean, mean + channels}, {var, var + channels}};
+    if (!RunningHistory::Of(layer)->Undo(syncbn::ParseDevice(device), &statistics)) return 0;
+    std::copy(statistics.mean.begin(), statistics.mean.end(), mean);
+    std::copy(statistics.var.begin(), statistics.var.end(), var);
+    return 1;
+  });
+}
+
+// Ends a layer's open step, `undone` with the number of batches before it.
+SYNCBN_EXPORT int gluon_syncbn_end_step(const char* layer, int undone) {
+  return CatchAll([&] {
+    const auto history = RunningHistory::Of(layer);
+    undone ? history->UndoBatches() : history->Commit();
+  });
+}
+
+// ---- times and failures ------------------------------------------------------------------------
 
 // For MXEnginePushSync: notes when MXNet runs it, in seconds of the monotonic clock.
 SYNCBN_EXPORT void gluon_syncbn_note_time(void* /*run_context*/, void* seconds) {
@@ -105,6 +171,7 @@ SYNCBN_EXPORT int gluon_syncbn_fail_all(const char* text, int everywhere) {
 SYNCBN_EXPORT int gluon_syncbn_reset_all() {
   return CatchAll([&] {
     Registry::Get().ResetAll();
+    syncbn::ForgetOperatorError();
     if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Reset();
   });
 }

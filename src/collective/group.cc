@@ -49,11 +49,6 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
   return {generation_, member->second++, participants_};
 }
 
-bool Group::IsFirstSeen(const Device& device) {
-  Lock lock(mutex_);
-  return seen_.insert(device).second;
-}
-
 void Group::Check(const Ticket& ticket, const std::string& phase, const Device& device) {
   Lock lock(mutex_);
   CheckLocked(ticket, phase, device);

@@ -62,9 +62,6 @@ class Group {
   // Forgets the failure, the devices and the unfinished rendezvous.
   void Reset();
 
-  // True at the first call with this device.
-  bool IsFirstSeen(const Device& device);
-
   const std::string& layer() const { return layer_; }
 
  private:
@@ -91,7 +88,6 @@ class Group {
   std::map<RendezvousKey, std::shared_ptr<Rendezvous>> rendezvous_;
   std::map<Device, int64_t> forward_calls_;  // of this generation; its keys are the members
   std::set<Device> former_members_;
-  std::set<Device> seen_;
   std::shared_ptr<const std::set<Device>> participants_;
   std::string failure_;
   size_t size_ = 0;

@@ -22,16 +22,8 @@
 namespace syncbn {
 namespace {
 
-using Work = void (*)(void* run_context, void* parameter);
-
-// Numbers of MXNet's FnProperty.
-enum Property {
-  kCPUPrioritized = 3,  // behind no operator, and skipped while an array carries an error
-  kNoSkip = 7
-};
-
-int Push(Work work, void* parameter, void (*deleter)(void*), NDArrayHandle array,
-         Property property) {
+int Push(EngineWork work, void* parameter, void (*deleter)(void*), NDArrayHandle array,
+         EngineProperty property) {
   const MxnetContext cpu{1, 0};
   const int number = property;
   return Mxnet().EnginePushSyncND(work, parameter, deleter, &cpu, nullptr, 0, &array, 1, &number, 0,
@@ -94,6 +86,12 @@ void EndOrWatchOn(void* /*run_context*/, void* parameter) {
   }
 }
 
+std::mutex first_error_mutex;
+std::string& FirstError() {
+  static auto* const text = new std::string;  // operators may outlive static destructors
+  return *text;
+}
+
 void WatchOn(Watch* watch) {
   Push(NoteTaken, watch, nullptr, watch->array.Handle(), kCPUPrioritized);
   Push(EndOrWatchOn, watch, nullptr, watch->array.Handle(), kNoSkip);
@@ -101,7 +99,21 @@ void WatchOn(Watch* watch) {
 
 }  // namespace
 
+std::string FirstOperatorError() {
+  std::lock_guard<std::mutex> lock(first_error_mutex);
+  return FirstError();
+}
+
+void ForgetOperatorError() {
+  std::lock_guard<std::mutex> lock(first_error_mutex);
+  FirstError().clear();
+}
+
 void FailOperator(NDArray array, const std::string& text) {
+  {
+    std::lock_guard<std::mutex> lock(first_error_mutex);
+    if (FirstError().empty()) FirstError() = text;
+  }
   Delivery::Get()->Begin();
   if (PushError(array.Handle(), text) != 0) {
     // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, at once in this thread.
@@ -111,14 +123,13 @@ void FailOperator(NDArray array, const std::string& text) {
   WatchOn(new Watch{std::move(array)});
 }
 
-void ReserveErrors() {
-  const int two_for_each_operator = 256;
+void ReserveErrors(int count) {
   const int64_t shape[] = {1};
   const int cpu = 1, delayed = 1, float32 = 0;
   NDArrayHandle handle = nullptr;
   if (Mxnet().NDArrayCreateEx64(shape, 1, cpu, 0, delayed, float32, &handle) != 0) return;
   const NDArray array(handle);
-  for (int i = 0; i < two_for_each_operator; ++i) {
+  for (int i = 0; i < count; ++i) {
     if (PushError(handle, "gluon_syncbn reserves memory for errors") != 0) return;
     Mxnet().NDArrayWaitToRead(handle);  // takes the error
   }

@@ -30,8 +30,12 @@ int Callback(const Body& body) {
 // for the operators that have failed before.
 void FailOperator(NDArray array, const std::string& text);
 
-// To be called once, before there is any operator.
-void ReserveErrors();
+// The text of the first operator that failed since ForgetOperatorError; empty without one.
+std::string FirstOperatorError();
+void ForgetOperatorError();
+
+// Lets MXNet's list of errors grow to `count`. To be called while nothing is in flight.
+void ReserveErrors(int count);
 
 // As Callback, for what MXNet runs later, on its threads for custom operators. `handles` are the
 // call's arrays, and the body gets them.

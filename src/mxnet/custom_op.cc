@@ -9,7 +9,6 @@
 // thread of its own for custom operators, where waiting for other devices blocks nobody else.
 #include "mxnet/custom_op.h"
 
-#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -42,11 +41,12 @@ Request ToRequest(int request) {
 // ---- the operator: one node on one device ------------------------------------------------------
 
 struct Operator {
-  Operator(const Attributes& attributes, const Device& device, std::shared_ptr<Group> group)
+  Operator(const Attributes& attributes, const Device& device, std::shared_ptr<Group> group,
+           std::shared_ptr<RunningHistory> history)
       : num_devices(attributes.options.num_devices),
         inputs(attributes.chained ? 4 : 3),
         from_output(attributes.options.from_output),
-        batch_norm(attributes.options, device, std::move(group),
+        batch_norm(attributes.options, device, std::move(group), std::move(history),
                    MakeBackend(device, AllocateFromMxnet)) {}
   const int num_devices;
   const int inputs;
@@ -204,8 +204,6 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
   return 1;
 }
 
-std::atomic<int64_t> first_operators{0};
-
 void CheckGuard(const Attributes& attributes, const Device& device) {
   if (device.type != "cpu" || attributes.guard == "any") return;
   if (attributes.guard == "gpu") {
@@ -246,8 +244,8 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     NoteOperatorMade();
     std::shared_ptr<Group> group =
         Registry::Get().FindOrCreate(attributes.group, attributes.layer);
-    if (group->IsFirstSeen(device) || attributes.guard == "static_shape") ++first_operators;
-    Operator* op = new Operator(attributes, device, std::move(group));
+    Operator* op = new Operator(attributes, device, std::move(group),
+                                RunningHistory::Of(of_layer.group));
     list->num_callbacks = 3;
     list->callbacks = callbacks;
     list->contexts = op->contexts;
@@ -276,10 +274,9 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 
 }  // namespace
 
-int64_t FirstOperators() { return first_operators; }
-
 void RegisterCustomOp() {
-  ReserveErrors();
+  const int two_for_each_operator = 256;
+  ReserveErrors(two_for_each_operator);
   if (Mxnet().CustomOpRegister("gluon_syncbn", Create) != 0) {
     throw Error(Mxnet().GetLastError());
   }

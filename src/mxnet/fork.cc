@@ -32,4 +32,6 @@ void ArmForkGuard() { pthread_atfork(WaitBeforeFork, nullptr, nullptr); }
 
 void NoteOperatorMade() { has_operators = true; }
 
+bool HasOperators() { return has_operators; }
+
 }  // namespace syncbn

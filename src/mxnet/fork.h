@@ -7,5 +7,6 @@ namespace syncbn {
 // Makes every later fork() wait until MXNet is idle, once an operator of ours was made.
 void ArmForkGuard();
 void NoteOperatorMade();
+bool HasOperators();
 
 }  // namespace syncbn

@@ -34,6 +34,15 @@ struct MxnetContext {
   int dev_type, dev_id;
 };
 
+// What MXNet's engine runs among its own operations.
+typedef void (*EngineWork)(void* run_context, void* parameter);
+
+// Numbers of MXNet's FnProperty.
+enum EngineProperty {
+  kCPUPrioritized = 3,  // queued after no operator; skipped while an array carries an error
+  kNoSkip = 7
+};
+
 struct MxnetApi {
   int (*CustomOpRegister)(const char* op_type, CustomOpPropCreator creator);
   int (*NDArrayGetShapeEx64)(NDArrayHandle handle, int* ndim, const int64_t** shape);
@@ -44,7 +53,7 @@ struct MxnetApi {
   int (*NDArrayFree)(NDArrayHandle handle);
   int (*NDArrayWaitToRead)(NDArrayHandle handle);
   int (*NDArrayWaitAll)();
-  int (*EnginePushSyncND)(void (*function)(void* run_context, void* parameter), void* parameter,
+  int (*EnginePushSyncND)(EngineWork work, void* parameter,
                           void (*deleter)(void* parameter), const MxnetContext* context,
                           NDArrayHandle* read, int num_read, NDArrayHandle* written,
                           int num_written, const int* property, int priority, const char* name);

@@ -4,6 +4,7 @@
 // inv_std = 1 / sqrt(var + epsilon), scale = gamma * inv_std
 // y = f((x - mean) * scale + beta)
 #include <cmath>
+#include <utility>
 
 #include "op/reconstruction.h"
 #include "op/sync_batch_norm.h"
@@ -109,22 +110,25 @@ std::vector<int64_t> SyncBatchNorm::NotReconstructible(const ForwardTensors& of)
 void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
                                   const ForwardTensors& of) const {
   if (count_ == 0) return;
+  const int64_t batches = group_->BatchesBefore(ticket_);
   double keep = options_.momentum;
-  if (options_.cumulative) {
-    const double before = static_cast<double>(group_->BatchesBefore(ticket_));
-    keep = before / (before + 1);
-  }
+  if (options_.cumulative) keep = static_cast<double>(batches) / static_cast<double>(batches + 1);
   // One element has no unbiased variance; its biased one is 0.
   const double correction = options_.unbiased_running_var && count_ > 1
                                 ? count_ / (count_ - 1) : 1.0;
-  std::vector<double> mean = backend_->Read(of.running_mean);
-  std::vector<double> var = backend_->Read(of.running_var);
-  for (size_t c = 0; c < mean.size(); ++c) {
-    mean[c] = keep * mean[c] + (1 - keep) * mean_[c];
-    var[c] = keep * var[c] + (1 - keep) * batch_var[c] * correction;
+  const bool is_float32 = of.running_mean.dtype == DType::kFloat32;
+  const auto stored = [&](double value) { return is_float32 ? static_cast<float>(value) : value; };
+  Statistics before{backend_->Read(of.running_mean), backend_->Read(of.running_var)};
+  Statistics after = before;
+  for (size_t c = 0; c < mean_.size(); ++c) {
+    after.mean[c] = stored(keep * before.mean[c] + (1 - keep) * mean_[c]);
+    after.var[c] = stored(keep * before.var[c] + (1 - keep) * batch_var[c] * correction);
   }
-  backend_->Write(mean, Request::kWrite, of.running_mean);
-  backend_->Write(var, Request::kWrite, of.running_var);
+  backend_->Write(after.mean, Request::kWrite, of.running_mean);
+  backend_->Write(after.var, Request::kWrite, of.running_var);
+  if (history_ != nullptr) {
+    history_->Note(device_, group_, batches, std::move(before), std::move(after));
+  }
 }
 
 }  // namespace syncbn

@@ -11,10 +11,13 @@
 namespace syncbn {
 
 SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
-                             std::shared_ptr<Group> group, std::unique_ptr<Backend> backend)
+                             std::shared_ptr<Group> group,
+                             std::shared_ptr<RunningHistory> history,
+                             std::unique_ptr<Backend> backend)
     : options_(options),
       device_(device),
       group_(std::move(group)),
+      history_(std::move(history)),
       backend_(std::move(backend)),
       kept_(backend_.get()) {}
 

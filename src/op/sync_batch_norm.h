@@ -13,6 +13,7 @@
 #include "core/layout.h"
 #include "op/backend.h"
 #include "op/kept_channels.h"
+#include "op/running_history.h"
 #include "op/tensor.h"
 
 namespace syncbn {
@@ -51,7 +52,7 @@ class SyncBatchNorm {
  public:
   // `device` is the rank in exchanges; `backend` is where it computes.
   SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Group> group,
-                std::unique_ptr<Backend> backend);
+                std::shared_ptr<RunningHistory> history, std::unique_ptr<Backend> backend);
 
   // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). `training` takes the batch's statistics
   // and updates the running ones, unless use_global_stats.
@@ -105,6 +106,7 @@ class SyncBatchNorm {
   const Options options_;
   const Device device_;
   const std::shared_ptr<Group> group_;
+  const std::shared_ptr<RunningHistory> history_;  // null: steps are not undone
   const std::unique_ptr<Backend> backend_;
 
   // Kept for backward by the forward call before it.

@@ -1,0 +1,182 @@
+"""Training steps that fail on purpose, and the states that they must leave.
+
+Called by ``test_failed_steps.py`` and, as a program, by its ranks. A run without a
+failure gives the state after each step; a failed step has to leave one of the two states
+around it, bit by bit, and the steps that follow have to lead where they lead without it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluon_syncbn
+from gluon_syncbn import distributed
+from gluon_syncbn.native import failures
+
+MODES = {
+    "imperative": None,
+    "hybridize": {},
+    "static_alloc": {"static_alloc": True},
+    "static_shape": {"static_alloc": True, "static_shape": True},
+}
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
+    "adam": {"learning_rate": 0.01},
+}
+STORES = ("device", None), ("device", False), ("local", True)
+STEPS, ROWS = 4, 6
+
+
+def convolutions():
+    """Four convolutions, each with a norm that counts batches or forgets."""
+    net = nn.HybridSequential(prefix="net_")  # parameters keep their order by name
+    with net.name_scope():
+        for momentum in 0.9, None, 0.5, 0.9:
+            norm = gluon_syncbn.SyncBatchNorm(momentum=momentum)
+            net.add(nn.Conv2D(4, 3, padding=1), norm, nn.Activation("relu"))
+        net.add(nn.GlobalAvgPool2D(), nn.Dense(3))
+    return net
+
+
+class Branches(nn.HybridBlock):
+    """Two branches between norms; one norm is used twice."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.first, self.left, self.right = (
+                nn.HybridSequential() for _ in range(3)
+            )
+            for part in self.first, self.left, self.right:
+                part.add(nn.Dense(5), gluon_syncbn.SyncBatchNorm())
+            self.twice, self.last = gluon_syncbn.SyncBatchNorm(), nn.Dense(3)
+
+    def hybrid_forward(self, F, x):
+        h = F.relu(self.first(F.mean(x, axis=(2, 3))))
+        return self.last(self.twice(self.twice(self.left(h)) + self.right(h)))
+
+
+NETS = {"convolutions": convolutions, "branches": Branches}
+
+
+class Program:
+    """A training program: a net, its trainer, and one of the ways to drive devices."""
+
+    def __init__(self, way, mode, net, optimizer, store, seed=0):
+        self._rng = np.random.RandomState(seed)
+        mx.random.seed(seed)
+        self.way = way
+        ranks = way == "ranks"
+        self.contexts = [mx.cpu(0)] if ranks else [mx.cpu(0), mx.cpu(1)]
+        net = NETS[net]()
+        if way == "make_parallel":
+            net = gluon_syncbn.make_parallel(net, ctx=self.contexts)
+        elif way == "allow_plain_loop":
+            gluon_syncbn.allow_plain_loop(net)
+        elif way == "map":
+            self.devices = gluon_syncbn.Devices(self.contexts)
+        net.initialize(mx.init.Xavier(), ctx=self.contexts)
+        self.net = net
+        with autograd.predict_mode():
+            for context in self.contexts:
+                template = net.net if way == "make_parallel" else net
+                template(mx.nd.ones((2, 3, 4, 4), ctx=context)).wait_to_read()
+        if MODES[mode] is not None:
+            net.hybridize(**MODES[mode])
+        for _, p in sorted(net.collect_params().items()):
+            p.set_data(mx.nd.array(self._rng.uniform(0.1, 0.5, p.shape)))
+        mx.nd.waitall()
+        arguments = OPTIMIZERS[optimizer]
+        if ranks:
+            self.trainer = distributed.Trainer(net, optimizer, arguments)
+        else:
+            kvstore, on_kvstore = store
+            self.trainer = gluon.Trainer(
+                net.collect_params(),
+                optimizer,
+                dict(arguments),
+                kvstore=kvstore,
+                update_on_kvstore=on_kvstore,
+            )
+        self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def batch(self, number):
+        rng = np.random.RandomState(1000 + number)
+        x = rng.normal(size=(ROWS, 3, 4, 4)).astype("float32")
+        return mx.nd.array(x), mx.nd.array(np.arange(ROWS) % 3)
+
+    def queue(self, number, saboteur=None):
+        """Queues a step, and returns its losses."""
+        x, y = self.batch(number)
+        saboteur = saboteur or (lambda *_: None)
+
+        def outputs(data, label, context):
+            if saboteur("forward", context) == "skip":
+                return data.mean(axis=(1, 2, 3))
+            output = self.net(data)
+            saboteur("loss", context)
+            return self.loss(output, label)
+
+        if self.way == "make_parallel":
+            with autograd.record():
+                losses = [outputs(x, y, self.contexts[0])]
+            saboteur("backward", None)
+            losses[0].backward()
+        else:
+            if self.way == "ranks":
+                mine = slice(distributed.rank() * 3, distributed.rank() * 3 + 3)
+                x, y = x[mine], y[mine]
+            xs, ys = (gluon.utils.split_and_load(a, self.contexts) for a in (x, y))
+            with autograd.record():
+                if self.way == "map":
+                    losses = self.devices.map(outputs, xs, ys, self.contexts)
+                else:
+                    losses = list(map(outputs, xs, ys, self.contexts))
+            saboteur("backward", None)
+            if self.way == "map":
+                self.devices.map(lambda loss: loss.backward(), losses)
+            else:
+                autograd.backward(losses)
+        saboteur("step", None)
+        self.trainer.step(len(x))
+        saboteur("end", None)
+        return losses
+
+    def state(self):
+        """All that a step changes, as bytes by name."""
+        mx.nd.waitall()
+        state = {
+            f"{k} {array.context}": array.asnumpy().tobytes()
+            for k, p in enumerate(self.net.collect_params().values())
+            for array in p.list_data()
+        }
+        optimizer = self.trainer._optimizer
+        state["updates"] = optimizer.num_update
+        for device, counts in optimizer._all_index_update_counts.items():
+            state[f"updates {device}"] = {i: c for i, c in counts.items() if c}
+        updaters = self.trainer._updaters
+        if self.trainer._update_on_kvstore:
+            updaters = [self.trainer._kvstore._updater]
+        for device, updater in enumerate(updaters):
+            for index, value in updater.states.items():
+                arrays = value if isinstance(value, tuple) else (value,)
+                bits = b"".join(a.asnumpy().tobytes() for a in arrays)
+                if any(bits):  # untouched ones are zero
+                    state[f"state {device} {index}"] = bits
+        return {k: v for k, v in state.items() if v}
+
+
+def normal_states(program):
+    """The state before each step, and after the last."""
+    states = [program.state()]
+    for number in range(STEPS):
+        for loss in program.queue(number):
+            loss.wait_to_read()
+        states.append(program.state())
+    return states
