@@ -41,7 +41,7 @@ class SyncState:
     def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
         self.num_devices, self.unbiased_running_var, self.timeout, self.group = settings
-        self.rendezvous = Rendezvous(layer)
+        self.rendezvous = Rendezvous(layer, groups.context_parts(self.group))
         self.latest_use = None, None  # the trace, and the operator's output in it
 
     def parts(self) -> list[str]:
@@ -80,9 +80,10 @@ class Rendezvous:
 
     _made = collections.Counter()
 
-    def __init__(self, layer: str) -> None:
+    def __init__(self, layer: str, parts: Sequence | None = None) -> None:
         self.name = layer
-        self.parameters = {}  # of the layer, by name
+        self.parameters: dict = {}  # of the layer, by name
+        self._parts = parts
         self._made[layer] += 1
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
@@ -96,7 +97,13 @@ class Rendezvous:
         steps.layers.add(self)
 
     def __reduce__(self):  # a copy has a key of its own
-        return Rendezvous, (self.name,)
+        return Rendezvous, (self.name, self._parts)
+
+    def groups(self) -> list[tuple[str, Sequence | None]]:
+        """The keys of the native groups, each with its contexts; None means all."""
+        if self._parts is None:
+            return [(self.key, None)]
+        return [(f"{self.key}/{i}", part) for i, part in enumerate(self._parts)]
 
     def get_batches(self, part: str) -> int:
         """The batches that the contexts of a part have seen, see `SyncState.parts`."""

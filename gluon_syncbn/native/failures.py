@@ -17,6 +17,7 @@ from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 latest_recovery = 0, 0, ""  # its number, its thread, and its reason
+_raised_in = set()  # threads that have got an error since the latest recovery
 function_contexts = set()  # contexts that may run backward of an autograd.Function
 
 
@@ -77,6 +78,35 @@ def failure() -> str:
     return load().gluon_syncbn_failure().decode()
 
 
+def error(text: str) -> mx.MXNetError:
+    """The error to raise where Python finds a layer's failure, rather than MXNet."""
+    _note_raised(text)
+    return mx.MXNetError(text)
+
+
+def was_raised() -> bool:
+    """Tells whether this thread has got an error of the failure already."""
+    return threading.get_ident() in _raised_in
+
+
+def _note_raised(text):
+    failed = failure()
+    if failed and (failed in text or "SyncBatchNorm" in text):
+        _raised_in.add(threading.get_ident())
+
+
+def _observe_errors():
+    """Notes which errors of layers MXNet raises in Python."""
+    original = mx.base._LIB.MXGetLastError
+
+    def last_error():
+        text = original()
+        _note_raised(text.decode(errors="replace"))
+        return text
+
+    mx.base._LIB.MXGetLastError = last_error
+
+
 def end_waits(reason: str) -> None:
     """Ends all waits for devices with this text, now and until :func:`recover`.
 
@@ -90,7 +120,9 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
 
     To be called after an :class:`mxnet.MXNetError` of a layer was caught: it ends the
     waits of other layers, waits until MXNet is idle, drops the errors that arrays still
-    carry, and numbers the layers' calls anew. :meth:`Devices.map` calls it by itself.
+    carry, and restarts the numbering of the layers' calls. :meth:`Devices.map` calls it
+    after an error. If no layer has failed, as after an exception in a loss, steps that
+    a Trainer of this thread has queued are finished first.
 
     A failed step changes nothing. Where a :class:`mxnet.gluon.Trainer` updates the
     parameters, these, the optimizer's states and counts, and the running statistics of
@@ -139,8 +171,15 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
     ...     gluon_syncbn.recover()
     True True
     """
-    global latest_recovery
     check_text("reason", reason)
+    if not failure():
+        steps.wait()
+    return give_up(reason)
+
+
+def give_up(reason: str) -> int:
+    """As :func:`recover`, without waiting for steps that are queued completely."""
+    global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     has_failed = bool(failure())
     load().gluon_syncbn_fail_all(reason.encode(), False)
@@ -151,12 +190,13 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
         except mx.MXNetError:
             has_failed = True  # MXNet has dropped what it has thrown, so this loop ends
     load().gluon_syncbn_reset_all()
+    _raised_in.clear()
     return steps.roll_back(has_failed)
 
 
 def _finish_work():
     """Leaves MXNet's threads nothing to call Python for while the interpreter ends."""
-    recover("the Python interpreter exits")
+    give_up("the Python interpreter exits")
     # MXNet counts an operator as done before it deletes it. To delete one of an
     # autograd.Function that was skipped after an error, it calls Python, and a thread
     # that does so while the interpreter ends aborts the process. A context's thread has
@@ -175,6 +215,7 @@ def _set_timeout_from_environment():
 
 
 load()  # registers the operator, so that symbols from files find it
+_observe_errors()
 _set_timeout_from_environment()
 # MXNet's own exit handler, which runs after this one, stops the threads of custom
 # operators first and waits for all work then: with ours in flight it would never

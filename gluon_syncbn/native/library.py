@@ -43,13 +43,16 @@ _SIGNATURES = {
     "gluon_syncbn_wait_seconds": (ctypes.c_double, [ctypes.c_char_p]),
     "gluon_syncbn_has_operators": (ctypes.c_int, []),
     "gluon_syncbn_commit_step": (
-        _status,
-        [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int), ctypes.c_int]
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
         + [ctypes.c_void_p, ctypes.c_int]
         + [ctypes.POINTER(ctypes.c_char_p), ctypes.c_int]
         + [ctypes.c_void_p, ctypes.c_void_p],
     ),
-    "gluon_syncbn_reserve_errors": (_status, [ctypes.c_int]),
+    "gluon_syncbn_seal_step": (
+        _status,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int],
+    ),
     "gluon_syncbn_has_open_step": (_value, [ctypes.c_char_p]),
     "gluon_syncbn_undo_statistics": (
         _value,

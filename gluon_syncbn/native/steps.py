@@ -16,20 +16,23 @@ import ctypes
 import threading
 import warnings
 import weakref
+from contextlib import contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Iterable
+from typing import Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 
+from ..common.nested import flatten
 from .interrupts import deferred_interrupt
 from .library import load
 
 _WHOLE = 1  # Verdict in src/mxnet/commit.h
+_MOST_ERRORS = 448  # of a step; MXNet's list of them must not grow, see ReserveErrors
 # All that MXNet's optimizers keep in Python and change in an update.
 _COUNTS = "num_update", "m_schedule", "lbmult"
 
-layers = weakref.WeakSet()  # objects with `key`, `name` and `parameters`, by name
+layers = weakref.WeakSet()  # with `name`, `parameters` by name, and `groups()`
 _pending: list = []  # steps that are not known to be whole, oldest first
 
 
@@ -64,37 +67,69 @@ def _update_counts(optimizer):
     return optimizer._all_index_update_counts
 
 
-def commit(trainer: mx.gluon.Trainer) -> None:
-    """Queues the operations that decide about the step under way.
+@contextmanager
+def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    """In the block the update of the step under way is queued, as a whole.
 
-    To be called once its gradients are queued, before anything that uses them to change
-    a parameter. It waits for nothing.
+    Its gradients are queued before. It waits for nothing.
     """
     while _pending and _pending[0].verdict.value == _WHOLE:
         del _pending[0]
-    gradients = [p.list_grad() for p in trainer._params if p.grad_req != "null"]
-    if not gradients or not load().gluon_syncbn_has_operators():
+    parameters = [p for p in trainer._params if p.grad_req != "null"]
+    if not parameters or not load().gluon_syncbn_has_operators():
+        yield
         return
+    by_parameter = [p.list_grad() for p in parameters]
+    by_device = list(zip(*by_parameter))
     step = _Step(trainer)
+    _pending.append(step)
+    # A kvstore updates parameter by parameter, and copies its result to the devices.
+    # Without one each device updates all of its own.
+    on_kvstore = trainer._update_on_kvstore
+    commit = _commit(step, _few(by_parameter) if on_kvstore else by_device)
+    try:
+        with deferred_interrupt():
+            yield
+    finally:
+        sealed = [sum(by_parameter, [])]
+        if not on_kvstore:
+            weights = list(zip(*(p.list_data() for p in parameters)))
+            states = [flatten(updater.states) for updater in trainer._updaters]
+            sealed = list(map(_arrays, zip(by_device, weights, states)))
+        load().gluon_syncbn_seal_step(commit, *_groups(sealed))
+
+
+def _commit(step, gradients):
+    trainer = step.trainer()
     own = [layer for layer in list(layers) if _trainer_of(layer) is trainer]
     statistics = [array for layer in own for array in _statistics(layer)]
-    _pending.append(step)
-    load().gluon_syncbn_commit_step(
-        _handles(array for arrays in gradients for array in arrays),
-        (ctypes.c_int * len(gradients))(*map(len, gradients)),
-        len(gradients),
-        _handles(statistics),
-        len(statistics),
-        (ctypes.c_char_p * len(own))(*(layer.key.encode() for layer in own)),
-        len(own),
-        step.token.handle,
-        ctypes.byref(step.verdict),
+    handles, _, _ = _groups([statistics])
+    keys = [key.encode() for layer in own for key, _ in layer.groups()]
+    commit = load().gluon_syncbn_commit_step(
+        *(*_groups(gradients), handles, len(statistics)),
+        *((ctypes.c_char_p * len(keys))(*keys), len(keys)),
+        *(step.token.handle, ctypes.byref(step.verdict)),
     )
+    if commit is None:
+        raise mx.MXNetError(load().gluon_syncbn_last_error().decode())
+    return commit
 
 
-def _handles(arrays: Iterable) -> Any:
-    handles = [array.handle for array in arrays]
-    return (ctypes.c_void_p * len(handles))(*handles)
+def _few(groups):
+    """Groups of arrays, neighbours joined until they are few."""
+    share = -(-len(groups) // _MOST_ERRORS)
+    return [sum(groups[k : k + share], []) for k in range(0, len(groups), share)]
+
+
+def _arrays(values):
+    return [value for value in flatten(values) if isinstance(value, mx.nd.NDArray)]
+
+
+def _groups(groups: Sequence[Sequence]) -> tuple:
+    """Handles of all arrays, sizes of the groups, and their number, as C takes them."""
+    handles = [array.handle for arrays in groups for array in arrays]
+    sizes = (ctypes.c_int * len(groups))(*map(len, groups))
+    return (ctypes.c_void_p * len(handles))(*handles), sizes, len(groups)
 
 
 def _statistics(layer):
@@ -131,37 +166,41 @@ def roll_back(has_failed: bool) -> int:
         step.restore_optimizer()
     unknown = []
     for layer in list(layers):
-        if load().gluon_syncbn_has_open_step(layer.key.encode()):
-            is_undone = _trainer_of(layer) is not None
-            if is_undone:
-                _undo_statistics(layer)
+        for key, contexts in layer.groups():
+            if not load().gluon_syncbn_has_open_step(key.encode()):
+                continue
+            has_trainer = _trainer_of(layer) is not None
+            if has_trainer:
+                _undo_statistics(layer, key, contexts)
             elif has_failed:
                 unknown.append(layer.name)
-            load().gluon_syncbn_end_step(layer.key.encode(), is_undone)
+            load().gluon_syncbn_end_step(key.encode(), has_trainer)
     if unknown:
-        more = f" and {len(unknown) - 1} more layers" if len(unknown) > 1 else ""
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         warnings.warn(
             f"SyncBatchNorm '{unknown[0]}'{more} ran in a step that failed, and no "
             "gluon.Trainer updates their parameters, so it is not known where the step "
             "began: running statistics and parameters may hold a part of it; load the "
             "last checkpoint",
-            stacklevel=3,
+            stacklevel=4,
         )
     return len(dropped)
 
 
-def _undo_statistics(layer):
+def _undo_statistics(layer, key, contexts):
     mean, var = (layer.parameters[n]._data for n in ("running_mean", "running_var"))
     for arrays in zip(mean or (), var or ()):
+        context = arrays[0].context
+        if contexts is not None and context not in contexts:
+            continue
         values = [array.asnumpy().astype(np.float64) for array in arrays]
         pointers = [v.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for v in values]
-        device = str(arrays[0].context).encode()
         if load().gluon_syncbn_undo_statistics(
-            layer.key.encode(), device, *pointers, values[0].size
+            key.encode(), str(context).encode(), *pointers, values[0].size
         ):
             with mx.autograd.pause():
                 for array, value in zip(arrays, values):
-                    array[:] = mx.nd.array(value, array.context, array.dtype)
+                    array[:] = mx.nd.array(value, context, array.dtype)
 
 
 def _prepare(trainer):
@@ -175,7 +214,6 @@ def _prepare(trainer):
     ready = [p for p in trainer._params_to_init if not p._deferred_init]
     if ready and load().gluon_syncbn_has_operators():
         mx.nd.waitall()
-        load().gluon_syncbn_reserve_errors(256 + 2 * len(trainer._params))
 
 
 def _wrap_trainer():
@@ -189,18 +227,12 @@ def _wrap_trainer():
 
     @wraps(reduce)
     def _allreduce_grads(self):
-        if not self._update_on_kvstore:
-            return reduce(self)
-        with deferred_interrupt():  # it updates, one parameter after the other
-            commit(self)
+        with _whole(self) if self._update_on_kvstore else nullcontext():
             reduce(self)
 
     @wraps(update)
     def _update(self, *args, **kwargs):
-        if self._update_on_kvstore:
-            return update(self, *args, **kwargs)
-        with deferred_interrupt():
-            commit(self)
+        with nullcontext() if self._update_on_kvstore else _whole(self):
             update(self, *args, **kwargs)
 
     for method in (_init_params, _allreduce_grads, _update):

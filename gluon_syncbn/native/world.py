@@ -251,7 +251,7 @@ def _end(own_mpi):
         return  # in a fork: MPI belongs to the parent
     library = _world.library
     library.gluon_syncbn_distributed_leave()
-    failures.recover("the Python interpreter exits")  # nothing of ours is in flight now
+    failures.give_up("the Python interpreter exits")  # nothing of ours is in flight now
     # MPI_Finalize waits for all ranks with a busy processor, and for ever if one has
     # died: so all have to have left before.
     patience = failures.get_timeout() if own_mpi else 0.0

@@ -16,6 +16,7 @@ from mxnet import autograd
 from ..common.arguments import check_block, check_contexts
 from ..layer.symbol_blocks import synchronized_layers
 from ..native.library import load
+from . import rounds
 
 
 @contextmanager
@@ -80,6 +81,7 @@ def participating(
         try:
             mx.nd.waitall()
         finally:
+            rounds.forget()
             for layer in layers:
                 _set_participants(layer, [])
             # After a failure too: other layers and groups may have finished their step.

@@ -15,7 +15,7 @@ from mxnet import autograd
 from ..common.nested import flatten, rebuild
 from ..devices.devices import Devices, inside_map
 from ..layer.batch_norm import contexts_of
-from . import backward
+from . import backward, rounds
 from .batch import ShardedOutput
 from .graph import is_recorded
 from .net import check_not_parallel
@@ -76,7 +76,7 @@ class _Forward:
     """Replaces a net's `forward`, and calls it in the thread of a context."""
 
     def __init__(self, net):
-        self._net, self._places = net, {}
+        self._net, self._places, self._contexts = net, {}, set()
 
     def __call__(self, *args):
         forward = partial(type(self._net).forward, self._net)
@@ -98,6 +98,9 @@ class _Forward:
             if len(contexts) < 2 or context not in contexts:
                 return None
             self._places[context] = _Place(self._net, context)
+            self._contexts = contexts
+        if autograd.is_training():
+            rounds.note_call(self._net, context, self._contexts)
         return self._places[context]
 
 

@@ -27,6 +27,18 @@ using syncbn::CatchAll;
 using syncbn::Registry;
 using syncbn::RunningHistory;
 
+namespace {
+
+std::vector<syncbn::Arrays> Groups(void** arrays, const int* sizes, int num_groups) {
+  std::vector<syncbn::Arrays> groups;
+  for (int i = 0; i < num_groups; arrays += sizes[i++]) {
+    groups.emplace_back(arrays, arrays + sizes[i]);
+  }
+  return groups;
+}
+
+}  // namespace
+
 SYNCBN_EXPORT const char* gluon_syncbn_last_error() { return syncbn::LastError().c_str(); }
 
 SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
@@ -49,17 +61,11 @@ SYNCBN_EXPORT int gluon_syncbn_release_group(const char* key) {
 }
 
 SYNCBN_EXPORT int64_t gluon_syncbn_batches(const char* key) {
-  return CatchAll(int64_t{0}, [&] {
-    const auto group = Registry::Get().Find(key);
-    return group ? group->Batches() : 0;
-  });
+  return CatchAll(int64_t{0}, [&] { return RunningHistory::Of(key)->Batches(); });
 }
 
 SYNCBN_EXPORT int gluon_syncbn_set_batches(const char* key, int64_t batches) {
-  return CatchAll([&] {
-    const auto group = Registry::Get().Find(key);
-    if (group) group->SetBatches(batches);
-  });
+  return CatchAll([&] { RunningHistory::Of(key)->SetBatches(batches); });
 }
 
 // `devices` is "cpu(0) cpu(1)"; an empty text means all devices of the group.
@@ -82,54 +88,53 @@ SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
 
 SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::HasOperators(); }
 
-// `gradients` are those of `num_parameters` parameters, of each on `num_devices[i]` devices. For the
-// rest see mxnet/commit.h.
-SYNCBN_EXPORT int gluon_syncbn_commit_step(void** gradients, const int* num_devices,
-                                           int num_parameters, void** running_statistics,
-                                           int num_running_statistics, const char** layers,
-                                           int num_layers, void* token, int* verdict) {
-  return CatchAll([&] {
-    syncbn::StepArrays arrays;
-    for (int i = 0; i < num_parameters; gradients += num_devices[i++]) {
-      arrays.gradients.emplace_back(gradients, gradients + num_devices[i]);
-    }
-    arrays.running_statistics.assign(running_statistics,
-                                     running_statistics + num_running_statistics);
-    arrays.token = token;
+// `groups` of `num_groups` have `sizes[i]` gradients each. For the rest see mxnet/commit.h. Returns a
+// StepCommit, or null for an error.
+SYNCBN_EXPORT void* gluon_syncbn_commit_step(void** gradients, const int* sizes, int num_groups,
+                                             void** running_statistics, int num_running_statistics,
+                                             const char** keys, int num_keys, void* token,
+                                             int* verdict) {
+  return CatchAll(static_cast<void*>(nullptr), [&]() -> void* {
     std::vector<std::shared_ptr<RunningHistory>> histories;
-    for (int i = 0; i < num_layers; ++i) histories.push_back(RunningHistory::Of(layers[i]));
-    syncbn::CommitStep(arrays, std::move(histories), verdict);
+    for (int i = 0; i < num_keys; ++i) histories.push_back(RunningHistory::Of(keys[i]));
+    syncbn::Arrays statistics(running_statistics, running_statistics + num_running_statistics);
+    return new syncbn::StepCommit(Groups(gradients, sizes, num_groups), std::move(statistics),
+                                  token, std::move(histories), verdict);
   });
 }
 
-// While nothing is in flight: lets MXNet note an error for each of `parameters`.
-SYNCBN_EXPORT int gluon_syncbn_reserve_errors(int parameters) {
-  return CatchAll([&] { syncbn::ReserveErrors(parameters); });
+// Ends and deletes a StepCommit.
+SYNCBN_EXPORT int gluon_syncbn_seal_step(void* step, void** arrays, const int* sizes,
+                                         int num_groups) {
+  return CatchAll([&] {
+    const std::unique_ptr<syncbn::StepCommit> commit(static_cast<syncbn::StepCommit*>(step));
+    commit->Seal(Groups(arrays, sizes, num_groups));
+  });
 }
 
-// 1 if a layer's running statistics were updated since its latest whole step; -1 for an error.
-SYNCBN_EXPORT int gluon_syncbn_has_open_step(const char* layer) {
-  return CatchAll(-1, [&] { return RunningHistory::Of(layer)->IsOpen() ? 1 : 0; });
+// 1 if a group's running statistics were updated since its latest whole step; -1 for an error.
+SYNCBN_EXPORT int gluon_syncbn_has_open_step(const char* key) {
+  return CatchAll(-1, [&] { return RunningHistory::Of(key)->IsOpen() ? 1 : 0; });
 }
 
-// Replaces `mean` and `var` of `device` by those before the layer's open step, and returns 1; or
+// Replaces `mean` and `var` of `device` by those before the group's open step, and returns 1; or
 // returns 0 if they are not what the step has left. -1 for an error.
-SYNCBN_EXPORT int gluon_syncbn_undo_statistics(const char* layer, const char* device, double* mean,
+SYNCBN_EXPORT int gluon_syncbn_undo_statistics(const char* key, const char* device, double* mean,
                                                double* var, int64_t channels) {
   return CatchAll(-1, [&] {
     syncbn::Statistics statistics{{mean, mean + channels}, {var, var + channels}};
-    if (!RunningHistory::Of(layer)->Undo(syncbn::ParseDevice(device), &statistics)) return 0;
+    if (!RunningHistory::Of(key)->Undo(syncbn::ParseDevice(device), &statistics)) return 0;
     std::copy(statistics.mean.begin(), statistics.mean.end(), mean);
     std::copy(statistics.var.begin(), statistics.var.end(), var);
     return 1;
   });
 }
 
-// Ends a layer's open step, `undone` with the number of batches before it.
-SYNCBN_EXPORT int gluon_syncbn_end_step(const char* layer, int undone) {
+// Ends a group's open step, which was undone or not.
+SYNCBN_EXPORT int gluon_syncbn_end_step(const char* key, int undone) {
   return CatchAll([&] {
-    const auto history = RunningHistory::Of(layer);
-    undone ? history->UndoBatches() : history->Commit();
+    const auto history = RunningHistory::Of(key);
+    undone ? history->EndUndone() : history->Commit();
   });
 }
 

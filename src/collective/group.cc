@@ -201,21 +201,6 @@ double Group::WaitSeconds() const {
   return wait_seconds_;
 }
 
-int64_t Group::BatchesBefore(const Ticket& ticket) const {
-  Lock lock(mutex_);
-  return batches_before_generation_ + ticket.number;
-}
-
-int64_t Group::Batches() const {
-  Lock lock(mutex_);
-  return batches_before_generation_ + MostCallsLocked();
-}
-
-void Group::SetBatches(int64_t batches) {
-  Lock lock(mutex_);
-  batches_before_generation_ = batches - MostCallsLocked();
-}
-
 void Group::Fail(const std::string& text) {
   Lock lock(mutex_);
   // Other processes can notice only an exchange that has begun.
@@ -245,7 +230,6 @@ void Group::FailAndThrow(const std::string& text) {
 }
 
 void Group::StartGenerationLocked() {
-  batches_before_generation_ += FinishedCallsLocked();
   calls_before_generation_ += FinishedCallsLocked();
   ++generation_;
   rendezvous_.clear();

@@ -50,11 +50,6 @@ class Group {
   // Seconds that devices have waited for others since the group was made, summed over devices.
   double WaitSeconds() const;
 
-  // Training batches that were reduced before the call with this ticket.
-  int64_t BatchesBefore(const Ticket& ticket) const;
-  int64_t Batches() const;
-  void SetBatches(int64_t batches);
-
   // Fails everyone who waits, now and later, with this text.
   void Fail(const std::string& text);
   // The text of the failure; empty while the group is well.
@@ -94,7 +89,6 @@ class Group {
   int64_t first_number_ = 0;  // of a device's first call in this generation
   double wait_seconds_ = 0;
   int64_t generation_ = 0;
-  int64_t batches_before_generation_ = 0;
   // Between processes calls are numbered from the begin of the processes' generation, because the
   // group's own generations begin at other times on other ranks.
   ProcessGroup* processes_ = nullptr;  // those of the latest rendezvous

@@ -123,7 +123,8 @@ void FailOperator(NDArray array, const std::string& text) {
   WatchOn(new Watch{std::move(array)});
 }
 
-void ReserveErrors(int count) {
+void ReserveErrors() {
+  const int count = 1024;  // two for each operator, and those of two steps in commit.cc
   const int64_t shape[] = {1};
   const int cpu = 1, delayed = 1, float32 = 0;
   NDArrayHandle handle = nullptr;

@@ -34,8 +34,8 @@ void FailOperator(NDArray array, const std::string& text);
 std::string FirstOperatorError();
 void ForgetOperatorError();
 
-// Lets MXNet's list of errors grow to `count`. To be called while nothing is in flight.
-void ReserveErrors(int count);
+// To be called once, before there is any operator.
+void ReserveErrors();
 
 // As Callback, for what MXNet runs later, on its threads for custom operators. `handles` are the
 // call's arrays, and the body gets them.

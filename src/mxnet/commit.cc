@@ -1,11 +1,9 @@
-// The operations between the gradients of a step and its update.
+// The operations around the update of a step.
 //
 // MXNet's engine shares the pointer to an error among all operations that depend on the failed one,
 // and skips them. A read that raises sets the shared pointer to null (threaded_engine.cc,
 // ThrowException), and what is still queued then runs, on memory that skipped operations have never
-// written. So an update must not depend on an error that somebody can read before it: each
-// parameter's gradients get an error of their own here. (Reading one parameter then clears the error
-// of operations that are past.)
+// written. So an update must not depend on an error that somebody can read before the update.
 #include "mxnet/commit.h"
 
 #include <utility>
@@ -14,28 +12,32 @@
 #include "mxnet/callbacks.h"
 
 namespace syncbn {
-namespace {
 
-struct Step {
+struct StepCommit::Step {
   std::vector<std::shared_ptr<RunningHistory>> layers;
   int* verdict;
   bool is_computed = false;  // all gradients, without an error
   std::string error;         // of a dropped step
 };
 
-using Shared = std::shared_ptr<Step>;
+namespace {
 
-Step* Get(void* parameter) { return static_cast<Shared*>(parameter)->get(); }
+template <typename Step>
+Step* Get(void* parameter) {
+  return static_cast<std::shared_ptr<Step>*>(parameter)->get();
+}
 
-void Release(void* parameter) { delete static_cast<Shared*>(parameter); }
+}  // namespace
 
 // Skipped if a gradient carries an error.
-void NoteComputed(void* /*run_context*/, void* step) { Get(step)->is_computed = true; }
+void StepCommit::NoteComputed(void* /*run_context*/, void* step) {
+  Get<Step>(step)->is_computed = true;
+}
 
 // An error that a read has cleared leaves no trace in the gradients, but that an operator has failed
 // is known until recover().
-void Decide(void* /*run_context*/, void* parameter) {
-  Step* const step = Get(parameter);
+void StepCommit::Decide(void* /*run_context*/, void* parameter) {
+  Step* const step = Get<Step>(parameter);
   std::string reason = FirstOperatorError();
   if (reason.empty() && !step->is_computed) reason = "an operator of MXNet's has failed";
   if (reason.empty()) {
@@ -48,39 +50,39 @@ void Decide(void* /*run_context*/, void* parameter) {
   throw dmlc::Error(step->error);
 }
 
-void SkipUpdateIfDropped(void* /*run_context*/, void* parameter) {
-  const Step* const step = Get(parameter);
+void StepCommit::ThrowIfDropped(void* /*run_context*/, void* parameter) {
+  const Step* const step = Get<Step>(parameter);
   if (!step->error.empty()) throw dmlc::Error(step->error);
 }
 
-void Push(EngineWork work, const Shared& step, std::vector<NDArrayHandle> read,
-          std::vector<NDArrayHandle> written, EngineProperty property) {
+StepCommit::StepCommit(std::vector<Arrays> groups, Arrays running_statistics, NDArrayHandle token,
+                       std::vector<std::shared_ptr<RunningHistory>> layers, int* verdict)
+    : step_(std::make_shared<Step>()) {
+  step_->layers = std::move(layers);
+  step_->verdict = verdict;
+  Arrays gradients;
+  for (const Arrays& group : groups) gradients.insert(gradients.end(), group.begin(), group.end());
+  Push(NoteComputed, std::move(gradients), {token}, kCPUPrioritized);
+  // Running statistics are written, for MXNet: forward calls of the next step come after it.
+  running_statistics.push_back(token);
+  Push(Decide, {}, std::move(running_statistics), kNoSkip);
+  for (Arrays& group : groups) Push(ThrowIfDropped, {token}, std::move(group), kNoSkip);
+}
+
+void StepCommit::Seal(const std::vector<Arrays>& groups) {
+  for (const Arrays& group : groups) Push(ThrowIfDropped, {}, group, kNoSkip);
+}
+
+void StepCommit::Push(EngineWork work, Arrays read, Arrays written, EngineProperty property) {
+  using Shared = std::shared_ptr<Step>;
+  const auto release = [](void* step) { delete static_cast<Shared*>(step); };
   const MxnetContext cpu{1, 0};
   const int number = property;
-  if (Mxnet().EnginePushSyncND(work, new Shared(step), Release, &cpu, read.data(),
+  if (Mxnet().EnginePushSyncND(work, new Shared(step_), release, &cpu, read.data(),
                                static_cast<int>(read.size()), written.data(),
                                static_cast<int>(written.size()), &number, 0,
                                "gluon_syncbn.commit") != 0) {
     throw Error(Mxnet().GetLastError());
-  }
-}
-
-}  // namespace
-
-void CommitStep(const StepArrays& arrays, std::vector<std::shared_ptr<RunningHistory>> layers,
-                int* verdict) {
-  const Shared step = std::make_shared<Step>();
-  step->layers = std::move(layers);
-  step->verdict = verdict;
-  std::vector<NDArrayHandle> all;
-  for (const auto& devices : arrays.gradients) all.insert(all.end(), devices.begin(), devices.end());
-  Push(NoteComputed, step, all, {arrays.token}, kCPUPrioritized);
-  // Running statistics are written, for MXNet: forward calls of the next step come after it.
-  std::vector<NDArrayHandle> written = arrays.running_statistics;
-  written.push_back(arrays.token);
-  Push(Decide, step, {}, std::move(written), kNoSkip);
-  for (const auto& devices : arrays.gradients) {
-    Push(SkipUpdateIfDropped, step, {arrays.token}, devices, kNoSkip);
   }
 }
 

@@ -1,5 +1,5 @@
 // Lets a training step change parameters as a whole, or not at all.
-// Who uses it: python_api.cc, for native/steps.py, which calls it between gradients and update.
+// Who uses it: python_api.cc, for native/steps.py, which calls it before and after the update.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,16 +12,32 @@ namespace syncbn {
 
 enum Verdict { kUndecided = 0, kWhole = 1, kDropped = 2 };
 
-struct StepArrays {
-  std::vector<std::vector<NDArrayHandle>> gradients;  // for each parameter those of all devices
-  std::vector<NDArrayHandle> running_statistics;
-  NDArrayHandle token;  // any small array of the caller's own, ready once the step is decided
-};
+using Arrays = std::vector<NDArrayHandle>;
 
-// Queues operations that decide, once all gradients are computed, whether the step is whole. If a
-// layer has failed, or a gradient carries an error, updates that read the gradients are skipped;
-// else the histories of `layers` are committed. `verdict` has to live until it is set.
-void CommitStep(const StepArrays& arrays, std::vector<std::shared_ptr<RunningHistory>> layers,
-                int* verdict);
+// A step whose gradients are queued, and whose update is about to be.
+class StepCommit {
+ public:
+  // Queues operations that decide, once all gradients are computed, whether the step is whole. If an
+  // operator of ours has failed, or a gradient carries an error, what reads the gradients is
+  // skipped; else the histories of `layers` are committed. Each of `groups` of gradients gets an
+  // error of its own. `token` is any small array, ready once the step is decided; `verdict` has to
+  // live until then.
+  StepCommit(std::vector<Arrays> groups, Arrays running_statistics, NDArrayHandle token,
+             std::vector<std::shared_ptr<RunningHistory>> layers, int* verdict);
+
+  // Queues operations after the update: whoever reads these arrays of a dropped step waits until
+  // all updates of the array's group are skipped, and gets an error that the updates do not share.
+  void Seal(const std::vector<Arrays>& groups);
+
+ private:
+  struct Step;
+
+  static void NoteComputed(void* run_context, void* step);
+  static void Decide(void* run_context, void* step);
+  static void ThrowIfDropped(void* run_context, void* step);
+  void Push(EngineWork work, Arrays read, Arrays written, EngineProperty property);
+
+  std::shared_ptr<Step> step_;
+};
 
 }  // namespace syncbn

@@ -245,7 +245,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     std::shared_ptr<Group> group =
         Registry::Get().FindOrCreate(attributes.group, attributes.layer);
     Operator* op = new Operator(attributes, device, std::move(group),
-                                RunningHistory::Of(of_layer.group));
+                                RunningHistory::Of(attributes.group));
     list->num_callbacks = 3;
     list->callbacks = callbacks;
     list->contexts = op->contexts;
@@ -275,8 +275,7 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 }  // namespace
 
 void RegisterCustomOp() {
-  const int two_for_each_operator = 256;
-  ReserveErrors(two_for_each_operator);
+  ReserveErrors();
   if (Mxnet().CustomOpRegister("gluon_syncbn", Create) != 0) {
     throw Error(Mxnet().GetLastError());
   }

@@ -110,7 +110,7 @@ std::vector<int64_t> SyncBatchNorm::NotReconstructible(const ForwardTensors& of)
 void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
                                   const ForwardTensors& of) const {
   if (count_ == 0) return;
-  const int64_t batches = group_->BatchesBefore(ticket_);
+  const int64_t batches = history_->CountBatch(ticket_);
   double keep = options_.momentum;
   if (options_.cumulative) keep = static_cast<double>(batches) / static_cast<double>(batches + 1);
   // One element has no unbiased variance; its biased one is 0.
@@ -126,9 +126,7 @@ void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
   }
   backend_->Write(after.mean, Request::kWrite, of.running_mean);
   backend_->Write(after.var, Request::kWrite, of.running_var);
-  if (history_ != nullptr) {
-    history_->Note(device_, group_, batches, std::move(before), std::move(after));
-  }
+  history_->Note(device_, std::move(before), std::move(after));
 }
 
 }  // namespace syncbn

@@ -32,17 +32,40 @@ std::shared_ptr<RunningHistory> RunningHistory::Of(const std::string& key) {
 
 void RunningHistory::Release(const std::string& key) {
   std::lock_guard<std::mutex> lock(histories_mutex);
-  Histories().erase(key);
+  auto& histories = Histories();
+  histories.erase(key);
+  const std::string part = key + '/';
+  for (auto entry = histories.lower_bound(part);
+       entry != histories.end() && entry->first.compare(0, part.size(), part) == 0;) {
+    entry = histories.erase(entry);
+  }
 }
 
-void RunningHistory::Note(const Device& device, std::shared_ptr<Group> group, int64_t batches,
-                          Statistics before, Statistics after) {
+int64_t RunningHistory::Batches() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return batches_;
+}
+
+void RunningHistory::SetBatches(int64_t batches) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  batches_ = batches_before_step_ = batches;
+}
+
+int64_t RunningHistory::CountBatch(const Ticket& ticket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ticket.generation != generation_ || ticket.number != number_) {
+    generation_ = ticket.generation;
+    number_ = ticket.number;
+    ++batches_;
+  }
+  return batches_ - 1;
+}
+
+void RunningHistory::Note(const Device& device, Statistics before, Statistics after) {
   std::lock_guard<std::mutex> lock(mutex_);
   Step& step = steps_[device];
   // Somebody may have loaded or copied other statistics since the latest update.
   if (!step.is_open || !SameBits(step.latest, before)) {
-    step.group = std::move(group);
-    step.batches = batches;
     step.before = std::move(before);
     step.is_open = true;
   }
@@ -51,6 +74,7 @@ void RunningHistory::Note(const Device& device, std::shared_ptr<Group> group, in
 
 void RunningHistory::Commit() {
   std::lock_guard<std::mutex> lock(mutex_);
+  batches_before_step_ = batches_;
   for (auto& entry : steps_) entry.second.is_open = false;
 }
 
@@ -78,13 +102,10 @@ bool RunningHistory::Undo(const Device& device, Statistics* statistics) const {
   return false;
 }
 
-void RunningHistory::UndoBatches() {
+void RunningHistory::EndUndone() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& entry : steps_) {
-    Step& step = entry.second;
-    if (step.is_open) step.group->SetBatches(step.batches);
-    step.is_open = false;
-  }
+  batches_ = batches_before_step_;
+  for (auto& entry : steps_) entry.second.is_open = false;
 }
 
 }  // namespace syncbn

@@ -1,4 +1,5 @@
-// The running statistics of a layer before the step under way, so that a failed step can be undone.
+// What a group of devices remembers of its running statistics: how many training batches they have
+// seen, and what they were before the step under way, so that a failed step can be undone.
 // Who uses it: SyncBatchNorm notes its updates; mxnet/commit.cc ends a step that is whole; Python's
 // recover() undoes one that is not. It must not know where statistics are stored.
 #pragma once
@@ -19,14 +20,21 @@ struct Statistics {
 
 class RunningHistory {
  public:
-  // The history of the layer with this key, created at the first call.
+  // The history of the group with this key, created at the first call.
   static std::shared_ptr<RunningHistory> Of(const std::string& key);
+  // Forgets a layer's history, and those of its groups of devices ("key/0").
   static void Release(const std::string& key);
 
+  // Training batches so far.
+  int64_t Batches() const;
+  void SetBatches(int64_t batches);
+  // Training batches before the forward call with this ticket, which counts from now on. All devices
+  // update for one call before any does for the next, because they meet in each.
+  int64_t CountBatch(const Ticket& ticket);
+
   // Notes an update on `device` from `before` to `after`, both as stored in the dtype of the running
-  // statistics. `batches` is the group's number of training batches before it.
-  void Note(const Device& device, std::shared_ptr<Group> group, int64_t batches, Statistics before,
-            Statistics after);
+  // statistics.
+  void Note(const Device& device, Statistics before, Statistics after);
   // The step is whole: its updates are final.
   void Commit();
 
@@ -35,18 +43,20 @@ class RunningHistory {
   // Replaces statistics that an update since the latest Commit has left by those before the step.
   // False if they are others: those from before the step, or written by somebody else since.
   bool Undo(const Device& device, Statistics* statistics) const;
-  // Sets the groups' numbers of batches back to those before the step, and commits.
-  void UndoBatches();
+  // Ends the step, after its statistics were undone: its batches do not count.
+  void EndUndone();
 
  private:
   struct Step {
-    std::shared_ptr<Group> group;
-    int64_t batches = 0;        // before the step
     Statistics before, latest;  // the step, its latest update
     bool is_open = false;
   };
 
   mutable std::mutex mutex_;
+  int64_t batches_ = 0;
+  int64_t batches_before_step_ = 0;
+  // Of the latest call that was counted.
+  int64_t generation_ = -1, number_ = -1;
   std::map<Device, Step> steps_;
 };
 

@@ -106,7 +106,7 @@ class SyncBatchNorm {
   const Options options_;
   const Device device_;
   const std::shared_ptr<Group> group_;
-  const std::shared_ptr<RunningHistory> history_;  // null: steps are not undone
+  const std::shared_ptr<RunningHistory> history_;
   const std::unique_ptr<Backend> backend_;
 
   // Kept for backward by the forward call before it.

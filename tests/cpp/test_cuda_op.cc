@@ -105,7 +105,8 @@ std::vector<Shard> Train(const char* type, DType dtype, const std::vector<int64_
     auto backend = std::string(type) == "gpu" ? syncbn::MakeCudaBackend(device)
                                               : syncbn::MakeBackend(device);
     auto layer = std::make_unique<syncbn::SyncBatchNorm>(setting.ToOptions(rows.size()), device,
-                                                         group, nullptr, std::move(backend));
+                                                         group, std::make_shared<syncbn::RunningHistory>(),
+                                                         std::move(backend));
     emulated::Device() = 77;
     int allocations = 0;
     for (int step = 0; step < 2; ++step) {

@@ -7,7 +7,10 @@ around it, bit by bit, and the steps that follow have to lead where they lead wi
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
 import time
 
 import mxnet as mx
@@ -17,6 +20,7 @@ from mxnet.gluon import nn
 
 import gluon_syncbn
 from gluon_syncbn import distributed
+from gluon_syncbn.common.nested import flatten
 from gluon_syncbn.native import failures
 
 MODES = {
@@ -74,6 +78,8 @@ class Program:
         self.way = way
         ranks = way == "ranks"
         self.contexts = [mx.cpu(0)] if ranks else [mx.cpu(0), mx.cpu(1)]
+        self.own = [distributed.rank()] if ranks else self.contexts
+        self.participants = [0, 1] if ranks else self.contexts
         net = NETS[net]()
         if way == "make_parallel":
             net = gluon_syncbn.make_parallel(net, ctx=self.contexts)
@@ -115,18 +121,20 @@ class Program:
         """Queues a step, and returns its losses."""
         x, y = self.batch(number)
         saboteur = saboteur or (lambda *_: None)
+        anybody = self.own[0] if self.way == "ranks" else None
 
         def outputs(data, label, context):
-            if saboteur("forward", context) == "skip":
-                return data.mean(axis=(1, 2, 3))
-            output = self.net(data)
+            # Outside of training mode a context's layers leave the others alone.
+            is_absent = saboteur("forward", context) == "absent"
+            with autograd.predict_mode() if is_absent else autograd.train_mode():
+                output = self.net(data)
             saboteur("loss", context)
             return self.loss(output, label)
 
         if self.way == "make_parallel":
             with autograd.record():
                 losses = [outputs(x, y, self.contexts[0])]
-            saboteur("backward", None)
+            saboteur("backward", anybody)
             losses[0].backward()
         else:
             if self.way == "ranks":
@@ -135,18 +143,36 @@ class Program:
             xs, ys = (gluon.utils.split_and_load(a, self.contexts) for a in (x, y))
             with autograd.record():
                 if self.way == "map":
-                    losses = self.devices.map(outputs, xs, ys, self.contexts)
+                    losses = self.devices.map(outputs, xs, ys, self.own)
                 else:
-                    losses = list(map(outputs, xs, ys, self.contexts))
-            saboteur("backward", None)
+                    losses = list(map(outputs, xs, ys, self.own))
+            saboteur("backward", anybody)
             if self.way == "map":
                 self.devices.map(lambda loss: loss.backward(), losses)
             else:
                 autograd.backward(losses)
-        saboteur("step", None)
+        saboteur("step", anybody)
         self.trainer.step(len(x))
-        saboteur("end", None)
+        saboteur("end", anybody)
         return losses
+
+    def finish(self):
+        """Waits for the update of the latest step, and raises its error."""
+        for parameter in self.net.collect_params().values():
+            parameter.data(self.contexts[0]).wait_to_read()
+
+    def try_to_read(self, rng):
+        """Reads some arrays, as a program that saves before it calls recover()."""
+        parameters = list(self.net.collect_params().values())
+        arrays = [array for p in parameters for array in p.list_data()]
+        arrays += [array for p in parameters for array in p._grad or ()]
+        for updater in self.trainer._updaters:
+            arrays += [a for a in flatten(updater.states) if isinstance(a, mx.nd.NDArray)]
+        for array in rng.sample(arrays, 4):
+            try:
+                array.asnumpy()
+            except mx.MXNetError:
+                pass
 
     def state(self):
         """All that a step changes, as bytes by name."""
@@ -170,6 +196,92 @@ class Program:
                 if any(bits):  # untouched ones are zero
                     state[f"state {device} {index}"] = bits
         return {k: v for k, v in state.items() if v}
+
+
+
+class UsersMistake(Exception):
+    """What a program raises by itself."""
+
+
+def saboteur(kind, rng, contexts):
+    """A function that lets one step fail; Program.queue calls it at some places."""
+    where = rng.choice(["forward", "loss", "backward", "step"])
+    victim, seconds = rng.choice(contexts), rng.random() * 0.02
+
+    def is_here(place, context):
+        return place == where and context in (victim, None)
+
+    def strike(place, context):
+        if kind == "exception" and is_here(place, context):
+            raise UsersMistake(place)
+        if kind == "absent" and place == "forward" and context == victim:
+            return "absent"
+        if kind == "ended" and is_here(place, context):
+            failures.end_waits("ended by the test")
+        if kind == "ended later" and place == "end":
+            time.sleep(seconds)
+            failures.end_waits("ended by the test")
+        if kind == "interrupt" and place == "forward" and context == contexts[0]:
+            arguments = os.getpid(), signal.SIGINT
+            threading.Timer(seconds, os.kill, arguments).start()
+        return None
+
+    return strike
+
+
+def check_failure(seed, ways, kinds, expected):
+    """Lets one step of a random program fail; returns how that ended.
+
+    `expected` keeps the states of programs without a failure from call to call.
+    """
+    rng = random.Random(seed)
+    choices = ways, list(MODES), list(NETS), list(OPTIMIZERS), STORES
+    setting = tuple(rng.choice(values) for values in choices)
+    if setting not in expected:
+        expected[setting] = normal_states(Program(*setting))
+    states, program = expected[setting], Program(*setting)
+    failing, kind, reads = rng.randrange(STEPS), rng.choice(kinds), rng.random() < 0.5
+    strike = saboteur(kind, rng, program.participants)
+    number, outcome = 0, "finished"
+    while number < STEPS:
+        try:
+            is_struck, strike_now = number == failing and strike is not None, strike
+            strike = None if is_struck else strike
+            losses = program.queue(number, strike_now if is_struck else None)
+            for loss in losses:
+                loss.wait_to_read()
+            if is_struck and kind == "interrupt":
+                time.sleep(0.05)  # until it has come
+            if number == STEPS - 1:
+                program.finish()
+            number += 1
+        except (mx.MXNetError, UsersMistake, KeyboardInterrupt):
+            assert strike is None, f"seed {seed}, {setting}: failed before it was struck"
+            if reads:
+                program.try_to_read(rng)
+            gluon_syncbn.recover()
+            if "ranks" in ways:
+                _await_ranks()
+            state = program.state()
+            # What ends waits from outside may reach the step before, which is in flight.
+            first = number - ("ended" in kind and number > 0)
+            steps = [n for n in range(first, number + 2) if states[n] == state]
+            assert steps, f"seed {seed}, {setting}, {kind} in step {failing}: a mixture"
+            outcome = "undone" if steps[0] <= number else "whole"
+            number = steps[0]
+    assert program.state() == states[STEPS], f"seed {seed}, {setting}, {kind}: the end"
+    gluon_syncbn.recover()  # from what was ended after all of it
+    return kind, outcome
+
+
+def _await_ranks():
+    """Until all ranks have recovered: one learns of another's mistake by its timeout."""
+    while True:
+        try:
+            distributed.barrier(30)
+            return
+        except mx.MXNetError:
+            gluon_syncbn.recover()
 
 
 def normal_states(program):
