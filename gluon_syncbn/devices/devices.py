@@ -354,19 +354,25 @@ def _await_first_operators():
 
 
 def _under_flags(function):
-    """`function` for other threads, under the thread-local state of this one."""
+    """`function` for other threads, under the thread-local state of this one.
+
+    The library is told whom a thread works for, to name the cause of a timeout.
+    """
     record = autograd.record if autograd.is_recording() else autograd.pause
     is_training, devices = autograd.is_training(), _within.devices
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
         _within.devices = devices
+        device, library = str(context).encode(), load()
+        library.gluon_syncbn_enter_driver(device, len(devices[-1]))
         try:
             # A copy of the context, because it notes the one that it replaces.
             with mx.Context(context), record(train_mode=is_training):
                 with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
                     return function(*elements)
         finally:
+            library.gluon_syncbn_leave_driver(device)
             del _within.devices
 
     return call

@@ -23,7 +23,7 @@ from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
 from . import backward
 from .batch import Batch, ShardedOutput
-from .participation import participating
+from .participation import expect_driver, participating
 
 _warned_of = weakref.WeakSet()  # trainers
 
@@ -106,6 +106,7 @@ def make_parallel(
     parallel = ParallelNet(net, devices, batch_axis, gather)
     if sync_bn:
         convert_sync_batchnorm(net, num_devices=len(parallel.devices))
+    expect_driver(net)
     return parallel
 
 

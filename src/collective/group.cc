@@ -49,9 +49,20 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
   return {generation_, member->second++, participants_};
 }
 
-bool Group::IsFirstSeen(const Device& device) {
+CallLog::Epoch Group::NoteQueued(const Device& device, bool* is_first) {
   Lock lock(mutex_);
-  return seen_.insert(device).second;
+  *is_first = !calls_.HasSeen(device);
+  return calls_.NoteQueued(device);
+}
+
+void Group::NoteBegun(const Device& device, CallLog::Epoch epoch, bool is_first) {
+  Lock lock(mutex_);
+  calls_.NoteBegun(device, epoch, is_first);
+}
+
+void Group::ExpectDriver() {
+  Lock lock(mutex_);
+  needs_driver_ = true;
 }
 
 void Group::Check(const Ticket& ticket, const std::string& phase, const Device& device) {
@@ -184,12 +195,28 @@ void Group::AwaitLocked(Lock* lock, const Ticket& ticket, const RendezvousKey& k
   wait_seconds_ += waited.count();
   if (rendezvous->result != nullptr) return;
   if (!woken) {
-    std::set<Device> known = Keys(forward_calls_);
-    if (options.expected.size() == options.size) known = options.expected;
-    FailAndThrow(TimeoutReport(Title(layer_, key.phase), *rendezvous, known, options.size,
-                               waited.count()));
+    FailAndThrow(TimeoutReport(Title(layer_, key.phase), *rendezvous,
+                               DescribeLocked(key, *rendezvous, options), waited.count()));
   }
   throw Error(failure_.empty() ? "the layer was reset while a device waited in it" : failure_);
+}
+
+Absence Group::DescribeLocked(const RendezvousKey& key, const Rendezvous& rendezvous,
+                              const RendezvousOptions& options) const {
+  Absence absence;
+  absence.is_forward = key.phase == "forward";
+  absence.needs_driver = needs_driver_;
+  absence.size = options.size;
+  absence.on = options.expected;
+  for (const auto& entry : rendezvous.arrivals) absence.arrived.insert(entry.first);
+  std::set<Device> known = Keys(forward_calls_);
+  if (options.expected.size() == options.size) known = options.expected;
+  for (const Device& device : known) {
+    if (!absence.arrived.count(device)) absence.missing.insert(device);
+  }
+  absence.unknown = options.size - absence.arrived.size() - absence.missing.size();
+  calls_.Describe(&absence);
+  return absence;
 }
 
 void Group::SetParticipants(std::set<Device> participants) {
@@ -237,6 +264,7 @@ std::string Group::Failure() const {
 void Group::Reset() {
   Lock lock(mutex_);
   former_members_.clear();
+  calls_.Clear();
   StartGenerationLocked();
   failure_.clear();
   changed_.NotifyAll();

@@ -41,16 +41,42 @@ Request ToRequest(int request) {
 
 // ---- the operator: one node on one device ------------------------------------------------------
 
+// Tells the group which calls are queued, for the texts of its timeouts. The thread that queues a
+// call makes its operator; in a static graph one operator serves all calls.
+class QueuedCall {
+ public:
+  QueuedCall(const Device& device, std::shared_ptr<Group> group)
+      : device_(device), group_(std::move(group)), epoch_(group_->NoteQueued(device, &first_)) {}
+  ~QueuedCall() {
+    if (!begun_) Begin();
+  }
+
+  void Begin() {
+    group_->NoteBegun(device_, epoch_, !begun_);
+    begun_ = true;
+  }
+  bool is_first_on_device() const { return first_; }
+
+ private:
+  const Device device_;
+  const std::shared_ptr<Group> group_;
+  bool first_ = false, begun_ = false;
+  const CallLog::Epoch epoch_;
+};
+
 struct Operator {
-  Operator(const Attributes& attributes, const Device& device, std::shared_ptr<Group> group)
+  Operator(const Attributes& attributes, const Device& device, const std::shared_ptr<Group>& group)
       : num_devices(attributes.options.num_devices),
         inputs(attributes.chained ? 4 : 3),
         from_output(attributes.options.from_output),
-        batch_norm(attributes.options, device, std::move(group),
+        // A chained operator belongs to the call that has queued the one before it.
+        queued(attributes.chained ? nullptr : new QueuedCall(device, group)),
+        batch_norm(attributes.options, device, group,
                    MakeBackend(device, AllocateFromMxnet)) {}
   const int num_devices;
   const int inputs;
   const bool from_output;
+  const std::unique_ptr<QueuedCall> queued;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
 };
@@ -79,6 +105,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
             void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
+    if (op->queued) op->queued->Begin();
     if (training) CheckCanSynchronize(*op);
     const int y = op->inputs;
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
@@ -244,10 +271,10 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     CheckCudaGraphs(of_layer, device);
     const Attributes attributes = ForDevice(of_layer, device);
     NoteOperatorMade();
-    std::shared_ptr<Group> group =
-        Registry::Get().FindOrCreate(attributes.group, attributes.layer);
-    if (group->IsFirstSeen(device) || attributes.guard == "static_shape") ++first_operators;
-    Operator* op = new Operator(attributes, device, std::move(group));
+    Operator* op = new Operator(attributes, device,
+                                Registry::Get().FindOrCreate(attributes.group, attributes.layer));
+    const bool is_first = op->queued && op->queued->is_first_on_device();
+    if (is_first || attributes.guard == "static_shape") ++first_operators;
     list->num_callbacks = 3;
     list->callbacks = callbacks;
     list->contexts = op->contexts;
