@@ -307,8 +307,7 @@ class ParallelNet(Block):
         contexts = self.devices.contexts
         if ctx is not None and set(check_contexts("ctx", ctx)) != set(contexts):
             raise ValueError(
-                f"ctx is {ctx}, but this net was made parallel over "
-                f"{', '.join(map(str, contexts))}"
+                f"ctx is {ctx}, but this net was made parallel over {_list(contexts)}"
             )
         return contexts
 
@@ -330,8 +329,7 @@ class ParallelNet(Block):
             if there and set(there) != set(contexts):
                 raise ValueError(
                     f"parameter '{name}' is initialized on "
-                    f"{', '.join(map(str, there))}, expected "
-                    f"{', '.join(map(str, contexts))}; "
+                    f"{_list(there)}, expected {_list(contexts)}; "
                     "make_parallel(..., reset_ctx=True) moves a net"
                 )
         return list(parameters.values())
@@ -356,21 +354,35 @@ def move(net: Any, contexts: Sequence[mx.Context]) -> None:
 
 
 def _warn_of_trainer(parameters):
-    """Warns once of a trainer that does not add gradients up over devices."""
-    trainer = parameters[0]._trainer if parameters else None
-    if (
-        not isinstance(trainer, mx.gluon.Trainer)
+    """Warns once of a trainer that lets the copies of a parameter drift apart."""
+    trainer = next((p._trainer for p in parameters if p._trainer), None)
+    if not isinstance(trainer, mx.gluon.Trainer) or trainer in _warned_of:
+        return
+    contexts = contexts_of(parameters[0])
+    if set(trainer._contexts) != set(contexts):
+        fault = (
+            f"was made for {_list(trainer._contexts)}, but the net is on "
+            f"{_list(contexts)}, so its copies drift apart; make the trainer after "
+            "make_parallel(..., reset_ctx=True)"
+        )
+    elif (
+        len(contexts) > 1
+        and trainer._kvstore_params["kvstore"] is None
         # Other classes, as those for several processes, add up in their own way.
-        or type(trainer)._allreduce_grads is not mx.gluon.Trainer._allreduce_grads
-        or trainer in _warned_of
-        or trainer._kvstore_params["kvstore"] is not None
-        or len(contexts_of(parameters[0])) < 2
+        and type(trainer)._allreduce_grads is mx.gluon.Trainer._allreduce_grads
     ):
+        fault = (
+            "has kvstore=None, so it does not add gradients up over devices, and these "
+            "drift apart; expected 'device' or 'local', unless the program adds "
+            "gradients up itself"
+        )
+    else:
         return
     _warned_of.add(trainer)
     warnings.warn(
-        "the trainer of this net has kvstore=None, so it does not add gradients up "
-        "over devices, and these drift apart; expected 'device' or 'local', unless the "
-        "program adds gradients up itself. check_replicas(net) tells",
-        stacklevel=4,
+        f"the trainer of this net {fault}. check_replicas(net) tells", stacklevel=4
     )
+
+
+def _list(contexts):
+    return ", ".join(map(str, contexts))

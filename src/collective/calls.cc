@@ -63,6 +63,11 @@ void CallLog::Clear() {
   for (auto& entry : calls_) entry.second.queued = 0;
 }
 
+bool CallLog::IsOneOfSeveral(const Device& device) const {
+  const auto entry = calls_.find(device);
+  return entry != calls_.end() && entry->second.driver > 1;
+}
+
 void CallLog::Describe(Absence* absence) const {
   for (const Device& device : absence->arrived) {
     if (InDrivers::Get().Has(device)) absence->in_driver.insert(device);

@@ -1,7 +1,7 @@
 // Notes of the calls of a layer on each device, by which the text of a timeout tells its causes
 // apart.
 // Who uses it: Group has a CallLog; threads that drive devices say so through the C functions. It
-// must not know what a call computes, and nothing but a text may depend on it.
+// must not know what a call computes, and only errors and their texts may depend on it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -49,6 +49,8 @@ class CallLog {
   void Clear();
 
   bool HasSeen(const Device& device) const { return calls_.count(device) > 0; }
+  // True if a driver of several devices has queued the latest call on `device`.
+  bool IsOneOfSeveral(const Device& device) const;
 
   // Fills in what follows from `arrived` and `missing`.
   void Describe(Absence* absence) const;

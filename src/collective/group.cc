@@ -37,7 +37,8 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
     // silent from now on; or more devices are in use than the group is for. A former member must
     // not fill a place of the new ones: its batch would be reduced with their older one.
     const bool full = forward_calls_.size() >= size;
-    if (former_members_.count(device) || (full && AnyoneWaitsLocked())) {
+    const bool beside = AnyoneWaitsLocked() || (size == 1 && IsDrivenBesideMemberLocked(device));
+    if (former_members_.count(device) || (full && beside)) {
       FailAndThrow(TooManyDevicesReport(layer_, device, Keys(forward_calls_), size));
     }
     if (full) {
@@ -303,6 +304,13 @@ int64_t Group::FinishedCallsLocked() const {
     ++devices;
   }
   return devices > 0 && devices >= size ? finished : first_number_;
+}
+
+// In a group of one nobody waits, but a driver of several devices tells that they are in use.
+bool Group::IsDrivenBesideMemberLocked(const Device& device) const {
+  return calls_.IsOneOfSeveral(device) &&
+         std::any_of(forward_calls_.begin(), forward_calls_.end(),
+                     [&](const auto& entry) { return calls_.IsOneOfSeveral(entry.first); });
 }
 
 bool Group::AnyoneWaitsLocked() const {

@@ -80,6 +80,7 @@ class Group {
                          const RendezvousOptions& options) const;
   void StartGenerationLocked();
   bool AnyoneWaitsLocked() const;
+  bool IsDrivenBesideMemberLocked(const Device& device) const;
   int64_t MostCallsLocked() const;
   int64_t FinishedCallsLocked() const;
   void CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device);

@@ -310,34 +310,48 @@ def test_backward_of_a_failed_forward_does_not_crash():
     assert output_of(FAILED_FORWARD) == "well\n"
 
 
-def test_one_device_on_two_contexts(devices):
-    layer = make_layer(devices.contexts, num_devices=1)
-
-    def two_steps():
-        for _ in range(2):
-            with autograd.train_mode():
-                map_and_wait(devices, layer, make_shards(devices))
-
-    text = failure_of(two_steps)
+@pytest.mark.parametrize("mode", MODES)
+def test_one_device_on_two_contexts(mode, devices):
+    layer = set_mode(make_layer(devices.contexts, num_devices=1), mode)
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
     assert (
         "num_devices=1, but cpu(" in text and "calls the layer as well as cpu(" in text
     )
     gluon_syncbn.recover()
     layer.set_synchronization(num_devices=2)
+    set_mode(layer, mode)
     assert_trains(devices, layer)
 
 
-def test_one_device_on_two_contexts_is_noticed_in_the_first_step(devices):
+@pytest.mark.parametrize("allow", [True, False])
+def test_one_device_on_two_contexts_is_noticed_in_backward_of_a_loop(allow, devices):
     layer = make_layer(devices.contexts, num_devices=1)
+    if allow:
+        gluon_syncbn.allow_plain_loop(layer)
     with autograd.record():
-        ys = devices.map(layer, make_shards(devices))
+        ys = [layer(x) for x in make_shards(devices)]
     mx.nd.waitall()
+    autograd.backward(ys)
+    assert "num_devices=1, but cpu(" in failure_of(mx.nd.waitall)
 
-    def backward():
-        devices.map(lambda y: y.backward(), ys)
-        mx.nd.waitall()
 
-    assert "num_devices=1, but cpu(" in failure_of(backward)
+def test_one_device_in_each_group(devices):
+    groups = [[context] for context in devices.contexts]
+    layer = make_layer(devices.contexts, num_devices=1, group=groups)
+    for _ in range(2):
+        with autograd.train_mode():
+            ys = devices.map(layer, make_shards(devices))
+        for y in ys:
+            assert abs(y.asnumpy().mean((0, 2, 3))).max() < 1e-5
+
+
+def test_one_device_that_moves(devices):
+    """The contexts that a layer is initialized on may be more than it is used on."""
+    layer = make_layer(devices.contexts, num_devices=1)
+    for context in devices.contexts:
+        with autograd.train_mode(), gluon_syncbn.Devices([context]) as one:
+            map_and_wait(one, layer, make_shards(one))
 
 
 def test_traced_before_initialization_without_num_devices():
