@@ -204,6 +204,11 @@ int InferType(int size, int* types, void* state) {
     const int float64 = static_cast<int>(DType::kFloat64);
     const int int64 = 6;
     const int y = properties.Output();
+    if (types[0] != unknown && !IsSupported(types[0])) {
+      throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': data is float16, "
+                         "bfloat16, float32 or float64, but got ", NameOfFlag(types[0]),
+                         "; cast it with its astype method"));
+    }
     if (types[0] == unknown) types[0] = types[y] == unknown ? float32 : types[y];
     types[y] = types[0];
     if (properties.attributes.chained) types[3] = int64;
@@ -212,8 +217,8 @@ int InferType(int size, int* types, void* state) {
       if (types[i] == unknown) types[i] = types[0] == float64 ? float64 : float32;
       if (types[i] != float32 && types[i] != float64) {
         throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': parameters and "
-                           "running statistics are float32 or float64, but got MXNet's dtype "
-                           "number ", types[i], "; cast the net with its cast method"));
+                           "running statistics are float32 or float64, but got ",
+                           NameOfFlag(types[i]), "; cast the net with its cast method"));
       }
     }
   });
