@@ -26,7 +26,13 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_callable, check_contexts, check_int, check_kind
+from ..common.arguments import (
+    check_callable,
+    check_contexts,
+    check_int,
+    check_kind,
+    counted,
+)
 from ..common.shares import share_bounds
 from ..native import failures
 from ..native.library import load
@@ -53,7 +59,8 @@ class Devices:
     Raises
     ------
     ValueError
-        If the list is empty or names a context twice.
+        If the list is empty, names a context twice, or names a GPU where MXNet was
+        built for CPUs.
     TypeError
         If an element is no context.
 
@@ -69,7 +76,7 @@ class Devices:
     """
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
-        self.contexts = check_contexts("contexts", contexts)
+        self.contexts = _usable(check_contexts("contexts", contexts))
         self._turn, self._process = threading.Lock(), os.getpid()
         # The thread of the latest map, and the number of recoveries until then.
         self._latest = None, 0
@@ -127,8 +134,10 @@ class Devices:
         rows, count = batch.shape[batch_axis], len(self)
         if rows < count:
             raise ValueError(
-                f"batch has {rows} rows along axis {batch_axis}, expected at least one "
-                f"for each of the {count} contexts"
+                f"batch has {counted(rows, 'row')} along axis {batch_axis}, expected "
+                f"at least one for each of the {counted(count, 'context')}; "
+                "make_parallel takes any number, and participating names the contexts "
+                "that have a row"
             )
         return split(batch, self.contexts, batch_axis)
 
@@ -206,8 +215,8 @@ class Devices:
         lengths = set(_lengths(lists))
         if len(lengths) > 1 or max(lengths, default=0) > len(self):
             raise ValueError(
-                f"lists have {', '.join(map(str, sorted(lengths)))} elements, expected "
-                f"equal numbers, at most {len(self)}"
+                f"lists have lengths {', '.join(map(str, sorted(lengths)))}, expected "
+                f"equal ones, at most {len(self)}"
             )
         with self._its_turn(), deferred_interrupt():
             self._check_failures()
@@ -294,6 +303,18 @@ class Devices:
 
     def __exit__(self, *exception):
         self.close()
+
+
+def _usable(contexts):
+    """The contexts; ValueError if MXNet cannot have one of them."""
+    gpus = [context for context in contexts if context.device_type == "gpu"]
+    if gpus and not mx.runtime.Features().is_enabled("CUDA"):
+        raise ValueError(
+            f"contexts names {gpus[0]}, but this MXNet was built for CPUs alone: "
+            "expected mx.cpu(0), mx.cpu(1), ..., or an MXNet for GPUs, such as "
+            "`pip install mxnet-cu112==1.9.1`"
+        )
+    return contexts
 
 
 def check_array(batch: Any) -> None:

@@ -25,6 +25,7 @@ from . import backward
 from .batch import Batch, ShardedOutput
 from .participation import expect_driver, participating
 
+_OWN = "net", "devices", "batch_axis"  # attributes of a ParallelNet
 _warned_of = weakref.WeakSet()  # trainers
 
 
@@ -95,7 +96,7 @@ def make_parallel(
     >>> net(x).shape
     (5, 1)
     """
-    check_not_parallel(net)
+    check_not_parallel(net, "make_parallel")
     check_int("batch_axis", batch_axis)
     check_bool("sync_bn", sync_bn)
     check_bool("gather", gather)
@@ -117,6 +118,10 @@ class ParallelNet(Block):
     thread, and so does `autograd.grad`, though not with ``create_graph=True``: it
     returns for each replica of a parameter the device's share, as `backward` writes it
     to `grad`; the whole gradient is their sum. Threads may train a net each.
+
+    Attributes that it has not are those of the template, also when they are set, and so
+    are its items: `features`, `output`, `net[0]`. To be called they are parts for one
+    device.
 
     Attributes
     ----------
@@ -152,6 +157,36 @@ class ParallelNet(Block):
         self.batch_axis, self._gather = batch_axis, gather
         self._checked = []
         self._check_contexts()
+
+    def __getattr__(self, name: str) -> Any:
+        """The template's attribute, for one that this net has not."""
+        template = vars(self).get("net")  # a copy has none before it is complete
+        if template is None or name.startswith("_") or not hasattr(template, name):
+            raise AttributeError(
+                f"a ParallelNet has no attribute '{name}', and neither has its "
+                f"template, the attribute net ({type(template).__name__})"
+            )
+        return getattr(template, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets what the template has there, else an attribute of this net."""
+        template = vars(self).get("net")
+        own = name in _OWN or name.startswith("_") or hasattr(type(self), name)
+        if own or name in vars(self) or not hasattr(template, name):
+            super().__setattr__(name, value)
+        else:
+            self._checked = []
+            setattr(template, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        """The template's item."""
+        if not hasattr(type(self.net), "__getitem__"):
+            raise TypeError(
+                f"the template of this ParallelNet, its attribute net, is a "
+                f"{type(self.net).__name__}, which has no items, expected a net like "
+                "HybridSequential"
+            )
+        return self.net[key]
 
     def initialize(
         self,
@@ -338,9 +373,14 @@ class ParallelNet(Block):
         return self.net._collect_params_with_prefix(prefix)
 
 
-def check_not_parallel(net: Any) -> None:
+def check_not_parallel(net: Any, function: str) -> None:
     """Raises TypeError unless `net` is a Block that is not parallel yet."""
-    if not isinstance(net, Block) or isinstance(net, ParallelNet):
+    if isinstance(net, ParallelNet):
+        raise TypeError(
+            f"net is parallel already and needs no {function}, expected a gluon.Block "
+            "that make_parallel was not called with"
+        )
+    if not isinstance(net, Block):
         raise TypeError(
             f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
         )
