@@ -62,6 +62,18 @@ def commit():
         return ""
 
 
+def check_compiler():
+    """Ends the build in one sentence where CMake would take thirty lines."""
+    names = "c++", "g++", "clang++"
+    chosen = {"CXX", "CMAKE_TOOLCHAIN_FILE"} & os.environ.keys()
+    if not chosen and not any(map(shutil.which, names)):
+        sys.exit(
+            "building gluon_syncbn needs a C++ compiler such as g++, but PATH has none "
+            f"of {', '.join(names)}: install one, or a wheel of gluon_syncbn, which is "
+            "built on a machine that has one (docs/guides/wheels.md)"
+        )
+
+
 def tell_terminal(line):
     """Says it past pip, which without -v shows nothing while a build takes minutes."""
     if "PIP_VERBOSE" in os.environ:
@@ -109,6 +121,7 @@ def build_libraries(test_api):
     source or header. Nothing else of theirs does, because the tools that they knew may
     be gone, as those of an isolated build are.
     """
+    check_compiler()
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

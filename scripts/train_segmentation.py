@@ -10,6 +10,7 @@ the checkpoints last.npz and best.npz.
 """
 
 import contextlib
+import shlex
 import sys
 from pathlib import Path
 
@@ -114,7 +115,20 @@ def train(arguments_given=None):
         config, former = settings(folder, options, given)
         from segmentation import training
 
-        training.run(config, former, options.stop_after)
+        try:
+            training.run(config, former, options.stop_after)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(how_to_continue(folder, options)) from None
+
+
+def how_to_continue(folder, options):
+    """The command that continues an interrupted run; empty without a checkpoint."""
+    if not checkpoint.path_of(folder).exists():
+        return ""
+    command = ["python", sys.argv[0], "--resume", str(folder)]
+    if options.distributed:
+        command = ["mpirun", "-n", "...", *command, "--distributed"]
+    return " ".join(map(shlex.quote, command))
 
 
 if __name__ == "__main__":

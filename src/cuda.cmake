@@ -8,7 +8,7 @@ if(NOT DEFINED GLUON_SYNCBN_CUDA OR GLUON_SYNCBN_CUDA STREQUAL "")
   set(GLUON_SYNCBN_CUDA auto)
 endif()
 if(NOT GLUON_SYNCBN_CUDA)
-  set(GLUON_SYNCBN_CUDA_MISSING "it was built with GLUON_SYNCBN_CUDA=${GLUON_SYNCBN_CUDA}")
+  set(GLUON_SYNCBN_CUDA_MISSING "GLUON_SYNCBN_CUDA=${GLUON_SYNCBN_CUDA} was set")
   return()
 endif()
 # Sanitizers are about host code, and the native tests emulate CUDA.

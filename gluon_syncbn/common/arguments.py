@@ -20,6 +20,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 row", "2 rows"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def check_kind(name: str, value: Any, kinds: type | tuple, expected: str) -> Any:
     """TypeError unless an instance; `expected` says in words of what."""
     if not isinstance(value, kinds):

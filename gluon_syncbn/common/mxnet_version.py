@@ -1,4 +1,4 @@
-"""Refuses an MXNet that this package does not work with.
+"""Refuses an MXNet that is missing, or that this package does not work with.
 
 ``__init__.py`` imports it first, before another module fails over what such an MXNet
 lacks. docs/versions.md lists the versions that were tried.
@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import re
 
-import mxnet as mx
+try:
+    import mxnet as mx
+except ModuleNotFoundError as error:
+    if error.name != "mxnet":
+        raise
+    raise ModuleNotFoundError(
+        "gluon_syncbn needs MXNet, which comes as one of several packages and is not "
+        "installed: `pip install mxnet==1.9.1 'numpy<1.24'`, or mxnet-cu112 for GPUs",
+        name="mxnet",
+    ) from None
 
 _SUPPORTED = re.compile(r"1\.[6-9](\D|$)")
 

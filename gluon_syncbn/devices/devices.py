@@ -26,10 +26,17 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_callable, check_contexts, check_int, check_kind
+from ..common.arguments import (
+    check_callable,
+    check_contexts,
+    check_int,
+    check_kind,
+    counted,
+)
 from ..common.shares import share_bounds
 from ..native import failures, steps
 from ..native.interrupts import deferred_interrupt
+from ..native.library import load
 from . import workers
 
 _DTYPES = {
@@ -52,7 +59,8 @@ class Devices:
     Raises
     ------
     ValueError
-        If the list is empty or names a context twice.
+        If the list is empty, names a context twice, or names a GPU where MXNet was
+        built for CPUs.
     TypeError
         If an element is no context.
 
@@ -68,7 +76,7 @@ class Devices:
     """
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
-        self.contexts = check_contexts("contexts", contexts)
+        self.contexts = _usable(check_contexts("contexts", contexts))
         self._turn, self._process = threading.Lock(), os.getpid()
         # The thread of the latest map, and the number of recoveries until then.
         self._latest = None, 0
@@ -126,8 +134,10 @@ class Devices:
         rows, count = batch.shape[batch_axis], len(self)
         if rows < count:
             raise ValueError(
-                f"batch has {rows} rows along axis {batch_axis}, expected at least one "
-                f"for each of the {count} contexts"
+                f"batch has {counted(rows, 'row')} along axis {batch_axis}, expected "
+                f"at least one for each of the {counted(count, 'context')}; "
+                "make_parallel takes any number, and participating names the contexts "
+                "that have a row"
             )
         return split(batch, self.contexts, batch_axis)
 
@@ -176,9 +186,14 @@ class Devices:
         """
         for position, length in enumerate(_lengths(lists)):
             if length != len(self):
+                cure = (
+                    "; make_parallel takes batches with fewer rows than contexts, and "
+                    "participating names contexts that have a shard"
+                )
                 raise ValueError(
-                    f"list {position} has {length} elements, expected one for each of "
-                    f"the {len(self)} contexts"
+                    f"list {position} has {counted(length, 'element')}, expected one "
+                    f"for each of the {counted(len(self), 'context')}"
+                    f"{cure if length < len(self) else ''}"
                 )
         return self.map_first(function, *lists)
 
@@ -205,8 +220,8 @@ class Devices:
         lengths = set(_lengths(lists))
         if len(lengths) > 1 or max(lengths, default=0) > len(self):
             raise ValueError(
-                f"lists have {', '.join(map(str, sorted(lengths)))} elements, expected "
-                f"equal numbers, at most {len(self)}"
+                f"lists have lengths {', '.join(map(str, sorted(lengths)))}, expected "
+                f"equal ones, at most {len(self)}"
             )
         with self._its_turn(), deferred_interrupt():
             self._check_failures()
@@ -297,6 +312,18 @@ class Devices:
         self.close()
 
 
+def _usable(contexts):
+    """The contexts; ValueError if MXNet cannot have one of them."""
+    gpus = [context for context in contexts if context.device_type == "gpu"]
+    if gpus and not mx.runtime.Features().is_enabled("CUDA"):
+        raise ValueError(
+            f"contexts names {gpus[0]}, but this MXNet was built for CPUs alone: "
+            "expected mx.cpu(0), mx.cpu(1), ..., or an MXNet for GPUs, such as "
+            "`pip install mxnet-cu112==1.9.1`"
+        )
+    return contexts
+
+
 def check_array(batch: Any) -> None:
     """TypeError unless MXNet can take a batch as a dense array."""
     kinds = mx.nd.NDArray, np.ndarray
@@ -338,19 +365,25 @@ def split(
 
 
 def _under_flags(function):
-    """`function` for other threads, under the thread-local state of this one."""
+    """`function` for other threads, under the thread-local state of this one.
+
+    The library is told whom a thread works for, to name the cause of a timeout.
+    """
     record = autograd.record if autograd.is_recording() else autograd.pause
     is_training, devices = autograd.is_training(), _within.devices
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
         _within.devices = devices
+        device, library = str(context).encode(), load()
+        library.gluon_syncbn_enter_driver(device, len(devices[-1]))
         try:
             # A copy of the context, because it notes the one that it replaces.
             with mx.Context(context), record(train_mode=is_training):
                 with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
                     return function(*elements)
         finally:
+            library.gluon_syncbn_leave_driver(device)
             del _within.devices
 
     return call

@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..common.arguments import check_bool, check_int, check_kind, check_real
+from ..common.arguments import check_bool, check_int, check_kind, check_real, counted
 from . import exporting, groups, layout_guard
 from .activations import checked
 from .synchronization import SyncState, checked_settings
@@ -324,7 +324,7 @@ class SyncBatchNorm(nn.BatchNorm):
         if contexts and expected > len(contexts):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices={expected}, but "
-                f"the layer is initialized on {len(contexts)} contexts "
+                f"the layer is initialized on {counted(len(contexts), 'context')} "
                 f"({', '.join(map(str, contexts))}), so the others can never arrive"
             )
 

@@ -108,8 +108,8 @@ def _ranks(parts, layer):
     highest = max(rank for part in parts for rank in part)
     if highest >= world.size():
         raise ValueError(
-            f"SyncBatchNorm '{layer}': group names the rank {highest}, but there are "
-            f"{world.size()} processes"
+            f"SyncBatchNorm '{layer}': group names the rank {highest}, expected ranks "
+            f"below {world.size()}, the number of processes"
             + ("" if world.is_initialized() else " before distributed.init()")
         )
     for part in parts:

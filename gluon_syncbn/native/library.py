@@ -40,6 +40,9 @@ _SIGNATURES = {
     "gluon_syncbn_batches": (ctypes.c_int64, [ctypes.c_char_p]),
     "gluon_syncbn_set_batches": (_status, [ctypes.c_char_p, ctypes.c_int64]),
     "gluon_syncbn_set_participants": (_status, [ctypes.c_char_p, ctypes.c_char_p]),
+    "gluon_syncbn_expect_driver": (_status, [ctypes.c_char_p]),
+    "gluon_syncbn_enter_driver": (_status, [ctypes.c_char_p, ctypes.c_int]),
+    "gluon_syncbn_leave_driver": (_status, [ctypes.c_char_p]),
     "gluon_syncbn_wait_seconds": (ctypes.c_double, [ctypes.c_char_p]),
     "gluon_syncbn_has_operators": (ctypes.c_int, []),
     "gluon_syncbn_commit_step": (

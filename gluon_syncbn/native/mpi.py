@@ -48,8 +48,9 @@ def load() -> ctypes.CDLL:
         library = _open(file)
     except OSError as error:
         raise RuntimeError(
-            "the MPI library that gluon_syncbn was built with is not found: install "
-            f"the same MPI or build gluon_syncbn anew ({error})"
+            "the MPI that gluon_syncbn was built with is not found: wheels need "
+            "`pip install mpich`, and a build of your own the same MPI again "
+            f"({error})"
         ) from None
     declare(library, _SIGNATURES)
     return library

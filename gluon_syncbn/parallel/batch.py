@@ -5,11 +5,13 @@ Called by the other modules of this wing. It must not know what is done with the
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 import mxnet as mx
 from mxnet import autograd
 
+from ..common.arguments import counted
 from ..common.nested import flatten, rebuild
 from ..common.shares import share_bounds
 from ..devices.devices import check_array, split
@@ -40,6 +42,7 @@ class Batch:
         parameters: Sequence[mx.gluon.Parameter],
     ) -> None:
         self.parameters = parameters
+        _check_whole(args, contexts)
         leaves = flatten(list(args))
         self.rows = _rows(leaves, axis)
         self.active = min(self.rows, len(contexts))
@@ -64,8 +67,10 @@ class Batch:
         return shards
 
 
-class ShardedOutput(list):
+class ShardedOutput(Sequence):
     """Outputs of the devices that had rows, in order; each as the net returned it.
+
+    A sequence, but no list: MXNet would take a list apart, and fail over its arrays.
 
     Examples
     --------
@@ -79,8 +84,38 @@ class ShardedOutput(list):
     """
 
     def __init__(self, outputs: Iterable, batch: Any, net: Any) -> None:
-        super().__init__(outputs)
+        self._outputs = list(outputs)
         self.batch, self.net = batch, net
+
+    def __len__(self):
+        return len(self._outputs)
+
+    def __getitem__(self, index):
+        return self._outputs[index]
+
+    def __repr__(self):
+        return f"ShardedOutput of {counted(len(self), 'device')} ({_ADVICE})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"ShardedOutput has no attribute '{name}': {_ADVICE}")
+
+
+_ADVICE = (
+    "give it to a ParallelCriterion, or make the net without gather=False, which then "
+    "returns whole arrays"
+)
+
+
+def _check_whole(args, contexts):
+    """TypeError for a list of shards, as split_and_load returns it."""
+    for arg in args:
+        if not isinstance(arg, (list, tuple)) or len(contexts) < 2:
+            continue
+        if list(contexts) == [getattr(x, "context", None) for x in arg]:
+            raise TypeError(
+                "a parallel net takes the whole batch and splits it, but got a list of "
+                f"shards, one on each of {', '.join(map(str, contexts))}"
+            )
 
 
 def _is_array(leaf):

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..common.arguments import check_kind, shown
+from ..common.arguments import check_kind, counted, shown
 from ..common.nested import flatten
 from . import backward
 from .batch import Batch, ShardedOutput
@@ -79,7 +79,7 @@ class ParallelCriterion(Block):
         batch = Batch(labels, contexts, net.batch_axis, parameters)
         if batch.rows != output.batch.rows:
             raise ValueError(
-                f"labels have {batch.rows} rows, but the net's input had "
+                f"labels have {counted(batch.rows, 'row')}, but the net's input had "
                 f"{output.batch.rows}"
             )
 

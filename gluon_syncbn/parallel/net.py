@@ -23,8 +23,9 @@ from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
 from . import backward
 from .batch import Batch, ShardedOutput
-from .participation import participating
+from .participation import expect_driver, participating
 
+_OWN = "net", "devices", "batch_axis"  # attributes of a ParallelNet
 _warned_of = weakref.WeakSet()  # trainers
 
 
@@ -95,7 +96,7 @@ def make_parallel(
     >>> net(x).shape
     (5, 1)
     """
-    check_not_parallel(net)
+    check_not_parallel(net, "make_parallel")
     check_int("batch_axis", batch_axis)
     check_bool("sync_bn", sync_bn)
     check_bool("gather", gather)
@@ -106,6 +107,7 @@ def make_parallel(
     parallel = ParallelNet(net, devices, batch_axis, gather)
     if sync_bn:
         convert_sync_batchnorm(net, num_devices=len(parallel.devices))
+    expect_driver(net)
     return parallel
 
 
@@ -116,6 +118,10 @@ class ParallelNet(Block):
     thread, and so does `autograd.grad`, though not with ``create_graph=True``: it
     returns for each replica of a parameter the device's share, as `backward` writes it
     to `grad`; the whole gradient is their sum. Threads may train a net each.
+
+    Attributes that it has not are those of the template, also when they are set, and so
+    are its items: `features`, `output`, `net[0]`. To be called they are parts for one
+    device.
 
     Attributes
     ----------
@@ -151,6 +157,36 @@ class ParallelNet(Block):
         self.batch_axis, self._gather = batch_axis, gather
         self._checked = []
         self._check_contexts()
+
+    def __getattr__(self, name: str) -> Any:
+        """The template's attribute, for one that this net has not."""
+        template = vars(self).get("net")  # a copy has none before it is complete
+        if template is None or name.startswith("_") or not hasattr(template, name):
+            raise AttributeError(
+                f"a ParallelNet has no attribute '{name}', and neither has its "
+                f"template, the attribute net ({type(template).__name__})"
+            )
+        return getattr(template, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets what the template has there, else an attribute of this net."""
+        template = vars(self).get("net")
+        own = name in _OWN or name.startswith("_") or hasattr(type(self), name)
+        if own or name in vars(self) or not hasattr(template, name):
+            super().__setattr__(name, value)
+        else:
+            self._checked = []
+            setattr(template, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        """The template's item."""
+        if not hasattr(type(self.net), "__getitem__"):
+            raise TypeError(
+                f"the template of this ParallelNet, its attribute net, is a "
+                f"{type(self.net).__name__}, which has no items, expected a net like "
+                "HybridSequential"
+            )
+        return self.net[key]
 
     def initialize(
         self,
@@ -306,8 +342,7 @@ class ParallelNet(Block):
         contexts = self.devices.contexts
         if ctx is not None and set(check_contexts("ctx", ctx)) != set(contexts):
             raise ValueError(
-                f"ctx is {ctx}, but this net was made parallel over "
-                f"{', '.join(map(str, contexts))}"
+                f"ctx is {ctx}, but this net was made parallel over {_list(contexts)}"
             )
         return contexts
 
@@ -329,8 +364,7 @@ class ParallelNet(Block):
             if there and set(there) != set(contexts):
                 raise ValueError(
                     f"parameter '{name}' is initialized on "
-                    f"{', '.join(map(str, there))}, expected "
-                    f"{', '.join(map(str, contexts))}; "
+                    f"{_list(there)}, expected {_list(contexts)}; "
                     "make_parallel(..., reset_ctx=True) moves a net"
                 )
         return list(parameters.values())
@@ -339,9 +373,14 @@ class ParallelNet(Block):
         return self.net._collect_params_with_prefix(prefix)
 
 
-def check_not_parallel(net: Any) -> None:
+def check_not_parallel(net: Any, function: str) -> None:
     """Raises TypeError unless `net` is a Block that is not parallel yet."""
-    if not isinstance(net, Block) or isinstance(net, ParallelNet):
+    if isinstance(net, ParallelNet):
+        raise TypeError(
+            f"net is parallel already and needs no {function}, expected a gluon.Block "
+            "that make_parallel was not called with"
+        )
+    if not isinstance(net, Block):
         raise TypeError(
             f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
         )
@@ -355,21 +394,35 @@ def move(net: Any, contexts: Sequence[mx.Context]) -> None:
 
 
 def _warn_of_trainer(parameters):
-    """Warns once of a trainer that does not add gradients up over devices."""
-    trainer = parameters[0]._trainer if parameters else None
-    if (
-        not isinstance(trainer, mx.gluon.Trainer)
+    """Warns once of a trainer that lets the copies of a parameter drift apart."""
+    trainer = next((p._trainer for p in parameters if p._trainer), None)
+    if not isinstance(trainer, mx.gluon.Trainer) or trainer in _warned_of:
+        return
+    contexts = contexts_of(parameters[0])
+    if set(trainer._contexts) != set(contexts):
+        fault = (
+            f"was made for {_list(trainer._contexts)}, but the net is on "
+            f"{_list(contexts)}, so its copies drift apart; make the trainer after "
+            "make_parallel(..., reset_ctx=True)"
+        )
+    elif (
+        len(contexts) > 1
+        and trainer._kvstore_params["kvstore"] is None
         # Other classes, as those for several processes, add up in their own way.
-        or type(trainer)._allreduce_grads is not mx.gluon.Trainer._allreduce_grads
-        or trainer in _warned_of
-        or trainer._kvstore_params["kvstore"] is not None
-        or len(contexts_of(parameters[0])) < 2
+        and type(trainer)._allreduce_grads is mx.gluon.Trainer._allreduce_grads
     ):
+        fault = (
+            "has kvstore=None, so it does not add gradients up over devices, and these "
+            "drift apart; expected 'device' or 'local', unless the program adds "
+            "gradients up itself"
+        )
+    else:
         return
     _warned_of.add(trainer)
     warnings.warn(
-        "the trainer of this net has kvstore=None, so it does not add gradients up "
-        "over devices, and these drift apart; expected 'device' or 'local', unless the "
-        "program adds gradients up itself. check_replicas(net) tells",
-        stacklevel=4,
+        f"the trainer of this net {fault}. check_replicas(net) tells", stacklevel=4
     )
+
+
+def _list(contexts):
+    return ", ".join(map(str, contexts))

@@ -90,15 +90,25 @@ def participating(
                     _copy_running_statistics(layer, contexts)
 
 
+def expect_driver(net: mx.gluon.Block) -> None:
+    """Says that `net` is called through Devices only, for the texts of timeouts."""
+    for layer in synchronized_layers(net):
+        for key, _ in _groups(layer):
+            load().gluon_syncbn_expect_driver(key)
+
+
 def _set_participants(layer, contexts):
-    library = load()
-    for key, members in layer.meetings():
+    for key, members in _groups(layer):
         active = [c for c in contexts if c in members or not members]
+        load().gluon_syncbn_set_participants(key, " ".join(map(str, active)).encode())
+
+
+def _groups(layer):
+    """The keys of the layer's native groups, which exist then, with their contexts."""
+    for key, members in layer.meetings():
         # A group of contexts gets its native group with its first call, or here.
-        library.gluon_syncbn_create_group(key.encode(), layer.name.encode())
-        library.gluon_syncbn_set_participants(
-            key.encode(), " ".join(map(str, active)).encode()
-        )
+        load().gluon_syncbn_create_group(key.encode(), layer.name.encode())
+        yield key.encode(), members
 
 
 def _copy_running_statistics(layer, contexts):

@@ -66,7 +66,7 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     >>> autograd.backward(losses)
     >>> trainer.step(6)
     """
-    check_not_parallel(net)
+    check_not_parallel(net, "allow_plain_loop")
     if not isinstance(vars(net).get("forward"), _Forward):
         net.forward = _Forward(net)
     return net

@@ -54,8 +54,9 @@ def exit_code(work, *args):
         message = f"The system reports: {error.strerror or error}{name}."
         # Text that could not be printed would fail again, with a traceback, at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except KeyboardInterrupt:
-        print("interrupted: the checkpoints written so far are whole", file=sys.stderr)
+    except KeyboardInterrupt as error:  # its text is the command that continues
+        text = "interrupted: the checkpoints written so far are whole"
+        print(f"{text}; `{error}` continues" if str(error) else text, file=sys.stderr)
         return 130
     print(f"error: {message}", file=sys.stderr)
     return 2

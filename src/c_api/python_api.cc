@@ -76,6 +76,23 @@ SYNCBN_EXPORT int gluon_syncbn_set_participants(const char* key, const char* dev
   });
 }
 
+// The layer is made to be called by a driver only, see collective/calls.h.
+SYNCBN_EXPORT int gluon_syncbn_expect_driver(const char* key) {
+  return CatchAll([&] {
+    const auto group = Registry::Get().Find(key);
+    if (group) group->ExpectDriver();
+  });
+}
+
+// The calling thread begins to call, or has called, a driver's function for one of `devices`.
+SYNCBN_EXPORT int gluon_syncbn_enter_driver(const char* device, int devices) {
+  return CatchAll([&] { syncbn::EnterDriver(syncbn::ParseDevice(device), devices); });
+}
+
+SYNCBN_EXPORT int gluon_syncbn_leave_driver(const char* device) {
+  return CatchAll([&] { syncbn::LeaveDriver(syncbn::ParseDevice(device)); });
+}
+
 // Seconds that devices have waited for others in this layer, summed over devices.
 SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
   return CatchAll(0.0, [&] {

@@ -4,6 +4,8 @@
 #pragma once
 #include <string>
 
+#include "collective/calls.h"
+
 namespace syncbn {
 
 struct Advice {
@@ -13,9 +15,9 @@ struct Advice {
   const char* init = "Open";
   const char* shutdown = "Leave";
   const char* join = "Join";
-  // Hints for failed rendezvous, each the rest of a sentence.
-  std::string (*likely_cause)(bool on_cpu, bool size_may_be_wrong) =
-      [](bool, bool) -> std::string { return "not known"; };
+  // Hints for failed rendezvous, each the rest of a sentence or more.
+  std::string (*likely_cause)(const Absence&) =
+      [](const Absence&) -> std::string { return "not known"; };
   const char* too_many_devices = "";
   const char* sits_out = "";
   const char* twice = "";

@@ -1,4 +1,4 @@
-// Reads the text form of devices, the inverse of Device::Name.
+// Reads the text form of devices, the inverse of Device::Name, and writes that of several.
 #include "collective/device.h"
 
 #include <sstream>
@@ -29,6 +29,12 @@ std::set<Device> ParseDevices(const std::string& names) {
   std::istringstream stream(names);
   for (std::string name; stream >> name;) devices.insert(ParseDevice(name));
   return devices;
+}
+
+std::string Names(const std::set<Device>& devices) {
+  std::string names;
+  for (const Device& device : devices) names += (names.empty() ? "" : ", ") + device.Name();
+  return names;
 }
 
 }  // namespace syncbn

@@ -23,5 +23,7 @@ inline bool operator<(const Device& a, const Device& b) {
 Device ParseDevice(const std::string& name);
 // Reads "cpu(0) cpu(1)".
 std::set<Device> ParseDevices(const std::string& names);
+// "cpu(0), cpu(1)"
+std::string Names(const std::set<Device>& devices);
 
 }  // namespace syncbn

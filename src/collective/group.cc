@@ -37,7 +37,8 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
     // silent from now on; or more devices are in use than the group is for. A former member must
     // not fill a place of the new ones: its batch would be reduced with their older one.
     const bool full = forward_calls_.size() >= size;
-    if (former_members_.count(device) || (full && AnyoneWaitsLocked())) {
+    const bool beside = AnyoneWaitsLocked() || (size == 1 && IsDrivenBesideMemberLocked(device));
+    if (former_members_.count(device) || (full && beside)) {
       FailAndThrow(TooManyDevicesReport(layer_, device, Keys(forward_calls_), size));
     }
     if (full) {
@@ -47,6 +48,22 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
     member = forward_calls_.emplace(device, first_number_).first;
   }
   return {generation_, member->second++, participants_};
+}
+
+CallLog::Epoch Group::NoteQueued(const Device& device, bool* is_first) {
+  Lock lock(mutex_);
+  *is_first = !calls_.HasSeen(device);
+  return calls_.NoteQueued(device);
+}
+
+void Group::NoteBegun(const Device& device, CallLog::Epoch epoch, bool is_first) {
+  Lock lock(mutex_);
+  calls_.NoteBegun(device, epoch, is_first);
+}
+
+void Group::ExpectDriver() {
+  Lock lock(mutex_);
+  needs_driver_ = true;
 }
 
 void Group::Check(const Ticket& ticket, const std::string& phase, const Device& device) {
@@ -179,12 +196,28 @@ void Group::AwaitLocked(Lock* lock, const Ticket& ticket, const RendezvousKey& k
   wait_seconds_ += waited.count();
   if (rendezvous->result != nullptr) return;
   if (!woken) {
-    std::set<Device> known = Keys(forward_calls_);
-    if (options.expected.size() == options.size) known = options.expected;
-    FailAndThrow(TimeoutReport(Title(layer_, key.phase), *rendezvous, known, options.size,
-                               waited.count()));
+    FailAndThrow(TimeoutReport(Title(layer_, key.phase), *rendezvous,
+                               DescribeLocked(key, *rendezvous, options), waited.count()));
   }
   throw Error(failure_.empty() ? "the layer was reset while a device waited in it" : failure_);
+}
+
+Absence Group::DescribeLocked(const RendezvousKey& key, const Rendezvous& rendezvous,
+                              const RendezvousOptions& options) const {
+  Absence absence;
+  absence.is_forward = key.phase == "forward";
+  absence.needs_driver = needs_driver_;
+  absence.size = options.size;
+  absence.on = options.expected;
+  for (const auto& entry : rendezvous.arrivals) absence.arrived.insert(entry.first);
+  std::set<Device> known = Keys(forward_calls_);
+  if (options.expected.size() == options.size) known = options.expected;
+  for (const Device& device : known) {
+    if (!absence.arrived.count(device)) absence.missing.insert(device);
+  }
+  absence.unknown = options.size - absence.arrived.size() - absence.missing.size();
+  calls_.Describe(&absence);
+  return absence;
 }
 
 void Group::SetParticipants(std::set<Device> participants) {
@@ -217,6 +250,7 @@ std::string Group::Failure() const {
 void Group::Reset() {
   Lock lock(mutex_);
   former_members_.clear();
+  calls_.Clear();
   StartGenerationLocked();
   failure_.clear();
   changed_.NotifyAll();
@@ -254,6 +288,13 @@ int64_t Group::FinishedCallsLocked() const {
     ++devices;
   }
   return devices > 0 && devices >= size ? finished : first_number_;
+}
+
+// In a group of one nobody waits, but a driver of several devices tells that they are in use.
+bool Group::IsDrivenBesideMemberLocked(const Device& device) const {
+  return calls_.IsOneOfSeveral(device) &&
+         std::any_of(forward_calls_.begin(), forward_calls_.end(),
+                     [&](const auto& entry) { return calls_.IsOneOfSeveral(entry.first); });
 }
 
 bool Group::AnyoneWaitsLocked() const {

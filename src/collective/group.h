@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "collective/calls.h"
 #include "collective/rendezvous.h"
 #include "collective/signal.h"
 
@@ -57,14 +58,24 @@ class Group {
   // Forgets the failure, the devices and the unfinished rendezvous.
   void Reset();
 
+  // The calling thread queues a call on `device`, which will begin or be deleted; see CallLog.
+  // `is_first` becomes true if none was queued on this device before.
+  CallLog::Epoch NoteQueued(const Device& device, bool* is_first);
+  void NoteBegun(const Device& device, CallLog::Epoch epoch, bool is_first);
+  // Says that the layer is made to be called by a driver only; for messages.
+  void ExpectDriver();
+
   const std::string& layer() const { return layer_; }
 
  private:
   using Lock = Signal::Lock;
 
   [[noreturn]] void FailAndThrow(const std::string& text);
+  Absence DescribeLocked(const RendezvousKey& key, const Rendezvous& rendezvous,
+                         const RendezvousOptions& options) const;
   void StartGenerationLocked();
   bool AnyoneWaitsLocked() const;
+  bool IsDrivenBesideMemberLocked(const Device& device) const;
   int64_t MostCallsLocked() const;
   int64_t FinishedCallsLocked() const;
   void CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device);
@@ -83,6 +94,8 @@ class Group {
   std::map<RendezvousKey, std::shared_ptr<Rendezvous>> rendezvous_;
   std::map<Device, int64_t> forward_calls_;  // of this generation; its keys are the members
   std::set<Device> former_members_;
+  CallLog calls_;
+  bool needs_driver_ = false;
   std::shared_ptr<const std::set<Device>> participants_;
   std::string failure_;
   size_t size_ = 0;

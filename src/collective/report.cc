@@ -32,12 +32,6 @@ std::string Join(const std::vector<std::string>& parts, const char* separator = 
   return text;
 }
 
-std::string Names(const std::set<Device>& devices) {
-  std::vector<std::string> names;
-  for (const Device& device : devices) names.push_back(device.Name());
-  return Join(names);
-}
-
 }  // namespace
 
 // ---- devices -----------------------------------------------------------------------------------
@@ -47,26 +41,19 @@ std::string Title(const std::string& layer, const std::string& phase) {
 }
 
 std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous,
-                          const std::set<Device>& known, size_t size, double seconds) {
-  const auto& arrivals = rendezvous.arrivals;
-  std::vector<std::string> arrived, absent;
-  for (const auto& entry : arrivals) {
+                          const Absence& absence, double seconds) {
+  std::vector<std::string> arrived, missing;
+  for (const auto& entry : rendezvous.arrivals) {
     arrived.push_back(entry.first.Name() + " with shape " + entry.second.shape);
   }
-  std::set<Device> missing;
-  for (const Device& device : known) {
-    if (!arrivals.count(device)) missing.insert(device);
+  if (!absence.missing.empty()) missing.push_back(Names(absence.missing));
+  if (absence.unknown > 0) {
+    missing.push_back(Concat(absence.unknown, missing.empty() ? " that never" : " more that never",
+                             " called the layer"));
   }
-  if (!missing.empty()) absent.push_back(Names(missing));
-  const size_t unknown = size - arrivals.size() - missing.size();
-  if (unknown > 0) {
-    absent.push_back(Concat(unknown, missing.empty() ? " that never" : " more that never",
-                            " called the layer"));
-  }
-  const bool on_cpu = arrivals.begin()->first.type == "cpu";
-  return Concat(title, ": waited ", Rounded(seconds), " s for ", size - arrivals.size(), " of ",
-                size, " devices. Arrived: ", Join(arrived), ". Missing: ", Join(absent),
-                ". Likely cause: ", TheAdvice().likely_cause(on_cpu, unknown > 0), ".",
+  return Concat(title, ": waited ", Rounded(seconds), " s for ", absence.size - arrived.size(),
+                " of ", absence.size, " devices. Arrived: ", Join(arrived), ". Missing: ",
+                Join(missing), ". Likely cause: ", TheAdvice().likely_cause(absence), ".",
                 Recover(kCall));
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/calls.h"
 #include "collective/message.h"
 #include "collective/process_group.h"
 #include "collective/rendezvous.h"
@@ -18,9 +19,8 @@ namespace syncbn {
 // "SyncBatchNorm 'norm0', forward"
 std::string Title(const std::string& layer, const std::string& phase);
 
-// `known` are the devices that should arrive, as far as they are known.
 std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous,
-                          const std::set<Device>& known, size_t size, double seconds);
+                          const Absence& absence, double seconds);
 
 std::string DisagreementReport(const std::string& title, const Rendezvous& rendezvous,
                                const Device& device, const Arrival& arrival);

@@ -31,4 +31,13 @@ inline std::string Name(DType dtype) {
   return "unknown";
 }
 
+// The name of any of MXNet's dtypes, of those too that the layer does not take.
+inline std::string NameOfFlag(int flag) {
+  static const char* const names[] = {"float32", "float64", "float16", "uint8", "int32",
+                                      "int8", "int64", "bool", "int16", "uint16",
+                                      "uint32", "uint64", "bfloat16"};
+  const int known = sizeof(names) / sizeof(*names);
+  return flag >= 0 && flag < known ? names[flag] : "MXNet's dtype number " + std::to_string(flag);
+}
+
 }  // namespace syncbn

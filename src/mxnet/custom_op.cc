@@ -40,17 +40,41 @@ Request ToRequest(int request) {
 
 // ---- the operator: one node on one device ------------------------------------------------------
 
+// Tells the group which calls are queued, for the texts of its timeouts. The thread that queues a
+// call makes its operator; in a static graph one operator serves all calls.
+class QueuedCall {
+ public:
+  QueuedCall(const Device& device, std::shared_ptr<Group> group)
+      : device_(device), group_(std::move(group)), epoch_(group_->NoteQueued(device, &first_)) {}
+  ~QueuedCall() {
+    if (!begun_) Begin();
+  }
+
+  void Begin() {
+    group_->NoteBegun(device_, epoch_, !begun_);
+    begun_ = true;
+  }
+
+ private:
+  const Device device_;
+  const std::shared_ptr<Group> group_;
+  bool first_ = false, begun_ = false;
+  const CallLog::Epoch epoch_;
+};
+
 struct Operator {
-  Operator(const Attributes& attributes, const Device& device, std::shared_ptr<Group> group,
-           std::shared_ptr<RunningHistory> history)
+  Operator(const Attributes& attributes, const Device& device, const std::shared_ptr<Group>& group)
       : num_devices(attributes.options.num_devices),
         inputs(attributes.chained ? 4 : 3),
         from_output(attributes.options.from_output),
-        batch_norm(attributes.options, device, std::move(group), std::move(history),
+        // A chained operator belongs to the call that has queued the one before it.
+        queued(attributes.chained ? nullptr : new QueuedCall(device, group)),
+        batch_norm(attributes.options, device, group, RunningHistory::Of(attributes.group),
                    MakeBackend(device, AllocateFromMxnet)) {}
   const int num_devices;
   const int inputs;
   const bool from_output;
+  const std::unique_ptr<QueuedCall> queued;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
 };
@@ -79,6 +103,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
             void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
+    if (op->queued) op->queued->Begin();
     if (training) CheckCanSynchronize(*op);
     const int y = op->inputs;
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
@@ -177,6 +202,11 @@ int InferType(int size, int* types, void* state) {
     const int float64 = static_cast<int>(DType::kFloat64);
     const int int64 = 6;
     const int y = properties.Output();
+    if (types[0] != unknown && !IsSupported(types[0])) {
+      throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': data is float16, "
+                         "bfloat16, float32 or float64, but got ", NameOfFlag(types[0]),
+                         "; cast it with its astype method"));
+    }
     if (types[0] == unknown) types[0] = types[y] == unknown ? float32 : types[y];
     types[y] = types[0];
     if (properties.attributes.chained) types[3] = int64;
@@ -185,8 +215,8 @@ int InferType(int size, int* types, void* state) {
       if (types[i] == unknown) types[i] = types[0] == float64 ? float64 : float32;
       if (types[i] != float32 && types[i] != float64) {
         throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': parameters and "
-                           "running statistics are float32 or float64, but got MXNet's dtype "
-                           "number ", types[i], "; cast the net with its cast method"));
+                           "running statistics are float32 or float64, but got ",
+                           NameOfFlag(types[i]), "; cast the net with its cast method"));
       }
     }
   });
@@ -242,10 +272,8 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     CheckCudaGraphs(of_layer, device);
     const Attributes attributes = ForDevice(of_layer, device);
     NoteOperatorMade();
-    std::shared_ptr<Group> group =
-        Registry::Get().FindOrCreate(attributes.group, attributes.layer);
-    Operator* op = new Operator(attributes, device, std::move(group),
-                                RunningHistory::Of(attributes.group));
+    Operator* op = new Operator(attributes, device,
+                                Registry::Get().FindOrCreate(attributes.group, attributes.layer));
     list->num_callbacks = 3;
     list->callbacks = callbacks;
     list->contexts = op->contexts;

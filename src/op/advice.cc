@@ -6,18 +6,86 @@
 namespace syncbn {
 namespace {
 
-std::string LikelyCause(bool on_cpu, bool size_may_be_wrong) {
-  const char size[] =
-      "num_devices is not the number of contexts that get a shard of the batch, or one context got "
-      "two shards in one step";
-  const char early[] =
-      "the loop reads a result (asnumpy, wait_to_read, print) before every context has been given "
-      "its work, or a context got no shard, or two";
-  const char loop[] =
-      "a plain loop over several CPU contexts, which deadlocks inside MXNet: call "
-      "gluon_syncbn.allow_plain_loop(net), or drive them with gluon_syncbn.Devices(contexts).map";
-  if (size_may_be_wrong) return on_cpu ? Concat(size, "; or ", loop) : size;
-  return on_cpu ? Concat(loop, "; or ", early) : early;
+// The functions below return a cause and its cure, in two sentences without the last full stop.
+
+std::string NumDevices(const Absence& absence) {
+  const std::string on =
+      absence.on.empty() ? "" : Concat("; the layer is initialized on ", Names(absence.on));
+  return Concat("num_devices=", absence.size, " is not the number of contexts that get a shard of "
+                "the batch. Leave it out, or give it that number", on);
+}
+
+std::string NoBackward(const Absence& absence) {
+  if (absence.driver > 1) {
+    return Concat("backward was not called for ", Names(absence.missing), " from Devices.map. Call "
+                  "it there for every context: devices.map(lambda loss: loss.backward(), losses)");
+  }
+  return Concat("backward was not called for ", Names(absence.missing), ". Call autograd.backward "
+                "once, with the losses of all contexts, before a gradient is read");
+}
+
+std::string NoForward(const Absence& absence, const std::set<Device>& idle) {
+  if (absence.driver < 2) {
+    return Concat("the net was not called for ", Names(idle), ". In training call it for every "
+                  "context before a result is read (asnumpy, wait_to_read, print) or backward is "
+                  "called");
+  }
+  if (!absence.never.empty()) {
+    return Concat("the layer is initialized on ", Names(absence.never), ", which got no shard. "
+                  "Initialize the net on the contexts that get one, or name these with "
+                  "gluon_syncbn.participating");
+  }
+  return Concat("the function that Devices.map calls did not call the layer for ", Names(idle),
+                " in this step. Call the net for every context, or name those that have a shard "
+                "with gluon_syncbn.participating");
+}
+
+std::string Late(const Absence& absence) {
+  return Concat("an operator in front of this layer has failed on ", Names(absence.missing), ", or "
+                "takes longer than the timeout. Look at the other errors, or raise the timeout "
+                "with gluon_syncbn.set_timeout");
+}
+
+const char kTemplate[] =
+    "the call went to the template of a parallel net, its attribute net. Call the parallel net, "
+    "which gives every context a shard";
+const char kPlainLoop[] =
+    "a plain loop over CPU contexts, which deadlocks inside MXNet. Give the net that the loop "
+    "calls to gluon_syncbn.allow_plain_loop, or call it with gluon_syncbn.Devices(contexts).map";
+
+std::string ReadsInside(const Absence& absence) {
+  return Concat("the function that is called for ", Names(absence.in_driver), " waits for a result "
+                "(asnumpy, wait_to_read, print). Read results after it was called for every "
+                "context");
+}
+
+std::string CalledAgain(const Absence& absence) {
+  return Concat(Names(absence.again), " got a second shard before ",
+                absence.idle.empty() ? "the others" : Names(absence.idle),
+                " got one. Give every context one shard in each step");
+}
+
+std::string Cause(const Absence& absence) {
+  const bool plain_loop = absence.driver == 0 && absence.arrived.begin()->type == "cpu";
+  if (absence.driver == 0 && absence.needs_driver) return kTemplate;
+  if (absence.driver > 0 && !absence.in_driver.empty() && absence.queued.empty()) {
+    return ReadsInside(absence);
+  }
+  if (absence.is_forward && !absence.again.empty() && absence.queued.empty()) {
+    return CalledAgain(absence);
+  }
+  if (absence.unknown > 0) return NumDevices(absence);
+  if (!absence.is_forward) {
+    if (plain_loop) return kPlainLoop;
+    return absence.needs_driver ? Late(absence) : NoBackward(absence);
+  }
+  if (!absence.idle.empty()) return NoForward(absence, absence.idle);
+  if (plain_loop) return kPlainLoop;
+  return absence.queued.empty() ? NoForward(absence, absence.missing) : Late(absence);
+}
+
+std::string LikelyCause(const Absence& absence) {
+  return Concat(Cause(absence), ". The guide \"Debugging a hang\" (docs/guides/hang.md) has more");
 }
 
 Advice Words() {

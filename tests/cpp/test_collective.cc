@@ -218,6 +218,36 @@ TEST(TimeoutNamesWhoIsMissing) {
   CHECK_EQ(group.Failure(), texts[0]);
 }
 
+// The text where device 0 waits for device 1. Both have a call queued; `repeats` are later calls of
+// static graphs, of which nobody knows whether they are queued.
+std::string TimeoutOf(const std::string& type, bool repeats) {
+  Group group("layer");
+  const Device here{type, 0}, there{type, 1};
+  bool is_first = false;
+  const auto epoch = group.NoteQueued(here, &is_first);
+  CHECK(is_first);
+  group.NoteQueued(there, &is_first);
+  group.NoteBegun(here, epoch, true);
+  if (repeats) {
+    group.NoteBegun(there, epoch, true);
+    group.NoteBegun(here, epoch, false);
+  }
+  const Ticket ticket = group.BeginForward(here, 2);
+  syncbn::Arrival arrival{"same", "(1)", ToBytes(Numbers{1})};
+  syncbn::RendezvousOptions options{2, {here, there}, 0.02, "sum_float64", {}};
+  return ErrorOf([&] {
+    group.AllReduce(ticket, {"forward", 0, 0}, here, std::move(arrival), std::move(options));
+  });
+}
+
+TEST(TimeoutNamesTheCauseOfQueuedCalls) {
+  for (bool repeats : {false, true}) {
+    CheckHas(TimeoutOf("cpu", repeats), "Likely cause: a plain loop over CPU contexts");
+  }
+  CheckHas(TimeoutOf("gpu", false), "an operator in front of this layer has failed on gpu(1)");
+  CheckHas(TimeoutOf("gpu", true), "the net was not called for gpu(1)");
+}
+
 TEST(LateArrivalLearnsOfTheFailure) {
   Group group("layer");
   const Ticket late = group.BeginForward(Cpu(1), 2);

@@ -274,7 +274,7 @@ with mx.autograd.train_mode():
 
 
 def test_before_init_there_is_one_process():
-    words = "group names the rank 1, but there are 1 processes before distributed.init"
+    words = "group names the rank 1, expected ranks below 1, the number of processes be"
     assert words in run_python(BEFORE_INIT).stderr
 
 
@@ -288,6 +288,26 @@ try:
 except RuntimeError as error:
     print(error)
 """
+
+
+WHERE_MPI_IS_MISSING = """
+from gluon_syncbn.native import mpi
+def refuse(file):
+    raise OSError('libmpi.so.12: cannot open shared object file')
+mpi._open = refuse
+try:
+    mpi.load()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_wheel_where_mpi_is_missing():
+    assert run_python(WHERE_MPI_IS_MISSING).stdout == (
+        "the MPI that gluon_syncbn was built with is not found: wheels need `pip "
+        "install mpich`, and a build of your own the same MPI again (libmpi.so.12: "
+        "cannot open shared object file)\n"
+    )
 
 
 def test_a_package_built_without_mpi():

@@ -34,7 +34,10 @@ TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
 
 @pytest.mark.parametrize(
     "source",
-    ["op/cuda/current_device.cc", "op/cuda/lane.cc", "collective/registry.cc"],
+    [
+        *("op/cuda/current_device.cc", "op/cuda/lane.cc"),
+        *("collective/calls.cc", "collective/registry.cc"),
+    ],
 )
 def test_nothing_is_destroyed_at_exit(source, tmp_path):
     """Operators run until the process ends, behind static objects' destructors."""

@@ -76,13 +76,13 @@ def test_parameters_in_float16(devices):
 
 def test_data_of_integers(devices):
     layer = make_layer(devices.contexts, num_devices=2)
-    shards = [x.astype("int32") for x in make_shards(devices)]
-    with autograd.train_mode():
-        text = failure_of(map_and_wait, devices, layer, shards)
-    assert (
-        "float16, bfloat16, float32 or float64, but got MXNet's dtype number 4" in text
-    )
-    gluon_syncbn.recover()
+    for dtype in "int32", "uint8":
+        shards = [x.astype(dtype) for x in make_shards(devices)]
+        with autograd.train_mode():
+            text = failure_of(map_and_wait, devices, layer, shards)
+        words = f"data is float16, bfloat16, float32 or float64, but got {dtype}; cast"
+        assert f"'{layer.name}': {words}" in text
+        gluon_syncbn.recover()
     assert_trains(devices, layer)
 
 

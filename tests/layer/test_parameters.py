@@ -188,6 +188,25 @@ def test_net_of_several_inputs_is_exported_from_a_static_graph(tmp_path):
     assert (net(x, [a, b], None).asnumpy() == y).all()
 
 
+@pytest.mark.parametrize("mode", ["hybridize", "static_shape"])
+def test_onnx_of_a_net_that_was_not_reverted(mode, tmp_path):
+    from mxnet.onnx.mx2onnx._export_onnx import MXNetGraph
+
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(2, 3), gluon_syncbn.SyncBatchNorm(prefix="norm_"))
+    net.initialize()
+    set_mode(net, mode)
+    net(mx.nd.ones((2, 3, 6, 6)))
+    net.export(str(tmp_path / "net"))
+    symbol = mx.sym.load(str(tmp_path / "net-symbol.json"))
+    words = (
+        "the graph has 'norm_fwd': before the export call "
+        r"gluon_syncbn.revert_sync_batchnorm\(net\), and the net"
+    )
+    with pytest.raises(ValueError, match=words):
+        MXNetGraph().create_onnx_graph_proto(symbol, {}, [(2, 3, 6, 6)], [1])
+
+
 def test_export_needs_a_call_after_revert(devices, tmp_path):
     net = trained(devices, "static_shape")
     gluon_syncbn.revert_sync_batchnorm(net)

@@ -30,6 +30,7 @@ GROUP = (
 VALUES = "beta", "gamma", "running_mean", "running_variance"
 INITIALIZER = "a str or mxnet.init.Initializer"
 CONTEXTS = "a list of mxnet.Context"
+SHARDED = "give it to a ParallelCriterion, or make the net without gather=False"
 LIST = "list 0 is a list with an element for each context, but got"
 OPTIMIZER = "a name or mxnet.optimizer.Optimizer"
 SAMPLES = "a finite number of samples, not negative"
@@ -85,6 +86,17 @@ def convert(**options):
 
 def broadcast(**options):
     d.broadcast_parameters(layer(), **options)
+
+
+def sharded_to(function):
+    output = dense(gather=False)(ARRAY)
+    function(output, *[mx.nd.ones((4, 1))] * isinstance(function, mx.gluon.Block))
+
+
+def hybridized_loss():
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    loss.hybridize()
+    return loss
 
 
 def criterion_of_another_net():
@@ -168,10 +180,17 @@ def no_block(function, kind="gluon.Block", shown=repr):
         yield partial(function, value), words, TypeError
 
 
-def parallel_already(function):
-    kind = "gluon.Block that is not parallel yet"
-    yield from no_block(function, kind, type)
-    yield lambda: function(dense()), f"net is a {kind}, but got", TypeError
+def parallel_already(function, name):
+    yield from no_block(function, "gluon.Block that is not parallel yet", type)
+    words = f"net is parallel already and needs no {name}, expected a gluon.Block that"
+    yield lambda: function(dense()), words, TypeError
+
+
+def gpus_on_a_cpu_build():
+    words = "contexts names gpu(1), but this MXNet was built for CPUs alone: expected"
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        yield partial(g.Devices, [mx.cpu(0), mx.gpu(1)]), words, ValueError
+        yield partial(dense, [mx.gpu(1), mx.gpu(0)]), words, ValueError
 
 
 # ---- the tables ----------------------------------------------------------------------
@@ -254,13 +273,26 @@ ROWS = {
     ],
     "revert_sync_batchnorm": [*no_block(g.revert_sync_batchnorm)],
     "make_parallel": [
-        *parallel_already(lambda net: g.make_parallel(net, TWO)),
+        *parallel_already(lambda net: g.make_parallel(net, TWO), "make_parallel"),
         *bad(dense, TypeError, CONTEXTS, contexts=[None]),
         *bad_contexts(dense),
         *bad_bool(dense, "gather", "sync_bn", "reset_ctx"),
         *bad(dense, TypeError, "an int", batch_axis=[True, "a"]),
     ],
-    "ParallelNet": "made by make_parallel only",
+    "ParallelNet": [
+        (
+            lambda: dense().module,
+            "a ParallelNet has no attribute 'module', and neither has its template, "
+            "the attribute net (Dense)",
+            AttributeError,
+        ),
+        (
+            lambda: dense()[0],
+            "the template of this ParallelNet, its attribute net, is a Dense, which "
+            "has no items, expected a net like HybridSequential",
+            TypeError,
+        ),
+    ],
     "ParallelNet.forward": [
         *bad_batch(forward),
         *wrong(
@@ -269,6 +301,12 @@ ROWS = {
             (None, 2, "the inputs hold no array, expected at least one with rows"),
             (ARRAY[:2], ARRAY[:3], "have 2, 3 rows along axis 0, expected equal numb"),
             (np.ones((0, 3)), "the batch has 0 rows along axis 0, expected at least 1"),
+        ),
+        (
+            partial(forward, [ARRAY, ARRAY.as_in_context(TWO[1])]),
+            "a parallel net takes the whole batch and splits it, but got a list of "
+            "shards, one on each of cpu(0), cpu(1)",
+            TypeError,
         ),
         *wrong(
             of(partial(dense, batch_axis=3), "__call__"),
@@ -301,11 +339,21 @@ ROWS = {
         (criterion_of_another_net, "output is from another net than the criterion's"),
     ],
     "ParallelCriterion.forward": "a call, see ParallelCriterion",
-    "ShardedOutput": "made by a ParallelNet only",
-    "allow_plain_loop": [*parallel_already(g.allow_plain_loop)],
+    "ShardedOutput": [
+        (
+            partial(sharded_to, lambda y: y.asnumpy()),
+            "ShardedOutput has no attribute 'asnumpy': give it to a ParallelCriterion",
+            AttributeError,
+        ),
+        (partial(sharded_to, mx.gluon.loss.L2Loss()), SHARDED, AttributeError),
+        (partial(sharded_to, hybridized_loss()), SHARDED, ValueError),
+        (partial(sharded_to, mx.nd.relu), SHARDED, AssertionError),
+    ],
+    "allow_plain_loop": [*parallel_already(g.allow_plain_loop, "allow_plain_loop")],
     "Devices": [
         *bad(g.Devices, TypeError, CONTEXTS, contexts=[None]),
         *bad_contexts(g.Devices),
+        *gpus_on_a_cpu_build(),
     ],
     "Devices.split": [
         *bad_batch(split),
@@ -313,7 +361,11 @@ ROWS = {
         *wrong(
             split,
             (ARRAY, 2, "batch_axis is 2, but batch has shape (4, 3)"),
-            (ARRAY[:1], "1 rows along axis 0, expected at least one for each of the 2"),
+            (
+                ARRAY[:1],
+                "batch has 1 row along axis 0, expected at least one for each of the 2 "
+                "contexts; make_parallel takes any number, and participating names the",
+            ),
         ),
         *bad(partial(split, ARRAY), TypeError, "an int", batch_axis=["0"]),
     ],
@@ -322,8 +374,8 @@ ROWS = {
         (partial(map_first, len, 5), "list 0 is a list with an element"),
         *wrong(
             map_first,
-            (len, [1, 2], "a", "lists have 1, 2 elements, expected equal numbers"),
-            (len, "abc", "lists have 3 elements, expected equal numbers, at most 2"),
+            (len, [1, 2], "a", "lists have lengths 1, 2, expected equal ones, at mos"),
+            (len, "abc", "lists have lengths 3, expected equal ones, at most 2"),
         ),
     ],
     "Devices.close": "takes nothing",

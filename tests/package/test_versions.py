@@ -26,6 +26,17 @@ def test_other_versions_are_refused_in_one_sentence(tmp_path, version):
     )
 
 
+def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
+    (tmp_path / "mxnet.py").write_text("raise ModuleNotFoundError('no', name='mxnet')")
+    path = f"{tmp_path}:{ROOT}"
+    for program in "import gluon_syncbn", "import gluon_syncbn.__main__":
+        text = run_python(program, PYTHONPATH=path).stderr.splitlines()[-1]
+        assert text.startswith("ModuleNotFoundError: gluon_syncbn needs MXNet, which")
+        assert text.endswith(
+            "`pip install mxnet==1.9.1 'numpy<1.24'`, or mxnet-cu112 for GPUs"
+        )
+
+
 @pytest.mark.parametrize("version", ["1.6.0", "1.7.0.post2", "1.9.1", "1.9.0b20210101"])
 def test_versions_in_between_are_not(tmp_path, version):
     assert "works with" not in import_beside(tmp_path, version)

@@ -191,6 +191,24 @@ def test_trainer_that_lets_replicas_drift(kvstore, devices, recwarn):
         check_replicas(net)
 
 
+def test_trainer_that_was_made_before_the_net_was_moved(devices):
+    net = nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd")
+    net = make_parallel(net, devices.contexts, reset_ctx=True)
+    words = (
+        r"the trainer of this net was made for cpu\(0\), but the net is on cpu\(0\), "
+        r"cpu\(1\), so its copies drift apart; make the trainer after make_parallel"
+    )
+    with pytest.warns(UserWarning, match=words) as warned:
+        for _ in range(3):
+            differentiate(net, mx.nd.array([[1], [2]]))
+            trainer.step(2)
+    assert len([w for w in warned if w.category is UserWarning]) == 1
+    with pytest.raises(ValueError, match="differs between"):
+        check_replicas(net)
+
+
 def test_trainer_of_one_device_needs_no_kvstore(recwarn):
     net = dense(cpus(1))
     Trainer(net.collect_params(), "sgd", kvstore=None)

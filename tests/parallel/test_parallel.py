@@ -38,6 +38,43 @@ def test_every_batch_size_trains_like_one_device(mode, count):
     check_replicas(parallel)
 
 
+class Finetuned(HybridBlock):
+    """As the nets of a model zoo: features and an output."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.features, self.output = nn.HybridSequential(), nn.Dense(2)
+            self.features.add(nn.Dense(3), nn.BatchNorm())
+
+    def hybrid_forward(self, F, x):
+        return self.output(self.features(x))
+
+
+def test_attributes_and_items_are_those_of_the_template(devices):
+    template = Finetuned()
+    net = make_parallel(template, devices.contexts)
+    net.initialize()
+    assert net.features is template.features and net(mx.nd.ones((3, 2))).shape == (3, 2)
+    with template.name_scope():
+        net.output = nn.Dense(5)
+    net.output.initialize(ctx=devices.contexts)
+    assert template.output is net.output
+    assert copy.deepcopy(net).features is not template.features
+    trained = Trainer(net.collect_params(), "sgd")
+    with autograd.record():
+        y = net(mx.nd.ones((3, 2)))
+    y.backward()
+    trained.step(3)
+    assert y.shape == (3, 5) and net.output.weight.grad(mx.cpu(1)).shape == (5, 3)
+    net.remark = "of the parallel net"
+    assert not hasattr(template, "remark")
+    features = make_parallel(template.features, devices.contexts)
+    assert features[1] is template.features[1] and list(features) == [
+        *template.features
+    ]
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_gradients_and_outputs(rows):
     plain, parallel = pair(cpus(3))

@@ -5,17 +5,19 @@ and then trains a step whose numbers are compared with the oracle.
 """
 
 import re
+import time
 
 import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock
-from support.helpers import cpus, output_of, train_step
+from support.helpers import MODES, cpus, output_of, set_mode, train_step
 from support.mistakes import (
     X,
     assert_trains,
     by_hand,
     by_map,
+    cause_of,
     failure_of,
     make_layer,
     make_shards,
@@ -37,7 +39,6 @@ def test_timeout_in_forward(recover, devices):
     assert f"SyncBatchNorm '{layer.name}', forward: waited " in text
     assert re.search(r"waited 0\.5\d* s for 1 of 2 devices", text)
     assert "Arrived: cpu(1) with shape (2, 3, 2, 5). Missing: cpu(0)." in text
-    assert "Likely cause: " in text and "gluon_syncbn.Devices" in text
     assert "call gluon_syncbn.recover()" in text
     recover(devices)
     assert_trains(devices, layer)
@@ -55,6 +56,7 @@ def test_timeout_in_backward(recover, devices):
     text = failure_of(shards[0].grad.asnumpy)
     assert f"'{layer.name}', backward: waited 0.5" in text
     assert "Arrived: cpu(0) with shape (2, 3, 2, 5). Missing: cpu(1)." in text
+    assert "backward was not called for cpu(1) from Devices.map. Call it there" in text
     recover(devices)
     assert_trains(devices, layer)
 
@@ -98,8 +100,10 @@ print("continued")
 
 def test_plain_loop_over_cpu_contexts_names_the_way_out():
     output = output_of(PLAIN_LOOP)
-    assert "plain loop over several CPU contexts" in output
-    assert "allow_plain_loop(net), or drive them with gluon_syncbn" in output
+    assert (
+        "Likely cause: a plain loop over CPU contexts, which deadlocks inside" in output
+    )
+    assert "Give the net that the loop calls to gluon_syncbn.allow_plain_loop" in output
     assert "continued" in output
 
 
@@ -109,10 +113,111 @@ def test_a_context_used_twice_in_a_step(devices):
     with autograd.train_mode():
         layer(first)
         y = layer(second.as_in_context(mx.cpu(0)))
-    text = failure_of(y.asnumpy)
-    assert "Missing: cpu(1)" in text and "a context got no shard, or two" in text
+    expected = "cpu(0) got a second shard before cpu(1) got one. Give every context"
+    assert cause_of(y.asnumpy).startswith(expected)
     gluon_syncbn.recover()
     assert_trains(devices, layer)
+
+
+def call_in_main_thread(devices, layer, shards):
+    return layer(shards[0])
+
+
+def call_of_an_allowed_net(devices, layer, shards):
+    return gluon_syncbn.allow_plain_loop(layer)(shards[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call", [call_in_main_thread, call_of_an_allowed_net])
+def test_a_result_is_read_before_every_context_is_called(call, mode, devices):
+    layer = set_mode(make_layer(devices.contexts), mode)
+    with autograd.record():
+        y = call(devices, layer, make_shards(devices))
+    expected = "the net was not called for cpu(1). In training call it for every cont"
+    assert cause_of(y.asnumpy).startswith(expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_result_is_read_inside_of_map(mode, devices):
+    layer, shards = set_mode(make_layer(devices.contexts), mode), make_shards(devices)
+    for _ in range(2):
+        with autograd.train_mode():
+            map_and_wait(devices, layer, shards)
+    with autograd.train_mode():
+        cause = cause_of(devices.map, lambda x: layer(x).asnumpy(), shards)
+    expected = "the function that is called for cpu(0) waits for a result (asnumpy, wa"
+    assert cause.startswith(expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_context_that_skips_the_layer(mode, devices):
+    layer, shards = set_mode(make_layer(devices.contexts), mode), make_shards(devices)
+
+    def step(skip):
+        with autograd.train_mode():
+            ys = devices.map(lambda x: x if x.context in skip else layer(x), shards)
+        for y in ys:
+            y.wait_to_read()
+
+    for _ in range(2):
+        step([])
+    expected = (
+        "the function that Devices.map calls did not call the layer for cpu(1) in"
+    )
+    assert cause_of(step, [mx.cpu(1)]).startswith(expected)
+
+
+def test_the_template_of_a_parallel_net(devices):
+    gluon_syncbn.set_timeout(0.5)
+    net = gluon_syncbn.make_parallel(SyncBatchNorm(in_channels=3), devices.contexts)
+    net.initialize()
+    with autograd.train_mode():
+        y = net.net(make_shards(devices)[0])
+    expected = (
+        "the call went to the template of a parallel net, its attribute net. Call"
+    )
+    assert cause_of(y.asnumpy).startswith(expected)
+
+
+class Sleep(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        time.sleep(1)
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register("sleep")
+class SleepProp(mx.operator.CustomOpProp):
+    def create_operator(self, *_):
+        return Sleep()
+
+
+def test_a_context_whose_work_takes_longer(devices):
+    layer = make_layer(devices.contexts)
+
+    def late(x):
+        if x.context == mx.cpu(1):
+            x = mx.nd.Custom(x, op_type="sleep")
+        return layer(x)
+
+    with autograd.train_mode():
+        ys = devices.map(late, make_shards(devices))
+    expected = (
+        "an operator in front of this layer has failed on cpu(1), or takes longer"
+    )
+    assert cause_of(ys[0].asnumpy).startswith(expected)
+
+
+def test_backward_of_one_context_of_an_allowed_net(devices):
+    layer = gluon_syncbn.allow_plain_loop(make_layer(devices.contexts))
+    shards = make_shards(devices)
+    with autograd.record():
+        ys = [layer(x) for x in shards]
+    ys[0].backward()
+    expected = (
+        "backward was not called for cpu(1). Call autograd.backward once, with the"
+    )
+    gradient = layer.gamma.grad(mx.cpu(0))
+    assert cause_of(gradient.asnumpy).startswith(expected)
 
 
 # ---- num_devices ---------------------------------------------------------------------
@@ -132,8 +237,8 @@ def test_more_devices_than_shards(devices):
     layer = make_layer(cpus(3))
     with autograd.train_mode():
         ys = devices.map(layer, make_shards(devices))
-    text = failure_of(ys[0].asnumpy)
-    assert "for 1 of 3 devices" in text and "Missing: cpu(2)" in text
+    expected = "the layer is initialized on cpu(2), which got no shard. Initialize the"
+    assert cause_of(ys[0].asnumpy).startswith(expected)
     gluon_syncbn.recover()
     layer.set_synchronization(num_devices=2)
     assert_trains(devices, layer)
@@ -145,7 +250,8 @@ def test_a_device_that_is_not_known_by_name(devices):
         y = layer(make_shards(devices)[0])
     text = failure_of(y.asnumpy)
     assert "Missing: 1 that never called the layer" in text
-    assert "num_devices is not the number of contexts that get a shard" in text
+    assert "num_devices=2 is not the number of contexts that get a shard" in text
+    assert "; the layer is initialized on cpu(0), cpu(1), cpu(2)." in text
     gluon_syncbn.recover()
     assert_trains(devices, layer)
 
@@ -166,7 +272,7 @@ def test_more_shards_than_devices(steps, make_devices, devices):
     text = failure_of(two_steps)
     assert f"SyncBatchNorm '{layer.name}'" in text
     # Any two of the three may be the first, and the text depends on them.
-    assert "num_devices=2, but cpu(" in text or "num_devices is not" in text
+    assert "num_devices=2, but cpu(" in text or "num_devices=2 is not" in text
     gluon_syncbn.recover()
     assert_trains(devices, layer)
 
@@ -176,7 +282,7 @@ def test_more_shards_than_devices_with_backward(make_devices, devices):
     three = make_devices(3)
     shards = make_shards(three, X[[0, 1, 2]])
     text = failure_of(train_step, three, layer, shards, shards)
-    assert "num_devices=2, but cpu(" in text or "num_devices is not" in text
+    assert "num_devices=2, but cpu(" in text or "num_devices=2 is not" in text
     gluon_syncbn.recover()
     assert_trains(devices, layer)
 
@@ -204,34 +310,52 @@ def test_backward_of_a_failed_forward_does_not_crash():
     assert output_of(FAILED_FORWARD) == "well\n"
 
 
-def test_one_device_on_two_contexts(devices):
-    layer = make_layer(devices.contexts, num_devices=1)
-
-    def two_steps():
-        for _ in range(2):
-            with autograd.train_mode():
-                map_and_wait(devices, layer, make_shards(devices))
-
-    text = failure_of(two_steps)
+@pytest.mark.parametrize("mode", MODES)
+def test_one_device_on_two_contexts(mode, devices):
+    layer = set_mode(make_layer(devices.contexts, num_devices=1), mode)
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
     assert (
         "num_devices=1, but cpu(" in text and "calls the layer as well as cpu(" in text
     )
     gluon_syncbn.recover()
     layer.set_synchronization(num_devices=2)
+    set_mode(layer, mode)
     assert_trains(devices, layer)
 
 
-def test_one_device_on_two_contexts_is_noticed_in_the_first_step(devices):
+@pytest.mark.parametrize("allow", [True, False])
+def test_one_device_on_two_contexts_is_noticed_in_backward_of_a_loop(allow, devices):
     layer = make_layer(devices.contexts, num_devices=1)
+    if allow:
+        gluon_syncbn.allow_plain_loop(layer)
     with autograd.record():
-        ys = devices.map(layer, make_shards(devices))
+        ys = [layer(x) for x in make_shards(devices)]
     mx.nd.waitall()
 
-    def backward():
-        devices.map(lambda y: y.backward(), ys)
+    def backward():  # of an allowed net it raises what has failed until then
+        autograd.backward(ys)
         mx.nd.waitall()
 
     assert "num_devices=1, but cpu(" in failure_of(backward)
+
+
+def test_one_device_in_each_group(devices):
+    groups = [[context] for context in devices.contexts]
+    layer = make_layer(devices.contexts, num_devices=1, group=groups)
+    for _ in range(2):
+        with autograd.train_mode():
+            ys = devices.map(layer, make_shards(devices))
+        for y in ys:
+            assert abs(y.asnumpy().mean((0, 2, 3))).max() < 1e-5
+
+
+def test_one_device_that_moves(devices):
+    """The contexts that a layer is initialized on may be more than it is used on."""
+    layer = make_layer(devices.contexts, num_devices=1)
+    for context in devices.contexts:
+        with autograd.train_mode(), gluon_syncbn.Devices([context]) as one:
+            map_and_wait(one, layer, make_shards(one))
 
 
 def test_traced_before_initialization_without_num_devices():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -272,6 +273,8 @@ def test_an_interrupt_leaves_whole_checkpoints(tmp_path, ctrl_c):
         errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and "Traceback" not in errors, errors[-2000:]
     assert not list((tmp_path / "run").glob("*.part"))
+    command = r"are whole; `python (\S*train_segmentation.py) --resume run` continues"
+    assert Path(re.search(command, errors)[1]).exists()
     train(tmp_path, "--resume", "run", "--stop-after", "3")
 
 
