@@ -162,6 +162,47 @@ def test_an_error_stays_with_its_operator():
         assert "devices disagree" in failure_of(y.wait_to_read)
 
 
+class Fails(autograd.Function):
+    """Its backward waits for an event, and raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        return x * 1
+
+    def backward(self, dy):
+        self.began.set()
+        self.go_on.wait(60)
+        raise RuntimeError("mine")
+
+
+@pytest.mark.timeout(60)
+def test_an_operator_completes_with_the_error_of_another_one():
+    """Of a user's function, whose own operator completes later. Ours is not taken."""
+    contexts = cpus(2, 1)
+    elsewhere = mx.nd.ones((2, 3), ctx=mx.cpu(5))
+    elsewhere.attach_grad()
+    layer, fails = make_layer(contexts, num_devices=2), Fails()
+    good, other = (mx.nd.ones((2, 3), ctx=context) for context in contexts)
+    with autograd.record():
+        y = fails(elsewhere)
+    y.backward()
+    assert fails.began.wait(60)
+    with BusyWorker(mx.cpu(5)):
+        fails.go_on.set()
+        time.sleep(0.2)  # the error leaves its operator meanwhile
+        with autograd.train_mode():
+            layer(good), layer(other.astype("float64"))
+        while not failures.failure():
+            time.sleep(0.01)
+    assert "devices disagree" in failures.failure()
+    gluon_syncbn.recover()
+    with Devices(contexts) as devices:
+        assert_trains(devices, layer)
+
+
 def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):
     layer = make_layer(devices.contexts, num_devices=2, timeout=1000)
 
