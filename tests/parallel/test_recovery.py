@@ -13,8 +13,9 @@ from support.helpers import cpus, output_of, run_python
 from support.mistakes import assert_trains, failure_of, make_layer, make_shards
 
 import gluon_syncbn
-from gluon_syncbn import Devices
+from gluon_syncbn import Devices, make_parallel
 from gluon_syncbn.native import failures
+from gluon_syncbn.parallel import bridge
 
 ONE_STEP = """
 import sys, mxnet as mx, gluon_syncbn
@@ -222,3 +223,55 @@ def test_recover_without_a_failure_does_no_harm():
         assert_trains(devices, layer)
         gluon_syncbn.recover()
         assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+def test_gradients_outlive_the_function_that_got_them(count, fails):
+    """MXNet frees their memory when it returns or raises."""
+    gate, rows = bridge.Gate(mx.cpu(0), axis=0), 2 * count
+    shards = [mx.nd.ones((2, 3), ctx=context) for context in cpus(count)]
+    gate.attach(None, [shards], [mx.nd.ones((rows, 3))])
+    memory = np.ones((rows, 3), "float32")
+
+    def run():
+        dy = mx.nd.from_numpy(memory[:])  # makes its view read-only, not `memory`
+        try:
+            gate.backward([dy])
+        except mx.MXNetError:
+            assert fails
+        memory[:] = np.nan
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    bridge.await_any([gate], failures.latest_recovery)
+    with BusyWorker(mx.cpu(0)):
+        collected = gate.collect({})
+        if fails:
+            gate.cancel(RuntimeError("in the caller"))
+        else:
+            gate.deliver([shards])
+        thread.join()
+    for (dy,) in collected:
+        np.testing.assert_array_equal(dy.asnumpy(), 1)
+
+
+def test_recovery_in_another_thread_ends_a_backward(devices):
+    """Its own error was dropped, so nothing would ever arrive."""
+    fails = Fails()
+
+    def recover():
+        fails.began.wait(60)
+        fails.go_on.set()
+        gluon_syncbn.recover("another thread's reason")
+
+    net = make_parallel(nn.Dense(1, in_units=3), devices.contexts)
+    net.initialize()
+    x = mx.nd.ones((4, 3))
+    x.attach_grad()
+    thread = threading.Thread(target=recover)
+    thread.start()
+    with autograd.record():
+        loss = fails(net(x))
+    assert "another thread's reason" in failure_of(loss.backward)
+    thread.join()
