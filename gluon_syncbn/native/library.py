@@ -35,6 +35,7 @@ def _status(code):
 _SIGNATURES = {
     "gluon_syncbn_last_error": (ctypes.c_char_p, []),
     "gluon_syncbn_register": (ctypes.c_int, [ctypes.c_char_p]),
+    "gluon_syncbn_wait_before_fork": (None, []),
     "gluon_syncbn_create_group": (_status, [ctypes.c_char_p, ctypes.c_char_p]),
     "gluon_syncbn_release_group": (_status, [ctypes.c_char_p]),
     "gluon_syncbn_batches": (ctypes.c_int64, [ctypes.c_char_p]),
@@ -115,6 +116,8 @@ def load() -> ctypes.CDLL:
     mxnet_path = mx.base._LIB._name.encode()
     if library.gluon_syncbn_register(mxnet_path) != 0:
         raise ImportError(library.gluon_syncbn_last_error().decode())
+    # ctypes releases the GIL, so other threads queue what the work in flight waits for.
+    os.register_at_fork(before=library.gluon_syncbn_wait_before_fork)
     return library
 
 

@@ -31,6 +31,7 @@ _SIGNATURES = {
         ctypes.c_void_p,
         [ctypes.c_double, ctypes.POINTER(ctypes.c_int)],
     ),
+    "gluon_syncbn_mpi_owned": (ctypes.c_int, []),
     "gluon_syncbn_mpi_finalize": (None, []),
 }
 

@@ -52,7 +52,8 @@ def init(timeout: float | None = None) -> None:
         initialized without ``MPI_THREAD_MULTIPLE``; if mpi4py runs on another MPI; if
         the launcher's environment (``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``,
         ``SLURM_NTASKS`` and others) promises several processes and MPI knows of one
-        only; if not all processes call it within the timeout; after :func:`shutdown`.
+        only; if not all processes call it within the timeout, after which it may be
+        called again; after :func:`shutdown`.
     ValueError
         If `timeout` is no positive number.
 
@@ -74,12 +75,10 @@ def init(timeout: float | None = None) -> None:
             raise RuntimeError("distributed.init() was called after shutdown()")
         return
     library, mpi_library = load(), mpi.load()
-    was_initialized = mpi_library.gluon_syncbn_mpi_initialized()
     try:
         size = mpi.initialize(mpi_library)
     except RuntimeError:
-        if not was_initialized:
-            atexit.register(mpi_library.gluon_syncbn_mpi_finalize)
+        atexit.register(mpi_library.gluon_syncbn_mpi_finalize)
         raise
     transport, machines = mpi.transport(mpi_library, size, seconds)
     rank = library.gluon_syncbn_distributed_open(transport)
@@ -87,7 +86,7 @@ def init(timeout: float | None = None) -> None:
         raise RuntimeError(library.gluon_syncbn_last_error().decode())
     _world = _World(library, mpi_library, rank, machines)
     # It runs before the handler of failures.py, which was registered earlier.
-    atexit.register(_end, own_mpi=not was_initialized)
+    atexit.register(_end)
 
 
 def wait_seconds(timeout: float | None) -> float:
@@ -245,7 +244,7 @@ def shutdown() -> None:
     _world.library.gluon_syncbn_distributed_leave()
 
 
-def _end(own_mpi):
+def _end():
     """Leaves the other processes when the interpreter exits."""
     if os.getpid() != _world.pid:
         return  # in a fork: MPI belongs to the parent
@@ -254,6 +253,7 @@ def _end(own_mpi):
     failures.give_up("the Python interpreter exits")  # nothing of ours is in flight now
     # MPI_Finalize waits for all ranks with a busy processor, and for ever if one has
     # died: so all have to have left before.
+    own_mpi = _world.mpi.gluon_syncbn_mpi_owned()
     patience = failures.get_timeout() if own_mpi else 0.0
     if library.gluon_syncbn_distributed_stop(patience) and own_mpi:
         _world.mpi.gluon_syncbn_mpi_finalize()

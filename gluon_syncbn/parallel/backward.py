@@ -204,6 +204,7 @@ def _check_head_gradients(heads, gradients):
 def _through(calls, heads, destination, retain_graph):
     """Backward through the caller's graph and all devices' graphs that it reaches."""
     reached = []
+    recovery = failures.latest_recovery
     try:
         code = destination.of_caller(_original)
         if code != 0:
@@ -216,7 +217,7 @@ def _through(calls, heads, destination, retain_graph):
         left = len(reached)
         for call in reached:
             call.reached = left
-        for call in _in_order(reached):
+        for call in _in_order(reached, recovery):
             left -= 1
             # Running statistics, or a common output, join the graphs of several calls.
             destination.of_devices(call, retain_graph or left > 0)
@@ -233,11 +234,11 @@ def _through(calls, heads, destination, retain_graph):
     return code
 
 
-def _in_order(calls):
+def _in_order(calls, recovery):
     """Calls as their gradients arrive: none waits for those of a later one."""
     gates = {call.bridge: call for call in calls if isinstance(call.bridge, Gate)}
     while gates:
-        yield gates.pop(await_any(gates))
+        yield gates.pop(await_any(gates, recovery))
     # A call may have fed later ones, never earlier ones.
     leaves = [call for call in calls if isinstance(call.bridge, Leaves)]
     yield from sorted(leaves, key=lambda call: call.number, reverse=True)

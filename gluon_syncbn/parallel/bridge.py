@@ -9,6 +9,7 @@ differentiates, and `name`, the name of a variable behind every output.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from types import SimpleNamespace
@@ -21,7 +22,15 @@ from mxnet import autograd
 from ..layer import layout_guard
 from ..native import failures
 from . import graph
-from .operators import broadcast_add, cast, concat, reshape, slice_axis, to_context
+from .operators import (
+    broadcast_add,
+    cast,
+    concat,
+    copy,
+    reshape,
+    slice_axis,
+    to_context,
+)
 
 
 def join(parts: Sequence, axis: int, context: mx.Context) -> Any:
@@ -123,6 +132,7 @@ class Gate:
     def attach(self, call: Any, columns: Sequence, inputs: Sequence) -> list:
         """The outputs as whole arrays in the caller's graph, which keeps `call`."""
         self._rows = [part.shape[self._axis] for part in columns[0]]
+        self._np_shape = mx.util.is_np_shape()  # MXNet's threads do not know it
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
         self.name = graph.name_of(anchor.handle)
@@ -151,7 +161,7 @@ class Gate:
     def collect(self, _gradients: dict) -> list:
         """Per device the gradients of its outputs, which have arrived."""
         self._collected = self.arrived.pop(0)
-        return list(zip(*map(self._split, self._collected.gradients)))
+        return self._collected.gradients
 
     def deliver(self, gradients: Sequence) -> None:
         """Lets the function return; `gradients` has for each input those of its shards.
@@ -176,8 +186,16 @@ class Gate:
             _changed.notify_all()
 
     def backward(self, gradients: Sequence) -> mx.nd.NDArray:
-        """Called by MXNet's thread with the outputs' gradients."""
-        this = SimpleNamespace(gradients=gradients, delivered=None)
+        """Called by MXNet's thread with the outputs' gradients.
+
+        MXNet frees them when this returns or raises, whoever still reads them. So the
+        caller gets copies, and these are complete.
+        """
+        with mx.util.np_shape(self._np_shape):
+            columns = list(map(self._split, gradients))
+        for part in itertools.chain(*columns):
+            part.wait_to_read()
+        this = SimpleNamespace(gradients=list(zip(*columns)), delivered=None)
         with _changed:
             self.arrived.append(this)
             _changed.notify_all()
@@ -188,7 +206,7 @@ class Gate:
 
     def _split(self, dy):
         if len(self._rows) == 1:
-            return [dy]
+            return [copy(dy, self._context)]
         parts, begin = [], 0
         for rows in self._rows:
             parts.append(slice_axis(dy, self._axis, begin, begin + rows))
@@ -218,12 +236,18 @@ _TICK = 0.2  # seconds between looks for a failure
 _STOPPED = 1.0  # seconds that a look is late only where the process was stopped
 
 
-def await_any(gates: Iterable[Gate]) -> Gate:
-    """The first of some gates where gradients have arrived."""
-    return _await(lambda: next((gate for gate in gates if gate.arrived), None))
+def await_any(gates: Iterable[Gate], recovery: object) -> Gate:
+    """The first of some gates where gradients have arrived.
+
+    `recovery` was `failures.latest_recovery` before the backward. One since then, in
+    another thread, gave up what would bring the gradients, and cleared the failure.
+    """
+    return _await(
+        lambda: next((gate for gate in gates if gate.arrived), None), recovery
+    )
 
 
-def _await(condition):
+def _await(condition, recovery=None):
     """Waits until `condition()` returns something else than None, and returns it.
 
     Raises MXNetError if a layer fails, or nothing arrives within the timeout.
@@ -234,8 +258,7 @@ def _await(condition):
             thing = condition()
             if thing is not None:
                 return thing
-            if failures.failure():
-                raise mx.MXNetError(failures.failure())
+            _raise_failure(recovery)
             if time.monotonic() > deadline:
                 raise mx.MXNetError(
                     f"a parallel net's backward waited {failures.get_timeout()} s for "
@@ -246,3 +269,14 @@ def _await(condition):
             late = time.monotonic() - asleep - _TICK
             if late > _STOPPED:  # nothing could arrive meanwhile
                 deadline += late
+
+
+def _raise_failure(recovery):
+    failure = failures.failure()
+    if failure:
+        raise mx.MXNetError(failure)
+    if recovery not in (None, failures.latest_recovery):
+        raise mx.MXNetError(
+            "a parallel net's backward was given up by another thread, which called "
+            f"gluon_syncbn.recover ({failures.latest_recovery[2]})"
+        )

@@ -42,5 +42,10 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
     if array.context == context:
         return array
     if isinstance(array, mx.np.ndarray):
-        return to_context(array.as_nd_ndarray(), context).as_np_ndarray()
+        return copy(array.as_nd_ndarray(), context).as_np_ndarray()
+    return copy(array, context)
+
+
+def copy(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
+    """A copy of the array, on a context."""
     return _copyto(array, out=mx.nd.empty(array.shape, context, array.dtype))

@@ -49,6 +49,9 @@ SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
   });
 }
 
+// To be called before a fork, without the GIL.
+SYNCBN_EXPORT void gluon_syncbn_wait_before_fork() { syncbn::WaitBeforeFork(); }
+
 SYNCBN_EXPORT int gluon_syncbn_create_group(const char* key, const char* layer) {
   return CatchAll([&] { Registry::Get().FindOrCreate(key, layer); });
 }

@@ -10,9 +10,11 @@
 #include <list>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "collective/timeout.h"
 #include "collective/transport.h"
 #include "core/c_interface.h"
 #include "core/error.h"
@@ -30,24 +32,55 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
-// All ranks have to call this; a blocking duplicate would occupy a processor without end.
-MPI_Comm DuplicateWorld(double timeout_seconds) {
+// What all ranks do together before the first message. MPI writes into this until they have done
+// it, even after a call has timed out: so it is never deleted, and the next call goes on with it.
+struct Connection {
   MPI_Comm comm = MPI_COMM_NULL;
-  MPI_Request request;
-  Check(MPI_Comm_idup(MPI_COMM_WORLD, &comm, &request), "MPI_Comm_idup");
-  const auto start = std::chrono::steady_clock::now();
+  MPI_Request request = MPI_REQUEST_NULL;
+  char name[MPI_MAX_PROCESSOR_NAME] = {};
+  std::vector<char> names;  // of all ranks, once they are asked for
+};
+
+Connection* Begin() {
+  Connection* const connection = new Connection;
+  int length = 0;
+  Check(MPI_Get_processor_name(connection->name, &length), "MPI_Get_processor_name");
+  Check(MPI_Comm_idup(MPI_COMM_WORLD, &connection->comm, &connection->request), "MPI_Comm_idup");
+  return connection;
+}
+
+void AskForNames(Connection* connection) {
+  int size = 0;
+  MPI_Comm_set_errhandler(connection->comm, MPI_ERRORS_RETURN);
+  MPI_Comm_size(connection->comm, &size);
+  connection->names.resize(size * sizeof(connection->name));
+  Check(MPI_Iallgather(connection->name, sizeof(connection->name), MPI_CHAR,
+                       connection->names.data(), sizeof(connection->name), MPI_CHAR,
+                       connection->comm, &connection->request), "MPI_Iallgather");
+}
+
+// A blocking call would occupy a processor without end where a rank is missing.
+bool Completes(MPI_Request* request, Time deadline) {
   for (int done = 0;;) {
-    Check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    if (done) break;
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
-    if (waited.count() > timeout_seconds) {
-      throw Error(Concat("not every process that the launcher started called "
-                         "gluon_syncbn.distributed.init() within ", timeout_seconds, " s"));
-    }
+    Check(MPI_Test(request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done) return true;
+    if (Clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-  return comm;
+}
+
+// All ranks have to call this.
+const Connection& Connect(double timeout_seconds) {
+  const Time deadline = Clock::now() + ToDuration(timeout_seconds);
+  static Connection* const connection = Begin();
+  bool complete = Completes(&connection->request, deadline);
+  if (complete && connection->names.empty()) {
+    AskForNames(connection);
+    complete = Completes(&connection->request, deadline);
+  }
+  if (complete) return *connection;
+  throw Error(Concat("not every process that the launcher started called "
+                     "gluon_syncbn.distributed.init() within ", timeout_seconds, " s"));
 }
 
 int CallClosing(MPI_Comm, int, void* closing, void*) {
@@ -198,17 +231,19 @@ SYNCBN_EXPORT int gluon_syncbn_mpi_initialize() {
 // it. machines[r] becomes the lowest rank on the machine of rank r; it has room for all ranks.
 SYNCBN_EXPORT void* gluon_syncbn_mpi_transport(double timeout_seconds, int* machines) {
   return syncbn::CatchAll(static_cast<void*>(nullptr), [&] {
-    const MPI_Comm comm = syncbn::DuplicateWorld(timeout_seconds);
-    MPI_Comm machine;
-    int rank = 0;
-    MPI_Comm_rank(comm, &rank);
-    MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &machine);
-    MPI_Bcast(&rank, 1, MPI_INT, 0, machine);
-    MPI_Allgather(&rank, 1, MPI_INT, machines, 1, MPI_INT, comm);
-    MPI_Comm_free(&machine);
-    return static_cast<syncbn::Transport*>(new syncbn::MpiTransport(comm));
+    const syncbn::Connection& connection = syncbn::Connect(timeout_seconds);
+    const size_t length = sizeof(connection.name), size = connection.names.size() / length;
+    std::unordered_map<std::string, int> lowest;  // ranks, by the names of their machines
+    for (size_t rank = 0; rank < size; ++rank) {
+      const std::string name(&connection.names[rank * length], length);
+      machines[rank] = lowest.emplace(name, static_cast<int>(rank)).first->second;
+    }
+    return static_cast<syncbn::Transport*>(new syncbn::MpiTransport(connection.comm));
   });
 }
+
+// 1 if MPI was initialized here, so that it is to be finalized here.
+SYNCBN_EXPORT int gluon_syncbn_mpi_owned() { return syncbn::owned; }
 
 // Ends MPI if it was initialized here and nobody has ended it. All ranks call it.
 SYNCBN_EXPORT void gluon_syncbn_mpi_finalize() {

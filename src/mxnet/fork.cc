@@ -3,6 +3,10 @@
 // run on, and the process hangs or aborts. Handlers run in the reverse order of registration, so
 // this one runs first and leaves MXNet nothing in flight. DataLoader workers and, before
 // Python 3.10, subprocess fork.
+//
+// os.fork() calls such handlers with the GIL, when no thread can queue what an operator waits for.
+// So Python calls WaitBeforeFork before them, without the GIL (library.py), and the handler remains
+// for forks that Python does not see.
 #include "mxnet/fork.h"
 
 #include <pthread.h>
@@ -17,16 +21,17 @@ namespace {
 
 std::atomic<bool> has_operators{false};
 
+}  // namespace
+
 void WaitBeforeFork() {
   if (!has_operators) return;
-  // Waiting takes the errors that arrays carry. A failed layer keeps its own; others are shown.
+  // Waiting drops the errors that arrays carry, and these then read without one. A failed layer
+  // keeps its own, so its next step raises it; those of other operators are only printed.
   if (Mxnet().NDArrayWaitAll() != 0) {
     std::fprintf(stderr, "gluon_syncbn: error of the work in flight before a fork: %s\n",
                  Mxnet().GetLastError());
   }
 }
-
-}  // namespace
 
 void ArmForkGuard() { pthread_atfork(WaitBeforeFork, nullptr, nullptr); }
 

@@ -233,23 +233,6 @@ assert 'dense_weight is not initialized' in text, text
 # ---- beginning -----------------------------------------------------------------------
 
 
-def test_a_process_that_does_not_call_init():
-    program = """
-if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':
-    # It has to take part in MPI_Init, or this waits in MPI itself.
-    from gluon_syncbn.native import mpi
-    mpi.initialize(mpi.load())
-    time.sleep(5)
-else:
-    text = error_of(distributed.init, 1)
-    assert 'not every process' in text and 'within 1 s' in text, text
-    print('told', flush=True)
-os._exit(0)
-"""
-    output = run_ranks(2, program, init="", status=None)
-    assert "told" in output
-
-
 def test_one_process_where_the_launcher_promised_more():
     code = "from gluon_syncbn import distributed; distributed.init()"
     for name in ("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"):

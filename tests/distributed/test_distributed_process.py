@@ -54,6 +54,37 @@ push_step()
     run_ranks(2, STEP + program)
 
 
+def test_init_ends_within_its_timeout_and_may_be_called_again(tmp_path):
+    """First rank 1 comes too late, then it waits for rank 0, then both come."""
+    mpi4py()
+    program = """
+import atexit
+from pathlib import Path
+from gluon_syncbn.native import mpi
+
+mpi.initialize(mpi.load())  # which waits for all ranks
+from mpi4py import MPI
+atexit.register(lambda: MPI.Is_finalized() or os._exit(1))  # runs after ours
+own = MPI.COMM_WORLD.rank
+gave_up = [Path(sys.argv[1], str(rank)) for rank in range(2)]
+
+def wait_for(rank):
+    while not gave_up[rank].exists():
+        MPI.COMM_WORLD.iprobe()  # answers the other rank, as any call of MPI may
+
+if own == 1:
+    wait_for(0)
+text = error_of(distributed.init, 1)
+assert 'not every process' in text and 'within 1 s' in text, text
+gave_up[own].touch()
+wait_for(1)
+distributed.init(30)
+assert distributed.rank() == own and distributed.allreduce(1) == 2
+assert (distributed.local_rank(), distributed.local_size()) == (own, 2)
+"""
+    run_ranks(2, program, tmp_path, init="")
+
+
 @pytest.mark.parametrize("order", ["shutdown first", "MPI first", "ranks differ"])
 def test_the_program_ends_mpi_itself(order):
     mpi4py()

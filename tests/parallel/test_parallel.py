@@ -170,16 +170,20 @@ def test_batch_axis(devices):
 
 
 def test_numpy_semantics(devices):
+    class Net(nn.Dense):
+        def forward(self, x):
+            return super().forward(x), x[:, :0]
+
     with mx.util.np_shape(True), mx.util.np_array(True):
-        net = make_parallel(nn.Dense(1, use_bias=False), devices.contexts)
+        net = make_parallel(Net(1, use_bias=False), devices.contexts)
         net.initialize(mx.init.One())
         x = mx.np.array([[1.0], [2.0], [3.0]])
         x.attach_grad()
         with autograd.record():
-            y = net(x)
-            total = (y**2).sum()
+            y, empty = net(x)
+            total = (y**2).sum() + empty.sum()
         total.backward()
-        assert type(y) is type(x)
+        assert type(y) is type(x) and empty.shape == (3, 0)
         assert (x.grad.asnumpy()[:, 0] == [2, 4, 6]).all()
         assert summed_grad(net.net.weight) == 28
 

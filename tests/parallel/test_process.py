@@ -116,6 +116,38 @@ print('steps', net[1].num_batches_tracked)
     assert "steps 20" in output
 
 
+def test_a_fork_waits_for_what_another_thread_queues():
+    body = """
+import threading
+gluon_syncbn.set_timeout(5)
+layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
+layer.initialize(ctx=contexts)
+begins = threading.Event()
+os.register_at_fork(before=begins.set)  # runs before the package's
+
+def call(shard):
+    with autograd.train_mode():
+        layer(shard)
+
+def call_late(shard):
+    begins.wait()
+    call(shard)
+
+first, second = devices.split(x)
+call(first)
+thread = threading.Thread(target=call_late, args=(second,))
+thread.start()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+thread.join()
+mx.nd.waitall()
+"""
+    _, errors = run(body)
+    assert "before a fork" not in errors  # where an error of the layer would be dropped
+
+
 def test_subprocess_and_data_loader_workers_beside_training():
     body = """
 import subprocess

@@ -13,8 +13,9 @@ from support.helpers import cpus, output_of, run_python
 from support.mistakes import assert_trains, failure_of, make_layer, make_shards
 
 import gluon_syncbn
-from gluon_syncbn import Devices
+from gluon_syncbn import Devices, make_parallel
 from gluon_syncbn.native import failures
+from gluon_syncbn.parallel import bridge
 
 ONE_STEP = """
 import sys, mxnet as mx, gluon_syncbn
@@ -162,6 +163,47 @@ def test_an_error_stays_with_its_operator():
         assert "devices disagree" in failure_of(y.wait_to_read)
 
 
+class Fails(autograd.Function):
+    """Its backward waits for an event, and raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        return x * 1
+
+    def backward(self, dy):
+        self.began.set()
+        self.go_on.wait(60)
+        raise RuntimeError("mine")
+
+
+@pytest.mark.timeout(60)
+def test_an_operator_completes_with_the_error_of_another_one():
+    """Of a user's function, whose own operator completes later. Ours is not taken."""
+    contexts = cpus(2, 1)
+    elsewhere = mx.nd.ones((2, 3), ctx=mx.cpu(5))
+    elsewhere.attach_grad()
+    layer, fails = make_layer(contexts, num_devices=2), Fails()
+    good, other = (mx.nd.ones((2, 3), ctx=context) for context in contexts)
+    with autograd.record():
+        y = fails(elsewhere)
+    y.backward()
+    assert fails.began.wait(60)
+    with BusyWorker(mx.cpu(5)):
+        fails.go_on.set()
+        time.sleep(0.2)  # the error leaves its operator meanwhile
+        with autograd.train_mode():
+            layer(good), layer(other.astype("float64"))
+        while not failures.failure():
+            time.sleep(0.01)
+    assert "devices disagree" in failures.failure()
+    gluon_syncbn.recover()
+    with Devices(contexts) as devices:
+        assert_trains(devices, layer)
+
+
 def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):
     layer = make_layer(devices.contexts, num_devices=2, timeout=1000)
 
@@ -181,3 +223,55 @@ def test_recover_without_a_failure_does_no_harm():
         assert_trains(devices, layer)
         gluon_syncbn.recover()
         assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+def test_gradients_outlive_the_function_that_got_them(count, fails):
+    """MXNet frees their memory when it returns or raises."""
+    gate, rows = bridge.Gate(mx.cpu(0), axis=0), 2 * count
+    shards = [mx.nd.ones((2, 3), ctx=context) for context in cpus(count)]
+    gate.attach(None, [shards], [mx.nd.ones((rows, 3))])
+    memory = np.ones((rows, 3), "float32")
+
+    def run():
+        dy = mx.nd.from_numpy(memory[:])  # makes its view read-only, not `memory`
+        try:
+            gate.backward([dy])
+        except mx.MXNetError:
+            assert fails
+        memory[:] = np.nan
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    bridge.await_any([gate], failures.latest_recovery)
+    with BusyWorker(mx.cpu(0)):
+        collected = gate.collect({})
+        if fails:
+            gate.cancel(RuntimeError("in the caller"))
+        else:
+            gate.deliver([shards])
+        thread.join()
+    for (dy,) in collected:
+        np.testing.assert_array_equal(dy.asnumpy(), 1)
+
+
+def test_recovery_in_another_thread_ends_a_backward(devices):
+    """Its own error was dropped, so nothing would ever arrive."""
+    fails = Fails()
+
+    def recover():
+        fails.began.wait(60)
+        fails.go_on.set()
+        gluon_syncbn.recover("another thread's reason")
+
+    net = make_parallel(nn.Dense(1, in_units=3), devices.contexts)
+    net.initialize()
+    x = mx.nd.ones((4, 3))
+    x.attach_grad()
+    thread = threading.Thread(target=recover)
+    thread.start()
+    with autograd.record():
+        loss = fails(net(x))
+    assert "another thread's reason" in failure_of(loss.backward)
+    thread.join()
