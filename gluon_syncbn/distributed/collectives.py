@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 
 from ..common.arguments import check_int, check_text
-from ..native import world
+from ..native import failures, world
 
 # Reduce operations by dtype; asking a dtype for its name takes longer than an exchange.
 _SUMS = {np.dtype(name): f"sum_{name}" for name in ("float32", "float64", "int64")}
@@ -197,7 +197,7 @@ def exchange(
         *(array.ctypes.data, array.nbytes, seconds, ctypes.byref(size)),
     )
     if status != 0:
-        raise mx.MXNetError(this.library.gluon_syncbn_last_error().decode())
+        raise failures.error(this.library.gluon_syncbn_last_error().decode())
     reduced = np.empty(size.value, np.uint8)
     this.library.gluon_syncbn_distributed_result(reduced.ctypes.data)
     return reduced

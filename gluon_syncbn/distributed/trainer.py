@@ -17,7 +17,7 @@ from mxnet.gluon import Block
 
 from ..common.arguments import check_bool, check_kind, check_real, shown
 from ..native import world
-from .collectives import allreduce, broadcast
+from .collectives import allreduce, broadcast, exchange
 from .parameters import broadcast_parameters, parameters_of
 
 
@@ -127,12 +127,21 @@ class Trainer(mx.gluon.Trainer):
         )
         check_bool("ignore_stale_grad", ignore_stale_grad)
         self.allreduce_grads()
-        total = float(allreduce(samples, "Trainer.step, samples"))
+        total = self._total(samples)
         if total == 0:
             raise ValueError(
                 "batch_size is positive in at least one process, but got 0 in all"
             )
         self.update(total, ignore_stale_grad)
+
+    def _total(self, samples):
+        """The sum of all processes' samples; an error if one is a step ahead."""
+        if world.size() == 1:
+            return samples
+        # A failure may reach a process after its step was whole, and another's before.
+        signature = f"{self._optimizer.num_update} updates before this step"
+        name, array = "Trainer.step, samples", np.array([samples])
+        return float(exchange(name, "sum_float64", array, signature).view(float)[0])
 
     def join(self, timeout: float | None = None) -> None:
         """Ends an epoch: waits for processes that have batches left, and catches up.

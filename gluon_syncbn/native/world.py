@@ -215,7 +215,7 @@ def join(timeout: float | None = None) -> int:
     library = world().library
     last = library.gluon_syncbn_distributed_join(seconds)
     if last < 0:
-        raise mx.MXNetError(library.gluon_syncbn_last_error().decode())
+        raise failures.error(library.gluon_syncbn_last_error().decode())
     return last
 
 

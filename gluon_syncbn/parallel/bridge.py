@@ -274,7 +274,7 @@ def _await(condition, recovery=None):
 def _raise_failure(recovery):
     failure = failures.failure()
     if failure:
-        raise mx.MXNetError(failure)
+        raise failures.error(failure)
     if recovery not in (None, failures.latest_recovery):
         raise mx.MXNetError(
             "a parallel net's backward was given up by another thread, which called "

@@ -390,7 +390,8 @@ ROWS = {
             (
                 len,
                 [1],
-                "list 0 has 1 elements, expected one for each of the 2 contexts",
+                "list 0 has 1 element, expected one for each of the 2 contexts; "
+                "make_parallel takes batches with fewer rows than contexts",
             ),
             (len, "ab", "abc", "list 1 has 3 elements, expected one for each of the 2"),
         ),
