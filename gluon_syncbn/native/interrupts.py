@@ -14,11 +14,11 @@ from typing import Iterator
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[None]:
+def deferred_interrupt(all_of_them: bool = False) -> Iterator[None]:
     """In the main thread, the first SIGINT waits for the end of the ``with`` block.
 
-    A second one is handled at once. Both call the program's own handler; without one
-    in Python, nothing changes.
+    A second one is handled at once, unless `all_of_them` wait. Each calls the program's
+    own handler; without one in Python, nothing changes.
     """
     handler = None
     if threading.current_thread() is threading.main_thread():
@@ -30,7 +30,7 @@ def deferred_interrupt() -> Iterator[None]:
 
     def note(signum, frame):
         noted.append((signum, frame))
-        if len(noted) > 1:
+        if len(noted) > 1 and not all_of_them:
             handler(signum, frame)
 
     signal.signal(signal.SIGINT, note)
@@ -38,5 +38,5 @@ def deferred_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if len(noted) == 1:
+        if len(noted) == 1 or noted and all_of_them:
             handler(*noted[0])

@@ -21,7 +21,7 @@ _MPI_NAME = "libgluon_syncbn_mpi.so"
 
 
 def _value(code):
-    """The result of functions that return a number; raises what they could not throw."""
+    """A function's result, unless negative; raises what it could not throw."""
     if code < 0:
         raise RuntimeError(load().gluon_syncbn_last_error().decode())
     return code
@@ -46,13 +46,7 @@ _SIGNATURES = {
     "gluon_syncbn_leave_driver": (_status, [ctypes.c_char_p]),
     "gluon_syncbn_wait_seconds": (ctypes.c_double, [ctypes.c_char_p]),
     "gluon_syncbn_has_operators": (ctypes.c_int, []),
-    "gluon_syncbn_commit_step": (
-        ctypes.c_void_p,
-        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
-        + [ctypes.c_void_p, ctypes.c_int]
-        + [ctypes.POINTER(ctypes.c_char_p), ctypes.c_int]
-        + [ctypes.c_void_p, ctypes.c_void_p],
-    ),
+    "gluon_syncbn_commit_step": (ctypes.c_void_p, [ctypes.c_void_p]),
     "gluon_syncbn_seal_step": (
         _status,
         [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int],

@@ -63,6 +63,22 @@ class _Step:
             vars(optimizer.lr_scheduler).update(self._schedule)
 
 
+class _Arguments(ctypes.Structure):
+    """As gluon_syncbn_step in src/c_api/python_api.cc."""
+
+    _fields_ = [
+        ("gradients", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("num_groups", ctypes.c_int),
+        ("running_statistics", ctypes.c_void_p),
+        ("num_running_statistics", ctypes.c_int),
+        ("keys", ctypes.c_void_p),
+        ("num_keys", ctypes.c_int),
+        ("token", ctypes.c_void_p),
+        ("verdict", ctypes.c_void_p),
+    ]
+
+
 def _update_counts(optimizer):
     return optimizer._all_index_update_counts
 
@@ -71,8 +87,14 @@ def _update_counts(optimizer):
 def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """In the block the update of the step under way is queued, as a whole.
 
-    Its gradients are queued before. It waits for nothing.
+    Its gradients are queued before. Nothing waits, so Ctrl-C can.
     """
+    with deferred_interrupt(all_of_them=True), _committed(trainer):
+        yield
+
+
+@contextmanager
+def _committed(trainer):
     while _pending and _pending[0].verdict.value == _WHOLE:
         del _pending[0]
     parameters = [p for p in trainer._params if p.grad_req != "null"]
@@ -88,10 +110,9 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
     on_kvstore = trainer._update_on_kvstore
     commit = _commit(step, _few(by_parameter) if on_kvstore else by_device)
     try:
-        with deferred_interrupt():
-            yield
+        yield
     finally:
-        sealed = [sum(by_parameter, [])]
+        sealed = [flatten(by_parameter)]
         if not on_kvstore:
             weights = list(zip(*(p.list_data() for p in parameters)))
             states = [flatten(updater.states) for updater in trainer._updaters]
@@ -103,13 +124,18 @@ def _commit(step, gradients):
     trainer = step.trainer()
     own = [layer for layer in list(layers) if _trainer_of(layer) is trainer]
     statistics = [array for layer in own for array in _statistics(layer)]
-    handles, _, _ = _groups([statistics])
     keys = [key.encode() for layer in own for key, _ in layer.groups()]
-    commit = load().gluon_syncbn_commit_step(
-        *(*_groups(gradients), handles, len(statistics)),
-        *((ctypes.c_char_p * len(keys))(*keys), len(keys)),
-        *(step.token.handle, ctypes.byref(step.verdict)),
+    handles, sizes, num_groups = _groups(gradients)
+    arguments = _Arguments(
+        *(ctypes.cast(handles, ctypes.c_void_p), ctypes.cast(sizes, ctypes.c_void_p)),
+        num_groups,
+        ctypes.cast(_groups([statistics])[0], ctypes.c_void_p),
+        len(statistics),
+        ctypes.cast((ctypes.c_char_p * len(keys))(*keys), ctypes.c_void_p),
+        len(keys),
+        *(step.token.handle, ctypes.addressof(step.verdict)),
     )
+    commit = load().gluon_syncbn_commit_step(ctypes.byref(arguments))
     if commit is None:
         raise mx.MXNetError(load().gluon_syncbn_last_error().decode())
     return commit

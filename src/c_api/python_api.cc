@@ -108,18 +108,30 @@ SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
 
 SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::HasOperators(); }
 
-// `groups` of `num_groups` have `sizes[i]` gradients each. For the rest see mxnet/commit.h. Returns a
-// StepCommit, or null for an error.
-SYNCBN_EXPORT void* gluon_syncbn_commit_step(void** gradients, const int* sizes, int num_groups,
-                                             void** running_statistics, int num_running_statistics,
-                                             const char** keys, int num_keys, void* token,
-                                             int* verdict) {
+// What a StepCommit takes, see mxnet/commit.h: `sizes[i]` gradients in each group, and the keys of
+// the histories.
+struct gluon_syncbn_step {
+  void** gradients;
+  const int* sizes;
+  int num_groups;
+  void** running_statistics;
+  int num_running_statistics;
+  const char** keys;
+  int num_keys;
+  void* token;
+  int* verdict;
+};
+
+// Returns a StepCommit, or null for an error.
+SYNCBN_EXPORT void* gluon_syncbn_commit_step(const gluon_syncbn_step* step) {
   return CatchAll(static_cast<void*>(nullptr), [&]() -> void* {
     std::vector<std::shared_ptr<RunningHistory>> histories;
-    for (int i = 0; i < num_keys; ++i) histories.push_back(RunningHistory::Of(keys[i]));
-    syncbn::Arrays statistics(running_statistics, running_statistics + num_running_statistics);
-    return new syncbn::StepCommit(Groups(gradients, sizes, num_groups), std::move(statistics),
-                                  token, std::move(histories), verdict);
+    for (int i = 0; i < step->num_keys; ++i) histories.push_back(RunningHistory::Of(step->keys[i]));
+    syncbn::Arrays statistics(step->running_statistics,
+                              step->running_statistics + step->num_running_statistics);
+    return new syncbn::StepCommit(Groups(step->gradients, step->sizes, step->num_groups),
+                                  std::move(statistics), step->token, std::move(histories),
+                                  step->verdict);
   });
 }
 

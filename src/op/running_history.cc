@@ -94,7 +94,7 @@ bool RunningHistory::Undo(const Device& device, Statistics* statistics) const {
     return true;
   };
   const auto own = steps_.find(device);
-  if (own != steps_.end() && own->second.is_open) return undo(own->second);
+  if (own != steps_.end() && undo(own->second)) return true;
   // A device without rows in the step gets the statistics of one that has (participating).
   for (const auto& entry : steps_) {
     if (undo(entry.second)) return true;

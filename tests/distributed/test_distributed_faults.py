@@ -296,3 +296,30 @@ def test_a_wheel_where_mpi_is_missing():
 def test_a_package_built_without_mpi():
     words = "gluon_syncbn was built without MPI: install an MPI"
     assert run_python(WITHOUT_MPI).stdout.startswith(words)
+
+
+A_STEP_APART = """
+net = nn.Dense(2, in_units=3)
+net.initialize()
+trainer = distributed.Trainer(net, 'adam')
+
+def step(update=trainer.step):
+    with autograd.record():
+        loss = net(mx.nd.ones((1, 3)) * (rank + 1)).sum()
+    loss.backward()
+    update(1)
+
+step()
+if rank == 1:
+    step(trainer.update)  # a failure has reached rank 0 before its step was whole
+text = error_of(step)
+assert '1 updates before this step' in text and '2 updates before' in text, text
+gluon_syncbn.recover()
+trainer.join()
+step()
+assert_same_bits(net.weight.data().asnumpy(), trainer._optimizer.num_update)
+"""
+
+
+def test_ranks_that_are_a_step_apart():
+    run_ranks(2, A_STEP_APART)

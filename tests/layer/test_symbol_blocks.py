@@ -204,16 +204,3 @@ def test_nodes_whose_mean_is_read_stay_with_a_warning():
     with pytest.warns(UserWarning, match="bn in the graph of .* stay unsynchronized"):
         convert_sync_batchnorm(net, 2)
     assert operators(net)["BatchNorm"] == 1
-
-
-def test_first_step_of_a_static_graph_is_waited_for(devices):
-    """A trainer's first step copies running statistics, see devices.py."""
-    net = initialize(with_symbol_block(nn.BatchNorm), cpus(2))
-    convert_sync_batchnorm(net, 2, timeout=0.5)
-    set_mode(net, "static_shape")
-    x = mx.nd.ones((2, *SHAPE), dtype="float64")
-    with autograd.record(train_mode=False):  # predicting before is no first step
-        devices.map_first(net, [x])
-    with autograd.record():
-        with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
-            devices.map_first(net, [x])

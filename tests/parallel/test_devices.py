@@ -132,18 +132,6 @@ def test_a_thread_without_a_call_is_ready_whenever_it_runs_next(devices, monkeyp
     assert devices.map(int) == [0, 0]
 
 
-def test_first_step_of_a_static_graph_is_waited_for(devices):
-    layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=0.5)
-    layer.initialize(ctx=devices.contexts)
-    layer.hybridize(static_alloc=True, static_shape=True)
-    xs = devices.split(mx.nd.random.normal(shape=(4, 3)))
-    with autograd.record():
-        with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
-            devices.map(lambda x: layer(x) if x is not None else x, [xs[0], None])
-        ys = devices.map(layer, xs)
-    assert abs(whole(ys).mean(0)).max() < 1e-6
-
-
 def test_the_first_contexts_alone(make_devices):
     devices = make_devices(3)
     seen = devices.map_first(lambda a, b: (a, b, mx.current_context()), [1, 2], "ab")

@@ -32,7 +32,6 @@ from gluon_syncbn import (
     allow_plain_loop,
     check_replicas,
     convert_sync_batchnorm,
-    recover,
 )
 from gluon_syncbn.parallel import backward
 
@@ -162,19 +161,3 @@ def test_graphs_are_freed():
     mx.nd.waitall()
     gc.collect()
     assert len(backward._calls) == 0
-
-
-def test_who_reads_running_statistics_waits_for_the_first_step():
-    """As a trainer does, which copies them; MXNet takes them for inputs only."""
-    contexts = cpus(2)
-    net = small_net()
-    convert_sync_batchnorm(net, 2, timeout=0.5)
-    allow_plain_loop(net).initialize(ctx=contexts)
-    for x in [mx.nd.ones((2, *SHAPE), ctx=context) for context in contexts]:
-        net(x)
-    set_mode(net, "static_shape")
-    with autograd.record():
-        net(mx.nd.ones((2, *SHAPE)))
-    with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
-        net[1].running_mean.data(contexts[0]).asnumpy()
-    recover()

@@ -1,8 +1,9 @@
 """Training steps that fail on purpose, and the states that they must leave.
 
 Called by ``test_failed_steps.py`` and, as a program, by its ranks. A run without a
-failure gives the state after each step; a failed step has to leave one of the two states
-around it, bit by bit, and the steps that follow have to lead where they lead without it.
+failure gives the state after each step. A failed step has to leave one of the two
+states around it, bit by bit, and the steps that follow have to lead where they lead
+without it.
 """
 
 from __future__ import annotations
@@ -167,7 +168,9 @@ class Program:
         arrays = [array for p in parameters for array in p.list_data()]
         arrays += [array for p in parameters for array in p._grad or ()]
         for updater in self.trainer._updaters:
-            arrays += [a for a in flatten(updater.states) if isinstance(a, mx.nd.NDArray)]
+            arrays += [
+                a for a in flatten(updater.states) if isinstance(a, mx.nd.NDArray)
+            ]
         for array in rng.sample(arrays, 4):
             try:
                 array.asnumpy()
@@ -196,7 +199,6 @@ class Program:
                 if any(bits):  # untouched ones are zero
                     state[f"state {device} {index}"] = bits
         return {k: v for k, v in state.items() if v}
-
 
 
 class UsersMistake(Exception):
@@ -256,14 +258,16 @@ def check_failure(seed, ways, kinds, expected):
                 program.finish()
             number += 1
         except (mx.MXNetError, UsersMistake, KeyboardInterrupt):
-            assert strike is None, f"seed {seed}, {setting}: failed before it was struck"
+            assert strike is None, (
+                f"seed {seed}, {setting}: failed before it was struck"
+            )
             if reads:
                 program.try_to_read(rng)
             gluon_syncbn.recover()
             if "ranks" in ways:
-                _await_ranks()
+                await_ranks()
             state = program.state()
-            # What ends waits from outside may reach the step before, which is in flight.
+            # What ends waits from outside may reach the step before, still in flight.
             first = number - ("ended" in kind and number > 0)
             steps = [n for n in range(first, number + 2) if states[n] == state]
             assert steps, f"seed {seed}, {setting}, {kind} in step {failing}: a mixture"
@@ -274,8 +278,8 @@ def check_failure(seed, ways, kinds, expected):
     return kind, outcome
 
 
-def _await_ranks():
-    """Until all ranks have recovered: one learns of another's mistake by its timeout."""
+def await_ranks():
+    """Until all have recovered: a rank learns of another's mistake by its timeout."""
     while True:
         try:
             distributed.barrier(30)

@@ -68,5 +68,5 @@ def by_hand(devices):
 
 
 def by_map(devices):
-    """The next map tells the failure once more, and makes the layers ready."""
-    assert "SyncBatchNorm" in failure_of(devices.map, lambda: None)
+    """The next map makes the layers ready, after the error has been read."""
+    devices.map(lambda: None)

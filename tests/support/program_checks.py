@@ -118,6 +118,16 @@ class Checks:
                 batches = expected["batches"]
                 assert result["batches"] == batches, f"number of batches {name}"
 
+    def check_same_statistics(self, states):
+        """Bit by bit, and the number of batches."""
+        for group, (layers, expected) in enumerate(zip(self.states(), states)):
+            for number, (layer, right) in enumerate(zip(layers, expected)):
+                for name in STATISTICS:
+                    there = f"{name} of layer {number}, group {group}"
+                    result, value = layer[name].value, right[name].value
+                    np.testing.assert_array_equal(result, value, there)
+                assert layer["batches"] == right["batches"], f"batches, group {group}"
+
     def check_failed(self, nets):
         """Each statistic is the old one, or that of a call that was completed."""
         for group, net in nets.items():
