@@ -97,10 +97,10 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
 def _committed(trainer):
     while _pending and _pending[0].verdict.value == _WHOLE:
         del _pending[0]
-    parameters = [p for p in trainer._params if p.grad_req != "null"]
-    if not parameters or not load().gluon_syncbn_has_operators():
+    if not load().gluon_syncbn_has_operators():
         yield
         return
+    parameters = [p for p in trainer._params if p.grad_req != "null"]
     by_parameter = [p.list_grad() for p in parameters]
     by_device = list(zip(*by_parameter))
     step = _Step(trainer)
@@ -143,7 +143,7 @@ def _commit(step, gradients):
 
 def _few(groups):
     """Groups of arrays, neighbours joined until they are few."""
-    share = -(-len(groups) // _MOST_ERRORS)
+    share = max(1, -(-len(groups) // _MOST_ERRORS))
     return [sum(groups[k : k + share], []) for k in range(0, len(groups), share)]
 
 

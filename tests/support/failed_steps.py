@@ -13,6 +13,7 @@ import random
 import signal
 import threading
 import time
+from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -38,11 +39,11 @@ STORES = ("device", None), ("device", False), ("local", True)
 STEPS, ROWS = 4, 6
 
 
-def convolutions():
-    """Four convolutions, each with a norm that counts batches or forgets."""
+def convolutions(momenta=(0.9, None, 0.5, 0.9)):
+    """Convolutions, each with a norm; one with None counts its batches."""
     net = nn.HybridSequential(prefix="net_")  # parameters keep their order by name
     with net.name_scope():
-        for momentum in 0.9, None, 0.5, 0.9:
+        for momentum in momenta:
             norm = gluon_syncbn.SyncBatchNorm(momentum=momentum)
             net.add(nn.Conv2D(4, 3, padding=1), norm, nn.Activation("relu"))
         net.add(nn.GlobalAvgPool2D(), nn.Dense(3))
@@ -68,12 +69,14 @@ class Branches(nn.HybridBlock):
 
 
 NETS = {"convolutions": convolutions, "branches": Branches}
+EIGHT_LAYERS = partial(convolutions, (0.9, None) * 4)
 
 
 class Program:
     """A training program: a net, its trainer, and one of the ways to drive devices."""
 
     def __init__(self, way, mode, net, optimizer, store, seed=0):
+        self.setting = way, mode, net, optimizer, store
         self._rng = np.random.RandomState(seed)
         mx.random.seed(seed)
         self.way = way
@@ -81,7 +84,7 @@ class Program:
         self.contexts = [mx.cpu(0)] if ranks else [mx.cpu(0), mx.cpu(1)]
         self.own = [distributed.rank()] if ranks else self.contexts
         self.participants = [0, 1] if ranks else self.contexts
-        net = NETS[net]()
+        net = NETS.get(net, EIGHT_LAYERS)()
         if way == "make_parallel":
             net = gluon_syncbn.make_parallel(net, ctx=self.contexts)
         elif way == "allow_plain_loop":
@@ -231,8 +234,35 @@ def saboteur(kind, rng, contexts):
     return strike
 
 
+def fail(program, number, kind, states, rng):
+    """Lets a step fail, and recovers.
+
+    `states` has the right state before each step, by its number. Returns the number of
+    the step that is to be done next.
+    """
+    strike, reads = saboteur(kind, rng, program.participants), rng.random() < 0.5
+    try:
+        for loss in program.queue(number, strike):
+            loss.wait_to_read()
+        if kind == "interrupt":
+            time.sleep(0.05)  # until it has come
+        program.finish()
+    except (mx.MXNetError, UsersMistake, KeyboardInterrupt):
+        if reads:
+            program.try_to_read(rng)
+    gluon_syncbn.recover()
+    if program.way == "ranks":
+        await_ranks()
+    state = program.state()
+    # What ends waits from outside may reach the step before, still in flight.
+    first = number - ("ended" in kind and number > 0)
+    steps = [n for n in range(first, number + 2) if states[n] == state]
+    assert steps, f"{program.setting}, {kind} in step {number}: a mixture"
+    return steps[0]
+
+
 def check_failure(seed, ways, kinds, expected):
-    """Lets one step of a random program fail; returns how that ended.
+    """Lets one step of a random program fail; returns whether it was undone, by kind.
 
     `expected` keeps the states of programs without a failure from call to call.
     """
@@ -242,40 +272,30 @@ def check_failure(seed, ways, kinds, expected):
     if setting not in expected:
         expected[setting] = normal_states(Program(*setting))
     states, program = expected[setting], Program(*setting)
-    failing, kind, reads = rng.randrange(STEPS), rng.choice(kinds), rng.random() < 0.5
-    strike = saboteur(kind, rng, program.participants)
-    number, outcome = 0, "finished"
-    while number < STEPS:
-        try:
-            is_struck, strike_now = number == failing and strike is not None, strike
-            strike = None if is_struck else strike
-            losses = program.queue(number, strike_now if is_struck else None)
-            for loss in losses:
-                loss.wait_to_read()
-            if is_struck and kind == "interrupt":
-                time.sleep(0.05)  # until it has come
-            if number == STEPS - 1:
-                program.finish()
-            number += 1
-        except (mx.MXNetError, UsersMistake, KeyboardInterrupt):
-            assert strike is None, (
-                f"seed {seed}, {setting}: failed before it was struck"
-            )
-            if reads:
-                program.try_to_read(rng)
-            gluon_syncbn.recover()
-            if "ranks" in ways:
-                await_ranks()
-            state = program.state()
-            # What ends waits from outside may reach the step before, still in flight.
-            first = number - ("ended" in kind and number > 0)
-            steps = [n for n in range(first, number + 2) if states[n] == state]
-            assert steps, f"seed {seed}, {setting}, {kind} in step {failing}: a mixture"
-            outcome = "undone" if steps[0] <= number else "whole"
-            number = steps[0]
-    assert program.state() == states[STEPS], f"seed {seed}, {setting}, {kind}: the end"
-    gluon_syncbn.recover()  # from what was ended after all of it
-    return kind, outcome
+    failing, kind = rng.randrange(STEPS), rng.choice(kinds)
+    for number in range(failing):
+        program.queue(number)
+    begin = fail(program, failing, kind, states, rng)
+    for number in range(begin, STEPS):
+        program.queue(number)
+    assert program.state() == states[STEPS], f"{setting}, {kind}: another end"
+    return kind, begin <= failing
+
+
+def soak(setting, failures, kinds):
+    """Fails many times in one long run, beside a run without a failure."""
+    rng, number = random.Random(0), 0
+    program, right = Program(*setting), Program(*setting)
+    states = {0: right.state()}
+    for _ in range(failures):
+        right.queue(number)
+        states[number + 1] = right.state()
+        next_number = fail(program, number, rng.choice(kinds), states, rng)
+        for again in range(next_number, number + 1):
+            program.queue(again)
+        number += 1
+        states.pop(number - 2, None)
+    assert program.state() == states[number]
 
 
 def await_ranks():
