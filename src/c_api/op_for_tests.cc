@@ -87,7 +87,8 @@ SYNCBN_EXPORT void* gluon_syncbn_op_create(const gluon_syncbn_settings* settings
     auto group = syncbn::Registry::Get().FindOrCreate(settings->group, settings->group);
     return new Op{options.axis, options.from_output,
                   SyncBatchNorm(options, syncbn::ParseDevice(settings->device), std::move(group),
-                                std::make_shared<syncbn::RunningHistory>(), syncbn::MakeBackend(syncbn::ParseDevice(settings->computes_on)))};
+                                std::make_shared<syncbn::RunningHistory>(),
+                                syncbn::MakeBackend(syncbn::ParseDevice(settings->computes_on)))};
   });
 }
 

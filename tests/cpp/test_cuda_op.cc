@@ -104,9 +104,9 @@ std::vector<Shard> Train(const char* type, DType dtype, const std::vector<int64_
     const Device device{type, k};
     auto backend = std::string(type) == "gpu" ? syncbn::MakeCudaBackend(device)
                                               : syncbn::MakeBackend(device);
-    auto layer = std::make_unique<syncbn::SyncBatchNorm>(setting.ToOptions(rows.size()), device,
-                                                         group, std::make_shared<syncbn::RunningHistory>(),
-                                                         std::move(backend));
+    auto layer = std::make_unique<syncbn::SyncBatchNorm>(
+        setting.ToOptions(rows.size()), device, group, std::make_shared<syncbn::RunningHistory>(),
+        std::move(backend));
     emulated::Device() = 77;
     int allocations = 0;
     for (int step = 0; step < 2; ++step) {
@@ -183,6 +183,7 @@ void StepOfNewLayer(int device, int64_t rows, syncbn::Allocator allocator) {
   const Setting setting{{Function::kLeakyRelu, 0.1}, true};
   const auto group = std::make_shared<syncbn::Group>("layer");
   syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", device}, group,
+                              std::make_shared<syncbn::RunningHistory>(),
                               syncbn::MakeCudaBackend({"gpu", device}, allocator));
   Shard shard(DType::kFloat32, rows, 0);
   shard.Step(&layer, setting);
@@ -236,6 +237,7 @@ void TestMemoryOfTheFramework() {
 void TestFailures(const Setting& setting) {
   const auto group = std::make_shared<syncbn::Group>("norm3");
   syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 1}, group,
+                              std::make_shared<syncbn::RunningHistory>(),
                               syncbn::MakeCudaBackend({"gpu", 1}));
   bool failed = true;
   for (int calls = 0; failed; ++calls) {
@@ -271,6 +273,7 @@ void TestOtherProcessesLearnOfAFailure() {
   Setting setting;
   syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", 1},
                               std::make_shared<syncbn::Group>("norm3"),
+                              std::make_shared<syncbn::RunningHistory>(),
                               syncbn::MakeCudaBackend({"gpu", 1}));
   Shard shard(DType::kFloat32, 3, 0);
   for (bool training : {false, true}) {
