@@ -7,7 +7,6 @@
 // written.
 #pragma once
 #include <cstdint>
-#include <functional>
 
 #include "core/activation.h"
 #include "core/dtype.h"
@@ -59,9 +58,5 @@ struct ApplyPass : BackwardInput {
   Request request;  // for dx: kWrite or kAdd
   void* dx;
 };
-
-// A function that a caller has run between two passes, for channels [begin, end): it computes the
-// coefficients of the second pass from the results of the first.
-using Between = std::function<void(int64_t begin, int64_t end)>;
 
 }  // namespace syncbn

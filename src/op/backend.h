@@ -18,20 +18,6 @@
 
 namespace syncbn {
 
-// Two passes as one, where channels wait for no other device and a cache serves the second:
-// LocalMoments, `between`, Normalize; BackwardSums, `between`, BackwardApply. `between` is called
-// for ranges of channels that together are all, perhaps from several threads at once; it must not
-// throw.
-class CachedPasses {
- public:
-  virtual ~CachedPasses() = default;
-
-  virtual void MomentsAndNormalize(const MomentsPass& moments, const Between& between,
-                                   const NormalizePass& normalize) = 0;
-  virtual void SumsAndApply(const SumsPass& sums, const Between& between,
-                            const ApplyPass& apply) = 0;
-};
-
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -52,9 +38,6 @@ class Backend {
   virtual void Normalize(const NormalizePass& pass) = 0;
   virtual void BackwardSums(const SumsPass& pass) = 0;
   virtual void BackwardApply(const ApplyPass& pass) = 0;
-
-  // Null where the passes gain nothing by being one.
-  virtual CachedPasses* cached_passes() { return nullptr; }
 
   // Memory on the device for some channels of a tensor. It lasts from call to call, until a larger
   // piece is asked for in its place, all is freed, or the backend ends.

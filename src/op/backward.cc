@@ -19,57 +19,27 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
     throw Error(Concat("SyncBatchNorm '", group_->layer(), "', backward: the forward call that it "
                        "belongs to has failed. ", group_->Failure()));
   }
-  const bool alone = !Synchronizes();
-  if (batch_statistics_ && alone) group_->Check(ticket_, "backward", device_);
+  if (batch_statistics_ && !Synchronizes()) group_->Check(ticket_, "backward", device_);
   const BackwardInput from_x{t.dtype, layout, t.data, dy.data, options_.activation, false,
                              mean_.data(), scale_.data(), offset_.data()};
-  const bool by_blocks = alone && kept_.empty() && out.dx_request != Request::kNull;
-  CachedPasses* const cached = by_blocks ? backend_->cached_passes() : nullptr;
-  if (cached != nullptr) {
-    BackwardAlone(cached, options_.from_output ? FromOutput(from_x) : from_x, out);
-  } else {
-    BackwardExchanging(t, from_x, out);
-  }
-}
-
-void SyncBatchNorm::BackwardAlone(CachedPasses* cached, const BackwardInput& input,
-                                  const Gradients& out) {
   const size_t channels = mean_.size();
-  std::vector<double> sums(2 * channels);  // sum_dz, then sum_dz_xmu
-  Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
-  const auto between = [&](int64_t begin, int64_t end) {
-    ToUnitsOfX(begin, end, &sums);
-    SetTerms(begin, end, sums, &terms);
-    ToUnitsOfU(begin, end, &terms);
-  };
-  cached->SumsAndApply({input, sums.data(), sums.data() + channels}, between,
-                       {input, scale_.data(), terms.b.data(), terms.d.data(), out.dx_request,
-                        out.dx.data});
-  WriteParameterGradients(sums, out);
-}
-
-// Also for a device alone that has kept channels, wants no dx, or gains nothing by blocks.
-void SyncBatchNorm::BackwardExchanging(const Tensor& t, const BackwardInput& from_x,
-                                       const Gradients& out) {
-  const size_t channels = mean_.size();
-  const int64_t all = from_x.layout.channels;
   const BackwardInput input = options_.from_output ? FromOutput(from_x) : from_x;
   std::vector<double> sums(2 * channels);  // sum_dz, then sum_dz_xmu
   backend_->BackwardSums({input, sums.data(), sums.data() + channels});
-  ToUnitsOfX(0, all, &sums);
+  ToUnitsOfX(&sums);
   kept_.BackwardSums({from_x, sums.data(), sums.data() + channels});
   WriteParameterGradients(sums, out);
   // A device that needs no gradient of x takes part all the same: the others need its sums.
   if (Synchronizes()) {
-    Exchange("backward", t, from_x.layout, "sum_float64", {{sums.data(), sums.size()}});
+    Exchange("backward", t, layout, "sum_float64", {{sums.data(), sums.size()}});
   }
   if (out.dx_request == Request::kNull) return;
   Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
-  SetTerms(0, all, sums, &terms);
+  SetTerms(sums, &terms);
   const double *const a = scale_.data(), *const b = terms.b.data(), *const d = terms.d.data();
   const ApplyPass of_kept{from_x, a, b, d, out.dx_request, out.dx.data};
   kept_.BackwardApply(of_kept);
-  ToUnitsOfU(0, all, &terms);
+  ToUnitsOfU(&terms);
   backend_->BackwardApply({input, a, b, d, out.dx_request, out.dx.data});
   kept_.WriteTo(of_kept);
 }
@@ -81,23 +51,22 @@ BackwardInput SyncBatchNorm::FromOutput(BackwardInput from_x) const {
   return from_x;
 }
 
-void SyncBatchNorm::ToUnitsOfX(int64_t begin, int64_t end, std::vector<double>* sums) const {
+void SyncBatchNorm::ToUnitsOfX(std::vector<double>* sums) const {
   if (!options_.from_output) return;
   double* const sum_dz_xmu = sums->data() + scale_.size();
-  for (int64_t c = begin; c < end; ++c) sum_dz_xmu[c] /= scale_[c];
+  for (size_t c = 0; c < scale_.size(); ++c) sum_dz_xmu[c] /= scale_[c];
 }
 
-void SyncBatchNorm::ToUnitsOfU(int64_t begin, int64_t end, Terms* terms) const {
+void SyncBatchNorm::ToUnitsOfU(Terms* terms) const {
   if (!options_.from_output) return;
-  for (int64_t c = begin; c < end; ++c) terms->b[c] /= scale_[c];
+  for (size_t c = 0; c < scale_.size(); ++c) terms->b[c] /= scale_[c];
 }
 
-void SyncBatchNorm::SetTerms(int64_t begin, int64_t end, const std::vector<double>& sums,
-                             Terms* terms) const {
+void SyncBatchNorm::SetTerms(const std::vector<double>& sums, Terms* terms) const {
   if (!batch_statistics_ || count_ == 0) return;
   const double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + scale_.size();
   const std::vector<double>& a = scale_;
-  for (int64_t c = begin; c < end; ++c) {
+  for (size_t c = 0; c < scale_.size(); ++c) {
     terms->d[c] = -a[c] * sum_dz[c] / count_;
     terms->b[c] = -a[c] * inv_std_[c] * inv_std_[c] * sum_dz_xmu[c] / count_;
   }

@@ -20,13 +20,7 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& o
     ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
     backward_calls_ = 0;
     count_ = static_cast<double>(layout.PerChannel());
-    const bool by_blocks = !Synchronizes() && of.y_request != Request::kNull;
-    CachedPasses* const cached = by_blocks ? backend_->cached_passes() : nullptr;
-    if (cached != nullptr) {
-      ForwardAlone(cached, layout, of);
-    } else {
-      ForwardExchanging(layout, of);
-    }
+    ForwardFromBatch(layout, of);
   }
   if (options_.from_output) {  // y never is in place of x: the operator does not declare it
     kept_.Keep(of.x, layout, NotReconstructible(of));
@@ -37,40 +31,24 @@ void SyncBatchNorm::ForwardFromRunning(const Layout& layout, const ForwardTensor
   mean_ = backend_->Read(of.running_mean);
   const std::vector<double> var = backend_->Read(of.running_var);
   ReadParameters(of);
-  SetScale(0, layout.channels, var);
+  SetScale(var);
   if (of.y_request != Request::kNull) backend_->Normalize(NormalizationOf(layout, of));
 }
 
-// A block of channels after the other, which is still in cache when it is normalized.
-void SyncBatchNorm::ForwardAlone(CachedPasses* cached, const Layout& layout,
-                                 const ForwardTensors& of) {
-  std::vector<double> var(mean_.size());  // m2 until it is divided
-  ReadParameters(of);
-  const auto between = [&](int64_t begin, int64_t end) {
-    DivideByCount(begin, end, &var);
-    SetScale(begin, end, var);
-  };
-  cached->MomentsAndNormalize({of.x.dtype, layout, of.x.data, mean_.data(), var.data()}, between,
-                              NormalizationOf(layout, of));
-  group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
-  UpdateRunning(var, of);
-}
-
-// Also for a device alone whose backend gains nothing by blocks. On a GPU reading waits, so the
-// parameters are read behind the pass over x, which waits anyway.
-void SyncBatchNorm::ForwardExchanging(const Layout& layout, const ForwardTensors& of) {
+// On a GPU reading waits, so the parameters are read after the pass over x, which waits anyway.
+void SyncBatchNorm::ForwardFromBatch(const Layout& layout, const ForwardTensors& of) {
   std::vector<double> var(mean_.size());  // m2 until it is divided
   backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), var.data()});
   if (Synchronizes()) {
     Exchange("forward", of.x, layout, "moments",
              {{&count_, 1}, {mean_.data(), mean_.size()}, {var.data(), var.size()}});
   } else {
-    group_->Check(ticket_, "forward", device_);
+    group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
   }
-  DivideByCount(0, layout.channels, &var);
+  for (double& value : var) value = count_ > 0 ? value / count_ : 0.0;
   UpdateRunning(var, of);
   ReadParameters(of);
-  SetScale(0, layout.channels, var);
+  SetScale(var);
   if (of.y_request != Request::kNull) backend_->Normalize(NormalizationOf(layout, of));
 }
 
@@ -79,12 +57,8 @@ void SyncBatchNorm::ReadParameters(const ForwardTensors& of) {
   offset_ = backend_->Read(of.beta);
 }
 
-void SyncBatchNorm::DivideByCount(int64_t begin, int64_t end, std::vector<double>* m2) const {
-  for (int64_t c = begin; c < end; ++c) (*m2)[c] = count_ > 0 ? (*m2)[c] / count_ : 0.0;
-}
-
-void SyncBatchNorm::SetScale(int64_t begin, int64_t end, const std::vector<double>& var) {
-  for (int64_t c = begin; c < end; ++c) {
+void SyncBatchNorm::SetScale(const std::vector<double>& var) {
+  for (size_t c = 0; c < var.size(); ++c) {
     inv_std_[c] = 1.0 / std::sqrt(var[c] + options_.epsilon);
     scale_[c] = gamma_[c] * inv_std_[c];
   }

@@ -70,11 +70,9 @@ class SyncBatchNorm {
 
   void ComputeForward(const Layout& layout, const ForwardTensors& of);
   void ForwardFromRunning(const Layout& layout, const ForwardTensors& of);
-  void ForwardAlone(CachedPasses* cached, const Layout& layout, const ForwardTensors& of);
-  void ForwardExchanging(const Layout& layout, const ForwardTensors& of);
+  void ForwardFromBatch(const Layout& layout, const ForwardTensors& of);
   void ReadParameters(const ForwardTensors& of);
-  void DivideByCount(int64_t begin, int64_t end, std::vector<double>* m2) const;
-  void SetScale(int64_t begin, int64_t end, const std::vector<double>& var);
+  void SetScale(const std::vector<double>& var);
   NormalizePass NormalizationOf(const Layout& layout, const ForwardTensors& of) const;
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
   std::vector<int64_t> NotReconstructible(const ForwardTensors& of) const;
@@ -85,12 +83,10 @@ class SyncBatchNorm {
   };
   void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                        const Gradients& out);
-  void BackwardAlone(CachedPasses* cached, const BackwardInput& input, const Gradients& out);
-  void BackwardExchanging(const Tensor& t, const BackwardInput& from_x, const Gradients& out);
   BackwardInput FromOutput(BackwardInput from_x) const;
-  void ToUnitsOfX(int64_t begin, int64_t end, std::vector<double>* sums) const;
-  void ToUnitsOfU(int64_t begin, int64_t end, Terms* terms) const;
-  void SetTerms(int64_t begin, int64_t end, const std::vector<double>& sums, Terms* terms) const;
+  void ToUnitsOfX(std::vector<double>* sums) const;
+  void ToUnitsOfU(Terms* terms) const;
+  void SetTerms(const std::vector<double>& sums, Terms* terms) const;
   void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
 
   bool Synchronizes() const;

@@ -30,8 +30,8 @@ def test_activations_of_the_whole_batch(dtype, shape, axis, request_kind, activa
 @pytest.mark.parametrize("activation", [NONE, *ACTIVATIONS], ids=str)
 @pytest.mark.parametrize("request_kind", [WRITE, ADD], ids=["write", "add"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_device_by_blocks_of_channels(dtype, request_kind, activation):
-    """The shape is so large that passes take a block at a time; no x is kept."""
+def test_one_device_without_a_partner(dtype, request_kind, activation):
+    """The shape is so large that passes have several tiles; no x is kept."""
     settings = {"request": request_kind, "activation": activation, "gammas": [-0.5]}
     check_devices(CpuDriver(), Case(dtype, (4, 32, 40, 40), [4], **settings))
 

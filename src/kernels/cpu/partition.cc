@@ -53,10 +53,6 @@ int64_t Partition::PartialOf(int64_t index) const {
   return index / (inner_blocks * channel_blocks) * inner_blocks + index % inner_blocks;
 }
 
-int64_t Partition::IndexOf(int64_t block, int64_t partial) const {
-  return (partial / inner_blocks * channel_blocks + block) * inner_blocks + partial % inner_blocks;
-}
-
 int64_t Partition::Count(int64_t partial) const {
   const int64_t outer_begin = partial / inner_blocks * outer_step;
   const int64_t inner_begin = partial % inner_blocks * inner_step;

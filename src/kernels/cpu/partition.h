@@ -24,9 +24,6 @@ struct Partition {
   int64_t PartialOf(int64_t index) const;
   int64_t Count(int64_t partial) const;
 
-  // The tile that contributes partial result `partial` to the channels of block `block`.
-  int64_t IndexOf(int64_t block, int64_t partial) const;
-
   // Tiles next to each other in memory have neighbouring numbers.
   Tile At(int64_t index) const;
 };

@@ -1,6 +1,5 @@
 // The passes over a tensor that is not empty, tile by tile. A reduction leaves the tile's partial
-// results in the workspace, and Finish merges those of a range of channels, in a fixed order, into
-// arrays that were zero.
+// results in the workspace, and Finish merges them, in a fixed order, into arrays that were zero.
 // Who uses it: batch_norm_cpu.cc. They must not know of threads, nor instruction sets: isa.h
 // chooses one.
 #pragma once
@@ -36,12 +35,12 @@ struct TiledMoments {
   }
 
   // All channels have the same counts, so the compiler divides once for each partial result.
-  void Finish(int64_t begin, int64_t end) const {
+  void Finish() const {
     double done = 0;
     for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
       const double count = static_cast<double>(partition.Count(partial));
       const double *mean = partials.First(partial), *m2 = partials.Second(partial);
-      for (int64_t c = begin; c < end; ++c) {
+      for (int64_t c = 0; c < partition.layout.channels; ++c) {
         const Moments merged = Merge({done, pass.mean[c], pass.m2[c]}, {count, mean[c], m2[c]});
         pass.mean[c] = merged.mean;
         pass.m2[c] = merged.m2;
@@ -62,10 +61,10 @@ struct TiledSums {
                               partials.Second(partial));
   }
 
-  void Finish(int64_t begin, int64_t end) const {
+  void Finish() const {
     for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
       const double *sum_dz = partials.First(partial), *sum_dz_u = partials.Second(partial);
-      for (int64_t c = begin; c < end; ++c) {
+      for (int64_t c = 0; c < partition.layout.channels; ++c) {
         pass.sum_dz[c] += sum_dz[c];
         pass.sum_dz_u[c] += sum_dz_u[c];
       }

@@ -16,7 +16,7 @@ void ExpectOutput(const Pass& pass, void* out) {
   ExpectLargeWrite(out, static_cast<size_t>(pass.layout.Size()) * SizeOf(pass.dtype));
 }
 
-class CpuBackend : public Backend, public CachedPasses {
+class CpuBackend : public Backend {
  public:
   void Begin(const Layout&, std::initializer_list<const Tensor*>) override {}
   void Finish() override {}
@@ -40,17 +40,6 @@ class CpuBackend : public Backend, public CachedPasses {
   void BackwardApply(const ApplyPass& pass) override {
     ExpectOutput(pass, pass.dx);
     cpu::BackwardApply(pass);
-  }
-
-  CachedPasses* cached_passes() override { return this; }
-  void MomentsAndNormalize(const MomentsPass& moments, const Between& between,
-                           const NormalizePass& normalize) override {
-    ExpectOutput(normalize, normalize.y);
-    cpu::MomentsAndNormalize(moments, between, normalize, MakeWorkspace(moments.layout).data());
-  }
-  void SumsAndApply(const SumsPass& sums, const Between& between, const ApplyPass& apply) override {
-    ExpectOutput(apply, apply.dx);
-    cpu::SumsAndApply(sums, between, apply, MakeWorkspace(sums.layout).data());
   }
 
   void* Memory(Place place, size_t bytes) override {
