@@ -7,18 +7,17 @@
 namespace syncbn {
 
 // The numbers are those of MXNet's NDArrays (mshadow type flags), so no translation is needed.
-enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBfloat16 = 12 };
+enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2 };
 
-inline bool IsSupported(int flag) {
-  return flag == 0 || flag == 1 || flag == 2 || flag == 12;
-}
+inline bool IsSupported(int flag) { return flag == 0 || flag == 1 || flag == 2; }
 
 inline size_t SizeOf(DType dtype) {
   switch (dtype) {
     case DType::kFloat32: return 4;
     case DType::kFloat64: return 8;
-    default: return 2;
+    case DType::kFloat16: return 2;
   }
+  return 0;
 }
 
 inline std::string Name(DType dtype) {
@@ -26,7 +25,6 @@ inline std::string Name(DType dtype) {
     case DType::kFloat32: return "float32";
     case DType::kFloat64: return "float64";
     case DType::kFloat16: return "float16";
-    case DType::kBfloat16: return "bfloat16";
   }
   return "unknown";
 }

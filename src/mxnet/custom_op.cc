@@ -204,7 +204,7 @@ int InferType(int size, int* types, void* state) {
     const int y = properties.Output();
     if (types[0] != unknown && !IsSupported(types[0])) {
       throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': data is float16, "
-                         "bfloat16, float32 or float64, but got ", NameOfFlag(types[0]),
+                         "float32 or float64, but got ", NameOfFlag(types[0]),
                          "; cast it with its astype method"));
     }
     if (types[0] == unknown) types[0] = types[y] == unknown ? float32 : types[y];

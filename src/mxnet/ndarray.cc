@@ -21,8 +21,7 @@ Tensor NDArray::View() const {
   Check(Mxnet().NDArrayGetData(handle_, &tensor.data));
   Check(Mxnet().NDArrayGetDType(handle_, &dtype));
   if (!IsSupported(dtype)) {
-    throw Error(Concat("data is float16, bfloat16, float32 or float64, but got ",
-                       NameOfFlag(dtype)));
+    throw Error(Concat("data is float16, float32 or float64, but got ", NameOfFlag(dtype)));
   }
   tensor.dtype = static_cast<DType>(dtype);
   return tensor;

@@ -230,9 +230,10 @@ void TestKink(DType dtype, const Fusion& fusion) {
   CHECK(std::isnan(y.Get(3)), what);
 }
 
-// Every value of a 16-bit type passes through unchanged, and sums are rounded to nearest even.
+// Every value of float16 passes through unchanged, and sums are rounded to nearest even.
 template <typename Kernels>
-void TestConversions(DType dtype) {
+void TestConversions() {
+  constexpr DType dtype = DType::kFloat16;
   constexpr int64_t kValues = 65536;
   Tensor x(dtype, kValues), y(dtype, kValues);
   for (int64_t i = 0; i < kValues; ++i) x.SetBits(i, static_cast<uint16_t>(i));
@@ -243,8 +244,6 @@ void TestConversions(DType dtype) {
                         Request::kWrite, y.data()});
     for (int64_t i = 0; i < kValues; ++i) {
       const double expected = Round(dtype, x.Get(i) * scale);
-      if (dtype == DType::kBfloat16 && std::fabs(x.Get(i) * scale) < 0x1p-126)
-        continue;  // float32 itself rounds these first: they are subnormal there, too
       if (std::isnan(expected))
         CHECK(std::isnan(y.Get(i)), "bits ", i, " scale ", scale);
       else
@@ -311,8 +310,7 @@ void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
   }
   TestCase<Kernels>({DType::kFloat64, {4, 3, 2000}, 0, 1e8, 1}, {});
   TestCase<Kernels>({DType::kFloat32, {30, 4, 3000}, 0, 100, 0.1}, {steep});
-  TestConversions<Kernels>(DType::kFloat16);
-  TestConversions<Kernels>(DType::kBfloat16);
+  TestConversions<Kernels>();
   for (const Layout& layout :
        {Layout{0, 4, 5}, Layout{3, 4, 0}, Layout{0, 2, 1}, Layout{0, 8, 5000}})
     TestCase<Kernels>({DType::kFloat32, layout, 0, 0, 1}, all);

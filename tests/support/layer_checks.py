@@ -12,7 +12,6 @@ import numpy as np
 
 from support import reference
 from support.native import NONE, Activation, Layer
-from support.storage import storage_of, to_float64, to_storage
 
 WRITE, ADD = 1, 2
 EPS, MOMENTUM = 1e-5, 0.9
@@ -57,16 +56,16 @@ class Batch:
         self.gamma[:count] = case.gammas[:count]
         kind = case.parameter_dtype
         self.gamma, self.beta = self.gamma.astype(kind), self.beta.astype(kind)
-        self.x = to_storage(rng.normal(case.center, 2, case.shape), case.dtype)
-        self.x64 = to_float64(self.x, case.dtype)
+        self.x = rng.normal(case.center, 2, case.shape).astype(case.dtype)
+        self.x64 = self.x.astype(np.float64)
         z = reference.forward(self.x64, *self.parameters64(), case.axis, EPS)[0]
         dy = rng.normal(size=case.shape)
         function, slope, _ = case.activation
         if function != "identity":
             # Rounding may decide on which side of the kink it is.
             dy[np.abs(z) <= 1e-4 * np.abs(z).max()] = 0
-        self.dy = to_storage(dy, case.dtype)
-        dy64 = to_float64(self.dy, case.dtype)
+        self.dy = dy.astype(case.dtype)
+        dy64 = self.dy.astype(np.float64)
         self.dz64 = dy64 * reference.activation_gradient(z, function, slope)
 
     def parameters64(self):
@@ -83,7 +82,7 @@ class Device(threading.Thread):
         self._step = case.dtype, x.shape
         ones = np.ones(case.channels)
         adds = case.request == ADD
-        old = to_storage(np.full(x.shape, 0.5), case.dtype) if adds else None
+        old = np.full(x.shape, 0.5, case.dtype) if adds else None
         data = {"x": x, "dy": dy, "y": None, "dx": old}
         vectors = {
             "gamma": batch.gamma,
@@ -93,9 +92,9 @@ class Device(threading.Thread):
             "dgamma": ones if adds else None,
             "dbeta": ones if adds else None,
         }
-        storage, kind = storage_of(case.dtype), case.parameter_dtype
+        kind = case.parameter_dtype
         self.memory = {
-            **{name: driver.array(x.shape, storage, v) for name, v in data.items()},
+            **{name: driver.array(x.shape, case.dtype, v) for name, v in data.items()},
             **{name: driver.array(ones.shape, kind, v) for name, v in vectors.items()},
         }
         self.error = None
@@ -214,7 +213,7 @@ def check_devices(driver, case, whole_batch=oracle):
     right = Right(driver, case, batch, whole_batch)
 
     def whole(name):
-        return np.concatenate([to_float64(r[name], case.dtype) for r in results])
+        return np.concatenate([r[name].astype(np.float64) for r in results])
 
     right.check_data(whole("y"), whole("dx"))
     totals = (

@@ -9,7 +9,6 @@ import numpy as np
 # Unit roundoff (half of epsilon) and smallest subnormal number of each dtype.
 _PRECISION = {
     "float16": (2.0**-11, 2.0**-24),
-    "bfloat16": (2.0**-8, 2.0**-133),
     "float32": (2.0**-24, 2.0**-149),
     "float64": (2.0**-53, 2.0**-1074),
 }
@@ -152,8 +151,7 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0, lane=0):
 
     Parameters
     ----------
-    dtype : what the compared array is stored in ("float16", "bfloat16", "float32",
-        "float64").
+    dtype : what the compared array is stored in ("float16", "float32", "float64").
     count : elements of one channel in the whole batch.
     conditioning : |mean| / std, see `conditioning`.
     scale : size of the largest terms that are added to give the result. For y that is

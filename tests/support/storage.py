@@ -1,4 +1,4 @@
-"""Arrays of every dtype that kernels know, as NumPy can hold them.
+"""Arrays of every dtype that kernels know, in NumPy's memory between guard bytes.
 
 Called by tests that hand raw memory to native code. NumPy only: no MXNet, no package.
 """
@@ -6,27 +6,8 @@ Called by tests that hand raw memory to native code. NumPy only: no MXNet, no pa
 import numpy as np
 
 # Numbers of the library's DType.
-DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 12}
+DTYPES = {"float32": 0, "float64": 1, "float16": 2}
 GUARD = 64  # bytes on both sides of an array
-
-
-def storage_of(dtype):
-    """The dtype in which NumPy stores `dtype`: of bfloat16, its bits."""
-    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
-
-
-def to_storage(values, dtype):
-    """`values` in `dtype`; bfloat16 as its bits, cut off rather than rounded."""
-    if dtype != "bfloat16":
-        return np.ascontiguousarray(values, dtype)
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return (bits >> 16).astype(np.uint16)
-
-
-def to_float64(stored, dtype):
-    if dtype != "bfloat16":
-        return stored.astype(np.float64)
-    return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 class HostArray:

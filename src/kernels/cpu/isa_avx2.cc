@@ -22,10 +22,6 @@ SYNCBN_INLINE void Load(const Half* p, Floats* v) {
   *v = (Floats)_mm256_cvtph_ps(Load16Bytes(p));
 }
 
-SYNCBN_INLINE void Load(const Bfloat16* p, Floats* v) {
-  *v = (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(Load16Bytes(p)), 16);
-}
-
 SYNCBN_INLINE void Load(const float* p, Doubles* v) {
   *v = (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(p));
 }
@@ -34,19 +30,8 @@ SYNCBN_INLINE void Load(const Half* p, Doubles* v) {
   *v = (Doubles)_mm256_cvtps_pd(_mm_cvtph_ps(Load8Bytes(p)));
 }
 
-SYNCBN_INLINE void Load(const Bfloat16* p, Doubles* v) {
-  const __m128i bits = _mm_slli_epi32(_mm_cvtepu16_epi32(Load8Bytes(p)), 16);
-  *v = (Doubles)_mm256_cvtps_pd(_mm_castsi128_ps(bits));
-}
-
 SYNCBN_INLINE void Store(Half* p, Floats v) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
-}
-
-SYNCBN_INLINE void Store(Bfloat16* p, Floats v) {
-  const __m256i words = (__m256i)RoundToBfloat16(v);
-  _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(_mm256_castsi256_si128(words),
-                                                 _mm256_extracti128_si256(words, 1)));
 }
 
 SYNCBN_INLINE void Stream(float* p, Floats v) { _mm256_stream_ps(p, (__m256)v); }

@@ -27,10 +27,6 @@ SYNCBN_INLINE void Load(const Half* p, Floats* v) {
   *v = (Floats)_mm512_cvtph_ps(Load32Bytes(p));
 }
 
-SYNCBN_INLINE void Load(const Bfloat16* p, Floats* v) {
-  *v = (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(Load32Bytes(p)), 16);
-}
-
 SYNCBN_INLINE void Load(const float* p, Doubles* v) {
   *v = (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(p));
 }
@@ -39,17 +35,8 @@ SYNCBN_INLINE void Load(const Half* p, Doubles* v) {
   *v = (Doubles)_mm512_cvtps_pd(_mm256_cvtph_ps(Load16Bytes(p)));
 }
 
-SYNCBN_INLINE void Load(const Bfloat16* p, Doubles* v) {
-  const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(Load16Bytes(p)), 16);
-  *v = (Doubles)_mm512_cvtps_pd(_mm256_castsi256_ps(bits));
-}
-
 SYNCBN_INLINE void Store(Half* p, Floats v) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
-}
-
-SYNCBN_INLINE void Store(Bfloat16* p, Floats v) {
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)RoundToBfloat16(v)));
 }
 
 SYNCBN_INLINE void Stream(float* p, Floats v) { _mm512_stream_ps(p, (__m512)v); }

@@ -65,11 +65,6 @@ SYNCBN_INLINE void Store(Half* p, Floats v) {
   for (int i = 0; i < kFloats; ++i) p[i] = ToHalf(v[i]);
 }
 
-SYNCBN_INLINE void Store(Bfloat16* p, Floats v) {
-  const Words rounded = RoundToBfloat16(v);
-  for (int i = 0; i < kFloats; ++i) p[i] = {uint16_t(rounded[i])};
-}
-
 SYNCBN_INLINE void EndStream() {}
 
 }  // namespace

@@ -21,7 +21,6 @@ SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
     case DType::kFloat32: return run(float());
     case DType::kFloat64: return run(double());
     case DType::kFloat16: return run(Half());
-    case DType::kBfloat16: return run(Bfloat16());
   }
 }
 

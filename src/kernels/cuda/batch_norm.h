@@ -7,8 +7,6 @@ struct __half;
 
 namespace syncbn::cuda {
 
-struct Bfloat16;
-
 template <typename T>
 struct BatchNorm {
   static int64_t WorkspaceBytes(const Layout& layout);

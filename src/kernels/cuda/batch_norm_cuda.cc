@@ -12,7 +12,6 @@ auto WithKernels(DType dtype, const Use& use) {
   switch (dtype) {
     case DType::kFloat64: return use(BatchNorm<double>());
     case DType::kFloat16: return use(BatchNorm<__half>());
-    case DType::kBfloat16: return use(BatchNorm<Bfloat16>());
     default: return use(BatchNorm<float>());
   }
 }

@@ -62,7 +62,7 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
     shift[k] = Load(first);
   }
   // Counts as no element.
-  __device__ T Filler(int /*tensor*/, int k) const { return Unload<T>(shift[k]); }
+  __device__ T Filler(int /*tensor*/, int k) const { return Store<T>(shift[k]); }
 
   __device__ void Add(const Vector<T, kWidth> (&x)[1]) {
 #pragma unroll

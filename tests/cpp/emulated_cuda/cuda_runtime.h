@@ -116,14 +116,3 @@ template <typename T>
 T __ldcg(const T* address) {
   return *address;
 }
-
-inline float __uint_as_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-inline uint32_t __float_as_uint(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
