@@ -39,16 +39,10 @@ class Backend {
   virtual void BackwardSums(const SumsPass& pass) = 0;
   virtual void BackwardApply(const ApplyPass& pass) = 0;
 
-  // Memory on the device for some channels of a tensor. It lasts from call to call, until a larger
-  // piece is asked for in its place, all is freed, or the backend ends.
-  enum class Place { kX, kDy, kDx };
-  virtual void* Memory(Place place, size_t bytes) = 0;
-  virtual void FreeMemory() = 0;
-  // Copies these channels of `tensor` side by side, to (outer, channels.size(), inner), and back.
-  virtual void Gather(DType dtype, const void* tensor, const Layout& layout,
-                      const std::vector<int64_t>& channels, void* compact) = 0;
-  virtual void Scatter(DType dtype, const void* compact, const Layout& layout,
-                       const std::vector<int64_t>& channels, void* tensor) = 0;
+  // Copies a tensor on the device, and returns the copy. It lasts from call to call, until the next
+  // Keep or Forget, or until the backend ends.
+  virtual const void* Keep(const void* tensor, size_t bytes) = 0;
+  virtual void Forget() = 0;
 };
 
 // The backend of this device; a GPU's takes its memory from `allocator`, or without one from CUDA.

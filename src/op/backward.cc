@@ -20,14 +20,11 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
                        "belongs to has failed. ", group_->Failure()));
   }
   if (batch_statistics_ && !Synchronizes()) group_->Check(ticket_, "backward", device_);
-  const BackwardInput from_x{t.dtype, layout, t.data, dy.data, options_.activation, false,
-                             mean_.data(), scale_.data(), offset_.data()};
+  const BackwardInput input = InputOf(layout, dy, t);
   const size_t channels = mean_.size();
-  const BackwardInput input = options_.from_output ? FromOutput(from_x) : from_x;
   std::vector<double> sums(2 * channels);  // sum_dz, then sum_dz_xmu
   backend_->BackwardSums({input, sums.data(), sums.data() + channels});
-  ToUnitsOfX(&sums);
-  kept_.BackwardSums({from_x, sums.data(), sums.data() + channels});
+  if (input.from_output) ToUnitsOfX(&sums);
   WriteParameterGradients(sums, out);
   // A device that needs no gradient of x takes part all the same: the others need its sums.
   if (Synchronizes()) {
@@ -36,29 +33,33 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   if (out.dx_request == Request::kNull) return;
   Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
   SetTerms(sums, &terms);
-  const double *const a = scale_.data(), *const b = terms.b.data(), *const d = terms.d.data();
-  const ApplyPass of_kept{from_x, a, b, d, out.dx_request, out.dx.data};
-  kept_.BackwardApply(of_kept);
-  ToUnitsOfU(&terms);
-  backend_->BackwardApply({input, a, b, d, out.dx_request, out.dx.data});
-  kept_.WriteTo(of_kept);
+  if (input.from_output) ToUnitsOfU(&terms);
+  backend_->BackwardApply({input, scale_.data(), terms.b.data(), terms.d.data(), out.dx_request,
+                           out.dx.data});
 }
 
-BackwardInput SyncBatchNorm::FromOutput(BackwardInput from_x) const {
-  from_x.from_output = true;
-  from_x.mean = offset_.data();
-  from_x.scale = from_x.offset = nullptr;
-  return from_x;
+// Kernels read y, or x where that is kept or is what t is.
+BackwardInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
+                                     const Tensor& t) const {
+  BackwardInput input{t.dtype, layout, t.data, dy.data, options_.activation, options_.from_output,
+                      mean_.data(), scale_.data(), offset_.data()};
+  if (keeps_x_) {
+    input.t = kept_x_;
+    input.from_output = false;
+  }
+  if (input.from_output) {
+    input.mean = offset_.data();
+    input.scale = input.offset = nullptr;
+  }
+  return input;
 }
 
 void SyncBatchNorm::ToUnitsOfX(std::vector<double>* sums) const {
-  if (!options_.from_output) return;
   double* const sum_dz_xmu = sums->data() + scale_.size();
   for (size_t c = 0; c < scale_.size(); ++c) sum_dz_xmu[c] /= scale_[c];
 }
 
 void SyncBatchNorm::ToUnitsOfU(Terms* terms) const {
-  if (!options_.from_output) return;
   for (size_t c = 0; c < scale_.size(); ++c) terms->b[c] /= scale_[c];
 }
 

@@ -22,9 +22,7 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& o
     count_ = static_cast<double>(layout.PerChannel());
     ForwardFromBatch(layout, of);
   }
-  if (options_.from_output) {  // y never is in place of x: the operator does not declare it
-    kept_.Keep(of.x, layout, NotReconstructible(of));
-  }
+  KeepInputIfNeeded(layout, of);
 }
 
 void SyncBatchNorm::ForwardFromRunning(const Layout& layout, const ForwardTensors& of) {
@@ -69,16 +67,19 @@ NormalizePass SyncBatchNorm::NormalizationOf(const Layout& layout, const Forward
           options_.activation, of.y_request, of.y.data};
 }
 
-// The channels whose x_hat cannot be reconstructed from y: all, if y is not this call's alone.
-std::vector<int64_t> SyncBatchNorm::NotReconstructible(const ForwardTensors& of) const {
-  std::vector<int64_t> channels;
+// Keeps x where backward would read y but cannot reconstruct every channel's x_hat from it.
+void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors& of) {
+  if (!options_.from_output) return;
+  bool can_reconstruct = of.y_request == Request::kWrite;  // else y is not this call's alone
   for (size_t c = 0; c < gamma_.size(); ++c) {
-    if (of.y_request != Request::kWrite ||
-        !CanReconstruct(gamma_[c], offset_[c], options_.activation, of.y.dtype)) {
-      channels.push_back(static_cast<int64_t>(c));
-    }
+    can_reconstruct &= CanReconstruct(gamma_[c], offset_[c], options_.activation, of.y.dtype);
   }
-  return channels;
+  keeps_x_ = !can_reconstruct;
+  if (keeps_x_) {  // y never is in place of x: the operator does not declare it
+    kept_x_ = backend_->Keep(of.x.data, static_cast<size_t>(layout.Size()) * SizeOf(of.x.dtype));
+  } else {
+    backend_->Forget();
+  }
 }
 
 void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,

@@ -18,8 +18,7 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       device_(device),
       group_(std::move(group)),
       history_(std::move(history)),
-      backend_(std::move(backend)),
-      kept_(backend_.get()) {}
+      backend_(std::move(backend)) {}
 
 // A device whose runtime fails never arrives at a rendezvous, so the others are told at once: those
 // of other processes, too, which may wait for an exchange that nobody has begun here.

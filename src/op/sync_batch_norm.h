@@ -12,7 +12,6 @@
 #include "core/activation.h"
 #include "core/layout.h"
 #include "op/backend.h"
-#include "op/kept_channels.h"
 #include "op/running_history.h"
 #include "op/tensor.h"
 
@@ -75,7 +74,7 @@ class SyncBatchNorm {
   void SetScale(const std::vector<double>& var);
   NormalizePass NormalizationOf(const Layout& layout, const ForwardTensors& of) const;
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
-  std::vector<int64_t> NotReconstructible(const ForwardTensors& of) const;
+  void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& of);
 
   // The terms b and d of dx.
   struct Terms {
@@ -83,7 +82,7 @@ class SyncBatchNorm {
   };
   void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                        const Gradients& out);
-  BackwardInput FromOutput(BackwardInput from_x) const;
+  BackwardInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& t) const;
   void ToUnitsOfX(std::vector<double>* sums) const;
   void ToUnitsOfU(Terms* terms) const;
   void SetTerms(const std::vector<double>& sums, Terms* terms) const;
@@ -113,7 +112,8 @@ class SyncBatchNorm {
   double count_ = 0;
   std::vector<double> gamma_, mean_, inv_std_;
   std::vector<double> scale_, offset_;  // z = (x - mean) * scale + offset
-  KeptChannels kept_;                   // if from_output
+  bool keeps_x_ = false;  // a copy of x, because y is not enough
+  const void* kept_x_ = nullptr;
 };
 
 }  // namespace syncbn

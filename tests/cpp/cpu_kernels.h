@@ -2,7 +2,6 @@
 // Who uses it: test_kernels.cc and test_same_bits.cc.
 #pragma once
 #include "kernels/cpu/batch_norm_cpu.h"
-#include "kernels/cpu/channels_cpu.h"
 
 namespace test {
 
@@ -18,8 +17,6 @@ struct CpuKernels {
   static constexpr auto Normalize = syncbn::cpu::Normalize;
   static constexpr auto BackwardSums = syncbn::cpu::BackwardSums;
   static constexpr auto BackwardApply = syncbn::cpu::BackwardApply;
-  static constexpr auto Gather = syncbn::cpu::GatherChannels;
-  static constexpr auto Scatter = syncbn::cpu::ScatterChannels;
 };
 
 }  // namespace test

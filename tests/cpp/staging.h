@@ -37,15 +37,10 @@ class Staging {
     }
   }
 
-  const void* In(const void* tensor) { return In(tensor, layout_); }
-  const void* In(const void* tensor, const syncbn::Layout& of) {
-    return Stage(tensor, TensorBytes(of), Tensor::kGuard);
-  }
-  void* Out(void* tensor) { return Out(tensor, layout_); }
-  void* Out(void* tensor, const syncbn::Layout& of) { return Written(tensor, TensorBytes(of)); }
-  const double* Vector(const double* values) { return Vector(values, layout_.channels); }
-  const double* Vector(const double* values, int64_t count) {
-    return static_cast<const double*>(Stage(values, count * sizeof(double), 0));
+  const void* In(const void* tensor) { return Stage(tensor, TensorBytes(), Tensor::kGuard); }
+  void* Out(void* tensor) { return Written(tensor, TensorBytes()); }
+  const double* Vector(const double* values) {
+    return static_cast<const double*>(Stage(values, layout_.channels * sizeof(double), 0));
   }
   // `doubles` and `workspace` are tensors' too, between guards.
   double* Result(double* doubles) {
@@ -60,8 +55,8 @@ class Staging {
     bool written;
   };
 
-  size_t TensorBytes(const syncbn::Layout& of) const {
-    return static_cast<size_t>(of.Size()) * syncbn::SizeOf(dtype_);
+  size_t TensorBytes() const {
+    return static_cast<size_t>(layout_.Size()) * syncbn::SizeOf(dtype_);
   }
   static void Copy(void* to, const void* from, size_t bytes) {
     if (bytes > 0) Check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));

@@ -7,11 +7,9 @@
 #include <iostream>
 #include <random>
 
-#include "channel_tests.h"
 #include "core/parallel_for.h"
 #include "kernel_tests.h"
 #include "kernels/cuda/batch_norm_cuda.h"
-#include "kernels/cuda/channels.h"
 #include "kernels/cuda/partition.h"
 #include "staging.h"
 
@@ -58,24 +56,6 @@ struct CudaKernels {
     cuda::BackwardApply({Staged(&on_gpu, pass), on_gpu.Vector(pass.a), on_gpu.Vector(pass.b),
                          on_gpu.Vector(pass.d), pass.request, on_gpu.Out(pass.dx)},
                         nullptr);
-  }
-  static void Gather(DType dtype, const void* tensor, const Layout& layout,
-                     const std::vector<int64_t>& channels, void* compact) {
-    const std::vector<double> numbers(channels.begin(), channels.end());
-    const int64_t count = static_cast<int64_t>(numbers.size());
-    Staging on_gpu(dtype, layout);
-    cuda::GatherChannels(dtype, on_gpu.In(tensor), layout,
-                         {on_gpu.Vector(numbers.data(), count), count},
-                         on_gpu.Out(compact, {layout.outer, count, layout.inner}), nullptr);
-  }
-  static void Scatter(DType dtype, const void* compact, const Layout& layout,
-                      const std::vector<int64_t>& channels, void* tensor) {
-    const std::vector<double> numbers(channels.begin(), channels.end());
-    const int64_t count = static_cast<int64_t>(numbers.size());
-    Staging on_gpu(dtype, layout);
-    cuda::ScatterChannels(dtype, on_gpu.In(compact, {layout.outer, count, layout.inner}), layout,
-                          {on_gpu.Vector(numbers.data(), count), count}, on_gpu.Out(tensor),
-                          nullptr);
   }
 
  private:
@@ -223,7 +203,6 @@ int main(int arguments, char** values) {
   TestSameBitsInEveryRun({6, 40, 49});
   TestManyElements({3, 4, 10007});
   TestManyElements({4001, 8, 1});
-  test::TestAllChannels<CudaKernels>();
   std::vector<Layout> layouts = {
       {3, 5, 7},      {2, 3, 64},    {9000, 8, 1},  {4, 6, 1023}, {5, 48, 196}, {3, 16, 225}};
   const std::vector<Layout> more = {

@@ -32,6 +32,7 @@ struct Setting {
   bool from_output = false;
   Request dx_request = Request::kWrite;
   Request y_request = Request::kWrite;
+  bool keeps_x = false;  // if from_output: the gamma of one channel is too small for y to suffice
 
   syncbn::Options ToOptions(size_t devices) const {
     syncbn::Options options;
@@ -43,11 +44,11 @@ struct Setting {
   }
 };
 
-constexpr int64_t kNotReconstructible = 2;  // the channel whose x backward needs
+constexpr int64_t kNotReconstructible = 2;  // the channel whose x backward needs if it keeps x
 
 // Parameters, data and results of one device.
 struct Shard {
-  Shard(DType of, int64_t rows, int seed)
+  Shard(DType of, int64_t rows, int seed, bool keeps_x)
       : dtype(of),
         shape{rows, kChannels, 7},
         x(dtype, rows * kChannels * 7),
@@ -63,7 +64,8 @@ struct Shard {
       y.Set(i, 0.25);
     }
     for (int64_t c = 0; c < kChannels; ++c) {
-      gamma.Set(c, c == kNotReconstructible ? 1e-40 : 1 + 0.1 * static_cast<double>(c));
+      const bool tiny = keeps_x && c == kNotReconstructible;
+      gamma.Set(c, tiny ? 1e-40 : 1 + 0.1 * static_cast<double>(c));
       beta.Set(c, 0.2 * static_cast<double>(c));
       mean.Set(c, 0.5);
       var.Set(c, 2);
@@ -99,7 +101,9 @@ std::vector<Shard> Train(const char* type, DType dtype, const std::vector<int64_
                          const Setting& setting) {
   const auto group = std::make_shared<syncbn::Group>("layer");
   std::vector<Shard> shards;
-  for (size_t k = 0; k < rows.size(); ++k) shards.emplace_back(dtype, rows[k], static_cast<int>(k));
+  for (size_t k = 0; k < rows.size(); ++k) {
+    shards.emplace_back(dtype, rows[k], static_cast<int>(k), setting.keeps_x);
+  }
   Parallel(static_cast<int>(rows.size()), [&](int k) {
     const Device device{type, k};
     auto backend = std::string(type) == "gpu" ? syncbn::MakeCudaBackend(device)
@@ -171,6 +175,7 @@ void TestActivations() {
         TestSetting(dtype, rows, {elu, false, request}, "ELU from x");
         TestSetting(dtype, rows, {none, true, request}, "identity from y");
         TestSetting(dtype, rows, {leaky, true, request}, "leaky ReLU from y");
+        TestSetting(dtype, rows, {leaky, true, request, Request::kWrite, true}, "x kept");
       }
     }
     TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kAdd}, "leaky ReLU onto y");
@@ -178,14 +183,15 @@ void TestActivations() {
   }
 }
 
-// A step of a new layer, as an imperative one has for each call, that keeps some of x.
+// A step of a new layer, as an imperative one has for each call, that keeps x.
 void StepOfNewLayer(int device, int64_t rows, syncbn::Allocator allocator) {
-  const Setting setting{{Function::kLeakyRelu, 0.1}, true};
+  const Setting setting{
+      {Function::kLeakyRelu, 0.1}, true, Request::kWrite, Request::kWrite, true};
   const auto group = std::make_shared<syncbn::Group>("layer");
   syncbn::SyncBatchNorm layer(setting.ToOptions(1), {"gpu", device}, group,
                               std::make_shared<syncbn::RunningHistory>(),
                               syncbn::MakeCudaBackend({"gpu", device}, allocator));
-  Shard shard(DType::kFloat32, rows, 0);
+  Shard shard(DType::kFloat32, rows, 0, setting.keeps_x);
   shard.Step(&layer, setting);
   std::vector<Shard> expected = Train("cpu", DType::kFloat32, {rows}, setting);
   // Train makes two steps, of which these results are the same.
@@ -241,7 +247,7 @@ void TestFailures(const Setting& setting) {
                               syncbn::MakeCudaBackend({"gpu", 1}));
   bool failed = true;
   for (int calls = 0; failed; ++calls) {
-    Shard shard(DType::kFloat32, 3, 0);
+    Shard shard(DType::kFloat32, 3, 0, setting.keeps_x);
     emulated::Device() = 9;
     emulated::FailAfter(calls);
     const std::string text = ErrorOf([&] { shard.Step(&layer, setting); });
@@ -257,7 +263,7 @@ void TestFailures(const Setting& setting) {
     CHECK(calls < 1000);
     CHECK_EQ(emulated::Device(), 9);
   }
-  Shard shard(DType::kFloat32, 3, 0);
+  Shard shard(DType::kFloat32, 3, 0, setting.keeps_x);
   shard.Step(&layer, setting);
   std::vector<Shard> expected = Train("cpu", DType::kFloat32, {3}, setting);
   Compare(shard.y, expected[0].y, DType::kFloat32, 0, "y after failures");
@@ -275,7 +281,7 @@ void TestOtherProcessesLearnOfAFailure() {
                               std::make_shared<syncbn::Group>("norm3"),
                               std::make_shared<syncbn::RunningHistory>(),
                               syncbn::MakeCudaBackend({"gpu", 1}));
-  Shard shard(DType::kFloat32, 3, 0);
+  Shard shard(DType::kFloat32, 3, 0, false);
   for (bool training : {false, true}) {
     emulated::FailAfter(0);
     CHECK(ErrorOf([&] { layer.Forward(training, shard.Forward(Request::kWrite)); }) != kNoError);
@@ -307,7 +313,9 @@ int main() {
   TestMemoryServesTheNextLayer();
   TestMemoryOfTheFramework();
   TestFailures({});
-  TestFailures({{Function::kLeakyRelu, 0.1}, true});
+  for (bool keeps_x : {false, true}) {
+    TestFailures({{Function::kLeakyRelu, 0.1}, true, Request::kWrite, Request::kWrite, keeps_x});
+  }
   TestNoSuchDevice();
   TestCpuOnlyBuild();
   TestOtherProcessesLearnOfAFailure();  // from then on there are several processes

@@ -1,7 +1,6 @@
 // Tests the CPU kernels, see kernel_tests.h. CMake registers it once for each instruction set.
 #include <iostream>
 
-#include "channel_tests.h"
 #include "cpu_kernels.h"
 #include "kernel_tests.h"
 
@@ -16,6 +15,5 @@ int main() {
        {9, 33, 49},  {530, 130, 1}, {60, 3, 700},   {3, 2000, 2}, {1, 70000, 1}, {12, 40, 127}});
   for (const Layout& layout : {Layout{0, 4, 5}, Layout{3, 4, 0}})
     CHECK_EQ(cpu::WorkspaceBytes(layout), 0);
-  test::TestAllChannels<test::CpuKernels>();
   return check::Result();
 }

@@ -136,7 +136,7 @@ def test_pages_of_freed_arrays_serve_the_next_step_if_kept(kept):
 
 def test_inputs_are_kept_no_longer_than_gamma_asks_for():
     with_zero, with_one = result_of(KEPT_INPUTS, 1, timeout=120)
-    assert with_zero - with_one > 80 * 1024  # x, dy and dx of 32 MB
+    assert with_zero - with_one > 28 * 1024  # x of 32 MB
 
 
 def test_recomputing_does_not_count_a_batch_twice():

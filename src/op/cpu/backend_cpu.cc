@@ -1,11 +1,15 @@
 // The CPU as a backend: kernels work on the caller's memory, so a call has no begin and no end.
+#include <algorithm>
+
 #include "core/pages.h"
+#include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
-#include "kernels/cpu/channels_cpu.h"
 #include "op/backend.h"
 
 namespace syncbn {
 namespace {
+
+constexpr int64_t kCopyBlock = 1 << 18;  // bytes that one task copies
 
 std::vector<char> MakeWorkspace(const Layout& layout) {
   return std::vector<char>(static_cast<size_t>(cpu::WorkspaceBytes(layout)));
@@ -42,31 +46,28 @@ class CpuBackend : public Backend {
     cpu::BackwardApply(pass);
   }
 
-  void* Memory(Place place, size_t bytes) override {
-    Piece& piece = pieces_[static_cast<int>(place)];
-    if (piece.bytes < bytes) {
-      piece = {std::make_unique<double[]>(bytes / sizeof(double) + 1), bytes};
+  const void* Keep(const void* tensor, size_t bytes) override {
+    if (kept_bytes_ < bytes) {
+      kept_.reset();  // before the larger piece is taken
+      kept_.reset(new char[bytes]);
+      kept_bytes_ = bytes;
     }
-    return piece.data.get();
+    const char* const from = static_cast<const char*>(tensor);
+    const int64_t size = static_cast<int64_t>(bytes);
+    ParallelFor(CeilDiv(size, kCopyBlock), [&](int64_t block) {
+      const int64_t begin = block * kCopyBlock, end = std::min(size, begin + kCopyBlock);
+      std::copy(from + begin, from + end, kept_.get() + begin);
+    });
+    return kept_.get();
   }
-  void FreeMemory() override {
-    for (Piece& piece : pieces_) piece = Piece();
-  }
-  void Gather(DType dtype, const void* tensor, const Layout& layout,
-              const std::vector<int64_t>& channels, void* compact) override {
-    cpu::GatherChannels(dtype, tensor, layout, channels, compact);
-  }
-  void Scatter(DType dtype, const void* compact, const Layout& layout,
-               const std::vector<int64_t>& channels, void* tensor) override {
-    cpu::ScatterChannels(dtype, compact, layout, channels, tensor);
+  void Forget() override {
+    kept_.reset();
+    kept_bytes_ = 0;
   }
 
  private:
-  struct Piece {
-    std::unique_ptr<double[]> data;
-    size_t bytes = 0;
-  };
-  Piece pieces_[3];  // by Place
+  std::unique_ptr<char[]> kept_;
+  size_t kept_bytes_ = 0;
 };
 
 }  // namespace

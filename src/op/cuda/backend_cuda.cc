@@ -1,13 +1,12 @@
 // A GPU as a backend: one call at a time on a lane. In a training step the host waits twice for one
 // layer and phase: for the sums, and at the end. Kernels write sums straight to pinned memory, and
-// all per-channel vectors of a phase move in one launch, so no copy is queued at all.
+// all per-channel vectors of a phase move in one launch, so no copy of them is queued.
 #include <algorithm>
 #include <map>
 #include <utility>
 
 #include "core/error.h"
 #include "kernels/cuda/batch_norm_cuda.h"
-#include "kernels/cuda/channels.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/vectors.h"
 #include "op/backend.h"
@@ -17,11 +16,10 @@
 namespace syncbn {
 namespace {
 
-// The most per-channel vectors of one call, a backward that reads y: the mean for the sums, 2 sums,
-// 2 written, 4 coefficients; and for kept channels 3 lists, 3 vectors for their sums, 2 sums, 6
-// coefficients. (A forward has 4 read, 2 moments, 2 written, 3 coefficients, 1 list.)
-constexpr int64_t kPinnedVectors = 23;
-constexpr int64_t kDeviceVectors = 17;
+// The most per-channel vectors of one call, a backward from x through an activation: 3 for the sums,
+// 2 sums, 2 written, 6 coefficients. (A forward has 4 read, 2 moments, 2 written, 3 coefficients.)
+constexpr int64_t kPinnedVectors = 13;
+constexpr int64_t kDeviceVectors = 9;
 
 bool IsDouble(const Tensor& vector) { return vector.dtype == DType::kFloat64; }
 
@@ -116,29 +114,15 @@ class CudaBackend : public Backend {
     cuda::BackwardApply(on_device, lane_->stream());
   }
 
-  void* Memory(Place place, size_t bytes) override {
-    cuda::Buffer& buffer = kept_[static_cast<int>(place)];
-    buffer.Reserve(MemoryKind::kDevice, bytes, take_);  // earlier calls waited for their kernels
-    return buffer.data();
+  const void* Keep(const void* tensor, size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    kept_.Reserve(MemoryKind::kDevice, bytes, take_);  // earlier calls waited for their kernels
+    SYNCBN_CUDA_CHECK(
+        cudaMemcpyAsync(kept_.data(), tensor, bytes, cudaMemcpyDefault, lane_->stream()));
+    return kept_.data();
   }
 
-  void FreeMemory() override {
-    for (cuda::Buffer& buffer : kept_) buffer.Free();
-  }
-
-  void Gather(DType dtype, const void* tensor, const Layout& layout,
-              const std::vector<int64_t>& channels, void* compact) override {
-    const cuda::ChannelList list = Upload(channels);
-    Flush();
-    cuda::GatherChannels(dtype, tensor, layout, list, compact, lane_->stream());
-  }
-
-  void Scatter(DType dtype, const void* compact, const Layout& layout,
-               const std::vector<int64_t>& channels, void* tensor) override {
-    const cuda::ChannelList list = Upload(channels);
-    Flush();
-    cuda::ScatterChannels(dtype, compact, layout, list, tensor, lane_->stream());
-  }
+  void Forget() override { kept_.Free(); }
 
  private:
   void* Workspace(DType dtype, const Layout& layout) {
@@ -175,12 +159,6 @@ class CudaBackend : public Backend {
     input->mean = Upload(input->mean, n);
   }
 
-  cuda::ChannelList Upload(const std::vector<int64_t>& channels) {
-    const std::vector<double> numbers(channels.begin(), channels.end());
-    const int64_t count = static_cast<int64_t>(numbers.size());
-    return {Upload(numbers.data(), count), count};
-  }
-
   void Flush() {
     cuda::CopyVectors(queued_, lane_->stream());
     queued_.clear();
@@ -208,7 +186,7 @@ class CudaBackend : public Backend {
     current_->Renew();
     return memory;
   };
-  cuda::Buffer kept_[3];  // by Place
+  cuda::Buffer kept_;
   // Of the call under way.
   std::unique_ptr<cuda::CurrentDevice> current_;
   cuda::Lane* lane_ = nullptr;
