@@ -3,6 +3,15 @@
 // behind Exp and Expm1 of its Values and SYNCBN_FORMULA, which marks its functions. Nothing here
 // knows memory layouts.
 
+// Elements of a backward pass give u = x - origin[c], or u = f^-1(y) - origin[c], which is xmu *
+// unit[c]. The pass divides once for each channel: the sum of dz * u, or the coefficient of u.
+inline const double* OriginOf(const BackwardInput& input) {
+  return input.from_output ? input.offset : input.mean;
+}
+inline const double* UnitOf(const BackwardInput& input) {  // null for 1
+  return input.from_output ? input.scale : nullptr;
+}
+
 // The ways in which a pass uses the element t that it reads.
 enum Kind {
   kPlain,     // no activation; a backward pass reads x, or y of the identity
@@ -72,7 +81,7 @@ SYNCBN_FORMULA Value Activate(Value z, const Slopes<Value>& f) {
   return z;
 }
 
-// From t and dy = dL/dy to u, which is x - mean or z - offset, and dz = dL/dz.
+// From t and dy = dL/dy to u and dz = dL/dz. The mean in `k` is the origin.
 template <Kind kKind, typename Value>
 SYNCBN_FORMULA void Unwind(Value t, Value dy, const Affine<Value>& k, const Slopes<Value>& f,
                            Value* u, Value* dz) {

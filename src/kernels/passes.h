@@ -34,25 +34,25 @@ struct NormalizePass {
   void* y;
 };
 
-// From each element of t, which is x or y, and of dy a backward pass computes dz = dy * f'(z) and
-// u = x - mean[c], or from y u = z - mean[c]: the channels' "mean" is then the offset of z.
+// A backward pass computes xmu = x - mean[c], z = xmu * scale[c] + offset[c] and dz = dy * f'(z)
+// from each element of dy and of t, which is x or y.
 struct BackwardInput {
   DType dtype;
   Layout layout;
   const void *t, *dy;
   Activation activation;
-  // False: t is x, and `scale` and `offset` lead to z (null where f is the identity). True: t is y,
-  // f is no ELU, and its slope is positive.
+  // False: t is x; `scale` and `offset` are not read where f is the identity. True: t is y, f is no
+  // ELU, its slope is positive, and no scale is 0; `mean` is not read.
   bool from_output;
   const double *mean, *scale, *offset;
 };
 
-// sum_dz[c], sum_dz_u[c] = sums of dz and of dz * u over [:, c, :]
+// sum_dz[c], sum_dz_xmu[c] = sums of dz and of dz * xmu over [:, c, :]
 struct SumsPass : BackwardInput {
-  double *sum_dz, *sum_dz_u;
+  double *sum_dz, *sum_dz_xmu;
 };
 
-// dx = a[c] * dz + b[c] * u + d[c]
+// dx = a[c] * dz + b[c] * xmu + d[c]
 struct ApplyPass : BackwardInput {
   const double *a, *b, *d;
   Request request;  // for dx: kWrite or kAdd

@@ -3,8 +3,6 @@
 //
 // dx = g * (dz - sum_dz / count - (x - mean) * inv_std^2 * sum_dz_xmu / count)
 //    = a * dz + b * (x - mean) + d, with a = g
-//
-// Kernels that read y compute u = (x - mean) * g in the place of x - mean.
 #include <cstddef>
 
 #include "core/error.h"
@@ -24,7 +22,6 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   const size_t channels = mean_.size();
   std::vector<double> sums(2 * channels);  // sum_dz, then sum_dz_xmu
   backend_->BackwardSums({input, sums.data(), sums.data() + channels});
-  if (input.from_output) ToUnitsOfX(&sums);
   WriteParameterGradients(sums, out);
   // A device that needs no gradient of x takes part all the same: the others need its sums.
   if (Synchronizes()) {
@@ -33,12 +30,11 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   if (out.dx_request == Request::kNull) return;
   Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
   SetTerms(sums, &terms);
-  if (input.from_output) ToUnitsOfU(&terms);
   backend_->BackwardApply({input, scale_.data(), terms.b.data(), terms.d.data(), out.dx_request,
                            out.dx.data});
 }
 
-// Kernels read y, or x where that is kept or is what t is.
+// What kernels read: x or y, as MXNet has kept it, or our copy of x where y does not suffice.
 BackwardInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
                                      const Tensor& t) const {
   BackwardInput input{t.dtype, layout, t.data, dy.data, options_.activation, options_.from_output,
@@ -47,20 +43,7 @@ BackwardInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
     input.t = kept_x_;
     input.from_output = false;
   }
-  if (input.from_output) {
-    input.mean = offset_.data();
-    input.scale = input.offset = nullptr;
-  }
   return input;
-}
-
-void SyncBatchNorm::ToUnitsOfX(std::vector<double>* sums) const {
-  double* const sum_dz_xmu = sums->data() + scale_.size();
-  for (size_t c = 0; c < scale_.size(); ++c) sum_dz_xmu[c] /= scale_[c];
-}
-
-void SyncBatchNorm::ToUnitsOfU(Terms* terms) const {
-  for (size_t c = 0; c < scale_.size(); ++c) terms->b[c] /= scale_[c];
 }
 
 void SyncBatchNorm::SetTerms(const std::vector<double>& sums, Terms* terms) const {

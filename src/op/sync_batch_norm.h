@@ -83,8 +83,6 @@ class SyncBatchNorm {
   void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                        const Gradients& out);
   BackwardInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& t) const;
-  void ToUnitsOfX(std::vector<double>* sums) const;
-  void ToUnitsOfU(Terms* terms) const;
   void SetTerms(const std::vector<double>& sums, Terms* terms) const;
   void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
 

@@ -47,7 +47,7 @@ struct Value {
 };
 
 struct Gradient {
-  Value u, dz;
+  Value xmu, dz;
 };
 
 // The values that a pass has to write, by element.
@@ -126,15 +126,18 @@ struct Problem {
     for (int64_t i = 0; i < c.layout.channels; ++i) {
       mean.push_back(c.center + 0.1 * normal(generator));
       for (auto* vector : {&scale, &offset, &a, &b, &d}) vector->push_back(normal(generator));
+      scale.back() += std::copysign(0.5, scale.back());  // passes from y divide by it
     }
   }
 
-  // The input of a backward pass with this activation: from this problem's x, or taking x for y.
+  // The input of a backward pass with this activation: from this problem's x, or taking x for y and
+  // the mean for the offset.
   syncbn::BackwardInput From(const Activation& activation, bool from_output) {
-    const bool reads_z = !from_output && activation.function != Function::kIdentity;
+    const bool reads_z = from_output || activation.function != Function::kIdentity;
     return {c.dtype,     c.layout,    x.data(),    dy.data(),
-            activation,  from_output, mean.data(), reads_z ? scale.data() : nullptr,
-            reads_z ? offset.data() : nullptr};
+            activation,  from_output, from_output ? nullptr : mean.data(),
+            reads_z ? scale.data() : nullptr,
+            from_output ? mean.data() : reads_z ? offset.data() : nullptr};
   }
 
   int64_t Index(int64_t outer, int64_t channel, int64_t inner) const {
@@ -178,26 +181,30 @@ struct Problem {
             eps};
   }
 
-  // u and dz, but for what the arithmetic cannot hold of the mean.
+  // xmu and dz, but for what the arithmetic cannot hold of the mean.
   Gradient Unwound(const syncbn::BackwardInput& r, int64_t channel, int64_t i, double eps) const {
     const Value z = r.from_output ? Reconstructed(r.activation, x.Get(i), eps)
                     : r.scale != nullptr ? Z(channel, i, eps) : Value{0, 0};
-    const long double u = (r.from_output ? z.value : x.Get(i)) - mean[channel];
+    const long double unit = r.from_output ? scale[channel] : 1;
+    const long double xmu = ((r.from_output ? z.value : x.Get(i)) - mean[channel]) / unit;
     const Value dz = r.from_output ? UnwindOutput(r.activation, x.Get(i), dy.Get(i), eps)
                                    : Unwind(r.activation, z, dy.Get(i), eps);
-    return {{u, (r.from_output ? z.error : 0) + 2 * eps * Size(u)}, dz};
+    const double error = r.from_output ? z.error / Size(unit) + eps * Size(xmu) : 0;
+    return {{xmu, error + 2 * eps * Size(xmu)}, dz};
   }
 
   Expected Dx(const syncbn::BackwardInput& r) const {
     const double eps = EpsOf(c.dtype);
     return {Each([&](int64_t channel, int64_t i) {
               const Gradient g = Unwound(r, channel, i, eps);
-              const long double of_dz = a[channel] * g.dz.value, of_u = b[channel] * g.u.value;
-              const double split = std::fabs(b[channel] * mean[channel]) * eps;
-              const double terms = Size(of_dz) + Size(of_u) + std::fabs(d[channel]) + split;
-              return Value{of_dz + of_u + d[channel], std::fabs(a[channel]) * g.dz.error +
-                                                          std::fabs(b[channel]) * g.u.error +
-                                                          6 * eps * terms};
+              const long double of_dz = a[channel] * g.dz.value;
+              const long double of_xmu = b[channel] * g.xmu.value;
+              const double unit = r.from_output ? scale[channel] : 1;
+              const double split = std::fabs(b[channel] / unit * mean[channel]) * eps;
+              const double terms = Size(of_dz) + Size(of_xmu) + std::fabs(d[channel]) + split;
+              return Value{of_dz + of_xmu + d[channel], std::fabs(a[channel]) * g.dz.error +
+                                                            std::fabs(b[channel]) * g.xmu.error +
+                                                            6 * eps * terms};
             }),
             6 * eps};
   }

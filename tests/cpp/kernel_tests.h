@@ -43,8 +43,8 @@ std::pair<Tensor, Tensor> MomentsOf(Problem& p) {
 template <typename Kernels>
 std::pair<Tensor, Tensor> SumsOf(const BackwardInput& input, const std::string& label) {
   return Reduce<Kernels>(
-      input.dtype, input.layout, label, [&](double* sum_dz, double* sum_dz_u, void* workspace) {
-        Kernels::BackwardSums({input, sum_dz, sum_dz_u}, workspace);
+      input.dtype, input.layout, label, [&](double* sum_dz, double* sum_dz_xmu, void* workspace) {
+        Kernels::BackwardSums({input, sum_dz, sum_dz_xmu}, workspace);
       });
 }
 
@@ -71,23 +71,24 @@ inline std::string Describe(const Activation& f, bool from_output) {
 template <typename Kernels>
 void TestSums(Problem& p, const BackwardInput& input) {
   const std::string label = p.label + " " + Describe(input.activation, input.from_output);
-  const auto [sum_dz, sum_dz_u] = SumsOf<Kernels>(input, label);
+  const auto [sum_dz, sum_dz_xmu] = SumsOf<Kernels>(input, label);
   const double n = static_cast<double>(p.c.layout.PerChannel());
   const double error = Kernels::SumError(p.c.dtype, n), eps = Kernels::SumEps(p.c.dtype);
   for (int64_t c = 0; c < p.c.layout.channels; ++c) {
-    long double dz = 0, dz_u = 0;
-    double dz_error = 0, dz_u_error = 0, largest_dz = 0, largest_u = 0;
+    long double dz = 0, dz_xmu = 0;
+    double dz_error = 0, dz_xmu_error = 0, largest_dz = 0, largest_xmu = 0;
     p.ForEach(c, [&](int64_t i) {
       const Gradient g = p.Unwound(input, c, i, eps);
       dz += g.dz.value;
-      dz_u += g.dz.value * g.u.value;
+      dz_xmu += g.dz.value * g.xmu.value;
       dz_error += g.dz.error;
-      dz_u_error += g.dz.error * Size(g.u.value) + Size(g.dz.value) * g.u.error;
+      dz_xmu_error += g.dz.error * Size(g.xmu.value) + Size(g.dz.value) * g.xmu.error;
       largest_dz = std::max(largest_dz, Size(g.dz.value) + g.dz.error);
-      largest_u = std::max(largest_u, Size(g.u.value) + g.u.error);
+      largest_xmu = std::max(largest_xmu, Size(g.xmu.value) + g.xmu.error);
     });
     CHECK_NEAR(sum_dz.Get(c), dz, 2 * error * n * largest_dz + dz_error, label);
-    CHECK_NEAR(sum_dz_u.Get(c), dz_u, 4 * error * n * largest_dz * largest_u + dz_u_error, label);
+    CHECK_NEAR(sum_dz_xmu.Get(c), dz_xmu,
+               4 * error * n * largest_dz * largest_xmu + dz_xmu_error, label);
   }
 }
 
@@ -268,12 +269,12 @@ std::string Bits(DType dtype, const Layout& layout) {
   Problem p({dtype, layout, 0, 0, 1});
   const BackwardInput input = p.From({}, false);
   const auto [mean, m2] = MomentsOf<Kernels>(p);
-  const auto [sum_dz, sum_dz_u] = SumsOf<Kernels>(input, p.label);
+  const auto [sum_dz, sum_dz_xmu] = SumsOf<Kernels>(input, p.label);
   Tensor y(dtype, layout.Size()), dx = y;
   Kernels::Normalize({dtype, layout, p.x.data(), p.mean.data(), p.scale.data(), p.offset.data(), {},
                       Request::kWrite, y.data()});
   Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), Request::kWrite, dx.data()});
-  return mean.Bits() + m2.Bits() + sum_dz.Bits() + sum_dz_u.Bits() + y.Bits() + dx.Bits();
+  return mean.Bits() + m2.Bits() + sum_dz.Bits() + sum_dz_xmu.Bits() + y.Bits() + dx.Bits();
 }
 
 // Each layout has each activation only if the test is to be thorough, which takes minutes.

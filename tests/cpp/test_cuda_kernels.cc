@@ -41,7 +41,7 @@ struct CudaKernels {
   static void BackwardSums(const syncbn::SumsPass& pass, void* workspace) {
     Staging on_gpu(pass.dtype, pass.layout);
     cuda::BackwardSums({Staged(&on_gpu, pass), on_gpu.Result(pass.sum_dz),
-                        on_gpu.Result(pass.sum_dz_u)},
+                        on_gpu.Result(pass.sum_dz_xmu)},
                        Scratch(&on_gpu, pass, workspace), nullptr);
   }
   static void Normalize(const syncbn::NormalizePass& pass) {

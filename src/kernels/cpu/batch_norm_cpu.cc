@@ -64,7 +64,7 @@ void LocalMoments(const MomentsPass& pass, void* workspace) {
 }
 
 void BackwardSums(const SumsPass& pass, void* workspace) {
-  Clear(pass.layout, pass.sum_dz, pass.sum_dz_u);
+  Clear(pass.layout, pass.sum_dz, pass.sum_dz_xmu);
   if (pass.layout.Size() == 0) return;
   const Partition partition = Cut(pass.layout);
   Reduce(TiledSums{partition, pass, {partition, workspace}});

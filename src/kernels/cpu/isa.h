@@ -30,7 +30,8 @@ enum class StoreMode { kAssign, kStream, kAdd };
 // Tensors and per-channel arrays of a pass are whole; each call reads and writes its tile's part.
 struct Isa {
   const char* name;
-  // The results of one tile, into these arrays instead of the pass's.
+  // The results of one tile, into these arrays instead of the pass's. From y, sum_dz_u is still to
+  // be divided by the scale.
   void (*local_moments)(const MomentsPass& pass, const Tile& tile, double* mean, double* m2);
   void (*backward_sums)(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_u);
   void (*normalize)(const NormalizePass& pass, const Tile& tile, StoreMode mode);

@@ -26,9 +26,9 @@ struct Coefficients {
   Value a, b, d;
 };
 
-// Arrays of all channels.
+// Arrays of all channels. `unit` divides b, see UnitOf; null for 1.
 struct PerChannel {
-  const double *mean, *a, *b, *d, *scale, *offset;
+  const double *mean, *a, *b, *d, *scale, *offset, *unit;
 };
 
 // The results that the passes compute from an element.
@@ -67,8 +67,9 @@ SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Pass&, const PerChannel&
     k.of.offset = Scalar(channels.offset[c] - channels.scale[c] * lost);
   }
   if (Pass::kBackward) k.a = Scalar(channels.a[c]);
-  k.b = Scalar(channels.b[c]);
-  k.d = Scalar(channels.d[c] - channels.b[c] * lost);
+  const double b = channels.unit == nullptr ? channels.b[c] : channels.b[c] / channels.unit[c];
+  k.b = Scalar(b);
+  k.d = Scalar(channels.d[c] - b * lost);
   return k;
 }
 
@@ -222,7 +223,8 @@ void ApplyToTile(const Pass& pass, DType dtype, const Tensors& tensors, const Ti
 }
 
 void NormalizeTile(const NormalizePass& pass, const Tile& tile, StoreMode mode) {
-  const PerChannel channels = {pass.mean, nullptr, pass.scale, pass.offset, nullptr, nullptr};
+  const PerChannel channels = {pass.mean, nullptr, pass.scale, pass.offset,
+                               nullptr,   nullptr, nullptr};
   ForwardKinds::With(KindOf(pass.activation, false), [&](auto kind) {
     ApplyToTile(ForwardPass<kind.value>(), pass.dtype, {pass.x, pass.x, pass.y}, tile, channels,
                 pass.activation.slope, mode);
@@ -230,7 +232,8 @@ void NormalizeTile(const NormalizePass& pass, const Tile& tile, StoreMode mode) 
 }
 
 void BackwardApplyTile(const ApplyPass& pass, const Tile& tile, StoreMode mode) {
-  const PerChannel channels = {pass.mean, pass.a, pass.b, pass.d, pass.scale, pass.offset};
+  const PerChannel channels = {OriginOf(pass), pass.a,      pass.b,      pass.d,
+                               pass.scale,     pass.offset, UnitOf(pass)};
   BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
     ApplyToTile(BackwardPass<kind.value>(), pass.dtype, {pass.t, pass.dy, pass.dx}, tile, channels,
                 pass.activation.slope, mode);

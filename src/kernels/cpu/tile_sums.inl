@@ -23,7 +23,7 @@ struct MomentTerms {
 template <Kind kKind>
 struct GradientTerms {
   static constexpr bool kBackward = true, kReadsX = ReadsX(kKind);
-  const double *mean, *scale, *offset;
+  const double *origin, *scale, *offset;
   Slopes<Doubles> f;
 
   SYNCBN_INLINE void Of(Doubles t, Doubles dy, const Affine<Doubles>& k, Doubles* first,
@@ -41,7 +41,7 @@ SYNCBN_INLINE Affine<double> AffineOf(const MomentTerms&, int64_t /*c*/, T first
 }
 template <Kind kKind, typename T>
 SYNCBN_INLINE Affine<double> AffineOf(const GradientTerms<kKind>& terms, int64_t c, T /*first*/) {
-  return {terms.mean[c], ReadsX(kKind) ? terms.scale[c] : 0, ReadsX(kKind) ? terms.offset[c] : 0};
+  return {terms.origin[c], ReadsX(kKind) ? terms.scale[c] : 0, ReadsX(kKind) ? terms.offset[c] : 0};
 }
 
 // Fetches ahead of the loads: one stream of them alone does not keep memory busy.
@@ -257,7 +257,7 @@ void LocalMomentsOfTile(const MomentsPass& pass, const Tile& tile, double* mean,
 
 void BackwardSumsOfTile(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_u) {
   BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
-    const GradientTerms<kind.value> terms = {pass.mean, pass.scale, pass.offset,
+    const GradientTerms<kind.value> terms = {OriginOf(pass), pass.scale, pass.offset,
                                              MakeSlopes<Doubles, double>(pass.activation.slope)};
     WithType(pass.dtype, [&](auto element) {
       using T = decltype(element);

@@ -66,9 +66,12 @@ struct TiledSums {
       const double *sum_dz = partials.First(partial), *sum_dz_u = partials.Second(partial);
       for (int64_t c = 0; c < partition.layout.channels; ++c) {
         pass.sum_dz[c] += sum_dz[c];
-        pass.sum_dz_u[c] += sum_dz_u[c];
+        pass.sum_dz_xmu[c] += sum_dz_u[c];
       }
     }
+    if (!pass.from_output) return;
+    // From y the tiles' u is xmu * scale.
+    for (int64_t c = 0; c < partition.layout.channels; ++c) pass.sum_dz_xmu[c] /= pass.scale[c];
   }
 };
 

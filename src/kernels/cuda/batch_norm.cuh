@@ -152,9 +152,9 @@ void BatchNorm<T>::LocalMoments(const MomentsPass& pass, void* workspace, Stream
 template <typename T>
 void BatchNorm<T>::BackwardSums(const SumsPass& pass, void* workspace, Stream stream) {
   const GradientArguments<T> arguments{
-      {In<T>(pass.t), In<T>(pass.dy)}, pass.mean, pass.scale, pass.offset,
+      {In<T>(pass.t), In<T>(pass.dy)}, UnwindingOf(pass),
       KindOf(pass.activation, pass.from_output),
-      MakeSlopes<Arithmetic<T>>(pass.activation.slope), pass.sum_dz, pass.sum_dz_u};
+      MakeSlopes<Arithmetic<T>>(pass.activation.slope), pass.sum_dz, pass.sum_dz_xmu};
   const Choice choice = Choose<T>(pass.layout, {pass.t, pass.dy});
   const auto reduce =
       arguments.kind == kPlain ? Reduce<T, PlainGradientSums, GradientArguments<T>>
@@ -176,7 +176,7 @@ void BatchNorm<T>::Normalize(const NormalizePass& pass, Stream stream) {
 template <typename T>
 void BatchNorm<T>::BackwardApply(const ApplyPass& pass, Stream stream) {
   const BackwardArguments<T> arguments{
-      {In<T>(pass.t), In<T>(pass.dy)}, pass.mean, pass.scale, pass.offset, pass.a, pass.b, pass.d,
+      {In<T>(pass.t), In<T>(pass.dy)}, UnwindingOf(pass), pass.a, pass.b, pass.d,
       KindOf(pass.activation, pass.from_output),
       MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.dx),
       pass.request == Request::kAdd};

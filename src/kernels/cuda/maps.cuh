@@ -31,7 +31,8 @@ struct NormalizeMap {
   Affine<A> to_z;
 
   __device__ void Take(const Arguments& arguments, int64_t channel) {
-    to_z = AffineOf<A>(arguments.mean, arguments.scale, arguments.offset, channel);
+    to_z = AffineOf<A>(arguments.mean[channel], arguments.scale[channel],
+                       arguments.offset[channel]);
   }
   template <Kind kKind>
   __device__ A Of(const T (&x)[1], const Slopes<A>& f) const {
@@ -42,14 +43,15 @@ struct NormalizeMap {
 template <typename T>
 struct BackwardArguments {
   const T* tensors[2];  // t, dy
-  const double *mean, *scale, *offset, *a, *b, *d;
+  Unwinding by;
+  const double *a, *b, *d;
   Kind kind;
   Slopes<Arithmetic<T>> f;
   T* out;
   bool add;
 };
 
-// dx = a * dz + b * u + d
+// dx = a * dz + b * xmu + d
 template <typename T, typename KindsOf>
 struct BackwardMap {
   using A = Arithmetic<T>;
@@ -58,14 +60,14 @@ struct BackwardMap {
   using Arguments = BackwardArguments<T>;
   using Kinds = KindsOf;
   A a;
-  Affine<A> of_u;  // b * u + d
+  Affine<A> of_u;  // b * xmu + d
   Affine<A> to_z;
 
   __device__ void Take(const Arguments& arguments, int64_t channel) {
     a = static_cast<A>(arguments.a[channel]);
-    of_u = AffineOf<A>(arguments.mean, arguments.b, arguments.d, channel);
-    to_z = AffineToUnwind<A>(arguments.kind, arguments.mean, arguments.scale, arguments.offset,
-                             channel);
+    of_u = AffineOf<A>(arguments.by.origin[channel],
+                       PerUnit(arguments.b[channel], arguments.by, channel), arguments.d[channel]);
+    to_z = AffineToUnwind<A>(arguments.kind, arguments.by, channel);
   }
   template <Kind kKind>
   __device__ A Of(const T (&tensors)[2], const Slopes<A>& f) const {

@@ -94,14 +94,14 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
 template <typename T>
 struct GradientArguments {
   const T* tensors[2];  // t, dy
-  const double *mean, *scale, *offset;
+  Unwinding by;
   Kind kind;
   Slopes<Arithmetic<T>> f;
-  double *sum_dz, *sum_dz_u;
+  double *sum_dz, *sum_dz_xmu;
 };
 
-// sum_dz and sum_dz_u, with u about the mean as the arithmetic can hold it; what that loses of the
-// mean is corrected at the end. `KindsOf` are the instance's kinds, see activation.cuh.
+// sum_dz and sum_dz_xmu, with u about the origin as the arithmetic can hold it; what that loses of
+// the origin is corrected at the end. `KindsOf` are the instance's kinds, see activation.cuh.
 template <typename T, int kWidth, int kShifts, typename KindsOf>
 struct GradientSums : Lanes<T, kWidth, kShifts> {
   using typename Lanes<T, kWidth, kShifts>::A;
@@ -117,8 +117,7 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
   __device__ void Shift(const Arguments& arguments, int k, int64_t channel, T /*first*/) {
     kind = arguments.kind;
     f = arguments.f;
-    to_z[k] =
-        AffineToUnwind<A>(kind, arguments.mean, arguments.scale, arguments.offset, channel);
+    to_z[k] = AffineToUnwind<A>(kind, arguments.by, channel);
   }
   // With a dy of 0 an element adds nothing.
   __device__ T Filler(int /*tensor*/, int /*k*/) const { return Store<T>(0); }
@@ -143,10 +142,11 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
 
   __device__ static void Finish(const Arguments& arguments, int64_t channel, int64_t /*count*/,
                                 int64_t /*origin*/, const Pair& sums) {
-    const double mean = arguments.mean[channel];
-    const double lost = mean - static_cast<double>(static_cast<A>(mean));
+    const double origin = arguments.by.origin[channel];
+    const double lost = origin - static_cast<double>(static_cast<A>(origin));
+    const double sum_dz_u = sums.second - lost * sums.first;
     arguments.sum_dz[channel] = sums.first;
-    arguments.sum_dz_u[channel] = sums.second - lost * sums.first;
+    arguments.sum_dz_xmu[channel] = PerUnit(sum_dz_u, arguments.by, channel);
   }
 };
 

@@ -16,8 +16,8 @@
 namespace syncbn {
 namespace {
 
-// The most per-channel vectors of one call, a backward from x through an activation: 3 for the sums,
-// 2 sums, 2 written, 6 coefficients. (A forward has 4 read, 2 moments, 2 written, 3 coefficients.)
+// The most per-channel vectors of one call, a backward from x through an activation: 3 for sums, 2
+// sums, 2 written, 6 coefficients. (A forward has 4 read, 2 moments, 2 written, 3 coefficients.)
 constexpr int64_t kPinnedVectors = 13;
 constexpr int64_t kDeviceVectors = 9;
 
@@ -90,9 +90,9 @@ class CudaBackend : public Backend {
     UploadInput(&on_device);
     Flush();
     on_device.sum_dz = TakePinned(n);
-    on_device.sum_dz_u = TakePinned(n);
+    on_device.sum_dz_xmu = TakePinned(n);
     cuda::BackwardSums(on_device, Workspace(pass.dtype, pass.layout), lane_->stream());
-    Fetch({{on_device.sum_dz, pass.sum_dz}, {on_device.sum_dz_u, pass.sum_dz_u}}, n);
+    Fetch({{on_device.sum_dz, pass.sum_dz}, {on_device.sum_dz_xmu, pass.sum_dz_xmu}}, n);
   }
 
   void Normalize(const NormalizePass& pass) override {
@@ -152,11 +152,10 @@ class CudaBackend : public Backend {
   // Without the vectors that kernels do not read.
   void UploadInput(BackwardInput* input) {
     const int64_t n = input->layout.channels;
-    const bool reads_z =
-        !input->from_output && input->activation.function != Function::kIdentity;
+    const bool reads_z = input->from_output || input->activation.function != Function::kIdentity;
     input->scale = reads_z ? Upload(input->scale, n) : nullptr;
     input->offset = reads_z ? Upload(input->offset, n) : nullptr;
-    input->mean = Upload(input->mean, n);
+    input->mean = input->from_output ? nullptr : Upload(input->mean, n);
   }
 
   void Flush() {
