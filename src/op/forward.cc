@@ -35,15 +35,16 @@ void SyncBatchNorm::ForwardFromRunning(const Layout& layout, const ForwardTensor
 
 // On a GPU reading waits, so the parameters are read after the pass over x, which waits anyway.
 void SyncBatchNorm::ForwardFromBatch(const Layout& layout, const ForwardTensors& of) {
-  std::vector<double> var(mean_.size());  // m2 until it is divided
-  backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), var.data()});
+  std::vector<double> m2(mean_.size());
+  backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), m2.data()});
   if (Synchronizes()) {
     Exchange("forward", of.x, layout, "moments",
-             {{&count_, 1}, {mean_.data(), mean_.size()}, {var.data(), var.size()}});
+             {{&count_, 1}, {mean_.data(), mean_.size()}, {m2.data(), m2.size()}});
   } else {
     group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
   }
-  for (double& value : var) value = count_ > 0 ? value / count_ : 0.0;
+  std::vector<double> var(m2.size(), 0.0);
+  for (size_t c = 0; c < var.size() && count_ > 0; ++c) var[c] = m2[c] / count_;
   UpdateRunning(var, of);
   ReadParameters(of);
   SetScale(var);
