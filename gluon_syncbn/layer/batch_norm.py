@@ -73,11 +73,11 @@ class SyncBatchNorm(nn.BatchNorm):
         What is applied to the normalized values, in the same passes over memory. For
         "leaky_relu" and "identity" (which is no activation) backward reconstructs the
         normalized values from the output, so that MXNet frees the input after forward:
-        a net of such layers keeps about half as much. The function stays exact:
-        channels whose values cannot be reconstructed keep their input. These are
-        channels with \|gamma\| below \|beta\| / 8 or near the end of the dtype's range.
-        None, "relu" and "elu" keep the input. With the others do not write to the
-        output before backward.
+        a net of such layers keeps about half as much. The function stays exact: a layer
+        keeps a copy of its input if the values of any channel cannot be reconstructed.
+        These are channels with \|gamma\| below \|beta\| / 8 or near the end of the
+        dtype's range. None, "relu" and "elu" keep the input. With the others do not
+        write to the output before backward.
     slope : float or None, default None
         For "leaky_relu" the factor of negative values (None: 0.01), for "elu" that of
         exp(z) - 1 (None: 1).
