@@ -32,7 +32,7 @@ def test_activations_of_the_whole_batch(dtype, shape, axis, request_kind, activa
 @pytest.mark.parametrize("rows", [[4], [3, 1]], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_x_is_kept(dtype, rows, request_kind, activation):
-    """Every channel can be reconstructed; the shape is so large that passes have tiles."""
+    """Every channel can be reconstructed; passes over this shape have several tiles."""
     settings = {"request": request_kind, "activation": activation, "gammas": [-0.5]}
     check_devices(CpuDriver(), Case(dtype, (4, 32, 40, 40), rows, **settings))
 
