@@ -160,6 +160,11 @@ class Program:
         saboteur("end", anybody)
         return losses
 
+    def run(self, number, saboteur=None):
+        """Makes a step, and reads its losses; its update may still be in flight."""
+        for loss in self.queue(number, saboteur):
+            loss.wait_to_read()
+
     def finish(self):
         """Waits for the update of the latest step, and raises its error."""
         for parameter in self.net.collect_params().values():
@@ -242,8 +247,7 @@ def fail(program, number, kind, states, rng):
     """
     strike, reads = saboteur(kind, rng, program.participants), rng.random() < 0.5
     try:
-        for loss in program.queue(number, strike):
-            loss.wait_to_read()
+        program.run(number, strike)
         if kind == "interrupt":
             time.sleep(0.05)  # until it has come
         program.finish()
@@ -274,10 +278,10 @@ def check_failure(seed, ways, kinds, expected):
     states, program = expected[setting], Program(*setting)
     failing, kind = rng.randrange(STEPS), rng.choice(kinds)
     for number in range(failing):
-        program.queue(number)
+        program.run(number)
     begin = fail(program, failing, kind, states, rng)
     for number in range(begin, STEPS):
-        program.queue(number)
+        program.run(number)
     assert program.state() == states[STEPS], f"{setting}, {kind}: another end"
     return kind, begin <= failing
 
@@ -292,7 +296,7 @@ def soak(setting, failures, kinds):
         states[number + 1] = right.state()
         next_number = fail(program, number, rng.choice(kinds), states, rng)
         for again in range(next_number, number + 1):
-            program.queue(again)
+            program.run(again)
         number += 1
         states.pop(number - 2, None)
     assert program.state() == states[number]
