@@ -13,6 +13,7 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 import mxnet as mx
@@ -37,6 +38,7 @@ OPTIMIZERS = {
 }
 STORES = ("device", None), ("device", False), ("local", True)
 STEPS, ROWS = 4, 6
+LONG, SHORT = 20, 0.3  # timeouts in seconds, of steps that succeed and that fail
 
 
 def convolutions(momenta=(0.9, None, 0.5, 0.9)):
@@ -246,15 +248,18 @@ def fail(program, number, kind, states, rng):
     the step that is to be done next.
     """
     strike, reads = saboteur(kind, rng, program.participants), rng.random() < 0.5
+    gluon_syncbn.set_timeout(SHORT)
     try:
         program.run(number, strike)
-        if kind == "interrupt":
-            time.sleep(0.05)  # until it has come
         program.finish()
     except (mx.MXNetError, UsersMistake, KeyboardInterrupt):
         if reads:
             program.try_to_read(rng)
+    if kind == "interrupt":
+        with suppress(KeyboardInterrupt):  # if it has not come yet
+            time.sleep(0.05)
     gluon_syncbn.recover()
+    gluon_syncbn.set_timeout(LONG)
     if program.way == "ranks":
         await_ranks()
     state = program.state()
