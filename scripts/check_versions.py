@@ -38,6 +38,7 @@ TESTS = [
     "tests/parallel/test_devices_interrupts.py",
     "tests/parallel/test_devices_nested.py",
     "tests/parallel/test_devices_threads.py",
+    "tests/parallel/test_failed_steps.py",
     "tests/parallel/test_parallel.py",
     "tests/parallel/test_parallel_graphs.py",
 ]

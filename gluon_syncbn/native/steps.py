@@ -132,7 +132,7 @@ def _committed(trainer):
     finally:
         sealed = [flatten(by_parameter)]
         if not on_kvstore:
-            weights = list(zip(*(p.list_data() for p in parameters)))
+            weights = list(zip(*(p._data for p in parameters)))
             states = [flatten(updater.states) for updater in trainer._updaters]
             sealed = list(map(_arrays, zip(by_device, weights, states)))
         load().gluon_syncbn_seal_step(commit, *_groups(sealed))
@@ -266,6 +266,13 @@ def _prepare(trainer):
 def _wrap_trainer():
     kind = mx.gluon.Trainer
     initialize, reduce, update = kind._init_params, kind._allreduce_grads, kind._update
+    original_step = kind.step
+
+    @wraps(original_step)
+    def step(self, *args, **kwargs):
+        # With a kvstore MXNet 1.6 updates in the reduction, and copies in the update.
+        with deferred_interrupt(all_of_them=True):
+            original_step(self, *args, **kwargs)
 
     @wraps(initialize)
     def _init_params(self):
@@ -282,7 +289,7 @@ def _wrap_trainer():
         with nullcontext() if self._update_on_kvstore else _whole(self):
             update(self, *args, **kwargs)
 
-    for method in (_init_params, _allreduce_grads, _update):
+    for method in (step, _init_params, _allreduce_grads, _update):
         setattr(kind, method.__name__, method)
 
 
