@@ -277,7 +277,8 @@ def _wrap_trainer():
     @wraps(initialize)
     def _init_params(self):
         _prepare(self)
-        initialize(self)
+        with deferred_interrupt(all_of_them=True):  # a key can be initialized once
+            initialize(self)
 
     @wraps(reduce)
     def _allreduce_grads(self):
