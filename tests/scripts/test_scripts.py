@@ -16,13 +16,13 @@ import pytest
 import train_segmentation
 from PIL import Image
 from segmentation.errors import exit_code
+from support import camvid
 from support.checkpoints import members, npy, rewrite, write_members
 from support.helpers import ROOT
 
 pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
 pytestmark = pytest.mark.timeout(280)
 
-CAMVID = Path(os.environ.get("GLUON_SYNCBN_CAMVID", ROOT.parent / "shared/data/camvid"))
 TINY = ["--crop-size", "64", "--train-images", "7", "--val-images", "3"]
 TINY += ["--batch-size", "4", "--epochs", "2", "--lr", "0.02"]
 
@@ -197,10 +197,9 @@ def test_folder_of_images(shapes, tmp_path):
     assert log[0]["images"] == 5 and len(log[0]["class_iou"]) == 2
 
 
+@camvid.needs_camvid
 def test_camvid(tmp_path):
-    if not (CAMVID / "images/train").is_dir():
-        pytest.skip(f"CamVid is not in {CAMVID} (GLUON_SYNCBN_CAMVID)")
-    train(tmp_path, *folder_options(CAMVID, 11, 11), "--run-dir", "run")
+    train(tmp_path, *folder_options(camvid.FOLDER, 11, 11), "--run-dir", "run")
     log = json.loads((tmp_path / "run/log.json").read_text())
     assert log[0]["images"] == 7 and len(log[0]["class_iou"]) == 11
 
