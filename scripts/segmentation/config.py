@@ -7,7 +7,7 @@ run may change those of `MAY_CHANGE` without leaving the path of the first run.
 import argparse
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from .checks import check_together, check_value, flag, shown
+from .checks import check_together, check_value, flag
 from .errors import UserError
 
 DATASETS = ("digits", "folder", "voc", "ade20k", "citys", "coco")
@@ -139,12 +139,10 @@ class Config:
     @classmethod
     def from_dict(cls, values):
         """The settings in `values`; a key or a value that is not ours is an error."""
-        if not isinstance(values, dict):
-            raise UserError(f"The settings are {shown(values)}, but must be a table.")
         known = {item.name: item.metadata for item in fields(cls)}
         for name, value in values.items():
             if name not in known:
-                raise UserError(f"The setting {shown(name)} is unknown.")
+                raise UserError(f"The setting {name!r} is unknown.")
             check_value(name, value, known[name])
         return cls(**values).validated()
 

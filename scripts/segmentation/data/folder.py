@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from ..errors import UserError
-from ..files import open_regular
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
 UNLABELLED = 255
@@ -54,7 +53,7 @@ class FolderDataset:
                 f"and only {sorted(self._ignore)} mean unlabelled (--ignore-label)."
             )
         try:
-            with open_regular(image) as file, Image.open(file) as picture:
+            with Image.open(image) as picture:
                 size = picture.size
         except (OSError, ValueError):
             raise UserError(f"The file {image} is not a readable image.") from None
@@ -110,7 +109,7 @@ def refuse_truncated_images():
 def _decoded(path):
     refuse_truncated_images()
     try:
-        with open_regular(path) as file, Image.open(file) as picture:
+        with Image.open(path) as picture:
             picture.load()
             return picture
     except (OSError, ValueError, SyntaxError):

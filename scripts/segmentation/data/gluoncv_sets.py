@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
-from ..files import open_regular
 from .folder import refuse_truncated_images
 
 # name: (class in gluoncv.data, what the data root must hold)
@@ -71,9 +70,6 @@ class GluonCVDataset:
 
     def load(self, index):
         refuse_truncated_images()
-        for kind in "images", "masks", "mask_paths":
-            if hasattr(self._set, kind):  # a pipe would block GluonCV for ever
-                open_regular(getattr(self._set, kind)[self._keep[index]]).close()
         try:
             image, label = self._set[self._keep[index]]
         except (AssertionError, OSError, ValueError, SyntaxError) as error:
