@@ -34,26 +34,26 @@ def first_steps(layer, mode, steps):
     """(milliseconds, of the processors' time) of each of a new net's first steps."""
     import time
 
+    import candidates
     import mxnet as mx
-    from benchmark_layer import Candidate, whole_batch
+    import numpy as np
 
     import gluon_syncbn
+    from gluon_syncbn.tools import bench
 
-    x, dy = (mx.nd.random.normal(shape=SHAPE) for _ in range(2))
-    mx.nd.waitall()
+    rng = np.random.default_rng(0)
+    x, dy = (rng.standard_normal(SHAPE, "float32") for _ in range(2))
     times, clocks = [], (time.perf_counter, time.process_time)
     with gluon_syncbn.Devices(mx.cpu()) as devices:
-        candidate = Candidate(layer, "inside", mode, devices, x, dy)
+        candidate = candidates.make(layer, "inside", mode, devices, x, dy)
         mx.nd.waitall()
         for _ in range(steps):
             start = [clock() for clock in clocks]
             candidate.step()
             took = [clock() - before for clock, before in zip(clocks, start)]
             times.append([round(1e3 * seconds, 2) for seconds in took])
-        # First steps can be verified only behind them.
-        error = candidate.error(*whole_batch(x.asnumpy(), dy.asnumpy()))
-        if not error < 1e-4:
-            sys.exit(f"{layer} {mode} is wrong by {error}")
+        # First steps can be verified only after them.
+        bench.verify(layer, candidate, 1, bench.whole_batch(x, dy))
     return list(zip(*times))
 
 

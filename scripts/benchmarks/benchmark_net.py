@@ -37,6 +37,7 @@ from mxnet import autograd, gluon  # noqa: E402
 from segmentation.engine import SegmentationLoss  # noqa: E402
 
 import gluon_syncbn  # noqa: E402
+from gluon_syncbn.tools.bench import take_turns  # noqa: E402
 
 try:
     from gluoncv import model_zoo
@@ -210,7 +211,7 @@ def measure(name, options):
                 candidate.set_batch(x, label)
                 oracle.verify(candidate, layer, mode)
                 steps[layer] = candidate.step
-            times = benchmarking.interleave(steps, options.repetitions, warm_up=1)
+            times = take_turns(steps, options.repetitions, warm_up=1)
         for layer, seconds in times.items():
             row = {"net": name, "layer": layer, "mode": mode, "crop": crop}
             row.update(batch=options.batch, contexts=len(CONTEXTS))
@@ -244,9 +245,7 @@ def main():
     parser.add_argument(
         "--watchdog", type=float, default=1200, help="seconds before a mode is given up"
     )
-    results = Path(__file__).parents[1] / "results"
-    parser.add_argument("--output", type=Path, default=results / "benchmark_net.json")
-    benchmarking.add_memory_option(parser)
+    benchmarking.add_options(parser, "benchmark_net")
     options = parser.parse_args()
     freed_memory = benchmarking.keep_memory(options)
     rows = [row for name in options.nets for row in measure(name, options)]

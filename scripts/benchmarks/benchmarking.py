@@ -1,4 +1,4 @@
-"""Parts of all benchmark scripts: taking turns, medians, bandwidth, the machine.
+"""Parts of all benchmark scripts: processes, medians, bandwidth, the machine, JSON.
 
 Called by the scripts beside it and by the ablation. It must not know what is measured.
 """
@@ -9,7 +9,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import mxnet as mx
 import numpy as np
 
 import gluon_syncbn
+from gluon_syncbn.tools.bench import take_turns
 
 # Arguments of hybridize for each mode of a Gluon net; None is imperative.
 MODES = {
@@ -59,24 +59,6 @@ def set_mode(net, mode):
         net.hybridize(**MODES[mode])
 
 
-def interleave(steps, repetitions, warm_up=3):
-    """Seconds of each of `steps` (name to function), which take turns.
-
-    Returns
-    -------
-    dict
-        Name to a list of `repetitions` times in seconds.
-    """
-    times = {name: [] for name in steps}
-    for repetition in range(warm_up + repetitions):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if repetition >= warm_up:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
 def statistics(seconds):
     """Median, 10th and 90th percentile in milliseconds, and the count."""
     low, median, high = np.percentile(seconds, [10, 50, 90]) * 1e3
@@ -102,7 +84,7 @@ def bandwidth(megabytes=256, repetitions=9):
     target = np.zeros_like(source)
     parts = list(zip(np.array_split(source, threads), np.array_split(target, threads)))
     with ThreadPoolExecutor(threads) as pool:
-        times = interleave(
+        times = take_turns(
             {
                 "copy": lambda: list(pool.map(lambda p: np.copyto(p[1], p[0]), parts)),
                 "read": lambda: list(pool.map(lambda p: p[0].max(), parts)),
@@ -116,8 +98,10 @@ def bandwidth(megabytes=256, repetitions=9):
     }
 
 
-def add_memory_option(parser):
-    """--return-memory, for `keep_memory`."""
+def add_options(parser, name):
+    """--output, by default the committed JSON, and --return-memory."""
+    output = Path(__file__).parents[1] / "results" / f"{name}.json"
+    parser.add_argument("--output", type=Path, default=output)
     parser.add_argument(
         "--return-memory",
         action="store_true",

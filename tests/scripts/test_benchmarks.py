@@ -74,8 +74,9 @@ def test_sizes(tmp_path):
 
 def test_sizes_refuses_a_wrong_layer():
     change = (
-        "layer = benchmark.gluon.nn.BatchNorm\n"
-        "benchmark.gluon.nn.BatchNorm = lambda axis: layer(axis=axis, epsilon=0.1)"
+        "from mxnet.gluon import nn\n"
+        'benchmark.bench.LAYERS["BatchNorm"] = lambda count, axis=1: nn.BatchNorm(\n'
+        "    axis, epsilon=0.1)"
     )
     words = refusal("benchmark_sizes", change, "--sizes", "tiny", "--seconds", 0.01)
     assert words.startswith("BatchNorm is wrong by ")
@@ -142,11 +143,12 @@ def test_first_steps():
 
 
 def test_first_steps_refuse_a_wrong_layer():
-    wrong = "import gluon_syncbn, mxnet as mx\n"
-    wrong += "gluon_syncbn.SyncBatchNorm = lambda num_devices: mx.gluon.nn.Dropout(0.5)"
+    wrong = "import mxnet as mx\n"
+    wrong += "from gluon_syncbn.tools import bench\n"
+    wrong += 'bench.LAYERS["gluon_syncbn"] = lambda count: mx.gluon.nn.Dropout(0.5)'
     child = "--child", "gluon_syncbn", "imperative", "--steps", 1
     said = refusal("benchmark_fragmented", wrong, *child)
-    assert "gluon_syncbn imperative is wrong by" in said
+    assert "gluon_syncbn on 1 contexts differs from the float64 reference" in said
 
 
 def test_no_results_to_draw_are_one_sentence(tmp_path):
