@@ -24,8 +24,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
-from ablation import grid, plan, results
-from ablation.jobs import Jobs, cores, left_over
+from ablation import plan, results
+from ablation.jobs import carry_out, cores, left_over
 from segmentation import folder_lock
 from segmentation.errors import Parser, UserError, exit_code
 
@@ -38,7 +38,7 @@ def arguments():
     )
     add = parser.add_argument
     add("--data-root", type=Path, metavar="DIR", help="folder of a data set; digits")
-    add("--class-names", default=grid.CAMVID, metavar="TEXT", help="of this folder")
+    add("--class-names", default=plan.CAMVID, metavar="TEXT", help="of this folder")
     add("--ignore-label", type=int, default=11, metavar="N", help="of this folder")
     add("--quick", action="store_true", help="a small grid, to see that all works")
     add("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -63,25 +63,21 @@ def arguments():
 
 
 def tasks_of(options):
-    scales = grid.QUICK if options.quick else grid.FULL
-    scales = {name: scale.changed(vars(options)) for name, scale in scales.items()}
-    data = grid.data_settings(
+    quick = options.quick
+    scales = plan.QUICK if quick else plan.FULL
+    fast, fcn = (scales[name].changed(vars(options)) for name in ("fastscnn", "fcn"))
+    data = plan.data_settings(
         options.data_root, options.class_names, options.ignore_label
     )
     places = plan.Places(data, options.results, options.runs)
-    fast, quick = scales["fastscnn"], options.quick
-    makers = {
-        "fastscnn": lambda: plan.grid_tasks(fast, places),
-        "fcn": lambda: plan.grid_tasks(scales["fcn"], places),
-        "agreement": lambda: [
-            plan.agreement_task(fast, places, 8, 1 if quick else 4, (2, 4))
-        ],
-        "cost": lambda: [
-            plan.cost_task(scale, places, *((3, 60) if quick else (20, 180)))
-            for scale in scales.values()
-        ],
+    steps, watchdog = (3, 60) if quick else (20, 180)
+    parts = {
+        "fastscnn": plan.grid_tasks(fast, places),
+        "fcn": plan.grid_tasks(fcn, places),
+        "agreement": [plan.agreement_task(fast, places, 8, 1 if quick else 4, (2, 4))],
+        "cost": [plan.cost_task(s, places, steps, watchdog) for s in (fast, fcn)],
     }
-    return [task for part in options.parts for task in makers[part]()]
+    return [task for part in options.parts for task in parts[part]]
 
 
 def ablation():
@@ -89,7 +85,7 @@ def ablation():
     if not options.draw:
         tasks = tasks_of(options)
         with folder_lock.held(options.runs):
-            Jobs(left_over(tasks), options.jobs, options.runs / "logs").run()
+            carry_out(left_over(tasks), options.jobs, options.runs / "logs")
     found = results.load(options.results)
     if not results.runs(found):
         raise UserError(f"The folder {options.results} holds no result of a run.")
