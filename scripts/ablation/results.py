@@ -65,13 +65,9 @@ def table(found):
         arms.setdefault(key, []).append(run)
     lines = [HEADER]
     for key in sorted(arms, key=lambda key: (key[0] != "fastscnn", *key)):
-        cells = [
-            *key,
-            len(arms[key]),
-            in_words(arms[key]),
-            in_words(arms[key], "batch"),
-        ]
-        cells.append(in_words(arms[key], "running", "pixel_accuracy"))
+        group = arms[key]
+        pixels = in_words(group, "running", "pixel_accuracy")
+        cells = [*key, len(group), in_words(group), in_words(group, "batch"), pixels]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Times the layer against MXNet's own layers, as ratios in one run.
+"""Times the layer beside MXNet's own layers, in one run.
 
 Three places are timed, forward plus backward. "inside": what a layer adds to a net,
 that is a net of two identities with the layer between them, less the same net without
@@ -73,29 +73,6 @@ def measure(shape, counts, modes, repetitions):
     return rows
 
 
-def print_table(rows, bandwidth):
-    """Medians and ratios; the bound is eight passes at the copy bandwidth."""
-    ours = {
-        (row["contexts"], row["place"], row["mode"]): row["median_ms"]
-        for row in rows
-        if row["layer"] == "gluon_syncbn"
-    }
-    passes = 8 * 4 * np.prod(rows[0]["shape"])
-    print(f"shape {tuple(rows[0]['shape'])} float32, forward + backward")
-    print(
-        f"copy {bandwidth['copy_gb_s']:.1f} GB/s, "
-        f"read {bandwidth['read_gb_s']:.1f} GB/s; 8 passes at the copy bandwidth: "
-        f"{passes / bandwidth['copy_gb_s'] / 1e6:.1f} ms"
-    )
-    line = "{:>8}  {:<14}{:<14}{:<14}{:>10}{:>14}"
-    print(line.format("contexts", "place", "mode", "layer", "median ms", "to ours"))
-    for row in rows:
-        mode = "static_shape" if row["mode"] == "eager" else row["mode"]
-        ratio = row["median_ms"] / ours[row["contexts"], row["place"], mode]
-        cells = [row[key] for key in ("contexts", "place", "mode", "layer")]
-        print(line.format(*cells, f"{row['median_ms']:.1f}", f"{ratio:.2f} x"))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", default="8,256,60,60", help="N,C,H,W")
@@ -111,9 +88,9 @@ def main():
     shape = tuple(int(size) for size in options.shape.split(","))
     bandwidth = benchmarking.bandwidth()
     rows = measure(shape, options.contexts, options.modes, options.repetitions)
-    print_table(rows, bandwidth)
-    document = {"machine": benchmarking.machine(), "freed_memory": freed_memory}
-    document.update(bandwidth=bandwidth, rows=rows)
+    print(f"shape {shape} float32, forward + backward; bandwidth {bandwidth}")
+    benchmarking.print_rows(rows, "contexts", "place", "mode", "layer", "median_ms")
+    document = {"freed_memory": freed_memory, "bandwidth": bandwidth, "rows": rows}
     benchmarking.write(options.output, document)
 
 

@@ -5,7 +5,7 @@ nn.BatchNorm and SyncBatchNorm with LeakyReLU blocks, and SyncBatchNorm with the
 activation fused, which lets MXNet free the layer's input after forward.
 
 Each variant is compared with the first in float64, and measured only if it is right.
-Then each is measured in a process of its own, in its first step of the size, on one CPU
+Then each is measured in another process, in its first step of the size, on one CPU
 context:
 
 * "mxnet": bytes that MXNet's storage holds, by its own profiler (counter "Memory:
@@ -17,7 +17,7 @@ Both relative to before the step, when parameters and gradients are there alread
 "after forward" is what backward needs: the activations.
 
     python scripts/benchmarks/benchmark_memory.py  # about 5 minutes
-    python scripts/benchmarks/benchmark_memory.py --sizes 2x96 --modes hybridize
+    python scripts/benchmarks/benchmark_memory.py --batch 2 --crop 96 --modes hybridize
 """
 
 import argparse
@@ -197,7 +197,7 @@ def megabytes(size):
 
 
 def measure_apart(*case):
-    """`measure` in a process of its own."""
+    """`measure` in another process."""
     with tempfile.NamedTemporaryFile() as output:
         case = json.dumps(case)
         command = [sys.executable, __file__, "--case", case, "--output", output.name]
@@ -208,26 +208,16 @@ def measure_apart(*case):
 
 def describe(rows):
     """A line for each variant of one case."""
-    first = rows[0]
-    print(
-        f"{first['arrangement']}, {first['mode']}, batch {first['batch']}, crop "
-        f"{first['crop']}: MB above before the step"
-    )
-    for row in rows:
-        line = f"    {row['variant']:<14}"
-        for name in "mxnet", "resident":
-            for moment in "after_forward_mb", "peak_mb":
-                value, of = row[name][moment], first[name][moment]
-                label = moment[:-3].replace("_", " ")
-                line += f"  {name} {label} {value:8.1f} ({value / of - 1:+4.0%})"
-        print(line, flush=True)
-
-
-def size_of(text):
-    match = re.fullmatch(r"(\d+)x(\d+)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"expected BATCHxCROP as 4x240, got {text!r}")
-    return tuple(map(int, match.groups()))
+    print(f"{rows[0]['arrangement']}, {rows[0]['mode']}")
+    moments = "after_forward_mb", "peak_mb"
+    figures = [
+        (figure, moment) for figure in ("mxnet", "resident") for moment in moments
+    ]
+    lines = [
+        {"variant": row["variant"], **{f"{f} {m}": row[f][m] for f, m in figures}}
+        for row in rows
+    ]
+    benchmarking.print_rows(lines, *lines[0])
 
 
 def main():
@@ -238,14 +228,10 @@ def main():
         ("--modes", MODES),
     ):
         parser.add_argument(name, nargs="+", choices=choices, default=choices)
-    parser.add_argument(
-        "--sizes", nargs="+", type=size_of, default=[(4, 240)], help="BATCHxCROP"
-    )
-    results = Path(__file__).parents[1] / "results"
-    parser.add_argument(
-        "--output", type=Path, default=results / "benchmark_memory.json"
-    )
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--crop", type=int, default=240)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    benchmarking.add_output(parser, "benchmark_memory")
     options = parser.parse_args()
     if options.case:
         options.output.write_text(json.dumps(measure(*options.case)))
@@ -253,15 +239,11 @@ def main():
     rows = []
     for arrangement, mode in itertools.product(options.arrangements, options.modes):
         verify(arrangement, mode, options.variants)
-        for size in options.sizes:
-            case = [
-                measure_apart(arrangement, variant, mode, *size)
-                for variant in options.variants
-            ]
-            describe(case)
-            rows += case
-    document = {"machine": benchmarking.machine(), "rows": rows}
-    benchmarking.write(options.output, document)
+        size = options.batch, options.crop
+        case = [measure_apart(arrangement, v, mode, *size) for v in options.variants]
+        describe(case)
+        rows += case
+    benchmarking.write(options.output, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -216,22 +216,11 @@ def measure(name, options):
             row = {"net": name, "layer": layer, "mode": mode, "crop": crop}
             row.update(batch=options.batch, contexts=len(CONTEXTS))
             rows.append({**row, **benchmarking.statistics(seconds)})
-        describe(rows[-len(LAYERS) :])
+        columns = "net", "mode", "layer", "median_ms"
+        benchmarking.print_rows(rows[-len(LAYERS) :], *columns)
         del candidate, steps
         gc.collect()
     return rows
-
-
-def describe(rows):
-    """One line for the layers of one net and mode."""
-    times = {row["layer"]: row["median_ms"] for row in rows}
-    ours = times["gluon_syncbn"]
-    line = f"{rows[0]['net']:<10} {rows[0]['mode']:<13}"
-    line += "  ".join(f"{layer} {time:.0f} ms" for layer, time in times.items())
-    line += f"   contrib takes {times['contrib'] / ours:.2f} x ours, ours "
-    fused = times[FUSED] / times["BatchNorm"]
-    line += f"{ours / times['BatchNorm']:.2f} x BatchNorm, fused {fused:.2f} x"
-    print(line, flush=True)
 
 
 def main():
@@ -249,8 +238,7 @@ def main():
     options = parser.parse_args()
     freed_memory = benchmarking.keep_memory(options)
     rows = [row for name in options.nets for row in measure(name, options)]
-    document = {"machine": benchmarking.machine(), "freed_memory": freed_memory}
-    document["rows"] = rows
+    document = {"freed_memory": freed_memory, "rows": rows}
     benchmarking.write(options.output, document)
 
 

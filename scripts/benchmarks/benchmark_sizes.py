@@ -163,17 +163,6 @@ def take_turns(layers, turns):
     return times
 
 
-def describe(case, rows):
-    """A line for each layer and place of one case."""
-    print(", ".join(f"{name} {value}" for name, value in case._asdict().items()))
-    for forward, backward, both in zip(*(rows[k::3] for k in range(3))):
-        line = f"    {both['layer']:<13}{both['place']:<7}"
-        for row in forward, backward, both:
-            line += f"  {row['direction']} {row['median_ms']:9.3f} ms"
-            line += f" {row['share_of_copy']:5.0%}"
-        print(line, flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
@@ -187,16 +176,16 @@ def main():
         return benchmarking.in_processes(options.contexts, options.output)
     freed_memory = benchmarking.keep_memory(options)
     rows = []
-    print("medians, and share of the copy bandwidth")
     for case in table():
         if case.size in options.sizes and case.contexts in options.contexts:
             # The contrib layer would hang without a word.
             faulthandler.dump_traceback_later(300, exit=True)
             found = measure(case, options.seconds)
-            describe(case, found)
+            print(case)
+            columns = "layer", "place", "direction", "median_ms", "share_of_copy"
+            benchmarking.print_rows(found, *columns)
             rows += found
-    document = {"machine": benchmarking.machine(), "freed_memory": freed_memory}
-    document["rows"] = rows
+    document = {"freed_memory": freed_memory, "rows": rows}
     benchmarking.write(options.output, document)
 
 

@@ -98,10 +98,15 @@ def bandwidth(megabytes=256, repetitions=9):
     }
 
 
-def add_options(parser, name):
-    """--output, by default the committed JSON, and --return-memory."""
+def add_output(parser, name):
+    """--output, by default the committed JSON."""
     output = Path(__file__).parents[1] / "results" / f"{name}.json"
     parser.add_argument("--output", type=Path, default=output)
+
+
+def add_options(parser, name):
+    """--output, and --return-memory for `keep_memory`."""
+    add_output(parser, name)
     parser.add_argument(
         "--return-memory",
         action="store_true",
@@ -139,8 +144,18 @@ def machine():
     }
 
 
+def print_rows(rows, *columns):
+    """Prints these columns of some rows as a table."""
+    lines = [columns, *([str(row[name]) for name in columns] for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    for line in lines:
+        cells = (cell.rjust(width) for cell, width in zip(line, widths))
+        print("  ".join(cells), flush=True)
+
+
 def write(path, document):
-    """Writes a document as JSON, a line for each of its "rows"; says so."""
+    """Writes a document and the machine as JSON, a line for each of the rows."""
+    document = {"machine": machine(), **document}
     lines = [f"  {json.dumps(row)}" for row in document["rows"]]
     head = {name: value for name, value in document.items() if name != "rows"}
     head = json.dumps(head, indent=1)[:-2]  # without the closing brace

@@ -2,9 +2,7 @@
 
     python scripts/benchmarks/plot_benchmarks.py  # all of scripts/results
 
-Draws benchmark_layer.json, benchmark_sizes.json, benchmark_net.json and
-benchmark_memory.json; benchmark_exchange.py draws its own. It needs matplotlib, and no
-MXNet: it must not know how anything is measured.
+It needs matplotlib, and no MXNet: it must not know how anything is measured.
 """
 
 import argparse
@@ -17,6 +15,7 @@ try:
 except ImportError:
     sys.exit("plot_benchmarks.py needs matplotlib: pip install matplotlib")
 matplotlib.use("Agg")
+from exchange_model import NETS
 from matplotlib import pyplot
 
 COLOURS = {
@@ -246,11 +245,32 @@ def draw_curves(axis, rows):
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def draw_exchange(document):
+    """The model of a step's exchanges, for each net over the number of processes."""
+    model = document["model"]
+    nets = distinct(model, "net")
+    figure, axes = pyplot.subplots(1, len(nets), figsize=(10, 4), sharey=True)
+    for axis, net in zip(axes, nets):
+        for link in distinct(model, "link"):
+            points = [p for p in model if (p["net"], p["link"]) == (net, link)]
+            ranks = [point["ranks"] for point in points]
+            times = [point["milliseconds"] for point in points]
+            axis.semilogx(ranks, times, "o-", base=2, label=link)
+        axis.set(title=f"{net}, {len(NETS[net])} layers", xlabel="processes")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("exchanges of one step, ms (model)")
+    axes[0].set_ylim(bottom=0)
+    axes[0].legend()
+    figure.tight_layout()
+    return figure
+
+
 FIGURES = {
     "benchmark_layer": draw_layer,
     "benchmark_sizes": draw_sizes,
     "benchmark_net": draw_net,
     "benchmark_memory": draw_memory,
+    "benchmark_exchange": draw_exchange,
 }
 
 

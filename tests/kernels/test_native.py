@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks import benchmark_exchange
+from benchmarks import exchange_model
 from support.helpers import ROOT, run_tool
 
 pytestmark = [
@@ -75,12 +75,12 @@ def test_native(sanitizer, tmp_path):
 
 
 def check_model_of_exchanges(counted):
-    """The model of benchmark_exchange.py has the real rounds and messages."""
+    """The model of exchange_model.py has the real rounds and messages."""
     ranks = [list(map(int, line.split())) for line in counted.splitlines()]
     assert [row[0] for row in ranks if row[0] in (64, 256, 1024)] == [64, 256, 1024]
     for size, rounds, messages in ranks:
-        assert rounds == benchmark_exchange.rounds(size), size
-        assert messages == benchmark_exchange.messages(size), size
+        assert rounds == exchange_model.rounds(size), size
+        assert messages == exchange_model.messages(size), size
 
 
 # A stand-in that does not run the program, which has run before.

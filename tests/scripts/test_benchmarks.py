@@ -88,7 +88,7 @@ def test_the_committed_results_can_be_drawn(tmp_path):
         shutil.copy(path, tmp_path)
     run_tool(sys.executable, SCRIPTS / "plot_benchmarks.py", "--results", tmp_path)
     names = sorted(path.stem for path in tmp_path.glob("*.png"))
-    drawn = "layer", "memory", "net", "sizes"
+    drawn = "exchange", "layer", "memory", "net", "sizes"
     assert names == [f"benchmark_{what}" for what in drawn]
 
 
@@ -110,7 +110,7 @@ def test_net_refuses_an_unsynchronized_layer():
 
 
 def test_memory(tmp_path):
-    options = "--sizes", "1x32", "--modes", "hybridize", "--arrangements"
+    options = "--batch", 1, "--crop", 32, "--modes", "hybridize", "--arrangements"
     rows = rows_of("benchmark_memory", tmp_path, *options, "pre-activation")
     assert [row["variant"] for row in rows] == ["BatchNorm", "SyncBatchNorm", "fused"]
     for row in rows:
@@ -138,8 +138,7 @@ def test_first_steps():
     script = SCRIPTS / "benchmark_fragmented.py"
     child = "--child", "gluon_syncbn", "imperative", "--steps", 3
     output = run_tool(sys.executable, script, *child)
-    times, work = json.loads(output.splitlines()[-1])
-    assert len(times) == len(work) == 3
+    assert len(json.loads(output.splitlines()[-1])) == 3
 
 
 def test_first_steps_refuse_a_wrong_layer():
