@@ -3,9 +3,9 @@
 
     python scripts/benchmarks/benchmark_exchange.py  # writes scripts/results/
 
-Measures the rendezvous of 2 to 8 threads, and the exchange between 1 to 4 processes of
-this machine from array to array, for 1 to 16 KB, each verified before it is timed. To
-the processes it fits the model of exchange_model.py. The JSON states what that assumes.
+Measures the exchange between 1 to 4 processes of this machine from array to array, for
+1 to 16 KB, verified before it is timed, and fits the model of exchange_model.py to it.
+The JSON states what that assumes.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from gluon_syncbn import distributed
 from gluon_syncbn.native.library import load
 from gluon_syncbn.tools.bench import take_turns
 
-ROOT = Path(__file__).resolve().parents[2]
 KILOBYTES = (1, 4, 16)
 
 
@@ -68,25 +67,6 @@ def measure_processes(output, repetitions):
         Path(output).write_text(json.dumps(results))
 
 
-def measure_threads(repetitions):
-    """The native rendezvous of a layer: a program that is compiled here."""
-    with tempfile.TemporaryDirectory() as build:
-        sources = [ROOT / "scripts/benchmarks/benchmark_rendezvous.cc"]
-        sources += (ROOT / "src/collective").glob("*.cc")
-        # All as one: their headers take most of the time.
-        whole, program = (Path(build) / name for name in ("whole.cc", "benchmark"))
-        whole.write_text("".join(f'#include "{source}"\n' for source in sources))
-        command = ["g++", "-O3", "-std=c++17", "-pthread", f"-I{ROOT / 'src'}"]
-        subprocess.run([*command, whole, "-o", program], check=True)
-        output = subprocess.check_output([program, str(repetitions)], text=True)
-    results = []
-    for line in output.splitlines():
-        threads, kilobytes, *seconds = line.split()
-        row = {"threads": int(threads), "kilobytes": int(kilobytes)}
-        results.append({**row, **percentiles(list(map(float, seconds)))})
-    return results
-
-
 def launch(processes, repetitions):
     beside = Path(sys.executable).with_name("mpirun")
     launcher = [str(beside) if beside.exists() else "mpirun"]
@@ -118,7 +98,6 @@ def main():
     fitted = exchange_model.fit(processes, cores)
     data = {
         "machine": benchmarking.machine(),
-        "threads": measure_threads(options.repetitions),
         "processes": processes,
         "fit": fitted,
         "assumptions": [
@@ -136,7 +115,6 @@ def main():
     }
     options.output.write_text(json.dumps(data, indent=1) + "\n")
     times = "median_us", "p90_us", "p99_us"
-    benchmarking.print_rows(data["threads"], "threads", "kilobytes", *times)
     for kind in "native", "python":
         rows = [{**row, **row[kind]} for row in processes]
         print(f"{kind} exchange of processes")
