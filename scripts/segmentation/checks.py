@@ -14,11 +14,11 @@ def flag(name):
 
 def check_value(name, value, known):
     """Raises UserError for a value that is not what the field's metadata says."""
-    choices, within = known["choices"], known["within"]
+    choices, least = known["choices"], known["least"]
     if choices and value not in choices:
         wanted = "one of " + ", ".join(choices)
-    elif within and not within[0] <= value <= within[1]:
-        wanted = "from {} to {}".format(*within)
+    elif least is not None and not least <= value < float("inf"):
+        wanted = f"a number, at least {least}"
     else:
         return
     raise UserError(f"{flag(name)} is {value!r}, but must be {wanted}.")

@@ -63,7 +63,7 @@ def cut_off(path):
         (lambda path: np.savez(path, w=np.ones(2)), "is not a whole checkpoint"),
         (lambda path: np.savez(path, meta=np.array([{}])), "allow_pickle=False"),
         (with_meta(format="other"), "is wrong: its format is 'other'"),
-        (with_meta(config={"lr": 1e9}), "is wrong: --lr is 1000000000.0, but must be"),
+        (with_meta(config={"lr": -1.0}), "is wrong: --lr is -1.0, but must be"),
         (with_meta(config={"color": 1}), "is wrong: The setting 'color' is unknown"),
     ],
 )

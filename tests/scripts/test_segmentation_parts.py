@@ -246,11 +246,9 @@ def test_every_model_has_the_outputs_that_the_loss_weighs(name):
     "values,sentence",
     [
         ({"crop_size": 50}, "multiple of 32"),
-        ({"epochs": 0}, "--epochs is 0, but must be from 1 to"),
-        ({"lr": float("nan")}, "--lr is nan, but must be from 1e-12 to"),
+        ({"epochs": 0}, "--epochs is 0, but must be a number, at least 1"),
+        ({"lr": float("nan")}, "--lr is nan, but must be a number, at least 1e-12"),
         ({"max_scale": 0.1}, "at least --min-scale"),
-        ({"max_scale": 1e300}, "from 0.01 to 16"),
-        ({"crop_size": 2**40}, "from 32 to 8192"),
         ({"model": "../../x"}, "one of fastscnn"),
         ({"dataset": "voc"}, "needs --data-root"),
         ({"data_root": "x"}, "no use"),
