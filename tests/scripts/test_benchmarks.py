@@ -106,7 +106,7 @@ def test_net_refuses_an_unsynchronized_layer():
     change = 'benchmark.LAYERS["gluon_syncbn"] = benchmark.LAYERS["BatchNorm"]'
     options = "--nets", "FCN", "--crop", 32, "--batch", 1, "--modes", "hybridize"
     words = refusal("benchmark_net", change, *options)
-    assert words.startswith("gluon_syncbn, hybridize: the output is wrong by ")
+    assert words.startswith("gluon_syncbn, hybridize: the loss is wrong by ")
 
 
 def test_memory(tmp_path):
