@@ -235,9 +235,11 @@ def draw_memory(document):
 def draw_curves(axis, rows):
     """Memory over forward and backward of each variant in one mode."""
     for row in rows:
+        # Some results also have what the system says.
         for name, style in ("mxnet", "-"), ("resident", ":"):
-            curve, label = row[name]["curve_mb"], f"{row['variant']}, {name}"
-            axis.plot(curve, style, color=COLOURS[row["variant"]], label=label)
+            if name in row:
+                curve, label = row[name]["curve_mb"], f"{row['variant']}, {name}"
+                axis.plot(curve, style, color=COLOURS[row["variant"]], label=label)
     half = len(curve) / 2
     axis.axvline(half, color="black", linewidth=0.5)
     axis.set_xticks([half / 2, 3 * half / 2], ["forward", "backward"])
