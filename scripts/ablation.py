@@ -46,11 +46,6 @@ def arguments():
     add("--results", type=Path, metavar="DIR", help="default: scripts/results/ablation")
     add("--runs", type=Path, metavar="DIR", help="default: runs/ablation[-quick]")
     add("--draw", action="store_true", help="only draw figures and print the table")
-    sizes = parser.add_argument_group("sizes, instead of those of the grid")
-    for name in "crop-size", "epochs", "seeds", "train-images", "eval-images":
-        sizes.add_argument(f"--{name}", type=int, metavar="N")
-    for name in "devices", "images":
-        sizes.add_argument(f"--{name}", type=int, nargs="+", metavar="N")
     options = parser.parse_args()
     if options.jobs < 1:
         raise UserError(f"--jobs is {options.jobs}, but must be at least 1.")
@@ -65,17 +60,17 @@ def arguments():
 def tasks_of(options):
     quick = options.quick
     scales = plan.QUICK if quick else plan.FULL
-    fast, fcn = (scales[name].changed(vars(options)) for name in ("fastscnn", "fcn"))
+    fast, fcn = scales["fastscnn"], scales["fcn"]
     data = plan.data_settings(
         options.data_root, options.class_names, options.ignore_label
     )
-    places = plan.Places(data, options.results, options.runs)
+    make = plan.Plan(data, options.results, options.runs)
     steps, watchdog = (3, 60) if quick else (20, 180)
     parts = {
-        "fastscnn": plan.grid_tasks(fast, places),
-        "fcn": plan.grid_tasks(fcn, places),
-        "agreement": [plan.agreement_task(fast, places, 8, 1 if quick else 4, (2, 4))],
-        "cost": [plan.cost_task(s, places, steps, watchdog) for s in (fast, fcn)],
+        "fastscnn": make.grid(fast),
+        "fcn": make.grid(fcn),
+        "agreement": [make.agreement(fast, 8, 1 if quick else 4, (2, 4))],
+        "cost": [make.cost(scale, steps, watchdog) for scale in (fast, fcn)],
     }
     return [task for part in options.parts for task in parts[part]]
 

@@ -20,15 +20,15 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 
 def left_over(tasks):
     """The tasks without a result; a result of other settings is an error."""
-    todo = [task for task in tasks if not task.result.exists()]
+    todo = []
     for task in tasks:
-        if task in todo:
-            continue
-        settings = json.loads(task.result.read_text())["settings"]
-        if settings != task.options["compared"]:
+        path = Path(task["result"])
+        if not path.exists():
+            todo.append(task)
+        elif json.loads(path.read_text())["settings"] != task["compared"]:
             raise UserError(
-                f"{task.result} is the result of other settings: give another "
-                "--results, or remove it."
+                f"{path} is the result of other settings: give another --results, or "
+                "remove it."
             )
     return todo
 
@@ -37,16 +37,14 @@ def carry_out(tasks, count, logs):
     """Runs `count` tasks at once; those that must be alone come first, one by one."""
     logs.mkdir(parents=True, exist_ok=True)
     print(f"{len(tasks)} to do", flush=True)
-    failed = _carry_out([t for t in tasks if t.alone], 1, logs)
-    failed += _carry_out([t for t in tasks if not t.alone], count, logs)
+    failed = _carry_out([t for t in tasks if t["alone"]], 1, logs)
+    failed += _carry_out([t for t in tasks if not t["alone"]], count, logs)
     if failed:
-        raise UserError(
-            f"{len(failed)} of {len(tasks)} failed; the first says: {failed[0]}."
-        )
+        raise UserError(f"{len(failed)} of {len(tasks)} failed.")
 
 
 def _carry_out(waiting, count, logs):
-    """Runs tasks; returns the last words of those that failed."""
+    """Runs tasks; returns those that failed."""
     running, failed = [], []
     try:
         while waiting or running:
@@ -58,12 +56,11 @@ def _carry_out(waiting, count, logs):
                 if process.poll() is None:
                     continue
                 running.remove((task, process))
-                if process.returncode == 0:
-                    print(f"done: {task.name}", flush=True)
-                else:
-                    words = _log_of(task, logs).read_text().strip().splitlines()
-                    failed.append(f"{task.name}: {(words or ['nothing'])[-1]}")
-                    print(f"FAILED {failed[-1]}", flush=True)
+                words = "done"
+                if process.returncode:
+                    words = f"FAILED, see {_log_of(task, logs)}"
+                    failed.append(task)
+                print(f"{task['name']}: {words}", flush=True)
     except KeyboardInterrupt:
         for _, process in running:
             process.send_signal(signal.SIGINT)
@@ -75,16 +72,16 @@ def _carry_out(waiting, count, logs):
 
 def _start(task, logs):
     """A task's process; what it prints goes to a file."""
-    task.result.parent.mkdir(parents=True, exist_ok=True)
+    Path(task["result"]).parent.mkdir(parents=True, exist_ok=True)
     path = [str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": str(max(1, cores() // 2) if task.alone else 1),
+        "OMP_NUM_THREADS": str(max(1, cores() // 2) if task["alone"] else 1),
         "PYTHONPATH": os.pathsep.join(path),
     }
     with open(_log_of(task, logs), "a", encoding="utf-8") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", f"ablation.{task.module}", json.dumps(task.options)],
+            [sys.executable, "-m", f"ablation.{task['module']}", json.dumps(task)],
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -93,7 +90,7 @@ def _start(task, logs):
 
 
 def _log_of(task, logs):
-    return logs / f"{task.name}.txt"
+    return logs / f"{task['name']}.txt"
 
 
 def cores():

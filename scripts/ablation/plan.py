@@ -3,7 +3,7 @@
 Called by ablation.py. It must not know how a process is carried out.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from segmentation.config import Config
@@ -44,12 +44,6 @@ class Scale:
     train_images: int = 0
     eval_images: int = 0
 
-    def changed(self, options):
-        """This scale with those of the options that are given."""
-        names = {item.name for item in fields(self)}
-        given = {k: v for k, v in options.items() if k in names and v is not None}
-        return replace(self, **given)
-
 
 FULL = {
     "fastscnn": Scale(),
@@ -59,40 +53,6 @@ QUICK = {
     "fastscnn": Scale("fastscnn", 96, 4, (2,), (1, 2), 2, 160, 40),
     "fcn": Scale("fcn", 64, 1, (2,), (1,), 1, 24, 16),
 }
-
-
-@dataclass(frozen=True)
-class Task:
-    """A process `python -m ablation.MODULE JSON` that writes one result."""
-
-    name: str
-    module: str
-    options: dict
-    alone: bool = False  # nothing else may run beside it
-
-    @property
-    def result(self):
-        return Path(self.options["result"])
-
-
-@dataclass(frozen=True)
-class Places:
-    """The data set, and where results and run folders go."""
-
-    data: dict
-    results: Path
-    runs: Path
-
-    def task(self, module, config, name, alone=False, **options):
-        name = f"{data_name(self.data)}-{config.model}-{name}"
-        compared = {k: v for k, v in config.to_dict().items() if k not in NOT_COMPARED}
-        options = {
-            **options,
-            "settings": {**config.to_dict(), "run_dir": str(self.runs / name)},
-            "compared": compared,
-            "result": str(self.results / f"{name}.json"),
-        }
-        return Task(name, module, options, alone)
 
 
 def data_settings(data_root, class_names, ignore_label):
@@ -137,36 +97,57 @@ def settings(scale, arm, seed, data):
     )
 
 
-def grid_tasks(scale, places):
-    """A task for each arm and seed; one seed after the other, so all arms grow."""
-    tasks = []
-    for seed in range(scale.seeds):
-        for arm in arms(scale):
-            config = settings(scale, arm, seed, places.data)
-            about = {
-                "kind": "run", "model": scale.model, "seed": seed, "norm": arm.norm,
-                "devices": arm.devices, "images": arm.images,
-            }  # fmt: skip
-            name = f"{arm.norm}-{arm.devices}x{arm.images}-seed{seed}"
-            options = {"about": about, "with_images": not tasks}
-            tasks.append(places.task("one_run", config, name, **options))
-    return tasks
+class Plan:
+    """Makes the tasks of a data set; results and run folders go to these places.
 
+    A task is a dict for the process `python -m ablation.MODULE TASK`, which writes one
+    result. Where "alone" is true, nothing else may run beside it.
+    """
 
-def agreement_task(scale, places, short, epochs, devices):
-    """Several devices beside one, with a batch that all of them can share."""
-    arm = Arm("syncbn", 1, 4 * max(devices))
-    config = settings(replace(scale, epochs=epochs), arm, 0, places.data)
-    about = {"kind": "agreement", "model": scale.model, "devices": devices}
-    options = {"about": about, "short": short, "epochs": epochs, "devices": devices}
-    return places.task("agreement", config, "agreement", **options)
+    def __init__(self, data, results, runs):
+        self._data, self._results, self._runs = data, results, runs
 
+    def grid(self, scale):
+        """A task for each arm and seed; one seed after the other, so all arms grow."""
+        tasks = []
+        for seed in range(scale.seeds):
+            for arm in arms(scale):
+                about = {
+                    "kind": "run", "model": scale.model, "seed": seed,
+                    "norm": arm.norm, "devices": arm.devices, "images": arm.images,
+                }  # fmt: skip
+                config = settings(scale, arm, seed, self._data)
+                name = f"{arm.norm}-{arm.devices}x{arm.images}-seed{seed}"
+                options = {"about": about, "with_images": not tasks}
+                tasks.append(self._task("one_run", name, config, **options))
+        return tasks
 
-def cost_task(scale, places, steps, watchdog):
-    """Steps with each kind of layer, with the fewest and the most images per device."""
-    config = settings(scale, Arm("syncbn", 1, 2), 0, places.data)
-    few_and_many = sorted({min(scale.images), max(scale.images)})
-    about = {"kind": "cost", "model": scale.model}
-    sizes = [(devices, images) for devices in scale.devices for images in few_and_many]
-    options = {"about": about, "arms": sizes, "steps": steps, "watchdog": watchdog}
-    return places.task("cost", config, "cost", alone=True, layers=LAYERS, **options)
+    def agreement(self, scale, short, epochs, devices):
+        """Several devices beside one, with a batch that all of them can share."""
+        arm = Arm("syncbn", 1, 4 * max(devices))
+        config = settings(replace(scale, epochs=epochs), arm, 0, self._data)
+        about = {"kind": "agreement", "model": scale.model, "devices": devices}
+        options = {"about": about, "short": short, "epochs": epochs, "devices": devices}
+        return self._task("agreement", "agreement", config, **options)
+
+    def cost(self, scale, steps, watchdog):
+        """Steps with each kind of layer, with the fewest and the most images."""
+        config = settings(scale, Arm("syncbn", 1, 2), 0, self._data)
+        few_and_many = sorted({min(scale.images), max(scale.images)})
+        sizes = [(count, n) for count in scale.devices for n in few_and_many]
+        about = {"kind": "cost", "model": scale.model}
+        options = {"about": about, "arms": sizes, "steps": steps, "watchdog": watchdog}
+        return self._task("cost", "cost", config, True, layers=LAYERS, **options)
+
+    def _task(self, module, name, config, alone=False, **options):
+        name = f"{data_name(self._data)}-{config.model}-{name}"
+        values = config.to_dict()
+        return {
+            "name": name,
+            "module": module,
+            "alone": alone,
+            "settings": {**values, "run_dir": str(self._runs / name)},
+            "compared": {k: v for k, v in values.items() if k not in NOT_COMPARED},
+            "result": str(self._results / f"{name}.json"),
+            **options,
+        }

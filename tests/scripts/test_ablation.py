@@ -24,14 +24,22 @@ from segmentation.models import build_model, parameters
 
 pytestmark = pytest.mark.timeout(280)
 
-PROGRAM = [sys.executable, str(ROOT / "scripts/ablation.py"), "--quick"]
-TINY = ["--seeds", "1", "--epochs", "2", "--train-images", "6", "--eval-images", "4"]
-TINY += ["--crop-size", "64", "--images", "1", "--runs", "runs", "--jobs", "2"]
+# The script with a tiny grid for its quick one.
+PROGRAM = """
+import runpy, sys
+from ablation import plan
+plan.QUICK["fastscnn"] = plan.Scale("fastscnn", 64, {epochs}, (2,), (1,), 1, 6, 4)
+sys.argv[0] = {script!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
-def start(folder, *options):
+def start(folder, *options, epochs=2):
+    program = PROGRAM.format(script=str(ROOT / "scripts/ablation.py"), epochs=epochs)
+    options = "--quick", "--runs", "runs", "--jobs", "2", *options
     return subprocess.Popen(
-        [*PROGRAM, *TINY, *options], cwd=folder, text=True,
+        [sys.executable, "-c", program, *options],
+        cwd=folder, text=True, env={**os.environ, "PYTHONPATH": PATH},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -64,7 +72,7 @@ def test_a_grid_that_was_interrupted_is_continued_and_drawn(tmp_path):
         assert (logs / "results" / name).stat().st_size > 20000
     lines = [line for line in output.splitlines() if line.startswith("| fastscnn")]
     assert len(lines) == 3
-    refusal = finish(start(tmp_path, *only, "--epochs", "3"), 2)
+    refusal = finish(start(tmp_path, *only, epochs=3), 2)
     assert "is the result of other settings" in refusal and "Trace" not in refusal
 
 
@@ -84,10 +92,8 @@ def assert_results(found):
 
 def test_several_devices_agree_with_one(tmp_path):
     """The task's own process trains each net for a step."""
-    config_of = {"train_images": 8, "eval_images": 4, "crop_size": 64}
-    scale = plan.QUICK["fastscnn"].changed(config_of)
-    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
-    task = plan.agreement_task(scale, places, short=2, epochs=1, devices=(2,))
+    scale = plan.Scale("fastscnn", 64, train_images=8, eval_images=4)
+    task = digits(tmp_path).agreement(scale, short=2, epochs=1, devices=(2,))
     document = carried_out(task)
     rows = {(r["dtype"], r["devices"], r["noise"]): r for r in document["rows"]}
     assert len(rows) == 6
@@ -99,9 +105,8 @@ def test_several_devices_agree_with_one(tmp_path):
 
 def test_costs_are_measured(tmp_path):
     scale = plan.Scale("fastscnn", 64, 1, (2,), (1,), 1, 8, 4)
-    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
-    task = plan.cost_task(scale, places, steps=2, watchdog=200)
-    task.options["layers"] = "bn", "syncbn"  # contrib's may wait for ever
+    task = digits(tmp_path).cost(scale, steps=2, watchdog=200)
+    task["layers"] = "bn", "syncbn"  # contrib's may wait for ever
     document = carried_out(task)
     assert [row["layer"] for row in document["rows"]] == ["bn", "syncbn"]
     for row in document["rows"]:
@@ -114,20 +119,23 @@ def test_costs_are_measured(tmp_path):
 
 def test_a_run_that_diverges_has_a_result(tmp_path):
     scale = plan.Scale("fastscnn", 64, 2, (2,), (1,), 1, 16, 4)
-    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
-    task = plan.grid_tasks(scale, places)[0]
-    task.options["settings"].update(lr=1e6, warmup_epochs=0, weight_decay=1e6)
+    task = digits(tmp_path).grid(scale)[0]
+    task["settings"].update(lr=1e6, warmup_epochs=0, weight_decay=1e6)
     run = carried_out(task)
     assert run["diverged"].startswith("The loss is not a number in epoch 1")
     assert "test" not in run and results.score(run) == 0
 
 
+def digits(folder):
+    return plan.Plan({"dataset": "digits"}, folder, folder)
+
+
 def carried_out(task):
     subprocess.run(
-        [sys.executable, "-m", f"ablation.{task.module}", json.dumps(task.options)],
+        [sys.executable, "-m", f"ablation.{task['module']}", json.dumps(task)],
         env={**os.environ, "PYTHONPATH": PATH}, check=True, timeout=240,
     )  # fmt: skip
-    return json.loads(task.result.read_text())
+    return json.loads(Path(task["result"]).read_text())
 
 
 def assert_is_drawn(document, folder):
@@ -193,10 +201,9 @@ def test_test_images_are_shuffled_in_one_order():
 
 
 def test_the_full_grid_has_every_arm_and_whole_seeds():
-    places = plan.Places({"dataset": "digits"}, Path("results"), Path("runs"))
-    tasks = plan.grid_tasks(plan.FULL["fastscnn"], places)
+    tasks = digits(Path("runs")).grid(plan.FULL["fastscnn"])
     arms = {
-        tuple(task.options["about"][k] for k in ("norm", "devices", "images", "seed"))
+        tuple(task["about"][k] for k in ("norm", "devices", "images", "seed"))
         for task in tasks
     }
     expected = {
@@ -207,18 +214,16 @@ def test_the_full_grid_has_every_arm_and_whole_seeds():
         for seed in range(3)
     } | {("syncbn", 1, images, seed) for images in (2, 4, 8, 16) for seed in range(3)}
     assert arms == expected and len(tasks) == len(arms)
-    seeds = [task.options["about"]["seed"] for task in tasks]
+    seeds = [task["about"]["seed"] for task in tasks]
     assert seeds == sorted(seeds)  # cut short, the grid has whole seeds
-    assert len({task.name for task in tasks}) == len(tasks)
+    assert len({task["name"] for task in tasks}) == len(tasks)
 
 
 def test_a_result_of_other_settings_is_refused(tmp_path):
-    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
-    scale = plan.QUICK["fastscnn"]
-    first, *rest = plan.grid_tasks(scale, places)
-    first.result.write_text(json.dumps({"settings": first.options["compared"]}))
+    first, *rest = digits(tmp_path).grid(plan.QUICK["fastscnn"])
+    Path(first["result"]).write_text(json.dumps({"settings": first["compared"]}))
     assert left_over([first, *rest]) == rest
-    rest[0].result.write_text(json.dumps({"settings": {}}))
+    Path(rest[0]["result"]).write_text(json.dumps({"settings": {}}))
     with pytest.raises(UserError, match="result of other settings"):
         left_over([first, *rest])
 
