@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -77,23 +78,20 @@ def bandwidth(megabytes=256, repetitions=9):
     read of a parallel maximum. NumPy in one thread per core; it releases the
     interpreter lock.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     threads = len(os.sched_getaffinity(0))
     source = np.ones(megabytes * 2**20 // 4, np.float32)
     target = np.zeros_like(source)
-    parts = list(zip(np.array_split(source, threads), np.array_split(target, threads)))
+    sources, targets = (np.array_split(array, threads) for array in (source, target))
     with ThreadPoolExecutor(threads) as pool:
-        times = take_turns(
-            {
-                "copy": lambda: list(pool.map(lambda p: np.copyto(p[1], p[0]), parts)),
-                "read": lambda: list(pool.map(lambda p: p[0].max(), parts)),
-            },
-            repetitions,
-        )
+        steps = {
+            "copy": lambda: list(pool.map(np.copyto, targets, sources)),
+            "read": lambda: list(pool.map(np.max, sources)),
+        }
+        times = take_turns(steps, repetitions)
+    copy, read = (source.nbytes / np.median(times[k]) / 1e9 for k in ("copy", "read"))
     return {
-        "copy_gb_s": round(2 * source.nbytes / np.median(times["copy"]) / 1e9, 2),
-        "read_gb_s": round(source.nbytes / np.median(times["read"]) / 1e9, 2),
+        "copy_gb_s": round(2 * copy, 2),
+        "read_gb_s": round(read, 2),
         "threads": threads,
     }
 
