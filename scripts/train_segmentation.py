@@ -56,15 +56,9 @@ def settings(folder, options, given):
         former = checkpoint.load(resume)
         config = former.config.resumed_with({**given, "run_dir": str(folder)})
         occupied = occupied and not checkpoint.path_of(resume).parent.samefile(folder)
-        if former.epoch >= config.epochs:
-            raise UserError(
-                f"The run in {resume} has done all its {config.epochs} epochs."
-            )
-        if former.epoch >= (options.stop_after or config.epochs):
-            raise UserError(
-                f"--stop-after is {options.stop_after}, but the run in {resume} has "
-                f"done {former.epoch} epochs."
-            )
+        end = min(config.epochs, options.stop_after or config.epochs)
+        if former.epoch >= end:
+            raise UserError(f"The run in {resume} has done all its {end} epochs.")
     if occupied:
         raise UserError(
             f"The folder {folder} holds a run already: give another --run-dir, "

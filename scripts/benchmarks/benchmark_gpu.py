@@ -32,18 +32,10 @@ if torch and not torch.cuda.is_available():
 # (N, C, H, W): the layers of a dilated ResNet-50 and of its pyramid pooling, for 4
 # crops of 480; then others, large and small.
 SHAPES = [
-    "4,64,240,240",
-    "4,256,120,120",
-    "4,512,60,60",
-    "4,1024,60,60",
-    "4,2048,60,60",
-    "4,512,6,6",
-    "4,512,1,1",
-    "16,256,129,129",
-    "32,64,256,256",
-    "2,32,512,1024",
-    "64,2048,7,7",
-]
+    "4,64,240,240", "4,256,120,120", "4,512,60,60", "4,1024,60,60", "4,2048,60,60",
+    "4,512,6,6", "4,512,1,1",
+    "16,256,129,129", "32,64,256,256", "2,32,512,1024", "64,2048,7,7",
+]  # fmt: skip
 DTYPES = "float32", "float16"
 LAYOUTS = {"contiguous": "contiguous_format", "channels-last": "channels_last"}
 TENSORS = {"moments": 1, "normalize": 2, "sums": 2, "apply": 3}
@@ -55,12 +47,8 @@ class Program:
     """The program that measures ours, and what it answers."""
 
     def __init__(self, program, repetitions):
-        self._process = subprocess.Popen(
-            [program, str(repetitions)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen([program, str(repetitions)], **pipes)
 
     def answer(self, *question):
         """To the first call the GPU, to others what it measures of that case."""

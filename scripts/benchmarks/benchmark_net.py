@@ -145,7 +145,7 @@ def measure(name, options):
     rows = []
     for mode in options.modes:
         # A layer that waits forever would hang without a word.
-        faulthandler.dump_traceback_later(options.watchdog, exit=True)
+        faulthandler.dump_traceback_later(1200, exit=True)
         with gluon_syncbn.Devices(CONTEXTS) as devices:
             candidates = {
                 layer: Candidate(name, layer, mode, devices, x, y) for layer in LAYERS
@@ -172,9 +172,6 @@ def main():
     parser.add_argument("--batch", type=int, default=2, help="images per context")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument(
-        "--watchdog", type=float, default=1200, help="seconds before a mode is given up"
-    )
     benchmarking.add_options(parser, "benchmark_net")
     options = parser.parse_args()
     freed_memory = benchmarking.keep_memory(options)

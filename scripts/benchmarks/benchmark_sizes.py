@@ -134,16 +134,14 @@ def measure(case, seconds):
     bandwidth = max(before, after, key=lambda found: found["copy_gb_s"])
     nothing = times.pop((None, "inside"))
     rows = []
-    for (name, place), parts in times.items():
-        if place == "inside":
-            parts = {d: np.subtract(parts[d], nothing[d]) for d in parts}
-        parts["both"] = np.add(parts["forward"], parts["backward"])
-        for direction, durations in parts.items():
-            rate = PASSES[direction] * x.nbytes / np.median(durations) / 1e9
+    for (name, place), durations in times.items():
+        forward, backward = durations - nothing * (place == "inside")
+        parts = {"forward": forward, "backward": backward, "both": forward + backward}
+        for direction, part in parts.items():
+            rate = PASSES[direction] * x.nbytes / np.median(part) / 1e9
             row = {"layer": name, "place": place, "direction": direction}
             row.update(case._asdict(), shape=list(np.moveaxis(x, axis, 1).shape))
-            row.update(benchmarking.statistics(durations))
-            row.update(gb_s=round(rate, 2), **bandwidth)
+            row.update(benchmarking.statistics(part), gb_s=round(rate, 2), **bandwidth)
             row["share_of_copy"] = round(rate / bandwidth["copy_gb_s"], 3)
             rows.append(row)
     return rows
@@ -151,16 +149,17 @@ def measure(case, seconds):
 
 def take_turns(layers, turns):
     """Seconds of forward and of backward by layer, two of each in a turn."""
-    times = {name: {"forward": [], "backward": []} for name in layers}
+    times = {name: [] for name in layers}
     for _ in range(turns):
         for name, layer in layers.items():
             for step in range(3):
-                for direction, seconds in times[name].items():
-                    start = time.perf_counter()
-                    getattr(layer, direction)()
-                    if step:
-                        seconds.append(time.perf_counter() - start)
-    return times
+                start = time.perf_counter()
+                layer.forward()
+                middle = time.perf_counter()
+                layer.backward()
+                if step:
+                    times[name].append((middle - start, time.perf_counter() - middle))
+    return {name: np.transpose(seconds) for name, seconds in times.items()}
 
 
 def main():
