@@ -61,9 +61,10 @@ def tasks_of(options):
     quick = options.quick
     scales = plan.QUICK if quick else plan.FULL
     fast, fcn = scales["fastscnn"], scales["fcn"]
-    data = plan.data_settings(
-        options.data_root, options.class_names, options.ignore_label
-    )
+    data = {"dataset": "digits"}
+    if options.data_root:
+        data = {"dataset": "folder", "data_root": str(options.data_root)}
+        data.update(class_names=options.class_names, ignore_label=options.ignore_label)
     make = plan.Plan(data, options.results, options.runs)
     steps, watchdog = (3, 60) if quick else (20, 180)
     parts = {

@@ -104,19 +104,15 @@ def draw_other_net(axis, found):
     finish(axis, f"FCN-ResNet-50, crop {crop}: test mIoU")
 
 
-def described(row):
-    if row["noise"]:
-        return f"1 device, {row['noise']:g} of noise"
-    return f"{row['devices']} device{'s' * (row['devices'] > 1)}"
-
-
 def style_of(row):
     """Dotted for the net that was moved; a colour for each number of devices."""
-    if row["noise"]:
-        return {"color": "black", "linestyle": ":"}
-    if row["devices"] == 1:
-        return {"color": "black", "linewidth": 2}
-    return {"color": f"C{row['devices'] // 2 - 1}"}
+    devices, noise = row["devices"], row["noise"]
+    if noise:
+        label = f"1 device, {noise:g} of noise"
+        return {"color": "black", "linestyle": ":", "label": label}
+    if devices == 1:
+        return {"color": "black", "linewidth": 2, "label": "1 device"}
+    return {"color": f"C{devices // 2 - 1}", "label": f"{devices} devices"}
 
 
 def draw_differences(axis, rows):
@@ -125,10 +121,10 @@ def draw_differences(axis, rows):
         return
     for row in rows:
         values = np.maximum(np.array(row["differences"], float), 1e-17)
-        label = f"{row['dtype']}, {described(row)}"
         alpha = 1 if row["dtype"] == "float64" else 0.5
-        steps = np.arange(1, len(values) + 1)
-        axis.plot(steps, values, label=label, alpha=alpha, **style_of(row))
+        style = {**style_of(row), "alpha": alpha}
+        style["label"] = f"{row['dtype']}, {style['label']}"
+        axis.plot(np.arange(1, len(values) + 1), values, **style)
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.legend(fontsize=7, frameon=False, loc="lower right")
@@ -142,7 +138,7 @@ def draw_losses(axis, rows):
     for row in rows:
         width = max(1, len(row["losses"]) // 20)
         values = np.convolve(row["losses"], np.ones(width) / width, "valid")
-        axis.plot(values, label=described(row), **style_of(row))
+        axis.plot(values, **style_of(row))
     axis.legend(fontsize=7, frameon=False)
     finish(axis, "training loss, float32", "step")
 

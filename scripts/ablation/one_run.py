@@ -1,8 +1,8 @@
 """Trains one run of the grid, or continues it; tests it, and writes its result.
 
-Started by jobs.py as a process, `python -m ablation.one_run JSON`. Training is
-train_segmentation.py's own, and the last checkpoint is the one that is tested: no epoch
-is chosen by its score.
+Started by jobs.py as a process, `python -m ablation.one_run JSON`. Training is that of
+train_segmentation.py, and the last checkpoint is the one that is tested: no epoch is
+chosen by its score.
 """
 
 import base64
@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import train_segmentation
 from mxnet import autograd
 from PIL import Image
-from segmentation import checkpoint
+from segmentation import checkpoint, folder_lock, training
 from segmentation.data import open_split
 from segmentation.errors import Diverged, UserError, exit_code
 
@@ -45,9 +44,8 @@ def train(config):
     if state and state.epoch == config.epochs:
         return None
     try:
-        train_segmentation.train(
-            ["--resume", config.run_dir] if state else config.arguments()
-        )
+        with folder_lock.held(config.run_dir):
+            training.run(config, state, stop_after=None)
     except Diverged as error:
         return str(error)
     return None

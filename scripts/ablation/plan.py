@@ -55,18 +55,6 @@ QUICK = {
 }
 
 
-def data_settings(data_root, class_names, ignore_label):
-    """The settings that name a data set: a folder, or the digits that need none."""
-    if not data_root:
-        return {"dataset": "digits"}
-    folder = {"dataset": "folder", "data_root": str(data_root)}
-    return {**folder, "class_names": class_names, "ignore_label": ignore_label}
-
-
-def data_name(data):
-    return Path(data.get("data_root", "digits")).resolve().name
-
-
 def arms(scale):
     """Both norms on every number of devices, and one device with each whole batch."""
     found = [
@@ -106,6 +94,7 @@ class Plan:
 
     def __init__(self, data, results, runs):
         self._data, self._results, self._runs = data, results, runs
+        self._name = Path(data.get("data_root", "digits")).resolve().name
 
     def grid(self, scale):
         """A task for each arm and seed; one seed after the other, so all arms grow."""
@@ -140,7 +129,7 @@ class Plan:
         return self._task("cost", "cost", config, True, layers=LAYERS, **options)
 
     def _task(self, module, name, config, alone=False, **options):
-        name = f"{data_name(self._data)}-{config.model}-{name}"
+        name = f"{self._name}-{config.model}-{name}"
         values = config.to_dict()
         return {
             "name": name,

@@ -26,11 +26,6 @@ def _option(default, text, choices=None, least=None):
     return field(default=default, metadata=meta)
 
 
-def _off(name):
-    """The option that switches this one off."""
-    return f"--no-{name[2:]}"
-
-
 @dataclass(frozen=True)
 class Config:
     """Everything that decides what a run computes, and where it writes."""
@@ -93,24 +88,15 @@ class Config:
             if known["kind"] is bool:
                 parser.add_argument(name, action="store_true", **options)
                 off = {"dest": item.name, "action": "store_false"}
-                parser.add_argument(_off(name), **off, default=argparse.SUPPRESS)
+                parser.add_argument(
+                    f"--no-{name[2:]}", **off, default=argparse.SUPPRESS
+                )
             elif known["choices"]:
                 parser.add_argument(name, choices=known["choices"], **options)
             else:
                 metavar = {int: "N", float: "X", str: "TEXT"}[known["kind"]]
                 options.update(type=known["kind"], metavar=metavar)
                 parser.add_argument(name, **options)
-
-    def arguments(self):
-        """The command line that gives these settings."""
-        given = []
-        for item in fields(self):
-            value, name = getattr(self, item.name), flag(item.name)
-            if item.metadata["kind"] is bool:
-                given.append(name if value else _off(name))
-            else:
-                given.append(f"{name}={value}")
-        return given
 
     @classmethod
     def from_dict(cls, values):

@@ -282,9 +282,9 @@ def test_one_part_alone_is_drawn(tmp_path):
     assert path.name == "ablation_details.png" and path.exists()
 
 
-def test_folders_and_their_classes_are_named():
-    assert plan.data_settings(None, "a,b", 11) == {"dataset": "digits"}
-    data = plan.data_settings("some/camvid", "a,b", 3)
-    assert plan.data_name(data) == "camvid" and data["class_names"] == "a,b"
-    config = plan.settings(plan.FULL["fcn"], plan.Arm("bn", 2, 1), 0, data)
-    assert Config.from_dict(config.to_dict()) == config
+def test_results_are_named_after_the_folder():
+    data = {"dataset": "folder", "data_root": "some/camvid", "class_names": "a,b"}
+    task = plan.Plan(data, Path("results"), Path("runs")).grid(plan.FULL["fcn"])[0]
+    assert task["result"] == "results/camvid-fcn-bn-2x1-seed0.json"
+    config = Config.from_dict(task["settings"])
+    assert (config.class_names, config.run_dir) == ("a,b", f"runs/{task['name']}")
