@@ -74,3 +74,5 @@ TEST(ReleaseForgetsALayersGroupsOfDevices) {
 }
 
 }  // namespace
+
+int main() { return check::RunTests(); }
