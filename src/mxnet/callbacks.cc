@@ -91,15 +91,15 @@ void EndOrWatchOn(void* /*run_context*/, void* parameter) {
   }
 }
 
+void WatchOn(Watch* watch) {
+  Push(NoteTaken, watch, nullptr, watch->array.Handle(), kCPUPrioritized);
+  Push(EndOrWatchOn, watch, nullptr, watch->array.Handle(), kNoSkip);
+}
+
 std::mutex errors_mutex;
 OperatorErrors& Errors() {
   static auto* const errors = new OperatorErrors;  // operators may outlive static destructors
   return *errors;
-}
-
-void WatchOn(Watch* watch) {
-  Push(NoteTaken, watch, nullptr, watch->array.Handle(), kCPUPrioritized);
-  Push(EndOrWatchOn, watch, nullptr, watch->array.Handle(), kNoSkip);
 }
 
 }  // namespace
