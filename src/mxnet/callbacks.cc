@@ -91,33 +91,34 @@ void EndOrWatchOn(void* /*run_context*/, void* parameter) {
   }
 }
 
-std::mutex first_error_mutex;
-std::string& FirstError() {
-  static auto* const text = new std::string;  // operators may outlive static destructors
-  return *text;
-}
-
 void WatchOn(Watch* watch) {
   Push(NoteTaken, watch, nullptr, watch->array.Handle(), kCPUPrioritized);
   Push(EndOrWatchOn, watch, nullptr, watch->array.Handle(), kNoSkip);
 }
 
-}  // namespace
-
-std::string FirstOperatorError() {
-  std::lock_guard<std::mutex> lock(first_error_mutex);
-  return FirstError();
+std::mutex errors_mutex;
+OperatorErrors& Errors() {
+  static auto* const errors = new OperatorErrors;  // operators may outlive static destructors
+  return *errors;
 }
 
-void ForgetOperatorError() {
-  std::lock_guard<std::mutex> lock(first_error_mutex);
-  FirstError().clear();
+}  // namespace
+
+OperatorErrors GetOperatorErrors() {
+  std::lock_guard<std::mutex> lock(errors_mutex);
+  return Errors();
+}
+
+void NoteRecovery() {
+  std::lock_guard<std::mutex> lock(errors_mutex);
+  Errors().before_recovery = Errors().count;
 }
 
 void FailOperator(NDArray array, const std::string& text) {
   {
-    std::lock_guard<std::mutex> lock(first_error_mutex);
-    if (FirstError().empty()) FirstError() = text;
+    std::lock_guard<std::mutex> lock(errors_mutex);
+    ++Errors().count;
+    Errors().latest = text;
   }
   Delivery::Get()->Begin();
   if (PushError(array.Handle(), text) != 0) {
