@@ -28,8 +28,7 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
     Exchange("backward", t, layout, "sum_float64", {{sums.data(), sums.size()}});
   }
   if (out.dx_request == Request::kNull) return;
-  Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
-  SetTerms(sums, &terms);
+  const Terms terms = TermsOf(sums);
   backend_->BackwardApply({input, scale_.data(), terms.b.data(), terms.d.data(), out.dx_request,
                            out.dx.data});
 }
@@ -46,14 +45,18 @@ BackwardInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
   return input;
 }
 
-void SyncBatchNorm::SetTerms(const std::vector<double>& sums, Terms* terms) const {
-  if (!batch_statistics_ || count_ == 0) return;
-  const double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + scale_.size();
+// Of the whole batch's sums; zeros where the statistics did not depend on x.
+SyncBatchNorm::Terms SyncBatchNorm::TermsOf(const std::vector<double>& sums) const {
+  const size_t channels = scale_.size();
+  Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
+  if (!batch_statistics_ || count_ == 0) return terms;
+  const double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + channels;
   const std::vector<double>& a = scale_;
-  for (size_t c = 0; c < scale_.size(); ++c) {
-    terms->d[c] = -a[c] * sum_dz[c] / count_;
-    terms->b[c] = -a[c] * inv_std_[c] * inv_std_[c] * sum_dz_xmu[c] / count_;
+  for (size_t c = 0; c < channels; ++c) {
+    terms.d[c] = -a[c] * sum_dz[c] / count_;
+    terms.b[c] = -a[c] * inv_std_[c] * inv_std_[c] * sum_dz_xmu[c] / count_;
   }
+  return terms;
 }
 
 // dbeta and dgamma from this shard's sum_dz and sum_dz_xmu.

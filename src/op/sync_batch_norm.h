@@ -83,7 +83,7 @@ class SyncBatchNorm {
   void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                        const Gradients& out);
   BackwardInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& t) const;
-  void SetTerms(const std::vector<double>& sums, Terms* terms) const;
+  Terms TermsOf(const std::vector<double>& sums) const;
   void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
 
   bool Synchronizes() const;

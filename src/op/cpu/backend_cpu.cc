@@ -48,7 +48,7 @@ class CpuBackend : public Backend {
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (kept_bytes_ < bytes) {
-      kept_.reset();  // before the larger piece is taken
+      Forget();  // before the larger piece is taken
       kept_.reset(new char[bytes]);
       kept_bytes_ = bytes;
     }
