@@ -2,7 +2,7 @@
 
 y, dx, dgamma, dbeta and both running statistics, over a table that covers every value
 of every dimension (dtype, rank, axis, shards, data, mode) rather than their product.
-MXNet 1.9.1 cannot hold bfloat16 arrays on a CPU; test_op.py tests that dtype.
+MXNet 1.9.1 cannot hold bfloat16 arrays on a CPU; tests/gpu tests that dtype.
 """
 
 from collections import namedtuple
