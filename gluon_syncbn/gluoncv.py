@@ -6,25 +6,30 @@ Called by users of GluonCV's training scripts. GluonCV is imported by `install` 
 from __future__ import annotations
 
 import sys
-from typing import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import Block
 
+from .common.nested import flatten
+from .devices.devices import Devices
 from .layer.batch_norm import SyncBatchNorm
 from .parallel.net import move
+from .parallel.participation import participating
 from .parallel.plain_loop import allow_plain_loop
 
 
 def install() -> None:
     """Lets GluonCV's training scripts run on several CPU contexts, as on GPUs.
 
-    Replaces ``DataParallelModel`` and ``DataParallelCriterion`` of
-    ``gluoncv.utils.parallel`` by :class:`DataParallelModel` and
-    :class:`DataParallelCriterion`, and MXNet's contrib ``SyncBatchNorm``, which the
-    scripts take with ``--syncbn``, by :class:`gluon_syncbn.SyncBatchNorm`. Names that
-    modules have imported already are replaced too, so a script may call this at any
-    time before it makes its nets.
+    Replaces ``DataParallelModel``, ``DataParallelCriterion`` and ``Parallel`` of
+    ``gluoncv.utils.parallel`` by :class:`DataParallelModel`,
+    :class:`DataParallelCriterion` and :class:`Parallel`, and MXNet's contrib
+    ``SyncBatchNorm``, which the scripts take with ``--syncbn`` or ``--norm-layer``, by
+    :class:`gluon_syncbn.SyncBatchNorm`. Names that modules have imported already are
+    replaced too, so a script may call this at any time before it makes its nets.
 
     Scripts with a loop of their own over contexts (SSD, YOLO3) need
     :func:`gluon_syncbn.allow_plain_loop` for their net.
@@ -51,6 +56,7 @@ def install() -> None:
 
     _replace(parallel.DataParallelModel, DataParallelModel)
     _replace(parallel.DataParallelCriterion, DataParallelCriterion)
+    _replace(parallel.Parallel, Parallel)
     contrib = mx.gluon.contrib.nn.SyncBatchNorm
     # Its own methods find it there by its name, and some may hold it already.
     _replace(contrib, SyncBatchNorm, but=contrib.__module__)
@@ -83,7 +89,13 @@ class DataParallelModel:
         - **inputs** : arrays, split along their first axis as GluonCV does.
 
     Outputs
-        - **outputs** : tuple with a tuple of arrays for each context.
+        - **outputs** : tuple with a tuple of arrays for each context that has rows.
+
+    Notes
+    -----
+    Contexts for which a batch has no row are not called. In training the layers
+    synchronize over the others then, and the gradients of the contexts without rows are
+    set to zero, so that a Trainer may add them up.
 
     Examples
     --------
@@ -116,8 +128,19 @@ class DataParallelModel:
 
         if not self.ctx_list:
             return self.module(*inputs, **kwargs)
-        shards = zip(*split_load_kwargs(inputs, kwargs, self.ctx_list))
-        return tuple(tuple_map(self.module(*args, **kw)) for args, kw in shards)
+        arrays = _arrays((inputs, kwargs))
+        count = max(1, min(map(len, arrays), default=len(self.ctx_list)))
+        active, idle = self.ctx_list[:count], self.ctx_list[count:]
+        shards = zip(*split_load_kwargs(inputs, kwargs, active))
+        with ExitStack() as stack:
+            # Only in training do devices wait for each other.
+            if idle and autograd.is_training():
+                for net in _nets(self.module):
+                    stack.enter_context(participating(net, active))
+            outputs = [tuple_map(self.module(*args, **kw)) for args, kw in shards]
+        if autograd.is_recording():
+            _set_gradients_to_zero(self.module, idle)
+        return tuple(outputs)
 
     def __repr__(self):
         return f"DataParallelModel({self.module!r}, {self.ctx_list})"
@@ -134,7 +157,7 @@ class DataParallelCriterion:
         As in :class:`DataParallelModel`.
 
     Inputs
-        - **inputs** : what the model returned.
+        - **inputs** : what the model returned, for the contexts that had rows.
         - **targets** : arrays, split as the model's inputs are.
 
     Outputs
@@ -171,8 +194,108 @@ class DataParallelCriterion:
 
         if not self.ctx_list:
             return self.module(inputs, *targets, **kwargs)
-        shards = zip(inputs, *split_load_kwargs(targets, kwargs, self.ctx_list))
+        active = self.ctx_list[: len(inputs)]
+        shards = zip(inputs, *split_load_kwargs(targets, kwargs, active))
         return tuple(self.module(*y, *args, **kw) for y, args, kw in shards)
+
+
+class Parallel:
+    """Runs forward and backward of each shard in a thread of the shard's context.
+
+    GluonCV's scripts for Faster and Mask R-CNN drive their devices with it. GluonCV's
+    own class runs shards of several CPU contexts in one thread, where MXNet makes them
+    wait for each other, see :class:`gluon_syncbn.Devices`.
+
+    Parameters
+    ----------
+    num_workers : int
+        As in GluonCV. It has no effect: each context has one thread.
+    parallizable : object
+        Its ``forward_backward`` takes a shard: arrays of one context, also nested.
+    serial_init : bool, default True
+        As in GluonCV. It has no effect: contexts are called one after the other.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn.gluoncv import Parallel
+    >>> class Task:
+    ...     def forward_backward(self, shard):
+    ...         return shard.sum()
+    >>> executor = Parallel(2, Task())
+    >>> for context in [mx.cpu(0), mx.cpu(1)]:
+    ...     executor.put(mx.nd.ones((3,), ctx=context))
+    >>> [executor.get().asscalar() for _ in range(2)]
+    [3.0, 3.0]
+    """
+
+    def __init__(
+        self, num_workers: int, parallizable: Any, serial_init: bool = True
+    ) -> None:
+        self._parallizable = parallizable
+        self._shards: list = []
+        self._results: list = []
+        self._devices: Devices | None = None
+
+    def put(self, x: Any) -> None:
+        """Takes a shard, to be run with those of the other contexts.
+
+        Parameters
+        ----------
+        x : nested list of NDArray
+            All on the context that is to run them.
+
+        Raises
+        ------
+        ValueError
+            If there is no array in it.
+        """
+        arrays = _arrays(x)
+        if not arrays:
+            raise ValueError(f"x is {x!r}, expected a shard with at least one NDArray")
+        self._shards.append((arrays[0].context, x))
+
+    def get(self) -> Any:
+        """The result of the oldest shard whose result was not taken yet.
+
+        Shards run when the first of their results is asked for, one of each context, so
+        that no context waits for one that has no work.
+
+        Returns
+        -------
+        object
+            What ``forward_backward`` has returned.
+
+        Raises
+        ------
+        IndexError
+            If there are as many calls of `get` as of `put`.
+        """
+        if not self._results:
+            self._run()
+        return self._results.pop(0)
+
+    def _run(self):
+        """Runs the oldest shard of each context."""
+        if not self._shards:
+            raise IndexError("get was called more often than put")
+        shards: dict = {}
+        while self._shards and self._shards[0][0] not in shards:
+            context, shard = self._shards.pop(0)
+            shards[context] = shard
+        contexts = list(shards)
+        if self._devices is None or self._devices.contexts != contexts:
+            self._devices = Devices(contexts)
+            for net in _nets(self._parallizable):
+                # Mask R-CNN makes it in its first call, for one context only.
+                if hasattr(net, "target_generator"):
+                    net.target_generator.collect_params().reset_ctx(contexts)
+        forward_backward = self._parallizable.forward_backward
+        self._results = self._devices.map(forward_backward, list(shards.values()))
+
+
+def _arrays(value):
+    return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
 
 
 def _nets(module):
@@ -182,3 +305,14 @@ def _nets(module):
     values = getattr(module, "__dict__", {}).values()
     held = [value for value in values if hasattr(value, "collect_params")]
     return [net for value in held for net in _nets(value)]
+
+
+def _set_gradients_to_zero(module, contexts):
+    """Where no backward will write them; those that are added up stay."""
+    for parameter in module.collect_params().values():
+        for data, grad in zip(parameter._data or (), parameter._grad or ()):
+            if data.context in contexts:
+                if parameter.grad_req == "write":
+                    with autograd.pause():
+                        grad[:] = 0
+                data._fresh_grad = True

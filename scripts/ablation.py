@@ -24,8 +24,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
-from ablation import grid, plan, results
-from ablation.jobs import Jobs, cores, left_over
+from ablation import plan, results
+from ablation.jobs import carry_out, cores, left_over
 from segmentation import folder_lock
 from segmentation.errors import Parser, UserError, exit_code
 
@@ -38,7 +38,7 @@ def arguments():
     )
     add = parser.add_argument
     add("--data-root", type=Path, metavar="DIR", help="folder of a data set; digits")
-    add("--class-names", default=grid.CAMVID, metavar="TEXT", help="of this folder")
+    add("--class-names", default=plan.CAMVID, metavar="TEXT", help="of this folder")
     add("--ignore-label", type=int, default=11, metavar="N", help="of this folder")
     add("--quick", action="store_true", help="a small grid, to see that all works")
     add("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -46,11 +46,6 @@ def arguments():
     add("--results", type=Path, metavar="DIR", help="default: scripts/results/ablation")
     add("--runs", type=Path, metavar="DIR", help="default: runs/ablation[-quick]")
     add("--draw", action="store_true", help="only draw figures and print the table")
-    sizes = parser.add_argument_group("sizes, instead of those of the grid")
-    for name in "crop-size", "epochs", "seeds", "train-images", "eval-images":
-        sizes.add_argument(f"--{name}", type=int, metavar="N")
-    for name in "devices", "images":
-        sizes.add_argument(f"--{name}", type=int, nargs="+", metavar="N")
     options = parser.parse_args()
     if options.jobs < 1:
         raise UserError(f"--jobs is {options.jobs}, but must be at least 1.")
@@ -63,25 +58,22 @@ def arguments():
 
 
 def tasks_of(options):
-    scales = grid.QUICK if options.quick else grid.FULL
-    scales = {name: scale.changed(vars(options)) for name, scale in scales.items()}
-    data = grid.data_settings(
-        options.data_root, options.class_names, options.ignore_label
-    )
-    places = plan.Places(data, options.results, options.runs)
-    fast, quick = scales["fastscnn"], options.quick
-    makers = {
-        "fastscnn": lambda: plan.grid_tasks(fast, places),
-        "fcn": lambda: plan.grid_tasks(scales["fcn"], places),
-        "agreement": lambda: [
-            plan.agreement_task(fast, places, 8, 1 if quick else 4, (2, 4))
-        ],
-        "cost": lambda: [
-            plan.cost_task(scale, places, *((3, 60) if quick else (20, 180)))
-            for scale in scales.values()
-        ],
+    quick = options.quick
+    scales = plan.QUICK if quick else plan.FULL
+    fast, fcn = scales["fastscnn"], scales["fcn"]
+    data = {"dataset": "digits"}
+    if options.data_root:
+        data = {"dataset": "folder", "data_root": str(options.data_root)}
+        data.update(class_names=options.class_names, ignore_label=options.ignore_label)
+    make = plan.Plan(data, options.results, options.runs)
+    steps, watchdog = (3, 60) if quick else (20, 180)
+    parts = {
+        "fastscnn": make.grid(fast),
+        "fcn": make.grid(fcn),
+        "agreement": [make.agreement(fast, 8, 1 if quick else 4, (2, 4))],
+        "cost": [make.cost(scale, steps, watchdog) for scale in (fast, fcn)],
     }
-    return [task for part in options.parts for task in makers[part]()]
+    return [task for part in options.parts for task in parts[part]]
 
 
 def ablation():
@@ -89,7 +81,7 @@ def ablation():
     if not options.draw:
         tasks = tasks_of(options)
         with folder_lock.held(options.runs):
-            Jobs(left_over(tasks), options.jobs, options.runs / "logs").run()
+            carry_out(left_over(tasks), options.jobs, options.runs / "logs")
     found = results.load(options.results)
     if not results.runs(found):
         raise UserError(f"The folder {options.results} holds no result of a run.")

@@ -30,18 +30,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 # CUDA's libraries, and how their functions begin where these carry no version.
+NAMES = "cudnn", "nccl", "nvrtc", "cublas", "cufft", "curand", "cusolver"
 PREFIXES = {
-    "libcuda": r"cu[A-Z]",
-    "libcudnn": "cudnn",
-    "libnccl": "nccl",
-    "libnvrtc": "nvrtc",
-    "libnvToolsExt": "nvtx",
-    "libcudart": "(__)?cuda",
-    "libcublas": "cublas",
-    "libcufft": "cufft",
-    "libcurand": "curand",
-    "libcusolver": "cusolver",
-}
+    "libcuda": r"cu[A-Z]", "libcudart": "(__)?cuda", "libnvToolsExt": "nvtx",
+    **{f"lib{name}": name for name in NAMES},
+}  # fmt: skip
 TEXTS = r".*(GetErrorString|GetErrorName)"  # where a pointer is expected
 
 # A runtime, and what functions return that it lacks.
@@ -86,9 +79,8 @@ def wanted_functions(library):
     dynamic = subprocess.check_output(["readelf", "-d", library], text=True)
     needed = re.findall(r"NEEDED.*\[((\w+)\.so.*)\]", dynamic)
     prefixes = {name: PREFIXES[base] for name, base in needed if base in PREFIXES}
-    symbols = subprocess.check_output(
-        ["nm", "-D", "--undefined-only", library], text=True
-    )
+    command = ["nm", "-D", "--undefined-only", library]
+    symbols = subprocess.check_output(command, text=True)
     wanted = {name: set() for name in prefixes}
     versioned = set()
     for line in symbols.splitlines():
@@ -150,12 +142,8 @@ def make_emulated_library(build):
 
 def run(python, stubs, tests, **variables):
     """Runs pytest on `tests` with these libraries; returns its status."""
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(stubs),
-        "PYTHONPATH": str(ROOT),
-        **variables,
-    }
+    paths = {"LD_LIBRARY_PATH": str(stubs), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **paths, **variables}
     subprocess.run([python, "-c", SHOW], env=environment, cwd=ROOT, check=True)
     command = [python, "-m", "pytest", "-q", *tests]
     return subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode

@@ -27,31 +27,21 @@ MXNETS = ["1.6.0", "1.7.0.post2", "1.8.0.post0", "1.9.0", "1.9.1", "2.0.0b1"]
 PYTHONS = ["3.8", "3.9", "3.10", "3.11"]
 NUMPY = "1.23.5"  # the last series that all of these work with
 # Layer, conversion, modes, and parallel nets.
-TESTS = [
-    "tests/layer/test_batch_norm.py",
-    "tests/layer/test_convert.py",
-    "tests/layer/test_fusion.py",
-    "tests/layer/test_modes.py",
-    "tests/layer/test_small_nets.py",
-    "tests/parallel/test_devices.py",
-    "tests/parallel/test_devices_interrupts.py",
-    "tests/parallel/test_devices_nested.py",
-    "tests/parallel/test_devices_threads.py",
-    "tests/parallel/test_parallel.py",
-    "tests/parallel/test_parallel_graphs.py",
-]
+_LAYER = "batch_norm", "convert", "fusion", "modes", "small_nets"
+_PARALLEL = (
+    "devices", "devices_interrupts", "devices_nested", "devices_threads",
+    "failed_steps", "parallel", "parallel_graphs",
+)  # fmt: skip
+TESTS = [f"tests/layer/test_{name}.py" for name in _LAYER]
+TESTS += [f"tests/parallel/test_{name}.py" for name in _PARALLEL]
 
 
 def run(*command):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        list(map(str, command)),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+        list(map(str, command)), cwd=ROOT, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
 
 
 def check(mxnet, python):
@@ -77,11 +67,8 @@ def check(mxnet, python):
         what: int(number)
         for number, what in re.findall(r"(\d+) (passed|failed|skipped|error)", last)
     }
-    return {
-        **row,
-        "outcome": "failed" if tested.returncode else "passed",
-        "counts": counts,
-    }
+    outcome = "failed" if tested.returncode else "passed"
+    return {**row, "outcome": outcome, "counts": counts}
 
 
 def cell(row):
@@ -106,12 +93,8 @@ def table(rows):
 
 
 def write(rows):
-    report = {
-        "machine": f"{platform.system()} {platform.machine()}",
-        "numpy": NUMPY,
-        "tests": TESTS,
-        "rows": rows,
-    }
+    machine = f"{platform.system()} {platform.machine()}"
+    report = {"machine": machine, "numpy": NUMPY, "tests": TESTS, "rows": rows}
     RESULTS.write_text(json.dumps(report, indent=1) + "\n")
     before, _, after = re.split(r"(\n\|.*\|\n)(?!\|)", PAGE.read_text(), flags=re.S)
     PAGE.write_text(f"{before}\n{table(rows)}\n{after}")

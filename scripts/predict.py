@@ -18,15 +18,13 @@ from segmentation.errors import Parser, UserError, exit_code
 
 def arguments():
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--checkpoint", required=True, metavar="FILE",
-        help="checkpoint, or a run folder, whose best.npz is taken",
-    )  # fmt: skip
-    parser.add_argument("--image", required=True, metavar="FILE")
-    parser.add_argument(
-        "--output", metavar="FILE.png", help="default: NAME_overlay.png where you are"
-    )
-    parser.add_argument("--ctx", choices=("cpu", "gpu"), default="cpu")
+    add = parser.add_argument
+    text = "checkpoint, or a run folder, whose best.npz is taken"
+    add("--checkpoint", required=True, metavar="FILE", help=text)
+    add("--image", required=True, metavar="FILE")
+    text = "default: NAME_overlay.png where you are"
+    add("--output", metavar="FILE.png", help=text)
+    add("--ctx", choices=("cpu", "gpu"), default="cpu")
     options = parser.parse_args()
     output = options.output or Path(options.image).stem + "_overlay.png"
     if Path(output).suffix.lower() != ".png":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains one step on two "hosts": network namespaces joined by a virtual cable, so that messages go
+# Exchanges between two "hosts": network namespaces joined by a virtual cable, so that messages go
 # over TCP and not through shared memory. Needs root and iproute2, MPICH's mpirun, and an
 # environment in which gluon_syncbn is importable. PYTHON chooses the interpreter (python).
 set -eu
@@ -38,28 +38,10 @@ ip netns exec "${hosts[0]}" timeout 120 "$mpirun" -launcher ssh -launcher-exec "
     -hosts 10.99.0.1:1,10.99.0.2:1 -n 2 -env PYTHONPATH "$PWD" -env MPIR_CVAR_NOLOCAL 1 \
     -env FI_PROVIDER tcp -env FI_TCP_IFACE cable0 \
     "$python" -c '
-import time
-import mxnet as mx, numpy as np
-from mxnet import autograd
-from gluon_syncbn import SyncBatchNorm, distributed
+from gluon_syncbn import distributed
 distributed.init(60)
-rank = distributed.rank()
-layer = SyncBatchNorm(in_channels=1, momentum=0)
-layer.initialize()
-x = mx.nd.array([[4.0 * rank], [4.0 * rank + 2]])
-x.attach_grad()
-with autograd.record():
-    y = layer(x)
-y.backward()
-x.grad.wait_to_read()
-assert layer.running_mean.data().asscalar() == 3, layer.running_mean.data()
+assert distributed.allreduce(distributed.rank() + 1) == 3
 assert distributed.local_size() == 1, distributed.local_size()
-seconds = []
-for _ in range(500):
-    begin = time.perf_counter()
-    distributed.allreduce(np.ones(512))
-    seconds.append(time.perf_counter() - begin)
-if rank == 0:
-    print(f"two hosts, 4 KB: median {1e6 * np.median(seconds):.0f} us")
+print("rank", distributed.rank(), "exchanges over TCP")
 '
 rm "$remote"

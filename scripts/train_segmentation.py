@@ -24,21 +24,12 @@ from segmentation.errors import Parser, UserError, exit_code
 def arguments(given):
     parser = Parser(description=__doc__.splitlines()[0])
     Config.add_arguments(parser)
-    parser.add_argument(
-        "--resume", metavar="RUN", help="continue this run folder or checkpoint exactly"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace the run that is in the folder"
-    )
-    parser.add_argument(
-        "--stop-after", type=int, metavar="N",
-        help="stop when N epochs are done, as if interrupted; --resume continues",
-    )  # fmt: skip
-    parser.add_argument(
-        "--distributed", action="store_true",
-        help="train in all processes that mpirun has started: --batch-size is over "
-        "all of them, --num-devices of each",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("--resume", metavar="RUN", help="continue a run folder or checkpoint exactly")
+    add("--overwrite", action="store_true", help="replace the run in the folder")
+    add("--stop-after", type=int, metavar="N", help="stop when N epochs are done")
+    text = "in all processes of mpirun, which share --batch-size"
+    add("--distributed", action="store_true", help=text)
     options = parser.parse_args(given)
     names = {"resume", "overwrite", "stop_after", "distributed"}
     return options, {k: v for k, v in vars(options).items() if k not in names}
@@ -66,15 +57,9 @@ def settings(folder, options, given):
         former = checkpoint.load(resume)
         config = former.config.resumed_with({**given, "run_dir": str(folder)})
         occupied = occupied and not checkpoint.path_of(resume).parent.samefile(folder)
-        if former.epoch >= config.epochs:
-            raise UserError(
-                f"The run in {resume} has done all its {config.epochs} epochs."
-            )
-        if former.epoch >= (options.stop_after or config.epochs):
-            raise UserError(
-                f"--stop-after is {options.stop_after}, but the run in {resume} has "
-                f"done {former.epoch} epochs."
-            )
+        end = min(config.epochs, options.stop_after or config.epochs)
+        if former.epoch >= end:
+            raise UserError(f"The run in {resume} has done all its {end} epochs.")
     if occupied:
         raise UserError(
             f"The folder {folder} holds a run already: give another --run-dir, "

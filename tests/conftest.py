@@ -5,7 +5,9 @@ A wait that would hang must fail in seconds, and must leave nothing to the next 
 
 import faulthandler
 import signal
+import sys
 
+import mxnet as mx
 import pytest
 from support.helpers import cpus
 
@@ -52,3 +54,21 @@ def make_devices():
 def devices(make_devices):
     """Two CPU contexts."""
     return make_devices(2)
+
+
+@pytest.fixture
+def installed():
+    """Installs our classes for GluonCV's, and restores every module afterwards."""
+    parallel = pytest.importorskip("gluoncv.utils.parallel")
+    classes = parallel.DataParallelModel, parallel.DataParallelCriterion
+    classes += parallel.Parallel, mx.gluon.contrib.nn.SyncBatchNorm
+    former = [
+        (module, name, value)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if any(value is one for one in classes)
+    ]
+    gluon_syncbn.gluoncv.install()
+    yield
+    for module, name, value in former:
+        setattr(module, name, value)

@@ -34,6 +34,8 @@ _COUNTS = "num_update", "m_schedule", "lbmult"
 
 layers = weakref.WeakSet()  # with `name`, `parameters` by name, and `groups()`
 _pending: list = []  # steps that are not known to be whole, oldest first
+_pending_changes = threading.Lock()
+_errors_seen = weakref.WeakKeyDictionary()  # by trainer
 
 
 class _Step:
@@ -42,7 +44,9 @@ class _Step:
     def __init__(self, trainer):
         self.trainer = weakref.ref(trainer)
         self.thread = threading.get_ident()
-        self.verdict = ctypes.c_int()  # the library writes it
+        # The library writes both; errors are counted from step to step of a trainer.
+        self.verdict = ctypes.c_int()
+        self.errors_seen = _errors_seen.setdefault(trainer, ctypes.c_int64())
         self.token = mx.nd.empty((1,), ctx=mx.cpu())
         optimizer = trainer._optimizer
         self._counts = {n: c.copy() for n, c in _update_counts(optimizer).items()}
@@ -63,6 +67,19 @@ class _Step:
             vars(optimizer.lr_scheduler).update(self._schedule)
 
 
+def _forget_past():
+    """Forgets steps that are whole, and the steps of their trainers before them."""
+    latest = {}  # whole step by trainer, for which its errors_seen stands
+    for number, step in enumerate(_pending):
+        if step.verdict.value == _WHOLE:
+            latest[id(step.errors_seen)] = number
+    _pending[:] = [
+        step
+        for number, step in enumerate(_pending)
+        if number > latest.get(id(step.errors_seen), -1)
+    ]
+
+
 class _Arguments(ctypes.Structure):
     """As gluon_syncbn_step in src/c_api/python_api.cc."""
 
@@ -75,6 +92,7 @@ class _Arguments(ctypes.Structure):
         ("keys", ctypes.c_void_p),
         ("num_keys", ctypes.c_int),
         ("token", ctypes.c_void_p),
+        ("errors_seen", ctypes.c_void_p),
         ("verdict", ctypes.c_void_p),
     ]
 
@@ -95,8 +113,6 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 @contextmanager
 def _committed(trainer):
-    while _pending and _pending[0].verdict.value == _WHOLE:
-        del _pending[0]
     if not load().gluon_syncbn_has_operators():
         yield
         return
@@ -104,7 +120,9 @@ def _committed(trainer):
     by_parameter = [p.list_grad() for p in parameters]
     by_device = list(zip(*by_parameter))
     step = _Step(trainer)
-    _pending.append(step)
+    with _pending_changes:
+        _forget_past()
+        _pending.append(step)
     # A kvstore updates parameter by parameter, and copies its result to the devices.
     # Without one each device updates all of its own.
     on_kvstore = trainer._update_on_kvstore
@@ -114,7 +132,7 @@ def _committed(trainer):
     finally:
         sealed = [flatten(by_parameter)]
         if not on_kvstore:
-            weights = list(zip(*(p.list_data() for p in parameters)))
+            weights = list(zip(*(p._data for p in parameters)))
             states = [flatten(updater.states) for updater in trainer._updaters]
             sealed = list(map(_arrays, zip(by_device, weights, states)))
         load().gluon_syncbn_seal_step(commit, *_groups(sealed))
@@ -133,7 +151,9 @@ def _commit(step, gradients):
         len(statistics),
         ctypes.cast((ctypes.c_char_p * len(keys))(*keys), ctypes.c_void_p),
         len(keys),
-        *(step.token.handle, ctypes.addressof(step.verdict)),
+        step.token.handle,
+        ctypes.addressof(step.errors_seen),
+        ctypes.addressof(step.verdict),
     )
     commit = load().gluon_syncbn_commit_step(ctypes.byref(arguments))
     if commit is None:
@@ -186,8 +206,9 @@ def roll_back(has_failed: bool) -> int:
     To be called while MXNet is idle. Returns the number of dropped steps. Warns of
     layers whose step cannot be undone.
     """
-    dropped = [step for step in _pending if step.verdict.value != _WHOLE]
-    _pending.clear()
+    with _pending_changes:
+        dropped = [step for step in _pending if step.verdict.value != _WHOLE]
+        _pending.clear()
     for step in reversed(dropped):  # the oldest one last
         step.restore_optimizer()
     unknown = []
@@ -245,11 +266,19 @@ def _prepare(trainer):
 def _wrap_trainer():
     kind = mx.gluon.Trainer
     initialize, reduce, update = kind._init_params, kind._allreduce_grads, kind._update
+    original_step = kind.step
+
+    @wraps(original_step)
+    def step(self, *args, **kwargs):
+        # With a kvstore MXNet 1.6 updates in the reduction, and copies in the update.
+        with deferred_interrupt(all_of_them=True):
+            original_step(self, *args, **kwargs)
 
     @wraps(initialize)
     def _init_params(self):
         _prepare(self)
-        initialize(self)
+        with deferred_interrupt(all_of_them=True):  # a key can be initialized once
+            initialize(self)
 
     @wraps(reduce)
     def _allreduce_grads(self):
@@ -261,7 +290,7 @@ def _wrap_trainer():
         with nullcontext() if self._update_on_kvstore else _whole(self):
             update(self, *args, **kwargs)
 
-    for method in (_init_params, _allreduce_grads, _update):
+    for method in (step, _init_params, _allreduce_grads, _update):
         setattr(kind, method.__name__, method)
 
 

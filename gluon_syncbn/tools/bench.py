@@ -1,13 +1,13 @@
-"""Times the layer beside MXNet's own on this machine, in a few seconds.
+"""Times layers beside each other: each is verified first, then they take turns.
 
-Called by ``__main__.py``. Each candidate is compared with the float64 reference before
-it is timed. ``scripts/benchmarks/benchmark_layer.py`` measures inside of nets.
+``__main__.py`` prints `report`, for this machine in a few seconds. The other parts
+serve scripts/benchmarks, which time layers inside of nets and at many sizes.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -18,8 +18,16 @@ from ..layer.batch_norm import SyncBatchNorm
 from . import check
 
 SHAPE = 8, 128, 48, 48
-STEPS, WARM_UP = 15, 3
-OURS, PLAIN, CONTRIB = "SyncBatchNorm", "nn.BatchNorm", "contrib SyncBatchNorm"
+STEPS = 15
+LAYERS: dict[str, Callable] = {
+    "gluon_syncbn": lambda count, axis=1: SyncBatchNorm(
+        num_devices=count, axis=axis, timeout=check.SECONDS
+    ),
+    "BatchNorm": lambda count, axis=1: nn.BatchNorm(axis=axis),
+    "contrib": lambda count: contrib.nn.SyncBatchNorm(num_devices=count),
+}
+# float32, of results about as large as 1.
+_BOUND = 1e-4
 _NOTES = """\
 Medians of {steps} steps, each layer called by itself and hybridized with static_shape.
 On two contexts nn.BatchNorm normalizes each half of the batch by itself. The contrib
@@ -33,55 +41,97 @@ def report(contexts: Sequence[mx.Context], shape: tuple = SHAPE) -> None:
     """
     print(f"forward + backward at {shape}, float32, on {contexts[0].device_type}, ms:")
     print(f"{'':24}{'one context':>14}{'two contexts':>14}")
-    makers = {
-        OURS: lambda count: SyncBatchNorm(num_devices=count, timeout=check.SECONDS),
-        PLAIN: lambda count: nn.BatchNorm(),
-        CONTRIB: lambda count: contrib.nn.SyncBatchNorm(num_devices=count),
-    }
-    arrays = check.example("float32", shape)
-    times = {}
+    x, dy, _ = check.example("float32", shape)
+    right, times = whole_batch(x, dy), {}
     for count in range(1, len(contexts) + 1):
-        layers = {
-            name: make(count)
-            for name, make in makers.items()
-            if count == 1 or name != CONTRIB
-        }
-        for name, layer in layers.items():
-            _verify(name, layer, contexts[:count], arrays)
-        for name, ms in _take_turns(layers, contexts[:count], arrays).items():
-            times[name, count] = f"{ms:.1f}"
-    for name in makers:
+        with Devices(contexts[:count]) as devices:
+            steps = {}
+            for name, make in LAYERS.items():
+                if count == 1 or name != "contrib":
+                    layer = make(count)
+                    layer.hybridize(static_alloc=True, static_shape=True)
+                    candidate = Candidate(layer, devices, x, dy)
+                    verify(name, candidate, count, right)
+                    steps[name] = candidate.step
+            for name, seconds in take_turns(steps, STEPS).items():
+                times[name, count] = f"{1e3 * np.median(seconds):.1f}"
+    for name in LAYERS:
         cells = [times.get((name, count), "-") for count in (1, 2)]
         print(f"{name:24}{cells[0]:>14}{cells[1]:>14}")
     print(_NOTES.format(steps=STEPS))
 
 
-def _verify(name, layer, contexts, arrays):
-    y, dx, *_ = check.step(layer, contexts, "hybridized", arrays).values()
-    expected, dx_expected, *_ = check.oracle(*arrays)
-    error = max(abs(y - expected).max(), abs(dx - dx_expected).max())
-    # nn.BatchNorm computes another function on two contexts.
-    if not error < 1e-3 and not (name == PLAIN and len(contexts) > 1):
+class Candidate:
+    """A net on the shards of a batch; one device is driven without its thread."""
+
+    def __init__(
+        self, net: mx.gluon.Block, devices: Devices, x: np.ndarray, dy: np.ndarray
+    ) -> None:
+        net.cast(x.dtype)
+        net.initialize(ctx=devices.contexts)
+        self._net: Callable = net
+        self._map: Callable = devices.map
+        if len(devices) == 1:
+            self._map = lambda function, *lists: [function(*e) for e in zip(*lists)]
+        self._xs, self._dys = devices.split(x), devices.split(dy)
+        for shard in self._xs:
+            shard.attach_grad()
+
+    def forward(self) -> None:
+        """The forward pass, from the call to finished arrays."""
+        self._queue_forward()
+        mx.nd.waitall()
+
+    def backward(self) -> None:
+        """The backward pass of the last forward, up to finished arrays."""
+        self._queue_backward()
+        mx.nd.waitall()
+
+    def step(self) -> None:
+        """Forward and backward, without a wait in between."""
+        self._queue_forward()
+        self._queue_backward()
+        mx.nd.waitall()
+
+    def results(self) -> list[np.ndarray]:
+        """y and dx of the last step, each of the whole batch."""
+        dxs = [shard.grad for shard in self._xs]
+        return [np.concatenate([a.asnumpy() for a in part]) for part in (self._ys, dxs)]
+
+    def _queue_forward(self):
+        with mx.autograd.record():
+            self._ys = self._map(self._net, self._xs)
+
+    def _queue_backward(self):
+        self._map(lambda y, dy: y.backward(dy), self._ys, self._dys)
+
+
+def whole_batch(x: np.ndarray, dy: np.ndarray, axis: int = 1) -> list[np.ndarray]:
+    """y and dx of a float64 batch normalization of the whole batch."""
+    return list(check.oracle(x, dy, np.ones(x.shape[axis]), axis)[:2])
+
+
+def verify(name: str, candidate: Candidate, count: int, right: Sequence) -> None:
+    """Makes a step; raises WrongResultError unless y and dx are right."""
+    candidate.step()
+    errors = [abs(a - b).max() for a, b in zip(candidate.results(), right)]
+    # On several contexts nn.BatchNorm computes another function.
+    if not max(errors) < _BOUND and not (name == "BatchNorm" and count > 1):
         raise check.WrongResultError(
-            f"{name} on {len(contexts)} contexts differs from the float64 reference by "
-            f"{error:.2g}, so it is not timed"
+            f"{name} on {count} contexts differs from the float64 reference by "
+            f"{max(errors):.2g}, so it is not timed"
         )
 
 
-def _take_turns(layers, contexts, arrays):
-    """Median milliseconds by name; noise of the machine hits all layers alike."""
-    seconds = {name: [] for name in layers}
-    with Devices(contexts) as devices:
-        xs, dys = (devices.split(array) for array in arrays[:2])
-        for shard in xs:
-            shard.attach_grad()
-        for turn in range(WARM_UP + STEPS):
-            for name, layer in layers.items():
-                begin = time.perf_counter()
-                with mx.autograd.record():
-                    ys = devices.map(layer, xs)
-                devices.map(lambda y, dy: y.backward(dy), ys, dys)
-                mx.nd.waitall()
-                if turn >= WARM_UP:
-                    seconds[name].append(time.perf_counter() - begin)
-    return {name: 1e3 * float(np.median(times)) for name, times in seconds.items()}
+def take_turns(
+    steps: Mapping[Any, Callable], repetitions: int, warm_up: int = 3
+) -> dict[Any, list[float]]:
+    """Seconds of each of `steps`; noise of the machine hits all of them alike."""
+    times: dict = {name: [] for name in steps}
+    for repetition in range(warm_up + repetitions):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if repetition >= warm_up:
+                times[name].append(time.perf_counter() - start)
+    return times

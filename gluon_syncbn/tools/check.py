@@ -89,11 +89,13 @@ def step(
     }
 
 
-def oracle(x: np.ndarray, dy: np.ndarray, gamma: np.ndarray) -> tuple[np.ndarray, ...]:
+def oracle(
+    x: np.ndarray, dy: np.ndarray, gamma: np.ndarray, axis: int = 1
+) -> tuple[np.ndarray, ...]:
     """The same arrays as `step` returns, of the whole batch in float64; beta is 0."""
     x, dy = x.astype("float64"), dy.astype("float64")
-    gamma = gamma.astype("float64").reshape(1, -1, 1, 1)
-    axes = 0, 2, 3
+    axes = tuple(k for k in range(x.ndim) if k != axis)
+    gamma = np.expand_dims(gamma.astype("float64"), axes)
     mean, var = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
     inv_std = 1 / np.sqrt(var + EPSILON)
     x_hat = (x - mean) * inv_std

@@ -1,7 +1,7 @@
 """The cost of synchronization: seconds of a training step, and memory.
 
 Started by jobs.py as a process, `python -m ablation.cost JSON`, alone on the machine.
-Each kind of layer is measured in a process of its own, because memory is measured by
+Each kind of layer is measured in another process, because memory is measured by
 process, and because MXNet's contrib layer may wait for ever. A layer is right if the
 loss of its first step equals that of one device with the whole batch.
 """
@@ -10,31 +10,26 @@ import json
 import resource
 import subprocess
 import sys
-import time
+from dataclasses import replace
+from functools import partial
 
 import mxnet as mx
-import numpy as np
 from benchmarks import benchmarking
 from mxnet.gluon import nn
-from segmentation.config import Config
-from segmentation.data import Batches, open_split
-from segmentation.devices import open_contexts
-from segmentation.engine import Engine
+from segmentation.data import open_split
 from segmentation.errors import UserError, exit_code
-from segmentation.files import write_json
-from segmentation.models import build_model
 
-from .one_run import without_dropout
-from .results import rounded
+from gluon_syncbn.tools.bench import take_turns
 
-WARM_UP = 3
+from .process import make_engine, read_task, write_result
+
 TOLERANCE = 1e-4  # of the first loss, in float32; without synchronization it is 1e-2
 
 
 def main():
-    task = json.loads(sys.argv[1])
+    task, config = read_task()
     if "layer" in task:
-        print(json.dumps(measured(task)))
+        print(json.dumps(measured(task, config)))
         return
     rows, failed = [], {}
     for devices, images in task["arms"]:
@@ -49,8 +44,7 @@ def main():
             if layer == "syncbn" and not row.get("error", 1) < TOLERANCE:
                 raise UserError(f"The cost of syncbn is not measured: {row}.")
             rows.append({"layer": layer, **case, **row})
-    document = {**task["about"], "settings": task["compared"], "rows": rows}
-    write_json(task["result"], rounded({**document, "machine": benchmarking.machine()}))
+    write_result(task, rows=rows)
 
 
 def in_a_process(task, layer, **case):
@@ -68,30 +62,24 @@ def in_a_process(task, layer, **case):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def measured(task):
+def measured(task, config):
     """Seconds of a step and memory of one kind of layer."""
     layer, devices = task["layer"], task["devices"]
     norm = "syncbn" if layer == "syncbn" else "bn"
-    settings = {"norm": norm, "num_devices": devices, "batch_size": task["batch"]}
-    config = Config.from_dict({**task["settings"], **settings})
-    contexts = open_contexts(config.ctx, devices)
-    train_set = open_split("train", config)
-    net = build_model(config, len(train_set.classes), contexts)
-    net.apply(without_dropout)
-    if layer == "contrib":
-        use_contrib(net, devices)
-    batches = Batches(train_set, config, training=True)
-    engine = Engine(net, contexts, config, batches.count, len(train_set.classes))
+    config = replace(config, norm=norm, num_devices=devices, batch_size=task["batch"])
+    change = partial(use_contrib, devices=devices) if layer == "contrib" else None
+    engine, batches = make_engine(config, open_split("train", config), change=change)
     x, y = next(batches.epoch(0))
-    losses, seconds = [], []
-    for _ in range(WARM_UP + task["steps"]):
-        started = time.perf_counter()
+    losses = []
+
+    def step():
         losses.append(engine.step(x, y, step=0))
         mx.nd.waitall()
-        seconds.append(time.perf_counter() - started)
+
+    seconds = take_turns({"step": step}, task["steps"])["step"]
     return {
         "first_loss": losses[0],
-        **benchmarking.statistics(np.array(seconds[WARM_UP:])),
+        **benchmarking.statistics(seconds),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 

@@ -1,166 +1,167 @@
 """Draws the second figure: reasons, classes, agreement with one device, and cost.
 
-Called by figures.py. It must not know how results are written.
+Called by figures.py, which takes the styles from here. It must not know how results are
+written.
 """
 
 import numpy as np
 from matplotlib import pyplot
 
 from .results import runs, score
-from .styles import NORMS, ONE_DEVICE, STYLES, finish, of_arm
+
+# The name in the results: label, colour, marker.
+NORMS = {
+    "bn": ("nn.BatchNorm, each device by itself", "tab:gray", "s"),
+    "syncbn": ("SyncBatchNorm", "tab:blue", "o"),
+}
+ONE_DEVICE = "one device, whole batch", "black", "_"
+STYLES = {**NORMS, "contrib": ("contrib SyncBatchNorm", "tab:orange", "^")}
+
+
+def finish(axis, title, xlabel=""):
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel(xlabel)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def draw(found):
     figure = pyplot.figure(figsize=(15, 8.4), layout="constrained")
     upper, lower = figure.subplots(2, 4, width_ratios=[1.3, 1, 1, 1])
-    fast = runs(found, model="fastscnn")
-    draw_gap(upper[0], fast)
-    draw_classes(upper[1], fast)
-    draw_other_net(upper[2], runs(found, model="fcn"))
-    draw_legend(upper[3])
+    draw_gap(upper[0], found)
+    draw_classes(upper[1], found)
+    draw_other_net(upper[2], found)
+    for label, colour, marker in (*STYLES.values(), ONE_DEVICE):
+        upper[3].plot([], [], marker, color=colour, label=label)
+    upper[3].legend(loc="center", frameon=False, fontsize=10)
+    upper[3].set_axis_off()
     agreement = [r for r in found.values() if r["kind"] == "agreement"]
+    rows = [row for result in agreement for row in result["rows"]]
+    draw_differences(lower[0], [row for row in rows if "differences" in row])
+    draw_losses(lower[1], [row for row in rows if row["dtype"] == "float32"])
     cost = [r for r in found.values() if r["kind"] == "cost"]
-    draw_differences(lower[0], agreement)
-    draw_losses(lower[1], agreement)
     draw_bars(lower[2], cost, "median_ms", "training step (ms)")
     draw_bars(lower[3], cost, "peak_mb", "peak memory of the process (MB)")
-    for axis in (*upper, *lower):
-        if not axis.has_data() and axis is not upper[3]:
+    for axis in (*upper[:3], *lower):
+        if not axis.has_data():
             axis.set_axis_off()  # this part of the experiment was not made
     return figure
 
 
-def draw_gap(axis, fast):
+def draw_gap(axis, found):
     """mIoU with running statistics, and with those of the batch, of every arm."""
-    arms = sorted({(r["devices"], r["images"]) for r in fast if r["devices"] > 1})
+    fast = [r for r in runs(found, model="fastscnn") if r["devices"] > 1]
+    arms = sorted({(r["devices"], r["images"]) for r in fast})
     for shift, (norm, (_, colour, marker)) in zip((-0.12, 0.12), NORMS.items()):
-        for place, arm in enumerate(arms):
-            for run in of_arm(fast, norm, *arm):
-                both = [score(run, kind) for kind in ("running", "batch")]
-                x = [place + shift] * 2
-                axis.plot(x, both, color=colour, alpha=0.5, linewidth=1)
-                axis.plot(x[0], both[0], marker, color=colour)
-                axis.plot(x[1], both[1], marker, color=colour, markerfacecolor="white")
+        for run in (run for run in fast if run["norm"] == norm):
+            x = [arms.index((run["devices"], run["images"])) + shift] * 2
+            both = [score(run, kind) for kind in ("running", "batch")]
+            axis.plot(x, both, color=colour, alpha=0.5, linewidth=1)
+            axis.plot(x[0], both[0], marker, color=colour)
+            axis.plot(x[1], both[1], marker, color=colour, markerfacecolor="white")
     axis.set_xticks(range(len(arms)), [f"{d} x {i}" for d, i in arms])
     axis.set_xlim(-0.5, len(arms) - 0.5)
-    axis.set_xlabel("devices x images each")
     axis.set_ylim(bottom=0)
-    axis.set_title("mIoU with running (filled) and batch statistics", fontsize=10)
-    finish(axis)
+    title = "mIoU with running (filled) and batch statistics"
+    finish(axis, title, "devices x images each")
 
 
-def draw_classes(axis, fast):
+def draw_classes(axis, found):
     """IoU of each class with one image per device, the mean over the seeds."""
-    devices = min((r["devices"] for r in fast if r["devices"] > 1), default=0)
+    fast = [r for r in runs(found, model="fastscnn", images=1) if r["devices"] > 1]
+    devices = min((run["devices"] for run in fast), default=0)
     for shift, (norm, (_, colour, _)) in zip((0.2, -0.2), NORMS.items()):
-        group = [r for r in of_arm(fast, norm, devices, 1) if "test" in r]
-        if not group:
-            continue
-        names = [name.split(",")[0] for name in group[0]["classes"]]
-        values = [r["test"]["running"]["class_iou"] for r in group]
-        values = np.mean(np.array(values, float), axis=0)
-        axis.barh(np.arange(len(names)) + shift, values, 0.4, color=colour)
-        axis.set_yticks(range(len(names)), names, fontsize=8)
+        arm = [r for r in fast if (r["devices"], r["norm"]) == (devices, norm)]
+        arm = [run for run in arm if "test" in run]
+        if arm:
+            names = [name.split(",")[0] for name in arm[0]["classes"]]
+            values = [run["test"]["running"]["class_iou"] for run in arm]
+            values = np.mean(np.array(values, float), axis=0)
+            axis.barh(np.arange(len(names)) + shift, values, 0.4, color=colour)
+            axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.invert_yaxis()
-    axis.set_title(f"IoU by class, {devices} devices, 1 image each", fontsize=10)
-    finish(axis)
+    finish(axis, f"IoU by class, {devices} devices, 1 image each")
 
 
 def draw_other_net(axis, found):
     """Every arm of the reduced grid, a point for each seed."""
-    arms = {(r["norm"], r["devices"], r["images"]) for r in found}
+    fcn = runs(found, model="fcn")
+    if not fcn:
+        return
+    arms = {(r["norm"], r["devices"], r["images"]) for r in fcn}
     arms = sorted(arms, key=lambda arm: (arm[1] == 1, arm))
-    for place, arm in enumerate(arms):
-        _, colour, marker = ONE_DEVICE if arm[1] == 1 else NORMS[arm[0]]
-        values = [score(run) for run in of_arm(found, *arm)]
+    for place, (norm, devices, images) in enumerate(arms):
+        _, colour, marker = ONE_DEVICE if devices == 1 else NORMS[norm]
+        case = {"model": "fcn", "norm": norm, "devices": devices, "images": images}
+        values = [score(run) for run in runs(found, **case)]
         axis.plot([place] * len(values), values, marker, color=colour, markersize=8)
         axis.axhline(np.mean(values), color=colour, alpha=0.25)
-    axis.set_xticks(
-        range(len(arms)), [f"{n}\n{d} x {i}" for n, d, i in arms], fontsize=8
-    )
+    labels = [f"{norm}\n{devices} x {images}" for norm, devices, images in arms]
+    axis.set_xticks(range(len(arms)), labels, fontsize=8)
     axis.margins(x=0.3, y=0.15)
     axis.set_ylim(bottom=0)
-    if found:
-        crop = found[0]["settings"]["crop_size"]
-        axis.set_title(f"FCN-ResNet-50, crop {crop}: test mIoU", fontsize=10)
-    finish(axis)
+    crop = fcn[0]["settings"]["crop_size"]
+    finish(axis, f"FCN-ResNet-50, crop {crop}: test mIoU")
 
 
-def draw_legend(axis):
-    for label, colour, marker in (*STYLES.values(), ONE_DEVICE):
-        axis.plot([], [], marker=marker, color=colour, label=label, linestyle="")
-    axis.legend(loc="center", frameon=False, fontsize=10)
-    axis.set_axis_off()
+def style_of(row):
+    """Dotted for the net that was moved; a colour for each number of devices."""
+    devices, noise = row["devices"], row["noise"]
+    if noise:
+        label = f"1 device, {noise:g} of noise"
+        return {"color": "black", "linestyle": ":", "label": label}
+    if devices == 1:
+        return {"color": "black", "linewidth": 2, "label": "1 device"}
+    return {"color": f"C{devices // 2 - 1}", "label": f"{devices} devices"}
 
 
-def described(row):
-    if row["noise"]:
-        return f"{row['dtype']}, 1 device, {row['noise']:g} of noise"
-    return f"{row['dtype']}, {row['devices']} device{'s' * (row['devices'] > 1)}"
-
-
-def draw_differences(axis, agreement):
+def draw_differences(axis, rows):
     """The differences between losses and those of one device, step by step."""
-    rows = [row for result in agreement for row in result["rows"]]
-    for row in rows:
-        if "differences" not in row:
-            continue
-        style = {"linestyle": ":" if row["noise"] else "-"}
-        style["color"] = "black" if row["noise"] else f"C{row['devices'] // 2 - 1}"
-        style["alpha"] = 1 if row["dtype"] == "float64" else 0.5
-        values = np.maximum(np.array(row["differences"], float), 1e-17)
-        steps = np.arange(1, len(values) + 1)
-        axis.plot(steps, values, label=described(row), **style)
     if not rows:
         return
+    for row in rows:
+        values = np.maximum(np.array(row["differences"], float), 1e-17)
+        alpha = 1 if row["dtype"] == "float64" else 0.5
+        style = {**style_of(row), "alpha": alpha}
+        style["label"] = f"{row['dtype']}, {style['label']}"
+        axis.plot(np.arange(1, len(values) + 1), values, **style)
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.set_xlabel("step")
-    axis.set_title("loss, relative to one device, same batches", fontsize=10)
     axis.legend(fontsize=7, frameon=False, loc="lower right")
-    finish(axis)
+    finish(axis, "loss, relative to one device, same batches", "step")
 
 
-def draw_losses(axis, agreement):
+def draw_losses(axis, rows):
     """The losses themselves in float32, averaged over neighbouring steps."""
-    rows = [row for r in agreement for row in r["rows"] if row["dtype"] == "float32"]
+    if not rows:
+        return
     for row in rows:
         width = max(1, len(row["losses"]) // 20)
         values = np.convolve(row["losses"], np.ones(width) / width, "valid")
-        style = {"color": "black" if row["noise"] else f"C{row['devices'] // 2 - 1}"}
-        if row["devices"] == 1 and not row["noise"]:
-            style = {"color": "black", "linewidth": 2}
-        linestyle = ":" if row["noise"] else "-"
-        label = described(row).split(", ", 1)[1]
-        axis.plot(values, label=label, linestyle=linestyle, **style)
-    if not rows:
-        return
-    axis.set_xlabel("step")
-    axis.set_title("training loss, float32", fontsize=10)
+        axis.plot(values, **style_of(row))
     axis.legend(fontsize=7, frameon=False)
-    finish(axis)
+    finish(axis, "training loss, float32", "step")
 
 
-def draw_bars(axis, cost, key, label):
+def draw_bars(axis, cost, key, title):
     """Each layer relative to nn.BatchNorm, the figure itself above; every case."""
     cases = {}
     for result in cost:
         for row in result["rows"]:
             case = f"{result['model']}\n{row['devices']} x {row['images']}"
             cases.setdefault(case, {})[row["layer"]] = row.get(key)
+    if not cases:
+        return
     for shift, layer in zip((-0.27, 0, 0.27), STYLES):
         for place, values in enumerate(cases.values()):
-            value, base = values[layer], values["bn"]
-            height = value / base if value else 0
+            value = values[layer]
+            height = value / values["bn"] if value else 0
             text = f"{value:.0f}" if value else " does not run"
             axis.bar(place + shift, height, 0.27, color=STYLES[layer][1])
             style = {"ha": "center", "va": "bottom", "fontsize": 6}
             rotation = 0 if value else 90
             axis.text(place + shift, height, text, rotation=rotation, **style)
-    if not cases:
-        return
     axis.set_xticks(range(len(cases)), cases, fontsize=8)
     axis.set_ylabel("relative to nn.BatchNorm")
-    axis.set_title(label, fontsize=10)
     axis.margins(y=0.12)
-    finish(axis)
+    finish(axis, title)

@@ -1,7 +1,7 @@
 """Draws the figures of an experiment from its results, and from nothing else.
 
-Called by ablation.py. `ablation.png` shows the gain; `ablation_details.png` its
-reasons, its classes and its cost.
+Called by ablation.py. `ablation.png` shows the gain: scores, curves and predictions;
+`ablation_details.png`, in details.py, its reasons, its classes and its cost.
 """
 
 import base64
@@ -15,8 +15,8 @@ from segmentation.files import write_atomically
 from segmentation.report import painted
 
 from . import details
+from .details import NORMS, ONE_DEVICE, finish
 from .results import runs, score
-from .styles import NORMS, ONE_DEVICE, finish, of_arm
 
 
 def draw(found, folder):
@@ -42,102 +42,92 @@ def gain(found):
     upper, lower = left.subfigures(2, 1)
     axes = upper.subplots(1, len(counts), sharey=True, squeeze=False)[0]
     for axis, count in zip(axes, counts):
-        draw_scores(axis, fast, count)
+        draw_scores(axis, found, count)
     axes[0].set_ylabel("mIoU on the test split")
-    draw_curves(lower.subplots(1, 2), fast, min(counts))
-    draw_strip(right, fast, min(counts))
-    figure.suptitle(title(found, fast), fontsize=11)
-    figure.legend(
-        handles=legend(), loc="outside lower center", ncol=3, frameon=False, fontsize=10
+    one_image = runs(found, model="fastscnn", devices=min(counts), images=1)
+    mean_iou, val_loss = lower.subplots(1, 2)
+    draw_curves(mean_iou, one_image, "mean_iou", "mIoU")
+    mean_iou.set_ylim(bottom=0)
+    draw_curves(val_loss, one_image, "val_loss", "loss per pixel")
+    val_loss.set_yscale("log")
+    draw_strip(right, fast, one_image)
+    about = fast[0]
+    figure.suptitle(
+        f"FastSCNN on {next(iter(found)).split('-')[0]}, crop "
+        f"{about['settings']['crop_size']}; {about['train_images']} images for "
+        f"training, {about['test_images']} for testing; epochs: "
+        f"{about['settings']['epochs']}, seeds: {len({run['seed'] for run in fast})}",
+        fontsize=11,
     )
-    return figure
-
-
-def title(found, fast):
-    settings = fast[0]["settings"]
-    name = next(iter(found)).split("-")[0]
-    seeds = len({run["seed"] for run in fast})
-    return (
-        f"FastSCNN on {name}, crop {settings['crop_size']}; {fast[0]['train_images']} "
-        f"images for training, {fast[0]['test_images']} for testing; "
-        f"epochs: {settings['epochs']}, seeds: {seeds}"
-    )
-
-
-def legend():
     styles = [(*style, "-") for style in NORMS.values()] + [(*ONE_DEVICE, "")]
-    return [
+    handles = [
         Line2D([], [], color=colour, marker=marker, linestyle=line, label=label)
         for label, colour, marker, line in styles
     ]
+    place = {"loc": "outside lower center", "ncol": 3}
+    figure.legend(handles=handles, frameon=False, fontsize=10, **place)
+    return figure
 
 
-def draw_scores(axis, fast, devices):
+def draw_scores(axis, found, devices):
     """A point for each seed, a line through the means; one device as dashes."""
-    images = sorted({run["images"] for run in fast if run["devices"] == devices})
-    places = {count: place for place, count in enumerate(images)}
+    case = {"model": "fastscnn", "devices": devices}
+    images = sorted({run["images"] for run in runs(found, **case)})
     for shift, (norm, (_, colour, marker)) in zip((-0.07, 0.07), NORMS.items()):
         means = []
-        for count in images:
-            group = [score(run) for run in of_arm(fast, norm, devices, count)]
-            x = places[count] + shift
+        for place, count in enumerate(images):
+            arm = runs(found, **case, norm=norm, images=count)
+            group = [score(run) for run in arm]
+            x = place + shift
             axis.plot([x] * len(group), group, marker, color=colour, alpha=0.55)
             means.append((x, np.mean(group) if group else np.nan))
         axis.plot(*zip(*means), color=colour)
-    for count in images:
-        alone = [score(run) for run in of_arm(fast, "syncbn", 1, devices * count)]
-        x = places[count] + 0.21
-        axis.plot([x] * len(alone), alone, "_", color="black", markersize=11)
+    for place, count in enumerate(images):
+        whole = {"devices": 1, "images": devices * count}
+        alone = [score(run) for run in runs(found, model="fastscnn", **whole)]
+        x = [place + 0.21] * len(alone)
+        axis.plot(x, alone, "_", color="black", markersize=11)
     axis.set_xticks(range(len(images)), images)
     axis.set_xlim(-0.4, len(images) - 0.6)
     axis.set_ylim(bottom=0)
-    axis.set_xlabel("images per device")
-    axis.set_title(f"{devices} devices", fontsize=10)
-    finish(axis)
+    finish(axis, f"{devices} devices", "images per device")
 
 
-def draw_curves(axes, fast, devices):
+def draw_curves(axis, one_image, key, label):
     """Validation over the epochs of the runs with one image per device."""
-    group = [run for run in fast if (run["devices"], run["images"]) == (devices, 1)]
-    for axis, key, label in zip(
-        axes, ("mean_iou", "val_loss"), ("mIoU", "loss per pixel")
-    ):
-        for run in group:
-            _, colour, marker = NORMS[run["norm"]]
-            epochs = [entry["epoch"] for entry in run.get("epochs", [])]
-            values = [entry[key] for entry in run.get("epochs", [])]
-            values = [np.nan if value is None else value for value in values]
-            style = {"alpha": 0.8, "linewidth": 1.3, "marker": marker, "markersize": 3}
-            axis.plot(epochs, values, color=colour, **style)
-        axis.set_title(f"{devices} devices, 1 image each: validation", fontsize=10)
-        axis.set_ylabel(label)
-        axis.set_xlabel("epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        finish(axis)
-    axes[0].set_ylim(bottom=0)
-    axes[1].set_yscale("log")
+    for run in one_image:
+        _, colour, marker = NORMS[run["norm"]]
+        epochs = [entry["epoch"] for entry in run.get("epochs", [])]
+        values = [entry[key] for entry in run.get("epochs", [])]
+        values = [np.nan if value is None else value for value in values]
+        style = {"alpha": 0.8, "linewidth": 1.3, "marker": marker, "markersize": 3}
+        axis.plot(epochs, values, color=colour, **style)
+    devices = one_image[0]["devices"] if one_image else 0
+    axis.set_ylabel(label)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    finish(axis, f"{devices} devices, 1 image each: validation", "epoch")
 
 
-def draw_strip(figure, fast, devices):
+def draw_strip(figure, fast, one_image):
     """Test images, truth, and what both norms predict with one image per device."""
-    of_case = [
-        run
-        for run in fast
-        if (run["devices"], run["images"], run["seed"]) == (devices, 1, 0)
-    ]
-    by_norm = {run["norm"]: run for run in of_case if "predictions" in run}
+    first = [run for run in one_image if run["seed"] == 0 and "predictions" in run]
+    by_norm = {run["norm"]: run for run in first}
     source = next((run for run in fast if "images_shown" in run), None)
     if source is None or len(by_norm) < 2:
         return
-    shown = source["images_shown"], source["truths_shown"]
+
+    def labels(texts):
+        count = len(source["classes"])
+        maps = [picture(text).astype(int) for text in texts]
+        return [painted(np.where(m < count, m, -1), count) for m in maps]
+
     columns = {
-        "image": [picture(text) for text in shown[0]],
-        "truth": [labels(text, source) for text in shown[1]],
+        "image": [picture(text) for text in source["images_shown"]],
+        "truth": labels(source["truths_shown"]),
     }
     for norm, (label, _, _) in NORMS.items():
-        predicted = by_norm[norm]["predictions"]
-        columns[label.split(",")[0]] = [labels(text, source) for text in predicted]
-    axes = figure.subplots(len(shown[0]), len(columns), squeeze=False)
+        columns[label.split(",")[0]] = labels(by_norm[norm]["predictions"])
+    axes = figure.subplots(len(columns["image"]), len(columns), squeeze=False)
     for column, (name, pictures) in zip(axes.T, columns.items()):
         column[0].set_title(name, fontsize=10)
         for axis, one in zip(column, pictures):
@@ -147,9 +137,3 @@ def draw_strip(figure, fast, devices):
 
 def picture(text):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
-
-
-def labels(text, run):
-    values = picture(text).astype(int)
-    count = len(run["classes"])
-    return painted(np.where(values < count, values, -1), count)

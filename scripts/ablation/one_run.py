@@ -1,35 +1,23 @@
 """Trains one run of the grid, or continues it; tests it, and writes its result.
 
-Started by jobs.py as a process, `python -m ablation.one_run JSON`, with the settings of
-the run. Training is train_segmentation.py's own, and the last checkpoint is the one
-that is tested: no epoch is chosen by its score.
+Started by jobs.py as a process, `python -m ablation.one_run JSON`. Training is that of
+train_segmentation.py, and the last checkpoint is the one that is tested: no epoch is
+chosen by its score.
 """
 
 import base64
-import hashlib
 import io
-import json
-import resource
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
-import train_segmentation
-from benchmarks import benchmarking
 from mxnet import autograd
-from mxnet.gluon import nn
 from PIL import Image
-from segmentation import checkpoint
-from segmentation.config import Config
-from segmentation.data import Batches, open_split
-from segmentation.devices import open_contexts
-from segmentation.engine import Engine
+from segmentation import checkpoint, folder_lock, training
+from segmentation.data import open_split
 from segmentation.errors import Diverged, UserError, exit_code
-from segmentation.files import write_json
-from segmentation.models import build_model, parameters
 
-from .results import rounded
+from .process import make_engine, read_task, write_result
 
 SAMPLES = 4
 OF_AN_EPOCH = (
@@ -39,22 +27,15 @@ OF_AN_EPOCH = (
 
 
 def main():
-    task, started = json.loads(sys.argv[1]), time.perf_counter()
-    config = Config.from_dict(task["settings"])
-    result = {**task["about"], "settings": task["compared"]}
-    result["diverged"] = train(config)  # before any other net, for the same names
-    train_set = open_split("train", config)
-    result["train_images"] = len(train_set)
-    result["initial"] = digest_of_initial_parameters(config, len(train_set.classes))
+    task, config = read_task()
+    result = {"diverged": train(config)}
+    result["train_images"] = len(open_split("train", config))
     state = former(config)
     if state:
         result["classes"] = state.classes
         result["epochs"] = [{k: entry[k] for k in OF_AN_EPOCH} for entry in state.log]
         result.update(tested(state, task["with_images"]))
-    result["seconds"] = time.perf_counter() - started
-    result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    result["machine"] = benchmarking.machine()
-    write_json(task["result"], rounded(result))
+    write_result(task, **result)
 
 
 def train(config):
@@ -63,9 +44,8 @@ def train(config):
     if state and state.epoch == config.epochs:
         return None
     try:
-        train_segmentation.train(
-            ["--resume", config.run_dir] if state else config.arguments()
-        )
+        with folder_lock.held(config.run_dir):
+            training.run(config, state, stop_after=None)
     except Diverged as error:
         return str(error)
     return None
@@ -85,35 +65,17 @@ def former(config):
     return state
 
 
-def digest_of_initial_parameters(config, num_classes):
-    """A digest of the initial parameters, which all arms of a seed share."""
-    contexts = open_contexts(config.ctx, config.num_devices)
-    values = parameters(build_model(config, num_classes, contexts))
-    digest = hashlib.sha256()
-    for name in sorted(values):
-        digest.update(name.encode() + values[name].tobytes())
-    return digest.hexdigest()[:16]
-
-
 def tested(state, with_images):
     """Scores on the test split with running and with batch statistics; predictions.
 
-    In training mode, without Dropout, layers normalize a batch as they do in training:
-    of as many images on as many devices, together or each device by itself.
+    In training mode layers normalize a batch as they do in training: of as many images
+    on as many devices, together or each device by itself.
     """
-    config, count = state.config, len(state.classes)
-    contexts = open_contexts(config.ctx, config.num_devices)
-    net = build_model(config, count, contexts, state.parameters)
-    net.apply(without_dropout)
-    test_set = open_split("test", config)
-    batches = Batches(Shuffled(test_set), config, training=False)
-    engine = Engine(net, contexts, config, batches.count, count)
-    scores = {"running": scored(engine, batches)}
-    views = [batches.view(0, index) for index in range(min(SAMPLES, len(test_set)))]
+    test_set = Shuffled(open_split("test", state.config))
+    engine, batches = make_engine(state.config, test_set, False, state.parameters)
+    views = [batches.view(0, k) for k in range(min(SAMPLES, len(test_set)))]
     predictions, _ = engine.predict(*batches.assemble(views))
-    with autograd.train_mode():
-        scores["batch"] = scored(engine, batches)
-    found = {"test_images": len(test_set), "test": scores}
+    found = {"test_images": len(test_set), "test": scores(engine, batches)}
     found["predictions"] = [encoded(p.astype(np.uint8)) for p in predictions]
     if with_images:
         found["images_shown"] = [encoded(i, "jpeg", quality=90) for i, _ in views]
@@ -121,7 +83,15 @@ def tested(state, with_images):
     return found
 
 
-def scored(engine, batches):
+def scores(engine, batches):
+    """Of inference, with running statistics, and with those of each batch."""
+    found = {"running": _scored(engine, batches)}
+    with autograd.train_mode():
+        found["batch"] = _scored(engine, batches)
+    return found
+
+
+def _scored(engine, batches):
     loss, confusion = engine.evaluate(batches.epoch(0))
     return {
         "loss": loss,
@@ -139,7 +109,7 @@ class Shuffled:
     """
 
     def __init__(self, dataset):
-        self._dataset = dataset
+        self._dataset, self.classes = dataset, dataset.classes
         self._order = np.random.default_rng(0).permutation(len(dataset))
 
     def __len__(self):
@@ -147,11 +117,6 @@ class Shuffled:
 
     def load(self, index):
         return self._dataset.load(int(self._order[index]))
-
-
-def without_dropout(block):
-    if isinstance(block, nn.Dropout):
-        block._rate = 0
 
 
 def encoded(picture, kind="png", **options):

@@ -1,101 +1,142 @@
-"""Lists all processes of an experiment, with their settings and estimated times.
+"""The plan of the ablation: arms, seeds, settings, and the processes to start.
 
-Called by ablation.py. It must not know how processes are started.
+Called by ablation.py. It must not know how a process is carried out.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import grid
+from segmentation.config import Config
 
-# A core's seconds for one training image at crop 160, evaluation included, and for the
-# start of a process: seen once on a busy 2-core AMD EPYC. They only serve the estimate.
-SECONDS = {"fastscnn": 0.09, "fcn": 2.4}
-START = 20
+CAMVID = (
+    "Sky,Building,Pole,Road,Pavement,Tree,SignSymbol,Fence,Car,Pedestrian,Bicyclist"
+)
+# Linear scaling (Goyal et al., arXiv:1706.02677) of what train_segmentation.py takes
+# for its batch: 0.1 for 8 images. No arm has a rate of its own.
+RATE_PER_IMAGE = 0.1 / 8
 LAYERS = "bn", "syncbn", "contrib"  # of the cost
 NOT_COMPARED = "data_root", "run_dir", "workers"
 
 
 @dataclass(frozen=True)
-class Task:
-    """A process that writes one result."""
+class Arm:
+    """A kind of norm on some devices with some images each."""
 
-    name: str
-    module: str
-    options: dict
-    seconds: float  # expected on one core
-    alone: bool = False  # nothing else may run beside it
+    norm: str
+    devices: int
+    images: int
 
     @property
-    def result(self):
-        return Path(self.options["result"])
+    def batch(self):
+        return self.devices * self.images
 
 
 @dataclass(frozen=True)
-class Places:
-    """The data set, and where results and run folders go."""
+class Scale:
+    """The size of a grid; 0 images are all that there are."""
 
-    data: dict
-    results: Path
-    runs: Path
+    model: str = "fastscnn"
+    crop_size: int = 160
+    epochs: int = 8
+    devices: tuple = (2, 4)
+    images: tuple = (1, 2, 4)
+    seeds: int = 3
+    train_images: int = 0
+    eval_images: int = 0
 
-    def task(self, module, config, name, seconds, alone=False, **options):
-        name = f"{grid.data_name(self.data)}-{name}"
-        compared = {k: v for k, v in config.to_dict().items() if k not in NOT_COMPARED}
-        options = {
-            **options,
-            "settings": {**config.to_dict(), "run_dir": str(self.runs / name)},
-            "compared": compared,
-            "result": str(self.results / f"{name}.json"),
+
+FULL = {
+    "fastscnn": Scale(),
+    "fcn": Scale("fcn", 96, 3, devices=(2,), images=(1,)),
+}
+QUICK = {
+    "fastscnn": Scale("fastscnn", 96, 4, (2,), (1, 2), 2, 160, 40),
+    "fcn": Scale("fcn", 64, 1, (2,), (1,), 1, 24, 16),
+}
+
+
+def arms(scale):
+    """Both norms on every number of devices, and one device with each whole batch."""
+    found = [
+        Arm(norm, devices, images)
+        for devices in scale.devices
+        for images in scale.images
+        for norm in ("bn", "syncbn")
+    ]
+    return found + [Arm("syncbn", 1, size) for size in sorted({a.batch for a in found})]
+
+
+def settings(scale, arm, seed, data):
+    """The settings of one run, which training checks like any user's."""
+    return Config.from_dict(
+        {
+            **data,
+            "model": scale.model,
+            "crop_size": scale.crop_size,
+            "epochs": scale.epochs,
+            "train_images": scale.train_images,
+            "val_images": scale.eval_images,
+            "norm": arm.norm,
+            "num_devices": arm.devices,
+            "batch_size": arm.batch,
+            "lr": RATE_PER_IMAGE * arm.batch,
+            "seed": seed,
         }
-        return Task(name, module, options, seconds, alone)
-
-
-def grid_tasks(scale, places):
-    """A task for each arm and seed; one seed after the other, so all arms grow."""
-    tasks = []
-    for seed in range(scale.seeds):
-        for arm in grid.arms(scale):
-            config = grid.settings(scale, arm, seed, places.data)
-            about = {
-                "kind": "run", "model": scale.model, "seed": seed, "norm": arm.norm,
-                "devices": arm.devices, "images": arm.images,
-            }  # fmt: skip
-            name = f"{scale.model}-{arm.name}-seed{seed}"
-            options = {"about": about, "with_images": not tasks}
-            seconds = START + scale.epochs * epoch_seconds(scale)
-            tasks.append(places.task("one_run", config, name, seconds, **options))
-    return tasks
-
-
-def epoch_seconds(scale):
-    images = scale.train_images or 367
-    return images * SECONDS[scale.model] * (scale.crop_size / 160) ** 2
-
-
-def agreement_task(scale, places, short, epochs, devices):
-    """Several devices beside one, with a batch that all of them can share."""
-    arm = grid.Arm("syncbn", 1, 4 * max(devices))
-    config = grid.settings(replace(scale, epochs=epochs), arm, 0, places.data)
-    about = {"kind": "agreement", "model": scale.model, "devices": devices}
-    seconds = START + (2 + len(devices)) * (
-        epochs * epoch_seconds(scale) + short * arm.batch * 4 * SECONDS[scale.model]
     )
-    return places.task(
-        "agreement", config, f"{scale.model}-agreement", seconds,
-        about=about, short=short, epochs=epochs, devices=devices,
-    )  # fmt: skip
 
 
-def cost_task(scale, places, steps, watchdog):
-    """Steps with each kind of layer, with the fewest and the most images per device."""
-    config = grid.settings(scale, grid.Arm("syncbn", 1, 2), 0, places.data)
-    few_and_many = sorted({min(scale.images), max(scale.images)})
-    arms = [(devices, images) for devices in scale.devices for images in few_and_many]
-    images = sum(devices * images for devices, images in arms) * 4 * (steps + 3)
-    seconds = images * SECONDS[scale.model] + len(arms) * 4 * START + watchdog
-    about = {"kind": "cost", "model": scale.model}
-    return places.task(
-        "cost", config, f"{scale.model}-cost", seconds, alone=True,
-        about=about, arms=arms, steps=steps, watchdog=watchdog, layers=LAYERS,
-    )  # fmt: skip
+class Plan:
+    """Makes the tasks of a data set; results and run folders go to these places.
+
+    A task is a dict for the process `python -m ablation.MODULE TASK`, which writes one
+    result. Where "alone" is true, nothing else may run beside it.
+    """
+
+    def __init__(self, data, results, runs):
+        self._data, self._results, self._runs = data, results, runs
+        self._name = Path(data.get("data_root", "digits")).resolve().name
+
+    def grid(self, scale):
+        """A task for each arm and seed; one seed after the other, so all arms grow."""
+        tasks = []
+        for seed in range(scale.seeds):
+            for arm in arms(scale):
+                about = {
+                    "kind": "run", "model": scale.model, "seed": seed,
+                    "norm": arm.norm, "devices": arm.devices, "images": arm.images,
+                }  # fmt: skip
+                config = settings(scale, arm, seed, self._data)
+                name = f"{arm.norm}-{arm.devices}x{arm.images}-seed{seed}"
+                options = {"about": about, "with_images": not tasks}
+                tasks.append(self._task("one_run", name, config, **options))
+        return tasks
+
+    def agreement(self, scale, short, epochs, devices):
+        """Several devices beside one, with a batch that all of them can share."""
+        arm = Arm("syncbn", 1, 4 * max(devices))
+        config = settings(replace(scale, epochs=epochs), arm, 0, self._data)
+        about = {"kind": "agreement", "model": scale.model, "devices": devices}
+        options = {"about": about, "short": short, "epochs": epochs, "devices": devices}
+        return self._task("agreement", "agreement", config, **options)
+
+    def cost(self, scale, steps, watchdog):
+        """Steps with each kind of layer, with the fewest and the most images."""
+        config = settings(scale, Arm("syncbn", 1, 2), 0, self._data)
+        few_and_many = sorted({min(scale.images), max(scale.images)})
+        sizes = [(count, n) for count in scale.devices for n in few_and_many]
+        about = {"kind": "cost", "model": scale.model}
+        options = {"about": about, "arms": sizes, "steps": steps, "watchdog": watchdog}
+        return self._task("cost", "cost", config, True, layers=LAYERS, **options)
+
+    def _task(self, module, name, config, alone=False, **options):
+        name = f"{self._name}-{config.model}-{name}"
+        values = config.to_dict()
+        return {
+            "name": name,
+            "module": module,
+            "alone": alone,
+            "settings": {**values, "run_dir": str(self._runs / name)},
+            "compared": {k: v for k, v in values.items() if k not in NOT_COMPARED},
+            "result": str(self._results / f"{name}.json"),
+            **options,
+        }

@@ -44,15 +44,11 @@ def score(run, statistics_kind="running", name="mean_iou"):
     return run["test"][statistics_kind][name] if "test" in run else 0.0
 
 
-def mean_and_spread(values):
-    """Mean and standard deviation, None for the latter of a single value."""
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    return statistics.fmean(values), spread
-
-
-def in_words(values, form="{:.3f}"):
-    mean, spread = mean_and_spread(values)
-    return form.format(mean) + ("" if spread is None else " ± " + form.format(spread))
+def in_words(group, *which):
+    """Mean and standard deviation of the scores of some runs."""
+    values = [score(run, *which) for run in group]
+    mean = f"{statistics.fmean(values):.3f}"
+    return f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean
 
 
 HEADER = (
@@ -70,11 +66,9 @@ def table(found):
     lines = [HEADER]
     for key in sorted(arms, key=lambda key: (key[0] != "fastscnn", *key)):
         group = arms[key]
-        columns = [
-            in_words([score(run, *which) for run in group])
-            for which in (("running",), ("batch",), ("running", "pixel_accuracy"))
-        ]
-        lines.append("| " + " | ".join(map(str, [*key, len(group), *columns])) + " |")
+        pixels = in_words(group, "running", "pixel_accuracy")
+        cells = [*key, len(group), in_words(group), in_words(group, "batch"), pixels]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
@@ -92,7 +86,7 @@ def summary(found):
             runs(found, model="fastscnn", devices=devices, norm=norm, images=images)
             for devices, norm in columns
         ]
-        cells = [in_words([score(r) for r in arm]) if arm else "" for arm in arms]
+        cells = [in_words(arm) if arm else "" for arm in arms]
         lines.append("| " + " | ".join([str(images), *cells]) + " |")
     return "\n".join(lines)
 
@@ -101,12 +95,9 @@ def claim(found, name):
     """The README's sentence about one image per device on the fewest devices."""
     devices = min(r["devices"] for r in runs(found) if r["devices"] > 1)
     case = {"model": "fastscnn", "devices": devices, "images": 1}
-    words = {
-        norm: in_words([score(run) for run in runs(found, **case, norm=norm)])
-        for norm in ("bn", "syncbn")
-    }
+    bn, syncbn = (in_words(runs(found, **case, norm=n)) for n in ("bn", "syncbn"))
     return (
         f"With one image on each of {devices} devices, FastSCNN reaches a mIoU of "
-        f"{words['syncbn']} on the test images of {name} with `SyncBatchNorm`, and of "
-        f"{words['bn']} with `nn.BatchNorm`."
+        f"{syncbn} on the test images of {name} with `SyncBatchNorm`, and of {bn} with "
+        "`nn.BatchNorm`."
     )

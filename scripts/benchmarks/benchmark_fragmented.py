@@ -1,9 +1,9 @@
 """Times the first steps of a layer on a machine whose free memory is in pieces.
 
 An output of 30 MB takes huge pages. Where free memory is in pieces, the system makes
-them by moving other pages, in the middle of a step. Each row is a process of
-its own that times its first steps, forward plus backward, with memory as it is found
-and with memory in pieces, by itself and beside processes that keep a core busy each.
+them by moving other pages, in the middle of a step. Each row is a process that times
+its first steps, forward plus backward, with memory as it is found and with memory in
+pieces, by itself and beside processes that keep a core busy each.
 
     python scripts/benchmarks/benchmark_fragmented.py  # Linux; some minutes
 
@@ -14,47 +14,43 @@ beside work that matters. Writes scripts/results/benchmark_fragmented.json.
 
 import argparse
 import contextlib
-import ctypes
 import itertools
 import json
 import mmap
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import benchmarking
+import candidates
+import mxnet as mx
+import numpy as np
+
+import gluon_syncbn
+from gluon_syncbn.tools import bench
 
 LAYERS = ["gluon_syncbn", "BatchNorm"]
 MODES = ["static_shape", "imperative"]
 SHAPE = 8, 256, 60, 60
-# Of <sys/mman.h>.
-DONTNEED, NO_HUGE_PAGES, POPULATE_WRITE = 4, 15, 23
+POPULATE_WRITE = 23  # of <sys/mman.h>
 
 
 def first_steps(layer, mode, steps):
-    """(milliseconds, of the processors' time) of each of a new net's first steps."""
-    import time
-
-    import mxnet as mx
-    from benchmark_layer import Candidate, whole_batch
-
-    import gluon_syncbn
-
-    x, dy = (mx.nd.random.normal(shape=SHAPE) for _ in range(2))
-    mx.nd.waitall()
-    times, clocks = [], (time.perf_counter, time.process_time)
+    """Milliseconds of each of a new net's first steps."""
+    rng, times = np.random.default_rng(0), []
+    x, dy = (rng.standard_normal(SHAPE, "float32") for _ in range(2))
     with gluon_syncbn.Devices(mx.cpu()) as devices:
-        candidate = Candidate(layer, "inside", mode, devices, x, dy)
+        candidate = candidates.make(layer, "inside", mode, devices, x, dy)
         mx.nd.waitall()
         for _ in range(steps):
-            start = [clock() for clock in clocks]
+            start = time.perf_counter()
             candidate.step()
-            took = [clock() - before for clock, before in zip(clocks, start)]
-            times.append([round(1e3 * seconds, 2) for seconds in took])
-        # First steps can be verified only behind them.
-        error = candidate.error(*whole_batch(x.asnumpy(), dy.asnumpy()))
-        if not error < 1e-4:
-            sys.exit(f"{layer} {mode} is wrong by {error}")
-    return list(zip(*times))
+            times.append(round(1e3 * (time.perf_counter() - start), 2))
+        # First steps can be verified only after them.
+        bench.verify(layer, candidate, 1, bench.whole_batch(x, dy))
+    return times
 
 
 def free_huge_pages():
@@ -72,33 +68,20 @@ def available_bytes():
 @contextlib.contextmanager
 def memory_in_pieces(block=256 * 2**20, piece=64 * 2**10):
     """Inside, half of the free memory is free, and hardly a huge page of it."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    access = mmap.PROT_READ | mmap.PROT_WRITE
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    taken = []
-
-    def advise(start, length, advice):
-        if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice) != 0:
-            raise OSError(ctypes.get_errno(), f"madvise({advice})")
-
-    try:
+    with contextlib.ExitStack() as stack:
+        taken = []
         while free_huge_pages() > 8 and available_bytes() > 2 * block:
-            size = ctypes.c_size_t(block)
-            taken.append(libc.mmap(None, size, access, flags, -1, ctypes.c_long(0)))
-            advise(taken[-1], block, NO_HUGE_PAGES)
-            advise(taken[-1], block, POPULATE_WRITE)
-        for start in taken:
-            for offset in range(0, block, 2 * piece):
-                advise(start + offset, piece, DONTNEED)
+            memory = mmap.mmap(-1, block, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            taken.append(stack.enter_context(memory))
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+            memory.madvise(POPULATE_WRITE)
+        for memory, offset in itertools.product(taken, range(0, block, 2 * piece)):
+            memory.madvise(mmap.MADV_DONTNEED, offset, piece)
         yield
-    finally:
-        for start in taken:
-            libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(block))
 
 
 def measure(layer, mode, steps):
-    """`first_steps` in a process of its own."""
+    """`first_steps` in another process."""
     command = [sys.executable, __file__, "--child", layer, mode, "--steps", str(steps)]
     return json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
 
@@ -112,7 +95,7 @@ def rows(steps):
             for mode, layer in itertools.product(MODES, LAYERS):
                 with memory_in_pieces() if pieces else contextlib.nullcontext():
                     huge = free_huge_pages()
-                    times, work = measure(layer, mode, steps)
+                    times = measure(layer, mode, steps)
                 yield {
                     "layer": layer,
                     "mode": mode,
@@ -122,37 +105,26 @@ def rows(steps):
                     "median_ms": statistics.median(times),
                     "longest_ms_after_the_first": max(times[1:]),
                     "steps_ms": times,
-                    "steps_processor_ms": work,
                 }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--note", help="is written into the JSON")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path(__file__).parents[1] / "results" / "benchmark_fragmented.json",
-    )
+    benchmarking.add_output(parser, "benchmark_fragmented")
     options = parser.parse_args()
     if options.child:
         print(json.dumps(first_steps(*options.child, options.steps)))
         return
-    import benchmarking
-
     Path("/proc/self/oom_score_adj").write_text("1000")
     settings = Path("/sys/kernel/mm/transparent_hugepage")
-    document = {"machine": benchmarking.machine(), "shape": list(SHAPE), "rows": []}
-    if options.note:
-        document["note"] = options.note
+    document = {"shape": list(SHAPE), "rows": []}
     for name in "enabled", "defrag":
         document[f"transparent_hugepage_{name}"] = (settings / name).read_text().strip()
     for row in rows(options.steps):
         document["rows"].append(row)
-        about = [row[k] for k in ("busy_processes", "memory", "mode", "layer")]
-        print(*about, row["median_ms"], row["longest_ms_after_the_first"], flush=True)
+        print(*list(row.values())[:-1], flush=True)
     benchmarking.write(options.output, document)
 
 

@@ -22,48 +22,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+try:
+    import torch
+except ImportError:
+    torch = None
+if torch and not torch.cuda.is_available():
+    torch = None
+
 # (N, C, H, W): the layers of a dilated ResNet-50 and of its pyramid pooling, for 4
 # crops of 480; then others, large and small.
 SHAPES = [
-    "4,64,240,240",
-    "4,256,120,120",
-    "4,512,60,60",
-    "4,1024,60,60",
-    "4,2048,60,60",
-    "4,512,6,6",
-    "4,512,1,1",
-    "16,256,129,129",
-    "32,64,256,256",
-    "2,32,512,1024",
-    "64,2048,7,7",
-]
+    "4,64,240,240", "4,256,120,120", "4,512,60,60", "4,1024,60,60", "4,2048,60,60",
+    "4,512,6,6", "4,512,1,1",
+    "16,256,129,129", "32,64,256,256", "2,32,512,1024", "64,2048,7,7",
+]  # fmt: skip
 DTYPES = "float32", "float16"
-LAYOUTS = "contiguous", "channels-last"
+LAYOUTS = {"contiguous": "contiguous_format", "channels-last": "channels_last"}
 TENSORS = {"moments": 1, "normalize": 2, "sums": 2, "apply": 3}
 PAIRS = {"forward": ("moments", "normalize"), "backward": ("sums", "apply")}
 WARM_UP = 3  # as in benchmark_gpu.cc
-
-
-def pytorch():
-    """PyTorch with a GPU, or None."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    return torch if torch.cuda.is_available() else None
 
 
 class Program:
     """The program that measures ours, and what it answers."""
 
     def __init__(self, program, repetitions):
-        self._process = subprocess.Popen(
-            [program, str(repetitions)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen([program, str(repetitions)], **pipes)
 
     def answer(self, *question):
         """To the first call the GPU, to others what it measures of that case."""
@@ -78,38 +63,30 @@ class Program:
 class TorchKernels:
     """PyTorch's kernels on one case."""
 
-    def __init__(self, torch, shape, dtype, layout):
-        self._torch = torch
-        last = layout == "channels-last"
-        form = torch.channels_last if last else torch.contiguous_format
+    def __init__(self, shape, dtype, layout):
         options = {"dtype": getattr(torch, dtype), "device": "cuda"}
-        x, dy = (
-            torch.empty(shape, **options, memory_format=form).normal_(mean, 1)
-            for mean in (3.0, 0.0)
-        )
+        options["memory_format"] = getattr(torch, LAYOUTS[layout])
+        x, dy = (torch.empty(shape, **options).normal_(mean, 1) for mean in (3.0, 0.0))
         gamma, beta = torch.rand(2, shape[1], device="cuda") + 0.5
         mean, inv_std = torch.batch_norm_stats(x, 1e-5)
         count = torch.tensor([x.numel() // shape[1]], dtype=torch.int32, device="cuda")
-        sums = torch.batch_norm_backward_reduce(
-            dy, x, mean, inv_std, gamma, True, True, True
-        )
+        backward = dy, x, mean, inv_std, gamma
+
+        def reduce():
+            return torch.batch_norm_backward_reduce(*backward, True, True, True)
+
+        sums = reduce()[:2]
         self.steps = {
             "moments": lambda: torch.batch_norm_stats(x, 1e-5),
             "normalize": lambda: torch.batch_norm_elemt(
                 x, gamma, beta, mean, inv_std, 1e-5
             ),
-            "sums": lambda: torch.batch_norm_backward_reduce(
-                dy, x, mean, inv_std, gamma, True, True, True
-            ),
-            "apply": lambda: torch.batch_norm_backward_elemt(
-                dy, x, mean, inv_std, gamma, *sums[:2], count
-            ),
+            "sums": reduce,
+            "apply": lambda: torch.batch_norm_backward_elemt(*backward, *sums, count),
         }
-        for pair, (first, second) in PAIRS.items():
-            self.steps[pair] = lambda a=self.steps[first], b=self.steps[second]: (
-                a(),
-                b(),
-            )
+        for pair, steps in PAIRS.items():
+            both = [self.steps[name] for name in steps]
+            self.steps[pair] = lambda both=both: [step() for step in both]
 
     def times(self, flush, repetitions):
         """Median microseconds of each step."""
@@ -121,7 +98,7 @@ class TorchKernels:
     def _seconds(self, step, flush, repetitions):
         times = []
         for repetition in range(WARM_UP + repetitions):
-            start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush.fill_(repetition % 256)
             start.record()
             step()
@@ -135,15 +112,11 @@ def row_of(ours, gpu, torch_times):
     """One row of the results: all times are microseconds."""
     row = {key: ours.pop(key) for key in ("shape", "dtype", "layout")}
     size = ours.pop("bytes")
-    row["ours"] = ours
-    row["gb_s"] = {
-        name: round(count * size / ours[name] / 1e3, 1)
-        for name, count in TENSORS.items()
-    }
-    row["of_copy"] = {
-        name: round(value / gpu["copy_gb_s"], 3) for name, value in row["gb_s"].items()
-    }
-    row["torch"] = torch_times
+    rates = {name: n * size / ours[name] / 1e3 for name, n in TENSORS.items()}
+    row["ours"], row["torch"] = ours, torch_times
+    row["gb_s"] = {name: round(rate, 1) for name, rate in rates.items()}
+    copy = gpu["copy_gb_s"]
+    row["of_copy"] = {name: round(rate / copy, 3) for name, rate in rates.items()}
     for times in filter(None, (ours, torch_times)):
         times["all"] = round(times["forward"] + times["backward"], 3)
     return row
@@ -188,18 +161,15 @@ def main():
     parser.add_argument("--program", type=Path, required=True)
     parser.add_argument("--shape", help="N,C,H,W; default: the table's")
     parser.add_argument("--repetitions", type=int, default=30)
-    results = ROOT / "scripts" / "results" / "benchmark_gpu.json"
+    results = Path(__file__).parents[1] / "results" / "benchmark_gpu.json"
     parser.add_argument("--output", type=Path, default=results)
     options = parser.parse_args()
     shapes = [options.shape] if options.shape else SHAPES
     cases = list(itertools.product(shapes, DTYPES, LAYOUTS))
-    torch = pytorch()
-    print("PyTorch " + (torch.__version__ if torch else "with a GPU is not there"))
-
     program = Program(options.program, options.repetitions)
     gpu = program.answer()
-    here = {"system": platform.platform(), "python": platform.python_version()}
-    machine = {**gpu, **here}
+    machine = {"system": platform.platform(), "python": platform.python_version()}
+    machine.update(gpu)
     flush = None
     if torch:
         machine.update(torch=torch.__version__, torch_cuda=torch.version.cuda)
@@ -209,7 +179,7 @@ def main():
         ours, times = program.answer(shape, dtype, layout), None
         if torch:
             sizes = [int(n) for n in shape.split(",")]
-            kernels = TorchKernels(torch, sizes, dtype, layout)
+            kernels = TorchKernels(sizes, dtype, layout)
             times = kernels.times(flush, options.repetitions)
         rows.append(row_of(ours, gpu, times))
         print("  ".join(cells_of(rows[-1])), flush=True)

@@ -5,19 +5,14 @@ nn.BatchNorm and SyncBatchNorm with LeakyReLU blocks, and SyncBatchNorm with the
 activation fused, which lets MXNet free the layer's input after forward.
 
 Each variant is compared with the first in float64, and measured only if it is right.
-Then each is measured in a process of its own, in its first step of the size, on one CPU
-context:
-
-* "mxnet": bytes that MXNet's storage holds, by its own profiler (counter "Memory:
-  cpu/0", which every allocation and release of a tensor updates);
-* "resident": pages of the process in memory, by Linux; its peak is VmHWM. glibc is held
-  to its initial MALLOC_MMAP_THRESHOLD_, so that it releases freed tensors at once.
-
-Both relative to before the step, when parameters and gradients are there already.
-"after forward" is what backward needs: the activations.
+Then each is measured in another process, in its first step of the size, on one CPU
+context: bytes that MXNet's storage holds, by its own profiler (counter "Memory: cpu/0",
+which every allocation and release of a tensor updates), relative to before the step,
+when parameters and gradients are allocated. "after forward" is what backward needs: the
+activations.
 
     python scripts/benchmarks/benchmark_memory.py  # about 5 minutes
-    python scripts/benchmarks/benchmark_memory.py --sizes 2x96 --modes hybridize
+    python scripts/benchmarks/benchmark_memory.py --batch 2 --crop 96 --modes hybridize
 """
 
 import argparse
@@ -25,11 +20,9 @@ import bisect
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -52,6 +45,7 @@ VARIANTS = {
     "fused": lambda net: convert_sync_batchnorm(net, num_devices=1, fuse=True),
 }
 POINTS = 50  # of a curve, in forward and in backward each
+COUNTER = "Memory: cpu/0"
 
 
 def make_net(arrangement, variant, mode, dtype="float32"):
@@ -90,61 +84,13 @@ def verify(arrangement, mode, variants):
                 sys.exit(f"{variant}, {arrangement}, {mode} is wrong by {error:.2g}")
 
 
-class Resident(threading.Thread):
-    """Samples the resident bytes of this process every millisecond."""
-
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.samples, self._ended = [(time.time(), self.now())], threading.Event()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        self.start()
-
-    @staticmethod
-    def now():
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    @staticmethod
-    def peak():
-        status = Path("/proc/self/status").read_text()
-        return int(re.search(r"VmHWM:\s*(\d+) kB", status).group(1)) * 1024
-
-    def run(self):
-        while not self._ended.wait(0.001):
-            self.samples.append((time.time(), self.now()))
-
-    def stop(self):
-        self._ended.set()
-        self.join()
-
-
-class Stored:
-    """Records what MXNet's storage holds on cpu(0), from its beginning."""
-
-    COUNTER = "Memory: cpu/0"
-
-    def __init__(self, trace):
-        self._trace = trace
-        profiler.set_config(
-            profile_memory=True,
-            profile_symbolic=False,
-            profile_imperative=False,
-            profile_api=False,
-            filename=str(trace),
-        )
-        profiler.set_state("run")
-
-    def stop(self):
-        """(time, bytes) after every change."""
-        profiler.set_state("stop")
-        profiler.dump()
-        events = json.loads(self._trace.read_text())["traceEvents"]
-        samples = [
-            (event["ts"] / 1e6, event["args"][self.COUNTER])
-            for event in events
-            if event.get("ph") == "C" and event["name"] == self.COUNTER
-        ]
-        return sorted(samples, key=lambda sample: sample[0])
+def stored_bytes(trace):
+    """(time, bytes) after every change of what MXNet's storage holds on cpu(0)."""
+    profiler.set_state("stop")
+    profiler.dump()
+    events = json.loads(trace.read_text())["traceEvents"]
+    changes = [e for e in events if e.get("ph") == "C" and e["name"] == COUNTER]
+    return sorted((event["ts"] / 1e6, event["args"][COUNTER]) for event in changes)
 
 
 def highest(samples, begin, end):
@@ -157,77 +103,50 @@ def highest(samples, begin, end):
 def measure(arrangement, variant, mode, batch, crop):
     """A row of results; in a process that has done nothing else."""
     with tempfile.TemporaryDirectory() as folder:
-        stored = Stored(Path(folder) / "trace.json")
+        trace = Path(folder) / "trace.json"
+        kinds = "symbolic", "imperative", "api"
+        others = {f"profile_{kind}": False for kind in kinds}
+        profiler.set_config(profile_memory=True, filename=str(trace), **others)
+        profiler.set_state("run")
         net = make_net(arrangement, variant, mode)
         forward(net, mx.nd.zeros((1, 3, 32, 32))).backward()  # gradients, threads
         x = mx.nd.random.normal(shape=(batch, 3, crop, crop))
         mx.nd.waitall()
-        resident = Resident()
         begin = time.time()
         y = forward(net, x)
         middle = time.time()
         y.backward()
         mx.nd.waitall()
         end = time.time()
-        resident.stop()
-        figures = {"mxnet": stored.stop(), "resident": resident.samples}
+        samples = stored_bytes(trace)
+    before = highest(samples, begin, begin)
+
+    def megabytes(begin, end):
+        """At the most between two times, above those before the step."""
+        return round((highest(samples, begin, end) - before) / 1e6, 1)
+
+    halves = [np.linspace(*t, POINTS + 1) for t in ((begin, middle), (middle, end))]
+    parts = [part for edges in halves for part in zip(edges, edges[1:])]
     row = {"arrangement": arrangement, "variant": variant, "mode": mode}
     row.update(batch=batch, crop=crop)
     row["forward_ms"] = round(1e3 * (middle - begin), 1)
     row["backward_ms"] = round(1e3 * (end - middle), 1)
-    for name, samples in figures.items():
-        before = highest(samples, begin, begin)
-        peak = highest(samples, begin, end)
-        if name == "resident":
-            peak = max(peak, resident.peak())
-        halves = [np.linspace(*t, POINTS + 1) for t in ((begin, middle), (middle, end))]
-        parts = [part for edges in halves for part in zip(edges, edges[1:])]
-        curve = [highest(samples, *part) for part in parts]
-        row[name] = {
-            "before_mb": megabytes(before),
-            "after_forward_mb": megabytes(highest(samples, middle, middle) - before),
-            "peak_mb": megabytes(peak - before),
-            "curve_mb": [megabytes(value - before) for value in curve],
-        }
+    row["mxnet"] = {
+        "before_mb": round(before / 1e6, 1),
+        "after_forward_mb": megabytes(middle, middle),
+        "peak_mb": megabytes(begin, end),
+        "curve_mb": [megabytes(*part) for part in parts],
+    }
     return row
 
 
-def megabytes(size):
-    return round(size / 1e6, 1)
-
-
 def measure_apart(*case):
-    """`measure` in a process of its own."""
+    """`measure` in another process."""
     with tempfile.NamedTemporaryFile() as output:
         case = json.dumps(case)
         command = [sys.executable, __file__, "--case", case, "--output", output.name]
-        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17)}
-        subprocess.run(command, check=True, timeout=600, env=environment)
+        subprocess.run(command, check=True, timeout=600)
         return json.loads(Path(output.name).read_text())
-
-
-def describe(rows):
-    """A line for each variant of one case."""
-    first = rows[0]
-    print(
-        f"{first['arrangement']}, {first['mode']}, batch {first['batch']}, crop "
-        f"{first['crop']}: MB above before the step"
-    )
-    for row in rows:
-        line = f"    {row['variant']:<14}"
-        for name in "mxnet", "resident":
-            for moment in "after_forward_mb", "peak_mb":
-                value, of = row[name][moment], first[name][moment]
-                label = moment[:-3].replace("_", " ")
-                line += f"  {name} {label} {value:8.1f} ({value / of - 1:+4.0%})"
-        print(line, flush=True)
-
-
-def size_of(text):
-    match = re.fullmatch(r"(\d+)x(\d+)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"expected BATCHxCROP as 4x240, got {text!r}")
-    return tuple(map(int, match.groups()))
 
 
 def main():
@@ -238,14 +157,10 @@ def main():
         ("--modes", MODES),
     ):
         parser.add_argument(name, nargs="+", choices=choices, default=choices)
-    parser.add_argument(
-        "--sizes", nargs="+", type=size_of, default=[(4, 240)], help="BATCHxCROP"
-    )
-    results = Path(__file__).parents[1] / "results"
-    parser.add_argument(
-        "--output", type=Path, default=results / "benchmark_memory.json"
-    )
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--crop", type=int, default=240)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    benchmarking.add_output(parser, "benchmark_memory")
     options = parser.parse_args()
     if options.case:
         options.output.write_text(json.dumps(measure(*options.case)))
@@ -253,15 +168,13 @@ def main():
     rows = []
     for arrangement, mode in itertools.product(options.arrangements, options.modes):
         verify(arrangement, mode, options.variants)
-        for size in options.sizes:
-            case = [
-                measure_apart(arrangement, variant, mode, *size)
-                for variant in options.variants
-            ]
-            describe(case)
-            rows += case
-    document = {"machine": benchmarking.machine(), "rows": rows}
-    benchmarking.write(options.output, document)
+        size = options.batch, options.crop
+        case = [measure_apart(arrangement, v, mode, *size) for v in options.variants]
+        lines = [{**row, **row["mxnet"]} for row in case]
+        columns = "arrangement", "mode", "variant", "after_forward_mb", "peak_mb"
+        benchmarking.print_rows(lines, *columns)
+        rows += case
+    benchmarking.write(options.output, {"rows": rows})
 
 
 if __name__ == "__main__":

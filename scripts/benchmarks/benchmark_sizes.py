@@ -22,20 +22,14 @@ import faulthandler
 import os
 import sys
 import time
-from pathlib import Path
 
 import benchmarking
+import candidates
 import mxnet as mx
 import numpy as np
-from benchmark_layer import Identity, whole_batch
-from mxnet import autograd, gluon
 
 import gluon_syncbn
-
-try:
-    import torch
-except ImportError:
-    torch = None
+from gluon_syncbn.tools import bench
 
 # Channels and height of what a layer normalizes.
 SIZES = {
@@ -73,143 +67,65 @@ def table():
     return cases
 
 
-class Batch:
-    """x and dy of one case, and what is right for them."""
-
-    def __init__(self, case):
-        channels, side = SIZES[case.size]
-        self.case = case
-        self.shape = (case.batch * case.contexts, channels, side, side)
-        shape = self.shape
-        if case.channels == "last":
-            shape = (shape[0], *shape[2:], channels)
-        self.axis = shape.index(channels, 1)
-        rng = np.random.RandomState(0)
-        self.x = rng.normal(3, 2, shape).astype(case.dtype)
-        self.dy = rng.normal(size=shape).astype(case.dtype)
-
-    def error(self, y, dx, synchronized=True):
-        """The largest error of y and of dx, relative to their largest value."""
-        parts = 1 if synchronized else self.case.contexts
-        arrays = (np.split(array, parts) for array in (self.x, self.dy, y, dx))
-        return max(self._error(*part) for part in zip(*arrays))
-
-    def _error(self, x, dy, *results):
-        rights = whole_batch(x, dy, self.axis)
-        return max(
-            abs(result - right).max() / abs(right).max()
-            for result, right in zip(results, rights)
-        )
+def batch_of(case):
+    """x and dy of a case, and the axis of its channels."""
+    channels, side = SIZES[case.size]
+    shape = [case.batch * case.contexts, channels, side, side]
+    if case.channels == "last":
+        shape.append(shape.pop(1))
+    rng = np.random.RandomState(0)
+    x = rng.normal(3, 2, shape).astype(case.dtype)
+    dy = rng.normal(size=shape).astype(case.dtype)
+    return x, dy, shape.index(channels, 1)
 
 
-class Layer:
-    """One of MXNet's layers, or None, on the shards of a batch."""
-
-    def __init__(self, layer, place, batch, devices):
-        self._net = layer
-        if place == "inside":
-            self._net = gluon.nn.HybridSequential()
-            between = [] if layer is None else [layer]
-            self._net.add(Identity(), *between, Identity())
-        self._net.cast(batch.case.dtype)
-        self._net.initialize(ctx=devices.contexts)
-        benchmarking.set_mode(self._net, "static_shape")
-        self._map = devices.map
-        if len(devices) == 1:  # nothing to wait for: no other thread
-            self._map = lambda function, *lists: [function(*e) for e in zip(*lists)]
-        self._xs, self._dys = devices.split(batch.x), devices.split(batch.dy)
-        for shard in self._xs:
-            shard.attach_grad()
-
-    def forward(self):
-        with autograd.record():
-            self._ys = self._map(self._net, self._xs)
-        mx.nd.waitall()
-
-    def backward(self):
-        self._map(lambda y, dy: y.backward(dy), self._ys, self._dys)
-        mx.nd.waitall()
-
-    def results(self):
-        dxs = [shard.grad for shard in self._xs]
-        return [np.concatenate([a.asnumpy() for a in part]) for part in (self._ys, dxs)]
-
-
-class TorchLayer:
-    """PyTorch's BatchNorm2d on a batch."""
-
-    def __init__(self, batch):
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        self._layer = torch.nn.BatchNorm2d(batch.shape[1])
-        self._last = batch.case.channels == "last"
-        x, self._dy = (self._place(array) for array in (batch.x, batch.dy))
-        self._x = x.requires_grad_()
-
-    def _place(self, array):
-        tensor = torch.from_numpy(array)
-        return tensor.permute(0, 3, 1, 2) if self._last else tensor
-
-    def forward(self):
-        self._x.grad = None
-        self._y = self._layer(self._x)
-
-    def backward(self):
-        self._y.backward(self._dy)
-
-    def results(self):
-        tensors = self._y.detach(), self._x.grad
-        order = (0, 2, 3, 1) if self._last else (0, 1, 2, 3)
-        return [tensor.permute(order).numpy() for tensor in tensors]
-
-
-def candidates(batch, devices):
+def candidates_of(case, devices, x, dy, axis):
     """The candidates of a case, by layer and place; (None, "inside") is no layer."""
-    count, axis = len(devices), batch.axis
-    makers = {
-        "gluon_syncbn": lambda: gluon_syncbn.SyncBatchNorm(
-            num_devices=count, axis=axis
-        ),
-        "BatchNorm": lambda: gluon.nn.BatchNorm(axis=axis),
+    names = [(None, "inside")]
+    for layer in "gluon_syncbn", "BatchNorm":
+        names += [(layer, "inside"), (layer, "alone")]
+    if case.dtype == "float32" and axis == 1:  # it knows nothing else
+        names.append(("contrib", "alone"))
+    found = {
+        name: candidates.make(*name, "static_shape", devices, x, dy, axis)
+        for name in names
     }
-    found = {(None, "inside"): Layer(None, "inside", batch, devices)}
-    for name, make in makers.items():
-        for place in "inside", "alone":
-            found[name, place] = Layer(make(), place, batch, devices)
-    if batch.case.dtype == "float32" and axis == 1:  # it knows nothing else
-        layer = gluon.contrib.nn.SyncBatchNorm(num_devices=count)
-        found["contrib", "alone"] = Layer(layer, "alone", batch, devices)
-    if torch is not None and count == 1:
-        found["PyTorch", "alone"] = TorchLayer(batch)
+    if candidates.torch and case.contexts == 1:
+        found["PyTorch", "alone"] = candidates.TorchCandidate(x, dy, axis)
     return found
 
 
-def verify(name, candidate, batch):
+def verify(name, candidate, case, x, dy, axis):
     """Exits unless rounding explains the layer's errors."""
-    candidate.forward()
-    candidate.backward()
-    float16 = batch.case.dtype == "float16"
+    candidate.step()
     additions = 0
     if name != "gluon_syncbn":
         # Ours adds up in float64. Others add up a channel in float32, and BatchNorm
         # computes on float16 in float16, of which a rounding is 2^13 of float32's.
-        additions = batch.x.size // batch.shape[1] + 2**13 * float16
+        float16 = case.dtype == "float16"
+        additions = x.size // x.shape[axis] + 2**13 * float16
     # A result is stored once, after eight roundings in float32 and those of sums.
-    limit = 2.0 ** (-11 if float16 else -24) + 8 * (1 + additions) * 2.0**-24
+    rounding = 2.0 ** (-11 if case.dtype == "float16" else -24)
+    limit = rounding + 8 * (1 + additions) * 2.0**-24
     # On several contexts BatchNorm normalizes each shard by itself.
-    error = batch.error(*candidate.results(), name != "BatchNorm")
+    parts = case.contexts if name == "BatchNorm" else 1
+    error = 0.0
+    for part in zip(*(np.split(a, parts) for a in (x, dy, *candidate.results()))):
+        for result, right in zip(part[2:], bench.whole_batch(*part[:2], axis)):
+            error = max(error, abs(result - right).max() / abs(right).max())
     if not error <= limit:
-        sys.exit(f"{name} is wrong by {error:.2g}, over {limit:.2g}: {batch.case}")
+        sys.exit(f"{name} is wrong by {error:.2g}, over {limit:.2g}: {case}")
 
 
 def measure(case, seconds):
     """Rows of results, one for each layer, place and direction."""
     before = benchmarking.bandwidth(repetitions=5)
-    batch = Batch(case)
+    x, dy, axis = batch_of(case)
     with gluon_syncbn.Devices([mx.cpu(k) for k in range(case.contexts)]) as devices:
-        layers = candidates(batch, devices)
+        layers = candidates_of(case, devices, x, dy, axis)
         for (name, _), layer in layers.items():
             if name is not None:
-                verify(name, layer, batch)
+                verify(name, layer, case, x, dy, axis)
         begin = time.perf_counter()
         take_turns(layers, 1)
         turns = int(np.clip(seconds / (time.perf_counter() - begin), 3, 150))
@@ -218,16 +134,14 @@ def measure(case, seconds):
     bandwidth = max(before, after, key=lambda found: found["copy_gb_s"])
     nothing = times.pop((None, "inside"))
     rows = []
-    for (name, place), parts in times.items():
-        if place == "inside":
-            parts = {d: np.subtract(parts[d], nothing[d]) for d in parts}
-        parts["both"] = np.add(parts["forward"], parts["backward"])
-        for direction, durations in parts.items():
-            rate = PASSES[direction] * batch.x.nbytes / np.median(durations) / 1e9
+    for (name, place), durations in times.items():
+        forward, backward = durations - nothing * (place == "inside")
+        parts = {"forward": forward, "backward": backward, "both": forward + backward}
+        for direction, part in parts.items():
+            rate = PASSES[direction] * x.nbytes / np.median(part) / 1e9
             row = {"layer": name, "place": place, "direction": direction}
-            row.update(case._asdict(), shape=list(batch.shape))
-            row.update(benchmarking.statistics(durations))
-            row.update(gb_s=round(rate, 2), **bandwidth)
+            row.update(case._asdict(), shape=list(np.moveaxis(x, axis, 1).shape))
+            row.update(benchmarking.statistics(part), gb_s=round(rate, 2), **bandwidth)
             row["share_of_copy"] = round(rate / bandwidth["copy_gb_s"], 3)
             rows.append(row)
     return rows
@@ -235,27 +149,17 @@ def measure(case, seconds):
 
 def take_turns(layers, turns):
     """Seconds of forward and of backward by layer, two of each in a turn."""
-    times = {name: {"forward": [], "backward": []} for name in layers}
+    times = {name: [] for name in layers}
     for _ in range(turns):
         for name, layer in layers.items():
             for step in range(3):
-                for direction, seconds in times[name].items():
-                    start = time.perf_counter()
-                    getattr(layer, direction)()
-                    if step:
-                        seconds.append(time.perf_counter() - start)
-    return times
-
-
-def describe(case, rows):
-    """A line for each layer and place of one case."""
-    print(", ".join(f"{name} {value}" for name, value in case._asdict().items()))
-    for forward, backward, both in zip(*(rows[k::3] for k in range(3))):
-        line = f"    {both['layer']:<13}{both['place']:<7}"
-        for row in forward, backward, both:
-            line += f"  {row['direction']} {row['median_ms']:9.3f} ms"
-            line += f" {row['share_of_copy']:5.0%}"
-        print(line, flush=True)
+                start = time.perf_counter()
+                layer.forward()
+                middle = time.perf_counter()
+                layer.backward()
+                if step:
+                    times[name].append((middle - start, time.perf_counter() - middle))
+    return {name: np.transpose(seconds) for name, seconds in times.items()}
 
 
 def main():
@@ -265,24 +169,22 @@ def main():
         "--seconds", type=float, default=6, help="of timing for a line of the table"
     )
     parser.add_argument("--contexts", type=int, nargs="+", default=[1, 2, 4])
-    results = Path(__file__).parents[1] / "results"
-    parser.add_argument("--output", type=Path, default=results / "benchmark_sizes.json")
-    benchmarking.add_memory_option(parser)
+    benchmarking.add_options(parser, "benchmark_sizes")
     options = parser.parse_args()
     if "OMP_NUM_THREADS" not in os.environ:
         return benchmarking.in_processes(options.contexts, options.output)
     freed_memory = benchmarking.keep_memory(options)
     rows = []
-    print("medians, and share of the copy bandwidth")
     for case in table():
         if case.size in options.sizes and case.contexts in options.contexts:
             # The contrib layer would hang without a word.
             faulthandler.dump_traceback_later(300, exit=True)
             found = measure(case, options.seconds)
-            describe(case, found)
+            print(case)
+            columns = "layer", "place", "direction", "median_ms", "share_of_copy"
+            benchmarking.print_rows(found, *columns)
             rows += found
-    document = {"machine": benchmarking.machine(), "freed_memory": freed_memory}
-    document["rows"] = rows
+    document = {"freed_memory": freed_memory, "rows": rows}
     benchmarking.write(options.output, document)
 
 

@@ -1,4 +1,4 @@
-"""Parts of all benchmark scripts: taking turns, medians, bandwidth, the machine.
+"""Parts of all benchmark scripts: processes, medians, bandwidth, the machine, JSON.
 
 Called by the scripts beside it and by the ablation. It must not know what is measured.
 """
@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import mxnet as mx
 import numpy as np
 
 import gluon_syncbn
+from gluon_syncbn.tools.bench import take_turns
 
 # Arguments of hybridize for each mode of a Gluon net; None is imperative.
 MODES = {
@@ -59,24 +60,6 @@ def set_mode(net, mode):
         net.hybridize(**MODES[mode])
 
 
-def interleave(steps, repetitions, warm_up=3):
-    """Seconds of each of `steps` (name to function), which take turns.
-
-    Returns
-    -------
-    dict
-        Name to a list of `repetitions` times in seconds.
-    """
-    times = {name: [] for name in steps}
-    for repetition in range(warm_up + repetitions):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if repetition >= warm_up:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
 def statistics(seconds):
     """Median, 10th and 90th percentile in milliseconds, and the count."""
     low, median, high = np.percentile(seconds, [10, 50, 90]) * 1e3
@@ -95,29 +78,33 @@ def bandwidth(megabytes=256, repetitions=9):
     read of a parallel maximum. NumPy in one thread per core; it releases the
     interpreter lock.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     threads = len(os.sched_getaffinity(0))
     source = np.ones(megabytes * 2**20 // 4, np.float32)
     target = np.zeros_like(source)
-    parts = list(zip(np.array_split(source, threads), np.array_split(target, threads)))
+    sources, targets = (np.array_split(array, threads) for array in (source, target))
     with ThreadPoolExecutor(threads) as pool:
-        times = interleave(
-            {
-                "copy": lambda: list(pool.map(lambda p: np.copyto(p[1], p[0]), parts)),
-                "read": lambda: list(pool.map(lambda p: p[0].max(), parts)),
-            },
-            repetitions,
-        )
+        steps = {
+            "copy": lambda: list(pool.map(np.copyto, targets, sources)),
+            "read": lambda: list(pool.map(np.max, sources)),
+        }
+        times = take_turns(steps, repetitions)
+    copy, read = (source.nbytes / np.median(times[k]) / 1e9 for k in ("copy", "read"))
     return {
-        "copy_gb_s": round(2 * source.nbytes / np.median(times["copy"]) / 1e9, 2),
-        "read_gb_s": round(source.nbytes / np.median(times["read"]) / 1e9, 2),
+        "copy_gb_s": round(2 * copy, 2),
+        "read_gb_s": round(read, 2),
         "threads": threads,
     }
 
 
-def add_memory_option(parser):
-    """--return-memory, for `keep_memory`."""
+def add_output(parser, name):
+    """--output, by default the committed JSON."""
+    output = Path(__file__).parents[1] / "results" / f"{name}.json"
+    parser.add_argument("--output", type=Path, default=output)
+
+
+def add_options(parser, name):
+    """--output, and --return-memory for `keep_memory`."""
+    add_output(parser, name)
     parser.add_argument(
         "--return-memory",
         action="store_true",
@@ -155,8 +142,18 @@ def machine():
     }
 
 
+def print_rows(rows, *columns):
+    """Prints these columns of some rows as a table."""
+    lines = [columns, *([str(row[name]) for name in columns] for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    for line in lines:
+        cells = (cell.rjust(width) for cell, width in zip(line, widths))
+        print("  ".join(cells), flush=True)
+
+
 def write(path, document):
-    """Writes a document as JSON, a line for each of its "rows"; says so."""
+    """Writes a document and the machine as JSON, a line for each of the rows."""
+    document = {"machine": machine(), **document}
     lines = [f"  {json.dumps(row)}" for row in document["rows"]]
     head = {name: value for name, value in document.items() if name != "rows"}
     head = json.dumps(head, indent=1)[:-2]  # without the closing brace

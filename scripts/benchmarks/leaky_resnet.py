@@ -26,26 +26,30 @@ def norm_and_activation():
     return nn.BatchNorm(), nn.LeakyReLU(0.01)
 
 
+def body(channels, stride):
+    """The bottleneck's convolutions, with what is between them."""
+    return (
+        convolution(channels // 4),
+        *norm_and_activation(),
+        convolution(channels // 4, 3, stride),
+        *norm_and_activation(),
+        convolution(channels),
+    )
+
+
 class PreActivation(HybridBlock):
     """A bottleneck that normalizes and activates before each convolution."""
 
     def __init__(self, channels, stride, project):
         super().__init__()
         self.activated = sequence(*norm_and_activation())
-        self.body = sequence(
-            convolution(channels // 4),
-            *norm_and_activation(),
-            convolution(channels // 4, 3, stride),
-            *norm_and_activation(),
-            convolution(channels),
-        )
+        self.body = sequence(*body(channels, stride))
         self.shortcut = convolution(channels, 1, stride) if project else None
 
     def hybrid_forward(self, F, x):
         activated = self.activated(x)
-        return self.body(activated) + (
-            x if self.shortcut is None else self.shortcut(activated)
-        )
+        shortcut = x if self.shortcut is None else self.shortcut(activated)
+        return self.body(activated) + shortcut
 
 
 class PostActivation(HybridBlock):
@@ -53,17 +57,9 @@ class PostActivation(HybridBlock):
 
     def __init__(self, channels, stride, project):
         super().__init__()
-        self.body = sequence(
-            convolution(channels // 4),
-            *norm_and_activation(),
-            convolution(channels // 4, 3, stride),
-            *norm_and_activation(),
-            convolution(channels),
-            nn.BatchNorm(),
-        )
-        self.shortcut = None
-        if project:
-            self.shortcut = sequence(convolution(channels, 1, stride), nn.BatchNorm())
+        self.body = sequence(*body(channels, stride), nn.BatchNorm())
+        projection = convolution(channels, 1, stride), nn.BatchNorm()
+        self.shortcut = sequence(*projection) if project else None
         self.activation = nn.LeakyReLU(0.01)
 
     def hybrid_forward(self, F, x):
@@ -77,11 +73,11 @@ BLOCKS = {"pre-activation": PreActivation, "post-activation": PostActivation}
 def resnet50(arrangement):
     """The net, not initialized: 49 convolutions on the main path and a dense layer."""
     block = BLOCKS[arrangement]
-    body = [
+    blocks = [
         block(channels, stride if first else 1, project=first)
         for count, channels, stride in STAGES
         for first in [True] + [False] * (count - 1)
     ]
     stem = convolution(64, 7, 2), *norm_and_activation(), nn.MaxPool2D(3, 2, 1)
     last = norm_and_activation() if block is PreActivation else ()
-    return sequence(*stem, *body, *last, nn.GlobalAvgPool2D(), nn.Dense(10))
+    return sequence(*stem, *blocks, *last, nn.GlobalAvgPool2D(), nn.Dense(10))

@@ -2,9 +2,7 @@
 
     python scripts/benchmarks/plot_benchmarks.py  # all of scripts/results
 
-Draws benchmark_layer.json, benchmark_sizes.json, benchmark_net.json and
-benchmark_memory.json; benchmark_exchange.py draws its own. It needs matplotlib, and no
-MXNet: it must not know how anything is measured.
+It needs matplotlib, and no MXNet: it must not know how anything is measured.
 """
 
 import argparse
@@ -17,6 +15,7 @@ try:
 except ImportError:
     sys.exit("plot_benchmarks.py needs matplotlib: pip install matplotlib")
 matplotlib.use("Agg")
+from exchange_model import NETS
 from matplotlib import pyplot
 
 COLOURS = {
@@ -34,21 +33,28 @@ def distinct(rows, key):
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def bars(axis, groups, series, value, form="{:.0f}"):
-    """Groups of bars, one bar for each of a series; `value` may be None."""
+def bars(axis, rows, modes, key, series, value, form="{:.0f}"):
+    """For each mode a bar of each of a series, by this key of the rows."""
     width = 0.8 / len(series)
     for k, name in enumerate(series):
         shift = (k - (len(series) - 1) / 2) * width
-        values = [value(group, name) for group in groups]
-        places = [place for place, height in enumerate(values) if height is not None]
+        found = [find(rows, mode=mode, **{key: name}) for mode in modes]
+        places = [place for place, row in enumerate(found) if row]
+        heights = [value(found[place]) for place in places]
         positions = [place + shift for place in places]
-        heights = [values[place] for place in places]
         drawn = axis.bar(positions, heights, width, label=name, color=COLOURS[name])
         labels = [form.format(height) for height in heights]
         axis.bar_label(drawn, labels, fontsize=7, padding=1)
-    axis.set_xticks(range(len(groups)), groups)
+    axis.set_xticks(range(len(modes)), modes)
     axis.margins(y=0.12)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def panels(rows, columns, width, height, **more):
+    """A figure and its axes, of so many inches each."""
+    size = (width * columns, height * rows)
+    options = {"figsize": size, "squeeze": False, "layout": "constrained", **more}
+    return pyplot.subplots(rows, columns, **options)
 
 
 def finish(figure, axis, document, columns=4):
@@ -68,17 +74,14 @@ def finish(figure, axis, document, columns=4):
     )
 
 
+def select(rows, **wanted):
+    """The rows with these values."""
+    return [row for row in rows if all(row[k] == v for k, v in wanted.items())]
+
+
 def find(rows, **wanted):
     """The one row with these values, or None."""
-    for row in rows:
-        if all(row[key] == value for key, value in wanted.items()):
-            return row
-    return None
-
-
-def median(rows, scale=1.0, **wanted):
-    row = find(rows, **wanted)
-    return row and scale * row["median_ms"]
+    return next(iter(select(rows, **wanted)), None)
 
 
 def draw_layer(document):
@@ -86,24 +89,12 @@ def draw_layer(document):
     for row in rows:  # PyTorch has no modes
         row["mode"] = row["mode"].replace("eager", "static_shape")
     places, contexts = distinct(rows, "place"), distinct(rows, "contexts")
-    figure, axes = pyplot.subplots(
-        len(places),
-        len(contexts),
-        figsize=(6 * len(contexts), 3.2 * len(places)),
-        squeeze=False,
-        layout="constrained",
-    )
-    layers, modes = distinct(rows, "layer"), distinct(rows, "mode")
+    figure, axes = panels(len(places), len(contexts), 6, 3.2)
+    modes, layers = distinct(rows, "mode"), distinct(rows, "layer")
     for place, line in zip(places, axes):
         for count, axis in zip(contexts, line):
-            bars(
-                axis,
-                modes,
-                layers,
-                lambda mode, layer, place=place, count=count: median(
-                    rows, layer=layer, mode=mode, place=place, contexts=count
-                ),
-            )
+            here = select(rows, place=place, contexts=count)
+            bars(axis, here, modes, "layer", layers, lambda row: row["median_ms"])
             axis.set_title(f"{place}, contexts: {count}", fontsize=10)
         line[0].set_ylabel("forward + backward, ms")
     finish(figure, axes[-1][0], document)
@@ -112,11 +103,7 @@ def draw_layer(document):
 
 def draw_sizes(document):
     rows, keys = document["rows"], ("size", "batch", "dtype", "channels", "contexts")
-    cases = [dict(zip(keys, case)) for case in distinct_cases(rows, keys)]
-    layers = [
-        {"layer": layer, "place": place}
-        for layer, place in distinct_cases(rows, ("layer", "place"))
-    ]
+    cases, layers = distinct_parts(rows, *keys), distinct_parts(rows, "layer", "place")
     figure, axes = pyplot.subplots(
         1,
         3,
@@ -150,16 +137,19 @@ def draw_sizes(document):
     return figure
 
 
-def distinct_cases(rows, keys):
-    return dict.fromkeys(tuple(row[key] for key in keys) for row in rows)
+def distinct_parts(rows, *keys):
+    """The different values of these keys, as dicts."""
+    found = dict.fromkeys(tuple(row[key] for key in keys) for row in rows)
+    return [dict(zip(keys, values)) for values in found]
 
 
 def write_times(axis, rows, cases, layers):
     """Milliseconds as text, because small sizes and slow layers are dots near zero."""
     for column, layer in enumerate(layers):
         for place, case in enumerate(cases):
-            time = median(rows, direction="both", **layer, **case)
-            text = "-" if time is None else f"{time:.{0 if time >= 100 else 2}f}"
+            row = find(rows, direction="both", **layer, **case)
+            time = row and row["median_ms"]
+            text = f"{time:.{0 if time >= 100 else 2}f}" if row else "-"
             axis.text(column, place, text, ha="right", va="center", fontsize=9)
     axis.set_xlim(-0.8, len(layers) - 0.8)
     names = ["{layer}\n{place}".format(**layer) for layer in layers]
@@ -172,20 +162,12 @@ def write_times(axis, rows, cases, layers):
 def draw_net(document):
     rows = document["rows"]
     nets, layers = distinct(rows, "net"), distinct(rows, "layer")
-    figure, axes = pyplot.subplots(
-        1, len(nets), figsize=(6 * len(nets), 3.8), squeeze=False, layout="constrained"
-    )
+    figure, axes = panels(1, len(nets), 6, 3.8)
     for net, axis in zip(nets, axes[0]):
-        bars(
-            axis,
-            distinct(rows, "mode"),
-            layers,
-            lambda mode, layer, net=net: median(
-                rows, 1e-3, net=net, mode=mode, layer=layer
-            ),
-            "{:.2f}",
-        )
-        row = find(rows, net=net)
+        here = select(rows, net=net)
+        seconds = {"value": lambda row: 1e-3 * row["median_ms"], "form": "{:.2f}"}
+        bars(axis, here, distinct(rows, "mode"), "layer", layers, **seconds)
+        row = here[0]
         axis.set_title(
             f"{net}-ResNet-50, crop {row['crop']}, {row['batch']} images on each of "
             f"{row['contexts']} contexts",
@@ -199,32 +181,21 @@ def draw_net(document):
 def draw_memory(document):
     """Bars of activations, and curves of the first and last mode, at the last size."""
     last = document["rows"][-1]
-    rows = [row for row in document["rows"] if row["crop"] == last["crop"]]
-    rows = [row for row in rows if row["batch"] == last["batch"]]
+    rows = select(document["rows"], crop=last["crop"], batch=last["batch"])
     arrangements, modes = distinct(rows, "arrangement"), distinct(rows, "mode")
+    variants = distinct(rows, "variant")
     curves = list(dict.fromkeys([modes[0], modes[-1]]))
-    figure, axes = pyplot.subplots(
-        1 + len(curves),
-        len(arrangements),
-        figsize=(6 * len(arrangements), 3.5 * (1 + len(curves))),
-        sharey="row",
-        squeeze=False,
-        layout="constrained",
-    )
+    figure, axes = panels(1 + len(curves), len(arrangements), 6, 3.5, sharey="row")
     for arrangement, (upper, *lower) in zip(arrangements, zip(*axes)):
-        of_arrangement = [row for row in rows if row["arrangement"] == arrangement]
-
-        def activations(mode, variant, rows=of_arrangement):
-            row = find(rows, mode=mode, variant=variant)
-            return row and row["mxnet"]["after_forward_mb"]
-
-        bars(upper, modes, distinct(rows, "variant"), activations)
+        here = select(rows, arrangement=arrangement)
+        activations = {"value": lambda row: row["mxnet"]["after_forward_mb"]}
+        bars(upper, here, modes, "variant", variants, **activations)
         upper.set_title(
             f"ResNet-50, {arrangement}, batch {last['batch']}, crop {last['crop']}",
             fontsize=10,
         )
         for axis, mode in zip(lower, curves):
-            draw_curves(axis, [row for row in of_arrangement if row["mode"] == mode])
+            draw_curves(axis, select(here, mode=mode))
     axes[0][0].set_ylabel("after forward, MXNet's figure, MB")
     for axis in axes[1:, 0]:
         axis.set_ylabel("above before the step, MB")
@@ -236,9 +207,11 @@ def draw_memory(document):
 def draw_curves(axis, rows):
     """Memory over forward and backward of each variant in one mode."""
     for row in rows:
+        # Some results also have what the system says.
         for name, style in ("mxnet", "-"), ("resident", ":"):
-            curve, label = row[name]["curve_mb"], f"{row['variant']}, {name}"
-            axis.plot(curve, style, color=COLOURS[row["variant"]], label=label)
+            if name in row:
+                curve, label = row[name]["curve_mb"], f"{row['variant']}, {name}"
+                axis.plot(curve, style, color=COLOURS[row["variant"]], label=label)
     half = len(curve) / 2
     axis.axvline(half, color="black", linewidth=0.5)
     axis.set_xticks([half / 2, 3 * half / 2], ["forward", "backward"])
@@ -246,11 +219,32 @@ def draw_curves(axis, rows):
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def draw_exchange(document):
+    """The model of a step's exchanges, for each net over the number of processes."""
+    model = document["model"]
+    nets = distinct(model, "net")
+    figure, axes = pyplot.subplots(1, len(nets), figsize=(10, 4), sharey=True)
+    for axis, net in zip(axes, nets):
+        for link in distinct(model, "link"):
+            points = select(model, net=net, link=link)
+            ranks = [point["ranks"] for point in points]
+            times = [point["milliseconds"] for point in points]
+            axis.semilogx(ranks, times, "o-", base=2, label=link)
+        axis.set(title=f"{net}, {len(NETS[net])} layers", xlabel="processes")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("exchanges of one step, ms (model)")
+    axes[0].set_ylim(bottom=0)
+    axes[0].legend()
+    figure.tight_layout()
+    return figure
+
+
 FIGURES = {
     "benchmark_layer": draw_layer,
     "benchmark_sizes": draw_sizes,
     "benchmark_net": draw_net,
     "benchmark_memory": draw_memory,
+    "benchmark_exchange": draw_exchange,
 }
 
 

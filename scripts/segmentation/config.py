@@ -7,7 +7,7 @@ run may change those of `MAY_CHANGE` without leaving the path of the first run.
 import argparse
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from .checks import check_together, check_value, flag, shown
+from .checks import check_together, check_value, flag
 from .errors import UserError
 
 DATASETS = ("digits", "folder", "voc", "ade20k", "citys", "coco")
@@ -16,12 +16,13 @@ BACKBONES = (
     "resnet50", "resnet101", "resnet152",
     "resnest50", "resnest101", "resnest200", "resnest269", "xception",
 )  # fmt: skip
+NORMS = "syncbn", "bn"
 MAY_CHANGE = ("ctx", "data_root", "workers", "run_dir")
 
 
-def _option(default, text, choices=None, within=None):
-    """A field; `within` is the least and the greatest value of a number."""
-    meta = {"help": text, "choices": choices, "within": within, "kind": type(default)}
+def _option(default, text, choices=None, least=None):
+    """A field; `least` is the smallest value of a number."""
+    meta = {"help": text, "choices": choices, "least": least, "kind": type(default)}
     return field(default=default, metadata=meta)
 
 
@@ -31,23 +32,11 @@ class Config:
 
     dataset: str = _option("digits", "where the images come from", DATASETS)
     data_root: str = _option("", "folder of the data set (not for digits)")
-    num_classes: int = _option(0, "classes of --dataset folder", within=(0, 4096))
+    num_classes: int = _option(0, "classes of --dataset folder", least=0)
     class_names: str = _option("", "names of these classes, separated by commas")
-    ignore_label: int = _option(
-        255,
-        "label of --dataset folder that counts as unlabelled, beside 255",
-        within=(-(2**31), 2**31 - 1),
-    )
-    train_images: int = _option(
-        0,
-        "train on so many images; 0: all there are (digits: 600 scenes)",
-        within=(0, 10**9),
-    )
-    val_images: int = _option(
-        0,
-        "validate on so many images; 0: all there are (digits: 100 scenes)",
-        within=(0, 10**9),
-    )
+    ignore_label: int = _option(255, "another unlabelled value of --dataset folder")
+    train_images: int = _option(0, "train on so many; 0: all (digits: 600)", least=0)
+    val_images: int = _option(0, "validate on so many; 0: all (digits: 100)", least=0)
     model: str = _option("fastscnn", "GluonCV model", MODELS)
     backbone: str = _option(
         "resnet50",
@@ -57,94 +46,65 @@ class Config:
     pretrained: bool = _option(
         False, "start from GluonCV's ImageNet weights of the backbone (downloads them)"
     )
-    crop_size: int = _option(
-        96, "side of the square crop, a multiple of 32", within=(32, 8192)
-    )
-    min_scale: float = _option(
-        0.75, "smallest random scale of a training image", within=(0.01, 16)
-    )
-    max_scale: float = _option(
-        1.25, "largest random scale of a training image", within=(0.01, 16)
-    )
-    norm: str = _option(
-        "syncbn", "batch norm over all devices, or each by itself", ("syncbn", "bn")
-    )
+    crop_size: int = _option(96, "side of the square crop, a multiple of 32", least=32)
+    min_scale: float = _option(0.75, "smallest scale of training images", least=0.01)
+    max_scale: float = _option(1.25, "largest scale of training images", least=0.01)
+    norm: str = _option("syncbn", "batch norm of all devices or each", NORMS)
     ctx: str = _option("cpu", "kind of device", ("cpu", "gpu"))
     num_devices: int = _option(
         2,
         "devices; several CPU contexts are simulated devices that share one processor: "
         "they show what the layer computes, not a speed-up",
-        within=(1, 1024),
+        least=1,
     )
     hybridize: bool = _option(
         True, "compile the net with static_alloc and static_shape"
     )
-    epochs: int = _option(12, "times every training image is seen", within=(1, 10**6))
-    batch_size: int = _option(
-        8, "images of a step, over all devices", within=(1, 10**6)
-    )
+    epochs: int = _option(12, "times every training image is seen", least=1)
+    batch_size: int = _option(8, "images of a step, over all devices", least=1)
     lr: float = _option(
-        0.1, "peak learning rate; falls to 0 as (1 - t/T)^0.9", within=(1e-12, 1e6)
+        0.1, "peak learning rate; falls to 0 as (1 - t/T)^0.9", least=1e-12
     )
-    warmup_epochs: float = _option(1.0, "epochs of linear warm-up", within=(0, 10**6))
-    momentum: float = _option(0.9, "momentum of SGD", within=(0, 1))
-    weight_decay: float = _option(
-        1e-4, "weight decay (not of gamma, beta and biases)", within=(0, 1e6)
-    )
+    warmup_epochs: float = _option(1.0, "epochs of linear warm-up", least=0)
+    momentum: float = _option(0.9, "momentum of SGD", least=0)
+    weight_decay: float = _option(1e-4, "weight decay of convolutions", least=0)
     head_lr_mult: float = _option(
-        1.0, "learning rate of the heads over the backbone's", within=(1e-12, 1e6)
+        1.0, "learning rate of the heads over the backbone's", least=1e-12
     )
     aux_weight: float = _option(
-        0.2,
-        "weight of the auxiliary head's loss (fcn, pspnet, deeplabv3*)",
-        within=(0, 1e6),
+        0.2, "weight of the auxiliary head's loss (fcn, pspnet, deeplabv3*)", least=0
     )
-    seed: int = _option(0, "seed of everything random", within=(0, 2**31 - 1))
-    workers: int = _option(
-        0, "threads that load the next batch; 0: load in line", within=(0, 1024)
-    )
+    seed: int = _option(0, "seed of everything random", least=0)
+    workers: int = _option(0, "threads that load batches; 0: load in line", least=0)
     run_dir: str = _option("", "run folder; default runs/DATASET-MODEL-NORM")
 
     @classmethod
     def add_arguments(cls, parser):
         """Add an option for each field; only those given reach the namespace."""
         for item in fields(cls):
-            name = "--" + item.name.replace("_", "-")
-            text, kind = item.metadata["help"], item.metadata["kind"]
+            name, known = flag(item.name), item.metadata
             default = "" if item.default == "" else f" (default: {item.default})"
-            options = {"default": argparse.SUPPRESS, "help": text + default}
-            if kind is bool:
-                off = {"dest": item.name, "action": "store_false"}
+            options = {"default": argparse.SUPPRESS, "help": known["help"] + default}
+            if known["kind"] is bool:
                 parser.add_argument(name, action="store_true", **options)
+                off = {"dest": item.name, "action": "store_false"}
                 parser.add_argument(
                     f"--no-{name[2:]}", **off, default=argparse.SUPPRESS
                 )
-            elif item.metadata["choices"]:
-                parser.add_argument(name, choices=item.metadata["choices"], **options)
+            elif known["choices"]:
+                parser.add_argument(name, choices=known["choices"], **options)
             else:
-                metavar = {int: "N", float: "X", str: "TEXT"}[kind]
-                parser.add_argument(name, type=kind, metavar=metavar, **options)
-
-    def arguments(self):
-        """The command line that gives these settings."""
-        given = []
-        for item in fields(self):
-            value, name = getattr(self, item.name), flag(item.name)
-            if item.metadata["kind"] is bool:
-                given.append(name if value else f"--no-{name[2:]}")
-            else:
-                given.append(f"{name}={value}")
-        return given
+                metavar = {int: "N", float: "X", str: "TEXT"}[known["kind"]]
+                options.update(type=known["kind"], metavar=metavar)
+                parser.add_argument(name, **options)
 
     @classmethod
     def from_dict(cls, values):
         """The settings in `values`; a key or a value that is not ours is an error."""
-        if not isinstance(values, dict):
-            raise UserError(f"The settings are {shown(values)}, but must be a table.")
         known = {item.name: item.metadata for item in fields(cls)}
         for name, value in values.items():
             if name not in known:
-                raise UserError(f"The setting {shown(name)} is unknown.")
+                raise UserError(f"The setting {name!r} is unknown.")
             check_value(name, value, known[name])
         return cls(**values).validated()
 

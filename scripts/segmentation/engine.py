@@ -66,12 +66,11 @@ class Engine:
         loss = SegmentationLoss(output_weights(config), config.crop_size)
         main_loss = SegmentationLoss((1.0,), config.crop_size)
         self.criterion = ParallelCriterion(loss, self.net)
-        self.judge = ParallelCriterion(
-            lambda output, *others: (
-                output.argmax(axis=1), main_loss(output, others[-1])
-            ),
-            self.net,
-        )  # fmt: skip
+
+        def judge(output, *others):
+            return output.argmax(axis=1), main_loss(output, others[-1])
+
+        self.judge = ParallelCriterion(judge, self.net)
         options = {"momentum": config.momentum, "wd": config.weight_decay}
         options["learning_rate"] = config.lr
         self.trainer = distributed.Trainer(net, "sgd", options)

@@ -5,7 +5,6 @@ keeps its traceback.
 """
 
 import argparse
-import os
 import signal
 import sys
 
@@ -25,35 +24,17 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"On the command line, {message} (see --help).")
 
 
-def _last_words(error):
-    """The message of an MXNetError without MXNet's own native stack trace."""
-    text = str(error).split("Stack trace:")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].replace("MXNetError: ", "") if lines else "MXNet gave no reason"
-
-
 def exit_code(work, *args):
     """Run `work(*args)`; return 0, 2 for a user's mistake or 130 for an interrupt."""
     # A script that a shell has started in the background would ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        try:
-            work(*args)
-        finally:
-            if sys.stdout:  # None where it was closed
-                sys.stdout.flush()
+        work(*args)
         return 0
     except UserError as error:
-        message = " ".join(str(error).split())
-    except RuntimeError as error:
-        if type(error).__name__ != "MXNetError":  # MXNet is slow to import: not here
-            raise
-        message = _last_words(error)
-    except OSError as error:  # a full disk or a closed pipe behind the output, mostly
-        name = f" ({error.filename})" if error.filename else ""
-        message = f"The system reports: {error.strerror or error}{name}."
-        # Text that could not be printed would fail again, with a traceback, at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        message = error
+    except OSError as error:  # a name that is too long, a folder of someone else's
+        message = f"The system reports: {error}."
     except KeyboardInterrupt as error:  # its text is the command that continues
         text = "interrupted: the checkpoints written so far are whole"
         print(f"{text}; `{error}` continues" if str(error) else text, file=sys.stderr)

@@ -5,6 +5,7 @@ GluonCV's `norm_layer` and `norm_kwargs` do not reach.
 """
 
 import contextlib
+import importlib
 import io
 
 import mxnet as mx
@@ -54,17 +55,15 @@ def build_model(config, num_classes, contexts, weights=None):
 
 
 def _construct(config, num_classes, contexts, pretrained):
-    path = _KINDS[config.model][0].split(".")
-    options = {"crop_size": config.crop_size, "ctx": contexts}
-    options["pretrained_base"] = pretrained
-    if config.model == "fastscnn":
-        options["aux"] = False
-    else:
-        options["backbone"] = config.backbone
+    module, kind = _KINDS[config.model][0].split(".")
+    options = {"aux": False}
+    if config.model != "fastscnn":
+        options = {"backbone": config.backbone}
+    options.update(crop_size=config.crop_size, ctx=contexts, pretrained_base=pretrained)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            module = __import__(f"gluoncv.model_zoo.{path[0]}", fromlist=path[1:])
-            return getattr(module, path[1])(num_classes, **options)
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints its crop size
+            module = importlib.import_module(f"gluoncv.model_zoo.{module}")
+            return getattr(module, kind)(num_classes, **options)
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
@@ -84,10 +83,8 @@ def _set_multipliers(net, config):
 
 def parameters(net):
     """Parameters by structural name, which is the same with either kind of norm."""
-    found = net._collect_params_with_prefix()
-    return {
-        name: found[name].data(found[name].list_ctx()[0]).asnumpy() for name in found
-    }
+    found = net._collect_params_with_prefix().items()
+    return {name: parameter.list_data()[0].asnumpy() for name, parameter in found}
 
 
 def set_parameters(net, weights):

@@ -5,7 +5,7 @@ colour in all of them.
 """
 
 import io
-import math
+import textwrap
 
 import matplotlib
 import numpy as np
@@ -53,59 +53,39 @@ def _save(figure, path):
     write_atomically(path, buffer.getbuffer())
 
 
-def _short(text, length):
-    return text if len(text) <= length else text[: length - 1] + "\u2026"
-
-
-def _names(classes):
-    """Names that fit a legend: ADE20K's list synonyms after a comma."""
-    return [_short(name.split(",")[0], 20) for name in classes]
-
-
-def _legend(figure, classes, shown, columns):
-    """A legend of the classes in `shown` under the pictures; its height in inches."""
+def _legend(figure, classes, shown):
+    """The classes in `shown` below the pictures; ADE20K's names have synonyms."""
     colours = palette(len(classes)) / 255
-    handles = [
-        Patch(facecolor=colours[k], edgecolor="0.6", label=classes[k])
-        for k in shown
-        if k >= 0
-    ]
-    if -1 in shown:
-        handles.append(Patch(facecolor="white", edgecolor="0.6", label="unlabelled"))
-    figure.legend(
-        handles=handles, loc="lower center", ncol=columns, frameon=False, fontsize=9
-    )
+    names = {k: textwrap.shorten(classes[k].split(",")[0], 20) for k in shown if k >= 0}
+    entries = [(colours[k], name) for k, name in names.items()]
+    entries += [("white", "unlabelled")] * (-1 in shown)
+    handles = [Patch(facecolor=c, edgecolor="0.6", label=name) for c, name in entries]
+    longest = max(len(name) for _, name in entries)
+    columns = int(figure.get_figwidth() / (0.55 + 0.085 * longest))
+    options = {"ncol": max(1, columns), "frameon": False, "fontsize": 9}
+    figure.legend(handles=handles, loc="outside lower center", **options)
 
 
 def _grid(rows, titles, classes, shown, heading):
     """Rows of pictures of one shape, with titles above and a legend below."""
-    classes = _names(classes)
     height, width = rows[0][0].shape[:2]
-    cell = 2.6 if len(rows) > 1 else 3.6
-    wide = cell * max(1.0, min(2.0, width / height))
-    tall = wide * height / width
-    longest = max([len(classes[k]) for k in shown if k >= 0] + [len("unlabelled")])
-    total = wide * len(titles) + 0.3
-    columns = max(1, min(len(shown), int(total / (0.55 + 0.085 * longest))))
-    foot = 0.25 + 0.22 * math.ceil(len(shown) / columns)
-    head = 0.68
-    size = (total, tall * len(rows) + 0.12 * len(rows) + foot + head)
-    figure, axes = plt.subplots(len(rows), len(titles), figsize=size, squeeze=False)
-    figure.subplots_adjust(
-        left=0.15 / size[0], right=1 - 0.15 / size[0],
-        bottom=foot / size[1], top=1 - head / size[1], wspace=0.04, hspace=0.05,
+    wide = (2.6 if len(rows) > 1 else 3.6) * max(1.0, min(2.0, width / height))
+    lines = 1 + len(shown) // 5  # of the legend, about
+    tall = wide * height / width * len(rows) + 0.7 + 0.22 * lines
+    figure, axes = plt.subplots(
+        len(rows), len(titles), figsize=(wide * len(titles), tall), squeeze=False,
+        layout="constrained",
     )  # fmt: skip
     for row, pictures in zip(axes, rows):
         for axis, picture in zip(row, pictures):
             axis.imshow(picture, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
-            for spine in axis.spines.values():
-                spine.set_edgecolor("0.75")
+            axis.spines[:].set_edgecolor("0.75")
     for axis, title in zip(axes[0], titles):
         axis.set_title(title, fontsize=11)
-    figure.suptitle(heading, fontsize=12, y=1 - 0.12 / size[1], va="top")
-    _legend(figure, classes, shown, columns)
+    figure.suptitle(heading, fontsize=12)
+    _legend(figure, classes, shown)
     return figure
 
 

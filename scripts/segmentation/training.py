@@ -5,7 +5,6 @@ Called by train_segmentation.py, which holds the run folder's lock.
 
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import mxnet as mx
@@ -48,7 +47,7 @@ def run(config, former, stop_after):
     engine = Engine(net, contexts, config, batches.count, len(classes))
     if former:
         engine.set_momenta(former.momenta)
-    this = Run(engine, batches, val_batches, classes, distributed.rank() == 0)
+    this = Run(engine, batches, val_batches, classes, former.log if former else [])
     if this.writes:
         this.prepare_folder()
         print(
@@ -56,43 +55,34 @@ def run(config, former, stop_after):
             f"{config.norm} on {distributed.size()} x {config.num_devices} x "
             f"{config.ctx}, {batches.count} steps an epoch; run folder {this.folder}"
         )
-    log, first = (list(former.log), former.epoch) if former else ([], 0)
+    end = min(config.epochs, stop_after or config.epochs)
     with gluon_syncbn.Monitor(engine.net, engine.trainer) as monitor:
-        for epoch in range(first, min(config.epochs, stop_after or config.epochs)):
-            waits = this.epoch(epoch, monitor, log)
+        for epoch in range(len(this.log), end):
+            waits = this.epoch(epoch, monitor)
     if this.writes:
         print(f"In the last epoch, devices {waits}: {waits.hint}.")
-        this.draw(log)
-        this.finish(log)
+        this.finish()
 
 
-@dataclass
 class Run:
-    """An engine with its data and its folder."""
+    """An engine with its data, its log and its folder; rank 0 writes for all."""
 
-    engine: Engine
-    batches: Batches
-    val_batches: Batches
-    classes: tuple
-    writes: bool  # rank 0 writes for all processes
+    def __init__(self, engine, batches, val_batches, classes, log):
+        self.engine, self.config = engine, engine.config
+        self.batches, self.val_batches = batches, val_batches
+        self.classes, self.log = classes, list(log)
+        self.folder = Path(self.config.run_dir)
+        self.writes = distributed.rank() == 0
 
-    @property
-    def config(self):
-        return self.engine.config
-
-    @property
-    def folder(self):
-        return Path(self.config.run_dir)
-
-    def epoch(self, epoch, monitor, log):
-        """Train, evaluate and save; append to the log, return what devices wait for."""
+    def epoch(self, epoch, monitor):
+        """Train, evaluate, log and save; return what devices have waited for."""
         started = time.perf_counter()
         monitor.report()
         loss, images = self.train_epoch(monitor, epoch)
         waits = monitor.report()
         val_loss, confusion = self.engine.evaluate(self.val_batches.epoch(0))
-        best = max((entry["mean_iou"] for entry in log), default=-1.0)
-        log.append(
+        best = max((entry["mean_iou"] for entry in self.log), default=-1.0)
+        self.log.append(
             {
                 "epoch": epoch + 1,
                 "images": images,
@@ -107,7 +97,7 @@ class Run:
             }
         )
         if self.writes:
-            self.save(log, is_best=log[-1]["mean_iou"] > best)
+            self.save(is_best=self.log[-1]["mean_iou"] > best)
         return waits
 
     def train_epoch(self, monitor, epoch):
@@ -131,56 +121,45 @@ class Run:
         self.engine.settle()
         return total / images, images
 
-    def save(self, log, is_best):
-        net = self.engine.net
+    def save(self, is_best):
+        values, momenta = parameters(self.engine.net), self.engine.momenta()
         state = checkpoint.Checkpoint(
-            self.config, self.classes, len(log), log, parameters(net),
-            self.engine.momenta(),
-        )  # fmt: skip
-        if is_best:
-            checkpoint.save(self.folder / "best.npz", state)
-        checkpoint.save(self.folder / "last.npz", state)
-        write_json(self.folder / "log.json", log)
+            self.config, self.classes, len(self.log), self.log, values, momenta
+        )
+        for name in ("best.npz", "last.npz") if is_best else ("last.npz",):
+            checkpoint.save(self.folder / name, state)
+        write_json(self.folder / "log.json", self.log)
         print(
             "epoch {epoch}: loss {train_loss:.4f}, validation loss {val_loss:.4f}, "
             "pixel accuracy {pixel_accuracy:.3f}, mIoU {mean_iou:.3f}, "
-            "{seconds:.1f} s".format(**log[-1]),
+            "{seconds:.1f} s".format(**self.log[-1]),
             flush=True,
         )
 
     def prepare_folder(self):
         """Write the settings, and a few images for predict.py."""
         write_json(self.folder / "config.json", self.config.to_dict())
-        for row, index in enumerate(self.shown_images()):
-            image, _ = self.val_batches.view(0, index)
+        for row, (image, _) in enumerate(self.shown_views()):
             write_png(self.folder / f"sample_{row}.png", Image.fromarray(image))
 
-    def shown_images(self):
-        """Indices of a few images spread over the validation set."""
+    def shown_views(self):
+        """A few images with their labels, spread over the validation set."""
         count = self.val_batches.images
         rows = min(PANEL_ROWS, count)
-        return [row * count // rows for row in range(rows)]
+        return [self.val_batches.view(0, row * count // rows) for row in range(rows)]
 
-    def draw(self, log):
-        """The curves, and a panel of a few validation images."""
-        config = self.config
+    def finish(self):
+        """Draw the curves and a panel of a few validation images; print the table."""
+        config, views, last = self.config, self.shown_views(), self.log[-1]
         heading = (
             f"{config.model} on {config.dataset}, {config.norm}, "
             f"{config.num_devices} x {config.ctx}"
         )
-        report.save_curves(self.folder / "curves.png", log, heading)
-        views = [self.val_batches.view(0, index) for index in self.shown_images()]
+        report.save_curves(self.folder / "curves.png", self.log, heading)
         prediction, _ = self.engine.predict(*self.val_batches.assemble(views))
         samples = [(image, truth, p) for (image, truth), p in zip(views, prediction)]
-        heading += f": epoch {log[-1]['epoch']}, mIoU {log[-1]['mean_iou']:.3f}"
+        heading += f": epoch {last['epoch']}, mIoU {last['mean_iou']:.3f}"
         report.save_panel(self.folder / "panel.png", samples, self.classes, heading)
-
-    def finish(self, log):
-        print("\n" + report.table(log) + "\n")
-        names = {
-            "curves.png": "curves",
-            "panel.png": "panel",
-            "best.npz": "best checkpoint",
-        }
-        for name, what in names.items():
-            print(f"{what + ':':17s}{self.folder / name}")
+        print("\n" + report.table(self.log) + "\n")
+        for name in "curves.png", "panel.png", "best.npz":
+            print(self.folder / name)

@@ -119,6 +119,7 @@ struct gluon_syncbn_step {
   const char** keys;
   int num_keys;
   void* token;
+  int64_t* errors_seen;
   int* verdict;
 };
 
@@ -131,7 +132,7 @@ SYNCBN_EXPORT void* gluon_syncbn_commit_step(const gluon_syncbn_step* step) {
                               step->running_statistics + step->num_running_statistics);
     return new syncbn::StepCommit(Groups(step->gradients, step->sizes, step->num_groups),
                                   std::move(statistics), step->token, std::move(histories),
-                                  step->verdict);
+                                  {step->errors_seen, step->verdict});
   });
 }
 
@@ -208,7 +209,7 @@ SYNCBN_EXPORT int gluon_syncbn_fail_all(const char* text, int everywhere) {
 SYNCBN_EXPORT int gluon_syncbn_reset_all() {
   return CatchAll([&] {
     Registry::Get().ResetAll();
-    syncbn::ForgetOperatorError();
+    syncbn::NoteRecovery();
     if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Reset();
   });
 }

@@ -91,10 +91,10 @@ void EndOrWatchOn(void* /*run_context*/, void* parameter) {
   }
 }
 
-std::mutex first_error_mutex;
-std::string& FirstError() {
-  static auto* const text = new std::string;  // operators may outlive static destructors
-  return *text;
+std::mutex errors_mutex;
+OperatorErrors& Errors() {
+  static auto* const errors = new OperatorErrors;  // operators may outlive static destructors
+  return *errors;
 }
 
 void WatchOn(Watch* watch) {
@@ -104,20 +104,21 @@ void WatchOn(Watch* watch) {
 
 }  // namespace
 
-std::string FirstOperatorError() {
-  std::lock_guard<std::mutex> lock(first_error_mutex);
-  return FirstError();
+OperatorErrors GetOperatorErrors() {
+  std::lock_guard<std::mutex> lock(errors_mutex);
+  return Errors();
 }
 
-void ForgetOperatorError() {
-  std::lock_guard<std::mutex> lock(first_error_mutex);
-  FirstError().clear();
+void NoteRecovery() {
+  std::lock_guard<std::mutex> lock(errors_mutex);
+  Errors().before_recovery = Errors().count;
 }
 
 void FailOperator(NDArray array, const std::string& text) {
   {
-    std::lock_guard<std::mutex> lock(first_error_mutex);
-    if (FirstError().empty()) FirstError() = text;
+    std::lock_guard<std::mutex> lock(errors_mutex);
+    ++Errors().count;
+    Errors().latest = text;
   }
   Delivery::Get()->Begin();
   if (PushError(array.Handle(), text) != 0) {

@@ -1,6 +1,7 @@
 // Turns C++ exceptions in callbacks into errors of MXNet.
 // Who uses it: custom_op.cc wraps every callback in it.
 #pragma once
+#include <cstdint>
 #include <exception>
 #include <string>
 #include <utility>
@@ -30,9 +31,14 @@ int Callback(const Body& body) {
 // for the operators that have failed before.
 void FailOperator(NDArray array, const std::string& text);
 
-// The text of the first operator that failed since ForgetOperatorError; empty without one.
-std::string FirstOperatorError();
-void ForgetOperatorError();
+// Operators that have failed in this process, those among them before the latest recovery, and the
+// text of the latest one.
+struct OperatorErrors {
+  int64_t count = 0, before_recovery = 0;
+  std::string latest;
+};
+OperatorErrors GetOperatorErrors();
+void NoteRecovery();
 
 // To be called once, before there is any operator.
 void ReserveErrors();

@@ -6,6 +6,7 @@
 // written. So an update must not depend on an error that somebody can read before the update.
 #include "mxnet/commit.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -15,7 +16,7 @@ namespace syncbn {
 
 struct StepCommit::Step {
   std::vector<std::shared_ptr<RunningHistory>> layers;
-  int* verdict;
+  StepNumbers numbers;
   bool is_computed = false;  // all gradients, without an error
   std::string error;         // of a dropped step
 };
@@ -34,19 +35,22 @@ void StepCommit::NoteComputed(void* /*run_context*/, void* step) {
   Get<Step>(step)->is_computed = true;
 }
 
-// An error that a read has cleared leaves no trace in the gradients, but that an operator has failed
-// is known until recover().
+// An error that a read has cleared leaves no trace in the gradients, but operators that have failed
+// are counted.
 void StepCommit::Decide(void* /*run_context*/, void* parameter) {
   Step* const step = Get<Step>(parameter);
-  std::string reason = FirstOperatorError();
-  if (reason.empty() && !step->is_computed) reason = "an operator of MXNet's has failed";
-  if (reason.empty()) {
+  const OperatorErrors errors = GetOperatorErrors();
+  const bool has_failed =
+      errors.count > std::max(*step->numbers.errors_seen, errors.before_recovery);
+  *step->numbers.errors_seen = errors.count;
+  if (step->is_computed && !has_failed) {
     for (const auto& layer : step->layers) layer->Commit();
-    *step->verdict = kWhole;
+    *step->numbers.verdict = kWhole;
     return;
   }
-  step->error = Concat("this training step was dropped, and parameters keep their values: ", reason);
-  *step->verdict = kDropped;
+  step->error = Concat("this training step was dropped, and parameters keep their values: ",
+                       has_failed ? errors.latest : "an operator of MXNet's has failed");
+  *step->numbers.verdict = kDropped;
   throw dmlc::Error(step->error);
 }
 
@@ -56,10 +60,10 @@ void StepCommit::ThrowIfDropped(void* /*run_context*/, void* parameter) {
 }
 
 StepCommit::StepCommit(std::vector<Arrays> groups, Arrays running_statistics, NDArrayHandle token,
-                       std::vector<std::shared_ptr<RunningHistory>> layers, int* verdict)
+                       std::vector<std::shared_ptr<RunningHistory>> layers, StepNumbers numbers)
     : step_(std::make_shared<Step>()) {
   step_->layers = std::move(layers);
-  step_->verdict = verdict;
+  step_->numbers = numbers;
   Arrays gradients;
   for (const Arrays& group : groups) gradients.insert(gradients.end(), group.begin(), group.end());
   Push(NoteComputed, std::move(gradients), {token}, kCPUPrioritized);

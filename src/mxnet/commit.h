@@ -14,16 +14,21 @@ enum Verdict { kUndecided = 0, kWhole = 1, kDropped = 2 };
 
 using Arrays = std::vector<NDArrayHandle>;
 
+// Numbers that live in Python, at least until the step is decided.
+struct StepNumbers {
+  int64_t* errors_seen;  // operators that had failed when the trainer's step before was decided
+  int* verdict;
+};
+
 // A step whose gradients are queued, and whose update is about to be.
 class StepCommit {
  public:
   // Queues operations that decide, once all gradients are computed, whether the step is whole. If an
-  // operator of ours has failed, or a gradient carries an error, what reads the gradients is
-  // skipped; else the histories of `layers` are committed. Each of `groups` of gradients gets an
-  // error of its own. `token` is any small array, ready once the step is decided; `verdict` has to
-  // live until then.
+  // operator of ours has failed since the step before, or a gradient carries an error, what reads
+  // the gradients is skipped; else the histories of `layers` are committed. Each of `groups` of
+  // gradients gets an error of its own. `token` is any small array, ready once that is decided.
   StepCommit(std::vector<Arrays> groups, Arrays running_statistics, NDArrayHandle token,
-             std::vector<std::shared_ptr<RunningHistory>> layers, int* verdict);
+             std::vector<std::shared_ptr<RunningHistory>> layers, StepNumbers numbers);
 
   // Queues operations after the update: whoever reads these arrays of a dropped step waits until
   // all updates of the array's group are skipped, and gets an error that the updates do not share.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks import benchmark_exchange
+from benchmarks import exchange_model
 from support.helpers import ROOT, run_tool
 
 pytestmark = [
@@ -59,16 +59,16 @@ def test_native(sanitizer, tmp_path):
     assert "100% tests passed" in output and "test_collective" in output
     if not sanitizer:
         check_model_of_exchanges(run_tool(build / "test_many_ranks", "--count"))
-        check_parts_on_the_emulated_gpu(build, tmp_path / "out")
+        check_all_parts_on_the_emulated_gpu(build, tmp_path / "out")
 
 
 def check_model_of_exchanges(counted):
-    """The model of benchmark_exchange.py has the real rounds and messages."""
+    """The model of exchange_model.py has the real rounds and messages."""
     ranks = [list(map(int, line.split())) for line in counted.splitlines()]
     assert [row[0] for row in ranks if row[0] in (64, 256, 1024)] == [64, 256, 1024]
     for size, rounds, messages in ranks:
-        assert rounds == benchmark_exchange.rounds(size), size
-        assert messages == benchmark_exchange.messages(size), size
+        assert rounds == exchange_model.rounds(size), size
+        assert messages == exchange_model.messages(size), size
 
 
 def check_gpu(build, out, **variables):
@@ -87,15 +87,13 @@ def check_gpu(build, out, **variables):
     return done.returncode, done.stdout
 
 
-def check_parts_on_the_emulated_gpu(build, out):
-    """All parts but the sanitizers, which are for real GPUs' code."""
-    parts = "build kernels layer benchmark"
-    status, output = check_gpu(build, out, PARTS=parts)
+def check_all_parts_on_the_emulated_gpu(build, out):
+    status, output = check_gpu(build, out)
     assert status == 0, output[-3000:]
     assert output.splitlines()[-1] == (
-        "== passed: configure build kernels benchmark; left out: layer; FAILED: none"
+        "== passed: configure build kernels benchmark; "
+        "left out: layer memcheck racecheck synccheck initcheck; FAILED: none"
     )
-    assert "== kernels (2 of 4); then: layer benchmark\n" in output
     document = json.loads((out / "benchmark_gpu.json").read_text())
     assert document["machine"]["gpu"] == "an emulated GPU"
     assert len(document["rows"]) == 4
@@ -103,23 +101,7 @@ def check_parts_on_the_emulated_gpu(build, out):
     assert "| (2, 8, 6, 6) | float16 | channels-last | " in table and table in output
 
 
-def test_check_gpu_tells_what_failed(tmp_path):
-    none = tmp_path / "none"
-    status, output = check_gpu(none, tmp_path, PARTS="kernels sanitizers")
-    assert status == 1
-    assert "test_cuda_kernels is not built: run the part build first" in output
-    assert output.splitlines()[-1].endswith(
-        "FAILED: test_cuda_kernels test_cuda_kernels"
-    )
-
-
-def test_check_gpu_tells_what_it_expects(tmp_path):
-    status, output = check_gpu(tmp_path / "none", tmp_path, PARTS="build test")
-    assert status == 2
-    names = "build kernels layer sanitizers benchmark"
-    assert output == f'PARTS="build test": expected some of "{names}"\n'
-    status, output = check_gpu(tmp_path / "none", tmp_path, PARTS=" ")
-    assert status == 2 and output.startswith('PARTS=" " names no part: expected some')
+def test_check_gpu_needs_a_gpu(tmp_path):
     if shutil.which("nvidia-smi") is None:
         status, output = check_gpu(tmp_path / "none", tmp_path, EMULATED="")
         assert status == 2 and output.startswith("nvidia-smi finds no GPU here; ")

@@ -32,7 +32,6 @@ WAYS = "allow_plain_loop", "map", "make_parallel"
 @pytest.mark.timeout(100 + 10 * REPEAT)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_failed_step_changes_nothing(way, ctrl_c):
-    gluon_syncbn.set_timeout(0.3)
     kinds = [kind for kind in KINDS if (kind, way) != ("absent", "make_parallel")]
     outcomes, expected = collections.Counter(), {}
     for seed in range(9 * REPEAT):
@@ -44,7 +43,6 @@ def test_a_failed_step_changes_nothing(way, ctrl_c):
 @pytest.mark.timeout(100 + 10 * REPEAT)
 def test_a_run_with_many_failures_equals_one_without(ctrl_c):
     """GLUON_SYNCBN_REPEAT=250 for a thousand failures."""
-    gluon_syncbn.set_timeout(0.3)
     setting = "map", "static_shape", "eight layers", "adam", ("device", False)
     soak(setting, 4 * REPEAT, KINDS)
 
@@ -52,7 +50,6 @@ def test_a_run_with_many_failures_equals_one_without(ctrl_c):
 RANKS = """
 import collections
 from support.failed_steps import await_ranks, check_failure
-gluon_syncbn.set_timeout(1)
 outcomes, expected = collections.Counter(), {}
 for seed in range(int(sys.argv[1])):
     kinds = ["exception", "absent", "ended"]

@@ -1,6 +1,5 @@
 """Loops as GluonCV's training scripts have them, on two CPU contexts."""
 
-import sys
 from functools import partial
 
 import mxnet as mx
@@ -21,23 +20,6 @@ from gluoncv.model_zoo.yolo import darknet, yolo3  # noqa: E402
 from gluoncv.utils import parallel  # noqa: E402
 
 CONTEXTS, CLASSES, SIZE = cpus(2), 4, 32
-
-
-@pytest.fixture
-def installed():
-    """Installs our classes for GluonCV's, and restores every module afterwards."""
-    classes = parallel.DataParallelModel, parallel.DataParallelCriterion
-    classes += (mx.gluon.contrib.nn.SyncBatchNorm,)
-    former = [
-        (module, name, value)
-        for module in list(sys.modules.values())
-        for name, value in list(getattr(module, "__dict__", {}).items())
-        if any(value is one for one in classes)
-    ]
-    gluon_syncbn.gluoncv.install()
-    yield
-    for module, name, value in former:
-        setattr(module, name, value)
 
 
 @pytest.fixture
@@ -104,7 +86,8 @@ def test_segmentation_script(model, installed, thin_backbone):
     plain = segmentation_net(model, nn.BatchNorm)
     ours = segmentation_net(model, mx.gluon.contrib.nn.SyncBatchNorm, num_devices=2)
     same_parameters(plain, ours)
-    rows = [4, 3, 2]  # of which later losses tell whether parameters have moved alike
+    # Later losses tell whether parameters moved alike; of one row cpu(1) gets none.
+    rows = [4, 3, 1, 2]
     expected = train_segmentation(plain, CONTEXTS[:1], rows)
     results = train_segmentation(ours, CONTEXTS, rows)
     for result, right in zip(results, expected):
@@ -133,6 +116,39 @@ def test_contexts_left_out_and_one_context(installed):
     assert parallel.DataParallelCriterion(loss)(y, y).shape == (2,)
     (losses,) = parallel.DataParallelCriterion(loss, CONTEXTS[:1])(((y,),), y)
     assert losses.shape == (2,)
+
+
+def test_contexts_without_rows_are_skipped(installed):
+    contexts, rng = cpus(3), np.random.default_rng(3)
+    net = nn.HybridSequential()
+    net.add(SyncBatchNorm(in_channels=2), nn.Dense(1, in_units=2))
+    net.initialize()
+    model = parallel.DataParallelModel(net, contexts)
+    criterion = parallel.DataParallelCriterion(gluon.loss.L2Loss(), contexts)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="device")
+    for rows in (6, 2, 1):
+        x = mx.nd.array(rng.normal(size=(rows, 2)))
+        with autograd.record():
+            losses = criterion(model(x), mx.nd.zeros((rows, 1)))
+        autograd.backward(losses)
+        assert [loss.context for loss in losses] == contexts[:rows]
+        for gradient in net[1].weight.list_grad()[rows:]:
+            assert not gradient.asnumpy().any()
+        trainer.step(rows)
+        check_replicas(net)
+    assert [y.shape for (y,) in model(x)] == [(1, 1)]  # outside of training
+
+
+def test_gradients_that_are_added_up_stay_where_a_context_has_no_row(installed):
+    net = nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One())
+    model = parallel.DataParallelModel(net, CONTEXTS)
+    net.collect_params().setattr("grad_req", "add")
+    for rows in (2, 1):
+        with autograd.record():
+            outputs = model(mx.nd.ones((rows, 2)))
+        autograd.backward([y for (y,) in outputs])
+    assert [grad.asscalar() for grad in net.bias.list_grad()] == [2, 1]
 
 
 def test_names_that_a_script_has_imported_are_replaced():

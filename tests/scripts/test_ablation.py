@@ -13,25 +13,33 @@ import pytest
 from support.helpers import PATH, ROOT
 
 pytest.importorskip("gluoncv", reason="the ablation trains GluonCV's nets")
-from ablation import figures, grid, one_run, plan, results
-from ablation.jobs import left_over, time_left
+from ablation import figures, one_run, plan, results
+from ablation.jobs import left_over
+from ablation.process import make_engine
 from segmentation.config import Config
 from segmentation.data import Batches, open_split
 from segmentation.devices import open_contexts
-from segmentation.engine import Engine
 from segmentation.errors import UserError
 from segmentation.models import build_model, parameters
 
 pytestmark = pytest.mark.timeout(280)
 
-PROGRAM = [sys.executable, str(ROOT / "scripts/ablation.py"), "--quick"]
-TINY = ["--seeds", "1", "--epochs", "2", "--train-images", "6", "--eval-images", "4"]
-TINY += ["--crop-size", "64", "--images", "1", "--runs", "runs", "--jobs", "2"]
+# The script with a tiny grid for its quick one.
+PROGRAM = """
+import runpy, sys
+from ablation import plan
+plan.QUICK["fastscnn"] = plan.Scale("fastscnn", 64, {epochs}, (2,), (1,), 1, 6, 4)
+sys.argv[0] = {script!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
-def start(folder, *options):
+def start(folder, *options, epochs=2):
+    program = PROGRAM.format(script=str(ROOT / "scripts/ablation.py"), epochs=epochs)
+    options = "--quick", "--runs", "runs", "--jobs", "2", *options
     return subprocess.Popen(
-        [*PROGRAM, *TINY, *options], cwd=folder, text=True,
+        [sys.executable, "-c", program, *options],
+        cwd=folder, text=True, env={**os.environ, "PYTHONPATH": PATH},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -57,14 +65,14 @@ def test_a_grid_that_was_interrupted_is_continued_and_drawn(tmp_path):
     done = len(list(logs.glob("results/*.json")))
     assert done < 3
     output = finish(start(tmp_path, *only))
-    assert f"{3 - done} to do, about " in output
-    assert "0 to do, about 0 s left" in finish(start(tmp_path, *only))
+    assert f"{3 - done} to do\n" in output
+    assert "0 to do\n" in finish(start(tmp_path, *only))
     assert_results(results.load(logs / "results"))
     for name in "ablation.png", "ablation_details.png":
         assert (logs / "results" / name).stat().st_size > 20000
     lines = [line for line in output.splitlines() if line.startswith("| fastscnn")]
     assert len(lines) == 3
-    refusal = finish(start(tmp_path, *only, "--epochs", "3"), 2)
+    refusal = finish(start(tmp_path, *only, epochs=3), 2)
     assert "is the result of other settings" in refusal and "Trace" not in refusal
 
 
@@ -75,7 +83,6 @@ def assert_results(found):
         assert [entry["epoch"] for entry in run["epochs"]] == [1, 2]
         assert run["settings"]["lr"] == 0.025 and run["diverged"] is None
         assert run["train_images"] == 6 and run["test_images"] == 4
-        assert run["initial"] == found[names[0]]["initial"]
         assert len(run["predictions"]) == 4
         for kind in "running", "batch":
             scores = run["test"][kind]
@@ -85,10 +92,8 @@ def assert_results(found):
 
 def test_several_devices_agree_with_one(tmp_path):
     """The task's own process trains each net for a step."""
-    config_of = {"train_images": 8, "eval_images": 4, "crop_size": 64}
-    scale = grid.QUICK["fastscnn"].changed(config_of)
-    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
-    task = plan.agreement_task(scale, places, short=2, epochs=1, devices=(2,))
+    scale = plan.Scale("fastscnn", 64, train_images=8, eval_images=4)
+    task = digits(tmp_path).agreement(scale, short=2, epochs=1, devices=(2,))
     document = carried_out(task)
     rows = {(r["dtype"], r["devices"], r["noise"]): r for r in document["rows"]}
     assert len(rows) == 6
@@ -99,10 +104,9 @@ def test_several_devices_agree_with_one(tmp_path):
 
 
 def test_costs_are_measured(tmp_path):
-    scale = grid.Scale("fastscnn", 64, 1, (2,), (1,), 1, 8, 4)
-    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
-    task = plan.cost_task(scale, places, steps=2, watchdog=200)
-    task.options["layers"] = "bn", "syncbn"  # contrib's may wait for ever
+    scale = plan.Scale("fastscnn", 64, 1, (2,), (1,), 1, 8, 4)
+    task = digits(tmp_path).cost(scale, steps=2, watchdog=200)
+    task["layers"] = "bn", "syncbn"  # contrib's may wait for ever
     document = carried_out(task)
     assert [row["layer"] for row in document["rows"]] == ["bn", "syncbn"]
     for row in document["rows"]:
@@ -114,21 +118,24 @@ def test_costs_are_measured(tmp_path):
 
 
 def test_a_run_that_diverges_has_a_result(tmp_path):
-    scale = grid.Scale("fastscnn", 64, 2, (2,), (1,), 1, 16, 4)
-    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
-    task = plan.grid_tasks(scale, places)[0]
-    task.options["settings"].update(lr=1e6, warmup_epochs=0, weight_decay=1e6)
+    scale = plan.Scale("fastscnn", 64, 2, (2,), (1,), 1, 16, 4)
+    task = digits(tmp_path).grid(scale)[0]
+    task["settings"].update(lr=1e6, warmup_epochs=0, weight_decay=1e6)
     run = carried_out(task)
     assert run["diverged"].startswith("The loss is not a number in epoch 1")
     assert "test" not in run and results.score(run) == 0
 
 
+def digits(folder):
+    return plan.Plan({"dataset": "digits"}, folder, folder)
+
+
 def carried_out(task):
     subprocess.run(
-        [sys.executable, "-m", f"ablation.{task.module}", json.dumps(task.options)],
+        [sys.executable, "-m", f"ablation.{task['module']}", json.dumps(task)],
         env={**os.environ, "PYTHONPATH": PATH}, check=True, timeout=240,
     )  # fmt: skip
-    return json.loads(task.result.read_text())
+    return json.loads(Path(task["result"]).read_text())
 
 
 def assert_is_drawn(document, folder):
@@ -141,10 +148,10 @@ def assert_is_drawn(document, folder):
 
 
 def test_all_arms_of_a_seed_begin_alike_and_see_the_same_images():
-    scale = grid.Scale("fastscnn", 64, 1, (2, 4), (1, 2), 1, 16, 4)
+    scale = plan.Scale("fastscnn", 64, 1, (2, 4), (1, 2), 1, 16, 4)
     seen, initial = [], []
-    for arm in grid.arms(scale):
-        config = grid.settings(scale, arm, 3, {"dataset": "digits"})
+    for arm in plan.arms(scale):
+        config = plan.settings(scale, arm, 3, {"dataset": "digits"})
         assert config.lr == pytest.approx(arm.batch * 0.0125)
         batches = Batches(open_split("train", config), config, training=True)
         xs, ys = zip(*batches.epoch(0))
@@ -157,7 +164,7 @@ def test_all_arms_of_a_seed_begin_alike_and_see_the_same_images():
         np.testing.assert_array_equal(y, seen[0][1])
         for name, value in values.items():
             np.testing.assert_array_equal(value, initial[0][name], err_msg=name)
-    other = grid.settings(scale, grid.arms(scale)[0], 4, {"dataset": "digits"})
+    other = plan.settings(scale, plan.arms(scale)[0], 4, {"dataset": "digits"})
     other = parameters(build_model(other, 11, open_contexts("cpu", 1)))
     assert any((value != initial[0][name]).any() for name, value in other.items())
 
@@ -168,14 +175,9 @@ def test_batch_statistics_are_of_the_devices_that_synchronize():
     def scores(norm, devices):
         settings = {"crop_size": 64, "val_images": 4, "batch_size": 4}
         config = Config.from_dict({**settings, "norm": norm, "num_devices": devices})
-        contexts = open_contexts("cpu", devices)
-        net = build_model(config, 11, contexts)
-        net.apply(one_run.without_dropout)
-        batches = Batches(open_split("test", config), config, training=False)
-        engine = Engine(net, contexts, config, 1, 11)
-        running = one_run.scored(engine, batches)["loss"]
-        with one_run.autograd.train_mode():
-            return running, [one_run.scored(engine, batches)["loss"] for _ in range(2)]
+        engine, batches = make_engine(config, open_split("test", config), False)
+        found = [one_run.scores(engine, batches) for _ in range(2)]
+        return found[0]["running"]["loss"], [each["batch"]["loss"] for each in found]
 
     (running, one), (same, two), (_, apart) = (
         scores(*arm) for arm in (("syncbn", 1), ("syncbn", 2), ("bn", 4))
@@ -188,7 +190,7 @@ def test_batch_statistics_are_of_the_devices_that_synchronize():
 
 def test_test_images_are_shuffled_in_one_order():
     class Films(list):
-        load = list.__getitem__
+        load, classes = list.__getitem__, ()
 
     films = Films(range(20))
     order = [one_run.Shuffled(films).load(k) for k in range(20)]
@@ -198,15 +200,10 @@ def test_test_images_are_shuffled_in_one_order():
 # ---------------------------------------------------------------- plans and tables
 
 
-def full_plan(model):
-    places = plan.Places({"dataset": "digits"}, Path("results"), Path("runs"))
-    return plan.grid_tasks(grid.FULL[model], places)
-
-
-def test_the_full_grid_has_every_arm_and_takes_at_most_five_hours():
-    tasks = full_plan("fastscnn")
+def test_the_full_grid_has_every_arm_and_whole_seeds():
+    tasks = digits(Path("runs")).grid(plan.FULL["fastscnn"])
     arms = {
-        tuple(task.options["about"][k] for k in ("norm", "devices", "images", "seed"))
+        tuple(task["about"][k] for k in ("norm", "devices", "images", "seed"))
         for task in tasks
     }
     expected = {
@@ -217,25 +214,16 @@ def test_the_full_grid_has_every_arm_and_takes_at_most_five_hours():
         for seed in range(3)
     } | {("syncbn", 1, images, seed) for images in (2, 4, 8, 16) for seed in range(3)}
     assert arms == expected and len(tasks) == len(arms)
-    seeds = [task.options["about"]["seed"] for task in tasks]
+    seeds = [task["about"]["seed"] for task in tasks]
     assert seeds == sorted(seeds)  # cut short, the grid has whole seeds
-    assert sum(task.seconds for task in tasks) / 2 < 5 * 3600
-    assert len({task.name for task in tasks + full_plan("fcn")}) == 48 + 9
-
-
-def test_the_time_that_is_left_by_hand():
-    assert time_left(0, 600, 0, jobs=2) == 300
-    assert time_left(100, 600, 200, jobs=2) == 1200
-    assert time_left(100, 0, 200, jobs=2) == 0
+    assert len({task["name"] for task in tasks}) == len(tasks)
 
 
 def test_a_result_of_other_settings_is_refused(tmp_path):
-    places = plan.Places({"dataset": "digits"}, tmp_path, tmp_path)
-    scale = grid.QUICK["fastscnn"]
-    first, *rest = plan.grid_tasks(scale, places)
-    first.result.write_text(json.dumps({"settings": first.options["compared"]}))
+    first, *rest = digits(tmp_path).grid(plan.QUICK["fastscnn"])
+    Path(first["result"]).write_text(json.dumps({"settings": first["compared"]}))
     assert left_over([first, *rest]) == rest
-    rest[0].result.write_text(json.dumps({"settings": {}}))
+    Path(rest[0]["result"]).write_text(json.dumps({"settings": {}}))
     with pytest.raises(UserError, match="result of other settings"):
         left_over([first, *rest])
 
@@ -294,9 +282,9 @@ def test_one_part_alone_is_drawn(tmp_path):
     assert path.name == "ablation_details.png" and path.exists()
 
 
-def test_folders_and_their_classes_are_named():
-    assert grid.data_settings(None, "a,b", 11) == {"dataset": "digits"}
-    data = grid.data_settings("some/camvid", "a,b", 3)
-    assert grid.data_name(data) == "camvid" and data["class_names"] == "a,b"
-    config = grid.settings(grid.FULL["fcn"], grid.Arm("bn", 2, 1), 0, data)
-    assert Config.from_dict(config.to_dict()) == config
+def test_results_are_named_after_the_folder():
+    data = {"dataset": "folder", "data_root": "some/camvid", "class_names": "a,b"}
+    task = plan.Plan(data, Path("results"), Path("runs")).grid(plan.FULL["fcn"])[0]
+    assert task["result"] == "results/camvid-fcn-bn-2x1-seed0.json"
+    config = Config.from_dict(task["settings"])
+    assert (config.class_names, config.run_dir) == ("a,b", f"runs/{task['name']}")

@@ -66,6 +66,4 @@ def test_benchmark_of_exchanges(tmp_path):
     output = tmp_path / "result.json"
     run_tool(sys.executable, program, "--repetitions", 20, "--output", output)
     result = json.loads(output.read_text())
-    assert {row["threads"] for row in result["threads"]} == {2, 4, 8}
     assert {row["processes"] for row in result["processes"]} == {1, 2, 3, 4}
-    assert output.with_suffix(".png").stat().st_size > 0

@@ -1,13 +1,13 @@
 """Both segmentation scripts end to end with tiny settings, and a user's mistakes."""
 
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,14 +16,14 @@ import predict
 import pytest
 import train_segmentation
 from PIL import Image
+from segmentation import checkpoint
 from segmentation.errors import exit_code
-from support.checkpoints import members, npy, rewrite, write_members
+from support import camvid
 from support.helpers import ROOT
 
 pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
 pytestmark = pytest.mark.timeout(280)
 
-CAMVID = Path(os.environ.get("GLUON_SYNCBN_CAMVID", ROOT.parent / "shared/data/camvid"))
 TINY = ["--crop-size", "64", "--train-images", "7", "--val-images", "3"]
 TINY += ["--batch-size", "4", "--epochs", "2", "--lr", "0.02"]
 
@@ -32,9 +32,9 @@ def command(script, *arguments):
     return [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)]
 
 
-def run(script, *arguments, cwd, before=()):
+def run(script, *arguments, cwd):
     return subprocess.run(
-        [*before, *command(script, *arguments)],
+        command(script, *arguments),
         cwd=cwd, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 
@@ -52,8 +52,8 @@ def run_here(tmp_path, monkeypatch, capsys, ctrl_c):
     return run_here
 
 
-def predicting(checkpoint, image, output):
-    return "--checkpoint", checkpoint, "--image", image, "--output", output
+def predicting(source, image, output):
+    return "--checkpoint", source, "--image", image, "--output", output
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def assert_one_sentence(result, words):
     assert result.returncode == 2, result.stderr[-2000:]
     errors = [x for x in result.stderr.splitlines() if x.startswith("error: ")]
     assert len(errors) == 1 and "Traceback" not in result.stderr, result.stderr[-2000:]
-    assert words in errors[0] and errors[0].endswith((".", ")")), errors[0]
+    assert words in errors[0] and errors[0].endswith("."), errors[0]
 
 
 def arrays(path):
@@ -198,10 +198,9 @@ def test_folder_of_images(shapes, tmp_path):
     assert log[0]["images"] == 5 and len(log[0]["class_iou"]) == 2
 
 
+@camvid.needs_camvid
 def test_camvid(tmp_path):
-    if not (CAMVID / "images/train").is_dir():
-        pytest.skip(f"CamVid is not in {CAMVID} (GLUON_SYNCBN_CAMVID)")
-    train(tmp_path, *folder_options(CAMVID, 11, 11), "--run-dir", "run")
+    train(tmp_path, *folder_options(camvid.FOLDER, 11, 11), "--run-dir", "run")
     log = json.loads((tmp_path / "run/log.json").read_text())
     assert log[0]["images"] == 7 and len(log[0]["class_iou"]) == 11
 
@@ -218,9 +217,6 @@ def test_bad_data_is_one_sentence(shapes, tmp_path, run_here):
     assert_one_sentence(start(*folder_options(shapes, 2, 255)), "contains the label 7")
     (shapes / "images/train/1.jpg").write_bytes(b"no image")
     assert_one_sentence(start(*folder_options(shapes)), "not a readable image")
-    (shapes / "images/train/1.jpg").unlink()
-    os.mkfifo(shapes / "images/train/1.jpg")
-    assert_one_sentence(start(*folder_options(shapes)), "not a regular file")
     voc = ["--dataset", "voc", "--data-root", tmp_path]
     assert_one_sentence(start(*voc), "VOC2012/ImageSets/Segmentation/val.txt")
     assert not (tmp_path / "run/last.npz").exists()
@@ -240,10 +236,15 @@ def test_a_truncated_image_found_while_training_keeps_the_checkpoint(shapes, tmp
 
 def test_mistakes_around_a_run_leave_it_untouched(trained, tmp_path):
     folder, _ = trained
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+
+    def content():
+        files = [path for path in folder.iterdir() if path.name != ".lock"]
+        return {path.name: path.read_bytes() for path in files}
 
     def start(*options):
         return run("train_segmentation.py", *options, cwd=tmp_path)
+
+    before = content()
 
     assert_one_sentence(start(*TINY, "--run-dir", folder), "holds a run already")
     changed = ["--resume", folder, "--batch-size", "2"]
@@ -252,7 +253,7 @@ def test_mistakes_around_a_run_leave_it_untouched(trained, tmp_path):
     assert_one_sentence(start(*changed), "has --model fastscnn, not fcn")
     assert_one_sentence(start("--resume", folder), "has done all its 2 epochs")
     assert_one_sentence(start("--resume", tmp_path / "none"), "There is no checkpoint")
-    assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert content() == before
 
 
 def test_a_bad_command_line_is_one_sentence(tmp_path):
@@ -279,24 +280,20 @@ def test_an_interrupt_leaves_whole_checkpoints(tmp_path, ctrl_c):
 
 
 def test_a_folder_in_use_is_refused_until_its_process_ends(tmp_path):
-    run_dir, output = tmp_path / "run", tmp_path / "overlay.png"
+    output = tmp_path / "overlay.png"
     with training(tmp_path) as process:
         for options in (
-            ["--resume", "run"],
             ["--resume", "run/best.npz"],
-            [*TINY, "--run-dir", "run"],
             [*TINY, "--run-dir", "run", "--overwrite"],
         ):
             result = run("train_segmentation.py", *options, cwd=tmp_path)
-            assert_one_sentence(result, f"is in use by process {process.pid} on ")
+            assert_one_sentence(result, f"is in use by process {process.pid}:")
         options = predicting("run", "run/sample_0.png", output)
         result = run("predict.py", *options, cwd=tmp_path)
         assert result.returncode == 0 and output.exists(), result.stderr
         assert process.poll() is None
-    (run_dir / f".last.npz.{16 * 'a'}.part").write_bytes(b"half")
-    done = len(json.loads((run_dir / "log.json").read_text()))
+    done = len(json.loads((tmp_path / "run/log.json").read_text()))
     train(tmp_path, "--resume", "run", "--stop-after", str(done + 2))
-    assert not list(run_dir.glob(".*.part"))
 
 
 def test_resuming_into_the_folder_of_another_run_is_refused(trained, stopped, tmp_path):
@@ -305,23 +302,12 @@ def test_resuming_into_the_folder_of_another_run_is_refused(trained, stopped, tm
     assert_one_sentence(result, "holds a run already")
 
 
-def test_a_full_disk_while_training_is_one_sentence(tmp_path):
-    """A limit on the size of files, which a checkpoint of the net exceeds."""
-    limited = "bash", "-c", 'ulimit -f 1000; exec "$@"', "bash"
-    result = run("train_segmentation.py", *TINY, cwd=tmp_path, before=limited)
-    assert_one_sentence(result, "best.npz cannot be written: File too large")
-    assert len(result.stderr.splitlines()) == 1, result.stderr
-
-
 def test_an_optimizers_state_of_another_net_is_one_sentence(stopped, run_here):
-    path = stopped / "last.npz"
-    content = members(path)
-    name = max(name for name in content if name.startswith("momentum:"))
-    for value in npy(np.ones(7, "f4")), None:
-        changed = {**content, name: value}
-        write_members(path, {k: v for k, v in changed.items() if v})
-        result = run_here(train_segmentation.train, "--resume", stopped)
-        assert_one_sentence(result, "optimizer state does not fit the net")
+    state = checkpoint.load(stopped)
+    state.momenta.popitem()
+    checkpoint.save(stopped / "last.npz", state)
+    result = run_here(train_segmentation.train, "--resume", stopped)
+    assert_one_sentence(result, "optimizer state does not fit the net")
 
 
 def test_gpus_that_are_not_there_are_one_sentence(tmp_path):
@@ -340,27 +326,17 @@ def test_gpus_that_are_not_there_are_one_sentence(tmp_path):
 def test_predicting_with_bad_input_is_one_sentence(trained, tmp_path, run_here):
     folder, _ = trained
     sample = folder / "sample_0.png"
-    broken = tmp_path / "broken.npz"
-    broken.write_bytes((folder / "last.npz").read_bytes()[:5000])
-    text = tmp_path / "text.png"
+    text, other = tmp_path / "text.png", tmp_path / "other.npz"
     text.write_text("no image")
-    other = tmp_path / "other.npz"
-    model, classes = tmp_path / "model.npz", tmp_path / "classes.npz"
-    rewrite(folder / "last.npz", lambda m: m["config"].update(model="icnet"), other)
-    rewrite(folder / "last.npz", lambda m: m["config"].update(model="../x"), model)
-    rewrite(folder / "last.npz", lambda m: m.update(classes=5), classes)
-    pipe = tmp_path / "pipe.png"
-    os.mkfifo(pipe)
+    state = checkpoint.load(folder)
+    state.config = replace(state.config, model="icnet")
+    checkpoint.save(other, state)
     for source, image, words in [
-        (broken, sample, "not a whole checkpoint"),
+        (text, sample, "not a whole checkpoint"),
         (tmp_path / "none.npz", sample, "There is no checkpoint"),
         (other, sample, "of another model"),
-        (model, sample, "--model is '../x', but must be one of"),
-        (classes, sample, "'classes' is 5"),
-        (folder, pipe, "not a regular file"),
         (folder, text, "not a readable image"),
-        (folder, tmp_path / "none.png", "There is no file"),
-        (folder, sample.with_name("none") / "none.png", "There is no file"),
+        (folder, tmp_path / "none.png", "not a readable image"),
     ]:
         options = predicting(source, image, tmp_path / "out.png")
         assert_one_sentence(run_here(predict.predict, *options), words)

@@ -1,6 +1,5 @@
 """The parts of the segmentation scripts, each by itself and without training."""
 
-import os
 import signal
 import sys
 
@@ -166,16 +165,6 @@ def test_gluoncv_sets_share_no_image_and_number_classes_from_0(tmp_path, kind, c
         assert label.tolist() == expected
 
 
-def test_a_pipe_among_images_of_gluoncv_is_refused(tmp_path):
-    gluoncv_tree(tmp_path, "ade20k")
-    pipe = tmp_path / "ADEChallengeData2016/images/validation/c.jpg"
-    pipe.unlink()
-    os.mkfifo(pipe)
-    _, val = open_datasets(config(dataset="ade20k", data_root=str(tmp_path)))
-    with pytest.raises(UserError, match="c.jpg is not a regular file"):
-        val.load(0)
-
-
 def test_coco_without_its_reader_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     (tmp_path / "annotations").mkdir()
@@ -257,21 +246,16 @@ def test_every_model_has_the_outputs_that_the_loss_weighs(name):
     "values,sentence",
     [
         ({"crop_size": 50}, "multiple of 32"),
-        ({"epochs": 0}, "--epochs is 0, but must be from 1 to"),
-        ({"lr": float("nan")}, "--lr is nan, but must be from 1e-12 to"),
+        ({"epochs": 0}, "--epochs is 0, but must be a number, at least 1"),
+        ({"lr": float("nan")}, "--lr is nan, but must be a number, at least 1e-12"),
         ({"max_scale": 0.1}, "at least --min-scale"),
-        ({"max_scale": 1e300}, "from 0.01 to 16"),
-        ({"crop_size": 2**40}, "from 32 to 8192"),
-        ({"num_devices": True}, "of type int"),
         ({"model": "../../x"}, "one of fastscnn"),
-        ({"run_dir": "a\0b"}, "printable text"),
         ({"dataset": "voc"}, "needs --data-root"),
         ({"data_root": "x"}, "no use"),
         ({"num_classes": 3}, "are for --dataset folder"),
         ({"backbone": "xception"}, "deeplabv3plus"),
         ({"pretrained": True}, "no ImageNet weights"),
         ({"color": 1}, "'color' is unknown"),
-        ({"epochs": "many"}, "of type int"),
     ],
 )
 def test_bad_settings_are_one_sentence(values, sentence):

@@ -24,6 +24,7 @@ from mxnet import sym
 from mxnet.gluon import nn
 
 IMAGES, SIZE, CLASSES = 4, 64, ["a", "b"]
+MASKS = {"mask_channels": 8, "target_roi_scale": 2, "num_fcn_convs": 1}
 
 
 def batch(name):
@@ -105,15 +106,12 @@ def simple_pose(rows):
     return net, squares
 
 
-def rcnn(rows, kind, predictions, **more):
-    """On a feature pyramid, with norms in it and in the boxes' head."""
-    net = with_thin_resnet(
+def thin_rcnn(kind, rows, **more):
+    """On a feature pyramid, for so many images on each context."""
+    return with_thin_resnet(
         kind,
         CLASSES,
         pretrained_base=False,
-        norm_layer=functools.partial(nn.BatchNorm),  # BatchNorm itself would be frozen
-        norm_kwargs={},
-        sym_norm_layer=sym.BatchNorm,
         num_fpn_filters=16,
         num_box_head_conv=1,
         num_box_head_conv_filters=16,
@@ -123,12 +121,24 @@ def rcnn(rows, kind, predictions, **more):
         roi_mode="pool",  # MXNet's ROIAlign leaves what it skips uninitialized on CPUs
         strides=(4, 8, 16, 32, 64),
         scales=(2, 4, 8, 16, 32),
-        alloc_size=(32, 32),
         rpn_channel=16,
         rpn_train_pre_nms=100,
         rpn_train_post_nms=32,
         num_sample=16,
         per_device_batch_size=rows,
+        **more,
+    )
+
+
+def rcnn(rows, kind, predictions, **more):
+    """With norms in the pyramid and in the boxes' head."""
+    net = thin_rcnn(
+        kind,
+        rows,
+        norm_layer=functools.partial(nn.BatchNorm),  # BatchNorm itself would be frozen
+        norm_kwargs={},
+        sym_norm_layer=sym.BatchNorm,
+        alloc_size=(32, 32),
         **more,
     )
     # It is made at the first call otherwise, when the net is initialized already.
@@ -146,5 +156,4 @@ def faster_rcnn(rows):
 
 
 def mask_rcnn(rows):
-    more = {"mask_channels": 8, "target_roi_scale": 2, "num_fcn_convs": 1}
-    return rcnn(rows, custom_mask_rcnn_fpn, 3, **more)
+    return rcnn(rows, custom_mask_rcnn_fpn, 3, **MASKS)

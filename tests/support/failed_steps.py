@@ -13,6 +13,7 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 import mxnet as mx
@@ -37,6 +38,7 @@ OPTIMIZERS = {
 }
 STORES = ("device", None), ("device", False), ("local", True)
 STEPS, ROWS = 4, 6
+LONG, SHORT = 20, 0.3  # timeouts in seconds, of steps that succeed and that fail
 
 
 def convolutions(momenta=(0.9, None, 0.5, 0.9)):
@@ -160,6 +162,11 @@ class Program:
         saboteur("end", anybody)
         return losses
 
+    def run(self, number, saboteur=None):
+        """Makes a step, and reads its losses; its update may still be in flight."""
+        for loss in self.queue(number, saboteur):
+            loss.wait_to_read()
+
     def finish(self):
         """Waits for the update of the latest step, and raises its error."""
         for parameter in self.net.collect_params().values():
@@ -241,16 +248,18 @@ def fail(program, number, kind, states, rng):
     the step that is to be done next.
     """
     strike, reads = saboteur(kind, rng, program.participants), rng.random() < 0.5
+    gluon_syncbn.set_timeout(SHORT)
     try:
-        for loss in program.queue(number, strike):
-            loss.wait_to_read()
-        if kind == "interrupt":
-            time.sleep(0.05)  # until it has come
+        program.run(number, strike)
         program.finish()
     except (mx.MXNetError, UsersMistake, KeyboardInterrupt):
         if reads:
             program.try_to_read(rng)
+    if kind == "interrupt":
+        with suppress(KeyboardInterrupt):  # if it has not come yet
+            time.sleep(0.05)
     gluon_syncbn.recover()
+    gluon_syncbn.set_timeout(LONG)
     if program.way == "ranks":
         await_ranks()
     state = program.state()
@@ -274,10 +283,10 @@ def check_failure(seed, ways, kinds, expected):
     states, program = expected[setting], Program(*setting)
     failing, kind = rng.randrange(STEPS), rng.choice(kinds)
     for number in range(failing):
-        program.queue(number)
+        program.run(number)
     begin = fail(program, failing, kind, states, rng)
     for number in range(begin, STEPS):
-        program.queue(number)
+        program.run(number)
     assert program.state() == states[STEPS], f"{setting}, {kind}: another end"
     return kind, begin <= failing
 
@@ -292,7 +301,7 @@ def soak(setting, failures, kinds):
         states[number + 1] = right.state()
         next_number = fail(program, number, rng.choice(kinds), states, rng)
         for again in range(next_number, number + 1):
-            program.queue(again)
+            program.run(again)
         number += 1
         states.pop(number - 2, None)
     assert program.state() == states[number]

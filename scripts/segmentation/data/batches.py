@@ -5,6 +5,7 @@ sees what the first one would have seen, with any number of loading threads.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -55,10 +56,9 @@ class Batches:
                 yield self.assemble(self.view(epoch, int(k)) for k in group)
             return
         with ThreadPoolExecutor(self._config.workers) as pool:
-            submit = lambda group: [  # noqa: E731
-                pool.submit(self.view, epoch, int(k)) for k in group
-            ]
-            waiting = submit(groups[0])
-            for later in [*groups[1:], None]:
-                ready, waiting = waiting, later is not None and submit(later)
-                yield self.assemble(future.result() for future in ready)
+            view, ready = partial(self.view, epoch), None
+            for group in [*groups, ()]:  # each is loaded while the one before trains
+                waiting = [pool.submit(view, int(k)) for k in group]
+                if ready:
+                    yield self.assemble(future.result() for future in ready)
+                ready = waiting

@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from ..errors import UserError
-from ..files import open_regular
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
 UNLABELLED = 255
@@ -35,7 +34,7 @@ class FolderDataset:
         return read_image(image), self._read_label(label)
 
     def _read_label(self, path):
-        label = _decoded(path)
+        label = _opened(path, decode=True)
         if label.mode not in ("L", "P", "1", "I", "I;16"):
             raise UserError(
                 f"The label file {path} has mode {label.mode}, but must have a single "
@@ -45,19 +44,15 @@ class FolderDataset:
         return np.where(np.isin(values, list(self._ignore)), -1, values)
 
     def _check_pair(self, image, label):
-        values = self._read_label(label)
-        if values.max() >= len(self.classes) or values.min() < -1:
-            wrong = values.max() if values.max() >= len(self.classes) else values.min()
+        values, count = self._read_label(label), len(self.classes)
+        wrong = values[(values >= count) | (values < -1)]
+        if wrong.size:
             raise UserError(
-                f"The label file {label} contains the label {wrong}, but the "
-                f"{len(self.classes)} classes are 0 to {len(self.classes) - 1} "
-                f"and only {sorted(self._ignore)} mean unlabelled (--ignore-label)."
+                f"The label file {label} contains the label {wrong[0]}, but the "
+                f"{count} classes are 0 to {count - 1} and only "
+                f"{sorted(self._ignore)} mean unlabelled (--ignore-label)."
             )
-        try:
-            with open_regular(image) as file, Image.open(file) as picture:
-                size = picture.size
-        except (OSError, ValueError):
-            raise UserError(f"The file {image} is not a readable image.") from None
+        size = _opened(image).size
         if size != values.shape[::-1]:
             raise UserError(
                 f"The image {image} has {size[0]}x{size[1]} pixels, but its label file "
@@ -66,9 +61,7 @@ class FolderDataset:
 
 
 def _class_names(config):
-    names = tuple(
-        name.strip() for name in config.class_names.split(",") if name.strip()
-    )
+    names = tuple(filter(None, map(str.strip, config.class_names.split(","))))
     if not names and not config.num_classes:
         raise UserError("--dataset folder needs --num-classes or --class-names.")
     if names and config.num_classes not in (0, len(names)):
@@ -82,24 +75,17 @@ def _class_names(config):
 
 
 def _pairs(root, split):
-    folders = [root / "images" / split, root / "labels" / split]
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(
-                f"There is no folder {folder}: --dataset folder expects "
-                "images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png under --data-root, "
-                "with the splits train and val (and test for ablation.py)."
-            )
-    images = sorted(
-        path for path in folders[0].iterdir() if path.suffix.lower() in IMAGE_ENDINGS
-    )
+    folder = root / "images" / split
+    if not folder.is_dir():
+        raise UserError(
+            f"There is no folder {folder}: --dataset folder expects "
+            "images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png under --data-root, with "
+            "the splits train and val (and test for ablation.py)."
+        )
+    images = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_ENDINGS)
     if not images:
-        raise UserError(f"The folder {folders[0]} holds no .jpg or .png image.")
-    pairs = [(path, folders[1] / f"{path.stem}.png") for path in images]
-    for image, label in pairs:
-        if not label.is_file():
-            raise UserError(f"The image {image} has no label file {label}.")
-    return pairs
+        raise UserError(f"The folder {folder} holds no .jpg or .png image.")
+    return [(path, root / "labels" / split / f"{path.stem}.png") for path in images]
 
 
 def refuse_truncated_images():
@@ -107,11 +93,12 @@ def refuse_truncated_images():
     ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
-def _decoded(path):
+def _opened(path, decode=False):
     refuse_truncated_images()
     try:
-        with open_regular(path) as file, Image.open(file) as picture:
-            picture.load()
+        with Image.open(path) as picture:
+            if decode:
+                picture.load()
             return picture
     except (OSError, ValueError, SyntaxError):
         raise UserError(f"The file {path} is not a readable image.") from None
@@ -119,4 +106,4 @@ def _decoded(path):
 
 def read_image(path):
     """The image as uint8 (height, width, 3)."""
-    return np.asarray(_decoded(path).convert("RGB"))
+    return np.asarray(_opened(path, decode=True).convert("RGB"))

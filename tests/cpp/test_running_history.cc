@@ -1,0 +1,76 @@
+// Running statistics before a step: counted batches, and what undoes them.
+#include "check.h"
+#include "op/running_history.h"
+
+namespace {
+
+using syncbn::Device;
+using syncbn::RunningHistory;
+using syncbn::Statistics;
+using syncbn::Ticket;
+
+const Device kFirst{"cpu", 0}, kSecond{"cpu", 1};
+
+Statistics Of(double mean) { return {{mean, -mean}, {1 + mean, 2}}; }
+
+TEST(DevicesOfOneCallCountOneBatch) {
+  RunningHistory history;
+  history.SetBatches(5);
+  for (int step = 0; step < 3; ++step) {
+    const Ticket ticket{0, step, nullptr};
+    CHECK_EQ(history.CountBatch(ticket), 5 + step);
+    CHECK_EQ(history.CountBatch(ticket), 5 + step);
+  }
+  CHECK_EQ(history.Batches(), 8);
+}
+
+TEST(StepsSinceACommitAreUndone) {
+  RunningHistory history;
+  history.CountBatch({0, 0, nullptr});
+  history.Note(kFirst, Of(0), Of(1));
+  history.Commit();
+  CHECK(!history.IsOpen());
+  for (int step = 1; step < 3; ++step) {
+    history.CountBatch({0, step, nullptr});
+    history.Note(kFirst, Of(step), Of(step + 1));
+  }
+  CHECK(history.IsOpen());
+  Statistics now = Of(3);
+  CHECK(history.Undo(kFirst, &now));
+  CHECK_EQ(now.mean[1], -1.0);
+  CHECK_EQ(now.var[0], 2.0);
+  history.EndUndone();
+  CHECK(!history.IsOpen());
+  CHECK_EQ(history.Batches(), 1);
+}
+
+TEST(StatisticsThatSomebodyHasWrittenStay) {
+  RunningHistory history;
+  history.Note(kFirst, Of(0), Of(1));
+  Statistics now = Of(7);
+  CHECK(!history.Undo(kFirst, &now));
+  CHECK_EQ(now.mean[0], 7.0);
+  history.Note(kFirst, Of(7), Of(8));  // what was written is before the step
+  now = Of(8);
+  CHECK(history.Undo(kFirst, &now));
+  CHECK_EQ(now.mean[0], 7.0);
+}
+
+// It has no rows, and got the statistics of a device that has.
+TEST(DeviceWithoutAnUpdateIsUndoneAsOthers) {
+  RunningHistory history;
+  history.Note(kFirst, Of(0), Of(1));
+  Statistics now = Of(1);
+  CHECK(history.Undo(kSecond, &now));
+  CHECK_EQ(now.mean[0], 0.0);
+}
+
+TEST(ReleaseForgetsALayersGroupsOfDevices) {
+  RunningHistory::Of("key/0")->SetBatches(3);
+  RunningHistory::Of("keyhole")->SetBatches(4);
+  RunningHistory::Release("key");
+  CHECK_EQ(RunningHistory::Of("key/0")->Batches(), 0);
+  CHECK_EQ(RunningHistory::Of("keyhole")->Batches(), 4);
+}
+
+}  // namespace
