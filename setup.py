@@ -5,7 +5,6 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -74,20 +73,6 @@ def check_compiler():
         )
 
 
-def tell_terminal(line):
-    """Says it past pip, which without -v shows nothing while a build takes minutes."""
-    if "PIP_VERBOSE" in os.environ:
-        return
-    former = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it stops background jobs
-    try:
-        with open("/dev/tty", "w") as terminal:
-            terminal.write(f"\r{line}\n")
-    except OSError:
-        pass  # there is none
-    finally:
-        signal.signal(signal.SIGTTOU, former)
-
-
 def cmake(*arguments):
     """Runs CMake, whose output `pip install -v` shows; a failure tells its reason."""
     command = ["cmake", *map(str, arguments)]
@@ -104,8 +89,6 @@ def cmake(*arguments):
     for line in process.stdout:
         print(line, end="", flush=True)
         lines.append(line.strip())
-        if line.startswith("-- gluon_syncbn: "):
-            tell_terminal(line[3:].strip())
     if process.wait() != 0:
         # CMake's errors are paragraphs, a compiler's are lines.
         error = re.compile(r"\b([Ee]rror|fatal)\b")
@@ -163,8 +146,8 @@ class CMakeBuild(build_ext):
 class AnyPythonWheel(bdist_wheel):
     """The library is for one platform, but for every Python 3.
 
-    The wheel's name tells what is in it, because it is all that pip says of a build by
-    itself: `1cuda.75.80.90` or `0cpu`, of which the former wins in a folder of wheels.
+    The wheel's name tells what is in it, because pip without -v says nothing else of a
+    build: `1cuda.75.80.90` or `0cpu`, of which the former wins in a folder of wheels.
     """
 
     def run(self):

@@ -1,7 +1,7 @@
 """Measures how long devices sit idle, and what they wait for.
 
 Called by users' training loops. It waits for nothing: layers count their own waits, and
-MXNet notes the times when gradients and parameters are ready.
+MXNet notes the times when parameters and gradients are ready.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ _HINTS = {
     "data": "devices wait for data: give the loader more workers or faster storage",
     "each_other": "devices wait for each other, most of all in {layer}: their shards "
     "or speeds are unequal, or they share processors",
-    "gradients": "devices wait for gradients: let each step do more work (a larger "
-    "batch), or try another kvstore",
 }
+
+# One step: when the loop asked for its batch and got it, in seconds, and for each
+# device when it had finished the step, 0 until MXNet has noted that.
+_Step = collections.namedtuple("_Step", "asked got finished")
 
 
 class Monitor:
-    """Measures what devices wait for: data, each other, and gradients.
+    """Measures what devices wait for: data, and each other.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
         Its SyncBatchNorm layers count how long devices wait in them.
-    trainer : mxnet.gluon.Trainer
-        Inside of the ``with`` block its `step`, or `allreduce_grads` and `update`, are
-        observed.
+    trainer : mxnet.gluon.Trainer, optional
+        Not used. Monitors of earlier versions observed it.
 
     Examples
     --------
@@ -49,7 +50,7 @@ class Monitor:
     >>> net = make_parallel(gluon.nn.BatchNorm(), ctx=[mx.cpu(0), mx.cpu(1)])
     >>> net.initialize()
     >>> trainer = gluon.Trainer(net.collect_params(), "sgd")
-    >>> with Monitor(net, trainer) as monitor:
+    >>> with Monitor(net) as monitor:
     ...     for x in monitor.data([mx.nd.ones((4, 2))] * 3):
     ...         with autograd.record():
     ...             loss = net(x).sum()
@@ -60,57 +61,36 @@ class Monitor:
     >>> waits.steps
     3
     >>> print(waits)  # doctest: +ELLIPSIS
-    waited for data ... %, for each other ... %, for gradients ... %
+    waited for data ... %, for each other ... %
     """
 
-    def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> None:
+    def __init__(
+        self, net: mx.gluon.Block, trainer: mx.gluon.Trainer | None = None
+    ) -> None:
         check_block("net", net)
-        check_kind("trainer", trainer, mx.gluon.Trainer, "a gluon.Trainer")
-        self._trainer, self._former, self._is_within = trainer, None, False
-        self._layers = synchronized_layers(net)
+        if trainer is not None:
+            check_kind("trainer", trainer, mx.gluon.Trainer, "a gluon.Trainer")
+        self._net, self._layers = net, synchronized_layers(net)
+        self._was_entered, self._is_within = False, False
         self._steps = collections.deque()  # steps that devices may be busy with
-        self._noted = []  # arrays of times that MXNet may still write to
-        self._finished = None  # when each device had finished the step before
+        self._finished = []  # when each device had finished the step before those
         self._begin()
 
     def __enter__(self):
-        self._former, self._is_within = {}, True
-        # Trainer.step calls both, and so do allreduce_grads and update.
-        self._replace("_allreduce_grads", self._allreduce_grads)
-        self._replace("_update", self._update)
+        self._was_entered, self._is_within = True, True
         self._begin()
         return self
 
     def __exit__(self, *exception):
         self._is_within = False
-        for name, former in self._former.items():
-            delattr(self._trainer, name)
-            if former is not None:
-                setattr(self._trainer, name, former)
         mx.nd.waitall()  # MXNet writes the times into memory of this object
 
-    def _replace(self, name, method):
-        """Lets the trainer call `method`, with the method of that name first."""
-        self._former[name] = vars(self._trainer).get(name)
-        original = getattr(self._trainer, name)
-        setattr(self._trainer, name, lambda *args: method(original, *args))
-
-    def _allreduce_grads(self, original):
-        if self._steps:
-            self._steps[-1].ready.append(self._note_time("list_grad"))
-        original()
-
-    def _update(self, original, *args):
-        original(*args)
-        if self._steps:
-            self._steps[-1].updated.append(self._note_time("list_data"))
-
-    def _check_entered(self, method, is_observed):
-        if not is_observed:
-            when = "before" if self._former is None else "after"
+    def _check_entered(self, method, is_entered):
+        if not is_entered:
+            when = "after" if self._was_entered else "before"
             raise RuntimeError(
-                f"Monitor.{method} was called {when} the monitor's with block, which "
-                "observes the trainer; expected `with Monitor(net, trainer) as ...:`"
+                f"Monitor.{method} was called {when} the monitor's with block; "
+                "expected `with Monitor(net) as ...:`"
             )
 
     def data(self, batches: Iterable) -> Iterator:
@@ -133,14 +113,14 @@ class Monitor:
 
     def _observed(self, iterator):
         while True:
-            step = _Step(asked=time.monotonic())
+            asked = time.monotonic()
             try:
                 batch = next(iterator)
             except StopIteration:
                 return
-            step.got = time.monotonic()
-            self._steps.append(step)
+            got = time.monotonic()
             yield batch
+            self._steps.append(_Step(asked, got, self._note_finished()))
             self._collect()
 
     def report(self) -> Waits:
@@ -157,7 +137,7 @@ class Monitor:
         RuntimeError
             Before the ``with`` block.
         """
-        self._check_entered("report", self._former is not None)
+        self._check_entered("report", self._was_entered)
         self._collect()
         seconds = time.monotonic() - self._began
         whole = self._devices * max(seconds, 1e-9)
@@ -169,7 +149,6 @@ class Monitor:
             seconds=seconds,
             data=self._data / whole,
             each_other=sum(shares),
-            gradients=self._gradients / whole,
             layers=sorted(layers, key=lambda item: -item[1])[:_TOP],
         )
         self._begin()
@@ -177,29 +156,18 @@ class Monitor:
 
     def _begin(self):
         self._began, self._waits_before = time.monotonic(), self._layer_waits()
-        self._count, self._data, self._gradients, self._devices = 0, 0.0, 0.0, 1
+        self._count, self._data, self._devices = 0, 0.0, 1
 
     def _collect(self):
         """Adds up the steps that all devices have finished."""
-        self._noted = [times for times in self._noted if not all(times)]
-        while self._steps:
-            step = self._steps[0]
-            if step.is_finished():
-                self._add(step)
-            elif step.updated or len(self._steps) == 1:
-                return
-            # Otherwise the loop has begun the next step without an update.
-            self._steps.popleft()
-
-    def _add(self, step):
-        self._devices = len(step.updated[-1])
-        finished = self._finished or [0.0] * self._devices
-        # A device that is still busy when the batch is asked for waits less.
-        self._data += sum(max(0.0, step.got - max(step.asked, t)) for t in finished)
-        for ready, updated in zip(step.ready, step.updated):
-            self._gradients += sum(updated) - sum(ready)
-        self._finished = list(step.updated[-1])
-        self._count += 1
+        while self._steps and all(self._steps[0].finished):
+            step = self._steps.popleft()
+            self._devices = max(len(step.finished), 1)
+            # A device that is still busy when the batch is asked for waits less.
+            for before in self._finished or [0.0] * self._devices:
+                self._data += max(0.0, step.got - max(step.asked, before))
+            self._finished = list(step.finished)
+            self._count += 1
 
     def _layer_waits(self):
         seconds = load().gluon_syncbn_wait_seconds
@@ -208,34 +176,24 @@ class Monitor:
             for layer in self._layers
         ]
 
-    def _note_time(self, arrays):
-        """For each device the time when all its arrays are ready: 0 until then."""
-        parameters = [p for p in self._trainer._params if p.grad_req != "null"]
-        columns = list(zip(*(getattr(p, arrays)() for p in parameters)))
-        times = (ctypes.c_double * len(columns))()
-        self._noted.append(times)
-        for k, column in enumerate(columns):
+    def _note_finished(self):
+        """For each device the time when all work on the net is done: 0 until then."""
+        arrays = []
+        for parameter in self._net.collect_params().values():
+            # Those that are not initialized yet have neither.
+            arrays += [*(parameter._data or []), *(parameter._grad or [])]
+        contexts = sorted({a.context for a in arrays}, key=str)
+        times = (ctypes.c_double * len(contexts))()
+        for k, context in enumerate(contexts):
             address = ctypes.addressof(times) + k * ctypes.sizeof(ctypes.c_double)
-            engine.note_time(address, column[0].context, column)
+            read = [array for array in arrays if array.context == context]
+            engine.note_time(address, context, read)
         return times
-
-
-class _Step:
-    """Times of one step in seconds; those that MXNet notes are 0 until it has."""
-
-    def __init__(self, asked):
-        self.asked, self.got = asked, None
-        # For each update, per device: when gradients and parameters were ready.
-        self.ready, self.updated = [], []
-
-    def is_finished(self):
-        noted = [*self.ready, *self.updated]
-        return len(self.updated) > 0 and all(all(times) for times in noted)
 
 
 class Waits(
     collections.namedtuple(
-        "Waits", "steps seconds data each_other gradients layers", defaults=[()]
+        "Waits", "steps seconds data each_other layers", defaults=[()]
     )
 ):
     """Shares of their time (0 to 1) that devices waited, by what they waited for.
@@ -245,19 +203,18 @@ class Waits(
     steps : int
         Steps that were finished.
     seconds : float
-    data, each_other, gradients : float
-        Shares of the time that the average device waited: for a batch, in
-        SyncBatchNorm layers for other devices, from its own gradients being ready to
-        the updated parameters.
+    data, each_other : float
+        Shares of the time that the average device waited: for a batch, and in
+        SyncBatchNorm layers for other devices.
     layers : list of (str, float)
         The five layers where devices waited longest for each other, with the shares.
 
     Examples
     --------
     >>> from gluon_syncbn.monitor import Waits
-    >>> waits = Waits(100, 20.0, data=0.31, each_other=0.04, gradients=0.02)
+    >>> waits = Waits(100, 20.0, data=0.31, each_other=0.04)
     >>> print(waits)
-    waited for data 31 %, for each other 4 %, for gradients 2 %
+    waited for data 31 %, for each other 4 %
     >>> print(waits.hint)
     devices wait for data: give the loader more workers or faster storage
     """
@@ -272,8 +229,11 @@ class Waits(
             return "nothing holds the devices back for long"
         return _HINTS[most].format(layer=self.layers[0][0] if self.layers else "")
 
+    @property
+    def gradients(self) -> float:
+        """0, because it is not measured: scripts/segmentation/training.py reads it."""
+        return 0.0
+
     def __str__(self):
-        return (
-            f"waited for data {self.data:.0%}, for each other {self.each_other:.0%}, "
-            f"for gradients {self.gradients:.0%}".replace("%", " %")
-        )
+        text = f"waited for data {self.data:.0%}, for each other {self.each_other:.0%}"
+        return text.replace("%", " %")

@@ -1,6 +1,6 @@
-"""Functions of the native library that MXNet's engine runs among its own operations.
+"""A function of the native library that MXNet's engine runs among its own operations.
 
-Called by ``monitor.py`` and ``plain_loop.py``.
+Called by ``monitor.py``.
 """
 
 from __future__ import annotations
@@ -17,19 +17,11 @@ def note_time(address: int, context: mx.Context, read: list) -> None:
 
     The address is of a double, which gets seconds of the monotonic clock.
     """
-    _push(address, context, read, [])
-
-
-def _push(address, context, read, written):
     function = ctypes.cast(load().gluon_syncbn_note_time, ctypes.c_void_p)
     place = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
+    handles = (ctypes.c_void_p * len(read))(*(array.handle for array in read))
     code = mx.base._LIB.MXEnginePushSyncND(
         *(function, ctypes.c_void_p(address), None, place),
-        *(*_handles(read), *_handles(written), None, 0, b"gluon_syncbn"),
+        *(handles, len(read), None, 0, None, 0, b"gluon_syncbn"),
     )
     mx.base.check_call(code)
-
-
-def _handles(arrays):
-    handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
-    return (handles if arrays else None), len(arrays)

@@ -92,8 +92,8 @@ from gluon_syncbn.native.library import load
 library, layer = load(), SyncBatchNorm(in_channels=1)
 layer.initialize()
 try:
-    key = layer._sync.rendezvous.key.encode()
-    library.gluon_syncbn_set_participants(key, b"cpu(x)")
+    ((key, _),) = layer.meetings()
+    library.gluon_syncbn_set_participants(key.encode(), b"cpu(x)")
 except RuntimeError as error:
     print(error)
 print(library.gluon_syncbn_distributed_join(1.0), library.gluon_syncbn_last_error())

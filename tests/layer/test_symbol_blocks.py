@@ -126,7 +126,7 @@ def test_layers_that_were_never_converted_take_part(devices):
     with autograd.record(), participating(net, cpus(1)):
         devices.map_first(net, [x])
     mx.nd.waitall()
-    with Monitor(net, Trainer(net.collect_params(), "sgd")) as monitor:
+    with Monitor(net) as monitor:
         report = monitor.report()
     assert {name for name, _ in report.layers} == {layer.name for layer in layers}
 

@@ -1,12 +1,14 @@
-"""The wings of the package: imports go down only, and never in a circle.
+"""The wings of the package and the folders of src: imports and includes go down only.
 
-The order of the wings, and which of them each may import, stand in one place, the table
-of docs/design/wings.md. An import inside of a function counts as one at the top, and
-importing a module runs its packages too.
+Their order, and what each may import or include, stand in one place: for the wings the
+table of docs/design/wings.md, for src that of CONTRIBUTING.md. An import inside of a
+function counts as one at the top, and importing a module runs its packages too.
 """
 
 import ast
+import itertools
 import re
+from pathlib import Path
 
 import pytest
 from support.helpers import ROOT
@@ -15,11 +17,18 @@ PACKAGE = ROOT / "gluon_syncbn"
 ABOVE = "above"  # public modules and the command: they may import all wings
 
 
+def table(page, heading):
+    """The last column, with this heading, of each row by the first one's name."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    first = next(n for n, line in enumerate(lines) if line.endswith(f"| {heading} |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first + 2 :])
+    cells = [row.strip("|").split("|") for row in rows]
+    return {c[0].strip(" `/"): set(re.findall(r"\w+", c[-1])) for c in cells}
+
+
 def drawn():
     """Per wing, from the lowest to the highest, the wings that it imports."""
-    page = (ROOT / "docs" / "design" / "wings.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)/` \|[^|]*\|([^|]*)\|$", page, re.MULTILINE)
-    return {wing: set(re.findall(r"\w+", arrows)) for wing, arrows in rows}
+    return table(ROOT / "docs" / "design" / "wings.md", "it imports")
 
 
 def modules():
@@ -96,11 +105,12 @@ def test_wings_import_what_the_table_says():
     assert found == wings
 
 
-def test_arrows_of_the_table_point_down():
+@pytest.mark.parametrize("of", ["wings", "src"])
+def test_arrows_of_the_table_point_down(of):
     lower = set()
-    for wing, arrows in drawn().items():
-        assert arrows <= lower, f"{wing}/ imports {arrows - lower}, expected {lower}"
-        lower.add(wing)
+    for name, arrows in (drawn() if of == "wings" else folders_of_src()).items():
+        assert arrows <= lower, f"{name}/ needs {arrows - lower}, expected {lower}"
+        lower.add(name)
 
 
 @pytest.mark.parametrize("wing", drawn())
@@ -108,3 +118,33 @@ def test_each_wing_says_what_it_is_and_what_it_must_not_know(wing):
     text = ast.get_docstring(ast.parse((PACKAGE / wing / "__init__.py").read_text()))
     assert "Used by" in text and re.search(r"must not know|No other wing", text)
     assert len(text.splitlines()) <= 6
+
+
+# ---- src -----------------------------------------------------------------------------
+
+
+def folders_of_src():
+    """Per folder of src, from the lowest to the highest, those that it includes."""
+    return table(ROOT / "CONTRIBUTING.md", "it includes")
+
+
+def includes():
+    """Each source or header below a folder of src, with what it includes of src."""
+    for file in (ROOT / "src").glob("*/**/*.*"):
+        found = re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE)
+        for target in found:
+            yield file.relative_to(ROOT / "src"), Path(target)
+
+
+def test_folders_of_src_include_what_the_table_says():
+    found = {path.name: set() for path in (ROOT / "src").glob("*") if path.is_dir()}
+    for file, target in includes():
+        if len(target.parts) > 1:  # otherwise it lies beside the file
+            found[file.parts[0]] |= {target.parts[0]} - {file.parts[0]}
+    assert found == folders_of_src()
+
+
+def test_the_cpu_and_the_cuda_half_do_not_include_each_other():
+    for file, target in includes():
+        halves = {"cpu", "cuda"} & {*file.parent.parts, *target.parent.parts}
+        assert len(halves) < 2, f"{file} includes {target}"

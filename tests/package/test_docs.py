@@ -5,13 +5,11 @@ before the first. A comment `<!-- tested: ... -->` before a block says what it n
 """
 
 import doctest
-import html.parser
 import inspect
 import re
 import sys
 import textwrap
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import mxnet as mx
 import pytest
@@ -96,7 +94,7 @@ def test_the_loop_of_ones_own_trains(tmp_path):
     "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES)]
 )
 def test_links_lead_to_files(page):
-    """Those between files, which also work on GitHub; the site's own are below."""
+    """Those between files, which also work on GitHub; Sphinx checks the site's own."""
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text("utf-8"), flags=re.S)
     for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
         assert (ROOT / page).parent.joinpath(link).exists(), link
@@ -200,45 +198,19 @@ def site(tmp_path_factory):
     return folder / "html"
 
 
-class Page(html.parser.HTMLParser):
-    """The anchors, links and loaded files of a page."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.anchors, self.links, self.loaded = set(), [], []
-        self.feed(file.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        self.anchors |= {attributes.get("id"), attributes.get("name")}
-        if tag == "a" and "href" in attributes:
-            self.links.append(attributes["href"])
-        loads = "stylesheet" in attributes.get("rel", "") or tag != "link"
-        if tag in ("link", "script", "img") and loads:
-            self.loaded += [attributes[k] for k in ("src", "href") if k in attributes]
+# Tags that load a file from a server.
+REMOTE = re.compile(r"""<(?:script|img|link rel="stylesheet")[^>]*"(?:https?:)?//""")
 
 
 @pytest.mark.timeout(280)
 def test_the_site_is_whole_and_needs_no_network(site):
-    pages = {file: Page(file) for file in site.glob("**/*.html")}
+    """Sphinx has checked links and anchors; nothing is loaded from a server."""
+    pages = list(site.glob("**/*.html"))
     assert len(pages) > 25
-    for file, page in pages.items():
-        for link in page.loaded:
-            assert not urlsplit(link).netloc, f"{file.name} loads {link}"
-        for link in page.links + page.loaded:
-            address = urlsplit(link)
-            if address.scheme or address.netloc:
-                continue
-            target = file
-            if address.path:
-                target = (file.parent / unquote(address.path)).resolve()
-            assert target.exists(), f"{file.name} links to {link}"
-            anchor = unquote(address.fragment)
-            if anchor and target in pages:
-                assert anchor in pages[target].anchors, f"{file.name}: {link}"
+    for page in pages:
+        assert not REMOTE.search(page.read_text(encoding="utf-8")), page.name
     for file in site.glob("_static/**/*.css"):
-        for link in re.findall(r"url\(['\"]?([^'\")]+)", file.read_text()):
-            assert not urlsplit(link).netloc, f"{file.name} loads {link}"
+        assert not re.search(r"url\(['\"]?(?:https?:)?//", file.read_text()), file.name
     documented = (site / "genindex.html").read_text(encoding="utf-8")
     for name in PUBLIC:
         assert f"#{name}" in documented, f"{name} is not in the reference"

@@ -53,13 +53,15 @@ def test_the_classifiers_learn_digits(name):
 
 
 def test_the_gan_trains():
-    """Neither net wins at once: -log(1/2) is 0.69, twice that the discriminator's."""
+    """Neither net wins: the other's loss would leave these bounds if one stood still.
+
+    The discriminator does better than to guess, and is not right nineteen times in
+    twenty about real pictures and about generated ones.
+    """
     output = run("gan", "--epochs", 2)
-    values = [
-        float(v) for v in re.findall(r"(?:discrimin|gener)ator (\d\.\d+)", output)
-    ]
-    assert len(values) == 4
-    assert all(0.05 < value < 5 for value in values)
+    losses = [float(value) for value in re.findall(r"discriminator (\d\.\d+)", output)]
+    assert len(losses) == 2
+    assert -2 * np.log(0.95) < losses[-1] < -2 * np.log(0.5)
 
 
 @pytest.mark.timeout(280)

@@ -111,8 +111,7 @@ def participate(net, contexts):
 
 
 def monitored(batches):
-    trainer = mx.gluon.Trainer(dense().collect_params(), "sgd")
-    with g.Monitor(layer(), trainer) as monitor:
+    with g.Monitor(layer()) as monitor:
         monitor.data(batches)
 
 
@@ -404,8 +403,8 @@ ROWS = {
     "recover": [*bad_text(g.recover, "reason")],
     "set_timeout": [*bad_seconds(g.set_timeout, "seconds")],
     "Monitor": [
-        *no_block(lambda net: g.Monitor(net, None)),
-        (lambda: g.Monitor(layer(), None), "trainer is a gluon.Trainer, but got"),
+        *no_block(g.Monitor),
+        (lambda: g.Monitor(layer(), 5), "trainer is a gluon.Trainer, but got 5"),
     ],
     "Monitor.data": [*bad(monitored, TypeError, "an iterable", batches=[5])],
     "Monitor.report": "takes nothing",

@@ -60,6 +60,7 @@ def test_one_version_for_all():
     assert changes.startswith(f"# Changelog\n\n## {version}\n")
 
 
-def test_the_commit_is_one_or_nothing():
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")
+def test_the_commit_of_a_checkout_is_known():
     commit = gluon_syncbn.features()["commit"]
-    assert re.fullmatch(r"|[0-9a-f]{40}(-dirty)?", commit)
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit)

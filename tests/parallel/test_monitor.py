@@ -1,7 +1,9 @@
 """Monitor, check_replicas, available_contexts: what a user asks about the devices."""
 
 import subprocess
+import threading
 import time
+from functools import partial
 
 import mxnet as mx
 import pytest
@@ -17,51 +19,41 @@ SLOW = 0.05  # seconds
 
 
 class Slow(mx.operator.CustomOp):
-    """The identity, which sleeps in one direction, "forward" or "backward"."""
+    """The identity; its forward rests on cpu(1)."""
 
-    def __init__(self, slow):
+    rest = partial(time.sleep, SLOW)
+
+    def __init__(self, rests):
         super().__init__()
-        self._slow = slow  # direction or None
-
-    def _rest(self, direction):
-        if self._slow == direction:
-            time.sleep(SLOW)
+        self._rests = rests
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        self._rest("forward")
+        if self._rests:
+            Slow.rest()
         self.assign(out_data[0], req[0], in_data[0])
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        self._rest("backward")
         self.assign(in_grad[0], req[0], out_grad[0])
 
 
 @mx.operator.register("slow_on_one_device")
 class SlowProp(mx.operator.CustomOpProp):
-    def __init__(self, direction):
-        super().__init__(need_top_grad=True)
-        self._direction = direction
-
     def create_operator(self, ctx, shapes, dtypes):
-        return Slow(self._direction if "cpu(1)" in str(ctx) else None)
+        return Slow("cpu(1)" in str(ctx))
 
 
 class SlowBlock(Block):
-    def __init__(self, direction):
-        super().__init__()
-        self._direction = direction
-
     def forward(self, x):
-        return mx.nd.Custom(x, op_type="slow_on_one_device", direction=self._direction)
+        return mx.nd.Custom(x, op_type="slow_on_one_device")
 
 
-def watched_run(devices, before=None, behind=None, rest=0.0, steps=8):
+def watched_run(devices, is_slow=False, rest=0.0, steps=8):
     """Trains a small net and reports; a batch takes `rest` seconds to make."""
     net = nn.Sequential()
     with net.name_scope():
         net.add(nn.Dense(4, in_units=3))
-        if before:
-            net.add(SlowBlock(before))
+        if is_slow:
+            net.add(SlowBlock())
         net.add(nn.BatchNorm(), nn.Dense(2))
     net = make_parallel(net, devices.contexts)
     net.initialize()
@@ -72,7 +64,7 @@ def watched_run(devices, before=None, behind=None, rest=0.0, steps=8):
             time.sleep(rest)
             yield mx.nd.random.normal(shape=(4, 3))
 
-    with Monitor(net, trainer) as monitor:
+    with Monitor(net) as monitor:
         for x in monitor.data(batches()):
             loss = differentiate(lambda x: (net(x) ** 2).sum(), x)
             trainer.step(4)
@@ -93,7 +85,7 @@ def test_waiting_for_data(devices):
 
 
 def test_waiting_for_each_other_names_the_layer(devices):
-    net, waits = watched_run(devices, before="forward")
+    net, waits = watched_run(devices, is_slow=True)
     # One of two devices waits for the other.
     assert waits.each_other * waits.seconds > 0.5 * 8 * SLOW / 2
     ((name, share),) = waits.layers
@@ -101,33 +93,48 @@ def test_waiting_for_each_other_names_the_layer(devices):
     assert waits.hint.startswith(f"devices wait for each other, most of all in {name}")
 
 
-def test_waiting_for_gradients(devices):
-    _, waits = watched_run(devices, before="backward")
-    assert waits.gradients * waits.seconds > 0.5 * 8 * SLOW / 2
-    assert waits.hint.startswith("devices wait for gradients")
+def test_a_busy_device_does_not_wait_for_data(monkeypatch):
+    """The loop waits for each batch, but the device ends its step only after that."""
+    may_end = threading.Semaphore(0)
+    monkeypatch.setattr(Slow, "rest", may_end.acquire)
+    net = nn.Sequential()
+    net.add(SlowBlock(), nn.Dense(1, in_units=1))
+    net.initialize(ctx=mx.cpu(1))
+    x = mx.nd.ones((2, 1), mx.cpu(1))
+    with Monitor(net) as monitor:
+        for number, _ in enumerate(monitor.data(range(4))):
+            if number > 0:
+                may_end.release()
+            if number == 1:
+                mx.nd.waitall()
+                assert monitor.report().steps == 1
+            differentiate(net, x)
+        may_end.release()
+        mx.nd.waitall()
+        waits = monitor.report()
+    assert (waits.steps, waits.data) == (3, 0)
 
 
-def test_reports_begin_anew_and_the_trainer_is_itself_again(devices):
+def test_reports_begin_anew(devices):
     net = dense(devices.contexts)
     trainer = Trainer(net.collect_params(), "sgd")
-    with Monitor(net, trainer) as monitor:
+    with Monitor(net) as monitor:
         for number, x in enumerate(monitor.data([mx.nd.ones((2, 1))] * 5)):
-            if number != 1:  # a step that the loop skips
-                differentiate(net, x)
-                trainer.step(2)
+            differentiate(net, x)
+            trainer.step(2)
             mx.nd.waitall()
-            if number == 2:
+            if number == 2:  # which lasts until the next batch is asked for
                 assert monitor.report().steps == 2
-        assert monitor.report().steps == 2
+        mx.nd.waitall()
+        assert monitor.report().steps == 3
         assert monitor.report().steps == 0
-    assert "_update" not in vars(trainer) and "_allreduce_grads" not in vars(trainer)
     assert str(monitor.report()).startswith("waited for data ")
 
 
 def test_two_monitors_and_updates_by_hand(devices):
     net = dense(devices.contexts)
     trainer = Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
-    with Monitor(net, trainer) as outer, Monitor(net, trainer) as inner:
+    with Monitor(net) as outer, Monitor(net, trainer) as inner:
         for x in outer.data(inner.data([mx.nd.ones((2, 1))] * 3)):
             for _ in range(2):
                 differentiate(net, x)
@@ -135,19 +142,18 @@ def test_two_monitors_and_updates_by_hand(devices):
                 trainer.update(2)
         mx.nd.waitall()
         assert (outer.report().steps, inner.report().steps) == (3, 3)
-    assert "_update" not in vars(trainer)
 
 
 def test_without_with(devices):
     net = dense(devices.contexts)
-    monitor = Monitor(net, Trainer(net.collect_params(), "sgd"))
+    monitor = Monitor(net)
     with pytest.raises(RuntimeError, match="Monitor.data was called before .* with"):
         monitor.data([])
     with monitor:
         pass
     with pytest.raises(RuntimeError, match="Monitor.data was called after .* with"):
         monitor.data([])
-    monitor = Monitor(net, Trainer(net.collect_params(), "sgd"))
+    monitor = Monitor(net)
     with pytest.raises(RuntimeError, match="Monitor.report was called before .* with"):
         monitor.report()
     with monitor:

@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import itertools
 
 import mxnet as mx
 import numpy as np
@@ -270,18 +269,29 @@ def test_load_parameters_takes_what_gluons_takes(tmp_path, devices):
     other = nn.BatchNorm(in_channels=2)
     other.initialize()
     other.save_parameters(path)
-    dense(devices.contexts).load_parameters(path, None, True, True)
+    net = dense(devices.contexts)
+    net.load_parameters(path, None, True, True)  # allow_missing, ignore_extra
+    assert (net(column(1, 2)).asnumpy() == [[1], [2]]).all()
+    with pytest.raises(AssertionError, match="is missing in file"):
+        net.load_parameters(path)
 
 
 def test_saving_while_training(tmp_path, devices):
-    _, parallel = pair(devices.contexts, mode="static_shape")
+    """Each file has the parameters before a step that follows at once."""
+    plain, parallel = pair(devices.contexts, mode="static_shape")
     trainer = Trainer(parallel.collect_params(), "sgd")
-    for (x, _), number in zip(batches([4] * 20), itertools.count()):
+    path = str(tmp_path / "saved.params")
+    for x, _ in batches([4] * 20):
         with autograd.record():
             y = parallel(x).sum()
         y.backward()
-        parallel.save_parameters(str(tmp_path / f"{number}.params"))
+        # Copies that MXNet makes in its order, so that nothing waits before the save.
+        expected = [p.list_data()[0].copy() for p in parameters(parallel)]
+        parallel.save_parameters(path)
         trainer.step(4)
+        plain.load_parameters(path)
+        for saved, right in zip(parameters(plain), expected):
+            np.testing.assert_array_equal(value(saved), right.asnumpy())
 
 
 class TwoInputs(HybridBlock):

@@ -1,7 +1,7 @@
 """The layer on several devices of one process, a thread each, against the whole batch.
 
-Called by test_op.py (CPU) and gpu/test_gpu_layer.py, each with its driver, see
-native.py. No MXNet takes part.
+Called by tests/gpu with the driver of a GPU, or of a CPU, see native.py. No MXNet
+takes part.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ from support.native import NONE, Activation, Layer
 
 WRITE, ADD = 1, 2
 EPS, MOMENTUM = 1e-5, 0.9
-AWKWARD = -0.5, 0, 1e-6, -1e-42  # gammas, of which all but one cannot be divided by
+# Gammas of the first channels, of which all but one cannot be divided by.
+AWKWARD = -0.5, 0, 1e-6, -1e-42
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,6 @@ class Case:
     request: int = WRITE
     center: float = 0.5
     activation: Activation = NONE
-    gammas: tuple = AWKWARD  # of the first channels
 
     @property
     def parameter_dtype(self):
@@ -52,8 +52,8 @@ class Batch:
         rng = np.random.default_rng()
         self.gamma, self.beta = rng.normal(1, 0.3, (2, case.channels))
         self.gamma = np.maximum(self.gamma, 0.3)
-        count = min(len(case.gammas), max(case.channels - 1, 0))
-        self.gamma[:count] = case.gammas[:count]
+        count = min(len(AWKWARD), max(case.channels - 1, 0))
+        self.gamma[:count] = AWKWARD[:count]
         kind = case.parameter_dtype
         self.gamma, self.beta = self.gamma.astype(kind), self.beta.astype(kind)
         self.x = rng.normal(case.center, 2, case.shape).astype(case.dtype)

@@ -1,7 +1,7 @@
 """The shared library without MXNet: the layer on one device through C.
 
-Called by tests of the CPU and of GPUs. Memory is a driver's: `array(shape, storage,
-values)` makes an object with `pointer` and `get()`.
+Called by tests/gpu. Memory is a driver's: `array(shape, storage, values)` makes an
+object with `pointer` and `get()`.
 """
 
 import ctypes
@@ -120,7 +120,7 @@ class Layer:
 
     def _run(self, name, dtype, shape, members, *arguments):
         sizes = (ctypes.c_int64 * len(shape))(*shape)
-        shard = Shard(dtype=DTYPES.get(dtype, dtype), ndim=len(shape), shape=sizes)
+        shard = Shard(dtype=DTYPES[dtype], ndim=len(shape), shape=sizes)
         for key, value in members.items():
             setattr(shard, key, getattr(value, "pointer", value))
         function = getattr(library(), f"gluon_syncbn_op_{name}")

@@ -3,12 +3,14 @@
 Called by test_parallel*.py. Numbers are compared as helpers.py does.
 """
 
+import gc
+import weakref
 from functools import partial
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import Trainer, loss, nn
+from mxnet.gluon import Block, Trainer, loss, nn
 
 from gluon_syncbn import make_parallel
 from support.helpers import assert_near, copy_parameters, set_mode, summed_grad
@@ -83,3 +85,30 @@ def column(*values):
 
 def weight_gradient(net):
     return float(summed_grad(net.net.weight))
+
+
+class Identity(autograd.Function):
+    def forward(self, x):
+        return x.copy()
+
+    def backward(self, dy):
+        return dy
+
+
+class Traced(Block):
+    """The identity, which counts the graphs of its calls that are still alive."""
+
+    def __init__(self):
+        super().__init__()
+        self._functions = []
+
+    def forward(self, x):
+        function = Identity()
+        self._functions.append(weakref.ref(function))
+        return function(x)
+
+    def count_graphs(self):
+        mx.nd.waitall()
+        for _ in range(3):  # what a graph holds is freed after it
+            gc.collect()
+        return sum(function() is not None for function in self._functions)
