@@ -229,11 +229,6 @@ class Waits(
             return "nothing holds the devices back for long"
         return _HINTS[most].format(layer=self.layers[0][0] if self.layers else "")
 
-    @property
-    def gradients(self) -> float:
-        """0, because it is not measured: scripts/segmentation/training.py reads it."""
-        return 0.0
-
     def __str__(self):
         text = f"waited for data {self.data:.0%}, for each other {self.each_other:.0%}"
         return text.replace("%", " %")

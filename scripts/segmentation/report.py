@@ -133,7 +133,7 @@ def table(log):
     """The epochs as lines of text."""
     lines = [
         "epoch  train loss  val loss  pixAcc   mIoU  seconds  "
-        "waits: data / other devices / gradients"
+        "waits: data / other devices"
     ]
     for e in log:
         waits = " / ".join(f"{share:.0%}" for share in e["waits"].values())

@@ -24,7 +24,7 @@ from .files import write_json, write_png
 from .models import build_model, parameters
 
 PANEL_ROWS = 4
-WAITS = "data", "each_other", "gradients"  # of gluon_syncbn.Monitor
+WAITS = "data", "each_other"  # of gluon_syncbn.Monitor
 
 
 def run(config, former, stop_after):
