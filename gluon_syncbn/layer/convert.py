@@ -112,7 +112,7 @@ def convert_sync_batchnorm(
     net.apply(convert)
     for layer, block in pairs:
         fold(layer, block)
-    net.apply(_forget_graph)
+    net.apply(forget_graph)
     return net
 
 
@@ -173,7 +173,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
             block._activation = sync.activation
 
     net.apply(revert)
-    net.apply(_forget_graph)
+    net.apply(forget_graph)
     return net
 
 
@@ -227,6 +227,7 @@ def _warn_of_nodes(block, names):
         )
 
 
-def _forget_graph(block):
+def forget_graph(block: mx.gluon.Block) -> None:
+    """Lets a hybridized block trace its graph in its next call."""
     if isinstance(block, HybridBlock):
         block._clear_cached_op()

@@ -15,6 +15,7 @@ from mxnet import autograd
 from ..common.nested import flatten, rebuild
 from ..devices.devices import Devices, inside_map
 from ..layer.batch_norm import contexts_of
+from ..layer.convert import forget_graph
 from . import backward, rounds
 from .batch import ShardedOutput
 from .graph import is_recorded
@@ -69,6 +70,8 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     check_not_parallel(net, "allow_plain_loop")
     if not isinstance(vars(net).get("forward"), _Forward):
         net.forward = _Forward(net)
+        # Static graphs keep resources of the thread that has called them first.
+        net.apply(forget_graph)
     return net
 
 

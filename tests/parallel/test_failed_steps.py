@@ -5,6 +5,7 @@ leave a state of the run without a failure, bit by bit, from which that run goes
 """
 
 import collections
+import random
 import time
 
 import mxnet as mx
@@ -14,10 +15,12 @@ from support.deep_nets import REPEAT
 from support.failed_steps import (
     MODES,
     NETS,
+    OPTIMIZERS,
     STEPS,
     Program,
     UsersMistake,
     check_failure,
+    fail,
     normal_states,
     soak,
 )
@@ -38,6 +41,28 @@ def test_a_failed_step_changes_nothing(way, ctrl_c):
         outcomes[check_failure(seed, [way], kinds, expected)] += 1
     undone = {kind for kind, is_undone in outcomes if is_undone}
     assert undone >= {"exception", "absent"}.intersection(kinds)
+
+
+@pytest.mark.timeout(100 + 10 * REPEAT)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("net", NETS)
+def test_a_plain_loop_that_deadlocks(net, mode):
+    """Mostly: MXNet shares resources among CPU contexts. Then the loop is allowed."""
+    rng = random.Random(0)
+    for optimizer in OPTIMIZERS:
+        setting = mode, net, optimizer, ("device", None)
+        states = normal_states(Program("allow_plain_loop", *setting))
+        for failing in 0, 2:
+            program = Program("plain_loop", *setting)
+            gluon_syncbn.allow_plain_loop(program.net)
+            for number in range(failing):
+                program.run(number)
+            del program.net.forward  # not allowed any more
+            begin = fail(program, failing, "deadlock", states, rng)
+            gluon_syncbn.allow_plain_loop(program.net)
+            for number in range(begin, STEPS):
+                program.run(number)
+            assert program.state() == states[STEPS]
 
 
 @pytest.mark.timeout(100 + 10 * REPEAT)
