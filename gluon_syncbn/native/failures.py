@@ -170,6 +170,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
     ...     print("Arrived: cpu(0)" in str(error), "Missing: cpu(1)" in str(error))
     ...     gluon_syncbn.recover()
     True True
+    0
     """
     check_text("reason", reason)
     if not failure():

@@ -166,5 +166,5 @@ def test_medians_over_sizes_are_those_of_the_json():
 
     text = in_words(BENCHMARKS)
     assert f"at {100 * share:.0f} % of the copy bandwidth" in text
-    assert f"`nn.BatchNorm` takes {ratio('BatchNorm', 'inside')} as long" in text
+    assert f"`nn.BatchNorm` took {ratio('BatchNorm', 'inside')} as long" in text
     assert f"PyTorch's `BatchNorm2d` {ratio('PyTorch', 'alone')}" in text
