@@ -308,7 +308,7 @@ def _nets(module):
 
 
 def _set_gradients_to_zero(module, contexts):
-    """Where no backward will write them; those that are added up stay."""
+    """Clears gradients that no backward will write; those that are added up stay."""
     for parameter in module.collect_params().values():
         for data, grad in zip(parameter._data or (), parameter._grad or ()):
             if data.context in contexts:

@@ -34,7 +34,7 @@ from ..common.arguments import (
     counted,
 )
 from ..common.shares import share_bounds
-from ..native import failures, steps
+from ..native import failures
 from ..native.interrupts import deferred_interrupt
 from ..native.library import load
 from . import workers
@@ -290,8 +290,7 @@ class Devices:
                 f"given up because a call for another context raised "
                 f"{type(error).__name__}: {error}"
             )
-            if not failures.failure():
-                steps.wait()  # they are complete, so they end by themselves
+            failures.finish_steps()
             failures.end_waits(reason)
             # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes
             # if two threads call it at once.

@@ -226,9 +226,8 @@ class SyncBatchNorm(nn.BatchNorm):
 
     def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
         """The keys of the layer's groups in native code, each with its contexts."""
-        contexts = groups.context_parts(self._sync.group) or [self.contexts()]
-        keys = [self._sync.rendezvous.key + part for part in self._sync.parts()]
-        return list(zip(keys, contexts))
+        keys = self._sync.rendezvous.groups()
+        return [(key, self.contexts() if part is None else part) for key, part in keys]
 
     @property
     def num_batches_tracked(self) -> int:
@@ -238,13 +237,12 @@ class SyncBatchNorm(nn.BatchNorm):
         Only ``momentum=None`` depends on it: save it beside the parameters to continue
         such a run exactly.
         """
-        return max(map(self._sync.rendezvous.get_batches, self._sync.parts()))
+        return max(self._sync.rendezvous.batches())
 
     @num_batches_tracked.setter
     def num_batches_tracked(self, batches: int) -> None:
         check_int("num_batches_tracked", batches, least=0, most=2**62)
-        for part in self._sync.parts():
-            self._sync.rendezvous.set_batches(part, batches)
+        self._sync.rendezvous.set_batches(batches)
 
     def forward(self, x: Any, *args: Any) -> Any:
         """Checks what can be known at once, then calls or traces the layer."""

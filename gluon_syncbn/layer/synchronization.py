@@ -44,11 +44,6 @@ class SyncState:
         self.rendezvous = Rendezvous(layer, groups.context_parts(self.group))
         self.latest_use = None, None  # the trace, and the operator's output in it
 
-    def parts(self) -> list[str]:
-        """Suffixes of the key, one for each native group (ForDevice in C++)."""
-        parts = groups.context_parts(self.group)
-        return [""] if parts is None else [f"/{i}" for i in range(len(parts))]
-
 
 def checked_settings(
     num_devices: int | None,
@@ -100,17 +95,19 @@ class Rendezvous:
         return Rendezvous, (self.name, self._parts)
 
     def groups(self) -> list[tuple[str, Sequence | None]]:
-        """The keys of the native groups, each with its contexts; None means all."""
+        """The keys of the native groups, each with its contexts; None means all.
+
+        ForDevice in src/mxnet/attributes.cc makes the same keys.
+        """
         if self._parts is None:
             return [(self.key, None)]
         return [(f"{self.key}/{i}", part) for i, part in enumerate(self._parts)]
 
-    def get_batches(self, part: str) -> int:
-        """The batches that the contexts of a part have seen, see `SyncState.parts`."""
-        return load().gluon_syncbn_batches((self.key + part).encode())
+    def batches(self) -> list[int]:
+        """The batches that each of `groups` has seen."""
+        return [load().gluon_syncbn_batches(key.encode()) for key, _ in self.groups()]
 
-    def set_batches(self, part: str, batches: int) -> None:
-        """Sets what `get_batches` returns."""
-        key, library = (self.key + part).encode(), load()
-        library.gluon_syncbn_create_group(key, self.name.encode())
-        library.gluon_syncbn_set_batches(key, batches)
+    def set_batches(self, batches: int) -> None:
+        """Sets the batches that every one of `groups` has seen."""
+        for key, _ in self.groups():
+            load().gluon_syncbn_set_batches(key.encode(), batches)

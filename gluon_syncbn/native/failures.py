@@ -173,9 +173,17 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
     0
     """
     check_text("reason", reason)
+    finish_steps()
+    return give_up(reason)
+
+
+def finish_steps() -> None:
+    """Waits for the queued steps of this thread, unless a layer has failed.
+
+    They are queued completely, so they end without further calls.
+    """
     if not failure():
         steps.wait()
-    return give_up(reason)
 
 
 def give_up(reason: str) -> int:

@@ -108,8 +108,8 @@ SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
 
 SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::HasOperators(); }
 
-// What a StepCommit takes, see mxnet/commit.h: `sizes[i]` gradients in each group, and the keys of
-// the histories.
+// The arguments of a StepCommit, see mxnet/commit.h: `sizes[i]` gradients in each group, and the
+// keys of the histories.
 struct gluon_syncbn_step {
   void** gradients;
   const int* sizes;

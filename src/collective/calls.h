@@ -17,7 +17,7 @@ namespace syncbn {
 void EnterDriver(const Device& device, int devices);
 void LeaveDriver(const Device& device);
 
-// What is known where devices did not come to a rendezvous.
+// The known facts about a rendezvous to which some devices did not come.
 struct Absence {
   bool is_forward = true;
   bool needs_driver = false;   // the layer is made to be called by a driver only

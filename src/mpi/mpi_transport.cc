@@ -32,8 +32,8 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
-// What all ranks do together before the first message. MPI writes into this until they have done
-// it, even after a call has timed out: so it is never deleted, and the next call goes on with it.
+// The step that all ranks take together before the first message. MPI writes into this until they
+// have, even after a call has timed out: so it is never deleted, and the next call goes on with it.
 struct Connection {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;

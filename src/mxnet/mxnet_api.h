@@ -34,7 +34,7 @@ struct MxnetContext {
   int dev_type, dev_id;
 };
 
-// What MXNet's engine runs among its own operations.
+// A function that MXNet's engine runs among its own operations.
 typedef void (*EngineWork)(void* run_context, void* parameter);
 
 // Numbers of MXNet's FnProperty.

@@ -33,7 +33,7 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
                            out.dx.data});
 }
 
-// What kernels read: x or y, as MXNet has kept it, or our copy of x where y does not suffice.
+// The kernels' input: x or y, as MXNet has kept it, or our copy of x where y does not suffice.
 BackwardInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
                                      const Tensor& t) const {
   BackwardInput input{t.dtype, layout, t.data, dy.data, options_.activation, options_.from_output,

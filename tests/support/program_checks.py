@@ -69,9 +69,7 @@ class Checks:
         ]
 
     def _state(self, norm, group, part):
-        state = {
-            "batches": norm._sync.rendezvous.get_batches(norm._sync.parts()[group])
-        }
+        state = {"batches": norm._sync.rendezvous.batches()[group]}
         everyone = range(self._program.contexts)
         for name in (*PARAMETERS, *STATISTICS):
             arrays = self._arrays(norm, name)
