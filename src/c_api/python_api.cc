@@ -13,6 +13,7 @@
 #include "collective/communicator.h"
 #include "collective/registry.h"
 #include "core/c_interface.h"
+#include "core/freed_memory.h"
 #include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "kernels/cuda/batch_norm_cuda.h"
@@ -236,5 +237,7 @@ SYNCBN_EXPORT const char* gluon_syncbn_cuda_missing() {
   return SYNCBN_CUDA_MISSING;
 #endif
 }
+
+SYNCBN_EXPORT int gluon_syncbn_keep_freed_memory() { return syncbn::KeepFreedMemory() ? 1 : 0; }
 
 SYNCBN_EXPORT int gluon_syncbn_num_threads() { return syncbn::NumThreads(); }
