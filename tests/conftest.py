@@ -17,6 +17,17 @@ from gluon_syncbn.native import failures
 faulthandler.enable()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run tests marked full, too")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Skipped, not deselected: pytest-xdist's summary has no count of the latter."""
+    if item.get_closest_marker("full") and not item.config.getoption("full"):
+        pytest.skip("bash scripts/test.sh --full runs it")
+
+
 @pytest.fixture(autouse=True)
 def short_timeout():
     """20 s instead of 300 s; afterwards no layer is left with a failure."""

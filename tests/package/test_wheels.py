@@ -84,6 +84,7 @@ def commit_of(sdist):
     return (sdist / "COMMIT").read_text().strip()
 
 
+@pytest.mark.full
 def test_a_source_distribution_holds_all_sources_and_their_commit(
     tmp_path, checkout, setuptools
 ):
@@ -105,6 +106,7 @@ def test_a_source_distribution_holds_all_sources_and_their_commit(
     assert commit_of(changed) == f"{head}-dirty"
 
 
+@pytest.mark.full
 def test_a_folder_in_another_projects_checkout_has_no_commit(
     tmp_path, checkout, setuptools
 ):
@@ -115,6 +117,7 @@ def test_a_folder_in_another_projects_checkout_has_no_commit(
     assert commit_of(make_sdist(setuptools, inner, tmp_path)) == ""
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_source_distribution_builds_by_itself(tmp_path, checkout, setuptools):
     head = git(checkout, "rev-parse", "HEAD")
