@@ -4,6 +4,7 @@ A wait that would hang must fail in seconds, and must leave nothing to the next 
 """
 
 import faulthandler
+import os
 import signal
 import sys
 
@@ -19,6 +20,12 @@ faulthandler.enable()
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run tests marked full, too")
+
+
+def pytest_configure(config):
+    """Comparisons of deep nets (support/deep_nets.py) are repeated so often."""
+    repetitions = "10" if config.getoption("full") else "3"
+    os.environ.setdefault("GLUON_SYNCBN_REPEAT", repetitions)
 
 
 @pytest.hookimpl(tryfirst=True)
