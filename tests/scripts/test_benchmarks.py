@@ -49,6 +49,7 @@ def test_layer(tmp_path):
     assert all(row["repetitions"] == 1 for row in rows)
 
 
+@pytest.mark.full
 def test_sizes(tmp_path):
     rows = rows_of("benchmark_sizes", tmp_path, "--sizes", "tiny", "--seconds", 0.01)
     ours = [row for row in rows if row["layer"] == "gluon_syncbn"]
