@@ -73,18 +73,16 @@ def test_sizes():
     ]
     keys = "layer", "place", "size", "batch", "contexts"
     copies = by(rows, *keys, figure="share_of_copy")
-    share = statistics.median(
-        s for key, s in copies.items() if key[:2] == (OURS, "inside")
-    )
+    shares = [value for key, value in copies.items() if key[:2] == (OURS, "inside")]
     times = by(rows, *keys)
 
     def ratio(layer, place):
         """On one context, where all of them compute the same."""
         cases = [key[2:] for key in times if (*key[:2], key[4]) == (layer, place, 1)]
-        pairs = [
-            (times[(layer, place, *c)], times[(OURS, "inside", *c)]) for c in cases
+        ratios = [
+            times[(layer, place, *c)] / times[(OURS, "inside", *c)] for c in cases
         ]
-        return f"{statistics.median(a / b for a, b in pairs):.1f} times"
+        return f"{statistics.median(ratios):.1f} times"
 
     assert_says(
         BENCHMARKS,
