@@ -1,4 +1,4 @@
-"""The source distribution and its wheel; scripts/wheels.sh tries those that it makes."""
+"""The source distribution and its wheel; scripts/wheels.sh tries what it makes."""
 
 import email
 import subprocess
