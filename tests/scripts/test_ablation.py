@@ -104,21 +104,6 @@ def test_several_devices_agree_with_one(tmp_path):
 
 
 @pytest.mark.full
-def test_costs_are_measured(tmp_path):
-    scale = plan.Scale("fastscnn", 64, 1, (2,), (1,), 1, 8, 4)
-    task = digits(tmp_path).cost(scale, steps=2, watchdog=200)
-    task["layers"] = "bn", "syncbn"  # contrib's may wait for ever
-    document = carried_out(task)
-    assert [row["layer"] for row in document["rows"]] == ["bn", "syncbn"]
-    for row in document["rows"]:
-        assert row["median_ms"] > 0 and row["peak_mb"] > 0
-    bn, syncbn = (row["error"] for row in document["rows"])
-    assert syncbn < 1e-4 < bn
-    document["rows"].append({"layer": "contrib", "devices": 2, "images": 1})
-    assert_is_drawn(document, tmp_path)
-
-
-@pytest.mark.full
 def test_a_run_that_diverges_has_a_result(tmp_path):
     scale = plan.Scale("fastscnn", 64, 2, (2,), (1,), 1, 16, 4)
     task = digits(tmp_path).grid(scale)[0]
