@@ -32,7 +32,14 @@ ONE_THREAD |= {"test_fuzz_attributes", "test_fuzz_messages"}
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
 
 
-@pytest.mark.parametrize("sanitizer", ["", "address,undefined", "thread"])
+@pytest.mark.parametrize(
+    "sanitizer",
+    [
+        "",
+        pytest.param("address,undefined", marks=pytest.mark.full),
+        pytest.param("thread", marks=pytest.mark.full),
+    ],
+)
 def test_native(sanitizer, tmp_path):
     build = tmp_path / "build"
     options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]

@@ -11,7 +11,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import mxnet as mx
 import pytest
 from support.helpers import ROOT, run_tool
 from support.mpi import launcher, needs_mpi
@@ -75,19 +74,6 @@ def public():
 
 
 PUBLIC = dict(public())
-
-
-def test_the_loop_of_ones_own_trains(tmp_path):
-    text, names = text_of("guides/own_loop.md"), {}
-    exec(re.search(r"<!-- setup\n(.*?)-->", text, re.S)[1], names)
-    exec(BLOCK.search(text)["code"], names)
-    mx.nd.waitall()
-    layer = names["net"][1]
-    assert layer.num_devices == 2
-    assert layer.num_batches_tracked == 2
-    values = [data.asnumpy() for data in layer.gamma.list_data()]
-    assert (values[0] == values[1]).all()
-    assert abs(values[0] - 1).max() > 0  # the trainer has moved it
 
 
 @pytest.mark.parametrize(
