@@ -50,7 +50,7 @@ class Program:
     groups: List[List[int]]  # of contexts that normalize together
     mode: str
     made: str  # "layer", or "converted" or "fused" from MXNet's blocks
-    chains: List[List[int]]  # numbers of layers; each chain gives an output
+    chains: List[List[int]]  # numbers of layers; each call of one gives an output
     bare: bool  # the layer itself is the net
     convolutions: bool  # around layers, for oneDNN's layouts
     dtype: str

@@ -18,7 +18,10 @@ AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by
 
 
 class Chains(HybridBlock):
-    """Layers in chains that all begin at the input; one may stand in several places."""
+    """Layers in chains that all begin at the input; one may stand in several places.
+
+    Each call of a layer gives an output.
+    """
 
     def __init__(self, program, layers):
         super().__init__()
@@ -36,7 +39,7 @@ class Chains(HybridBlock):
             y = x
             for number in chain:
                 y = self.layers[number](self.moves[number](y))
-            outputs.append(self.moves[len(self.layers)](y))
+                outputs.append(self.moves[len(self.layers)](y))
         return outputs
 
 
@@ -169,7 +172,7 @@ class Data:
         self.x = self.split(x)
         self.dys = [
             self.split(rng.normal(size=shape).astype(program.dtype))
-            for _ in program.chains
+            for _ in sum(program.chains, [])
         ]
 
     def split(self, whole):
