@@ -106,6 +106,7 @@ class Use:
         old = 1 - 1 / state["batches"] if layer.momentum is None else layer.momentum
         factor = count / (count - 1) if layer.unbiased and count > 1 else 1
         std, kind = np.sqrt(var), kind_of(self._dtype)
+        x_error = x_error + unit_roundoff("float64") * abs(mean)  # means of devices
         var_error = 2 * factor * x_error * (std + x_error)
         for name, batch, size, error in (
             ("running_mean", mean, abs(mean) + std, x_error),
