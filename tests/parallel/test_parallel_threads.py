@@ -75,11 +75,6 @@ class Training:
         return self.losses + [a.asnumpy() for p in parameters for a in p.list_data()]
 
 
-def one_after_the_other(steps, *trainings):
-    for training in trainings:
-        training.run(steps)
-
-
 def call_in_threads(*functions):
     """Calls each function in a thread of its own; none may raise an error."""
     errors = []
@@ -113,7 +108,8 @@ def interleaved(steps, *trainings):
 def assert_independent(way, steps, *made):
     """The same bits as one after the other; `made` are the arguments of Training."""
     expected = [Training(number, *each) for number, each in enumerate(made)]
-    one_after_the_other(steps, *expected)
+    for training in expected:
+        training.run(steps)
     trainings = [Training(number, *each) for number, each in enumerate(made)]
     way(steps, *trainings)
     for training, right in zip(trainings, expected):
@@ -126,25 +122,11 @@ def assert_independent(way, steps, *made):
 
 
 @pytest.mark.timeout(120 + 6 * REPEAT)
-@pytest.mark.parametrize("attach", [True, False])
+@pytest.mark.parametrize("way", [in_threads, interleaved])
 @pytest.mark.parametrize("mode", MODES)
-def test_two_threads_train_a_net_each(mode, attach):
-    first, second = (mode, cpus(2), attach), (mode, cpus(3), not attach)
-    assert_independent(in_threads, STEPS, first, second)
-
-
-@pytest.mark.timeout(120 + 6 * REPEAT)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_parallel_net_beside_a_plain_one(mode):
-    parallel, plain = (mode, cpus(2), True), (mode, [], True)
-    assert_independent(in_threads, STEPS, parallel, plain, plain)
-
-
-@pytest.mark.parametrize("attach", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-def test_interleaved_graphs_of_two_nets(mode, attach):
-    first, second = (mode, cpus(2), attach), (mode, cpus(3), not attach)
-    assert_independent(interleaved, 5, first, second)
+def test_parallel_nets_and_a_plain_one(mode, way):
+    first, second = (mode, cpus(2), True), (mode, cpus(3), False)
+    assert_independent(way, STEPS, first, second, (mode, [], True))
 
 
 def test_nets_are_made_and_dropped_in_threads():
