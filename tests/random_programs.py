@@ -45,12 +45,9 @@ def generate(seed):
     data = one_of(["normal", "drifting", "far", "constant", "small"])
     if dtype != "float16" and draw.random() < 0.4:  # gradients would overflow
         chains = one_of([[[0, 1]], [[0, 0]], [[0, 1], [1]], [[0, 1], [1, 0]]])
-    made = one_of(["layer", "layer", "converted", "fused"])
     x_request = one_of(["write", "write", "add", "null"])
-    # A conversion is one for the whole net.
-    unbiased = draw.random() < 0.3
     layers = [
-        _layer(draw, made, unbiased, needs_gradient=x_request == "null")
+        _layer(draw, needs_gradient=x_request == "null")
         for _ in range(1 + max(map(max, chains)))
     ]
     if dtype == "float16":
@@ -62,12 +59,8 @@ def generate(seed):
         way=way,
         groups=groups,
         mode=one_of(["imperative", "hybridize", "static_alloc", "static_shape"]),
-        made=made,
         chains=chains,
-        bare=chains == [[0]]
-        and made == "layer"
-        and not convolutions
-        and draw.random() < 0.5,
+        bare=chains == [[0]] and not convolutions and draw.random() < 0.5,
         convolutions=convolutions,
         dtype=dtype,
         shape=shape,
@@ -97,22 +90,18 @@ def _groups(draw):
     return groups
 
 
-def _layer(draw, made, unbiased, needs_gradient):
+def _layer(draw, needs_gradient):
     one_of = draw.choice
-    momentums = [0.9, 0.5, 0.0, 1.0] + [None] * (made == "layer")
     activation = one_of([None, "identity", "relu", "leaky_relu", "elu"])
-    if made != "layer" and activation == "identity":
-        activation = None  # MXNet has no block for it
-    # MXNet's blocks hold them in float32.
     slope = {"leaky_relu": one_of([0.0625, 0.25]), "elu": one_of([1.0, 0.5])}
     requests = ["write"] if needs_gradient else ["write", "write", "add", "null"]
     return Layer(
-        momentum=one_of(momentums),
+        momentum=one_of([0.9, 0.5, 0.0, 1.0, None]),
         epsilon=one_of([1e-5, 1e-3, 0.5]),
         scale=needs_gradient or draw.random() < 0.8,
         center=draw.random() < 0.8,
         use_global_stats=draw.random() < 0.1,
-        unbiased=unbiased,
+        unbiased=draw.random() < 0.3,
         activation=activation,
         slope=slope.get(activation),
         gamma_request=one_of(requests),

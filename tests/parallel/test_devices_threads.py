@@ -19,8 +19,6 @@ def test_threads_are_used_again_but_not_shared():
             assert not set(first) & set(beside.map(threading.get_ident))
     with Devices(cpus(1, first=1)) as devices:
         (ident,) = devices.map(threading.get_ident)
-    del devices
-    with Devices(cpus(1, first=1)):
         dropped = Devices(cpus(1, first=1))
         (other,) = dropped.map(threading.get_ident)
         del dropped

@@ -34,7 +34,7 @@ STORE = "device", False
 @pytest.mark.parametrize("way", WAYS)
 def test_a_failed_step_changes_nothing(way, ctrl_c):
     kinds = [kind for kind in KINDS if (kind, way) != ("absent", "make_parallel")]
-    undone = undone_kinds(range(9 * REPEAT), [way], kinds)
+    undone = undone_kinds(range(6 * REPEAT), [way], kinds)
     assert undone >= {"exception", "absent"}.intersection(kinds)
 
 
@@ -66,7 +66,7 @@ assert undone >= {"exception", "absent"}, undone
 @needs_mpi
 @pytest.mark.timeout(150)
 def test_a_failed_step_changes_nothing_on_either_rank():
-    run_ranks(2, RANKS, 4 * REPEAT)
+    run_ranks(2, RANKS, 3 * REPEAT)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -173,13 +173,12 @@ def test_ssd_script():
     nets = pytest.importorskip("support.detection_nets")
     (plain, _), (ours, _) = nets.ssd(None), nets.ssd(None)
     convert_sync_batchnorm(ours, num_devices=2)
-    for net in plain, ours:
-        net.initialize(force_reinit=True)
-        net.cast("float64")
     rng, size = np.random.default_rng(1), nets.SIZE
     data = mx.nd.array(rng.normal(size=(4, 3, size, size)), dtype="float64")
     for net in plain, ours:
-        net(data)
+        net.initialize(force_reinit=True)
+        net(data.astype("float32"))
+        net.cast("float64")
     with autograd.train_mode():
         anchors = plain(data)[2].shape[1]
     copy_parameters(plain, ours)

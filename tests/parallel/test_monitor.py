@@ -1,6 +1,5 @@
 """Monitor, check_replicas, available_contexts: what a user asks about the devices."""
 
-import subprocess
 import threading
 import time
 from functools import partial
@@ -8,7 +7,7 @@ from functools import partial
 import mxnet as mx
 import pytest
 from mxnet.gluon import Block, Trainer, nn
-from support.helpers import cpus, differentiate, run_python
+from support.helpers import cpus, differentiate, run_python, run_tool
 from support.parallel_nets import dense
 
 import gluon_syncbn
@@ -246,11 +245,8 @@ int cuDeviceGetCount(int* n) { *n = %(devices)s; return 0; }
 
 def make_driver(folder, code):
     (folder / "cuda.c").write_text(code)
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"],
-        cwd=folder,
-        check=True,
-    )
+    library = folder / "libcuda.so.1"
+    run_tool("gcc", "-shared", "-fPIC", "-o", library, folder / "cuda.c")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,6 @@ class Program:
     way: str  # "devices", "parallel" or "plain_loop"
     groups: List[List[int]]  # of contexts that normalize together
     mode: str
-    made: str  # "layer", or "converted" or "fused" from MXNet's blocks
     chains: List[List[int]]  # numbers of layers; each call of one gives an output
     bare: bool  # the layer itself is the net
     convolutions: bool  # around layers, for oneDNN's layouts

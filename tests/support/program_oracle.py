@@ -93,13 +93,6 @@ class Use:
         limits = self._count, self._conditioning, scale
         return reference.tolerance(dtype or self._dtype, *limits)[1]
 
-    def _block_error(self, terms):
-        """What MXNet's blocks round; they compute in float32 on the negative side."""
-        u = unit_roundoff(self._dtype)
-        if self._layer.activation not in (None, "relu"):
-            u = max(u, unit_roundoff("float32"))
-        return 4 * u * terms * (self._program.made != "layer")
-
     def _update_running(self, mean, var, x_error):
         layer, state, count = self._layer, self.state, self._count
         state["batches"] += 1
@@ -124,10 +117,7 @@ class Use:
         scale = abs(self._gamma) * self._largest + abs(beta)
         self._z_error = self._over(self._tolerance(scale))
         y = reference.activate(self._z, layer.activation, slope)
-        # z and y are stored, and an ELU of MXNet's is exp(z) - 1.
-        terms = abs(self._z) + abs(y) + slope * (layer.activation == "elu")
-        error = self._z_error * max(1.0, slope) + self._block_error(terms)
-        self.y = stored(Value(y, error), self._dtype)
+        self.y = stored(Value(y, self._z_error * max(1.0, slope)), self._dtype)
 
     def backward(self, dy):
         """dx, and the elements whose sums are dgamma and dbeta, for a Value dy."""
@@ -168,7 +158,7 @@ class Use:
         if layer.activation == "elu":
             tiny = np.finfo(kind_of(self._dtype)).tiny  # what may be flushed to zero
             error = error + abs(dz) * self._z_error + abs(dy.value) * tiny
-        return dz, error + self._block_error(abs(dy.value) * (1 + slope))
+        return dz, error
 
 
 class Net:
