@@ -89,13 +89,11 @@ def traces():
         mx.util.is_np_array(),
         bulk_size,
         mx.current_context(),
-        (mx.sym.var("x") + 1).name,
         mx.gluon.nn.Dense(1).name,
         np.geterr(),
         decimal.getcontext().prec,
         hasattr(local, "mine"),
         mx.nd.random.uniform(shape=3).asnumpy().tolist(),
-        mx.nd.random.poisson(3, shape=3).asnumpy().tolist(),
         mx.nd.Dropout(mx.nd.ones(20), mode="always").asnumpy().tolist(),
     )
 

@@ -23,6 +23,7 @@ from support.parallel_nets import (
     batches,
     column,
     dense,
+    gradients,
     pair,
     parameters,
     small_net,
@@ -172,51 +173,30 @@ def test_numpy_semantics(devices):
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_loss_where_the_outputs_are(rows):
+def test_losses_where_the_outputs_are(rows):
+    """Two criteria of one output, and gradients of labels, too."""
     plain, parallel = pair(cpus(3), gather=False)
-    criterion = loss.SoftmaxCrossEntropyLoss()
-    there = ParallelCriterion(criterion, parallel)
-    ((x, label),) = batches([rows])
-    x.attach_grad()
-    with autograd.record():
-        expected = criterion(plain(x), label)
-    expected.backward()
-    expected_dx = x.grad.asnumpy()
-    with autograd.record():
-        outputs = parallel(x)
-        losses = there(outputs, label)
-    losses.backward()
-    assert [y.context for y in outputs] == cpus(min(rows, 3))
-    assert_same(losses.asnumpy(), expected.asnumpy())
-    assert_same(x.grad.asnumpy(), expected_dx)
-    for mine, other in zip(parameters(parallel), parameters(plain)):
-        if mine.grad_req != "null":
-            assert_same(summed_grad(mine), summed_grad(other))
-
-
-def test_two_criteria_of_one_output_and_gradients_of_labels(devices):
-    plain, net = nn.Dense(1), nn.Dense(1)
-    plain.initialize(mx.init.One())
-    net = make_parallel(net, devices.contexts, gather=False)
-    net.initialize(mx.init.One())
-    x, label = column(1, 2, 5), column(3, 4, 4)
-    results = []
-    for model, criteria in (
-        (plain, [loss.L2Loss(), loss.L1Loss()]),
-        (net, [ParallelCriterion(c, net) for c in (loss.L2Loss(), loss.L1Loss())]),
-    ):
+    ((x, _),) = batches([rows])
+    label = mx.nd.random.normal(shape=(rows, 3), dtype="float64")
+    results = {}
+    for net in plain, parallel:
+        criteria = [loss.L2Loss(), loss.L1Loss()]
+        if net is parallel:
+            criteria = [ParallelCriterion(criterion, net) for criterion in criteria]
         x.attach_grad()
         label.attach_grad()
         with autograd.record():
-            output = model(x)
-            total = sum(c(output, label).sum() for c in criteria)
+            outputs = net(x)
+            first, second = (criterion(outputs, label) for criterion in criteria)
+            total = first + 3 * second
         total.backward()
-        weight = model.collect_params(".*weight").values()
-        arrays = [summed_grad(next(iter(weight))), x.grad.asnumpy()]
-        results.append([total.asnumpy(), *arrays, label.grad.asnumpy()])
-    for expected, result in zip(*results):
-        assert abs(expected).max() > 0
-        np.testing.assert_array_equal(result, expected)
+        results[net] = [total.asnumpy(), x.grad.asnumpy(), label.grad.asnumpy()]
+        results[net] += [
+            summed_grad(p) for p in parameters(net) if p.grad_req != "null"
+        ]
+    assert [y.context for y in outputs] == cpus(min(rows, 3))
+    for result, expected in zip(results[parallel], results[plain]):
+        assert_same(result, expected)
 
 
 # ---- saving -------------------------------------------------------------------------

@@ -7,6 +7,8 @@ PROGRAM = """
 import itertools
 import mxnet as mx
 import numpy as np
+from support import reference
+from support.helpers import assert_near
 from mxnet import autograd
 from mxnet.contrib import amp
 from mxnet.gluon import loss, nn
@@ -59,6 +61,12 @@ for options in itertools.product([True, False], repeat=4):
     for result, expected in pairs:
         assert abs(expected).max() > 0 and (result == expected).all(), options
 
+template = make(nn.Dense(3, in_units=8), nn.BatchNorm(in_channels=3))
+net = gluon_syncbn.make_parallel(template, contexts)
+with autograd.pause(train_mode=True):
+    z, y = numbers(template[0](x)), numbers(net(x))
+right = reference.forward(z, np.ones(3), np.zeros(3))[0]
+assert_near(y, right, count=5, scale=abs(right).max())
 print("equal")
 """
 

@@ -1,38 +1,15 @@
-"""make_parallel on deep float32 nets, and over many steps."""
+"""make_parallel beside oneDNN's layouts, and over many steps."""
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import Trainer, nn
 from support import reference
-from support.deep_nets import REPEAT, SHAPE, STEPS, assert_true, deep_net
-from support.helpers import (
-    MODES,
-    Loop,
-    cpus,
-    differentiate,
-    make_batches,
-    plain_net,
-    set_mode,
-    status,
-    train,
-    twin,
-)
+from support.deep_nets import REPEAT
+from support.helpers import cpus, differentiate, status
 
 import gluon_syncbn
 from gluon_syncbn import make_parallel
-
-
-@pytest.mark.timeout(60 + 30 * REPEAT)
-@pytest.mark.parametrize("mode", MODES)
-def test_trains_like_one_context(mode):
-    batches = make_batches((8, 4, 10, 10), SHAPE, STEPS, "float32")
-    plain = plain_net(deep_net, SHAPE, "float32")
-    for repeat in range(max(1, REPEAT // 3)):
-        net = twin(plain, deep_net, cpus(3), "float32")
-        parallel = set_mode(make_parallel(net, cpus(3)), mode)
-        values = train(parallel, Loop(cpus(1)), batches, [8], learning_rate=0.01)
-        assert_true(values, repeat)
 
 
 @pytest.mark.parametrize("attach", [True, False], ids=["gate", "leaves"])

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, Trainer, nn
-from support.helpers import MODES, cpus, differentiate, summed_grad
+from support.helpers import MODES, cpus, differentiate
 from support.parallel_nets import (
     Traced,
     assert_same,
     batches,
     column,
     dense,
+    gradients,
     pair,
-    parameters,
     weight_gradient,
 )  # fmt: skip
 
@@ -74,9 +74,9 @@ def test_graph(request_, graph, devices):
             with autograd.record():
                 heads = graph(*nets, x, upstream)
             autograd.backward(heads)
-        gradients = [weight_gradient(net) for net in nets]
-        gradients += [upstream.grad.asscalar()]
-        results.append([*gradients, *(x.grad.asnumpy()[:, 0] if request_ else [])])
+        of_nets = [weight_gradient(net) for net in nets]
+        of_x = list(x.grad.asnumpy()[:, 0]) if request_ else []
+        results.append([*of_nets, upstream.grad.asscalar(), *of_x])
     assert results[1] == results[0] and results[0][0] > 0
 
 
@@ -95,7 +95,7 @@ def test_a_net_with_batch_norm_is_called_twice(mode, heads, attach):
             first, second = ((net(part) ** 2).sum() for part in (x[:3], x[3:]))
             total = [first + second] if heads == 1 else [first, second]
         autograd.backward(total)
-        results[net] = [summed_grad(p) for p in parameters(net) if p.grad_req != "null"]
+        results[net] = gradients(net)
         results[net] += [x.grad.asnumpy()] if attach else []
         mx.nd.waitall()
     for result, expected in zip(results[parallel], results[plain]):

@@ -40,39 +40,35 @@ class Training:
     def __init__(self, seed, mode, contexts, attach):
         self.net, self._attach = make_net(seed, mode, contexts), attach
         self._rng = np.random.default_rng(seed)
-        self._trainer = Trainer(
-            self.net.collect_params(), "sgd", {"learning_rate": 1e-3}
-        )
+        options = {"learning_rate": 1e-3}
+        self._trainer = Trainer(self.net.collect_params(), "sgd", options)
         self._criterion = loss.SoftmaxCrossEntropyLoss()
-        self._begun = None
-        self.losses = []
+        self.arrays = []
 
-    def forward(self):
+    def step(self):
+        """Makes half a step at a time: forward, then backward."""
         x = mx.nd.array(self._rng.normal(1, 2, (6, *SHAPE)))
         label = mx.nd.array(self._rng.integers(0, 3, 6))
         if self._attach:
             x.attach_grad()
         with autograd.record():
             total = self._criterion(self.net(x), label)
-        self._begun = x, total
-
-    def backward(self):
-        x, total = self._begun
+        yield
         total.backward()
         self._trainer.step(6)
-        self.losses.append(total.asnumpy())
+        self.arrays.append(total.asnumpy())
         if self._attach:
-            self.losses.append(x.grad.asnumpy())
+            self.arrays.append(x.grad.asnumpy())
+        yield
 
     def run(self, steps):
         for _ in range(steps):
-            self.forward()
-            self.backward()
+            list(self.step())
 
     def results(self):
         mx.nd.waitall()
         parameters = self.net.collect_params().values()
-        return self.losses + [a.asnumpy() for p in parameters for a in p.list_data()]
+        return self.arrays + [a.asnumpy() for p in parameters for a in p.list_data()]
 
 
 def call_in_threads(*functions):
@@ -99,10 +95,8 @@ def in_threads(steps, *trainings):
 
 def interleaved(steps, *trainings):
     for _ in range(steps):
-        for training in trainings:
-            training.forward()
-        for training in trainings:
-            training.backward()
+        for _ in zip(*(training.step() for training in trainings)):
+            pass
 
 
 def assert_independent(way, steps, *made):

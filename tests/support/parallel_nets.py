@@ -45,6 +45,11 @@ def parameters(net):
     return list(net.collect_params().values())
 
 
+def gradients(net):
+    """Of all parameters that have one, summed over the devices."""
+    return [summed_grad(p) for p in parameters(net) if p.grad_req != "null"]
+
+
 def batches(rows, seed=0):
     rng = np.random.default_rng(seed)
     for n in rows:
