@@ -1,7 +1,7 @@
 """Random training programs, each made from a seed, and a command that runs many.
 
     python tests/random_programs.py --seeds 0:10000
-    python tests/random_programs.py --program '{"seed": 17, ...}'
+    python tests/random_programs.py --program 'Program(seed=17, ...)'
 
 A program is data: a small net, where and how it runs, and steps, of which some fail and
 are recovered from. program_runner.py runs it against the oracle. The command prints
@@ -176,7 +176,7 @@ def run_one(program):
         run(program)
         return True
     except Exception:
-        print(f"\n{program.to_text()}\n{traceback.format_exc()}", file=sys.stderr)
+        print(f"\n{program!r}\n{traceback.format_exc()}", file=sys.stderr)
         return False
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -189,7 +189,7 @@ def main():
     arguments = parser.parse_args()
     faulthandler.enable()
     if arguments.program:
-        sys.exit(not run_one(Program.from_text(arguments.program)))
+        sys.exit(not run_one(eval(arguments.program)))
     first, _, end = arguments.seeds.partition(":")
     failing = run_seeds(range(int(first), int(end)))
     print(f"{int(end) - int(first)} programs, {len(failing)} failing: {failing}")

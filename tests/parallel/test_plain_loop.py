@@ -76,24 +76,6 @@ def test_trains_like_one_device(mode, backward):
     check_replicas(net)
 
 
-@pytest.mark.timeout(200)
-def test_many_layers_and_steps():
-    """A net that deadlocks without a thread for each context, see devices.py."""
-    contexts, net = cpus(2), nn.HybridSequential()
-    for _ in range(12):
-        net.add(nn.Conv2D(4, 3, padding=1), nn.BatchNorm(), nn.Dropout(0.1))
-    convert_sync_batchnorm(net, 2, timeout=30)
-    allow_plain_loop(net).initialize(ctx=contexts)
-    net.hybridize()
-    xs = [mx.nd.ones((2, 4, 6, 6), ctx=context) for context in contexts]
-    for _ in range(20):
-        with autograd.record():
-            losses = [(net(x) ** 2).mean() for x in xs]
-        autograd.backward(losses)
-    mx.nd.waitall()
-    check_replicas(net)
-
-
 def test_prediction_and_one_context_stay_as_they_are():
     net = allow_plain_loop(small_net())
     assert allow_plain_loop(net) is net

@@ -12,7 +12,7 @@ from support import program_runner
 @pytest.mark.parametrize("seed", range(100))
 def test_equals_the_oracle(seed):
     program = random_programs.generate(seed)
-    print(program.to_text())
+    print(program)
     program_runner.run(program)
 
 
