@@ -15,7 +15,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
 
-from ..common.arguments import check_bool, check_kind, check_real, shown
+from ..common.arguments import check_bool, check_real, check_type, shown
+from ..mxnet_private.parameters import gradient_storage
+from ..mxnet_private.trainers import update_counts
 from ..native import world
 from .collectives import allreduce, broadcast, exchange
 from .parameters import broadcast_parameters, parameters_of
@@ -80,19 +82,20 @@ class Trainer(mx.gluon.Trainer):
             "bucket_megabytes", bucket_megabytes, "positive", lambda value: value > 0
         )
         names = str, mx.optimizer.Optimizer
-        check_kind("optimizer", optimizer, names, "a name or mxnet.optimizer.Optimizer")
+        check_type("optimizer", optimizer, names, "a name or mxnet.optimizer.Optimizer")
         dicts = dict, type(None)
-        check_kind("optimizer_params", optimizer_params, dicts, "a dict or None")
+        check_type("optimizer_params", optimizer_params, dicts, "a dict or None")
         parameters = parameters_of(net)
         if not parameters:
             raise ValueError(
                 f"net has no parameters, expected at least one, but got {shown(net)}"
             )
         for parameter in parameters:
-            if parameter._grad_stype != "default":
+            storage = gradient_storage(parameter)
+            if storage != "default":
                 raise TypeError(
-                    f"the gradient of {parameter.name} is {parameter._grad_stype}, "
-                    "expected a dense one"
+                    f"the gradient of {parameter.name} is {storage}, expected a dense "
+                    "one"
                 )
         # In the order of names, as in mxnet.gluon.Trainer: states are saved by it.
         ordered = sorted(parameters, key=lambda parameter: parameter.name)
@@ -162,14 +165,14 @@ class Trainer(mx.gluon.Trainer):
         optimizer = self._optimizer
         state: Any = None
         if world.rank() == last:
-            counts = optimizer._all_index_update_counts, optimizer.num_update
+            counts = update_counts(optimizer), optimizer.num_update
             state = self._updaters[0].get_states(), pickle.dumps(counts)
         state = broadcast(state, last, "Trainer.join, optimizer states")
         if world.rank() != last:
             for updater in self._updaters:
                 updater.set_states(state[0])
             counts, optimizer.num_update = pickle.loads(state[1])
-            optimizer._all_index_update_counts.update(counts)
+            update_counts(optimizer).update(counts)
 
     def _allreduce_grads(self):
         super()._allreduce_grads()  # over the contexts of this process

@@ -13,7 +13,8 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..common.arguments import check_bool, check_int, check_kind, check_real, counted
+from ..common.arguments import check_bool, check_int, check_real, check_type, counted
+from ..mxnet_private.blocks import current_trace
 from . import exporting, groups, layout_guard
 from .activations import checked
 from .synchronization import SyncState, checked_settings
@@ -170,7 +171,7 @@ class SyncBatchNorm(nn.BatchNorm):
             "running_variance_initializer": running_variance_initializer,
         }
         for name, value in initializers.items():
-            check_kind(name, value, _INITIALIZERS, "a str or mxnet.init.Initializer")
+            check_type(name, value, _INITIALIZERS, "a str or mxnet.init.Initializer")
         super().__init__(
             axis=axis,
             momentum=momentum,
@@ -184,27 +185,6 @@ class SyncBatchNorm(nn.BatchNorm):
         )
         self._sync = sync
         self._sync.synchronize(self.name, settings)
-
-    def set_synchronization(
-        self,
-        num_devices: int | None = None,
-        unbiased_running_var: bool = False,
-        timeout: float | None = None,
-        group: str | Sequence | None = None,
-    ) -> None:
-        """Sets what this layer has beyond a BatchNorm; for ``convert.py``."""
-        settings = checked_settings(num_devices, unbiased_running_var, timeout, group)
-        self._sync.synchronize(self.name, settings)
-
-    def set_activation(
-        self,
-        activation: str | None,
-        slope: float | None = None,
-        from_block: mx.gluon.Block | None = None,
-    ) -> None:
-        """Sets the activation, and the block that it is from; for ``convert.py``."""
-        self._sync.activation = checked(activation, slope)
-        self._sync.from_block = from_block
 
     @property
     def activation(self) -> str | None:
@@ -224,7 +204,7 @@ class SyncBatchNorm(nn.BatchNorm):
         """Contexts that the layer is initialized on, or will be; empty without any."""
         return contexts_of(self.running_mean)
 
-    def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
+    def groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
         """The keys of the layer's groups in native code, each with its contexts."""
         keys = self._sync.rendezvous.groups()
         return [(key, self.contexts() if part is None else part) for key, part in keys]
@@ -248,10 +228,10 @@ class SyncBatchNorm(nn.BatchNorm):
         """Checks what can be known at once, then calls or traces the layer."""
         is_array = isinstance(x, mx.nd.NDArray)
         # A symbol that is not traced for a call belongs to no context.
-        if autograd.is_training() and (is_array or layout_guard.current_trace()):
+        if autograd.is_training() and (is_array or current_trace()):
             self._check_enough_contexts()
         if not is_array:
-            check_kind("data", x, mx.sym.Symbol, "an NDArray or Symbol")
+            check_type("data", x, mx.sym.Symbol, "an NDArray or Symbol")
             return super().forward(x, *args)
         layout_guard.make_plain(x)
         try:
@@ -274,21 +254,21 @@ class SyncBatchNorm(nn.BatchNorm):
             )
         is_symbol = F is not mx.nd
         places = contexts if is_symbol else [x.context]
-        guard = layout_guard.guard_kind(places, self, is_symbol)
-        inputs = [layout_guard.guarded_input(F, x, guard), gamma, beta]
-        trace = layout_guard.current_trace() if is_symbol else None
+        trace = current_trace() if is_symbol else None
+        guard = layout_guard.guard_kind(places, self, is_symbol, trace)
+        inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
         if trace is not None and guard != "any":
-            exporting.trace_again_for_export()
+            exporting.trace_again_for_export(trace)
         former_trace, former_y = self._sync.latest_use
-        chained = trace is not None and trace is former_trace
+        chained = trace is not None and trace.key is former_trace
         if chained:
             # The layer is used again in this graph: after its former use, see
             # custom_op.cc.
             inputs.append(F.size_array(former_y))
         attributes = {"guard": guard, "chained": chained, **self._attributes(contexts)}
         y = F.Custom(*inputs, running_mean, running_var, name="fwd", **attributes)
-        self._sync.latest_use = trace, (None if trace is None else y)
-        y = layout_guard.guarded_output(F, y, guard)
+        self._sync.latest_use = (None, None) if trace is None else (trace.key, y)
+        y = layout_guard.guarded_output(F, y, guard, trace)
         return y.as_np_ndarray() if is_np else y
 
     def _attributes(self, contexts):

@@ -11,9 +11,10 @@ import warnings
 from typing import Sequence
 
 import mxnet as mx
-from mxnet.gluon import HybridBlock, SymbolBlock, nn
+from mxnet.gluon import SymbolBlock, nn
 
 from ..common.arguments import check_block, check_bool
+from ..mxnet_private.blocks import forget_graph, set_settings, settings_of
 from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers
 from .fusion import check_can_unfold, find_pairs, fold, unfold
@@ -99,13 +100,13 @@ def convert_sync_batchnorm(
             activation = RELU if _has_relu(block) else NONE
             if isinstance(block, ActivatedBatchNorm):
                 activation = vars(block).pop("_activation")
-            block._sync = SyncState((type(block), block._kwargs), activation)
-            block._kwargs = {
-                name: block._kwargs.get(name, 1)  # contrib's layer has no axis: it is 1
-                for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
-            }
+            made_with = settings_of(block)
+            block._sync = SyncState((type(block), made_with), activation)
+            names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
+            # contrib's layer has no axis: it is 1
+            set_settings(block, {name: made_with.get(name, 1) for name in names})
             block.__class__ = SyncBatchNorm
-        block.set_synchronization(*settings)
+        block._sync.synchronize(block.name, settings)
 
     net.apply(_check_layer)
     pairs = find_pairs(net, _can_take_activation) if fuse else []
@@ -161,13 +162,14 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
         unfold(block)
         sync = vars(block).pop("_sync")
         made_with = nn.BatchNorm if sync.activation.name is None else ActivatedBatchNorm
-        original, kwargs = sync.original or (made_with, block._kwargs)
+        original, former = sync.original or (made_with, {})
         if original is _CONTRIB:
-            original, kwargs = nn.BatchNorm, block._kwargs
+            original, former = nn.BatchNorm, {}
         # Settings that changed since (GluonCV freezes statistics this way) stay.
-        block._kwargs = {**kwargs, **block._kwargs}
-        if block._kwargs["momentum"] is None:
-            block._kwargs["momentum"] = 0.9
+        settings = {**former, **settings_of(block)}
+        if settings["momentum"] is None:
+            settings["momentum"] = 0.9
+        set_settings(block, settings)
         block.__class__ = original
         if original is ActivatedBatchNorm:
             block._activation = sync.activation
@@ -179,7 +181,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
 
 def _check_layer(block):
     if isinstance(block, _BASE) and _is_known(type(block)):
-        momentum, epsilon = (block._kwargs[name] for name in ("momentum", "eps"))
+        momentum, epsilon = (settings_of(block)[name] for name in ("momentum", "eps"))
         check_numbers(momentum, epsilon, f" of {block.name}")
 
 
@@ -225,9 +227,3 @@ def _warn_of_nodes(block, names):
             "normalized values are",
             stacklevel=4,
         )
-
-
-def forget_graph(block: mx.gluon.Block) -> None:
-    """Lets a hybridized block trace its graph in its next call."""
-    if isinstance(block, HybridBlock):
-        block._clear_cached_op()

@@ -9,6 +9,7 @@ import ctypes
 
 import mxnet as mx
 
+from ..mxnet_private.library import push
 from .library import load
 
 
@@ -18,10 +19,4 @@ def note_time(address: int, context: mx.Context, read: list) -> None:
     The address is of a double, which gets seconds of the monotonic clock.
     """
     function = ctypes.cast(load().gluon_syncbn_note_time, ctypes.c_void_p)
-    place = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
-    handles = (ctypes.c_void_p * len(read))(*(array.handle for array in read))
-    code = mx.base._LIB.MXEnginePushSyncND(
-        *(function, ctypes.c_void_p(address), None, place),
-        *(handles, len(read), None, 0, None, 0, b"gluon_syncbn"),
-    )
-    mx.base.check_call(code)
+    push(function, address, context, read)

@@ -12,6 +12,7 @@ import threading
 import mxnet as mx
 
 from ..common.arguments import as_real, check_text, shown
+from ..mxnet_private.library import observe_errors
 from . import steps
 from .library import load
 
@@ -93,18 +94,6 @@ def _note_raised(text):
     failed = failure()
     if failed and (failed in text or "SyncBatchNorm" in text):
         _raised_in.add(threading.get_ident())
-
-
-def _observe_errors():
-    """Notes which errors of layers MXNet raises in Python."""
-    original = mx.base._LIB.MXGetLastError
-
-    def last_error():
-        text = original()
-        _note_raised(text.decode(errors="replace"))
-        return text
-
-    mx.base._LIB.MXGetLastError = last_error
 
 
 def end_waits(reason: str) -> None:
@@ -224,7 +213,7 @@ def _set_timeout_from_environment():
 
 
 load()  # registers the operator, so that symbols from files find it
-_observe_errors()
+observe_errors(_note_raised)
 _set_timeout_from_environment()
 # MXNet's own exit handler, which runs after this one, stops the threads of custom
 # operators first and waits for all work then: with ours in flight it would never

@@ -12,9 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import mxnet as mx
-
 from ..common.version import __version__
+from ..mxnet_private import library as mxnet_library
 
 _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
@@ -106,23 +105,22 @@ def load() -> ctypes.CDLL:
             f"Python outside of {file.parent.parent}, where it finds these sources"
         )
     library = ctypes.CDLL(str(file))
-    declare(library, _SIGNATURES)
-    mxnet_path = mx.base._LIB._name.encode()
-    if library.gluon_syncbn_register(mxnet_path) != 0:
+    declare(library, file, _SIGNATURES)
+    if library.gluon_syncbn_register(mxnet_library.path().encode()) != 0:
         raise ImportError(library.gluon_syncbn_last_error().decode())
     # ctypes releases the GIL, so other threads queue what the work in flight waits for.
     os.register_at_fork(before=library.gluon_syncbn_wait_before_fork)
     return library
 
 
-def declare(library: ctypes.CDLL, signatures: dict) -> None:
+def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
     """Sets the types of a library's functions; ImportError if one is missing."""
     for name, (result, arguments) in signatures.items():
         try:
             function = getattr(library, name)
         except AttributeError:
             raise ImportError(
-                f"{library._name} was built from other sources, as it lacks {name}: "
+                f"{file} was built from other sources, as it lacks {name}: "
                 "build it anew with `pip install .`, or for development with "
                 "`pip install --no-build-isolation -e .`"
             ) from None

@@ -53,7 +53,7 @@ def load() -> ctypes.CDLL:
             "`pip install mpich`, and a build of your own the same MPI again "
             f"({error})"
         ) from None
-    declare(library, _SIGNATURES)
+    declare(library, file, _SIGNATURES)
     return library
 
 

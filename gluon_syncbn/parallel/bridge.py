@@ -20,9 +20,8 @@ import numpy as np
 from mxnet import autograd
 
 from ..layer import layout_guard
-from ..native import failures
-from . import graph
-from .operators import (
+from ..mxnet_private.graphs import name_of
+from ..mxnet_private.operators import (
     broadcast_add,
     cast,
     concat,
@@ -31,9 +30,11 @@ from .operators import (
     slice_axis,
     to_context,
 )
+from ..native import failures
+from .batch import Batch
 
 
-def join(parts: Sequence, axis: int, context: mx.Context) -> Any:
+def join(parts: Sequence, axis: int | None, context: mx.Context) -> Any:
     """The parts of one output as a whole; if they are no arrays, the first one."""
     if not isinstance(parts[0], mx.nd.NDArray):
         return parts[0]
@@ -54,20 +55,23 @@ class Leaves:
     Nothing is waited for: the leaves' gradients are arrays that will be computed.
     """
 
-    def __init__(self, context: mx.Context, axis: int) -> None:
-        self._context, self._axis = context, axis
-        self.variables = {}
-        self._names = []  # per device those of the leaves for each output
+    def __init__(self, batch: Batch) -> None:
+        self._context, self._axis = batch.contexts[0], batch.axis
+        self.variables: dict = {}
+        self._names: list = []  # per device those of the leaves for each output
 
-    def attach(self, call: Any, columns: Sequence, _inputs: Sequence) -> list:
-        """The outputs as whole arrays in the caller's graph, which keeps `call`."""
+    def attach(self, call: Any, columns: Sequence) -> list:
+        """The outputs as whole arrays in the caller's graph, which keeps `call`.
+
+        `columns` has for each output its parts, one of each shard.
+        """
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
-        self.name = graph.name_of(anchor.handle)
+        self.name = name_of(anchor.handle)
         zero = _Keeper(call)(anchor)
         with autograd.pause():
             columns = [[self._leaf(part) for part in column] for column in columns]
-        names = [[graph.name_of(leaf.handle) for leaf in column] for column in columns]
+        names = [[name_of(leaf.handle) for leaf in column] for column in columns]
         self._names = list(zip(*names))
         for column_names, column in zip(names, columns):
             self.variables.update(zip(column_names, column))
@@ -123,19 +127,20 @@ class Gate:
     computes the leaves', and share resources between the two.
     """
 
-    def __init__(self, context: mx.Context, axis: int) -> None:
-        self._context, self._axis = context, axis
-        self.arrived = []  # runs of the function's backward, oldest first
+    def __init__(self, batch: Batch) -> None:
+        self._context, self._axis = batch.contexts[0], batch.axis
+        self._rows, self._inputs = batch.rows, [x for x, _ in batch.differentiable]
+        self.arrived: list = []  # runs of the function's backward, oldest first
         self._collected: Any  # the run whose gradients the caller has
         self._error: str | None = None
 
-    def attach(self, call: Any, columns: Sequence, inputs: Sequence) -> list:
-        """The outputs as whole arrays in the caller's graph, which keeps `call`."""
-        self._rows = [part.shape[self._axis] for part in columns[0]]
+    def attach(self, call: Any, columns: Sequence) -> list:
+        """The outputs as whole arrays in the caller's graph; see :class:`Leaves`."""
+        inputs, self._inputs = self._inputs, []
         self._np_shape = mx.util.is_np_shape()  # MXNet's threads do not know it
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
-        self.name = graph.name_of(anchor.handle)
+        self.name = name_of(anchor.handle)
         self.variables = {self.name: anchor}
         with autograd.pause():
             parts = [[part.detach() for part in column] for column in columns]
@@ -205,7 +210,7 @@ class Gate:
         return this.delivered
 
     def _split(self, dy):
-        if len(self._rows) == 1:
+        if len(self._rows) < 2:
             return [copy(dy, self._context)]
         parts, begin = [], 0
         for rows in self._rows:
@@ -267,7 +272,7 @@ def _await(condition, recovery=None):
             asleep = time.monotonic()
             _changed.wait(_TICK)
             late = time.monotonic() - asleep - _TICK
-            if late > _STOPPED:  # nothing could arrive meanwhile
+            if late > _STOPPED:  # nothing could arrive in that time
                 deadline += late
 
 

@@ -15,6 +15,7 @@ from mxnet import autograd
 
 from ..common.arguments import check_block, check_contexts
 from ..layer.symbol_blocks import synchronized_layers
+from ..mxnet_private.parameters import data_of
 from ..native.library import load
 from . import rounds
 
@@ -105,7 +106,7 @@ def _set_participants(layer, contexts):
 
 def _groups(layer):
     """The keys of the layer's native groups, which exist then, with their contexts."""
-    for key, members in layer.meetings():
+    for key, members in layer.groups():
         # A group of contexts gets its native group with its first call, or here.
         load().gluon_syncbn_create_group(key.encode(), layer.name.encode())
         yield key.encode(), members
@@ -114,9 +115,9 @@ def _groups(layer):
 def _copy_running_statistics(layer, contexts):
     """From the first context that took part to those that did not."""
     for parameter in (layer.running_mean, layer.running_var):
-        if parameter._data is None:
+        if not data_of(parameter):
             continue  # the net was not called, and has no shapes yet
-        for _, members in layer.meetings():
+        for _, members in layer.groups():
             active = [context for context in contexts if context in members]
             for context in members:
                 if active and context not in active:

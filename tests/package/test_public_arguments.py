@@ -67,7 +67,6 @@ def of(make, method):
 
 norm, called = g.SyncBatchNorm, of(layer, "__call__")
 elu = partial(norm, activation="elu")
-synchronize, activate = of(layer, "set_synchronization"), of(layer, "set_activation")
 forward, initialize = of(dense, "__call__"), of(dense, "initialize")
 load, save = of(dense, "load_parameters"), of(dense, "save_parameters")
 export, summary = of(dense, "export"), of(dense, "summary")
@@ -246,18 +245,8 @@ ROWS = {
         *bad(track, ValueError, f"at most {2**62}", num_batches_tracked=[2**70]),
         *bad(track, TypeError, "an int", num_batches_tracked=[1.5]),
     ],
-    "SyncBatchNorm.set_synchronization": [
-        *bad(synchronize, TypeError, GROUP, group=[5]),
-        *bad(synchronize, TypeError, "an int or None", num_devices=["a"]),
-        *bad_bool(synchronize, "unbiased_running_var"),
-        *bad_seconds(synchronize),
-    ],
-    "SyncBatchNorm.set_activation": [
-        *bad(activate, ValueError, ACTIVATION, activation=[["relu"]]),
-        (partial(activate, "elu", "a"), "slope is a positive number, but got 'a'"),
-    ],
     "SyncBatchNorm.contexts": "takes nothing",
-    "SyncBatchNorm.meetings": "takes nothing",
+    "SyncBatchNorm.groups": "takes nothing",
     "SyncBatchNorm.forward": "a call, see SyncBatchNorm",
     "SyncBatchNorm.hybrid_forward": "called by MXNet",
     "convert_sync_batchnorm": [

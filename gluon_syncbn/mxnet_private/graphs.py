@@ -1,0 +1,185 @@
+"""Autograd's graphs: the variables in them, and the function that differentiates them.
+
+Called by ``parallel``. Arrays are given by handles where MXNet does so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any, Callable, Iterable, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.ndarray import _ndarray_cls
+
+_LIB = mx.base._LIB
+DTYPES = {  # by NumPy's type the name; MXNet publishes no list of its dtypes
+    kind: np.dtype(kind).name
+    for kind in mx.nd.ndarray._DTYPE_NP_TO_MX
+    if isinstance(kind, type)
+}
+_STORAGE_TYPES = mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID
+
+
+# ---- Variables. MXNet numbers those of a process, so names tell them apart. The public
+# autograd.get_symbol raises where nothing is recorded, and only takes arrays.
+
+
+def is_recorded(array: Any) -> bool:
+    """Tells whether `array` is a result that `autograd` records, or has a gradient."""
+    return isinstance(array, mx.nd.NDArray) and _symbol(array.handle) is not None
+
+
+def name_of(handle: Any) -> str | None:
+    """The name of a variable, given by its handle; None if nothing is recorded."""
+    symbol = _symbol(handle)
+    return None if symbol is None else symbol.name
+
+
+def names_behind(handles: Iterable) -> set[str]:
+    """The names of all variables that some arrays, given by handles, depend on."""
+    symbols = [symbol for symbol in map(_symbol, handles) if symbol is not None]
+    return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()
+
+
+def _symbol(handle):
+    symbol = ctypes.c_void_p()
+    if _LIB.MXAutogradGetSymbol(handle, ctypes.byref(symbol)) != 0:
+        return None
+    return mx.sym.Symbol(symbol)
+
+
+# ---- Blocks of `autograd.record()`. Autograd tells whether one is open, not which.
+
+
+class _Blocks(threading.local):
+    depth = number = 0
+
+
+_blocks = _Blocks()
+
+
+def block_number() -> int:
+    """How many outermost blocks this thread has entered."""
+    return _blocks.number
+
+
+def _count_blocks():
+    scope = autograd._RecordingStateScope
+    enter, leave = scope.__enter__, scope.__exit__
+
+    def __enter__(self):
+        _blocks.depth += 1
+        _blocks.number += _blocks.depth == 1
+        return enter(self)
+
+    def __exit__(self, *exception):
+        _blocks.depth -= 1
+        return leave(self, *exception)
+
+    scope.__enter__, scope.__exit__ = __enter__, __exit__
+
+
+_count_blocks()
+
+
+# ---- Backward. MXNet has no hook in it: `backward` and `autograd.grad` both call one
+# function of the library, which is replaced there.
+
+_differentiate = _LIB.MXAutogradBackwardEx
+_install_once, _is_replaced = threading.Lock(), False
+
+
+class Request:
+    """A call of MXNet's backward: of `autograd.grad` if it has variables."""
+
+    def __init__(self, arguments: tuple) -> None:
+        self._arguments = arguments
+        count, handles, gradients, num_variables, variables, *flags = (
+            getattr(argument, "value", argument) for argument in arguments[:8]
+        )
+        self.heads = [ctypes.c_void_p(handles[k]) for k in range(count)]
+        self.gradients = None if gradients is None else list(gradients)
+        self.variables = [array_of(variables[k]) for k in range(num_variables)]
+        self.retain_graph, self.create_graph, self.train_mode = map(bool, flags)
+
+    def run(self) -> None:
+        """Does what MXNet would do."""
+        mx.base.check_call(_differentiate(*self._arguments))
+
+    def run_for(self, variables: Sequence) -> list[mx.nd.NDArray]:
+        """The gradients of other variables than those of the request."""
+        flags = self.retain_graph, self.train_mode
+        return _run(_differentiate, self._arguments[:3], variables, *flags)
+
+    def answer(self, gradients: Sequence) -> None:
+        """Hands arrays, one for each variable, to `autograd.grad`."""
+        handles = (ctypes.c_void_p * len(gradients))(*(g.handle for g in gradients))
+        stypes = [_STORAGE_TYPES[g.stype] for g in gradients]
+        for gradient in gradients:
+            gradient.handle = None  # it is autograd.grad's now
+        to_handles, to_stypes = (argument._obj for argument in self._arguments[8:])
+        to_handles.contents = ctypes.c_void_p.from_buffer(handles)
+        stypes = (ctypes.c_int * len(stypes))(*stypes)
+        to_stypes.contents = ctypes.c_int.from_buffer(stypes)
+
+
+def replace_backward(backward: Callable[[Request], None]) -> None:
+    """Calls `backward` for each of MXNet's, from now on; once in a process."""
+
+    def replacement(*arguments):
+        backward(Request(arguments))
+        return 0
+
+    global _is_replaced
+    with _install_once:
+        if not _is_replaced:
+            _LIB.MXAutogradBackwardEx, _is_replaced = replacement, True
+
+
+def differentiate(
+    heads: Sequence,
+    gradients: Sequence,
+    variables: Sequence,
+    retain_graph: bool,
+    train_mode: bool,
+    replaced: bool = False,
+) -> list[mx.nd.NDArray]:
+    """As `autograd.backward`, or `autograd.grad` if there are variables.
+
+    Calls MXNet's own function, unless the `replaced` one is asked for.
+    """
+    function = _LIB.MXAutogradBackwardEx if replaced else _differentiate
+    arrays = mx.base.c_handle_array(heads), mx.base.c_handle_array(gradients)
+    return _run(function, (len(heads), *arrays), variables, retain_graph, train_mode)
+
+
+def _run(function, heads, variables, retain_graph, train_mode):
+    grads = ctypes.POINTER(ctypes.c_void_p)()
+    stypes = ctypes.POINTER(ctypes.c_int)()
+    handles, results = ctypes.c_void_p(0), (ctypes.c_void_p(0), ctypes.c_void_p(0))
+    if variables:
+        handles = mx.base.c_handle_array(variables)
+        results = ctypes.byref(grads), ctypes.byref(stypes)
+    flags = map(ctypes.c_int, (retain_graph, False, train_mode))
+    code = function(*heads, len(variables), handles, *flags, *results)
+    mx.base.check_call(code)
+    return [
+        _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])
+        for k in range(len(variables))
+    ]
+
+
+def wait_to_read(handle: ctypes.c_void_p) -> None:
+    """As `NDArray.wait_to_read`, for a handle."""
+    mx.base.check_call(_LIB.MXNDArrayWaitToRead(handle))
+
+
+def array_of(handle: Any) -> mx.nd.NDArray:
+    """A new NDArray for the array that a handle stands for."""
+    copy = ctypes.c_void_p()
+    code = _LIB.MXShallowCopyNDArray(ctypes.c_void_p(handle), ctypes.byref(copy))
+    mx.base.check_call(code)
+    return mx.nd.NDArray(copy)
