@@ -80,4 +80,4 @@ class ActivatedBatchNorm(nn.BatchNorm):
 
     def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
         y = super().hybrid_forward(F, x, **parameters)
-        return apply(F, y, self._activation)
+        return apply(F, y, self._applied)

@@ -99,7 +99,7 @@ def convert_sync_batchnorm(
         if not isinstance(block, SyncBatchNorm):
             activation = RELU if _has_relu(block) else NONE
             if isinstance(block, ActivatedBatchNorm):
-                activation = vars(block).pop("_activation")
+                activation = vars(block).pop("_applied")
             made_with = settings_of(block)
             block._sync = SyncState((type(block), made_with), activation)
             names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
@@ -172,7 +172,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
         set_settings(block, settings)
         block.__class__ = original
         if original is ActivatedBatchNorm:
-            block._activation = sync.activation
+            block._applied = sync.activation
 
     net.apply(revert)
     net.apply(forget_graph)
