@@ -16,7 +16,7 @@ from ..common.arguments import shown
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.blocks import children_of, parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
-from ..native import world
+from ..native.world import wait_seconds, world
 from .collectives import allgather, broadcast, check_root
 
 
@@ -64,8 +64,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     """
     parameters = parameters_of(net)
     check_root(root)
-    world.wait_seconds(timeout)
-    if world.size() == 1:
+    wait_seconds(timeout)
+    if world().size == 1:
         return
     check_equal_nets(net, root, timeout)
     for parameter in parameters:
@@ -107,7 +107,7 @@ def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> N
         if own != other:
             difference = (
                 f"the nets differ: rank {root} has {other or 'nothing more'}, but rank "
-                f"{world.rank()} has {own or 'nothing more'} in its place; make nets "
+                f"{world().rank} has {own or 'nothing more'} in its place; make nets "
                 "and layers in the same order on all ranks, or give them prefixes"
             )
             break
@@ -140,10 +140,10 @@ def _layers(block, place):
 
 def _copy(parameters, root, name, timeout):
     values = None
-    if world.rank() == root:
+    if world().rank == root:
         values = [p.list_data()[0].asnumpy() for p in parameters]
     values = broadcast(values, root, name, timeout)
-    if world.rank() != root:
+    if world().rank != root:
         with autograd.pause():
             for parameter, value in zip(parameters, values):
                 parameter.set_data(mx.nd.array(value, dtype=value.dtype))

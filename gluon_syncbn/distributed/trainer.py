@@ -18,9 +18,10 @@ from mxnet.gluon import Block
 from ..common.arguments import check_bool, check_real, check_type, shown
 from ..mxnet_private.parameters import gradient_storage
 from ..mxnet_private.trainers import update_counts
-from ..native import world
+from ..native.world import world
 from .collectives import allreduce, broadcast, exchange
 from .parameters import broadcast_parameters, parameters_of
+from .processes import join
 
 
 class Trainer(mx.gluon.Trainer):
@@ -139,7 +140,7 @@ class Trainer(mx.gluon.Trainer):
 
     def _total(self, samples):
         """The sum of all processes' samples; an error if one is a step ahead."""
-        if world.size() == 1:
+        if world().size == 1:
             return samples
         # A failure may reach a process after its step was whole, and another's before.
         signature = f"{self._optimizer.num_update} updates before this step"
@@ -158,17 +159,17 @@ class Trainer(mx.gluon.Trainer):
         timeout : float or None, default None
             As in :func:`join`.
         """
-        last = world.join(timeout)
-        if world.size() == 1:
+        last = join(timeout)
+        if world().size == 1:
             return
         broadcast_parameters(self._params, last)
         optimizer = self._optimizer
         state: Any = None
-        if world.rank() == last:
-            counts = update_counts(optimizer), optimizer.num_update
-            state = self._updaters[0].get_states(), pickle.dumps(counts)
+        if world().rank == last:
+            numbers = update_counts(optimizer), optimizer.num_update
+            state = self._updaters[0].get_states(), pickle.dumps(numbers)
         state = broadcast(state, last, "Trainer.join, optimizer states")
-        if world.rank() != last:
+        if world().rank != last:
             for updater in self._updaters:
                 updater.set_states(state[0])
             counts, optimizer.num_update = pickle.loads(state[1])
@@ -176,7 +177,7 @@ class Trainer(mx.gluon.Trainer):
 
     def _allreduce_grads(self):
         super()._allreduce_grads()  # over the contexts of this process
-        if world.size() == 1:
+        if world().size == 1:
             return
         with ThreadPoolExecutor(1) as sender:
             sent = []

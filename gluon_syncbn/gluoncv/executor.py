@@ -93,7 +93,7 @@ class Parallel:
         """Runs the oldest shard of each context."""
         if not self._shards:
             raise IndexError("get was called more often than put")
-        shards: dict = {}
+        shards = {}
         while self._shards and self._shards[0][0] not in shards:
             context, shard = self._shards.pop(0)
             shards[context] = shard

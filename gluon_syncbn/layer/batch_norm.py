@@ -206,8 +206,8 @@ class SyncBatchNorm(nn.BatchNorm):
 
     def groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
         """The keys of the layer's groups in native code, each with its contexts."""
-        keys = self._sync.rendezvous.groups()
-        return [(key, self.contexts() if part is None else part) for key, part in keys]
+        groups = self._sync.rendezvous.groups()
+        return [(key, members or self.contexts()) for key, members in groups]
 
     @property
     def num_batches_tracked(self) -> int:

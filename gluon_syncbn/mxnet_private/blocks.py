@@ -95,7 +95,7 @@ class Trace(NamedTuple):
 
 def current_trace() -> Trace | None:
     """The trace under way in this thread, or None."""
-    found, frame = None, sys._getframe()
+    found, frame = None, sys._getframe().f_back
     while frame is not None:
         if frame.f_code is _TRACE:
             found = frame.f_locals

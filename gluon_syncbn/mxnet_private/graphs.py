@@ -117,12 +117,13 @@ class Request:
     def answer(self, gradients: Sequence) -> None:
         """Hands arrays, one for each variable, to `autograd.grad`."""
         handles = (ctypes.c_void_p * len(gradients))(*(g.handle for g in gradients))
-        stypes = [_STORAGE_TYPES[g.stype] for g in gradients]
+        stypes = (ctypes.c_int * len(gradients))(
+            *(_STORAGE_TYPES[gradient.stype] for gradient in gradients)
+        )
         for gradient in gradients:
             gradient.handle = None  # it is autograd.grad's now
         to_handles, to_stypes = (argument._obj for argument in self._arguments[8:])
         to_handles.contents = ctypes.c_void_p.from_buffer(handles)
-        stypes = (ctypes.c_int * len(stypes))(*stypes)
         to_stypes.contents = ctypes.c_int.from_buffer(stypes)
 
 

@@ -191,7 +191,7 @@ def _check_head_gradients(request):
 
 def _through(calls, request, destination):
     """Backward through the caller's graph and all devices' graphs that it reaches."""
-    reached: list = []
+    reached = []
     recovery = failures.latest_recovery
     try:
         destination.of_caller()
