@@ -159,6 +159,25 @@ def test_mxnets_private_names_are_used_in_one_wing():
     assert not found, f"{sorted(found)}, expected a function in mxnet_private"
 
 
+# ---- the way of the data -------------------------------------------------------------
+
+
+def hops():
+    """(function, file) of each row on the page of the way of x and dy."""
+    page = (ROOT / "docs" / "design" / "data_path.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `([\w.:]+)` \| `([\w./]+)` \|", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("function, place", hops())
+def test_functions_on_the_way_of_the_data_exist(function, place):
+    files = [f for top in (PACKAGE, ROOT / "src") for f in top.rglob(Path(place).name)]
+    (file,) = (f for f in files if f.as_posix().endswith(f"/{place}"))
+    name = re.split(r"\.|::", function)[-1]
+    text = file.read_text(encoding="utf-8")
+    definition = rf"(def|class) {name}\b" if file.suffix == ".py" else rf"[ :>]{name}\("
+    assert re.search(rf"^[^/]*{definition}", text, re.MULTILINE)
+
+
 # ---- src -----------------------------------------------------------------------------
 
 
