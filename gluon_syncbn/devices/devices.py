@@ -85,7 +85,7 @@ class Devices:
     def __len__(self):
         return len(self.contexts)
 
-    def __reduce__(self):  # a copy has threads of its own
+    def __reduce__(self):  # a copy gets other threads
         return Devices, (self.contexts,)
 
     def __repr__(self):
@@ -228,8 +228,8 @@ class Devices:
         """The calling thread is the only one that calls in the ``with`` block."""
         if os.getpid() != self._process:
             raise RuntimeError(
-                f"{self} were made in a parent process, whose threads a fork has not "
-                "got: make new ones here"
+                f"{self} were made in a parent process: worker threads do not survive "
+                "fork(), so make new ones here"
             )
         within = getattr(_within, "devices", ())
         if self in within:
@@ -296,7 +296,7 @@ class Devices:
         return results
 
     def close(self) -> None:
-        """Lets other Devices have the threads. Closing twice does no harm."""
+        """Releases the threads for other Devices. Closing twice is allowed."""
         self._finalizer()
         self._workers = None
 

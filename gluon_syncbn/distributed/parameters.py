@@ -49,7 +49,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
 
     Examples
     --------
-    Every rank has initialized the net with numbers of its own:
+    Every rank has initialized the net with different numbers:
 
     .. code-block:: python
 

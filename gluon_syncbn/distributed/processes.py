@@ -123,9 +123,9 @@ def join(timeout: float | None = None) -> int:
     """Contributes nothing to the others' exchanges, until all have joined.
 
     To be called where a process has no batch left while others may have: at the end of
-    an epoch, by every process. Its layers count as empty shards and its gradients as
-    zero meanwhile. Its parameters and running statistics stay as they are, so give it
-    those of the returned rank: :meth:`Trainer.join` does all of it.
+    an epoch, by every process. Until all have joined, its layers count as empty shards
+    and its gradients as zero. Its parameters and running statistics stay as they are,
+    so give it those of the returned rank: :meth:`Trainer.join` does all of it.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def join(timeout: float | None = None) -> int:
     Returns
     -------
     int
-        The rank that took part in the most exchanges, the lowest of several; the same
+        The rank with the most exchanges, the lowest of several; the same
         on every rank.
 
     Raises

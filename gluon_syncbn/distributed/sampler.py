@@ -79,7 +79,8 @@ class ShardSampler(Sampler):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the next epoch, from 0; it counts by itself otherwise."""
+        """Sets the number of the next epoch, from 0; by default it advances
+        after each pass."""
         self.epoch = check_int("epoch", epoch, least=0)
 
     def __iter__(self):

@@ -150,8 +150,8 @@ class Trainer(mx.gluon.Trainer):
     def join(self, timeout: float | None = None) -> None:
         """Ends an epoch: waits for processes that have batches left, and catches up.
 
-        Every process calls it where its batches end. It takes part in the others' steps
-        with nothing, and gets parameters, running statistics and optimizer states of
+        Every process calls it where its batches end. It contributes nothing to the
+        others' steps, and gets parameters, running statistics and optimizer states of
         the process that made the most steps, so that all are equal again.
 
         Parameters

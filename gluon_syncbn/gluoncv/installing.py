@@ -23,7 +23,7 @@ def install() -> None:
     :class:`gluon_syncbn.SyncBatchNorm`. Names that modules have imported already are
     replaced too, so a script may call this at any time before it makes its nets.
 
-    Scripts with a loop of their own over contexts (SSD, YOLO3) need
+    Scripts that loop over contexts themselves (SSD, YOLO3) need
     :func:`gluon_syncbn.allow_plain_loop` for their net.
 
     Raises

@@ -38,7 +38,7 @@ class SyncBatchNorm(nn.BatchNorm):
         Number of channels; 0 infers it from the first input.
     num_devices : int or None, default None
         Number of contexts that each hold a shard of the batch. None means the contexts
-        that the layer is initialized on when it is first called (or hybridized anew).
+        that the layer is initialized on when it is first called (or hybridized again).
     momentum : float or None, default 0.9
         Fraction of the *old* running value that a batch keeps. None makes the running
         values the average over all training batches; the count of these is not part of
@@ -61,7 +61,7 @@ class SyncBatchNorm(nn.BatchNorm):
         The running variance takes the divisor count - 1 (as cuDNN's BatchNorm does)
         instead of count (as MXNet's own does). The normalization always takes count.
     timeout : float or None, default None
-        Seconds that a device waits for the others, ``inf`` for ever; None means
+        Seconds that a device waits for the others, ``inf`` for no limit; None means
         :func:`gluon_syncbn.get_timeout`.
     group : None, "machine", "process", list of int, or list of mxnet.Context
         With whom the layer synchronizes. None: with all contexts of all processes that
@@ -197,7 +197,7 @@ class SyncBatchNorm(nn.BatchNorm):
 
     @property
     def num_devices(self) -> int | None:
-        """Contexts that hold a shard each; None as long as that is not known."""
+        """Contexts that hold a shard each; None while that is not known."""
         return self._sync.num_devices or len(self.contexts()) or None
 
     def contexts(self) -> list[mx.Context]:
@@ -328,7 +328,7 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
 def check_numbers(
     momentum: float | None, epsilon: float, of: str = ""
 ) -> tuple[float | None, float]:
-    """Momentum and epsilon as floats; messages have `of` behind the name."""
+    """Momentum and epsilon as floats; messages have `of` after the name."""
     if momentum is not None:
         momentum = check_real(
             f"momentum{of}",

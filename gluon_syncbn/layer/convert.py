@@ -51,7 +51,7 @@ def convert_sync_batchnorm(
     num_devices, unbiased_running_var, timeout, group
         As in :class:`SyncBatchNorm`.
     fuse : bool, default False
-        Whether layers do the work of a ReLU, LeakyReLU or ELU block behind them, where
+        Whether layers do the work of a following ReLU, LeakyReLU or ELU block, where
         nothing else in `net` reads the layer's output and the block has no other input.
         The block stays in its place and returns its input, so names and indices do not
         change; hooks on the layer see the activated value. Such blocks are found by
@@ -73,7 +73,7 @@ def convert_sync_batchnorm(
     Warns
     -----
     UserWarning
-        For what cannot be converted: a BatchNorm with a forward of its own, and nodes
+        For what cannot be converted: a BatchNorm with another forward, and nodes
         of a SymbolBlock whose mean or variance is read. With `fuse`, for parts that
         cannot be traced.
 
@@ -123,7 +123,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
     this package is not installed. Layers that were made as SyncBatchNorm or as MXNet's
     contrib layer become :class:`nn.BatchNorm`, or one with the activation that they
-    were made with behind it; ``momentum=None``, which that does not know, becomes 0.9.
+    were made with; ``momentum=None``, which that does not know, becomes 0.9.
     Blocks that ``fuse=True`` has folded do their work again.
 
     Parameters
@@ -200,8 +200,8 @@ def _is_convertible(block):
     if _is_known(kind):
         return True
     warnings.warn(
-        f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has a "
-        "forward of its own, expected that of mxnet.gluon.nn.BatchNorm",
+        f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has "
+        "another forward than mxnet.gluon.nn.BatchNorm",
         stacklevel=4,
     )
     return False
@@ -216,7 +216,7 @@ def _can_take_activation(block):
 
 
 def _has_relu(block):
-    return getattr(block, "fuse_relu", False)  # before MXNet 1.8 there is no such layer
+    return getattr(block, "fuse_relu", False)  # MXNet before 1.8 has no such layer
 
 
 def _warn_of_nodes(block, names):

@@ -36,14 +36,14 @@ class Folded(HybridBlock):
 
 
 def fold(layer: Any, block: mx.gluon.Block) -> None:
-    """Gives a layer the activation of the block behind it."""
+    """Gives a layer the activation of the block that follows it."""
     block._folded_from, block._folded = type(block), activations.of_block(block)
     block.__class__ = Folded
     layer._sync.activation, layer._sync.from_block = block._folded, block
 
 
 def unfold(layer: Any) -> None:
-    """Undoes `fold`: the block behind the layer does its work again."""
+    """Undoes `fold`: the block after the layer does its work again."""
     block = layer._sync.from_block
     if block is not None:
         block.__class__ = block._folded_from

@@ -8,7 +8,7 @@ and frees it as soon as an asynchronous operator (ours) is *queued*
 the input, and in backward the incoming gradient, has to be plain before our operator is
 queued.
 
-Where the layer is called from Python, imperatively or as a graph of its own, the input
+Where the layer is called from Python, imperatively or hybridized alone, the input
 is made plain in place, which does nothing to a plain one; and the output is a recorded
 view of the operator's, whose backward copies the gradient. Inside a graph there is no
 such moment: a synchronous operator that neither speaks oneDNN nor works in place stands
@@ -17,7 +17,7 @@ on both sides.
 Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose
 inputs or outputs are those of the whole graph runs as in the other modes
 (src/imperative/cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There an
-operator that works in place stands behind the layer, so that it touches no output of
+operator that works in place follows the layer, so that it touches no output of
 the graph; inside a graph that costs nothing. Gradients in a oneDNN layout then have a
 plain copy as long as the graph lives.
 """
@@ -46,7 +46,7 @@ def guard_kind(
 
     * ``"gpu"``: none, because no context is a CPU;
     * ``"outside"``: `make_plain` and `plain_gradient`, which the layer's caller runs;
-    * ``"static_shape"``: behind the layer an operator that works in place;
+    * ``"static_shape"``: after the layer an operator that works in place;
     * ``"any"``: copies, which are right in every mode; also for a symbol outside of a
       trace, because it is not known how its graph will run.
     """

@@ -1,7 +1,7 @@
-"""Batch normalization inside SymbolBlocks, whose graphs have no blocks of their own.
+"""Batch normalization inside SymbolBlocks, whose graphs have no blocks.
 
 Called by ``convert.py`` and by all that needs the layers of a net. GluonCV's SSD is
-such a net: its features are the graph of a net that is gone, and more nodes behind it.
+such a net: its features are the graph of a discarded net, followed by more nodes.
 """
 
 from __future__ import annotations

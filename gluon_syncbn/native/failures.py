@@ -43,7 +43,7 @@ def set_timeout(seconds: float) -> None:
     ----------
     seconds : float
         Greater than 0. Counts from a device's own arrival at a layer. ``inf``, and all
-        from 1e9 (31 years) on, mean that a wait never ends by itself.
+        from 1e9 (31 years) on, mean that a wait never times out.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def get_timeout() -> float:
 
 
 def failure() -> str:
-    """The text of the error that a layer has failed with; empty if all are well."""
+    """The error that a layer has failed with, as text; empty if nothing has failed."""
     return load().gluon_syncbn_failure().decode()
 
 
@@ -216,6 +216,5 @@ load()  # registers the operator, so that symbols from files find it
 observe_errors(_note_raised)
 _set_timeout_from_environment()
 # MXNet's own exit handler, which runs after this one, stops the threads of custom
-# operators first and waits for all work then: with ours in flight it would never
-# return.
+# operators before it waits for all work: it would wait forever for our operators.
 atexit.register(_finish_work)

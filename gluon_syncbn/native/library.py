@@ -121,7 +121,7 @@ def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
         except AttributeError:
             raise ImportError(
                 f"{file} was built from other sources, as it lacks {name}: "
-                "build it anew with `pip install .`, or for development with "
+                "rebuild it with `pip install .`, or for development with "
                 "`pip install --no-build-isolation -e .`"
             ) from None
         function.restype, function.argtypes = result, arguments
@@ -135,7 +135,7 @@ def features() -> dict[str, Any]:
     dict
         ``version``: of the package; ``commit``: of the checkout that was built, with
         ``-dirty`` where files had been changed, and empty where the build did not know
-        it, as in an archive of the sources without git (a source distribution of ours
+        it, as in an archive of the sources without git (our source distribution
         keeps it); ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
         ``"generic"``; ``num_threads``: threads that compute at once; ``cuda``:
         whether there are CUDA kernels; ``cuda_architectures``: what these have machine

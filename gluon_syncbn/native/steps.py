@@ -122,7 +122,7 @@ def _committed(trainer):
         _forget_past()
         _pending.append(step)
     # A kvstore updates parameter by parameter, and copies its result to the devices.
-    # Without one each device updates all of its own.
+    # Without one each device updates all its replicas.
     on_kvstore = trainers.updates_on_kvstore(trainer)
     commit = _commit(step, _few(by_parameter) if on_kvstore else by_device)
     try:
@@ -251,7 +251,7 @@ def _initialized(trainer):
     """In the block a trainer copies parameters for the first time.
 
     The copies are made in the queue of the first step, so if that fails they could be
-    of memory that nobody has written. Also, MXNet declares running statistics of
+    of uninitialized memory. Also, MXNet declares running statistics of
     static_shape graphs as only read (imperative_utils.h, CreateEngineOp), so a copy
     would not wait for the first forward to write them.
     """

@@ -38,7 +38,7 @@ _calls = weakref.WeakValueDictionary()  # by the name of the anchor
 
 
 def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
-    """The outputs of a net as whole arrays on the first context, and recorded there.
+    """The outputs of a net as whole arrays on the first context, recorded by autograd.
 
     `outputs` has for each shard of `batch` what the net returned, in equal nesting;
     `devices` computed them, and will run their backward.
@@ -95,8 +95,8 @@ def _check_rows(number, column, rows, axis):
         if not has_axis or part.shape[axis] != expected:
             raise ValueError(
                 f"output {number} has shape {part.shape} on {part.context}, expected "
-                f"{expected} rows along axis {axis} as the input has there; what has "
-                "no rows cannot be joined: use make_parallel(..., gather=False)"
+                f"{expected} rows along axis {axis} as the input has; what has no "
+                "rows cannot be joined: use make_parallel(..., gather=False)"
             )
 
 

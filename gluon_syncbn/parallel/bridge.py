@@ -1,10 +1,10 @@
 """Bridges between the caller's graph of a parallel net and the devices' graphs.
 
 Called by ``backward.py``. Both classes put the devices' outputs into the caller's
-graph, take the gradients that arrive there, and live as long as that graph, because
-MXNet keeps the `autograd.Function` that refers to the call until it frees the graph.
+graph, receive the gradients of these, and live as long as that graph, because MXNet
+keeps the `autograd.Function` that refers to the call until it frees the graph.
 Both have `variables`, by name, with respect to which the caller's backward
-differentiates, and `name`, the name of a variable behind every output.
+differentiates, and `name`, the name of a variable that every output depends on.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Leaves:
         return [[gradients.get(name) for name in names] for names in self._names]
 
     def cancel(self, error: BaseException) -> None:
-        """Does nothing, because nobody waits."""
+        """Does nothing: no thread waits."""
 
 
 class _Keeper(autograd.Function):
@@ -120,8 +120,8 @@ class _Keeper(autograd.Function):
 class Gate:
     """A bridge for inputs with gradients: inputs and outputs join in one function.
 
-    Its backward runs on a thread of MXNet's for custom operators once the gradients of
-    the outputs are computed. It hands them over, and waits there until the devices'
+    Its backward runs on a thread of MXNet for custom operators once the gradients of
+    the outputs are computed. It hands them over, and waits until the devices'
     backward is queued; so `collect` waits in the caller. Leaves beside the function
     would not do: MXNet might queue what needs the inputs' gradients before what
     computes the leaves', and share resources between the two.

@@ -45,8 +45,8 @@ def make_parallel(
     The parallel net takes whole batches and returns whole outputs, equal to those of
     `net` on one device with the whole batch (Dropout aside, which draws other numbers).
     One loss on its output back-propagates through all devices. Batches may have any
-    number of rows: shards differ by one row at most, and devices for which no row is
-    left sit out.
+    number of rows: shards differ by one row at most, and devices that get no row are
+    skipped.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def make_parallel(
     batch_axis : int, default 0
         The axis of the rows, in every input and output.
     gather : bool, default True
-        Whether outputs are brought to the first context and joined there. Without it
+        Whether outputs are copied to the first context and joined. Without it
         a call returns :class:`ShardedOutput`, to be given to a
         :class:`ParallelCriterion`: the outputs stay where they are, which saves their
         memory on the first context.
@@ -122,9 +122,8 @@ class ParallelNet(Block):
     returns for each replica of a parameter the device's share, as `backward` writes it
     to `grad`; the whole gradient is their sum. Threads may train a net each.
 
-    Attributes that it has not are those of the template, also when they are set, and so
-    are its items: `features`, `output`, `net[0]`. To be called they are parts for one
-    device.
+    Attributes that it lacks are read and set on the template, and so are its items:
+    `features`, `output`, `net[0]`. When called, these run on one device.
 
     Attributes
     ----------
@@ -133,7 +132,7 @@ class ParallelNet(Block):
     batch_axis : int
         The axis of the rows.
     devices : Devices
-        Their threads run the net. Each thread has random generators of its own:
+        Their threads run the net. Each thread has its own random generators:
         ``net.devices.map(lambda: mx.random.seed(0))`` seeds them.
 
     Examples
@@ -162,7 +161,7 @@ class ParallelNet(Block):
         self._check_contexts()
 
     def __getattr__(self, name: str) -> Any:
-        """The template's attribute, for one that this net has not."""
+        """The template's attribute, for one that this net lacks."""
         template = vars(self).get("net")  # a copy has none before it is complete
         if template is None or name.startswith("_") or not hasattr(template, name):
             raise AttributeError(
@@ -172,7 +171,7 @@ class ParallelNet(Block):
         return getattr(template, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets what the template has there, else an attribute of this net."""
+        """Sets the template's attribute of that name if it has one, else this net's."""
         template = vars(self).get("net")
         own = name in _OWN or name.startswith("_") or hasattr(type(self), name)
         if own or name in vars(self) or not hasattr(template, name):

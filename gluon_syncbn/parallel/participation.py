@@ -1,6 +1,6 @@
 """Steps in which only some of the devices hold a shard.
 
-Called by ``net.py`` and by users with loops of their own. The rendezvous itself is
+Called by ``net.py`` and by users who write their own loops. The rendezvous itself is
 ``src/collective/group.cc``; here the change is ordered against work in flight.
 """
 
@@ -34,8 +34,8 @@ def participating(
     Entering and leaving wait for all work in flight (``mx.nd.waitall``), because a
     device that is still busy with an earlier step belongs to that one's devices.
 
-    The gradients of contexts that sit out are those of an earlier step: set them to
-    zero before a Trainer sums them up. :func:`make_parallel` does all of this itself.
+    The gradients of skipped contexts are those of an earlier step: set them to zero
+    before a Trainer sums them up. :func:`make_parallel` does all of this itself.
 
     Parameters
     ----------
@@ -67,11 +67,11 @@ def participating(
     contexts = check_contexts("contexts", contexts)
     layers = synchronized_layers(check_block("net", net))
     for context, layer in itertools.product(contexts, layers):
-        there = layer.contexts()
-        if there and context not in there:
+        expected = layer.contexts()
+        if expected and context not in expected:
             raise ValueError(
-                f"{context} is to take part, but SyncBatchNorm '{layer.name}' is "
-                f"initialized on {', '.join(map(str, there))}"
+                f"contexts names {context}, but SyncBatchNorm '{layer.name}' is "
+                f"initialized on {', '.join(map(str, expected))}"
             )
     mx.nd.waitall()
     for layer in layers:
@@ -113,7 +113,7 @@ def _groups(layer):
 
 
 def _copy_running_statistics(layer, contexts):
-    """From the first context that took part to those that did not."""
+    """From the first active context to the skipped ones."""
     for parameter in (layer.running_mean, layer.running_var):
         if not data_of(parameter):
             continue  # the net was not called, and has no shapes yet

@@ -46,8 +46,9 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
 
     Notes
     -----
-    Inside the loop do not wait for outputs before the net was called for every context:
-    the others have no work yet. Each context's thread has random generators of its own.
+    Inside the loop, do not wait for outputs before the net was called for every
+    context: the others have no work yet. Each context's thread has its own random
+    generators.
 
     Examples
     --------

@@ -21,7 +21,7 @@ def keep_freed_memory() -> bool:
     largest size from then on, as it does on GPUs. Forked processes inherit the setting.
 
     It tells the C library (``mallopt``) to serve all sizes from one heap, and not to
-    shrink that. Call it early: threads that have a heap of their own keep that heap.
+    shrink that. Call it early: threads that already have a separate heap keep it.
 
     Returns
     -------

@@ -21,7 +21,7 @@ from ..native import engine
 from ..native.library import load
 
 _TOP = 5
-_NEGLIGIBLE = 0.05  # shares below it hold nobody back
+_NEGLIGIBLE = 0.05  # smaller shares are not worth a hint
 _HINTS = {
     "data": "devices wait for data: give the loader more workers or faster storage",
     "each_other": "devices wait for each other, most of all in {layer}: their shards "

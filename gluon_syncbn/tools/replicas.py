@@ -15,8 +15,8 @@ from ..mxnet_private.parameters import data_of
 def check_replicas(net: mx.gluon.Block) -> None:
     """Checks that parameters and running statistics are identical on all devices.
 
-    They are, bit by bit, as long as every device applies the same gradients; running
-    statistics only with synchronized batch normalization. Waits for the work in flight.
+    Bit by bit. They are if every device applies the same gradients; running statistics
+    only with synchronized batch normalization. Waits for the work in flight.
 
     Parameters
     ----------
