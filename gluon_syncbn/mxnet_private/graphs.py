@@ -1,6 +1,6 @@
 """Autograd's graphs: the variables in them, and the function that differentiates them.
 
-Called by ``parallel``. Arrays are given by handles where MXNet does so.
+Called by ``devices`` and ``parallel``.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _STORAGE_TYPES = mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID
 
 
 # ---- Variables. MXNet numbers those of a process, so names tell them apart. The public
-# autograd.get_symbol raises where nothing is recorded, and only takes arrays.
+# autograd.get_symbol raises where nothing is recorded.
 
 
 def is_recorded(array: Any) -> bool:
     """Tells whether `array` is a result that `autograd` records, or has a gradient."""
-    return isinstance(array, mx.nd.NDArray) and _symbol(array.handle) is not None
+    return isinstance(array, mx.nd.NDArray) and _symbol(array) is not None
 
 
-def name_of(handle: Any) -> str | None:
-    """The name of a variable, given by its handle; None if nothing is recorded."""
-    symbol = _symbol(handle)
+def name_of(variable: mx.nd.NDArray) -> str | None:
+    """The name of a variable; None if nothing is recorded."""
+    symbol = _symbol(variable)
     return None if symbol is None else symbol.name
 
 
-def names_behind(handles: Iterable) -> set[str]:
-    """The names of all variables that some arrays, given by handles, depend on."""
-    symbols = [symbol for symbol in map(_symbol, handles) if symbol is not None]
+def names_behind(arrays: Iterable) -> set[str]:
+    """The names of all variables that some arrays depend on."""
+    symbols = [symbol for symbol in map(_symbol, arrays) if symbol is not None]
     return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()
 
 
-def _symbol(handle):
+def _symbol(array):
     symbol = ctypes.c_void_p()
-    if _LIB.MXAutogradGetSymbol(handle, ctypes.byref(symbol)) != 0:
+    if _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(symbol)) != 0:
         return None
     return mx.sym.Symbol(symbol)
 
@@ -97,13 +97,28 @@ class Request:
 
     def __init__(self, arguments: tuple) -> None:
         self._arguments = arguments
-        count, handles, gradients, num_variables, variables, *flags = (
-            getattr(argument, "value", argument) for argument in arguments[:8]
-        )
-        self.heads = [ctypes.c_void_p(handles[k]) for k in range(count)]
-        self.gradients = None if gradients is None else list(gradients)
-        self.variables = [array_of(variables[k]) for k in range(num_variables)]
-        self.retain_graph, self.create_graph, self.train_mode = map(bool, flags)
+        values = [getattr(argument, "value", argument) for argument in arguments[:8]]
+        self._heads, self._variables = (values[0], values[1]), (values[3], values[4])
+        self._gradients = values[2]
+        self.retain_graph, self.create_graph, self.train_mode = map(bool, values[5:])
+
+    @property
+    def heads(self) -> list[mx.nd.NDArray]:
+        """The arrays that are differentiated."""
+        count, handles = self._heads
+        return [_array_of(handles[k]) for k in range(count)]
+
+    @property
+    def gradients(self) -> list:
+        """For each head its gradient; None for ones."""
+        handles = self._gradients or [None] * self._heads[0]
+        return [None if handle is None else _array_of(handle) for handle in handles]
+
+    @property
+    def variables(self) -> list[mx.nd.NDArray]:
+        """The variables of `autograd.grad`; none of `backward`."""
+        count, handles = self._variables
+        return [_array_of(handles[k]) for k in range(count)]
 
     def run(self) -> None:
         """Does what MXNet would do."""
@@ -173,12 +188,7 @@ def _run(function, heads, variables, retain_graph, train_mode):
     ]
 
 
-def wait_to_read(handle: ctypes.c_void_p) -> None:
-    """As `NDArray.wait_to_read`, for a handle."""
-    mx.base.check_call(_LIB.MXNDArrayWaitToRead(handle))
-
-
-def array_of(handle: Any) -> mx.nd.NDArray:
+def _array_of(handle):
     """A new NDArray for the array that a handle stands for."""
     copy = ctypes.c_void_p()
     code = _LIB.MXShallowCopyNDArray(ctypes.c_void_p(handle), ctypes.byref(copy))

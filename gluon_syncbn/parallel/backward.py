@@ -175,12 +175,11 @@ def _check_head_gradients(request):
 
     Raised here, because a failure in MXNet's threads would leave gates waiting.
     """
-    for number, (head, dy) in enumerate(zip(request.heads, request.gradients or ())):
-        if dy is None:
+    for number, pair in enumerate(zip(request.heads, request.gradients)):
+        if pair[1] is None:
             continue
         expected, given = (
-            f"shape {array.shape} and dtype {np.dtype(array.dtype)}"
-            for array in map(graphs.array_of, (head.value, dy))
+            f"shape {array.shape} and dtype {np.dtype(array.dtype)}" for array in pair
         )
         if given != expected:
             raise ValueError(
@@ -199,7 +198,7 @@ def _through(calls, request, destination):
         if any(isinstance(call.bridge, Gate) for call in reached):
             # If the heads have failed, nothing will arrive at the gates.
             for head in request.heads:
-                graphs.wait_to_read(head)
+                head.wait_to_read()
         left = len(reached)
         for call in _in_order(reached, recovery):
             left -= 1

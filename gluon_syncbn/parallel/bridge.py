@@ -67,11 +67,11 @@ class Leaves:
         """
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
-        self.name = name_of(anchor.handle)
+        self.name = name_of(anchor)
         zero = _Keeper(call)(anchor)
         with autograd.pause():
             columns = [[self._leaf(part) for part in column] for column in columns]
-        names = [[name_of(leaf.handle) for leaf in column] for column in columns]
+        names = [[name_of(leaf) for leaf in column] for column in columns]
         self._names = list(zip(*names))
         for column_names, column in zip(names, columns):
             self.variables.update(zip(column_names, column))
@@ -140,7 +140,7 @@ class Gate:
         self._np_shape = mx.util.is_np_shape()  # MXNet's threads do not know it
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
-        self.name = name_of(anchor.handle)
+        self.name = name_of(anchor)
         self.variables = {self.name: anchor}
         with autograd.pause():
             parts = [[part.detach() for part in column] for column in columns]

@@ -116,19 +116,19 @@ class Returned:
             )
         self._request, self._is_nested = request, is_nested
         variables = request.variables
-        self._wanted = [graphs.name_of(variable.handle) for variable in variables]
+        self._wanted = [graphs.name_of(variable) for variable in variables]
         self._gradients = {}  # by name
         asked = dict(zip(self._wanted, variables))
         self._in_caller = {n: v for n, v in asked.items() if n in names}
         for call in calls:
             for name in call.bridge.variables.keys() & names:
                 self._in_caller[name] = call.bridge.variables[name]
-        heads = [head.handle for call in calls for row in call.heads for head in row]
+        heads = [head for call in calls for row in call.heads for head in row]
         behind = names | graphs.names_behind(heads)
         self._in_devices: dict = {n: v for n, v in asked.items() if n in behind}
         parameters = dict.fromkeys(p for call in calls for p in call.batch.parameters)
         for p in filter(gradients_of, parameters):
-            replicas = {graphs.name_of(data.handle): data for data in data_of(p)}
+            replicas = {graphs.name_of(data): data for data in data_of(p)}
             if replicas.keys() & asked.keys() and replicas.keys() & behind:
                 self._in_devices.update(replicas)
         for number, name in enumerate(self._wanted):
@@ -148,7 +148,7 @@ class Returned:
         call.resume(self._gradients, partial(self._differentiate, retain_graph))
 
     def _differentiate(self, retain_graph, heads, gradients, shards):
-        behind = graphs.names_behind([head.handle for head in heads])
+        behind = graphs.names_behind(heads)
         own = {n: v for n, v in self._in_devices.items() if n in behind}
         variables = [*own.values(), *shards]
         if not variables:

@@ -16,8 +16,8 @@ import mxnet as mx
 
 from ..common.arguments import check_block, check_type
 from ..layer.symbol_blocks import synchronized_layers
+from ..mxnet_private.library import push
 from ..mxnet_private.parameters import data_of, gradients_of
-from ..native import engine
 from ..native.library import load
 
 _TOP = 5
@@ -178,16 +178,20 @@ class Monitor:
         ]
 
     def _note_finished(self):
-        """For each device the time when all work on the net is done: 0 until then."""
+        """For each device the time when all work on the net is done: 0 until then.
+
+        In seconds of the monotonic clock, written by MXNet's threads.
+        """
         arrays = []
         for parameter in self._net.collect_params().values():
             arrays += [*data_of(parameter), *gradients_of(parameter)]
         contexts = sorted({a.context for a in arrays}, key=str)
         times = (ctypes.c_double * len(contexts))()
+        note_time = ctypes.cast(load().gluon_syncbn_note_time, ctypes.c_void_p)
         for k, context in enumerate(contexts):
             address = ctypes.addressof(times) + k * ctypes.sizeof(ctypes.c_double)
             read = [array for array in arrays if array.context == context]
-            engine.note_time(address, context, read)
+            push(note_time, address, context, read)
         return times
 
 
