@@ -44,7 +44,7 @@ def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
     `devices` computed them, and will run their backward.
     """
     axis = batch.axis
-    columns = list(zip(*map(flatten, outputs)))  # per output its parts
+    columns = list(zip(*map(flatten, outputs)))  # per output its shards
     if axis is not None:
         _check_alike(outputs, batch.contexts, axis)
         for number, column in enumerate(columns):
@@ -88,13 +88,13 @@ def _form(leaf, axis):
 
 
 def _check_rows(number, column, rows, axis):
-    for part, expected in zip(column, rows):
-        if not isinstance(part, mx.nd.NDArray):
+    for shard, expected in zip(column, rows):
+        if not isinstance(shard, mx.nd.NDArray):
             continue
-        has_axis = -part.ndim <= axis < part.ndim
-        if not has_axis or part.shape[axis] != expected:
+        has_axis = -shard.ndim <= axis < shard.ndim
+        if not has_axis or shard.shape[axis] != expected:
             raise ValueError(
-                f"output {number} has shape {part.shape} on {part.context}, expected "
+                f"output {number} has shape {shard.shape} on {shard.context}, expected "
                 f"{expected} rows along axis {axis} as the input has; what has no "
                 "rows cannot be joined: use make_parallel(..., gather=False)"
             )
@@ -114,9 +114,9 @@ class _Call:
         self._shards = []  # per device those of the differentiable inputs
 
     def attach(self, columns):
-        """The outputs, given as columns of parts, as whole arrays of the caller."""
+        """The outputs, given as columns of shards, as whole arrays of the caller."""
         self.heads = list(zip(*columns))
-        shards = [parts for _, parts in self.batch.differentiable]
+        shards = [column for _, column in self.batch.differentiable]
         self._shards = list(zip(*shards)) or [()] * len(self.heads)
         outputs = self.bridge.attach(self, columns)
         _calls[self.bridge.name] = self

@@ -62,8 +62,8 @@ class Batch:
             self.contexts = contexts[:rows]
             bounds = share_bounds(rows, len(self.contexts))
             self.rows = [end - begin for begin, end in bounds]
-        parts = [self._split(leaf) for leaf in leaves]
-        self.shards = [rebuild(list(args), iter(shard)) for shard in zip(*parts)]
+        columns = [self._split(leaf) for leaf in leaves]
+        self.shards = [rebuild(list(args), iter(shard)) for shard in zip(*columns)]
 
     def _split(self, leaf):
         is_differentiable = autograd.is_recording() and is_recorded(leaf)

@@ -34,11 +34,11 @@ from ..native import failures
 from .batch import Batch
 
 
-def join(parts: Sequence, axis: int | None, context: mx.Context) -> Any:
-    """The parts of one output as a whole; if they are no arrays, the first one."""
-    if not isinstance(parts[0], mx.nd.NDArray):
-        return parts[0]
-    return _concatenate([to_context(part, context) for part in parts], axis)
+def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
+    """The shards of one output as a whole; if they are no arrays, the first one."""
+    if not isinstance(shards[0], mx.nd.NDArray):
+        return shards[0]
+    return _concatenate([to_context(shard, context) for shard in shards], axis)
 
 
 def _concatenate(arrays, axis):
@@ -63,14 +63,14 @@ class Leaves:
     def attach(self, call: Any, columns: Sequence) -> list:
         """The outputs as whole arrays in the caller's graph, which keeps `call`.
 
-        `columns` has for each output its parts, one of each shard.
+        `columns` has for each output a list of its shards.
         """
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
         self.name = name_of(anchor)
         zero = _Keeper(call)(anchor)
         with autograd.pause():
-            columns = [[self._leaf(part) for part in column] for column in columns]
+            columns = [[self._leaf(shard) for shard in column] for column in columns]
         names = [[name_of(leaf) for leaf in column] for column in columns]
         self._names = list(zip(*names))
         for column_names, column in zip(names, columns):
@@ -85,8 +85,8 @@ class Leaves:
             outputs.append(_concatenate([*others, last], self._axis))
         return outputs
 
-    def _leaf(self, part):
-        leaf = to_context(part.detach(), self._context)
+    def _leaf(self, shard):
+        leaf = to_context(shard.detach(), self._context)
         empty = mx.np.empty if isinstance(leaf, mx.np.ndarray) else mx.nd.empty
         gradient = empty(leaf.shape, ctx=self._context, dtype=leaf.dtype)
         autograd.mark_variables([leaf], [gradient])
@@ -143,8 +143,8 @@ class Gate:
         self.name = name_of(anchor)
         self.variables = {self.name: anchor}
         with autograd.pause():
-            parts = [[part.detach() for part in column] for column in columns]
-            wholes = [join(column, self._axis, self._context) for column in parts]
+            columns = [[shard.detach() for shard in column] for column in columns]
+            wholes = [join(column, self._axis, self._context) for column in columns]
         is_double = any(x.dtype == np.float64 for x in inputs)
         self._dtype = np.float64 if is_double else np.float32
         inputs = [to_context(x.as_nd_ndarray(), self._context) for x in inputs]
@@ -158,7 +158,7 @@ class Gate:
 
         MXNet's functions stop writing gradients at the first one that is not asked for,
         and do not add to the gradients of leaves. That of this array is always asked
-        for, because the anchor is a part of it, and written.
+        for, because the anchor is in it, and written.
         """
         flat = [reshape(cast(x, self._dtype), shape=(-1,)) for x in arrays]
         return concat(*flat, dim=0)
@@ -172,13 +172,13 @@ class Gate:
         """Lets the function return; `gradients` has for each input those of its shards.
 
         To be called from a device's thread. In the caller's, joining them could be made
-        to wait for a resource of MXNet's that a part of the caller's graph holds, which
+        to wait for a resource of MXNet that a node of the caller's graph holds, which
         waits for these gradients.
         """
         wholes = [mx.nd.zeros((1,), ctx=self._context)]
-        for parts in gradients:
-            parts = [part.as_nd_ndarray() for part in parts]
-            wholes.append(join(parts, self._axis, self._context))
+        for shards in gradients:
+            shards = [shard.as_nd_ndarray() for shard in shards]
+            wholes.append(join(shards, self._axis, self._context))
         flat = self._flat(wholes)
         with _changed:
             self._collected.delivered = flat
@@ -198,8 +198,8 @@ class Gate:
         """
         with mx.util.np_shape(self._np_shape):
             columns = list(map(self._split, gradients))
-        for part in itertools.chain(*columns):
-            part.wait_to_read()
+        for shard in itertools.chain(*columns):
+            shard.wait_to_read()
         this = SimpleNamespace(gradients=list(zip(*columns)), delivered=None)
         with _changed:
             self.arrived.append(this)
@@ -212,11 +212,11 @@ class Gate:
     def _split(self, dy):
         if len(self._rows) < 2:
             return [copy(dy, self._context)]
-        parts, begin = [], 0
+        shards, begin = [], 0
         for rows in self._rows:
-            parts.append(slice_axis(dy, self._axis, begin, begin + rows))
+            shards.append(slice_axis(dy, self._axis, begin, begin + rows))
             begin += rows
-        return parts
+        return shards
 
 
 class _Function(autograd.Function):

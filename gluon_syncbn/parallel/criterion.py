@@ -84,9 +84,9 @@ class ParallelCriterion(Block):
                 f"{expected}"
             )
 
-        def call(part, shard):
-            parts = part if isinstance(part, (list, tuple)) else [part]
-            return self.loss(*parts, *shard)
+        def call(output, shard):
+            outputs = output if isinstance(output, (list, tuple)) else [output]
+            return self.loss(*outputs, *shard)
 
         losses = net.devices.map_first(call, output, batch.shards)
         if not any(isinstance(leaf, mx.nd.NDArray) for leaf in flatten(losses)):
