@@ -16,6 +16,7 @@ import gluon_syncbn
 from gluon_syncbn import Devices, make_parallel
 from gluon_syncbn.native import failures
 from gluon_syncbn.parallel import bridge
+from gluon_syncbn.parallel.batch import Batch
 
 ONE_STEP = """
 import sys, mxnet as mx, gluon_syncbn
@@ -229,9 +230,14 @@ def test_recover_without_a_failure_does_no_harm():
 @pytest.mark.parametrize("count", [1, 2])
 def test_gradients_outlive_the_function_that_got_them(count, fails):
     """MXNet frees their memory when it returns or raises."""
-    gate, rows = bridge.Gate(mx.cpu(0), axis=0), 2 * count
-    shards = [mx.nd.ones((2, 3), ctx=context) for context in cpus(count)]
-    gate.attach(None, [shards], [mx.nd.ones((rows, 3))])
+    rows = 2 * count
+    x = mx.nd.ones((rows, 3))
+    x.attach_grad()
+    with autograd.record():
+        batch = Batch([x], cpus(count), 0, [])
+    ((_, shards),) = batch.differentiable
+    gate = bridge.Gate(batch)
+    gate.attach(None, [shards])
     memory = np.ones((rows, 3), "float32")
 
     def run():
