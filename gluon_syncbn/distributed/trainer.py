@@ -27,7 +27,7 @@ from .processes import join
 class Trainer(mx.gluon.Trainer):
     """A :class:`mxnet.gluon.Trainer` over all contexts of all processes.
 
-    With the loss of each sample summed up, a step equals that of one device with all
+    If the loss is the sum over samples, a step equals that of one device with all
     processes' samples: gradients and numbers of samples are added up over the
     processes, in a fixed order, so parameters stay the same bits on every rank.
     Gradients travel in buckets, the last layers' first, while the first layers'
@@ -49,7 +49,7 @@ class Trainer(mx.gluon.Trainer):
         If the nets differ between ranks, `net` has no parameters, or
         `bucket_megabytes` is not positive.
     TypeError
-        If a gradient is sparse, or an argument of another kind.
+        If a gradient is sparse, or an argument has another type.
 
     Examples
     --------

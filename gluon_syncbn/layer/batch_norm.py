@@ -46,8 +46,8 @@ class SyncBatchNorm(nn.BatchNorm):
     epsilon : float, default 1e-5
         Added to the variance, so in squared units of the input.
     center, scale : bool, default True
-        Whether beta and gamma are learned; otherwise beta stays as initialized and
-        gamma counts as 1.
+        Whether beta and gamma are learned; otherwise beta keeps its initial value and
+        gamma is taken as 1.
     use_global_stats : bool, default False
         Normalize with the running statistics in training too; nothing is exchanged
         then.
@@ -94,9 +94,9 @@ class SyncBatchNorm(nn.BatchNorm):
     Raises
     ------
     TypeError
-        For an argument of another kind, or `data` that is no NDArray or Symbol.
+        For an argument of another type, or `data` that is no NDArray or Symbol.
     ValueError
-        For a bad argument, or `data` that has another number of channels; in a training
+        For a bad argument, or `data` with another number of channels; in a training
         call also if `num_devices` exceeds the number of contexts that the layer is
         initialized on, or `group` does not hold the own rank or all contexts.
     mxnet.MXNetError
@@ -225,7 +225,7 @@ class SyncBatchNorm(nn.BatchNorm):
         self._sync.rendezvous.set_batches(batches)
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Checks what can be known at once, then calls or traces the layer."""
+        """Checks what is known before it runs, then calls or traces the layer."""
         is_array = isinstance(x, mx.nd.NDArray)
         # A symbol that is not traced for a call belongs to no context.
         if autograd.is_training() and (is_array or current_trace()):

@@ -2,7 +2,7 @@
 
 Called by users. It changes the class of the layers in place: so every reference to a
 layer (attributes, containers, hooks, shared heads), its parameters, name and
-hybridization stay as they are, and nothing has to be re-registered.
+hybridization remain, and nothing has to be registered again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def convert_sync_batchnorm(
     ``nn.BatchNormReLU``, MXNet's contrib ``SyncBatchNorm`` and GluonCV's
     ``BatchNormCudnnOff``, and on the nodes of these kinds in the graph of a
     :class:`SymbolBlock`; a SyncBatchNorm takes the new settings. InstanceNorm,
-    LayerNorm and GroupNorm stay.
+    LayerNorm and GroupNorm are unchanged.
 
     Parameters
     ----------

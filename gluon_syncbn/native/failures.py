@@ -124,9 +124,9 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
     forward when another one failed, a warning names them and tells to load the last
     checkpoint.
 
-    Of several processes all call it, because a failure is one of all. Threads that
-    train other nets get an error at their next :meth:`Devices.map`, because their work
-    in flight is given up too.
+    With several processes, all of them call it: a failure concerns them all. Threads
+    that train other nets get an error at their next :meth:`Devices.map`, because their
+    work in flight is given up too.
 
     Parameters
     ----------
@@ -186,14 +186,16 @@ def give_up(reason: str) -> int:
             mx.nd.waitall()
             break
         except mx.MXNetError:
-            has_failed = True  # MXNet has dropped what it has thrown, so this loop ends
+            has_failed = (
+                True  # MXNet drops each error that it throws, so this loop ends
+            )
     load().gluon_syncbn_reset_all()
     _raised_in.clear()
     return steps.roll_back(has_failed)
 
 
 def _finish_work():
-    """Leaves MXNet's threads nothing to call Python for while the interpreter ends."""
+    """Ends all work for which MXNet's threads would call Python at exit."""
     give_up("the Python interpreter exits")
     # MXNet counts an operator as done before it deletes it. To delete one of an
     # autograd.Function that was skipped after an error, it calls Python, and a thread

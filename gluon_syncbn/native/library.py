@@ -20,7 +20,7 @@ _MPI_NAME = "libgluon_syncbn_mpi.so"
 
 
 def _value(code):
-    """A function's result, unless negative; raises what it could not throw."""
+    """A function's result; RuntimeError with the library's text if it is negative."""
     if code < 0:
         raise RuntimeError(load().gluon_syncbn_last_error().decode())
     return code
@@ -84,7 +84,7 @@ _SIGNATURES = {
 
 
 def path() -> Path:
-    """Path of the shared library: the one in ``GLUON_SYNCBN_LIBRARY``, else our own."""
+    """The shared library: that in ``GLUON_SYNCBN_LIBRARY``, else the package's."""
     default = Path(__file__).parents[1] / _NAME
     return Path(os.environ.get("GLUON_SYNCBN_LIBRARY", default))
 

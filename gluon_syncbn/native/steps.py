@@ -199,7 +199,7 @@ def wait() -> None:
 def roll_back(has_failed: bool) -> int:
     """Undoes what steps that were dropped, or not finished, have changed.
 
-    To be called while MXNet is idle. Returns the number of dropped steps. Warns of
+    Call it while MXNet is idle. Returns the number of dropped steps. Warns of
     layers whose step cannot be undone.
     """
     with _pending_changes:

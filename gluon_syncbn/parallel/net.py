@@ -51,8 +51,8 @@ def make_parallel(
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. It stays the
-        one that is trained: parameters, their names and files are its own.
+        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. It remains
+        the net that is trained, with its parameters, their names and files.
     ctx : list of mxnet.Context
         Distinct contexts.
     sync_bn : bool, default True
@@ -227,7 +227,7 @@ class ParallelNet(Block):
     ) -> None:
         """Saves one set of parameters, which `net` and this net load.
 
-        Waits for the work in flight; to be called between steps.
+        Waits for the work in flight; call it between steps.
         """
         filename = check_path("filename", filename)
         check_bool("deduplicate", deduplicate)
@@ -243,7 +243,7 @@ class ParallelNet(Block):
     ) -> None:
         """As :meth:`mxnet.gluon.HybridBlock.export`: saves the graph of `net`.
 
-        Waits for the work in flight; to be called between steps.
+        Waits for the work in flight; call it between steps.
 
         Parameters
         ----------
@@ -305,14 +305,14 @@ class ParallelNet(Block):
         ----------
         *args
             Arrays (NDArray or NumPy, on any context) with equal numbers of rows, also
-            nested in lists, tuples and dicts; anything else is given to every device
-            as it is.
+            nested in lists, tuples and dicts; every device gets anything else
+            unchanged.
 
         Returns
         -------
         The net's outputs in their own nesting: whole ones on the first context, or with
         ``gather=False`` a :class:`ShardedOutput`. Arrays are joined along the batch
-        axis; what is no array is the first device's.
+        axis; of anything else the first device's is returned.
 
         Raises
         ------

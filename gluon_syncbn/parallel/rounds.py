@@ -1,4 +1,4 @@
-"""Finds out that a plain loop over contexts was left between two of them.
+"""Detects that a plain loop over contexts was interrupted between two of them.
 
 Called by ``plain_loop.py`` and ``participation.py``. It must not know what a net
 computes.
@@ -35,7 +35,7 @@ class _Round:
 def note_call(
     net: mx.gluon.Block, context: mx.Context, contexts: Sequence[mx.Context]
 ) -> None:
-    """To be called before each call in training; ends a round that was left."""
+    """To be called before each call in training; ends an interrupted round."""
     this = _rounds.get(net)
     block = block_number()
     if this is None or this.recoveries != failures.latest_recovery[0]:
@@ -54,5 +54,5 @@ def note_call(
 
 
 def forget() -> None:
-    """To be called while nothing is in flight, and no round waits to be completed."""
+    """To be called while nothing is in flight: then no round is incomplete."""
     _rounds.clear()
