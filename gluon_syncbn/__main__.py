@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the report; returns the exit status, 1 if a result is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m gluon_syncbn",
-        description="Prints what gluon_syncbn was built with and which devices there "
-        "are, and compares the layer on two contexts with batch normalization of the "
+        description="Prints what gluon_syncbn was built with and which devices "
+        "exist, and compares the layer on two contexts with batch normalization of the "
         "whole batch in float64.",
     )
     parser.add_argument(

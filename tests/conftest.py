@@ -76,15 +76,24 @@ def devices(make_devices):
 
 @pytest.fixture
 def installed():
-    """Installs our classes for GluonCV's, and restores every module afterwards."""
+    """Changes GluonCV's classes and MXNet's layer, and restores them afterwards."""
     parallel = pytest.importorskip("gluoncv.utils.parallel")
-    classes = parallel.DataParallelModel, parallel.DataParallelCriterion
-    classes += parallel.Parallel, mx.gluon.contrib.nn.SyncBatchNorm
+    contrib = mx.gluon.contrib.nn.SyncBatchNorm
     former = [
         (module, name, value)
         for module in list(sys.modules.values())
         for name, value in list(getattr(module, "__dict__", {}).items())
-        if any(value is one for one in classes)
+        if value is contrib
+    ]
+    former += [
+        (kind, name, value)
+        for kind in (
+            parallel.DataParallelModel,
+            parallel.DataParallelCriterion,
+            parallel.Parallel,
+        )
+        for name, value in vars(kind).items()
+        if name in ("__init__", "__call__", "put", "get")
     ]
     gluon_syncbn.gluoncv.install()
     yield

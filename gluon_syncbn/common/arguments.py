@@ -25,7 +25,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def check_kind(name: str, value: Any, kinds: type | tuple, expected: str) -> Any:
+def check_type(name: str, value: Any, kinds: type | tuple, expected: str) -> Any:
     """TypeError unless an instance; `expected` says in words of what."""
     if not isinstance(value, kinds):
         raise TypeError(f"{name} is {expected}, but got {shown(value)}")
@@ -52,7 +52,7 @@ def check_int(
 
 def check_bool(name: str, value: Any) -> bool:
     """TypeError unless True or False."""
-    return bool(check_kind(name, value, (bool, np.bool_), "True or False"))
+    return bool(check_type(name, value, (bool, np.bool_), "True or False"))
 
 
 def as_real(value: object) -> float:
@@ -78,7 +78,7 @@ def check_real(
 
 def check_block(name: str, value: Any) -> Any:
     """TypeError unless a Block."""
-    return check_kind(name, value, mx.gluon.Block, "a gluon.Block")
+    return check_type(name, value, mx.gluon.Block, "a gluon.Block")
 
 
 def check_callable(name: str, value: Any) -> Callable:
@@ -90,7 +90,7 @@ def check_callable(name: str, value: Any) -> Callable:
 
 def check_text(name: str, value: Any) -> str:
     """TypeError unless a str; ValueError if it cannot be handed to native code."""
-    check_kind(name, value, str, "a str")
+    check_type(name, value, str, "a str")
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ValueError(
             f"{name} is a str without NUL and lone surrogates, but got {shown(value)}"
@@ -100,7 +100,7 @@ def check_text(name: str, value: Any) -> str:
 
 def check_path(name: str, value: Any) -> str:
     """A path as a str; TypeError unless a str or os.PathLike."""
-    check_kind(name, value, (str, os.PathLike), "a path")
+    check_type(name, value, (str, os.PathLike), "a path")
     return check_text(name, os.fspath(value))
 
 
@@ -108,7 +108,7 @@ def check_contexts(name: str, value: Any) -> list[mx.Context]:
     """A list of distinct contexts, at least one."""
     if isinstance(value, mx.Context):
         value = [value]
-    check_kind(name, value, (list, tuple), "a list of mxnet.Context")
+    check_type(name, value, (list, tuple), "a list of mxnet.Context")
     for context in value:
         if not isinstance(context, mx.Context):
             raise TypeError(

@@ -1,7 +1,7 @@
-"""Shares rows as evenly as can be: the first shares get one row more.
+"""Shares rows evenly: if they cannot be equal, the first shares get one row more.
 
 Called by ``devices.py``, ``batch.py`` and ``sampler.py``, so that devices
-and processes share alike.
+and processes use the same shares.
 """
 
 from __future__ import annotations

@@ -30,20 +30,16 @@ from ..common.arguments import (
     check_callable,
     check_contexts,
     check_int,
-    check_kind,
+    check_type,
     counted,
 )
 from ..common.shares import share_bounds
+from ..mxnet_private.graphs import DTYPES
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
 from ..native.library import load
 from . import workers
 
-_DTYPES = {
-    kind: np.dtype(kind).name
-    for kind in mx.nd.ndarray._DTYPE_NP_TO_MX
-    if isinstance(kind, type)
-}
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 _within = threading.local()  # the Devices whose functions a thread is called in
 
@@ -89,7 +85,7 @@ class Devices:
     def __len__(self):
         return len(self.contexts)
 
-    def __reduce__(self):  # a copy has threads of its own
+    def __reduce__(self):  # a copy gets other threads
         return Devices, (self.contexts,)
 
     def __repr__(self):
@@ -232,8 +228,8 @@ class Devices:
         """The calling thread is the only one that calls in the ``with`` block."""
         if os.getpid() != self._process:
             raise RuntimeError(
-                f"{self} were made in a parent process, whose threads a fork has not "
-                "got: make new ones here"
+                f"{self} were made in a parent process: worker threads do not survive "
+                "fork(), so make new ones here"
             )
         within = getattr(_within, "devices", ())
         if self in within:
@@ -300,7 +296,7 @@ class Devices:
         return results
 
     def close(self) -> None:
-        """Lets other Devices have the threads. Closing twice does no harm."""
+        """Releases the threads for other Devices. Closing twice is allowed."""
         self._finalizer()
         self._workers = None
 
@@ -326,12 +322,12 @@ def _usable(contexts):
 def check_array(batch: Any) -> None:
     """TypeError unless MXNet can take a batch as a dense array."""
     kinds = mx.nd.NDArray, np.ndarray
-    check_kind("batch", batch, kinds, "an NDArray or NumPy array")
+    check_type("batch", batch, kinds, "an NDArray or NumPy array")
     if isinstance(batch, mx.nd.sparse.BaseSparseNDArray):
         raise TypeError(f"batch is a dense array, but got a {batch.stype} one")
-    if isinstance(batch, np.ndarray) and batch.dtype.type not in _DTYPES:
+    if isinstance(batch, np.ndarray) and batch.dtype.type not in DTYPES:
         raise TypeError(
-            f"batch has a dtype of MXNet ({', '.join(sorted(_DTYPES.values()))}), but "
+            f"batch has a dtype of MXNet ({', '.join(sorted(DTYPES.values()))}), but "
             f"got the dtype {batch.dtype}"
         )
 
@@ -342,7 +338,7 @@ def _lengths(lists):
     for position, elements in enumerate(lists):
         # An array without axes has no length.
         kinds = () if getattr(elements, "shape", None) == () else _LISTS
-        check_kind(f"list {position}", elements, kinds, expected)
+        check_type(f"list {position}", elements, kinds, expected)
     return list(map(len, lists))
 
 

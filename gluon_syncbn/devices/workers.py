@@ -22,8 +22,10 @@ from typing import Any, Callable
 import mxnet as mx
 
 _FEW = 8
-_idle = {}  # for each name the workers that nobody uses
-_all = weakref.WeakSet()  # of this process, also those that a fork has left behind
+_idle = {}  # for each name the unused workers
+_all = (
+    weakref.WeakSet()
+)  # of this process, also those of the parent process after a fork
 _collect_at = _FEW
 os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
 
@@ -32,7 +34,7 @@ _thread_dict.restype = ctypes.c_void_p  # for py_object ctypes would own what it
 
 
 def hire(name: str) -> Worker:
-    """A worker of this name that nobody else uses."""
+    """An unused worker of this name, or a new one."""
     idle = _idle.setdefault(name, [])
     if not idle:
         _collect_dropped()
@@ -100,7 +102,7 @@ class Worker:
                 call.set_result(self._context.run(function, *arguments))
             except BaseException as error:
                 call.set_exception(error)
-            del call, function, arguments  # or the last results would live on
+            del call, function, arguments  # otherwise the last results stay alive
 
     def forget(self) -> None:
         """Makes this thread, which calls it, like a new one."""

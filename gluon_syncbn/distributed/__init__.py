@@ -5,8 +5,10 @@ Gradients go over MPI too (:class:`Trainer`), or over Horovod. Nothing needs MPI
 :func:`init` is called. It must not know which devices a process trains on.
 """
 
-from ..layer.groups import groups_of
-from ..native.world import (
+from .collectives import allgather, allreduce, barrier, broadcast
+from .parameters import broadcast_parameters
+from .processes import (
+    groups_of,
     init,
     is_initialized,
     join,
@@ -16,8 +18,6 @@ from ..native.world import (
     shutdown,
     size,
 )
-from .collectives import allgather, allreduce, barrier, broadcast
-from .parameters import broadcast_parameters
 from .sampler import ShardSampler
 from .trainer import Trainer
 

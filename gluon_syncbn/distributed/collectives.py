@@ -1,7 +1,7 @@
 """Sums and copies of arrays over all processes, for metrics, gradients and parameters.
 
 Called by users, ``parameters.py`` and ``trainer.py``. Calls of one name match by their
-order on each rank, whatever other exchanges run meanwhile.
+order on each rank, whatever other exchanges run at the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import mxnet as mx
 import numpy as np
 
 from ..common.arguments import check_int, check_text
-from ..native import failures, world
+from ..native import failures
+from ..native.library import load
+from ..native.world import wait_seconds, world
 
 # Reduce operations by dtype; asking a dtype for its name takes longer than an exchange.
 _SUMS = {np.dtype(name): f"sum_{name}" for name in ("float32", "float64", "int64")}
@@ -75,7 +77,7 @@ def allreduce(
     operation = _SUMS.get(array.dtype)
     if operation is None:
         raise TypeError(f"array holds numbers, but got the dtype {array.dtype}")
-    if world.size() == 1:
+    if world().size == 1:
         return array.copy()
     signature = f"{operation}, shape={array.shape}"
     total = exchange(name, operation, array, signature, timeout)
@@ -106,7 +108,7 @@ def allgather(
     ['one process']
     """
     _check(name, timeout)
-    if world.size() == 1:
+    if world().size == 1:
         return [value]
     mine = np.frombuffer(pickle.dumps(value), np.uint8)
     stream = io.BytesIO(exchange(name, "concat", mine, "pickled", timeout).tobytes())
@@ -146,23 +148,23 @@ def broadcast(
     """
     check_root(root)
     _check(name, timeout)
-    if world.size() == 1:
+    if world().size == 1:
         return value
-    pickled = pickle.dumps(value) if world.rank() == root else b""
+    pickled = pickle.dumps(value) if world().rank == root else b""
     mine = np.frombuffer(pickled, np.uint8)
     everything = exchange(name, "concat", mine, f"root={root}", timeout)
-    return value if world.rank() == root else pickle.loads(everything.tobytes())
+    return value if world().rank == root else pickle.loads(everything.tobytes())
 
 
 def check_root(root: int) -> None:
     """Raises TypeError or ValueError unless `root` is a rank."""
-    if not 0 <= check_int("root", root) < world.size():
-        raise ValueError(f"root is a rank below {world.size()}, but got {root}")
+    if not 0 <= check_int("root", root) < world().size:
+        raise ValueError(f"root is a rank below {world().size}, but got {root}")
 
 
 def _check(name, timeout):
     check_text("name", name)
-    world.wait_seconds(timeout)
+    wait_seconds(timeout)
 
 
 def barrier(timeout: float | None = None) -> None:
@@ -189,15 +191,15 @@ def exchange(
     timeout: float | None = None,
 ) -> np.ndarray:
     """One native exchange of an array's bytes; returns the reduced bytes as uint8."""
-    this, seconds = world.world(), world.wait_seconds(timeout)
+    library, seconds = load(), wait_seconds(timeout)
     array = np.ascontiguousarray(array)
     size = ctypes.c_int64()
-    status = this.library.gluon_syncbn_distributed_exchange(
+    status = library.gluon_syncbn_distributed_exchange(
         *(text.encode() for text in (name, signature, operation)),
         *(array.ctypes.data, array.nbytes, seconds, ctypes.byref(size)),
     )
     if status != 0:
-        raise failures.error(this.library.gluon_syncbn_last_error().decode())
+        raise failures.error(library.gluon_syncbn_last_error().decode())
     reduced = np.empty(size.value, np.uint8)
-    this.library.gluon_syncbn_distributed_result(reduced.ctypes.data)
+    library.gluon_syncbn_distributed_result(reduced.ctypes.data)
     return reduced

@@ -5,6 +5,7 @@ Called by users and by ``trainer.py``.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mxnet as mx
@@ -13,7 +14,9 @@ from mxnet.gluon import Block
 
 from ..common.arguments import shown
 from ..layer.batch_norm import SyncBatchNorm
-from ..native import world
+from ..mxnet_private.blocks import children_of, parameters_by_place
+from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
+from ..native.world import wait_seconds, world
 from .collectives import allgather, broadcast, check_root
 
 
@@ -46,7 +49,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
 
     Examples
     --------
-    Every rank has initialized the net with numbers of its own:
+    Every rank has initialized the net with different numbers:
 
     .. code-block:: python
 
@@ -61,21 +64,24 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     """
     parameters = parameters_of(net)
     check_root(root)
-    world.wait_seconds(timeout)
-    if world.size() == 1:
+    wait_seconds(timeout)
+    if world().size == 1:
         return
     check_equal_nets(net, root, timeout)
     for parameter in parameters:
-        if not parameter._data and not parameter._deferred_init:
+        if not data_of(parameter) and not is_deferred(parameter):
             raise RuntimeError(
                 f"the parameter {parameter.name} is not initialized: call "
                 "net.initialize() before it is broadcast"
             )
     mx.nd.waitall()  # running statistics of static_shape graphs, see devices.py
-    _copy([p for p in parameters if p._data], root, "broadcast_parameters", timeout)
+    _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
     for parameter in parameters:
-        if not parameter._data:
-            _copy_when_initialized(parameter, root, timeout)
+        if not data_of(parameter):
+            name = f"broadcast_parameters, {parameter.name}"
+            when_initialized(
+                parameter, partial(_copy, [parameter], root, name, timeout)
+            )
 
 
 def parameters_of(net: Any) -> list:
@@ -101,7 +107,7 @@ def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> N
         if own != other:
             difference = (
                 f"the nets differ: rank {root} has {other or 'nothing more'}, but rank "
-                f"{world.rank()} has {own or 'nothing more'} in its place; make nets "
+                f"{world().rank} has {own or 'nothing more'} in its place; make nets "
                 "and layers in the same order on all ranks, or give them prefixes"
             )
             break
@@ -115,40 +121,29 @@ def _description(net):
     """A text for each thing that has to be equal, and in equal order, on all ranks."""
     if not isinstance(net, Block):
         return [_words(parameter) for parameter in parameters_of(net)]
-    found = net._collect_params_with_prefix()
+    found = parameters_by_place(net)
     lines = [f"{_words(parameter)} at {place}" for place, parameter in found.items()]
     return lines + list(_layers(net, ""))
 
 
 def _words(parameter):
-    shape = parameter.shape if parameter._data else "not known yet"
+    shape = parameter.shape if data_of(parameter) else "not known yet"
     return f"{parameter.name} ({parameter.dtype}, shape {shape})"
 
 
 def _layers(block, place):
     if isinstance(block, SyncBatchNorm):
         yield f"the layer '{block._sync.rendezvous.shared_name}' at {place[:-1]}"
-    for name, child in block._children.items():
+    for name, child in children_of(block).items():
         yield from _layers(child, f"{place}{name}.")
 
 
 def _copy(parameters, root, name, timeout):
     values = None
-    if world.rank() == root:
+    if world().rank == root:
         values = [p.list_data()[0].asnumpy() for p in parameters]
     values = broadcast(values, root, name, timeout)
-    if world.rank() != root:
+    if world().rank != root:
         with autograd.pause():
             for parameter, value in zip(parameters, values):
                 parameter.set_data(mx.nd.array(value, dtype=value.dtype))
-
-
-def _copy_when_initialized(parameter, root, timeout):
-    initialize = parameter._init_impl
-
-    def initialize_and_copy(data, ctx_list):
-        initialize(data, ctx_list)
-        parameter._init_impl = initialize
-        _copy([parameter], root, f"broadcast_parameters, {parameter.name}", timeout)
-
-    parameter._init_impl = initialize_and_copy

@@ -10,7 +10,7 @@ from mxnet.gluon.data import Sampler
 
 from ..common.arguments import check_bool, check_int
 from ..common.shares import share_bounds
-from ..native import world
+from ..native.world import world
 
 
 class ShardSampler(Sampler):
@@ -61,8 +61,8 @@ class ShardSampler(Sampler):
         rank: int | None = None,
         size: int | None = None,
     ) -> None:
-        self._rank = world.rank() if rank is None else rank
-        self._size = world.size() if size is None else size
+        self._rank = world().rank if rank is None else rank
+        self._size = world().size if size is None else size
         check_int("size", self._size, least=1, most=2**31 - 1)
         check_int("rank", self._rank, least=0, most=self._size - 1)
         check_int("length", length, least=0, most=2**63 - 1)
@@ -79,7 +79,8 @@ class ShardSampler(Sampler):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the next epoch, from 0; it counts by itself otherwise."""
+        """Sets the number of the next epoch, from 0; by default it advances
+        after each pass."""
         self.epoch = check_int("epoch", epoch, least=0)
 
     def __iter__(self):

@@ -15,16 +15,19 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
 
-from ..common.arguments import check_bool, check_kind, check_real, shown
-from ..native import world
+from ..common.arguments import check_bool, check_real, check_type, shown
+from ..mxnet_private.parameters import gradient_storage
+from ..mxnet_private.trainers import update_counts
+from ..native.world import world
 from .collectives import allreduce, broadcast, exchange
 from .parameters import broadcast_parameters, parameters_of
+from .processes import join
 
 
 class Trainer(mx.gluon.Trainer):
     """A :class:`mxnet.gluon.Trainer` over all contexts of all processes.
 
-    With the loss of each sample summed up, a step equals that of one device with all
+    If the loss is the sum over samples, a step equals that of one device with all
     processes' samples: gradients and numbers of samples are added up over the
     processes, in a fixed order, so parameters stay the same bits on every rank.
     Gradients travel in buckets, the last layers' first, while the first layers'
@@ -46,7 +49,7 @@ class Trainer(mx.gluon.Trainer):
         If the nets differ between ranks, `net` has no parameters, or
         `bucket_megabytes` is not positive.
     TypeError
-        If a gradient is sparse, or an argument of another kind.
+        If a gradient is sparse, or an argument has another type.
 
     Examples
     --------
@@ -80,19 +83,20 @@ class Trainer(mx.gluon.Trainer):
             "bucket_megabytes", bucket_megabytes, "positive", lambda value: value > 0
         )
         names = str, mx.optimizer.Optimizer
-        check_kind("optimizer", optimizer, names, "a name or mxnet.optimizer.Optimizer")
+        check_type("optimizer", optimizer, names, "a name or mxnet.optimizer.Optimizer")
         dicts = dict, type(None)
-        check_kind("optimizer_params", optimizer_params, dicts, "a dict or None")
+        check_type("optimizer_params", optimizer_params, dicts, "a dict or None")
         parameters = parameters_of(net)
         if not parameters:
             raise ValueError(
                 f"net has no parameters, expected at least one, but got {shown(net)}"
             )
         for parameter in parameters:
-            if parameter._grad_stype != "default":
+            storage = gradient_storage(parameter)
+            if storage != "default":
                 raise TypeError(
-                    f"the gradient of {parameter.name} is {parameter._grad_stype}, "
-                    "expected a dense one"
+                    f"the gradient of {parameter.name} is {storage}, expected a dense "
+                    "one"
                 )
         # In the order of names, as in mxnet.gluon.Trainer: states are saved by it.
         ordered = sorted(parameters, key=lambda parameter: parameter.name)
@@ -136,7 +140,7 @@ class Trainer(mx.gluon.Trainer):
 
     def _total(self, samples):
         """The sum of all processes' samples; an error if one is a step ahead."""
-        if world.size() == 1:
+        if world().size == 1:
             return samples
         # A failure may reach a process after its step was whole, and another's before.
         signature = f"{self._optimizer.num_update} updates before this step"
@@ -146,8 +150,8 @@ class Trainer(mx.gluon.Trainer):
     def join(self, timeout: float | None = None) -> None:
         """Ends an epoch: waits for processes that have batches left, and catches up.
 
-        Every process calls it where its batches end. It takes part in the others' steps
-        with nothing, and gets parameters, running statistics and optimizer states of
+        Every process calls it where its batches end. It contributes nothing to the
+        others' steps, and gets parameters, running statistics and optimizer states of
         the process that made the most steps, so that all are equal again.
 
         Parameters
@@ -155,25 +159,25 @@ class Trainer(mx.gluon.Trainer):
         timeout : float or None, default None
             As in :func:`join`.
         """
-        last = world.join(timeout)
-        if world.size() == 1:
+        last = join(timeout)
+        if world().size == 1:
             return
         broadcast_parameters(self._params, last)
         optimizer = self._optimizer
         state: Any = None
-        if world.rank() == last:
-            counts = optimizer._all_index_update_counts, optimizer.num_update
-            state = self._updaters[0].get_states(), pickle.dumps(counts)
+        if world().rank == last:
+            numbers = update_counts(optimizer), optimizer.num_update
+            state = self._updaters[0].get_states(), pickle.dumps(numbers)
         state = broadcast(state, last, "Trainer.join, optimizer states")
-        if world.rank() != last:
+        if world().rank != last:
             for updater in self._updaters:
                 updater.set_states(state[0])
             counts, optimizer.num_update = pickle.loads(state[1])
-            optimizer._all_index_update_counts.update(counts)
+            update_counts(optimizer).update(counts)
 
     def _allreduce_grads(self):
         super()._allreduce_grads()  # over the contexts of this process
-        if world.size() == 1:
+        if world().size == 1:
             return
         with ThreadPoolExecutor(1) as sender:
             sent = []

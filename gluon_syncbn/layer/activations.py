@@ -1,6 +1,6 @@
 """The activations that a SyncBatchNorm can have, and MXNet's own blocks of them.
 
-Called by ``batch_norm.py``, ``convert.py`` and ``fusion.py``. src/op/reconstruction.h
+Called by the other modules of this wing. src/op/reconstruction.h
 decides what backward reads for each.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from mxnet.gluon import nn
 
 from ..common.arguments import check_real, shown
+from ..mxnet_private.blocks import activation_name, slope_of
 
 
 class Activation(NamedTuple):
@@ -51,14 +52,14 @@ def checked(activation: str | None, slope: float | None) -> Activation:
 def of_block(block: Any) -> Activation | None:
     """The Activation of one of MXNet's blocks; None for another block."""
     kind = type(block)
-    if kind is nn.Activation and block._act_type == "relu":
+    if kind is nn.Activation and activation_name(block) == "relu":
         return RELU
     if kind is nn.LeakyReLU:
-        if block._alpha > 0:
-            return Activation("leaky_relu", block._alpha)
+        if slope_of(block) > 0:
+            return Activation("leaky_relu", slope_of(block))
         return RELU
-    if kind is nn.ELU and block._alpha > 0:
-        return Activation("elu", block._alpha)
+    if kind is nn.ELU and slope_of(block) > 0:
+        return Activation("elu", slope_of(block))
     return None
 
 
@@ -79,4 +80,4 @@ class ActivatedBatchNorm(nn.BatchNorm):
 
     def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
         y = super().hybrid_forward(F, x, **parameters)
-        return apply(F, y, self._activation)
+        return apply(F, y, self._applied)

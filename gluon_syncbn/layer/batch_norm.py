@@ -13,7 +13,8 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..common.arguments import check_bool, check_int, check_kind, check_real, counted
+from ..common.arguments import check_bool, check_int, check_real, check_type, counted
+from ..mxnet_private.blocks import current_trace
 from . import exporting, groups, layout_guard
 from .activations import checked
 from .synchronization import SyncState, checked_settings
@@ -37,7 +38,7 @@ class SyncBatchNorm(nn.BatchNorm):
         Number of channels; 0 infers it from the first input.
     num_devices : int or None, default None
         Number of contexts that each hold a shard of the batch. None means the contexts
-        that the layer is initialized on when it is first called (or hybridized anew).
+        that the layer is initialized on when it is first called (or hybridized again).
     momentum : float or None, default 0.9
         Fraction of the *old* running value that a batch keeps. None makes the running
         values the average over all training batches; the count of these is not part of
@@ -45,8 +46,8 @@ class SyncBatchNorm(nn.BatchNorm):
     epsilon : float, default 1e-5
         Added to the variance, so in squared units of the input.
     center, scale : bool, default True
-        Whether beta and gamma are learned; otherwise beta stays as initialized and
-        gamma counts as 1.
+        Whether beta and gamma are learned; otherwise beta keeps its initial value and
+        gamma is taken as 1.
     use_global_stats : bool, default False
         Normalize with the running statistics in training too; nothing is exchanged
         then.
@@ -60,7 +61,7 @@ class SyncBatchNorm(nn.BatchNorm):
         The running variance takes the divisor count - 1 (as cuDNN's BatchNorm does)
         instead of count (as MXNet's own does). The normalization always takes count.
     timeout : float or None, default None
-        Seconds that a device waits for the others, ``inf`` for ever; None means
+        Seconds that a device waits for the others, ``inf`` for no limit; None means
         :func:`gluon_syncbn.get_timeout`.
     group : None, "machine", "process", list of int, or list of mxnet.Context
         With whom the layer synchronizes. None: with all contexts of all processes that
@@ -93,9 +94,9 @@ class SyncBatchNorm(nn.BatchNorm):
     Raises
     ------
     TypeError
-        For an argument of another kind, or `data` that is no NDArray or Symbol.
+        For an argument of another type, or `data` that is no NDArray or Symbol.
     ValueError
-        For a bad argument, or `data` that has another number of channels; in a training
+        For a bad argument, or `data` with another number of channels; in a training
         call also if `num_devices` exceeds the number of contexts that the layer is
         initialized on, or `group` does not hold the own rank or all contexts.
     mxnet.MXNetError
@@ -170,7 +171,7 @@ class SyncBatchNorm(nn.BatchNorm):
             "running_variance_initializer": running_variance_initializer,
         }
         for name, value in initializers.items():
-            check_kind(name, value, _INITIALIZERS, "a str or mxnet.init.Initializer")
+            check_type(name, value, _INITIALIZERS, "a str or mxnet.init.Initializer")
         super().__init__(
             axis=axis,
             momentum=momentum,
@@ -185,27 +186,6 @@ class SyncBatchNorm(nn.BatchNorm):
         self._sync = sync
         self._sync.synchronize(self.name, settings)
 
-    def set_synchronization(
-        self,
-        num_devices: int | None = None,
-        unbiased_running_var: bool = False,
-        timeout: float | None = None,
-        group: str | Sequence | None = None,
-    ) -> None:
-        """Sets what this layer has beyond a BatchNorm; for ``convert.py``."""
-        settings = checked_settings(num_devices, unbiased_running_var, timeout, group)
-        self._sync.synchronize(self.name, settings)
-
-    def set_activation(
-        self,
-        activation: str | None,
-        slope: float | None = None,
-        from_block: mx.gluon.Block | None = None,
-    ) -> None:
-        """Sets the activation, and the block that it is from; for ``convert.py``."""
-        self._sync.activation = checked(activation, slope)
-        self._sync.from_block = from_block
-
     @property
     def activation(self) -> str | None:
         """The built-in activation; None for none."""
@@ -217,17 +197,17 @@ class SyncBatchNorm(nn.BatchNorm):
 
     @property
     def num_devices(self) -> int | None:
-        """Contexts that hold a shard each; None as long as that is not known."""
+        """Contexts that hold a shard each; None while that is not known."""
         return self._sync.num_devices or len(self.contexts()) or None
 
     def contexts(self) -> list[mx.Context]:
         """Contexts that the layer is initialized on, or will be; empty without any."""
         return contexts_of(self.running_mean)
 
-    def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
+    def groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
         """The keys of the layer's groups in native code, each with its contexts."""
-        keys = self._sync.rendezvous.groups()
-        return [(key, self.contexts() if part is None else part) for key, part in keys]
+        groups = self._sync.rendezvous.groups()
+        return [(key, members or self.contexts()) for key, members in groups]
 
     @property
     def num_batches_tracked(self) -> int:
@@ -245,13 +225,13 @@ class SyncBatchNorm(nn.BatchNorm):
         self._sync.rendezvous.set_batches(batches)
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Checks what can be known at once, then calls or traces the layer."""
+        """Checks what is known before it runs, then calls or traces the layer."""
         is_array = isinstance(x, mx.nd.NDArray)
         # A symbol that is not traced for a call belongs to no context.
-        if autograd.is_training() and (is_array or layout_guard.current_trace()):
+        if autograd.is_training() and (is_array or current_trace()):
             self._check_enough_contexts()
         if not is_array:
-            check_kind("data", x, mx.sym.Symbol, "an NDArray or Symbol")
+            check_type("data", x, mx.sym.Symbol, "an NDArray or Symbol")
             return super().forward(x, *args)
         layout_guard.make_plain(x)
         try:
@@ -274,21 +254,21 @@ class SyncBatchNorm(nn.BatchNorm):
             )
         is_symbol = F is not mx.nd
         places = contexts if is_symbol else [x.context]
-        guard = layout_guard.guard_kind(places, self, is_symbol)
-        inputs = [layout_guard.guarded_input(F, x, guard), gamma, beta]
-        trace = layout_guard.current_trace() if is_symbol else None
+        trace = current_trace() if is_symbol else None
+        guard = layout_guard.guard_kind(places, self, is_symbol, trace)
+        inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
         if trace is not None and guard != "any":
-            exporting.trace_again_for_export()
+            exporting.trace_again_for_export(trace)
         former_trace, former_y = self._sync.latest_use
-        chained = trace is not None and trace is former_trace
+        chained = trace is not None and trace.key is former_trace
         if chained:
             # The layer is used again in this graph: after its former use, see
             # custom_op.cc.
             inputs.append(F.size_array(former_y))
         attributes = {"guard": guard, "chained": chained, **self._attributes(contexts)}
         y = F.Custom(*inputs, running_mean, running_var, name="fwd", **attributes)
-        self._sync.latest_use = trace, (None if trace is None else y)
-        y = layout_guard.guarded_output(F, y, guard)
+        self._sync.latest_use = (None, None) if trace is None else (trace.key, y)
+        y = layout_guard.guarded_output(F, y, guard, trace)
         return y.as_np_ndarray() if is_np else y
 
     def _attributes(self, contexts):
@@ -348,7 +328,7 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
 def check_numbers(
     momentum: float | None, epsilon: float, of: str = ""
 ) -> tuple[float | None, float]:
-    """Momentum and epsilon as floats; messages have `of` behind the name."""
+    """Momentum and epsilon as floats; messages have `of` after the name."""
     if momentum is not None:
         momentum = check_real(
             f"momentum{of}",

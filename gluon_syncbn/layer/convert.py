@@ -2,7 +2,7 @@
 
 Called by users. It changes the class of the layers in place: so every reference to a
 layer (attributes, containers, hooks, shared heads), its parameters, name and
-hybridization stay as they are, and nothing has to be re-registered.
+hybridization remain, and nothing has to be registered again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import warnings
 from typing import Sequence
 
 import mxnet as mx
-from mxnet.gluon import HybridBlock, SymbolBlock, nn
+from mxnet.gluon import SymbolBlock, nn
 
 from ..common.arguments import check_block, check_bool
+from ..mxnet_private.blocks import forget_graph, set_settings, settings_of
 from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers
 from .fusion import check_can_unfold, find_pairs, fold, unfold
@@ -42,7 +43,7 @@ def convert_sync_batchnorm(
     ``nn.BatchNormReLU``, MXNet's contrib ``SyncBatchNorm`` and GluonCV's
     ``BatchNormCudnnOff``, and on the nodes of these kinds in the graph of a
     :class:`SymbolBlock`; a SyncBatchNorm takes the new settings. InstanceNorm,
-    LayerNorm and GroupNorm stay.
+    LayerNorm and GroupNorm are unchanged.
 
     Parameters
     ----------
@@ -50,7 +51,7 @@ def convert_sync_batchnorm(
     num_devices, unbiased_running_var, timeout, group
         As in :class:`SyncBatchNorm`.
     fuse : bool, default False
-        Whether layers do the work of a ReLU, LeakyReLU or ELU block behind them, where
+        Whether layers do the work of a following ReLU, LeakyReLU or ELU block, where
         nothing else in `net` reads the layer's output and the block has no other input.
         The block stays in its place and returns its input, so names and indices do not
         change; hooks on the layer see the activated value. Such blocks are found by
@@ -72,7 +73,7 @@ def convert_sync_batchnorm(
     Warns
     -----
     UserWarning
-        For what cannot be converted: a BatchNorm with a forward of its own, and nodes
+        For what cannot be converted: a BatchNorm with another forward, and nodes
         of a SymbolBlock whose mean or variance is read. With `fuse`, for parts that
         cannot be traced.
 
@@ -98,14 +99,14 @@ def convert_sync_batchnorm(
         if not isinstance(block, SyncBatchNorm):
             activation = RELU if _has_relu(block) else NONE
             if isinstance(block, ActivatedBatchNorm):
-                activation = vars(block).pop("_activation")
-            block._sync = SyncState((type(block), block._kwargs), activation)
-            block._kwargs = {
-                name: block._kwargs.get(name, 1)  # contrib's layer has no axis: it is 1
-                for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
-            }
+                activation = vars(block).pop("_applied")
+            made_with = settings_of(block)
+            block._sync = SyncState((type(block), made_with), activation)
+            names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
+            # contrib's layer has no axis: it is 1
+            set_settings(block, {name: made_with.get(name, 1) for name in names})
             block.__class__ = SyncBatchNorm
-        block.set_synchronization(*settings)
+        block._sync.synchronize(block.name, settings)
 
     net.apply(_check_layer)
     pairs = find_pairs(net, _can_take_activation) if fuse else []
@@ -122,7 +123,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
     this package is not installed. Layers that were made as SyncBatchNorm or as MXNet's
     contrib layer become :class:`nn.BatchNorm`, or one with the activation that they
-    were made with behind it; ``momentum=None``, which that does not know, becomes 0.9.
+    were made with; ``momentum=None``, which that does not know, becomes 0.9.
     Blocks that ``fuse=True`` has folded do their work again.
 
     Parameters
@@ -161,16 +162,17 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
         unfold(block)
         sync = vars(block).pop("_sync")
         made_with = nn.BatchNorm if sync.activation.name is None else ActivatedBatchNorm
-        original, kwargs = sync.original or (made_with, block._kwargs)
+        original, former = sync.original or (made_with, {})
         if original is _CONTRIB:
-            original, kwargs = nn.BatchNorm, block._kwargs
+            original, former = nn.BatchNorm, {}
         # Settings that changed since (GluonCV freezes statistics this way) stay.
-        block._kwargs = {**kwargs, **block._kwargs}
-        if block._kwargs["momentum"] is None:
-            block._kwargs["momentum"] = 0.9
+        settings = {**former, **settings_of(block)}
+        if settings["momentum"] is None:
+            settings["momentum"] = 0.9
+        set_settings(block, settings)
         block.__class__ = original
         if original is ActivatedBatchNorm:
-            block._activation = sync.activation
+            block._applied = sync.activation
 
     net.apply(revert)
     net.apply(forget_graph)
@@ -179,7 +181,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
 
 def _check_layer(block):
     if isinstance(block, _BASE) and _is_known(type(block)):
-        momentum, epsilon = (block._kwargs[name] for name in ("momentum", "eps"))
+        momentum, epsilon = (settings_of(block)[name] for name in ("momentum", "eps"))
         check_numbers(momentum, epsilon, f" of {block.name}")
 
 
@@ -198,8 +200,8 @@ def _is_convertible(block):
     if _is_known(kind):
         return True
     warnings.warn(
-        f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has a "
-        "forward of its own, expected that of mxnet.gluon.nn.BatchNorm",
+        f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has "
+        "another forward than mxnet.gluon.nn.BatchNorm",
         stacklevel=4,
     )
     return False
@@ -214,7 +216,7 @@ def _can_take_activation(block):
 
 
 def _has_relu(block):
-    return getattr(block, "fuse_relu", False)  # before MXNet 1.8 there is no such layer
+    return getattr(block, "fuse_relu", False)  # MXNet before 1.8 has no such layer
 
 
 def _warn_of_nodes(block, names):
@@ -225,9 +227,3 @@ def _warn_of_nodes(block, names):
             "normalized values are",
             stacklevel=4,
         )
-
-
-def forget_graph(block: mx.gluon.Block) -> None:
-    """Lets a hybridized block trace its graph in its next call."""
-    if isinstance(block, HybridBlock):
-        block._clear_cached_op()

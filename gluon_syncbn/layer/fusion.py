@@ -12,7 +12,6 @@ are.
 from __future__ import annotations
 
 import collections
-import contextlib
 import json
 import warnings
 from typing import Any, Callable
@@ -21,6 +20,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 
+from ..mxnet_private.blocks import children_of, only_hook
 from . import activations
 
 
@@ -36,19 +36,19 @@ class Folded(HybridBlock):
 
 
 def fold(layer: Any, block: mx.gluon.Block) -> None:
-    """Gives a layer the activation of the block behind it."""
+    """Gives a layer the activation of the block that follows it."""
     block._folded_from, block._folded = type(block), activations.of_block(block)
     block.__class__ = Folded
-    layer.set_activation(*block._folded, from_block=block)
+    layer._sync.activation, layer._sync.from_block = block._folded, block
 
 
 def unfold(layer: Any) -> None:
-    """Undoes `fold`: the block behind the layer does its work again."""
+    """Undoes `fold`: the block after the layer does its work again."""
     block = layer._sync.from_block
     if block is not None:
         block.__class__ = block._folded_from
         del block._folded_from, block._folded
-        layer.set_activation(None)
+        layer._sync.activation, layer._sync.from_block = activations.NONE, None
 
 
 def check_can_unfold(net: mx.gluon.Block) -> None:
@@ -92,10 +92,10 @@ def _trace_parts(block, traces, loose):
         except Exception as caught:  # whatever a forward method does with a symbol
             error = f"{type(caught).__name__}: {caught}".splitlines()[0]
     if _calls_children(type(block)):
-        for child in block._children.values():
+        for child in children_of(block).values():
             loose.add(child)
             _trace_parts(child, traces, loose)
-    elif block._children:
+    elif children_of(block):
         warnings.warn(
             f"{block.name} keeps its activation blocks, because it cannot be traced "
             f"({error}); convert such parts of it that are called as a whole",
@@ -108,22 +108,6 @@ def _calls_children(kind):
     if issubclass(kind, nn.HybridSequential):
         return kind.hybrid_forward is nn.HybridSequential.hybrid_forward
     return issubclass(kind, nn.Sequential) and kind.forward is nn.Sequential.forward
-
-
-@contextlib.contextmanager
-def _hooks_replaced(net, hook):
-    """Without the user's hooks, which expect arrays; with one forward hook."""
-    blocks = set()
-    net.apply(blocks.add)
-    saved = [(b, b._forward_hooks, b._forward_pre_hooks) for b in blocks]
-    for block, hooks, before in saved:
-        block._forward_hooks, block._forward_pre_hooks = type(hooks)(), type(before)()
-        block.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        for block, hooks, before in saved:
-            block._forward_hooks, block._forward_pre_hooks = hooks, before
 
 
 def _trace(net, training):
@@ -139,7 +123,8 @@ def _trace(net, training):
     data = mx.sym.var("data")
     if mx.util.is_np_array():
         data = data.as_np_ndarray()
-    with _hooks_replaced(net, remember), autograd.pause(train_mode=training):
+    # The user's own hooks expect arrays.
+    with only_hook(net, remember), autograd.pause(train_mode=training):
         outputs = net(data)
     if isinstance(outputs, (list, tuple)):
         outputs = mx.sym.Group(list(outputs))

@@ -1,6 +1,6 @@
 """The argument ``group=`` of a layer: with which ranks or contexts it synchronizes.
 
-Called by ``batch_norm.py``. It must not know what is exchanged.
+Called by ``synchronization.py``. It must not know what is exchanged.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any, Sequence
 
 import mxnet as mx
 
-from ..common.arguments import check_contexts, check_int, is_int, shown
-from ..native import world
+from ..common.arguments import is_int, shown
+from ..native.world import world
 
 _EXPECTED = (
     'None, "machine", "process", a list of ranks, a list of contexts, or a list of '
@@ -18,61 +18,29 @@ _EXPECTED = (
 )
 
 
-def groups_of(k: int, contexts: Sequence[mx.Context] | None = None) -> list[list]:
-    """Cuts the processes, or some contexts of this process, into groups of `k`.
-
-    Parameters
-    ----------
-    k : int
-        Size of a group, at least 1. The last group has the rest.
-    contexts : list of mxnet.Context, optional
-        The contexts to cut; None means the ranks of all processes.
-
-    Returns
-    -------
-    list of lists
-        Of ranks or of contexts, for the argument `group` of
-        :class:`gluon_syncbn.SyncBatchNorm`.
-
-    Raises
-    ------
-    ValueError
-        If `k` is less than 1, or `contexts` is empty or names one twice.
-    TypeError
-        If `k` is no int, or `contexts` holds something else than contexts.
-
-    Examples
-    --------
-    >>> import mxnet as mx
-    >>> from gluon_syncbn.distributed import groups_of
-    >>> groups_of(2, [mx.cpu(i) for i in range(4)])
-    [[cpu(0), cpu(1)], [cpu(2), cpu(3)]]
-    """
-    check_int("k", k, least=1)
-    if contexts is None:
-        members = list(range(world.size()))
-    else:
-        members = check_contexts("contexts", contexts)
-    return [members[i : i + k] for i in range(0, len(members), k)]
-
-
 def check(group: Any) -> None:
     """Raises TypeError or ValueError unless `group` is what a layer takes."""
     if group is None or isinstance(group, str) and group in ("machine", "process"):
         return
-    parts = _parts(group) if isinstance(group, (list, tuple)) else []
-    members = [member for part in parts for member in part]
+    groups = _groups(group)
+    members = [member for one in groups for member in one]
     ranks = all(is_int(member) for member in members)
     contexts = all(isinstance(member, mx.Context) for member in members)
     if not members or not (ranks or contexts):
         raise TypeError(f"group is {_EXPECTED}, but got {shown(group)}")
-    if not all(parts):
+    if not all(groups):
         raise ValueError(f"group holds an empty list: {shown(group)}, expected none")
     for member in members:
         if members.count(member) > 1:
             raise ValueError(f"group names {member} {members.count(member)} times")
         if ranks and member < 0:
             raise ValueError(f"group names the rank {member}, expected 0 or more")
+
+
+def of_contexts(group: Any) -> Sequence | None:
+    """The groups of contexts; None if `group` names no contexts."""
+    groups = _groups(group)
+    return groups if groups and isinstance(groups[0][0], mx.Context) else None
 
 
 def attributes(
@@ -84,48 +52,48 @@ def attributes(
     if group == "process":
         return {"ranks": "self"}
     if group == "machine":
-        here = world.world().of_machine() if world.is_initialized() else [0]
-        return {"ranks": _text(here) if len(here) > 1 else "self"}
-    parts = context_parts(group)
-    if parts is None:
-        return {"ranks": _ranks(_parts(group), layer)}
+        return {"ranks": _ranks(world().of_machine())}
+    groups = of_contexts(group)
+    if groups is None:
+        return {"ranks": _ranks(_own_ranks(_groups(group), layer))}
     for context in contexts:
-        if not any(context in part for part in parts):
+        if not any(context in one for one in groups):
             raise ValueError(
                 f"SyncBatchNorm '{layer}': is initialized on {context}, which is in "
-                f"none of the groups of contexts {parts}"
+                f"none of the groups of contexts {groups}"
             )
-    return {"ranks": "self", "device_groups": ";".join(map(_text, parts))}
+    return {"ranks": "self", "device_groups": ";".join(map(_text, groups))}
 
 
-def context_parts(group: Any) -> Sequence | None:
-    """The groups of contexts; None if `group` names no contexts."""
-    parts = _parts(group) if isinstance(group, (list, tuple)) else [[group]]
-    return parts if isinstance(parts[0][0], mx.Context) else None
-
-
-def _ranks(parts, layer):
-    highest = max(rank for part in parts for rank in part)
-    if highest >= world.size():
+def _own_ranks(groups, layer):
+    """The group of ranks that this process is in."""
+    highest = max(rank for one in groups for rank in one)
+    if highest >= world().size:
         raise ValueError(
             f"SyncBatchNorm '{layer}': group names the rank {highest}, expected ranks "
-            f"below {world.size()}, the number of processes"
-            + ("" if world.is_initialized() else " before distributed.init()")
+            f"below {world().size}, the number of processes"
+            + ("" if world().is_connected else " before distributed.init()")
         )
-    for part in parts:
-        if world.rank() in part:
-            return _text(sorted(part)) if len(part) > 1 else "self"
+    for one in groups:
+        if world().rank in one:
+            return sorted(one)
     raise ValueError(
-        f"SyncBatchNorm '{layer}': group={parts if len(parts) > 1 else parts[0]} does "
-        f"not hold the rank {world.rank()} of this process"
+        f"SyncBatchNorm '{layer}': group={groups if len(groups) > 1 else groups[0]} "
+        f"does not hold the rank {world().rank} of this process"
     )
 
 
-def _parts(group):
-    """The list of lists that `group` stands for."""
-    if all(isinstance(part, (list, tuple)) for part in group):
+def _groups(group):
+    """The list of groups that the argument stands for; none if it is no list."""
+    if not isinstance(group, (list, tuple)):
+        return []
+    if all(isinstance(element, (list, tuple)) for element in group):
         return group
     return [group]
+
+
+def _ranks(ranks):
+    return _text(ranks) if len(ranks) > 1 else "self"
 
 
 def _text(members):

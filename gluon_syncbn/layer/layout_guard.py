@@ -8,7 +8,7 @@ and frees it as soon as an asynchronous operator (ours) is *queued*
 the input, and in backward the incoming gradient, has to be plain before our operator is
 queued.
 
-Where the layer is called from Python, imperatively or as a graph of its own, the input
+Where the layer is called from Python, imperatively or hybridized alone, the input
 is made plain in place, which does nothing to a plain one; and the output is a recorded
 view of the operator's, whose backward copies the gradient. Inside a graph there is no
 such moment: a synchronous operator that neither speaks oneDNN nor works in place stands
@@ -17,32 +17,28 @@ on both sides.
 Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose
 inputs or outputs are those of the whole graph runs as in the other modes
 (src/imperative/cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There an
-operator that works in place stands behind the layer, so that it touches no output of
+operator that works in place follows the layer, so that it touches no output of
 the graph; inside a graph that costs nothing. Gradients in a oneDNN layout then have a
 plain copy as long as the graph lives.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import HybridBlock
 
-_TRACE = HybridBlock._get_graph.__code__
+from ..mxnet_private import library
+from ..mxnet_private.blocks import Trace
 
-# In place; absent from builds of MXNet without oneDNN, which have no other layouts.
-_reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
-
-
-# The block that is traced for an export, so for all ways to run, see exporting.py.
-exported = None
+exported = None  # the block that is traced for an export, so for all ways to run
 
 
-def guard_kind(contexts: Sequence[mx.Context], layer: Any, is_symbol: bool) -> str:
+def guard_kind(
+    contexts: Sequence[mx.Context], layer: Any, is_symbol: bool, trace: Trace | None
+) -> str:
     """The kind of guard that a layer needs, see ``guard`` in src/mxnet/attributes.h.
 
     `contexts` are those where the layer runs, empty if they are not known; `is_symbol`
@@ -50,29 +46,23 @@ def guard_kind(contexts: Sequence[mx.Context], layer: Any, is_symbol: bool) -> s
 
     * ``"gpu"``: none, because no context is a CPU;
     * ``"outside"``: `make_plain` and `plain_gradient`, which the layer's caller runs;
-    * ``"static_shape"``: behind the layer an operator that works in place;
+    * ``"static_shape"``: after the layer an operator that works in place;
     * ``"any"``: copies, which are right in every mode; also for a symbol outside of a
       trace, because it is not known how its graph will run.
     """
-    trace = _trace_frame()
-    if trace is not None and trace["self"] is exported:
+    if trace is not None and trace.block is exported:
         return "any"
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
-    if not is_symbol or (trace is not None and trace["self"] is layer):
+    if not is_symbol or (trace is not None and trace.block is layer):
         return "outside"
-    if trace is not None:
-        block = trace["self"]
-        flags = dict(block._flags)
-        if block._active and flags.get("static_alloc") and flags.get("static_shape"):
-            return "static_shape"
-    return "any"
+    return "static_shape" if trace is not None and trace.is_static_shape else "any"
 
 
 def make_plain(x: mx.nd.NDArray) -> None:
     """Brings an array into the plain layout, in place, before what is queued next."""
-    if _reorder is not None and x.context.device_type != "gpu":
-        _reorder(x.handle)
+    if x.context.device_type != "gpu":
+        library.make_plain(x)
 
 
 def plain_gradient(y: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -84,93 +74,58 @@ def plain_gradient(y: mx.nd.NDArray) -> mx.nd.NDArray:
     return y.reshape(y.shape)
 
 
-def guarded_input(F: Any, x: Any, guard: str) -> Any:
-    """The operator's input behind the guard: plain when the operator is queued."""
+def guarded_input(F: Any, x: Any, guard: str, trace: Trace | None) -> Any:
+    """The operator's input after the guard: plain when the operator is queued."""
     if guard in ("gpu", "outside"):
         return x
-    if 1 <= _ndim(F, x) <= 4:
-        # Makes plain what is blocked, in place where it may, and leaves alone what is
-        # plain. For more dimensions it would leave blocked layouts as they are. A
-        # static_shape graph would be right without, but keep a plain copy of each x.
+    if 1 <= _ndim(F, x, trace) <= 4:
+        # Converts oneDNN's blocked layout to row-major (in place if allowed); a no-op
+        # for row-major arrays. With more dimensions it would leave blocked layouts as
+        # they are. A static_shape graph would be right without it, but would keep a
+        # plain copy of each x.
         return F.reshape(x, shape=(-2,))
     # Not amp_multicast: its backward does not add to the gradient of a graph's input.
     return F.SliceChannel(x, num_outputs=1)
 
 
-def guarded_output(F: Any, y: Any, guard: str) -> Any:
-    """The operator's output behind the guard: its gradient will be plain."""
+def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
+    """The operator's output after the guard: its gradient will be plain."""
     if guard in ("gpu", "outside"):
         return y
     if guard == "static_shape":
         # In place. Not an identity: MXNet cannot infer the storage type of its gradient
         # where the graph's output is the sum of y and an input without a gradient.
-        if _dtype(y) == "float32":
+        if _dtype(y, trace) == "float32":
             return F.amp_multicast(y, num_outputs=1)
         # It would copy blocked gradients, which other dtypes do not have.
         return F.reshape(y, shape=(-2,))
-    if _ndim(F, y) == 4:
+    if _ndim(F, y, trace) == 4:
         # Plain in one pass, because it reads blocked layouts; never in place.
         return F.transpose(y, axes=(0, 1, 2, 3))
     return F.SliceChannel(y, num_outputs=1)
 
 
-def current_trace() -> Any:
-    """An object that stands for the trace under way, or None; compare with ``is``."""
-    trace = _trace_frame()
-    return None if trace is None else trace["symbol_inputs"]
-
-
-def traced_block() -> tuple[Any, list]:
-    """The block that is being traced, and the arguments of its call as a list."""
-    trace = _trace_frame()
-    return trace["self"], list(trace["args"])
-
-
-def _trace_frame():
-    """Local variables of the trace that is under way, or None.
-
-    The outermost one: its block's flags are those that the graph will run with. A
-    layer's own flags can differ from them, and Gluon hands nothing else down, so the
-    call stack is asked; this happens once per trace.
-    """
-    variables, frame = None, sys._getframe()
-    while frame is not None:
-        if frame.f_code is _TRACE:
-            variables = frame.f_locals
-        frame = frame.f_back
-    return variables
-
-
-def _ndim(F, array):
+def _ndim(F, array, trace):
     """Number of dimensions of an array or of a traced symbol; 0 if unknown."""
     if F is mx.nd:
         return array.ndim
-    shapes = {name: value.shape for name, value in _traced_inputs(array).items()}
+    shapes = {name: value.shape for name, value in _inputs(array, trace).items()}
     outputs = shapes and array.infer_shape_partial(**shapes)[1]
     return len(outputs[0]) if outputs else 0
 
 
-def _dtype(symbol):
+def _dtype(symbol, trace):
     """The dtype of a traced symbol as text; None if unknown."""
-    inputs = _traced_inputs(symbol)
-    if inputs:
-        # A parameter's symbol knows the dtype of its first use only.
-        inputs.update(_trace_frame()["self"].collect_params())
+    # A parameter's symbol knows the dtype of its first use only.
+    arrays = {**_inputs(symbol, trace), **trace.block.collect_params()}
     read = symbol.list_inputs()
-    dtypes = {name: inputs[name].dtype for name in read if name in inputs}
+    dtypes = {name: arrays[name].dtype for name in read if name in arrays}
     outputs = dtypes and symbol.infer_type_partial(**dtypes)[1]
     return np.dtype(outputs[0]).name if outputs and outputs[0] else None
 
 
-def _traced_inputs(symbol):
-    """The arrays of the trace under way that `symbol` depends on, by name."""
-    trace = _trace_frame()
-    if trace is None:
-        return {}
-    arrays = [value for value in trace["flatten_args"] if value is not None]
+def _inputs(symbol, trace):
+    """The arrays of the trace that `symbol` depends on, by name."""
+    arrays = {} if trace is None else trace.inputs
     read = set(symbol.list_inputs())  # MXNet refuses other names
-    return {
-        variable.name: value
-        for variable, value in zip(trace["symbol_inputs"], arrays)
-        if variable.name in read and hasattr(value, "shape")
-    }
+    return {n: a for n, a in arrays.items() if n in read and hasattr(a, "shape")}

@@ -57,7 +57,7 @@ def rewrite(symbol: Any, replace: Callable[[dict, list[str]], Any]) -> Any:
     old["nodes"] = graph.nodes
     old["arg_nodes"] = [i for i, n in enumerate(graph.nodes) if n["op"] == "null"]
     del old["node_row_ptr"]  # MXNet computes it
-    library = mx.sym.np if isinstance(symbol, mx.sym.np._Symbol) else mx.sym
+    library = mx.sym if type(symbol) is mx.sym.Symbol else mx.sym.np
     return library.load_json(json.dumps(old))
 
 

@@ -1,7 +1,7 @@
-"""Batch normalization inside SymbolBlocks, whose graphs have no blocks of their own.
+"""Batch normalization inside SymbolBlocks, whose graphs have no blocks.
 
 Called by ``convert.py`` and by all that needs the layers of a net. GluonCV's SSD is
-such a net: its features are the graph of a net that is gone, and more nodes behind it.
+such a net: its features are the graph of a discarded net, followed by more nodes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import SymbolBlock
 
+from ..mxnet_private.blocks import set_parameter, set_symbol, symbol_of
 from . import rewriting
 from .batch_norm import SyncBatchNorm, contexts_of
 
@@ -32,7 +33,7 @@ def synchronized_layers(net: mx.gluon.Block) -> list:
         if isinstance(block, SyncBatchNorm):
             layers.append(block)
         elif isinstance(block, SymbolBlock):
-            nodes = rewriting.nodes_of(block._cached_graph[1])
+            nodes = rewriting.nodes_of(symbol_of(block))
             ours = [(node, inputs) for node, inputs in nodes if _is_ours(node)]
             layers.extend(GraphLayer(block, node, inputs) for node, inputs in ours)
 
@@ -56,7 +57,7 @@ class GraphLayer:
         """Contexts that the layer is initialized on; empty if there is none."""
         return contexts_of(self.running_mean)
 
-    def meetings(self) -> list[tuple[str, Sequence[mx.Context]]]:
+    def groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
         """The keys of the layer's groups in native code, each with its contexts."""
         key, groups = self._attributes["group"], self._attributes.get("device_groups")
         if not groups:
@@ -78,7 +79,7 @@ def convert_graph(block: mx.gluon.Block, settings: dict) -> list[str]:
     `settings` are arguments of :class:`SyncBatchNorm`. Returns the names of nodes that
     stay as they are, because their mean and variance are read too.
     """
-    symbol = vars(block).setdefault("_unconverted_graph", block._cached_graph[1])
+    symbol = vars(block).setdefault("_unconverted_graph", symbol_of(block))
     used = rewriting.used_outputs(symbol)
     layers, left = {}, []
 
@@ -100,7 +101,7 @@ def convert_graph(block: mx.gluon.Block, settings: dict) -> list[str]:
             node["attrs"].update((n, str(value)) for n, value in attributes.items())
         return None
 
-    block._cached_graph = block._cached_graph[0], rewriting.rewrite(symbol, replace)
+    set_symbol(block, rewriting.rewrite(symbol, replace))
     # They live as long as the graph that names their keys.
     block._rendezvous = [layer._sync.rendezvous for layer in layers.values()]
     return left
@@ -111,7 +112,7 @@ def revert_graph(block: mx.gluon.Block, revert: Callable) -> None:
 
     `revert` makes a SyncBatchNorm block a BatchNorm, in place.
     """
-    symbol = vars(block).pop("_unconverted_graph", block._cached_graph[1])
+    symbol = vars(block).pop("_unconverted_graph", symbol_of(block))
     vars(block).pop("_rendezvous", None)
     nodes = rewriting.nodes_of(symbol)
     ours = {node["name"]: inputs[0] for node, inputs in nodes if _is_ours(node)}
@@ -128,8 +129,7 @@ def revert_graph(block: mx.gluon.Block, revert: Callable) -> None:
                 return mx.sym.var(rewriting.INPUT)
         return None
 
-    symbol = rewriting.rewrite(symbol, replace) if ours else symbol
-    block._cached_graph = block._cached_graph[0], symbol
+    set_symbol(block, rewriting.rewrite(symbol, replace) if ours else symbol)
 
 
 def _is_ours(node):
@@ -151,12 +151,13 @@ def _layer(block, node, inputs, settings):
         "scale": attributes.get("fix_gamma", "True") not in ("True", "1"),
         "use_global_stats": attributes.get("use_global_stats") in ("True", "1"),
     }
-    name = node["name"]
-    name = name[: -len("_fwd")] if name.endswith("_fwd") else name
-    layer = SyncBatchNorm(prefix=f"{name}_", **arguments, **settings)
-    layer.set_activation(None if activation == "None" else activation, slope)
+    prefix = node["name"]
+    prefix = prefix[: -len("_fwd")] if prefix.endswith("_fwd") else prefix
+    name = None if activation == "None" else activation
+    layer = SyncBatchNorm(
+        prefix=f"{prefix}_", activation=name, slope=slope, **arguments, **settings
+    )
     names = "gamma", "beta", "running_mean", "running_var"
     for name, source in zip(names, inputs[1:3] + inputs[-2:]):
-        # Gluon refuses to replace an attribute that holds a parameter.
-        layer._reg_params[name] = vars(layer)[name] = block.params[source]
+        set_parameter(layer, name, block.params[source])
     return layer

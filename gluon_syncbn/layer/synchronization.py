@@ -41,7 +41,7 @@ class SyncState:
     def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
         self.num_devices, self.unbiased_running_var, self.timeout, self.group = settings
-        self.rendezvous = Rendezvous(layer, groups.context_parts(self.group))
+        self.rendezvous = Rendezvous(layer, groups.of_contexts(self.group))
         self.latest_use = None, None  # the trace, and the operator's output in it
 
 
@@ -75,10 +75,10 @@ class Rendezvous:
 
     _made = collections.Counter()
 
-    def __init__(self, layer: str, parts: Sequence | None = None) -> None:
+    def __init__(self, layer: str, groups: Sequence | None = None) -> None:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
-        self._parts = parts
+        self._groups = groups  # of contexts; None means one of all
         self._made[layer] += 1
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
@@ -91,17 +91,17 @@ class Rendezvous:
         self._finalizer.atexit = False
         steps.layers.add(self)
 
-    def __reduce__(self):  # a copy has a key of its own
-        return Rendezvous, (self.name, self._parts)
+    def __reduce__(self):  # a copy gets another key
+        return Rendezvous, (self.name, self._groups)
 
     def groups(self) -> list[tuple[str, Sequence | None]]:
         """The keys of the native groups, each with its contexts; None means all.
 
         ForDevice in src/mxnet/attributes.cc makes the same keys.
         """
-        if self._parts is None:
+        if self._groups is None:
             return [(self.key, None)]
-        return [(f"{self.key}/{i}", part) for i, part in enumerate(self._parts)]
+        return [(f"{self.key}/{i}", group) for i, group in enumerate(self._groups)]
 
     def batches(self) -> list[int]:
         """The batches that each of `groups` has seen."""

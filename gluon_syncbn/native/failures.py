@@ -12,6 +12,7 @@ import threading
 import mxnet as mx
 
 from ..common.arguments import as_real, check_text, shown
+from ..mxnet_private.library import observe_errors
 from . import steps
 from .library import load
 
@@ -42,7 +43,7 @@ def set_timeout(seconds: float) -> None:
     ----------
     seconds : float
         Greater than 0. Counts from a device's own arrival at a layer. ``inf``, and all
-        from 1e9 (31 years) on, mean that a wait never ends by itself.
+        from 1e9 (31 years) on, mean that a wait never times out.
 
     Raises
     ------
@@ -74,7 +75,7 @@ def get_timeout() -> float:
 
 
 def failure() -> str:
-    """The text of the error that a layer has failed with; empty if all are well."""
+    """The error that a layer has failed with, as text; empty if nothing has failed."""
     return load().gluon_syncbn_failure().decode()
 
 
@@ -93,18 +94,6 @@ def _note_raised(text):
     failed = failure()
     if failed and (failed in text or "SyncBatchNorm" in text):
         _raised_in.add(threading.get_ident())
-
-
-def _observe_errors():
-    """Notes which errors of layers MXNet raises in Python."""
-    original = mx.base._LIB.MXGetLastError
-
-    def last_error():
-        text = original()
-        _note_raised(text.decode(errors="replace"))
-        return text
-
-    mx.base._LIB.MXGetLastError = last_error
 
 
 def end_waits(reason: str) -> None:
@@ -135,9 +124,9 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
     forward when another one failed, a warning names them and tells to load the last
     checkpoint.
 
-    Of several processes all call it, because a failure is one of all. Threads that
-    train other nets get an error at their next :meth:`Devices.map`, because their work
-    in flight is given up too.
+    With several processes, all of them call it: a failure concerns them all. Threads
+    that train other nets get an error at their next :meth:`Devices.map`, because their
+    work in flight is given up too.
 
     Parameters
     ----------
@@ -197,14 +186,16 @@ def give_up(reason: str) -> int:
             mx.nd.waitall()
             break
         except mx.MXNetError:
-            has_failed = True  # MXNet has dropped what it has thrown, so this loop ends
+            has_failed = (
+                True  # MXNet drops each error that it throws, so this loop ends
+            )
     load().gluon_syncbn_reset_all()
     _raised_in.clear()
     return steps.roll_back(has_failed)
 
 
 def _finish_work():
-    """Leaves MXNet's threads nothing to call Python for while the interpreter ends."""
+    """Ends all work for which MXNet's threads would call Python at exit."""
     give_up("the Python interpreter exits")
     # MXNet counts an operator as done before it deletes it. To delete one of an
     # autograd.Function that was skipped after an error, it calls Python, and a thread
@@ -224,9 +215,8 @@ def _set_timeout_from_environment():
 
 
 load()  # registers the operator, so that symbols from files find it
-_observe_errors()
+observe_errors(_note_raised)
 _set_timeout_from_environment()
 # MXNet's own exit handler, which runs after this one, stops the threads of custom
-# operators first and waits for all work then: with ours in flight it would never
-# return.
+# operators before it waits for all work: it would wait forever for our operators.
 atexit.register(_finish_work)

@@ -12,16 +12,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-import mxnet as mx
-
 from ..common.version import __version__
+from ..mxnet_private import library as mxnet_library
 
 _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
 
 
 def _value(code):
-    """A function's result, unless negative; raises what it could not throw."""
+    """A function's result; RuntimeError with the library's text if it is negative."""
     if code < 0:
         raise RuntimeError(load().gluon_syncbn_last_error().decode())
     return code
@@ -86,7 +85,7 @@ _SIGNATURES = {
 
 
 def path() -> Path:
-    """Path of the shared library: the one in ``GLUON_SYNCBN_LIBRARY``, else our own."""
+    """The shared library: that in ``GLUON_SYNCBN_LIBRARY``, else the package's."""
     default = Path(__file__).parents[1] / _NAME
     return Path(os.environ.get("GLUON_SYNCBN_LIBRARY", default))
 
@@ -107,24 +106,23 @@ def load() -> ctypes.CDLL:
             f"Python outside of {file.parent.parent}, where it finds these sources"
         )
     library = ctypes.CDLL(str(file))
-    declare(library, _SIGNATURES)
-    mxnet_path = mx.base._LIB._name.encode()
-    if library.gluon_syncbn_register(mxnet_path) != 0:
+    declare(library, file, _SIGNATURES)
+    if library.gluon_syncbn_register(mxnet_library.path().encode()) != 0:
         raise ImportError(library.gluon_syncbn_last_error().decode())
     # ctypes releases the GIL, so other threads queue what the work in flight waits for.
     os.register_at_fork(before=library.gluon_syncbn_wait_before_fork)
     return library
 
 
-def declare(library: ctypes.CDLL, signatures: dict) -> None:
+def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
     """Sets the types of a library's functions; ImportError if one is missing."""
     for name, (result, arguments) in signatures.items():
         try:
             function = getattr(library, name)
         except AttributeError:
             raise ImportError(
-                f"{library._name} was built from other sources, as it lacks {name}: "
-                "build it anew with `pip install .`, or for development with "
+                f"{file} was built from other sources, as it lacks {name}: "
+                "rebuild it with `pip install .`, or for development with "
                 "`pip install --no-build-isolation -e .`"
             ) from None
         function.restype, function.argtypes = result, arguments
@@ -138,7 +136,7 @@ def features() -> dict[str, Any]:
     dict
         ``version``: of the package; ``commit``: of the checkout that was built, with
         ``-dirty`` where files had been changed, and empty where the build did not know
-        it, as in an archive of the sources without git (a source distribution of ours
+        it, as in an archive of the sources without git (our source distribution
         keeps it); ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
         ``"generic"``; ``num_threads``: threads that compute at once; ``cuda``:
         whether there are CUDA kernels; ``cuda_architectures``: what these have machine

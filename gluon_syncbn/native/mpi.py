@@ -50,15 +50,15 @@ def load() -> ctypes.CDLL:
     except OSError as error:
         raise RuntimeError(
             "the MPI that gluon_syncbn was built with is not found: wheels need "
-            "`pip install mpich`, and a build of your own the same MPI again "
+            "`pip install mpich`, and a local build the same MPI again "
             f"({error})"
         ) from None
-    declare(library, _SIGNATURES)
+    declare(library, file, _SIGNATURES)
     return library
 
 
 def _open(file):
-    # MPI loads components of its own, which look for its symbols globally.
+    # MPI loads its components, which look for its symbols globally.
     try:
         return ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
     except OSError:
@@ -71,7 +71,7 @@ def _open(file):
 
 
 def initialize(library: ctypes.CDLL) -> int:
-    """Starts MPI if nobody has; returns the number of processes.
+    """Starts MPI unless it is running; returns the number of processes.
 
     Raises RuntimeError if MPI cannot be used from several threads, if mpi4py runs on
     another MPI, or if a launcher promised more processes than MPI knows of.

@@ -16,14 +16,15 @@ import ctypes
 import threading
 import warnings
 import weakref
-from contextlib import contextmanager, nullcontext
-from functools import wraps
+from contextlib import contextmanager
 from typing import Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from ..common.nested import flatten
+from ..mxnet_private import trainers
+from ..mxnet_private.parameters import data_of, trainer_of
 from .interrupts import deferred_interrupt
 from .library import load
 
@@ -48,8 +49,9 @@ class _Step:
         self.verdict = ctypes.c_int()
         self.errors_seen = _errors_seen.setdefault(trainer, ctypes.c_int64())
         self.token = mx.nd.empty((1,), ctx=mx.cpu())
-        optimizer = trainer._optimizer
-        self._counts = {n: c.copy() for n, c in _update_counts(optimizer).items()}
+        optimizer = trainer.optimizer
+        counts = trainers.update_counts(optimizer)
+        self._counts = {n: c.copy() for n, c in counts.items()}
         self._values = {n: vars(optimizer)[n] for n in _COUNTS if n in vars(optimizer)}
         scheduler = optimizer.lr_scheduler
         self._schedule = None if scheduler is None else dict(vars(scheduler))
@@ -58,8 +60,8 @@ class _Step:
         trainer = self.trainer()
         if trainer is None:
             return
-        optimizer = trainer._optimizer
-        for device, counts in _update_counts(optimizer).items():
+        optimizer = trainer.optimizer
+        for device, counts in trainers.update_counts(optimizer).items():
             counts.clear()
             counts.update(self._counts.get(device, {}))
         vars(optimizer).update(self._values)
@@ -97,10 +99,6 @@ class _Arguments(ctypes.Structure):
     ]
 
 
-def _update_counts(optimizer):
-    return optimizer._all_index_update_counts
-
-
 @contextmanager
 def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """In the block the update of the step under way is queued, as a whole.
@@ -116,7 +114,7 @@ def _committed(trainer):
     if not load().gluon_syncbn_has_operators():
         yield
         return
-    parameters = [p for p in trainer._params if p.grad_req != "null"]
+    parameters = [p for p in trainers.parameters_of(trainer) if p.grad_req != "null"]
     by_parameter = [p.list_grad() for p in parameters]
     by_device = list(zip(*by_parameter))
     step = _Step(trainer)
@@ -124,16 +122,16 @@ def _committed(trainer):
         _forget_past()
         _pending.append(step)
     # A kvstore updates parameter by parameter, and copies its result to the devices.
-    # Without one each device updates all of its own.
-    on_kvstore = trainer._update_on_kvstore
+    # Without one each device updates all its replicas.
+    on_kvstore = trainers.updates_on_kvstore(trainer)
     commit = _commit(step, _few(by_parameter) if on_kvstore else by_device)
     try:
         yield
     finally:
         sealed = [flatten(by_parameter)]
         if not on_kvstore:
-            weights = list(zip(*(p._data for p in parameters)))
-            states = [flatten(updater.states) for updater in trainer._updaters]
+            weights = list(zip(*map(data_of, parameters)))
+            states = map(flatten, trainers.states_of(trainer))
             sealed = list(map(_arrays, zip(by_device, weights, states)))
         load().gluon_syncbn_seal_step(commit, *_groups(sealed))
 
@@ -181,13 +179,11 @@ def _groups(groups: Sequence[Sequence]) -> tuple:
 def _statistics(layer):
     """The running statistics of a layer on all devices, as far as initialized."""
     names = "running_mean", "running_var"
-    return [array for n in names for array in layer.parameters[n]._data or ()]
+    return [array for n in names for array in data_of(layer.parameters[n])]
 
 
 def _trainer_of(layer):
-    """The trainer of any of a layer's parameters; None without one."""
-    trainers = (p._trainer for p in layer.parameters.values())
-    return next((t for t in trainers if isinstance(t, mx.gluon.Trainer)), None)
+    return trainer_of(layer.parameters.values())
 
 
 def wait() -> None:
@@ -203,7 +199,7 @@ def wait() -> None:
 def roll_back(has_failed: bool) -> int:
     """Undoes what steps that were dropped, or not finished, have changed.
 
-    To be called while MXNet is idle. Returns the number of dropped steps. Warns of
+    Call it while MXNet is idle. Returns the number of dropped steps. Warns of
     layers whose step cannot be undone.
     """
     with _pending_changes:
@@ -235,8 +231,8 @@ def roll_back(has_failed: bool) -> int:
 
 
 def _undo_statistics(layer, key, contexts):
-    mean, var = (layer.parameters[n]._data for n in ("running_mean", "running_var"))
-    for arrays in zip(mean or (), var or ()):
+    names = "running_mean", "running_var"
+    for arrays in zip(*(data_of(layer.parameters[n]) for n in names)):
         context = arrays[0].context
         if contexts is not None and context not in contexts:
             continue
@@ -250,48 +246,24 @@ def _undo_statistics(layer, key, contexts):
                     array[:] = mx.nd.array(value, context, array.dtype)
 
 
-def _prepare(trainer):
-    """Waits before a trainer copies parameters for the first time.
+@contextmanager
+def _initialized(trainer):
+    """In the block a trainer copies parameters for the first time.
 
     The copies are made in the queue of the first step, so if that fails they could be
-    of memory that nobody has written. Also, MXNet declares running statistics of
+    of uninitialized memory. Also, MXNet declares running statistics of
     static_shape graphs as only read (imperative_utils.h, CreateEngineOp), so a copy
     would not wait for the first forward to write them.
     """
-    ready = [p for p in trainer._params_to_init if not p._deferred_init]
-    if ready and load().gluon_syncbn_has_operators():
+    if trainers.not_copied_yet(trainer) and load().gluon_syncbn_has_operators():
         mx.nd.waitall()
+    with deferred_interrupt(all_of_them=True):  # a key can be initialized once
+        yield
 
 
-def _wrap_trainer():
-    kind = mx.gluon.Trainer
-    initialize, reduce, update = kind._init_params, kind._allreduce_grads, kind._update
-    original_step = kind.step
-
-    @wraps(original_step)
-    def step(self, *args, **kwargs):
-        # With a kvstore MXNet 1.6 updates in the reduction, and copies in the update.
-        with deferred_interrupt(all_of_them=True):
-            original_step(self, *args, **kwargs)
-
-    @wraps(initialize)
-    def _init_params(self):
-        _prepare(self)
-        with deferred_interrupt(all_of_them=True):  # a key can be initialized once
-            initialize(self)
-
-    @wraps(reduce)
-    def _allreduce_grads(self):
-        with _whole(self) if self._update_on_kvstore else nullcontext():
-            reduce(self)
-
-    @wraps(update)
-    def _update(self, *args, **kwargs):
-        with nullcontext() if self._update_on_kvstore else _whole(self):
-            update(self, *args, **kwargs)
-
-    for method in (step, _init_params, _allreduce_grads, _update):
-        setattr(kind, method.__name__, method)
+def _uninterrupted(_trainer):
+    """With a kvstore MXNet 1.6 updates in the reduction, and copies in the update."""
+    return deferred_interrupt(all_of_them=True)
 
 
-_wrap_trainer()
+trainers.wrap(_uninterrupted, _initialized, _whole)

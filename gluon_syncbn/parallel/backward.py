@@ -16,50 +16,50 @@ several nets, and of several threads, stay apart.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import threading
 import weakref
-from typing import Any
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
 from ..common.nested import flatten, rebuild
+from ..devices.devices import Devices, inside_map
+from ..mxnet_private import graphs
+from ..mxnet_private.operators import to_context
 from ..native import failures
-from . import graph
-from .batch import ShardedOutput
+from .batch import Batch
 from .bridge import Gate, Leaves, await_any, join
-from .destination import Returned, Written, array_of
-from .operators import to_context
+from .destination import Returned, Written
 
-_original = None
-_install_once = threading.Lock()
 _numbers = itertools.count()
 _calls = weakref.WeakValueDictionary()  # by the name of the anchor
-_inside = threading.local()  # .calls: how many calls the outer backward has reached
 
 
-def gather(sharded: ShardedOutput, net: Any) -> Any:
-    """The outputs of a net as whole arrays on the first context, and recorded there."""
-    context, axis = net.devices.contexts[0], net.batch_axis
-    _check_alike(sharded, net.devices.contexts, axis)
-    columns = list(zip(*map(flatten, sharded)))  # per output its parts
-    rows = sharded.batch.shard_rows()
-    for number, column in enumerate(columns if rows else []):
-        _check_rows(number, column, rows, axis)
+def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
+    """The outputs of a net as whole arrays on the first context, recorded by autograd.
+
+    `outputs` has for each shard of `batch` what the net returned, in equal nesting;
+    `devices` computed them, and will run their backward.
+    """
+    axis = batch.axis
+    columns = list(zip(*map(flatten, outputs)))  # per output its shards
+    if axis is not None:
+        _check_alike(outputs, batch.contexts, axis)
+        for number, column in enumerate(columns):
+            _check_rows(number, column, batch.rows, axis)
     recording = autograd.is_recording()
-    recorded = [recording and graph.is_recorded(column[0]) for column in columns]
+    recorded = [recording and graphs.is_recorded(column[0]) for column in columns]
     wholes = iter([])
     if any(recorded):
         in_graph = list(itertools.compress(columns, recorded))
-        wholes = iter(_Call(sharded.batch, net).attach(in_graph, sharded.batch))
+        wholes = iter(_Call(batch, devices).attach(in_graph))
     leaves = [
-        next(wholes) if is_in_graph else join(column, axis, context)
+        next(wholes) if is_in_graph else join(column, axis, batch.contexts[0])
         for column, is_in_graph in zip(columns, recorded)
     ]
-    return rebuild(sharded[0], iter(leaves))
+    return rebuild(outputs[0], iter(leaves))
 
 
 def _check_alike(sharded, contexts, axis):
@@ -88,41 +88,39 @@ def _form(leaf, axis):
 
 
 def _check_rows(number, column, rows, axis):
-    for part, expected in zip(column, rows):
-        if not isinstance(part, mx.nd.NDArray):
+    for shard, expected in zip(column, rows):
+        if not isinstance(shard, mx.nd.NDArray):
             continue
-        axis_there = -part.ndim <= axis < part.ndim
-        if not axis_there or part.shape[axis] != expected:
+        has_axis = -shard.ndim <= axis < shard.ndim
+        if not has_axis or shard.shape[axis] != expected:
             raise ValueError(
-                f"output {number} has shape {part.shape} on {part.context}, expected "
-                f"{expected} rows along axis {axis} as the input has there; what has "
-                "no rows cannot be joined: use make_parallel(..., gather=False)"
+                f"output {number} has shape {shard.shape} on {shard.context}, expected "
+                f"{expected} rows along axis {axis} as the input has; what has no "
+                "rows cannot be joined: use make_parallel(..., gather=False)"
             )
 
 
 class _Call:
-    """One recorded call of a parallel net, alive as long as the caller's graph is."""
+    """One recorded call of a net on devices, alive as long as the caller's graph is."""
 
-    def __init__(self, batch, net):
-        self.net = net
-        self.parameters, self.contexts = batch.parameters, net.devices.contexts
-        failures.function_contexts.update(self.contexts)
+    def __init__(self, batch, devices):
+        self.batch, self.devices = batch, devices
+        self.is_nested = inside_map()
+        failures.function_contexts.update(devices.contexts)
         self.number = next(_numbers)
-        self.reached = 0  # how many calls the backward under way has reached
         kind = Gate if batch.differentiable else Leaves
-        self.bridge = kind(net.devices.contexts[0], net.batch_axis)
+        self.bridge = kind(batch)
         self.heads = []  # per device its outputs
         self._shards = []  # per device those of the differentiable inputs
 
-    def attach(self, columns, batch):
-        """The outputs, given as columns of parts, as whole arrays of the caller."""
+    def attach(self, columns):
+        """The outputs, given as columns of shards, as whole arrays of the caller."""
         self.heads = list(zip(*columns))
-        inputs = [x for x, _ in batch.differentiable]
-        shards = [parts for _, parts in batch.differentiable]
+        shards = [column for _, column in self.batch.differentiable]
         self._shards = list(zip(*shards)) or [()] * len(self.heads)
-        outputs = self.bridge.attach(self, columns, inputs)
+        outputs = self.bridge.attach(self, columns)
         _calls[self.bridge.name] = self
-        _install()
+        graphs.replace_backward(_backward)
         return outputs
 
     def resume(self, gradients, differentiate):
@@ -132,25 +130,19 @@ class _Call:
         outputs of a device, their gradients, and shards; it returns the gradients of
         the shards.
         """
-        devices = self.net.devices
 
         def backward(heads, gradients, shards, context):
-            there = [k for k, gradient in enumerate(gradients) if gradient is not None]
-            if not there:
+            reached = [k for k, dy in enumerate(gradients) if dy is not None]
+            if not reached:
                 return []
             with autograd.pause():
-                gradients = [to_context(gradients[k], context) for k in there]
-            _inside.calls = self.reached
-            try:
-                return differentiate([heads[k] for k in there], gradients, shards)
-            finally:
-                _inside.calls = 0
+                gradients = [to_context(gradients[k], context) for k in reached]
+            return differentiate([heads[k] for k in reached], gradients, shards)
 
-        contexts = devices.contexts[: len(self.heads)]
-        lists = self.heads, self.bridge.collect(gradients), self._shards, contexts
-        inputs = devices.map_first(backward, *lists)
+        lists = self.heads, self.bridge.collect(gradients), self._shards
+        inputs = self.devices.map_first(backward, *lists, self.batch.contexts)
         if any(self._shards):
-            devices.map_first(self.bridge.deliver, [list(zip(*inputs))])
+            self.devices.map_first(self.bridge.deliver, [list(zip(*inputs))])
 
     def cancel(self, error):
         """Ends the waits for gradients that will not arrive."""
@@ -163,36 +155,31 @@ class _Call:
         _calls.pop(self.bridge.name, None)
 
 
-def _backward(*arguments):
-    """Replaces the library's MXAutogradBackwardEx."""
-    num_heads, heads, num_variables, retain_graph = (
-        getattr(arguments[k], "value", arguments[k]) for k in (0, 1, 3, 5)
-    )
-    # A device's graph has none of the calls whose backward this is a part of. To look
-    # for others takes as long as to queue a small net's backward.
-    if len(_calls) == getattr(_inside, "calls", 0):
-        return _original(*arguments)
-    heads = [ctypes.c_void_p(heads[k]) for k in range(num_heads)]
-    names = graph.names_behind(heads)
+def _backward(request):
+    """Replaces MXNet's backward."""
+    names = graphs.names_behind(request.heads) if _calls else set()
     calls = [call for call in map(_calls.get, names) if call is not None]
     if not calls:
-        return _original(*arguments)
-    _check_head_gradients(heads, arguments[2])
-    destination = (Returned if num_variables else Written)(calls, names, arguments)
-    with autograd.pause():
-        return _through(calls, heads, destination, bool(retain_graph))
-
-
-def _check_head_gradients(heads, gradients):
-    """ValueError before MXNet's threads fail, for which gates would wait in vain."""
-    if isinstance(gradients, ctypes.c_void_p):
+        request.run()
         return
-    for number, (head, gradient) in enumerate(zip(heads, gradients)):
-        if gradient is None:
+    _check_head_gradients(request)
+    # A net that another net's devices call has calls in the graphs of these.
+    is_nested = any(call.is_nested for call in list(_calls.values()))
+    kind = Returned if request.variables else Written
+    with autograd.pause():
+        _through(calls, request, kind(calls, names, request, is_nested))
+
+
+def _check_head_gradients(request):
+    """ValueError if a gradient does not fit its head.
+
+    Raised here, because a failure in MXNet's threads would leave gates waiting.
+    """
+    for number, pair in enumerate(zip(request.heads, request.gradients)):
+        if pair[1] is None:
             continue
         expected, given = (
-            f"shape {array.shape} and dtype {np.dtype(array.dtype)}"
-            for array in map(array_of, (head.value, gradient))
+            f"shape {array.shape} and dtype {np.dtype(array.dtype)}" for array in pair
         )
         if given != expected:
             raise ValueError(
@@ -201,26 +188,22 @@ def _check_head_gradients(heads, gradients):
             )
 
 
-def _through(calls, heads, destination, retain_graph):
+def _through(calls, request, destination):
     """Backward through the caller's graph and all devices' graphs that it reaches."""
     reached = []
     recovery = failures.latest_recovery
     try:
-        code = destination.of_caller(_original)
-        if code != 0:
-            return code
+        destination.of_caller()
         reached = calls
         if any(isinstance(call.bridge, Gate) for call in reached):
             # If the heads have failed, nothing will arrive at the gates.
-            for head in heads:
-                mx.base.check_call(mx.base._LIB.MXNDArrayWaitToRead(head))
+            for head in request.heads:
+                head.wait_to_read()
         left = len(reached)
-        for call in reached:
-            call.reached = left
         for call in _in_order(reached, recovery):
             left -= 1
             # Running statistics, or a common output, join the graphs of several calls.
-            destination.of_devices(call, retain_graph or left > 0)
+            destination.of_devices(call, request.retain_graph or left > 0)
         destination.finish()
     except BaseException as error:
         for call in reached:
@@ -228,10 +211,9 @@ def _through(calls, heads, destination, retain_graph):
         raise
     finally:
         destination.restore()
-    if not retain_graph:
+    if not request.retain_graph:
         for call in reached:
             call.release()
-    return code
 
 
 def _in_order(calls, recovery):
@@ -242,11 +224,3 @@ def _in_order(calls, recovery):
     # A call may have fed later ones, never earlier ones.
     leaves = [call for call in calls if isinstance(call.bridge, Leaves)]
     yield from sorted(leaves, key=lambda call: call.number, reverse=True)
-
-
-def _install():
-    global _original
-    with _install_once:
-        if _original is None:
-            _original = mx.base._LIB.MXAutogradBackwardEx
-            mx.base._LIB.MXAutogradBackwardEx = _backward

@@ -15,52 +15,66 @@ from ..common.arguments import counted
 from ..common.nested import flatten, rebuild
 from ..common.shares import share_bounds
 from ..devices.devices import check_array, split
-from .graph import is_recorded
+from ..mxnet_private.graphs import is_recorded
 
 
 class Batch:
-    """A whole batch as shards.
+    """The arguments of a call as shards: which contexts have which rows of which axis.
+
+    Everything that drives devices makes one: a parallel net and its criterion split
+    whole arrays; a net in a plain loop has one context, and takes arrays as they are.
+
+    Parameters
+    ----------
+    args : sequence
+        The arguments of the call.
+    contexts : list of mxnet.Context
+        Those of the net; as an attribute only the first ones, which have rows.
+    axis : int or None
+        The axis of the rows. None, for one context: arrays need no rows.
+    parameters : list of Parameter
+        Those of the net.
 
     Attributes
     ----------
-    rows : int
-    active : int
-        Number of devices that have rows: the first ones.
+    rows : list of int
+        Of each shard. Empty for an `axis` of None.
     shards : list
         Per device that has rows the arguments of the net's call.
     differentiable : list of (NDArray, list of NDArray)
         The inputs that `autograd` records, each with its shards, which have gradients.
-    parameters : list of Parameter
-        Those of the net.
     """
 
     def __init__(
         self,
-        args: Any,
+        args: Sequence,
         contexts: Sequence[mx.Context],
-        axis: int,
+        axis: int | None,
         parameters: Sequence[mx.gluon.Parameter],
     ) -> None:
-        self.parameters = parameters
-        _check_whole(args, contexts)
         leaves = flatten(list(args))
-        self.rows = _rows(leaves, axis)
-        self.active = min(self.rows, len(contexts))
-        self.differentiable = []
-        active = contexts[: self.active]
-        parts = [self._split(leaf, active, axis) for leaf in leaves]
-        self.shards = [rebuild(list(args), iter(shard)) for shard in zip(*parts)]
+        self.contexts, self.axis, self.parameters = contexts, axis, parameters
+        self.rows: list[int] = []
+        self.differentiable: list = []
+        if axis is not None:
+            _check_whole(args, contexts)
+            rows = _rows(leaves, axis)
+            self.contexts = contexts[:rows]
+            bounds = share_bounds(rows, len(self.contexts))
+            self.rows = [end - begin for begin, end in bounds]
+        columns = [self._split(leaf) for leaf in leaves]
+        self.shards = [rebuild(list(args), iter(shard)) for shard in zip(*columns)]
 
-    def shard_rows(self) -> list[int]:
-        """Rows of each shard."""
-        return [end - begin for begin, end in share_bounds(self.rows, self.active)]
-
-    def _split(self, leaf, contexts, axis):
-        if not _is_array(leaf):
-            return [leaf] * len(contexts)
-        check_array(leaf)
-        shards = split(leaf, contexts, axis)
-        if autograd.is_recording() and is_recorded(leaf):
+    def _split(self, leaf):
+        is_differentiable = autograd.is_recording() and is_recorded(leaf)
+        if self.axis is None:
+            shards = [leaf.detach() if is_differentiable else leaf]
+        elif _is_array(leaf):
+            check_array(leaf)
+            shards = split(leaf, self.contexts, self.axis)
+        else:
+            return [leaf] * len(self.contexts)
+        if is_differentiable:
             for shard in shards:
                 shard.attach_grad()
             self.differentiable.append((leaf, shards))
@@ -83,7 +97,7 @@ class ShardedOutput(Sequence):
     [((3, 3), cpu(0)), ((2, 3), cpu(1))]
     """
 
-    def __init__(self, outputs: Iterable, batch: Any, net: Any) -> None:
+    def __init__(self, outputs: Iterable, batch: Batch, net: Any) -> None:
         self._outputs = list(outputs)
         self.batch, self.net = batch, net
 

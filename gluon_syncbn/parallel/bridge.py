@@ -1,10 +1,10 @@
 """Bridges between the caller's graph of a parallel net and the devices' graphs.
 
 Called by ``backward.py``. Both classes put the devices' outputs into the caller's
-graph, take the gradients that arrive there, and live as long as that graph, because
-MXNet keeps the `autograd.Function` that refers to the call until it frees the graph.
+graph, receive the gradients of these, and live as long as that graph, because MXNet
+keeps the `autograd.Function` that refers to the call until it frees the graph.
 Both have `variables`, by name, with respect to which the caller's backward
-differentiates, and `name`, the name of a variable behind every output.
+differentiates, and `name`, the name of a variable that every output depends on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import numpy as np
 from mxnet import autograd
 
 from ..layer import layout_guard
-from ..native import failures
-from . import graph
-from .operators import (
+from ..mxnet_private.graphs import name_of
+from ..mxnet_private.operators import (
     broadcast_add,
     cast,
     concat,
@@ -31,13 +30,15 @@ from .operators import (
     slice_axis,
     to_context,
 )
+from ..native import failures
+from .batch import Batch
 
 
-def join(parts: Sequence, axis: int, context: mx.Context) -> Any:
-    """The parts of one output as a whole; if they are no arrays, the first one."""
-    if not isinstance(parts[0], mx.nd.NDArray):
-        return parts[0]
-    return _concatenate([to_context(part, context) for part in parts], axis)
+def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
+    """The shards of one output as a whole; if they are no arrays, the first one."""
+    if not isinstance(shards[0], mx.nd.NDArray):
+        return shards[0]
+    return _concatenate([to_context(shard, context) for shard in shards], axis)
 
 
 def _concatenate(arrays, axis):
@@ -54,20 +55,23 @@ class Leaves:
     Nothing is waited for: the leaves' gradients are arrays that will be computed.
     """
 
-    def __init__(self, context: mx.Context, axis: int) -> None:
-        self._context, self._axis = context, axis
-        self.variables = {}
-        self._names = []  # per device those of the leaves for each output
+    def __init__(self, batch: Batch) -> None:
+        self._context, self._axis = batch.contexts[0], batch.axis
+        self.variables: dict = {}
+        self._names: list = []  # per device those of the leaves for each output
 
-    def attach(self, call: Any, columns: Sequence, _inputs: Sequence) -> list:
-        """The outputs as whole arrays in the caller's graph, which keeps `call`."""
+    def attach(self, call: Any, columns: Sequence) -> list:
+        """The outputs as whole arrays in the caller's graph, which keeps `call`.
+
+        `columns` has for each output a list of its shards.
+        """
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
-        self.name = graph.name_of(anchor.handle)
+        self.name = name_of(anchor)
         zero = _Keeper(call)(anchor)
         with autograd.pause():
-            columns = [[self._leaf(part) for part in column] for column in columns]
-        names = [[graph.name_of(leaf.handle) for leaf in column] for column in columns]
+            columns = [[self._leaf(shard) for shard in column] for column in columns]
+        names = [[name_of(leaf) for leaf in column] for column in columns]
         self._names = list(zip(*names))
         for column_names, column in zip(names, columns):
             self.variables.update(zip(column_names, column))
@@ -81,8 +85,8 @@ class Leaves:
             outputs.append(_concatenate([*others, last], self._axis))
         return outputs
 
-    def _leaf(self, part):
-        leaf = to_context(part.detach(), self._context)
+    def _leaf(self, shard):
+        leaf = to_context(shard.detach(), self._context)
         empty = mx.np.empty if isinstance(leaf, mx.np.ndarray) else mx.nd.empty
         gradient = empty(leaf.shape, ctx=self._context, dtype=leaf.dtype)
         autograd.mark_variables([leaf], [gradient])
@@ -96,7 +100,7 @@ class Leaves:
         return [[gradients.get(name) for name in names] for names in self._names]
 
     def cancel(self, error: BaseException) -> None:
-        """Does nothing, because nobody waits."""
+        """Does nothing: no thread waits."""
 
 
 class _Keeper(autograd.Function):
@@ -116,30 +120,31 @@ class _Keeper(autograd.Function):
 class Gate:
     """A bridge for inputs with gradients: inputs and outputs join in one function.
 
-    Its backward runs on a thread of MXNet's for custom operators once the gradients of
-    the outputs are computed. It hands them over, and waits there until the devices'
+    Its backward runs on a thread of MXNet for custom operators once the gradients of
+    the outputs are computed. It hands them over, and waits until the devices'
     backward is queued; so `collect` waits in the caller. Leaves beside the function
     would not do: MXNet might queue what needs the inputs' gradients before what
     computes the leaves', and share resources between the two.
     """
 
-    def __init__(self, context: mx.Context, axis: int) -> None:
-        self._context, self._axis = context, axis
-        self.arrived = []  # runs of the function's backward, oldest first
+    def __init__(self, batch: Batch) -> None:
+        self._context, self._axis = batch.contexts[0], batch.axis
+        self._rows, self._inputs = batch.rows, [x for x, _ in batch.differentiable]
+        self.arrived: list = []  # runs of the function's backward, oldest first
         self._collected: Any  # the run whose gradients the caller has
         self._error: str | None = None
 
-    def attach(self, call: Any, columns: Sequence, inputs: Sequence) -> list:
-        """The outputs as whole arrays in the caller's graph, which keeps `call`."""
-        self._rows = [part.shape[self._axis] for part in columns[0]]
+    def attach(self, call: Any, columns: Sequence) -> list:
+        """The outputs as whole arrays in the caller's graph; see :class:`Leaves`."""
+        inputs, self._inputs = self._inputs, []
         self._np_shape = mx.util.is_np_shape()  # MXNet's threads do not know it
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad()
-        self.name = graph.name_of(anchor.handle)
+        self.name = name_of(anchor)
         self.variables = {self.name: anchor}
         with autograd.pause():
-            parts = [[part.detach() for part in column] for column in columns]
-            wholes = [join(column, self._axis, self._context) for column in parts]
+            columns = [[shard.detach() for shard in column] for column in columns]
+            wholes = [join(column, self._axis, self._context) for column in columns]
         is_double = any(x.dtype == np.float64 for x in inputs)
         self._dtype = np.float64 if is_double else np.float32
         inputs = [to_context(x.as_nd_ndarray(), self._context) for x in inputs]
@@ -153,7 +158,7 @@ class Gate:
 
         MXNet's functions stop writing gradients at the first one that is not asked for,
         and do not add to the gradients of leaves. That of this array is always asked
-        for, because the anchor is a part of it, and written.
+        for, because the anchor is in it, and written.
         """
         flat = [reshape(cast(x, self._dtype), shape=(-1,)) for x in arrays]
         return concat(*flat, dim=0)
@@ -167,13 +172,13 @@ class Gate:
         """Lets the function return; `gradients` has for each input those of its shards.
 
         To be called from a device's thread. In the caller's, joining them could be made
-        to wait for a resource of MXNet's that a part of the caller's graph holds, which
+        to wait for a resource of MXNet that a node of the caller's graph holds, which
         waits for these gradients.
         """
         wholes = [mx.nd.zeros((1,), ctx=self._context)]
-        for parts in gradients:
-            parts = [part.as_nd_ndarray() for part in parts]
-            wholes.append(join(parts, self._axis, self._context))
+        for shards in gradients:
+            shards = [shard.as_nd_ndarray() for shard in shards]
+            wholes.append(join(shards, self._axis, self._context))
         flat = self._flat(wholes)
         with _changed:
             self._collected.delivered = flat
@@ -193,8 +198,8 @@ class Gate:
         """
         with mx.util.np_shape(self._np_shape):
             columns = list(map(self._split, gradients))
-        for part in itertools.chain(*columns):
-            part.wait_to_read()
+        for shard in itertools.chain(*columns):
+            shard.wait_to_read()
         this = SimpleNamespace(gradients=list(zip(*columns)), delivered=None)
         with _changed:
             self.arrived.append(this)
@@ -205,13 +210,13 @@ class Gate:
         return this.delivered
 
     def _split(self, dy):
-        if len(self._rows) == 1:
+        if len(self._rows) < 2:
             return [copy(dy, self._context)]
-        parts, begin = [], 0
+        shards, begin = [], 0
         for rows in self._rows:
-            parts.append(slice_axis(dy, self._axis, begin, begin + rows))
+            shards.append(slice_axis(dy, self._axis, begin, begin + rows))
             begin += rows
-        return parts
+        return shards
 
 
 class _Function(autograd.Function):
@@ -267,7 +272,7 @@ def _await(condition, recovery=None):
             asleep = time.monotonic()
             _changed.wait(_TICK)
             late = time.monotonic() - asleep - _TICK
-            if late > _STOPPED:  # nothing could arrive meanwhile
+            if late > _STOPPED:  # nothing could arrive in that time
                 deadline += late
 
 

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..common.arguments import check_kind, counted, shown
+from ..common.arguments import check_type, counted, shown
 from ..common.nested import flatten
 from . import backward
 from .batch import Batch, ShardedOutput
@@ -57,7 +57,7 @@ class ParallelCriterion(Block):
         super().__init__(prefix="")
         if not callable(loss):
             raise TypeError(f"loss is a Block or function, but got {shown(loss)}")
-        check_kind("net", net, ParallelNet, "what make_parallel returns")
+        check_type("net", net, ParallelNet, "what make_parallel returns")
         self.loss = loss
         # Not as a child: a criterion does not own the net's parameters.
         self.__dict__["net"] = net
@@ -77,15 +77,16 @@ class ParallelCriterion(Block):
             )
         contexts, parameters = net.devices.contexts, output.batch.parameters
         batch = Batch(labels, contexts, net.batch_axis, parameters)
-        if batch.rows != output.batch.rows:
+        rows, expected = sum(batch.rows), sum(output.batch.rows)
+        if rows != expected:
             raise ValueError(
-                f"labels have {counted(batch.rows, 'row')}, but the net's input had "
-                f"{output.batch.rows}"
+                f"labels have {counted(rows, 'row')}, but the net's input had "
+                f"{expected}"
             )
 
-        def call(part, shard):
-            parts = part if isinstance(part, (list, tuple)) else [part]
-            return self.loss(*parts, *shard)
+        def call(output, shard):
+            outputs = output if isinstance(output, (list, tuple)) else [output]
+            return self.loss(*outputs, *shard)
 
         losses = net.devices.map_first(call, output, batch.shards)
         if not any(isinstance(leaf, mx.nd.NDArray) for leaf in flatten(losses)):
@@ -94,4 +95,4 @@ class ParallelCriterion(Block):
                 f"{shown(losses[0])}"
             )
         batch.differentiable = output.batch.differentiable + batch.differentiable
-        return backward.gather(ShardedOutput(losses, batch, net), net)
+        return backward.gather(losses, batch, net.devices)

@@ -7,19 +7,15 @@ gradients are written to the variables' own arrays, as MXNet does it. `Returned`
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.ndarray import _ndarray_cls
 
-from . import graph
-
-# The arguments of MXAutogradBackwardEx.
-_VARIABLES, _RETAIN_GRAPH, _CREATE_GRAPH, _TRAIN_MODE = 4, 5, 6, 7
+from ..mxnet_private import graphs
+from ..mxnet_private.parameters import data_of, gradients_of, is_fresh, mark_fresh
 
 
 class Written:
@@ -29,69 +25,78 @@ class Written:
     another one (of another call of the net, or the caller's own) has written.
     """
 
-    def __init__(self, calls: list, names: set, arguments: tuple) -> None:
-        self._names, self._arguments = names, arguments
-        self._train_mode = bool(arguments[_TRAIN_MODE].value)
+    def __init__(
+        self, calls: list, names: set, request: graphs.Request, is_nested: bool
+    ) -> None:
+        self._names, self._request, self._is_nested = names, request, is_nested
         # For each parameter of the nets that were called: its data and gradients on the
         # devices of these calls, and whether they are overwritten.
         self._replicas = {
-            (id(p), *call.contexts): [
+            (id(p), *call.devices.contexts): [
                 (data, grad, p.grad_req == "write")
-                for data, grad, context in zip(p._data, p._grad, p.list_ctx())
-                if context in call.contexts
+                for data, grad in zip(data_of(p), gradients_of(p))
+                if data.context in call.devices.contexts
             ]
             for call in calls
-            for p in call.parameters
-            if p._grad is not None
+            for p in call.batch.parameters
         }
-        self._former = []
-        for data, *_ in self._all():
-            if data._fresh_grad:
-                self._former.append(data)
-                data._fresh_grad = False
+        self._former = [data for data, *_ in self._all() if is_fresh(data)]
+        for data in self._former:
+            mark_fresh(data, False)
 
     def _all(self):
         replicas = itertools.chain.from_iterable(self._replicas.values())
         return {id(replica[0]): replica for replica in replicas}.values()
 
-    def of_caller(self, original: Callable) -> int:
+    def of_caller(self) -> None:
         """Differentiates the caller's graph."""
-        return original(*self._arguments)
+        self._request.run()
 
     def of_devices(self, call: Any, retain_graph: bool) -> None:
         """Differentiates the devices' graphs; adds to what earlier ones wrote."""
         saved = []
         for data, grad, is_written in self._all():
-            if is_written and data._fresh_grad:
+            if is_written and is_fresh(data):
                 saved.append((data, grad, grad.copy()))
-                data._fresh_grad = False
+                mark_fresh(data, False)
         variables = call.bridge.variables
         gradients = {n: variables[n].grad for n in variables.keys() & self._names}
         call.resume(gradients, partial(self._differentiate, retain_graph))
         for data, grad, earlier in saved:
-            if data._fresh_grad:
+            if is_fresh(data):
                 grad += earlier
-            data._fresh_grad = True
+            mark_fresh(data)
 
     def _differentiate(self, retain_graph, heads, gradients, shards):
-        autograd.backward(heads, gradients, retain_graph, self._train_mode)
+        flags = retain_graph, self._request.train_mode, self._is_nested
+        graphs.differentiate(heads, gradients, (), *flags)
         return [shard.grad for shard in shards]
 
     def finish(self) -> None:
-        """Sets gradients to zero on devices that sat out, where the others have one."""
+        """Sets gradients to zero on skipped devices, where the others have one."""
         for replicas in self._replicas.values():
-            fresh = [data._fresh_grad for data, *_ in replicas]
-            if any(fresh):
-                for (data, grad, is_written), is_fresh in zip(replicas, fresh):
-                    if not is_fresh:
-                        if is_written:
-                            grad[:] = 0
-                        data._fresh_grad = True
+            if any(is_fresh(data) for data, *_ in replicas):
+                for replica in replicas:
+                    if not is_fresh(replica[0]):
+                        contribute_nothing(*replica)
 
     def restore(self) -> None:
         """Restores the marks of what this backward call has not reached."""
         for data in self._former:
-            data._fresh_grad = True
+            mark_fresh(data)
+
+
+def contribute_nothing(
+    data: mx.nd.NDArray, grad: mx.nd.NDArray, is_written: bool
+) -> None:
+    """Makes a gradient that no backward will write ready for a Trainer.
+
+    `is_written` is False for gradients that are added up, which stay as they are.
+    """
+    if is_written:
+        with autograd.pause():
+            grad[:] = 0
+    mark_fresh(data)
 
 
 class Returned:
@@ -101,28 +106,29 @@ class Returned:
     respect to theirs, because their layers exchange gradients.
     """
 
-    def __init__(self, calls: list, names: set, arguments: tuple) -> None:
-        if arguments[_CREATE_GRAPH].value:
+    def __init__(
+        self, calls: list, names: set, request: graphs.Request, is_nested: bool
+    ) -> None:
+        if request.create_graph:
             raise ValueError(
                 "autograd.grad got create_graph=True, but the gradients of a parallel "
                 "net cannot be differentiated again; expected create_graph=False"
             )
-        self._arguments = arguments
-        self._train_mode = bool(arguments[_TRAIN_MODE].value)
-        variables = list(map(array_of, arguments[_VARIABLES]))
-        self._wanted = [graph.name_of(variable.handle) for variable in variables]
+        self._request, self._is_nested = request, is_nested
+        variables = request.variables
+        self._wanted = [graphs.name_of(variable) for variable in variables]
         self._gradients = {}  # by name
         asked = dict(zip(self._wanted, variables))
         self._in_caller = {n: v for n, v in asked.items() if n in names}
         for call in calls:
             for name in call.bridge.variables.keys() & names:
                 self._in_caller[name] = call.bridge.variables[name]
-        heads = [head.handle for call in calls for row in call.heads for head in row]
-        behind = names | graph.names_behind(heads)
+        heads = [head for call in calls for row in call.heads for head in row]
+        behind = names | graphs.names_behind(heads)
         self._in_devices: dict = {n: v for n, v in asked.items() if n in behind}
-        parameters = dict.fromkeys(p for call in calls for p in call.parameters)
-        for p in [p for p in parameters if p._grad is not None]:
-            replicas = {graph.name_of(data.handle): data for data in p._data}
+        parameters = dict.fromkeys(p for call in calls for p in call.batch.parameters)
+        for p in filter(gradients_of, parameters):
+            replicas = {graphs.name_of(data): data for data in data_of(p)}
             if replicas.keys() & asked.keys() and replicas.keys() & behind:
                 self._in_devices.update(replicas)
         for number, name in enumerate(self._wanted):
@@ -132,64 +138,37 @@ class Returned:
                     "on, expected one that has a gradient and was used to compute them"
                 )
 
-    def of_caller(self, original: Callable) -> int:
+    def of_caller(self) -> None:
         """Differentiates the caller's graph."""
-        grads = ctypes.POINTER(ctypes.c_void_p)()
-        stypes = ctypes.POINTER(ctypes.c_int)()
-        arguments = list(self._arguments)
-        handles = mx.base.c_handle_array(self._in_caller.values())
-        arguments[3:5] = len(self._in_caller), handles
-        arguments[8:] = ctypes.byref(grads), ctypes.byref(stypes)
-        code = original(*arguments)
-        if code == 0:
-            for number, name in enumerate(self._in_caller):
-                handle = ctypes.c_void_p(grads[number])
-                self._gradients[name] = _ndarray_cls(handle, stype=stypes[number])
-        return code
+        gradients = self._request.run_for(list(self._in_caller.values()))
+        self._gradients.update(zip(self._in_caller, gradients))
 
     def of_devices(self, call: Any, retain_graph: bool) -> None:
-        """Differentiates the devices' graphs, and adds to what is there."""
+        """Differentiates the devices' graphs; adds to earlier gradients."""
         call.resume(self._gradients, partial(self._differentiate, retain_graph))
 
     def _differentiate(self, retain_graph, heads, gradients, shards):
-        behind = graph.names_behind([head.handle for head in heads])
-        there = {n: v for n, v in self._in_devices.items() if n in behind}
-        variables = [*there.values(), *shards]
+        behind = graphs.names_behind(heads)
+        own = {n: v for n, v in self._in_devices.items() if n in behind}
+        variables = [*own.values(), *shards]
         if not variables:
             return []
-        results = autograd.grad(
-            heads, variables, gradients, retain_graph, False, self._train_mode
-        )
-        for name, result in zip(there, results):
+        flags = retain_graph, self._request.train_mode, self._is_nested
+        results = graphs.differentiate(heads, gradients, variables, *flags)
+        for name, result in zip(own, results):
             earlier = self._gradients.get(name)
             self._gradients[name] = result if earlier is None else earlier + result
-        return results[len(there) :]
+        return results[len(own) :]
 
     def finish(self) -> None:
-        """Hands the gradients to `autograd.grad`, as arrays of handles."""
+        """Hands the gradients to `autograd.grad`."""
         results = []
         for number, name in enumerate(self._wanted):
             result = self._gradients.get(name)
             if result is None:  # this replica has had no row
                 result = mx.nd.zeros_like(self._in_devices[name])
             results.append(result.copy() if name in self._wanted[:number] else result)
-        handles = (ctypes.c_void_p * len(results))(*(r.handle for r in results))
-        ids = mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID
-        stypes = (ctypes.c_int * len(results))(*(ids[r.stype] for r in results))
-        for result in results:
-            result.handle = None  # it is autograd.grad's now
-        to_handles, to_stypes = (argument._obj for argument in self._arguments[8:])
-        to_handles.contents = ctypes.c_void_p.from_buffer(handles)
-        to_stypes.contents = ctypes.c_int.from_buffer(stypes)
+        self._request.answer(results)
 
     def restore(self) -> None:
         """Does nothing: no mark was changed."""
-
-
-def array_of(handle: Any) -> mx.nd.NDArray:
-    """A new NDArray for the array that a handle stands for."""
-    copy = ctypes.c_void_p()
-    mx.base.check_call(
-        mx.base._LIB.MXShallowCopyNDArray(ctypes.c_void_p(handle), ctypes.byref(copy))
-    )
-    return mx.nd.NDArray(copy)

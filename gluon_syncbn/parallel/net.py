@@ -21,6 +21,9 @@ from ..common.arguments import check_bool, check_contexts, check_int, check_path
 from ..devices.devices import Devices
 from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
+from ..mxnet_private import trainers
+from ..mxnet_private.blocks import parameters_by_place
+from ..mxnet_private.parameters import data_of, is_deferred, trainer_of, value_of
 from . import backward
 from .batch import Batch, ShardedOutput
 from .participation import expect_driver, participating
@@ -42,14 +45,14 @@ def make_parallel(
     The parallel net takes whole batches and returns whole outputs, equal to those of
     `net` on one device with the whole batch (Dropout aside, which draws other numbers).
     One loss on its output back-propagates through all devices. Batches may have any
-    number of rows: shards differ by one row at most, and devices for which no row is
-    left sit out.
+    number of rows: shards differ by one row at most, and devices that get no row are
+    skipped.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. It stays the
-        one that is trained: parameters, their names and files are its own.
+        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. It remains
+        the net that is trained, with its parameters, their names and files.
     ctx : list of mxnet.Context
         Distinct contexts.
     sync_bn : bool, default True
@@ -58,7 +61,7 @@ def make_parallel(
     batch_axis : int, default 0
         The axis of the rows, in every input and output.
     gather : bool, default True
-        Whether outputs are brought to the first context and joined there. Without it
+        Whether outputs are copied to the first context and joined. Without it
         a call returns :class:`ShardedOutput`, to be given to a
         :class:`ParallelCriterion`: the outputs stay where they are, which saves their
         memory on the first context.
@@ -119,9 +122,8 @@ class ParallelNet(Block):
     returns for each replica of a parameter the device's share, as `backward` writes it
     to `grad`; the whole gradient is their sum. Threads may train a net each.
 
-    Attributes that it has not are those of the template, also when they are set, and so
-    are its items: `features`, `output`, `net[0]`. To be called they are parts for one
-    device.
+    Attributes that it lacks are read and set on the template, and so are its items:
+    `features`, `output`, `net[0]`. When called, these run on one device.
 
     Attributes
     ----------
@@ -130,7 +132,7 @@ class ParallelNet(Block):
     batch_axis : int
         The axis of the rows.
     devices : Devices
-        Their threads run the net. Each thread has random generators of its own:
+        Their threads run the net. Each thread has its own random generators:
         ``net.devices.map(lambda: mx.random.seed(0))`` seeds them.
 
     Examples
@@ -159,7 +161,7 @@ class ParallelNet(Block):
         self._check_contexts()
 
     def __getattr__(self, name: str) -> Any:
-        """The template's attribute, for one that this net has not."""
+        """The template's attribute, for one that this net lacks."""
         template = vars(self).get("net")  # a copy has none before it is complete
         if template is None or name.startswith("_") or not hasattr(template, name):
             raise AttributeError(
@@ -169,7 +171,7 @@ class ParallelNet(Block):
         return getattr(template, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets what the template has there, else an attribute of this net."""
+        """Sets the template's attribute of that name if it has one, else this net's."""
         template = vars(self).get("net")
         own = name in _OWN or name.startswith("_") or hasattr(type(self), name)
         if own or name in vars(self) or not hasattr(template, name):
@@ -225,12 +227,12 @@ class ParallelNet(Block):
     ) -> None:
         """Saves one set of parameters, which `net` and this net load.
 
-        Waits for the work in flight; to be called between steps.
+        Waits for the work in flight; call it between steps.
         """
         filename = check_path("filename", filename)
         check_bool("deduplicate", deduplicate)
         mx.nd.waitall()
-        parameters = self.net._collect_params_with_prefix()
+        parameters = parameters_by_place(self.net)
         if deduplicate:
             names = {p: name for name, p in parameters.items()}
             parameters = {name: p for p, name in names.items()}
@@ -241,7 +243,7 @@ class ParallelNet(Block):
     ) -> None:
         """As :meth:`mxnet.gluon.HybridBlock.export`: saves the graph of `net`.
 
-        Waits for the work in flight; to be called between steps.
+        Waits for the work in flight; call it between steps.
 
         Parameters
         ----------
@@ -279,10 +281,7 @@ class ParallelNet(Block):
     def _save(self, filename, parameters):
         """Saves the first device's values; Gluon would average, which may round."""
         first = self.devices.contexts[0]
-        arrays = {
-            name: p.data(first) if p._stype == "default" else p._reduce()
-            for name, p in parameters.items()
-        }
+        arrays = {name: value_of(p, first) for name, p in parameters.items()}
         save = mx.npx.save if mx.util.is_np_array() else mx.nd.save
         save(filename, arrays)
 
@@ -306,14 +305,14 @@ class ParallelNet(Block):
         ----------
         *args
             Arrays (NDArray or NumPy, on any context) with equal numbers of rows, also
-            nested in lists, tuples and dicts; anything else is given to every device
-            as it is.
+            nested in lists, tuples and dicts; every device gets anything else
+            unchanged.
 
         Returns
         -------
         The net's outputs in their own nesting: whole ones on the first context, or with
         ``gather=False`` a :class:`ShardedOutput`. Arrays are joined along the batch
-        axis; what is no array is the first device's.
+        axis; of anything else the first device's is returned.
 
         Raises
         ------
@@ -328,14 +327,15 @@ class ParallelNet(Block):
         batch = Batch(args, contexts, self.batch_axis, parameters)
         participants: ContextManager = nullcontext()
         # Only in training do devices wait for each other.
-        if autograd.is_training() and batch.active < len(contexts):
-            participants = participating(self.net, contexts[: batch.active])
+        if autograd.is_training() and len(batch.contexts) < len(contexts):
+            participants = participating(self.net, batch.contexts)
         with participants:
             outputs = self.devices.map_first(
                 lambda shard: self.net(*shard), batch.shards
             )
-        sharded = ShardedOutput(outputs, batch, self)
-        return backward.gather(sharded, self) if self._gather else sharded
+        if self._gather:
+            return backward.gather(outputs, batch, self.devices)
+        return ShardedOutput(outputs, batch, self)
 
     def _same(self, ctx):
         """The devices' contexts; ValueError if `ctx` names others."""
@@ -349,9 +349,7 @@ class ParallelNet(Block):
     def _parameters(self):
         """The parameters, all of which are on the devices of this net."""
         count = len(self.devices)
-        if not self._checked or any(
-            p._data is None or len(p._data) != count for p in self._checked
-        ):
+        if not self._checked or any(len(data_of(p)) != count for p in self._checked):
             self._checked = self._check_contexts()  # as slow as pushing a small net
         return self._checked
 
@@ -360,17 +358,17 @@ class ParallelNet(Block):
         contexts = self.devices.contexts
         parameters = self.net.collect_params()
         for name, parameter in parameters.items():
-            there = contexts_of(parameter)
-            if there and set(there) != set(contexts):
+            found = contexts_of(parameter)
+            if found and set(found) != set(contexts):
                 raise ValueError(
                     f"parameter '{name}' is initialized on "
-                    f"{_list(there)}, expected {_list(contexts)}; "
+                    f"{_list(found)}, expected {_list(contexts)}; "
                     "make_parallel(..., reset_ctx=True) moves a net"
                 )
         return list(parameters.values())
 
     def _collect_params_with_prefix(self, prefix=""):
-        return self.net._collect_params_with_prefix(prefix)
+        return parameters_by_place(self.net, prefix)
 
 
 def check_not_parallel(net: Any, function: str) -> None:
@@ -389,28 +387,23 @@ def check_not_parallel(net: Any, function: str) -> None:
 def move(net: Any, contexts: Sequence[mx.Context]) -> None:
     """Moves parameters that are initialized, or will be; others have no context yet."""
     for parameter in net.collect_params().values():
-        if parameter._data is not None or parameter._deferred_init:
+        if data_of(parameter) or is_deferred(parameter):
             parameter.reset_ctx(contexts)
 
 
 def _warn_of_trainer(parameters):
     """Warns once of a trainer that lets the copies of a parameter drift apart."""
-    trainer = next((p._trainer for p in parameters if p._trainer), None)
-    if not isinstance(trainer, mx.gluon.Trainer) or trainer in _warned_of:
+    trainer = trainer_of(parameters)
+    if trainer is None or trainer in _warned_of:
         return
     contexts = contexts_of(parameters[0])
-    if set(trainer._contexts) != set(contexts):
+    if set(trainers.contexts_of(trainer)) != set(contexts):
         fault = (
-            f"was made for {_list(trainer._contexts)}, but the net is on "
+            f"was made for {_list(trainers.contexts_of(trainer))}, but the net is on "
             f"{_list(contexts)}, so its copies drift apart; make the trainer after "
             "make_parallel(..., reset_ctx=True)"
         )
-    elif (
-        len(contexts) > 1
-        and trainer._kvstore_params["kvstore"] is None
-        # Other classes, as those for several processes, add up in their own way.
-        and type(trainer)._allreduce_grads is mx.gluon.Trainer._allreduce_grads
-    ):
+    elif len(contexts) > 1 and not trainers.adds_up_gradients(trainer):
         fault = (
             "has kvstore=None, so it does not add gradients up over devices, and these "
             "drift apart; expected 'device' or 'local', unless the program adds "

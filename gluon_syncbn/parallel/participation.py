@@ -1,6 +1,6 @@
 """Steps in which only some of the devices hold a shard.
 
-Called by ``net.py`` and by users with loops of their own. The rendezvous itself is
+Called by ``net.py`` and by users who write their own loops. The rendezvous itself is
 ``src/collective/group.cc``; here the change is ordered against work in flight.
 """
 
@@ -15,6 +15,7 @@ from mxnet import autograd
 
 from ..common.arguments import check_block, check_contexts
 from ..layer.symbol_blocks import synchronized_layers
+from ..mxnet_private.parameters import data_of
 from ..native.library import load
 from . import rounds
 
@@ -33,8 +34,8 @@ def participating(
     Entering and leaving wait for all work in flight (``mx.nd.waitall``), because a
     device that is still busy with an earlier step belongs to that one's devices.
 
-    The gradients of contexts that sit out are those of an earlier step: set them to
-    zero before a Trainer sums them up. :func:`make_parallel` does all of this itself.
+    The gradients of skipped contexts are those of an earlier step: set them to zero
+    before a Trainer sums them up. :func:`make_parallel` does all of this itself.
 
     Parameters
     ----------
@@ -66,11 +67,11 @@ def participating(
     contexts = check_contexts("contexts", contexts)
     layers = synchronized_layers(check_block("net", net))
     for context, layer in itertools.product(contexts, layers):
-        there = layer.contexts()
-        if there and context not in there:
+        expected = layer.contexts()
+        if expected and context not in expected:
             raise ValueError(
-                f"{context} is to take part, but SyncBatchNorm '{layer.name}' is "
-                f"initialized on {', '.join(map(str, there))}"
+                f"contexts names {context}, but SyncBatchNorm '{layer.name}' is "
+                f"initialized on {', '.join(map(str, expected))}"
             )
     mx.nd.waitall()
     for layer in layers:
@@ -105,18 +106,18 @@ def _set_participants(layer, contexts):
 
 def _groups(layer):
     """The keys of the layer's native groups, which exist then, with their contexts."""
-    for key, members in layer.meetings():
+    for key, members in layer.groups():
         # A group of contexts gets its native group with its first call, or here.
         load().gluon_syncbn_create_group(key.encode(), layer.name.encode())
         yield key.encode(), members
 
 
 def _copy_running_statistics(layer, contexts):
-    """From the first context that took part to those that did not."""
+    """From the first active context to the skipped ones."""
     for parameter in (layer.running_mean, layer.running_var):
-        if parameter._data is None:
+        if not data_of(parameter):
             continue  # the net was not called, and has no shapes yet
-        for _, members in layer.meetings():
+        for _, members in layer.groups():
             active = [context for context in contexts if context in members]
             for context in members:
                 if active and context not in active:

@@ -1,7 +1,7 @@
 """Nets that are called in a plain loop over CPU contexts, as on GPUs.
 
 Called by users and by ``gluoncv.py``. Each call runs in a thread of its context, for
-the reason that ``devices.py`` gives, and ``backward.py`` takes gradients there. It
+the reason that ``devices.py`` gives, and so does its backward (``backward.py``). It
 must not know what the net computes.
 """
 
@@ -12,13 +12,12 @@ from functools import partial
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.nested import flatten, rebuild
+from ..common.nested import flatten
 from ..devices.devices import Devices, inside_map
 from ..layer.batch_norm import contexts_of
-from ..layer.convert import forget_graph
+from ..mxnet_private.blocks import forget_graph, set_forward
 from . import backward, rounds
-from .batch import ShardedOutput
-from .graph import is_recorded
+from .batch import Batch
 from .net import check_not_parallel
 
 
@@ -47,8 +46,9 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
 
     Notes
     -----
-    Inside the loop do not wait for outputs before the net was called for every context:
-    the others have no work yet. Each context's thread has random generators of its own.
+    Inside the loop, do not wait for outputs before the net was called for every
+    context: the others have no work yet. Each context's thread has its own random
+    generators.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     """
     check_not_parallel(net, "allow_plain_loop")
     if not isinstance(vars(net).get("forward"), _Forward):
-        net.forward = _Forward(net)
+        set_forward(net, _Forward(net))
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
     return net
@@ -79,65 +79,34 @@ class _Forward:
     """Replaces a net's `forward`, and calls it in the thread of a context."""
 
     def __init__(self, net):
-        self._net, self._places, self._contexts = net, {}, set()
+        self._net, self._devices, self._contexts = net, {}, set()
 
     def __call__(self, *args):
         forward = partial(type(self._net).forward, self._net)
-        place = self._place(args)
-        return forward(*args) if place is None else place.call(forward, args)
+        devices = self._devices_of(args)
+        if devices is None:
+            return forward(*args)
+        parameters = list(self._net.collect_params().values())
+        batch = Batch(args, devices.contexts, None, parameters)
+        outputs = devices.map(lambda args: forward(*args), batch.shards)
+        return backward.gather(outputs, batch, devices)
 
     def __deepcopy__(self, memo):
         return _Forward(memo[id(self._net)])
 
-    def _place(self, args):
-        """The _Place that a call is to run at; None for the calling thread."""
+    def _devices_of(self, args):
+        """The Devices of a call's context; None if the calling thread runs it."""
         arrays = [a for a in flatten(list(args)) if isinstance(a, mx.nd.NDArray)]
         if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
             return None
         context = arrays[0].context
-        if context not in self._places:
+        if context not in self._devices:
             parameters = self._net.collect_params().values()
             contexts = {c for p in parameters for c in contexts_of(p)}
             if len(contexts) < 2 or context not in contexts:
                 return None
-            self._places[context] = _Place(self._net, context)
+            self._devices[context] = Devices([context])
             self._contexts = contexts
         if autograd.is_training():
             rounds.note_call(self._net, context, self._contexts)
-        return self._places[context]
-
-
-class _Place:
-    """A net on one context; what `_backward.gather` takes for a parallel net."""
-
-    batch_axis = 0
-
-    def __init__(self, net, context):
-        self._net, self.devices = net, Devices([context])
-
-    def call(self, forward, args):
-        batch = _Arguments(args, self._net)
-        outputs = self.devices.map(lambda args: forward(*args), [batch.args])
-        return backward.gather(ShardedOutput(outputs, batch, self), self)
-
-
-class _Arguments:
-    """The arguments of a call on one context, as ``batch.py`` has those of several."""
-
-    def __init__(self, args, net):
-        self.differentiable = []
-        args = list(args)
-        self.args = rebuild(args, iter([self._detached(a) for a in flatten(args)]))
-        self.parameters = list(net.collect_params().values())
-
-    def shard_rows(self):
-        """None: there is nothing to join, so outputs may have any shape."""
-
-    def _detached(self, leaf):
-        """A leaf of the device's graph for an argument that `autograd` records."""
-        if not (autograd.is_recording() and is_recorded(leaf)):
-            return leaf
-        detached = leaf.detach()
-        detached.attach_grad()
-        self.differentiable.append((leaf, [detached]))
-        return detached
+        return self._devices[context]

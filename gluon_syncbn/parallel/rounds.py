@@ -1,10 +1,10 @@
-"""Finds out that a plain loop over contexts was left between two of them.
+"""Detects that a plain loop over contexts was interrupted between two of them.
 
 Called by ``plain_loop.py`` and ``participation.py``. It must not know what a net
 computes.
 
 An exception or Ctrl-C between ``net(x0)`` and ``net(x1)`` leaves the first call waiting
-for the second. A loop that begins anew calls the net for the first context again, in
+for the second. A loop that starts again calls the net for the first context, in
 another ``autograd.record()`` block. Within one block a context may be called several
 times: a Siamese net is.
 """
@@ -12,17 +12,15 @@ times: a Siamese net is.
 from __future__ import annotations
 
 import collections
-import threading
 import weakref
 from typing import Sequence
 
 import mxnet as mx
-from mxnet import autograd
 
+from ..mxnet_private.graphs import block_number
 from ..native import failures
 
 _rounds = weakref.WeakKeyDictionary()  # by net
-_blocks = threading.local()  # .depth, .number: of this thread's outermost blocks
 
 
 class _Round:
@@ -37,9 +35,9 @@ class _Round:
 def note_call(
     net: mx.gluon.Block, context: mx.Context, contexts: Sequence[mx.Context]
 ) -> None:
-    """To be called before each call in training; ends a round that was left."""
+    """To be called before each call in training; ends an interrupted round."""
     this = _rounds.get(net)
-    block = getattr(_blocks, "number", 0)
+    block = block_number()
     if this is None or this.recoveries != failures.latest_recovery[0]:
         this = _Round()
     elif this.blocks.get(context, block) != block:
@@ -56,25 +54,5 @@ def note_call(
 
 
 def forget() -> None:
-    """To be called while nothing is in flight, and no round waits to be completed."""
+    """To be called while nothing is in flight: then no round is incomplete."""
     _rounds.clear()
-
-
-def _count_blocks():
-    kind = autograd._RecordingStateScope
-    enter, leave = kind.__enter__, kind.__exit__
-
-    def __enter__(self):
-        _blocks.depth = getattr(_blocks, "depth", 0) + 1
-        if _blocks.depth == 1:
-            _blocks.number = getattr(_blocks, "number", 0) + 1
-        return enter(self)
-
-    def __exit__(self, *exception):
-        _blocks.depth -= 1
-        return leave(self, *exception)
-
-    kind.__enter__, kind.__exit__ = __enter__, __exit__
-
-
-_count_blocks()

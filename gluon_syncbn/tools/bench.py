@@ -29,9 +29,9 @@ LAYERS: dict[str, Callable] = {
 # float32, of results about as large as 1.
 _BOUND = 1e-4
 _NOTES = """\
-Medians of {steps} steps, each layer called by itself and hybridized with static_shape.
-On two contexts nn.BatchNorm normalizes each half of the batch by itself. The contrib
-layer is timed on one context only, because on several it can wait for ever."""
+Medians of {steps} steps, each layer called alone and hybridized with static_shape.
+On two contexts nn.BatchNorm normalizes each half of the batch separately. The contrib
+layer is timed on one context only, because on several it can wait forever."""
 
 
 def report(contexts: Sequence[mx.Context], shape: tuple = SHAPE) -> None:
@@ -126,7 +126,7 @@ def verify(name: str, candidate: Candidate, count: int, right: Sequence) -> None
 def take_turns(
     steps: Mapping[Any, Callable], repetitions: int, warm_up: int = 3
 ) -> dict[Any, list[float]]:
-    """Seconds of each of `steps`; noise of the machine hits all of them alike."""
+    """Seconds of each of `steps`; they take turns, so noise affects all equally."""
     times: dict = {name: [] for name in steps}
     for repetition in range(warm_up + repetitions):
         for name, step in steps.items():

@@ -10,9 +10,8 @@ import sys
 
 import mxnet as mx
 
-# The driver itself counts, in a process of its own: it knows CUDA_VISIBLE_DEVICES and
-# partitioned GPUs, and to ask it here would start CUDA in this process, which could no
-# longer fork workers that use it.
+# The driver counts, because it knows CUDA_VISIBLE_DEVICES and partitioned GPUs; in a
+# separate process, because one that has started CUDA cannot fork workers that use it.
 _PATIENCE = 60  # seconds; a driver that starts takes a few
 _COUNT = """
 import ctypes

@@ -9,13 +9,14 @@ import mxnet as mx
 import numpy as np
 
 from ..common.arguments import check_block
+from ..mxnet_private.parameters import data_of
 
 
 def check_replicas(net: mx.gluon.Block) -> None:
     """Checks that parameters and running statistics are identical on all devices.
 
-    They are, bit by bit, as long as every device applies the same gradients; running
-    statistics only with synchronized batch normalization. Waits for the work in flight.
+    Bit by bit. They are if every device applies the same gradients; running statistics
+    only with synchronized batch normalization. Waits for the work in flight.
 
     Parameters
     ----------
@@ -45,9 +46,9 @@ def check_replicas(net: mx.gluon.Block) -> None:
     check_block("net", net)
     mx.nd.waitall()
     for name, parameter in net.collect_params().items():
-        if parameter._data is None:
+        if not data_of(parameter):
             continue
-        first, *others = parameter._data  # also what is row_sparse
+        first, *others = data_of(parameter)
         expected = first.asnumpy()
         for other in others:
             value = other.asnumpy()

@@ -87,7 +87,7 @@ from gluon_syncbn.native.library import load
 library, layer = load(), SyncBatchNorm(in_channels=1)
 layer.initialize()
 try:
-    ((key, _),) = layer.meetings()
+    ((key, _),) = layer.groups()
     library.gluon_syncbn_set_participants(key.encode(), b"cpu(x)")
 except RuntimeError as error:
     print(error)

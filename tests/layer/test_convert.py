@@ -147,7 +147,7 @@ def test_layer_with_its_own_forward_stays_with_a_warning():
             return x
 
     layer = Mine()
-    with pytest.warns(UserWarning, match="Mine has a forward of its own"):
+    with pytest.warns(UserWarning, match="Mine has another forward than"):
         convert_sync_batchnorm(layer, 2)
     assert type(layer) is Mine
 

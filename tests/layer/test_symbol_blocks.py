@@ -137,7 +137,7 @@ def test_groups_of_contexts_in_a_graph(make_devices):
     convert_sync_batchnorm(net, group=[cpus(2), cpus(2, first=2)])
     net.initialize(ctx=devices.contexts)
     (layer, *_) = synchronized_layers(net)
-    assert [contexts for _, contexts in layer.meetings()] == [cpus(2), cpus(2, first=2)]
+    assert [contexts for _, contexts in layer.groups()] == [cpus(2), cpus(2, first=2)]
     x = mx.nd.random.normal(shape=(8, *SHAPE))
     with autograd.train_mode():
         devices.map(net, devices.split(x))

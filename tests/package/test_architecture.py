@@ -3,9 +3,11 @@
 Their order, and what each may import or include, stand in one place: for the wings the
 table of docs/design/wings.md, for src that of CONTRIBUTING.md. An import inside of a
 function counts as one at the top, and importing a module runs its packages too.
+What is private to MXNet is used in one wing only.
 """
 
 import ast
+import importlib.util
 import itertools
 import re
 from pathlib import Path
@@ -101,6 +103,62 @@ def test_each_wing_says_what_it_is_and_what_it_must_not_know(wing):
     text = ast.get_docstring(ast.parse((PACKAGE / wing / "__init__.py").read_text()))
     assert "Used by" in text and re.search(r"must not know|No other wing", text)
     assert len(text.splitlines()) <= 6
+
+
+# ---- MXNet's private side ------------------------------------------------------------
+
+
+def private_names(tree):
+    """The private attributes that a module reads or sets of others than `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            is_own = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
+            names = [] if is_own or ast.unparse(owner) == "super()" else [node.attr]
+        elif isinstance(node, ast.ImportFrom) and "mxnet" in (node.module or ""):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from ((n, node.lineno) for n in names if re.match(r"_[^_]", n))
+
+
+def test_mxnets_private_names_are_used_in_one_wing():
+    mxnet = Path(importlib.util.find_spec("mxnet").origin).parent
+    sources = [
+        file.read_text(encoding="utf-8")
+        for file in [mxnet / "base.py", mxnet / "autograd.py"]
+        + [*mxnet.glob("gluon/**/*.py"), *mxnet.glob("ndarray/*.py")]
+        + [*mxnet.glob("symbol/**/*.py"), *mxnet.glob("optimizer/*.py")]
+    ]
+    theirs = {n for text in sources for n in re.findall(r"\b_[a-zA-Z]\w+", text)}
+    assert {"_LIB", "_kwargs", "_fresh_grad", "_trainer", "_init_impl"} <= theirs
+    found = {
+        f"{file.relative_to(ROOT)}:{line} {name}"
+        for file in PACKAGE.rglob("*.py")
+        if "mxnet_private" not in file.parts
+        for name, line in private_names(ast.parse(file.read_text(encoding="utf-8")))
+        if name in theirs
+    }
+    assert not found, f"{sorted(found)}, expected a function in mxnet_private"
+
+
+# ---- the way of the data -------------------------------------------------------------
+
+
+def hops():
+    """(function, file) of each row on the page of the way of x and dy."""
+    page = (ROOT / "docs" / "design" / "data_path.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `([\w.:]+)` \| `([\w./]+)` \|", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("function, place", hops())
+def test_functions_on_the_way_of_the_data_exist(function, place):
+    files = [f for top in (PACKAGE, ROOT / "src") for f in top.rglob(Path(place).name)]
+    (file,) = (f for f in files if f.as_posix().endswith(f"/{place}"))
+    name = re.split(r"\.|::", function)[-1]
+    text = file.read_text(encoding="utf-8")
+    definition = rf"(def|class) {name}\b" if file.suffix == ".py" else rf"[ :>]{name}\("
+    assert re.search(rf"^[^/]*{definition}", text, re.MULTILINE)
 
 
 # ---- src -----------------------------------------------------------------------------

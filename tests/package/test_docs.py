@@ -66,10 +66,8 @@ def public():
             yield f"gluon_syncbn.{name}", value
     for name in distributed.__all__:
         yield f"gluon_syncbn.distributed.{name}", getattr(distributed, name)
-    module = gluon_syncbn.gluoncv
-    for name, value in vars(module).items():
-        if getattr(value, "__module__", "") == module.__name__ and name[0] != "_":
-            yield f"{module.__name__}.{name}", value
+    for name in gluon_syncbn.gluoncv.__all__:
+        yield f"gluon_syncbn.gluoncv.{name}", getattr(gluon_syncbn.gluoncv, name)
     yield "gluon_syncbn.monitor.Waits", monitor.Waits
 
 

@@ -52,7 +52,7 @@ def test_a_library_of_other_sources_is_named():
     *_, sentence = run.stderr.splitlines()
     assert sentence == (
         f"ImportError: {_ctypes.__file__} was built from other sources, as it lacks "
-        "gluon_syncbn_last_error: build it anew with `pip install .`, or for "
+        "gluon_syncbn_last_error: rebuild it with `pip install .`, or for "
         "development with `pip install --no-build-isolation -e .`"
     )
 

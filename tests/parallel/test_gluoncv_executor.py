@@ -8,7 +8,6 @@ from mxnet.gluon import loss
 from support.helpers import cpus, value
 
 from gluon_syncbn import SyncBatchNorm, check_replicas
-from gluon_syncbn.gluoncv import Parallel
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
 from gluoncv.data import batchify  # noqa: E402
@@ -112,8 +111,8 @@ def shards(*values):
     return [(mx.nd.full((1, 1), v, ctx=c),) for v, c in zip(values, contexts)]
 
 
-def test_results_come_in_the_order_of_the_shards():
-    executor = Parallel(1, Synchronized())
+def test_results_come_in_the_order_of_the_shards(installed):
+    executor = parallel.Parallel(1, Synchronized())
     for shard in shards(0, 2, 3, 1):  # two rounds
         executor.put(shard)
     signs = [np.sign(executor.get().asscalar()) for _ in range(4)]
@@ -122,14 +121,14 @@ def test_results_come_in_the_order_of_the_shards():
         executor.get()
 
 
-def test_a_shard_without_an_array_is_named():
+def test_a_shard_without_an_array_is_named(installed):
     with pytest.raises(ValueError, match=r"x is \[1\], expected .* one NDArray"):
-        Parallel(1, Synchronized()).put([1])
+        parallel.Parallel(1, Synchronized()).put([1])
 
 
-def test_an_exception_arrives_and_the_next_step_works():
+def test_an_exception_arrives_and_the_next_step_works(installed):
     task = Synchronized()
-    executor = Parallel(1, task)
+    executor = parallel.Parallel(1, task)
     for shard in [shards(0, 2)[0], (*shards(0, 2)[1], "too many")]:
         executor.put(shard)
     with pytest.raises(ValueError, match="too many values"):

@@ -68,7 +68,7 @@ def test_a_device_that_is_left_out_must_not_call_the_layer(layer, make_devices):
 
 def test_a_context_without_the_layer_cannot_participate(layer):
     words = (
-        f"cpu(5) is to take part, but SyncBatchNorm '{layer.name}' is initialized on "
+        f"contexts names cpu(5), but SyncBatchNorm '{layer.name}' is initialized on "
         "cpu(0), cpu(1), cpu(2)"
     )
     with pytest.raises(ValueError, match=re.escape(words)):

@@ -211,7 +211,7 @@ def test_more_devices_than_contexts(devices):
     words = r"num_devices=3, but the layer is initialized on 2 contexts \(cpu\(0\), cpu"
     with pytest.raises(ValueError, match=words), autograd.train_mode():
         devices.map(layer, make_shards(devices))
-    layer.set_synchronization(num_devices=2)
+    gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
     assert_trains(devices, layer)
 
 
@@ -223,7 +223,7 @@ def test_more_devices_than_shards(devices):
     expected = "the layer is initialized on cpu(2), which got no shard. Initialize the"
     assert cause_of(ys[0].asnumpy).startswith(expected)
     gluon_syncbn.recover()
-    layer.set_synchronization(num_devices=2)
+    gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
     assert_trains(devices, layer)
 
 
@@ -316,7 +316,7 @@ def test_one_device_on_two_contexts(call, mode, devices):
     assert "num_devices=1, but cpu(" in text
     assert "calls the layer as well as cpu(" in text
     gluon_syncbn.recover()
-    layer.set_synchronization(num_devices=2)
+    gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
     set_mode(layer, mode)
     assert_trains(devices, layer)
 

@@ -1,7 +1,8 @@
 """MXNet's operators without the casts that ``contrib.amp`` puts around ``mx.nd``.
 
-Called by ``backward.py`` and ``bridge.py``. With these casts, which copies to another
-context have too, parts of one output and gradients would not keep their dtype.
+Called by ``parallel``. With these casts, which copies to another context have too,
+parts of one output and gradients would not keep their dtype. `amp` replaces the public
+functions, so these are made of MXNet's registry, as MXNet makes its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _copyto = _operator("_copyto")
 
 
 def cast(array: mx.nd.NDArray, dtype: Any) -> mx.nd.NDArray:
-    """The array in a dtype; itself if it has that dtype."""
+    """The array in a dtype; unchanged if it has that dtype."""
     if array.dtype == dtype:
         return array
     is_bfloat16 = np.dtype(dtype).names is not None  # which only one operator knows
@@ -38,7 +39,7 @@ def cast(array: mx.nd.NDArray, dtype: Any) -> mx.nd.NDArray:
 
 
 def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
-    """The array on a context; itself if it is there."""
+    """The array on a context; unchanged if already on that context."""
     if array.context == context:
         return array
     if isinstance(array, mx.np.ndarray):

@@ -1,0 +1,225 @@
+"""The processes of the program: their ranks, and how they connect and part.
+
+Called by users. ``native/world.py`` holds the state.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import mxnet as mx
+
+from ..common.arguments import check_contexts, check_int
+from ..native.world import connect, wait_seconds, world
+
+
+def init(timeout: float | None = None) -> None:
+    """Connects the processes that ``mpirun`` has started.
+
+    From then on every :class:`gluon_syncbn.SyncBatchNorm` synchronizes with the layer
+    of the same name in all other processes, see its argument `group`. Every process
+    calls it, once or more often; further calls do nothing. MPI is used as mpi4py or
+    Horovod have initialized it, if they have; otherwise it is initialized here and
+    finalized when the program ends.
+
+    Parameters
+    ----------
+    timeout : float or None, default None
+        Seconds to wait for the other processes; None means
+        :func:`gluon_syncbn.get_timeout`.
+
+    Raises
+    ------
+    RuntimeError
+        If gluon_syncbn was built without MPI, or MPI is not found; if MPI was
+        initialized without ``MPI_THREAD_MULTIPLE``; if mpi4py runs on another MPI; if
+        the launcher's environment (``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``,
+        ``SLURM_NTASKS`` and others) promises several processes and MPI knows of one
+        only; if not all processes call it within the timeout, after which it may be
+        called again; after :func:`shutdown`.
+    ValueError
+        If `timeout` is no positive number.
+
+    Examples
+    --------
+    With ``mpirun -n 2 python program.py``:
+
+    .. code-block:: python
+
+        from gluon_syncbn import distributed
+
+        distributed.init()
+        print(f"this is rank {distributed.rank()} of {distributed.size()}")
+    """
+    seconds = wait_seconds(timeout)
+    world().check_open()
+    if not world().is_connected:
+        connect(seconds)
+
+
+def is_initialized() -> bool:
+    """Tells whether ``init`` has connected this process.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.is_initialized()
+    False
+    """
+    return world().is_connected
+
+
+def rank() -> int:
+    """This process's number, from 0; 0 before ``init``.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.rank()
+    0
+    """
+    return world().rank
+
+
+def size() -> int:
+    """The number of processes; 1 before ``init``.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.size()
+    1
+    """
+    return world().size
+
+
+def local_rank() -> int:
+    """This process's number among those of its machine; 0 before ``init``.
+
+    With one GPU per process, train on ``mx.gpu(local_rank())``.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.local_rank()
+    0
+    """
+    return world().of_machine().index(world().rank)
+
+
+def local_size() -> int:
+    """The number of processes on this machine; 1 before ``init``.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.local_size()
+    1
+    """
+    return len(world().of_machine())
+
+
+def join(timeout: float | None = None) -> int:
+    """Contributes nothing to the others' exchanges, until all have joined.
+
+    To be called where a process has no batch left while others may have: at the end of
+    an epoch, by every process. Until all have joined, its layers count as empty shards
+    and its gradients as zero. Its parameters and running statistics stay as they are,
+    so give it those of the returned rank: :meth:`Trainer.join` does all of it.
+
+    Parameters
+    ----------
+    timeout : float or None, default None
+        Seconds without any sign of the others before they are asked whether they are
+        alive; None means :func:`gluon_syncbn.get_timeout`. How long they train is not
+        limited.
+
+    Returns
+    -------
+    int
+        The rank with the most exchanges, the lowest of several; the same
+        on every rank.
+
+    Raises
+    ------
+    mxnet.MXNetError
+        If a rank fails, has left, or does not answer.
+
+    Examples
+    --------
+    Rank 1 has one batch more than rank 0:
+
+    .. code-block:: python
+
+        import mxnet as mx
+        from gluon_syncbn import SyncBatchNorm, distributed
+
+        distributed.init()
+        layer = SyncBatchNorm()
+        layer.initialize()
+        for _ in range(1 + distributed.rank()):
+            with mx.autograd.train_mode():
+                layer(mx.nd.ones((3, 2)))
+        assert distributed.join() == 1
+    """
+    seconds = wait_seconds(timeout)
+    return world().join(seconds) if size() > 1 else rank()
+
+
+def shutdown() -> None:
+    """Leaves the other processes, without waiting for them.
+
+    Not needed at the end of a program. Others that wait for this rank, and layers that
+    train in it afterwards, raise :class:`mxnet.MXNetError`. May be called before or
+    after Horovod or mpi4py are shut down, and more than once.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        from gluon_syncbn import distributed
+
+        distributed.init()
+        total = distributed.allreduce(1)
+        distributed.shutdown()
+        assert total == distributed.size()
+    """
+    world().leave()
+
+
+def groups_of(k: int, contexts: Sequence[mx.Context] | None = None) -> list[list]:
+    """Cuts the processes, or some contexts of this process, into groups of `k`.
+
+    Parameters
+    ----------
+    k : int
+        Size of a group, at least 1. The last group has the rest.
+    contexts : list of mxnet.Context, optional
+        The contexts to cut; None means the ranks of all processes.
+
+    Returns
+    -------
+    list of lists
+        Of ranks or of contexts, for the argument `group` of
+        :class:`gluon_syncbn.SyncBatchNorm`.
+
+    Raises
+    ------
+    ValueError
+        If `k` is less than 1, or `contexts` is empty or names one twice.
+    TypeError
+        If `k` is no int, or `contexts` holds something else than contexts.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn.distributed import groups_of
+    >>> groups_of(2, [mx.cpu(i) for i in range(4)])
+    [[cpu(0), cpu(1)], [cpu(2), cpu(3)]]
+    """
+    check_int("k", k, least=1)
+    if contexts is None:
+        members = list(range(size()))
+    else:
+        members = check_contexts("contexts", contexts)
+    return [members[i : i + k] for i in range(0, len(members), k)]

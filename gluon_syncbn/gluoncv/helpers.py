@@ -1,0 +1,132 @@
+"""The methods that GluonCV's classes get; each class is named after what they are for.
+
+Called by ``installing.py``. GluonCV looks `parallel_apply` up at call time, but asserts
+a shard for each context before: for batches with fewer rows the methods are replaced.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Callable
+
+import mxnet as mx
+from mxnet import autograd
+
+from ..common.nested import flatten
+from ..devices.devices import Devices
+from ..mxnet_private.parameters import data_of, gradients_of
+from ..parallel.destination import contribute_nothing
+from ..parallel.net import move
+from ..parallel.participation import participating
+from ..parallel.plain_loop import allow_plain_loop
+
+
+class Model:
+    """DataParallelModel: calls a net, or an object with nets, on shards of its inputs.
+
+    `sync` has no effect: devices wait for each other in the layers.
+    """
+
+    def __init__(
+        self, module: Callable, ctx_list: list | None = None, sync: bool = False
+    ) -> None:
+        self.module, self.ctx_list, self.sync = module, ctx_list, sync
+        if ctx_list:
+            move(module, ctx_list)
+            for net in _nets(module):
+                allow_plain_loop(net)
+
+    def __call__(self, *inputs, **kwargs):
+        from gluoncv.utils.parallel import split_load_kwargs, tuple_map
+
+        if not self.ctx_list:
+            return self.module(*inputs, **kwargs)
+        arrays = _arrays((inputs, kwargs))
+        count = max(1, min(map(len, arrays), default=len(self.ctx_list)))
+        active, idle = self.ctx_list[:count], self.ctx_list[count:]
+        shards = zip(*split_load_kwargs(inputs, kwargs, active))
+        with ExitStack() as stack:
+            # Only in training do devices wait for each other.
+            if idle and autograd.is_training():
+                for net in _nets(self.module):
+                    stack.enter_context(participating(net, active))
+            outputs = [tuple_map(self.module(*args, **kw)) for args, kw in shards]
+        if idle and autograd.is_recording():
+            for parameter in self.module.collect_params().values():
+                is_written = parameter.grad_req == "write"
+                for data, grad in zip(data_of(parameter), gradients_of(parameter)):
+                    if data.context in idle:
+                        contribute_nothing(data, grad, is_written)
+        return tuple(outputs)
+
+
+class Criterion:
+    """DataParallelCriterion: computes a loss where the outputs of a model are."""
+
+    def __call__(self, inputs, *targets, **kwargs):
+        from gluoncv.utils.parallel import split_load_kwargs
+
+        if not self.ctx_list:
+            return self.module(inputs, *targets, **kwargs)
+        active = self.ctx_list[: len(inputs)]
+        shards = zip(inputs, *split_load_kwargs(targets, kwargs, active))
+        return tuple(self.module(*y, *args, **kw) for y, args, kw in shards)
+
+
+class Executor:
+    """Parallel: GluonCV's runs shards of several CPU contexts in one thread.
+
+    There MXNet makes them wait for each other, see :class:`gluon_syncbn.Devices`.
+    """
+
+    def __init__(
+        self, num_workers: int, parallizable: Any, serial_init: bool = True
+    ) -> None:
+        self._parallizable = parallizable
+        self._shards: list = []
+        self._results: list = []
+        self._devices: Devices | None = None
+        self._threads: list = []  # GluonCV's, which end with the executor
+
+    def put(self, x: Any) -> None:
+        arrays = _arrays(x)
+        if not arrays:
+            raise ValueError(f"x is {x!r}, expected a shard with at least one NDArray")
+        self._shards.append((arrays[0].context, x))
+
+    def get(self) -> Any:
+        if not self._results:
+            if not self._shards:
+                raise IndexError("get was called more often than put")
+            # The oldest shard of each context, so that none waits for one without work.
+            shards = {}
+            while self._shards and self._shards[0][0] not in shards:
+                context, shard = self._shards.pop(0)
+                shards[context] = shard
+            self._results = _run(self, shards)
+        return self._results.pop(0)
+
+
+def _run(executor, shards):
+    """Forward and backward of one shard of each context."""
+    contexts, task = list(shards), executor._parallizable
+    if executor._devices is None or executor._devices.contexts != contexts:
+        executor._devices = Devices(contexts)
+        for net in _nets(task):
+            # Mask R-CNN makes it in its first call, for one context only.
+            if hasattr(net, "target_generator"):
+                net.target_generator.collect_params().reset_ctx(contexts)
+    return executor._devices.map(task.forward_backward, list(shards.values()))
+
+
+def _arrays(value):
+    return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
+
+
+def _nets(module):
+    """The nets that a module calls: itself, or those that it holds."""
+    if isinstance(module, mx.gluon.Block):
+        return [module]
+    values = getattr(module, "__dict__", {}).values()
+    held = [value for value in values if hasattr(value, "collect_params")]
+    return [net for value in held for net in _nets(value)]

@@ -1,0 +1,154 @@
+"""Parts of Gluon's blocks: settings, children, hooks, graphs, and traces under way.
+
+Called by ``layer``, ``parallel`` and ``distributed``. Gluon's blocks have no public way
+to look into them, or to change what they were made with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock
+
+_TRACE = HybridBlock._get_graph.__code__
+
+
+def settings_of(block: mx.gluon.Block) -> dict:
+    """The settings of a BatchNorm as its operator takes them: axis, eps and so on."""
+    return block._kwargs
+
+
+def set_settings(block: mx.gluon.Block, settings: dict) -> None:
+    """Replaces `settings_of`."""
+    block._kwargs = settings
+
+
+def activation_name(block: mx.gluon.Block) -> str:
+    """The name that a `nn.Activation` was made with."""
+    return block._act_type
+
+
+def slope_of(block: mx.gluon.Block) -> float:
+    """The slope of a `nn.LeakyReLU` or `nn.ELU`."""
+    return block._alpha
+
+
+def children_of(block: mx.gluon.Block) -> dict:
+    """The blocks that a block holds, by name; `apply` does not tell where they are."""
+    return block._children
+
+
+def parameters_by_place(net: mx.gluon.Block, prefix: str = "") -> dict:
+    """All parameters by place in the net, as in files; `collect_params` has names."""
+    return net._collect_params_with_prefix(prefix)
+
+
+def set_parameter(
+    block: mx.gluon.Block, name: str, parameter: mx.gluon.Parameter
+) -> None:
+    """Replaces a parameter; Gluon refuses to set an attribute that holds one."""
+    block._reg_params[name] = vars(block)[name] = parameter
+
+
+def symbol_of(block: mx.gluon.SymbolBlock) -> mx.sym.Symbol:
+    """The graph of a SymbolBlock."""
+    return block._cached_graph[1]
+
+
+def set_symbol(block: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol) -> None:
+    """Replaces `symbol_of`; the inputs stay."""
+    block._cached_graph = block._cached_graph[0], symbol
+
+
+def forget_graph(block: mx.gluon.Block) -> None:
+    """Lets a hybridized block trace its graph in its next call.
+
+    `hybridize` does so too, but sets the flags of all blocks.
+    """
+    if isinstance(block, HybridBlock):
+        block._clear_cached_op()
+
+
+class Trace(NamedTuple):
+    """A trace of a graph under way: the outermost one, whose flags the graph will have.
+
+    Gluon hands nothing of it down to the blocks that are traced, so the call stack is
+    asked. That happens once per layer and trace.
+    """
+
+    block: mx.gluon.HybridBlock
+    args: tuple  # of its call
+    key: Any  # stands for the trace; compare with ``is``
+    inputs: dict  # the arrays in `args` by the names of their symbols
+
+    @property
+    def is_static_shape(self) -> bool:
+        """Tells whether the graph will run with static_alloc and static_shape."""
+        block, flags = self.block, dict(self.block._flags)
+        return bool(
+            block._active and flags.get("static_alloc") and flags.get("static_shape")
+        )
+
+
+def current_trace() -> Trace | None:
+    """The trace under way in this thread, or None."""
+    found, frame = None, sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code is _TRACE:
+            found = frame.f_locals
+        frame = frame.f_back
+    if found is None:
+        return None
+    arrays = [value for value in found["flatten_args"] if value is not None]
+    symbols = found["symbol_inputs"]
+    inputs = {symbol.name: value for symbol, value in zip(symbols, arrays)}
+    return Trace(found["self"], found["args"], symbols, inputs)
+
+
+@contextlib.contextmanager
+def traced_again(block: mx.gluon.HybridBlock, args: Sequence) -> Iterator[None]:
+    """In the ``with`` block a hybridized block has the graph of a new trace.
+
+    What runs is not touched, as it would be by `hybridize` and another call.
+    """
+    graph, block._cached_graph = block._cached_graph, ()
+    try:
+        block._get_graph(*args)
+        yield
+    finally:
+        block._cached_graph = graph
+
+
+def has_graph(block: mx.gluon.HybridBlock) -> bool:
+    """Tells whether a hybridized block was called since."""
+    return bool(block._cached_graph)
+
+
+def without_memory(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """An array of equal shape and dtype that allocates nothing until it is written."""
+    handle = mx.nd.ndarray._new_alloc_handle(array.shape, mx.cpu(), True, array.dtype)
+    return type(array)(handle)
+
+
+def set_forward(net: mx.gluon.Block, forward: Callable) -> None:
+    """Calls `forward` for the net's own; hooks cannot replace outputs."""
+    net.forward = forward
+
+
+@contextlib.contextmanager
+def only_hook(net: mx.gluon.Block, hook: Callable) -> Iterator[None]:
+    """In the ``with`` block this forward hook replaces all hooks of a net's blocks."""
+    blocks: set = set()
+    net.apply(blocks.add)
+    saved = [(b, b._forward_hooks, b._forward_pre_hooks) for b in blocks]
+    for block, hooks, before in saved:
+        block._forward_hooks, block._forward_pre_hooks = type(hooks)(), type(before)()
+        block.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        for block, hooks, before in saved:
+            block._forward_hooks, block._forward_pre_hooks = hooks, before

@@ -1,0 +1,196 @@
+"""Autograd's graphs: the variables in them, and the function that differentiates them.
+
+Called by ``devices`` and ``parallel``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any, Callable, Iterable, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.ndarray import _ndarray_cls
+
+_LIB = mx.base._LIB
+DTYPES = {  # by NumPy's type the name; MXNet publishes no list of its dtypes
+    kind: np.dtype(kind).name
+    for kind in mx.nd.ndarray._DTYPE_NP_TO_MX
+    if isinstance(kind, type)
+}
+_STORAGE_TYPES = mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID
+
+
+# ---- Variables. MXNet numbers those of a process, so names tell them apart. The public
+# autograd.get_symbol raises where nothing is recorded.
+
+
+def is_recorded(array: Any) -> bool:
+    """Tells whether `array` is a result that `autograd` records, or has a gradient."""
+    return isinstance(array, mx.nd.NDArray) and _symbol(array) is not None
+
+
+def name_of(variable: mx.nd.NDArray) -> str | None:
+    """The name of a variable; None if nothing is recorded."""
+    symbol = _symbol(variable)
+    return None if symbol is None else symbol.name
+
+
+def names_behind(arrays: Iterable) -> set[str]:
+    """The names of all variables that some arrays depend on."""
+    symbols = [symbol for symbol in map(_symbol, arrays) if symbol is not None]
+    return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()
+
+
+def _symbol(array):
+    symbol = ctypes.c_void_p()
+    if _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(symbol)) != 0:
+        return None
+    return mx.sym.Symbol(symbol)
+
+
+# ---- Blocks of `autograd.record()`. Autograd tells whether one is open, not which.
+
+
+class _Blocks(threading.local):
+    depth = number = 0
+
+
+_blocks = _Blocks()
+
+
+def block_number() -> int:
+    """How many outermost blocks this thread has entered."""
+    return _blocks.number
+
+
+def _count_blocks():
+    scope = autograd._RecordingStateScope
+    enter, leave = scope.__enter__, scope.__exit__
+
+    def __enter__(self):
+        _blocks.depth += 1
+        _blocks.number += _blocks.depth == 1
+        return enter(self)
+
+    def __exit__(self, *exception):
+        _blocks.depth -= 1
+        return leave(self, *exception)
+
+    scope.__enter__, scope.__exit__ = __enter__, __exit__
+
+
+_count_blocks()
+
+
+# ---- Backward. MXNet has no hook in it: `backward` and `autograd.grad` both call one
+# function of the library, which is replaced there.
+
+_differentiate = _LIB.MXAutogradBackwardEx
+_install_once, _is_replaced = threading.Lock(), False
+
+
+class Request:
+    """A call of MXNet's backward: of `autograd.grad` if it has variables."""
+
+    def __init__(self, arguments: tuple) -> None:
+        self._arguments = arguments
+        values = [getattr(argument, "value", argument) for argument in arguments[:8]]
+        self._heads, self._variables = (values[0], values[1]), (values[3], values[4])
+        self._gradients = values[2]
+        self.retain_graph, self.create_graph, self.train_mode = map(bool, values[5:])
+
+    @property
+    def heads(self) -> list[mx.nd.NDArray]:
+        """The arrays that are differentiated."""
+        count, handles = self._heads
+        return [_array_of(handles[k]) for k in range(count)]
+
+    @property
+    def gradients(self) -> list:
+        """For each head its gradient; None for ones."""
+        handles = self._gradients or [None] * self._heads[0]
+        return [None if handle is None else _array_of(handle) for handle in handles]
+
+    @property
+    def variables(self) -> list[mx.nd.NDArray]:
+        """The variables of `autograd.grad`; none of `backward`."""
+        count, handles = self._variables
+        return [_array_of(handles[k]) for k in range(count)]
+
+    def run(self) -> None:
+        """Does what MXNet would do."""
+        mx.base.check_call(_differentiate(*self._arguments))
+
+    def run_for(self, variables: Sequence) -> list[mx.nd.NDArray]:
+        """The gradients of other variables than those of the request."""
+        flags = self.retain_graph, self.train_mode
+        return _run(_differentiate, self._arguments[:3], variables, *flags)
+
+    def answer(self, gradients: Sequence) -> None:
+        """Hands arrays, one for each variable, to `autograd.grad`."""
+        handles = (ctypes.c_void_p * len(gradients))(*(g.handle for g in gradients))
+        stypes = (ctypes.c_int * len(gradients))(
+            *(_STORAGE_TYPES[gradient.stype] for gradient in gradients)
+        )
+        for gradient in gradients:
+            gradient.handle = None  # it is autograd.grad's now
+        to_handles, to_stypes = (argument._obj for argument in self._arguments[8:])
+        to_handles.contents = ctypes.c_void_p.from_buffer(handles)
+        to_stypes.contents = ctypes.c_int.from_buffer(stypes)
+
+
+def replace_backward(backward: Callable[[Request], None]) -> None:
+    """Calls `backward` for each of MXNet's, from now on; once in a process."""
+
+    def replacement(*arguments):
+        backward(Request(arguments))
+        return 0
+
+    global _is_replaced
+    with _install_once:
+        if not _is_replaced:
+            _LIB.MXAutogradBackwardEx, _is_replaced = replacement, True
+
+
+def differentiate(
+    heads: Sequence,
+    gradients: Sequence,
+    variables: Sequence,
+    retain_graph: bool,
+    train_mode: bool,
+    replaced: bool = False,
+) -> list[mx.nd.NDArray]:
+    """As `autograd.backward`, or `autograd.grad` if there are variables.
+
+    Calls MXNet's own function, unless the `replaced` one is asked for.
+    """
+    function = _LIB.MXAutogradBackwardEx if replaced else _differentiate
+    arrays = mx.base.c_handle_array(heads), mx.base.c_handle_array(gradients)
+    return _run(function, (len(heads), *arrays), variables, retain_graph, train_mode)
+
+
+def _run(function, heads, variables, retain_graph, train_mode):
+    grads = ctypes.POINTER(ctypes.c_void_p)()
+    stypes = ctypes.POINTER(ctypes.c_int)()
+    handles, results = ctypes.c_void_p(0), (ctypes.c_void_p(0), ctypes.c_void_p(0))
+    if variables:
+        handles = mx.base.c_handle_array(variables)
+        results = ctypes.byref(grads), ctypes.byref(stypes)
+    flags = map(ctypes.c_int, (retain_graph, False, train_mode))
+    code = function(*heads, len(variables), handles, *flags, *results)
+    mx.base.check_call(code)
+    return [
+        _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])
+        for k in range(len(variables))
+    ]
+
+
+def _array_of(handle):
+    """A new NDArray for the array that a handle stands for."""
+    copy = ctypes.c_void_p()
+    code = _LIB.MXShallowCopyNDArray(ctypes.c_void_p(handle), ctypes.byref(copy))
+    mx.base.check_call(code)
+    return mx.nd.NDArray(copy)

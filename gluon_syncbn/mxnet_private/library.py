@@ -1,0 +1,61 @@
+"""MXNet's C library, where its Python offers no function.
+
+Called by ``native`` and ``layer``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Callable, Sequence
+
+import mxnet as mx
+
+_LIB = mx.base._LIB
+# Absent from builds of MXNet without oneDNN, which have no other layouts. It has no C
+# interface, only this C++ name.
+_reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
+
+
+def path() -> str:
+    """The libmxnet.so that is loaded; `mx.libinfo` searches, and may find another."""
+    return _LIB._name
+
+
+def observe_errors(observe: Callable[[str], None]) -> None:
+    """Calls `observe` with the text of every error that MXNet raises in Python.
+
+    MXNet has no hook for errors; `check_call` reads each from this function.
+    """
+    original = _LIB.MXGetLastError
+
+    def last_error():
+        text = original()
+        observe(text.decode(errors="replace"))
+        return text
+
+    _LIB.MXGetLastError = last_error
+
+
+def push(
+    function: ctypes.c_void_p, address: int, context: mx.Context, read: Sequence
+) -> None:
+    """Lets MXNet's engine call a C function with `address` once `read` are ready.
+
+    Python's `mx.engine` only sets the size of bulks.
+    """
+    place = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
+    handles = (ctypes.c_void_p * len(read))(*(array.handle for array in read))
+    code = _LIB.MXEnginePushSyncND(
+        *(function, ctypes.c_void_p(address), None, place),
+        *(handles, len(read), None, 0, None, 0, b"gluon_syncbn"),
+    )
+    mx.base.check_call(code)
+
+
+def make_plain(x: mx.nd.NDArray) -> None:
+    """Converts oneDNN's blocked layout to row-major, in place; else a no-op.
+
+    It happens before what is queued next; every public operator makes a copy.
+    """
+    if _reorder is not None:
+        _reorder(x.handle)

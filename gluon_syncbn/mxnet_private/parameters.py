@@ -1,0 +1,69 @@
+"""Arrays and marks of Gluon's parameters.
+
+Called by all wings that read parameters. The public `list_data` and `list_grad` raise
+where there are none yet, and for sparse parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Sequence
+
+import mxnet as mx
+
+
+def data_of(parameter: Any) -> Sequence:
+    """A parameter's arrays on its contexts; none before it is initialized."""
+    return parameter._data or ()
+
+
+def gradients_of(parameter: Any) -> Sequence:
+    """The gradients of `data_of`; none where it has no gradient."""
+    return parameter._grad or ()
+
+
+def is_deferred(parameter: Any) -> bool:
+    """Tells whether a parameter is initialized as soon as its shape is known."""
+    return bool(parameter._deferred_init)
+
+
+def gradient_storage(parameter: Any) -> str:
+    """The storage type of gradients, which is known before there are any."""
+    return parameter._grad_stype
+
+
+def value_of(parameter: Any, context: mx.Context) -> mx.nd.NDArray:
+    """One array with the whole value; `data` gives parts of a sparse parameter only."""
+    if parameter._stype == "default":
+        return parameter.data(context)
+    return parameter._reduce()
+
+
+def trainer_of(parameters: Iterable) -> mx.gluon.Trainer | None:
+    """The trainer of any of some parameters; only they refer to it."""
+    trainers = (parameter._trainer for parameter in parameters)
+    return next((t for t in trainers if isinstance(t, mx.gluon.Trainer)), None)
+
+
+def when_initialized(parameter: Any, act: Callable[[], None]) -> None:
+    """Calls `act` once the parameter gets its values; Gluon has no hook for that."""
+    initialize = parameter._init_impl
+
+    def initialize_and_act(data, ctx_list):
+        initialize(data, ctx_list)
+        parameter._init_impl = initialize
+        act()
+
+    parameter._init_impl = initialize_and_act
+
+
+def is_fresh(data: mx.nd.NDArray) -> bool:
+    """Tells whether backward has written the array's gradient since the last update.
+
+    A Trainer reads this mark and clears it; it is no part of the public NDArray.
+    """
+    return data._fresh_grad
+
+
+def mark_fresh(data: mx.nd.NDArray, fresh: bool = True) -> None:
+    """Sets the mark that `is_fresh` reads."""
+    data._fresh_grad = fresh
