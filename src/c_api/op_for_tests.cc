@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/registry.h"
+#include "collective/devices/registry.h"
 #include "core/c_interface.h"
 #include "op/sync_batch_norm.h"
 

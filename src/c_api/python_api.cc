@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "collective/communicator.h"
-#include "collective/registry.h"
+#include "collective/processes/communicator.h"
+#include "collective/devices/registry.h"
 #include "core/c_interface.h"
 #include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
@@ -79,11 +79,11 @@ SYNCBN_EXPORT int gluon_syncbn_set_participants(const char* key, const char* dev
   });
 }
 
-// The layer is made to be called by a driver only, see collective/calls.h.
+// The layer is made to be called by a driver only, see collective/devices/calls.h.
 SYNCBN_EXPORT int gluon_syncbn_expect_driver(const char* key) {
   return CatchAll([&] {
     const auto group = Registry::Get().Find(key);
-    if (group) group->ExpectDriver();
+    if (group) group->calls().ExpectDriver();
   });
 }
 

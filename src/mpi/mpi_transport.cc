@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "collective/timeout.h"
-#include "collective/transport.h"
+#include "collective/common/timeout.h"
+#include "collective/processes/transport.h"
 #include "core/c_interface.h"
 #include "core/error.h"
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/registry.h"
+#include "collective/devices/registry.h"
 #include "core/error.h"
 #include "mxnet/attributes.h"
 #include "mxnet/callbacks.h"
@@ -45,20 +45,20 @@ Request ToRequest(int request) {
 class QueuedCall {
  public:
   QueuedCall(const Device& device, std::shared_ptr<Group> group)
-      : device_(device), group_(std::move(group)), epoch_(group_->NoteQueued(device, &first_)) {}
+      : device_(device), group_(std::move(group)), epoch_(group_->calls().NoteQueued(device)) {}
   ~QueuedCall() {
     if (!begun_) Begin();
   }
 
   void Begin() {
-    group_->NoteBegun(device_, epoch_, !begun_);
+    group_->calls().NoteBegun(device_, epoch_, !begun_);
     begun_ = true;
   }
 
  private:
   const Device device_;
   const std::shared_ptr<Group> group_;
-  bool first_ = false, begun_ = false;
+  bool begun_ = false;
   const CallLog::Epoch epoch_;
 };
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "collective/device.h"
+#include "collective/devices/device.h"
 
 namespace syncbn {
 

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "collective/device.h"
+#include "collective/devices/device.h"
 #include "core/layout.h"
 #include "kernels/passes.h"
 #include "op/allocator.h"

@@ -25,7 +25,8 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   WriteParameterGradients(sums, out);
   // A device that needs no gradient of x takes part all the same: the others need its sums.
   if (Synchronizes()) {
-    Exchange("backward", t, layout, "sum_float64", {{sums.data(), sums.size()}});
+    Exchange("backward", t, layout, ReduceOperation::kSumFloat64,
+             {{sums.data(), sums.size()}});
   }
   if (out.dx_request == Request::kNull) return;
   const Terms terms = TermsOf(sums);

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/transport.h"
+#include "collective/processes/transport.h"
 
 // The messages that are under way.
 struct Network {

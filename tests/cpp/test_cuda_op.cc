@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "check.h"
-#include "collective/communicator.h"
-#include "collective/group.h"
+#include "collective/processes/communicator.h"
+#include "collective/devices/group.h"
 #include "cuda_runtime.h"
 #include "errors.h"
 #include "local_transport.h"
@@ -290,7 +290,7 @@ void TestOtherProcessesLearnOfAFailure() {
   }
   syncbn::Contribution contribution;
   contribution.key = contribution.title = "norm3";
-  contribution.operation = "sum_float64";
+  contribution.operation = syncbn::ReduceOperation::kSumFloat64;
   contribution.timeout_seconds = 20;
   CheckHas(ErrorOf([&] { other.AllReduce(contribution); }),
            "SyncBatchNorm 'norm3', forward on gpu(1): CUDA: ");

@@ -27,7 +27,7 @@ using syncbn::Contribution;
 constexpr milliseconds kTimeout{1000};
 constexpr std::chrono::hours kLimit{1};
 
-Contribution Of(const std::string& key, Bytes payload, const char* operation = "sum_float64") {
+Contribution Of(const std::string& key, Bytes payload, syncbn::ReduceOperation operation = syncbn::ReduceOperation::kSumFloat64) {
   Contribution contribution;
   contribution.key = key;
   contribution.title = "layer '" + key + "'";
@@ -113,8 +113,8 @@ std::vector<Bytes> Shuffled(int size, uint32_t seed) {
       moments[0] = rank % 5;
     }
     const std::vector<Contribution> own = {Of("sum", ToBytes(moments)),
-                                           Of("moments", ToBytes(moments), "moments"),
-                                           Of("order", ToBytes<int>({rank}), "concat")};
+                                           Of("moments", ToBytes(moments), syncbn::ReduceOperation::kMoments),
+                                           Of("order", ToBytes<int>({rank}), syncbn::ReduceOperation::kConcat)};
     std::vector<int> order = {0, 1, 2};
     std::shuffle(order.begin(), order.end(), sim.random);
     for (int i : order) {
