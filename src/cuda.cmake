@@ -81,8 +81,10 @@ target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
 # Programs that scripts/check_gpu.sh runs without Python.
 if(GLUON_SYNCBN_CHECKS)
   add_executable(test_cuda_kernels EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_kernels.cc)
+  add_executable(test_cuda_op EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_op.cc)
   add_executable(benchmark_gpu EXCLUDE_FROM_ALL ../scripts/benchmarks/benchmark_gpu.cc)
-  target_include_directories(test_cuda_kernels PRIVATE ../tests/cpp)
-  target_link_libraries(test_cuda_kernels PRIVATE gluon_syncbn_objects)
-  target_link_libraries(benchmark_gpu PRIVATE gluon_syncbn_objects)
+  foreach(program test_cuda_kernels test_cuda_op benchmark_gpu)
+    target_include_directories(${program} PRIVATE ../tests/cpp)
+    target_link_libraries(${program} PRIVATE gluon_syncbn_objects)
+  endforeach()
 endif()

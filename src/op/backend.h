@@ -45,12 +45,12 @@ class Backend {
   virtual void Forget() = 0;
 };
 
-// The backend of this device; a GPU's takes its memory from `allocator`, or without one from CUDA.
+// The backend of this device; a GPU's takes its memory from `allocator`, a CPU's needs none.
 // Throws Error for a GPU if the library was built without CUDA, or if the process sees no such GPU.
-std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator = nullptr);
+std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator);
 
 // The two that MakeBackend chooses between; MakeCudaBackend is there in builds with CUDA.
 std::unique_ptr<Backend> MakeCpuBackend();
-std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocator = nullptr);
+std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocator);
 
 }  // namespace syncbn
