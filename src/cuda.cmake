@@ -72,9 +72,9 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.2)
   # Two architectures of a file at once: there are few files, and they take long.
   target_compile_options(gluon_syncbn_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--threads=2>")
 endif()
-# Headers and libraries are nvcc's own. CUDAToolkit looks for them by itself, and where another
-# toolkit lies in /usr it may take that one's. The runtime is static, which is CMake's default:
-# MXNet contains one of its own version, and a machine without a GPU has none.
+# Headers and libraries are nvcc's own. CUDAToolkit searches for them, and may find those of
+# another toolkit in /usr. The runtime is static, which is CMake's default:
+# MXNet contains another version, and a machine without a GPU has none.
 target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
                            ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 

@@ -219,7 +219,7 @@ SYNCBN_EXPORT const char* gluon_syncbn_commit() { return SYNCBN_COMMIT; }
 
 SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
 
-// The architectures that there is machine code for; empty in a build without CUDA.
+// The architectures that the library has machine code for; empty in a build without CUDA.
 SYNCBN_EXPORT const char* gluon_syncbn_cuda_architectures() {
 #if defined(SYNCBN_CUDA)
   return syncbn::cuda::Architectures();

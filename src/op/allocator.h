@@ -11,8 +11,8 @@ namespace syncbn {
 // Of the device; or pinned memory of the host, which the device reaches under the same address.
 enum class MemoryKind { kDevice, kPinned };
 
-// At least `bytes` with any contents. They are free again when the last copy of the pointer is
-// gone, and nothing may still work on them then. May leave the thread with another current device.
+// At least `bytes` with any contents. They are freed with the last copy of the pointer, when no
+// work may use them any more. May leave the thread with another current device.
 // Throws DeviceError.
 using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
 

@@ -61,7 +61,7 @@ int64_t RunningHistory::CountBatch(int64_t call) {
 void RunningHistory::Note(const Device& device, Statistics before, Statistics after) {
   std::lock_guard<std::mutex> lock(mutex_);
   Step& step = steps_[device];
-  // Somebody may have loaded or copied other statistics since the latest update.
+  // Other statistics may have been loaded or copied since the latest update.
   if (!step.is_open || !SameBits(step.latest, before)) {
     step.before = std::move(before);
     step.is_open = true;

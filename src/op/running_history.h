@@ -38,10 +38,10 @@ class RunningHistory {
   // The step is whole: its updates are final.
   void Commit();
 
-  // True if there are updates since the latest Commit.
+  // True if statistics were updated since the latest Commit.
   bool IsOpen() const;
   // Replaces statistics that an update since the latest Commit has left by those before the step.
-  // False if they are others: those from before the step, or written by somebody else since.
+  // False for any other statistics: those before the step, or those written since by other code.
   bool Undo(const Device& device, Statistics* statistics) const;
   // Ends the step, after its statistics were undone: its batches do not count.
   void EndUndone();

@@ -20,8 +20,8 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       history_(std::move(history)),
       backend_(std::move(backend)) {}
 
-// A device whose runtime fails never arrives at a rendezvous, so the others are told at once: those
-// of other processes, too, which may wait for an exchange that nobody has begun here.
+// A device whose runtime fails never arrives at a rendezvous, so the others are told at once. So
+// are other processes, which may wait for an exchange that this process has not begun.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
                               std::initializer_list<const Tensor*> vectors, const Body& body) {

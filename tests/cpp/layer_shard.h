@@ -72,7 +72,9 @@ struct Shard {
   template <typename Place>
   void Step(syncbn::SyncBatchNorm* layer, const Setting& setting, const Place& place) {
     const auto data = [&](Tensor& t) { return syncbn::Tensor{place(t), shape, dtype}; };
-    const auto vector = [&](Tensor& t) { return syncbn::Tensor{place(t), {kChannels}, vector_dtype}; };
+    const auto vector = [&](Tensor& t) {
+      return syncbn::Tensor{place(t), {kChannels}, vector_dtype};
+    };
     layer->Forward(training, {data(x), vector(gamma), vector(beta), setting.y_request, data(y),
                           vector(mean), vector(var)});
     layer->Backward(data(dy), data(setting.from_output ? y : x),

@@ -107,11 +107,6 @@ TEST(MomentsOfChannelsStayApart) {
         Numbers({4, 2, 10, 5, 8}));
 }
 
-TEST(SumOfSeveral) {
-  CHECK(Reduced(ReduceOperation::kSumFloat64, {{1, 2}, {10, 20}, {100, 200}}) ==
-        Numbers({111, 222}));
-}
-
 // Each device is the last to arrive in turn. As texts, the ids 9 and 10 would be in another order.
 TEST(ResultIsInTheOrderOfDevices) {
   const std::vector<int> ids = {9, 10, 2};

@@ -1,11 +1,11 @@
-// Tests exchanges between processes without MPI; a process is a thread with a communicator here:
-// numbers, order, disagreement, missing ranks, recovery, joining, leaving, and many rounds.
+// Tests communicators without MPI; a process is a thread here: order, messages of errors, waits
+// that end, joining, leaving, and many rounds. test_many_ranks.cc and test_soak.cc have the
+// protocol, in simulated time.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -83,51 +83,6 @@ TEST(PartsAreReducedInTheOrderOfRanks) {
   }
 }
 
-TEST(SumsAreTheSameBytesOnAllRanks) {
-  for (int size : {2, 3, 5, 7}) {
-    std::vector<std::vector<Bytes>> results(2, std::vector<Bytes>(size));
-    for (auto& run : results) {
-      Run(size, [&](Communicator* rank) {
-        std::mt19937 random(rank->rank());
-        std::normal_distribution<double> normal(0, 1e3);
-        std::vector<double> values(100);
-        for (double& value : values) value = normal(random);
-        Contribution mine = Number("sum", 0);
-        mine.payload = ToBytes(values);
-        run[rank->rank()] = rank->AllReduce(mine);
-      });
-    }
-    for (const auto& run : results) {
-      for (const Bytes& result : run) CHECK(result == results[0][0]);
-    }
-  }
-}
-
-TEST(MomentsOfEmptyShards) {
-  Run(3, [](Communicator* rank) {
-    Contribution mine = Number("moments", 0);
-    mine.operation = syncbn::ReduceOperation::kMoments;
-    const bool has = rank->rank() == 1;
-    mine.payload = ToBytes(has ? std::vector<double>{2, 5, 8} : std::vector<double>{0, 0, 0});
-    CHECK(rank->AllReduce(mine) == ToBytes(std::vector<double>{2, 5, 8}));
-  });
-}
-
-// Rank r begins its exchanges in an order of its own, all at once.
-TEST(OrderOfBeginningDoesNotMatter) {
-  Run(3, [](Communicator* rank) {
-    std::vector<int> order(8);
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), std::mt19937(rank->rank()));
-    std::vector<std::thread> threads;
-    for (int i : order) {
-      threads.emplace_back([=] { CHECK_EQ(Sum(rank, "key" + std::to_string(i), i), 3.0 * i); });
-      Sleep(1);
-    }
-    for (auto& thread : threads) thread.join();
-  });
-}
-
 TEST(SomeRanksOnly) {
   Run(5, [](Communicator* rank) {
     const bool odd = rank->rank() % 2 == 1;
@@ -153,19 +108,6 @@ TEST(MissingRankIsNamed) {
                    "is in no exchange; its latest was layer 'first'.");
   }
   CheckHas(texts[1], "error on rank ");
-}
-
-TEST(DeadRankIsNamed) {
-  auto network = std::make_shared<Network>(4);
-  Run(4, [&](Communicator* rank) {
-    Sum(rank, "first", 1);
-    if (rank->rank() == 2) {
-      network->dead[2] = true;
-      return;
-    }
-    const std::string text = ErrorOf([&] { Sum(rank, "second", 1, 0.3); });
-    CheckHas(text, "Arrived: ranks 0, 1, 3. Missing: rank 2, which does not answer: it has died");
-  }, network);
 }
 
 // Loses parts, and nothing else. Rank 1 is dead from its `answers`-th answer on.
@@ -254,24 +196,6 @@ TEST(GroupsThatDiffer) {
   });
 }
 
-TEST(RecoveryInAnyOrder) {
-  Run(3, [](Communicator* rank) {
-    for (int round = 0; round < 3; ++round) {
-      CHECK_EQ(Sum(rank, "norm", 1), 3);
-      if (rank->rank() == round) {
-        rank->Fail("the ship sinks");
-      } else {
-        CheckHas(ErrorOf([&] { Sum(rank, "other", 1); }), "the ship sinks");
-      }
-      CHECK(!rank->Failure().empty());
-      Sleep((rank->rank() + round) % 3 * 10);
-      rank->Reset();
-      CHECK_EQ(rank->Failure(), "");
-    }
-    CHECK_EQ(Sum(rank, "norm", 2), 6);
-  });
-}
-
 // Only rank 1 recovers from each of several failures; the others are told of all and recover once.
 TEST(OneRecoveryMakesUpForSeveral) {
   Run(3, [](Communicator* rank) {
@@ -303,15 +227,6 @@ TEST(LeaverEndsTheWaitOfOthers) {
       for (++told; told < 3;) Sleep(1);
       rank->Leave();
     }
-    rank->AwaitLeave(10);
-  });
-}
-
-TEST(AwaitLeave) {
-  Run(3, [](Communicator* rank) {
-    Sum(rank, "norm", 1);
-    Sleep(rank->rank() * 20);
-    rank->Leave();
     CHECK(rank->AwaitLeave(10));
   });
 }

@@ -1,6 +1,6 @@
-// Compares the layer on several devices of one GPU with the layer on as many CPUs, which is the same
-// arithmetic through another backend: for ctest on the emulated GPU, and for scripts/check_gpu.sh on
-// a card. test_cuda_failures.cc has what only emulation can do.
+// Compares the layer on several devices of one GPU with the layer on as many CPUs, which is the
+// same arithmetic through another backend: for ctest on the emulated GPU, and for
+// scripts/check_gpu.sh on a card. test_cuda_failures.cc has what only emulation can do.
 //
 //     test_cuda_op FOLDER    also writes data and results for tests/gpu/compare_with_pytorch.py
 #include <fstream>
@@ -100,13 +100,13 @@ void TestActivations() {
            {std::vector<int64_t>{3}, std::vector<int64_t>{2, 0, 3}}) {
         TestSetting(dtype, rows, {relu, false, request}, "relu");
         TestSetting(dtype, rows, {elu, false, request}, "elu");
-        TestSetting(dtype, rows, {none, true, request}, "identity from_y");
+        TestSetting(dtype, rows, {none, true, request}, "identity_from_y");
         TestSetting(dtype, rows, {leaky, true, request}, "leaky_relu");
-        TestSetting(dtype, rows, {leaky, true, request, Request::kWrite, true}, "leaky_relu x_kept");
+        TestSetting(dtype, rows, {leaky, true, request, Request::kWrite, true}, "x_kept");
       }
     }
-    TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kAdd}, "leaky_relu onto_y");
-    TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kNull}, "leaky_relu without_y");
+    TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kAdd}, "leaky_relu_onto_y");
+    TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kNull}, "leaky_relu_without_y");
   }
 }
 

@@ -2,7 +2,7 @@
 
     python tests/gpu/compare_with_pytorch.py FOLDER
 
-FOLDER has what `test_cuda_op FOLDER` has written: a file for each tensor of each shard.
+FOLDER has what `test_cuda_op FOLDER` wrote: a file for each tensor of each shard.
 scripts/check_gpu.sh runs both. It needs NumPy and PyTorch.
 """
 
@@ -21,18 +21,18 @@ LANE = 2 * 136
 
 
 def results(folder):
-    """Per setting, its tensors by name: data of the whole batch, vectors of shards."""
+    """Per (function, slope, dtype): data of the whole batch, vectors of each shard."""
     settings = {}
     for path in sorted(Path(folder).iterdir()):
-        *setting, dtype, _, tensor = path.name.split(" ")
-        of_data = tensor in ("x", "dy", "y", "dx")
-        storage = dtype if of_data or dtype == "float64" else "float32"
-        values = np.fromfile(path, storage).astype(float)
-        shape = (-1, CHANNELS, 7) if of_data else (1, CHANNELS)
-        shards = settings.setdefault((*setting, dtype), {}).setdefault(tensor, [])
-        shards.append(values.reshape(shape))
-    for key, tensors in settings.items():
-        yield key, {name: np.concatenate(shards) for name, shards in tensors.items()}
+        function, slope, dtype, _, tensor = path.name.split(" ")
+        is_data = tensor in ("x", "dy", "y", "dx")
+        storage = dtype if is_data or dtype == "float64" else "float32"
+        shape = (-1, CHANNELS, 7) if is_data else (1, CHANNELS)
+        values = np.fromfile(path, storage).astype(float).reshape(shape)
+        tensors = settings.setdefault((function, float(slope), dtype), {})
+        shards = [tensors[tensor], values] if tensor in tensors else [values]
+        tensors[tensor] = np.concatenate(shards)
+    return settings
 
 
 def of_pytorch(x, dy, gamma, beta, function, slope):
@@ -45,44 +45,45 @@ def of_pytorch(x, dy, gamma, beta, function, slope):
     if function == "elu":
         y = functional.elu(z, slope)
     else:
-        y = z if function == "identity" else functional.leaky_relu(z, slope)
+        y = functional.leaky_relu(z, 1.0 if function.startswith("identity") else slope)
     y.backward(torch.tensor(dy))
     return [v.detach().numpy() for v in (y, x.grad, gamma.grad, beta.grad)]
 
 
-def compare(setting, ours, of_whole_batch=of_pytorch):
+def compare(function, slope, dtype, ours, of_whole_batch=of_pytorch):
     """Raises AssertionError unless ours are within the tolerances of reference.py."""
-    function, slope, dtype = setting[0], float(setting[-2]), setting[-1]
-    gamma, beta = ours["gamma"][0], ours["beta"][0]
-    x, dy = ours["x"], ours["dy"]
+    x, dy, gamma, beta = ours["x"], ours["dy"], ours["gamma"][0], ours["beta"][0]
     y, dx, dgamma, dbeta = of_whole_batch(x, dy, gamma, beta, function, slope)
-    x_hat = np.abs(reference.forward(x, np.ones(CHANNELS), np.zeros(CHANNELS), 1, EPS)[0])
+    # The sizes of terms, from which tolerances follow.
     inv_std = 1 / np.sqrt(x.var((0, 2)) + EPS)
-    y_terms = 2 * (np.abs(gamma).max() * x_hat.max() + np.abs(beta).max())
-    dx_terms = np.abs(gamma * inv_std).max() * np.abs(dy).max() * (1 + x_hat.max())
-    sum_terms = np.abs(dy).sum((0, 2)).max() * (1 + x_hat.max()) + 1
+    mean = x.mean((0, 2))
+    x_hat = np.abs((x - mean[:, None]) * inv_std[:, None]).max()
+    y_terms = 2 * (np.abs(gamma).max() * x_hat + np.abs(beta).max())
+    dx_terms = np.abs(gamma * inv_std).max() * np.abs(dy).max() * (1 + x_hat)
+    sum_terms = np.abs(dy).sum((0, 2)).max() * (1 + x_hat) + 1
     of_x_hat = 0.0
-    if function == "leaky_relu" or setting[0] == "identity" and len(setting) > 3:
-        of_x_hat = reference.reconstruction_error(dtype, "leaky_relu", x_hat.max())
-    count, conditioning = x.size // CHANNELS, reference.conditioning(x, 1, EPS)
-    lane = min(LANE, count)
+    if function in ("leaky_relu", "identity_from_y"):
+        of_x_hat = reference.reconstruction_error(dtype, "leaky_relu", x_hat)
+    count, conditioning = x.size // CHANNELS, np.max(np.abs(mean) * inv_std)
 
-    def near(result, right, scale, error, stored=dtype):
-        bounds = count, conditioning, scale, lane
+    def near(result, right, scale, stored, error=0.0):
+        bounds = count, conditioning, scale, min(LANE, count)
         rtol, atol = reference.tolerance(stored, *bounds)
-        atol = max(atol, reference.tolerance(dtype, *bounds)[1])
-        np.testing.assert_allclose(result, right, rtol, atol + error, err_msg=setting)
+        atol = error + max(atol, reference.tolerance(dtype, *bounds)[1])
+        np.testing.assert_allclose(result, right, rtol, atol, err_msg=function)
 
-    near(ours["y"], y, y_terms, 0)
-    near(ours["dx"], dx, dx_terms, 2 * of_x_hat * dx_terms)
-    vector = "float64" if dtype == "float64" else "float32"
+    near(ours["y"], y, y_terms, dtype)
+    near(ours["dx"], dx, dx_terms, dtype, 2 * of_x_hat * dx_terms)
+    vector, error = "float64" if dtype == "float64" else "float32", of_x_hat * sum_terms
     # dgamma was added to ones in each step; dbeta was overwritten.
     total = (ours["dgamma"] - 1).sum(0) / STEPS
-    near(total, dgamma, STEPS * sum_terms, of_x_hat * sum_terms, vector)
-    near(ours["dbeta"].sum(0), dbeta, sum_terms, of_x_hat * sum_terms, vector)
+    near(total, dgamma, STEPS * sum_terms, vector, error)
+    near(ours["dbeta"].sum(0), dbeta, sum_terms, vector, error)
 
 
 if __name__ == "__main__":
-    compared = [setting for setting, ours in results(sys.argv[1]) if not compare(setting, ours)]
-    assert len(compared) == 15, compared
+    compared = results(sys.argv[1])
+    assert len(compared) == 15, list(compared)
+    for setting, ours in compared.items():
+        compare(*setting, ours)
     print(f"the layer equals PyTorch in {len(compared)} settings")

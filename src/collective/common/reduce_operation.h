@@ -1,5 +1,5 @@
 // The reductions of two payloads that are neighbours in the order of devices or ranks.
-// Who uses it: devices/group.cc and processes/exchange.cc. It must not know whose payloads they are.
+// Who uses it: Rendezvous and Exchange. It must not know whose payloads they are.
 #pragma once
 #include <cstdint>
 

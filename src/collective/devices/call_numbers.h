@@ -12,7 +12,7 @@
 
 namespace syncbn {
 
-// The devices that take part; null for all of a group.
+// The devices of a call; null for all of a group.
 using Participants = std::shared_ptr<const std::set<Device>>;
 
 struct CallNumbers {
@@ -33,8 +33,8 @@ struct CallNumbers {
 
   // All devices continue with the same number.
   void Level();
-  // The calls so far are void, and there are no members. Ranks go on counting after the last call
-  // that all of `size` devices, or of the participants, have begun: no other call was reduced.
+  // Makes all calls void, and removes the members. Ranks go on counting after the last call that
+  // all `size` devices, or all participants, have begun: no later call was reduced.
   void Restart(const Participants& participants, size_t size);
   // The number by which all ranks know a call; the first forward call in a generation has 0.
   int64_t Shared(int64_t number, bool is_forward, const Generation& generation);

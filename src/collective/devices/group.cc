@@ -1,5 +1,4 @@
-// Rendezvous and their failure. One mutex guards it all: it is held for a short time, and devices of
-// one layer wait for each other anyway.
+// One mutex guards it all: it is held briefly, and devices of one layer wait for each other anyway.
 #include "collective/devices/group.h"
 
 #include <utility>
@@ -29,8 +28,8 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
 void Group::EnterLocked(const Device& device, size_t size) {
   const std::set<Device> members = numbers_.Members();
   const bool full = members.size() >= size;
-  // In a group of one nobody waits, but a driver of several devices tells that they are in use.
-  const bool beside = AnyoneWaitsLocked() || (size == 1 && calls_.DrivesBoth(device, members));
+  // In a group of one no device waits, but a driver of several shows that they are in use.
+  const bool beside = !rendezvous_.empty() || (size == 1 && calls_.DrivesBoth(device, members));
   if (former_members_.count(device) || (full && beside)) {
     FailAndThrow(TooManyDevicesReport(layer_, device, members, size));
   }
@@ -38,11 +37,6 @@ void Group::EnterLocked(const Device& device, size_t size) {
   former_members_.insert(members.begin(), members.end());
   numbers_.Restart(participants_, size_);
   rendezvous_.clear();
-}
-
-void Group::Check(const Ticket& ticket, const std::string& phase, const Device& device) {
-  Lock lock(mutex_);
-  CheckLocked(ticket, phase, device);
 }
 
 void Group::CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device) {
@@ -59,15 +53,12 @@ void Group::CheckLocked(const Ticket& ticket, const std::string& phase, const De
 std::shared_ptr<const Bytes> Group::AllReduce(AllReduceOptions options) {
   Lock lock(mutex_);
   CheckLocked(options.ticket, options.phase, options.device);
-  if (options.ticket.participants) {
-    options.size = options.ticket.participants->size();
-    options.expected = *options.ticket.participants;
-  }
+  if (options.ticket.participants) options.expected = *options.ticket.participants;
+  if (options.ticket.participants) options.size = options.expected.size();
   processes_ = options.across.processes;
   const RendezvousKey key{options.ticket.number, options.repeat, options.phase};
-  std::shared_ptr<Rendezvous>& slot = rendezvous_[key];
-  if (!slot) slot = std::make_shared<Rendezvous>();
-  const std::shared_ptr<Rendezvous> rendezvous = slot;
+  std::shared_ptr<Rendezvous> rendezvous = rendezvous_[key];
+  if (!rendezvous) rendezvous = rendezvous_[key] = std::make_shared<Rendezvous>();
   auto& arrivals = rendezvous->arrivals;
   const std::string title = Title(layer_, options.phase);
   if (arrivals.count(options.device)) FailAndThrow(TwiceReport(title, options.device));
@@ -97,13 +88,8 @@ Bytes Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Bytes p
   const int64_t number = numbers_.Shared(options.ticket.number, options.phase == "forward",
                                          options.across.processes->generation());
   lock->unlock();
-  Bytes result;
   std::string error;
-  try {
-    result = ExchangeAcross(options, number, std::move(payload));
-  } catch (const std::exception& raised) {
-    error = raised.what();
-  }
+  Bytes result = ExchangeAcross(options, number, std::move(payload), &error);
   lock->lock();
   if (!failure_.empty()) throw Error(failure_);
   if (numbers_.IsVoid(options.ticket.number)) {
@@ -115,24 +101,21 @@ Bytes Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Bytes p
 
 void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous,
                         const AllReduceOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto deadline = start + ToDuration(options.timeout_seconds);
+  const Time start = Clock::now(), deadline = start + ToDuration(options.timeout_seconds);
   // A result counts even if the group fails, or time runs out, before this thread is awake again.
   const auto over = [&] {
     return rendezvous.result != nullptr || !failure_.empty() ||
            numbers_.IsVoid(options.ticket.number);
   };
-  bool woken = changed_.WaitUntil(lock, deadline, over);
-  if (!woken && rendezvous.arrivals.size() == options.size) {
-    changed_.Wait(lock, over);  // the exchange with other processes has a deadline of its own
-    woken = true;
+  if (!changed_.WaitUntil(lock, deadline, over) && rendezvous.arrivals.size() == options.size) {
+    changed_.Wait(lock, over);  // the exchange with other processes has its own deadline
   }
-  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
-  wait_seconds_ = wait_seconds_ + waited.count();
+  const double waited = ToSeconds(Clock::now() - start);
+  wait_seconds_ = wait_seconds_ + waited;
   if (rendezvous.result != nullptr) return;
-  if (!woken) {
+  if (!over()) {
     const Absence absence = calls_.Describe(options, rendezvous, numbers_.Members());
-    FailAndThrow(TimeoutReport(Title(layer_, options.phase), rendezvous, absence, waited.count()));
+    FailAndThrow(TimeoutReport(Title(layer_, options.phase), rendezvous, absence, waited));
   }
   throw Error(failure_.empty() ? "the layer was reset while a device waited in it" : failure_);
 }
@@ -148,14 +131,9 @@ void Group::SetParticipants(std::set<Device> participants) {
 void Group::Fail(const std::string& text) {
   Lock lock(mutex_);
   // Other processes can notice only an exchange that has begun.
-  if (processes_ != nullptr && AnyoneWaitsLocked()) processes_->Fail(text);
+  if (processes_ != nullptr && !rendezvous_.empty()) processes_->Fail(text);
   if (failure_.empty()) failure_ = text;
   changed_.NotifyAll();
-}
-
-std::string Group::Failure() const {
-  Lock lock(mutex_);
-  return failure_;
 }
 
 void Group::Reset() {

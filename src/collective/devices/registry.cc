@@ -7,8 +7,8 @@
 namespace syncbn {
 namespace {
 
-// Longer than the slowest healthy first step that we saw (autotuning, cold caches, a busy machine),
-// and short enough that a user finds the message after a coffee.
+// Longer than the slowest healthy first step that was seen (autotuning, cold caches, a busy
+// machine), and short enough to wait for the message.
 std::atomic<double> default_timeout{300.0};
 
 }  // namespace
@@ -37,9 +37,9 @@ void Registry::Release(const std::string& key) {
                                  [](const std::weak_ptr<Group>& group) { return group.expired(); }),
                   released_.end());
   for (auto entry = groups_.lower_bound(key); entry != groups_.end();) {
-    const std::string& there = entry->first;
-    if (there.compare(0, key.size(), key) != 0) break;
-    if (there.size() > key.size() && there[key.size()] != '/') break;
+    const std::string& other = entry->first;
+    if (other.compare(0, key.size(), key) != 0) break;
+    if (other.size() > key.size() && other[key.size()] != '/') break;
     released_.push_back(entry->second);
     entry = groups_.erase(entry);
   }

@@ -16,16 +16,16 @@ class Registry {
  public:
   static Registry& Get();
 
-  // The group with this key, made if there is none (a symbol that was loaded from a file).
+  // The group with this key; created at the first call.
   std::shared_ptr<Group> FindOrCreate(const std::string& key, const std::string& layer);
-  std::shared_ptr<Group> Find(const std::string& key) const;  // null if there is none
+  std::shared_ptr<Group> Find(const std::string& key) const;  // may be null
   // Releases the layer's group, and those of its groups of devices ("key/0"). Operators in flight
   // keep a released group alive.
   void Release(const std::string& key);
 
   // The failure of the first failed group, or an empty text.
   std::string FirstFailure() const;
-  // After one failure the devices have called other layers unequally often, so all start anew.
+  // After one failure devices have called other layers unequally often, so all groups are reset.
   void ResetAll();
   // Fails every group that is alive, those of released layers with work in flight included.
   void FailAll(const std::string& text);
@@ -36,7 +36,7 @@ class Registry {
   std::vector<std::weak_ptr<Group>> released_;
 };
 
-// Seconds that a wait may last where the layer sets none of its own.
+// The timeout in seconds of layers that have none.
 double DefaultTimeout();
 void SetDefaultTimeout(double seconds);
 

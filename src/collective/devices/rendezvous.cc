@@ -15,7 +15,8 @@ Bytes Rendezvous::Reduced(ReduceOperation operation) const {
   return reduced;
 }
 
-Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payload) {
+Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payload,
+                     std::string* error) {
   const AcrossProcesses& across = options.across;
   const size_t size = payload.size();
   Contribution own;
@@ -26,10 +27,17 @@ Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payl
   own.ranks = across.ranks;
   own.timeout_seconds = options.timeout_seconds;
   own.payload = std::move(payload);
-  Bytes result = across.processes->AllReduce(std::move(own));
-  if (result.size() == size) return result;
-  throw Error(Concat(Title(across.name, options.phase), ": other ranks sent ", result.size(),
-                     " bytes, expected ", size));
+  const std::string title = own.title;
+  Bytes result;
+  try {
+    result = across.processes->AllReduce(std::move(own));
+    if (result.size() != size) {
+      *error = Concat(title, ": other ranks sent ", result.size(), " bytes, expected ", size);
+    }
+  } catch (const std::exception& raised) {
+    *error = raised.what();
+  }
+  return result;
 }
 
 }  // namespace syncbn

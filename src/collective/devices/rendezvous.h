@@ -35,14 +35,13 @@ struct Arrival {
   Bytes payload;
 };
 
-// One forward call of a device. Its backward calls have its participants, whoever takes part in
-// later forward calls.
+// One forward call of a device. Its backward calls have the same participants.
 struct Ticket {
   int64_t number = 0;
   Participants participants;
 };
 
-// The other processes that take part, through one exchange of the devices' reduced payload.
+// The other processes, for one exchange of the devices' reduced payload.
 struct AcrossProcesses {
   ProcessGroup* processes = nullptr;  // null: none
   std::vector<int> ranks;             // as in Contribution
@@ -56,7 +55,7 @@ struct AllReduceOptions {
   int64_t repeat = 0;         // backward calls of this forward call before this one
   Device device;              // that arrives
   Arrival arrival;            // its part
-  size_t size = 1;            // devices that take part, unless the ticket names them
+  size_t size = 1;            // devices that must arrive, unless the ticket names them
   std::set<Device> expected;  // as far as the caller knows them; only for messages
   double timeout_seconds = 0;
   ReduceOperation operation = ReduceOperation::kSumFloat64;
@@ -72,7 +71,8 @@ struct Rendezvous {
 };
 
 // The exchange of the devices' reduced `payload` with other processes, which know the forward call
-// by `number`. Throws Error.
-Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payload);
+// by `number`. If it fails, `error` is set to its text.
+Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payload,
+                     std::string* error);
 
 }  // namespace syncbn

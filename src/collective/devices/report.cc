@@ -112,10 +112,11 @@ std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous
     missing.push_back(Concat(absence.unknown, missing.empty() ? " that never" : " more that never",
                              " called the layer"));
   }
-  return Concat(title, ": waited ", std::setprecision(4), seconds, " s for ", absence.size - arrived.size(),
-                " of ", absence.size, " devices. Arrived: ", Join(arrived), ". Missing: ",
-                Join(missing), ". Likely cause: ", LikelyCause(absence), ". The guide \"Debugging a "
-                "hang\" (docs/guides/hang.md) has more.", kRecover);
+  return Concat(title, ": waited ", std::setprecision(4), seconds, " s for ",
+                absence.size - arrived.size(), " of ", absence.size, " devices. Arrived: ",
+                Join(arrived), ". Missing: ", Join(missing), ". Likely cause: ",
+                LikelyCause(absence), ". The guide \"Debugging a hang\" (docs/guides/hang.md) has "
+                "more.", kRecover);
 }
 
 std::string DisagreementReport(const std::string& title, const Rendezvous& rendezvous,
@@ -137,8 +138,8 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
 std::string SitsOutReport(const std::string& layer, const Device& device,
                           const std::set<Device>& participants) {
   return Concat(Layer(layer), ": ", device.Name(), " calls the layer, but only ",
-                Names(participants), " take part: gluon_syncbn.participating() says which contexts have a "
-                "shard of the batch.", kRecover);
+                Names(participants), " take part: gluon_syncbn.participating() says which contexts "
+                "have a shard of the batch.", kRecover);
 }
 
 std::string TwiceReport(const std::string& title, const Device& device) {
@@ -152,8 +153,8 @@ std::string EarlierFailureReport(const std::string& title, const Device& device,
 }
 
 std::string WasResetReport() {
-  return "the layer was reset by gluon_syncbn.recover() after the forward call that this call belongs "
-         "to.";
+  return "the layer was reset by gluon_syncbn.recover() after the forward call that this call "
+         "belongs to.";
 }
 
 }  // namespace syncbn

@@ -21,7 +21,7 @@ std::string DisagreementReport(const std::string& title, const Rendezvous& rende
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
 
-// For a device that was said not to take part.
+// For a device that is not one of the participants.
 std::string SitsOutReport(const std::string& layer, const Device& device,
                           const std::set<Device>& participants);
 

@@ -25,8 +25,8 @@ class Backoff {
       return;
     }
     if (slack_ == 0) {
-      // Else the shortest sleep takes Linux's 50 us, and processes that wait for each other in turn
-      // would never be fast again.
+      // By default the shortest sleep takes 50 us on Linux, which would slow down processes that
+      // wait for each other in turn.
       slack_ = std::max(1, prctl(PR_GET_TIMERSLACK));
       prctl(PR_SET_TIMERSLACK, 1);
     }

@@ -63,7 +63,7 @@ void Communicator::CheckNotForked(const std::string& title) const {
 
 // ---- waiting -----------------------------------------------------------------------------------
 
-// Returns whether a message was there.
+// Returns whether a message had arrived.
 bool Communicator::ServeLocked() {
   if (closed_) return false;
   int served = 0;
@@ -76,7 +76,7 @@ bool Communicator::ServeLocked() {
   } catch (const std::exception& error) {
     protocol_.Fail(error.what());
   }
-  // A deadline may be about a message that was there.
+  // A deadline may concern a message that had arrived.
   if (served < kServedAtOnce) protocol_.Tick(Clock::now());
   return served > 0;
 }
@@ -108,7 +108,7 @@ void Communicator::Work() {
       backoff.Pause();
       lock.lock();
     } else {
-      // Only queries of others that wait for long arrive now.
+      // Now only queries arrive, from ranks that have waited for long.
       stop_changed_.wait_for(lock, std::chrono::milliseconds(2));
       backoff.Restart();
     }
@@ -176,13 +176,13 @@ bool Communicator::AwaitLeave(double timeout_seconds) {
   Lock lock(mutex_);
   // After a failure some may never leave, and others end soon.
   Leaving& leaving = protocol_.leaving();
-  if (!leaving.in_peace()) timeout_seconds = std::min(timeout_seconds, kEndSeconds);
+  if (!leaving.clean()) timeout_seconds = std::min(timeout_seconds, kEndSeconds);
   const auto deadline = Clock::now() + ToDuration(timeout_seconds);
   leaving.Await();
   bool all = false;
   WaitLocked(&lock, [&] {
     all = !closed_ && leaving.Complete() && !transport_->Busy();
-    return all || closed_ || leaving.AnyoneSilent() || Clock::now() >= deadline;
+    return all || closed_ || leaving.HasUnresponsive() || Clock::now() >= deadline;
   });
   return all;
 }

@@ -2,8 +2,8 @@
 // Who uses it: c_api.cc makes the one of the process; Group and Python exchange through it. It must
 // not know what carries messages (transport.h), nor their meaning (protocol.h).
 //
-// A waiting thread drives the transport itself, which saves two changes of thread; a thread of the
-// communicator's own answers other processes while nobody waits. Waiting spins briefly and then
+// A waiting thread drives the transport itself, which saves two thread switches; the communicator's
+// thread answers other processes while no thread waits. Waiting spins briefly and then
 // sleeps, always without the mutex.
 #pragma once
 #include <condition_variable>
@@ -29,23 +29,23 @@ class Communicator : public ProcessGroup {
   Generation generation() const override;
   void Fail(const std::string& text) override;
 
-  // The text of the failure; empty while all is well.
+  // The text of the failure; empty if nothing has failed.
   std::string Failure() const;
-  // Forgets a failure; every rank has to call it before exchanges work again.
+  // Forgets a failure; every rank must call it before exchanges work again.
   void Reset();
 
   // 0, 1, ... for each name, from zero in each generation: for keys of calls that match by order.
   int64_t NextNumber(const std::string& name);
 
   // Contributes nothing to others' exchanges until every rank has joined. Returns the rank that
-  // took part in the most exchanges, the same on every rank. Throws Error if a rank fails or, when
+  // made the most exchanges, the same on every rank. Throws Error if a rank fails or, when
   // nothing was heard for `timeout_seconds`, does not answer.
   int Join(double timeout_seconds);
 
-  // Tells the others that this process ends; ends its own waits. Does not wait for anybody.
+  // Tells the other ranks that this process ends, and ends its waits. Returns at once.
   void Leave();
-  // Waits until every other rank has left as well; false if that takes too long, for which a
-  // moment counts after a failure, or if one does not answer.
+  // Waits until every other rank has left as well; false if one does not answer, or if that
+  // takes longer than the timeout, which is short after a failure.
   bool AwaitLeave(double timeout_seconds);
   // Ends the thread and the use of the transport. Nothing works afterwards.
   void Stop();

@@ -25,7 +25,7 @@ Exchange::Exchange(std::vector<int> ranks, int own, Part own_part,
   }
   const auto place = std::lower_bound(ranks_.begin(), ranks_.end(), own);
   if (place == ranks_.end() || *place != own) {
-    throw Error(Concat("rank ", own, " takes part in an exchange that it is no member of"));
+    throw Error(Concat("rank ", own, " begins an exchange that it is not a member of"));
   }
   const int position = static_cast<int>(place - ranks_.begin());
   begin_ = position;

@@ -15,7 +15,7 @@
 namespace syncbn {
 
 struct Part {
-  bool empty = false;  // nobody behind it had anything to contribute
+  bool empty = false;  // no rank in it contributed data
   Bytes payload;
 };
 

@@ -48,7 +48,7 @@ char* Put(const Container& from, char* to) {
   throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
 }
 
-// The variable parts of a message, taken one after the other; none reaches behind the end.
+// The variable parts of a message, taken one after the other; none reaches past the end.
 struct Reader {
   template <typename Container>
   void Take(uint64_t size, Container* to) {

@@ -26,7 +26,7 @@ struct Message {
   MessageKind kind = MessageKind::kPart;
   Generation generation;  // the sender's
   int32_t step = 0;  // see exchange.cc, or kInvitation
-  bool empty = false;  // none of the ranks behind this part had anything to contribute
+  bool empty = false;  // no rank in this part contributed data
   int64_t number = 0;
   ReduceOperation operation = ReduceOperation::kConcat;
   std::string key, title, signature, text;

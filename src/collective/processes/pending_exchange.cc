@@ -13,9 +13,9 @@ Bytes PendingExchange::Result() {
   return std::move(exchange->result());
 }
 
-// Asks so early that the answers are there at the deadline. If all have begun then, parts are under
-// way and get time once more: so long that a rank which dies after its answer is named within the
-// timeout of its death.
+// Queries the ranks before the deadline, so that answers arrive by then. If all have begun, their
+// parts are on the way, and the deadline is extended once: a rank that dies after its answer is
+// still named within the timeout of its death.
 std::string PendingExchange::CheckDeadline(Time now, Queries* queries) {
   const Duration timeout = ToDuration(own.timeout_seconds);
   if (now < (question_ ? deadline : deadline - Queries::AnswerTime(timeout))) return "";

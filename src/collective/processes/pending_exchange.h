@@ -21,9 +21,9 @@ struct PendingExchange {
   std::string CheckDeadline(Time now, Queries* queries);
 
   Contribution own;                    // without its payload
-  std::unique_ptr<Exchange> exchange;  // null until this process takes part
+  std::unique_ptr<Exchange> exchange;  // null until this process begins it
   std::string error;                   // in place of a result
-  bool waits = false;    // has a caller here and a deadline; false where this process has joined
+  bool waits = false;    // a caller waits, with a deadline; false if this process has joined
   bool invited = false;  // the awaited rank, which has joined
   Time begun, deadline;
   std::vector<std::pair<int, Message>> early;  // parts from before, with their senders

@@ -7,9 +7,9 @@
 // * Payloads are reduced in the order of ranks, and every rank gets the same bytes.
 // * Every wait ends: with the result, or with an error that names the ranks that are missing, and
 //   says of each whether it lives. A rank that dies is named within the timeout of its death.
-// * A failure of one rank is a failure of all: every exchange ends with its text, on every rank, and
-//   none begins before that rank has reset. Ranks may reset at different times; messages carry the
-//   generation, so old ones are ignored and early ones kept.
+// * A failure of one rank is a failure of all: every exchange ends with its text, on every rank,
+//   and none begins before that rank has reset. Ranks may reset at different times; messages carry
+//   the generation, so old ones are ignored and early ones kept.
 // * A rank that has joined contributes nothing more, but reduces and passes on what others
 //   contribute, until all ranks have joined. Then a new generation begins.
 // * A rank that leaves says so, and exchanges that need it end at once.
@@ -44,7 +44,7 @@ struct Contribution {
   std::string title;      // begins messages: "SyncBatchNorm 'norm0', forward"
   std::string signature;  // must be equal on all ranks: "channels=64, dtype=float32"
   ReduceOperation operation = ReduceOperation::kSumFloat64;
-  std::vector<int> ranks;  // that take part, ascending; empty for all
+  std::vector<int> ranks;  // of the exchange, ascending; empty for all
   double timeout_seconds = 0;
   Bytes payload;
 };

@@ -9,7 +9,7 @@
 namespace syncbn {
 namespace {
 
-// More finished exchanges than any rank is ahead of another one.
+// More finished exchanges than one rank can be ahead of another.
 constexpr size_t kRemembered = 64;
 
 std::vector<int> AllRanks(int size) {
@@ -67,7 +67,7 @@ void Protocol::Start(const Pending& pending, Contribution own,
                      std::unique_ptr<Exchange> exchange) {
   pending->own = std::move(own);
   pending->exchange = std::move(exchange);
-  for (const auto& query : queries_.TakeKept(pending->own.key)) {
+  for (const auto& query : queries_.Load(pending->own.key)) {
     Send(query.first, StatusFor(query.second));
   }
   std::vector<std::pair<int, Message>> early;
@@ -134,7 +134,7 @@ void Protocol::CheckAwaited(PendingExchange* pending) {
   if (leaving_.left().count(awaited)) {
     Fail(RankLeftReport(pending->own.title, awaited));
   } else if (joining_.Has(awaited) && !pending->invited) {
-    // It would begin only with a part, but in this exchange it has to hand over the first.
+    // It begins when a part arrives, but in this exchange its own part comes first.
     pending->invited = true;
     Send(awaited, PartOf(*pending, kInvitation));
   }

@@ -1,6 +1,6 @@
 // The protocol between the processes of a program, as one of them follows it: many keyed exchanges
 // at once, and their failure. Messages and the time go in, messages go out. Deadlines, queries,
-// joining and leaving are parts of their own.
+// joining and leaving have classes of their own.
 // Who uses it: communicator.cc, which adds threads and waiting, and native tests that drive a
 // thousand ranks from one thread in simulated time. It must not know of threads, of clocks, of the
 // transport, nor what the bytes mean.
@@ -25,13 +25,13 @@ namespace syncbn {
 
 class Protocol {
  public:
-  // `send` starts to send; if it throws, the exchanges fail.
+  // `send` starts to send; the exchanges fail if it throws.
   Protocol(int rank, int size, std::function<void(int to, Bytes message)> send);
 
-  // Throws Error if nothing can be begun any more. Later errors are the exchange's own.
+  // Throws Error after a failure, or after Leave. Later errors are the exchange's own.
   std::shared_ptr<PendingExchange> Begin(Contribution own, Time now);
 
-  // To be called for every message, and again and again while something is awaited.
+  // Handle is called for every message, Tick repeatedly while something is awaited.
   void Handle(int from, const Bytes& bytes, Time now);
   void Tick(Time now);
 

@@ -98,14 +98,14 @@ void Protocol::StartGeneration(Generation generation, const std::string& reason)
 
 // ---- queries -----------------------------------------------------------------------------------
 
-// Answers, and once more when this process reaches the key.
+// Answers now, and again when this process reaches the key.
 void Protocol::HandleQuery(int from, Message query) {
   const Message status = StatusFor(query);
   Send(from, status);
   if (generation_ < query.generation) {
     future_.emplace_back(from, std::move(query));
   } else if (status.step == 0 && query.generation == generation_ && !query.key.empty()) {
-    queries_.Keep(from, std::move(query));
+    queries_.Save(from, std::move(query));
   }
 }
 
@@ -164,7 +164,7 @@ void Protocol::HandleJoin(int from, int64_t number) {
   CheckAllAwaited();
   if (!joining_.Complete()) return;
   const std::string reason =
-      joining_.active() ? "all ranks, this one too, have joined meanwhile" : failure_;
+      joining_.active() ? "all ranks have joined, this one too" : failure_;
   joining_.Finish();
   StartGeneration({generation_.recoveries, generation_.joins + 1}, reason);
 }

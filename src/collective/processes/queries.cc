@@ -1,4 +1,4 @@
-// Matches answers with questions by their number, and keeps queries of others by their key.
+// Matches answers with questions by their number, and saves queries of others by their key.
 #include "collective/processes/queries.h"
 
 namespace syncbn {
@@ -36,18 +36,18 @@ void Queries::HandleAnswer(int from, Message answer) {
   if (question) question->answers[from] = std::move(answer);
 }
 
-void Queries::Keep(int from, Message query) {
+void Queries::Save(int from, Message query) {
   std::string key = query.key;
-  kept_.emplace(std::move(key), std::make_pair(from, std::move(query)));
+  saved_.emplace(std::move(key), std::make_pair(from, std::move(query)));
 }
 
-std::vector<std::pair<int, Message>> Queries::TakeKept(const std::string& key) {
+std::vector<std::pair<int, Message>> Queries::Load(const std::string& key) {
   std::vector<std::pair<int, Message>> taken;
-  const auto range = kept_.equal_range(key);
+  const auto range = saved_.equal_range(key);
   for (auto query = range.first; query != range.second; ++query) {
     taken.push_back(std::move(query->second));
   }
-  kept_.erase(range.first, range.second);
+  saved_.erase(range.first, range.second);
   return taken;
 }
 

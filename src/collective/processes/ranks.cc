@@ -7,7 +7,7 @@
 namespace syncbn {
 namespace {
 
-// At the end nothing is lost by patience: who ends MPI too early ends the others with it.
+// Waiting longer costs nothing at the end, and ending MPI too early ends the other processes.
 constexpr std::chrono::seconds kLastAnswerTime{10};
 
 }  // namespace
@@ -37,12 +37,12 @@ std::string Joining::Tick(Time now) {
   }
   if (now < question_->sent + answer_time) return "";
   for (const auto& answer : question_->answers) known.insert(answer.first);
-  const std::vector<int> silent = ranks_.OthersBut(known);
+  const std::vector<int> unresponsive = ranks_.OthersBut(known);
   question_.reset();
   heard_ = now;
-  if (silent.empty()) return "";
+  if (unresponsive.empty()) return "";
   return Concat(kJoin, ": nothing was heard for ", ToSeconds(timeout_), " s, and ",
-                RankList(silent), " did not answer: died or stopped");
+                RankList(unresponsive), " did not answer: died or stopped");
 }
 
 void Joining::Fail(const std::string& error) {
@@ -61,7 +61,7 @@ void Joining::Finish() {
 void Leaving::Tick(Time now) {
   if (!awaits_ || (question_ && now < question_->sent + kLastAnswerTime)) return;
   const std::vector<int> others = ranks_.OthersBut(left_);
-  for (int rank : others) silent_ |= question_ && !question_->answers.count(rank);
+  for (int rank : others) unresponsive_ |= question_ && !question_->answers.count(rank);
   question_ = queries_->Ask(others, "", now);
 }
 

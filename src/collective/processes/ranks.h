@@ -33,10 +33,10 @@ class Joining {
   // This process has joined and waits for the others.
   void Begin(double timeout_seconds, Time now);
   bool active() const { return active_; }
-  // The result of a wait that is over: the rank that took part in the most exchanges. Throws Error.
+  // The result of a wait that is over: the rank that made the most exchanges. Throws Error.
   int Result() const;
 
-  // `rank`, maybe this one, has joined after so many exchanges.
+  // `rank`, which may be this one, has joined after so many exchanges.
   void Add(int rank, int64_t exchanges) { exchanges_[rank] = exchanges; }
   bool Has(int rank) const { return exchanges_.count(rank) > 0; }
   bool Complete() const { return static_cast<int>(exchanges_.size()) == ranks_.size; }
@@ -46,7 +46,7 @@ class Joining {
   // have not joined have to answer.
   std::string Tick(Time now);
 
-  // Ends the wait, if there is one, with an error.
+  // Ends a wait with an error.
   void Fail(const std::string& error);
   // All have joined.
   void Finish();
@@ -69,22 +69,22 @@ class Leaving {
  public:
   Leaving(const Ranks& ranks, Queries* queries) : ranks_(ranks), queries_(queries) {}
 
-  // This process leaves; `in_peace` if nothing has failed.
-  void Begin(bool in_peace) {
+  // This process leaves; `clean` if nothing has failed.
+  void Begin(bool clean) {
     begun_ = true;
-    in_peace_ = in_peace;
+    clean_ = clean;
   }
   bool begun() const { return begun_; }
-  bool in_peace() const { return in_peace_; }
+  bool clean() const { return clean_; }
 
   // Another rank has left.
   void Add(int rank) { left_.insert(rank); }
   const std::set<int>& left() const { return left_; }
   bool Complete() const { return static_cast<int>(left_.size()) == ranks_.size - 1; }
 
-  // From now on asks those who have not left; AnyoneSilent tells that one of them does not answer.
+  // From now on asks the ranks that have not left; HasUnresponsive tells that one does not answer.
   void Await() { awaits_ = true; }
-  bool AnyoneSilent() const { return silent_; }
+  bool HasUnresponsive() const { return unresponsive_; }
   void Tick(Time now);
 
  private:
@@ -92,7 +92,7 @@ class Leaving {
   Queries* const queries_;
   std::set<int> left_;
   std::shared_ptr<Question> question_;
-  bool begun_ = false, in_peace_ = false, awaits_ = false, silent_ = false;
+  bool begun_ = false, clean_ = false, awaits_ = false, unresponsive_ = false;
 };
 
 }  // namespace syncbn

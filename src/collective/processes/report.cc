@@ -38,15 +38,15 @@ std::string RanksMissingReport(const Contribution& own, const std::vector<int>& 
                                  : answer->second.text));
   }
   std::sort(present.begin(), present.end());
-  return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ", missing.size(), " of ",
-                own.ranks.size(), " processes. Arrived: ", RankList(present), ". Missing: ",
-                Join(missing, "; "), ".", kRecover);
+  return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ",
+                missing.size(), " of ", own.ranks.size(), " processes. Arrived: ",
+                RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecover);
 }
 
 std::string PartsMissingReport(const Contribution& own, double seconds) {
-  return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for parts that do not arrive, though "
-                "all ", own.ranks.size(), " processes have begun: the connection is lost, or "
-                "slower than the timeout.", kRecover);
+  return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for parts that do not "
+                "arrive, though all ", own.ranks.size(), " processes have begun: the connection is "
+                "lost, or slower than the timeout.", kRecover);
 }
 
 std::string SignaturesDifferReport(const Contribution& own, int own_rank, int rank,

@@ -1,5 +1,5 @@
 // The texts that a user reads when an exchange between processes fails.
-// Who uses it: Protocol and its parts. Each function returns the whole message; none of them throws.
+// Who uses it: Protocol and its parts. Each function returns the whole message; none throws.
 #pragma once
 #include <map>
 #include <string>
@@ -15,12 +15,12 @@ constexpr char kInit[] = "gluon_syncbn.distributed.init()";
 constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 constexpr char kJoin[] = "distributed.join";
 
-// `arrived` are ranks known to take part; `answers` are from those who answered in time; whoever is
-// in neither does not answer.
+// `arrived` are the ranks that have begun the exchange, `answers` those of ranks that answered in
+// time; a rank in neither did not answer.
 std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
                                const std::map<int, Message>& answers, double seconds);
 
-// All take part, but their parts do not arrive.
+// All ranks have begun, but their parts do not arrive.
 std::string PartsMissingReport(const Contribution& own, double seconds);
 
 // `ranks` are those that `message`, from `rank`, names.

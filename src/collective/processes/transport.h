@@ -18,10 +18,10 @@ class Transport {
   // Starts to send; never waits. Messages from one process to another arrive in order.
   virtual void Send(int to, Bytes message) = 0;
 
-  // Takes the next message that has arrived whole; false if there is none.
+  // Takes the next complete message; false if none has arrived.
   virtual bool Receive(int* from, Bytes* message) = 0;
 
-  // True while a message is under way that moves only while somebody calls Receive.
+  // True while a message is under way that makes progress only in calls of Receive.
   virtual bool Busy() const = 0;
 
   // `closing` is called, in whatever thread, before the program ends the medium (MPI_Finalize).
