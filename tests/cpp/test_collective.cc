@@ -132,16 +132,13 @@ TEST(TwoRendezvousCrosswise) {
     CHECK_EQ(Sum(&group, a, "forward", id, 2, 1 + id), 3);
     const Ticket b = group.BeginForward(Cpu(id), 2);
     CHECK_EQ(Sum(&group, b, "forward", id, 2, 10), 20);
-    const Ticket& early = id == 0 ? a : b;
-    const Ticket& late = id == 0 ? b : a;
-    std::thread other([&] {
-      CHECK_EQ(Sum(&group, early, "backward", id, 2, early.number == 0 ? 5 : 7),
-               early.number == 0 ? 10 : 14);
-    });
+    const auto backward = [&](const Ticket& ticket) {
+      CHECK_EQ(Sum(&group, ticket, "backward", id, 2, 5 + ticket.number), 10 + 2 * ticket.number);
+    };
+    std::thread early([&] { backward(id == 0 ? a : b); });
     Sleep(5);
-    CHECK_EQ(Sum(&group, late, "backward", id, 2, late.number == 0 ? 5 : 7),
-             late.number == 0 ? 10 : 14);
-    other.join();
+    backward(id == 0 ? b : a);
+    early.join();
   });
 }
 
@@ -275,33 +272,48 @@ TEST(SameDeviceTwiceInOneRendezvous) {
   CheckHas(texts[0] + texts[1], "arrived twice");
 }
 
+// cpu(0), which waits for a second device.
+class Waiting {
+ public:
+  explicit Waiting(Group* group) : thread_([this, group] { Wait(group); }) {
+    while (!has_begun_) std::this_thread::yield();
+    Sleep(10);
+  }
+  // Its error.
+  std::string Text() {
+    thread_.join();
+    return text_;
+  }
+  const Ticket& ticket() const { return ticket_; }
+
+ private:
+  void Wait(Group* group) {
+    ticket_ = group->BeginForward(Cpu(0), 2);
+    has_begun_ = true;
+    text_ = ErrorOf([&] { Sum(group, ticket_, "forward", 0, 2, 0); });
+  }
+
+  Ticket ticket_;
+  std::string text_;
+  std::atomic<bool> has_begun_{false};
+  std::thread thread_;
+};
+
 TEST(FailEndsWaits) {
   Group group("layer");
-  std::string text;
-  std::thread waiting([&] { text = ErrorOf([&] { Forward(&group, 0, 2, 0); }); });
-  Sleep(10);
+  Waiting waiting(&group);
   group.Fail("the ship sinks");
-  waiting.join();
-  CheckHas(text, "the ship sinks");
+  CheckHas(waiting.Text(), "the ship sinks");
 }
 
 TEST(ResetMakesTheGroupReady) {
   Group group("layer");
-  Ticket before;
-  std::atomic<bool> has_begun{false};
-  std::thread waiting([&] {
-    before = group.BeginForward(Cpu(0), 2);
-    has_begun = true;
-    CheckHas(ErrorOf([&] { Sum(&group, before, "forward", 0, 2, 0); }),
-             "the layer was reset while a device waited in it");
-  });
-  while (!has_begun) std::this_thread::yield();
-  Sleep(10);
+  Waiting waiting(&group);
   group.Reset();
-  waiting.join();
+  CheckHas(waiting.Text(), "the layer was reset while a device waited in it");
   CHECK_EQ(group.Failure(), "");
   Parallel(2, [&](int id) { CHECK_EQ(Forward(&group, id, 2, 1 + id), 3); });
-  CheckHas(ErrorOf([&] { Sum(&group, before, "backward", 0, 2, 0); }), "was reset by");
+  CheckHas(ErrorOf([&] { Sum(&group, waiting.ticket(), "backward", 0, 2, 0); }), "was reset by");
 }
 
 // ---- other devices than before -----------------------------------------------------------------
@@ -339,18 +351,11 @@ TEST(MoreDevicesThanTheGroupHas) {
 
 TEST(MoreDevicesWhileOneWaits) {
   Group group("layer");
-  std::atomic<bool> has_begun{false};
-  std::thread waiting([&] {
-    const Ticket first = group.BeginForward(Cpu(0), 2);
-    has_begun = true;
-    ErrorOf([&] { Sum(&group, first, "forward", 0, 2, 0); });
-  });
-  while (!has_begun) std::this_thread::yield();
+  Waiting waiting(&group);
   const Ticket second = group.BeginForward(Cpu(1), 2);
-  Sleep(20);
   CheckHas(ErrorOf([&] { Forward(&group, 2, 2, 0); }), "num_devices=2, but cpu(2) calls the layer");
   CheckHas(ErrorOf([&] { Sum(&group, second, "forward", 1, 2, 0); }), "earlier error");
-  waiting.join();
+  CheckHas(waiting.Text(), "num_devices=2");
 }
 
 TEST(DevicesThatReturnAfterAMove) {
@@ -417,12 +422,6 @@ TEST(Registry) {
   registry.Release("key");
   CHECK(registry.Find("key") == nullptr);
   CHECK_EQ(group->layer(), "layer");  // an operator in flight still holds it
-}
-
-TEST(DeviceNames) {
-  CHECK_EQ(syncbn::ParseDevice("gpu(12)").Name(), "gpu(12)");
-  CheckHas(ErrorOf([] { syncbn::ParseDevice("cpu0"); }), "\"cpu(0)\", but got \"cpu0\"");
-  CheckHas(ErrorOf([] { syncbn::ParseDevice(""); }), "but got \"\"");
 }
 
 // ---- stress ------------------------------------------------------------------------------------

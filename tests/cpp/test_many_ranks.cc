@@ -1,6 +1,7 @@
 // Tests exchanges of hundreds of simulated ranks: the same bits in every order; late and dead
-// ranks. `--count` prints the messages and rounds of an exchange, which test_native.py compares with
-// the model of benchmark_exchange.py. test_soak.cc has ranks that join, and connections that break.
+// ranks. `--count` prints the messages and rounds of an exchange, which test_native.py compares
+// with the model of benchmark_exchange.py. test_soak.cc has ranks that join, and connections that
+// break.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
