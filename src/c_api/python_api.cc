@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "collective/communicator.h"
-#include "collective/registry.h"
+#include "collective/processes/communicator.h"
+#include "collective/devices/registry.h"
 #include "core/c_interface.h"
 #include "core/freed_memory.h"
 #include "core/parallel_for.h"
@@ -80,11 +80,11 @@ SYNCBN_EXPORT int gluon_syncbn_set_participants(const char* key, const char* dev
   });
 }
 
-// The layer is made to be called by a driver only, see collective/calls.h.
+// The layer is made to be called by a driver only, see collective/devices/calls.h.
 SYNCBN_EXPORT int gluon_syncbn_expect_driver(const char* key) {
   return CatchAll([&] {
     const auto group = Registry::Get().Find(key);
-    if (group) group->ExpectDriver();
+    if (group) group->calls().ExpectDriver();
   });
 }
 
@@ -220,7 +220,7 @@ SYNCBN_EXPORT const char* gluon_syncbn_commit() { return SYNCBN_COMMIT; }
 
 SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
 
-// The architectures that there is machine code for; empty in a build without CUDA.
+// The architectures that the library has machine code for; empty in a build without CUDA.
 SYNCBN_EXPORT const char* gluon_syncbn_cuda_architectures() {
 #if defined(SYNCBN_CUDA)
   return syncbn::cuda::Architectures();
