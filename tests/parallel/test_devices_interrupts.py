@@ -9,14 +9,6 @@ import pytest
 from support.helpers import output_of
 
 
-@pytest.fixture
-def handle():
-    """Sets the handler of Ctrl-C, which a program of the background ignores."""
-    former = signal.getsignal(signal.SIGINT)
-    yield lambda handler: signal.signal(signal.SIGINT, handler)
-    signal.signal(signal.SIGINT, former)
-
-
 def interrupting(seen):
     """A function to map that presses Ctrl-C in its first call."""
 
@@ -30,9 +22,8 @@ def interrupting(seen):
     return function
 
 
-def test_ctrl_c_waits_until_every_context_was_called(devices, handle):
+def test_ctrl_c_waits_until_every_context_was_called(devices, ctrl_c):
     seen = []
-    handle(signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         devices.map(interrupting(seen), [1, 2])
     assert seen == [1, 2]
@@ -40,7 +31,7 @@ def test_ctrl_c_waits_until_every_context_was_called(devices, handle):
     assert devices.map(abs, [-1, -2]) == [1, 2]
 
 
-def test_second_ctrl_c_is_immediate(devices, handle):
+def test_second_ctrl_c_is_immediate(devices, ctrl_c):
     seen, handled = [], threading.Event()
 
     def handler(signum, frame):
@@ -54,7 +45,7 @@ def test_second_ctrl_c_is_immediate(devices, handle):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.05)
 
-    handle(handler)
+    signal.signal(signal.SIGINT, handler)
     with pytest.raises(KeyboardInterrupt):
         devices.map(press, [1, 2])
     assert seen == [1]
@@ -62,9 +53,9 @@ def test_second_ctrl_c_is_immediate(devices, handle):
     assert devices.map(abs, [-1, -2]) == [1, 2]
 
 
-def test_ctrl_c_calls_the_handler_of_the_program(devices, handle):
+def test_ctrl_c_calls_the_handler_of_the_program(devices, ctrl_c):
     seen, noted = [], []
-    handle(lambda signum, frame: noted.append(signum))
+    signal.signal(signal.SIGINT, lambda signum, frame: noted.append(signum))
     assert devices.map(interrupting(seen), [1, 2]) == [1, 2]
     assert noted == [signal.SIGINT]
 

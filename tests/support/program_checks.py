@@ -5,6 +5,7 @@ Called by program_runner.py between steps. It must not know how the net was call
 
 import numpy as np
 
+from support import reference
 from support.program_oracle import (
     Net,
     Value,
@@ -54,12 +55,13 @@ class Checks:
             for name in (*PARAMETERS, *STATISTICS)
         }
 
-    def _arrays(self, norm, name):
-        """Per context; a parameter without a shape has its initial values."""
+    def _arrays(self, norm, name, kind="data"):
+        """Per context the data or "grad"; initial values where there is no shape."""
         parameter = getattr(norm, name)
         if parameter._data is None:
-            return [self._initial[name]] * self._program.contexts
-        return [array.asnumpy() for array in parameter.list_data()]
+            initial = self._initial[name] * (kind == "data")
+            return [initial] * self._program.contexts
+        return [array.asnumpy() for array in getattr(parameter, f"list_{kind}")()]
 
     def states(self):
         """Per group of contexts the state of each layer, equal on all of them."""
@@ -172,14 +174,13 @@ class Checks:
 
     def gradients(self):
         """Per layer, name and context the gradient."""
-        results = {}
-        for number, name, _ in self._wanted():
-            parameter = getattr(self._norms[number], name)
-            for k in range(self._program.contexts):
-                results[number, name, k] = np.zeros_like(self._initial[name])
-                if parameter._data is not None:
-                    results[number, name, k] = parameter.list_grad()[k].asnumpy()
-        return results
+        return {
+            (number, name, k): gradient
+            for number, name, _ in self._wanted()
+            for k, gradient in enumerate(
+                self._arrays(self._norms[number], name, "grad")
+            )
+        }
 
     def zero_gradients(self):
         for number, name, _ in self._wanted():
@@ -215,11 +216,7 @@ class Checks:
 
     def _sums(self, elements, part, data):
         """Per context of `part` the sums over its rows."""
-        axes = tuple(
-            k
-            for k in range(elements.value.ndim)
-            if k != self._program.axis % elements.value.ndim
-        )
+        axes, _ = reference._reduced(elements.value, self._program.axis)
         bounds = np.cumsum([data.rows[k] for k in part])[:-1]
         shards = [np.split(v, bounds, self._program.batch_axis) for v in elements]
         for value, error in zip(*shards):
