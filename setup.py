@@ -97,7 +97,7 @@ def cmake(*arguments):
         sys.exit(f"building gluon_syncbn failed in `{' '.join(command)}`: {reason}")
 
 
-def build_libraries(test_api):
+def build_libraries():
     """Builds what is not built yet, and leaves it in INSTALLED.
 
     Objects of earlier builds stay: ninja compiles anew what has another command,
@@ -116,7 +116,6 @@ def build_libraries(test_api):
         if wrapper and Path(tempfile.gettempdir()) in Path(wrapper).parents:
             mpi += ["-DGLUON_SYNCBN_MPI_IS_TEMPORARY=ON"]
         defined = "-DCMAKE_BUILD_TYPE=Release", f"-DGLUON_SYNCBN_COMMIT={commit()}"
-        defined += (f"-DGLUON_SYNCBN_TEST_API={'ON' if test_api else 'OFF'}",)
         cmake("-S", ROOT / "src", "-B", BUILD, "-G", "Ninja", *defined, *mpi)
         cmake("--build", BUILD)
         cmake("--install", BUILD, "--prefix", INSTALLED)
@@ -131,7 +130,7 @@ class CMakeBuild(build_ext):
 
     def build_extensions(self):
         # The C functions that only tests call are for checkouts.
-        build_libraries(self.inplace or getattr(self, "editable_mode", False))
+        build_libraries()
         super().build_extensions()
 
     def build_extension(self, extension):

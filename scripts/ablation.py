@@ -9,13 +9,13 @@ Trains FastSCNN with unsynchronized and with synchronized layers on 2 and 4 devi
 1, 2 and 4 images each, and on one device with each of these batches, from the same
 initial parameters, in the same order, with the same augmentation and a learning rate in
 proportion to the batch; FCN-ResNet-50 with one image on each of two devices; then tests
-the last epoch. It also measures how far several devices are from one, and the cost of a
-step. A data set is a folder as train_segmentation.py takes it, with a split "test";
-class names are CamVid's unless others are given.
+the last epoch. It also measures how far several devices are from one. A data set is a
+folder as train_segmentation.py takes it, with a split "test"; class names are CamVid's
+unless others are given.
 
 Every run has a folder in --runs and a JSON in --results. A second start skips runs that
 are done and continues those that were killed. On two cores each net takes about an
-hour, the rest a quarter of one; --parts makes them one by one.
+hour; --parts makes them one by one.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from ablation.jobs import carry_out, cores, left_over
 from segmentation import folder_lock
 from segmentation.errors import Parser, UserError, exit_code
 
-PARTS = "fastscnn", "fcn", "agreement", "cost"
+PARTS = "fastscnn", "fcn", "agreement"
 
 
 def arguments():
@@ -66,12 +66,10 @@ def tasks_of(options):
         data = {"dataset": "folder", "data_root": str(options.data_root)}
         data.update(class_names=options.class_names, ignore_label=options.ignore_label)
     make = plan.Plan(data, options.results, options.runs)
-    steps, watchdog = (3, 60) if quick else (20, 180)
     parts = {
         "fastscnn": make.grid(fast),
         "fcn": make.grid(fcn),
         "agreement": [make.agreement(fast, 8, 1 if quick else 4, (2, 4))],
-        "cost": [make.cost(scale, steps, watchdog) for scale in (fast, fcn)],
     }
     return [task for part in options.parts for task in parts[part]]
 

@@ -6,8 +6,8 @@
 #     EMULATED=1 bash scripts/check_gpu.sh OUT    # the same on a CPU, in a small form
 #
 # It needs nvcc, cmake and a python3 (or PYTHON); no MXNet. What needs more is left out where that is
-# missing, and the script says so: the layer's tests need a real GPU, PyTorch, NumPy and pytest; the
-# sanitizers compute-sanitizer; the benchmark PyTorch for its column. OUT receives the logs,
+# missing, and the script says so: the comparison with PyTorch needs that and NumPy; the sanitizers
+# compute-sanitizer; the benchmark PyTorch for its column. OUT receives the logs,
 # benchmark_gpu.json, and benchmark_gpu.md, the table for docs/guides/gpus.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -48,7 +48,7 @@ finish() {
 
 echo "== build"
 options=(-S src -B "$build")
-targets=(test_cuda_kernels benchmark_gpu)
+targets=(test_cuda_kernels test_cuda_op benchmark_gpu)
 if command -v ninja >/dev/null; then options+=(-G Ninja); fi
 if [ -n "$emulated" ]; then
     options+=(-DGLUON_SYNCBN_BUILD_TESTS=ON)
@@ -57,7 +57,6 @@ else
     generation=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     options+=(-DGLUON_SYNCBN_CUDA=1 -DGLUON_SYNCBN_CHECKS=ON
         "-DCMAKE_CUDA_ARCHITECTURES=${generation:?}-real")
-    targets+=(gluon_syncbn)
 fi
 step configure cmake "${options[@]}"
 step build cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}"
@@ -66,14 +65,13 @@ step build cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}"
 echo "== kernels"
 step kernels "$build/test_cuda_kernels" $([ -n "$emulated" ] && echo small || echo large)
 
-echo "== layer"
-if [ -n "$emulated" ]; then
-    leave_out layer "PyTorch has no memory of emulated GPUs"
-elif ! "$python" -c "import numpy, pytest, torch; assert torch.cuda.is_available()"; then
-    leave_out layer "$python has no NumPy, pytest and PyTorch that finds the GPU"
+echo "== layer" # beside the layer on CPUs, and what it writes beside PyTorch
+mkdir -p "$out/layer"
+step layer "$build/test_cuda_op" "$out/layer"
+if "$python" -c "import numpy, torch" 2>/dev/null; then
+    step pytorch "$python" tests/gpu/compare_with_pytorch.py "$out/layer"
 else
-    GLUON_SYNCBN_LIBRARY=$build/libgluon_syncbn.so step layer "$python" -m pytest \
-        --confcutdir tests/gpu -p no:cacheprovider -q tests/gpu
+    leave_out pytorch "$python has no NumPy and PyTorch"
 fi
 
 echo "== sanitizers" # of the kernels' test, because Python and PyTorch make them slow

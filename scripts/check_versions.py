@@ -30,7 +30,7 @@ NUMPY = "1.23.5"  # the last series that all of these work with
 _LAYER = "batch_norm", "convert", "fusion", "modes", "small_nets"
 _PARALLEL = (
     "devices", "devices_interrupts", "devices_nested", "devices_threads",
-    "failed_steps", "parallel", "parallel_graphs",
+    "failed_steps", "parallel", "parallel_graphs", "random_programs",
 )  # fmt: skip
 TESTS = [f"tests/layer/test_{name}.py" for name in _LAYER]
 TESTS += [f"tests/parallel/test_{name}.py" for name in _PARALLEL]

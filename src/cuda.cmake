@@ -72,17 +72,19 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.2)
   # Two architectures of a file at once: there are few files, and they take long.
   target_compile_options(gluon_syncbn_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--threads=2>")
 endif()
-# Headers and libraries are nvcc's own. CUDAToolkit looks for them by itself, and where another
-# toolkit lies in /usr it may take that one's. The runtime is static, which is CMake's default:
-# MXNet contains one of its own version, and a machine without a GPU has none.
+# Headers and libraries are nvcc's own. CUDAToolkit searches for them, and may find those of
+# another toolkit in /usr. The runtime is static, which is CMake's default:
+# MXNet contains another version, and a machine without a GPU has none.
 target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
                            ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 
 # Programs that scripts/check_gpu.sh runs without Python.
 if(GLUON_SYNCBN_CHECKS)
   add_executable(test_cuda_kernels EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_kernels.cc)
+  add_executable(test_cuda_op EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_op.cc)
   add_executable(benchmark_gpu EXCLUDE_FROM_ALL ../scripts/benchmarks/benchmark_gpu.cc)
-  target_include_directories(test_cuda_kernels PRIVATE ../tests/cpp)
-  target_link_libraries(test_cuda_kernels PRIVATE gluon_syncbn_objects)
-  target_link_libraries(benchmark_gpu PRIVATE gluon_syncbn_objects)
+  foreach(program test_cuda_kernels test_cuda_op benchmark_gpu)
+    target_include_directories(${program} PRIVATE ../tests/cpp)
+    target_link_libraries(${program} PRIVATE gluon_syncbn_objects)
+  endforeach()
 endif()

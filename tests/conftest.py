@@ -4,6 +4,7 @@ A wait that would hang must fail in seconds, and must leave nothing to the next 
 """
 
 import faulthandler
+import os
 import signal
 import sys
 
@@ -15,6 +16,23 @@ import gluon_syncbn
 from gluon_syncbn.native import failures
 
 faulthandler.enable()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run tests marked full, too")
+
+
+def pytest_configure(config):
+    """Comparisons of deep nets (support/deep_nets.py) are repeated so often."""
+    repetitions = "10" if config.getoption("full") else "3"
+    os.environ.setdefault("GLUON_SYNCBN_REPEAT", repetitions)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Skipped, not deselected: pytest-xdist's summary has no count of the latter."""
+    if item.get_closest_marker("full") and not item.config.getoption("full"):
+        pytest.skip("bash scripts/test.sh --full runs it")
 
 
 @pytest.fixture(autouse=True)

@@ -67,6 +67,7 @@ _SIGNATURES = {
     "gluon_syncbn_commit": (ctypes.c_char_p, []),
     "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
     "gluon_syncbn_num_threads": (ctypes.c_int, []),
+    "gluon_syncbn_keep_freed_memory": (ctypes.c_int, []),
     "gluon_syncbn_cuda_architectures": (ctypes.c_char_p, []),
     "gluon_syncbn_cuda_missing": (ctypes.c_char_p, []),
     "gluon_syncbn_distributed_open": (ctypes.c_int, [ctypes.c_void_p]),

@@ -1,7 +1,8 @@
 """Steps in which only some of the devices hold a shard.
 
 Called by ``net.py`` and by users who write their own loops. The rendezvous itself is
-``src/collective/group.cc``; here the change is ordered against work in flight.
+``src/collective/devices/group.cc``; here the change is ordered against work in
+flight.
 """
 
 from __future__ import annotations

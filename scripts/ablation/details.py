@@ -1,4 +1,4 @@
-"""Draws the second figure: reasons, classes, agreement with one device, and cost.
+"""Draws the second figure: reasons, classes, and agreement with one device.
 
 Called by figures.py, which takes the styles from here. It must not know how results are
 written.
@@ -15,7 +15,6 @@ NORMS = {
     "syncbn": ("SyncBatchNorm", "tab:blue", "o"),
 }
 ONE_DEVICE = "one device, whole batch", "black", "_"
-STYLES = {**NORMS, "contrib": ("contrib SyncBatchNorm", "tab:orange", "^")}
 
 
 def finish(axis, title, xlabel=""):
@@ -26,23 +25,20 @@ def finish(axis, title, xlabel=""):
 
 
 def draw(found):
-    figure = pyplot.figure(figsize=(15, 8.4), layout="constrained")
-    upper, lower = figure.subplots(2, 4, width_ratios=[1.3, 1, 1, 1])
+    figure = pyplot.figure(figsize=(13, 8.4), layout="constrained")
+    upper, lower = figure.subplots(2, 3, width_ratios=[1.3, 1, 1])
     draw_gap(upper[0], found)
     draw_classes(upper[1], found)
     draw_other_net(upper[2], found)
-    for label, colour, marker in (*STYLES.values(), ONE_DEVICE):
-        upper[3].plot([], [], marker, color=colour, label=label)
-    upper[3].legend(loc="center", frameon=False, fontsize=10)
-    upper[3].set_axis_off()
+    for label, colour, marker in (*NORMS.values(), ONE_DEVICE):
+        lower[2].plot([], [], marker, color=colour, label=label)
+    lower[2].legend(loc="center", frameon=False, fontsize=10)
+    lower[2].set_axis_off()
     agreement = [r for r in found.values() if r["kind"] == "agreement"]
     rows = [row for result in agreement for row in result["rows"]]
     draw_differences(lower[0], [row for row in rows if "differences" in row])
     draw_losses(lower[1], [row for row in rows if row["dtype"] == "float32"])
-    cost = [r for r in found.values() if r["kind"] == "cost"]
-    draw_bars(lower[2], cost, "median_ms", "training step (ms)")
-    draw_bars(lower[3], cost, "peak_mb", "peak memory of the process (MB)")
-    for axis in (*upper[:3], *lower):
+    for axis in (*upper, *lower[:2]):
         if not axis.has_data():
             axis.set_axis_off()  # this part of the experiment was not made
     return figure
@@ -141,27 +137,3 @@ def draw_losses(axis, rows):
         axis.plot(values, **style_of(row))
     axis.legend(fontsize=7, frameon=False)
     finish(axis, "training loss, float32", "step")
-
-
-def draw_bars(axis, cost, key, title):
-    """Each layer relative to nn.BatchNorm, the figure itself above; every case."""
-    cases = {}
-    for result in cost:
-        for row in result["rows"]:
-            case = f"{result['model']}\n{row['devices']} x {row['images']}"
-            cases.setdefault(case, {})[row["layer"]] = row.get(key)
-    if not cases:
-        return
-    for shift, layer in zip((-0.27, 0, 0.27), STYLES):
-        for place, values in enumerate(cases.values()):
-            value = values[layer]
-            height = value / values["bn"] if value else 0
-            text = f"{value:.0f}" if value else " does not run"
-            axis.bar(place + shift, height, 0.27, color=STYLES[layer][1])
-            style = {"ha": "center", "va": "bottom", "fontsize": 6}
-            rotation = 0 if value else 90
-            axis.text(place + shift, height, text, rotation=rotation, **style)
-    axis.set_xticks(range(len(cases)), cases, fontsize=8)
-    axis.set_ylabel("relative to nn.BatchNorm")
-    axis.margins(y=0.12)
-    finish(axis, title)

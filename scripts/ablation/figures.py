@@ -1,7 +1,7 @@
 """Draws the figures of an experiment from its results, and from nothing else.
 
 Called by ablation.py. `ablation.png` shows the gain: scores, curves and predictions;
-`ablation_details.png`, in details.py, its reasons, its classes and its cost.
+`ablation_details.png`, in details.py, its reasons and its classes.
 """
 
 import base64

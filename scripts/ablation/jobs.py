@@ -34,18 +34,10 @@ def left_over(tasks):
 
 
 def carry_out(tasks, count, logs):
-    """Runs `count` tasks at once; those that must be alone come first, one by one."""
+    """Runs `count` tasks at once."""
     logs.mkdir(parents=True, exist_ok=True)
     print(f"{len(tasks)} to do", flush=True)
-    failed = _carry_out([t for t in tasks if t["alone"]], 1, logs)
-    failed += _carry_out([t for t in tasks if not t["alone"]], count, logs)
-    if failed:
-        raise UserError(f"{len(failed)} of {len(tasks)} failed.")
-
-
-def _carry_out(waiting, count, logs):
-    """Runs tasks; returns those that failed."""
-    running, failed = [], []
+    waiting, running, failed = list(tasks), [], []
     try:
         while waiting or running:
             while waiting and len(running) < count:
@@ -67,7 +59,8 @@ def _carry_out(waiting, count, logs):
         for _, process in running:
             process.wait()
         raise
-    return failed
+    if failed:
+        raise UserError(f"{len(failed)} of {len(tasks)} failed.")
 
 
 def _start(task, logs):
@@ -76,7 +69,7 @@ def _start(task, logs):
     path = [str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": str(max(1, cores() // 2) if task["alone"] else 1),
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path),
     }
     with open(_log_of(task, logs), "a", encoding="utf-8") as output:

@@ -14,7 +14,6 @@ CAMVID = (
 # Linear scaling (Goyal et al., arXiv:1706.02677) of what train_segmentation.py takes
 # for its batch: 0.1 for 8 images. No arm has a rate of its own.
 RATE_PER_IMAGE = 0.1 / 8
-LAYERS = "bn", "syncbn", "contrib"  # of the cost
 NOT_COMPARED = "data_root", "run_dir", "workers"
 
 
@@ -89,7 +88,7 @@ class Plan:
     """Makes the tasks of a data set; results and run folders go to these places.
 
     A task is a dict for the process `python -m ablation.MODULE TASK`, which writes one
-    result. Where "alone" is true, nothing else may run beside it.
+    result.
     """
 
     def __init__(self, data, results, runs):
@@ -119,22 +118,12 @@ class Plan:
         options = {"about": about, "short": short, "epochs": epochs, "devices": devices}
         return self._task("agreement", "agreement", config, **options)
 
-    def cost(self, scale, steps, watchdog):
-        """Steps with each kind of layer, with the fewest and the most images."""
-        config = settings(scale, Arm("syncbn", 1, 2), 0, self._data)
-        few_and_many = sorted({min(scale.images), max(scale.images)})
-        sizes = [(count, n) for count in scale.devices for n in few_and_many]
-        about = {"kind": "cost", "model": scale.model}
-        options = {"about": about, "arms": sizes, "steps": steps, "watchdog": watchdog}
-        return self._task("cost", "cost", config, True, layers=LAYERS, **options)
-
-    def _task(self, module, name, config, alone=False, **options):
+    def _task(self, module, name, config, **options):
         name = f"{self._name}-{config.model}-{name}"
         values = config.to_dict()
         return {
             "name": name,
             "module": module,
-            "alone": alone,
             "settings": {**values, "run_dir": str(self._runs / name)},
             "compared": {k: v for k, v in values.items() if k not in NOT_COMPARED},
             "result": str(self._results / f"{name}.json"),

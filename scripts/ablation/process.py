@@ -1,6 +1,6 @@
 """The parts that all processes of the ablation share: task, net on devices, result.
 
-Called by one_run.py, agreement.py and cost.py.
+Called by one_run.py and agreement.py.
 """
 
 import json

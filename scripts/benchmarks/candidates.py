@@ -1,7 +1,7 @@
 """The layers that benchmarks time, by themselves and inside of nets.
 
-Called by benchmark_layer.py, benchmark_sizes.py and benchmark_fragmented.py. Layers,
-their verification and turns are those of `python -m gluon_syncbn --bench`.
+Called by benchmark_layer.py and benchmark_sizes.py. Layers, their verification and turns
+are those of `python -m gluon_syncbn --bench`.
 """
 
 import os

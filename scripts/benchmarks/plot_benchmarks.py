@@ -104,14 +104,8 @@ def draw_layer(document):
 def draw_sizes(document):
     rows, keys = document["rows"], ("size", "batch", "dtype", "channels", "contexts")
     cases, layers = distinct_parts(rows, *keys), distinct_parts(rows, "layer", "place")
-    figure, axes = pyplot.subplots(
-        1,
-        3,
-        figsize=(17, 1.8 + 0.27 * len(cases)),
-        width_ratios=[5, 5, len(layers)],
-        sharey=True,
-        layout="constrained",
-    )
+    (axes,) = panels(1, 2, 6.5, 1.8 + 0.27 * len(cases), sharey=True)[1]
+    figure = axes[0].figure
     for axis, direction in zip(axes, ("forward", "backward")):
         for layer in layers:
             found = [find(rows, direction=direction, **layer, **case) for case in cases]
@@ -132,7 +126,6 @@ def draw_sizes(document):
     label = "{size}, batch {batch}, {dtype}, channels {channels}, contexts {contexts}"
     axes[0].set_yticks(range(len(cases)), [label.format(**case) for case in cases])
     axes[0].invert_yaxis()
-    write_times(axes[2], rows, cases, layers)
     finish(figure, axes[0], document, columns=7)
     return figure
 
@@ -141,22 +134,6 @@ def distinct_parts(rows, *keys):
     """The different values of these keys, as dicts."""
     found = dict.fromkeys(tuple(row[key] for key in keys) for row in rows)
     return [dict(zip(keys, values)) for values in found]
-
-
-def write_times(axis, rows, cases, layers):
-    """Milliseconds as text, because small sizes and slow layers are dots near zero."""
-    for column, layer in enumerate(layers):
-        for place, case in enumerate(cases):
-            row = find(rows, direction="both", **layer, **case)
-            time = row and row["median_ms"]
-            text = f"{time:.{0 if time >= 100 else 2}f}" if row else "-"
-            axis.text(column, place, text, ha="right", va="center", fontsize=9)
-    axis.set_xlim(-0.8, len(layers) - 0.8)
-    names = ["{layer}\n{place}".format(**layer) for layer in layers]
-    axis.set_xticks(range(len(layers)), names, ha="right", fontsize=8)
-    axis.set_xlabel("forward + backward, ms")
-    axis.tick_params(left=False, bottom=False)
-    axis.spines[:].set_visible(False)
 
 
 def draw_net(document):
@@ -207,11 +184,8 @@ def draw_memory(document):
 def draw_curves(axis, rows):
     """Memory over forward and backward of each variant in one mode."""
     for row in rows:
-        # Some results also have what the system says.
-        for name, style in ("mxnet", "-"), ("resident", ":"):
-            if name in row:
-                curve, label = row[name]["curve_mb"], f"{row['variant']}, {name}"
-                axis.plot(curve, style, color=COLOURS[row["variant"]], label=label)
+        curve, variant = row["mxnet"]["curve_mb"], row["variant"]
+        axis.plot(curve, color=COLOURS[variant], label=variant)
     half = len(curve) / 2
     axis.axvline(half, color="black", linewidth=0.5)
     axis.set_xticks([half / 2, 3 * half / 2], ["forward", "backward"])

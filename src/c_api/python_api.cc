@@ -10,9 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "collective/communicator.h"
-#include "collective/registry.h"
+#include "collective/processes/communicator.h"
+#include "collective/devices/registry.h"
 #include "core/c_interface.h"
+#include "core/freed_memory.h"
 #include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "kernels/cuda/batch_norm_cuda.h"
@@ -79,11 +80,11 @@ SYNCBN_EXPORT int gluon_syncbn_set_participants(const char* key, const char* dev
   });
 }
 
-// The layer is made to be called by a driver only, see collective/calls.h.
+// The layer is made to be called by a driver only, see collective/devices/calls.h.
 SYNCBN_EXPORT int gluon_syncbn_expect_driver(const char* key) {
   return CatchAll([&] {
     const auto group = Registry::Get().Find(key);
-    if (group) group->ExpectDriver();
+    if (group) group->calls().ExpectDriver();
   });
 }
 
@@ -219,7 +220,7 @@ SYNCBN_EXPORT const char* gluon_syncbn_commit() { return SYNCBN_COMMIT; }
 
 SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
 
-// The architectures that there is machine code for; empty in a build without CUDA.
+// The architectures that the library has machine code for; empty in a build without CUDA.
 SYNCBN_EXPORT const char* gluon_syncbn_cuda_architectures() {
 #if defined(SYNCBN_CUDA)
   return syncbn::cuda::Architectures();
@@ -236,5 +237,7 @@ SYNCBN_EXPORT const char* gluon_syncbn_cuda_missing() {
   return SYNCBN_CUDA_MISSING;
 #endif
 }
+
+SYNCBN_EXPORT int gluon_syncbn_keep_freed_memory() { return syncbn::KeepFreedMemory() ? 1 : 0; }
 
 SYNCBN_EXPORT int gluon_syncbn_num_threads() { return syncbn::NumThreads(); }

@@ -4,8 +4,7 @@
 
 namespace syncbn {
 
-// Numbers of the C interface.
-enum class Function : int { kIdentity = 0, kLeakyRelu = 1, kElu = 2 };
+enum class Function { kIdentity, kLeakyRelu, kElu };
 
 struct Activation {
   Function function = Function::kIdentity;

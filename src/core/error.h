@@ -4,6 +4,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace syncbn {
 
@@ -22,6 +23,12 @@ std::string Concat(const Parts&... parts) {
   using Expand = int[];
   (void)Expand{0, ((text << parts), 0)...};
   return text.str();
+}
+
+inline std::string Join(const std::vector<std::string>& parts, const char* separator = ", ") {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : separator) + part;
+  return text;
 }
 
 }  // namespace syncbn

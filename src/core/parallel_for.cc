@@ -21,8 +21,9 @@ namespace {
 // A worker looks for another job after so many tasks, so that concurrent callers take turns.
 constexpr int kTasksPerTurn = 4;
 
-// The last helper is usually done within one task: looking so often is cheaper than sleeping.
-constexpr int kLooksBeforeSleep = 4000;
+// The last helper usually finishes within one task: spinning this long is cheaper than a sleep and
+// wake-up.
+constexpr int kSpins = 4000;
 
 struct Job {
   const std::function<void(int64_t)>* task;
@@ -66,7 +67,7 @@ class Pool {
     Add(job);
     job->Run(job->tasks);
     Remove(job);
-    for (int i = 0; i < kLooksBeforeSleep; ++i) {
+    for (int i = 0; i < kSpins; ++i) {
       if (job->helpers.load(std::memory_order_acquire) == 0) return;
       Pause();
     }
@@ -76,7 +77,7 @@ class Pool {
 
  private:
   void Start() {
-    // Signals belong to the threads of the program, not to ours.
+    // Signals are for the program's threads, not for these.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -117,7 +118,7 @@ class Pool {
       job->Run(kTasksPerTurn);
       lock.lock();
       --helping_;
-      // After this line the job may be gone: its caller looks at the number without the mutex.
+      // After this line the job may not exist: its caller reads the number without the mutex.
       if (job->helpers.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();
     }
   }

@@ -4,7 +4,7 @@
 
 namespace syncbn {
 
-// The output stays as it is, is overwritten, or is added to; numbers of the tests' C interface.
-enum class Request : int { kNull = 0, kWrite = 1, kAdd = 2 };
+// The output stays as it is, is overwritten, or is added to.
+enum class Request { kNull, kWrite, kAdd };
 
 }  // namespace syncbn

@@ -1,6 +1,6 @@
 // The activation, forward and backward, for a Value: a number, or a vector of numbers on the CPU.
 // Who includes it: cpu/tile_activation.inl and cuda/activation.cuh, each in its own namespace,
-// behind Exp and Expm1 of its Values and SYNCBN_FORMULA, which marks its functions. Nothing here
+// after Exp and Expm1 of its Values and SYNCBN_FORMULA, which marks its functions. Nothing here
 // knows memory layouts.
 
 // Elements of a backward pass give u = x - origin[c], or u = f^-1(y) - origin[c], which is xmu *

@@ -1,6 +1,6 @@
 // The only file that knows MPI: messages over a duplicate of MPI_COMM_WORLD.
-// Who uses it: gluon_syncbn/native/mpi.py loads it, as a library of its own, so that nothing
-// else needs MPI to be there. Plain functions of MPI 3, so every implementation will do.
+// Who uses it: gluon_syncbn/native/mpi.py loads it as a separate library, so that nothing
+// else needs MPI. Plain functions of MPI 3, so every implementation will do.
 #include <mpi.h>
 
 #include <chrono>
@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "collective/timeout.h"
-#include "collective/transport.h"
+#include "collective/common/timeout.h"
+#include "collective/processes/transport.h"
 #include "core/c_interface.h"
 #include "core/error.h"
 
@@ -59,7 +59,7 @@ void AskForNames(Connection* connection) {
                        connection->comm, &connection->request), "MPI_Iallgather");
 }
 
-// A blocking call would occupy a processor without end where a rank is missing.
+// A blocking call would occupy a processor forever if a rank is missing.
 bool Completes(MPI_Request* request, Time deadline) {
   for (int done = 0;;) {
     Check(MPI_Test(request, &done, MPI_STATUS_IGNORE), "MPI_Test");
@@ -217,7 +217,7 @@ SYNCBN_EXPORT const char* gluon_syncbn_mpi_version() {
   return version;
 }
 
-// Initializes MPI if nobody has; returns the number of processes, or -1 with the text.
+// Initializes MPI unless it is initialized; returns the number of processes, or -1 with the text.
 SYNCBN_EXPORT int gluon_syncbn_mpi_initialize() {
   return syncbn::CatchAll(-1, [] {
     syncbn::Initialize();
@@ -242,10 +242,10 @@ SYNCBN_EXPORT void* gluon_syncbn_mpi_transport(double timeout_seconds, int* mach
   });
 }
 
-// 1 if MPI was initialized here, so that it is to be finalized here.
+// 1 if MPI was initialized here, and must be finalized here.
 SYNCBN_EXPORT int gluon_syncbn_mpi_owned() { return syncbn::owned; }
 
-// Ends MPI if it was initialized here and nobody has ended it. All ranks call it.
+// Finalizes MPI if it was initialized here and is not finalized yet. All ranks call it.
 SYNCBN_EXPORT void gluon_syncbn_mpi_finalize() {
   int is = 0;
   MPI_Finalized(&is);

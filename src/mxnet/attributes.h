@@ -17,7 +17,7 @@ struct Attributes {
   // enough with static_shape=True; "outside": the layer's own call guards it; "gpu": none, the
   // graph was traced for GPU contexts.
   std::string guard = "any";
-  bool chained = false;  // there is a fourth input, see custom_op.cc
+  bool chained = false;  // the node has a fourth input, see custom_op.cc
   // If not empty, a device synchronizes with its own set only, and with no other process.
   std::vector<std::set<Device>> device_groups;
   Options options;
@@ -26,7 +26,7 @@ struct Attributes {
 // Throws Error that names the attribute, the value and what is expected.
 Attributes ParseAttributes(int size, const char** keys, const char** values);
 
-// The attributes as they are on one device: of its own device group, if there are such groups.
+// The attributes on one device: those of its device group, if the layer has such groups.
 Attributes ForDevice(Attributes attributes, const Device& device);
 
 }  // namespace syncbn

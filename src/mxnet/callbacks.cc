@@ -2,17 +2,18 @@
 //
 // MXNet puts the error of a custom operator into one slot that all of them share without a lock
 // (custom-inl.h, `exception_`), and the operator that completes next takes it. That may be a
-// healthy one, as it completes in work of its own that is queued behind other work, on a GPU behind
-// bulks of tens of milliseconds; and two that complete at once free the same object twice. But
-// before it completes an operator MXNet also looks at the variables of the arrays that the callback
-// was given, and these are new in each call (custom.cc, AllocateNDArrayCopy). So the error is
-// thrown by work of the engine that writes one of them: then nobody else can take it.
+// healthy one, because an operator completes in separate work that is queued after other work, on a
+// GPU after bulks of tens of milliseconds; and two that complete at once free the same object
+// twice. But before it completes an operator MXNet also looks at the variables of the arrays that
+// the callback was given, and these are new in each call (custom.cc, AllocateNDArrayCopy). So the
+// error is thrown by work of the engine that writes one of them: then no other operator can take
+// it.
 //
 // The engine notes every error in a vector, without a lock either (threaded_engine.h,
 // AddToGlobalExceptions): twice for each operator, when the array's work and when the operator
 // completes, and all work that depends on it searches the vector. So the next operator's error
-// waits until this one's has been taken, and the vector gets its memory at first, lest it moves
-// while it is searched.
+// waits until this one's has been taken, and memory for the vector is reserved at the start,
+// because it must not move while it is searched.
 #include "mxnet/callbacks.h"
 
 #include <condition_variable>
@@ -67,9 +68,9 @@ class Delivery {
 };
 
 // The operator takes the error out of its array in work that MXNet queues after the callback, and
-// that nobody can wait for. Work on the array that is no longer skipped runs after it. A turn that
-// begins behind that queueing waits for it, so one or two turns suffice. The error may stay there
-// all the same: an operator that finds another one's in the shared slot completes with that.
+// that cannot be waited for. Work on the array that is no longer skipped runs after it. A turn that
+// begins after MXNet has queued that work waits for it, so one or two turns suffice. But the error
+// may stay in the array: an operator that finds another error in the shared slot completes with it.
 struct Watch {
   NDArray array;
   bool is_taken = false;

@@ -40,7 +40,7 @@ struct OperatorErrors {
 OperatorErrors GetOperatorErrors();
 void NoteRecovery();
 
-// To be called once, before there is any operator.
+// Must be called once, before the first operator is created.
 void ReserveErrors();
 
 // As Callback, for what MXNet runs later, on its threads for custom operators. `handles` are the

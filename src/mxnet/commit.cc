@@ -3,7 +3,7 @@
 // MXNet's engine shares the pointer to an error among all operations that depend on the failed one,
 // and skips them. A read that raises sets the shared pointer to null (threaded_engine.cc,
 // ThrowException), and what is still queued then runs, on memory that skipped operations have never
-// written. So an update must not depend on an error that somebody can read before the update.
+// written. So an update must not depend on an error that can be read before the update.
 #include "mxnet/commit.h"
 
 #include <algorithm>

@@ -23,14 +23,14 @@ struct StepNumbers {
 // A step whose gradients are queued, and whose update is about to be.
 class StepCommit {
  public:
-  // Queues operations that decide, once all gradients are computed, whether the step is whole. If an
-  // operator of ours has failed since the step before, or a gradient carries an error, what reads
-  // the gradients is skipped; else the histories of `layers` are committed. Each of `groups` of
-  // gradients gets an error of its own. `token` is any small array, ready once that is decided.
+  // Queues operations that decide, once all gradients are computed, whether the step is whole. If
+  // one of our operators has failed since the step before, or a gradient carries an error, what
+  // reads the gradients is skipped; else the histories of `layers` are committed. Each of `groups`
+  // of gradients gets a separate error. `token` is any small array, ready once that is decided.
   StepCommit(std::vector<Arrays> groups, Arrays running_statistics, NDArrayHandle token,
              std::vector<std::shared_ptr<RunningHistory>> layers, StepNumbers numbers);
 
-  // Queues operations after the update: whoever reads these arrays of a dropped step waits until
+  // Queues operations after the update: a read of these arrays after a dropped step waits until
   // all updates of the array's group are skipped, and gets an error that the updates do not share.
   void Seal(const std::vector<Arrays>& groups);
 

@@ -6,7 +6,7 @@
 // nothing.)
 // MXNet calls them in this order: the creator (on every imperative call, so it is cheap), the
 // lists, shapes, backward dependencies, CreateOperator, types; then forward and backward on a
-// thread of its own for custom operators, where waiting for other devices blocks nobody else.
+// thread for custom operators, where waiting for other devices blocks no other work.
 #include "mxnet/custom_op.h"
 
 #include <cstdlib>
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/registry.h"
+#include "collective/devices/registry.h"
 #include "core/error.h"
 #include "mxnet/attributes.h"
 #include "mxnet/callbacks.h"
@@ -45,20 +45,20 @@ Request ToRequest(int request) {
 class QueuedCall {
  public:
   QueuedCall(const Device& device, std::shared_ptr<Group> group)
-      : device_(device), group_(std::move(group)), epoch_(group_->NoteQueued(device, &first_)) {}
+      : device_(device), group_(std::move(group)), epoch_(group_->calls().NoteQueued(device)) {}
   ~QueuedCall() {
     if (!begun_) Begin();
   }
 
   void Begin() {
-    group_->NoteBegun(device_, epoch_, !begun_);
+    group_->calls().NoteBegun(device_, epoch_, !begun_);
     begun_ = true;
   }
 
  private:
   const Device device_;
   const std::shared_ptr<Group> group_;
-  bool first_ = false, begun_ = false;
+  bool begun_ = false;
   const CallLog::Epoch epoch_;
 };
 
@@ -94,7 +94,7 @@ void CheckCanSynchronize(const Operator& op) {
   if (op.num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
     throw Error(Concat("SyncBatchNorm: MXNET_ENGINE_TYPE=NaiveEngine runs one operator at a time, "
                        "so num_devices=", op.num_devices, " devices would wait for each other "
-                       "without end; unset it"));
+                       "forever; unset it"));
   }
 }
 
@@ -243,7 +243,7 @@ void CheckGuard(const Attributes& attributes, const Device& device) {
   }
   if (Registry::Get().Find(attributes.group) == nullptr) {
     throw Error(Concat("SyncBatchNorm '", attributes.layer, "': this symbol was traced for ",
-                       attributes.guard == "outside" ? "the layer by itself" : "static_shape=True",
+                       attributes.guard == "outside" ? "the layer alone" : "static_shape=True",
                        ", and its results are wrong in any other mode on a CPU; before export call "
                        "gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() without "
                        "static_shape followed by one call of the net"));
@@ -280,8 +280,8 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
   });
 }
 
-// MXNet deletes `list` through its callbacks even if the creator throws, when they are not there
-// yet: so bad attributes are kept, and thrown by ListArguments.
+// If the creator throws, MXNet deletes `list` through its callbacks, which are not set yet. So the
+// error of bad attributes is kept, and thrown by ListArguments.
 int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
            MXCallbackList* list) {
   static AnyCallback callbacks[] = {

@@ -4,7 +4,7 @@
 
 namespace syncbn {
 
-// LoadMxnetApi has to come first. Throws Error if MXNet refuses.
+// LoadMxnetApi must be called first. Throws Error if MXNet refuses.
 void RegisterCustomOp();
 
 }  // namespace syncbn

@@ -1,7 +1,7 @@
 // MXNet's own fork handler (initialize.cc, atfork_prepare) first joins the threads of custom
 // operators and stops the engine then. An operator that becomes ready in between has no thread to
 // run on, and the process hangs or aborts. Handlers run in the reverse order of registration, so
-// this one runs first and leaves MXNet nothing in flight. DataLoader workers and, before
+// this one runs first, and MXNet is idle afterwards. DataLoader workers and, before
 // Python 3.10, subprocess fork.
 //
 // os.fork() calls such handlers with the GIL, when no thread can queue what an operator waits for.

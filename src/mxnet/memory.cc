@@ -1,8 +1,8 @@
 // A GPU's memory is taken from MXNet, for two reasons. CUDA's calls that allocate and free wait for
 // the device's work and hold locks meanwhile; between the launches of an NCCL reduction on two GPUs
 // that is a deadlock, so MXNet takes its storage mutex (Storage::GetMutex) around its own and
-// around NCCL's launches, and nobody else can take it. And MXNet's pool keeps what its arrays have
-// freed: another allocator finds the GPU full, while MXNet, which frees its pool when a
+// around NCCL's launches, and other code cannot take it. And MXNet's pool keeps what its arrays
+// have freed: another allocator finds the GPU full, while MXNet, which frees its pool when a
 // request does not fit, would have found room.
 //
 // On the thread of a custom operator this happens (1.9.1: c_api.cc, ndarray.cc, threaded_engine.cc,

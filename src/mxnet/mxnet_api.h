@@ -9,7 +9,7 @@
 #include <string>
 
 namespace dmlc {
-// MXNet catches this type by its name, so the symbol has to be visible.
+// MXNet catches this type by its name, so the symbol must be visible.
 struct __attribute__((visibility("default"))) Error : public std::runtime_error {
   explicit Error(const std::string& text) : std::runtime_error(text) {}
 };

@@ -1,4 +1,4 @@
-// An NDArray that MXNet has handed to a callback, which has to free it.
+// An NDArray that MXNet has handed to a callback, which must free it.
 // Who uses it: callbacks.h and custom_op.cc.
 #pragma once
 #include "mxnet/mxnet_api.h"

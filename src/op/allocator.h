@@ -1,24 +1,19 @@
 // The source of a backend's memory, apart from its tensors.
-// Who uses it: op/cuda takes memory; mxnet/memory.cc has MXNet's.
+// Who uses it: op/cuda takes memory; mxnet/memory.cc gives it MXNet's.
 #pragma once
 #include <cstddef>
 #include <memory>
 
-#include "collective/device.h"
+#include "collective/devices/device.h"
 
 namespace syncbn {
 
 // Of the device; or pinned memory of the host, which the device reaches under the same address.
 enum class MemoryKind { kDevice, kPinned };
 
-// At least `bytes` with any contents. They are free again when the last copy of the pointer is
-// gone, and nothing may still work on them then. May leave the thread with another current device.
+// At least `bytes` with any contents. They are freed with the last copy of the pointer, when no
+// work may use them any more. May leave the thread with another current device.
 // Throws DeviceError.
 using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
-
-// The Allocator of programs without MXNet, in builds with CUDA; `device` is the current one. Memory
-// that is free again serves later requests and is never returned to CUDA, which would wait for all
-// work of the device.
-std::shared_ptr<void> AllocateFromCuda(const Device& device, MemoryKind kind, size_t bytes);
 
 }  // namespace syncbn

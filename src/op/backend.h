@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "collective/device.h"
+#include "collective/devices/device.h"
 #include "core/layout.h"
 #include "kernels/passes.h"
 #include "op/allocator.h"
@@ -23,7 +23,7 @@ class Backend {
   virtual ~Backend() = default;
 
   // Opens a forward or backward call. `vectors` are the per-channel tensors that it will Read, as
-  // they are now. Tensors that a device has to write are left alone before the first other call.
+  // they are now. Tensors that a device writes are not touched before the next call.
   virtual void Begin(const Layout& layout, std::initializer_list<const Tensor*> vectors) = 0;
   // Closes the call: everything is written.
   virtual void Finish() = 0;
@@ -45,12 +45,12 @@ class Backend {
   virtual void Forget() = 0;
 };
 
-// The backend of this device; a GPU's takes its memory from `allocator`, or without one from CUDA.
+// The backend of this device; a GPU's takes its memory from `allocator`, a CPU's needs none.
 // Throws Error for a GPU if the library was built without CUDA, or if the process sees no such GPU.
-std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator = nullptr);
+std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator);
 
-// The two that MakeBackend chooses between; MakeCudaBackend is there in builds with CUDA.
+// The two that MakeBackend chooses between; MakeCudaBackend exists in builds with CUDA.
 std::unique_ptr<Backend> MakeCpuBackend();
-std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocator = nullptr);
+std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocator);
 
 }  // namespace syncbn

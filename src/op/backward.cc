@@ -12,7 +12,7 @@ namespace syncbn {
 
 void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                                     const Gradients& out) {
-  // MXNet skips the backward of a failed forward only until somebody has caught its error.
+  // MXNet skips the backward of a failed forward only until the error has been raised.
   if (!forward_succeeded_) {
     throw Error(Concat("SyncBatchNorm '", group_->layer(), "', backward: the forward call that it "
                        "belongs to has failed. ", group_->Failure()));
@@ -23,9 +23,10 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   std::vector<double> sums(2 * channels);  // sum_dz, then sum_dz_xmu
   backend_->BackwardSums({input, sums.data(), sums.data() + channels});
   WriteParameterGradients(sums, out);
-  // A device that needs no gradient of x takes part all the same: the others need its sums.
+  // Also where no gradient of x is needed: the other devices need this one's sums.
   if (Synchronizes()) {
-    Exchange("backward", t, layout, "sum_float64", {{sums.data(), sums.size()}});
+    Exchange("backward", t, layout, ReduceOperation::kSumFloat64,
+             {{sums.data(), sums.size()}});
   }
   if (out.dx_request == Request::kNull) return;
   const Terms terms = TermsOf(sums);

@@ -38,7 +38,7 @@ void SyncBatchNorm::ForwardFromBatch(const Layout& layout, const ForwardTensors&
   std::vector<double> m2(mean_.size());
   backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), m2.data()});
   if (Synchronizes()) {
-    Exchange("forward", of.x, layout, "moments",
+    Exchange("forward", of.x, layout, ReduceOperation::kMoments,
              {{&count_, 1}, {mean_.data(), mean_.size()}, {m2.data(), m2.size()}});
   } else {
     group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
@@ -86,7 +86,7 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
 void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
                                   const ForwardTensors& of) const {
   if (count_ == 0) return;
-  const int64_t batches = history_->CountBatch(ticket_);
+  const int64_t batches = history_->CountBatch(ticket_.number);
   double keep = options_.momentum;
   if (options_.cumulative) keep = static_cast<double>(batches) / static_cast<double>(batches + 1);
   // One element has no unbiased variance; its biased one is 0.

@@ -51,20 +51,17 @@ void RunningHistory::SetBatches(int64_t batches) {
   batches_ = batches_before_step_ = batches;
 }
 
-int64_t RunningHistory::CountBatch(const Ticket& ticket) {
+int64_t RunningHistory::CountBatch(int64_t call) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (ticket.generation != generation_ || ticket.number != number_) {
-    generation_ = ticket.generation;
-    number_ = ticket.number;
-    ++batches_;
-  }
+  if (call != latest_call_) ++batches_;
+  latest_call_ = call;
   return batches_ - 1;
 }
 
 void RunningHistory::Note(const Device& device, Statistics before, Statistics after) {
   std::lock_guard<std::mutex> lock(mutex_);
   Step& step = steps_[device];
-  // Somebody may have loaded or copied other statistics since the latest update.
+  // Other statistics may have been loaded or copied since the latest update.
   if (!step.is_open || !SameBits(step.latest, before)) {
     step.before = std::move(before);
     step.is_open = true;

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/group.h"
+#include "collective/devices/device.h"
 
 namespace syncbn {
 
@@ -28,9 +28,9 @@ class RunningHistory {
   // Training batches so far.
   int64_t Batches() const;
   void SetBatches(int64_t batches);
-  // Training batches before the forward call with this ticket, which counts from now on. All devices
+  // Training batches before this forward call, which counts from now on. All devices
   // update for one call before any does for the next, because they meet in each.
-  int64_t CountBatch(const Ticket& ticket);
+  int64_t CountBatch(int64_t call);
 
   // Notes an update on `device` from `before` to `after`, both as stored in the dtype of the running
   // statistics.
@@ -38,10 +38,10 @@ class RunningHistory {
   // The step is whole: its updates are final.
   void Commit();
 
-  // True if there are updates since the latest Commit.
+  // True if statistics were updated since the latest Commit.
   bool IsOpen() const;
   // Replaces statistics that an update since the latest Commit has left by those before the step.
-  // False if they are others: those from before the step, or written by somebody else since.
+  // False for any other statistics: those before the step, or those written since by other code.
   bool Undo(const Device& device, Statistics* statistics) const;
   // Ends the step, after its statistics were undone: its batches do not count.
   void EndUndone();
@@ -55,8 +55,7 @@ class RunningHistory {
   mutable std::mutex mutex_;
   int64_t batches_ = 0;
   int64_t batches_before_step_ = 0;
-  // Of the latest call that was counted.
-  int64_t generation_ = -1, number_ = -1;
+  int64_t latest_call_ = -1;  // the number of the call that was counted last
   std::map<Device, Step> steps_;
 };
 

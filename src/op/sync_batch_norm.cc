@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "collective/registry.h"
+#include "collective/devices/registry.h"
 #include "core/error.h"
 
 namespace syncbn {
@@ -20,8 +20,8 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       history_(std::move(history)),
       backend_(std::move(backend)) {}
 
-// A device whose runtime fails never arrives at a rendezvous, so the others are told at once: those
-// of other processes, too, which may wait for an exchange that nobody has begun here.
+// A device whose runtime fails never arrives at a rendezvous, so the others are told at once. So
+// are other processes, which may wait for an exchange that this process has not begun.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
                               std::initializer_list<const Tensor*> vectors, const Body& body) {
@@ -60,8 +60,13 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& t, const Gradients&
 }
 
 void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
-                             const char* operation, std::initializer_list<Piece> pieces) {
-  RendezvousOptions options;
+                             ReduceOperation operation,
+                             std::initializer_list<Piece> pieces) {
+  AllReduceOptions options;
+  options.ticket = ticket_;
+  options.phase = phase;
+  if (options.phase == "backward") options.repeat = backward_calls_++;
+  options.device = device_;
   options.size = static_cast<size_t>(options_.num_devices);
   options.expected = options_.contexts;
   options.timeout_seconds = options_.timeout > 0 ? options_.timeout : DefaultTimeout();
@@ -71,15 +76,12 @@ void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& l
   options.across.name = options_.shared_name;
   options.across.signature = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype),
                                     ", axis=", options_.axis, ", epsilon=", options_.epsilon);
-  Arrival arrival;
-  arrival.signature = Concat(options.across.signature, ", num_devices=", options_.num_devices);
-  arrival.shape = ShapeText(x.shape);
-  arrival.payload.reserve((1 + 2 * mean_.size()) * sizeof(double));
-  for (const Piece& piece : pieces) AppendBytes(piece.numbers, piece.size, &arrival.payload);
-  RendezvousKey key{phase, ticket_.number, 0};
-  if (key.phase == "backward") key.repeat = backward_calls_++;
-  const auto result =
-      group_->AllReduce(ticket_, key, device_, std::move(arrival), std::move(options));
+  Arrival& own = options.arrival;
+  own.signature = Concat(options.across.signature, ", num_devices=", options_.num_devices);
+  own.shape = ShapeText(x.shape);
+  own.payload.reserve((1 + 2 * mean_.size()) * sizeof(double));
+  for (const Piece& piece : pieces) AppendBytes(piece.numbers, piece.size, &own.payload);
+  const auto result = group_->AllReduce(std::move(options));
   const char* from = result->data();
   for (const Piece& piece : pieces) {
     const size_t bytes = piece.size * sizeof(double);

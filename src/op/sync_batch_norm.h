@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/group.h"
+#include "collective/devices/group.h"
 #include "core/activation.h"
 #include "core/layout.h"
 #include "op/backend.h"
@@ -92,8 +92,8 @@ class SyncBatchNorm {
     double* numbers;
     size_t size;
   };
-  void Exchange(const char* phase, const Tensor& x, const Layout& layout, const char* operation,
-                std::initializer_list<Piece> pieces);
+  void Exchange(const char* phase, const Tensor& x, const Layout& layout,
+                ReduceOperation operation, std::initializer_list<Piece> pieces);
   ProcessGroup* Processes() const;
 
   const Options options_;

@@ -1,5 +1,5 @@
 // Transports between threads that stand for processes; ranks can die, and messages be lost.
-// Who uses it: test_communicator.cc and test_cuda_op.cc.
+// Who uses it: test_communicator.cc and test_cuda_failures.cc.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/transport.h"
+#include "collective/processes/transport.h"
 
 // The messages that are under way.
 struct Network {

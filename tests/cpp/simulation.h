@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/protocol.h"
+#include "collective/processes/protocol.h"
 #include "core/error.h"
 
 namespace simulation {

@@ -1,6 +1,6 @@
 // Copies the data of a native test to a GPU for one call, and the results back, so that the same
 // test runs in emulation and on a card.
-// Who uses it: test_cuda_kernels.cc.
+// Who uses it: test_cuda_kernels.cc and test_cuda_op.cc.
 //
 // Each piece has an allocation of its own that ends where the piece ends, for compute-sanitizer,
 // and its alignment on the host. The guards around tensors are copied too.
@@ -47,6 +47,12 @@ class Staging {
     return static_cast<double*>(Written(doubles, layout_.channels * sizeof(double)));
   }
   void* Workspace(void* workspace, int64_t bytes) { return Written(workspace, bytes); }
+  // A tensor of so many bytes, which a kernel may write.
+  void* Written(void* begin, size_t size) {
+    void* const device = Stage(begin, size, Tensor::kGuard);
+    for (Piece& piece : pieces_) piece.written |= piece.device + Tensor::kGuard == device;
+    return device;
+  }
 
  private:
   struct Piece {
@@ -76,12 +82,6 @@ class Staging {
     Copy(piece.device, host, bytes);
     pieces_.push_back(piece);
     return piece.device + guard;
-  }
-
-  void* Written(void* begin, size_t size) {
-    void* const device = Stage(begin, size, Tensor::kGuard);
-    for (Piece& piece : pieces_) piece.written |= piece.device + Tensor::kGuard == device;
-    return device;
   }
 
   const syncbn::DType dtype_;

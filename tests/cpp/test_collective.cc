@@ -10,15 +10,17 @@
 #include <vector>
 
 #include "check.h"
-#include "collective/group.h"
-#include "collective/reduce_operation.h"
-#include "collective/registry.h"
+#include "collective/common/timeout.h"
+#include "collective/devices/group.h"
+#include "collective/devices/registry.h"
 #include "errors.h"
 
 namespace {
 
+using syncbn::AllReduceOptions;
 using syncbn::Device;
 using syncbn::Group;
+using syncbn::ReduceOperation;
 using syncbn::Ticket;
 using syncbn::ToBytes;
 using Numbers = std::vector<double>;
@@ -31,33 +33,43 @@ constexpr int kStressRounds = 100000;
 
 Device Cpu(int id) { return {"cpu", id}; }
 
-Numbers AllReduce(Group* group, const Ticket& ticket, const syncbn::RendezvousKey& key, int id,
-                  syncbn::Arrival arrival, syncbn::RendezvousOptions options) {
-  return syncbn::FromBytes<double>(
-      *group->AllReduce(ticket, key, Cpu(id), std::move(arrival), std::move(options)));
+// A rendezvous of `size` devices to which device `id` contributes one number.
+AllReduceOptions Of(const Ticket& ticket, const std::string& phase, int id, size_t size,
+                    double number) {
+  AllReduceOptions options;
+  options.ticket = ticket;
+  options.phase = phase;
+  options.device = Cpu(id);
+  options.arrival = {"same", "(" + std::to_string(id) + ")", ToBytes<double>({number})};
+  options.size = size;
+  options.timeout_seconds = 60;
+  return options;
 }
 
-// Contributes one number to a rendezvous of `size` devices; returns the sum.
+double Sum(Group* group, AllReduceOptions options) {
+  return syncbn::FromBytes<double>(*group->AllReduce(std::move(options)))[0];
+}
+
 double Sum(Group* group, const Ticket& ticket, const std::string& phase, int id, size_t size,
-           double number, double timeout = 60, const std::string& signature = "same",
-           int64_t repeat = 0) {
-  syncbn::Arrival arrival{signature, "(" + std::to_string(id) + ")", ToBytes<double>({number})};
-  return AllReduce(group, ticket, {phase, ticket.number, repeat}, id, std::move(arrival),
-                   {size, {}, timeout, "sum_float64", {}})[0];
+           double number) {
+  return Sum(group, Of(ticket, phase, id, size, number));
 }
 
 double Forward(Group* group, int id, size_t size, double number, double timeout = 60,
                const std::string& signature = "same") {
-  const Ticket ticket = group->BeginForward(Cpu(id), size);
-  return Sum(group, ticket, "forward", id, size, number, timeout, signature);
+  AllReduceOptions options =
+      Of(group->BeginForward(Cpu(id), size), "forward", id, size, number);
+  options.timeout_seconds = timeout;
+  options.arrival.signature = signature;
+  return Sum(group, std::move(options));
 }
 
 // ---- numbers -----------------------------------------------------------------------------------
 
-Numbers Reduce(const std::string& operation, const std::vector<Numbers>& shards) {
+Numbers Reduced(ReduceOperation operation, const std::vector<Numbers>& shards) {
   syncbn::Bytes result = ToBytes(shards.front());
   for (size_t k = 1; k < shards.size(); ++k) {
-    syncbn::FindReduceOperation(operation)(ToBytes(shards[k]), &result);
+    Reduce(operation, ToBytes(shards[k]), &result);
   }
   return syncbn::FromBytes<double>(result);
 }
@@ -83,7 +95,7 @@ TEST(ReducedMomentsAreThoseOfTheWholeSet) {
       shards.push_back(MomentsOf(values));
       all.insert(all.end(), values.begin(), values.end());
     }
-    const Numbers expected = MomentsOf(all), reduced = Reduce("moments", shards);
+    const Numbers expected = MomentsOf(all), reduced = Reduced(ReduceOperation::kMoments, shards);
     CHECK_EQ(reduced.at(0), expected[0]);
     CHECK_NEAR(reduced.at(1), expected[1], 1e-11);
     CHECK_NEAR(reduced.at(2), expected[2], 1e-11 * (1 + expected[2]));
@@ -91,11 +103,8 @@ TEST(ReducedMomentsAreThoseOfTheWholeSet) {
 }
 
 TEST(MomentsOfChannelsStayApart) {
-  CHECK(Reduce("moments", {{2, 1, 10, 0.5, 0}, {2, 3, 10, 0.5, 8}}) == Numbers({4, 2, 10, 5, 8}));
-}
-
-TEST(SumOfSeveral) {
-  CHECK(Reduce("sum_float64", {{1, 2}, {10, 20}, {100, 200}}) == Numbers({111, 222}));
+  CHECK(Reduced(ReduceOperation::kMoments, {{2, 1, 10, 0.5, 0}, {2, 3, 10, 0.5, 8}}) ==
+        Numbers({4, 2, 10, 5, 8}));
 }
 
 // Each device is the last to arrive in turn. As texts, the ids 9 and 10 would be in another order.
@@ -106,10 +115,9 @@ TEST(ResultIsInTheOrderOfDevices) {
     Parallel(3, [&](int i) {
       if (static_cast<size_t>(i) == late) Sleep(20);
       const Ticket ticket = group.BeginForward(Cpu(ids[i]), 3);
-      const Numbers result =
-          AllReduce(&group, ticket, {"forward", ticket.number, 0}, ids[i],
-                    {"", "", ToBytes<double>({double(ids[i])})}, {3, {}, 60, "concat", {}});
-      CHECK(result == Numbers({2, 9, 10}));
+      AllReduceOptions options = Of(ticket, "forward", ids[i], 3, ids[i]);
+      options.operation = ReduceOperation::kConcat;
+      CHECK(*group.AllReduce(options) == ToBytes(Numbers({2, 9, 10})));
     });
   }
 }
@@ -124,16 +132,13 @@ TEST(TwoRendezvousCrosswise) {
     CHECK_EQ(Sum(&group, a, "forward", id, 2, 1 + id), 3);
     const Ticket b = group.BeginForward(Cpu(id), 2);
     CHECK_EQ(Sum(&group, b, "forward", id, 2, 10), 20);
-    const Ticket& early = id == 0 ? a : b;
-    const Ticket& late = id == 0 ? b : a;
-    std::thread other([&] {
-      CHECK_EQ(Sum(&group, early, "backward", id, 2, early.number == 0 ? 5 : 7),
-               early.number == 0 ? 10 : 14);
-    });
+    const auto backward = [&](const Ticket& ticket) {
+      CHECK_EQ(Sum(&group, ticket, "backward", id, 2, 5 + ticket.number), 10 + 2 * ticket.number);
+    };
+    std::thread early([&] { backward(id == 0 ? a : b); });
     Sleep(5);
-    CHECK_EQ(Sum(&group, late, "backward", id, 2, late.number == 0 ? 5 : 7),
-             late.number == 0 ? 10 : 14);
-    other.join();
+    backward(id == 0 ? b : a);
+    early.join();
   });
 }
 
@@ -143,7 +148,9 @@ TEST(RepeatedBackwardIsARendezvousOfItsOwn) {
     const Ticket ticket = group.BeginForward(Cpu(id), 2);
     Sum(&group, ticket, "forward", id, 2, 0);
     for (int repeat = 0; repeat < 3; ++repeat) {
-      CHECK_EQ(Sum(&group, ticket, "backward", id, 2, repeat, 60, "same", repeat), 2 * repeat);
+      AllReduceOptions options = Of(ticket, "backward", id, 2, repeat);
+      options.repeat = repeat;
+      CHECK_EQ(Sum(&group, options), 2 * repeat);
     }
   });
 }
@@ -162,18 +169,19 @@ TEST(ResultOfAnotherSizeIsAnError) {
   for (size_t bytes : {0, 7, 9, 16}) {
     Others others(bytes);
     Group group("layer");
-    const Ticket ticket = group.BeginForward(Cpu(0), 1);
-    const std::string text = ErrorOf([&] {
-      AllReduce(&group, ticket, {"forward", 0, 0}, 0, {"same", "", ToBytes<double>({1})},
-                {1, {}, 60, "sum_float64", {&others, {}, "norm", "same"}});
-    });
+    AllReduceOptions options = Of(group.BeginForward(Cpu(0), 1), "forward", 0, 1, 1);
+    options.across = {&others, {}, "norm", "same"};
+    const std::string text = ErrorOf([&] { group.AllReduce(options); });
     CheckHas(text, "SyncBatchNorm 'norm', forward: ");
     CheckHas(text, ", expected ");
   }
 }
 
+// Beyond the range of the clock.
 TEST(EndlessTimeouts) {
   for (double timeout : {1e9, 9.3e9, 1e10, 1e300, std::numeric_limits<double>::infinity()}) {
+    const auto years = std::chrono::hours(24 * 365 * 30);
+    CHECK(syncbn::Clock::now() + syncbn::ToDuration(timeout) > syncbn::Clock::now() + years);
     Group group("layer");
     Parallel(2, [&](int id) {
       if (id == 1) Sleep(20);
@@ -200,21 +208,18 @@ TEST(TimeoutNamesWhoIsMissing) {
 std::string TimeoutOf(const std::string& type, bool repeats) {
   Group group("layer");
   const Device here{type, 0}, there{type, 1};
-  bool is_first = false;
-  const auto epoch = group.NoteQueued(here, &is_first);
-  CHECK(is_first);
-  group.NoteQueued(there, &is_first);
-  group.NoteBegun(here, epoch, true);
+  const auto epoch = group.calls().NoteQueued(here);
+  group.calls().NoteQueued(there);
+  group.calls().NoteBegun(here, epoch, true);
   if (repeats) {
-    group.NoteBegun(there, epoch, true);
-    group.NoteBegun(here, epoch, false);
+    group.calls().NoteBegun(there, epoch, true);
+    group.calls().NoteBegun(here, epoch, false);
   }
-  const Ticket ticket = group.BeginForward(here, 2);
-  syncbn::Arrival arrival{"same", "(1)", ToBytes(Numbers{1})};
-  syncbn::RendezvousOptions options{2, {here, there}, 0.02, "sum_float64", {}};
-  return ErrorOf([&] {
-    group.AllReduce(ticket, {"forward", 0, 0}, here, std::move(arrival), std::move(options));
-  });
+  AllReduceOptions options = Of(group.BeginForward(here, 2), "forward", 0, 2, 1);
+  options.device = here;
+  options.expected = {here, there};
+  options.timeout_seconds = 0.02;
+  return ErrorOf([&] { group.AllReduce(options); });
 }
 
 TEST(TimeoutNamesTheCauseOfQueuedCalls) {
@@ -250,10 +255,9 @@ TEST(PayloadsThatDoNotFitTogether) {
   Group group("layer");
   Parallel(2, [&](int id) {
     const Ticket ticket = group.BeginForward(Cpu(id), 2);
-    const std::string text = ErrorOf([&] {
-      AllReduce(&group, ticket, {"forward", ticket.number, 0}, id,
-                {"same", "", ToBytes(Numbers(1 + id))}, {2, {}, 60, "sum_float64", {}});
-    });
+    AllReduceOptions options = Of(ticket, "forward", id, 2, 0);
+    options.arrival.payload = ToBytes(Numbers(1 + id));
+    const std::string text = ErrorOf([&] { group.AllReduce(options); });
     CheckHas(text, "SyncBatchNorm 'layer', forward: a sum of 8 bytes cannot take one of 16");
   });
 }
@@ -268,32 +272,48 @@ TEST(SameDeviceTwiceInOneRendezvous) {
   CheckHas(texts[0] + texts[1], "arrived twice");
 }
 
+// cpu(0), which waits for a second device.
+class Waiting {
+ public:
+  explicit Waiting(Group* group) : thread_([this, group] { Wait(group); }) {
+    while (!has_begun_) std::this_thread::yield();
+    Sleep(10);
+  }
+  // Its error.
+  std::string Text() {
+    thread_.join();
+    return text_;
+  }
+  const Ticket& ticket() const { return ticket_; }
+
+ private:
+  void Wait(Group* group) {
+    ticket_ = group->BeginForward(Cpu(0), 2);
+    has_begun_ = true;
+    text_ = ErrorOf([&] { Sum(group, ticket_, "forward", 0, 2, 0); });
+  }
+
+  Ticket ticket_;
+  std::string text_;
+  std::atomic<bool> has_begun_{false};
+  std::thread thread_;
+};
+
 TEST(FailEndsWaits) {
   Group group("layer");
-  std::string text;
-  std::thread waiting([&] { text = ErrorOf([&] { Forward(&group, 0, 2, 0); }); });
-  Sleep(10);
+  Waiting waiting(&group);
   group.Fail("the ship sinks");
-  waiting.join();
-  CheckHas(text, "the ship sinks");
+  CheckHas(waiting.Text(), "the ship sinks");
 }
 
 TEST(ResetMakesTheGroupReady) {
   Group group("layer");
-  Ticket before;
-  std::atomic<bool> has_begun{false};
-  std::thread waiting([&] {
-    before = group.BeginForward(Cpu(0), 2);
-    has_begun = true;
-    CheckHas(ErrorOf([&] { Sum(&group, before, "forward", 0, 2, 0); }), "");
-  });
-  while (!has_begun) std::this_thread::yield();
-  Sleep(10);
+  Waiting waiting(&group);
   group.Reset();
-  waiting.join();
+  CheckHas(waiting.Text(), "the layer was reset while a device waited in it");
   CHECK_EQ(group.Failure(), "");
   Parallel(2, [&](int id) { CHECK_EQ(Forward(&group, id, 2, 1 + id), 3); });
-  CheckHas(ErrorOf([&] { Sum(&group, before, "backward", 0, 2, 0); }), "was reset by");
+  CheckHas(ErrorOf([&] { Sum(&group, waiting.ticket(), "backward", 0, 2, 0); }), "was reset by");
 }
 
 // ---- other devices than before -----------------------------------------------------------------
@@ -331,18 +351,11 @@ TEST(MoreDevicesThanTheGroupHas) {
 
 TEST(MoreDevicesWhileOneWaits) {
   Group group("layer");
-  std::atomic<bool> has_begun{false};
-  std::thread waiting([&] {
-    const Ticket first = group.BeginForward(Cpu(0), 2);
-    has_begun = true;
-    ErrorOf([&] { Sum(&group, first, "forward", 0, 2, 0); });
-  });
-  while (!has_begun) std::this_thread::yield();
+  Waiting waiting(&group);
   const Ticket second = group.BeginForward(Cpu(1), 2);
-  Sleep(20);
   CheckHas(ErrorOf([&] { Forward(&group, 2, 2, 0); }), "num_devices=2, but cpu(2) calls the layer");
   CheckHas(ErrorOf([&] { Sum(&group, second, "forward", 1, 2, 0); }), "earlier error");
-  waiting.join();
+  CheckHas(waiting.Text(), "num_devices=2");
 }
 
 TEST(DevicesThatReturnAfterAMove) {
@@ -385,7 +398,7 @@ TEST(DeviceThatArrivesAfterOthersTookPartAlone) {
   group.SetParticipants({});
   Parallel(2, [&](int id) { CHECK_EQ(Forward(&group, id, 2, 1 + id), 3.0); });
   group.Reset();
-  Parallel(2, [&](int id) { CHECK_EQ(group.BeginForward(Cpu(id), 2).number, 0); });
+  Parallel(2, [&](int id) { CHECK_EQ(group.BeginForward(Cpu(id), 2).number, 3); });
 }
 
 TEST(DeviceThatSitsOut) {
@@ -409,12 +422,6 @@ TEST(Registry) {
   registry.Release("key");
   CHECK(registry.Find("key") == nullptr);
   CHECK_EQ(group->layer(), "layer");  // an operator in flight still holds it
-}
-
-TEST(DeviceNames) {
-  CHECK_EQ(syncbn::ParseDevice("gpu(12)").Name(), "gpu(12)");
-  CheckHas(ErrorOf([] { syncbn::ParseDevice("cpu0"); }), "\"cpu(0)\", but got \"cpu0\"");
-  CheckHas(ErrorOf([] { syncbn::ParseDevice(""); }), "but got \"\"");
 }
 
 // ---- stress ------------------------------------------------------------------------------------

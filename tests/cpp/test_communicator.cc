@@ -1,20 +1,19 @@
-// Tests exchanges between processes without MPI; a process is a thread with a communicator here:
-// numbers, order, disagreement, missing ranks, recovery, joining, leaving, and many rounds.
+// Tests communicators without MPI; a process is a thread here: order, messages of errors, waits
+// that end, joining, leaving, and many rounds. test_many_ranks.cc and test_soak.cc have the
+// protocol, in simulated time.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
-#include "collective/communicator.h"
-#include "collective/group.h"
+#include "collective/processes/communicator.h"
+#include "collective/devices/group.h"
 #include "errors.h"
 #include "local_transport.h"
 
@@ -54,7 +53,7 @@ Contribution Number(const std::string& key, double number, double timeout = 60) 
   contribution.key = key;
   contribution.title = "layer '" + key + "'";
   contribution.signature = "channels=1";
-  contribution.operation = "sum_float64";
+  contribution.operation = syncbn::ReduceOperation::kSumFloat64;
   contribution.timeout_seconds = timeout;
   contribution.payload = ToBytes(std::vector<double>{number});
   return contribution;
@@ -75,58 +74,13 @@ TEST(PartsAreReducedInTheOrderOfRanks) {
       for (int late = 0; late < std::min(size, 4); ++late) {
         if (rank->rank() == late) Sleep(3);
         Contribution mine = Number("late" + std::to_string(late), 0);
-        mine.operation = "concat";
+        mine.operation = syncbn::ReduceOperation::kConcat;
         mine.payload = {static_cast<char>('a' + rank->rank())};
         const Bytes all = rank->AllReduce(mine);
         CHECK_EQ(std::string(all.begin(), all.end()), expected);
       }
     });
   }
-}
-
-TEST(SumsAreTheSameBytesOnAllRanks) {
-  for (int size : {2, 3, 5, 7}) {
-    std::vector<std::vector<Bytes>> results(2, std::vector<Bytes>(size));
-    for (auto& run : results) {
-      Run(size, [&](Communicator* rank) {
-        std::mt19937 random(rank->rank());
-        std::normal_distribution<double> normal(0, 1e3);
-        std::vector<double> values(100);
-        for (double& value : values) value = normal(random);
-        Contribution mine = Number("sum", 0);
-        mine.payload = ToBytes(values);
-        run[rank->rank()] = rank->AllReduce(mine);
-      });
-    }
-    for (const auto& run : results) {
-      for (const Bytes& result : run) CHECK(result == results[0][0]);
-    }
-  }
-}
-
-TEST(MomentsOfEmptyShards) {
-  Run(3, [](Communicator* rank) {
-    Contribution mine = Number("moments", 0);
-    mine.operation = "moments";
-    const bool has = rank->rank() == 1;
-    mine.payload = ToBytes(has ? std::vector<double>{2, 5, 8} : std::vector<double>{0, 0, 0});
-    CHECK(rank->AllReduce(mine) == ToBytes(std::vector<double>{2, 5, 8}));
-  });
-}
-
-// Rank r begins its exchanges in an order of its own, all at once.
-TEST(OrderOfBeginningDoesNotMatter) {
-  Run(3, [](Communicator* rank) {
-    std::vector<int> order(8);
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), std::mt19937(rank->rank()));
-    std::vector<std::thread> threads;
-    for (int i : order) {
-      threads.emplace_back([=] { CHECK_EQ(Sum(rank, "key" + std::to_string(i), i), 3.0 * i); });
-      Sleep(1);
-    }
-    for (auto& thread : threads) thread.join();
-  });
 }
 
 TEST(SomeRanksOnly) {
@@ -154,19 +108,6 @@ TEST(MissingRankIsNamed) {
                    "is in no exchange; its latest was layer 'first'.");
   }
   CheckHas(texts[1], "error on rank ");
-}
-
-TEST(DeadRankIsNamed) {
-  auto network = std::make_shared<Network>(4);
-  Run(4, [&](Communicator* rank) {
-    Sum(rank, "first", 1);
-    if (rank->rank() == 2) {
-      network->dead[2] = true;
-      return;
-    }
-    const std::string text = ErrorOf([&] { Sum(rank, "second", 1, 0.3); });
-    CheckHas(text, "Arrived: ranks 0, 1, 3. Missing: rank 2, which does not answer: it has died");
-  }, network);
 }
 
 // Loses parts, and nothing else. Rank 1 is dead from its `answers`-th answer on.
@@ -220,20 +161,6 @@ TEST(CallsGetThroughAWait) {
   }
 }
 
-// Beyond the range of the clock.
-TEST(EndlessTimeouts) {
-  for (double timeout : {1e9, 9.3e9, 1e10, 1e300, HUGE_VAL}) {
-    Run(2, [&](Communicator* rank) {
-      if (rank->rank() == 1) Sleep(50);
-      CHECK_EQ(Sum(rank, "norm", 1, timeout), 2);
-      if (rank->rank() == 0) Sleep(50);
-      CHECK_EQ(rank->Join(timeout), 0);
-      rank->Leave();
-      CHECK(rank->AwaitLeave(timeout));
-    });
-  }
-}
-
 TEST(OtherLayersAreBothNamed) {
   Run(2, [](Communicator* rank) {
     const std::string mine = rank->rank() == 0 ? "norm0" : "norm1";
@@ -269,24 +196,6 @@ TEST(GroupsThatDiffer) {
   });
 }
 
-TEST(RecoveryInAnyOrder) {
-  Run(3, [](Communicator* rank) {
-    for (int round = 0; round < 3; ++round) {
-      CHECK_EQ(Sum(rank, "norm", 1), 3);
-      if (rank->rank() == round) {
-        rank->Fail("the ship sinks");
-      } else {
-        CheckHas(ErrorOf([&] { Sum(rank, "other", 1); }), "the ship sinks");
-      }
-      CHECK(!rank->Failure().empty());
-      Sleep((rank->rank() + round) % 3 * 10);
-      rank->Reset();
-      CHECK_EQ(rank->Failure(), "");
-    }
-    CHECK_EQ(Sum(rank, "norm", 2), 6);
-  });
-}
-
 // Only rank 1 recovers from each of several failures; the others are told of all and recover once.
 TEST(OneRecoveryMakesUpForSeveral) {
   Run(3, [](Communicator* rank) {
@@ -318,15 +227,6 @@ TEST(LeaverEndsTheWaitOfOthers) {
       for (++told; told < 3;) Sleep(1);
       rank->Leave();
     }
-    rank->AwaitLeave(10);
-  });
-}
-
-TEST(AwaitLeave) {
-  Run(3, [](Communicator* rank) {
-    Sum(rank, "norm", 1);
-    Sleep(rank->rank() * 20);
-    rank->Leave();
     CHECK(rank->AwaitLeave(10));
   });
 }
@@ -364,6 +264,21 @@ TEST(JoinWithoutTheDead) {
 
 // ---- with devices ------------------------------------------------------------------------------
 
+// `device` arrives with a number at a rendezvous of `devices` devices and all ranks.
+syncbn::AllReduceOptions Arrive(Communicator* rank, const syncbn::Ticket& ticket,
+                                const std::string& phase, const syncbn::Device& device,
+                                int devices, double number) {
+  syncbn::AllReduceOptions options;
+  options.ticket = ticket;
+  options.phase = phase;
+  options.device = device;
+  options.arrival = {"same", "", ToBytes<double>({number})};
+  options.size = static_cast<size_t>(devices);
+  options.timeout_seconds = 60;
+  options.across = {rank, {}, "norm#1", "same"};
+  return options;
+}
+
 // A layer on `devices` threads of each rank, in groups of their own.
 TEST(GroupMakesOneExchange) {
   Run(3, [](Communicator* rank) {
@@ -374,11 +289,8 @@ TEST(GroupMakesOneExchange) {
       for (int step = 0; step < 50; ++step) {
         const auto ticket = group.BeginForward(device, devices);
         for (const char* phase : {"forward", "backward"}) {
-          const syncbn::RendezvousOptions options{
-              static_cast<size_t>(devices), {}, 60, "sum_float64", {rank, {}, "norm#1", "same"}};
-          const auto sum = group.AllReduce(ticket, {phase, ticket.number, 0}, device,
-                                           {"same", "", ToBytes<double>({1.0 + step})}, options);
-          CHECK_EQ(First(*sum), 6.0 * (1 + step));
+          CHECK_EQ(First(*group.AllReduce(Arrive(rank, ticket, phase, device, devices, 1 + step))),
+                   6.0 * (1 + step));
         }
       }
     });
@@ -389,14 +301,11 @@ TEST(FailureOfADeviceReachesOtherRanks) {
   Run(2, [](Communicator* rank) {
     syncbn::Group group("norm");
     const syncbn::Device device{"cpu", 0};
-    const size_t devices = rank->rank() == 0 ? 2 : 1;  // the second never arrives
-    const double timeout = rank->rank() == 0 ? 0.2 : 60;
+    const int devices = rank->rank() == 0 ? 2 : 1;  // the second never arrives
     const auto ticket = group.BeginForward(device, devices);
-    const std::string text = ErrorOf([&] {
-      group.AllReduce(ticket, {"forward", ticket.number, 0}, device,
-                      {"same", "", ToBytes<double>({1})},
-                      {devices, {}, timeout, "sum_float64", {rank, {}, "norm#1", "same"}});
-    });
+    auto options = Arrive(rank, ticket, "forward", device, devices, 1);
+    if (rank->rank() == 0) options.timeout_seconds = 0.2;
+    const std::string text = ErrorOf([&] { group.AllReduce(options); });
     CheckHas(text, "s for 1 of 2 devices");
     if (rank->rank() == 1) CheckHas(text, "error on rank 0");
   });

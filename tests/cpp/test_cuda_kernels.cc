@@ -7,7 +7,6 @@
 #include <iostream>
 #include <random>
 
-#include "core/parallel_for.h"
 #include "kernel_tests.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "kernels/cuda/partition.h"
@@ -96,100 +95,45 @@ void TestSameBitsInEveryRun(const Layout& layout) {
   }
 }
 
-// Values of float16 that repeat themselves through a tensor that only the GPU holds.
-struct Repeated {
-  static constexpr int64_t kPeriod = 31, kPart = kPeriod << 15;
-
-  Layout layout;
-  std::string label = "repeated values in " + test::Describe(layout);
-  std::vector<double> values{};
-
-  double At(int64_t i) const { return values[i % kPeriod]; }
-
-  void Fill(char* x) {
-    std::mt19937 generator(test::Seed());
-    std::normal_distribution<double> normal(5, 2);
-    Tensor part(DType::kFloat16, kPart);
-    for (int64_t i = 0; i < kPart; ++i) {
-      part.Set(i, i < kPeriod ? normal(generator) : values[i % kPeriod]);
-      if (i < kPeriod) values.push_back(part.Get(i));
-    }
-    for (int64_t i = 0; i < layout.Size(); i += kPart) {
-      const int64_t bytes = 2 * std::min<int64_t>(kPart, layout.Size() - i);
-      test::Check(cudaMemcpy(x + 2 * i, part.data(), bytes, cudaMemcpyDefault));
-    }
-  }
-
-  // A channel has all values equally often, but for the last few of each run of its elements.
-  void CheckMoments(const std::vector<double>& mean, const Tensor& m2) const {
-    double right = 0, variance = 0, farthest = 0;
-    for (double value : values) right += value / kPeriod;
-    for (double value : values) {
-      variance += (value - right) * (value - right) / kPeriod;
-      farthest = std::max(farthest, std::fabs(value - right));
-    }
-    const double runs = static_cast<double>(layout.inner > 1 ? layout.outer : 1);
-    const double count = static_cast<double>(layout.PerChannel());
-    const double unequal = farthest * runs * kPeriod / count;
-    for (int64_t c = 0; c < layout.channels; ++c) {
-      CHECK_NEAR(mean[c], right, 1e-6 * right + unequal, label);
-      CHECK_NEAR(m2.Get(c) / count, variance, 1e-5 * variance + 2 * farthest * unequal, label);
-    }
-  }
-
-  // y = x - mean.
-  void CheckCentered(const char* y, const std::vector<double>& mean) const {
-    Tensor every(DType::kFloat16, 1 << 16);
-    std::vector<double> number;  // by its bits
-    for (int64_t i = 0; i < every.size(); ++i) {
-      every.SetBits(i, static_cast<uint16_t>(i));
-      number.push_back(every.Get(i));
-    }
-    syncbn::ParallelFor((layout.Size() + kPart - 1) / kPart, [&](int64_t part) {
-      const int64_t begin = part * kPart, end = std::min(begin + kPart, layout.Size());
-      std::vector<uint16_t> bits(end - begin);
-      test::Check(cudaMemcpy(bits.data(), y + 2 * begin, 2 * bits.size(), cudaMemcpyDefault));
-      for (int64_t i = begin; i < end; ++i) {
-        // The tolerance is half a unit of values below 32.
-        CHECK_NEAR(number[bits[i - begin]], At(i) - mean[i / layout.inner % layout.channels],
-                   0x1p-7, label, " at ", i);
-      }
-    });
-  }
-};
-
-// Moments and y of a tensor that may have more than 2^31 elements.
+// A tensor that may have more than 2^31 elements, of one value. Sums of it count the elements that
+// are read, and sums of what was written those that are.
 void TestManyElements(const Layout& layout) {
   constexpr DType dtype = DType::kFloat16;
-  Repeated repeated{layout};
-  const size_t bytes = 2 * layout.Size();
+  constexpr double kValue = 1 + 0x3cp-10;  // 0x3c3c
+  const std::string label = "a value in " + test::Describe(layout);
+  const size_t bytes = 2 * static_cast<size_t>(layout.Size());
   char *x = nullptr, *y = nullptr;
   if (cudaMalloc(reinterpret_cast<void**>(&x), bytes) != cudaSuccess ||
       cudaMalloc(reinterpret_cast<void**>(&y), bytes) != cudaSuccess) {
     cudaGetLastError();
     test::Check(cudaFree(x));
-    std::cout << repeated.label << ": left out, for want of " << 2 * bytes << " bytes\n";
+    std::cout << label << ": left out, for want of " << 2 * bytes << " bytes\n";
     return;
   }
-  repeated.Fill(x);
+  test::Check(cudaMemsetAsync(x, 0x3c, bytes, nullptr));
   test::Check(cudaMemsetAsync(y, 0xff, bytes, nullptr));
-  const auto moments = test::Reduce<CudaKernels>(
-      dtype, layout, repeated.label, [&](double* mean, double* m2, void* workspace) {
-        Staging on_gpu(dtype, layout);
-        void* const scratch = on_gpu.Workspace(workspace, cuda::WorkspaceBytes(dtype, layout));
-        cuda::LocalMoments({dtype, layout, x, on_gpu.Result(mean), on_gpu.Result(m2)}, scratch,
-                           nullptr);
-      });
-  std::vector<double> mean, ones(layout.channels, 1), zeros(layout.channels, 0);
-  for (int64_t c = 0; c < layout.channels; ++c) mean.push_back(moments.first.Get(c));
+  std::vector<double> mean(layout.channels, -1), two(layout.channels, 2), one(layout.channels, 1);
   {
     Staging on_gpu(dtype, layout);
-    cuda::Normalize({dtype, layout, x, on_gpu.Vector(mean.data()), on_gpu.Vector(ones.data()),
-                     on_gpu.Vector(zeros.data()), {}, Request::kWrite, y},
+    cuda::Normalize({dtype, layout, x, on_gpu.Vector(mean.data()), on_gpu.Vector(two.data()),
+                     on_gpu.Vector(one.data()), {}, Request::kWrite, y},
                     nullptr);
   }
-  repeated.CheckMoments(mean, moments.second);
-  repeated.CheckCentered(y, mean);
+  const double right = test::Round(dtype, (kValue + 1) * 2 + 1);
+  const auto sums = test::Reduce<CudaKernels>(
+      dtype, layout, label, [&](double* sum, double* sum_product, void* workspace) {
+        Staging on_gpu(dtype, layout);
+        const syncbn::BackwardInput input{dtype, layout, x, y, {}, false,
+                                          on_gpu.Vector(mean.data()), nullptr, nullptr};
+        void* const scratch = on_gpu.Workspace(workspace, cuda::WorkspaceBytes(dtype, layout));
+        cuda::BackwardSums({input, on_gpu.Result(sum), on_gpu.Result(sum_product)}, scratch,
+                           nullptr);
+      });
+  const double count = static_cast<double>(layout.PerChannel());
+  for (int64_t c = 0; c < layout.channels; ++c) {
+    CHECK_NEAR(sums.first.Get(c), count * right, 1e-6 * count * right, label);
+    CHECK_NEAR(sums.second.Get(c), count * right * (kValue + 1), 2e-6 * count * right, label);
+  }
   test::Check(cudaFree(x));
   test::Check(cudaFree(y));
 }

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "check.h"
-#include "collective/protocol.h"
-#include "collective/reduce_operation.h"
+#include "collective/processes/protocol.h"
+#include "collective/common/reduce_operation.h"
 #include "core/error.h"
 #include "fuzz.h"
 
@@ -18,11 +18,13 @@ using syncbn::Contribution;
 using syncbn::Message;
 using syncbn::MessageKind;
 using syncbn::Protocol;
+using syncbn::ReduceOperation;
 
 constexpr int kSize = 4, kOwn = 1;
 const char* const kKeys[] = {"a", "b"};
-const char* const kOperations[] = {"sum_float64", "sum_float32", "sum_int64",
-                                   "moments",     "concat",      "?"};
+const ReduceOperation kOperations[] = {
+    ReduceOperation::kSumFloat64, ReduceOperation::kSumFloat32, ReduceOperation::kSumInt64,
+    ReduceOperation::kMoments,    ReduceOperation::kConcat,     ReduceOperation{9}};
 const std::vector<int> kRanks[] = {{}, {0, 1}, {1, 2, 3}, {0, 2}, {1, 9}, {0, 1, 2, 3}};
 
 bool OneIn(std::mt19937* random, int n) { return (*random)() % n == 0; }
@@ -73,12 +75,13 @@ void TestReduceOperations() {
   for (int i = check::Times(fuzz::kFull, fuzz::kBrief); i > 0; --i) {
     Bytes lower = Payload(&random);
     const Bytes higher = OneIn(&random, 2) ? fuzz::Random<Bytes>(&random, 40) : lower;
-    const std::string name = fuzz::Choose(&random, kOperations);
-    const size_t expected = name == "concat" ? lower.size() + higher.size() : lower.size();
+    const ReduceOperation operation = fuzz::Choose(&random, kOperations);
+    const bool concat = operation == ReduceOperation::kConcat;
+    const size_t expected = concat ? lower.size() + higher.size() : lower.size();
     try {
-      syncbn::FindReduceOperation(name)(higher, &lower);
-      CHECK_EQ(lower.size(), expected, name);
-      if (name == "moments") CHECK_EQ(lower.size() % 16, 8u);
+      Reduce(operation, higher, &lower);
+      CHECK_EQ(lower.size(), expected);
+      if (operation == ReduceOperation::kMoments) CHECK_EQ(lower.size() % 16, 8u);
     } catch (const syncbn::Error&) {
     }
   }

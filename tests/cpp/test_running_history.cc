@@ -7,7 +7,6 @@ namespace {
 using syncbn::Device;
 using syncbn::RunningHistory;
 using syncbn::Statistics;
-using syncbn::Ticket;
 
 const Device kFirst{"cpu", 0}, kSecond{"cpu", 1};
 
@@ -17,21 +16,20 @@ TEST(DevicesOfOneCallCountOneBatch) {
   RunningHistory history;
   history.SetBatches(5);
   for (int step = 0; step < 3; ++step) {
-    const Ticket ticket{0, step, nullptr};
-    CHECK_EQ(history.CountBatch(ticket), 5 + step);
-    CHECK_EQ(history.CountBatch(ticket), 5 + step);
+    CHECK_EQ(history.CountBatch(step), 5 + step);
+    CHECK_EQ(history.CountBatch(step), 5 + step);
   }
   CHECK_EQ(history.Batches(), 8);
 }
 
 TEST(StepsSinceACommitAreUndone) {
   RunningHistory history;
-  history.CountBatch({0, 0, nullptr});
+  history.CountBatch(0);
   history.Note(kFirst, Of(0), Of(1));
   history.Commit();
   CHECK(!history.IsOpen());
   for (int step = 1; step < 3; ++step) {
-    history.CountBatch({0, step, nullptr});
+    history.CountBatch(step);
     history.Note(kFirst, Of(step), Of(step + 1));
   }
   CHECK(history.IsOpen());

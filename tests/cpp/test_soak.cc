@@ -22,6 +22,7 @@ using simulation::Simulation;
 using simulation::Time;
 using simulation::ToBytes;
 using syncbn::Contribution;
+using syncbn::ReduceOperation;
 
 constexpr milliseconds kTimeout{1000};
 constexpr std::chrono::hours kLimit{10000};
@@ -97,7 +98,7 @@ class Trainee {
   }
 
   // Begins the exchange if it has not begun; tells that it is over, and throws its error.
-  bool Over(const std::string& key, simulation::Bytes payload, const char* operation) {
+  bool Over(const std::string& key, simulation::Bytes payload, ReduceOperation operation) {
     if (!pending_) {
       Contribution own;
       own.key = own.title = key;
@@ -127,7 +128,7 @@ class Trainee {
         StartFrom({place_.epoch + 1, 0});
         return true;
       case State::kEnd:
-        if (!Over("end", {}, "concat")) return false;
+        if (!Over("end", {}, ReduceOperation::kConcat)) return false;
         state_ = State::kDone;
         return false;
       case State::kRecover:
@@ -136,7 +137,7 @@ class Trainee {
         state_ = State::kResume;
         return true;
       case State::kResume: {
-        if (!Over("resume", ToBytes<Place>({place_}), "concat")) return false;
+        if (!Over("resume", ToBytes<Place>({place_}), ReduceOperation::kConcat)) return false;
         CHECK_EQ(result_.size(), sim_->size() * sizeof(Place));
         const auto places = FromBytes<Place>(result_);
         StartFrom(*std::min_element(places.begin(), places.end()));
@@ -154,7 +155,7 @@ class Trainee {
     }
     const std::string key = "step " + std::to_string(place_.step);
     const int64_t own = training_.Contributes(place_, rank_);
-    if (!Over(key, ToBytes<int64_t>({own}), "sum_int64")) return false;
+    if (!Over(key, ToBytes<int64_t>({own}), ReduceOperation::kSumInt64)) return false;
     CHECK_EQ(FromBytes<int64_t>(result_).at(0), training_.Sum(place_, sim_->size()), key);
     ++place_.step;
     ++steps_;

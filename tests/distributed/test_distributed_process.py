@@ -18,6 +18,75 @@ def push_step():
         for layer in layers:
             y = layer(y)
     y.backward()
+
+def error_of_a_step():
+    return error_of(lambda: (push_step(), x.grad.wait_to_read()))
+"""
+
+PROGRAMS = {
+    "exit with a step in flight": "push_step(); print('done', flush=True); sys.exit(0)",
+    # It waits, because a launcher ends all when one ends before MPI_Finalize.
+    "exit long before another": "push_step(); mx.nd.waitall(); time.sleep(6 * rank)",
+    "forks": """
+data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(12, 4)))
+rows = 0
+for epoch in range(2):
+    push_step()
+    for batch in mx.gluon.data.DataLoader(data, 4, num_workers=2):
+        push_step()
+        rows += len(batch)
+assert rows == 24
+child = os.fork()
+if child == 0:
+    text = error_of(distributed.allreduce, 1)
+    os._exit(0 if 'forked from rank' in text else 1)
+assert os.waitpid(child, 0)[1] == 0
+child = os.fork()
+if child == 0:
+    import atexit
+    atexit._run_exitfuncs()  # sys.exit would wait for the parent's watchdog
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert distributed.allreduce(1) == 2
+push_step()
+""",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_exits_and_forks(name):
+    run_ranks(2, STEP + PROGRAMS[name])
+
+
+WITH_MPI4PY = {
+    "imported later": """
+push_step()
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(1) == 2
+push_step()
+""",
+    "one rank leaves": """
+push_step()
+if rank == 0:
+    distributed.shutdown()
+MPI.COMM_WORLD.Barrier()  # shutdown does not wait
+if rank == 1:
+    assert 'rank 0 has left' in error_of_a_step()
+distributed.shutdown()
+assert 'after shutdown()' in error_of(distributed.init)
+assert distributed.size() == 2
+""",
+}
+for order in "shutdown first", "MPI first", "ranks differ":
+    WITH_MPI4PY[order] = f"""
+push_step()
+mx.nd.waitall()
+order = {order!r}
+if order == 'shutdown first' or (order == 'ranks differ' and rank == 0):
+    distributed.shutdown()
+MPI.Finalize()
+distributed.shutdown()
+assert 'called after gluon_syncbn.distributed.shutdown()' in error_of_a_step()
 """
 
 
@@ -25,33 +94,11 @@ def mpi4py():
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "del layers"])
-def test_exit_with_a_step_in_flight(end):
-    run_ranks(2, f"{STEP}push_step(); print('done', flush=True); {end}; sys.exit(0)")
-
-
-def test_one_rank_exits_long_before_the_other():
-    """It waits, because a launcher ends all ranks when one ends before MPI_Finalize."""
-    run_ranks(2, STEP + "push_step(); mx.nd.waitall(); time.sleep(6 * rank)")
-
-
-def test_mpi4py_begins():
+@pytest.mark.parametrize("name", WITH_MPI4PY)
+def test_with_mpi4py(name):
     mpi4py()
-    init = "from mpi4py import MPI\n" + INIT
-    run_ranks(
-        2, STEP + "push_step(); assert MPI.COMM_WORLD.allreduce(1) == 2", init=init
-    )
-
-
-def test_mpi4py_is_imported_later():
-    mpi4py()
-    program = """
-push_step()
-from mpi4py import MPI
-assert MPI.COMM_WORLD.allreduce(1) == 2
-push_step()
-"""
-    run_ranks(2, STEP + program)
+    init = INIT if name == "imported later" else "from mpi4py import MPI\n" + INIT
+    run_ranks(2, STEP + WITH_MPI4PY[name], init=init)
 
 
 def test_init_ends_within_its_timeout_and_may_be_called_again(tmp_path):
@@ -85,23 +132,6 @@ assert (distributed.local_rank(), distributed.local_size()) == (own, 2)
     run_ranks(2, program, tmp_path, init="")
 
 
-@pytest.mark.parametrize("order", ["shutdown first", "MPI first", "ranks differ"])
-def test_the_program_ends_mpi_itself(order):
-    mpi4py()
-    program = """
-push_step()
-mx.nd.waitall()
-order = sys.argv[1]
-if order == 'shutdown first' or (order == 'ranks differ' and rank == 0):
-    distributed.shutdown()
-MPI.Finalize()
-distributed.shutdown()
-text = error_of(lambda: (push_step(), x.grad.wait_to_read()))
-assert 'called after gluon_syncbn.distributed.shutdown()' in text, text
-"""
-    run_ranks(2, STEP + program, order, init="from mpi4py import MPI\n" + INIT)
-
-
 def test_mpi4py_without_threads_is_refused():
     mpi4py()
     program = """
@@ -113,48 +143,3 @@ if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
     assert 'MPI was initialized without MPI_THREAD_MULTIPLE' in text, text
 """
     run_ranks(2, program, init="")
-
-
-def test_shutdown_does_not_wait():
-    """Rank 0 leaves, and the ranks still talk by other means."""
-    mpi4py()
-    program = """
-push_step()
-if rank == 0:
-    distributed.shutdown()
-MPI.COMM_WORLD.Barrier()
-if rank == 1:
-    text = error_of(lambda: (push_step(), x.grad.wait_to_read()))
-    assert 'rank 0 has left' in text, text
-distributed.shutdown()
-assert 'after shutdown()' in error_of(distributed.init)
-assert distributed.size() == 2
-"""
-    run_ranks(2, STEP + program, init="from mpi4py import MPI\n" + INIT)
-
-
-def test_data_loader_workers_and_forks():
-    program = """
-data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(12, 4)))
-rows = 0
-for epoch in range(2):
-    push_step()
-    for batch in mx.gluon.data.DataLoader(data, 4, num_workers=2):
-        push_step()
-        rows += len(batch)
-assert rows == 24
-child = os.fork()
-if child == 0:
-    text = error_of(distributed.allreduce, 1)
-    os._exit(0 if 'forked from rank' in text else 1)
-assert os.waitpid(child, 0)[1] == 0
-child = os.fork()
-if child == 0:
-    import atexit
-    atexit._run_exitfuncs()  # sys.exit would wait for the parent's watchdog
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-assert distributed.allreduce(1) == 2
-push_step()
-"""
-    run_ranks(2, STEP + program)

@@ -1,7 +1,8 @@
 """The numbers: N devices on their shards equal the float64 oracle on the whole batch.
 
-y, dx, dgamma, dbeta and both running statistics, over a table that covers every value
-of every dimension (dtype, rank, axis, shards, data, mode) rather than their product.
+y, dx, dgamma, dbeta and both running statistics, over a table that has every value of
+every dimension (dtype, rank, axis, shards, data, mode) and the extreme sizes. Random
+programs (tests/parallel/test_random_programs.py) have their combinations.
 """
 
 from collections import namedtuple
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 from support import reference
 from support.helpers import (
-    MODES,
     assert_near,
     put,
     set_mode,
@@ -27,18 +27,10 @@ Case = namedtuple("Case", "shape axis rows dtype data mode")
 CASES = [
     Case((4, 3), 1, [4], "float32", "normal", "imperative"),
     Case((8, 5), -1, [4, 4], "float32", "normal", "hybridize"),
-    Case((6, 4, 7), 1, [2, 2, 2], "float64", "normal", "static_alloc"),
     Case((6, 4, 7), 2, [1, 5], "float32", "far", "static_shape"),
-    Case((4, 16, 5, 5), 1, [1, 1, 1, 1], "float32", "normal", "static_shape"),
-    Case((8, 16, 6, 6), 1, [3, 5], "float32", "far", "imperative"),
     Case((7, 6, 5, 3), 3, [4, 2, 1], "float32", "normal", "hybridize"),
-    Case((7, 6, 5, 3), -1, [7], "float64", "far", "static_shape"),
-    Case((5, 8, 3, 4), -3, [2, 3], "float16", "normal", "imperative"),
-    Case((6, 8, 9, 9), 1, [1, 2, 3], "float16", "normal", "static_alloc"),
     Case((8, 3, 4, 4), 1, [2, 2, 2, 2], "float16", "far", "hybridize"),
-    Case((4, 3, 2, 3, 5), 1, [2, 2], "float32", "constant", "static_alloc"),
     Case((4, 2, 3, 5, 3), 4, [1, 3], "float64", "constant", "imperative"),
-    Case((4, 16, 4, 4), 1, [2, 2], "float16", "constant", "static_shape"),
     Case((5, 6), 0, [2, 4], "float32", "normal", "static_alloc"),
     Case((2, 3), 1, [1, 1], "float32", "normal", "imperative"),
     Case((1, 3, 1, 1), 1, [1], "float32", "normal", "hybridize"),
@@ -58,48 +50,37 @@ def make_data(case, rng):
     return x.astype(case.dtype), dy.astype(case.dtype)
 
 
-def make_layer(case, contexts, rng, **arguments):
+def make_layer(case, contexts, rng):
     """A layer with random parameters, and these parameters."""
     channels = case.shape[case.axis]
-    layer = SyncBatchNorm(axis=case.axis, num_devices=len(contexts), **arguments)
+    layer = SyncBatchNorm(axis=case.axis, num_devices=len(contexts))
     layer.cast(case.dtype)
     layer.initialize(ctx=contexts)
     kind = "float64" if case.dtype == "float64" else "float32"
-    shape = {
-        "gamma": (0, 1),
-        "beta": (0, 1),
-        "running_mean": (1, 1),
-        "running_var": (3, 1),
-    }
+    means = {"gamma": 0, "beta": 0, "running_mean": 1, "running_var": 3}
     parameters = {}
-    for name, (mean, deviation) in shape.items():
-        parameters[name] = rng.normal(mean, deviation, channels).astype(kind)
+    for name, mean in means.items():
+        parameters[name] = rng.normal(mean, 1, channels).astype(kind)
         getattr(layer, name).shape = (channels,)
         getattr(layer, name).set_data(mx.nd.array(parameters[name], dtype=kind))
     return layer, parameters, kind
 
 
-def run(case, make_devices, steps=1, **arguments):
-    """Trains; returns layer, data, parameters before, whole y and whole dx."""
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c}"[5:-1].replace(" ", ""))
+def test_whole_batch(case, make_devices):
     rng = np.random.default_rng(sum(case.shape))
     devices = make_devices(len(case.rows))
     x, dy = make_data(case, rng)
-    layer, parameters, kind = make_layer(case, devices.contexts, rng, **arguments)
+    layer, parameters, kind = make_layer(case, devices.contexts, rng)
     set_mode(layer, case.mode)
     batch_axis = 1 if case.axis == 0 else 0
     shards, dys = (
         put(split_rows(v, case.rows, batch_axis), devices.contexts, case.dtype)
         for v in (x, dy)
     )
-    for _ in range(steps):
-        ys, dxs = train_step(devices, layer, shards, dys)
+    ys, dxs = train_step(devices, layer, shards, dys)
     y, dx = (np.concatenate(v, batch_axis) for v in (ys, dxs))
-    return layer, x, dy, parameters, kind, y, dx
 
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c}"[5:-1].replace(" ", ""))
-def test_whole_batch(case, make_devices):
-    layer, x, dy, parameters, kind, y, dx = run(case, make_devices)
     gamma, beta = parameters["gamma"], parameters["beta"]
     expected_y, mean, var, inv_std = reference.forward(x, gamma, beta, case.axis)
     expected_dx, dgamma, dbeta = reference.backward(x, dy, gamma, case.axis)
@@ -124,15 +105,6 @@ def test_whole_batch(case, make_devices):
             result = value(getattr(layer, name), index)
             assert result.dtype == kind
             assert_near(result, expected, kind, scale=scale, **far)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_context_has_the_same_bits(mode, make_devices):
-    case = Case((9, 8, 5, 5), 1, [2, 4, 3], "float32", "normal", mode)
-    layer = run(case, make_devices, steps=3)[0]
-    for parameter in layer.running_mean, layer.running_var:
-        for index in 1, 2:
-            np.testing.assert_array_equal(value(parameter, index), value(parameter))
 
 
 def test_shards_of_different_spatial_sizes(devices):

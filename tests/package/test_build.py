@@ -111,6 +111,7 @@ native.Layer('a layer', 'gpu(0)', 'gpu(0)', 1)
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_one_checkout_is_built_again_and_again(tmp_path):
     checkout = Checkout(tmp_path)

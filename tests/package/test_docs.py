@@ -11,7 +11,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import mxnet as mx
 import pytest
 from support.helpers import ROOT, run_tool
 from support.mpi import launcher, needs_mpi
@@ -73,19 +72,6 @@ def public():
 
 
 PUBLIC = dict(public())
-
-
-def test_the_loop_of_ones_own_trains(tmp_path):
-    text, names = text_of("guides/own_loop.md"), {}
-    exec(re.search(r"<!-- setup\n(.*?)-->", text, re.S)[1], names)
-    exec(BLOCK.search(text)["code"], names)
-    mx.nd.waitall()
-    layer = names["net"][1]
-    assert layer.num_devices == 2
-    assert layer.num_batches_tracked == 2
-    values = [data.asnumpy() for data in layer.gamma.list_data()]
-    assert (values[0] == values[1]).all()
-    assert abs(values[0] - 1).max() > 0  # the trainer has moved it
 
 
 @pytest.mark.parametrize(
@@ -159,7 +145,7 @@ def without_variables(file):
 
 def test_the_messages_of_hangs_are_real():
     text = text_of("guides/hang.md")
-    files = [*ROOT.glob("src/*/*.cc"), *ROOT.glob("gluon_syncbn/**/*.py")]
+    files = [*ROOT.glob("src/**/*.cc"), *ROOT.glob("gluon_syncbn/**/*.py")]
     real = "|".join(map(without_variables, files))
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.S | re.M)
     messages = [block for language, block in fences if language == "text"]
@@ -178,7 +164,7 @@ def test_the_messages_of_hangs_are_real():
     bold = r"^\* \*\*(?:Likely cause: |which )(.*?)\*\*"
     causes = re.findall(bold, " ".join(text.split("\n  ")), re.M)
     assert len(causes) == 15
-    for cause in causes:  # names of functions are handed to the text, see op/advice.cc
+    for cause in causes:
         for part in re.split(r"\.\.\.|gluon_syncbn\.\w+\(\)|=\d", cause):
             assert part.strip() in real, cause
 

@@ -1,18 +1,13 @@
-"""The source distribution, its wheel, and scripts/wheels.sh without an older root.
-
-The script itself tries the wheels that it has made.
-"""
+"""The source distribution and its wheel; scripts/wheels.sh tries what it makes."""
 
 import email
-import os
-import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 
 import pytest
-from support.checkout import Checkout, executable
+from support.checkout import Checkout
 from support.helpers import ROOT, run_python, run_tool
 
 import gluon_syncbn
@@ -84,6 +79,7 @@ def commit_of(sdist):
     return (sdist / "COMMIT").read_text().strip()
 
 
+@pytest.mark.full
 def test_a_source_distribution_holds_all_sources_and_their_commit(
     tmp_path, checkout, setuptools
 ):
@@ -105,6 +101,7 @@ def test_a_source_distribution_holds_all_sources_and_their_commit(
     assert commit_of(changed) == f"{head}-dirty"
 
 
+@pytest.mark.full
 def test_a_folder_in_another_projects_checkout_has_no_commit(
     tmp_path, checkout, setuptools
 ):
@@ -115,6 +112,7 @@ def test_a_folder_in_another_projects_checkout_has_no_commit(
     assert commit_of(make_sdist(setuptools, inner, tmp_path)) == ""
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_source_distribution_builds_by_itself(tmp_path, checkout, setuptools):
     head = git(checkout, "rev-parse", "HEAD")
@@ -136,29 +134,3 @@ def test_a_source_distribution_builds_by_itself(tmp_path, checkout, setuptools):
         assert "build-env" not in run_tool("readelf", "-d", library)  # it is gone
     features = run_python(COMMIT, PYTHONPATH=str(tmp_path / "site"))
     assert features.stdout == f"{gluon_syncbn.__version__} {head}\n", features.stderr
-
-
-# -------------------------------------------------------------------- the older root
-
-
-def test_who_is_not_root_gets_a_wheel_for_this_machine(tmp_path):
-    """Up to the first build, which needs a Python that works."""
-    ignore = shutil.ignore_patterns("__pycache__")  # which other tests may change
-    scripts = shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=ignore)
-    python = executable(tmp_path / "python", 'case "$1" in -c) exit 0;; esac; exit 7')
-    executable(tmp_path / "bin" / "id", "echo 1000")
-    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    result = subprocess.run(
-        ["bash", scripts / "wheels.sh"],
-        env={**os.environ, "PATH": path, "PYTHON": python},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 7
-    assert result.stdout == (
-        "wheels.sh: no root of Debian 11, because only the user root can enter a root "
-        "of Debian 11: the wheel is built with this machine's compilers, for systems "
-        "as new as this one\n"
-    )

@@ -53,15 +53,16 @@ def test_threads_take_turns(devices):
     def begin_another(x):
         seen.append(x)
         if x == "a":
-            thread = threading.Thread(target=devices.map, args=(seen.append, "cd"))
-            threads.append(thread)
-            thread.start()
+            threads.append(
+                threading.Thread(target=devices.map, args=(seen.append, "cd"))
+            )
+            threads[-1].start()
             time.sleep(0.02)  # without turns it would be next
 
-    for _ in range(20):
+    for _ in range(10):
         devices.map(begin_another, "ab")
-        threads.pop().join()
-    assert "".join(seen) == "abcd" * 20
+        threads[-1].join()
+    assert "".join(seen) == "abcd" * 10
 
 
 @pytest.mark.timeout(60)

@@ -1,15 +1,13 @@
 """Monitor, check_replicas, available_contexts: what a user asks about the devices."""
 
-import subprocess
 import threading
 import time
 from functools import partial
 
 import mxnet as mx
 import pytest
-from mxnet import autograd
 from mxnet.gluon import Block, Trainer, nn
-from support.helpers import cpus, differentiate, run_python
+from support.helpers import cpus, differentiate, run_python, run_tool
 from support.parallel_nets import dense
 
 import gluon_syncbn
@@ -47,7 +45,7 @@ class SlowBlock(Block):
         return mx.nd.Custom(x, op_type="slow_on_one_device")
 
 
-def watched_run(devices, is_slow=False, rest=0.0, steps=8):
+def watched_run(devices, is_slow=False, rest=0.0):
     """Trains a small net and reports; a batch takes `rest` seconds to make."""
     net = nn.Sequential()
     with net.name_scope():
@@ -60,7 +58,7 @@ def watched_run(devices, is_slow=False, rest=0.0, steps=8):
     trainer = Trainer(net.collect_params(), "sgd")
 
     def batches():
-        for _ in range(steps):
+        for _ in range(8):
             time.sleep(rest)
             yield mx.nd.random.normal(shape=(4, 3))
 
@@ -115,7 +113,7 @@ def test_a_busy_device_does_not_wait_for_data(monkeypatch):
     assert (waits.steps, waits.data) == (3, 0)
 
 
-def test_reports_begin_anew(devices):
+def test_each_report_begins_after_the_one_before(devices):
     net = dense(devices.contexts)
     trainer = Trainer(net.collect_params(), "sgd")
     with Monitor(net) as monitor:
@@ -131,7 +129,7 @@ def test_reports_begin_anew(devices):
     assert str(monitor.report()).startswith("waited for data ")
 
 
-def test_two_monitors_and_updates_by_hand(devices):
+def test_two_monitors_count_batches_not_updates(devices):
     net = dense(devices.contexts)
     trainer = Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
     with Monitor(net) as outer, Monitor(net, trainer) as inner:
@@ -145,19 +143,16 @@ def test_two_monitors_and_updates_by_hand(devices):
 
 
 def test_without_with(devices):
-    net = dense(devices.contexts)
-    monitor = Monitor(net)
-    with pytest.raises(RuntimeError, match="Monitor.data was called before .* with"):
-        monitor.data([])
-    with monitor:
-        pass
-    with pytest.raises(RuntimeError, match="Monitor.data was called after .* with"):
-        monitor.data([])
-    monitor = Monitor(net)
-    with pytest.raises(RuntimeError, match="Monitor.report was called before .* with"):
-        monitor.report()
-    with monitor:
-        assert monitor.report().steps == 0
+    monitor = Monitor(dense(devices.contexts))
+    for when in "before", "after":
+        with pytest.raises(RuntimeError, match=f"Monitor.data was called {when} .* wi"):
+            monitor.data([])
+        if when == "before":
+            with pytest.raises(RuntimeError, match="Monitor.report was called before"):
+                monitor.report()
+        with monitor:
+            pass
+    assert monitor.report().steps == 0
 
 
 # ---- replicas ------------------------------------------------------------------------
@@ -179,34 +174,27 @@ def test_replicas_that_differ(devices):
         check_replicas(net)
 
 
-@pytest.mark.parametrize("kvstore", [None, "device"])
-def test_trainer_that_lets_replicas_drift(kvstore, devices, recwarn):
-    net = dense(devices.contexts)
-    trainer = Trainer(net.collect_params(), "sgd", kvstore=kvstore)
-    for _ in range(3):
-        differentiate(net, mx.nd.array([[1], [2]]))
-        trainer.step(2)
-    warned = [str(w.message) for w in recwarn if "kvstore=None" in str(w.message)]
-    if kvstore is None:
-        (text,) = warned
-        assert text.startswith("the trainer of this net has kvstore=None")
-        with pytest.raises(ValueError, match="differs between"):
-            check_replicas(net)
-    else:
-        assert not warned
-        check_replicas(net)
-
-
-def test_trainer_that_was_made_before_the_net_was_moved(devices):
-    net = nn.Dense(1, in_units=1)
-    net.initialize()
-    trainer = Trainer(net.collect_params(), "sgd")
-    net = make_parallel(net, devices.contexts, reset_ctx=True)
-    words = (
+DRIFTS = {
+    "kvstore=None": "the trainer of this net has kvstore=None",
+    "before make_parallel": (
         r"the trainer of this net was made for cpu\(0\), but the net is on cpu\(0\), "
         r"cpu\(1\), so its copies drift apart; make the trainer after make_parallel"
-    )
-    with pytest.warns(UserWarning, match=words) as warned:
+    ),
+}
+
+
+@pytest.mark.parametrize("why", DRIFTS)
+def test_trainer_that_lets_replicas_drift(why, devices):
+    net = nn.Dense(1, in_units=1)
+    if why == "kvstore=None":
+        net = make_parallel(net, devices.contexts)
+        net.initialize()
+        trainer = Trainer(net.collect_params(), "sgd", kvstore=None)
+    else:
+        net.initialize()
+        trainer = Trainer(net.collect_params(), "sgd")
+        net = make_parallel(net, devices.contexts, reset_ctx=True)
+    with pytest.warns(UserWarning, match=DRIFTS[why]) as warned:
         for _ in range(3):
             differentiate(net, mx.nd.array([[1], [2]]))
             trainer.step(2)
@@ -215,12 +203,15 @@ def test_trainer_that_was_made_before_the_net_was_moved(devices):
         check_replicas(net)
 
 
-def test_trainer_of_one_device_needs_no_kvstore(recwarn):
-    net = dense(cpus(1))
-    Trainer(net.collect_params(), "sgd", kvstore=None)
-    with autograd.record():
-        net(mx.nd.ones((2, 1)))
-    assert not [w for w in recwarn if "kvstore" in str(w.message)]
+@pytest.mark.parametrize("count, kvstore", [(1, None), (2, "device")])
+def test_trainer_that_needs_no_warning(count, kvstore, recwarn):
+    net = dense(cpus(count))
+    trainer = Trainer(net.collect_params(), "sgd", kvstore=kvstore)
+    for _ in range(2):
+        differentiate(net, mx.nd.array([[1], [2]]))
+        trainer.step(2)
+    assert not [w for w in recwarn if "trainer of this net" in str(w.message)]
+    check_replicas(net)
 
 
 # ---- contexts ------------------------------------------------------------------------
@@ -254,16 +245,13 @@ int cuDeviceGetCount(int* n) { *n = %(devices)s; return 0; }
 
 def make_driver(folder, code):
     (folder / "cuda.c").write_text(code)
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"],
-        cwd=folder,
-        check=True,
-    )
+    library = folder / "libcuda.so.1"
+    run_tool("gcc", "-shared", "-fPIC", "-o", library, folder / "cuda.c")
 
 
 @pytest.mark.parametrize(
     "devices, expected",
-    [("2", "[gpu(0), gpu(1)]"), ("0", "[cpu(0)]"), ("-1", "[cpu(0)]")],
+    [("2", "[gpu(0), gpu(1)]"), ("-1", "[cpu(0)]")],
 )
 def test_the_driver_counts_in_another_process(devices, expected, tmp_path):
     """With a driver made for the test: -1 devices fails as one without a GPU does."""

@@ -90,26 +90,20 @@ def test_one_replica_of_one_parameter(attach):
 def test_calls_add_up_and_so_does_the_loss(devices):
     net = dense(devices.contexts, 2.0)
     x = column(1, 2, 3)
+    beside = mx.nd.array([3.0])
     x.attach_grad()
+    beside.attach_grad()
     weight = net.net.weight.data(mx.cpu(0))
     with autograd.record():
         hidden = net(x)
         total = net(hidden * 1).sum() + hidden.sum() + 5 * (weight**2).sum()
-    of_x, of_weight, other, again = grad(
-        total, [x, *net.net.weight.list_data(), weight]
+        total = total + 7 * beside
+    of_x, of_weight, other, again, of_beside = grad(
+        total, [x, *net.net.weight.list_data(), weight, beside]
     )
-    assert (of_x == 4 + 2).all()
+    assert (of_x == 4 + 2).all() and of_beside == 7 and weight_gradient(net) == 0
     assert of_weight + other == 6 * (2 + 2 + 1) + 20
     assert (again == of_weight).all()
-
-
-def test_gradients_of_what_the_net_does_not_see(devices):
-    net, beside = dense(devices.contexts, 2.0), mx.nd.array([3.0])
-    beside.attach_grad()
-    with autograd.record():
-        total = (net(column(1, 2)) * beside).sum()
-    (of_beside,) = grad(total, beside)
-    assert of_beside == 6 and weight_gradient(net) == 0
 
 
 def test_without_gather(devices):

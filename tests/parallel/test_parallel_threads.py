@@ -40,44 +40,35 @@ class Training:
     def __init__(self, seed, mode, contexts, attach):
         self.net, self._attach = make_net(seed, mode, contexts), attach
         self._rng = np.random.default_rng(seed)
-        self._trainer = Trainer(
-            self.net.collect_params(), "sgd", {"learning_rate": 1e-3}
-        )
+        options = {"learning_rate": 1e-3}
+        self._trainer = Trainer(self.net.collect_params(), "sgd", options)
         self._criterion = loss.SoftmaxCrossEntropyLoss()
-        self._begun = None
-        self.losses = []
+        self.arrays = []
 
-    def forward(self):
+    def step(self):
+        """Makes half a step at a time: forward, then backward."""
         x = mx.nd.array(self._rng.normal(1, 2, (6, *SHAPE)))
         label = mx.nd.array(self._rng.integers(0, 3, 6))
         if self._attach:
             x.attach_grad()
         with autograd.record():
             total = self._criterion(self.net(x), label)
-        self._begun = x, total
-
-    def backward(self):
-        x, total = self._begun
+        yield
         total.backward()
         self._trainer.step(6)
-        self.losses.append(total.asnumpy())
+        self.arrays.append(total.asnumpy())
         if self._attach:
-            self.losses.append(x.grad.asnumpy())
+            self.arrays.append(x.grad.asnumpy())
+        yield
 
     def run(self, steps):
         for _ in range(steps):
-            self.forward()
-            self.backward()
+            list(self.step())
 
     def results(self):
         mx.nd.waitall()
         parameters = self.net.collect_params().values()
-        return self.losses + [a.asnumpy() for p in parameters for a in p.list_data()]
-
-
-def one_after_the_other(steps, *trainings):
-    for training in trainings:
-        training.run(steps)
+        return self.arrays + [a.asnumpy() for p in parameters for a in p.list_data()]
 
 
 def call_in_threads(*functions):
@@ -104,16 +95,15 @@ def in_threads(steps, *trainings):
 
 def interleaved(steps, *trainings):
     for _ in range(steps):
-        for training in trainings:
-            training.forward()
-        for training in trainings:
-            training.backward()
+        for _ in zip(*(training.step() for training in trainings)):
+            pass
 
 
 def assert_independent(way, steps, *made):
     """The same bits as one after the other; `made` are the arguments of Training."""
     expected = [Training(number, *each) for number, each in enumerate(made)]
-    one_after_the_other(steps, *expected)
+    for training in expected:
+        training.run(steps)
     trainings = [Training(number, *each) for number, each in enumerate(made)]
     way(steps, *trainings)
     for training, right in zip(trainings, expected):
@@ -126,25 +116,11 @@ def assert_independent(way, steps, *made):
 
 
 @pytest.mark.timeout(120 + 6 * REPEAT)
-@pytest.mark.parametrize("attach", [True, False])
+@pytest.mark.parametrize("way", [in_threads, interleaved])
 @pytest.mark.parametrize("mode", MODES)
-def test_two_threads_train_a_net_each(mode, attach):
-    first, second = (mode, cpus(2), attach), (mode, cpus(3), not attach)
-    assert_independent(in_threads, STEPS, first, second)
-
-
-@pytest.mark.timeout(120 + 6 * REPEAT)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_parallel_net_beside_a_plain_one(mode):
-    parallel, plain = (mode, cpus(2), True), (mode, [], True)
-    assert_independent(in_threads, STEPS, parallel, plain, plain)
-
-
-@pytest.mark.parametrize("attach", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-def test_interleaved_graphs_of_two_nets(mode, attach):
-    first, second = (mode, cpus(2), attach), (mode, cpus(3), not attach)
-    assert_independent(interleaved, 5, first, second)
+def test_parallel_nets_and_a_plain_one(mode, way):
+    first, second = (mode, cpus(2), True), (mode, cpus(3), False)
+    assert_independent(way, STEPS, first, second, (mode, [], True))
 
 
 def test_nets_are_made_and_dropped_in_threads():

@@ -1,4 +1,4 @@
-"""A process forks and exits without a hang while work of ours is in flight.
+"""A process forks and exits without a hang while operators of ours are in flight.
 
 MXNet's exit and fork handlers stop the threads of custom operators before they wait for
 work, see src/mxnet/fork.cc and failures.py.
@@ -8,7 +8,7 @@ import pytest
 from support.helpers import run_python
 
 SETUP = """
-import os, sys
+import os, subprocess, sys, threading
 import mxnet as mx, gluon_syncbn
 from mxnet import autograd
 from mxnet.gluon import nn
@@ -27,98 +27,69 @@ def push_step():
     with autograd.record():
         ys = devices.map(net, devices.split(x))
     devices.map(lambda y: y.backward(), ys)
-"""
 
+def push_a_wait_in_vain():
+    net.hybridize()
+    push_step()  # the first one is waited for
+    mx.nd.waitall()
+    with autograd.record():
+        return devices.map(lambda x: net(x) if x is not None else None, [x, None])
 
-def run(body, timeout=120):
-    """The output and the errors of a program that ends so; it has to succeed."""
-    options = {"GLUON_SYNCBN_TIMEOUT": "60", "PYTHONFAULTHANDLER": "1"}
-    process = run_python(SETUP + body, timeout=timeout, **options)
-    assert process.returncode == 0, process.stderr
-    return process.stdout, process.stderr
-
-
-@pytest.mark.parametrize("body", ["pass", "del net", "sys.exit(0)"])
-def test_exit_with_a_step_in_flight(body):
-    _, errors = run(f"push_step(); {body}; print('last line')")
-    assert "MXNetError" not in errors
-
-
-def test_exit_with_a_device_that_waits_in_vain():
-    body = """
-net.hybridize()
-push_step()  # the first one is waited for
-with autograd.record():
-    y = devices.map(lambda x: net(x) if x is not None else None, [x, None])
-print('last line')
-"""
-    output, errors = run(body, timeout=50)  # less than the layer's own timeout
-    assert "last line" in output
-    assert "MXNetError" not in errors
-
-
-# Both are called while others wait, which have less than 8 seconds.
-IN_A_LAYER = """
-def late(x):
-    if mx.current_context() == contexts[1]:
-        stop()
-    return net(x)
-
-with autograd.record():
-    ys = devices.map(late, devices.split(x))
-devices.map(lambda y: y.backward(), ys)
-"""
-IN_A_BACKWARD = """
-class Late(autograd.Function):
-    def forward(self, y):
-        return y.copy()
-
-    def backward(self, dy):
-        stop()
-        return dy
-
-net = gluon_syncbn.make_parallel(net, contexts)
-x.attach_grad()  # its gradient is what backward has to wait for
-with autograd.record():
-    loss = Late()(net(x)).sum()
-loss.backward()
-"""
-
-
-@pytest.mark.parametrize("body", [IN_A_LAYER, IN_A_BACKWARD])
-def test_time_in_a_stopped_process_does_not_count(body):
-    begin = """
-import subprocess
-gluon_syncbn.set_timeout(6)
-push_step()  # the first one is waited for
-mx.nd.waitall()
-
-def stop():
-    kill = 'sleep 0.5; kill -STOP $PPID; sleep 8; kill -CONT $PPID'
-    subprocess.run(['sh', '-c', kill], close_fds=False)
-"""
-    output, _ = run(begin + body + "mx.nd.waitall(); print('finished')")
-    assert "finished" in output
-
-
-def test_forks_with_steps_in_flight():
-    body = """
-for step in range(20):
-    push_step()
+def fork(in_child=lambda: None):
     child = os.fork()
     if child == 0:
+        in_child()
         os._exit(0)
-    os.waitpid(child, 0)
-mx.nd.waitall()
-print('steps', net[1].num_batches_tracked)
+    assert os.waitpid(child, 0)[1] == 0
 """
-    output, _ = run(body)
-    assert "steps 20" in output
 
+AFTER_AN_ERROR = """
+# MXNet's threads share a core with the one that ends the interpreter.
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 
-def test_a_fork_waits_for_what_another_thread_queues():
-    body = """
-import threading
+class Fails(autograd.Function):
+    def forward(self, y):
+        return y * 1
+    def backward(self, dy):
+        raise RuntimeError("mine")
+
+def fail():
+    net = gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts)
+    net.initialize()
+    with autograd.record():
+        loss = Fails()(net(mx.nd.ones((4, 3))))
+    try:
+        loss.backward()
+        mx.nd.waitall()
+    except mx.MXNetError:
+        return loss
+
+for _ in range(12):
+    child = os.fork()
+    if child == 0:
+        loss = fail()
+        sys.exit(0 if loss is not None else "no error")
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+EXITS = {
+    "a step in flight": "push_step()",
+    "the net is deleted": "push_step(); del net",
+    "sys.exit": "push_step(); print('done'); sys.exit(0)",
+    "a device waits in vain": "y = push_a_wait_in_vain()",
+    "an error in a loss's backward": AFTER_AN_ERROR,
+}
+
+FORKS = {
+    "steps in flight": """
+for step in range(20):
+    push_step()
+    fork()
+mx.nd.waitall()
+assert net[1].num_batches_tracked == 20
+""",
+    # An error of the layer before a fork would be dropped.
+    "another thread queues": """
 gluon_syncbn.set_timeout(5)
 layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
 layer.initialize(ctx=contexts)
@@ -137,59 +108,112 @@ first, second = devices.split(x)
 call(first)
 thread = threading.Thread(target=call_late, args=(second,))
 thread.start()
-child = os.fork()
-if child == 0:
-    os._exit(0)
-os.waitpid(child, 0)
+fork()
 thread.join()
 mx.nd.waitall()
-"""
-    _, errors = run(body)
-    assert "before a fork" not in errors  # where an error of the layer would be dropped
-
-
-def test_subprocess_and_data_loader_workers_beside_training():
-    body = """
-import subprocess
+""",
+    "data loaders and subprocesses": """
 data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(16, 3, 24, 24)))
-rows = 0
 for epoch in range(2):
     push_step()
-    for batch in mx.gluon.data.DataLoader(data, 4, num_workers=2):
-        x = batch
+    for x in mx.gluon.data.DataLoader(data, 4, num_workers=2):
         push_step()
         subprocess.run(['true'], check=True)
-        rows += len(batch)
 mx.nd.waitall()
-print('rows', rows)
-"""
-    output, _ = run(body)
-    assert "rows 32" in output
-
-
-def test_failure_before_a_fork_is_not_lost():
-    body = """
-net.hybridize()
-push_step()  # the first one is waited for
-mx.nd.waitall()
+assert net[1].num_batches_tracked == 10
+""",
+    "a failure before it is not lost": """
 gluon_syncbn.set_timeout(1)
-with autograd.record():
-    y = devices.map(lambda x: net(x) if x is not None else None, [x, None])
-child = os.fork()
-if child == 0:
-    os._exit(0)
-os.waitpid(child, 0)
+y = push_a_wait_in_vain()
+fork()
 try:
     push_step()
 except mx.MXNetError as error:
-    print('raised', 'Missing: cpu(1)' in str(error))
+    assert 'Missing: cpu(1)' in str(error)
+else:
+    sys.exit('no error')
 push_step()
 mx.nd.waitall()
-print('continued')
+""",
+    "a child makes other devices": """
+def in_child():
+    try:
+        devices.map(int)
+    except RuntimeError as error:
+        assert 'were made in a parent process' in str(error), error
+        assert gluon_syncbn.Devices(contexts).map(int) == [0, 0]
+    else:
+        os._exit(1)
+
+gluon_syncbn.Devices(contexts).close()  # its threads are not the child's either
+fork(in_child)
+assert devices.map(int) == [0, 0]
+""",
+}
+
+
+def run(body):
+    """Runs a program, which has to succeed in less than the layers' own timeout."""
+    options = {"GLUON_SYNCBN_TIMEOUT": "60", "PYTHONFAULTHANDLER": "1"}
+    process = run_python(f"{SETUP}{body}\nprint('done')", timeout=50, **options)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.endswith("done\n")
+    return process.stderr
+
+
+@pytest.mark.parametrize("name", EXITS)
+def test_exits(name):
+    assert "MXNetError" not in run(EXITS[name])
+
+
+@pytest.mark.parametrize("name", FORKS)
+def test_forks(name):
+    is_told = "before a fork" in run(FORKS[name])
+    assert is_told == (name == "a failure before it is not lost")
+
+
+STOPPED = """
+gluon_syncbn.set_timeout(6)
+push_step()  # the first one is waited for
+mx.nd.waitall()
+
+def stop():
+    kill = 'sleep 0.5; kill -STOP $PPID; sleep 8; kill -CONT $PPID'
+    subprocess.run(['sh', '-c', kill], close_fds=False)
 """
-    output, _ = run(body)
-    assert "raised True" in output
-    assert "continued" in output
+# They call stop() while others wait.
+STOPS = {
+    "in a layer": """
+def late(x):
+    if mx.current_context() == contexts[1]:
+        stop()
+    return net(x)
+
+with autograd.record():
+    ys = devices.map(late, devices.split(x))
+devices.map(lambda y: y.backward(), ys)
+""",
+    "in a backward": """
+class Late(autograd.Function):
+    def forward(self, y):
+        return y.copy()
+
+    def backward(self, dy):
+        stop()
+        return dy
+
+net = gluon_syncbn.make_parallel(net, contexts)
+x.attach_grad()  # its gradient is what backward has to wait for
+with autograd.record():
+    loss = Late()(net(x)).sum()
+loss.backward()
+""",
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_time_in_a_stopped_process_does_not_count(name):
+    run(STOPPED + STOPS[name] + "mx.nd.waitall()")
 
 
 def test_a_library_that_is_missing_is_said_once(tmp_path):

@@ -46,7 +46,8 @@ def test_timeout_in_forward(recover, devices):
 
 @pytest.mark.parametrize("recover", [by_hand, by_map])
 def test_timeout_in_backward(recover, devices):
-    layer = make_layer(devices.contexts, num_devices=2)
+    gluon_syncbn.set_timeout(0.4)
+    layer = make_layer(devices.contexts, num_devices=2, timeout=None)
     shards = make_shards(devices)
     for shard in shards:
         shard.attach_grad()
@@ -54,20 +55,10 @@ def test_timeout_in_backward(recover, devices):
         ys = devices.map(layer, shards)
     devices.map(lambda y: y.backward() if y.context == mx.cpu(0) else None, ys)
     text = failure_of(shards[0].grad.asnumpy)
-    assert f"'{layer.name}', backward: waited 0.5" in text
+    assert f"'{layer.name}', backward: waited 0.4" in text
     assert "Arrived: cpu(0) with shape (2, 3, 2, 5). Missing: cpu(1)." in text
     assert "backward was not called for cpu(1) from Devices.map. Call it there" in text
     recover(devices)
-    assert_trains(devices, layer)
-
-
-def test_own_timeout_is_not_the_default(devices):
-    gluon_syncbn.set_timeout(0.4)
-    layer = make_layer(devices.contexts, num_devices=2, timeout=None)
-    with autograd.train_mode():
-        y = layer(make_shards(devices)[0])
-    assert "waited 0.4" in failure_of(y.asnumpy)
-    gluon_syncbn.recover()
     assert_trains(devices, layer)
 
 
@@ -107,76 +98,33 @@ def test_plain_loop_over_cpu_contexts_names_the_way_out():
     assert "continued" in output
 
 
-def test_a_context_used_twice_in_a_step(devices):
-    layer = make_layer(devices.contexts, num_devices=2)
-    first, second = make_shards(devices)
-    with autograd.train_mode():
-        layer(first)
-        y = layer(second.as_in_context(mx.cpu(0)))
-    expected = "cpu(0) got a second shard before cpu(1) got one. Give every context"
-    assert cause_of(y.asnumpy).startswith(expected)
-    gluon_syncbn.recover()
-    assert_trains(devices, layer)
+# ---- causes --------------------------------------------------------------------------
+
+# Each function makes a mistake with a layer; what it returns raises the failure.
 
 
-def call_in_main_thread(devices, layer, shards):
-    return layer(shards[0])
+def read_before_every_context_is_called(devices, layer, shards):
+    return layer(shards[0]).asnumpy
 
 
-def call_of_an_allowed_net(devices, layer, shards):
-    return gluon_syncbn.allow_plain_loop(layer)(shards[0])
+def read_of_an_allowed_net(devices, layer, shards):
+    return gluon_syncbn.allow_plain_loop(layer)(shards[0]).asnumpy
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("call", [call_in_main_thread, call_of_an_allowed_net])
-def test_a_result_is_read_before_every_context_is_called(call, mode, devices):
-    layer = set_mode(make_layer(devices.contexts), mode)
-    with autograd.record():
-        y = call(devices, layer, make_shards(devices))
-    expected = "the net was not called for cpu(1). In training call it for every cont"
-    assert cause_of(y.asnumpy).startswith(expected)
+def read_inside_of_map(devices, layer, shards):
+    return lambda: devices.map(lambda x: layer(x).asnumpy(), shards)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_result_is_read_inside_of_map(mode, devices):
-    layer, shards = set_mode(make_layer(devices.contexts), mode), make_shards(devices)
-    for _ in range(2):
-        with autograd.train_mode():
-            map_and_wait(devices, layer, shards)
-    with autograd.train_mode():
-        cause = cause_of(devices.map, lambda x: layer(x).asnumpy(), shards)
-    expected = "the function that is called for cpu(0) waits for a result (asnumpy, wa"
-    assert cause.startswith(expected)
+def context_that_skips_the_layer(devices, layer, shards):
+    ys = devices.map(lambda x: x if x.context == mx.cpu(1) else layer(x), shards)
+    return ys[0].asnumpy
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_context_that_skips_the_layer(mode, devices):
-    layer, shards = set_mode(make_layer(devices.contexts), mode), make_shards(devices)
-
-    def step(skip):
-        with autograd.train_mode():
-            ys = devices.map(lambda x: x if x.context in skip else layer(x), shards)
-        for y in ys:
-            y.wait_to_read()
-
-    for _ in range(2):
-        step([])
-    expected = (
-        "the function that Devices.map calls did not call the layer for cpu(1) in"
-    )
-    assert cause_of(step, [mx.cpu(1)]).startswith(expected)
-
-
-def test_the_template_of_a_parallel_net(devices):
-    gluon_syncbn.set_timeout(0.5)
-    net = gluon_syncbn.make_parallel(SyncBatchNorm(in_channels=3), devices.contexts)
-    net.initialize()
-    with autograd.train_mode():
-        y = net.net(make_shards(devices)[0])
-    expected = (
-        "the call went to the template of a parallel net, its attribute net. Call"
-    )
-    assert cause_of(y.asnumpy).startswith(expected)
+def backward_of_one_context(devices, layer, shards):
+    gluon_syncbn.allow_plain_loop(layer)
+    ys = [layer(x) for x in shards]
+    ys[0].backward()
+    return layer.gamma.grad(mx.cpu(0)).asnumpy
 
 
 class Sleep(mx.operator.CustomOp):
@@ -191,33 +139,68 @@ class SleepProp(mx.operator.CustomOpProp):
         return Sleep()
 
 
-def test_a_context_whose_work_takes_longer(devices):
-    layer = make_layer(devices.contexts)
-
+def context_whose_work_takes_longer(devices, layer, shards):
     def late(x):
         if x.context == mx.cpu(1):
             x = mx.nd.Custom(x, op_type="sleep")
         return layer(x)
 
-    with autograd.train_mode():
-        ys = devices.map(late, make_shards(devices))
-    expected = (
-        "an operator in front of this layer has failed on cpu(1), or takes longer"
-    )
-    assert cause_of(ys[0].asnumpy).startswith(expected)
+    return devices.map(late, shards)[0].asnumpy
 
 
-def test_backward_of_one_context_of_an_allowed_net(devices):
-    layer = gluon_syncbn.allow_plain_loop(make_layer(devices.contexts))
-    shards = make_shards(devices)
-    with autograd.record():
-        ys = [layer(x) for x in shards]
-    ys[0].backward()
-    expected = (
+NOT_CALLED = "the net was not called for cpu(1). In training call it for every cont"
+CAUSES = {
+    read_before_every_context_is_called: NOT_CALLED,
+    read_of_an_allowed_net: NOT_CALLED,
+    read_inside_of_map: (
+        "the function that is called for cpu(0) waits for a result (asnumpy, wa"
+    ),
+    context_that_skips_the_layer: (
+        "the function that Devices.map calls did not call the layer for cpu(1) in"
+    ),
+    backward_of_one_context: (
         "backward was not called for cpu(1). Call autograd.backward once, with the"
+    ),
+    context_whose_work_takes_longer: (
+        "an operator in front of this layer has failed on cpu(1), or takes longer"
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["imperative", "static_shape"])
+@pytest.mark.parametrize("mistake", CAUSES)
+def test_likely_cause(mistake, mode, devices):
+    layer = set_mode(make_layer(devices.contexts), mode)
+    shards = make_shards(devices)
+    with autograd.train_mode():  # the graph of a hybridized layer exists
+        map_and_wait(devices, layer, shards)
+    with autograd.record():
+        fails = mistake(devices, layer, shards)
+        assert cause_of(fails).startswith(CAUSES[mistake])
+    gluon_syncbn.recover()
+    assert_trains(devices, layer)
+
+
+def test_a_context_used_twice_in_a_step(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    first, second = make_shards(devices)
+    with autograd.train_mode():
+        layer(first)
+        y = layer(second.as_in_context(mx.cpu(0)))
+    expected = "cpu(0) got a second shard before cpu(1) got one. Give every context"
+    assert cause_of(y.asnumpy).startswith(expected)
+
+
+def test_the_template_of_a_parallel_net(devices):
+    gluon_syncbn.set_timeout(0.5)
+    net = gluon_syncbn.make_parallel(SyncBatchNorm(in_channels=3), devices.contexts)
+    net.initialize()
+    with autograd.train_mode():
+        y = net.net(make_shards(devices)[0])
+    expected = (
+        "the call went to the template of a parallel net, its attribute net. Call"
     )
-    gradient = layer.gamma.grad(mx.cpu(0))
-    assert cause_of(gradient.asnumpy).startswith(expected)
+    assert cause_of(y.asnumpy).startswith(expected)
 
 
 # ---- num_devices ---------------------------------------------------------------------
@@ -256,32 +239,28 @@ def test_a_device_that_is_not_known_by_name(devices):
     assert_trains(devices, layer)
 
 
-@pytest.mark.parametrize("steps", range(3))
-def test_more_shards_than_devices(steps, make_devices, devices):
+def two_forward_steps(devices, layer, shards):
+    for _ in range(2):
+        with autograd.train_mode():
+            map_and_wait(devices, layer, shards)
+
+
+def step_with_backward(devices, layer, shards):
+    train_step(devices, layer, shards, shards)
+
+
+@pytest.mark.parametrize(
+    "steps, fails",
+    [(0, two_forward_steps), (2, two_forward_steps), (0, step_with_backward)],
+)
+def test_more_shards_than_devices(steps, fails, make_devices, devices):
     layer = make_layer(cpus(3), num_devices=2)
     three = make_devices(3)
-    shards = make_shards(three, X[[0, 1, 2]])
     for _ in range(steps):
         assert_trains(devices, layer)
-
-    def two_steps():
-        for _ in range(2):
-            with autograd.train_mode():
-                map_and_wait(three, layer, shards)
-
-    text = failure_of(two_steps)
+    text = failure_of(fails, three, layer, make_shards(three, X[[0, 1, 2]]))
     assert f"SyncBatchNorm '{layer.name}'" in text
     # Any two of the three may be the first, and the text depends on them.
-    assert "num_devices=2, but cpu(" in text or "num_devices=2 is not" in text
-    gluon_syncbn.recover()
-    assert_trains(devices, layer)
-
-
-def test_more_shards_than_devices_with_backward(make_devices, devices):
-    layer = make_layer(cpus(3), num_devices=2)
-    three = make_devices(3)
-    shards = make_shards(three, X[[0, 1, 2]])
-    text = failure_of(train_step, three, layer, shards, shards)
     assert "num_devices=2, but cpu(" in text or "num_devices=2 is not" in text
     gluon_syncbn.recover()
     assert_trains(devices, layer)
@@ -310,44 +289,36 @@ def test_backward_of_a_failed_forward_does_not_crash():
     assert output_of(FAILED_FORWARD) == "well\n"
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_one_device_on_two_contexts(mode, devices):
-    layer = set_mode(make_layer(devices.contexts, num_devices=1), mode)
+def forward_by_map(devices, layer):
     with autograd.train_mode():
-        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
-    assert (
-        "num_devices=1, but cpu(" in text and "calls the layer as well as cpu(" in text
-    )
+        map_and_wait(devices, layer, make_shards(devices))
+
+
+def backward_of_a_loop(devices, layer):
+    with autograd.record():
+        ys = [layer(x) for x in make_shards(devices)]
+    mx.nd.waitall()
+    autograd.backward(ys)  # of an allowed net it raises what has failed until then
+    mx.nd.waitall()
+
+
+def backward_of_an_allowed_loop(devices, layer):
+    backward_of_a_loop(devices, gluon_syncbn.allow_plain_loop(layer))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "call", [forward_by_map, backward_of_a_loop, backward_of_an_allowed_loop]
+)
+def test_one_device_on_two_contexts(call, mode, devices):
+    layer = set_mode(make_layer(devices.contexts, num_devices=1), mode)
+    text = failure_of(call, devices, layer)
+    assert "num_devices=1, but cpu(" in text
+    assert "calls the layer as well as cpu(" in text
     gluon_syncbn.recover()
     gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
     set_mode(layer, mode)
     assert_trains(devices, layer)
-
-
-@pytest.mark.parametrize("allow", [True, False])
-def test_one_device_on_two_contexts_is_noticed_in_backward_of_a_loop(allow, devices):
-    layer = make_layer(devices.contexts, num_devices=1)
-    if allow:
-        gluon_syncbn.allow_plain_loop(layer)
-    with autograd.record():
-        ys = [layer(x) for x in make_shards(devices)]
-    mx.nd.waitall()
-
-    def backward():  # of an allowed net it raises what has failed until then
-        autograd.backward(ys)
-        mx.nd.waitall()
-
-    assert "num_devices=1, but cpu(" in failure_of(backward)
-
-
-def test_one_device_in_each_group(devices):
-    groups = [[context] for context in devices.contexts]
-    layer = make_layer(devices.contexts, num_devices=1, group=groups)
-    for _ in range(2):
-        with autograd.train_mode():
-            ys = devices.map(layer, make_shards(devices))
-        for y in ys:
-            assert abs(y.asnumpy().mean((0, 2, 3))).max() < 1e-5
 
 
 def test_one_device_that_moves(devices):
@@ -370,50 +341,15 @@ def test_traced_before_initialization_without_num_devices():
 # ---- devices that disagree -----------------------------------------------------------
 
 
-def disagreeing(devices, shards, **arguments):
-    """The text where a layer on cpu(0) and another on cpu(1) share a rendezvous."""
-    first = make_layer(devices.contexts, num_devices=2)
-    arguments = {"in_channels": 3, "num_devices": 2, "timeout": 0.5, **arguments}
-    second = SyncBatchNorm(**arguments)
-    second.initialize(ctx=cpus(3))
-    second._sync.rendezvous = first._sync.rendezvous
+def test_devices_disagree(devices):
+    layer = make_layer(devices.contexts)
+    first, second = make_shards(devices)
+    shards = [first, second.astype("float64")]
     with autograd.train_mode():
-        text = failure_of(
-            map_and_wait, devices, lambda layer, x: layer(x), [first, second], shards
-        )
-    assert f"SyncBatchNorm '{first.name}', forward: devices disagree: " in text
+        text = failure_of(map_and_wait, devices, layer, shards)
+    assert f"SyncBatchNorm '{layer.name}', forward: devices disagree: " in text
+    for device, dtype in ("cpu(0)", "float32"), ("cpu(1)", "float64"):
+        has = f"{device} has channels=3, dtype={dtype}, axis=1, epsilon=1e-05, num"
+        assert has in text and "shape (2, 3, 2, 5)" in text
     gluon_syncbn.recover()
-    assert_trains(devices, first)
-    return text
-
-
-@pytest.mark.parametrize(
-    "mine, other, arguments",
-    [
-        ("epsilon=1e-05", "epsilon=0.5", {"epsilon": 0.5}),
-        ("axis=1", "axis=-3", {"axis": -3}),
-    ],
-)
-def test_devices_disagree_about_an_argument(mine, other, arguments, devices):
-    text = disagreeing(devices, make_shards(devices), **arguments)
-    assert mine in text and other in text
-    assert "cpu(0) has" in text and "cpu(1) has" in text
-
-
-def test_devices_disagree_about_channels(devices):
-    first, second = make_shards(devices)
-    second = mx.nd.ones((2, 7), ctx=second.context)
-    text = disagreeing(devices, [first, second], in_channels=7)
-    assert "channels=3" in text and "shape (2, 3, 2, 5)" in text
-    assert "channels=7" in text and "shape (2, 7)" in text
-
-
-def test_devices_disagree_about_dtype(devices):
-    first, second = make_shards(devices)
-    text = disagreeing(devices, [first, second.astype("float64")])
-    assert "dtype=float32" in text and "dtype=float64" in text
-
-
-def test_devices_disagree_about_num_devices(devices):
-    text = disagreeing(devices, make_shards(devices), num_devices=3)
-    assert "num_devices=2" in text and "num_devices=3" in text
+    assert_trains(devices, layer)

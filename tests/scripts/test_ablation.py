@@ -1,5 +1,6 @@
 """The ablation end to end at a tiny size, and its parts by themselves."""
 
+import itertools
 import json
 import os
 import signal
@@ -53,6 +54,7 @@ def finish(process, status=0):
 # ---------------------------------------------------------------- end to end
 
 
+@pytest.mark.full
 def test_a_grid_that_was_interrupted_is_continued_and_drawn(tmp_path):
     only = "--parts", "fastscnn"
     process = start(tmp_path, *only)
@@ -82,14 +84,12 @@ def assert_results(found):
     for run in found.values():
         assert [entry["epoch"] for entry in run["epochs"]] == [1, 2]
         assert run["settings"]["lr"] == 0.025 and run["diverged"] is None
-        assert run["train_images"] == 6 and run["test_images"] == 4
-        assert len(run["predictions"]) == 4
+        assert len(run["predictions"]) == run["test_images"] == 4
         for kind in "running", "batch":
-            scores = run["test"][kind]
-            assert 0 <= scores["mean_iou"] <= 1 and len(scores["class_iou"]) == 11
-    assert len(json.dumps(found[names[1]])) < 10000
+            assert 0 <= run["test"][kind]["mean_iou"] <= 1
 
 
+@pytest.mark.full
 def test_several_devices_agree_with_one(tmp_path):
     """The task's own process trains each net for a step."""
     scale = plan.Scale("fastscnn", 64, train_images=8, eval_images=4)
@@ -103,20 +103,7 @@ def test_several_devices_agree_with_one(tmp_path):
     assert_is_drawn(document, tmp_path)
 
 
-def test_costs_are_measured(tmp_path):
-    scale = plan.Scale("fastscnn", 64, 1, (2,), (1,), 1, 8, 4)
-    task = digits(tmp_path).cost(scale, steps=2, watchdog=200)
-    task["layers"] = "bn", "syncbn"  # contrib's may wait for ever
-    document = carried_out(task)
-    assert [row["layer"] for row in document["rows"]] == ["bn", "syncbn"]
-    for row in document["rows"]:
-        assert row["median_ms"] > 0 and row["peak_mb"] > 0
-    bn, syncbn = (row["error"] for row in document["rows"])
-    assert syncbn < 1e-4 < bn
-    document["rows"].append({"layer": "contrib", "devices": 2, "images": 1})
-    assert_is_drawn(document, tmp_path)
-
-
+@pytest.mark.full
 def test_a_run_that_diverges_has_a_result(tmp_path):
     scale = plan.Scale("fastscnn", 64, 2, (2,), (1,), 1, 16, 4)
     task = digits(tmp_path).grid(scale)[0]
@@ -148,7 +135,7 @@ def assert_is_drawn(document, folder):
 
 
 def test_all_arms_of_a_seed_begin_alike_and_see_the_same_images():
-    scale = plan.Scale("fastscnn", 64, 1, (2, 4), (1, 2), 1, 16, 4)
+    scale = plan.Scale("fastscnn", 64, 1, (2,), (1, 2), 1, 8, 4)
     seen, initial = [], []
     for arm in plan.arms(scale):
         config = plan.settings(scale, arm, 3, {"dataset": "digits"})
@@ -188,35 +175,20 @@ def test_batch_statistics_are_of_the_devices_that_synchronize():
     assert abs(apart[0] / one[0] - 1) > 1e-3
 
 
-def test_test_images_are_shuffled_in_one_order():
-    class Films(list):
-        load, classes = list.__getitem__, ()
-
-    films = Films(range(20))
-    order = [one_run.Shuffled(films).load(k) for k in range(20)]
-    assert order != list(films) and sorted(order) == list(films)
-
-
 # ---------------------------------------------------------------- plans and tables
 
 
 def test_the_full_grid_has_every_arm_and_whole_seeds():
     tasks = digits(Path("runs")).grid(plan.FULL["fastscnn"])
-    arms = {
-        tuple(task["about"][k] for k in ("norm", "devices", "images", "seed"))
-        for task in tasks
-    }
-    expected = {
-        (norm, devices, images, seed)
-        for norm in ("bn", "syncbn")
-        for devices in (2, 4)
-        for images in (1, 2, 4)
-        for seed in range(3)
-    } | {("syncbn", 1, images, seed) for images in (2, 4, 8, 16) for seed in range(3)}
-    assert arms == expected and len(tasks) == len(arms)
+    keys = "norm", "devices", "images", "seed"
+    arms = {tuple(task["about"][k] for k in keys) for task in tasks}
+    several = set(itertools.product(("bn", "syncbn"), (2, 4), (1, 2, 4), range(3)))
+    assert arms == several | set(
+        itertools.product(["syncbn"], [1], (2, 4, 8, 16), range(3))
+    )
+    assert len({task["name"] for task in tasks}) == len(tasks) == len(arms)
     seeds = [task["about"]["seed"] for task in tasks]
     assert seeds == sorted(seeds)  # cut short, the grid has whole seeds
-    assert len({task["name"] for task in tasks}) == len(tasks)
 
 
 def test_a_result_of_other_settings_is_refused(tmp_path):
@@ -267,19 +239,16 @@ def test_numbers_that_are_none_are_null_in_results():
     assert results.rounded(value) == {"a": [None, 0.12346], "b": [None, 7]}
 
 
-def test_a_run_that_diverged_is_drawn_as_nothing_gained(tmp_path):
-    gone = a_run("bn", 2, 1, 0, 0.1)
+@pytest.mark.parametrize("model", ["fastscnn", "fcn"])
+def test_what_there_is_is_drawn(model, tmp_path):
+    gone = a_run("bn", 2, 1, 0, 0.1, model)  # it diverged
     for key in "test", "epochs", "classes":
         gone.pop(key)
-    found = {"digits-a": gone, "digits-b": a_run("syncbn", 2, 1, 0, 0.2)}
     assert results.score(gone) == 0
-    assert all(path.exists() for path in figures.draw(found, tmp_path))
-
-
-def test_one_part_alone_is_drawn(tmp_path):
-    found = {"digits-a": a_run("bn", 2, 1, 0, 0.1, "fcn")}
-    (path,) = figures.draw(found, tmp_path)
-    assert path.name == "ablation_details.png" and path.exists()
+    found = {"digits-a": gone, "digits-b": a_run("syncbn", 2, 1, 0, 0.2, model)}
+    paths = figures.draw(found, tmp_path)
+    assert "ablation_details.png" in [path.name for path in paths]
+    assert all(path.exists() for path in paths)
 
 
 def test_results_are_named_after_the_folder():

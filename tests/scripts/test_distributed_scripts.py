@@ -61,6 +61,7 @@ def test_ranks_are_refused_a_folder_in_use_in_one_sentence(tmp_path):
     assert "Traceback" not in output
 
 
+@pytest.mark.full
 def test_benchmark_of_exchanges(tmp_path):
     program = ROOT / "scripts/benchmarks/benchmark_exchange.py"
     output = tmp_path / "result.json"

@@ -14,7 +14,7 @@ import gluon_syncbn
 from support import reference
 from support.helpers import make_batches, plain_net, train
 
-REPEAT = int(os.environ.get("GLUON_SYNCBN_REPEAT", 10))
+REPEAT = int(os.environ.get("GLUON_SYNCBN_REPEAT", 3))
 SHAPE = (8, 3, 20, 20)
 STEPS = 4
 

@@ -25,13 +25,8 @@ import gluon_syncbn
 from gluon_syncbn import distributed
 from gluon_syncbn.common.nested import flatten
 from gluon_syncbn.native import failures
+from support.helpers import MODES, set_mode
 
-MODES = {
-    "imperative": None,
-    "hybridize": {},
-    "static_alloc": {"static_alloc": True},
-    "static_shape": {"static_alloc": True, "static_shape": True},
-}
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
     "adam": {"learning_rate": 0.01},
@@ -77,11 +72,9 @@ EIGHT_LAYERS = partial(convolutions, (0.9, None) * 4)
 class Program:
     """A training program: a net, its trainer, and one of the ways to drive devices."""
 
-    def __init__(self, way, mode, net, optimizer, store, seed=0):
+    def __init__(self, way, mode, net, optimizer, store):
         self.setting = way, mode, net, optimizer, store
-        self._rng = np.random.RandomState(seed)
-        mx.random.seed(seed)
-        self.way = way
+        rng, self.way = np.random.RandomState(0), way
         ranks = way == "ranks"
         self.contexts = [mx.cpu(0)] if ranks else [mx.cpu(0), mx.cpu(1)]
         self.own = [distributed.rank()] if ranks else self.contexts
@@ -93,29 +86,23 @@ class Program:
             gluon_syncbn.allow_plain_loop(net)
         elif way == "map":
             self.devices = gluon_syncbn.Devices(self.contexts)
-        net.initialize(mx.init.Xavier(), ctx=self.contexts)
+        net.initialize(ctx=self.contexts)
         self.net = net
         with autograd.predict_mode():
             for context in self.contexts:
                 template = net.net if way == "make_parallel" else net
                 template(mx.nd.ones((2, 3, 4, 4), ctx=context)).wait_to_read()
-        if MODES[mode] is not None:
-            net.hybridize(**MODES[mode])
+        set_mode(net, mode)
         for _, p in sorted(net.collect_params().items()):
-            p.set_data(mx.nd.array(self._rng.uniform(0.1, 0.5, p.shape)))
+            p.set_data(mx.nd.array(rng.uniform(0.1, 0.5, p.shape)))
         mx.nd.waitall()
         arguments = OPTIMIZERS[optimizer]
         if ranks:
             self.trainer = distributed.Trainer(net, optimizer, arguments)
         else:
-            kvstore, on_kvstore = store
-            self.trainer = gluon.Trainer(
-                net.collect_params(),
-                optimizer,
-                dict(arguments),
-                kvstore=kvstore,
-                update_on_kvstore=on_kvstore,
-            )
+            options = dict(zip(("kvstore", "update_on_kvstore"), store))
+            parameters = net.collect_params()
+            self.trainer = gluon.Trainer(parameters, optimizer, arguments, **options)
         self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
     def batch(self, number):
@@ -177,15 +164,11 @@ class Program:
         parameters = list(self.net.collect_params().values())
         arrays = [array for p in parameters for array in p.list_data()]
         arrays += [array for p in parameters for array in p._grad or ()]
-        for updater in self.trainer._updaters:
-            arrays += [
-                a for a in flatten(updater.states) if isinstance(a, mx.nd.NDArray)
-            ]
+        states = flatten([updater.states for updater in self.trainer._updaters])
+        arrays += [array for array in states if isinstance(array, mx.nd.NDArray)]
         for array in rng.sample(arrays, 4):
-            try:
+            with suppress(mx.MXNetError):
                 array.asnumpy()
-            except mx.MXNetError:
-                pass
 
     def state(self):
         """All that a step changes, as bytes by name."""
@@ -249,6 +232,8 @@ def fail(program, number, kind, states, rng):
     """
     strike, reads = saboteur(kind, rng, program.participants), rng.random() < 0.5
     gluon_syncbn.set_timeout(SHORT)
+    if kind == "deadlock":
+        del program.net.forward  # the plain loop is not allowed any more
     try:
         program.run(number, strike)
         program.finish()
@@ -260,6 +245,8 @@ def fail(program, number, kind, states, rng):
             time.sleep(0.05)
     gluon_syncbn.recover()
     gluon_syncbn.set_timeout(LONG)
+    if kind == "deadlock":
+        gluon_syncbn.allow_plain_loop(program.net)
     if program.way == "ranks":
         await_ranks()
     state = program.state()
@@ -270,41 +257,42 @@ def fail(program, number, kind, states, rng):
     return steps[0]
 
 
-def check_failure(seed, ways, kinds, expected):
-    """Lets one step of a random program fail; returns whether it was undone, by kind.
+def run_failing(setting, states, failing, kinds, rng):
+    """A program of which some steps fail once, and lead to the same end.
 
-    `expected` keeps the states of programs without a failure from call to call.
+    `states` are those of the program without failures. Returns, for each failure, its
+    kind and whether the step was undone.
     """
-    rng = random.Random(seed)
-    choices = ways, list(MODES), list(NETS), list(OPTIMIZERS), STORES
-    setting = tuple(rng.choice(values) for values in choices)
-    if setting not in expected:
-        expected[setting] = normal_states(Program(*setting))
-    states, program = expected[setting], Program(*setting)
-    failing, kind = rng.randrange(STEPS), rng.choice(kinds)
-    for number in range(failing):
-        program.run(number)
-    begin = fail(program, failing, kind, states, rng)
-    for number in range(begin, STEPS):
-        program.run(number)
-    assert program.state() == states[STEPS], f"{setting}, {kind}: another end"
-    return kind, begin <= failing
+    program, number, outcomes = Program(*setting), 0, []
+    failing = set(failing)
+    while number < len(states) - 1:
+        if number not in failing:
+            program.run(number)
+            number += 1
+            continue
+        failing.remove(number)
+        kind = rng.choice(kinds)
+        begin = fail(program, number, kind, states, rng)
+        outcomes.append((kind, begin <= number))
+        number = begin
+    assert program.state() == states[-1], f"{setting}, {outcomes}: another end"
+    return outcomes
 
 
-def soak(setting, failures, kinds):
-    """Fails many times in one long run, beside a run without a failure."""
-    rng, number = random.Random(0), 0
-    program, right = Program(*setting), Program(*setting)
-    states = {0: right.state()}
-    for _ in range(failures):
-        right.queue(number)
-        states[number + 1] = right.state()
-        next_number = fail(program, number, rng.choice(kinds), states, rng)
-        for again in range(next_number, number + 1):
-            program.run(again)
-        number += 1
-        states.pop(number - 2, None)
-    assert program.state() == states[number]
+def undone_kinds(seeds, ways, kinds):
+    """The kinds of failures that undid a step, one of each seed's random program."""
+    expected, outcomes = {}, []
+    for seed in seeds:
+        rng = random.Random(seed)
+        choices = ways, list(MODES), list(NETS), list(OPTIMIZERS), STORES
+        setting = tuple(rng.choice(values) for values in choices)
+        if setting not in expected:
+            expected[setting] = normal_states(setting)
+        failing = [rng.randrange(STEPS)]
+        outcomes += run_failing(setting, expected[setting], failing, kinds, rng)
+        if "ranks" in ways:
+            await_ranks()
+    return {kind for kind, is_undone in outcomes if is_undone}
 
 
 def await_ranks():
@@ -317,11 +305,11 @@ def await_ranks():
             gluon_syncbn.recover()
 
 
-def normal_states(program):
+def normal_states(setting, steps=STEPS):
     """The state before each step, and after the last."""
+    program = Program(*setting)
     states = [program.state()]
-    for number in range(STEPS):
-        for loss in program.queue(number):
-            loss.wait_to_read()
+    for number in range(steps):
+        program.run(number)
         states.append(program.state())
     return states

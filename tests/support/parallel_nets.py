@@ -45,6 +45,11 @@ def parameters(net):
     return list(net.collect_params().values())
 
 
+def gradients(net):
+    """Of all parameters that have one, summed over the devices."""
+    return [summed_grad(p) for p in parameters(net) if p.grad_req != "null"]
+
+
 def batches(rows, seed=0):
     rng = np.random.default_rng(seed)
     for n in rows:
@@ -74,7 +79,10 @@ def assert_same(result, expected):
 
 
 def dense(contexts, weight=1.0):
-    net = make_parallel(nn.Dense(1, use_bias=False, in_units=1), contexts)
+    """One weight, in a parallel net if there are contexts."""
+    net = nn.Dense(1, use_bias=False, in_units=1)
+    if contexts:
+        net = make_parallel(net, contexts)
     net.initialize(mx.init.Constant(weight))
     return net
 
@@ -84,7 +92,8 @@ def column(*values):
 
 
 def weight_gradient(net):
-    return float(summed_grad(net.net.weight))
+    (weight,) = net.collect_params().values()
+    return float(summed_grad(weight))
 
 
 class Identity(autograd.Function):

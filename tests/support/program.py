@@ -1,10 +1,9 @@
-"""A training program as data, which can be printed, and read again.
+"""A training program as data; its repr makes it again, also after changes by hand.
 
 Made by random_programs.py, run by program_runner.py.
 """
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import List, Optional
 
 
@@ -49,8 +48,7 @@ class Program:
     way: str  # "devices", "parallel" or "plain_loop"
     groups: List[List[int]]  # of contexts that normalize together
     mode: str
-    made: str  # "layer", or "converted" or "fused" from MXNet's blocks
-    chains: List[List[int]]  # numbers of layers; each chain gives an output
+    chains: List[List[int]]  # numbers of layers; each call of one gives an output
     bare: bool  # the layer itself is the net
     convolutions: bool  # around layers, for oneDNN's layouts
     dtype: str
@@ -69,13 +67,3 @@ class Program:
 
     def part_of(self, context):
         return next(part for part in self.groups if context in part)
-
-    def to_text(self):
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_text(text):
-        values = json.loads(text)
-        values["layers"] = [Layer(**layer) for layer in values["layers"]]
-        values["steps"] = [Step(**step) for step in values["steps"]]
-        return Program(**values)

@@ -79,15 +79,24 @@ class Checks:
             state[name] = exact(first)
         return {**state, **{name: state[name].value for name in PARAMETERS}}
 
-    def expected(self, states, data, train):
-        """What the oracle computes, per group of contexts of which some take part."""
+    def expected(self, states, data, train, ys=None):
+        """What the oracle computes, per group of contexts of which some take part.
+
+        `ys` has the outputs per context, where they could be read.
+        """
         return {
-            group: Net(self._program, states[group], data.join(data.x, part), train)
+            group: Net(
+                self._program,
+                states[group],
+                data.join(data.x, part),
+                ys and [data.join(y, part) for y in ys],
+                train,
+            )
             for group, part in enumerate(self._program.groups)
             if set(part) & set(data.active)
         }
 
-    def _by_context(self, arrays, data):
+    def by_context(self, arrays, data):
         """Results per context, also where they are whole."""
         if self._program.way == "parallel":
             return data.split(arrays[0].asnumpy())
@@ -96,11 +105,9 @@ class Checks:
     def check_outputs(self, ys, data, nets):
         for group, net in nets.items():
             part = self._program.groups[group]
-            for number, expected in enumerate(net.outputs):
-                column = [None if y is None else y[number] for y in ys]
-                result = data.join(self._by_context(column, data), part)
+            for number, (y, expected) in enumerate(zip(ys, net.outputs)):
                 name = f"output {number} of contexts {part}"
-                check(name, result, expected, self._program.dtype)
+                check(name, data.join(y, part), expected, self._program.dtype)
 
     def check_statistics(self, nets):
         """Compares the statistics of groups that took part."""
@@ -145,7 +152,7 @@ class Checks:
         if request == "null":
             return
         grads = [None if x is None else x.grad for x in xs]
-        results = self._by_context(grads, data)
+        results = self.by_context(grads, data)
         for group, net in nets.items():
             part = self._program.groups[group]
             dx, _ = net.backward([data.join(dy, part) for dy in data.dys])

@@ -3,8 +3,6 @@
 Called by program_runner.py. It must not know what the net should compute.
 """
 
-import warnings
-
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import HybridBlock, nn
@@ -18,7 +16,10 @@ AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by
 
 
 class Chains(HybridBlock):
-    """Layers in chains that all begin at the input; one may stand in several places."""
+    """Layers in chains that all begin at the input; one may stand in several places.
+
+    Each call of a layer gives an output.
+    """
 
     def __init__(self, program, layers):
         super().__init__()
@@ -36,7 +37,7 @@ class Chains(HybridBlock):
             y = x
             for number in chain:
                 y = self.layers[number](self.moves[number](y))
-            outputs.append(self.moves[len(self.layers)](y))
+                outputs.append(self.moves[len(self.layers)](y))
         return outputs
 
 
@@ -55,18 +56,8 @@ def make_net(program):
     contexts = cpus(program.contexts)
     groups = [[contexts[k] for k in part] for part in program.groups]
     group = groups if len(groups) > 1 else None
-    layers = [_layer(program, layer, group) for layer in program.layers]
-    net = layers[0] if program.bare else Chains(program, layers)
-    if program.made != "layer":
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            gluon_syncbn.convert_sync_batchnorm(
-                net,
-                unbiased_running_var=program.layers[0].unbiased,
-                group=group,
-                fuse=program.made == "fused",
-            )
-    norms = layers if program.made == "layer" else [layer[0] for layer in layers]
+    norms = [_norm(program, layer, group) for layer in program.layers]
+    net = norms[0] if program.bare else Chains(program, norms)
     net.cast(program.dtype)
     _set_requests(program, norms)
     whole = net
@@ -83,34 +74,21 @@ def make_net(program):
     return whole, net, norms
 
 
-def _layer(program, layer, group):
+def _norm(program, layer, group):
     known = layer.gammas != "ones"
-    arguments = {
-        "in_channels": program.shape[program.axis] if known else 0,
-        "momentum": layer.momentum,
-        "epsilon": layer.epsilon,
-        "scale": layer.scale,
-        "center": layer.center,
-        "use_global_stats": layer.use_global_stats,
-        "axis": program.axis,
-    }
-    if program.made == "layer":
-        return SyncBatchNorm(
-            **arguments,
-            unbiased_running_var=layer.unbiased,
-            group=group,
-            activation=layer.activation,
-            slope=layer.slope,
-        )
-    blocks = nn.HybridSequential()
-    blocks.add(nn.BatchNorm(**arguments))
-    if layer.activation == "relu":
-        blocks.add(nn.Activation("relu"))
-    elif layer.activation == "leaky_relu":
-        blocks.add(nn.LeakyReLU(layer.slope))
-    elif layer.activation == "elu":
-        blocks.add(nn.ELU(layer.slope))
-    return blocks
+    return SyncBatchNorm(
+        in_channels=program.shape[program.axis] if known else 0,
+        momentum=layer.momentum,
+        epsilon=layer.epsilon,
+        scale=layer.scale,
+        center=layer.center,
+        use_global_stats=layer.use_global_stats,
+        axis=program.axis,
+        unbiased_running_var=layer.unbiased,
+        group=group,
+        activation=layer.activation,
+        slope=layer.slope,
+    )
 
 
 def _set_requests(program, norms):
@@ -169,7 +147,7 @@ class Data:
         self.x = self.split(x)
         self.dys = [
             self.split(rng.normal(size=shape).astype(program.dtype))
-            for _ in program.chains
+            for _ in sum(program.chains, [])
         ]
 
     def split(self, whole):

@@ -1,8 +1,8 @@
 """The float64 oracle of a random program's net, with a bound of every right result.
 
-Called by program_runner.py. A net is a few chains of layers over one whole batch. Each
-value carries how far a right result may be from it: the rounding that reference.py
-derives, and to first order what the layers before have rounded. NumPy only.
+Called by program_runner.py. A net is a few chains of layers over one whole batch, and
+every layer's output is an output of the net: the next layer is compared for the input
+that it was given. NumPy only.
 """
 
 from collections import namedtuple
@@ -52,6 +52,7 @@ class Use:
         gamma and beta as arrays, running_mean and running_var as Values, and batches,
         the number of training batches; all before this call.
     x : Value
+        Its error is that of an output of another layer which nobody could read.
     train : bool
 
     Attributes
@@ -63,122 +64,84 @@ class Use:
 
     def __init__(self, program, layer, state, x, train):
         self._program, self._layer, self.state = program, layer, dict(state)
-        self._dtype, axis = program.dtype, program.axis
-        self._axes, self._shape = reference._reduced(x.value, axis)
+        self._dtype, self._x = program.dtype, x.value
+        self._axes, self._shape = reference._reduced(x.value, program.axis)
         self._gamma = state["gamma"] if layer.scale else np.ones_like(state["gamma"])
-        self._count = x.value.size // x.value.shape[axis]
-        self._conditioning = 0.0
+        self._count = x.value.size // x.value.shape[program.axis]
+        self._conditioning, self._where = 0.0, (program.axis, layer.epsilon)
         self.synchronized = train and not layer.use_global_stats
+        identity = np.ones_like(self._gamma), np.zeros_like(self._gamma)
         if self.synchronized:
-            self._take_moments(x.value)
-            self._update_running(x.error.max(self._axes, initial=0.0))
+            results = reference.forward(self._x, *identity, *self._where)
+            self._x_hat, mean, var, self._inv_std = results
+            self._conditioning = reference.conditioning(self._x, *self._where)
+            self._update_running(mean, var, x.error.max(self._axes, initial=0.0))
         else:
-            self._mean = state["running_mean"].value
-            var = state["running_var"].value
-            self._inv_std = 1 / np.sqrt(var + layer.epsilon)
-        self._x_hat = (x.value - self._over(self._mean)) * self._over(self._inv_std)
+            running = state["running_mean"].value, state["running_var"].value
+            self._constant = (*running, *self._where)
+            self._inv_std = 1 / np.sqrt(running[1] + layer.epsilon)
+            arguments = self._x, *identity, *self._constant
+            self._x_hat = reference.inference_forward(*arguments)
         self._largest = abs(self._x_hat).max(self._axes, initial=1.0)
-        self._x_hat_error = self._error_of_x_hat(x.error)
         self._activate(state["beta"])
 
     def _over(self, channels):
         return np.reshape(channels, self._shape)
-
-    def _take_moments(self, x):
-        nothing = np.ones_like(self._gamma), np.zeros_like(self._gamma)
-        where = self._program.axis, self._layer.epsilon
-        _, self._mean, self._var, self._inv_std = reference.forward(x, *nothing, *where)
-        self._conditioning = reference.conditioning(x, *where)
-
-    def _block_roundoff(self):
-        """MXNet takes float64 through float32 on the negative side."""
-        u = unit_roundoff(self._dtype)
-        if self._layer.activation in (None, "relu"):
-            return u
-        return max(u, unit_roundoff("float32"))
 
     def _tolerance(self, scale, dtype=None):
         """The largest error of a result before it is stored."""
         limits = self._count, self._conditioning, scale
         return reference.tolerance(dtype or self._dtype, *limits)[1]
 
-    def _update_running(self, x_error):
+    def _update_running(self, mean, var, x_error):
         layer, state, count = self._layer, self.state, self._count
         state["batches"] += 1
         old = 1 - 1 / state["batches"] if layer.momentum is None else layer.momentum
-        unbiased = {"unbiased": layer.unbiased, "count": count}
         factor = count / (count - 1) if layer.unbiased and count > 1 else 1
-        std, kind = np.sqrt(self._var), kind_of(self._dtype)
-        for name, batch, options, size, error in (
-            ("running_mean", self._mean, {}, abs(self._mean) + std, x_error),
-            (
-                "running_var",
-                self._var,
-                unbiased,
-                factor * self._var,
-                2 * factor * x_error * (std + x_error),
-            ),
+        std, kind = np.sqrt(var), kind_of(self._dtype)
+        x_error = x_error + unit_roundoff("float64") * abs(mean)  # means of devices
+        var_error = 2 * factor * x_error * (std + x_error)
+        for name, batch, size, error in (
+            ("running_mean", mean, abs(mean) + std, x_error),
+            ("running_var", factor * var, factor * var, var_error),
         ):
             former = state[name]
-            new = reference.update_running(former.value, batch, old, **options)
+            new = reference.update_running(former.value, batch, old)
             own = self._tolerance(abs(former.value) + size, kind)
             error = own + old * former.error + (1 - old) * error
             state[name] = stored(Value(new, error), kind)
 
-    def _error_of_x_hat(self, x_error):
-        """To first order; twice of it, for the higher ones, through moments."""
-        if not self.synchronized:
-            return x_error * self._over(self._inv_std)
-        relative = x_error.max(self._axes, initial=0.0) * self._inv_std
-        assert (relative * (2 + self._largest) ** 2).max() < 0.1, "an unfit program"
-        self._relative = relative
-        error = 2 * relative * (2 + self._largest)
-        return np.broadcast_to(self._over(error), self._x_hat.shape)
-
     def _activate(self, beta):
-        layer, gamma = self._layer, self._over(self._gamma)
-        self._z = self._x_hat * gamma + self._over(beta)
+        layer, slope = self._layer, self._layer.slope or 0.0
+        self._z = self._x_hat * self._over(self._gamma) + self._over(beta)
         scale = abs(self._gamma) * self._largest + abs(beta)
-        of_x_hat = self._x_hat_error * abs(gamma)
-        self._z_error = self._over(self._tolerance(scale)) + of_x_hat
-        slope = layer.slope or 0.0
+        self._z_error = self._over(self._tolerance(scale))
         y = reference.activate(self._z, layer.activation, slope)
-        error = self._z_error * max(1.0, slope)
-        if self._program.made != "layer":
-            # z and y are stored, and an ELU of MXNet's is exp(z) - 1.
-            terms = abs(self._z) + abs(y) + slope * (layer.activation == "elu")
-            error = error + 4 * self._block_roundoff() * terms
-        self.y = stored(Value(y, error), self._dtype)
+        self.y = stored(Value(y, self._z_error * max(1.0, slope)), self._dtype)
 
     def backward(self, dy):
         """dx, and the elements whose sums are dgamma and dbeta, for a Value dy."""
         dz, dz_error = self._through_activation(dy)
         dz_size = abs(dz) + dz_error  # dz may be 0 and x_hat too, of one row
         gamma_inv_std = self._over(abs(self._gamma) * self._inv_std)
-        dx = dz
-        if self.synchronized:
-            projected = (dz * self._x_hat).mean(self._axes, keepdims=True)
-            dx = dz - dz.mean(self._axes, keepdims=True) - self._x_hat * projected
-        dx = dx * self._over(self._gamma * self._inv_std)
-        largest = self._over(self._largest)
-        size = dz_size.max(self._axes, keepdims=True, initial=0.0)
-        scale = gamma_inv_std * size * (1 + largest)
+        terms = dz_size * (1 + self._over(self._largest))
         lost = reference.reconstruction_error(
             self._dtype, self._layer.activation, self._largest.max()
         )
-        error = self._tolerance(scale) + 2 * lost * scale + gamma_inv_std * dz_error
+        of_dy = dz_error
         if self.synchronized:
-            of_sums = (dz_error * (1 + largest * abs(self._x_hat))).mean(
-                self._axes, keepdims=True
-            )
-            of_moments = size * self._over(self._relative) * (2 + largest) ** 2
-            error = error + gamma_inv_std * (of_sums + 2 * of_moments)
-        terms = dz_size * (1 + largest)
+            dx, _, _ = reference.backward(self._x, dz, self._gamma, *self._where)
+            size = self._over(self._largest) * abs(self._x_hat)
+            of_dy = of_dy + (dz_error * (1 + size)).mean(self._axes, keepdims=True)
+        else:
+            arguments = self._x, dz, self._gamma, *self._constant
+            dx, _, _ = reference.inference_backward(*arguments)
+        scale = gamma_inv_std * terms.max(self._axes, keepdims=True, initial=0.0)
+        error = self._tolerance(scale) + 2 * lost * scale + gamma_inv_std * of_dy
         own = self._tolerance(1.0) * terms + lost * terms
-        of_x_hat = dz_size * self._x_hat_error + dz_error * abs(self._x_hat)
         return (
             stored(Value(dx, error), self._dtype),
-            Value(dz * self._x_hat, own + of_x_hat),
+            Value(dz * self._x_hat, own + dz_error * abs(self._x_hat)),
             Value(dz, own + dz_error),
         )
 
@@ -195,14 +158,19 @@ class Use:
         if layer.activation == "elu":
             tiny = np.finfo(kind_of(self._dtype)).tiny  # what may be flushed to zero
             error = error + abs(dz) * self._z_error + abs(dy.value) * tiny
-        if self._program.made != "layer":
-            terms = abs(dy.value) * (1 + slope)
-            error = error + 4 * self._block_roundoff() * terms
         return dz, error
 
 
 class Net:
     """The chains of a program over one whole batch: every use of every layer.
+
+    Parameters
+    ----------
+    states : list of dict
+        Per layer, as `Use` takes it.
+    ys : list of array, optional
+        The outputs, which the next layers of their chains were given. Without them
+        only states are compared.
 
     Attributes
     ----------
@@ -211,21 +179,25 @@ class Net:
         Per layer its states: before the call, and after each use that changes it.
     """
 
-    def __init__(self, program, states, x, train):
+    def __init__(self, program, states, x, ys, train):
         self._program, self.states = program, [[state] for state in states]
+        self._last = len(program.layers)  # the number of an output's convolution
         self._chains, self.outputs = [], []
         for chain in program.chains:
             y, uses = exact(x), []
             for number in chain:
-                y = self._permuted(y, number)
                 state = self.states[number][-1]
+                y = self._permuted(y, number)
                 use = Use(program, program.layers[number], state, y, train)
                 if use.synchronized:
                     self.states[number].append(use.state)
                 uses.append((number, use))
+                self.outputs.append(self._permuted(use.y, self._last))
                 y = use.y
+                if ys is not None:
+                    y = exact(ys[len(self.outputs) - 1])
+                    y = self._permuted(y, self._last, back=True)
             self._chains.append(uses)
-            self.outputs.append(self._permuted(y, len(program.layers)))
 
     def _permuted(self, y, number, back=False):
         """Through a convolution that moves channels and changes signs, exactly."""
@@ -242,14 +214,18 @@ class Net:
     def backward(self, dys):
         """dx, and per layer lists of the elements of dgamma and of dbeta."""
         dxs, gradients = [], [([], []) for _ in self._program.layers]
-        for uses, dy in zip(self._chains, dys):
-            d = self._permuted(exact(dy), len(self._program.layers), back=True)
+        dys = [self._permuted(exact(dy), self._last, back=True) for dy in dys]
+        for uses in reversed(self._chains):
+            dx = None
             for number, use in reversed(uses):
-                d, *elements = use.backward(d)
+                dy = dys.pop()
+                if dx is not None:
+                    dy = total([dy, dx], self._program.dtype)
+                dx, *elements = use.backward(dy)
                 for terms, more in zip(gradients[number], elements):
                     terms.append(more)
-                d = self._permuted(d, number, back=True)
-            dxs.append(d)
+                dx = self._permuted(dx, number, back=True)
+            dxs.append(dx)
         return total(dxs, self._program.dtype), gradients
 
 

@@ -22,36 +22,31 @@ class Raised(Exception):
     """Raised by a function that is called for a context."""
 
 
-def run(program, made=None):
-    """Runs a program; raises AssertionError where a result is not the oracle's.
-
-    Parameters
-    ----------
-    program : program.Program
-    made : program.Program, optional
-        Its net is made instead, as if the package had mistaken it.
-    """
+def run(program):
+    """Runs a program; raises AssertionError where a result is not the oracle's."""
     with ExitStack() as stack:
         empty = any(0 in step.rows for step in program.steps)
         stack.enter_context(mx.util.np_shape(empty))  # or else 0 is an unknown size
         stack.callback(gluon_syncbn.set_timeout, gluon_syncbn.get_timeout())
         gluon_syncbn.set_timeout(LONG)
-        runner = Runner(program, made or program)
+        runner = Runner(program)
         stack.callback(runner.devices.close)
-        stack.push(_give_up)
-        for number, step in enumerate(program.steps):
-            try:
+        try:
+            for number, step in enumerate(program.steps):
                 runner.run(step, Data(program, number, step))
-            except AssertionError as error:
+        except BaseException as error:
+            gluon_syncbn.recover()  # for the next program
+            if isinstance(error, AssertionError):
                 raise AssertionError(f"step {number}: {error}") from error
+            raise
 
 
 class Runner:
     """A program's net, devices and trainer."""
 
-    def __init__(self, program, made):
+    def __init__(self, program):
         self._program = program
-        self._net, self._template, self._norms = make_net(made)
+        self._net, self._template, self._norms = make_net(program)
         if program.way == "parallel":
             self.devices = self._net.devices
         else:
@@ -97,7 +92,11 @@ class Runner:
         if trained:
             self._trainer.step(1)
         mx.nd.waitall()
-        nets = checks.expected(before, data, training)
+        ys = [
+            checks.by_context([None if y is None else y[number] for y in ys], data)
+            for number in range(len(data.dys))
+        ]
+        nets = checks.expected(before, data, training, ys)
         checks.check_outputs(ys, data, nets)
         if step.kind == "missing_backward" and self._trainer is not None:
             self._check_undone()
@@ -157,23 +156,19 @@ class Runner:
             dys = [_array(data.join(dy), self._contexts[0]) for dy in data.dys]
             autograd.backward(ys[0], dys, **options)
             return
-        lists = [
-            (ys[k], [_array(dy[k], self._contexts[k]) for dy in data.dys])
-            for k in there
-        ]
+        pairs = [None] * len(self._contexts)
+        for k in there:
+            pairs[k] = ys[k], [_array(dy[k], self._contexts[k]) for dy in data.dys]
         if self._program.way == "plain_loop":
-            heads, dys = (sum(column, []) for column in zip(*lists))
+            heads, dys = (sum(column, []) for column in zip(*filter(None, pairs)))
             autograd.backward(heads, dys, **options)
             return
-        for k in range(len(self._contexts)):
-            if k not in there:
-                lists.insert(k, None)
 
         def backward(pair):
             if pair is not None:
                 autograd.backward(*pair, **options)
 
-        self.devices.map(backward, lists)
+        self.devices.map(backward, pairs)
 
     def _participating(self, data, training):
         contexts = [self._contexts[k] for k in data.active]
@@ -223,11 +218,6 @@ class Runner:
             with suppress(mx.MXNetError):  # if nobody has read the error
                 self.devices.map(int)
         gluon_syncbn.recover()
-
-
-def _give_up(kind, error, traceback):
-    if kind is not None:
-        gluon_syncbn.recover()  # for the next program
 
 
 def _array(x, context):

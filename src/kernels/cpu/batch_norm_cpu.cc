@@ -1,52 +1,68 @@
-// The order of a pass's tiles, and the threads that compute them; tiled_passes.h has the tiles.
+// The four passes, tile by tile on several threads; isa.h has the kernels of a tile.
 // Who uses it: op/cpu.
 #include "kernels/cpu/batch_norm_cpu.h"
 
 #include <algorithm>
 #include <functional>
 
+#include "core/moments.h"
 #include "core/parallel_for.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/partition.h"
-#include "kernels/cpu/tiled_passes.h"
 
 namespace syncbn::cpu {
 namespace {
 
-// Tensors up to this many elements are done before another thread would have woken up.
+// Tensors up to this many elements are done before another thread has woken up.
 constexpr int64_t kAloneSize = 32768;
 
-// Outputs from this size on are hardly in cache any more when somebody reads them, and storing past
-// the cache saves fetching them first.
+// Outputs of this size have left the caches before they are read, and storing past the caches saves
+// fetching them first.
 constexpr int64_t kStreamSize = 8 << 20;
 
-template <typename Writing>
-StoreMode ModeOf(const Writing& pass, const void* out) {
+template <typename OnTile>
+void ForEachTile(const Partition& partition, const OnTile& on_tile) {
+  const int64_t tiles = partition.Tiles();
+  if (partition.layout.Size() > kAloneSize) return ParallelFor(tiles, std::cref(on_tile));
+  for (int64_t index = 0; index < tiles; ++index) on_tile(index);
+}
+
+// Reduces a tensor to two numbers of each channel: `kernel` leaves those of a tile in the
+// workspace, and merge(elements of a channel, first, second) merges them in a fixed order.
+template <typename Pass, typename Kernel, typename Merge>
+void Reduce(const Pass& pass, void* workspace, const Kernel& kernel, const Merge& merge) {
+  const int64_t channels = pass.layout.channels;
+  const Partition partition = Cut(pass.layout);
+  const auto of_partial = [&](int64_t partial) {
+    return static_cast<double*>(workspace) + 2 * partial * channels;
+  };
+  ForEachTile(partition, [&](int64_t index) {
+    double* const first = of_partial(partition.PartialOf(index));
+    kernel(pass, partition.At(index), first, first + channels);
+  });
+  for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
+    const double* const first = of_partial(partial);
+    merge(static_cast<double>(partition.Count(partial)), first, first + channels);
+  }
+}
+
+template <typename Pass>
+StoreMode ModeOf(const Pass& pass, const void* out) {
   if (pass.request == Request::kAdd) return StoreMode::kAdd;
   const int64_t size = static_cast<int64_t>(SizeOf(pass.dtype));
-  // Arrays that others lend to MXNet may lie anywhere.
+  // Arrays that wrap foreign memory may be unaligned.
   const bool aligned = reinterpret_cast<uintptr_t>(out) % SizeOf(pass.dtype) == 0;
   const bool large = pass.layout.Size() * size >= kStreamSize;
   return aligned && large ? StoreMode::kStream : StoreMode::kAssign;
 }
 
-template <typename Pass>
-void ForEachTile(const Pass& pass) {
-  const auto task = [&](int64_t index) { pass.OnTile(index); };
-  const int64_t tiles = pass.partition.Tiles();
-  if (pass.partition.layout.Size() > kAloneSize) return ParallelFor(tiles, std::cref(task));
-  for (int64_t index = 0; index < tiles; ++index) task(index);
-}
-
-template <typename Pass>
-void Reduce(const Pass& pass) {
-  ForEachTile(pass);
-  pass.Finish();
-}
-
-void Clear(const Layout& layout, double* first, double* second) {
-  std::fill_n(first, layout.channels, 0.0);
-  std::fill_n(second, layout.channels, 0.0);
+// Writes the tensor `out`, tile by tile.
+template <typename Pass, typename Kernel>
+void Write(const Pass& pass, const void* out, const Kernel& kernel) {
+  if (pass.layout.Size() == 0) return;
+  const Partition partition = Cut(pass.layout);
+  const StoreMode mode = ModeOf(pass, out);
+  ForEachTile(partition, [&](int64_t index) { kernel(pass, partition.At(index), mode); });
 }
 
 }  // namespace
@@ -57,30 +73,43 @@ int64_t WorkspaceBytes(const Layout& layout) {
 }
 
 void LocalMoments(const MomentsPass& pass, void* workspace) {
-  Clear(pass.layout, pass.mean, pass.m2);
+  const int64_t channels = pass.layout.channels;
+  std::fill_n(pass.mean, channels, 0.0);
+  std::fill_n(pass.m2, channels, 0.0);
   if (pass.layout.Size() == 0) return;
-  const Partition partition = Cut(pass.layout);
-  Reduce(TiledMoments{partition, pass, {partition, workspace}});
+  double done = 0;
+  // All channels have the same counts, so the compiler divides once for each partial result.
+  const auto merge = [&](double count, const double* mean, const double* m2) {
+    for (int64_t c = 0; c < channels; ++c) {
+      const Moments merged = Merge({done, pass.mean[c], pass.m2[c]}, {count, mean[c], m2[c]});
+      pass.mean[c] = merged.mean;
+      pass.m2[c] = merged.m2;
+    }
+    done += count;
+  };
+  Reduce(pass, workspace, ChooseIsa().local_moments, merge);
 }
 
 void BackwardSums(const SumsPass& pass, void* workspace) {
-  Clear(pass.layout, pass.sum_dz, pass.sum_dz_xmu);
+  const int64_t channels = pass.layout.channels;
+  std::fill_n(pass.sum_dz, channels, 0.0);
+  std::fill_n(pass.sum_dz_xmu, channels, 0.0);
   if (pass.layout.Size() == 0) return;
-  const Partition partition = Cut(pass.layout);
-  Reduce(TiledSums{partition, pass, {partition, workspace}});
+  const auto add = [&](double /*count*/, const double* sum_dz, const double* sum_dz_u) {
+    for (int64_t c = 0; c < channels; ++c) {
+      pass.sum_dz[c] += sum_dz[c];
+      pass.sum_dz_xmu[c] += sum_dz_u[c];
+    }
+  };
+  Reduce(pass, workspace, ChooseIsa().backward_sums, add);
+  if (!pass.from_output) return;
+  // From y the tiles' u is xmu * scale.
+  for (int64_t c = 0; c < channels; ++c) pass.sum_dz_xmu[c] /= pass.scale[c];
 }
 
-void Normalize(const NormalizePass& pass) {
-  if (pass.layout.Size() == 0) return;
-  const Partition partition = Cut(pass.layout);
-  ForEachTile(TiledNormalize{partition, pass, ModeOf(pass, pass.y)});
-}
+void Normalize(const NormalizePass& pass) { Write(pass, pass.y, ChooseIsa().normalize); }
 
-void BackwardApply(const ApplyPass& pass) {
-  if (pass.layout.Size() == 0) return;
-  const Partition partition = Cut(pass.layout);
-  ForEachTile(TiledApply{partition, pass, ModeOf(pass, pass.dx)});
-}
+void BackwardApply(const ApplyPass& pass) { Write(pass, pass.dx, ChooseIsa().backward_apply); }
 
 const char* InstructionSet() { return ChooseIsa().name; }
 

@@ -1,5 +1,5 @@
 // Chooses the instruction set at run time.
-// Who uses it: tiled_passes.h. It must not know what the kernels compute.
+// Who uses it: batch_norm_cpu.cc. It must not know what the kernels compute.
 #include "kernels/cpu/isa.h"
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // The kernels of one tile, once for each instruction set, and the choice among them.
-// Who uses it: tiled_passes.h. Declarations only: an inline function here would be compiled by
+// Who uses it: batch_norm_cpu.cc. Declarations only: an inline function here would be compiled by
 // files with different instruction sets, and the linker could keep the wrong copy.
 #pragma once
 #include <cstdint>
@@ -23,8 +23,8 @@ constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
 // The ways in which a kernel stores its results. kStream is kAssign past the caches, for outputs
-// that these would not hold until somebody reads them; instruction sets without such stores take it
-// for kAssign.
+// that would leave them before they are read; instruction sets without such stores treat it as
+// kAssign.
 enum class StoreMode { kAssign, kStream, kAdd };
 
 // Tensors and per-channel arrays of a pass are whole; each call reads and writes its tile's part.

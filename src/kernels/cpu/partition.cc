@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kMinTile = 32768;
 constexpr int64_t kMaxTiles = 256;
 
-// Shorter pieces of memory than this are not worth a stream of their own.
+// Shorter runs of memory than this are not read efficiently.
 constexpr int64_t kMinRun = 4096;
 
 // As even as can be, in as many blocks as steps of `step` need.

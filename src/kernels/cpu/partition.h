@@ -1,6 +1,6 @@
 // The cut of a tensor into tiles, by its shape alone, never by the number of threads: partial
 // results are therefore the same in every run.
-// Who uses it: batch_norm_cpu.cc and tiled_passes.h. It must not know dtypes nor instruction sets.
+// Who uses it: batch_norm_cpu.cc. It must not know dtypes nor instruction sets.
 #pragma once
 #include <cstdint>
 

@@ -50,7 +50,7 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocess
   // Fused kernels, of which fewer blocks run at once, take the same cut.
   const int64_t at_once = int64_t{multiprocessors} * ResidentPlanes(false);
   const int64_t total = per_channel * layout.channels;
-  // As many blocks as fill whole rounds, rounded down: a few more would take a round of their own.
+  // As many blocks as fill whole rounds, rounded down: a few more would need another round.
   const int64_t rounds = std::clamp<int64_t>(CeilDiv(total, at_once * kManySlots), 1, kRounds);
   const int64_t splits = std::max<int64_t>(at_once * rounds / layout.channels, 1);
   int64_t wanted = std::max(kFewSlots, CeilDiv(per_channel, splits));

@@ -96,7 +96,7 @@ struct Planes {
     return block;
   }
 
-  // The vector of a block's item; nothing of it is in the plane where there is no such item.
+  // The vector of a block's item; empty past the last item.
   // `kWhole` is `whole`, or false: that is right for every cut, and slower.
   template <bool kWhole>
   SYNCBN_HOST_DEVICE Slot SlotOf(const Block& block, int item) const {
@@ -155,7 +155,7 @@ struct Columns {
   }
 
   // The vectors of a thread: `count` of them, the first at `offset` from the tensor's first element
-  // and each `row_step` behind the one before. They are at one column of the tile.
+  // and each `row_step` after the one before. They are at one column of the tile.
   struct Place {
     int row, column, count;
     int64_t offset;

@@ -16,7 +16,7 @@ struct Workspace {
   Pair* partials;
 };
 
-// Sum over `group` neighbouring lanes, a power of two; every lane of the warp takes part.
+// Sum over `group` neighbouring lanes, a power of two; every lane of the warp calls it.
 __device__ inline double GroupSum(double value, int group) {
   for (int offset = group / 2; offset > 0; offset /= 2) {
     value += __shfl_xor_sync(0xffffffffu, value, offset);
@@ -29,7 +29,7 @@ template <int kThreads>
 __device__ Pair BlockSum(Pair value) {
   __shared__ Pair warps[kThreads / kWarp];
   value = {GroupSum(value.first, kWarp), GroupSum(value.second, kWarp)};
-  __syncthreads();  // who has called before may still read
+  __syncthreads();  // the previous call may still be reading `warps`
   if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = value;
   __syncthreads();
   if (threadIdx.x < kWarp) {

@@ -15,7 +15,7 @@ struct VectorCopy {
   void* to;
   int64_t size;
   bool from_double, to_double;
-  bool add;  // to what is there, instead of over it
+  bool add;  // to the old values, instead of replacing them
 };
 
 constexpr int kMostVectors = 8;

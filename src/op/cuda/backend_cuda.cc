@@ -209,7 +209,7 @@ std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocat
     throw Error(Concat("SyncBatchNorm on ", device.Name(), ": this process sees ", count,
                        " CUDA devices"));
   }
-  return std::make_unique<CudaBackend>(device, allocator != nullptr ? allocator : AllocateFromCuda);
+  return std::make_unique<CudaBackend>(device, allocator);
 }
 
 }  // namespace syncbn

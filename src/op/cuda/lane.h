@@ -50,15 +50,15 @@ class Lane {
 
   // The kernels' workspace, of this many bytes at least, for one kernel after the other.
   void* Workspace(int64_t bytes, const Take& take);
-  // Makes room for this many doubles on the device and pinned on the host. Contents are lost where
-  // it has to grow.
+  // Makes room for this many doubles on the device and pinned on the host. Growing loses the
+  // contents.
   void Reserve(int64_t device_doubles, int64_t pinned_doubles, const Take& take);
   double* device() const { return static_cast<double*>(device_.data()); }
   double* pinned() const { return static_cast<double*>(pinned_.data()); }
 
   void Synchronize();
 
-  // A free lane of the current device, whose number is `ordinal`; made if there is none.
+  // A free lane of the current device, whose number is `ordinal`; created if all are in use.
   static Lane* Acquire(int ordinal);
   static void Release(int ordinal, Lane* lane);
 

@@ -1,0 +1,21 @@
+// The reductions of two payloads that are neighbours in the order of devices or ranks.
+// Who uses it: Rendezvous and Exchange. It must not know whose payloads they are.
+#pragma once
+#include <cstdint>
+
+#include "collective/common/bytes.h"
+
+namespace syncbn {
+
+// Numbers travel in messages: a process that contributes nothing reduces the payloads of others.
+enum class ReduceOperation : int32_t { kConcat, kSumFloat32, kSumFloat64, kSumInt64, kMoments };
+
+inline bool IsReduceOperation(int32_t number) {
+  return 0 <= number && number <= static_cast<int32_t>(ReduceOperation::kMoments);
+}
+
+// lower = lower reduced with higher; `lower` is the payload of the lower devices or ranks. Throws
+// Error for payloads that do not fit together.
+void Reduce(ReduceOperation operation, const Bytes& higher, Bytes* lower);
+
+}  // namespace syncbn

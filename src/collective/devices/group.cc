@@ -1,0 +1,156 @@
+// One mutex guards it all: it is held briefly, and devices of one layer wait for each other anyway.
+#include "collective/devices/group.h"
+
+#include <utility>
+
+#include "collective/common/timeout.h"
+#include "collective/devices/report.h"
+#include "core/error.h"
+
+namespace syncbn {
+
+Ticket Group::BeginForward(const Device& device, size_t size) {
+  Lock lock(mutex_);
+  if (!failure_.empty()) {
+    throw Error(EarlierFailureReport(Title(layer_, "forward"), device, failure_));
+  }
+  if (participants_ && !participants_->count(device)) {
+    FailAndThrow(SitsOutReport(layer_, device, *participants_));
+  }
+  size_ = size;
+  if (!numbers_.next.count(device)) EnterLocked(device, size);
+  return {numbers_.Take(device), participants_};
+}
+
+// When one device more arrives, either the net has moved to other devices, and the old ones are
+// silent from now on; or more devices are in use than the group is for. A former member must not
+// fill a place of the new ones: its batch would be reduced with their older one.
+void Group::EnterLocked(const Device& device, size_t size) {
+  const std::set<Device> members = numbers_.Members();
+  const bool full = members.size() >= size;
+  // In a group of one no device waits, but a driver of several shows that they are in use.
+  const bool beside = !rendezvous_.empty() || (size == 1 && calls_.DrivesBoth(device, members));
+  if (former_members_.count(device) || (full && beside)) {
+    FailAndThrow(TooManyDevicesReport(layer_, device, members, size));
+  }
+  if (!full) return;
+  former_members_.insert(members.begin(), members.end());
+  numbers_.Restart(participants_, size_);
+  rendezvous_.clear();
+}
+
+void Group::CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device) {
+  if (!failure_.empty()) {
+    throw Error(EarlierFailureReport(Title(layer_, phase), device, failure_));
+  }
+  if (!numbers_.IsVoid(ticket.number)) return;
+  if (former_members_.count(device)) {
+    FailAndThrow(TooManyDevicesReport(layer_, device, numbers_.Members(), size_));
+  }
+  throw Error(EarlierFailureReport(Title(layer_, phase), device, WasResetReport()));
+}
+
+std::shared_ptr<const Bytes> Group::AllReduce(AllReduceOptions options) {
+  Lock lock(mutex_);
+  CheckLocked(options.ticket, options.phase, options.device);
+  if (options.ticket.participants) options.expected = *options.ticket.participants;
+  if (options.ticket.participants) options.size = options.expected.size();
+  processes_ = options.across.processes;
+  const RendezvousKey key{options.ticket.number, options.repeat, options.phase};
+  std::shared_ptr<Rendezvous> rendezvous = rendezvous_[key];
+  if (!rendezvous) rendezvous = rendezvous_[key] = std::make_shared<Rendezvous>();
+  auto& arrivals = rendezvous->arrivals;
+  const std::string title = Title(layer_, options.phase);
+  if (arrivals.count(options.device)) FailAndThrow(TwiceReport(title, options.device));
+  if (!arrivals.empty() && arrivals.begin()->second.signature != options.arrival.signature) {
+    FailAndThrow(DisagreementReport(title, *rendezvous, options.device, options.arrival));
+  }
+  arrivals.emplace(options.device, std::move(options.arrival));
+  if (arrivals.size() < options.size) {
+    AwaitLocked(&lock, *rendezvous, options);
+    return rendezvous->result;
+  }
+  Bytes result;
+  try {
+    result = rendezvous->Reduced(options.operation);
+  } catch (const Error& error) {
+    FailAndThrow(Concat(title, ": ", error.what()));
+  }
+  if (processes_ != nullptr) result = ExchangeLocked(&lock, options, std::move(result));
+  rendezvous->result = std::make_shared<const Bytes>(std::move(result));
+  rendezvous_.erase(key);
+  changed_.NotifyAll();
+  return rendezvous->result;
+}
+
+// The one exchange of a rendezvous with other processes, for which the mutex is released.
+Bytes Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Bytes payload) {
+  const int64_t number = numbers_.Shared(options.ticket.number, options.phase == "forward",
+                                         options.across.processes->generation());
+  lock->unlock();
+  std::string error;
+  Bytes result = ExchangeAcross(options, number, std::move(payload), &error);
+  lock->lock();
+  if (!failure_.empty()) throw Error(failure_);
+  if (numbers_.IsVoid(options.ticket.number)) {
+    throw Error("the layer was reset while it waited for other ranks");
+  }
+  if (!error.empty()) FailAndThrow(error);
+  return result;
+}
+
+void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous,
+                        const AllReduceOptions& options) {
+  const Time start = Clock::now(), deadline = start + ToDuration(options.timeout_seconds);
+  // A result counts even if the group fails, or time runs out, before this thread is awake again.
+  const auto over = [&] {
+    return rendezvous.result != nullptr || !failure_.empty() ||
+           numbers_.IsVoid(options.ticket.number);
+  };
+  if (!changed_.WaitUntil(lock, deadline, over) && rendezvous.arrivals.size() == options.size) {
+    changed_.Wait(lock, over);  // the exchange with other processes has its own deadline
+  }
+  const double waited = ToSeconds(Clock::now() - start);
+  wait_seconds_ = wait_seconds_ + waited;
+  if (rendezvous.result != nullptr) return;
+  if (!over()) {
+    const Absence absence = calls_.Describe(options, rendezvous, numbers_.Members());
+    FailAndThrow(TimeoutReport(Title(layer_, options.phase), rendezvous, absence, waited));
+  }
+  throw Error(failure_.empty() ? "the layer was reset while a device waited in it" : failure_);
+}
+
+void Group::SetParticipants(std::set<Device> participants) {
+  Lock lock(mutex_);
+  numbers_.Level();
+  participants_ = participants.empty()
+                      ? nullptr
+                      : std::make_shared<const std::set<Device>>(std::move(participants));
+}
+
+void Group::Fail(const std::string& text) {
+  Lock lock(mutex_);
+  // Other processes can notice only an exchange that has begun.
+  if (processes_ != nullptr && !rendezvous_.empty()) processes_->Fail(text);
+  if (failure_.empty()) failure_ = text;
+  changed_.NotifyAll();
+}
+
+void Group::Reset() {
+  Lock lock(mutex_);
+  former_members_.clear();
+  calls_.Clear();
+  numbers_.Restart(participants_, size_);
+  rendezvous_.clear();
+  failure_.clear();
+  changed_.NotifyAll();
+}
+
+void Group::FailAndThrow(const std::string& text) {
+  if (failure_.empty()) failure_ = text;
+  if (processes_ != nullptr) processes_->Fail(failure_);
+  changed_.NotifyAll();
+  throw Error(text);
+}
+
+}  // namespace syncbn

@@ -1,0 +1,73 @@
+// The groups and the default timeout of the process.
+#include "collective/devices/registry.h"
+
+#include <algorithm>
+#include <atomic>
+
+namespace syncbn {
+namespace {
+
+// Longer than the slowest healthy first step that was seen (autotuning, cold caches, a busy
+// machine), and short enough to wait for the message.
+std::atomic<double> default_timeout{300.0};
+
+}  // namespace
+
+Registry& Registry::Get() {
+  static Registry* registry = new Registry;  // operators may outlive static destructors
+  return *registry;
+}
+
+std::shared_ptr<Group> Registry::FindOrCreate(const std::string& key, const std::string& layer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<Group>& group = groups_[key];
+  if (!group) group = std::make_shared<Group>(layer);
+  return group;
+}
+
+std::shared_ptr<Group> Registry::Find(const std::string& key) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto entry = groups_.find(key);
+  return entry == groups_.end() ? nullptr : entry->second;
+}
+
+void Registry::Release(const std::string& key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  released_.erase(std::remove_if(released_.begin(), released_.end(),
+                                 [](const std::weak_ptr<Group>& group) { return group.expired(); }),
+                  released_.end());
+  for (auto entry = groups_.lower_bound(key); entry != groups_.end();) {
+    const std::string& other = entry->first;
+    if (other.compare(0, key.size(), key) != 0) break;
+    if (other.size() > key.size() && other[key.size()] != '/') break;
+    released_.push_back(entry->second);
+    entry = groups_.erase(entry);
+  }
+}
+
+std::string Registry::FirstFailure() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& entry : groups_) {
+    const std::string failure = entry.second->Failure();
+    if (!failure.empty()) return failure;
+  }
+  return "";
+}
+
+void Registry::ResetAll() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& entry : groups_) entry.second->Reset();
+}
+
+void Registry::FailAll(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& entry : groups_) entry.second->Fail(text);
+  for (const auto& released : released_) {
+    if (const auto group = released.lock()) group->Fail(text);
+  }
+}
+
+double DefaultTimeout() { return default_timeout; }
+void SetDefaultTimeout(double seconds) { default_timeout = seconds; }
+
+}  // namespace syncbn

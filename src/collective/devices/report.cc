@@ -1,0 +1,160 @@
+// Texts of failures: the layer and the phase, who has arrived, who has not, and what to do.
+#include "collective/devices/report.h"
+
+#include <iomanip>
+#include <vector>
+
+#include "core/error.h"
+
+namespace syncbn {
+namespace {
+
+const char kRecover[] =
+    " Before the next step call gluon_syncbn.recover(), which waits for the work in flight and "
+    "clears the error.";
+
+std::string Layer(const std::string& layer) { return Concat("SyncBatchNorm '", layer, "'"); }
+
+// ---- causes of a timeout -----------------------------------------------------------------------
+
+// The functions below return a cause and its cure, in two sentences without the last full stop.
+
+std::string NumDevices(const Absence& absence) {
+  const std::string on =
+      absence.on.empty() ? "" : Concat("; the layer is initialized on ", Names(absence.on));
+  return Concat("num_devices=", absence.size, " is not the number of contexts that get a shard of "
+                "the batch. Leave it out, or give it that number", on);
+}
+
+std::string NoBackward(const Absence& absence) {
+  if (absence.driver > 1) {
+    return Concat("backward was not called for ", Names(absence.missing), " from Devices.map. Call "
+                  "it there for every context: devices.map(lambda loss: loss.backward(), losses)");
+  }
+  return Concat("backward was not called for ", Names(absence.missing), ". Call autograd.backward "
+                "once, with the losses of all contexts, before a gradient is read");
+}
+
+std::string NoForward(const Absence& absence, const std::set<Device>& idle) {
+  if (absence.driver < 2) {
+    return Concat("the net was not called for ", Names(idle), ". In training call it for every "
+                  "context before a result is read (asnumpy, wait_to_read, print) or backward is "
+                  "called");
+  }
+  if (!absence.never.empty()) {
+    return Concat("the layer is initialized on ", Names(absence.never), ", which got no shard. "
+                  "Initialize the net on the contexts that get one, or name these with "
+                  "gluon_syncbn.participating");
+  }
+  return Concat("the function that Devices.map calls did not call the layer for ", Names(idle),
+                " in this step. Call the net for every context, or name those that have a shard "
+                "with gluon_syncbn.participating");
+}
+
+std::string Late(const Absence& absence) {
+  return Concat("an operator in front of this layer has failed on ", Names(absence.missing), ", or "
+                "takes longer than the timeout. Look at the other errors, or raise the timeout "
+                "with gluon_syncbn.set_timeout");
+}
+
+const char kTemplate[] =
+    "the call went to the template of a parallel net, its attribute net. Call the parallel net, "
+    "which gives every context a shard";
+const char kPlainLoop[] =
+    "a plain loop over CPU contexts, which deadlocks inside MXNet. Give the net that the loop "
+    "calls to gluon_syncbn.allow_plain_loop, or call it with gluon_syncbn.Devices(contexts).map";
+
+std::string ReadsInside(const Absence& absence) {
+  return Concat("the function that is called for ", Names(absence.in_driver), " waits for a result "
+                "(asnumpy, wait_to_read, print). Read results after it was called for every "
+                "context");
+}
+
+std::string CalledAgain(const Absence& absence) {
+  return Concat(Names(absence.again), " got a second shard before ",
+                absence.idle.empty() ? "the others" : Names(absence.idle),
+                " got one. Give every context one shard in each step");
+}
+
+std::string LikelyCause(const Absence& absence) {
+  const bool plain_loop = absence.driver == 0 && absence.arrived.begin()->type == "cpu";
+  if (absence.driver == 0 && absence.needs_driver) return kTemplate;
+  if (absence.driver > 0 && !absence.in_driver.empty() && absence.queued.empty()) {
+    return ReadsInside(absence);
+  }
+  if (absence.is_forward && !absence.again.empty() && absence.queued.empty()) {
+    return CalledAgain(absence);
+  }
+  if (absence.unknown > 0) return NumDevices(absence);
+  if (!absence.is_forward) {
+    if (plain_loop) return kPlainLoop;
+    return absence.needs_driver ? Late(absence) : NoBackward(absence);
+  }
+  if (!absence.idle.empty()) return NoForward(absence, absence.idle);
+  if (plain_loop) return kPlainLoop;
+  return absence.queued.empty() ? NoForward(absence, absence.missing) : Late(absence);
+}
+
+}  // namespace
+
+std::string Title(const std::string& layer, const std::string& phase) {
+  return Concat(Layer(layer), ", ", phase);
+}
+
+std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous,
+                          const Absence& absence, double seconds) {
+  std::vector<std::string> arrived, missing;
+  for (const auto& entry : rendezvous.arrivals) {
+    arrived.push_back(entry.first.Name() + " with shape " + entry.second.shape);
+  }
+  if (!absence.missing.empty()) missing.push_back(Names(absence.missing));
+  if (absence.unknown > 0) {
+    missing.push_back(Concat(absence.unknown, missing.empty() ? " that never" : " more that never",
+                             " called the layer"));
+  }
+  return Concat(title, ": waited ", std::setprecision(4), seconds, " s for ",
+                absence.size - arrived.size(), " of ", absence.size, " devices. Arrived: ",
+                Join(arrived), ". Missing: ", Join(missing), ". Likely cause: ",
+                LikelyCause(absence), ". The guide \"Debugging a hang\" (docs/guides/hang.md) has "
+                "more.", kRecover);
+}
+
+std::string DisagreementReport(const std::string& title, const Rendezvous& rendezvous,
+                               const Device& device, const Arrival& arrival) {
+  const auto& other = *rendezvous.arrivals.begin();
+  return Concat(title, ": devices disagree: ", other.first.Name(), " has ",
+                other.second.signature, " (shape ", other.second.shape, "), but ", device.Name(),
+                " has ", arrival.signature, " (shape ", arrival.shape, ").", kRecover);
+}
+
+std::string TooManyDevicesReport(const std::string& layer, const Device& device,
+                                 const std::set<Device>& others, size_t size) {
+  return Concat(Layer(layer), ": num_devices=", size, ", but ", device.Name(),
+                " calls the layer as well as ", Names(others), "; give num_devices the number of "
+                "contexts that get a shard of the batch, and call net.hybridize() again after "
+                "moving a net to other contexts.", kRecover);
+}
+
+std::string SitsOutReport(const std::string& layer, const Device& device,
+                          const std::set<Device>& participants) {
+  return Concat(Layer(layer), ": ", device.Name(), " calls the layer, but only ",
+                Names(participants), " take part: gluon_syncbn.participating() says which contexts "
+                "have a shard of the batch.", kRecover);
+}
+
+std::string TwiceReport(const std::string& title, const Device& device) {
+  return Concat(title, ": ", device.Name(), " arrived twice at one rendezvous; every context may "
+                "hold one shard of the batch.", kRecover);
+}
+
+std::string EarlierFailureReport(const std::string& title, const Device& device,
+                                 const std::string& failure) {
+  return Concat(title, ": ", device.Name(), " stopped because of an earlier error: ", failure);
+}
+
+std::string WasResetReport() {
+  return "the layer was reset by gluon_syncbn.recover() after the forward call that this call "
+         "belongs to.";
+}
+
+}  // namespace syncbn

@@ -1,0 +1,94 @@
+// The protocol between the processes of a program, as one of them follows it: many keyed exchanges
+// at once, and their failure. Messages and the time go in, messages go out. Deadlines, queries,
+// joining and leaving have classes of their own.
+// Who uses it: communicator.cc, which adds threads and waiting, and native tests that drive a
+// thousand ranks from one thread in simulated time. It must not know of threads, of clocks, of the
+// transport, nor what the bytes mean.
+//
+// Exchanges match by key, so ranks may begin them in any order.
+#pragma once
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collective/processes/message.h"
+#include "collective/processes/pending_exchange.h"
+#include "collective/processes/process_group.h"
+#include "collective/processes/queries.h"
+#include "collective/processes/ranks.h"
+
+namespace syncbn {
+
+class Protocol {
+ public:
+  // `send` starts to send; the exchanges fail if it throws.
+  Protocol(int rank, int size, std::function<void(int to, Bytes message)> send);
+
+  // Throws Error after a failure, or after Leave. Later errors are the exchange's own.
+  std::shared_ptr<PendingExchange> Begin(Contribution own, Time now);
+
+  // Handle is called for every message, Tick repeatedly while something is awaited.
+  void Handle(int from, const Bytes& bytes, Time now);
+  void Tick(Time now);
+
+  Generation generation() const { return generation_; }
+  int64_t NextNumber(const std::string& name) { return numbers_[name]++; }
+  const std::string& failure() const { return failure_; }
+  void Fail(const std::string& text);
+  void Reset();
+
+  // See Communicator::Join. The wait is over when joining() is not active.
+  void Join(double timeout_seconds, Time now);
+  const Joining& joining() const { return joining_; }
+
+  void Leave();
+  Leaving& leaving() { return leaving_; }
+
+  // True if no exchange, query or message is kept; for tests.
+  bool Idle() const;
+
+ private:
+  using Pending = std::shared_ptr<PendingExchange>;
+
+  void Dispatch(int from, Message message);
+  void HandlePart(int from, Message message);
+  void HandleJoin(int from, int64_t number);
+  void HandleQuery(int from, Message query);
+  void FailIfThrows(const std::function<void()>& body);
+  std::unique_ptr<Exchange> MakeExchange(Contribution* own, bool empty) const;
+  void Start(const Pending& pending, Contribution own, std::unique_ptr<Exchange> exchange);
+  void JoinIn(const Pending& pending);
+  void Take(PendingExchange* pending, int from, Message message);
+  void Advance(const Pending& pending);
+  void CheckAwaited(PendingExchange* pending);
+  void CheckAllAwaited();
+  Message PartOf(const PendingExchange& pending, int step) const;
+  std::vector<int> RanksOf(const Message& message) const;
+  void StartGeneration(Generation generation, const std::string& reason);
+  void SetFailure(const std::string& text);
+  void EndWaits(const std::string& reason);
+  void CheckUsable(const std::string& title) const;
+  void CheckLeavers();
+  Message StatusFor(const Message& query) const;
+  void Send(int to, Message message);
+  void SendAll(const Message& message);
+
+  const Ranks ranks_;
+  const std::function<void(int, Bytes)> send_;
+  Generation generation_;
+  std::map<std::string, Pending> exchanges_;  // of this generation, by key
+  std::deque<Contribution> finished_;  // the latest, for parts that arrive too late
+  std::vector<std::pair<int, Message>> future_;  // of later generations
+  std::map<std::string, int64_t> numbers_;
+  std::string failure_, last_title_;
+  int64_t taken_part_ = 0;
+  Queries queries_;
+  Joining joining_;
+  Leaving leaving_;
+};
+
+}  // namespace syncbn

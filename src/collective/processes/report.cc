@@ -1,0 +1,69 @@
+// Texts of failures: the exchange, which ranks have begun it, which have not, and what to do.
+#include "collective/processes/report.h"
+
+#include <algorithm>
+#include <iomanip>
+
+#include "core/error.h"
+
+namespace syncbn {
+namespace {
+
+const char kRecover[] =
+    " Before the next step every rank calls gluon_syncbn.recover(), which waits for the work in "
+    "flight and clears the error.";
+
+}  // namespace
+
+std::string RankList(const std::vector<int>& ranks) {
+  std::vector<std::string> numbers;
+  for (int rank : ranks) numbers.push_back(std::to_string(rank));
+  return (ranks.size() == 1 ? "rank " : "ranks ") + Join(numbers);
+}
+
+std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
+                               const std::map<int, Message>& answers, double seconds) {
+  std::vector<int> present = arrived;
+  std::vector<std::string> missing;
+  for (int rank : own.ranks) {
+    if (std::count(arrived.begin(), arrived.end(), rank)) continue;
+    const auto answer = answers.find(rank);
+    if (answer != answers.end() && answer->second.step == 1) {
+      present.push_back(rank);
+      continue;
+    }
+    missing.push_back(Concat("rank ", rank, ", which ",
+                             answer == answers.end()
+                                 ? "does not answer: it has died or was stopped"
+                                 : answer->second.text));
+  }
+  std::sort(present.begin(), present.end());
+  return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ",
+                missing.size(), " of ", own.ranks.size(), " processes. Arrived: ",
+                RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecover);
+}
+
+std::string PartsMissingReport(const Contribution& own, double seconds) {
+  return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for parts that do not "
+                "arrive, though all ", own.ranks.size(), " processes have begun: the connection is "
+                "lost, or slower than the timeout.", kRecover);
+}
+
+std::string SignaturesDifferReport(const Contribution& own, int own_rank, int rank,
+                                   const Message& message, const std::vector<int>& ranks) {
+  return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.signature,
+                " (synchronized: ", RankList(own.ranks), "), but rank ", rank, " has ",
+                message.signature, " (synchronized: ", RankList(ranks), ").",
+                kRecover);
+}
+
+std::string RankLeftReport(const std::string& title, int rank) {
+  return Concat(title, ": rank ", rank, " has left: its program has ended or called ",
+                kShutdown, ", so it cannot take part.");
+}
+
+std::string RankFailedReport(int rank, const std::string& text) {
+  return Concat("ended because of an error on rank ", rank, ": ", text);
+}
+
+}  // namespace syncbn

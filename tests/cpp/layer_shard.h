@@ -1,0 +1,141 @@
+// Random shards of a layer on several devices, and their training steps.
+// Who uses it: test_cuda_op.cc, on the emulated GPU and on a card, and test_cuda_failures.cc.
+#pragma once
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "collective/devices/group.h"
+#include "errors.h"
+#include "op/sync_batch_norm.h"
+#include "tensor.h"
+
+namespace test {
+
+using syncbn::Activation;
+using syncbn::Device;
+using syncbn::DType;
+using syncbn::Function;
+using syncbn::Request;
+
+constexpr int64_t kChannels = 5;
+
+struct Setting {
+  Activation activation;
+  bool from_output = false;
+  Request dx_request = Request::kWrite;
+  Request y_request = Request::kWrite;
+  bool keeps_x = false;  // if from_output: the gamma of one channel is too small for y to suffice
+
+  syncbn::Options ToOptions(size_t devices) const {
+    syncbn::Options options;
+    options.num_devices = static_cast<int>(devices);
+    options.timeout = 60;
+    options.activation = activation;
+    options.from_output = from_output;
+    return options;
+  }
+};
+
+constexpr int64_t kNotReconstructible = 2;  // the channel whose x backward needs if it keeps x
+
+// Parameters, data and results of one device.
+struct Shard {
+  Shard(DType of, int64_t rows, int seed, bool keeps_x)
+      : dtype(of),
+        shape{rows, kChannels, 7},
+        x(dtype, rows * kChannels * 7),
+        dy(dtype, x.size()),
+        y(dtype, x.size()),
+        dx(dtype, x.size()) {
+    std::mt19937 generator(static_cast<unsigned>(seed));
+    std::normal_distribution<double> normal(3, 2);
+    for (int64_t i = 0; i < x.size(); ++i) {
+      x.Set(i, normal(generator));
+      dy.Set(i, normal(generator));
+      dx.Set(i, 0.5);
+      y.Set(i, 0.25);
+    }
+    for (int64_t c = 0; c < kChannels; ++c) {
+      const bool tiny = keeps_x && c == kNotReconstructible;
+      gamma.Set(c, tiny ? 1e-40 : 1 + 0.1 * static_cast<double>(c));
+      beta.Set(c, 0.2 * static_cast<double>(c));
+      mean.Set(c, 0.5);
+      var.Set(c, 2);
+      dgamma.Set(c, 1);
+    }
+  }
+
+  // The tensors where the layer computes: `place(tensor)` is a tensor's address there.
+  template <typename Place>
+  void Step(syncbn::SyncBatchNorm* layer, const Setting& setting, const Place& place) {
+    const auto data = [&](Tensor& t) { return syncbn::Tensor{place(t), shape, dtype}; };
+    const auto vector = [&](Tensor& t) {
+      return syncbn::Tensor{place(t), {kChannels}, vector_dtype};
+    };
+    layer->Forward(training, {data(x), vector(gamma), vector(beta), setting.y_request, data(y),
+                          vector(mean), vector(var)});
+    layer->Backward(data(dy), data(setting.from_output ? y : x),
+                    {setting.dx_request, Request::kAdd, Request::kWrite, data(dx), vector(dgamma),
+                     vector(dbeta)});
+  }
+
+  bool training = true;
+  DType dtype;
+  DType vector_dtype = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  std::vector<int64_t> shape;
+  Tensor x, dy, y, dx;
+  Tensor gamma{vector_dtype, kChannels}, beta{vector_dtype, kChannels};
+  Tensor mean{vector_dtype, kChannels}, var{vector_dtype, kChannels};
+  Tensor dgamma{vector_dtype, kChannels}, dbeta{vector_dtype, kChannels};
+};
+
+// On the CPU a layer computes where the test's tensors are.
+inline void* InPlace(Tensor& tensor) { return tensor.data(); }
+
+inline std::unique_ptr<syncbn::SyncBatchNorm> MakeLayer(const Setting& setting, size_t devices,
+                                                        const Device& device,
+                                                        std::shared_ptr<syncbn::Group> group,
+                                                        std::unique_ptr<syncbn::Backend> backend) {
+  return std::make_unique<syncbn::SyncBatchNorm>(
+      setting.ToOptions(devices), device, std::move(group),
+      std::make_shared<syncbn::RunningHistory>(), std::move(backend));
+}
+
+inline std::vector<Shard> MakeShards(DType dtype, const std::vector<int64_t>& rows,
+                                     const Setting& setting) {
+  std::vector<Shard> shards;
+  for (size_t k = 0; k < rows.size(); ++k) {
+    shards.emplace_back(dtype, rows[k], static_cast<int>(k), setting.keeps_x);
+  }
+  return shards;
+}
+
+// Two training steps on as many CPU devices as there are shards, a thread each.
+inline std::vector<Shard> TrainOnCpu(DType dtype, const std::vector<int64_t>& rows,
+                                     const Setting& setting) {
+  const auto group = std::make_shared<syncbn::Group>("layer");
+  std::vector<Shard> shards = MakeShards(dtype, rows, setting);
+  Parallel(static_cast<int>(rows.size()), [&](int k) {
+    const auto layer =
+        MakeLayer(setting, rows.size(), {"cpu", k}, group, syncbn::MakeCpuBackend());
+    for (int step = 0; step < 2; ++step) shards[k].Step(layer.get(), setting, InPlace);
+  });
+  return shards;
+}
+
+inline void Compare(Tensor& result, Tensor& expected, DType dtype, double error,
+             const std::string& name) {
+  CHECK(result.Guarded(), name);
+  const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
+  for (int64_t i = 0; i < result.size(); ++i) {
+    // Terms are below 100 here, and sums have below 400 of them.
+    CHECK_NEAR(result.Get(i), expected.Get(i),
+               100 * 400 * eps + Ulp(dtype, expected.Get(i)) + error, name, " ",
+               syncbn::Name(dtype));
+  }
+}
+
+}  // namespace test

@@ -1,0 +1,135 @@
+// Tests the state that a failed CUDA call leaves behind, and what memory a layer takes, on the
+// emulated GPU, whose calls fail on demand.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/processes/communicator.h"
+#include "cuda_runtime.h"
+#include "layer_shard.h"
+#include "local_transport.h"
+
+using namespace test;
+
+namespace {
+
+// Allocations of a framework, which may leave the thread with another device.
+int pieces_taken[2], pieces_back[2];  // by kind
+bool framework_is_full = false;
+
+std::shared_ptr<void> Allocate(const Device& device, syncbn::MemoryKind kind, size_t bytes) {
+  CHECK_EQ(device.Name(), std::string("gpu(3)"));
+  if (framework_is_full) throw syncbn::DeviceError("the framework has no memory");
+  emulated::Device() = 2;
+  const int k = kind == syncbn::MemoryKind::kPinned;
+  ++pieces_taken[k];
+  return std::shared_ptr<void>(new char[bytes], [k](void* data) {
+    ++pieces_back[k];
+    delete[] static_cast<char*>(data);
+  });
+}
+
+const Setting kKeepsX{{Function::kLeakyRelu, 0.1}, true, Request::kWrite, Request::kWrite, true};
+
+std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
+                                             std::shared_ptr<syncbn::Group> group) {
+  return MakeLayer(setting, 1, {"gpu", 3}, std::move(group),
+                   syncbn::MakeCudaBackend({"gpu", 3}, Allocate));
+}
+
+// A step of a new layer, as an imperative one has for each call, that keeps x.
+void StepOfNewLayer(int64_t rows) {
+  const auto layer = OnGpu(kKeepsX, std::make_shared<syncbn::Group>("layer"));
+  Shard shard(DType::kFloat32, rows, 0, true);
+  shard.Step(layer.get(), kKeepsX, InPlace);
+  // TrainOnCpu makes two steps, of which these results are the same.
+  Compare(shard.y, TrainOnCpu(DType::kFloat32, {rows}, kKeepsX)[0].y, DType::kFloat32, 0, "y");
+  const int taken = pieces_taken[0];
+  shard.Step(layer.get(), kKeepsX, InPlace);
+  CHECK_EQ(pieces_taken[0], taken, "memory for a second step");
+}
+
+// All memory is the framework's. Pieces that a layer kept, or that became too small, return to it.
+void TestMemory() {
+  for (int64_t rows : {3, 30, 300, 30}) StepOfNewLayer(rows);
+  CHECK_EQ(emulated::Allocations(), 0, "memory beside the framework's");
+  CHECK_EQ(pieces_taken[1], 1, "pinned");
+  CHECK_EQ(pieces_back[1], 0);
+  CHECK_EQ(pieces_taken[0] - pieces_back[0], 2, "workspace and vectors of the lane");
+  framework_is_full = true;
+  CHECK_EQ(ErrorOf([] { StepOfNewLayer(30); }),
+           "SyncBatchNorm 'layer', forward on gpu(3): the framework has no memory");
+  framework_is_full = false;
+  CHECK_EQ(emulated::Device(), -1);
+}
+
+// Each call of a step fails in turn. The error then names the layer, the device and the call, the
+// thread has its device again, and the next step is right.
+void TestFailures(const Setting& setting) {
+  const auto group = std::make_shared<syncbn::Group>("norm3");
+  const auto layer = OnGpu(setting, group);
+  bool failed = true;
+  for (int calls = 0; failed; ++calls) {
+    Shard shard(DType::kFloat32, 3, 0, setting.keeps_x);
+    emulated::Device() = 9;
+    emulated::FailAfter(calls);
+    const std::string text = ErrorOf([&] { shard.Step(layer.get(), setting, InPlace); });
+    emulated::FailAfter(-1);
+    failed = text != kNoError;
+    if (failed) {
+      CHECK(text.find("SyncBatchNorm 'norm3', ") == 0, text);
+      CheckHas(text, " on gpu(3): CUDA: ");
+      CheckHas(text, "failed: out of memory (cudaErrorMemoryAllocation)");
+      CHECK_EQ(group->Failure(), text);
+      group->Reset();
+    }
+    CHECK(calls < 1000);
+    CHECK_EQ(emulated::Device(), 9);
+  }
+  Shard shard(DType::kFloat32, 3, 0, setting.keeps_x);
+  shard.Step(layer.get(), setting, InPlace);
+  std::vector<Shard> expected = TrainOnCpu(DType::kFloat32, {3}, setting);
+  Compare(shard.y, expected[0].y, DType::kFloat32, 0, "y after failures");
+  Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
+}
+
+// A process fails before its first rendezvous, while the others wait already; in prediction, nobody
+// waits, and nobody is told.
+void TestOtherProcessesLearnOfAFailure() {
+  const auto network = std::make_shared<Network>(2);
+  syncbn::OpenCommunicator(std::make_unique<LocalTransport>(network, 0));
+  syncbn::Communicator other(std::make_unique<LocalTransport>(network, 1));
+  const auto layer = OnGpu({}, std::make_shared<syncbn::Group>("norm3"));
+  Shard shard(DType::kFloat32, 3, 0, false);
+  for (bool training : {false, true}) {
+    emulated::FailAfter(0);
+    shard.training = training;
+    CHECK(ErrorOf([&] { shard.Step(layer.get(), {}, InPlace); }) != kNoError);
+    emulated::FailAfter(-1);
+    CHECK_EQ(syncbn::TheCommunicator()->Failure().empty(), !training);
+  }
+  syncbn::Contribution contribution;
+  contribution.key = contribution.title = "norm3";
+  contribution.operation = syncbn::ReduceOperation::kSumFloat64;
+  contribution.timeout_seconds = 20;
+  CheckHas(ErrorOf([&] { other.AllReduce(contribution); }),
+           "SyncBatchNorm 'norm3', forward on gpu(3): CUDA: ");
+}
+
+void TestNoSuchDevice() {
+  CHECK_EQ(ErrorOf([] { syncbn::MakeCudaBackend({"gpu", 4}, Allocate); }),
+           "SyncBatchNorm on gpu(4): this process sees 4 CUDA devices");
+}
+
+}  // namespace
+
+int main() {
+  TestMemory();
+  TestFailures({});
+  for (bool keeps_x : {false, true}) {
+    TestFailures({{Function::kLeakyRelu, 0.1}, true, Request::kWrite, Request::kWrite, keeps_x});
+  }
+  TestNoSuchDevice();
+  TestOtherProcessesLearnOfAFailure();  // from then on there are several processes
+  return check::Result();
+}
