@@ -16,7 +16,6 @@ import mxnet as mx
 from ..common.nested import flatten, rebuild
 from ..mxnet_private.blocks import Trace, has_graph, traced_again, without_memory
 from ..mxnet_private.onnx import check_before_export
-from . import layout_guard
 
 
 def trace_again_for_export(trace: Trace) -> None:
@@ -36,12 +35,8 @@ def _export(block, args, *arguments, **options):
     export = partial(type(block).export, block, *arguments, **options)
     if not has_graph(block):  # it says what is missing
         return export()
-    layout_guard.exported = block
-    try:
-        with traced_again(block, args):
-            return export()
-    finally:
-        layout_guard.exported = None
+    with traced_again(block, args):
+        return export()
 
 
 def _refuse(symbol):

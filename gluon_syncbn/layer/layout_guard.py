@@ -33,8 +33,6 @@ from mxnet import autograd
 from ..mxnet_private import library
 from ..mxnet_private.blocks import Trace
 
-exported = None  # the block that is traced for an export, so for all ways to run
-
 
 def guard_kind(
     contexts: Sequence[mx.Context], layer: Any, is_symbol: bool, trace: Trace | None
@@ -50,7 +48,7 @@ def guard_kind(
     * ``"any"``: copies, which are right in every mode; also for a symbol outside of a
       trace, because it is not known how its graph will run.
     """
-    if trace is not None and trace.block is exported:
+    if trace is not None and trace.is_for_export:
         return "any"
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"

@@ -14,6 +14,7 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 
 _TRACE = HybridBlock._get_graph.__code__
+_traced_again: set = set()
 
 
 def settings_of(block: mx.gluon.Block) -> dict:
@@ -85,6 +86,11 @@ class Trace(NamedTuple):
     inputs: dict  # the arrays in `args` by the names of their symbols
 
     @property
+    def is_for_export(self) -> bool:
+        """Tells whether it is one of `traced_again`, whose graph does not run here."""
+        return self.block in _traced_again
+
+    @property
     def is_static_shape(self) -> bool:
         """Tells whether the graph will run with static_alloc and static_shape."""
         block, flags = self.block, dict(self.block._flags)
@@ -112,13 +118,15 @@ def current_trace() -> Trace | None:
 def traced_again(block: mx.gluon.HybridBlock, args: Sequence) -> Iterator[None]:
     """In the ``with`` block a hybridized block has the graph of a new trace.
 
-    What runs is not touched, as it would be by `hybridize` and another call.
+    The graph that runs stays, which `hybridize` and another call would replace.
     """
     graph, block._cached_graph = block._cached_graph, ()
+    _traced_again.add(block)
     try:
         block._get_graph(*args)
         yield
     finally:
+        _traced_again.remove(block)
         block._cached_graph = graph
 
 
