@@ -14,12 +14,80 @@ import faulthandler
 import random
 import sys
 import traceback
+from dataclasses import dataclass
+from typing import List, Optional
 
-from support.program import Layer, Program, Step
 from support.program_runner import run
 from tqdm import tqdm
 
 LIMIT = 120  # seconds for a program, which takes some 0.05 s
+
+
+@dataclass
+class Layer:
+    """Arguments of a SyncBatchNorm, and what is asked of its parameters."""
+
+    momentum: Optional[float]
+    epsilon: float
+    scale: bool
+    center: bool
+    use_global_stats: bool
+    unbiased_running_var: bool
+    activation: Optional[str]
+    slope: Optional[float]
+    gamma_request: str
+    beta_request: str
+    gammas: str  # "ones" and zero statistics, as initialized; "normal"; "awkward"
+
+    def requests(self):
+        """The grad_req of each parameter that has a gradient."""
+        asked = {
+            "gamma": self.gamma_request if self.scale else "null",
+            "beta": self.beta_request if self.center else "null",
+        }
+        return {name: request for name, request in asked.items() if request != "null"}
+
+
+@dataclass
+class Step:
+    """One thing that the program does.
+
+    kind is "train", "train_unrecorded", "predict", "predict_recorded" or "recover",
+    which should succeed, or a training step that fails: "missing" and
+    "missing_backward", where context `who` does not call the layer, or "raises", where
+    the function called for it does. rows has an element for each context: None where it
+    sits out, 0 where it takes part with an empty shard.
+    """
+
+    kind: str
+    rows: List[Optional[int]]
+    backwards: int = 1  # through the one graph
+    who: int = 0
+    by_map: bool = False  # whether the next map recovers
+
+
+@dataclass
+class Program:
+    seed: int
+    way: str  # "devices", "parallel" or "plain_loop"
+    groups: List[List[int]]  # of contexts that normalize together
+    mode: str
+    chains: List[List[int]]  # numbers of layers; each call of one gives an output
+    bare: bool  # the layer itself is the net
+    convolutions: bool  # around layers, for oneDNN's layouts
+    dtype: str
+    shape: List[int]  # with 0 for the rows
+    batch_axis: int
+    axis: int
+    data: str
+    x_request: str
+    trainer: bool  # whether Trainer.step follows each recorded training step
+    layers: List[Layer]
+    steps: List[Step]
+
+    @property
+    def contexts(self):
+        return sum(map(len, self.groups))
 
 
 def generate(seed):
@@ -101,7 +169,7 @@ def _layer(draw, needs_gradient):
         scale=needs_gradient or draw.random() < 0.8,
         center=draw.random() < 0.8,
         use_global_stats=draw.random() < 0.1,
-        unbiased=draw.random() < 0.3,
+        unbiased_running_var=draw.random() < 0.3,
         activation=activation,
         slope=slope.get(activation),
         gamma_request=one_of(requests),
@@ -133,7 +201,8 @@ def _step(draw, program, kinds):
     step = Step(kind, rows, backwards=1 + (kind == "train" and draw.random() < 0.15))
     step.by_map = program.way == "devices" and draw.random() < 0.5
     active = [k for k in range(count) if rows[k] is not None]
-    missed = [k for k in active if sum(i in active for i in program.part_of(k)) > 1]
+    parts = [[k for k in part if k in active] for part in program.groups]
+    missed = sorted(k for part in parts if len(part) > 1 for k in part)
     if kind.startswith("missing") and not missed:
         step.kind = "train"  # nobody would miss one
     elif kind.startswith("missing"):
@@ -166,10 +235,10 @@ def _rows(draw, program):
 
 def run_seeds(seeds):
     """Runs the seeds' programs; prints those that fail, and returns their seeds."""
-    return [seed for seed in tqdm(seeds, smoothing=0) if not run_one(generate(seed))]
+    return [seed for seed in tqdm(seeds, smoothing=0) if not succeeds(generate(seed))]
 
 
-def run_one(program):
+def succeeds(program):
     """True if the program agrees with the oracle; prints it if not."""
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     try:
@@ -189,7 +258,7 @@ def main():
     arguments = parser.parse_args()
     faulthandler.enable()
     if arguments.program:
-        sys.exit(not run_one(eval(arguments.program)))
+        sys.exit(not succeeds(eval(arguments.program)))
     first, _, end = arguments.seeds.partition(":")
     failing = run_seeds(range(int(first), int(end)))
     print(f"{int(end) - int(first)} programs, {len(failing)} failing: {failing}")

@@ -6,20 +6,13 @@ Called by program_runner.py between steps. It must not know how the net was call
 import numpy as np
 
 from support import reference
-from support.program_oracle import (
-    Net,
-    Value,
-    exact,
-    kind_of,
-    stored,
-    total,
-    unit_roundoff,
-)
+from support.program_oracle import Net, Value, exact, kind_of, stored, total
 
 LEARNING_RATE = 0.125
 OLD = 0.5  # in the inputs' gradients before a step; only "add" keeps it
 STATISTICS = "running_mean", "running_var"
 PARAMETERS = "gamma", "beta"
+INITIAL = {"gamma": 1.0, "beta": 0.0, "running_mean": 0.0, "running_var": 1.0}
 
 
 def is_near(result, expected):
@@ -46,40 +39,33 @@ class Checks:
     def __init__(self, program, norms):
         self._program, self._norms = program, norms
         self._kind = kind_of(program.dtype)
-        self._initial = {
-            name: np.full(
-                program.shape[program.axis],
-                1.0 if name in ("gamma", "running_var") else 0.0,
-                self._kind,
-            )
-            for name in (*PARAMETERS, *STATISTICS)
-        }
 
-    def _arrays(self, norm, name, kind="data"):
+    def _arrays(self, number, name, kind="data"):
         """Per context the data or "grad"; initial values where there is no shape."""
-        parameter = getattr(norm, name)
-        if parameter._data is None:
-            initial = self._initial[name] * (kind == "data")
-            return [initial] * self._program.contexts
-        return [array.asnumpy() for array in getattr(parameter, f"list_{kind}")()]
+        parameter = getattr(self._norms[number], name)
+        if parameter._data is not None:
+            return [array.asnumpy() for array in getattr(parameter, f"list_{kind}")()]
+        shape = self._program.shape[self._program.axis]
+        value = INITIAL[name] if kind == "data" else 0.0
+        return [np.full(shape, value, self._kind)] * self._program.contexts
 
     def states(self):
         """Per group of contexts the state of each layer, equal on all of them."""
-        return [
-            [self._state(norm, group, part) for norm in self._norms]
+        layers = range(len(self._norms))
+        return {
+            group: [self._state(number, group, part) for number in layers]
             for group, part in enumerate(self._program.groups)
-        ]
+        }
 
-    def _state(self, norm, group, part):
-        state = {"batches": norm._sync.rendezvous.batches()[group]}
-        everyone = range(self._program.contexts)
-        for name in (*PARAMETERS, *STATISTICS):
-            arrays = self._arrays(norm, name)
-            first = arrays[part[0]]
-            for k in everyone if name in PARAMETERS else part:
-                np.testing.assert_array_equal(arrays[k], first, name)
-            state[name] = exact(first)
-        return {**state, **{name: state[name].value for name in PARAMETERS}}
+    def _state(self, number, group, part):
+        batches = self._norms[number]._sync.rendezvous.batches()[group]
+        state = {"batches": batches}
+        for name in INITIAL:
+            arrays = self._arrays(number, name)
+            for k in range(len(arrays)) if name in PARAMETERS else part:
+                np.testing.assert_array_equal(arrays[k], arrays[part[0]], name)
+            state[name] = exact(arrays[part[0]])
+        return state
 
     def expected(self, states, data, train, ys=None):
         """What the oracle computes, per group of contexts of which some take part.
@@ -111,84 +97,59 @@ class Checks:
                 name = f"output {number} of contexts {part}"
                 check(name, data.join(y, part), expected, self._program.dtype)
 
-    def check_statistics(self, nets):
-        """Compares the statistics of groups that took part."""
+    def check_statistics(self, states):
+        """Compares with what `states` returned, where nothing may have changed, or
+        with those of the oracle."""
         after = self.states()
-        for group, net in nets.items():
-            for number, uses in enumerate(net.states):
-                expected, result = uses[-1], after[group][number]
-                name = f"of layer {number}, group {group}"
-                for statistic in STATISTICS:
-                    array = result[statistic].value.astype(self._kind)
-                    there = f"{statistic} {name}"
-                    check(there, array, expected[statistic], self._kind)
-                batches = expected["batches"]
-                assert result["batches"] == batches, f"number of batches {name}"
-
-    def check_same_statistics(self, states):
-        """Bit by bit, and the number of batches."""
-        for group, (layers, expected) in enumerate(zip(self.states(), states)):
-            for number, (layer, right) in enumerate(zip(layers, expected)):
-                for name in STATISTICS:
-                    there = f"{name} of layer {number}, group {group}"
-                    result, value = layer[name].value, right[name].value
-                    np.testing.assert_array_equal(result, value, there)
-                assert layer["batches"] == right["batches"], f"batches, group {group}"
+        for group, layers in states.items():
+            for number, expected in enumerate(layers):
+                result, name = after[group][number], f"layer {number}, group {group}"
+                for kind in STATISTICS:
+                    array = result[kind].value.astype(self._kind)
+                    check(f"{kind} of {name}", array, expected[kind], self._kind)
+                assert result["batches"] == expected["batches"], f"batches of {name}"
 
     def check_failed(self, nets):
         """Each statistic is the old one, or that of a call that was completed."""
         for group, net in nets.items():
-            for number, norm in enumerate(self._norms):
+            for number, states in enumerate(net.states):
                 for name in STATISTICS:
-                    arrays = self._arrays(norm, name)
+                    arrays = self._arrays(number, name)
                     for k in self._program.groups[group]:
                         assert any(
-                            is_near(arrays[k], state[name]).all()
-                            for state in net.states[number]
+                            is_near(arrays[k], state[name]).all() for state in states
                         ), f"{name} of layer {number} on cpu({k}) is that of no call"
 
     # ---- gradients -------------------------------------------------------------------
 
     def check_input_gradients(self, xs, step, data, nets):
-        request = self._program.x_request
+        request, dtype = self._program.x_request, self._program.dtype
         if request == "null":
             return
-        grads = [None if x is None else x.grad for x in xs]
-        results = self.by_context(grads, data)
+        results = self.by_context([None if x is None else x.grad for x in xs], data)
         for group, net in nets.items():
             part = self._program.groups[group]
             dx, _ = net.backward([data.join(dy, part) for dy in data.dys])
             if request == "add":
-                dtype = self._program.dtype
                 dx = total([exact(OLD), *[dx] * step.backwards], dtype)
-            name = f"input gradient of contexts {part}"
-            check(name, data.join(results, part), dx, self._program.dtype)
-
-    def _wanted(self):
-        """(layer's number, name, request) of all that have gradients."""
-        for number, layer in enumerate(self._program.layers):
-            if layer.scale and layer.gamma_request != "null":
-                yield number, "gamma", layer.gamma_request
-            if layer.center and layer.beta_request != "null":
-                yield number, "beta", layer.beta_request
+            check(f"input gradient of {part}", data.join(results, part), dx, dtype)
 
     def gradients(self):
-        """Per layer, name and context the gradient."""
+        """{(number of a layer, name, context): gradient} of all that have one."""
         return {
             (number, name, k): gradient
-            for number, name, _ in self._wanted()
-            for k, gradient in enumerate(
-                self._arrays(self._norms[number], name, "grad")
-            )
+            for number, layer in enumerate(self._program.layers)
+            for name in layer.requests()
+            for k, gradient in enumerate(self._arrays(number, name, "grad"))
         }
 
     def zero_gradients(self):
-        for number, name, _ in self._wanted():
-            getattr(self._norms[number], name).zero_grad()
+        for number, layer in enumerate(self._program.layers):
+            for name in layer.requests():
+                getattr(self._norms[number], name).zero_grad()
 
     def check_gradients(self, step, data, nets, former):
-        """Compares each context's own; returns what is expected, as `gradients`."""
-        expected = {key: exact(gradient) for key, gradient in former.items()}
+        """Compares each context's own with those before, `former`, and the oracle's."""
         fresh = {}
         for group, net in nets.items():
             part = [k for k in self._program.groups[group] if k in data.active]
@@ -198,21 +159,19 @@ class Checks:
                     sums = [self._sums(use, part, data) for use in uses]
                     for k, terms in zip(part, zip(*sums)):
                         fresh[number, name, k] = total(terms, self._kind)
-        for number, name, request in self._wanted():
-            for k in range(self._program.contexts):
-                key = number, name, k
-                if request == "add" and key in fresh:
-                    terms = [expected[key], *[fresh[key]] * step.backwards]
-                    expected[key] = total(terms, self._kind)
-                elif key in fresh:
-                    expected[key] = fresh[key]
-                elif request == "write" and self._program.way == "parallel":
-                    expected[key] = exact(0 * former[key])
         for key, result in self.gradients().items():
             number, name, k = key
-            there = f"d{name} of layer {number} on cpu({k})"
-            check(there, result, expected[key], self._kind)
-        return expected
+            request = self._program.layers[number].requests()[name]
+            expected = exact(former[key])
+            if request == "add" and key in fresh:
+                terms = [expected, *[fresh[key]] * step.backwards]
+                expected = total(terms, self._kind)
+            elif key in fresh:
+                expected = fresh[key]
+            elif request == "write" and self._program.way == "parallel":
+                expected = exact(0 * former[key])
+            where = f"d{name} of layer {number} on cpu({k})"
+            check(where, result, expected, self._kind)
 
     def _sums(self, elements, part, data):
         """Per context of `part` the sums over its rows."""
@@ -222,20 +181,15 @@ class Checks:
         for value, error in zip(*shards):
             yield stored(Value(value.sum(axes), error.sum(axes)), self._kind)
 
-    def check_parameters(self, before, gradients):
-        """A trainer has taken a step with these gradients, and none without any."""
-        u = unit_roundoff(self._kind)
-        for number, norm in enumerate(self._norms):
+    def check_parameters(self, before, trained):
+        """A trainer has taken a step with the gradients, unless not `trained`."""
+        gradients = self.gradients() if trained else {}
+        for number in range(len(self._norms)):
             for name in PARAMETERS:
-                old = before[0][number][name]
-                grads = [v for key, v in gradients.items() if key[:2] == (number, name)]
-                new, error = old, np.zeros_like(old)
-                if grads:
-                    change = total(grads, self._kind)
-                    new = old - LEARNING_RATE * change.value
-                    error = LEARNING_RATE * change.error + 4 * u * (
-                        abs(old) + abs(LEARNING_RATE * change.value)
-                    )
-                result = self._arrays(norm, name)[0]
-                there = f"{name} of layer {number}"
-                check(there, result, Value(new, error), self._kind)
+                terms = [before[0][number][name]]
+                for key, gradient in gradients.items():
+                    if key[:2] == (number, name):
+                        terms.append(exact(-LEARNING_RATE * gradient))
+                new = total(terms, self._kind) if len(terms) > 1 else terms[0]
+                result = self._arrays(number, name)[0]
+                check(f"{name} of layer {number}", result, new, self._kind)

@@ -10,45 +10,39 @@ from mxnet.gluon import HybridBlock, nn
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
 from support.helpers import cpus, set_mode
-from support.program_oracle import channel_moves
 
 AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by
 
 
 class Chains(HybridBlock):
-    """Layers in chains that all begin at the input; one may stand in several places.
+    """Layers in chains that all begin at the input; each call of one gives an output.
 
-    Each call of a layer gives an output.
+    Before and after a layer is the identity: as a convolution, which computes it
+    exactly and brings oneDNN's layouts in, or as no operator.
     """
 
     def __init__(self, program, layers):
         super().__init__()
         self._chains = program.chains
+        channels = program.shape[1]
+        eye = mx.init.Constant(np.eye(channels).reshape(channels, channels, 1, 1))
+        arguments = {"use_bias": False, "in_channels": channels}
         with self.name_scope():
-            self.layers = nn.HybridSequential()
+            self.layers, self.same = nn.HybridSequential(), nn.HybridSequential()
             self.layers.add(*layers)
-            self.moves = nn.HybridSequential()
-            for number in range(len(layers) + 1):
-                self.moves.add(_move(program, number))
+            if program.convolutions:
+                conv = nn.Conv2D(channels, 1, weight_initializer=eye, **arguments)
+                conv.weight.grad_req = "null"
+                self.same.add(conv)
 
     def hybrid_forward(self, F, x):
         outputs = []
         for chain in self._chains:
             y = x
             for number in chain:
-                y = self.layers[number](self.moves[number](y))
-                outputs.append(self.moves[len(self.layers)](y))
+                y = self.layers[number](self.same(y))
+                outputs.append(self.same(y))
         return outputs
-
-
-def _move(program, number):
-    """A convolution that computes exactly, and brings oneDNN's layouts in."""
-    if not program.convolutions:
-        return nn.HybridLambda(lambda F, x: x)
-    channels = program.shape[1]
-    conv = nn.Conv2D(channels, 1, use_bias=False, in_channels=channels)
-    conv.weight.grad_req = "null"
-    return conv
 
 
 def make_net(program):
@@ -56,10 +50,10 @@ def make_net(program):
     contexts = cpus(program.contexts)
     groups = [[contexts[k] for k in part] for part in program.groups]
     group = groups if len(groups) > 1 else None
-    norms = [_norm(program, layer, group) for layer in program.layers]
+    rng = np.random.default_rng(program.seed)
+    norms = [_norm(program, layer, group, rng) for layer in program.layers]
     net = norms[0] if program.bare else Chains(program, norms)
     net.cast(program.dtype)
-    _set_requests(program, norms)
     whole = net
     if program.way == "parallel":
         # Conversion would take groups away.
@@ -69,98 +63,61 @@ def make_net(program):
     elif program.way == "plain_loop":
         gluon_syncbn.allow_plain_loop(net)
     whole.initialize(ctx=contexts)
-    _set_parameters(program, net, norms)
-    set_mode(whole, program.mode)
-    return whole, net, norms
+    return set_mode(whole, program.mode), net, norms
 
 
-def _norm(program, layer, group):
-    known = layer.gammas != "ones"
-    return SyncBatchNorm(
-        in_channels=program.shape[program.axis] if known else 0,
-        momentum=layer.momentum,
-        epsilon=layer.epsilon,
-        scale=layer.scale,
-        center=layer.center,
-        use_global_stats=layer.use_global_stats,
-        axis=program.axis,
-        unbiased_running_var=layer.unbiased,
-        group=group,
-        activation=layer.activation,
-        slope=layer.slope,
-    )
-
-
-def _set_requests(program, norms):
-    for layer, norm in zip(program.layers, norms):
-        if layer.scale:
-            norm.gamma.grad_req = layer.gamma_request
-        if layer.center:
-            norm.beta.grad_req = layer.beta_request
-
-
-def _set_parameters(program, net, norms):
-    rng = np.random.default_rng(program.seed)
-    channels = program.shape[program.axis]
-    for layer, norm in zip(program.layers, norms):
-        if layer.gammas == "ones":
-            continue
+def _norm(program, layer, group, rng):
+    arguments = dict(vars(layer))
+    for name in "gamma_request", "beta_request", "gammas":
+        del arguments[name]
+    if layer.gammas != "ones":
+        channels = program.shape[program.axis]
         values = {
             "gamma": rng.normal(0, 1, channels),
             "beta": rng.normal(0, 1, channels),
             "running_mean": rng.normal(1, 1, channels),
-            "running_var": rng.uniform(0.5, 3, channels),
+            "running_variance": rng.uniform(0.5, 3, channels),
         }
         if layer.gammas == "awkward":
             values["gamma"] = rng.choice(AWKWARD, channels)
+        arguments["in_channels"] = channels
         for name, value in values.items():
-            parameter = getattr(norm, name)
-            parameter.set_data(mx.nd.array(value, dtype=parameter.dtype))
-    for number, move in enumerate(net.moves if program.convolutions else []):
-        order, signs = channel_moves(channels, number)
-        weight = np.zeros((channels, channels, 1, 1))
-        weight[np.arange(channels), order, 0, 0] = signs
-        move.weight.set_data(mx.nd.array(weight, dtype=program.dtype))
+            arguments[f"{name}_initializer"] = mx.init.Constant(value)
+    norm = SyncBatchNorm(axis=program.axis, group=group, **arguments)
+    for name in "gamma", "beta":
+        getattr(norm, name).grad_req = layer.requests().get(name, "null")
+    return norm
 
 
 class Data:
     """The inputs of the net in one step, and the gradients of its outputs.
 
-    Attributes
-    ----------
-    active : list of int
-        The contexts that take part.
-    x : list of array
-        Per context its shard; None where it sits out.
-    dys : list of lists of array
-        Per output of the net the same for its gradients.
+    `active` are the contexts that take part, `x` the shard of each context, None where
+    it sits out, and `dys` the same for the gradients of each output.
     """
 
     def __init__(self, program, number, step):
-        self.rows = step.rows
+        self.rows = [rows or 0 for rows in step.rows]
         self.active = [k for k, rows in enumerate(step.rows) if rows is not None]
         self._axis = program.batch_axis
         rng = np.random.default_rng([program.seed, number])
         shape = list(program.shape)
-        shape[self._axis] = sum(rows or 0 for rows in step.rows)
-        x = _random(program, shape, rng).astype(program.dtype)
-        self.x = self.split(x)
+        shape[self._axis] = sum(self.rows)
+        self.x = self.split(_random(program, shape, rng).astype(program.dtype))
         self.dys = [
             self.split(rng.normal(size=shape).astype(program.dtype))
             for _ in sum(program.chains, [])
         ]
 
     def split(self, whole):
-        bounds = np.cumsum([rows or 0 for rows in self.rows])[:-1]
-        shards = np.split(whole, bounds, self._axis)
+        shards = np.split(whole, np.cumsum(self.rows)[:-1], self._axis)
         return [shard if k in self.active else None for k, shard in enumerate(shards)]
 
     def join(self, shards, part=None):
         """Those of the contexts in `part`, or of all, that take part."""
         members = self.active if part is None else part
-        return np.concatenate(
-            [shards[k] for k in members if k in self.active], self._axis
-        )
+        active = [shards[k] for k in members if k in self.active]
+        return np.concatenate(active, self._axis)
 
 
 def _random(program, shape, rng):
@@ -170,10 +127,9 @@ def _random(program, shape, rng):
     elif program.data == "small":
         x *= 1e-3
     elif program.data == "drifting":  # shards differ in mean and deviation
-        rows = np.arange(shape[program.batch_axis])
         column = [-1 if k == program.batch_axis else 1 for k in range(len(shape))]
-        x *= 1 + np.reshape(rows, column)
-        x += 3 * np.reshape(rows, column)
+        rows = np.arange(shape[program.batch_axis]).reshape(column)
+        x = x * (1 + rows) + 3 * rows
     elif program.data == "constant":
         one = [1] * len(shape)
         one[program.axis] = shape[program.axis]

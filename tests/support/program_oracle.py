@@ -1,6 +1,6 @@
 """The float64 oracle of a random program's net, with a bound of every right result.
 
-Called by program_runner.py. A net is a few chains of layers over one whole batch, and
+Called by program_checks.py. A net is a few chains of layers over one whole batch, and
 every layer's output is an output of the net: the next layer is compared for the input
 that it was given. NumPy only.
 """
@@ -44,35 +44,23 @@ def kind_of(dtype):
 class Use:
     """One call of a layer with the whole batch of devices that normalize together.
 
-    Parameters
-    ----------
-    program : program.Program
-    layer : program.Layer
-    state : dict
-        gamma and beta as arrays, running_mean and running_var as Values, and batches,
-        the number of training batches; all before this call.
-    x : Value
-        Its error is that of an output of another layer which nobody could read.
-    train : bool
-
-    Attributes
-    ----------
-    y : Value
-    state : dict
-        After the call.
+    `state` has gamma, beta and running statistics as Values, and the number of training
+    batches; the attribute `state` has those after the call, and `y` is the output. The
+    error of x is that of an output of another layer which nobody could read.
     """
 
     def __init__(self, program, layer, state, x, train):
-        self._program, self._layer, self.state = program, layer, dict(state)
+        self._layer, self.state = layer, dict(state)
         self._dtype, self._x = program.dtype, x.value
         self._axes, self._shape = reference._reduced(x.value, program.axis)
-        self._gamma = state["gamma"] if layer.scale else np.ones_like(state["gamma"])
+        gamma, beta = state["gamma"].value, state["beta"].value
+        ones, zeros = np.ones_like(gamma), np.zeros_like(gamma)
+        self._gamma = gamma if layer.scale else ones
         self._count = x.value.size // x.value.shape[program.axis]
         self._conditioning, self._where = 0.0, (program.axis, layer.epsilon)
         self.synchronized = train and not layer.use_global_stats
-        identity = np.ones_like(self._gamma), np.zeros_like(self._gamma)
         if self.synchronized:
-            results = reference.forward(self._x, *identity, *self._where)
+            results = reference.forward(self._x, ones, zeros, *self._where)
             self._x_hat, mean, var, self._inv_std = results
             self._conditioning = reference.conditioning(self._x, *self._where)
             self._update_running(mean, var, x.error.max(self._axes, initial=0.0))
@@ -80,10 +68,15 @@ class Use:
             running = state["running_mean"].value, state["running_var"].value
             self._constant = (*running, *self._where)
             self._inv_std = 1 / np.sqrt(running[1] + layer.epsilon)
-            arguments = self._x, *identity, *self._constant
+            arguments = self._x, ones, zeros, *self._constant
             self._x_hat = reference.inference_forward(*arguments)
         self._largest = abs(self._x_hat).max(self._axes, initial=1.0)
-        self._activate(state["beta"])
+        slope = layer.slope or 0.0
+        self._z = self._x_hat * self._over(self._gamma) + self._over(beta)
+        scale = abs(self._gamma) * self._largest + abs(beta)
+        self._z_error = self._over(self._tolerance(scale))
+        y = reference.activate(self._z, layer.activation, slope)
+        self.y = stored(Value(y, self._z_error * max(1.0, slope)), self._dtype)
 
     def _over(self, channels):
         return np.reshape(channels, self._shape)
@@ -94,11 +87,15 @@ class Use:
         return reference.tolerance(dtype or self._dtype, *limits)[1]
 
     def _update_running(self, mean, var, x_error):
-        layer, state, count = self._layer, self.state, self._count
+        state, count = self.state, self._count
         state["batches"] += 1
-        old = 1 - 1 / state["batches"] if layer.momentum is None else layer.momentum
-        factor = count / (count - 1) if layer.unbiased and count > 1 else 1
-        std, kind = np.sqrt(var), kind_of(self._dtype)
+        old, kind = self._layer.momentum, kind_of(self._dtype)
+        if old is None:
+            old = 1 - 1 / state["batches"]
+        factor = 1
+        if self._layer.unbiased_running_var and count > 1:
+            factor = count / (count - 1)
+        std = np.sqrt(var)
         x_error = x_error + unit_roundoff("float64") * abs(mean)  # means of devices
         var_error = 2 * factor * x_error * (std + x_error)
         for name, batch, size, error in (
@@ -110,14 +107,6 @@ class Use:
             own = self._tolerance(abs(former.value) + size, kind)
             error = own + old * former.error + (1 - old) * error
             state[name] = stored(Value(new, error), kind)
-
-    def _activate(self, beta):
-        layer, slope = self._layer, self._layer.slope or 0.0
-        self._z = self._x_hat * self._over(self._gamma) + self._over(beta)
-        scale = abs(self._gamma) * self._largest + abs(beta)
-        self._z_error = self._over(self._tolerance(scale))
-        y = reference.activate(self._z, layer.activation, slope)
-        self.y = stored(Value(y, self._z_error * max(1.0, slope)), self._dtype)
 
     def backward(self, dy):
         """dx, and the elements whose sums are dgamma and dbeta, for a Value dy."""
@@ -164,72 +153,37 @@ class Use:
 class Net:
     """The chains of a program over one whole batch: every use of every layer.
 
-    Parameters
-    ----------
-    states : list of dict
-        Per layer, as `Use` takes it.
-    ys : list of array, optional
-        The outputs, which the next layers of their chains were given. Without them
-        only states are compared.
-
-    Attributes
-    ----------
-    outputs : list of Value
-    states : list of lists of dict
-        Per layer its states: before the call, and after each use that changes it.
+    `states` has, for each layer, its state before the call and after each use that
+    changes it, and `outputs` are Values. `ys` are the arrays that the next layers of
+    their chains were given; without them only states are compared.
     """
 
     def __init__(self, program, states, x, ys, train):
-        self._program, self.states = program, [[state] for state in states]
-        self._last = len(program.layers)  # the number of an output's convolution
+        self._dtype, self.states = program.dtype, [[state] for state in states]
         self._chains, self.outputs = [], []
         for chain in program.chains:
             y, uses = exact(x), []
             for number in chain:
-                state = self.states[number][-1]
-                y = self._permuted(y, number)
-                use = Use(program, program.layers[number], state, y, train)
+                state, layer = self.states[number][-1], program.layers[number]
+                use = Use(program, layer, state, y, train)
                 if use.synchronized:
                     self.states[number].append(use.state)
                 uses.append((number, use))
-                self.outputs.append(self._permuted(use.y, self._last))
-                y = use.y
-                if ys is not None:
-                    y = exact(ys[len(self.outputs) - 1])
-                    y = self._permuted(y, self._last, back=True)
+                y = use.y if ys is None else exact(ys[len(self.outputs)])
+                self.outputs.append(use.y)
             self._chains.append(uses)
-
-    def _permuted(self, y, number, back=False):
-        """Through a convolution that moves channels and changes signs, exactly."""
-        if not self._program.convolutions:
-            return y
-        order, signs = channel_moves(y.value.shape[1], number)
-        signs = signs[:, None, None]
-        if back:
-            value, error = np.empty_like(y.value), np.empty_like(y.error)
-            value[:, order], error[:, order] = y.value * signs, y.error
-            return Value(value, error)
-        return Value(y.value[:, order] * signs, y.error[:, order])
 
     def backward(self, dys):
         """dx, and per layer lists of the elements of dgamma and of dbeta."""
-        dxs, gradients = [], [([], []) for _ in self._program.layers]
-        dys = [self._permuted(exact(dy), self._last, back=True) for dy in dys]
+        dxs, gradients = [], [([], []) for _ in self.states]
+        dys = [exact(dy) for dy in dys]
         for uses in reversed(self._chains):
-            dx = None
+            above = []
             for number, use in reversed(uses):
-                dy = dys.pop()
-                if dx is not None:
-                    dy = total([dy, dx], self._program.dtype)
+                dy = total([dys.pop(), *above], self._dtype) if above else dys.pop()
                 dx, *elements = use.backward(dy)
                 for terms, more in zip(gradients[number], elements):
                     terms.append(more)
-                dx = self._permuted(dx, number, back=True)
-            dxs.append(dx)
-        return total(dxs, self._program.dtype), gradients
-
-
-def channel_moves(channels, number):
-    """The order and the signs of channels behind the convolution of this number."""
-    rng = np.random.default_rng(number)
-    return rng.permutation(channels), rng.choice([-1.0, 1.0], channels)
+                above = [dx]
+            dxs += above
+        return total(dxs, self._dtype), gradients
