@@ -16,6 +16,7 @@ from mxnet import autograd
 
 from ..mxnet_private import graphs
 from ..mxnet_private.parameters import data_of, gradients_of, is_fresh, mark_fresh
+from .bridge import Gate
 
 
 class Written:
@@ -23,6 +24,11 @@ class Written:
 
     Each graph that reaches a parameter with ``grad_req='write'`` overwrites what
     another one (of another call of the net, or the caller's own) has written.
+
+    A caller's graph with a gate may reach parameters of the nets, too (weight decay in
+    the loss). MXNet merges the operator that writes such a gradient with operators that
+    wait for the gate, and the gate waits for the devices. So devices that wrote to the
+    same arrays would deadlock: they write to new ones, which are added afterwards.
     """
 
     def __init__(
@@ -40,6 +46,10 @@ class Written:
             for call in calls
             for p in call.batch.parameters
         }
+        self._are_shared = any(isinstance(call.bridge, Gate) for call in calls) and any(
+            graphs.name_of(data) in names for data, *_ in self._all()
+        )
+        self._separate: list = []  # of devices: replicas with new gradients
         self._former = [data for data, *_ in self._all() if is_fresh(data)]
         for data in self._former:
             mark_fresh(data, False)
@@ -56,7 +66,7 @@ class Written:
         """Differentiates the devices' graphs; adds to what earlier ones wrote."""
         saved = []
         for data, grad, is_written in self._all():
-            if is_written and is_fresh(data):
+            if is_written and is_fresh(data) and not self._are_shared:
                 saved.append((data, grad, grad.copy()))
                 mark_fresh(data, False)
         variables = call.bridge.variables
@@ -66,11 +76,22 @@ class Written:
             if is_fresh(data):
                 grad += earlier
             mark_fresh(data)
+        for (data, grad, is_written), new in self._separate:
+            grad[:] = new if is_written and not is_fresh(data) else grad + new
+            mark_fresh(data)
+        self._separate.clear()
 
     def _differentiate(self, retain_graph, heads, gradients, shards):
         flags = retain_graph, self._request.train_mode, self._is_nested
-        graphs.differentiate(heads, gradients, (), *flags)
-        return [shard.grad for shard in shards]
+        if not self._are_shared:
+            graphs.differentiate(heads, gradients, (), *flags)
+            return [shard.grad for shard in shards]
+        behind = graphs.names_behind(heads)
+        own = [r for r in self._all() if graphs.name_of(r[0]) in behind]
+        variables = [*(data for data, *_ in own), *shards]
+        results = graphs.differentiate(heads, gradients, variables, *flags)
+        self._separate.extend(zip(own, results))
+        return results[len(own) :]
 
     def finish(self) -> None:
         """Sets gradients to zero on skipped devices, where the others have one."""

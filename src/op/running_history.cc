@@ -58,15 +58,26 @@ int64_t RunningHistory::CountBatch(int64_t call) {
   return batches_ - 1;
 }
 
+const RunningHistory::Step* RunningHistory::StepThatLeft(const Device& device,
+                                                         const Statistics& statistics) const {
+  const auto left = [&](const Step& step) {
+    return step.is_open &&
+           (SameBits(step.latest, statistics) || SameBits(step.former, statistics));
+  };
+  const auto own = steps_.find(device);
+  if (own != steps_.end() && left(own->second)) return &own->second;
+  for (const auto& entry : steps_) {
+    if (left(entry.second)) return &entry.second;
+  }
+  return nullptr;
+}
+
 void RunningHistory::Note(const Device& device, Statistics before, Statistics after) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Step& step = steps_[device];
-  // Other statistics may have been loaded or copied since the latest update.
-  if (!step.is_open || !SameBits(step.latest, before)) {
-    step.before = std::move(before);
-    step.is_open = true;
-  }
-  step.latest = std::move(after);
+  // If no step has left them, they were loaded, or are those of the latest Commit.
+  const Step* const step = StepThatLeft(device, before);
+  Statistics first = step == nullptr ? before : step->before;
+  steps_[device] = {std::move(first), std::move(before), std::move(after), true};
 }
 
 void RunningHistory::Commit() {
@@ -85,18 +96,10 @@ bool RunningHistory::IsOpen() const {
 
 bool RunningHistory::Undo(const Device& device, Statistics* statistics) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto undo = [&](const Step& step) {
-    if (!step.is_open || !SameBits(step.latest, *statistics)) return false;
-    *statistics = step.before;
-    return true;
-  };
-  const auto own = steps_.find(device);
-  if (own != steps_.end() && undo(own->second)) return true;
-  // A device without rows in the step gets the statistics of one that has (participating).
-  for (const auto& entry : steps_) {
-    if (undo(entry.second)) return true;
-  }
-  return false;
+  const Step* const step = StepThatLeft(device, *statistics);
+  if (step == nullptr) return false;
+  *statistics = step->before;
+  return true;
 }
 
 void RunningHistory::EndUndone() {

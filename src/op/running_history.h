@@ -48,9 +48,14 @@ class RunningHistory {
 
  private:
   struct Step {
-    Statistics before, latest;  // the step, its latest update
+    Statistics before;          // the step
+    Statistics former, latest;  // before and after its latest update
     bool is_open = false;
   };
+
+  // The open step, the device's own if possible, that has left these statistics; null if none has. A
+  // device without rows gets those of one that has (participating), which may be a call ahead.
+  const Step* StepThatLeft(const Device& device, const Statistics& statistics) const;
 
   mutable std::mutex mutex_;
   int64_t batches_ = 0;

@@ -61,6 +61,12 @@ TEST(DeviceWithoutAnUpdateIsUndoneAsOthers) {
   Statistics now = Of(1);
   CHECK(history.Undo(kSecond, &now));
   CHECK_EQ(now.mean[0], 0.0);
+  // Both have rows in the next call, and the other one is first.
+  history.Note(kFirst, Of(1), Of(2));
+  history.Note(kSecond, Of(1), Of(2));
+  now = Of(2);
+  CHECK(history.Undo(kSecond, &now));
+  CHECK_EQ(now.mean[0], 0.0);
 }
 
 TEST(ReleaseForgetsALayersGroupsOfDevices) {

@@ -8,12 +8,12 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.helpers import cpus
 
 import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm, participating
+from gluon_syncbn import SyncBatchNorm, make_parallel, participating
 from gluon_syncbn.distributed import groups_of
 
 
@@ -81,3 +81,19 @@ def test_nets_without_the_layer_are_left_alone():
     net.initialize(ctx=cpus(2))
     with participating(net, cpus(1)):
         assert net(mx.nd.ones((2, 2))).shape == (2, 1)
+
+
+def test_recovery_gives_all_contexts_the_statistics_of_the_last_step():
+    net = make_parallel(SyncBatchNorm(in_channels=1, momentum=0), cpus(3))
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    with autograd.record():
+        y = net(mx.nd.array([[1], [3], [5]]))
+    y.backward()
+    trainer.step(3)
+    with autograd.train_mode():
+        net(mx.nd.array([[9]]))  # two contexts get no row, but the statistics
+        mx.nd.waitall()
+        net(mx.nd.array([[1], [7], [7]]))
+    gluon_syncbn.recover()
+    assert [m.asscalar() for m in net.net.running_mean.list_data()] == [3, 3, 3]
