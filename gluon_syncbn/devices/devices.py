@@ -1,15 +1,12 @@
 """Runs a function once per context, each time from that context's own thread.
 
-Called by users' training loops and by nets on several devices. It must not know what
-the functions compute.
-
-Why threads: MXNet hands out CPU resources (temporary space, random generators) round
-robin to *all* CPU contexts that one thread drives, so an operator of cpu(1) can be made
-to wait for a later operator of cpu(0), which waits for cpu(1) in a SyncBatchNorm: a
-deadlock. Resource managers are thread-local (src/resource.cc,
-``ResourceManager::Get``), so a thread per context makes the contexts independent. The
-threads take turns, because MXNet's front end is not thread-safe; pushing work is quick,
-and the work itself runs in parallel.
+Called by users' training loops and by nets on several devices. Why threads: MXNet hands
+out CPU resources (temporary space, random generators) round robin to *all* CPU contexts
+that one thread drives, so an operator of cpu(1) can be made to wait for a later
+operator of cpu(0), which waits for cpu(1) in a SyncBatchNorm: a deadlock. Resource
+managers are thread-local (src/resource.cc, ``ResourceManager::Get``), so a thread per
+context makes the contexts independent. The threads take turns, because MXNet's front
+end is not thread-safe; pushing work is quick, and the work itself runs in parallel.
 """
 
 from __future__ import annotations
@@ -72,13 +69,19 @@ class Devices:
     """
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
-        self.contexts = _usable(check_contexts("contexts", contexts))
+        self.contexts = check_contexts("contexts", contexts)
+        gpus = [context for context in self.contexts if context.device_type == "gpu"]
+        if gpus and not mx.runtime.Features().is_enabled("CUDA"):
+            raise ValueError(
+                f"contexts names {gpus[0]}, but this MXNet was built for CPUs alone: "
+                "expected mx.cpu(0), mx.cpu(1), ..., or an MXNet for GPUs, such as "
+                "`pip install mxnet-cu112==1.9.1`"
+            )
         self._turn, self._process = threading.Lock(), os.getpid()
         # The thread of the latest map, and the number of recoveries until then.
         self._latest = None, 0
-        self._workers: list | None = [
-            workers.hire(f"gluon_syncbn-{context}") for context in self.contexts
-        ]
+        names = [f"gluon_syncbn-{context}" for context in self.contexts]
+        self._workers: Any = list(map(workers.hire, names))  # None once closed
         self._finalizer = weakref.finalize(self, workers.let_go, self._workers)
         self._finalizer.atexit = False
 
@@ -196,17 +199,6 @@ class Devices:
     def map_first(self, function: Callable, *lists: Sequence) -> list:
         """As :meth:`map`, for the first contexts: as many as lists have elements.
 
-        Parameters
-        ----------
-        function : callable
-        *lists : list
-            All of the same length, which is at most the number of contexts.
-
-        Returns
-        -------
-        list
-            The results, one per element.
-
         Raises
         ------
         ValueError
@@ -221,7 +213,17 @@ class Devices:
             )
         with self._its_turn(), deferred_interrupt():
             self._check_failures()
-            return self._call_each(_under_flags(function), lists)
+            results, call = [], _under_flags(function)
+            try:
+                for worker, *arguments in zip(self._workers, self.contexts, *lists):
+                    results.append(worker.submit(call, *arguments).result())
+            except BaseException as error:
+                self._give_up(
+                    f"given up because a call for another context raised "
+                    f"{type(error).__name__}: {error}"
+                )
+                raise
+            return results
 
     @contextmanager
     def _its_turn(self):
@@ -276,24 +278,13 @@ class Devices:
                 f"called gluon_syncbn.recover ({reason}); its results are undefined"
             )
 
-    def _call_each(self, function, lists):
-        results = []
-        try:
-            for worker, *arguments in zip(self._workers, self.contexts, *lists):
-                results.append(worker.submit(function, *arguments).result())
-        except BaseException as error:
-            reason = (
-                f"given up because a call for another context raised "
-                f"{type(error).__name__}: {error}"
-            )
-            failures.finish_steps()
-            failures.end_waits(reason)
-            # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes
-            # if two threads call it at once.
-            wait(sum((worker.pending() for worker in self._workers), []), _bound())
-            failures.recover(reason)
-            raise
-        return results
+    def _give_up(self, reason):
+        failures.finish_steps()
+        failures.end_waits(reason)
+        # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes if
+        # two threads call it at once.
+        wait(sum((worker.pending() for worker in self._workers), []), _bound())
+        failures.recover(reason)
 
     def close(self) -> None:
         """Releases the threads for other Devices. Closing twice is allowed."""
@@ -305,18 +296,6 @@ class Devices:
 
     def __exit__(self, *exception):
         self.close()
-
-
-def _usable(contexts):
-    """The contexts; ValueError if MXNet cannot have one of them."""
-    gpus = [context for context in contexts if context.device_type == "gpu"]
-    if gpus and not mx.runtime.Features().is_enabled("CUDA"):
-        raise ValueError(
-            f"contexts names {gpus[0]}, but this MXNet was built for CPUs alone: "
-            "expected mx.cpu(0), mx.cpu(1), ..., or an MXNet for GPUs, such as "
-            "`pip install mxnet-cu112==1.9.1`"
-        )
-    return contexts
 
 
 def check_array(batch: Any) -> None:
@@ -351,12 +330,17 @@ def split(
     batch: mx.nd.NDArray | np.ndarray, contexts: Sequence[mx.Context], batch_axis: int
 ) -> list[mx.nd.NDArray]:
     """The shards of :meth:`Devices.split`, one for each of `contexts`."""
+    shards, index = [], [slice(None)] * batch.ndim
     bounds = share_bounds(batch.shape[batch_axis], len(contexts))
     with autograd.pause():
-        return [
-            _place(_slice(batch, batch_axis, begin, end), context)
-            for context, (begin, end) in zip(contexts, bounds)
-        ]
+        for context, (begin, end) in zip(contexts, bounds):
+            index[batch_axis] = slice(begin, end)
+            shard = batch[tuple(index)]
+            if isinstance(shard, mx.nd.NDArray):
+                shards.append(shard.as_in_context(context))
+            else:
+                shards.append(mx.nd.array(shard, ctx=context, dtype=shard.dtype))
+    return shards
 
 
 def _under_flags(function):
@@ -387,15 +371,3 @@ def _under_flags(function):
 def _bound():
     """The timeout in seconds, as Python's locks take it."""
     return min(failures.get_timeout(), threading.TIMEOUT_MAX)
-
-
-def _slice(batch, axis, begin, end):
-    index = [slice(None)] * batch.ndim
-    index[axis] = slice(begin, end)
-    return batch[tuple(index)]
-
-
-def _place(shard, context):
-    if isinstance(shard, mx.nd.NDArray):
-        return shard.as_in_context(context)
-    return mx.nd.array(shard, ctx=context, dtype=shard.dtype)

@@ -5,10 +5,11 @@ Called by users, at the beginning of a training script.
 
 from __future__ import annotations
 
+import sys
+
 import mxnet as mx
 
 from ..layer.batch_norm import SyncBatchNorm
-from ..mxnet_private.classes import replace_class
 from .helpers import Criterion, Executor, Model
 
 
@@ -67,6 +68,10 @@ def install() -> None:
             if callable(method):
                 setattr(kind, name, method)
     contrib = mx.gluon.contrib.nn.SyncBatchNorm
-    # Its own methods find it in that module by its name.
-    own = __name__.split(".")[0]
-    replace_class(contrib, SyncBatchNorm, own, but=contrib.__module__)
+    for name, module in list(sys.modules.items()):
+        # The class's own methods find it in its module by its name.
+        if name.split(".")[0] == __name__.split(".")[0] or name == contrib.__module__:
+            continue
+        for key, value in list(getattr(module, "__dict__", {}).items()):
+            if value is contrib:
+                setattr(module, key, SyncBatchNorm)

@@ -15,9 +15,9 @@ from mxnet.gluon import nn
 
 from ..common.arguments import check_bool, check_int, check_real, check_type, counted
 from ..mxnet_private.blocks import current_trace
-from . import exporting, groups, layout_guard
+from . import exporting, layout_guard
 from .activations import checked
-from .synchronization import SyncState, checked_settings
+from .synchronization import SyncState, checked_settings, group_attributes
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 
@@ -163,7 +163,7 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
         settings = checked_settings(num_devices, unbiased_running_var, timeout, group)
-        sync = SyncState(activation=checked(activation, slope))
+        built_in = checked(activation, slope)
         initializers = {
             "beta_initializer": beta_initializer,
             "gamma_initializer": gamma_initializer,
@@ -183,7 +183,7 @@ class SyncBatchNorm(nn.BatchNorm):
             in_channels=in_channels,
             **kwargs,
         )
-        self._sync = sync
+        self._sync = SyncState(activation=built_in)
         self._sync.synchronize(self.name, settings)
 
     @property
@@ -284,7 +284,7 @@ class SyncBatchNorm(nn.BatchNorm):
             "activation": sync.activation.name,
             "slope": sync.activation.slope or 0,
             "shared_name": sync.rendezvous.shared_name,
-            **groups.attributes(sync.group, contexts, self.name),
+            **group_attributes(sync.group, contexts, self.name),
             **self._kwargs,
         }
 

@@ -93,7 +93,14 @@ def convert_sync_batchnorm(
 
     def convert(block):
         if isinstance(block, SymbolBlock):
-            _warn_of_nodes(block, convert_graph(block, settings._asdict()))
+            left = convert_graph(block, settings._asdict())
+            if left:
+                warnings.warn(
+                    f"{', '.join(left)} in the graph of {block.name} stay "
+                    "unsynchronized: their mean or variance is read too, expected "
+                    "BatchNorm of which only the normalized values are",
+                    stacklevel=3,
+                )
         if not _is_convertible(block):
             return
         if not isinstance(block, SyncBatchNorm):
@@ -194,17 +201,15 @@ def _is_known(kind):
 
 
 def _is_convertible(block):
-    if not isinstance(block, _BASE):
-        return False
     kind = type(block)
-    if _is_known(kind):
-        return True
-    warnings.warn(
-        f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has "
-        "another forward than mxnet.gluon.nn.BatchNorm",
-        stacklevel=4,
-    )
-    return False
+    is_known = isinstance(block, _BASE) and _is_known(kind)
+    if isinstance(block, _BASE) and not is_known:
+        warnings.warn(
+            f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has "
+            "another forward than mxnet.gluon.nn.BatchNorm",
+            stacklevel=4,
+        )
+    return is_known
 
 
 def _can_take_activation(block):
@@ -217,13 +222,3 @@ def _can_take_activation(block):
 
 def _has_relu(block):
     return getattr(block, "fuse_relu", False)  # MXNet before 1.8 has no such layer
-
-
-def _warn_of_nodes(block, names):
-    if names:
-        warnings.warn(
-            f"{', '.join(names)} in the graph of {block.name} stay unsynchronized: "
-            "their mean or variance is read too, expected BatchNorm of which only the "
-            "normalized values are",
-            stacklevel=4,
-        )

@@ -1,10 +1,7 @@
 """Exports of nets whose own graph is guarded for one mode or kind of device only.
 
-It also refuses to write graphs with synchronized layers to ONNX, which has none.
-
-Called by ``batch_norm.py`` in a trace. ``layout_guard.py`` guards a graph as far as
-needed in the mode and on the contexts that it is traced for; native code refuses such a
-graph in another process, which can run it in any way. So a trace for all ways is saved.
+Called by ``batch_norm.py`` in a trace. Another process can run a graph in any way, so a
+trace for all ways is saved. Exports to ONNX, which has no such layer, are refused.
 """
 
 from __future__ import annotations
@@ -20,14 +17,12 @@ from ..mxnet_private.onnx import check_before_export
 
 def trace_again_for_export(trace: Trace) -> None:
     """Lets the block that is traced export a graph for all ways to run."""
-    args = list(trace.args)
-    leaves = [_without_memory(leaf) for leaf in flatten(args)]
-    args = rebuild(args, iter(leaves))
+    leaves = [
+        without_memory(leaf) if isinstance(leaf, mx.nd.NDArray) else leaf
+        for leaf in flatten(list(trace.args))
+    ]
+    args = rebuild(list(trace.args), iter(leaves))
     vars(trace.block)["export"] = partial(_export, trace.block, args)
-
-
-def _without_memory(leaf):
-    return without_memory(leaf) if isinstance(leaf, mx.nd.NDArray) else leaf
 
 
 def _export(block, args, *arguments, **options):

@@ -1,25 +1,10 @@
 """The guard of a layer against MXNet's early release of oneDNN copies.
 
-Called by ``batch_norm.py`` while a layer is traced or run.
-
-MXNet 1.9.1 makes a plain copy of an input that is in one of oneDNN's blocked layouts,
-and frees it as soon as an asynchronous operator (ours) is *queued*
-(src/imperative/imperative_utils.h, ``PushOperator``: ``inputs_fallback`` is local). So
-the input, and in backward the incoming gradient, has to be plain before our operator is
-queued.
-
-Where the layer is called from Python, imperatively or hybridized alone, the input
-is made plain in place, which does nothing to a plain one; and the output is a recorded
-view of the operator's, whose backward copies the gradient. Inside a graph there is no
-such moment: a synchronous operator that neither speaks oneDNN nor works in place stands
-on both sides.
-
-Graphs with ``static_shape=True`` keep the copies, but not for every node: one whose
-inputs or outputs are those of the whole graph runs as in the other modes
-(src/imperative/cached_op.cc, ``StaticInitExec``: ``dynamic_entries``). There an
-operator that works in place follows the layer, so that it touches no output of
-the graph; inside a graph that costs nothing. Gradients in a oneDNN layout then have a
-plain copy as long as the graph lives.
+Called by ``batch_norm.py`` while a layer is traced or run. MXNet 1.9.1 makes a plain
+copy of an input in one of oneDNN's blocked layouts, and frees it as soon as an
+asynchronous operator (ours) is *queued* (src/imperative/imperative_utils.h,
+``PushOperator``: ``inputs_fallback`` is local). So the input, and in backward the
+incoming gradient, are made plain before; docs/design/mxnet.md says how in each mode.
 """
 
 from __future__ import annotations
@@ -76,11 +61,10 @@ def guarded_input(F: Any, x: Any, guard: str, trace: Trace | None) -> Any:
     """The operator's input after the guard: plain when the operator is queued."""
     if guard in ("gpu", "outside"):
         return x
-    if 1 <= _ndim(F, x, trace) <= 4:
+    if 1 <= _ndim(x, trace) <= 4:
         # Converts oneDNN's blocked layout to row-major (in place if allowed); a no-op
-        # for row-major arrays. With more dimensions it would leave blocked layouts as
-        # they are. A static_shape graph would be right without it, but would keep a
-        # plain copy of each x.
+        # for row-major arrays. With more dimensions it would not. A static_shape graph
+        # would be right without it, but would keep a plain copy of each x.
         return F.reshape(x, shape=(-2,))
     # Not amp_multicast: its backward does not add to the gradient of a graph's input.
     return F.SliceChannel(x, num_outputs=1)
@@ -91,39 +75,38 @@ def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
     if guard in ("gpu", "outside"):
         return y
     if guard == "static_shape":
-        # In place. Not an identity: MXNet cannot infer the storage type of its gradient
-        # where the graph's output is the sum of y and an input without a gradient.
+        # In place, so that no output of the graph is the layer's: MXNet runs nodes with
+        # one as in other modes (src/imperative/cached_op.cc, StaticInitExec:
+        # dynamic_entries). Not an identity: MXNet cannot infer the storage type of its
+        # gradient where the graph's output is the sum of y and an input without one.
         if _dtype(y, trace) == "float32":
             return F.amp_multicast(y, num_outputs=1)
         # It would copy blocked gradients, which other dtypes do not have.
         return F.reshape(y, shape=(-2,))
-    if _ndim(F, y, trace) == 4:
+    if _ndim(y, trace) == 4:
         # Plain in one pass, because it reads blocked layouts; never in place.
         return F.transpose(y, axes=(0, 1, 2, 3))
     return F.SliceChannel(y, num_outputs=1)
 
 
-def _ndim(F, array, trace):
-    """Number of dimensions of an array or of a traced symbol; 0 if unknown."""
-    if F is mx.nd:
-        return array.ndim
-    shapes = {name: value.shape for name, value in _inputs(array, trace).items()}
-    outputs = shapes and array.infer_shape_partial(**shapes)[1]
+def _ndim(symbol, trace):
+    """Number of dimensions of a traced symbol; 0 if unknown."""
+    arrays = {} if trace is None else trace.inputs
+    shapes = {name: array.shape for name, array in _read(symbol, arrays)}
+    outputs = shapes and symbol.infer_shape_partial(**shapes)[1]
     return len(outputs[0]) if outputs else 0
 
 
 def _dtype(symbol, trace):
     """The dtype of a traced symbol as text; None if unknown."""
     # A parameter's symbol knows the dtype of its first use only.
-    arrays = {**_inputs(symbol, trace), **trace.block.collect_params()}
-    read = symbol.list_inputs()
-    dtypes = {name: arrays[name].dtype for name in read if name in arrays}
+    arrays = {**trace.inputs, **trace.block.collect_params()}
+    dtypes = {name: array.dtype for name, array in _read(symbol, arrays)}
     outputs = dtypes and symbol.infer_type_partial(**dtypes)[1]
     return np.dtype(outputs[0]).name if outputs and outputs[0] else None
 
 
-def _inputs(symbol, trace):
-    """The arrays of the trace that `symbol` depends on, by name."""
-    arrays = {} if trace is None else trace.inputs
-    read = set(symbol.list_inputs())  # MXNet refuses other names
-    return {n: a for n, a in arrays.items() if n in read and hasattr(a, "shape")}
+def _read(symbol, arrays):
+    """Those of some arrays that `symbol` depends on; MXNet refuses other names."""
+    named = ((name, arrays.get(name)) for name in symbol.list_inputs())
+    return [(name, array) for name, array in named if hasattr(array, "shape")]

@@ -1,7 +1,7 @@
-"""All that a SyncBatchNorm has beyond a BatchNorm, in one object.
+"""All that a SyncBatchNorm has beyond a BatchNorm: with whom it synchronizes, and how.
 
-Called by ``batch_norm.py``, whose layers have it, and by ``convert.py``, which gives it
-to a layer and takes it away. It must not know how a layer is traced or computed.
+Called by ``batch_norm.py``, whose layers have a `SyncState`, and by ``convert.py``,
+which gives it to a layer and takes it away. It must not know how a layer is computed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,21 @@ from __future__ import annotations
 import collections
 import uuid
 import weakref
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
+
+import mxnet as mx
 
 from ..common.arguments import check_bool, check_int, is_int, shown
 from ..native import steps
 from ..native.failures import check_timeout
 from ..native.library import load
-from . import groups
+from ..native.world import world
 from .activations import NONE, Activation
+
+_EXPECTED = (
+    'None, "machine", "process", a list of ranks, a list of contexts, or a list of '
+    "such lists"
+)
 
 
 class Settings(NamedTuple):
@@ -41,7 +48,7 @@ class SyncState:
     def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
         self.num_devices, self.unbiased_running_var, self.timeout, self.group = settings
-        self.rendezvous = Rendezvous(layer, groups.of_contexts(self.group))
+        self.rendezvous = Rendezvous(layer, groups_of_contexts(self.group))
         self.latest_use = None, None  # the trace, and the operator's output in it
 
 
@@ -60,7 +67,7 @@ def checked_settings(
         check_int("num_devices", num_devices, least=1, most=2**31 - 1)
     is_unbiased = check_bool("unbiased_running_var", unbiased_running_var)
     seconds = None if timeout is None else check_timeout(timeout)
-    groups.check(group)
+    check_group(group)
     return Settings(num_devices, is_unbiased, seconds, group)
 
 
@@ -111,3 +118,85 @@ class Rendezvous:
         """Sets the batches that every one of `groups` has seen."""
         for key, _ in self.groups():
             load().gluon_syncbn_set_batches(key.encode(), batches)
+
+
+def check_group(group: Any) -> None:
+    """Raises TypeError or ValueError unless `group` is what a layer takes."""
+    if group is None or isinstance(group, str) and group in ("machine", "process"):
+        return
+    groups = _groups(group)
+    members = [member for one in groups for member in one]
+    ranks = all(is_int(member) for member in members)
+    contexts = all(isinstance(member, mx.Context) for member in members)
+    if not members or not (ranks or contexts):
+        raise TypeError(f"group is {_EXPECTED}, but got {shown(group)}")
+    if not all(groups):
+        raise ValueError(f"group holds an empty list: {shown(group)}, expected none")
+    for member in members:
+        if members.count(member) > 1:
+            raise ValueError(f"group names {member} {members.count(member)} times")
+        if ranks and member < 0:
+            raise ValueError(f"group names the rank {member}, expected 0 or more")
+
+
+def groups_of_contexts(group: Any) -> Sequence | None:
+    """The groups of contexts; None if `group` names no contexts."""
+    groups = _groups(group)
+    return groups if groups and isinstance(groups[0][0], mx.Context) else None
+
+
+def group_attributes(
+    group: Any, contexts: Sequence[mx.Context], layer: str
+) -> dict[str, str]:
+    """The operator's attributes for a group that `check_group` has passed."""
+    if group is None:
+        return {}
+    if group == "process":
+        return {"ranks": "self"}
+    if group == "machine":
+        return {"ranks": _ranks(world().of_machine())}
+    groups = groups_of_contexts(group)
+    if groups is None:
+        return {"ranks": _ranks(_own_ranks(_groups(group), layer))}
+    for context in contexts:
+        if not any(context in one for one in groups):
+            raise ValueError(
+                f"SyncBatchNorm '{layer}': is initialized on {context}, which is in "
+                f"none of the groups of contexts {groups}"
+            )
+    return {"ranks": "self", "device_groups": ";".join(map(_text, groups))}
+
+
+def _own_ranks(groups, layer):
+    """The group of ranks that this process is in."""
+    highest = max(rank for one in groups for rank in one)
+    if highest >= world().size:
+        raise ValueError(
+            f"SyncBatchNorm '{layer}': group names the rank {highest}, expected ranks "
+            f"below {world().size}, the number of processes"
+            + ("" if world().is_connected else " before distributed.init()")
+        )
+    for one in groups:
+        if world().rank in one:
+            return sorted(one)
+    raise ValueError(
+        f"SyncBatchNorm '{layer}': group={groups if len(groups) > 1 else groups[0]} "
+        f"does not hold the rank {world().rank} of this process"
+    )
+
+
+def _groups(group):
+    """The list of groups that the argument stands for; none if it is no list."""
+    if not isinstance(group, (list, tuple)):
+        return []
+    if all(isinstance(element, (list, tuple)) for element in group):
+        return group
+    return [group]
+
+
+def _ranks(ranks):
+    return _text(ranks) if len(ranks) > 1 else "self"
+
+
+def _text(members):
+    return " ".join(map(str, members))

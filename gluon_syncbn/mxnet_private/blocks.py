@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from operator import attrgetter
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
@@ -17,29 +18,15 @@ _TRACE = HybridBlock._get_graph.__code__
 _traced_again: set = set()
 
 
-def settings_of(block: mx.gluon.Block) -> dict:
-    """The settings of a BatchNorm as its operator takes them: axis, eps and so on."""
-    return block._kwargs
+settings_of = attrgetter("_kwargs")  # of a BatchNorm as its operator takes them
+activation_name = attrgetter("_act_type")  # that a nn.Activation was made with
+slope_of = attrgetter("_alpha")  # of a nn.LeakyReLU or nn.ELU
+children_of = attrgetter("_children")  # by name; `apply` does not tell where they are
 
 
 def set_settings(block: mx.gluon.Block, settings: dict) -> None:
     """Replaces `settings_of`."""
     block._kwargs = settings
-
-
-def activation_name(block: mx.gluon.Block) -> str:
-    """The name that a `nn.Activation` was made with."""
-    return block._act_type
-
-
-def slope_of(block: mx.gluon.Block) -> float:
-    """The slope of a `nn.LeakyReLU` or `nn.ELU`."""
-    return block._alpha
-
-
-def children_of(block: mx.gluon.Block) -> dict:
-    """The blocks that a block holds, by name; `apply` does not tell where they are."""
-    return block._children
 
 
 def parameters_by_place(net: mx.gluon.Block, prefix: str = "") -> dict:

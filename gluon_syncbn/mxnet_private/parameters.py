@@ -6,9 +6,15 @@ where there are none yet, and for sparse parameters.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
+
+gradient_storage = attrgetter("_grad_stype")  # the type, known before there are any
+# Tells whether backward has written an array's gradient since the last update. A
+# Trainer reads this mark and clears it; it is no part of the public NDArray.
+is_fresh = attrgetter("_fresh_grad")
 
 
 def data_of(parameter: Any) -> Sequence:
@@ -24,11 +30,6 @@ def gradients_of(parameter: Any) -> Sequence:
 def is_deferred(parameter: Any) -> bool:
     """Tells whether a parameter is initialized as soon as its shape is known."""
     return bool(parameter._deferred_init)
-
-
-def gradient_storage(parameter: Any) -> str:
-    """The storage type of gradients, which is known before there are any."""
-    return parameter._grad_stype
 
 
 def value_of(parameter: Any, context: mx.Context) -> mx.nd.NDArray:
@@ -54,14 +55,6 @@ def when_initialized(parameter: Any, act: Callable[[], None]) -> None:
         act()
 
     parameter._init_impl = initialize_and_act
-
-
-def is_fresh(data: mx.nd.NDArray) -> bool:
-    """Tells whether backward has written the array's gradient since the last update.
-
-    A Trainer reads this mark and clears it; it is no part of the public NDArray.
-    """
-    return data._fresh_grad
 
 
 def mark_fresh(data: mx.nd.NDArray, fresh: bool = True) -> None:

@@ -8,29 +8,20 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import wraps
-from typing import Any, Callable
+from operator import attrgetter
+from typing import Callable
 
 import mxnet as mx
 
-
-def update_counts(optimizer: Any) -> dict:
-    """For each device the number of updates by index; `num_update` is one of all."""
-    return optimizer._all_index_update_counts
-
-
-def parameters_of(trainer: mx.gluon.Trainer) -> list:
-    """All parameters, in the order of the optimizer's indices."""
-    return trainer._params
+# By device and index the number of updates; the public `num_update` is one of all.
+update_counts = attrgetter("_all_index_update_counts")  # of an optimizer
+parameters_of = attrgetter("_params")  # all, in the order of the optimizer's indices
+contexts_of = attrgetter("_contexts")  # of the parameters when the trainer was made
 
 
 def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
     """Initialized parameters that the trainer has not copied to its kvstore yet."""
     return [p for p in trainer._params_to_init if not p._deferred_init]
-
-
-def contexts_of(trainer: mx.gluon.Trainer) -> list[mx.Context]:
-    """Contexts of the parameters when the trainer was made."""
-    return trainer._contexts
 
 
 def updates_on_kvstore(trainer: mx.gluon.Trainer) -> bool:
@@ -58,31 +49,27 @@ def wrap(around_step: Callable, around_init: Callable, around_update: Callable) 
     Each function takes the trainer and returns the context manager: of a whole step, of
     the first copies of parameters, of the update of all parameters.
     """
-    kind = mx.gluon.Trainer
-    initialize, reduce, update = kind._init_params, kind._allreduce_grads, kind._update
-    original_step = kind.step
-
-    @wraps(original_step)
-    def step(self, *args, **kwargs):
-        with around_step(self):
-            original_step(self, *args, **kwargs)
-
-    @wraps(initialize)
-    def _init_params(self):
-        with around_init(self):
-            initialize(self)
 
     # A kvstore that updates does it in the reduction, also in MXNet 1.6, where `update`
     # copies the results.
-    @wraps(reduce)
-    def _allreduce_grads(self):
-        with around_update(self) if self._update_on_kvstore else nullcontext():
-            reduce(self)
+    def around_reduction(trainer):
+        return around_update(trainer) if trainer._update_on_kvstore else nullcontext()
 
-    @wraps(update)
-    def _update(self, *args, **kwargs):
-        with nullcontext() if self._update_on_kvstore else around_update(self):
-            update(self, *args, **kwargs)
+    def around_own_update(trainer):
+        return nullcontext() if trainer._update_on_kvstore else around_update(trainer)
 
-    for method in (step, _init_params, _allreduce_grads, _update):
-        setattr(kind, method.__name__, method)
+    _wrap_method("step", around_step)
+    _wrap_method("_init_params", around_init)
+    _wrap_method("_allreduce_grads", around_reduction)
+    _wrap_method("_update", around_own_update)
+
+
+def _wrap_method(name, around):
+    method = getattr(mx.gluon.Trainer, name)
+
+    @wraps(method)
+    def wrapped(self, *args, **kwargs):
+        with around(self):
+            method(self, *args, **kwargs)
+
+    setattr(mx.gluon.Trainer, name, wrapped)

@@ -181,14 +181,12 @@ def give_up(reason: str) -> int:
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     has_failed = bool(failure())
     load().gluon_syncbn_fail_all(reason.encode(), False)
-    while True:
+    while True:  # it ends, because MXNet drops each error that it throws
         try:
             mx.nd.waitall()
             break
         except mx.MXNetError:
-            has_failed = (
-                True  # MXNet drops each error that it throws, so this loop ends
-            )
+            has_failed = True
     load().gluon_syncbn_reset_all()
     _raised_in.clear()
     return steps.roll_back(has_failed)

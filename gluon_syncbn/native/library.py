@@ -31,56 +31,52 @@ def _status(code):
     _value(code)
 
 
+_text, _pointer, _int = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int
+_int64, _double = ctypes.c_int64, ctypes.c_double
+
 _SIGNATURES = {
-    "gluon_syncbn_last_error": (ctypes.c_char_p, []),
-    "gluon_syncbn_register": (ctypes.c_int, [ctypes.c_char_p]),
+    "gluon_syncbn_last_error": (_text, []),
+    "gluon_syncbn_register": (_int, [_text]),
     "gluon_syncbn_wait_before_fork": (None, []),
-    "gluon_syncbn_create_group": (_status, [ctypes.c_char_p, ctypes.c_char_p]),
-    "gluon_syncbn_release_group": (_status, [ctypes.c_char_p]),
-    "gluon_syncbn_batches": (ctypes.c_int64, [ctypes.c_char_p]),
-    "gluon_syncbn_set_batches": (_status, [ctypes.c_char_p, ctypes.c_int64]),
-    "gluon_syncbn_set_participants": (_status, [ctypes.c_char_p, ctypes.c_char_p]),
-    "gluon_syncbn_expect_driver": (_status, [ctypes.c_char_p]),
-    "gluon_syncbn_enter_driver": (_status, [ctypes.c_char_p, ctypes.c_int]),
-    "gluon_syncbn_leave_driver": (_status, [ctypes.c_char_p]),
-    "gluon_syncbn_wait_seconds": (ctypes.c_double, [ctypes.c_char_p]),
-    "gluon_syncbn_has_operators": (ctypes.c_int, []),
-    "gluon_syncbn_commit_step": (ctypes.c_void_p, [ctypes.c_void_p]),
-    "gluon_syncbn_seal_step": (
-        _status,
-        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int],
-    ),
-    "gluon_syncbn_has_open_step": (_value, [ctypes.c_char_p]),
+    "gluon_syncbn_create_group": (_status, [_text, _text]),
+    "gluon_syncbn_release_group": (_status, [_text]),
+    "gluon_syncbn_batches": (_int64, [_text]),
+    "gluon_syncbn_set_batches": (_status, [_text, _int64]),
+    "gluon_syncbn_set_participants": (_status, [_text, _text]),
+    "gluon_syncbn_expect_driver": (_status, [_text]),
+    "gluon_syncbn_enter_driver": (_status, [_text, _int]),
+    "gluon_syncbn_leave_driver": (_status, [_text]),
+    "gluon_syncbn_wait_seconds": (_double, [_text]),
+    "gluon_syncbn_has_operators": (_int, []),
+    "gluon_syncbn_commit_step": (_pointer, [_pointer]),
+    "gluon_syncbn_seal_step": (_status, [_pointer, _pointer, _pointer, _int]),
+    "gluon_syncbn_has_open_step": (_value, [_text]),
     "gluon_syncbn_undo_statistics": (
         _value,
-        [ctypes.c_char_p, ctypes.c_char_p]
-        + [ctypes.POINTER(ctypes.c_double)] * 2
-        + [ctypes.c_int64],
+        [_text, _text, *[ctypes.POINTER(_double)] * 2, _int64],
     ),
-    "gluon_syncbn_end_step": (_status, [ctypes.c_char_p, ctypes.c_int]),
-    "gluon_syncbn_note_time": (None, [ctypes.c_void_p, ctypes.c_void_p]),
-    "gluon_syncbn_set_timeout": (None, [ctypes.c_double]),
-    "gluon_syncbn_timeout": (ctypes.c_double, []),
-    "gluon_syncbn_failure": (ctypes.c_char_p, []),
-    "gluon_syncbn_fail_all": (_status, [ctypes.c_char_p, ctypes.c_int]),
+    "gluon_syncbn_end_step": (_status, [_text, _int]),
+    "gluon_syncbn_note_time": (None, [_pointer, _pointer]),
+    "gluon_syncbn_set_timeout": (None, [_double]),
+    "gluon_syncbn_timeout": (_double, []),
+    "gluon_syncbn_failure": (_text, []),
+    "gluon_syncbn_fail_all": (_status, [_text, _int]),
     "gluon_syncbn_reset_all": (_status, []),
-    "gluon_syncbn_commit": (ctypes.c_char_p, []),
-    "gluon_syncbn_instruction_set": (ctypes.c_char_p, []),
-    "gluon_syncbn_num_threads": (ctypes.c_int, []),
-    "gluon_syncbn_keep_freed_memory": (ctypes.c_int, []),
-    "gluon_syncbn_cuda_architectures": (ctypes.c_char_p, []),
-    "gluon_syncbn_cuda_missing": (ctypes.c_char_p, []),
-    "gluon_syncbn_distributed_open": (ctypes.c_int, [ctypes.c_void_p]),
+    "gluon_syncbn_commit": (_text, []),
+    "gluon_syncbn_instruction_set": (_text, []),
+    "gluon_syncbn_num_threads": (_int, []),
+    "gluon_syncbn_keep_freed_memory": (_int, []),
+    "gluon_syncbn_cuda_architectures": (_text, []),
+    "gluon_syncbn_cuda_missing": (_text, []),
+    "gluon_syncbn_distributed_open": (_int, [_pointer]),
     "gluon_syncbn_distributed_exchange": (
-        ctypes.c_int,
-        [ctypes.c_char_p] * 3
-        + [ctypes.c_void_p, ctypes.c_int64, ctypes.c_double]
-        + [ctypes.POINTER(ctypes.c_int64)],
+        _int,
+        [_text] * 3 + [_pointer, _int64, _double, ctypes.POINTER(_int64)],
     ),
-    "gluon_syncbn_distributed_result": (None, [ctypes.c_void_p]),
-    "gluon_syncbn_distributed_join": (ctypes.c_int, [ctypes.c_double]),
+    "gluon_syncbn_distributed_result": (None, [_pointer]),
+    "gluon_syncbn_distributed_join": (_int, [_double]),
     "gluon_syncbn_distributed_leave": (_status, []),
-    "gluon_syncbn_distributed_stop": (ctypes.c_int, [ctypes.c_double]),
+    "gluon_syncbn_distributed_stop": (_int, [_double]),
 }
 
 

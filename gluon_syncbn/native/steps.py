@@ -17,7 +17,7 @@ import threading
 import warnings
 import weakref
 from contextlib import contextmanager
-from typing import Iterator, Sequence
+from typing import Iterator
 
 import mxnet as mx
 import numpy as np
@@ -32,6 +32,7 @@ _WHOLE = 1  # Verdict in src/mxnet/commit.h
 _MOST_ERRORS = 448  # of a step; MXNet's list of them must not grow, see ReserveErrors
 # All that MXNet's optimizers keep in Python and change in an update.
 _COUNTS = "num_update", "m_schedule", "lbmult"
+_STATISTICS = "running_mean", "running_var"
 
 layers = weakref.WeakSet()  # with `name`, `parameters` by name, and `groups()`
 _pending: list = []  # steps that are not known to be whole, oldest first
@@ -86,16 +87,16 @@ class _Arguments(ctypes.Structure):
     """As gluon_syncbn_step in src/c_api/python_api.cc."""
 
     _fields_ = [
-        ("gradients", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p),
-        ("num_groups", ctypes.c_int),
-        ("running_statistics", ctypes.c_void_p),
+        ("gradients", ctypes.POINTER(ctypes.c_void_p)),
+        ("sizes", ctypes.POINTER(ctypes.c_int)),
+        ("num_lists", ctypes.c_int),
+        ("running_statistics", ctypes.POINTER(ctypes.c_void_p)),
         ("num_running_statistics", ctypes.c_int),
-        ("keys", ctypes.c_void_p),
+        ("keys", ctypes.POINTER(ctypes.c_char_p)),
         ("num_keys", ctypes.c_int),
         ("token", ctypes.c_void_p),
-        ("errors_seen", ctypes.c_void_p),
-        ("verdict", ctypes.c_void_p),
+        ("errors_seen", ctypes.POINTER(ctypes.c_int64)),
+        ("verdict", ctypes.POINTER(ctypes.c_int)),
     ]
 
 
@@ -105,53 +106,49 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
     Its gradients are queued before. Nothing waits, so Ctrl-C can.
     """
-    with deferred_interrupt(all_of_them=True), _committed(trainer):
-        yield
-
-
-@contextmanager
-def _committed(trainer):
-    if not load().gluon_syncbn_has_operators():
-        yield
-        return
-    parameters = [p for p in trainers.parameters_of(trainer) if p.grad_req != "null"]
-    by_parameter = [p.list_grad() for p in parameters]
-    by_device = list(zip(*by_parameter))
-    step = _Step(trainer)
-    with _pending_changes:
-        _forget_past()
-        _pending.append(step)
-    # A kvstore updates parameter by parameter, and copies its result to the devices.
-    # Without one each device updates all its replicas.
-    on_kvstore = trainers.updates_on_kvstore(trainer)
-    commit = _commit(step, _few(by_parameter) if on_kvstore else by_device)
-    try:
-        yield
-    finally:
-        sealed = [flatten(by_parameter)]
-        if not on_kvstore:
-            weights = list(zip(*map(data_of, parameters)))
-            states = map(flatten, trainers.states_of(trainer))
-            sealed = list(map(_arrays, zip(by_device, weights, states)))
-        load().gluon_syncbn_seal_step(commit, *_groups(sealed))
+    with deferred_interrupt(all_of_them=True):
+        if not load().gluon_syncbn_has_operators():
+            yield
+            return
+        parameters = [
+            p for p in trainers.parameters_of(trainer) if p.grad_req != "null"
+        ]
+        by_parameter = [p.list_grad() for p in parameters]
+        by_device = list(zip(*by_parameter))
+        step = _Step(trainer)
+        with _pending_changes:
+            _forget_past()
+            _pending.append(step)
+        # A kvstore updates parameter by parameter, and copies its result to the
+        # devices. Without one each device updates all its replicas.
+        on_kvstore = trainers.updates_on_kvstore(trainer)
+        commit = _commit(step, _few(by_parameter) if on_kvstore else by_device)
+        try:
+            yield
+        finally:
+            sealed = [flatten(by_parameter)]
+            if not on_kvstore:
+                weights = list(zip(*map(data_of, parameters)))
+                states = map(flatten, trainers.states_of(trainer))
+                sealed = list(map(_arrays, zip(by_device, weights, states)))
+            load().gluon_syncbn_seal_step(commit, *_as_c(sealed))
 
 
 def _commit(step, gradients):
-    trainer = step.trainer()
-    own = [layer for layer in list(layers) if _trainer_of(layer) is trainer]
-    statistics = [array for layer in own for array in _statistics(layer)]
+    own = [layer for layer in list(layers) if _trainer_of(layer) is step.trainer()]
+    statistics = [
+        array for layer in own for pair in _statistics(layer) for array in pair
+    ]
     keys = [key.encode() for layer in own for key, _ in layer.groups()]
-    handles, sizes, num_groups = _groups(gradients)
     arguments = _Arguments(
-        *(ctypes.cast(handles, ctypes.c_void_p), ctypes.cast(sizes, ctypes.c_void_p)),
-        num_groups,
-        ctypes.cast(_groups([statistics])[0], ctypes.c_void_p),
+        *_as_c(gradients),
+        _as_c([statistics])[0],
         len(statistics),
-        ctypes.cast((ctypes.c_char_p * len(keys))(*keys), ctypes.c_void_p),
+        (ctypes.c_char_p * len(keys))(*keys),
         len(keys),
         step.token.handle,
-        ctypes.addressof(step.errors_seen),
-        ctypes.addressof(step.verdict),
+        ctypes.pointer(step.errors_seen),
+        ctypes.pointer(step.verdict),
     )
     commit = load().gluon_syncbn_commit_step(ctypes.byref(arguments))
     if commit is None:
@@ -159,27 +156,26 @@ def _commit(step, gradients):
     return commit
 
 
-def _few(groups):
-    """Groups of arrays, neighbours joined until they are few."""
-    share = max(1, -(-len(groups) // _MOST_ERRORS))
-    return [sum(groups[k : k + share], []) for k in range(0, len(groups), share)]
+def _few(lists):
+    """Lists of arrays, neighbours joined until they are few."""
+    share = max(1, -(-len(lists) // _MOST_ERRORS))
+    return [sum(lists[k : k + share], []) for k in range(0, len(lists), share)]
 
 
 def _arrays(values):
     return [value for value in flatten(values) if isinstance(value, mx.nd.NDArray)]
 
 
-def _groups(groups: Sequence[Sequence]) -> tuple:
-    """Handles of all arrays, sizes of the groups, and their number, as C takes them."""
-    handles = [array.handle for arrays in groups for array in arrays]
-    sizes = (ctypes.c_int * len(groups))(*map(len, groups))
-    return (ctypes.c_void_p * len(handles))(*handles), sizes, len(groups)
+def _as_c(lists):
+    """Handles of all arrays, the lists' lengths, and their number, as C takes them."""
+    handles = [array.handle for arrays in lists for array in arrays]
+    sizes = (ctypes.c_int * len(lists))(*map(len, lists))
+    return (ctypes.c_void_p * len(handles))(*handles), sizes, len(lists)
 
 
 def _statistics(layer):
-    """The running statistics of a layer on all devices, as far as initialized."""
-    names = "running_mean", "running_var"
-    return [array for n in names for array in data_of(layer.parameters[n])]
+    """For each device the running mean and variance, as far as initialized."""
+    return list(zip(*(data_of(layer.parameters[name]) for name in _STATISTICS)))
 
 
 def _trainer_of(layer):
@@ -188,8 +184,7 @@ def _trainer_of(layer):
 
 def wait() -> None:
     """Waits until the steps of this thread are decided; they may have failed."""
-    own = [step for step in _pending if step.thread == threading.get_ident()]
-    for step in own:
+    for step in [s for s in _pending if s.thread == threading.get_ident()]:
         try:
             step.token.wait_to_read()
         except mx.MXNetError:
@@ -231,8 +226,7 @@ def roll_back(has_failed: bool) -> int:
 
 
 def _undo_statistics(layer, key, contexts):
-    names = "running_mean", "running_var"
-    for arrays in zip(*(data_of(layer.parameters[n]) for n in names)):
+    for arrays in _statistics(layer):
         context = arrays[0].context
         if contexts is not None and context not in contexts:
             continue

@@ -22,27 +22,8 @@ class Batch:
     """The arguments of a call as shards: which contexts have which rows of which axis.
 
     Everything that drives devices makes one: a parallel net and its criterion split
-    whole arrays; a net in a plain loop has one context, and takes arrays as they are.
-
-    Parameters
-    ----------
-    args : sequence
-        The arguments of the call.
-    contexts : list of mxnet.Context
-        Those of the net; as an attribute only the first ones, which have rows.
-    axis : int or None
-        The axis of the rows. None, for one context: arrays need no rows.
-    parameters : list of Parameter
-        Those of the net.
-
-    Attributes
-    ----------
-    rows : list of int
-        Of each shard. Empty for an `axis` of None.
-    shards : list
-        Per device that has rows the arguments of the net's call.
-    differentiable : list of (NDArray, list of NDArray)
-        The inputs that `autograd` records, each with its shards, which have gradients.
+    whole arrays along `axis`; a net in a plain loop has one context, and takes arrays
+    as they are, without rows: its `axis` is None.
     """
 
     def __init__(
@@ -53,8 +34,10 @@ class Batch:
         parameters: Sequence[mx.gluon.Parameter],
     ) -> None:
         leaves = flatten(list(args))
-        self.contexts, self.axis, self.parameters = contexts, axis, parameters
-        self.rows: list[int] = []
+        self.contexts = contexts  # the first ones, which have rows
+        self.axis, self.parameters = axis, parameters  # those of the net
+        self.rows: list[int] = []  # of each shard
+        # (input, its shards, which have gradients) of all that `autograd` records.
         self.differentiable: list = []
         if axis is not None:
             _check_whole(args, contexts)
@@ -63,6 +46,7 @@ class Batch:
             bounds = share_bounds(rows, len(self.contexts))
             self.rows = [end - begin for begin, end in bounds]
         columns = [self._split(leaf) for leaf in leaves]
+        # For each device that has rows the arguments of the net's call.
         self.shards = [rebuild(list(args), iter(shard)) for shard in zip(*columns)]
 
     def _split(self, leaf):

@@ -243,23 +243,13 @@ class ParallelNet(Block):
     ) -> None:
         """As :meth:`mxnet.gluon.HybridBlock.export`: saves the graph of `net`.
 
-        Waits for the work in flight; call it between steps.
-
-        Parameters
-        ----------
-        path : str
-            Begins the names ``path-symbol.json`` and ``path-0000.params``.
-        epoch : int, default 0
-            The number in the second file's name.
-        remove_amp_cast : bool, default True
-            Whether casts of ``contrib.amp`` are left out.
+        Waits for the work in flight; call it between steps. The files' names are
+        ``path-symbol.json`` and ``path-0000.params`` with the number of the epoch.
 
         Raises
         ------
         TypeError
-            If `net` is no HybridBlock, or an argument is of another kind.
-        ValueError
-            If `epoch` is negative.
+            If `net` is no HybridBlock.
         RuntimeError
             If it is not hybridized, or was not called since.
         """
@@ -286,13 +276,7 @@ class ParallelNet(Block):
         save(filename, arrays)
 
     def summary(self, *inputs: Any) -> None:
-        """As :meth:`mxnet.gluon.Block.summary`: of `net` on the first device.
-
-        Parameters
-        ----------
-        *inputs
-            As for a call of the net.
-        """
+        """As :meth:`mxnet.gluon.Block.summary`: of `net` on the first device."""
         first = self.devices.contexts[:1]
         batch = Batch(inputs, first, self.batch_axis, self._parameters())
         with first[0], autograd.pause():

@@ -1,8 +1,7 @@
 """Steps in which only some of the devices hold a shard.
 
-Called by ``net.py`` and by users who write their own loops. The rendezvous itself is
-``src/collective/devices/group.cc``; here the change is ordered against work in
-flight.
+Called by ``net.py`` and by users who write their own loops. Here the change is ordered
+against work in flight; the rendezvous is in ``src/collective/devices/group.cc``.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from mxnet.gluon import contrib, nn
 from ..devices.devices import Devices
 from ..layer.batch_norm import SyncBatchNorm
 from . import check
+from .check import Candidate
 
 SHAPE = 8, 128, 48, 48
 STEPS = 15
@@ -59,51 +60,6 @@ def report(contexts: Sequence[mx.Context], shape: tuple = SHAPE) -> None:
         cells = [times.get((name, count), "-") for count in (1, 2)]
         print(f"{name:24}{cells[0]:>14}{cells[1]:>14}")
     print(_NOTES.format(steps=STEPS))
-
-
-class Candidate:
-    """A net on the shards of a batch; one device is driven without its thread."""
-
-    def __init__(
-        self, net: mx.gluon.Block, devices: Devices, x: np.ndarray, dy: np.ndarray
-    ) -> None:
-        net.cast(x.dtype)
-        net.initialize(ctx=devices.contexts)
-        self._net: Callable = net
-        self._map: Callable = devices.map
-        if len(devices) == 1:
-            self._map = lambda function, *lists: [function(*e) for e in zip(*lists)]
-        self._xs, self._dys = devices.split(x), devices.split(dy)
-        for shard in self._xs:
-            shard.attach_grad()
-
-    def forward(self) -> None:
-        """The forward pass, from the call to finished arrays."""
-        self._queue_forward()
-        mx.nd.waitall()
-
-    def backward(self) -> None:
-        """The backward pass of the last forward, up to finished arrays."""
-        self._queue_backward()
-        mx.nd.waitall()
-
-    def step(self) -> None:
-        """Forward and backward, without a wait in between."""
-        self._queue_forward()
-        self._queue_backward()
-        mx.nd.waitall()
-
-    def results(self) -> list[np.ndarray]:
-        """y and dx of the last step, each of the whole batch."""
-        dxs = [shard.grad for shard in self._xs]
-        return [np.concatenate([a.asnumpy() for a in part]) for part in (self._ys, dxs)]
-
-    def _queue_forward(self):
-        with mx.autograd.record():
-            self._ys = self._map(self._net, self._xs)
-
-    def _queue_backward(self):
-        self._map(lambda y, dy: y.backward(dy), self._ys, self._dys)
 
 
 def whole_batch(x: np.ndarray, dy: np.ndarray, axis: int = 1) -> list[np.ndarray]:

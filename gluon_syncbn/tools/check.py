@@ -6,7 +6,7 @@ on their machines. It shares no formula with the library.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -60,28 +60,66 @@ def example(dtype: Any, shape: tuple = SHAPE) -> list[np.ndarray]:
     ]
 
 
+class Candidate:
+    """A net on the shards of a batch; one device is driven without its thread."""
+
+    def __init__(
+        self, net: mx.gluon.Block, devices: Devices, x: np.ndarray, dy: np.ndarray
+    ) -> None:
+        net.cast(x.dtype)
+        net.initialize(ctx=devices.contexts)
+        self._net: Callable = net
+        self._map: Callable = devices.map
+        if len(devices) == 1:
+            self._map = lambda function, *lists: [function(*e) for e in zip(*lists)]
+        self._xs, self._dys = devices.split(x), devices.split(dy)
+        for shard in self._xs:
+            shard.attach_grad()
+
+    def forward(self) -> None:
+        """The forward pass, up to finished arrays."""
+        self._queue_forward()
+        mx.nd.waitall()
+
+    def backward(self) -> None:
+        """The backward pass of the last forward, up to finished arrays."""
+        self._queue_backward()
+        mx.nd.waitall()
+
+    def step(self) -> None:
+        """Forward and backward, without a wait in between."""
+        self._queue_forward()
+        self._queue_backward()
+        mx.nd.waitall()
+
+    def results(self) -> list[np.ndarray]:
+        """y and dx of the last step, each of the whole batch."""
+        dxs = [shard.grad for shard in self._xs]
+        return [np.concatenate([a.asnumpy() for a in part]) for part in (self._ys, dxs)]
+
+    def _queue_forward(self):
+        with mx.autograd.record():
+            self._ys = self._map(self._net, self._xs)
+
+    def _queue_backward(self):
+        self._map(lambda y, dy: y.backward(dy), self._ys, self._dys)
+
+
 def step(
     layer: Any, contexts: Sequence[mx.Context], mode: str, arrays: Sequence
 ) -> dict[str, np.ndarray]:
     """Forward and backward on the shards; the results by name, as NumPy arrays."""
-    x, dy, gamma = (mx.nd.array(a, dtype=a.dtype) for a in arrays)
-    layer.cast(x.dtype)
-    layer.initialize(ctx=contexts)
+    x, dy, gamma = arrays
     if mode == "hybridized":
         layer.hybridize(static_alloc=True, static_shape=True)
     with Devices(contexts) as devices:
-        xs, dys = devices.split(x), devices.split(dy)
-        for shard in xs:
-            shard.attach_grad()
-        devices.map(layer, xs)  # makes the parameters
-        layer.gamma.set_data(gamma)
-        with mx.autograd.record():
-            ys = devices.map(layer, xs)
-        devices.map(lambda y, dy: y.backward(dy), ys, dys)
-        mx.nd.waitall()
+        candidate = Candidate(layer, devices, x, dy)
+        layer.gamma.set_data(mx.nd.array(gamma, dtype=gamma.dtype))
+        candidate.step()
+    y, dx = candidate.results()
     return {
-        "y": np.concatenate([y.asnumpy() for y in ys]),
-        "dx": np.concatenate([shard.grad.asnumpy() for shard in xs]),
+        "y": y,
+        "dx": dx,
         "dgamma": sum(grad.asnumpy() for grad in layer.gamma.list_grad()),
         "dbeta": sum(grad.asnumpy() for grad in layer.beta.list_grad()),
         "the running mean": layer.running_mean.list_data()[-1].asnumpy(),

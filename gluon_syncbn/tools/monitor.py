@@ -95,17 +95,8 @@ class Monitor:
             )
 
     def data(self, batches: Iterable) -> Iterator:
-        """Yields the batches; a step lasts from one to the next.
-
-        Parameters
-        ----------
-        batches : iterable
-            For example a DataLoader.
-
-        Raises
-        ------
-        RuntimeError
-            Before or after the ``with`` block.
+        """Yields the batches, of a DataLoader for example; a step lasts from one to the
+        next. RuntimeError before or after the ``with`` block.
         """
         self._check_entered("data", self._is_within)
         kinds = collections.abc.Iterable, mx.gluon.data.Dataset
@@ -127,16 +118,8 @@ class Monitor:
     def report(self) -> Waits:
         """The shares of time since the last report, or since the ``with`` block began.
 
-        Steps that devices are still busy with count in the next report.
-
-        Returns
-        -------
-        Waits
-
-        Raises
-        ------
-        RuntimeError
-            Before the ``with`` block.
+        Steps that devices are still busy with count in the next report. RuntimeError
+        before the ``with`` block.
         """
         self._check_entered("report", self._was_entered)
         self._collect()
