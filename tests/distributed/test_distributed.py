@@ -213,7 +213,7 @@ def running_mean(group, contexts=1):
     layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
     layer.initialize(ctx=contexts)
     # Before map, which would tell the other ranks of an error.
-    gluon_syncbn.layer.groups.attributes(group, contexts, layer.name)
+    gluon_syncbn.layer.synchronization.group_attributes(group, contexts, layer.name)
     with Devices(contexts) as devices, autograd.train_mode():
         xs = [mx.nd.full((2, 1), 10 * rank + i, ctx=c) for i, c in enumerate(contexts)]
         for y in devices.map(layer, xs):

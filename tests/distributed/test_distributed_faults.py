@@ -272,7 +272,7 @@ def test_without_mpi():
     without, built_without = output_of(WITHOUT_MPI).splitlines()
     assert without == (
         "the MPI that gluon_syncbn was built with is not found: wheels need `pip "
-        "install mpich`, and a build of your own the same MPI again (libmpi.so.12: "
+        "install mpich`, and a local build the same MPI again (libmpi.so.12: "
         "cannot open shared object file)"
     )
     assert built_without.startswith("gluon_syncbn was built without MPI: install an")
