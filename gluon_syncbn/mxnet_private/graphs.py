@@ -161,15 +161,14 @@ def differentiate(
     variables: Sequence,
     retain_graph: bool,
     train_mode: bool,
-    replaced: bool = False,
 ) -> list[mx.nd.NDArray]:
     """As `autograd.backward`, or `autograd.grad` if there are variables.
 
-    Calls MXNet's own function, unless the `replaced` one is asked for.
+    Calls MXNet's own function, not the one that replaces it.
     """
-    function = _LIB.MXAutogradBackwardEx if replaced else _differentiate
     arrays = mx.base.c_handle_array(heads), mx.base.c_handle_array(gradients)
-    return _run(function, (len(heads), *arrays), variables, retain_graph, train_mode)
+    heads = len(heads), *arrays
+    return _run(_differentiate, heads, variables, retain_graph, train_mode)
 
 
 def _run(function, heads, variables, retain_graph, train_mode):

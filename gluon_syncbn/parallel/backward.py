@@ -105,7 +105,7 @@ class _Call:
 
     def __init__(self, batch, devices):
         self.batch, self.devices = batch, devices
-        self.is_nested = inside_map()
+        self.was_in_map = inside_map()
         failures.function_contexts.update(devices.contexts)
         self.number = next(_numbers)
         kind = Gate if batch.differentiable else Leaves
@@ -116,12 +116,25 @@ class _Call:
     def attach(self, columns):
         """The outputs, given as columns of shards, as whole arrays of the caller."""
         self.heads = list(zip(*columns))
+        self._check_not_nested()
         shards = [column for _, column in self.batch.differentiable]
         self._shards = list(zip(*shards)) or [()] * len(self.heads)
         outputs = self.bridge.attach(self, columns)
         _calls[self.bridge.name] = self
         graphs.replace_backward(_backward)
         return outputs
+
+    def _check_not_nested(self):
+        """RuntimeError if a device's graph holds the call of another parallel net."""
+        if not any(call.was_in_map for call in list(_calls.values())):
+            return
+        heads = itertools.chain(*self.heads)
+        if not graphs.names_behind(heads).isdisjoint(list(_calls)):
+            raise RuntimeError(
+                "a net or loss that runs on each device called another parallel net, "
+                "through which no gradient can return; expected that only the outer "
+                "one is made parallel, and calls the other one's attribute net"
+            )
 
     def resume(self, gradients, differentiate):
         """Queues the devices' backward, and delivers the gradients of the inputs.
@@ -163,11 +176,9 @@ def _backward(request):
         request.run()
         return
     _check_head_gradients(request)
-    # A net that another net's devices call has calls in the graphs of these.
-    is_nested = any(call.is_nested for call in list(_calls.values()))
     kind = Returned if request.variables else Written
     with autograd.pause():
-        _through(calls, request, kind(calls, names, request, is_nested))
+        _through(calls, request, kind(calls, names, request))
 
 
 def _check_head_gradients(request):

@@ -31,10 +31,8 @@ class Written:
     same arrays would deadlock: they write to new ones, which are added afterwards.
     """
 
-    def __init__(
-        self, calls: list, names: set, request: graphs.Request, is_nested: bool
-    ) -> None:
-        self._names, self._request, self._is_nested = names, request, is_nested
+    def __init__(self, calls: list, names: set, request: graphs.Request) -> None:
+        self._names, self._request = names, request
         # For each parameter of the nets that were called: its data and gradients on the
         # devices of these calls, and whether they are overwritten.
         self._replicas = {
@@ -82,7 +80,7 @@ class Written:
         self._separate.clear()
 
     def _differentiate(self, retain_graph, heads, gradients, shards):
-        flags = retain_graph, self._request.train_mode, self._is_nested
+        flags = retain_graph, self._request.train_mode
         if not self._are_shared:
             graphs.differentiate(heads, gradients, (), *flags)
             return [shard.grad for shard in shards]
@@ -127,15 +125,13 @@ class Returned:
     respect to theirs, because their layers exchange gradients.
     """
 
-    def __init__(
-        self, calls: list, names: set, request: graphs.Request, is_nested: bool
-    ) -> None:
+    def __init__(self, calls: list, names: set, request: graphs.Request) -> None:
         if request.create_graph:
             raise ValueError(
                 "autograd.grad got create_graph=True, but the gradients of a parallel "
                 "net cannot be differentiated again; expected create_graph=False"
             )
-        self._request, self._is_nested = request, is_nested
+        self._request = request
         variables = request.variables
         self._wanted = [graphs.name_of(variable) for variable in variables]
         self._gradients = {}  # by name
@@ -174,7 +170,7 @@ class Returned:
         variables = [*own.values(), *shards]
         if not variables:
             return []
-        flags = retain_graph, self._request.train_mode, self._is_nested
+        flags = retain_graph, self._request.train_mode
         results = graphs.differentiate(heads, gradients, variables, *flags)
         for name, result in zip(own, results):
             earlier = self._gradients.get(name)

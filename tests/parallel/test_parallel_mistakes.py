@@ -58,6 +58,26 @@ def test_net_inside_of_the_threads_of_another_one(attach, devices, make_devices)
     assert not attach or (x.grad.asnumpy()[:, 0] == [8, 16]).all()
 
 
+def test_net_called_by_another_parallel_net(devices, make_devices):
+    inner, x = dense(make_devices(1).contexts, 2.0), column(1, 2)
+
+    class Outer(Block):
+        def __init__(self, called):
+            super().__init__()
+            self.called = called
+
+        def forward(self, x):
+            return self.called(x)
+
+    outer = make_parallel(Outer(inner), inner.devices.contexts)
+    with pytest.raises(RuntimeError, match="device called another parallel net, "):
+        with autograd.record():
+            outer(x)
+    assert (outer(x).asnumpy()[:, 0] == [2, 4]).all()  # nothing is recorded
+    differentiate(make_parallel(Outer(inner.net), inner.devices.contexts), x)
+    assert weight_gradient(inner) == 3
+
+
 def test_criterion_of_something_else(devices):
     net = make_parallel(nn.Dense(1), devices.contexts, gather=False)
     net.initialize()
