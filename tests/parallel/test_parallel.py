@@ -22,8 +22,6 @@ from support.parallel_nets import (
     SHAPE,
     assert_same,
     batches,
-    column,
-    dense,
     gradients,
     pair,
     parameters,

@@ -81,8 +81,8 @@ def results_of(graph, contexts, mode, request):
             with autograd.record():
                 heads = graph(*nets, x, upstream)
             autograd.backward(heads)
-        arrays = [upstream.grad, x.grad] if request else [upstream.grad]
-        return [*(a.asnumpy() for a in arrays), *gradients(nets[0]), *gradients(nets[1])]
+        written = [a.grad.asnumpy() for a in (upstream, x) if a.grad is not None]
+        return sum(map(gradients, nets), written)
     replicas = [p.list_data() for p in parameters(nets[0]) if p.grad_req != "null"]
     with autograd.record():
         heads = graph(*nets, x, upstream)
