@@ -102,3 +102,34 @@ def test_outputs_that_differ_between_devices(outputs, words, devices):
     net, x = make_parallel(Net(), devices.contexts), column(1, 2, 3)
     with pytest.raises(ValueError, match=words), autograd.record():
         net(x)
+
+
+class OwnNorm(nn.HybridBlock):
+    """A batch normalization that is no layer."""
+
+    def __init__(self, prefix, **options):
+        super().__init__(prefix=prefix)
+        self._options = options
+        for name in "gamma", "beta", "running_mean", "running_var":
+            setattr(self, name, self.params.get(name, shape=(3,)))
+
+    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+        parameters = gamma, beta, running_mean, running_var
+        return F.BatchNorm(x, *parameters, name="norm", **self._options)
+
+
+def test_batch_normalization_that_is_no_layer(devices, recwarn):
+    net = nn.HybridSequential()
+    fixed = OwnNorm("fixed_", use_global_stats=True)
+    norm = nn.BatchNorm(in_channels=3)
+    net.add(OwnNorm("own_"), norm, fixed, nn.Dense(1, in_units=3))
+    net = make_parallel(net, devices.contexts)
+    net.initialize()
+    net.hybridize()
+    assert not recwarn
+    for _ in range(2):
+        with autograd.record():
+            net(mx.nd.ones((4, 3)))
+    (warning,) = recwarn
+    assert "stay unsynchronized: own_norm (a block calls F.B" in str(warning.message)
+    assert warning.filename == __file__
