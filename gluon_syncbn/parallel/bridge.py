@@ -80,19 +80,17 @@ class Call:
         outputs = []
         for *others, last in self._leaves:
             link = reshape(cast(zero, last.dtype), shape=(1,) * last.ndim)
-            if isinstance(last, mx.np.ndarray):
-                last = last + link.as_np_ndarray()
-            else:
-                last = broadcast_add(last, link)
-            outputs.append(join([*others, last], self._axis, self._context))
+            linked = [*others, broadcast_add(last, link)]
+            outputs.append(join(linked, self._axis, self._context))
+        if isinstance(self.heads[0][0], mx.np.ndarray):
+            outputs = [output.as_np_ndarray() for output in outputs]
         self._anchor = graphs.name_of(anchor)
         _calls[self._anchor] = self
         return outputs
 
     def _leaf(self, shard):
-        leaf = to_context(shard.detach(), self._context)
-        empty = mx.np.empty if isinstance(leaf, mx.np.ndarray) else mx.nd.empty
-        gradient = empty(leaf.shape, ctx=self._context, dtype=leaf.dtype)
+        leaf = to_context(shard.detach().as_nd_ndarray(), self._context)
+        gradient = mx.nd.empty(leaf.shape, self._context, leaf.dtype)
         autograd.mark_variables([leaf], [gradient])
         return leaf
 
