@@ -63,8 +63,8 @@ class ParallelCriterion(Block):
 
     def forward(self, output: ShardedOutput, *labels: Any) -> Any:
         """Calls the loss on every device that has an output."""
-        expected = "what a net of make_parallel(..., gather=False) returns"
-        check_type("output", output, ShardedOutput, expected)
+        kind = "what a net of make_parallel(..., gather=False) returns"
+        check_type("output", output, ShardedOutput, kind)
         net = self.net
         if output.net is not net:
             raise ValueError(
