@@ -9,14 +9,12 @@ from support.helpers import copy_parameters, cpus, output_of, whole
 
 from gluon_syncbn import (
     SyncBatchNorm,
-    allow_plain_loop,
     check_replicas,
-    convert_sync_batchnorm,
 )
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
 from gluoncv import model_zoo  # noqa: E402
-from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SSDMultiBoxLoss  # noqa: E402
+from gluoncv.loss import MixSoftmaxCrossEntropyLoss  # noqa: E402
 from gluoncv.model_zoo import resnetv1b, segbase  # noqa: E402
 from gluoncv.utils import parallel  # noqa: E402
 
