@@ -17,7 +17,7 @@ from . import rewriting
 from .batch_norm import SyncBatchNorm, contexts_of
 from .synchronization import ranks_of
 
-_OPERATORS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
+OPERATORS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 # A guard consists of these, and has no use without its layer; see layout_guard.py.
 _IDENTITIES = {
     "SliceChannel": {"num_outputs": "1"},
@@ -96,7 +96,7 @@ def convert_graph(block: mx.gluon.Block, settings: dict | None = None) -> list[s
     layers, left = {}, []
 
     def replace(node, inputs):
-        if node["op"] in _OPERATORS:
+        if node["op"] in OPERATORS:
             if used[node["name"]] != {0}:
                 left.append(node["name"])
                 return None
@@ -145,6 +145,11 @@ def revert_graph(block: mx.gluon.Block, revert: Callable) -> None:
     set_symbol(block, rewriting.rewrite(symbol, replace) if ours else symbol)
 
 
+def is_frozen(node: dict) -> bool:
+    """Tells whether a node normalizes with its running statistics in training too."""
+    return node.get("attrs", {}).get("use_global_stats") in ("True", "1")
+
+
 def _is_ours(node):
     return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
 
@@ -162,7 +167,7 @@ def _layer(block, node, inputs, settings):
         "momentum": None if momentum == "None" else float(momentum),
         "epsilon": float(attributes.get("eps", np.float32(1e-3))),
         "scale": attributes.get("fix_gamma", "True") not in ("True", "1"),
-        "use_global_stats": attributes.get("use_global_stats") in ("True", "1"),
+        "use_global_stats": is_frozen(node),
     }
     prefix = node["name"]
     prefix = prefix[: -len("_fwd")] if prefix.endswith("_fwd") else prefix

@@ -1,10 +1,10 @@
 """Times training steps of whole segmentation nets on two CPU contexts.
 
 FastSCNN of GluonCV, and its FCN and DeepLabV3 on a dilated ResNet-50, without auxiliary
-head and without dropout: forward, loss, backward and Trainer.step, with each kind of normalization, and
-with this package's layers that have the net's ReLUs built in where nothing is added in
-between ("fused"). The layer is all that differs between them, so all are driven by
-Devices.map.
+head and without dropout: forward, loss, backward and Trainer.step, with each kind of
+normalization, and with this package's layers that have the net's ReLUs built in where
+nothing is added in between ("fused"). The layer is all that differs between them, so
+all are driven by Devices.map.
 
 The loss of each net's first step, and the gradient of the first weight of its head, are
 compared with those of one context with the whole batch: a layer is timed only if both
@@ -173,7 +173,9 @@ def measure(name, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--crop", type=int, default=128, help="a multiple of 32; of 8 without FastSCNN")
+    parser.add_argument(
+        "--crop", type=int, default=128, help="a multiple of 32; of 8 without FastSCNN"
+    )
     parser.add_argument("--batch", type=int, default=2, help="images per context")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--repetitions", type=int, default=7)
