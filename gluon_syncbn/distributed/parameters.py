@@ -101,7 +101,7 @@ def parameters_of(net: Any) -> list:
 def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
     """Raises ValueError on all ranks if one has another net than `root`."""
     mine = _description(net)
-    expected = broadcast(mine, root, "broadcast_parameters, comparison", timeout)
+    expected = broadcast(mine, root, "comparison of nets", timeout)
     difference = None
     for own, other in zip(mine + [None], expected + [None]):
         if own != other:
@@ -111,7 +111,7 @@ def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> N
                 "and layers in the same order on all ranks, or give them prefixes"
             )
             break
-    found = allgather(difference, "broadcast_parameters, comparison's end", timeout)
+    found = allgather(difference, "comparison of nets, its end", timeout)
     for text in found:
         if text:
             raise ValueError(text)

@@ -42,6 +42,23 @@ def synchronized_layers(net: mx.gluon.Block) -> list:
     return layers
 
 
+def running_statistics(net: mx.gluon.Block) -> list[tuple]:
+    """The parameters (mean, variance) of every batch normalization, of any kind."""
+    found = {}  # by identity, because layers may share them
+
+    def collect(block):
+        if "running_mean" in vars(block):
+            found[block.running_mean] = block.running_var
+        elif isinstance(block, SymbolBlock):
+            for node, inputs in rewriting.nodes_of(symbol_of(block)):
+                if node["op"] in OPERATORS or _is_ours(node):
+                    mean, var = (block.params[name] for name in inputs[-2:])
+                    found[mean] = var
+
+    net.apply(collect)
+    return list(found.items())
+
+
 class GraphLayer:
     """A layer that is a node in a SymbolBlock's graph.
 
@@ -81,7 +98,7 @@ def _context(text):
 def has_batch_norm(block: mx.gluon.Block) -> bool:
     """Tells whether a SymbolBlock's graph has nodes for `convert_graph`."""
     nodes = rewriting.nodes_of(symbol_of(block))
-    return any(node["op"] in _OPERATORS for node, _ in nodes)
+    return any(node["op"] in OPERATORS for node, _ in nodes)
 
 
 def convert_graph(block: mx.gluon.Block, settings: dict | None = None) -> list[str]:

@@ -31,7 +31,12 @@ def synchronized(net: mx.gluon.Block) -> Iterator[None]:
         is_layer = "running_mean" in vars(block)
         if in_graph or is_layer and not isinstance(block, SyncBatchNorm):
             saved.append((block, type(block), dict(vars(block))))
-            convert_graph(block) if in_graph else convert_sync_batchnorm(block)
+            if is_layer:
+                convert_sync_batchnorm(block)
+            else:
+                # The graph as it is now, of which a part may synchronize already.
+                vars(block).pop("_unconverted_graph", None)
+                convert_graph(block)
 
     try:
         net.apply(convert)

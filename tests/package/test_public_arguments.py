@@ -187,7 +187,7 @@ REFUSED = [
     ("rank", 1, "at most 0"),
     ("root", 1, "a rank below 1"),
     ("seconds timeout", 0, SECONDS),
-    ("slope", 0, "a positive number"),
+    ("slope weight", 0, "a positive number"),
     ("trainer", 5, "a gluon.Trainer"),
     ("variance", ["pooled"], "'population' or 'pooled'"),
 ]
