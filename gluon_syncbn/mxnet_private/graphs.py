@@ -124,11 +124,6 @@ class Request:
         """Does what MXNet would do."""
         mx.base.check_call(_differentiate(*self._arguments))
 
-    def run_for(self, variables: Sequence) -> list[mx.nd.NDArray]:
-        """The gradients of other variables than those of the request."""
-        flags = self.retain_graph, self.train_mode
-        return _run(_differentiate, self._arguments[:3], variables, *flags)
-
     def answer(self, gradients: Sequence) -> None:
         """Hands arrays, one for each variable, to `autograd.grad`."""
         handles = (ctypes.c_void_p * len(gradients))(*(g.handle for g in gradients))
@@ -164,22 +159,24 @@ def differentiate(
 ) -> list[mx.nd.NDArray]:
     """As `autograd.backward`, or `autograd.grad` if there are variables.
 
-    Calls MXNet's own function, not the one that replaces it.
+    A gradient that is None stands for ones. Calls MXNet's own function, not the one
+    that replaces it.
     """
-    arrays = mx.base.c_handle_array(heads), mx.base.c_handle_array(gradients)
-    heads = len(heads), *arrays
-    return _run(_differentiate, heads, variables, retain_graph, train_mode)
-
-
-def _run(function, heads, variables, retain_graph, train_mode):
     grads = ctypes.POINTER(ctypes.c_void_p)()
     stypes = ctypes.POINTER(ctypes.c_int)()
-    handles, results = ctypes.c_void_p(0), (ctypes.c_void_p(0), ctypes.c_void_p(0))
+    handles: Any = None
+    results: tuple = (None, None)
     if variables:
         handles = mx.base.c_handle_array(variables)
         results = ctypes.byref(grads), ctypes.byref(stypes)
+    of_heads = (ctypes.c_void_p * len(heads))(
+        *(None if gradient is None else gradient.handle for gradient in gradients)
+    )
     flags = map(ctypes.c_int, (retain_graph, False, train_mode))
-    code = function(*heads, len(variables), handles, *flags, *results)
+    code = _differentiate(
+        *(len(heads), mx.base.c_handle_array(heads), of_heads),
+        *(len(variables), handles, *flags, *results),
+    )
     mx.base.check_call(code)
     return [
         _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])

@@ -100,7 +100,7 @@ def report(contexts: Sequence[mx.Context], shape: tuple = SHAPE) -> None:
     for count in range(1, len(contexts) + 1):
         names = [name for name in LAYERS if count == 1 or name != "contrib"]
         with Devices(contexts[:count]) as devices:
-            steps = {
+            steps: dict = {
                 (None, place): make(None, place, devices, x, dy).step
                 for place in SURROUNDINGS
             }

@@ -195,6 +195,19 @@ class Sparse(Block):
         return self.embed(x)
 
 
+def test_an_error_in_the_loss_arrives_with_the_gradient_of_the_input(devices):
+    net, x = dense(devices.contexts), column(1, 2)
+    x.attach_grad()
+    with autograd.record():
+        total = (net(x) * mx.nd.random.normal(0, -1, shape=(2, 1))).sum()
+    total.backward()
+    with pytest.raises(mx.MXNetError, match="scale parameter"):
+        x.grad.wait_to_read()
+    gluon_syncbn.recover()
+    differentiate(net, x)
+    assert weight_gradient(net) == 3
+
+
 def test_sparse_parameters(devices):
     net, other = make_parallel(Sparse(), devices.contexts), dense(devices.contexts)
     net.initialize()

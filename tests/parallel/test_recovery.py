@@ -13,7 +13,7 @@ from support.helpers import cpus, output_of, run_python
 from support.mistakes import assert_trains, failure_of, make_layer, make_shards
 
 import gluon_syncbn
-from gluon_syncbn import Devices, make_parallel
+from gluon_syncbn import Devices
 from gluon_syncbn.native import failures
 
 ONE_STEP = """
@@ -186,24 +186,3 @@ def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):
     with pytest.raises(KeyError, match="a user's mistake"), autograd.record():
         devices.map(step, make_shards(devices))
     assert_trains(devices, layer)
-
-
-def test_recovery_in_another_thread_ends_a_backward(devices):
-    """Its own error was dropped, so nothing would ever arrive."""
-    fails = Fails()
-
-    def recover():
-        fails.began.wait(60)
-        fails.go_on.set()
-        gluon_syncbn.recover("another thread's reason")
-
-    net = make_parallel(nn.Dense(1, in_units=3), devices.contexts)
-    net.initialize()
-    x = mx.nd.ones((4, 3))
-    x.attach_grad()
-    thread = threading.Thread(target=recover)
-    thread.start()
-    with autograd.record():
-        loss = fails(net(x))
-    assert "another thread's reason" in failure_of(loss.backward)
-    thread.join()
