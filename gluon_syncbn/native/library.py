@@ -42,6 +42,8 @@ _SIGNATURES = {
     "gluon_syncbn_release_group": (_status, [_text]),
     "gluon_syncbn_batches": (_int64, [_text]),
     "gluon_syncbn_set_batches": (_status, [_text, _int64]),
+    "gluon_syncbn_collect": (_status, [_text, _int]),
+    "gluon_syncbn_collected": (_value, [_text, ctypes.POINTER(_double), _int64]),
     "gluon_syncbn_set_participants": (_status, [_text, _text]),
     "gluon_syncbn_expect_driver": (_status, [_text]),
     "gluon_syncbn_enter_driver": (_status, [_text, _int]),

@@ -28,6 +28,7 @@ from ..common.arguments import (
 from ..devices.devices import Devices
 from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
+from ..layer.own_operators import own_operators
 from ..mxnet_private import trainers
 from ..mxnet_private.blocks import parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, trainer_of, value_of
@@ -115,6 +116,7 @@ def make_parallel(
     if reset_ctx:
         move(net, devices.contexts)
     parallel = ParallelNet(net, devices, batch_axis, gather)
+    parallel._synchronizes = sync_bn
     if sync_bn:
         convert_sync_batchnorm(net, num_devices=len(parallel.devices))
     expect_driver(net)
@@ -164,7 +166,7 @@ class ParallelNet(Block):
         super().__init__(prefix="")
         self.net, self.devices = net, devices
         self.batch_axis, self._gather = batch_axis, gather
-        self._checked = []
+        self._checked, self._synchronizes = [], False
         self._check_contexts()
 
     def __getattr__(self, name: str) -> Any:
@@ -312,6 +314,7 @@ class ParallelNet(Block):
             outputs that are to be joined have other rows than the inputs, or differ
             between devices in more than rows: in structure, type, dtype or shape.
         """
+        is_first = not self._checked  # since it was changed or hybridized
         contexts, parameters = self.devices.contexts, self._parameters()
         if autograd.is_recording():
             _warn_of_trainer(parameters)
@@ -324,6 +327,8 @@ class ParallelNet(Block):
             outputs = self.devices.map_first(
                 lambda shard: self.net(*shard), batch.shards
             )
+        if self._synchronizes and is_first:
+            _warn_of_operators(self.net)
         if self._gather:
             return backward.gather(outputs, batch, self.devices)
         return ShardedOutput(outputs, batch, self)
@@ -403,3 +408,15 @@ def _warn_of_trainer(parameters):
     warnings.warn(
         f"the trainer of this net {fault}. check_replicas(net) tells", stacklevel=4
     )
+
+
+def _warn_of_operators(net):
+    """Warns of what :func:`convert_sync_batchnorm` could not know of before a call."""
+    names = own_operators(net)
+    if names:
+        warnings.warn(
+            f"these batch normalizations stay unsynchronized: {', '.join(names)} (a "
+            "block calls F.BatchNorm; only layers, such as "
+            "gluon_syncbn.SyncBatchNorm, synchronize)",
+            stacklevel=4,
+        )

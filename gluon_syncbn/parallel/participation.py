@@ -73,6 +73,19 @@ def participating(
                 f"contexts names {context}, but SyncBatchNorm '{layer.name}' is "
                 f"initialized on {listed(expected)}"
             )
+    try:
+        with calling(layers, contexts):
+            yield
+    finally:
+        # After a failure too: other layers and groups may have finished their step.
+        with autograd.pause():
+            for layer in layers:
+                _copy_running_statistics(layer, contexts)
+
+
+@contextmanager
+def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
+    """As `participating`; running statistics of the other contexts stay as they are."""
     mx.nd.waitall()
     for layer in layers:
         _set_participants(layer, contexts)
@@ -85,10 +98,6 @@ def participating(
             rounds.forget()
             for layer in layers:
                 _set_participants(layer, [])
-            # After a failure too: other layers and groups may have finished their step.
-            with autograd.pause():
-                for layer in layers:
-                    _copy_running_statistics(layer, contexts)
 
 
 def expect_driver(net: mx.gluon.Block) -> None:

@@ -97,7 +97,7 @@ def claim(found, name):
     case = {"model": "fastscnn", "devices": devices, "images": 1}
     bn, syncbn = (in_words(runs(found, **case, norm=n)) for n in ("bn", "syncbn"))
     return (
-        f"With one image on each of {devices} devices, FastSCNN reaches a mIoU of "
+        f"With one image on each of {devices} devices, FastSCNN reaches an mIoU of "
         f"{syncbn} on the test images of {name} with `SyncBatchNorm`, and of {bn} with "
         "`nn.BatchNorm`."
     )

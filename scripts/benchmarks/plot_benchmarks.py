@@ -146,7 +146,7 @@ def draw_net(document):
         bars(axis, here, distinct(rows, "mode"), "layer", layers, **seconds)
         row = here[0]
         axis.set_title(
-            f"{net}-ResNet-50, crop {row['crop']}, {row['batch']} images on each of "
+            f"{net}, crop {row['crop']}, {row['batch']} images on each of "
             f"{row['contexts']} contexts",
             fontsize=10,
         )

@@ -229,7 +229,7 @@ def test_the_claim_by_hand():
         found[f"c{seed}"] = a_run("syncbn", 1, 2, seed, score)
         found[f"d{seed}"] = a_run("bn", 4, 1, seed, score)
     assert results.claim(found, "camvid") == (
-        "With one image on each of 2 devices, FastSCNN reaches a mIoU of 0.250 on the "
+        "With one image on each of 2 devices, FastSCNN reaches an mIoU of 0.250 on the "
         "test images of camvid with `SyncBatchNorm`, and of 0.100 with `nn.BatchNorm`."
     )
 
