@@ -15,6 +15,7 @@ pytestmark = pytest.mark.timeout(280)
 
 SCRIPTS = ROOT / "scripts" / "benchmarks"
 
+
 def rows_of(script, folder, *options):
     """The rows that a benchmark writes; they can be drawn."""
     output = folder / f"{script}.json"
