@@ -1,6 +1,7 @@
 """Benchmarks and their figures end to end at tiny sizes.
 
-That wrong results are not timed is tested in package/test_main.py. Nothing is asserted about times: on a busy machine they mean nothing.
+That wrong results are not timed is tested in package/test_main.py. Nothing is asserted
+about times: on a busy machine they mean nothing.
 """
 
 import json
