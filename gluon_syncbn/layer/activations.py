@@ -1,6 +1,6 @@
 """The activations that a SyncBatchNorm can have, and MXNet's own blocks of them.
 
-Called by the other modules of this wing. src/op/reconstruction.h
+Called by the other modules of this wing. src/op/forward.cc
 decides what backward reads for each.
 """
 
