@@ -41,6 +41,7 @@ struct Job {
     }
   }
   bool HasTasks() const { return next.load(std::memory_order_relaxed) < tasks; }
+  int Helpers() const { return helpers.load(std::memory_order_relaxed); }
 };
 
 int CountThreads() {
@@ -126,11 +127,10 @@ class Pool {
   // workers already occupy the processors.
   Job* Pick() {
     if (callers_ + helping_ >= NumThreads()) return nullptr;
-    const auto helpers = [](const Job* job) { return job->helpers.load(std::memory_order_relaxed); };
     auto best = jobs_.end();
     for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
       if (!(*job)->HasTasks()) continue;
-      if (best == jobs_.end() || helpers(*job) < helpers(*best)) best = job;
+      if (best == jobs_.end() || (*job)->Helpers() < (*best)->Helpers()) best = job;
     }
     if (best == jobs_.end()) return nullptr;
     std::rotate(best, best + 1, jobs_.end());

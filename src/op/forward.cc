@@ -45,7 +45,7 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& o
     ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
     backward_calls_ = 0;
     count_ = static_cast<double>(layout.PerChannel());
-    std::vector<double>& m2 = var;
+    std::vector<double> m2(var.size());
     backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), m2.data()});
     if (Synchronizes()) {
       Exchange("forward", of.x, layout, ReduceOperation::kMoments,
@@ -54,15 +54,20 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& o
       group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
     }
     for (size_t c = 0; c < var.size(); ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0;
-    UpdateRunning(var, of);
+    CollectedMoments& collected = history_->collected();
+    if (collected.IsActive()) {
+      collected.Add(ticket_.number, count_, mean_, m2, options_.unbiased_running_var);
+    } else {
+      UpdateRunning(var, of);
+    }
   } else {
     mean_ = backend_->Read(of.running_mean);
     var = backend_->Read(of.running_var);
   }
   SetScale(var, of);  // on a GPU reading waits, so after the pass over x, which waits anyway
   if (of.y_request != Request::kNull) {
-    backend_->Normalize({of.x.dtype, layout, of.x.data, mean_.data(), scale_.data(),
-                         offset_.data(), options_.activation, of.y_request, of.y.data});
+    backend_->Normalize({of.x.dtype, layout, of.x.data, mean_.data(), scale_.data(), offset_.data(),
+                         options_.activation, of.y_request, of.y.data});
   }
   KeepInputIfNeeded(layout, of);
 }

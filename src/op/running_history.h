@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/devices/device.h"
+#include "op/collected_moments.h"
 
 namespace syncbn {
 
@@ -32,8 +33,7 @@ class RunningHistory {
   // update for one call before any does for the next, because they meet in each.
   int64_t CountBatch(int64_t call);
 
-  // Notes an update on `device` from `before` to `after`, both as stored in the dtype of the running
-  // statistics.
+  // Notes an update on `device` from `before` to `after`, both as stored in the statistics' dtype.
   void Note(const Device& device, Statistics before, Statistics after);
   // The step is whole: its updates are final.
   void Commit();
@@ -45,6 +45,8 @@ class RunningHistory {
   bool Undo(const Device& device, Statistics* statistics) const;
   // Ends the step, after its statistics were undone: its batches do not count.
   void EndUndone();
+
+  CollectedMoments& collected() { return collected_; }
 
  private:
   struct Step {
@@ -60,7 +62,8 @@ class RunningHistory {
   int64_t batches_ = 0;
   int64_t batches_before_step_ = 0;
   int64_t latest_call_ = -1;  // the number of the call that was counted last
-  std::map<Device, Step> steps_;      // since the latest Commit or EndUndone
+  std::map<Device, Step> steps_;  // since the latest Commit or EndUndone
+  CollectedMoments collected_;
 };
 
 }  // namespace syncbn

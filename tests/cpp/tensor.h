@@ -40,7 +40,8 @@ constexpr Precision PrecisionOf(syncbn::DType dtype) {
 // The distance between neighbours at `value`.
 inline double Ulp(syncbn::DType dtype, double value) {
   const Precision precision = PrecisionOf(dtype);
-  return std::ldexp(1.0, std::max(std::ilogb(value), precision.min_exponent) - precision.digits + 1);
+  const int exponent = std::max(std::ilogb(value), precision.min_exponent);
+  return std::ldexp(1.0, exponent - precision.digits + 1);
 }
 
 // The nearest number of this dtype; of two that are as near, the even one.

@@ -228,9 +228,10 @@ TEST(ContributionsThatDoNotFitTogether) {
 // cpu(0), which waits for a second device.
 class Waiting {
  public:
-  explicit Waiting(Layer* layer) : ticket(layer->Begin(0)), thread_([this, layer] {
-    text_ = ErrorOf([&] { layer->Sum(layer->Of(ticket, "forward", 0, 0)); });
-  }) {
+  explicit Waiting(Layer* layer)
+      : ticket(layer->Begin(0)), thread_([this, layer] {
+          text_ = ErrorOf([&] { layer->Sum(layer->Of(ticket, "forward", 0, 0)); });
+        }) {
     Sleep(10);
   }
   // Its error.
@@ -362,7 +363,7 @@ TEST(DeviceThatIsNoParticipant) {
   Layer layer{2};
   layer.group.SetParticipants({Cpu(0)});
   const std::string text = ErrorOf([&] { layer.Begin(1); });
-  CheckHas(text, "SyncBatchNorm 'layer': cpu(1) calls the layer, but gluon_syncbn.participating() names only cpu(0).");
+  CheckHas(text, "cpu(1) calls the layer, but gluon_syncbn.participating() names only cpu(0).");
   CHECK_EQ(layer.group.Failure(), text);
 }
 

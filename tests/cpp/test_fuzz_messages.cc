@@ -1,5 +1,5 @@
-// Tests any bytes as messages: they are an Error, or a message that is encoded as the same bytes;
-// and a rank in any state survives all that others send, as a broken network or another version may.
+// Tests any bytes as messages, as a broken network or another version may send them: they are an
+// Error, or a message that is encoded as the same bytes; and a rank in any state survives them all.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -128,7 +128,8 @@ class Victim {
       default: break;
     }
     const Bytes bytes = Encode(AMessage());
-    protocol_.Handle((kOwn + 1 + Below(kSize - 1)) % kSize, OneIn(3) ? Changed(bytes) : bytes, now_);
+    const int from = (kOwn + 1 + Below(kSize - 1)) % kSize;
+    protocol_.Handle(from, OneIn(3) ? Changed(bytes) : bytes, now_);
     for (auto& pending : pending_) {
       if (pending->over()) ErrorOf([&] { pending->Result(); });
     }

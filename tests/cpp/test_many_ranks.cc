@@ -177,9 +177,9 @@ int Die(int size, uint32_t seed) {
   for (int rank = 0; rank < size; ++rank) {
     if (rank == dead || exchange.Error(rank).empty()) continue;
     ++told;
-    CheckHas(exchange.Error(rank), syncbn::Concat("rank ", dead, answered
-                                                      ? ", which runs, but"
-                                                      : ", which does not answer"));
+    CheckHas(
+        exchange.Error(rank),
+        syncbn::Concat("rank ", dead, answered ? ", which runs, but" : ", which does not answer"));
     const auto waited = ended[rank] - std::max(death, exchange.begun[rank]);
     CHECK(waited <= kTimeout + 2 * kTick + milliseconds(20), "rank ", rank, ", seed ", seed, ": ",
           waited.count(), " ns");
@@ -268,8 +268,8 @@ TEST(SignaturesThatDiffer) {
     }
     exchange.Run();
     for (int rank = 0; rank < 3; ++rank) {
-      for (const char* part : {"layer 'norm': ", "processes disagree: rank ", "has channels=1",
-                               "has channels=2"}) {
+      for (const char* part :
+           {"layer 'norm': ", "processes disagree: rank ", "has channels=1", "has channels=2"}) {
         CheckHas(exchange.Error(rank), part);
       }
     }

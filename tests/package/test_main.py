@@ -111,10 +111,11 @@ def test_the_benchmark_prints_all_three_layers(monkeypatch, capsys):
     monkeypatch.setattr(bench, "STEPS", 1)
     bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
     output = capsys.readouterr().out
-    number = r" +\d+\.\d"
-    assert re.search(rf"^gluon_syncbn{number}{number}$", output, re.M)
-    assert re.search(rf"^BatchNorm{number}{number}$", output, re.M)
-    assert re.search(rf"^contrib{number} +-$", output, re.M)
+    number = r" +-?\d+\.\d"
+    for place in bench.PLACES:
+        assert re.search(rf"^{place} +gluon_syncbn{number}{number}$", output, re.M)
+        assert re.search(rf"^{place} +BatchNorm{number}{number}$", output, re.M)
+        assert re.search(rf"^{place} +contrib{number} +-$", output, re.M)
     assert "on one context only" in output
 
 

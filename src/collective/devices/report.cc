@@ -147,7 +147,8 @@ std::string TwiceReport(const Device& device) {
 
 std::string EarlierFailureReport(const std::string& layer, const std::string& phase,
                                  const Device& device, const std::string& failure) {
-  return Concat(Title(layer, phase), ": ", device.Name(), " stopped because of an earlier error: ", failure);
+  return Concat(Title(layer, phase), ": ", device.Name(),
+                " stopped because of an earlier error: ", failure);
 }
 
 }  // namespace syncbn

@@ -89,8 +89,8 @@ class Communicator {
   std::thread thread_;  // last: it uses all of the above
 };
 
-// To the processes that this one was started with; null until OpenCommunicator. Never destroyed, because operators
-// may outlive static destructors.
+// To the processes that this one was started with; null until OpenCommunicator. Never destroyed,
+// because operators may outlive static destructors.
 Communicator* TheCommunicator();
 void OpenCommunicator(std::unique_ptr<Transport> transport);
 

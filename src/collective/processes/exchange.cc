@@ -48,8 +48,8 @@ void Exchange::Plan(int own) {
   for (int round = 0, bit = 1; bit < doubled; ++round, bit *= 2) {
     const int peer = number ^ bit;
     const int first = number / (2 * bit) * (2 * bit);
-    schedule_.push_back({position(peer), kRound + round, true, true, position(first),
-                         position(first + 2 * bit)});
+    schedule_.push_back(
+        {position(peer), kRound + round, true, true, position(first), position(first + 2 * bit)});
   }
   if (paired) schedule_.push_back({own + 1, kResult, true, false, 0, size});
 }

@@ -46,13 +46,17 @@ enum class MessageKind : int32_t {
 // In place of the step of an exchange: begin, if you have joined.
 constexpr int kInvitation = -1;
 
-struct Message {
+// The numbers of a message.
+struct MessageHead {
   MessageKind kind = MessageKind::kPart;
   Generation generation;  // the sender's
-  int32_t step = 0;  // see exchange.cc, or kInvitation
-  bool empty = false;  // no rank in this part contributed data
-  int64_t number = 0;
+  int32_t step = 0;       // see exchange.cc, or kInvitation
+  int32_t empty = 0;      // 1: no rank in this part contributed data
   ReduceOperation operation = ReduceOperation::kConcat;
+  int64_t number = 0;
+};
+
+struct Message : MessageHead {
   std::string key, title, signature, text;
   std::vector<int32_t> ranks;  // ascending; empty for all
   Bytes payload;
