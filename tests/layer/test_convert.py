@@ -11,6 +11,7 @@ from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batc
 
 CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 
+
 class Nested(HybridBlock):
     """One layer as attribute, in a list and in a container; other norms beside it."""
 

@@ -1,6 +1,7 @@
 """Benchmarks and their figures end to end at tiny sizes.
 
-That wrong results are not timed is tested in package/test_main.py. Nothing is asserted about times: on a busy machine they mean nothing.
+package/test_main.py tests that wrong results are not timed. Nothing is asserted about
+times: on a busy machine they mean nothing.
 """
 
 import json
@@ -14,6 +15,7 @@ pytest.importorskip("matplotlib", reason="figures need matplotlib")
 pytestmark = pytest.mark.timeout(280)
 
 SCRIPTS = ROOT / "scripts" / "benchmarks"
+
 
 def rows_of(script, folder, *options):
     """The rows that a benchmark writes; they can be drawn."""
