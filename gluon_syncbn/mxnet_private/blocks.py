@@ -12,7 +12,13 @@ from operator import attrgetter
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet.gluon import HybridBlock
+from mxnet.gluon import HybridBlock, nn
+
+# The class that BatchNorm's forward is written in: since MXNet 1.8 a base that it
+# shares with BatchNormReLU, before that BatchNorm itself.
+BatchNormBase = next(
+    kind for kind in nn.BatchNorm.__mro__ if "hybrid_forward" in vars(kind)
+)
 
 _TRACE = HybridBlock._get_graph.__code__
 _traced_again: set = set()

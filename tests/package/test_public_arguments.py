@@ -36,7 +36,7 @@ GROUP = (
     "such lists"
 )
 SHARDED = "give it to a ParallelCriterion, or make the net without gather=False"
-ERRORS = TypeError, ValueError, AttributeError, AssertionError, mx.MXNetError
+ERRORS = TypeError, ValueError, AttributeError, AssertionError, RuntimeError
 
 
 # ---- the checks that functions share -------------------------------------------------
@@ -133,6 +133,7 @@ def monitored(batches):
         monitor.data(batches)
 
 
+recompute = g.recompute_statistics
 norm, forward, devices = g.SyncBatchNorm, of(dense, "__call__"), partial(g.Devices, TWO)
 split, map_each, map_first = (of(devices, m) for m in ("split", "map", "map_first"))
 
@@ -149,6 +150,7 @@ GOOD = {
     "array": 5,
     "batch": ARRAY,
     "batch_size": 4,
+    "batches": [ARRAY],
     "contexts": TWO,
 }
 GOOD.update(ctx=TWO, filename="a", function=len, k=1, length=8, loss=len, net=layer())
@@ -175,8 +177,8 @@ REFUSED = [
     ("filename path", 5, "a path"),
     ("function", 5, "a function"),
     ("group", [0, mx.cpu()], GROUP),
-    ("k size", 0, "at least 1"),
-    ("loss", 3, "a Block or function"),
+    ("k size steps", 0, "at least 1"),
+    ("loss", 3, "a function"),
     ("momentum", 1.5, "between 0 and 1, or None"),
     ("name reason", 5, "a str"),
     ("net", 3, "a gluon.Block"),
@@ -186,8 +188,9 @@ REFUSED = [
     ("rank", 1, "at most 0"),
     ("root", 1, "a rank below 1"),
     ("seconds timeout", 0, SECONDS),
-    ("slope", 0, "a positive number"),
+    ("slope weight", 0, "a positive number"),
     ("trainer", 5, "a gluon.Trainer"),
+    ("variance", ["pooled"], "'population' or 'pooled'"),
 ]
 ARGUMENTS = {name: row for names, *row in REFUSED for name in names.split()}
 # Those that are handed on to Gluon, and those whose sentences are in ROWS.
@@ -267,6 +270,7 @@ list_of_text = partial(map_each, len, {"a": 1, "b": 2})
 own_axis = of(partial(dense, batch_axis=3), "__call__")
 two_shards = [ARRAY, ARRAY.as_in_context(TWO[1])]
 convert, as_numpy = g.convert_sync_batchnorm, methodcaller("asnumpy")
+b, plain_dense = nn.BatchNorm(prefix="b_"), nn.Dense(1)
 bad_momentum = nn.BatchNorm(momentum="0.9", prefix="b_")
 ROWS = [
     # SyncBatchNorm
@@ -327,6 +331,13 @@ ROWS = [
     ),
     ("array holds numbers, but got the dtype <U4", partial(d.allreduce, "five")),
     (f"array fits int64, but holds {2**63}", partial(d.allreduce, 2**63)),
+    # recompute_statistics
+    ("batches is an iterable of batches, but", partial(recompute, layer(), ARRAY)),
+    (
+        "has no BatchNorm, expected at least one",
+        partial(recompute, plain_dense, [ARRAY]),
+    ),
+    ("b is not initialized: call net.initialize() be", partial(recompute, b, [ARRAY])),
 ]
 if not mx.runtime.Features().is_enabled("CUDA"):
     gpu = "contexts names gpu(1), but this MXNet was built for CPUs alone: expected"

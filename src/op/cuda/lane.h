@@ -48,8 +48,8 @@ class Lane {
 
   Stream stream() const { return stream_; }
 
-  // The kernels' workspace, of this many bytes at least, for one kernel after the other.
-  void* Workspace(int64_t bytes, const Take& take);
+  // The kernels' workspace, for one kernel after the other.
+  void* Workspace(const Take& take);
   // Makes room for this many doubles on the device and pinned on the host. Growing loses the
   // contents.
   void Reserve(int64_t device_doubles, int64_t pinned_doubles, const Take& take);
