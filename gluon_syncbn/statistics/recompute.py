@@ -73,7 +73,7 @@ def recompute_statistics(
         Processes may have different numbers of batches.
     steps : int or None, default None
         The largest number of batches; None means all.
-    variance : {"population", "pooled"}, default "population"
+    variance : str, "population" or "pooled", default "population"
         Layers with `unbiased_running_var` divide by :math:`N - 1`, or for ``"pooled"``
         by N less the number of batches.
 
