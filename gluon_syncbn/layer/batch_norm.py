@@ -17,7 +17,7 @@ from ..common.arguments import check_bool, check_int, check_real, check_type, co
 from ..mxnet_private.blocks import current_trace
 from . import exporting, layout_guard
 from .activations import checked
-from .synchronization import SyncState, checked_settings, group_attributes
+from .synchronization import SyncState, checked_settings, group_attributes, ranks_of
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 
@@ -208,6 +208,11 @@ class SyncBatchNorm(nn.BatchNorm):
         """The keys of the layer's groups in native code, each with its contexts."""
         groups = self._sync.rendezvous.groups()
         return [(key, members or self.contexts()) for key, members in groups]
+
+    def ranks(self) -> list[int]:
+        """The ranks that the layer synchronizes with, the own one included."""
+        group = self._sync.group
+        return ranks_of(group_attributes(group, self.contexts(), self.name))
 
     @property
     def num_batches_tracked(self) -> int:

@@ -167,6 +167,14 @@ def group_attributes(
     return {"ranks": "self", "device_groups": ";".join(map(_text, groups))}
 
 
+def ranks_of(attributes: dict[str, str]) -> list[int]:
+    """The ranks that an operator of these attributes synchronizes with, its own too."""
+    ranks = attributes.get("ranks")
+    if ranks is None:
+        return list(range(world().size))
+    return [world().rank] if ranks == "self" else list(map(int, ranks.split()))
+
+
 def _own_ranks(groups, layer):
     """The group of ranks that this process is in."""
     highest = max(rank for one in groups for rank in one)

@@ -45,7 +45,12 @@ void SyncBatchNorm::ForwardFromBatch(const Layout& layout, const ForwardTensors&
   }
   std::vector<double> var(m2.size(), 0.0);
   for (size_t c = 0; c < var.size() && count_ > 0; ++c) var[c] = m2[c] / count_;
-  UpdateRunning(var, of);
+  CollectedMoments& collected = history_->collected();
+  if (collected.IsActive()) {
+    collected.Add(ticket_.number, count_, mean_, m2, options_.unbiased_running_var);
+  } else {
+    UpdateRunning(var, of);
+  }
   ReadParameters(of);
   SetScale(var);
   if (of.y_request != Request::kNull) backend_->Normalize(NormalizationOf(layout, of));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/devices/device.h"
+#include "op/collected_moments.h"
 
 namespace syncbn {
 
@@ -46,6 +47,8 @@ class RunningHistory {
   // Ends the step, after its statistics were undone: its batches do not count.
   void EndUndone();
 
+  CollectedMoments& collected() { return collected_; }
+
  private:
   struct Step {
     Statistics before;          // the step
@@ -62,6 +65,7 @@ class RunningHistory {
   int64_t batches_before_step_ = 0;
   int64_t latest_call_ = -1;  // the number of the call that was counted last
   std::map<Device, Step> steps_;
+  CollectedMoments collected_;
 };
 
 }  // namespace syncbn

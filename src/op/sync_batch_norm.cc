@@ -47,7 +47,7 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
 }
 
 void SyncBatchNorm::Forward(bool training, const ForwardTensors& of) {
-  batch_statistics_ = training && !options_.use_global_stats;
+  batch_statistics_ = TakesBatch(training);
   forward_succeeded_ = false;
   OnBackend("forward", of.x, {&of.gamma, &of.beta, &of.running_mean, &of.running_var},
             [&](const Layout& layout) { ComputeForward(layout, of); });
@@ -88,6 +88,10 @@ void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& l
     std::copy_n(from, bytes, reinterpret_cast<char*>(piece.numbers));
     from += bytes;
   }
+}
+
+bool SyncBatchNorm::TakesBatch(bool training) const {
+  return (training || history_->collected().IsActive()) && !options_.use_global_stats;
 }
 
 // True if the statistics depend on more than this device.

@@ -53,8 +53,12 @@ class SyncBatchNorm {
   SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Group> group,
                 std::shared_ptr<RunningHistory> history, std::unique_ptr<Backend> backend);
 
-  // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). `training` takes the batch's statistics
-  // and updates the running ones, unless use_global_stats.
+  // True if a forward call takes the statistics of the batch, not the running ones: in training, or
+  // while moments are collected, unless use_global_stats.
+  bool TakesBatch(bool training) const;
+
+  // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). Statistics of the batch update the
+  // running ones, or are collected.
   void Forward(bool training, const ForwardTensors& of);
 
   // Gradients of the forward call before it. `t` is its y if options say from_output, else its x.

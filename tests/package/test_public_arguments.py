@@ -35,7 +35,7 @@ GROUP = (
 )
 NO_ROWS = "the inputs hold no array, expected at least one with rows"
 SHARDED = "give it to a ParallelCriterion, or make the net without gather=False"
-ERRORS = TypeError, ValueError, AttributeError, AssertionError, mx.MXNetError
+ERRORS = TypeError, ValueError, AttributeError, AssertionError, RuntimeError
 
 
 # ---- the checks that functions share -------------------------------------------------
@@ -132,6 +132,7 @@ def monitored(batches):
         monitor.data(batches)
 
 
+recompute = g.recompute_statistics
 norm, forward, devices = g.SyncBatchNorm, of(dense, "__call__"), partial(g.Devices, TWO)
 split, map_each, map_first = (of(devices, m) for m in ("split", "map", "map_first"))
 
@@ -148,6 +149,7 @@ GOOD = {
     "array": 5,
     "batch": ARRAY,
     "batch_size": 4,
+    "batches": [ARRAY],
     "contexts": TWO,
 }
 GOOD.update(ctx=TWO, filename="a", function=len, k=1, length=8, loss=len, net=layer())
@@ -174,8 +176,8 @@ REFUSED = [
     ("filename path", 5, "a path"),
     ("function", 5, "a function"),
     ("group", [0, mx.cpu()], GROUP),
-    ("k size", 0, "at least 1"),
-    ("loss", 3, "a Block or function"),
+    ("k size steps", 0, "at least 1"),
+    ("loss", 3, "a function"),
     ("momentum", 1.5, "between 0 and 1, or None"),
     ("name reason", 5, "a str"),
     ("net", 3, "a gluon.Block"),
@@ -185,8 +187,9 @@ REFUSED = [
     ("rank", 1, "at most 0"),
     ("root", 1, "a rank below 1"),
     ("seconds timeout", 0, SECONDS),
-    ("slope", 0, "a positive number"),
+    ("slope weight", 0, "a positive number"),
     ("trainer", 5, "a gluon.Trainer"),
+    ("variance", ["pooled"], "'population' or 'pooled'"),
 ]
 ARGUMENTS = {name: row for names, *row in REFUSED for name in names.split()}
 # Those that are handed on to Gluon, and those whose sentences are in ROWS.
@@ -354,6 +357,11 @@ words = "batch_size is at least one row for each of the 2 processes, but got 1"
 row(words, sampled, batch_size=1, rank=0, size=2)
 row("array holds numbers, but got the dtype <U4", d.allreduce, "five")
 row(f"array fits int64, but holds {2**63}", d.allreduce, 2**63)
+row("batches is an iterable of batches, but got [[1", recompute, layer(), ARRAY)
+words = "dense has no BatchNorm, expected at least one"
+row(words, recompute, nn.Dense(1, prefix="dense_"), [ARRAY])
+words = "b is not initialized: call net.initialize() before its statistics are"
+row(words, recompute, nn.BatchNorm(prefix="b_"), [ARRAY])
 
 
 @pytest.mark.parametrize("call, words", ROWS)
