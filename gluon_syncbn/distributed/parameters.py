@@ -102,7 +102,7 @@ def parameters_of(net: Any) -> list:
 def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
     """Raises ValueError on all ranks if one has another net than `root`."""
     mine = _description(net)
-    expected = broadcast(mine, root, "broadcast_parameters, comparison", timeout)
+    expected = broadcast(mine, root, "comparison of nets", timeout)
     pairs = itertools.zip_longest(mine, expected, fillvalue="nothing more")
     differences = [
         f"the nets differ: rank {root} has {other}, but rank {world().rank} has {own} "
@@ -111,7 +111,7 @@ def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> N
         for own, other in pairs
         if own != other
     ][:1]
-    found = allgather(differences, "broadcast_parameters, comparison's end", timeout)
+    found = allgather(differences, "comparison of nets, its end", timeout)
     for text in itertools.chain(*found):
         raise ValueError(text)
 

@@ -45,10 +45,12 @@ def score(run, statistics_kind="running", name="mean_iou"):
 
 
 def in_words(group, *which):
-    """Mean and standard deviation of the scores of some runs."""
+    """Mean and standard deviation of the scores of some runs, which no line breaks."""
     values = [score(run, *which) for run in group]
     mean = f"{statistics.fmean(values):.3f}"
-    return f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean
+    space = "\N{NO-BREAK SPACE}"
+    spread = f"{space}±{space}{statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return mean + spread
 
 
 HEADER = (
