@@ -1,7 +1,7 @@
 """Finds and loads the shared library, once, and registers its operator with MXNet.
 
-Every other module reaches native code through :func:`load`. Nothing here knows what a
-layer is.
+Called by every module that needs native code, through :func:`load`. It must not know
+what a layer is.
 """
 
 from __future__ import annotations

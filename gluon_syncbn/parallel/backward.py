@@ -1,15 +1,8 @@
 """Gradients of a parallel net: from one loss on one device back to all devices.
 
-Called by ``net.py``. It joins two kinds of graphs, which `autograd` keeps apart:
-
-* the caller's, of what is computed from the gathered outputs, and perhaps of what the
-  inputs were computed from. Its backward is pushed from the caller's thread;
-* each device's, from its shard to its outputs. Its backward has to be pushed from the
-  thread of its context (``devices.py`` says why).
-
-MXNet has no hook between them, so the library's function for backward is wrapped. A
-backward concerns the calls of parallel nets that its heads depend on. So graphs of
-several nets, and of several threads, stay apart.
+Called by ``net.py``, ``criterion.py`` and ``plain_loop.py``. It must not know what a
+net computes. MXNet has no hook between the caller's graph and those of the devices, so
+its function for backward is replaced; docs/design/mxnet.md says why.
 """
 
 from __future__ import annotations
@@ -94,7 +87,11 @@ def _check_rows(number, column, rows, axis):
 
 
 def _backward(request):
-    """Replaces MXNet's backward."""
+    """Replaces MXNet's backward.
+
+    It concerns the calls that the heads depend on: graphs of several nets, and of
+    several threads, stay apart.
+    """
     calls, names = calls_before(request.heads)
     if not calls:
         request.run()

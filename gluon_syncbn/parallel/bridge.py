@@ -33,11 +33,17 @@ def calls_before(heads: Iterable) -> tuple[list[Call], set[str]]:
     A call's outputs are leaves, so what it was called with is looked up here.
     """
     names, found = graphs.names_behind(heads) if _calls else set(), []
-    for anchor, call in reversed(list(_calls.items())):
-        if anchor in names:
+    for call in reversed(_alive()):
+        if call.anchor in names:
             found.append(call)
             names |= graphs.names_behind(call.inputs)
     return found, names
+
+
+def _alive():
+    """All calls in order; a loop over the dictionary fails if a thread changes it."""
+    calls = [reference() for reference in _calls.valuerefs()]
+    return [call for call in calls if call is not None]
 
 
 class Call:
@@ -80,28 +86,25 @@ class Call:
         outputs = []
         for *others, last in self._leaves:
             link = reshape(cast(zero, last.dtype), shape=(1,) * last.ndim)
-            if isinstance(last, mx.np.ndarray):
-                last = last + link.as_np_ndarray()
-            else:
-                last = broadcast_add(last, link)
-            outputs.append(join([*others, last], self._axis, self._context))
-        self._anchor = graphs.name_of(anchor)
-        _calls[self._anchor] = self
+            linked = [*others, broadcast_add(last, link)]
+            outputs.append(join(linked, self._axis, self._context))
+        if isinstance(self.heads[0][0], mx.np.ndarray):
+            outputs = [output.as_np_ndarray() for output in outputs]
+        self.anchor = graphs.name_of(anchor)
+        _calls[self.anchor] = self
         return outputs
 
     def _leaf(self, shard):
-        leaf = to_context(shard.detach(), self._context)
-        empty = mx.np.empty if isinstance(leaf, mx.np.ndarray) else mx.nd.empty
-        gradient = empty(leaf.shape, ctx=self._context, dtype=leaf.dtype)
+        leaf = to_context(shard.detach().as_nd_ndarray(), self._context)
+        gradient = mx.nd.empty(leaf.shape, self._context, leaf.dtype)
         autograd.mark_variables([leaf], [gradient])
         return leaf
 
     def _check_not_nested(self):
         """RuntimeError if a device's graph holds the call of another parallel net."""
-        if not any(call.was_in_map for call in list(_calls.values())):
-            return
+        nested = {call.anchor for call in _alive() if call.was_in_map}
         heads = itertools.chain(*self.heads)
-        if not graphs.names_behind(heads).isdisjoint(list(_calls)):
+        if nested and not nested.isdisjoint(graphs.names_behind(heads)):
             raise RuntimeError(
                 "a net or loss that runs on each device called another parallel net, "
                 "through which no gradient can return; expected that only the outer "
@@ -133,7 +136,7 @@ class Call:
     def release(self) -> None:
         """Drops the devices' graphs."""
         self.heads = self._shards = self._leaves = self.inputs = []
-        _calls.pop(self._anchor, None)
+        _calls.pop(self.anchor, None)
 
 
 def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:

@@ -1,8 +1,8 @@
 """The destinations of gradients in a backward through parallel nets.
 
-Called by ``backward.py``, which goes through the graphs. `Written` is for `backward`:
-gradients are written to the variables' own arrays, as MXNet does it. `Returned` is for
-`autograd.grad`: they are new arrays, and the variables' own stay as they are.
+Called by ``backward.py``, which goes through the graphs. `Written` is for `backward`,
+which writes to the variables' own arrays, and `Returned` for `autograd.grad`, which
+leaves these as they are. It must not know in which order graphs are reached.
 """
 
 from __future__ import annotations

@@ -17,7 +17,14 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from ..common.arguments import check_bool, check_contexts, check_int, check_path
+from ..common.arguments import (
+    check_block,
+    check_bool,
+    check_contexts,
+    check_int,
+    check_path,
+    listed,
+)
 from ..devices.devices import Devices
 from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
@@ -331,7 +338,7 @@ class ParallelNet(Block):
         contexts = self.devices.contexts
         if ctx is not None and set(check_contexts("ctx", ctx)) != set(contexts):
             raise ValueError(
-                f"ctx is {ctx}, but this net was made parallel over {_list(contexts)}"
+                f"ctx is {ctx}, but this net was made parallel over {listed(contexts)}"
             )
         return contexts
 
@@ -351,7 +358,7 @@ class ParallelNet(Block):
             if found and set(found) != set(contexts):
                 raise ValueError(
                     f"parameter '{name}' is initialized on "
-                    f"{_list(found)}, expected {_list(contexts)}; "
+                    f"{listed(found)}, expected {listed(contexts)}; "
                     "make_parallel(..., reset_ctx=True) moves a net"
                 )
         return list(parameters.values())
@@ -367,10 +374,7 @@ def check_not_parallel(net: Any, function: str) -> None:
             f"net is parallel already and needs no {function}, expected a gluon.Block "
             "that make_parallel was not called with"
         )
-    if not isinstance(net, Block):
-        raise TypeError(
-            f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
-        )
+    check_block("net", net)
 
 
 def move(net: Any, contexts: Sequence[mx.Context]) -> None:
@@ -388,8 +392,8 @@ def _warn_of_trainer(parameters):
     contexts = contexts_of(parameters[0])
     if set(trainers.contexts_of(trainer)) != set(contexts):
         fault = (
-            f"was made for {_list(trainers.contexts_of(trainer))}, but the net is on "
-            f"{_list(contexts)}, so its copies drift apart; make the trainer after "
+            f"was made for {listed(trainers.contexts_of(trainer))}, but the net is on "
+            f"{listed(contexts)}, so its copies drift apart; make the trainer after "
             "make_parallel(..., reset_ctx=True)"
         )
     elif len(contexts) > 1 and not trainers.adds_up_gradients(trainer):
@@ -416,7 +420,3 @@ def _warn_of_operators(net):
             "gluon_syncbn.SyncBatchNorm, synchronize)",
             stacklevel=4,
         )
-
-
-def _list(contexts):
-    return ", ".join(map(str, contexts))

@@ -1,7 +1,7 @@
 """Times layers beside each other: each is verified first, then they take turns.
 
-``__main__.py`` prints `report`, for this machine in a few seconds. The other parts
-serve scripts/benchmarks, which time layers inside of nets and at many sizes.
+Called by ``__main__.py`` (`report`, a few seconds) and by scripts/benchmarks, which
+time layers inside of nets and at many sizes. It must not know how a layer computes.
 """
 
 from __future__ import annotations

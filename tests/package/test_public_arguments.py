@@ -177,7 +177,7 @@ REFUSED = [
     ("function", 5, "a function"),
     ("group", [0, mx.cpu()], GROUP),
     ("k size steps", 0, "at least 1"),
-    ("loss", 3, "a Block or function"),
+    ("loss", 3, "a function"),
     ("momentum", 1.5, "between 0 and 1, or None"),
     ("name reason", 5, "a str"),
     ("net", 3, "a gluon.Block"),

@@ -72,16 +72,13 @@ for _ in range(5):
     assert os.waitpid(child, 0)[1] == 0
 """
 
-EXITS = {
-    "a step in flight": "push_step()",
-    "the net is deleted": "push_step(); del net",
+PROGRAMS = {
+    "exit with a step in flight": "push_step()",
+    "exit after the net is deleted": "push_step(); del net",
     "sys.exit": "push_step(); print('done'); sys.exit(0)",
-    "a device waits in vain": "y = push_a_wait_in_vain()",
-    "an error in a loss's backward": AFTER_AN_ERROR,
-}
-
-FORKS = {
-    "steps in flight": """
+    "exit while a device waits in vain": "y = push_a_wait_in_vain()",
+    "exit after an error in a loss's backward": AFTER_AN_ERROR,
+    "fork with steps in flight": """
 for step in range(20):
     push_step()
     fork()
@@ -89,7 +86,7 @@ mx.nd.waitall()
 assert net[1].num_batches_tracked == 20
 """,
     # An error of the layer before a fork would be dropped.
-    "another thread queues": """
+    "fork while another thread queues": """
 gluon_syncbn.set_timeout(5)
 layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
 layer.initialize(ctx=contexts)
@@ -112,7 +109,7 @@ fork()
 thread.join()
 mx.nd.waitall()
 """,
-    "data loaders and subprocesses": """
+    "forks of data loaders and subprocesses": """
 data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(16, 3, 24, 24)))
 for epoch in range(2):
     push_step()
@@ -122,7 +119,7 @@ for epoch in range(2):
 mx.nd.waitall()
 assert net[1].num_batches_tracked == 10
 """,
-    "a failure before it is not lost": """
+    "a failure before a fork is not lost": """
 gluon_syncbn.set_timeout(1)
 y = push_a_wait_in_vain()
 fork()
@@ -135,7 +132,7 @@ else:
 push_step()
 mx.nd.waitall()
 """,
-    "a child makes other devices": """
+    "a fork makes other devices": """
 def in_child():
     try:
         devices.map(int)
@@ -161,15 +158,12 @@ def run(body):
     return process.stderr
 
 
-@pytest.mark.parametrize("name", EXITS)
-def test_exits(name):
-    assert "MXNetError" not in run(EXITS[name])
-
-
-@pytest.mark.parametrize("name", FORKS)
-def test_forks(name):
-    is_told = "before a fork" in run(FORKS[name])
-    assert is_told == (name == "a failure before it is not lost")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_exits_and_forks(name):
+    errors = run(PROGRAMS[name])
+    assert "MXNetError" not in errors
+    is_told = "before a fork" in errors
+    assert is_told == (name == "a failure before a fork is not lost")
 
 
 STOPPED = """
@@ -214,11 +208,3 @@ loss.backward()
 @pytest.mark.parametrize("name", STOPS)
 def test_time_in_a_stopped_process_does_not_count(name):
     run(STOPPED + STOPS[name] + "mx.nd.waitall()")
-
-
-def test_a_library_that_is_missing_is_said_once(tmp_path):
-    path = tmp_path / "none.so"
-    result = run_python("import gluon_syncbn", GLUON_SYNCBN_LIBRARY=str(path))
-    assert result.returncode == 1
-    assert result.stderr.count("Traceback") == 1, result.stderr
-    assert result.stderr.splitlines()[-1].startswith(f"ImportError: {path} does not")

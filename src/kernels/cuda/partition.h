@@ -15,15 +15,16 @@
 namespace syncbn::cuda {
 
 constexpr int kPlanesThreads = 256;
-constexpr int kColumnsThreads = 512;
+constexpr int kColumnsThreads = 256;
 // Blocks that a multiprocessor has registers for; `fused` kernels, those with an activation, need
-// more. Where that is one, its threads ask for twice as many vectors ahead.
+// more. Where there are fewer than four of columns, threads ask for twice as many vectors ahead.
 SYNCBN_HOST_DEVICE constexpr int ResidentPlanes(bool fused) { return fused ? 3 : 4; }
 SYNCBN_HOST_DEVICE constexpr int ResidentColumns(int width, bool fused) {
-  return width > (fused ? 1 : 4) ? 1 : 2;
+  if (width > 4) return 2;
+  return fused && width > 1 ? 3 : 4;
 }
 SYNCBN_HOST_DEVICE constexpr int UnrollColumns(int width, bool fused, int unroll) {
-  return ResidentColumns(width, fused) == 1 ? 2 * unroll : unroll;
+  return ResidentColumns(width, fused) < 4 ? 2 * unroll : unroll;
 }
 
 // Vectors of a block of Planes: about so many at least, and at most, so that 32 bits count them.
@@ -37,7 +38,7 @@ constexpr int kFoldEvery = 16;
 
 // Of Columns, unless one channel needs more: wide enough for whole lines of memory, and narrow,
 // because the last block of a tile reads the partial results of all its channels.
-constexpr int kMostTileSlots = 16;
+constexpr int kMostTileSlots = 8;
 
 // Splitting a channel's sum over blocks takes a counter for each unit that is split.
 constexpr int64_t kCounters = 8192;

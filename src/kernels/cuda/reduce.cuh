@@ -47,13 +47,16 @@ __device__ auto SumOf(int begin, int end, int step, const At& at) {
   constexpr int kAhead = 8;
   decltype(at(0)) sum = {};
   for (int i = begin; i < end; i += kAhead * step) {
-    decltype(at(0)) terms[kAhead] = {};
+    decltype(at(0)) terms[kAhead];
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-      if (i + u * step < end) terms[u] = at(i + u * step);
+      const int next = i + u * step;
+      terms[u] = at(next < end ? next : end - 1);  // a branch would wait for each load
     }
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) sum = sum + terms[u];
+    for (int u = 0; u < kAhead; ++u) {
+      if (i + u * step < end) sum = sum + terms[u];
+    }
   }
   return sum;
 }
@@ -196,11 +199,13 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
   const auto partial_at = [&](int channel, int64_t split) {
     return workspace.partials + split * cut.layout.channels + block.channel_begin + channel;
   };
-  Pair mine[kWidth];
+  Pair mine[kWidth] = {};
+  if (place.count > 0) {
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const int64_t origin = cut.ChannelOf(block, place.column + j) * cut.layout.inner;
-    mine[j] = place.count > 0 ? sums.Sums(arguments, j, place.count, origin) : Pair{0, 0};
+    for (int j = 0; j < kWidth; ++j) {
+      const int64_t origin = cut.ChannelOf(block, place.column + j) * cut.layout.inner;
+      mine[j] = sums.Sums(arguments, j, place.count, origin);
+    }
   }
 #pragma unroll
   for (int quantity = 0; quantity < 2; ++quantity) {
