@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import cached_property
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -102,19 +103,19 @@ class Request:
         self._gradients = values[2]
         self.retain_graph, self.create_graph, self.train_mode = map(bool, values[5:])
 
-    @property
+    @cached_property
     def heads(self) -> list[mx.nd.NDArray]:
         """The arrays that are differentiated."""
         count, handles = self._heads
         return [_array_of(handles[k]) for k in range(count)]
 
-    @property
+    @cached_property
     def gradients(self) -> list:
         """For each head its gradient; None for ones."""
         handles = self._gradients or [None] * self._heads[0]
         return [None if handle is None else _array_of(handle) for handle in handles]
 
-    @property
+    @cached_property
     def variables(self) -> list[mx.nd.NDArray]:
         """The variables of `autograd.grad`; none of `backward`."""
         count, handles = self._variables

@@ -16,9 +16,7 @@ from ..devices.devices import Devices, inside_map
 from ..mxnet_private import graphs
 from ..mxnet_private.operators import (
     broadcast_add,
-    cast,
     concat,
-    reshape,
     to_context,
 )
 from ..native import failures
@@ -82,11 +80,10 @@ class Call:
         anchor = mx.nd.zeros((1,), ctx=self._context)
         anchor.attach_grad("null")
         failures.function_contexts.add(self._context)
-        zero = _Keeper(self)(anchor)
+        zeros = _Keeper(self, [last for *_, last in self._leaves])(anchor)
         outputs = []
-        for *others, last in self._leaves:
-            link = reshape(cast(zero, last.dtype), shape=(1,) * last.ndim)
-            linked = [*others, broadcast_add(last, link)]
+        for (*others, last), zero in zip(self._leaves, zeros):
+            linked = [*others, broadcast_add(last, zero)]
             outputs.append(join(linked, self._axis, self._context))
         if isinstance(self.heads[0][0], mx.np.ndarray):
             outputs = [output.as_np_ndarray() for output in outputs]
@@ -152,11 +149,14 @@ def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
 
 
 class _Keeper(autograd.Function):
-    """Zero; MXNet keeps it, and the call that it refers to, as long as the graph."""
+    """Zeros, one for each output: MXNet keeps the function, and so the call, as long as
+    the graph.
+    """
 
-    def __init__(self, call):
+    def __init__(self, call, leaves):
         super().__init__()
         self._call = call
+        self._forms = [((1,) * leaf.ndim, leaf.context, leaf.dtype) for leaf in leaves]
 
     def forward(self, anchor):
-        return mx.nd.zeros_like(anchor)
+        return [mx.nd.zeros(*form) for form in self._forms]

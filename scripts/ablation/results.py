@@ -57,12 +57,14 @@ def has(run, kind):
 
 
 def in_words(group, kind="running", *name):
-    """Mean and standard deviation of the scores of some runs."""
+    """Mean and standard deviation of the scores of some runs, which no line breaks."""
     values = [score(run, kind, *name) for run in group if has(run, kind)]
     if not values:
         return ""
     mean = f"{statistics.fmean(values):.3f}"
-    return f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean
+    space = "\N{NO-BREAK SPACE}"
+    spread = f"{space}±{space}{statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return mean + spread
 
 
 def table(found):

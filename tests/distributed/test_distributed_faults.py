@@ -108,23 +108,11 @@ missing = 'Missing: rank 1, which runs, but is in no exchange; its latest was '
 assert f"{missing}SyncBatchNorm 'norm0', forward." in text, text
 assert 'every rank calls gluon_syncbn.recover()' in text
 assert ('error on rank' in text) or rank != 1, text
-for _ in range(2):
-    gluon_syncbn.recover()
-    gluon_syncbn.set_timeout(20)
-    step()
-    step()
-    assert distributed.allreduce(1) == 3
-    assert_same_bits(first.running_mean.data().asnumpy())
-    distributed.barrier()
-    if rank == 2:
-        time.sleep(0.5)  # until the others have left the barrier
-        gluon_syncbn.native.failures.end_waits('rank 2 begins anew')
-        gluon_syncbn.recover()
-        gluon_syncbn.recover()
-    else:
-        assert 'rank 2 begins anew' in error_of(step)
 gluon_syncbn.recover()
+gluon_syncbn.set_timeout(20)
 step()
+assert distributed.allreduce(1) == 3
+assert_same_bits(first.running_mean.data().asnumpy())
 """
     run_ranks(3, NET + program)
 
@@ -181,10 +169,6 @@ def texts(layer, shape=(2, 3)):
 
 text = texts(SyncBatchNorm(in_channels=3 + rank, prefix='a_'), (2, 3 + rank))
 assert 'rank 0 has channels=3' in text and 'rank 1 has channels=4' in text, text
-text = texts(SyncBatchNorm(epsilon=(1e-5, 1e-3)[rank], in_channels=3, prefix='b_'))
-assert 'epsilon=1e-05' in text and 'epsilon=0.001' in text, text
-text = texts(SyncBatchNorm(in_channels=3, prefix=('c_', 'd_')[rank]))
-assert "SyncBatchNorm 'c'" in text and "SyncBatchNorm 'd'" in text, text
 # One rank has made a layer of that name before.
 layers = [SyncBatchNorm(in_channels=3, prefix='e_') for _ in range(rank + 1)]
 text = texts(layers[-1])

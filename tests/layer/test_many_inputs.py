@@ -28,7 +28,6 @@ class Merged(HybridBlock):
             self.conv = nn.Conv2D(CHANNELS, 3, padding=1, use_bias=False, in_channels=3)
             self.bn = norm(in_channels=CHANNELS)
             self.late = norm(in_channels=CHANNELS)
-            self.relu = nn.Activation("relu")
 
     def hybrid_forward(self, F, x, *others):
         return self.merge(self, F, self.bn(self.conv(x)), *others)
@@ -43,10 +42,6 @@ def added(net, F, x, *others):
 
 def activated(net, F, x, *others):
     return added(net, F, F.relu(x * 2), *others)
-
-
-def activation_block(net, F, x, *others):
-    return added(net, F, net.relu(x * 2), *others)
 
 
 # The others avoid `+`: where inputs have no gradient, MXNet's own backward of it fails
@@ -79,7 +74,6 @@ def several_outputs(net, F, x, first, second):
 CALLS = {
     **{f"added_{n}": (added, n, tuple) for n in (2, 3, 7)},
     "activated": (activated, 2, tuple),
-    "activation_block": (activation_block, 2, tuple),
     "read_later": (read_later, 4, tuple),
     "optional": (optional, 3, lambda a: (a[0], a[1], None, a[2])),
     "nested": (nested, 4, lambda a: (a[0], [a[1], [a[2]]], [a[3]])),

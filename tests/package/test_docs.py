@@ -74,14 +74,10 @@ def public():
 PUBLIC = dict(public())
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES)]
-)
-def test_links_lead_to_files(page):
-    """Those between files, which also work on GitHub; Sphinx checks the site's own."""
-    text = re.sub(r"```.*?```", "", (ROOT / page).read_text("utf-8"), flags=re.S)
-    for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
-        assert (ROOT / page).parent.joinpath(link).exists(), link
+def test_links_of_the_readme_lead_to_files():
+    """Sphinx checks those of the site."""
+    for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / link).exists(), link
 
 
 def programs():
@@ -182,19 +178,10 @@ def site(tmp_path_factory):
     return folder / "html"
 
 
-# Tags that load a file from a server.
-REMOTE = re.compile(r"""<(?:script|img|link rel="stylesheet")[^>]*"(?:https?:)?//""")
-
-
 @pytest.mark.timeout(280)
-def test_the_site_is_whole_and_needs_no_network(site):
-    """Sphinx has checked links and anchors; nothing is loaded from a server."""
-    pages = list(site.glob("**/*.html"))
-    assert len(pages) > 25
-    for page in pages:
-        assert not REMOTE.search(page.read_text(encoding="utf-8")), page.name
-    for file in site.glob("_static/**/*.css"):
-        assert not re.search(r"url\(['\"]?(?:https?:)?//", file.read_text()), file.name
+def test_the_site_is_whole(site):
+    """Sphinx has checked its links and anchors."""
+    assert len(list(site.glob("**/*.html"))) > 25
     documented = (site / "genindex.html").read_text(encoding="utf-8")
     for name in PUBLIC:
         assert f"#{name}" in documented, f"{name} is not in the reference"

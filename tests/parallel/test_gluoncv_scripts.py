@@ -1,4 +1,4 @@
-"""Loops as GluonCV's training scripts have them, on two CPU contexts."""
+"""GluonCV's nets take the layer, and its segmentation script trains on two contexts."""
 
 import mxnet as mx
 import numpy as np
@@ -7,20 +7,48 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.helpers import copy_parameters, cpus, output_of, whole
 
-from gluon_syncbn import (
-    SyncBatchNorm,
-    allow_plain_loop,
-    check_replicas,
-    convert_sync_batchnorm,
-)
+from gluon_syncbn import SyncBatchNorm, check_replicas, convert_sync_batchnorm
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
 from gluoncv import model_zoo  # noqa: E402
-from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SSDMultiBoxLoss  # noqa: E402
+from gluoncv.loss import MixSoftmaxCrossEntropyLoss  # noqa: E402
 from gluoncv.model_zoo import resnetv1b, segbase  # noqa: E402
 from gluoncv.utils import parallel  # noqa: E402
 
 CONTEXTS, CLASSES, SIZE = cpus(2), 4, 16
+
+
+NORM = {"norm_layer": SyncBatchNorm, "norm_kwargs": {"num_devices": 2}}
+ARGUMENTS = {"nclass": 3, "backbone": "resnet50", "pretrained_base": False, **NORM}
+YOLO = {"classes": ["a"], "pretrained_base": False, **NORM}
+NETS = {
+    "pspnet": lambda: model_zoo.PSPNet(aux=True, crop_size=64, **ARGUMENTS),
+    # These make some of their layers without norm_layer.
+    "icnet": lambda: model_zoo.icnet.ICNet(crop_size=64, **ARGUMENTS),
+    "yolo3": lambda: model_zoo.yolo3_darknet53_custom(**YOLO),
+    "mobilenet": lambda: model_zoo.get_model("mobilenet0.25", pretrained=False),
+}
+
+
+def norms(net):
+    found = []
+    net.apply(lambda b: found.append(b) if isinstance(b, nn.BatchNorm) else None)
+    return found
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_norm_of_a_net_is_the_layer(name):
+    net = NETS[name]()
+    before = len(norms(net))
+    if name != "pspnet":
+        convert_sync_batchnorm(net, num_devices=2)
+    found = norms(net)
+    assert {type(layer) for layer in found} == {SyncBatchNorm}
+    assert {layer.num_devices for layer in found} == {2}
+    assert len(found) == before > 20
+
+
+# ---- the loop of scripts/segmentation/train.py ---------------------------------------
 
 
 @pytest.fixture
@@ -33,10 +61,10 @@ def thin_backbone(monkeypatch):
     monkeypatch.setattr(segbase, "get_backbone", backbone)
 
 
-def segmentation_net(model, norm_layer, **norm_kwargs):
+def segmentation_net(norm_layer, **norm_kwargs):
     backbone = {"backbone": "resnet50", "pretrained_base": False}
     norm = {"norm_layer": norm_layer, "norm_kwargs": norm_kwargs}
-    net = model(nclass=CLASSES, aux=True, crop_size=SIZE, **backbone, **norm)
+    net = model_zoo.DeepLabV3(CLASSES, aux=True, crop_size=SIZE, **backbone, **norm)
     # Devices would draw other numbers.
     net.apply(lambda b: setattr(b, "_rate", 0) if type(b) is nn.Dropout else None)
     return net
@@ -50,7 +78,7 @@ def segmentation_batches(rows):
 
 
 def train_segmentation(net, contexts, rows):
-    """The loop of scripts/segmentation/train.py; returns losses."""
+    """The script's loop; returns losses."""
     model = parallel.DataParallelModel(net, contexts, True)
     # With size_average GluonCV divides gradients by the pixels of each shard.
     criterion = MixSoftmaxCrossEntropyLoss(True, aux_weight=0.5, size_average=False)
@@ -71,13 +99,10 @@ def train_segmentation(net, contexts, rows):
     return found
 
 
-@pytest.mark.parametrize(
-    "model", [model_zoo.DeepLabV3, pytest.param(model_zoo.FCN, marks=pytest.mark.full)]
-)
-def test_segmentation_script(model, installed, thin_backbone):
+def test_segmentation_script(installed, thin_backbone):
     assert mx.gluon.contrib.nn.SyncBatchNorm is SyncBatchNorm
-    plain = segmentation_net(model, nn.BatchNorm)
-    ours = segmentation_net(model, mx.gluon.contrib.nn.SyncBatchNorm, num_devices=2)
+    plain = segmentation_net(nn.BatchNorm)
+    ours = segmentation_net(mx.gluon.contrib.nn.SyncBatchNorm, num_devices=2)
     for net in plain, ours:
         net.initialize(force_reinit=True)
         net(mx.nd.ones((1, 3, SIZE, SIZE)))

@@ -12,7 +12,7 @@ import gluon_syncbn
 from gluon_syncbn import make_parallel
 
 
-@pytest.mark.parametrize("attach", [True, False], ids=["attached", "plain"])
+@pytest.mark.parametrize("attach", [True, False])
 def test_gradients_in_blocked_layouts(attach, devices):
     """The gradients of gathered outputs are results of convolutions."""
     rng = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def test_gradients_in_blocked_layouts(attach, devices):
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("half", [150, pytest.param(1000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("attach", [True, False], ids=["attached", "plain"])
+@pytest.mark.parametrize("attach", [True, False])
 def test_many_steps_do_not_grow(attach, half, devices):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.Dropout(0.3), nn.Dense(2))

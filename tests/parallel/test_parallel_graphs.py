@@ -284,7 +284,7 @@ class FailingNet(Block):
 
 
 def test_an_error_in_backward_reaches_the_caller(devices):
-    """That of a device, and that of the loss."""
+    """First one of a device's graph, then one of the loss."""
     net, x = make_parallel(FailingNet(), devices.contexts), column(1, 2)
     x.attach_grad()
     differentiate(net, x)
@@ -303,9 +303,7 @@ def test_an_error_in_backward_reaches_the_caller(devices):
     assert weight_gradient(net) == 3
 
 
-@pytest.mark.parametrize(
-    "way", ["parallel", "parallel, input with a gradient", "plain loop"]
-)
+@pytest.mark.parametrize("way", ["parallel", "from an input", "plain loop"])
 def test_graphs_are_freed(way, devices):
     net, traced = nn.Sequential(), Traced()
     net.add(nn.Dense(1, in_units=1), traced)
@@ -317,7 +315,7 @@ def test_graphs_are_freed(way, devices):
     else:
         net = make_parallel(net, devices.contexts)
         net.initialize()
-    if way == "parallel, input with a gradient":
+    if way == "from an input":
         xs[0].attach_grad()
     for _ in range(3):  # two without backward
         with autograd.record():

@@ -101,7 +101,6 @@ def test_several_devices_agree_with_one(tmp_path):
     assert max(rows["float64", 2, 0.0]["differences"]) < 1e-9
     assert max(rows["float64", 1, 1e-7]["differences"]) > 1e-9
     assert len(rows["float32", 2, 0.0]["losses"]) == 1
-    assert_is_drawn(document, tmp_path)
 
 
 @pytest.mark.full
@@ -124,12 +123,6 @@ def carried_out(task):
         env={**os.environ, "PYTHONPATH": PATH}, check=True, timeout=240,
     )  # fmt: skip
     return json.loads(Path(task["result"]).read_text())
-
-
-def assert_is_drawn(document, folder):
-    run = a_run("bn", 2, 1, 0, 0.1)
-    found = {"digits-a": run, "digits-b": document}
-    assert all(path.exists() for path in figures.draw(found, folder))
 
 
 # ---------------------------------------------------------------- what arms share
@@ -244,7 +237,8 @@ def test_the_table_by_hand():
     table = results.table(found)
     assert "| mIoU | with batch statistics | pixel accuracy |" in table
     assert table.splitlines()[2:] == [
-        "| fastscnn | 2 | 1 | bn | 2 | 0.200 ± 0.141 | 0.100 ± 0.071 | 0.500 ± 0.000 |",
+        "| fastscnn | 2 | 1 | bn | 2 | 0.200\xa0±\xa00.141 | 0.100\xa0±\xa00.071 "
+        "| 0.500\xa0±\xa00.000 |",
         "| fastscnn | 2 | 1 | syncbn | 1 | 0.250 | 0.125 | 0.500 |",
         "| fcn | 2 | 1 | bn | 1 | 0.500 | 0.250 | 0.500 |",
     ]
@@ -254,28 +248,9 @@ def test_recomputed_statistics_are_told_where_there_are_any():
     runs = [a_run("bn", 2, 1, seed, 0.1) for seed in range(2)]
     runs[0]["test"]["recomputed"] = runs[1]["test"]["batch"]
     found = {str(k): run for k, run in enumerate(runs)}
-    assert "| 0.100 ± 0.000 | 0.050 | 0.050 ± 0.000 |" in results.table(found)
-    assert results.summary(found).splitlines()[::2] == [
-        "| images per device | 2 devices, `nn.BatchNorm` | 2 devices, recomputed | 2 "
-        "devices, `SyncBatchNorm` |",
-        "| 1 | 0.100 ± 0.000 | 0.050 |  |",
-    ]
-
-
-def test_the_claim_by_hand():
-    found = {"a": a_run("bn", 2, 1, 0, 0.1), "b": a_run("syncbn", 2, 1, 0, 0.25)}
-    for seed, score in enumerate((0.3, 0.5)):  # of other arms, which it is not about
-        found[f"c{seed}"] = a_run("syncbn", 1, 2, seed, score)
-        found[f"d{seed}"] = a_run("bn", 4, 1, seed, score)
-    assert results.claim(found, "camvid") == (
-        "With one image on each of 2 devices, FastSCNN reaches an mIoU of 0.250 on the "
-        "test images of camvid with `SyncBatchNorm`, and of 0.100 with `nn.BatchNorm`."
-    )
-
-
-def test_numbers_that_are_none_are_null_in_results():
-    value = {"a": [float("nan"), 0.1234567], "b": (float("inf"), 7)}
-    assert results.rounded(value) == {"a": [None, 0.12346], "b": [None, 7]}
+    both = "0.050\xa0±\xa00.000"
+    assert f"| 0.050 | {both} |" in results.table(found)
+    assert results.summary(found).splitlines()[2].endswith("| 0.050 |  |")
 
 
 @pytest.mark.parametrize("model", ["fastscnn", "fcn"])
@@ -288,13 +263,6 @@ def test_what_there_is_is_drawn(model, tmp_path):
     run["test"]["recomputed"] = run["test"]["running"]
     found = {"digits-a": gone, "digits-b": run}
     paths = figures.draw(found, tmp_path)
-    assert "ablation_details.png" in [path.name for path in paths]
+    names = {path.name for path in paths}
+    assert names >= {"ablation_details.png", "ablation_details_narrow.png"}
     assert all(path.exists() for path in paths)
-
-
-def test_results_are_named_after_the_folder():
-    data = {"dataset": "folder", "data_root": "some/camvid", "class_names": "a,b"}
-    task = plan.Plan(data, Path("results"), Path("runs")).grid(plan.FULL["fcn"])[0]
-    assert task["result"] == "results/camvid-fcn-bn-2x1-seed0.json"
-    config = Config.from_dict(task["settings"])
-    assert (config.class_names, config.run_dir) == ("a,b", f"runs/{task['name']}")

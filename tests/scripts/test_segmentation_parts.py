@@ -1,7 +1,6 @@
 """The parts of the segmentation scripts, each by itself and without training."""
 
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -142,14 +141,6 @@ def test_gluoncv_sets_share_no_image_and_number_classes_from_0(tmp_path, kind):
         image, label = dataset.load(0)
         assert image.shape == (2, 2, 3) and image.dtype == np.uint8
         assert label.tolist() == expected
-
-
-def test_coco_without_its_reader_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pycocotools", None)
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations/instances_train2017.json").write_text("{}")
-    with pytest.raises(UserError, match="needs the package pycocotools"):
-        open_datasets(config(dataset="coco", data_root=str(tmp_path)))
 
 
 def test_views_are_square_and_keep_image_and_label_together():
