@@ -1,4 +1,5 @@
-// Tests op/ apart from the passes: running statistics before a step, and the choice of a backend.
+// Tests op/ apart from the passes: running statistics before a step, collected moments, and the choice
+// of a backend.
 #include "check.h"
 #include "op/backend.h"
 #include "op/running_history.h"
@@ -68,6 +69,21 @@ TEST(DeviceWithoutAnUpdateIsUndoneAsOthers) {
   now = Of(2);
   CHECK(history.Undo(kSecond, &now));
   CHECK_EQ(now.mean[0], 0.0);
+}
+
+// By hand: 1 and 3, which two devices add; then 8, of one element.
+TEST(BatchesAreCollectedOnce) {
+  syncbn::CollectedMoments collected;
+  for (int run = 0; run < 2; ++run) {
+    collected.Start();
+    CHECK(collected.Numbers().empty());
+    for (int device = 0; device < 2; ++device) collected.Add(5, 2, {2}, {2}, true);
+    collected.Add(6, 0, {0}, {0}, true);  // no device has a row
+    collected.Add(7, 1, {8}, {0}, true);
+    collected.End();
+    // Batches, count, whether unbiased; mean, m2 over all, and within batches.
+    CHECK(collected.Numbers() == std::vector<double>({2, 3, 1, 4, 26, 2}));
+  }
 }
 
 TEST(ReleaseForgetsALayersGroupsOfDevices) {
