@@ -1,5 +1,6 @@
 """The ablation end to end at a tiny size, and its parts by themselves."""
 
+import itertools
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ pytest.importorskip("gluoncv", reason="the ablation trains GluonCV's nets")
 from ablation import figures, one_run, plan, results
 from ablation.jobs import left_over
 from ablation.process import make_engine
+from segmentation import checkpoint
 from segmentation.config import Config
 from segmentation.data import Batches, open_split
 from segmentation.devices import open_contexts
@@ -74,7 +76,7 @@ def test_a_grid_that_was_interrupted_is_continued_and_drawn(tmp_path):
         assert [entry["epoch"] for entry in run["epochs"]] == [1, 2]
         assert run["settings"]["lr"] == 0.025 and run["diverged"] is None
         assert len(run["predictions"]) == run["test_images"] == 4
-        for kind in "running", "batch":
+        for kind in results.SCORES:
             assert 0 <= run["test"][kind]["mean_iou"] <= 1
     for name in "ablation.png", "ablation_details.png":
         assert (logs / "results" / name).stat().st_size > 20000
@@ -161,13 +163,50 @@ def test_batch_statistics_are_of_the_devices_that_synchronize():
     assert abs(apart[0] / one[0] - 1) > 1e-3
 
 
+def test_recomputed_statistics_are_of_the_weights_alone():
+    """Whatever norm they were trained with, and on how many devices."""
+    settings = {"crop_size": 64, "train_images": 6, "val_images": 4, "batch_size": 2}
+    found, weights = [], None
+    for norm, devices in ("bn", 2), ("syncbn", 1):
+        config = Config.from_dict({**settings, "norm": norm, "num_devices": devices})
+        test_set = open_split("test", config)
+        engine, batches = make_engine(config, test_set, False, weights)
+        weights = weights or parameters(engine.net)
+        state = checkpoint.Checkpoint(config, test_set.classes, 1, [], weights)
+        before = one_run.scores(engine, batches)["running"]["loss"]
+        found.append(one_run.recomputed(state, batches)["loss"])
+        assert abs(found[-1] / before - 1) > 1e-3
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
 # ---------------------------------------------------------------- plans and tables
 
 
+def test_the_full_grid_has_every_arm_and_whole_seeds():
+    tasks = digits(Path("runs")).grid(plan.FULL["fastscnn"])
+    keys = "norm", "devices", "images", "seed"
+    arms = {tuple(task["about"][k] for k in keys) for task in tasks}
+    several = set(itertools.product(("bn", "syncbn"), (2, 4), (1, 2, 4), range(3)))
+    assert arms == several | set(
+        itertools.product(["syncbn"], [1], (2, 4, 8, 16), range(3))
+    )
+    assert len({task["name"] for task in tasks}) == len(tasks) == len(arms)
+    seeds = [task["about"]["seed"] for task in tasks]
+    assert seeds == sorted(seeds)  # cut short, the grid has whole seeds
+    alone = [arm for arm in plan.arms(plan.FULL["fcn"]) if arm.devices == 1]
+    assert alone == [plan.Arm("syncbn", 1, 2)]
+
+
 def test_a_result_of_other_settings_is_refused(tmp_path):
-    first, *rest = digits(tmp_path).grid(plan.QUICK["fastscnn"])
+    """One that lacks a score is made again; a run that diverged has none."""
+    first, second, *rest = digits(tmp_path).grid(plan.QUICK["fastscnn"])
     Path(first["result"]).write_text(json.dumps({"settings": first["compared"]}))
-    assert left_over([first, *rest]) == rest
+    found = {"settings": second["compared"], "test": {"running": {}, "batch": {}}}
+    Path(second["result"]).write_text(json.dumps(found))
+    assert left_over([first, second, *rest]) == [second, *rest]
+    found["test"]["recomputed"] = {}
+    Path(second["result"]).write_text(json.dumps(found))
+    assert left_over([first, second, *rest]) == rest
     Path(rest[0]["result"]).write_text(json.dumps({"settings": {}}))
     with pytest.raises(UserError, match="result of other settings"):
         left_over([first, *rest])
@@ -189,7 +228,9 @@ def test_the_table_by_hand():
     runs = [a_run("bn", 2, 1, seed, score) for seed, score in enumerate((0.1, 0.3))]
     runs += [a_run("syncbn", 2, 1, 0, 0.25), a_run("bn", 2, 1, 0, 0.5, "fcn")]
     found = {str(k): run for k, run in enumerate(runs)}
-    assert results.table(found).splitlines()[2:] == [
+    table = results.table(found)
+    assert "| mIoU | with batch statistics | pixel accuracy |" in table
+    assert table.splitlines()[2:] == [
         "| fastscnn | 2 | 1 | bn | 2 | 0.200\xa0±\xa00.141 | 0.100\xa0±\xa00.071 "
         "| 0.500\xa0±\xa00.000 |",
         "| fastscnn | 2 | 1 | syncbn | 1 | 0.250 | 0.125 | 0.500 |",
@@ -197,12 +238,24 @@ def test_the_table_by_hand():
     ]
 
 
-def test_what_there_is_is_drawn(tmp_path):
-    gone = a_run("bn", 2, 1, 0, 0.1)  # it diverged
+def test_recomputed_statistics_are_told_where_there_are_any():
+    runs = [a_run("bn", 2, 1, seed, 0.1) for seed in range(2)]
+    runs[0]["test"]["recomputed"] = runs[1]["test"]["batch"]
+    found = {str(k): run for k, run in enumerate(runs)}
+    both = "0.050\xa0±\xa00.000"
+    assert f"| 0.050 | {both} |" in results.table(found)
+    assert results.summary(found).splitlines()[2].endswith("| 0.050 |  |")
+
+
+@pytest.mark.parametrize("model", ["fastscnn", "fcn"])
+def test_what_there_is_is_drawn(model, tmp_path):
+    gone = a_run("bn", 2, 1, 0, 0.1, model)  # it diverged
     for key in "test", "epochs", "classes":
         gone.pop(key)
     assert results.score(gone) == 0
-    found = {"digits-a": gone, "digits-b": a_run("syncbn", 2, 1, 0, 0.2)}
+    run = a_run("syncbn", 2, 1, 0, 0.2, model)
+    run["test"]["recomputed"] = run["test"]["running"]
+    found = {"digits-a": gone, "digits-b": run}
     paths = figures.draw(found, tmp_path)
     names = {path.name for path in paths}
     assert names >= {"ablation_details.png", "ablation_details_narrow.png"}
