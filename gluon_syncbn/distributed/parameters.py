@@ -145,4 +145,6 @@ def _copy(parameters, root, name, timeout):
     if world().rank != root:
         with autograd.pause():
             for parameter, value in zip(parameters, values):
-                parameter.set_data(mx.nd.array(value, dtype=value.dtype))
+                is_np = isinstance(data_of(parameter)[0], mx.np.ndarray)
+                array = mx.np.array if is_np else mx.nd.array
+                parameter.set_data(array(value, dtype=value.dtype))

@@ -86,7 +86,8 @@ def average_statistics(
         for both, replicas in zip(pairs, zip(*everyone)):
             total = functools.reduce(Moments.merged, sum(replicas, []))
             for parameter, value in zip(both, (total.mean, total.m2 / total.count)):
-                parameter.set_data(mx.nd.array(value, dtype=parameter.dtype))
+                for data in data_of(parameter):
+                    data[:] = value.astype(data.dtype)
 
 
 def _replicas(mean, var):

@@ -5,6 +5,7 @@ Called by ``statistics``. It must not know what is done with the net meanwhile.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from typing import Iterator
 
@@ -25,6 +26,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[None]:
     converted, hybridized blocks trace their graphs again, here and afterwards.
     """
     saved: list = []
+    left: list = []
 
     def convert(block):
         in_graph = isinstance(block, SymbolBlock) and has_batch_norm(block)
@@ -36,10 +38,16 @@ def synchronized(net: mx.gluon.Block) -> Iterator[None]:
             else:
                 # The graph as it is now, of which a part may synchronize already.
                 vars(block).pop("_unconverted_graph", None)
-                convert_graph(block)
+                left.extend(convert_graph(block))
 
     try:
         net.apply(convert)
+        if left:
+            warnings.warn(
+                f"{', '.join(left)} keep their statistics, because their mean or "
+                "variance is read",
+                stacklevel=4,
+            )
         if saved:
             net.apply(forget_graph)
         yield

@@ -64,16 +64,18 @@ def recompute_statistics(
     Parameters
     ----------
     net : mxnet.gluon.Block
-        On any contexts, parallel or not, hybridized or not. Layers of BatchNorm are
+        On any contexts, parallel or not, hybridized or not. BatchNorm layers are
         synchronized for the time of the call. Layers that are frozen
-        (``use_global_stats``), or that `net` does not call, keep their statistics.
+        (``use_global_stats``), that `net` does not call, or that
+        :func:`convert_sync_batchnorm` leaves as they are, keep their statistics.
     batches : iterable
         Of inputs: each is an array, or a tuple or list of the arguments of `net`. Where
         `net` is on several contexts they are whole batches, which are split over these.
-        Processes may have different numbers of batches.
+        With several processes each calls this function, with batches of its own, of
+        which it may have more or fewer than others.
     steps : int or None, default None
         The largest number of batches; None means all.
-    variance : {"population", "pooled"}, default "population"
+    variance : str, "population" or "pooled", default "population"
         Layers with `unbiased_running_var` divide by :math:`N - 1`, or for ``"pooled"``
         by N less the number of batches.
 

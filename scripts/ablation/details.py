@@ -7,7 +7,7 @@ written.
 import numpy as np
 from matplotlib import pyplot
 
-from .results import runs, score
+from .results import has, runs, score
 
 # The name in the results: label, colour, marker.
 NORMS = {
@@ -15,6 +15,7 @@ NORMS = {
     "syncbn": ("SyncBatchNorm", "tab:blue", "o"),
 }
 ONE_DEVICE = "one device, whole batch", "tab:orange", "_"
+RECOMPUTED = {"linestyle": ":", "markerfacecolor": "none"}
 
 
 def panels(figure, count, narrow, **options):
@@ -94,9 +95,13 @@ def draw_other_net(axis, found):
     for place, (norm, devices, images) in enumerate(arms):
         _, colour, marker = ONE_DEVICE if devices == 1 else NORMS[norm]
         case = {"model": "fcn", "norm": norm, "devices": devices, "images": images}
-        values = [score(run) for run in runs(found, **case)]
+        group = runs(found, **case)
+        values = [score(run) for run in group]
         axis.plot([place] * len(values), values, marker, color=colour, markersize=8)
         axis.axhline(np.mean(values), color=colour, alpha=0.25)
+        values = [score(run, "recomputed") for run in group if has(run, "recomputed")]
+        style = {**RECOMPUTED, "linestyle": "", "color": colour, "markersize": 8}
+        axis.plot([place + 0.2] * len(values), values, marker, **style)
     labels = [f"{norm}\n{devices} x {images}" for norm, devices, images in arms]
     axis.set_xticks(range(len(arms)), labels, fontsize=8)
     axis.margins(x=0.3, y=0.15)

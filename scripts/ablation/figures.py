@@ -17,8 +17,8 @@ from segmentation.files import write_atomically
 from segmentation.report import painted
 
 from . import details
-from .details import NORMS, ONE_DEVICE, finish, panels
-from .results import runs, score
+from .details import NORMS, ONE_DEVICE, RECOMPUTED, finish, panels
+from .results import has, runs, score
 
 STYLE = Path(__file__).parents[1] / "figures.mplstyle"
 
@@ -75,7 +75,10 @@ def gain(found, narrow):
         Line2D([], [], color=colour, marker=marker, linestyle=line, label=label)
         for label, colour, marker, line in styles
     ]
-    place = {"loc": "outside lower center", "ncol": 1 if narrow else 3}
+    if any("recomputed" in run.get("test", ()) for run in fast):
+        style = {**RECOMPUTED, "color": "tab:gray", "marker": "o"}
+        handles.append(Line2D([], [], label="statistics recomputed", **style))
+    place = {"loc": "outside lower center", "ncol": 1 if narrow else 4}
     figure.legend(handles=handles, fontsize=10, **place)
     return figure
 
@@ -85,14 +88,16 @@ def draw_scores(axis, found, devices):
     case = {"model": "fastscnn", "devices": devices}
     images = sorted({run["images"] for run in runs(found, **case)})
     for shift, (norm, (_, colour, marker)) in zip((-0.07, 0.07), NORMS.items()):
-        means = []
-        for place, count in enumerate(images):
-            arm = runs(found, **case, norm=norm, images=count)
-            group = [score(run) for run in arm]
-            x = place + shift
-            axis.plot([x] * len(group), group, marker, color=colour, alpha=0.55)
-            means.append((x, np.mean(group) if group else np.nan))
-        axis.plot(*zip(*means), color=colour)
+        for kind, style in (("running", {}), ("recomputed", RECOMPUTED)):
+            means = []
+            for place, count in enumerate(images):
+                arm = runs(found, **case, norm=norm, images=count)
+                group = [score(run, kind) for run in arm if has(run, kind)]
+                x = place + shift
+                points = {**style, "linestyle": "", "alpha": 0.55}
+                axis.plot([x] * len(group), group, marker, color=colour, **points)
+                means.append((x, np.mean(group) if group else np.nan))
+            axis.plot(*zip(*means), color=colour, **style)
     for place, count in enumerate(images):
         whole = {"devices": 1, "images": devices * count}
         alone = [score(run) for run in runs(found, model="fastscnn", **whole)]

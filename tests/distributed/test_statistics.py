@@ -105,6 +105,22 @@ assert "2 parameters of rank 1 and of rank 0 differ" in text, text
     run_ranks(2, DATA + program)
 
 
+def test_nets_of_numpy_arrays():
+    program = """
+with mx.util.np_shape(True), mx.util.np_array(True):
+    layer = SyncBatchNorm(in_channels=1, group='process')
+    layer.initialize(ctx=cpus(2))
+    layer.gamma.set_data(mx.np.array([1 + rank]))
+    distributed.broadcast_parameters(layer)
+    assert (value(layer.gamma, 1) == 1).all()
+    recompute_statistics(layer, [mx.np.array([[1.0 + rank], [3.0 + rank]])])
+    distributed.average_statistics(layer)
+    assert statistics(layer) == (2.5, 1.25)
+    check_replicas(layer)
+"""
+    run_ranks(2, DATA + program)
+
+
 def test_a_device_of_another_rank_differs():
     program = """
 net = nn.Dense(1, in_units=1, prefix='dense_')

@@ -234,6 +234,30 @@ def test_frozen_layers_keep_their_statistics():
     np.testing.assert_allclose(value(net[2].running_mean), [2, 4], rtol=1e-4)
 
 
+class Negated(nn.BatchNorm):
+    def forward(self, x, *args):
+        return -super().forward(x, *args)
+
+
+@pytest.mark.filterwarnings("ignore:Caution using SyncBatchNorm")
+def test_layers_stay_of_their_kind():
+    """One with a forward of another kind keeps its statistics, and is named."""
+    relu = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
+    kinds = mx.gluon.contrib.nn.SyncBatchNorm, relu, Negated
+    net = nn.HybridSequential()
+    net.add(*(kind(in_channels=1) for kind in kinds))
+    net.initialize()
+    net.hybridize()
+    with pytest.warns(UserWarning, match=rf"stay unsynchronized: {net[2].name} "):
+        recompute_statistics(net, [mx.nd.array([[[[1.0]]], [[[3.0]]]])])
+    assert tuple(map(type, net)) == kinds
+    # (-1, 1) after the first layer; the ReLU makes (0, 1) of it.
+    means = [value(layer.running_mean) for layer in net]
+    np.testing.assert_allclose(np.ravel(means), [2, 0, 0], atol=1e-6)
+    y = net(mx.nd.array([[[[3.0]]]])).asscalar()
+    assert y == pytest.approx(-1, rel=1e-4)
+
+
 def test_a_layer_that_is_used_twice_sees_all_that_it_gets():
     """So do two layers that share their statistics."""
     layer = SyncBatchNorm(in_channels=1)
