@@ -123,15 +123,15 @@ def _check_head_gradients(request):
 def _through(calls, request, destination):
     """Backward through the caller's graph and all devices' graphs that it reaches.
 
-    Where a call has inputs with gradients, the caller's graph goes on before it: first
-    the leaves get their gradients, then all variables, in one backward from the heads
-    and those inputs.
+    If inputs of a call have gradients, part of the caller's graph is on the other side
+    of the devices' graphs. Then the first pass through the caller's graph is for the
+    leaves only, and the last one, from the heads and those inputs, for its variables.
     """
     heads, gradients = request.heads, request.gradients
     leaves = {name: leaf for call in calls for name, leaf in call.leaves.items()}
-    goes_on = any(call.inputs for call in calls)
+    has_inputs = any(call.inputs for call in calls)
     try:
-        if goes_on:
+        if has_inputs:
             of_leaves = _gradients(leaves, heads, gradients, request.train_mode)
         else:
             of_leaves = destination.of_caller(heads, gradients, leaves)
@@ -147,7 +147,7 @@ def _through(calls, request, destination):
                         gradient = earlier + gradient
                     of_leaves[name] = gradient
                 heads, gradients = heads + call.inputs, gradients + of_inputs
-        if goes_on:
+        if has_inputs:
             destination.of_caller(heads, gradients, {})
         destination.finish()
     except BaseException:

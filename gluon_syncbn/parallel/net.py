@@ -36,7 +36,6 @@ from . import backward
 from .batch import Batch, ShardedOutput
 from .participation import expect_driver, participating
 
-_OWN = "net", "devices", "batch_axis"  # attributes of a ParallelNet
 _warned_of = weakref.WeakSet()  # trainers
 
 
@@ -164,8 +163,9 @@ class ParallelNet(Block):
         gather: bool = True,
     ) -> None:
         super().__init__(prefix="")
-        self.net, self.devices = net, devices
-        self.batch_axis, self._gather = batch_axis, gather
+        self.devices, self.batch_axis = devices, batch_axis
+        self._gather = gather
+        self.net = net  # from now on attributes that it has are set on it
         self._checked, self._synchronizes = [], False
         self._check_contexts()
 
@@ -182,8 +182,8 @@ class ParallelNet(Block):
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets the template's attribute of that name if it has one, else this net's."""
         template = vars(self).get("net")
-        own = name in _OWN or name.startswith("_") or hasattr(type(self), name)
-        if own or name in vars(self) or not hasattr(template, name):
+        own = name.startswith("_") or hasattr(type(self), name) or name in vars(self)
+        if own or not hasattr(template, name):
             super().__setattr__(name, value)
         else:
             self._checked = []

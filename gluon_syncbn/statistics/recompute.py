@@ -72,7 +72,7 @@ def recompute_statistics(
         which it may have more or fewer than others.
     steps : int or None, default None
         The largest number of batches; None means all.
-    variance : {"population", "pooled"}, default "population"
+    variance : str, "population" or "pooled", default "population"
         Layers with `unbiased_running_var` divide by :math:`N - 1`, or for ``"pooled"``
         by N less the number of batches.
 

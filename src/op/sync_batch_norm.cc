@@ -28,7 +28,7 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
   const int ndim = static_cast<int>(x.shape.size());
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
-  ProcessGroup* const processes = batch_statistics_ ? Processes() : nullptr;
+  Communicator* const processes = batch_statistics_ ? Processes() : nullptr;
   try {
     backend_->Begin(layout, vectors);
     body(layout);
@@ -100,9 +100,9 @@ bool SyncBatchNorm::Synchronizes() const {
 }
 
 // The processes to synchronize with; null for none.
-ProcessGroup* SyncBatchNorm::Processes() const {
+Communicator* SyncBatchNorm::Processes() const {
   if (!options_.across_processes || options_.ranks.size() == 1) return nullptr;
-  ProcessGroup* processes = TheProcessGroup();
+  Communicator* processes = TheCommunicator();
   if (processes == nullptr && !options_.ranks.empty()) {
     throw Error(Concat("SyncBatchNorm '", group_->layer(), "': its group has ",
                        options_.ranks.size(), " ranks, but gluon_syncbn.distributed.init() was not "

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "collective/devices/group.h"
-#include "core/activation.h"
 #include "core/layout.h"
 #include "op/backend.h"
 #include "op/running_history.h"
@@ -72,11 +71,7 @@ class SyncBatchNorm {
                  std::initializer_list<const Tensor*> vectors, const Body& body);
 
   void ComputeForward(const Layout& layout, const ForwardTensors& of);
-  void ForwardFromRunning(const Layout& layout, const ForwardTensors& of);
-  void ForwardFromBatch(const Layout& layout, const ForwardTensors& of);
-  void ReadParameters(const ForwardTensors& of);
-  void SetScale(const std::vector<double>& var);
-  NormalizePass NormalizationOf(const Layout& layout, const ForwardTensors& of) const;
+  void SetScale(const std::vector<double>& var, const ForwardTensors& of);
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& of);
 
@@ -98,7 +93,7 @@ class SyncBatchNorm {
   };
   void Exchange(const char* phase, const Tensor& x, const Layout& layout,
                 ReduceOperation operation, std::initializer_list<Piece> pieces);
-  ProcessGroup* Processes() const;
+  Communicator* Processes() const;
 
   const Options options_;
   const Device device_;

@@ -4,18 +4,9 @@ Each program runs on every rank and asserts there.
 """
 
 import pytest
-from support.mpi import Ranks, needs_mpi, run_ranks
+from support.mpi import needs_mpi, run_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Runs a program on two ranks, which stay for the next program."""
-    ranks = Ranks(2, tmp_path_factory.mktemp("ranks"))
-    yield ranks.run
-    if ranks.alive():
-        ranks.end()
 
 
 DATA = """
@@ -35,7 +26,7 @@ def assert_moments(layer, elements):
 """
 
 
-def test_unequal_numbers_of_batches(run):
+def test_unequal_numbers_of_batches():
     """Rank 0 has a batch more; it has two contexts, of which one is without a row."""
     program = """
 for norm in SyncBatchNorm, nn.BatchNorm:
@@ -66,10 +57,10 @@ for k in range(3):
 assert_moments(net[2], np.concatenate(seen))
 assert_same_bits(*statistics(net[2]))
 """
-    run(DATA + program)
+    run_ranks(2, DATA + program)
 
 
-def test_groups_and_their_average(run):
+def test_groups_and_their_average():
     program = """
 layer = SyncBatchNorm(in_channels=3, group='process')
 layer.cast('float64')
@@ -87,10 +78,10 @@ distributed.average_statistics(layer, weights[rank])
 assert_moments(layer, np.concatenate(sum(shards, [])))
 check_replicas(layer)
 """
-    run(DATA + program)
+    run_ranks(2, DATA + program)
 
 
-def test_average_counts_replicas(run):
+def test_average_counts_replicas():
     program = """
 for container in nn.HybridSequential, None:
     layer = nn.BatchNorm(in_channels=1)
@@ -111,10 +102,10 @@ assert 'the nets differ' in text, text
 text = error_of(check_replicas, dense)
 assert "2 parameters of rank 1 and of rank 0 differ" in text, text
 """
-    run(DATA + program)
+    run_ranks(2, DATA + program)
 
 
-def test_nets_of_numpy_arrays(run):
+def test_nets_of_numpy_arrays():
     program = """
 with mx.util.np_shape(True), mx.util.np_array(True):
     layer = SyncBatchNorm(in_channels=1, group='process')
@@ -127,10 +118,10 @@ with mx.util.np_shape(True), mx.util.np_array(True):
     assert statistics(layer) == (2.5, 1.25)
     check_replicas(layer)
 """
-    run(DATA + program)
+    run_ranks(2, DATA + program)
 
 
-def test_a_device_of_another_rank_differs(run):
+def test_a_device_of_another_rank_differs():
     program = """
 net = nn.Dense(1, in_units=1, prefix='dense_')
 net.initialize(mx.init.One(), ctx=cpus(2))
@@ -141,7 +132,7 @@ text = error_of(check_replicas, net)
 assert text == ("rank 1: parameter 'dense_weight' differs between cpu(0) and cpu(1), "
                 'by up to 2.0'), text
 """
-    run(DATA + program)
+    run_ranks(2, DATA + program)
 
 
 def test_an_error_on_one_rank_changes_nothing_on_any():

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
-from support.helpers import MODES, assert_near, cpus, set_mode, summed_grad, twins
+from support.helpers import (
+    MODES,
+    assert_near,
+    cpus,
+    plain_net,
+    set_mode,
+    summed_grad,
+    twin,
+)
 
 from gluon_syncbn import make_parallel
 
@@ -122,7 +130,9 @@ def two_steps(net, inputs, shaped):
 def test_trains_like_batch_norm(count, call, attach, dtype, mode):
     merge, inputs, shaped = CALLS[call]
     contexts = cpus(count)
-    plain, ours = twins(partial(Merged, merge=merge), contexts, None, dtype)
+    make_net = partial(Merged, merge=merge)
+    plain = plain_net(make_net, None, dtype)
+    ours = twin(plain, make_net, contexts, dtype)
     net = ours if count == 1 else make_parallel(ours, contexts)
     data = random_inputs(inputs, dtype, attach)
     results = two_steps(set_mode(net, mode), data, shaped)

@@ -18,6 +18,8 @@ from support.failed_steps import (
     normal_states,
     undone_kinds,
 )
+from support.helpers import set_mode
+from support.mistakes import make_layer, make_shards
 from support.mpi import needs_mpi, run_ranks
 
 import gluon_syncbn
@@ -78,12 +80,8 @@ def test_an_error_comes_once():
     def absent(place, context):
         return "absent" if context == mx.cpu(1) else None
 
-    def read(losses):
-        for loss in losses:
-            loss.wait_to_read()
-
     with pytest.raises(mx.MXNetError, match="Arrived: cpu.0.*Missing: cpu.1"):
-        read(program.queue(0, absent))
+        program.run(0, absent)
     for number in range(STEPS):
         program.queue(number)
     assert program.state() == expected
@@ -96,33 +94,22 @@ def test_an_error_comes_once():
 
 
 def test_a_step_without_a_trainer_cannot_be_undone(devices):
-    layers = [gluon_syncbn.SyncBatchNorm(in_channels=3, timeout=0.2) for _ in range(2)]
-    for layer in layers:
-        layer.initialize(ctx=devices.contexts)
-    xs = [mx.nd.ones((2, 3), ctx=context) for context in devices.contexts]
-
-    def forward(x):
-        y = layers[0](x)
-        return layers[1](y) if x.context == mx.cpu(0) else y
-
-    with autograd.train_mode():
-        for y in devices.map(forward, xs):
-            try:
-                y.wait_to_read()
-            except mx.MXNetError:
-                pass
-    name = layers[0].name
-    with pytest.warns(UserWarning, match=f"'{name}' ran in a step.*last checkpoint"):
+    layer = make_layer(devices.contexts, timeout=0.2)
+    with autograd.record():
+        ys = devices.map(layer, make_shards(devices))
+    devices.map_first(lambda y: y.backward(), ys[:1])
+    with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
+        layer.gamma.grad(mx.cpu(0)).wait_to_read()
+    words = f"'{layer.name}' ran in a step.*last checkpoint"
+    with pytest.warns(UserWarning, match=words):
         assert gluon_syncbn.recover() == 0
 
 
 def test_a_trainers_first_step_waits_for_the_first_forward(devices):
     """It copies running statistics, which MXNet takes for inputs of a static graph."""
-    layer = gluon_syncbn.SyncBatchNorm(in_channels=3, timeout=0.3)
-    layer.initialize(ctx=devices.contexts)
-    layer.hybridize(static_alloc=True, static_shape=True)
+    layer = set_mode(make_layer(devices.contexts, timeout=0.3), "static_shape")
     trainer = gluon.Trainer(layer.collect_params(), "sgd")
     with autograd.record():
-        devices.map_first(layer, [mx.nd.ones((2, 3))])
+        devices.map_first(layer, make_shards(devices)[:1])
     with pytest.raises(mx.MXNetError, match=r"Missing: cpu\(1\)"):
         trainer.step(1)

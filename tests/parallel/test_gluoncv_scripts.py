@@ -1,4 +1,4 @@
-"""GluonCV's nets take the layer, and its segmentation script trains on two contexts."""
+"""The loop of GluonCV's segmentation script, on two CPU contexts."""
 
 import mxnet as mx
 import numpy as np
@@ -7,7 +7,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.helpers import copy_parameters, cpus, output_of, whole
 
-from gluon_syncbn import SyncBatchNorm, check_replicas, convert_sync_batchnorm
+from gluon_syncbn import SyncBatchNorm, check_replicas
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
 from gluoncv import model_zoo  # noqa: E402
@@ -16,39 +16,6 @@ from gluoncv.model_zoo import resnetv1b, segbase  # noqa: E402
 from gluoncv.utils import parallel  # noqa: E402
 
 CONTEXTS, CLASSES, SIZE = cpus(2), 4, 16
-
-
-NORM = {"norm_layer": SyncBatchNorm, "norm_kwargs": {"num_devices": 2}}
-ARGUMENTS = {"nclass": 3, "backbone": "resnet50", "pretrained_base": False, **NORM}
-YOLO = {"classes": ["a"], "pretrained_base": False, **NORM}
-NETS = {
-    "pspnet": lambda: model_zoo.PSPNet(aux=True, crop_size=64, **ARGUMENTS),
-    # These make some of their layers without norm_layer.
-    "icnet": lambda: model_zoo.icnet.ICNet(crop_size=64, **ARGUMENTS),
-    "yolo3": lambda: model_zoo.yolo3_darknet53_custom(**YOLO),
-    "mobilenet": lambda: model_zoo.get_model("mobilenet0.25", pretrained=False),
-}
-
-
-def norms(net):
-    found = []
-    net.apply(lambda b: found.append(b) if isinstance(b, nn.BatchNorm) else None)
-    return found
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_every_norm_of_a_net_is_the_layer(name):
-    net = NETS[name]()
-    before = len(norms(net))
-    if name != "pspnet":
-        convert_sync_batchnorm(net, num_devices=2)
-    found = norms(net)
-    assert {type(layer) for layer in found} == {SyncBatchNorm}
-    assert {layer.num_devices for layer in found} == {2}
-    assert len(found) == before > 20
-
-
-# ---- the loop of scripts/segmentation/train.py ---------------------------------------
 
 
 @pytest.fixture

@@ -112,22 +112,6 @@ def test_a_busy_device_does_not_wait_for_data(monkeypatch):
     assert (waits.steps, waits.data) == (3, 0)
 
 
-def test_each_report_begins_after_the_one_before(devices):
-    net = dense(devices.contexts)
-    trainer = Trainer(net.collect_params(), "sgd")
-    with Monitor(net) as monitor:
-        for number, x in enumerate(monitor.data([mx.nd.ones((2, 1))] * 5)):
-            differentiate(net, x)
-            trainer.step(2)
-            mx.nd.waitall()
-            if number == 2:  # which lasts until the next batch is asked for
-                assert monitor.report().steps == 2
-        mx.nd.waitall()
-        assert monitor.report().steps == 3
-        assert monitor.report().steps == 0
-    assert str(monitor.report()).startswith("waited for data ")
-
-
 def test_outside_of_its_block(devices):
     monitor = Monitor(dense(devices.contexts))
     with pytest.raises(RuntimeError, match="Monitor.report was called before .* wi"):

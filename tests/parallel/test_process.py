@@ -73,18 +73,10 @@ for _ in range(5):
 """
 
 PROGRAMS = {
-    "exit with a step in flight": "push_step()",
     "exit after the net is deleted": "push_step(); del net",
     "sys.exit": "push_step(); print('done'); sys.exit(0)",
     "exit while a device waits in vain": "y = push_a_wait_in_vain()",
     "exit after an error in a loss's backward": AFTER_AN_ERROR,
-    "fork with steps in flight": """
-for step in range(20):
-    push_step()
-    fork()
-mx.nd.waitall()
-assert net[1].num_batches_tracked == 20
-""",
     # An error of the layer before a fork would be dropped.
     "fork while another thread queues": """
 gluon_syncbn.set_timeout(5)

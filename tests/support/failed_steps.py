@@ -22,7 +22,6 @@ from mxnet.gluon import nn
 
 import gluon_syncbn
 from gluon_syncbn import distributed
-from gluon_syncbn.common.nested import flatten
 from gluon_syncbn.native import failures
 from support.helpers import MODES, Loop, set_mode
 
@@ -146,9 +145,7 @@ class Program:
         """Reads some arrays, as a program that saves before it calls recover()."""
         parameters = list(self.net.collect_params().values())
         arrays = [array for p in parameters for array in p.list_data()]
-        arrays += [array for p in parameters for array in p._grad or ()]
-        states = flatten([updater.states for updater in self.trainer._updaters])
-        arrays += [array for array in states if isinstance(array, mx.nd.NDArray)]
+        arrays += [g for p in parameters if p.grad_req != "null" for g in p.list_grad()]
         for array in rng.sample(arrays, 4):
             with suppress(mx.MXNetError):
                 array.asnumpy()

@@ -1,6 +1,6 @@
 """Parts of tests of users' mistakes: a small layer, its shards, its failure.
 
-Called by test_rendezvous.py, test_arguments.py and test_recovery.py.
+Called by test_rendezvous.py, test_arguments.py, test_recovery.py and others.
 """
 
 import re

@@ -1,5 +1,7 @@
-// Running statistics before a step: counted batches, and what undoes them; collected moments.
+// Tests op/ apart from the passes: running statistics before a step, collected moments, and the choice
+// of a backend.
 #include "check.h"
+#include "op/backend.h"
 #include "op/running_history.h"
 
 namespace {
@@ -42,7 +44,7 @@ TEST(StepsSinceACommitAreUndone) {
   CHECK_EQ(history.Batches(), 1);
 }
 
-TEST(StatisticsThatSomebodyHasWrittenStay) {
+TEST(StatisticsThatOtherCodeHasWrittenStay) {
   RunningHistory history;
   history.Note(kFirst, Of(0), Of(1));
   Statistics now = Of(7);
@@ -90,6 +92,12 @@ TEST(ReleaseForgetsALayersGroupsOfDevices) {
   RunningHistory::Release("key");
   CHECK_EQ(RunningHistory::Of("key/0")->Batches(), 0);
   CHECK_EQ(RunningHistory::Of("keyhole")->Batches(), 4);
+}
+
+TEST(GpuIsRefusedWhereCudaWasNotBuilt) {
+  CheckHas(ErrorOf([] { syncbn::MakeBackend({"gpu", 1}, nullptr); }),
+           "SyncBatchNorm on gpu(1): this build of gluon_syncbn has CPU kernels only, because it "
+           "was built for native tests; install a working nvcc");
 }
 
 }  // namespace
