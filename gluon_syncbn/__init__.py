@@ -9,6 +9,7 @@ from .common.version import __version__
 from .devices.devices import Devices
 from .layer.batch_norm import SyncBatchNorm
 from .layer.convert import convert_sync_batchnorm, revert_sync_batchnorm
+from .layer.freezing import freeze_statistics
 from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
 from .native.library import features
@@ -36,6 +37,7 @@ __all__ = [
     "convert_sync_batchnorm",
     "distributed",
     "features",
+    "freeze_statistics",
     "get_timeout",
     "gluoncv",
     "keep_freed_memory",

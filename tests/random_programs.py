@@ -32,7 +32,6 @@ class Layer:
     epsilon: float
     scale: bool
     center: bool
-    use_global_stats: bool
     unbiased_running_var: bool
     activation: Optional[str]
     slope: Optional[float]
@@ -119,7 +118,6 @@ def generate(seed):
     if dtype == "float16":
         for layer in layers:  # or else outputs overflow, with statistics of one row
             layer.epsilon = max(layer.epsilon, 1e-3)
-            layer.use_global_stats &= data != "far"
     program = Program(
         seed=seed,
         way=way,
@@ -165,7 +163,6 @@ def _layer(draw, needs_gradient):
         epsilon=one_of([1e-5, 1e-3, 0.5]),
         scale=needs_gradient or draw.random() < 0.8,
         center=draw.random() < 0.8,
-        use_global_stats=draw.random() < 0.1,
         unbiased_running_var=draw.random() < 0.3,
         activation=activation,
         slope=slope.get(activation),

@@ -21,7 +21,7 @@ from ..mxnet_private.blocks import (
     settings_of,
 )
 from .activations import NONE, RELU, ActivatedBatchNorm
-from .batch_norm import SyncBatchNorm, check_numbers
+from .batch_norm import SyncBatchNorm, check_numbers, known_momentum
 from .fusion import check_can_unfold, find_pairs, fold, unfold
 from .symbol_blocks import convert_graph, revert_graph
 from .synchronization import SyncState, checked_settings
@@ -183,8 +183,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
             original, former = nn.BatchNorm, {}
         # Settings that changed since (GluonCV freezes statistics this way) stay.
         settings = {**former, **settings_of(block)}
-        if settings["momentum"] is None:
-            settings["momentum"] = 0.9
+        settings["momentum"] = known_momentum(settings)
         set_settings(block, settings)
         block.__class__ = original
         if original is ActivatedBatchNorm:

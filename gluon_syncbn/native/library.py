@@ -76,6 +76,7 @@ _SIGNATURES = {
         [_text] * 3 + [_pointer, _int64, _double, ctypes.POINTER(_int64)],
     ),
     "gluon_syncbn_distributed_result": (None, [_pointer]),
+    "gluon_syncbn_note_frozen": (_status, [_text, _int]),
     "gluon_syncbn_distributed_join": (_int, [_double]),
     "gluon_syncbn_distributed_leave": (_status, []),
     "gluon_syncbn_distributed_stop": (_int, [_double]),

@@ -238,3 +238,52 @@ used = time.process_time() - used
 assert used < 0.5, used
 """
     run_ranks(2, program)
+
+
+FROZEN = """
+names = 'frozen_', 'trained_'
+net = nn.HybridSequential(prefix='net_')
+net.add(*(SyncBatchNorm(in_channels=3, prefix=name) for name in names))
+net.initialize()
+x = mx.nd.array(np.random.default_rng(rank).normal(size=(4, 3)))
+
+def step():
+    with autograd.record():
+        y = net(x)
+    y.backward()
+    mx.nd.waitall()
+"""
+
+
+def test_frozen_layers():
+    program = """
+step()
+gluon_syncbn.freeze_statistics(net[0])
+before = net[0].running_mean.data().asnumpy()
+step()
+assert (net[0].running_mean.data().asnumpy() == before).all()
+gluon_syncbn.freeze_statistics(net[0], False)
+step()
+after = net[0].running_mean.data().asnumpy()
+assert (after != before).all()
+assert_same_bits(after, net[1].running_var.data().asnumpy())
+"""
+    run_ranks(2, FROZEN + program)
+
+
+@pytest.mark.parametrize("patient", [0, 1])
+def test_frozen_on_one_rank_only(patient):
+    """The error names the cause, whichever rank's time runs out first."""
+    program = f"""
+if rank == 0:
+    gluon_syncbn.freeze_statistics(net[0])
+gluon_syncbn.set_timeout(60 if rank == {patient} else 2)
+text = error_of(step)
+cause = "has frozen 'frozen': call gluon_syncbn.freeze_statistics on all ranks or on none"
+assert cause in text, text
+gluon_syncbn.recover()
+gluon_syncbn.set_timeout(20)
+gluon_syncbn.freeze_statistics(net[0])
+step()
+"""
+    run_ranks(2, FROZEN + program)

@@ -57,7 +57,7 @@ class Use:
         self._gamma = gamma if layer.scale else ones
         self._count = x.size // x.shape[program.axis]
         self._conditioning, self._where = 0.0, (program.axis, layer.epsilon)
-        self._synchronized = train and not layer.use_global_stats
+        self._synchronized = train
         if self._synchronized:
             results = reference.forward(self._x, ones, zeros, *self._where)
             self._x_hat, mean, var, self._inv_std = results

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "collective/processes/communicator.h"
+#include "collective/processes/frozen.h"
 #include "collective/processes/report.h"
 #include "core/c_interface.h"
 #include "core/error.h"
@@ -59,6 +60,11 @@ SYNCBN_EXPORT int gluon_syncbn_distributed_exchange(const char* name, const char
     last_result = Connected().AllReduce(std::move(contribution));
     *result_bytes = static_cast<int64_t>(last_result.size());
   });
+}
+
+// Tells other ranks, if they wait for this one in a layer, that it has frozen it; or no longer.
+SYNCBN_EXPORT int gluon_syncbn_note_frozen(const char* layer, int is_frozen) {
+  return CatchAll([&] { syncbn::NoteFrozen(layer, is_frozen != 0); });
 }
 
 // Copies the result of this thread's last exchange, and forgets it.
