@@ -292,3 +292,32 @@ def test_graphs_are_freed(way, devices):
     assert traced.count_graphs() == 2  # of the last step, on two devices
     autograd.backward(totals)
     assert traced.count_graphs() == 0
+
+
+class TwoOutputs(Block):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Dense(2, in_units=1) for _ in range(2))
+
+    def forward(self, x, y):
+        return self.first(x) ** 2, self.second(y) ** 2
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_each_output_has_a_backward(order, devices):
+    """Each writes what its output depends on, and leaves the other's gradients."""
+    results = []
+    for net in TwoOutputs(), make_parallel(TwoOutputs(), devices.contexts):
+        net.initialize(mx.init.One())
+        x, y = column(1, 2, 3), column(4, 5, 6)
+        x.attach_grad()
+        y.attach_grad()
+        with autograd.record():
+            outputs = net(x * 1, y * 1)
+        found = []
+        for k in order:
+            outputs[k].backward(retain_graph=True)
+            found += [(x, y)[k].grad.asnumpy(), *gradients(net)]
+        results.append(found)
+    for result, expected in zip(*results):
+        assert (result == expected).all()
