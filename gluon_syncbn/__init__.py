@@ -9,6 +9,7 @@ from .common.version import __version__
 from .devices.devices import Devices
 from .layer.batch_norm import SyncBatchNorm
 from .layer.convert import convert_sync_batchnorm, revert_sync_batchnorm
+from .layer.freezing import freeze_statistics
 from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
 from .native.library import features
@@ -17,6 +18,7 @@ from .parallel.criterion import ParallelCriterion
 from .parallel.net import ParallelNet, make_parallel
 from .parallel.participation import participating
 from .parallel.plain_loop import allow_plain_loop
+from .statistics.recompute import recompute_statistics
 from .tools.contexts import available_contexts
 from .tools.memory import keep_freed_memory
 from .tools.replicas import check_replicas
@@ -35,11 +37,13 @@ __all__ = [
     "convert_sync_batchnorm",
     "distributed",
     "features",
+    "freeze_statistics",
     "get_timeout",
     "gluoncv",
     "keep_freed_memory",
     "make_parallel",
     "participating",
+    "recompute_statistics",
     "recover",
     "revert_sync_batchnorm",
     "set_timeout",

@@ -16,8 +16,8 @@ from mxnet.gluon import nn
 from ..common.arguments import check_bool, check_int, check_real, check_type, counted
 from ..mxnet_private.blocks import current_trace
 from . import exporting, layout_guard
-from .activations import checked
-from .synchronization import SyncState, checked_settings, group_attributes
+from .activations import apply, checked
+from .synchronization import SyncState, checked_settings, group_attributes, ranks_of
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 
@@ -49,8 +49,8 @@ class SyncBatchNorm(nn.BatchNorm):
         Whether beta and gamma are learned; otherwise beta keeps its initial value and
         gamma is taken as 1.
     use_global_stats : bool, default False
-        Normalize with the running statistics in training too; nothing is exchanged
-        then.
+        Normalize with the running statistics in training too, see
+        :func:`freeze_statistics`.
     beta_initializer, gamma_initializer : str or Initializer
         As in :class:`mxnet.gluon.nn.BatchNorm`.
     running_mean_initializer, running_variance_initializer : str or Initializer
@@ -209,6 +209,11 @@ class SyncBatchNorm(nn.BatchNorm):
         groups = self._sync.rendezvous.groups()
         return [(key, members or self.contexts()) for key, members in groups]
 
+    def ranks(self) -> list[int]:
+        """The ranks that the layer synchronizes with, the own one included."""
+        group = self._sync.group
+        return ranks_of(group_attributes(group, self.contexts(), self.name))
+
     @property
     def num_batches_tracked(self) -> int:
         """Training batches that the running statistics have seen; may be set.
@@ -227,14 +232,17 @@ class SyncBatchNorm(nn.BatchNorm):
     def forward(self, x: Any, *args: Any) -> Any:
         """Checks what is known before it runs, then calls or traces the layer."""
         is_array = isinstance(x, mx.nd.NDArray)
+        is_frozen = self._kwargs["use_global_stats"]
         # A symbol that is not traced for a call belongs to no context.
-        if autograd.is_training() and (is_array or current_trace()):
+        if autograd.is_training() and not is_frozen and (is_array or current_trace()):
             self._check_enough_contexts()
         if not is_array:
             check_type("data", x, mx.sym.Symbol, "an NDArray or Symbol")
             return super().forward(x, *args)
-        layout_guard.make_plain(x)
         try:
+            if is_frozen:
+                return super().forward(x, *args)
+            layout_guard.make_plain(x)
             return layout_guard.plain_gradient(super().forward(x, *args))
         except mx.MXNetError:
             self._check_channels(x)
@@ -252,6 +260,12 @@ class SyncBatchNorm(nn.BatchNorm):
                 array.as_nd_ndarray()
                 for array in (x, gamma, beta, running_mean, running_var)
             )
+        is_frozen = self._kwargs["use_global_stats"]
+        self._sync.rendezvous.note_frozen(is_frozen)
+        if is_frozen:
+            parameters = gamma, beta, running_mean, running_var
+            y = self._frozen_forward(F, x, *parameters)
+            return y.as_np_ndarray() if is_np else y
         is_symbol = F is not mx.nd
         places = contexts if is_symbol else [x.context]
         trace = current_trace() if is_symbol else None
@@ -270,6 +284,12 @@ class SyncBatchNorm(nn.BatchNorm):
         self._sync.latest_use = (None, None) if trace is None else (trace.key, y)
         y = layout_guard.guarded_output(F, y, guard, trace)
         return y.as_np_ndarray() if is_np else y
+
+    def _frozen_forward(self, F, x, *parameters):
+        """MXNet's own operator: nothing is exchanged, so none of ours is needed."""
+        settings = {**self._kwargs, "momentum": known_momentum(self._kwargs)}
+        y = F.BatchNorm(x, *parameters, name="fwd", **settings)
+        return apply(F, y, self._sync.activation)
 
     def _attributes(self, contexts):
         sync = self._sync
@@ -323,6 +343,12 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
         return parameter.list_ctx()
     except RuntimeError:
         return []
+
+
+def known_momentum(settings: dict) -> float:
+    """The momentum of a layer's settings for nn.BatchNorm, which has no average."""
+    momentum = settings["momentum"]
+    return 0.9 if momentum is None else momentum
 
 
 def check_numbers(

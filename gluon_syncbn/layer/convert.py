@@ -14,18 +14,21 @@ import mxnet as mx
 from mxnet.gluon import SymbolBlock, nn
 
 from ..common.arguments import check_block, check_bool
-from ..mxnet_private.blocks import forget_graph, set_settings, settings_of
+from ..mxnet_private.blocks import (
+    BatchNormBase,
+    forget_graph,
+    set_settings,
+    settings_of,
+)
 from .activations import NONE, RELU, ActivatedBatchNorm
-from .batch_norm import SyncBatchNorm, check_numbers
+from .batch_norm import SyncBatchNorm, check_numbers, known_momentum
 from .fusion import check_can_unfold, find_pairs, fold, unfold
 from .symbol_blocks import convert_graph, revert_graph
 from .synchronization import SyncState, checked_settings
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
-# The class that BatchNorm's forward is written in: since MXNet 1.8 a base that it
-# shares with BatchNormReLU, before that BatchNorm itself.
-_BASE = next(kind for kind in nn.BatchNorm.__mro__ if "hybrid_forward" in vars(kind))
-_OWN_FORWARD = (_BASE.hybrid_forward, _CONTRIB.hybrid_forward)
+_RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
+_KNOWN = (ActivatedBatchNorm, _CONTRIB, _RELU, nn.BatchNorm, BatchNormBase)
 
 
 def convert_sync_batchnorm(
@@ -42,8 +45,9 @@ def convert_sync_batchnorm(
     Works before and after initialization, on :class:`nn.BatchNorm`,
     ``nn.BatchNormReLU``, MXNet's contrib ``SyncBatchNorm`` and GluonCV's
     ``BatchNormCudnnOff``, and on the nodes of these kinds in the graph of a
-    :class:`SymbolBlock`; a SyncBatchNorm takes the new settings. InstanceNorm,
-    LayerNorm and GroupNorm are unchanged.
+    :class:`SymbolBlock`; a SyncBatchNorm takes the new settings. A subclass that
+    defines more than ``__init__`` stays as it is, and so do InstanceNorm, LayerNorm and
+    GroupNorm.
 
     Parameters
     ----------
@@ -73,9 +77,9 @@ def convert_sync_batchnorm(
     Warns
     -----
     UserWarning
-        For what cannot be converted: a BatchNorm with another forward, and nodes
-        of a SymbolBlock whose mean or variance is read. With `fuse`, for parts that
-        cannot be traced.
+        Once, with all that cannot be converted: layers of a subclass that has its own
+        methods, and nodes of a SymbolBlock whose mean or variance is read. With `fuse`,
+        for parts that cannot be traced.
 
     Examples
     --------
@@ -91,17 +95,17 @@ def convert_sync_batchnorm(
     settings = checked_settings(num_devices, unbiased_running_var, timeout, group)
     check_bool("fuse", fuse)
 
+    left = []
+
     def convert(block):
         if isinstance(block, SymbolBlock):
-            left = convert_graph(block, settings._asdict())
-            if left:
-                warnings.warn(
-                    f"{', '.join(left)} in the graph of {block.name} stay "
-                    "unsynchronized: their mean or variance is read too, expected "
-                    "BatchNorm of which only the normalized values are",
-                    stacklevel=3,
-                )
-        if not _is_convertible(block):
+            names = convert_graph(block, settings._asdict())
+            left.extend(f"{name} (its mean or variance is read)" for name in names)
+        if not isinstance(block, BatchNormBase):
+            return
+        if not _is_known(block):
+            methods = ", ".join(_own_methods(block))
+            left.append(f"{block.name} ({type(block).__name__} defines {methods})")
             return
         if not isinstance(block, SyncBatchNorm):
             activation = RELU if _has_relu(block) else NONE
@@ -121,6 +125,11 @@ def convert_sync_batchnorm(
     for layer, block in pairs:
         fold(layer, block)
     net.apply(forget_graph)
+    if left:
+        warnings.warn(
+            f"these batch normalizations stay unsynchronized: {', '.join(left)}",
+            stacklevel=2,
+        )
     return net
 
 
@@ -174,8 +183,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
             original, former = nn.BatchNorm, {}
         # Settings that changed since (GluonCV freezes statistics this way) stay.
         settings = {**former, **settings_of(block)}
-        if settings["momentum"] is None:
-            settings["momentum"] = 0.9
+        settings["momentum"] = known_momentum(settings)
         set_settings(block, settings)
         block.__class__ = original
         if original is ActivatedBatchNorm:
@@ -187,37 +195,34 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
 
 
 def _check_layer(block):
-    if isinstance(block, _BASE) and _is_known(type(block)):
+    if isinstance(block, BatchNormBase) and _is_known(block):
         momentum, epsilon = (settings_of(block)[name] for name in ("momentum", "eps"))
         check_numbers(momentum, epsilon, f" of {block.name}")
 
 
-def _is_known(kind):
-    return (
-        kind in (SyncBatchNorm, ActivatedBatchNorm)
-        or kind.hybrid_forward in _OWN_FORWARD
-        or kind.__name__ == "BatchNormCudnnOff"  # GluonCV's: differs on cuDNN only
-    )
+def _is_known(block):
+    return not _own_methods(block)
 
 
-def _is_convertible(block):
+def _own_methods(block):
+    """What a layer defines beside MXNet's, which another class would not have."""
     kind = type(block)
-    is_known = isinstance(block, _BASE) and _is_known(kind)
-    if isinstance(block, _BASE) and not is_known:
-        warnings.warn(
-            f"{block.name} stays unsynchronized: {kind.__module__}.{kind.__name__} has "
-            "another forward than mxnet.gluon.nn.BatchNorm",
-            stacklevel=4,
-        )
-    return is_known
+    if isinstance(block, SyncBatchNorm):
+        return []
+    known = next(base for base in kind.__mro__ if base in _KNOWN).__mro__
+    own = {name for base in kind.__mro__ if base not in known for name in vars(base)}
+    own |= {"forward", "hybrid_forward"} & vars(block).keys()
+    if kind.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
+        own.remove("hybrid_forward")
+    return sorted(n for n in own if n == "__call__" or not n.startswith("__"))
 
 
 def _can_take_activation(block):
-    if not isinstance(block, _BASE) or isinstance(block, ActivatedBatchNorm):
+    if not isinstance(block, BatchNormBase) or isinstance(block, ActivatedBatchNorm):
         return False
     if isinstance(block, SyncBatchNorm):
         return block.activation is None
-    return not _has_relu(block) and _is_known(type(block))
+    return not _has_relu(block) and _is_known(block)
 
 
 def _has_relu(block):

@@ -86,6 +86,7 @@ class Rendezvous:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
         self._groups = groups  # of contexts; None means one of all
+        self._is_frozen = False
         self._made[layer] += 1
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
@@ -97,6 +98,12 @@ class Rendezvous:
         )
         self._finalizer.atexit = False
         steps.layers.add(self)
+
+    def note_frozen(self, is_frozen: bool) -> None:
+        """Lets this rank say why others wait for it, if they have not frozen it."""
+        if is_frozen != self._is_frozen:
+            self._is_frozen = is_frozen
+            load().gluon_syncbn_note_frozen(self.shared_name.encode(), is_frozen)
 
     def __reduce__(self):  # a copy gets another key
         return Rendezvous, (self.name, self._groups)
@@ -165,6 +172,14 @@ def group_attributes(
                 f"none of the groups of contexts {groups}"
             )
     return {"ranks": "self", "device_groups": ";".join(map(_text, groups))}
+
+
+def ranks_of(attributes: dict[str, str]) -> list[int]:
+    """The ranks that an operator of these attributes synchronizes with, its own too."""
+    ranks = attributes.get("ranks")
+    if ranks is None:
+        return list(range(world().size))
+    return [world().rank] if ranks == "self" else list(map(int, ranks.split()))
 
 
 def _own_ranks(groups, layer):

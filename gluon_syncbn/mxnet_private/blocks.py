@@ -7,12 +7,19 @@ to look into them, or to change what they were made with.
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from operator import attrgetter
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet.gluon import HybridBlock
+from mxnet.gluon import HybridBlock, nn
+
+# The class that BatchNorm's forward is written in: since MXNet 1.8 a base that it
+# shares with BatchNormReLU, before that BatchNorm itself.
+BatchNormBase = next(
+    kind for kind in nn.BatchNorm.__mro__ if "hybrid_forward" in vars(kind)
+)
 
 _TRACE = HybridBlock._get_graph.__code__
 _traced_again: set = set()
@@ -58,6 +65,20 @@ def forget_graph(block: mx.gluon.Block) -> None:
     """
     if isinstance(block, HybridBlock):
         block._clear_cached_op()
+
+
+def forget_graphs_with(layers: set) -> None:
+    """Lets every block of the process trace again that was traced with some layers.
+
+    A block knows its children, but not what it is part of.
+    """
+    for block in gc.get_objects():
+        if not issubclass(type(block), HybridBlock) or not has_graph(block):
+            continue
+        parts: set = set()
+        block.apply(parts.add)
+        if not layers.isdisjoint(parts):
+            forget_graph(block)
 
 
 class Trace(NamedTuple):
@@ -119,7 +140,7 @@ def traced_again(block: mx.gluon.HybridBlock, args: Sequence) -> Iterator[None]:
 
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
     """Tells whether a hybridized block was called since."""
-    return bool(block._cached_graph)
+    return bool(vars(block).get("_cached_graph"))
 
 
 def without_memory(array: mx.nd.NDArray) -> mx.nd.NDArray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import cached_property
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -102,19 +103,19 @@ class Request:
         self._gradients = values[2]
         self.retain_graph, self.create_graph, self.train_mode = map(bool, values[5:])
 
-    @property
+    @cached_property
     def heads(self) -> list[mx.nd.NDArray]:
         """The arrays that are differentiated."""
         count, handles = self._heads
         return [_array_of(handles[k]) for k in range(count)]
 
-    @property
+    @cached_property
     def gradients(self) -> list:
         """For each head its gradient; None for ones."""
         handles = self._gradients or [None] * self._heads[0]
         return [None if handle is None else _array_of(handle) for handle in handles]
 
-    @property
+    @cached_property
     def variables(self) -> list[mx.nd.NDArray]:
         """The variables of `autograd.grad`; none of `backward`."""
         count, handles = self._variables
@@ -123,11 +124,6 @@ class Request:
     def run(self) -> None:
         """Does what MXNet would do."""
         mx.base.check_call(_differentiate(*self._arguments))
-
-    def run_for(self, variables: Sequence) -> list[mx.nd.NDArray]:
-        """The gradients of other variables than those of the request."""
-        flags = self.retain_graph, self.train_mode
-        return _run(_differentiate, self._arguments[:3], variables, *flags)
 
     def answer(self, gradients: Sequence) -> None:
         """Hands arrays, one for each variable, to `autograd.grad`."""
@@ -161,26 +157,27 @@ def differentiate(
     variables: Sequence,
     retain_graph: bool,
     train_mode: bool,
-    replaced: bool = False,
 ) -> list[mx.nd.NDArray]:
     """As `autograd.backward`, or `autograd.grad` if there are variables.
 
-    Calls MXNet's own function, unless the `replaced` one is asked for.
+    A gradient that is None stands for ones. Calls MXNet's own function, not the one
+    that replaces it.
     """
-    function = _LIB.MXAutogradBackwardEx if replaced else _differentiate
-    arrays = mx.base.c_handle_array(heads), mx.base.c_handle_array(gradients)
-    return _run(function, (len(heads), *arrays), variables, retain_graph, train_mode)
-
-
-def _run(function, heads, variables, retain_graph, train_mode):
     grads = ctypes.POINTER(ctypes.c_void_p)()
     stypes = ctypes.POINTER(ctypes.c_int)()
-    handles, results = ctypes.c_void_p(0), (ctypes.c_void_p(0), ctypes.c_void_p(0))
+    handles: Any = None
+    results: tuple = (None, None)
     if variables:
         handles = mx.base.c_handle_array(variables)
         results = ctypes.byref(grads), ctypes.byref(stypes)
+    of_heads = (ctypes.c_void_p * len(heads))(
+        *(None if gradient is None else gradient.handle for gradient in gradients)
+    )
     flags = map(ctypes.c_int, (retain_graph, False, train_mode))
-    code = function(*heads, len(variables), handles, *flags, *results)
+    code = _differentiate(
+        *(len(heads), mx.base.c_handle_array(heads), of_heads),
+        *(len(variables), handles, *flags, *results),
+    )
     mx.base.check_call(code)
     return [
         _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])

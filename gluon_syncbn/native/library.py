@@ -1,7 +1,7 @@
 """Finds and loads the shared library, once, and registers its operator with MXNet.
 
-Every other module reaches native code through :func:`load`. Nothing here knows what a
-layer is.
+Called by every module that needs native code, through :func:`load`. It must not know
+what a layer is.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _SIGNATURES = {
     "gluon_syncbn_release_group": (_status, [_text]),
     "gluon_syncbn_batches": (_int64, [_text]),
     "gluon_syncbn_set_batches": (_status, [_text, _int64]),
+    "gluon_syncbn_collect": (_status, [_text, _int]),
+    "gluon_syncbn_collected": (_value, [_text, ctypes.POINTER(_double), _int64]),
     "gluon_syncbn_set_participants": (_status, [_text, _text]),
     "gluon_syncbn_expect_driver": (_status, [_text]),
     "gluon_syncbn_enter_driver": (_status, [_text, _int]),
@@ -74,6 +76,7 @@ _SIGNATURES = {
         [_text] * 3 + [_pointer, _int64, _double, ctypes.POINTER(_int64)],
     ),
     "gluon_syncbn_distributed_result": (None, [_pointer]),
+    "gluon_syncbn_note_frozen": (_status, [_text, _int]),
     "gluon_syncbn_distributed_join": (_int, [_double]),
     "gluon_syncbn_distributed_leave": (_status, []),
     "gluon_syncbn_distributed_stop": (_int, [_double]),

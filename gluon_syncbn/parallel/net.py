@@ -17,10 +17,18 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from ..common.arguments import check_bool, check_contexts, check_int, check_path
+from ..common.arguments import (
+    check_block,
+    check_bool,
+    check_contexts,
+    check_int,
+    check_path,
+    listed,
+)
 from ..devices.devices import Devices
 from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
+from ..layer.own_operators import own_operators
 from ..mxnet_private import trainers
 from ..mxnet_private.blocks import parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, trainer_of, value_of
@@ -28,7 +36,6 @@ from . import backward
 from .batch import Batch, ShardedOutput
 from .participation import expect_driver, participating
 
-_OWN = "net", "devices", "batch_axis"  # attributes of a ParallelNet
 _warned_of = weakref.WeakSet()  # trainers
 
 
@@ -108,6 +115,7 @@ def make_parallel(
     if reset_ctx:
         move(net, devices.contexts)
     parallel = ParallelNet(net, devices, batch_axis, gather)
+    parallel._synchronizes = sync_bn
     if sync_bn:
         convert_sync_batchnorm(net, num_devices=len(parallel.devices))
     expect_driver(net)
@@ -155,9 +163,10 @@ class ParallelNet(Block):
         gather: bool = True,
     ) -> None:
         super().__init__(prefix="")
-        self.net, self.devices = net, devices
-        self.batch_axis, self._gather = batch_axis, gather
-        self._checked = []
+        self.devices, self.batch_axis = devices, batch_axis
+        self._gather = gather
+        self.net = net  # from now on attributes that it has are set on it
+        self._checked, self._synchronizes = [], False
         self._check_contexts()
 
     def __getattr__(self, name: str) -> Any:
@@ -173,8 +182,8 @@ class ParallelNet(Block):
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets the template's attribute of that name if it has one, else this net's."""
         template = vars(self).get("net")
-        own = name in _OWN or name.startswith("_") or hasattr(type(self), name)
-        if own or name in vars(self) or not hasattr(template, name):
+        own = name.startswith("_") or hasattr(type(self), name) or name in vars(self)
+        if own or not hasattr(template, name):
             super().__setattr__(name, value)
         else:
             self._checked = []
@@ -305,6 +314,7 @@ class ParallelNet(Block):
             outputs that are to be joined have other rows than the inputs, or differ
             between devices in more than rows: in structure, type, dtype or shape.
         """
+        is_first = not self._checked  # since it was changed or hybridized
         contexts, parameters = self.devices.contexts, self._parameters()
         if autograd.is_recording():
             _warn_of_trainer(parameters)
@@ -317,6 +327,8 @@ class ParallelNet(Block):
             outputs = self.devices.map_first(
                 lambda shard: self.net(*shard), batch.shards
             )
+        if self._synchronizes and is_first:
+            _warn_of_operators(self.net)
         if self._gather:
             return backward.gather(outputs, batch, self.devices)
         return ShardedOutput(outputs, batch, self)
@@ -326,7 +338,7 @@ class ParallelNet(Block):
         contexts = self.devices.contexts
         if ctx is not None and set(check_contexts("ctx", ctx)) != set(contexts):
             raise ValueError(
-                f"ctx is {ctx}, but this net was made parallel over {_list(contexts)}"
+                f"ctx is {ctx}, but this net was made parallel over {listed(contexts)}"
             )
         return contexts
 
@@ -346,7 +358,7 @@ class ParallelNet(Block):
             if found and set(found) != set(contexts):
                 raise ValueError(
                     f"parameter '{name}' is initialized on "
-                    f"{_list(found)}, expected {_list(contexts)}; "
+                    f"{listed(found)}, expected {listed(contexts)}; "
                     "make_parallel(..., reset_ctx=True) moves a net"
                 )
         return list(parameters.values())
@@ -362,10 +374,7 @@ def check_not_parallel(net: Any, function: str) -> None:
             f"net is parallel already and needs no {function}, expected a gluon.Block "
             "that make_parallel was not called with"
         )
-    if not isinstance(net, Block):
-        raise TypeError(
-            f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
-        )
+    check_block("net", net)
 
 
 def move(net: Any, contexts: Sequence[mx.Context]) -> None:
@@ -383,8 +392,8 @@ def _warn_of_trainer(parameters):
     contexts = contexts_of(parameters[0])
     if set(trainers.contexts_of(trainer)) != set(contexts):
         fault = (
-            f"was made for {_list(trainers.contexts_of(trainer))}, but the net is on "
-            f"{_list(contexts)}, so its copies drift apart; make the trainer after "
+            f"was made for {listed(trainers.contexts_of(trainer))}, but the net is on "
+            f"{listed(contexts)}, so its copies drift apart; make the trainer after "
             "make_parallel(..., reset_ctx=True)"
         )
     elif len(contexts) > 1 and not trainers.adds_up_gradients(trainer):
@@ -401,5 +410,13 @@ def _warn_of_trainer(parameters):
     )
 
 
-def _list(contexts):
-    return ", ".join(map(str, contexts))
+def _warn_of_operators(net):
+    """Warns of what :func:`convert_sync_batchnorm` could not know of before a call."""
+    names = own_operators(net)
+    if names:
+        warnings.warn(
+            f"these batch normalizations stay unsynchronized: {', '.join(names)} (a "
+            "block calls F.BatchNorm; only layers, such as "
+            "gluon_syncbn.SyncBatchNorm, synchronize)",
+            stacklevel=4,
+        )

@@ -1,17 +1,18 @@
 """Times layers beside each other: each is verified first, then they take turns.
 
-``__main__.py`` prints `report`, for this machine in a few seconds. The other parts
-serve scripts/benchmarks, which time layers inside of nets and at many sizes.
+Called by ``__main__.py`` (`report`, a few seconds) and by scripts/benchmarks, which
+time layers inside of nets and at many sizes. It must not know how a layer computes.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import contrib, nn
+from mxnet.gluon import HybridBlock, contrib, nn
 
 from ..devices.devices import Devices
 from ..layer.batch_norm import SyncBatchNorm
@@ -27,12 +28,64 @@ LAYERS: dict[str, Callable] = {
     "BatchNorm": lambda count, axis=1: nn.BatchNorm(axis=axis),
     "contrib": lambda count: contrib.nn.SyncBatchNorm(num_devices=count),
 }
+# The operators before and after the layer, for its number of channels.
+SURROUNDINGS: dict[str, Callable] = {
+    "inside": lambda channels: _Identity(),
+    "convolutions": lambda channels: nn.Conv2D(
+        channels, 1, groups=channels, use_bias=False, weight_initializer="ones"
+    ),
+}
+PLACES = *SURROUNDINGS, "alone"
+_FASTEST = {"static_alloc": True, "static_shape": True}
 # float32, of results about as large as 1.
 _BOUND = 1e-4
 _NOTES = """\
-Medians of {steps} steps, each layer called alone and hybridized with static_shape.
+Medians of {steps} steps, hybridized with static_shape: what a layer adds between two
+identities ("inside") and between two cheap convolutions, and the layer called alone.
 On two contexts nn.BatchNorm normalizes each half of the batch separately. The contrib
-layer is timed on one context only, because on several it can wait forever."""
+layer is timed on one context only, because on several it can wait forever.
+The place decides: between convolutions, where nets have it, nn.BatchNorm keeps oneDNN's
+blocked layout, which MXNet converts to a plain one and back for this layer."""
+
+
+class _Identity(HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.identity(x)
+
+
+def make(
+    name: str | None,
+    place: str,
+    devices: Devices,
+    x: np.ndarray,
+    dy: np.ndarray,
+    axis: int = 1,
+    mode: Mapping | None = _FASTEST,
+) -> Candidate:
+    """A layer in a place, on a batch; without the layer if `name` is None.
+
+    `mode` has the arguments of `hybridize`, None for an imperative net.
+    """
+    net, layers = nn.HybridSequential(), []
+    if name is not None:
+        other_axis = () if axis == 1 else (axis,)  # the contrib layer has none
+        layers = [LAYERS[name](len(devices), *other_axis)]
+    if place == "alone":
+        (net,) = layers
+    else:
+        before, after = (SURROUNDINGS[place](x.shape[axis]) for _ in range(2))
+        net.add(before, *layers, after)
+    if mode is not None:
+        net.hybridize(**mode)
+    return Candidate(net, devices, x, dy)
+
+
+def added(times: Mapping, name: str, place: str, *others: Any) -> Sequence[float]:
+    """The seconds that a layer adds in a place, from times by (name, place, ...)."""
+    seconds = times[(name, place, *others)]
+    if place == "alone":
+        return seconds
+    return np.subtract(seconds, times[(None, place, *others)])
 
 
 def report(contexts: Sequence[mx.Context], shape: tuple = SHAPE) -> None:
@@ -41,24 +94,27 @@ def report(contexts: Sequence[mx.Context], shape: tuple = SHAPE) -> None:
     Raises WrongResultError if a layer does not equal the reference.
     """
     print(f"forward + backward at {shape}, float32, on {contexts[0].device_type}, ms:")
-    print(f"{'':24}{'one context':>14}{'two contexts':>14}")
+    print(f"{'':30}{'one context':>14}{'two contexts':>14}")
     x, dy, _ = check.example("float32", shape)
-    right, times = whole_batch(x, dy), {}
+    right, cells = whole_batch(x, dy), {}
     for count in range(1, len(contexts) + 1):
+        names = [name for name in LAYERS if count == 1 or name != "contrib"]
         with Devices(contexts[:count]) as devices:
-            steps = {}
-            for name, make in LAYERS.items():
-                if count == 1 or name != "contrib":
-                    layer = make(count)
-                    layer.hybridize(static_alloc=True, static_shape=True)
-                    candidate = Candidate(layer, devices, x, dy)
-                    verify(name, candidate, count, right)
-                    steps[name] = candidate.step
-            for name, seconds in take_turns(steps, STEPS).items():
-                times[name, count] = f"{1e3 * np.median(seconds):.1f}"
-    for name in LAYERS:
-        cells = [times.get((name, count), "-") for count in (1, 2)]
-        print(f"{name:24}{cells[0]:>14}{cells[1]:>14}")
+            steps: dict = {
+                (None, place): make(None, place, devices, x, dy).step
+                for place in SURROUNDINGS
+            }
+            for place, name in itertools.product(PLACES, names):
+                candidate = make(name, place, devices, x, dy)
+                verify(name, candidate, count, right)
+                steps[name, place] = candidate.step
+            times = take_turns(steps, STEPS)
+        for place, name in itertools.product(PLACES, names):
+            median = np.median(added(times, name, place))
+            cells[place, name, count] = f"{1e3 * median:.1f}"
+    for place, name in itertools.product(PLACES, LAYERS):
+        one, two = (cells.get((place, name, count), "-") for count in (1, 2))
+        print(f"{place:16}{name:14}{one:>14}{two:>14}")
     print(_NOTES.format(steps=STEPS))
 
 

@@ -25,9 +25,9 @@ import itertools
 import os
 
 import benchmarking
-import candidates
 import mxnet as mx
 import numpy as np
+import pytorch
 
 import gluon_syncbn
 from gluon_syncbn.tools import bench
@@ -39,16 +39,16 @@ def verified_steps(devices, modes, x, dy):
     """Functions to time by (layer, place, mode), all of which are right."""
     right, steps = bench.whole_batch(x, dy), {}
     for mode in modes:
-        for place in candidates.SURROUNDINGS:
-            nothing = candidates.make(None, place, mode, devices, x, dy)
+        options = {"mode": benchmarking.MODES[mode]}
+        for place in bench.SURROUNDINGS:
+            nothing = bench.make(None, place, devices, x, dy, **options)
             steps[None, place, mode] = nothing.step
-        places = *candidates.SURROUNDINGS, "alone"
-        for layer, place in itertools.product(bench.LAYERS, places):
-            candidate = candidates.make(layer, place, mode, devices, x, dy)
+        for layer, place in itertools.product(bench.LAYERS, bench.PLACES):
+            candidate = bench.make(layer, place, devices, x, dy, **options)
             bench.verify(layer, candidate, len(devices), right)
             steps[layer, place, mode] = candidate.step
-    if candidates.torch and len(devices) == 1:
-        steps["PyTorch", "alone", "eager"] = candidates.TorchCandidate(x, dy).step
+    if pytorch.torch and len(devices) == 1:
+        steps["PyTorch", "alone", "eager"] = pytorch.TorchCandidate(x, dy).step
     return steps
 
 
@@ -62,11 +62,10 @@ def measure(shape, counts, modes, repetitions):
         with gluon_syncbn.Devices([mx.cpu(k) for k in range(count)]) as devices:
             steps = verified_steps(devices, modes, x, dy)
             times = bench.take_turns(steps, repetitions)
-        for (layer, place, mode), seconds in times.items():
+        for layer, place, mode in times:
             if layer is None:
                 continue
-            if place != "alone":
-                seconds = np.subtract(seconds, times[None, place, mode])
+            seconds = bench.added(times, layer, place, mode)
             row = {"layer": layer, "place": place, "mode": mode, "contexts": count}
             row.update(benchmarking.statistics(seconds), shape=list(shape))
             rows.append(row)

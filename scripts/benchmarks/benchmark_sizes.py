@@ -24,9 +24,9 @@ import sys
 import time
 
 import benchmarking
-import candidates
 import mxnet as mx
 import numpy as np
+import pytorch
 
 import gluon_syncbn
 from gluon_syncbn.tools import bench
@@ -86,12 +86,9 @@ def candidates_of(case, devices, x, dy, axis):
         names += [(layer, "inside"), (layer, "alone")]
     if case.dtype == "float32" and axis == 1:  # it knows nothing else
         names.append(("contrib", "alone"))
-    found = {
-        name: candidates.make(*name, "static_shape", devices, x, dy, axis)
-        for name in names
-    }
-    if candidates.torch and case.contexts == 1:
-        found["PyTorch", "alone"] = candidates.TorchCandidate(x, dy, axis)
+    found = {name: bench.make(*name, devices, x, dy, axis) for name in names}
+    if pytorch.torch and case.contexts == 1:
+        found["PyTorch", "alone"] = pytorch.TorchCandidate(x, dy, axis)
     return found
 
 

@@ -28,7 +28,7 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
   const int ndim = static_cast<int>(x.shape.size());
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
-  ProcessGroup* const processes = batch_statistics_ ? Processes() : nullptr;
+  Communicator* const processes = batch_statistics_ ? Processes() : nullptr;
   try {
     backend_->Begin(layout, vectors);
     body(layout);
@@ -47,7 +47,7 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
 }
 
 void SyncBatchNorm::Forward(bool training, const ForwardTensors& of) {
-  batch_statistics_ = training && !options_.use_global_stats;
+  batch_statistics_ = TakesBatch(training);
   forward_succeeded_ = false;
   OnBackend("forward", of.x, {&of.gamma, &of.beta, &of.running_mean, &of.running_var},
             [&](const Layout& layout) { ComputeForward(layout, of); });
@@ -90,15 +90,19 @@ void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& l
   }
 }
 
+bool SyncBatchNorm::TakesBatch(bool training) const {
+  return (training || history_->collected().IsActive()) && !options_.use_global_stats;
+}
+
 // True if the statistics depend on more than this device.
 bool SyncBatchNorm::Synchronizes() const {
   return batch_statistics_ && (options_.num_devices > 1 || Processes() != nullptr);
 }
 
 // The processes to synchronize with; null for none.
-ProcessGroup* SyncBatchNorm::Processes() const {
+Communicator* SyncBatchNorm::Processes() const {
   if (!options_.across_processes || options_.ranks.size() == 1) return nullptr;
-  ProcessGroup* processes = TheProcessGroup();
+  Communicator* processes = TheCommunicator();
   if (processes == nullptr && !options_.ranks.empty()) {
     throw Error(Concat("SyncBatchNorm '", group_->layer(), "': its group has ",
                        options_.ranks.size(), " ranks, but gluon_syncbn.distributed.init() was not "

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "collective/devices/group.h"
-#include "core/activation.h"
 #include "core/layout.h"
 #include "op/backend.h"
 #include "op/running_history.h"
@@ -53,8 +52,12 @@ class SyncBatchNorm {
   SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Group> group,
                 std::shared_ptr<RunningHistory> history, std::unique_ptr<Backend> backend);
 
-  // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). `training` takes the batch's statistics
-  // and updates the running ones, unless use_global_stats.
+  // True if a forward call takes the statistics of the batch, not the running ones: in training, or
+  // while moments are collected, unless use_global_stats.
+  bool TakesBatch(bool training) const;
+
+  // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). Statistics of the batch update the
+  // running ones, or are collected.
   void Forward(bool training, const ForwardTensors& of);
 
   // Gradients of the forward call before it. `t` is its y if options say from_output, else its x.
@@ -68,11 +71,7 @@ class SyncBatchNorm {
                  std::initializer_list<const Tensor*> vectors, const Body& body);
 
   void ComputeForward(const Layout& layout, const ForwardTensors& of);
-  void ForwardFromRunning(const Layout& layout, const ForwardTensors& of);
-  void ForwardFromBatch(const Layout& layout, const ForwardTensors& of);
-  void ReadParameters(const ForwardTensors& of);
-  void SetScale(const std::vector<double>& var);
-  NormalizePass NormalizationOf(const Layout& layout, const ForwardTensors& of) const;
+  void SetScale(const std::vector<double>& var, const ForwardTensors& of);
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& of);
 
@@ -94,7 +93,7 @@ class SyncBatchNorm {
   };
   void Exchange(const char* phase, const Tensor& x, const Layout& layout,
                 ReduceOperation operation, std::initializer_list<Piece> pieces);
-  ProcessGroup* Processes() const;
+  Communicator* Processes() const;
 
   const Options options_;
   const Device device_;

@@ -1,9 +1,7 @@
 """The README's code runs; its figures, as the benchmarks' page's, are the JSON's."""
 
-import doctest
 import json
 import re
-import statistics
 
 import pytest
 from ablation import results
@@ -33,12 +31,15 @@ def times_as_long(times, layer, other):
 def assert_says(page, *sentences):
     text = " ".join(page.split())
     for sentence in sentences:
-        assert sentence in text
+        assert " ".join(sentence.split()) in text
 
 
-def test_the_example_of_make_parallel_is_true():
-    failed, tried = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
-    assert failed == 0 and tried > 15
+def test_the_programs_train(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    first, quick_start = re.findall(r"```python\n(.*?)```", README, re.S)
+    exec(first, {})
+    exec(quick_start, {})
+    assert float(capsys.readouterr().out.split()[-1]) > 0.9
 
 
 def test_the_layer():
@@ -62,60 +63,13 @@ def test_steps_of_nets():
     assert_says(BENCHMARKS, *sentences, f"`nn.BatchNorm`, {fused} with `fuse=True`")
 
 
-def test_sizes():
-    rows = [
-        row
-        for row in rows_of("sizes")
-        if (row["dtype"], row["channels"], row["direction"])
-        == ("float32", "first", "both")
-        and row["size"] != "tiny"
-    ]
-    keys = "layer", "place", "size", "batch", "contexts"
-    copies = by(rows, *keys, figure="share_of_copy")
-    shares = [value for key, value in copies.items() if key[:2] == (OURS, "inside")]
-    times = by(rows, *keys)
-
-    def ratio(layer, place):
-        """On one context, where all of them compute the same."""
-        cases = [key[2:] for key in times if (*key[:2], key[4]) == (layer, place, 1)]
-        ratios = [
-            times[(layer, place, *c)] / times[(OURS, "inside", *c)] for c in cases
-        ]
-        return f"{statistics.median(ratios):.1f} times"
-
-    assert_says(
-        BENCHMARKS,
-        f"{100 * statistics.median(shares):.0f} % of the copy bandwidth",
-        f"`nn.BatchNorm` took {ratio('BatchNorm', 'inside')} as long",
-        f"PyTorch's `BatchNorm2d` {ratio('PyTorch', 'alone')}",
-    )
-
-
-def test_memory():
-    rows = [{**row, **row["mxnet"]} for row in rows_of("memory")]
-    keys = "arrangement", "mode", "variant"
-    kept = by(rows, *keys, figure="after_forward_mb")
-    pre, static_pre, post, static_post = (
-        f"{100 * (1 - kept[(*case, 'fused')] / kept[(*case, 'BatchNorm')]):.0f} %"
-        for name in ("pre-activation", "post-activation")
-        for case in ((name, "imperative"), (name, "static_shape"))
-    )
-    assert_says(
-        BENCHMARKS,
-        f"it is {pre} less than with `nn.BatchNorm`",
-        f"imperatively and {static_pre} less with `static_shape`",
-        f"{post} and {static_post} in a",
-    )
-
-
 @pytest.fixture(scope="module")
 def ablation():
     return results.load(RESULTS / "ablation")
 
 
 def test_the_ablation(ablation):
-    name = next(iter(ablation)).split("-")[0]
-    assert_says(README, results.claim(ablation, name))
+    assert_says(README, results.claim(ablation, "CamVid"))
     assert results.summary(ablation) in README
     assert results.table(ablation) in BENCHMARKS
 
@@ -127,3 +81,14 @@ def test_several_devices_agree_with_one(ablation):
     assert len(rows) == 2
     for differences in rows:
         assert max(differences[: results.AGREEING_STEPS]) < 1e-9
+    third = {
+        (row["dtype"], row["devices"]): f"{row['differences'][2]:.0e}"
+        for row in agreement["rows"]
+        if "differences" in row
+    }
+    assert_says(
+        (ROOT / "docs" / "guides" / "make_parallel.md").read_text(),
+        f"from that of one by {third['float64', 2]}.",
+        f"differs by {third['float32', 2]}, and that of the moved parameters by "
+        f"{third['float32', 1]}.",
+    )

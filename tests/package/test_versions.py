@@ -58,6 +58,7 @@ def test_one_version_for_all():
     assert gluon_syncbn.features()["version"] == version
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert changes.startswith(f"# Changelog\n\n## {version}\n")
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")

@@ -7,7 +7,6 @@ from mxnet.gluon import Block, loss, nn
 from support.helpers import differentiate
 from support.parallel_nets import column, dense, weight_gradient
 
-import gluon_syncbn
 from gluon_syncbn import ParallelCriterion, make_parallel
 
 
@@ -32,37 +31,29 @@ def test_outputs_without_rows(devices):
         net(column(1, 2, 3))
 
 
-@pytest.mark.timeout(60)
-def test_net_inside_of_its_own_threads(devices):
-    net, x = dense(devices.contexts), column(1, 2)
-    with pytest.raises(RuntimeError, match="map was called inside of a function"):
-        net.devices.map(lambda: net(x))
-    x.attach_grad()
-    with autograd.record():
-        total = net(x).sum()
-    with pytest.raises(RuntimeError, match="map was called inside of a function"):
-        net.devices.map(total.backward)
-    differentiate(net, x)
-    assert weight_gradient(net) == 3
+def test_net_called_by_another_parallel_net(devices, make_devices):
+    inner, x = dense(make_devices(1).contexts, 2.0), column(1, 2)
 
+    class Outer(Block):
+        def __init__(self, called):
+            super().__init__()
+            self.called = called
 
-@pytest.mark.parametrize("attach", [True, False])
-def test_net_inside_of_the_threads_of_another_one(attach, devices, make_devices):
-    net, x = dense(devices.contexts, 2.0), column(1, 2)
-    if attach:
-        x.attach_grad()
-    with autograd.record():
-        (total,) = make_devices(1).map(lambda: (net(x) ** 2).sum())
-    make_devices(1).map(total.backward)
-    assert weight_gradient(net) == 2 * 2 * 1 + 2 * 4 * 2
-    assert not attach or (x.grad.asnumpy()[:, 0] == [8, 16]).all()
+        def forward(self, x):
+            return self.called(x)
+
+    outer = make_parallel(Outer(inner), inner.devices.contexts)
+    with pytest.raises(RuntimeError, match="device called another parallel net, "):
+        with autograd.record():
+            outer(x)
+    assert (outer(x).asnumpy()[:, 0] == [2, 4]).all()  # nothing is recorded
+    differentiate(make_parallel(Outer(inner.net), inner.devices.contexts), x)
+    assert weight_gradient(inner) == 3
 
 
 def test_criterion_of_something_else(devices):
     net = make_parallel(nn.Dense(1), devices.contexts, gather=False)
     net.initialize()
-    with pytest.raises(TypeError, match="net is what make_parallel returns"):
-        ParallelCriterion(loss.L2Loss(), net.net)
     criterion = ParallelCriterion(loss.L2Loss(), net)
     with pytest.raises(TypeError, match="output is what a net of make_parallel"):
         criterion(mx.nd.ones((2, 1)), mx.nd.ones((2, 1)))
@@ -111,26 +102,32 @@ def test_outputs_that_differ_between_devices(outputs, words, devices):
         net(x)
 
 
-def test_error_in_backward_reaches_the_caller(devices):
-    class Fails(autograd.Function):
-        def forward(self, x):
-            return x * 1
+class OwnNorm(nn.HybridBlock):
+    """A batch normalization that is no layer."""
 
-        def backward(self, dy):
-            raise RuntimeError("mine")
+    def __init__(self, prefix, **options):
+        super().__init__(prefix=prefix)
+        self._options = options
+        for name in "gamma", "beta", "running_mean", "running_var":
+            setattr(self, name, self.params.get(name, shape=(3,)))
 
-    class Net(Block):
-        def forward(self, x):
-            return Fails()(x)
+    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+        parameters = gamma, beta, running_mean, running_var
+        return F.BatchNorm(x, *parameters, name="norm", **self._options)
 
-    net = make_parallel(Net(), devices.contexts)
-    x = column(1, 2)
-    x.attach_grad()
-    differentiate(net, x)
-    with pytest.raises(mx.MXNetError):
-        x.grad.wait_to_read()
-        mx.nd.waitall()
-    gluon_syncbn.recover()
-    net = dense(devices.contexts)
-    differentiate(net, column(1, 2))
-    assert weight_gradient(net) == 3
+
+def test_batch_normalization_that_is_no_layer(devices, recwarn):
+    net = nn.HybridSequential()
+    fixed = OwnNorm("fixed_", use_global_stats=True)
+    norm = nn.BatchNorm(in_channels=3)
+    net.add(OwnNorm("own_"), norm, fixed, nn.Dense(1, in_units=3))
+    net = make_parallel(net, devices.contexts)
+    net.initialize()
+    net.hybridize()
+    assert not recwarn
+    for _ in range(2):
+        with autograd.record():
+            net(mx.nd.ones((4, 3)))
+    (warning,) = recwarn
+    assert "stay unsynchronized: own_norm (a block calls F.B" in str(warning.message)
+    assert warning.filename == __file__

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "collective/processes/communicator.h"
+#include "collective/processes/frozen.h"
 #include "collective/processes/report.h"
 #include "core/c_interface.h"
 #include "core/error.h"
@@ -23,7 +24,7 @@ syncbn::ReduceOperation OperationOf(const std::string& name) {
   if (name == "sum_float32") return ReduceOperation::kSumFloat32;
   if (name == "sum_float64") return ReduceOperation::kSumFloat64;
   if (name == "sum_int64") return ReduceOperation::kSumInt64;
-  throw syncbn::Error(syncbn::Concat("there is no reduce operation \"", name, "\""));
+  throw syncbn::Error(syncbn::Concat("unknown reduce operation \"", name, "\""));
 }
 
 syncbn::Communicator& Connected() {
@@ -59,6 +60,11 @@ SYNCBN_EXPORT int gluon_syncbn_distributed_exchange(const char* name, const char
     last_result = Connected().AllReduce(std::move(contribution));
     *result_bytes = static_cast<int64_t>(last_result.size());
   });
+}
+
+// Tells other ranks, if they wait for this one in a layer, that it has frozen it; or no longer.
+SYNCBN_EXPORT int gluon_syncbn_note_frozen(const char* layer, int is_frozen) {
+  return CatchAll([&] { syncbn::NoteFrozen(layer, is_frozen != 0); });
 }
 
 // Copies the result of this thread's last exchange, and forgets it.

@@ -1,8 +1,9 @@
 // The protocol around exchanges: failure, generations, queries, joining and leaving.
 #include <algorithm>
 
-#include "collective/processes/report.h"
+#include "collective/processes/frozen.h"
 #include "collective/processes/protocol.h"
+#include "collective/processes/report.h"
 #include "core/error.h"
 
 namespace syncbn {
@@ -31,7 +32,8 @@ void Protocol::Tick(Time now) {
     PendingExchange* const pending = entry.second.get();
     if (!pending->waits || pending->over()) continue;
     const std::string failure = pending->CheckDeadline(now, &queries_);
-    if (!failure.empty()) Fail(failure);
+    const std::string frozen = FrozenClause(failure);
+    if (!failure.empty()) Fail(frozen.empty() ? failure : failure + " This rank " + frozen + ".");
   }
   const std::string failure = joining_.Tick(now);
   if (!failure.empty()) Fail(failure);
@@ -138,6 +140,9 @@ Message Protocol::StatusFor(const Message& query) const {
   } else {
     status.text = "runs, but is in no exchange; its latest was " + last_title_;
   }
+  const std::string layer = query.key.substr(0, query.key.find('|'));
+  const std::string frozen = FrozenClause(Concat('\'', layer, '\''));
+  if (!frozen.empty()) status.text += ", and " + frozen;
   return status;
 }
 

@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "kernels/cuda/batch_norm_cuda.h"
-#include "op/allocator.h"
+#include "op/backend.h"
 
 namespace syncbn::cuda {
 

@@ -1,0 +1,275 @@
+"""Frozen statistics: MXNet's own operator, for every kind of net, and back again."""
+
+import json
+from functools import partial
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import SymbolBlock, nn
+from support import reference
+from support.helpers import (
+    MODES,
+    assert_near,
+    assert_trains_like_one_context,
+    cpus,
+    output_of,
+    put,
+    set_mode,
+    split_rows,
+    summed_grad,
+    train_step,
+    value,
+)
+
+import gluon_syncbn
+from gluon_syncbn import (
+    SyncBatchNorm,
+    convert_sync_batchnorm,
+    freeze_statistics,
+    make_parallel,
+    revert_sync_batchnorm,
+)
+
+SHAPE = 5, 4, 6, 3
+LAYERS = {
+    "plain": nn.BatchNorm,
+    "ours": SyncBatchNorm,
+    "average": partial(SyncBatchNorm, momentum=None),
+    "relu": partial(SyncBatchNorm, activation="relu"),
+    "leaky_relu": partial(SyncBatchNorm, activation="leaky_relu"),
+}
+
+
+def initialized(net, contexts, dtype="float64", shape=None):
+    """Parameters and statistics that are none of the initial ones."""
+    net.cast(dtype)
+    net.initialize(ctx=contexts)
+    if shape is not None:
+        net(mx.nd.ones(shape, dtype=dtype))
+    rng = np.random.default_rng(3)
+    for parameter in net.collect_params().values():
+        parameter.set_data(mx.nd.array(0.5 + rng.random(parameter.shape), dtype=dtype))
+    return net
+
+
+def operators(net):
+    return [
+        node["op"] for node in json.loads(net(mx.sym.var("data")).tojson())["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("axis, layer", [(1, n) for n in LAYERS] + [(-1, "ours")])
+def test_equals_the_oracle(axis, layer, count, mode, when, make_devices):
+    devices = make_devices(count)
+    rows = [SHAPE[0]] if count == 1 else [1, 4]
+    options = {"axis": axis, "in_channels": SHAPE[axis]}
+    net = initialized(LAYERS[layer](**options), devices.contexts)
+    set_mode(net, mode)
+    rng = np.random.default_rng(1)
+    x, dy = rng.normal(1, 2, (2, *SHAPE))
+    shards, dys = (
+        put(split_rows(v, rows), devices.contexts, "float64") for v in (x, dy)
+    )
+    if when == "after":
+        train_step(devices, net, shards, dys)
+        for parameter in net.running_mean, net.running_var:
+            parameter.set_data(parameter.data(devices.contexts[0]))  # if it is plain
+    assert freeze_statistics(net) is net
+    before = [value(p, count - 1) for p in net.collect_params().values()]
+    gamma, beta, mean, var = before
+    ys, dxs = train_step(devices, net, shards, dys)
+    after = [value(p, count - 1) for p in net.collect_params().values()]
+    assert all((a == b).all() for a, b in zip(before, after))
+
+    activation = getattr(net, "activation", None)
+    z = reference.inference_forward(x, gamma, beta, mean, var, axis)
+    dz = dy * reference.activation_gradient(z, activation, 0.01)
+    y = reference.activate(z, activation, 0.01)
+    dx, dgamma, dbeta = reference.inference_backward(x, dz, gamma, mean, var, axis)
+    # MXNet computes a LeakyReLU in float32.
+    dtype = "float32" if layer == "leaky_relu" else "float64"
+    near = partial(assert_near, dtype=dtype, count=x.size // len(mean))
+    a = gamma / np.sqrt(var + 1e-5)
+    # MXNet may compute a x + (beta - a mean).
+    near(np.concatenate(ys), y, scale=(a * (abs(x).max() + mean) + beta).max())
+    near(np.concatenate(dxs), dx, scale=abs(dx).max())
+    x_hat = (abs(x).max() + mean.max()) * a.max() / gamma.min()
+    near(summed_grad(net.gamma), dgamma, scale=abs(dz).sum() * x_hat)
+    near(summed_grad(net.beta), dbeta, scale=abs(dz).sum())
+    assert "BatchNorm" in operators(net) and "Custom" not in operators(net)
+
+
+def test_has_the_bits_of_batch_norm():
+    """In oneDNN's layout, too: nothing stands between it and the convolution."""
+
+    def make(norm):
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(16, 3, in_channels=3), norm(in_channels=16))
+        net.add(nn.Conv2D(8, 3, in_channels=16))
+        net.hybridize()
+        return initialized(net, cpus(1), "float32")
+
+    fixed = make(partial(nn.BatchNorm, use_global_stats=True))
+    frozen = freeze_statistics(make(SyncBatchNorm))
+    results = []
+    for net in fixed, frozen:
+        x = mx.nd.array(np.random.default_rng(0).normal(size=(2, 3, 16, 16)))
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        gradients = [p.grad() for p in net.collect_params(".*weight").values()]
+        results.append([v.asnumpy() for v in (y, x.grad, *gradients)])
+    assert operators(frozen) == operators(fixed)
+    assert all((a == b).all() for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trains_again_after_thawing(mode, devices):
+    def make(norm):
+        net = nn.HybridSequential(prefix="net_")
+        net.add(nn.Dense(4, in_units=3), norm(in_channels=4), nn.Dense(2, in_units=4))
+        return net
+
+    def thawed(norm):
+        net = make(norm)
+        return freeze_statistics(freeze_statistics(net), frozen=False)
+
+    assert_trains_like_one_context(thawed, devices, (5, 3), [2, 3], mode)
+
+
+def statistics(net):
+    found = net.collect_params(".*running_(mean|var)").values()
+    return [array.asnumpy() for p in found for array in p.list_data()]
+
+
+def step(net, rows=5):
+    with autograd.record():
+        y = net(mx.nd.random.normal(1, shape=(rows, 3, 4, 4)))
+    y.backward()
+    mx.nd.waitall()
+
+
+def changes(net, **options):
+    """Which statistics a training step changes."""
+    before = statistics(net)
+    step(net, **options)
+    return {(a != b).any() for a, b in zip(before, statistics(net))}
+
+
+def backbone_and_head(norm=nn.BatchNorm):
+    net = nn.HybridSequential()
+    for _ in range(2):  # without a ReLU the second mean would be the same each time
+        net.add(nn.HybridSequential())
+        net[-1].add(nn.Conv2D(3, 1, in_channels=3), norm(in_channels=3))
+        net[-1].add(nn.Activation("relu"))
+    return net
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_part_of_a_parallel_net_that_was_called(mode):
+    """Its graph was traced by the block around it."""
+    net = make_parallel(backbone_and_head(), cpus(2))
+    net.initialize()
+    set_mode(net, mode)
+    step(net)
+    freeze_statistics(net.net[0])
+    assert changes(net.net[0], rows=1) == {False}  # one device runs alone
+    assert changes(net) == {False, True}
+    freeze_statistics(net)
+    assert changes(net) == {False} == changes(net, rows=1)
+    freeze_statistics(net, False)
+    assert changes(net) == {True}
+
+
+@pytest.mark.parametrize("frozen_first", [False, True])
+def test_conversion_and_freezing_commute(frozen_first):
+    net = backbone_and_head(partial(nn.BatchNorm, momentum=0.7))
+    changed = [freeze_statistics, partial(convert_sync_batchnorm, num_devices=1)]
+    for change in changed if frozen_first else reversed(changed):
+        change(net)
+    net.initialize()
+    assert type(net[0][1]) is SyncBatchNorm and changes(net) == {False}
+    revert_sync_batchnorm(net)
+    assert type(net[0][1]) is nn.BatchNorm and changes(net) == {False}
+    freeze_statistics(net, False)
+    assert net[0][1]._kwargs["momentum"] == 0.7 and changes(net) == {True}
+
+
+def graph_net(norm):
+    return SymbolBlock(backbone_and_head(norm)(mx.sym.var("data")), mx.sym.var("data"))
+
+
+@pytest.mark.parametrize("norm", ["plain", "average", "leaky_relu"])
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_symbol_blocks(norm, when):
+    """Frozen before they are converted, before the first call, or after it."""
+    net = graph_net(LAYERS[norm])
+    if when == "before":
+        freeze_statistics(net)
+    parallel = make_parallel(net, cpus(2))
+    initialized(parallel, cpus(2), "float32", (2, 3, 4, 4))
+    if when == "after":
+        assert changes(parallel) == {True}
+    freeze_statistics(parallel)
+    assert "Custom" not in operators(net)
+    assert changes(parallel) == {False} == changes(parallel, rows=1)
+    x = mx.nd.random.normal(shape=(4, 3, 4, 4))
+    frozen = parallel(x).asnumpy()
+    freeze_statistics(parallel, False)
+    assert operators(net).count("Custom") == 2
+    np.testing.assert_allclose(parallel(x).asnumpy(), frozen, 1e-5, 1e-5)
+    assert changes(parallel) == {True}
+    revert_sync_batchnorm(freeze_statistics(net))
+    assert operators(net).count("BatchNorm") == 2 and "Custom" not in operators(net)
+    assert changes(parallel) == {False}
+
+
+EXPORTED = """
+import sys, numpy as np, mxnet as mx
+path, x, y = sys.argv[1:]
+imports = mx.gluon.SymbolBlock.imports
+net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
+with mx.autograd.record():
+    difference = abs(net(mx.nd.array(np.load(x))).asnumpy() - np.load(y)).max()
+print(difference, 'gluon_syncbn' in sys.modules)
+"""
+
+
+def test_exports_as_it_is(tmp_path):
+    """Without reverting, for a program without this package."""
+    net = make_parallel(backbone_and_head(), cpus(2))
+    initialized(net, cpus(2), "float32")
+    net.hybridize()
+    freeze_statistics(net)
+    x = np.random.default_rng(0).normal(size=(4, 3, 4, 4)).astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", net(mx.nd.array(x)).asnumpy())
+    net.export(tmp_path / "net")
+    output = output_of(EXPORTED, *(tmp_path / n for n in ("net", "x.npy", "y.npy")))
+    difference, is_imported = output.split()
+    assert float(difference) < 1e-5 and is_imported == "False"
+
+
+def test_in_numpy_mode():
+    layer = SyncBatchNorm(in_channels=3, activation="relu")
+    layer.initialize()
+    freeze_statistics(layer)
+    with mx.util.np_array(True), autograd.train_mode():
+        y = layer(mx.np.ones((2, 3)))
+    assert isinstance(y, mx.np.ndarray)
+    np.testing.assert_allclose(y.asnumpy(), np.full((2, 3), 1 / np.sqrt(1 + 1e-5)))
+
+
+def test_a_device_alone_may_train_a_frozen_net(devices):
+    """No rendezvous, nor anything else of the package, is in the way."""
+    net = initialized(SyncBatchNorm(in_channels=3, num_devices=3), cpus(2))
+    freeze_statistics(net)
+    with autograd.record():
+        net(mx.nd.ones((2, 3), ctx=mx.cpu(1), dtype="float64")).wait_to_read()
+    assert gluon_syncbn.recover() == 0
