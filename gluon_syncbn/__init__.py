@@ -18,6 +18,7 @@ from .parallel.criterion import ParallelCriterion
 from .parallel.net import ParallelNet, make_parallel
 from .parallel.participation import participating
 from .parallel.plain_loop import allow_plain_loop
+from .statistics.recompute import recompute_statistics
 from .tools.contexts import available_contexts
 from .tools.memory import keep_freed_memory
 from .tools.replicas import check_replicas
@@ -42,6 +43,7 @@ __all__ = [
     "keep_freed_memory",
     "make_parallel",
     "participating",
+    "recompute_statistics",
     "recover",
     "revert_sync_batchnorm",
     "set_timeout",

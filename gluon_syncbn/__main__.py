@@ -1,7 +1,7 @@
 """``python -m gluon_syncbn``: tells what was built, and checks that it computes right.
 
-Started by users after installing. ``check.py`` compares results, ``bench.py`` measures
-times; here are the command line, the report and the exit status.
+Called by users after installing: the command line, the report and the exit status. It
+must not know how results are compared (``check.py``) or timed (``bench.py``).
 """
 
 from __future__ import annotations

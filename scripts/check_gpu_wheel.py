@@ -12,7 +12,7 @@ libmxnet.so takes from it. The stubs are made twice:
 This is no part of every test run, because the wheel is large.
 
     python scripts/check_gpu_wheel.py                  # arguments go to the suite
-    python scripts/check_gpu_wheel.py tests/layer/test_modes.py -x
+    python scripts/check_gpu_wheel.py tests/layer/test_batch_norm.py -x
     python scripts/check_gpu_wheel.py --wheel mxnet-cu110==1.9.1
 
 The environment and the stubs are kept in build/WHEEL; VENV chooses another environment,

@@ -1,6 +1,6 @@
 """Checks of users' arguments: one sentence with the value given and the one expected.
 
-Called by all public functions. Each check returns the value.
+Called by all public functions. Each check returns the value; it must not know what for.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from numbers import Integral, Real
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import mxnet as mx
 import numpy as np
@@ -23,6 +23,11 @@ def shown(value: object) -> str:
 def counted(number: int, noun: str) -> str:
     """A number of things: "1 row", "2 rows"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(values: Iterable) -> str:
+    """Values in words: "cpu(0), cpu(1)"."""
+    return ", ".join(map(str, values))
 
 
 def check_type(name: str, value: Any, kinds: type | tuple, expected: str) -> Any:

@@ -1,7 +1,7 @@
 """Refuses an MXNet that is missing, or that this package does not work with.
 
-``__init__.py`` imports it first, before another module fails over what such an MXNet
-lacks. docs/versions.md lists the versions that were tried.
+Called by ``__init__.py`` before another module fails over what such an MXNet lacks. It
+must not know the rest of the package. docs/versions.md lists the versions tried.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Runs a function once per context, each time from that context's own thread.
 
-Called by users' training loops and by nets on several devices. Why threads: MXNet hands
-out CPU resources (temporary space, random generators) round robin to *all* CPU contexts
-that one thread drives, so an operator of cpu(1) can be made to wait for a later
-operator of cpu(0), which waits for cpu(1) in a SyncBatchNorm: a deadlock. Resource
-managers are thread-local (src/resource.cc, ``ResourceManager::Get``), so a thread per
-context makes the contexts independent. The threads take turns, because MXNet's front
-end is not thread-safe; pushing work is quick, and the work itself runs in parallel.
+Called by users' training loops and by nets on several devices. It must not know what
+the function computes. docs/design/mxnet.md says why CPU contexts need threads; these
+take turns, because MXNet's front end is not thread-safe, and pushing work is quick.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ from ..common.arguments import (
     check_int,
     check_type,
     counted,
+    listed,
 )
 from ..common.shares import share_bounds
 from ..mxnet_private.graphs import DTYPES
@@ -92,7 +89,7 @@ class Devices:
         return Devices, (self.contexts,)
 
     def __repr__(self):
-        return f"Devices([{', '.join(map(str, self.contexts))}])"
+        return f"Devices([{listed(self.contexts)}])"
 
     def split(
         self, batch: mx.nd.NDArray | np.ndarray, batch_axis: int = 0
@@ -208,7 +205,7 @@ class Devices:
         lengths = set(_lengths(lists))
         if len(lengths) > 1 or max(lengths, default=0) > len(self):
             raise ValueError(
-                f"lists have lengths {', '.join(map(str, sorted(lengths)))}, expected "
+                f"lists have lengths {listed(sorted(lengths))}, expected "
                 f"equal ones, at most {len(self)}"
             )
         with self._its_turn(), deferred_interrupt():

@@ -19,6 +19,7 @@ from .processes import (
     size,
 )
 from .sampler import ShardSampler
+from .statistics import average_statistics
 from .trainer import Trainer
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Trainer",
     "allgather",
     "allreduce",
+    "average_statistics",
     "barrier",
     "broadcast",
     "broadcast_parameters",

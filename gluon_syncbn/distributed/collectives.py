@@ -1,7 +1,7 @@
 """Sums and copies of arrays over all processes, for metrics, gradients and parameters.
 
 Called by users, ``parameters.py`` and ``trainer.py``. Calls of one name match by their
-order on each rank, whatever other exchanges run at the same time.
+order on each rank, whatever other exchanges run. It must not know what is exchanged.
 """
 
 from __future__ import annotations

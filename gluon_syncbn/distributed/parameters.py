@@ -1,10 +1,11 @@
 """Gives all processes the same parameters, after checking that they have the same net.
 
-Called by users and by ``trainer.py``.
+Called by users and by ``trainer.py``. It must not know optimizers.
 """
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -101,20 +102,18 @@ def parameters_of(net: Any) -> list:
 def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
     """Raises ValueError on all ranks if one has another net than `root`."""
     mine = _description(net)
-    expected = broadcast(mine, root, "broadcast_parameters, comparison", timeout)
-    difference = None
-    for own, other in zip(mine + [None], expected + [None]):
-        if own != other:
-            difference = (
-                f"the nets differ: rank {root} has {other or 'nothing more'}, but rank "
-                f"{world().rank} has {own or 'nothing more'} in its place; make nets "
-                "and layers in the same order on all ranks, or give them prefixes"
-            )
-            break
-    found = allgather(difference, "broadcast_parameters, comparison's end", timeout)
-    for text in found:
-        if text:
-            raise ValueError(text)
+    expected = broadcast(mine, root, "comparison of nets", timeout)
+    pairs = itertools.zip_longest(mine, expected, fillvalue="nothing more")
+    differences = [
+        f"the nets differ: rank {root} has {other}, but rank {world().rank} has {own} "
+        "in its place; make nets and layers in the same order on all ranks, or give "
+        "them prefixes"
+        for own, other in pairs
+        if own != other
+    ][:1]
+    found = allgather(differences, "comparison of nets, its end", timeout)
+    for text in itertools.chain(*found):
+        raise ValueError(text)
 
 
 def _description(net):
@@ -146,4 +145,6 @@ def _copy(parameters, root, name, timeout):
     if world().rank != root:
         with autograd.pause():
             for parameter, value in zip(parameters, values):
-                parameter.set_data(mx.nd.array(value, dtype=value.dtype))
+                is_np = isinstance(data_of(parameter)[0], mx.np.ndarray)
+                array = mx.np.array if is_np else mx.nd.array
+                parameter.set_data(array(value, dtype=value.dtype))

@@ -1,6 +1,6 @@
 """Lets GluonCV's helpers for several devices work on CPUs too, by changing them.
 
-Called by users, at the beginning of a training script.
+Called by users, at the beginning of a script. It must not know how devices are driven.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Exports of nets whose own graph is guarded for one mode or kind of device only.
 
 Called by ``batch_norm.py`` in a trace. Another process can run a graph in any way, so a
-trace for all ways is saved. Exports to ONNX, which has no such layer, are refused.
+trace for all ways is saved. Exports to ONNX, which has no such layer, are refused. It
+must not know how a guard works.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Folds activation blocks into the batch normalizations in front of them.
 
-Called by ``convert.py``. It must not know what a layer does with its activation.
-
-Gluon does not store which block reads which block's output, so the net is traced:
-forward hooks tell which node belongs to which block, and the graph tells what else
-reads it. A Sequential that cannot be traced as a whole is traced in parts, because it
-calls each of its children as a whole; other blocks that cannot be traced stay as they
-are.
+Called by ``convert.py``. It must not know what a layer does with its activation. Gluon
+does not store which block reads which block's output, so the net is traced as a whole,
+or in parts where a Sequential cannot be; blocks that cannot be traced are unchanged.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The guard of a layer against MXNet's early release of oneDNN copies.
 
-Called by ``batch_norm.py`` while a layer is traced or run. MXNet 1.9.1 makes a plain
-copy of an input in one of oneDNN's blocked layouts, and frees it as soon as an
-asynchronous operator (ours) is *queued* (src/imperative/imperative_utils.h,
-``PushOperator``: ``inputs_fallback`` is local). So the input, and in backward the
-incoming gradient, are made plain before; docs/design/mxnet.md says how in each mode.
+Called by ``batch_norm.py``. MXNet 1.9.1 frees the plain copy of a blocked input as soon
+as an asynchronous operator (ours) is *queued* (``PushOperator`` in imperative_utils.h).
+So inputs and gradients are made plain before; docs/design/mxnet.md says how.
 """
 
 from __future__ import annotations
@@ -94,7 +92,7 @@ def _ndim(symbol, trace):
     arrays = {} if trace is None else trace.inputs
     shapes = {name: array.shape for name, array in _read(symbol, arrays)}
     outputs = shapes and symbol.infer_shape_partial(**shapes)[1]
-    return len(outputs[0]) if outputs else 0
+    return len(outputs[0] or ()) if outputs else 0
 
 
 def _dtype(symbol, trace):

@@ -18,6 +18,7 @@ from ..native.library import load
 from . import rewriting
 from .activations import Activation, apply
 from .batch_norm import SyncBatchNorm, contexts_of, known_momentum
+from .synchronization import ranks_of
 
 OPERATORS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 # A guard consists of these, and has no use without its layer; see layout_guard.py.
@@ -42,6 +43,23 @@ def synchronized_layers(net: mx.gluon.Block) -> list:
 
     net.apply(collect)
     return layers
+
+
+def running_statistics(net: mx.gluon.Block) -> list[tuple]:
+    """The parameters (mean, variance) of every batch normalization, of any kind."""
+    found = {}  # by identity, because layers may share them
+
+    def collect(block):
+        if "running_mean" in vars(block):
+            found[block.running_mean] = block.running_var
+        elif isinstance(block, SymbolBlock):
+            for node, inputs in rewriting.nodes_of(symbol_of(block)):
+                if node["op"] in OPERATORS or _is_ours(node):
+                    mean, var = (block.params[name] for name in inputs[-2:])
+                    found[mean] = var
+
+    net.apply(collect)
+    return list(found.items())
 
 
 class GraphLayer:
@@ -70,16 +88,27 @@ class GraphLayer:
             for i, group in enumerate(groups.split(";"))
         ]
 
+    def ranks(self) -> list[int]:
+        """The ranks that the layer synchronizes with, the own one included."""
+        return ranks_of(self._attributes)
+
 
 def _context(text):
     kind, number = text.rstrip(")").split("(")
     return mx.Context(kind, int(number))
 
 
-def convert_graph(block: mx.gluon.Block, settings: dict) -> list[str]:
+def has_batch_norm(block: mx.gluon.Block) -> bool:
+    """Tells whether a SymbolBlock's graph has nodes for `convert_graph`."""
+    nodes = rewriting.nodes_of(symbol_of(block))
+    return any(node["op"] in OPERATORS for node, _ in nodes)
+
+
+def convert_graph(block: mx.gluon.Block, settings: dict | None = None) -> list[str]:
     """Makes the batch normalization of a SymbolBlock's graph synchronize.
 
-    `settings` are arguments of :class:`SyncBatchNorm`. Returns the names of nodes that
+    `settings` are arguments of :class:`SyncBatchNorm`; without them layers that
+    synchronize already stay as they are. Returns the names of nodes that
     stay as they are, because their mean and variance are read too.
     """
     symbol = vars(block).setdefault("_unconverted_graph", _graph_of(block))
@@ -91,11 +120,12 @@ def convert_graph(block: mx.gluon.Block, settings: dict) -> list[str]:
             if used[node["name"]] != {0}:
                 left.append(node["name"])
                 return None
-            layer = _layer(block, node, inputs, settings)
+            layer = _layer(block, node, inputs, settings or {})
             layers[node["name"]] = layer
             return _symbol_for(node, layer)
         # With a guard for one mode the operator says itself how the graph can run.
-        if _is_ours(node) and node["attrs"]["guard"] == "any":
+        is_new = settings is not None
+        if is_new and _is_ours(node) and node["attrs"]["guard"] == "any":
             # A layer that is used twice keeps one rendezvous.
             key = node["attrs"]["group"]
             if key not in layers:

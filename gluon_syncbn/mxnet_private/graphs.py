@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import cached_property
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -88,7 +89,22 @@ _count_blocks()
 # ---- Backward. MXNet has no hook in it: `backward` and `autograd.grad` both call one
 # function of the library, which is replaced there.
 
-_differentiate = _LIB.MXAutogradBackwardEx
+_mxnet_differentiate = _LIB.MXAutogradBackwardEx
+
+
+def _differentiate(*arguments):
+    """As MXNet's, but for the text about an operator that no user has called."""
+    code = _mxnet_differentiate(*arguments)
+    if code != 0 and b"_backward_Custom is non-diff" in _LIB.MXGetLastError():
+        raise ValueError(
+            "these gradients were made with create_graph=True, but those of a "
+            "SyncBatchNorm, or another custom operator, cannot be differentiated "
+            "again; expected create_graph=False"
+        )
+    return code
+
+
+_LIB.MXAutogradBackwardEx = _differentiate
 _install_once, _is_replaced = threading.Lock(), False
 
 
@@ -102,19 +118,19 @@ class Request:
         self._gradients = values[2]
         self.retain_graph, self.create_graph, self.train_mode = map(bool, values[5:])
 
-    @property
+    @cached_property
     def heads(self) -> list[mx.nd.NDArray]:
         """The arrays that are differentiated."""
         count, handles = self._heads
         return [_array_of(handles[k]) for k in range(count)]
 
-    @property
+    @cached_property
     def gradients(self) -> list:
         """For each head its gradient; None for ones."""
         handles = self._gradients or [None] * self._heads[0]
         return [None if handle is None else _array_of(handle) for handle in handles]
 
-    @property
+    @cached_property
     def variables(self) -> list[mx.nd.NDArray]:
         """The variables of `autograd.grad`; none of `backward`."""
         count, handles = self._variables
@@ -123,11 +139,6 @@ class Request:
     def run(self) -> None:
         """Does what MXNet would do."""
         mx.base.check_call(_differentiate(*self._arguments))
-
-    def run_for(self, variables: Sequence) -> list[mx.nd.NDArray]:
-        """The gradients of other variables than those of the request."""
-        flags = self.retain_graph, self.train_mode
-        return _run(_differentiate, self._arguments[:3], variables, *flags)
 
     def answer(self, gradients: Sequence) -> None:
         """Hands arrays, one for each variable, to `autograd.grad`."""
@@ -164,22 +175,24 @@ def differentiate(
 ) -> list[mx.nd.NDArray]:
     """As `autograd.backward`, or `autograd.grad` if there are variables.
 
-    Calls MXNet's own function, not the one that replaces it.
+    A gradient that is None stands for ones. Calls MXNet's own function, not the one
+    that replaces it.
     """
-    arrays = mx.base.c_handle_array(heads), mx.base.c_handle_array(gradients)
-    heads = len(heads), *arrays
-    return _run(_differentiate, heads, variables, retain_graph, train_mode)
-
-
-def _run(function, heads, variables, retain_graph, train_mode):
     grads = ctypes.POINTER(ctypes.c_void_p)()
     stypes = ctypes.POINTER(ctypes.c_int)()
-    handles, results = ctypes.c_void_p(0), (ctypes.c_void_p(0), ctypes.c_void_p(0))
+    handles: Any = None
+    results: tuple = (None, None)
     if variables:
         handles = mx.base.c_handle_array(variables)
         results = ctypes.byref(grads), ctypes.byref(stypes)
+    of_heads = (ctypes.c_void_p * len(heads))(
+        *(None if gradient is None else gradient.handle for gradient in gradients)
+    )
     flags = map(ctypes.c_int, (retain_graph, False, train_mode))
-    code = function(*heads, len(variables), handles, *flags, *results)
+    code = _differentiate(
+        *(len(heads), mx.base.c_handle_array(heads), of_heads),
+        *(len(variables), handles, *flags, *results),
+    )
     mx.base.check_call(code)
     return [
         _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])

@@ -19,7 +19,7 @@ from .library import load
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 latest_recovery = 0, 0, ""  # its number, its thread, and its reason
 _raised_in = set()  # threads that have got an error since the latest recovery
-function_contexts = set()  # contexts that may run backward of an autograd.Function
+function_contexts = set()  # contexts that run our autograd.Functions
 
 
 def check_timeout(seconds: object, name: str = "timeout") -> float:

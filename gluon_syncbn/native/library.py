@@ -1,7 +1,7 @@
 """Finds and loads the shared library, once, and registers its operator with MXNet.
 
-Every other module reaches native code through :func:`load`. Nothing here knows what a
-layer is.
+Called by every module that needs native code, through :func:`load`. It must not know
+what a layer is.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _SIGNATURES = {
     "gluon_syncbn_release_group": (_status, [_text]),
     "gluon_syncbn_batches": (_int64, [_text]),
     "gluon_syncbn_set_batches": (_status, [_text, _int64]),
+    "gluon_syncbn_collect": (_status, [_text, _int]),
+    "gluon_syncbn_collected": (_value, [_text, ctypes.POINTER(_double), _int64]),
     "gluon_syncbn_set_participants": (_status, [_text, _text]),
     "gluon_syncbn_expect_driver": (_status, [_text]),
     "gluon_syncbn_enter_driver": (_status, [_text, _int]),
@@ -50,6 +52,7 @@ _SIGNATURES = {
     "gluon_syncbn_has_operators": (_int, []),
     "gluon_syncbn_commit_step": (_pointer, [_pointer]),
     "gluon_syncbn_seal_step": (_status, [_pointer, _pointer, _pointer, _int]),
+    "gluon_syncbn_single_value": (_text, []),
     "gluon_syncbn_has_open_step": (_value, [_text]),
     "gluon_syncbn_undo_statistics": (
         _value,

@@ -1,13 +1,8 @@
 """Whole steps: a step of a gluon.Trainer changes everything that it should, or nothing.
 
 Called by MXNet's Trainer, whose methods are wrapped here, and by ``failures.py``. It
-must not know how gradients are computed.
-
-Between the gradients of a step and their use the library queues operations
-(src/mxnet/commit.cc) that decide whether the step is whole: no layer has failed, and
-no gradient carries an error. Otherwise MXNet skips the update of every parameter. What
-a dropped step has changed before, `roll_back` undoes: running statistics, which are
-updated in forward, and the update counts of the optimizer, which live in Python.
+must not know how gradients are computed. docs/design/steps.md says how MXNet decides
+whether a step is whole; what a dropped one has changed before, `roll_back` undoes.
 """
 
 from __future__ import annotations
@@ -72,15 +67,13 @@ class _Step:
 
 def _forget_past():
     """Forgets steps that are whole, and the steps of their trainers before them."""
-    latest = {}  # whole step by trainer, for which its errors_seen stands
-    for number, step in enumerate(_pending):
+    whole, left = set(), []  # trainers, for which their errors_seen stand
+    for step in reversed(_pending):
         if step.verdict.value == _WHOLE:
-            latest[id(step.errors_seen)] = number
-    _pending[:] = [
-        step
-        for number, step in enumerate(_pending)
-        if number > latest.get(id(step.errors_seen), -1)
-    ]
+            whole.add(id(step.errors_seen))
+        if id(step.errors_seen) not in whole:
+            left.append(step)
+    _pending[:] = reversed(left)
 
 
 class _Arguments(ctypes.Structure):
@@ -110,6 +103,7 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
         if not load().gluon_syncbn_has_operators():
             yield
             return
+        _warn_of_single_value()
         parameters = [
             p for p in trainers.parameters_of(trainer) if p.grad_req != "null"
         ]
@@ -132,6 +126,16 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
                 states = map(flatten, trainers.states_of(trainer))
                 sealed = list(map(_arrays, zip(by_device, weights, states)))
             load().gluon_syncbn_seal_step(commit, *_as_c(sealed))
+
+
+def _warn_of_single_value():
+    layer = load().gluon_syncbn_single_value().decode()
+    if layer:
+        warnings.warn(
+            f"SyncBatchNorm '{layer}' trained on one value per channel over all "
+            "devices: its output is beta, whatever the input, expected at least two",
+            stacklevel=6,
+        )
 
 
 def _commit(step, gradients):

@@ -1,23 +1,13 @@
 """Gradients of a parallel net: from one loss on one device back to all devices.
 
-Called by ``net.py``. It joins two kinds of graphs, which `autograd` keeps apart:
-
-* the caller's, of what is computed from the gathered outputs, and perhaps of what the
-  inputs were computed from. Its backward is pushed from the caller's thread;
-* each device's, from its shard to its outputs. Its backward has to be pushed from the
-  thread of its context (``devices.py`` says why).
-
-MXNet has no hook between them, so the library's function for backward is wrapped: when
-it has gone through the caller's graph, the bridges (``bridge.py``) have the gradients
-of the net's outputs, and the devices' graphs are differentiated with these. A backward
-concerns the calls of parallel nets whose anchors its heads depend on. So graphs of
-several nets, and of several threads, stay apart.
+Called by ``net.py``, ``criterion.py`` and ``plain_loop.py``. It must not know what a
+net computes. MXNet has no hook between the caller's graph and those of the devices, so
+its function for backward is replaced; docs/design/mxnet.md says why.
 """
 
 from __future__ import annotations
 
 import itertools
-import weakref
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -25,16 +15,11 @@ import numpy as np
 from mxnet import autograd
 
 from ..common.nested import flatten, rebuild
-from ..devices.devices import Devices, inside_map
+from ..devices.devices import Devices
 from ..mxnet_private import graphs
-from ..mxnet_private.operators import to_context
-from ..native import failures
 from .batch import Batch
-from .bridge import Gate, Leaves, await_any, join
+from .bridge import Call, calls_before, join
 from .destination import Returned, Written
-
-_numbers = itertools.count()
-_calls = weakref.WeakValueDictionary()  # by the name of the anchor
 
 
 def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
@@ -54,7 +39,8 @@ def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
     wholes = iter([])
     if any(recorded):
         in_graph = list(itertools.compress(columns, recorded))
-        wholes = iter(_Call(batch, devices).attach(in_graph))
+        graphs.replace_backward(_backward)
+        wholes = iter(Call(in_graph, batch, devices).outputs())
     leaves = [
         next(wholes) if is_in_graph else join(column, axis, batch.contexts[0])
         for column, is_in_graph in zip(columns, recorded)
@@ -100,78 +86,13 @@ def _check_rows(number, column, rows, axis):
             )
 
 
-class _Call:
-    """One recorded call of a net on devices, alive as long as the caller's graph is."""
-
-    def __init__(self, batch, devices):
-        self.batch, self.devices = batch, devices
-        self.was_in_map = inside_map()
-        failures.function_contexts.update(devices.contexts)
-        self.number = next(_numbers)
-        kind = Gate if batch.differentiable else Leaves
-        self.bridge = kind(batch)
-        self.heads = []  # per device its outputs
-        self._shards = []  # per device those of the differentiable inputs
-
-    def attach(self, columns):
-        """The outputs, given as columns of shards, as whole arrays of the caller."""
-        self.heads = list(zip(*columns))
-        self._check_not_nested()
-        shards = [column for _, column in self.batch.differentiable]
-        self._shards = list(zip(*shards)) or [()] * len(self.heads)
-        outputs = self.bridge.attach(self, columns)
-        _calls[self.bridge.name] = self
-        graphs.replace_backward(_backward)
-        return outputs
-
-    def _check_not_nested(self):
-        """RuntimeError if a device's graph holds the call of another parallel net."""
-        if not any(call.was_in_map for call in list(_calls.values())):
-            return
-        heads = itertools.chain(*self.heads)
-        if not graphs.names_behind(heads).isdisjoint(list(_calls)):
-            raise RuntimeError(
-                "a net or loss that runs on each device called another parallel net, "
-                "through which no gradient can return; expected that only the outer "
-                "one is made parallel, and calls the other one's attribute net"
-            )
-
-    def resume(self, gradients, differentiate):
-        """Queues the devices' backward, and delivers the gradients of the inputs.
-
-        `gradients` are those of the bridge's variables, by name. `differentiate` takes
-        outputs of a device, their gradients, and shards; it returns the gradients of
-        the shards.
-        """
-
-        def backward(heads, gradients, shards, context):
-            reached = [k for k, dy in enumerate(gradients) if dy is not None]
-            if not reached:
-                return []
-            with autograd.pause():
-                gradients = [to_context(gradients[k], context) for k in reached]
-            return differentiate([heads[k] for k in reached], gradients, shards)
-
-        lists = self.heads, self.bridge.collect(gradients), self._shards
-        inputs = self.devices.map_first(backward, *lists, self.batch.contexts)
-        if any(self._shards):
-            self.devices.map_first(self.bridge.deliver, [list(zip(*inputs))])
-
-    def cancel(self, error):
-        """Ends the waits for gradients that will not arrive."""
-        self.bridge.cancel(error)
-        self.release()
-
-    def release(self):
-        """Drops the devices' graphs."""
-        self.heads = self._shards = []
-        _calls.pop(self.bridge.name, None)
-
-
 def _backward(request):
-    """Replaces MXNet's backward."""
-    names = graphs.names_behind(request.heads) if _calls else set()
-    calls = [call for call in map(_calls.get, names) if call is not None]
+    """Replaces MXNet's backward.
+
+    It concerns the calls that the heads depend on: graphs of several nets, and of
+    several threads, stay apart.
+    """
+    calls, names = calls_before(request.heads)
     if not calls:
         request.run()
         return
@@ -184,7 +105,7 @@ def _backward(request):
 def _check_head_gradients(request):
     """ValueError if a gradient does not fit its head.
 
-    Raised here, because a failure in MXNet's threads would leave gates waiting.
+    MXNet notices another dtype when it computes, and another shape never.
     """
     for number, pair in enumerate(zip(request.heads, request.gradients)):
         if pair[1] is None:
@@ -200,38 +121,52 @@ def _check_head_gradients(request):
 
 
 def _through(calls, request, destination):
-    """Backward through the caller's graph and all devices' graphs that it reaches."""
-    reached = []
-    recovery = failures.latest_recovery
+    """Backward through the caller's graph and all devices' graphs that it reaches.
+
+    If inputs of a call have gradients, part of the caller's graph is on the other side
+    of the devices' graphs. Then the first pass through the caller's graph is for the
+    leaves only, and the last one, from the heads and those inputs, for its variables.
+    """
+    heads, gradients = request.heads, request.gradients
+    leaves = {name: leaf for call in calls for name, leaf in call.leaves.items()}
+    has_inputs = any(call.inputs for call in calls)
     try:
-        destination.of_caller()
-        reached = calls
-        if any(isinstance(call.bridge, Gate) for call in reached):
-            # If the heads have failed, nothing will arrive at the gates.
-            for head in request.heads:
-                head.wait_to_read()
-        left = len(reached)
-        for call in _in_order(reached, recovery):
-            left -= 1
+        if has_inputs:
+            of_leaves = _gradients(leaves, heads, gradients, request.train_mode)
+        else:
+            of_leaves = destination.of_caller(heads, gradients, leaves)
+        for call in calls:
             # Running statistics, or a common output, join the graphs of several calls.
-            destination.of_devices(call, request.retain_graph or left > 0)
+            retain_graph = request.retain_graph or call is not calls[-1]
+            of_inputs = destination.of_devices(call, of_leaves, retain_graph)
+            if of_inputs:
+                found = _gradients(leaves, call.inputs, of_inputs, request.train_mode)
+                for name, gradient in found.items():
+                    earlier = of_leaves.get(name)
+                    if earlier is not None:
+                        gradient = earlier + gradient
+                    of_leaves[name] = gradient
+                heads, gradients = heads + call.inputs, gradients + of_inputs
+        if has_inputs:
+            destination.of_caller(heads, gradients, {})
         destination.finish()
-    except BaseException as error:
-        for call in reached:
-            call.cancel(error)
+    except BaseException:
+        for call in calls:
+            call.release()
         raise
     finally:
         destination.restore()
     if not request.retain_graph:
-        for call in reached:
+        for call in calls:
             call.release()
 
 
-def _in_order(calls, recovery):
-    """Calls as their gradients arrive: none waits for those of a later one."""
-    gates = {call.bridge: call for call in calls if isinstance(call.bridge, Gate)}
-    while gates:
-        yield gates.pop(await_any(gates, recovery))
-    # A call may have fed later ones, never earlier ones.
-    leaves = [call for call in calls if isinstance(call.bridge, Leaves)]
-    yield from sorted(leaves, key=lambda call: call.number, reverse=True)
+def _gradients(leaves, heads, gradients, train_mode):
+    """Those of leaves that some heads depend on, by name; the graph stays."""
+    names = graphs.names_behind(heads)
+    found = {name: leaf for name, leaf in leaves.items() if name in names}
+    variables = list(found.values())
+    if not variables:
+        return {}
+    results = graphs.differentiate(heads, gradients, variables, True, train_mode)
+    return dict(zip(found, results))

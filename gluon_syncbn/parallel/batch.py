@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.arguments import counted
+from ..common.arguments import counted, listed
 from ..common.nested import flatten, rebuild
 from ..common.shares import share_bounds
 from ..devices.devices import check_array, split
@@ -112,7 +112,7 @@ def _check_whole(args, contexts):
         if list(contexts) == [getattr(x, "context", None) for x in arg]:
             raise TypeError(
                 "a parallel net takes the whole batch and splits it, but got a list of "
-                f"shards, one on each of {', '.join(map(str, contexts))}"
+                f"shards, one on each of {listed(contexts)}"
             )
 
 
@@ -130,7 +130,7 @@ def _rows(leaves, axis):
         raise ValueError("the inputs hold no array, expected at least one with rows")
     if len(counts) > 1:
         raise ValueError(
-            f"the inputs have {', '.join(map(str, sorted(counts)))} rows along axis "
+            f"the inputs have {listed(sorted(counts))} rows along axis "
             f"{axis}, expected equal numbers"
         )
     if counts == {0}:

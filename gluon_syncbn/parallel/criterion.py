@@ -11,7 +11,7 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..common.arguments import check_type, counted, shown
+from ..common.arguments import check_callable, check_type, counted, shown
 from ..common.nested import flatten
 from . import backward
 from .batch import Batch, ShardedOutput
@@ -55,8 +55,7 @@ class ParallelCriterion(Block):
 
     def __init__(self, loss: Callable, net: ParallelNet) -> None:
         super().__init__(prefix="")
-        if not callable(loss):
-            raise TypeError(f"loss is a Block or function, but got {shown(loss)}")
+        check_callable("loss", loss)
         check_type("net", net, ParallelNet, "what make_parallel returns")
         self.loss = loss
         # Not as a child: a criterion does not own the net's parameters.
@@ -64,11 +63,8 @@ class ParallelCriterion(Block):
 
     def forward(self, output: ShardedOutput, *labels: Any) -> Any:
         """Calls the loss on every device that has an output."""
-        if not isinstance(output, ShardedOutput):
-            raise TypeError(
-                "output is what a net of make_parallel(..., gather=False) returns, but "
-                f"got {type(output)}"
-            )
+        kind = "what a net of make_parallel(..., gather=False) returns"
+        check_type("output", output, ShardedOutput, kind)
         net = self.net
         if output.net is not net:
             raise ValueError(

@@ -1,22 +1,23 @@
 """The destinations of gradients in a backward through parallel nets.
 
-Called by ``backward.py``, which goes through the graphs. `Written` is for `backward`:
-gradients are written to the variables' own arrays, as MXNet does it. `Returned` is for
-`autograd.grad`: they are new arrays, and the variables' own stay as they are.
+Called by ``backward.py``, which goes through the graphs. `Written` is for `backward`,
+which writes to the variables' own arrays, and `Returned` for `autograd.grad`, which
+leaves these as they are. It must not know in which order graphs are reached.
 """
 
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
 from ..mxnet_private import graphs
 from ..mxnet_private.parameters import data_of, gradients_of, is_fresh, mark_fresh
-from .bridge import Gate
+from .bridge import Call
 
 
 class Written:
@@ -24,11 +25,6 @@ class Written:
 
     Each graph that reaches a parameter with ``grad_req='write'`` overwrites what
     another one (of another call of the net, or the caller's own) has written.
-
-    A caller's graph with a gate may reach parameters of the nets, too (weight decay in
-    the loss). MXNet merges the operator that writes such a gradient with operators that
-    wait for the gate, and the gate waits for the devices. So devices that wrote to the
-    same arrays would deadlock: they write to new ones, which are added afterwards.
     """
 
     def __init__(self, calls: list, names: set, request: graphs.Request) -> None:
@@ -44,10 +40,6 @@ class Written:
             for call in calls
             for p in call.batch.parameters
         }
-        self._are_shared = any(isinstance(call.bridge, Gate) for call in calls) and any(
-            graphs.name_of(data) in names for data, *_ in self._all()
-        )
-        self._separate: list = []  # of devices: replicas with new gradients
         self._former = [data for data, *_ in self._all() if is_fresh(data)]
         for data in self._former:
             mark_fresh(data, False)
@@ -56,40 +48,42 @@ class Written:
         replicas = itertools.chain.from_iterable(self._replicas.values())
         return {id(replica[0]): replica for replica in replicas}.values()
 
-    def of_caller(self) -> None:
-        """Differentiates the caller's graph."""
-        self._request.run()
-
-    def of_devices(self, call: Any, retain_graph: bool) -> None:
-        """Differentiates the devices' graphs; adds to what earlier ones wrote."""
+    @contextmanager
+    def _adding(self):
+        """In the block gradients are added to what earlier graphs wrote."""
         saved = []
         for data, grad, is_written in self._all():
-            if is_written and is_fresh(data) and not self._are_shared:
+            if is_written and is_fresh(data):
                 saved.append((data, grad, grad.copy()))
                 mark_fresh(data, False)
-        variables = call.bridge.variables
-        gradients = {n: variables[n].grad for n in variables.keys() & self._names}
-        call.resume(gradients, partial(self._differentiate, retain_graph))
+        yield
         for data, grad, earlier in saved:
             if is_fresh(data):
                 grad += earlier
             mark_fresh(data)
-        for (data, grad, is_written), new in self._separate:
-            grad[:] = new if is_written and not is_fresh(data) else grad + new
-            mark_fresh(data)
-        self._separate.clear()
+
+    def of_caller(self, heads: Sequence, gradients: Sequence, leaves: dict) -> dict:
+        """Differentiates the caller's graph; returns the gradients of some leaves."""
+        flags = self._request.retain_graph, self._request.train_mode
+        with self._adding():
+            graphs.differentiate(heads, gradients, (), *flags)
+        return {n: leaf.grad for n, leaf in leaves.items() if n in self._names}
+
+    def of_devices(self, call: Call, gradients: dict, retain_graph: bool) -> list:
+        """Differentiates the devices' graphs; returns the inputs' gradients."""
+        with self._adding():
+            return call.resume(gradients, partial(self._differentiate, retain_graph))
 
     def _differentiate(self, retain_graph, heads, gradients, shards):
-        flags = retain_graph, self._request.train_mode
-        if not self._are_shared:
-            graphs.differentiate(heads, gradients, (), *flags)
-            return [shard.grad for shard in shards]
-        behind = graphs.names_behind(heads)
-        own = [r for r in self._all() if graphs.name_of(r[0]) in behind]
-        variables = [*(data for data, *_ in own), *shards]
-        results = graphs.differentiate(heads, gradients, variables, *flags)
-        self._separate.extend(zip(own, results))
-        return results[len(own) :]
+        for shard in shards:
+            mark_fresh(shard, False)
+        train_mode = self._request.train_mode
+        graphs.differentiate(heads, gradients, (), retain_graph, train_mode)
+        for shard in shards:
+            if not is_fresh(shard):  # these outputs do not depend on it
+                contribute_nothing(shard, shard.grad, True)
+        # Another call of this backward may have the same shards, and write to them.
+        return [shard.grad.copy() for shard in shards]
 
     def finish(self) -> None:
         """Sets gradients to zero on skipped devices, where the others have one."""
@@ -132,42 +126,42 @@ class Returned:
                 "net cannot be differentiated again; expected create_graph=False"
             )
         self._request = request
+        self._request, self._gradients = request, {}  # by name
         variables = request.variables
         self._wanted = [graphs.name_of(variable) for variable in variables]
-        self._gradients = {}  # by name
         asked = dict(zip(self._wanted, variables))
-        self._in_caller = {n: v for n, v in asked.items() if n in names}
-        for call in calls:
-            for name in call.bridge.variables.keys() & names:
-                self._in_caller[name] = call.bridge.variables[name]
         heads = [head for call in calls for row in call.heads for head in row]
-        behind = names | graphs.names_behind(heads)
-        self._in_devices: dict = {n: v for n, v in asked.items() if n in behind}
+        names = names | graphs.names_behind(heads)
+        self._variables = {n: v for n, v in asked.items() if n in names}
         parameters = dict.fromkeys(p for call in calls for p in call.batch.parameters)
         for p in filter(gradients_of, parameters):
             replicas = {graphs.name_of(data): data for data in data_of(p)}
-            if replicas.keys() & asked.keys() and replicas.keys() & behind:
-                self._in_devices.update(replicas)
+            if replicas.keys() & asked.keys() and replicas.keys() & names:
+                self._variables.update(replicas)
         for number, name in enumerate(self._wanted):
-            if name not in self._in_devices:
+            if name not in self._variables:
                 raise ValueError(
                     f"variable {number} of autograd.grad is none that the heads depend "
                     "on, expected one that has a gradient and was used to compute them"
                 )
 
-    def of_caller(self) -> None:
-        """Differentiates the caller's graph."""
-        gradients = self._request.run_for(list(self._in_caller.values()))
-        self._gradients.update(zip(self._in_caller, gradients))
+    def of_caller(self, heads: Sequence, gradients: Sequence, leaves: dict) -> dict:
+        """Differentiates the caller's graph; returns the gradients of some leaves."""
+        names = graphs.names_behind(heads)
+        leaves = {name: leaf for name, leaf in leaves.items() if name in names}
+        retain_graph = self._request.retain_graph
+        found = self._differentiate(retain_graph, heads, gradients, leaves.values())
+        return dict(zip(leaves, found))
 
-    def of_devices(self, call: Any, retain_graph: bool) -> None:
-        """Differentiates the devices' graphs; adds to earlier gradients."""
-        call.resume(self._gradients, partial(self._differentiate, retain_graph))
+    def of_devices(self, call: Call, gradients: dict, retain_graph: bool) -> list:
+        """Differentiates the devices' graphs; returns the inputs' gradients."""
+        return call.resume(gradients, partial(self._differentiate, retain_graph))
 
-    def _differentiate(self, retain_graph, heads, gradients, shards):
-        behind = graphs.names_behind(heads)
-        own = {n: v for n, v in self._in_devices.items() if n in behind}
-        variables = [*own.values(), *shards]
+    def _differentiate(self, retain_graph, heads, gradients, others):
+        """Adds up what was asked for; returns the gradients of other variables."""
+        names = graphs.names_behind(heads)
+        own = {n: v for n, v in self._variables.items() if n in names}
+        variables = [*own.values(), *others]
         if not variables:
             return []
         flags = retain_graph, self._request.train_mode
@@ -183,7 +177,7 @@ class Returned:
         for number, name in enumerate(self._wanted):
             result = self._gradients.get(name)
             if result is None:  # this replica has had no row
-                result = mx.nd.zeros_like(self._in_devices[name])
+                result = mx.nd.zeros_like(self._variables[name])
             results.append(result.copy() if name in self._wanted[:number] else result)
         self._request.answer(results)
 

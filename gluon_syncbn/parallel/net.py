@@ -17,11 +17,20 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from ..common.arguments import check_bool, check_contexts, check_int, check_path
+from ..common.arguments import (
+    check_block,
+    check_bool,
+    check_contexts,
+    check_int,
+    check_path,
+    counted,
+    listed,
+)
 from ..devices.devices import Devices
 from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
-from ..layer.own_operators import own_operators
+from ..layer.synchronization import check_nonfinite
+from ..layer.unsynchronized import own_operators, unsynchronized_layers
 from ..mxnet_private import trainers
 from ..mxnet_private.blocks import parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, trainer_of, value_of
@@ -29,8 +38,7 @@ from . import backward
 from .batch import Batch, ShardedOutput
 from .participation import expect_driver, participating
 
-_OWN = "net", "devices", "batch_axis"  # attributes of a ParallelNet
-_warned_of = weakref.WeakSet()  # trainers
+_warned_of = weakref.WeakSet()  # trainers and nets
 
 
 def make_parallel(
@@ -40,6 +48,7 @@ def make_parallel(
     batch_axis: int = 0,
     gather: bool = True,
     reset_ctx: bool = False,
+    nonfinite: str = "propagate",
 ) -> ParallelNet:
     """Makes one net that runs on several devices out of a net for one.
 
@@ -69,6 +78,8 @@ def make_parallel(
     reset_ctx : bool, default False
         Whether parameters that are initialized elsewhere are moved to `ctx`. GluonCV
         makes nets of which a part is initialized already.
+    nonfinite : "propagate", "skip" or "raise", default "propagate"
+        As in :class:`SyncBatchNorm`, for the layers that `sync_bn` converts.
 
     Returns
     -------
@@ -105,13 +116,15 @@ def make_parallel(
     check_bool("sync_bn", sync_bn)
     check_bool("gather", gather)
     check_bool("reset_ctx", reset_ctx)
+    check_nonfinite(nonfinite)
     devices = Devices(ctx)
     if reset_ctx:
         move(net, devices.contexts)
     parallel = ParallelNet(net, devices, batch_axis, gather)
     parallel._synchronizes = sync_bn
     if sync_bn:
-        convert_sync_batchnorm(net, num_devices=len(parallel.devices))
+        count = len(parallel.devices)
+        convert_sync_batchnorm(net, num_devices=count, nonfinite=nonfinite)
     expect_driver(net)
     return parallel
 
@@ -157,8 +170,9 @@ class ParallelNet(Block):
         gather: bool = True,
     ) -> None:
         super().__init__(prefix="")
-        self.net, self.devices = net, devices
-        self.batch_axis, self._gather = batch_axis, gather
+        self.devices, self.batch_axis = devices, batch_axis
+        self._gather = gather
+        self.net = net  # from now on attributes that it has are set on it
         self._checked, self._synchronizes = [], False
         self._check_contexts()
 
@@ -175,8 +189,8 @@ class ParallelNet(Block):
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets the template's attribute of that name if it has one, else this net's."""
         template = vars(self).get("net")
-        own = name in _OWN or name.startswith("_") or hasattr(type(self), name)
-        if own or name in vars(self) or not hasattr(template, name):
+        own = name.startswith("_") or hasattr(type(self), name) or name in vars(self)
+        if own or not hasattr(template, name):
             super().__setattr__(name, value)
         else:
             self._checked = []
@@ -322,6 +336,8 @@ class ParallelNet(Block):
             )
         if self._synchronizes and is_first:
             _warn_of_operators(self.net)
+        if autograd.is_training() and not self._synchronizes:
+            _warn_of_few_rows(self.net, batch.rows)
         if self._gather:
             return backward.gather(outputs, batch, self.devices)
         return ShardedOutput(outputs, batch, self)
@@ -331,7 +347,7 @@ class ParallelNet(Block):
         contexts = self.devices.contexts
         if ctx is not None and set(check_contexts("ctx", ctx)) != set(contexts):
             raise ValueError(
-                f"ctx is {ctx}, but this net was made parallel over {_list(contexts)}"
+                f"ctx is {ctx}, but this net was made parallel over {listed(contexts)}"
             )
         return contexts
 
@@ -351,7 +367,7 @@ class ParallelNet(Block):
             if found and set(found) != set(contexts):
                 raise ValueError(
                     f"parameter '{name}' is initialized on "
-                    f"{_list(found)}, expected {_list(contexts)}; "
+                    f"{listed(found)}, expected {listed(contexts)}; "
                     "make_parallel(..., reset_ctx=True) moves a net"
                 )
         return list(parameters.values())
@@ -367,10 +383,7 @@ def check_not_parallel(net: Any, function: str) -> None:
             f"net is parallel already and needs no {function}, expected a gluon.Block "
             "that make_parallel was not called with"
         )
-    if not isinstance(net, Block):
-        raise TypeError(
-            f"net is a gluon.Block that is not parallel yet, but got {type(net)}"
-        )
+    check_block("net", net)
 
 
 def move(net: Any, contexts: Sequence[mx.Context]) -> None:
@@ -388,8 +401,8 @@ def _warn_of_trainer(parameters):
     contexts = contexts_of(parameters[0])
     if set(trainers.contexts_of(trainer)) != set(contexts):
         fault = (
-            f"was made for {_list(trainers.contexts_of(trainer))}, but the net is on "
-            f"{_list(contexts)}, so its copies drift apart; make the trainer after "
+            f"was made for {listed(trainers.contexts_of(trainer))}, but the net is on "
+            f"{listed(contexts)}, so its copies drift apart; make the trainer after "
             "make_parallel(..., reset_ctx=True)"
         )
     elif len(contexts) > 1 and not trainers.adds_up_gradients(trainer):
@@ -406,6 +419,21 @@ def _warn_of_trainer(parameters):
     )
 
 
+def _warn_of_few_rows(net, rows):
+    """Warns once of batch normalization whose batches are a row or two."""
+    if max(rows) > 2 or net in _warned_of:
+        return
+    _warned_of.add(net)
+    found = unsynchronized_layers(net)
+    if found:
+        warnings.warn(
+            f"{found[0]} normalizes each device's {counted(max(rows), 'row')} alone, "
+            "as sync_bn=False was set: running statistics of so few are poor, expected "
+            "sync_bn=True or more rows",
+            stacklevel=4,
+        )
+
+
 def _warn_of_operators(net):
     """Warns of what :func:`convert_sync_batchnorm` could not know of before a call."""
     names = own_operators(net)
@@ -416,7 +444,3 @@ def _warn_of_operators(net):
             "gluon_syncbn.SyncBatchNorm, synchronize)",
             stacklevel=4,
         )
-
-
-def _list(contexts):
-    return ", ".join(map(str, contexts))

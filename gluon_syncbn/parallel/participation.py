@@ -1,7 +1,7 @@
 """Steps in which only some of the devices hold a shard.
 
-Called by ``net.py`` and by users who write their own loops. Here the change is ordered
-against work in flight; the rendezvous is in ``src/collective/devices/group.cc``.
+Called by ``net.py`` and by users' own loops. Here the change is ordered against work in
+flight; it must not know the rendezvous (``src/collective/devices/group.cc``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Iterator, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_contexts
+from ..common.arguments import check_block, check_contexts, listed
 from ..layer.symbol_blocks import synchronized_layers
 from ..mxnet_private.parameters import data_of
 from ..native.library import load
@@ -71,8 +71,21 @@ def participating(
         if expected and context not in expected:
             raise ValueError(
                 f"contexts names {context}, but SyncBatchNorm '{layer.name}' is "
-                f"initialized on {', '.join(map(str, expected))}"
+                f"initialized on {listed(expected)}"
             )
+    try:
+        with calling(layers, contexts):
+            yield
+    finally:
+        # After a failure too: other layers and groups may have finished their step.
+        with autograd.pause():
+            for layer in layers:
+                _copy_running_statistics(layer, contexts)
+
+
+@contextmanager
+def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
+    """As `participating`; running statistics of the other contexts stay as they are."""
     mx.nd.waitall()
     for layer in layers:
         _set_participants(layer, contexts)
@@ -85,10 +98,6 @@ def participating(
             rounds.forget()
             for layer in layers:
                 _set_participants(layer, [])
-            # After a failure too: other layers and groups may have finished their step.
-            with autograd.pause():
-                for layer in layers:
-                    _copy_running_statistics(layer, contexts)
 
 
 def expect_driver(net: mx.gluon.Block) -> None:

@@ -47,8 +47,10 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     Notes
     -----
     Inside the loop, do not wait for outputs before the net was called for every
-    context: the others have no work yet. Each context's thread has its own random
-    generators.
+    context: the others have no work yet. Compute the net's inputs before the loop:
+    MXNet lets operators of one thread share memory, so those on one context's input
+    could wait for another context's loss, which waits for them. Each context's thread
+    has its own random generators.
 
     Examples
     --------

@@ -1,12 +1,8 @@
 """Detects that a plain loop over contexts was interrupted between two of them.
 
 Called by ``plain_loop.py`` and ``participation.py``. It must not know what a net
-computes.
-
-An exception or Ctrl-C between ``net(x0)`` and ``net(x1)`` leaves the first call waiting
-for the second. A loop that starts again calls the net for the first context, in
-another ``autograd.record()`` block. Within one block a context may be called several
-times: a Siamese net is.
+computes. Such an interruption leaves one call waiting for the other contexts; the loop,
+started again, calls the net for the first context in another ``autograd.record()``.
 """
 
 from __future__ import annotations
@@ -24,7 +20,10 @@ _rounds = weakref.WeakKeyDictionary()  # by net
 
 
 class _Round:
-    """The calls of a net since each context was last called equally often."""
+    """The calls of a net since each context was last called equally often.
+
+    Within one block of `autograd.record` a context may be called several times.
+    """
 
     def __init__(self):
         self.calls = collections.Counter()

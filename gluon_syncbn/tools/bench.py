@@ -1,7 +1,7 @@
 """Times layers beside each other: each is verified first, then they take turns.
 
-``__main__.py`` prints `report`, for this machine in a few seconds. The other parts
-serve scripts/benchmarks, which time layers inside of nets and at many sizes.
+Called by ``__main__.py`` (`report`, a few seconds) and by scripts/benchmarks, which
+time layers inside of nets and at many sizes. It must not know how a layer computes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def report(contexts: Sequence[mx.Context], shape: tuple = SHAPE) -> None:
     for count in range(1, len(contexts) + 1):
         names = [name for name in LAYERS if count == 1 or name != "contrib"]
         with Devices(contexts[:count]) as devices:
-            steps = {
+            steps: dict = {
                 (None, place): make(None, place, devices, x, dy).step
                 for place in SURROUNDINGS
             }

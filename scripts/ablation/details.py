@@ -7,32 +7,38 @@ written.
 import numpy as np
 from matplotlib import pyplot
 
-from .results import runs, score
+from .results import has, runs, score
 
 # The name in the results: label, colour, marker.
 NORMS = {
     "bn": ("nn.BatchNorm, each device by itself", "tab:gray", "s"),
     "syncbn": ("SyncBatchNorm", "tab:blue", "o"),
 }
-ONE_DEVICE = "one device, whole batch", "black", "_"
+ONE_DEVICE = "one device, whole batch", "tab:orange", "_"
+RECOMPUTED = {"linestyle": ":", "markerfacecolor": "none"}
+
+
+def panels(figure, count, narrow, **options):
+    """Axes beside each other, or below each other on narrow screens."""
+    shape = (count, 1) if narrow else (1, count)
+    return figure.subplots(*shape, squeeze=False, **options).ravel()
 
 
 def finish(axis, title, xlabel=""):
-    axis.set_title(title, fontsize=10)
+    axis.set_title(title)
     axis.set_xlabel(xlabel)
-    axis.grid(alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid()
 
 
-def draw(found):
-    figure = pyplot.figure(figsize=(13, 8.4), layout="constrained")
-    upper, lower = figure.subplots(2, 3, width_ratios=[1.3, 1, 1])
+def draw(found, narrow):
+    figure = pyplot.figure(figsize=(4, 17) if narrow else (13, 8.4))
+    upper, lower = (panels(half, 3, narrow) for half in figure.subfigures(2))
     draw_gap(upper[0], found)
     draw_classes(upper[1], found)
     draw_other_net(upper[2], found)
     for label, colour, marker in (*NORMS.values(), ONE_DEVICE):
         lower[2].plot([], [], marker, color=colour, label=label)
-    lower[2].legend(loc="center", frameon=False, fontsize=10)
+    lower[2].legend(loc="center", fontsize=10)
     lower[2].set_axis_off()
     agreement = [r for r in found.values() if r["kind"] == "agreement"]
     rows = [row for result in agreement for row in result["rows"]]
@@ -54,7 +60,7 @@ def draw_gap(axis, found):
             both = [score(run, kind) for kind in ("running", "batch")]
             axis.plot(x, both, color=colour, alpha=0.5, linewidth=1)
             axis.plot(x[0], both[0], marker, color=colour)
-            axis.plot(x[1], both[1], marker, color=colour, markerfacecolor="white")
+            axis.plot(x[1], both[1], marker, color=colour, markerfacecolor="none")
     axis.set_xticks(range(len(arms)), [f"{d} x {i}" for d, i in arms])
     axis.set_xlim(-0.5, len(arms) - 0.5)
     axis.set_ylim(bottom=0)
@@ -89,9 +95,13 @@ def draw_other_net(axis, found):
     for place, (norm, devices, images) in enumerate(arms):
         _, colour, marker = ONE_DEVICE if devices == 1 else NORMS[norm]
         case = {"model": "fcn", "norm": norm, "devices": devices, "images": images}
-        values = [score(run) for run in runs(found, **case)]
+        group = runs(found, **case)
+        values = [score(run) for run in group]
         axis.plot([place] * len(values), values, marker, color=colour, markersize=8)
         axis.axhline(np.mean(values), color=colour, alpha=0.25)
+        values = [score(run, "recomputed") for run in group if has(run, "recomputed")]
+        style = {**RECOMPUTED, "linestyle": "", "color": colour, "markersize": 8}
+        axis.plot([place + 0.2] * len(values), values, marker, **style)
     labels = [f"{norm}\n{devices} x {images}" for norm, devices, images in arms]
     axis.set_xticks(range(len(arms)), labels, fontsize=8)
     axis.margins(x=0.3, y=0.15)
@@ -103,12 +113,13 @@ def draw_other_net(axis, found):
 def style_of(row):
     """Dotted for the net that was moved; a colour for each number of devices."""
     devices, noise = row["devices"], row["noise"]
+    colour = {1: ONE_DEVICE[1], 2: "tab:blue"}.get(devices, "tab:green")
     if noise:
         label = f"1 device, {noise:g} of noise"
-        return {"color": "black", "linestyle": ":", "label": label}
+        return {"color": colour, "linestyle": ":", "label": label}
     if devices == 1:
-        return {"color": "black", "linewidth": 2, "label": "1 device"}
-    return {"color": f"C{devices // 2 - 1}", "label": f"{devices} devices"}
+        return {"color": colour, "linewidth": 2, "label": "1 device"}
+    return {"color": colour, "label": f"{devices} devices"}
 
 
 def draw_differences(axis, rows):
@@ -123,7 +134,7 @@ def draw_differences(axis, rows):
         axis.plot(np.arange(1, len(values) + 1), values, **style)
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.legend(fontsize=7, frameon=False, loc="lower right")
+    axis.legend(fontsize=7, loc="lower right")
     finish(axis, "loss, relative to one device, same batches", "step")
 
 
@@ -135,5 +146,5 @@ def draw_losses(axis, rows):
         width = max(1, len(row["losses"]) // 20)
         values = np.convolve(row["losses"], np.ones(width) / width, "valid")
         axis.plot(values, **style_of(row))
-    axis.legend(fontsize=7, frameon=False)
+    axis.legend(fontsize=7)
     finish(axis, "training loss, float32", "step")

@@ -15,17 +15,23 @@ from pathlib import Path
 
 from segmentation.errors import UserError
 
+from .results import SCORES
+
 SCRIPTS = Path(__file__).resolve().parents[1]
 
 
 def left_over(tasks):
-    """The tasks without a result; a result of other settings is an error."""
+    """The tasks without a result; a result of other settings is an error.
+
+    A result of an earlier version, which lacks a score, is made again.
+    """
     todo = []
     for task in tasks:
         path = Path(task["result"])
-        if not path.exists():
+        found = json.loads(path.read_text()) if path.exists() else None
+        if found is None or not found.get("test", SCORES).keys() >= SCORES.keys():
             todo.append(task)
-        elif json.loads(path.read_text())["settings"] != task["compared"]:
+        if found is not None and found["settings"] != task["compared"]:
             raise UserError(
                 f"{path} is the result of other settings: give another --results, or "
                 "remove it."

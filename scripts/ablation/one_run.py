@@ -8,6 +8,7 @@ chosen by its score.
 import base64
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,12 @@ from segmentation import checkpoint, folder_lock, training
 from segmentation.data import open_split
 from segmentation.errors import Diverged, UserError, exit_code
 
+from gluon_syncbn import recompute_statistics
+
 from .process import make_engine, read_task, write_result
 
 SAMPLES = 4
+RECOMPUTED_FROM = 16  # images in a batch, whatever the run's own
 OF_AN_EPOCH = (
     "epoch", "train_loss", "val_loss", "pixel_accuracy", "mean_iou", "learning_rate",
     "seconds",
@@ -66,7 +70,7 @@ def former(config):
 
 
 def tested(state, with_images):
-    """Scores on the test split with running and with batch statistics; predictions.
+    """Scores on the test split with each kind of statistics; predictions.
 
     In training mode layers normalize a batch as they do in training: of as many images
     on as many devices, together or each device by itself.
@@ -76,6 +80,7 @@ def tested(state, with_images):
     views = [batches.view(0, k) for k in range(min(SAMPLES, len(test_set)))]
     predictions, _ = engine.predict(*batches.assemble(views))
     found = {"test_images": len(test_set), "test": scores(engine, batches)}
+    found["test"]["recomputed"] = recomputed(state, batches)
     found["predictions"] = [encoded(p.astype(np.uint8)) for p in predictions]
     if with_images:
         found["images_shown"] = [encoded(i, "jpeg", quality=90) for i, _ in views]
@@ -89,6 +94,19 @@ def scores(engine, batches):
     with autograd.train_mode():
         found["batch"] = _scored(engine, batches)
     return found
+
+
+def recomputed(state, test_batches):
+    """The score with statistics of all training images, in batches of one device.
+
+    The images are augmented as those of one more epoch.
+    """
+    config = replace(state.config, num_devices=1, batch_size=RECOMPUTED_FROM)
+    train_set = open_split("train", config)
+    engine, batches = make_engine(config, train_set, weights=state.parameters)
+    images = (x for x, _ in batches.epoch(config.epochs))
+    recompute_statistics(engine.net, images)
+    return _scored(engine, test_batches)
 
 
 def _scored(engine, batches):

@@ -42,11 +42,12 @@ class Scale:
     seeds: int = 3
     train_images: int = 0
     eval_images: int = 0
+    one_device: tuple = ()  # the batches of one device; () for each whole batch
 
 
 FULL = {
     "fastscnn": Scale(),
-    "fcn": Scale("fcn", 96, 3, devices=(2,), images=(1,)),
+    "fcn": Scale("fcn", 96, 3, devices=(2,), one_device=(2,)),
 }
 QUICK = {
     "fastscnn": Scale("fastscnn", 96, 4, (2,), (1, 2), 2, 160, 40),
@@ -55,14 +56,15 @@ QUICK = {
 
 
 def arms(scale):
-    """Both norms on every number of devices, and one device with each whole batch."""
+    """Both norms on every number of devices, and one device with whole batches."""
     found = [
         Arm(norm, devices, images)
         for devices in scale.devices
         for images in scale.images
         for norm in ("bn", "syncbn")
     ]
-    return found + [Arm("syncbn", 1, size) for size in sorted({a.batch for a in found})]
+    sizes = scale.one_device or sorted({arm.batch for arm in found})
+    return found + [Arm("syncbn", 1, size) for size in sizes]
 
 
 def settings(scale, arm, seed, data):

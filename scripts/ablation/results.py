@@ -9,6 +9,13 @@ import math
 import statistics
 from pathlib import Path
 
+# The statistics that a net is tested with: those from training, as they are or
+# recomputed from the training images, and those of each batch of test images.
+SCORES = {
+    "running": "mIoU",
+    "recomputed": "with recomputed statistics",
+    "batch": "with batch statistics",
+}
 # Of the short run in float64: so far rounding has not been carried beyond 1e-9.
 AGREEING_STEPS = 4
 
@@ -44,49 +51,64 @@ def score(run, statistics_kind="running", name="mean_iou"):
     return run["test"][statistics_kind][name] if "test" in run else 0.0
 
 
-def in_words(group, *which):
-    """Mean and standard deviation of the scores of some runs."""
-    values = [score(run, *which) for run in group]
+def has(run, kind):
+    """Tells whether a run was tested so, or diverged before it could be."""
+    return kind in run.get("test", SCORES)
+
+
+def in_words(group, kind="running", *name):
+    """Mean and standard deviation of the scores of some runs, which no line breaks."""
+    values = [score(run, kind, *name) for run in group if has(run, kind)]
+    if not values:
+        return ""
     mean = f"{statistics.fmean(values):.3f}"
-    return f"{mean} ± {statistics.stdev(values):.3f}" if len(values) > 1 else mean
-
-
-HEADER = (
-    "| net | devices | images each | norm | runs | mIoU | with batch statistics "
-    "| pixel accuracy |\n|---|---|---|---|---|---|---|---|"
-)
+    space = "\N{NO-BREAK SPACE}"
+    spread = f"{space}±{space}{statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return mean + spread
 
 
 def table(found):
     """Test scores of every arm as Markdown: mean and spread over the seeds."""
+    tested = {kind for run in runs(found) for kind in run.get("test", ())}
+    kinds = [kind for kind in SCORES if kind in tested]
+    titles = ["net", "devices", "images each", "norm", "runs"]
+    titles += [*(SCORES[kind] for kind in kinds), "pixel accuracy"]
     arms = {}
     for run in runs(found):
         key = run["model"], run["devices"], run["images"], run["norm"]
         arms.setdefault(key, []).append(run)
-    lines = [HEADER]
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for key in sorted(arms, key=lambda key: (key[0] != "fastscnn", *key)):
         group = arms[key]
         pixels = in_words(group, "running", "pixel_accuracy")
-        cells = [*key, len(group), in_words(group), in_words(group, "batch"), pixels]
+        scores = [in_words(group, kind) for kind in kinds]
+        cells = [*key, len(group), *scores, pixels]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
 def summary(found):
-    """mIoU by images per device as Markdown, both norms for each number of devices."""
+    """mIoU by images per device as Markdown, both norms for each number of devices.
+
+    Statistics of `nn.BatchNorm` recomputed, too, where any are.
+    """
     fast = [r for r in runs(found, model="fastscnn") if r["devices"] > 1]
     counts = sorted({run["devices"] for run in fast})
-    names = {"bn": "`nn.BatchNorm`", "syncbn": "`SyncBatchNorm`"}
-    columns = [(count, norm) for count in counts for norm in names]
-    titles = [f"{count} devices, {names[norm]}" for count, norm in columns]
+    names = {
+        ("bn", "running"): "`nn.BatchNorm`",
+        ("bn", "recomputed"): "recomputed",
+        ("syncbn", "running"): "`SyncBatchNorm`",
+    }
+    tested = {kind for run in fast for kind in run.get("test", ())}
+    columns = [(c, *key) for c in counts for key in names if key[1] in tested]
+    titles = [f"{count} devices, {names[(*key,)]}" for count, *key in columns]
     lines = ["| " + " | ".join(["images per device", *titles]) + " |"]
     lines.append("|---" * (1 + len(titles)) + "|")
     for images in sorted({run["images"] for run in fast}):
-        arms = [
-            runs(found, model="fastscnn", devices=devices, norm=norm, images=images)
-            for devices, norm in columns
-        ]
-        cells = [in_words(arm) if arm else "" for arm in arms]
+        cells = []
+        for devices, norm, kind in columns:
+            case = {"devices": devices, "norm": norm, "images": images}
+            cells.append(in_words(runs(found, model="fastscnn", **case), kind))
         lines.append("| " + " | ".join([str(images), *cells]) + " |")
     return "\n".join(lines)
 

@@ -209,7 +209,7 @@ class Subject {
         mean_(expected_.mean), a_(expected_.a), b_(expected_.b), d_(expected_.d),
         offset_(expected_.offset),
         y_(x_.size()), dx_(x_.size()),
-        scratch_(static_cast<size_t>(cuda::WorkspaceBytes(of.dtype, of.layout)), 0),
+        scratch_(static_cast<size_t>(cuda::WorkspaceBytes()), 0),
         results_(4 * expected_.mean.size() * sizeof(double)) {}
 
   void Moments() {

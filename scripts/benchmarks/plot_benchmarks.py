@@ -1,8 +1,9 @@
-"""Draws what the benchmarks have measured: one figure beside each of their JSON files.
+"""Draws what the benchmarks have measured: two figures beside each of their JSON files.
 
     python scripts/benchmarks/plot_benchmarks.py  # all of scripts/results
 
-It needs matplotlib, and no MXNet: it must not know how anything is measured.
+In NAME_narrow.png, for narrow screens, the panels stand below each other. The script
+needs matplotlib, and no MXNet: it must not know how anything is measured.
 """
 
 import argparse
@@ -26,14 +27,16 @@ COLOURS = {
     "PyTorch": "tab:green",
     "SyncBatchNorm": "tab:blue",
     "fused": "tab:red",
+    "memory copy": "tab:gray",
 }
+STYLE = Path(__file__).parents[1] / "figures.mplstyle"
 
 
 def distinct(rows, key):
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def bars(axis, rows, modes, key, series, value, form="{:.0f}"):
+def bars(axis, rows, modes, key, series, value, form="{:.0f}", **label):
     """For each mode a bar of each of a series, by this key of the rows."""
     width = 0.8 / len(series)
     for k, name in enumerate(series):
@@ -44,33 +47,38 @@ def bars(axis, rows, modes, key, series, value, form="{:.0f}"):
         positions = [place + shift for place in places]
         drawn = axis.bar(positions, heights, width, label=name, color=COLOURS[name])
         labels = [form.format(height) for height in heights]
-        axis.bar_label(drawn, labels, fontsize=7, padding=1)
-    axis.set_xticks(range(len(modes)), modes)
+        axis.bar_label(drawn, labels, fontsize=7, padding=1, **label)
+    axis.set_xticks(range(len(modes)), modes, fontsize=8)
     axis.margins(y=0.12)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
-def panels(rows, columns, width, height, **more):
-    """A figure and its axes, of so many inches each."""
-    size = (width * columns, height * rows)
-    options = {"figsize": size, "squeeze": False, "layout": "constrained", **more}
-    return pyplot.subplots(rows, columns, **options)
+def side_by_side(rows, columns, height, sharey="none"):
+    """A figure of 12 inches and its axes in a grid, of so many inches each."""
+    size = 12, height * rows
+    return pyplot.subplots(rows, columns, figsize=size, sharey=sharey, squeeze=False)
 
 
-def finish(figure, axis, document, columns=4):
+def stacked(rows, columns, height, sharey="none"):
+    """The same axes below each other in a figure of 4 inches, a scale for each."""
+    size = 4, height * rows * columns
+    figure, axes = pyplot.subplots(rows * columns, figsize=size)
+    return figure, axes.reshape(rows, columns)
+
+
+def finish(figure, axis, document):
     """One legend for all panels, above them, where it covers no data."""
     machine = document["machine"]
     handles, labels = axis.get_legend_handles_labels()
+    width = 0.5 + 0.07 * max(map(len, labels))  # inches of an entry
     figure.legend(
         handles,
         labels,
         title=f"{machine['cores']} cores of {machine['processor']}, "
         f"MXNet {machine['mxnet']}, gluon_syncbn {machine['gluon_syncbn']}",
         loc="outside upper center",
-        ncol=columns,
+        ncol=min(len(labels), int(figure.get_figwidth() / width)),
         fontsize=9,
         title_fontsize=9,
-        frameon=False,
     )
 
 
@@ -84,28 +92,28 @@ def find(rows, **wanted):
     return next(iter(select(rows, **wanted)), None)
 
 
-def draw_layer(document):
+def draw_layer(document, panels):
     rows = document["rows"]
     for row in rows:  # PyTorch has no modes
         row["mode"] = row["mode"].replace("eager", "static_shape")
     places, contexts = distinct(rows, "place"), distinct(rows, "contexts")
-    figure, axes = panels(len(places), len(contexts), 6, 3.2)
+    figure, axes = panels(len(places), len(contexts), 3.2)
     modes, layers = distinct(rows, "mode"), distinct(rows, "layer")
     for place, line in zip(places, axes):
         for count, axis in zip(contexts, line):
             here = select(rows, place=place, contexts=count)
             bars(axis, here, modes, "layer", layers, lambda row: row["median_ms"])
-            axis.set_title(f"{place}, contexts: {count}", fontsize=10)
+            axis.set_title(f"{place}, contexts: {count}")
         line[0].set_ylabel("forward + backward, ms")
     finish(figure, axes[-1][0], document)
     return figure
 
 
-def draw_sizes(document):
+def draw_sizes(document, panels):
     rows, keys = document["rows"], ("size", "batch", "dtype", "channels", "contexts")
     cases, layers = distinct_parts(rows, *keys), distinct_parts(rows, "layer", "place")
-    (axes,) = panels(1, 2, 6.5, 1.8 + 0.27 * len(cases), sharey=True)[1]
-    figure = axes[0].figure
+    labels = [label_of(case) for case in cases]
+    figure, (axes,) = panels(1, 2, 1.8 + 0.27 * len(cases), sharey="row")
     for axis, direction in zip(axes, ("forward", "backward")):
         for layer in layers:
             found = [find(rows, direction=direction, **layer, **case) for case in cases]
@@ -118,16 +126,22 @@ def draw_sizes(document):
                 label="{layer}, {place}".format(**layer),
             )
         copies = [find(rows, **case)["copy_gb_s"] for case in cases]
-        axis.plot(copies, range(len(cases)), "k|", markersize=11, label="memory copy")
+        style = {"color": COLOURS["memory copy"], "markersize": 11}
+        axis.plot(copies, range(len(cases)), "|", **style, label="memory copy")
         axis.set_xlim(left=0)
-        axis.set_xlabel(f"{direction}: least bytes over time, GB/s")
-        axis.grid(axis="y", alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    label = "{size}, batch {batch}, {dtype}, channels {channels}, contexts {contexts}"
-    axes[0].set_yticks(range(len(cases)), [label.format(**case) for case in cases])
-    axes[0].invert_yaxis()
-    finish(figure, axes[0], document, columns=7)
+        axis.set_xlabel(f"{direction}, least bytes: GB/s")
+        axis.grid(axis="y")
+        axis.set_yticks(range(len(cases)), labels, fontsize=7)
+        axis.set_ylim(len(cases) - 0.5, -0.5)
+    finish(figure, axes[0], document)
     return figure
+
+
+def label_of(case):
+    layout = {"first": "NCHW", "last": "NHWC"}[case["channels"]]
+    return "{size}, batch {batch},\n{dtype}, {}, contexts {contexts}".format(
+        layout, **case
+    )
 
 
 def distinct_parts(rows, *keys):
@@ -136,48 +150,48 @@ def distinct_parts(rows, *keys):
     return [dict(zip(keys, values)) for values in found]
 
 
-def draw_net(document):
+def draw_net(document, panels):
     rows = document["rows"]
     nets, layers = distinct(rows, "net"), distinct(rows, "layer")
-    figure, axes = panels(1, len(nets), 6, 3.8)
+    figure, axes = panels(1, len(nets), 3.8)
     for net, axis in zip(nets, axes[0]):
         here = select(rows, net=net)
         seconds = {"value": lambda row: 1e-3 * row["median_ms"], "form": "{:.2f}"}
-        bars(axis, here, distinct(rows, "mode"), "layer", layers, **seconds)
+        modes = distinct(rows, "mode")
+        bars(axis, here, modes, "layer", layers, **seconds, rotation=90)
         row = here[0]
         axis.set_title(
-            f"{net}, crop {row['crop']}, {row['batch']} images on each of "
-            f"{row['contexts']} contexts",
-            fontsize=10,
+            f"{net}, crop {row['crop']}, {row['contexts']} contexts "
+            f"of {row['batch']} images"
         )
     axes[0][0].set_ylabel("training step, s")
     finish(figure, axes[0][0], document)
     return figure
 
 
-def draw_memory(document):
+def draw_memory(document, panels):
     """Bars of activations, and curves of the first and last mode, at the last size."""
     last = document["rows"][-1]
     rows = select(document["rows"], crop=last["crop"], batch=last["batch"])
     arrangements, modes = distinct(rows, "arrangement"), distinct(rows, "mode")
     variants = distinct(rows, "variant")
     curves = list(dict.fromkeys([modes[0], modes[-1]]))
-    figure, axes = panels(1 + len(curves), len(arrangements), 6, 3.5, sharey="row")
+    figure, axes = panels(1 + len(curves), len(arrangements), 3.5, sharey="row")
     for arrangement, (upper, *lower) in zip(arrangements, zip(*axes)):
         here = select(rows, arrangement=arrangement)
         activations = {"value": lambda row: row["mxnet"]["after_forward_mb"]}
         bars(upper, here, modes, "variant", variants, **activations)
         upper.set_title(
-            f"ResNet-50, {arrangement}, batch {last['batch']}, crop {last['crop']}",
-            fontsize=10,
+            f"ResNet-50, {arrangement}, batch {last['batch']}, crop {last['crop']}"
         )
         for axis, mode in zip(lower, curves):
             draw_curves(axis, select(here, mode=mode))
     axes[0][0].set_ylabel("after forward, MXNet's figure, MB")
     for axis in axes[1:, 0]:
         axis.set_ylabel("above before the step, MB")
-        axis.set_ylim(bottom=0)  # of the whole row, now that all is drawn
-    finish(figure, axes[1][0], document, columns=3)
+    for axis in axes[1:].flat:
+        axis.set_ylim(bottom=0)  # now that all is drawn
+    finish(figure, axes[1][0], document)
     return figure
 
 
@@ -187,17 +201,19 @@ def draw_curves(axis, rows):
         curve, variant = row["mxnet"]["curve_mb"], row["variant"]
         axis.plot(curve, color=COLOURS[variant], label=variant)
     half = len(curve) / 2
-    axis.axvline(half, color="black", linewidth=0.5)
+    axis.axvline(half, color="tab:gray", linewidth=0.5)
     axis.set_xticks([half / 2, 3 * half / 2], ["forward", "backward"])
-    axis.set_xlabel(f"{rows[0]['mode']}: time, both halves scaled to the same width")
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel(
+        f"{rows[0]['arrangement']}, {rows[0]['mode']}:\n"
+        "time, both halves scaled to the same width"
+    )
 
 
-def draw_exchange(document):
+def draw_exchange(document, panels):
     """The model of a step's exchanges, for each net over the number of processes."""
     model = document["model"]
     nets = distinct(model, "net")
-    figure, axes = pyplot.subplots(1, len(nets), figsize=(10, 4), sharey=True)
+    figure, (axes,) = panels(1, len(nets), 4, sharey="row")
     for axis, net in zip(axes, nets):
         for link in distinct(model, "link"):
             points = select(model, net=net, link=link)
@@ -205,11 +221,11 @@ def draw_exchange(document):
             times = [point["milliseconds"] for point in points]
             axis.semilogx(ranks, times, "o-", base=2, label=link)
         axis.set(title=f"{net}, {len(NETS[net])} layers", xlabel="processes")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("exchanges of one step, ms (model)")
-    axes[0].set_ylim(bottom=0)
-    axes[0].legend()
-    figure.tight_layout()
+        axis.grid()
+    for axis in axes:
+        axis.set_ylabel("exchanges of one step, ms (model)")
+        axis.set_ylim(bottom=0)  # now that all is drawn
+    finish(figure, axes[0], document)
     return figure
 
 
@@ -231,12 +247,13 @@ def main():
     if not found:
         names = ", ".join(f"{name}.json" for name in FIGURES)
         sys.exit(f"{options.results} has none of {names}: run a benchmark first")
+    pyplot.style.use(STYLE)
     for name in found:
         document = json.loads((options.results / f"{name}.json").read_text())
-        figure = FIGURES[name](document)
-        path = options.results / f"{name}.png"
-        figure.savefig(path, dpi=120)
-        print(f"written to {path}")
+        for panels, ending, dpi in ((side_by_side, "", 120), (stacked, "_narrow", 180)):
+            path = options.results / f"{name}{ending}.png"
+            FIGURES[name](document, panels).savefig(path, dpi=dpi)
+            print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ export PATH=$PWD/venv/bin
 python -m gluon_syncbn
 GLUON_SYNCBN_LIBRARY=$site/gluon_syncbn/libgluon_syncbn.so \
     python -m pytest -q --timeout 300 --disable-warnings -p no:cacheprovider \
-    tests/layer/test_batch_norm.py tests/layer/test_modes.py \
-    tests/layer/test_small_nets.py
+    tests/layer/test_batch_norm.py tests/parallel/test_random_programs.py
 mpirun -n 2 python -c "
 from gluon_syncbn import distributed
 distributed.init(60)

@@ -23,6 +23,7 @@
 #include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
 #include "op/running_history.h"
+#include "op/single_value.h"
 
 using syncbn::CatchAll;
 using syncbn::Registry;
@@ -70,6 +71,24 @@ SYNCBN_EXPORT int64_t gluon_syncbn_batches(const char* key) {
 
 SYNCBN_EXPORT int gluon_syncbn_set_batches(const char* key, int64_t batches) {
   return CatchAll([&] { RunningHistory::Of(key)->SetBatches(batches); });
+}
+
+// Starts or ends the collection of a group's moments, see op/collected_moments.h.
+SYNCBN_EXPORT int gluon_syncbn_collect(const char* key, int starts) {
+  return CatchAll([&] {
+    syncbn::CollectedMoments& collected = RunningHistory::Of(key)->collected();
+    starts ? collected.Start() : collected.End();
+  });
+}
+
+// Writes the first `size` of the collected numbers; returns how many there are, -1 for an error.
+SYNCBN_EXPORT int64_t gluon_syncbn_collected(const char* key, double* numbers, int64_t size) {
+  return CatchAll(int64_t{-1}, [&] {
+    const std::vector<double> found = RunningHistory::Of(key)->collected().Numbers();
+    const int64_t total = static_cast<int64_t>(found.size());
+    std::copy_n(found.begin(), std::min(size, total), numbers);
+    return total;
+  });
 }
 
 // `devices` is "cpu(0) cpu(1)"; an empty text means all devices of the group.
@@ -170,6 +189,13 @@ SYNCBN_EXPORT int gluon_syncbn_end_step(const char* key, int undone) {
     const auto history = RunningHistory::Of(key);
     undone ? history->EndUndone() : history->Commit();
   });
+}
+
+// The layer to warn of, see SingleValue; valid until this thread's next call.
+SYNCBN_EXPORT const char* gluon_syncbn_single_value() {
+  thread_local std::string layer;
+  CatchAll([&] { layer = syncbn::SingleValue::Get().Take(); });
+  return layer.c_str();
 }
 
 // ---- times and failures ------------------------------------------------------------------------

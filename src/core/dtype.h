@@ -20,16 +20,7 @@ inline size_t SizeOf(DType dtype) {
   return 0;
 }
 
-inline std::string Name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return "float32";
-    case DType::kFloat64: return "float64";
-    case DType::kFloat16: return "float16";
-  }
-  return "unknown";
-}
-
-// The name of any of MXNet's dtypes, of those too that the layer does not take.
+// The name of any of MXNet's dtypes, including those that the layer does not accept.
 inline std::string NameOfFlag(int flag) {
   static const char* const names[] = {"float32", "float64", "float16", "uint8", "int32",
                                       "int8", "int64", "bool", "int16", "uint16",
@@ -37,5 +28,7 @@ inline std::string NameOfFlag(int flag) {
   const int known = sizeof(names) / sizeof(*names);
   return flag >= 0 && flag < known ? names[flag] : "MXNet's dtype number " + std::to_string(flag);
 }
+
+inline std::string Name(DType dtype) { return NameOfFlag(static_cast<int>(dtype)); }
 
 }  // namespace syncbn

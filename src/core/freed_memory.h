@@ -7,8 +7,8 @@
 
 namespace syncbn {
 
-// Tells the C library once, for this process and its children. Returns whether freed memory is kept:
-// false with a C library other than glibc, or where the variable GLUON_SYNCBN_KEEP_MEMORY is 0.
+// Tells the C library once, for this process and its children. Returns whether freed memory is
+// kept: false with a C library other than glibc, or where GLUON_SYNCBN_KEEP_MEMORY is 0.
 bool KeepFreedMemory();
 
 }  // namespace syncbn

@@ -1,4 +1,4 @@
-// The thread pool behind ParallelFor: jobs on their callers' stacks, in one list under one mutex.
+// The thread pool of ParallelFor: jobs on their callers' stacks, in one list under one mutex.
 // Who uses it: the CPU kernels, from as many threads at once as there are contexts.
 // It must not know what is computed, and must outlive every caller: nothing here is destroyed.
 #include "core/parallel_for.h"
@@ -14,6 +14,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 namespace syncbn {
 namespace {
@@ -30,8 +31,6 @@ struct Job {
   int64_t tasks;
   std::atomic<int64_t> next{0};
   std::atomic<int> helpers{0};  // raised under the mutex, and only while the job is in the list
-  Job* previous = nullptr;
-  Job* following = nullptr;
 
   // Runs up to `turn` tasks.
   void Run(int64_t turn) {
@@ -42,6 +41,7 @@ struct Job {
     }
   }
   bool HasTasks() const { return next.load(std::memory_order_relaxed) < tasks; }
+  int Helpers() const { return helpers.load(std::memory_order_relaxed); }
 };
 
 int CountThreads() {
@@ -91,7 +91,7 @@ class Pool {
 
   void Add(Job* job) {
     std::lock_guard<std::mutex> lock(mutex_);
-    Append(job);
+    jobs_.push_back(job);
     ++callers_;
     const int64_t idle = std::min<int64_t>(NumThreads() - callers_ - helping_, job->tasks - 1);
     for (int64_t i = 0; i < idle; ++i) wake_.notify_one();
@@ -99,9 +99,9 @@ class Pool {
 
   void Remove(Job* job) {
     std::lock_guard<std::mutex> lock(mutex_);
-    Unlink(job);
+    jobs_.erase(std::find(jobs_.begin(), jobs_.end(), job));
     --callers_;
-    if (first_ != nullptr) wake_.notify_one();  // this caller's processor is free for another job
+    if (!jobs_.empty()) wake_.notify_one();  // this caller's processor is free for another job
   }
 
   void Work() {
@@ -127,37 +127,21 @@ class Pool {
   // workers already occupy the processors.
   Job* Pick() {
     if (callers_ + helping_ >= NumThreads()) return nullptr;
-    Job* best = nullptr;
-    for (Job* job = first_; job != nullptr; job = job->following) {
-      if (job->HasTasks() && (best == nullptr || job->helpers.load(std::memory_order_relaxed) <
-                                                     best->helpers.load(std::memory_order_relaxed)))
-        best = job;
+    auto best = jobs_.end();
+    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+      if (!(*job)->HasTasks()) continue;
+      if (best == jobs_.end() || (*job)->Helpers() < (*best)->Helpers()) best = job;
     }
-    if (best != nullptr) {
-      Unlink(best);
-      Append(best);
-    }
-    return best;
-  }
-
-  void Append(Job* job) {
-    job->previous = last_;
-    job->following = nullptr;
-    (last_ != nullptr ? last_->following : first_) = job;
-    last_ = job;
-  }
-
-  void Unlink(Job* job) {
-    (job->previous != nullptr ? job->previous->following : first_) = job->following;
-    (job->following != nullptr ? job->following->previous : last_) = job->previous;
+    if (best == jobs_.end()) return nullptr;
+    std::rotate(best, best + 1, jobs_.end());
+    return jobs_.back();
   }
 
   std::once_flag start_;
   std::mutex mutex_;
   std::condition_variable wake_;      // workers: there may be a job to help
   std::condition_variable finished_;  // callers: a job has lost its last helper
-  Job* first_ = nullptr;
-  Job* last_ = nullptr;
+  std::vector<Job*> jobs_;            // the one served longest ago first
   int callers_ = 0;
   int helping_ = 0;
 };

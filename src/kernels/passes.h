@@ -8,12 +8,22 @@
 #pragma once
 #include <cstdint>
 
-#include "core/activation.h"
 #include "core/dtype.h"
 #include "core/layout.h"
-#include "core/request.h"
 
 namespace syncbn {
+
+// The ways to write an output: it stays as it is, is overwritten, or is added to.
+enum class Request { kNull, kWrite, kAdd };
+
+// The function f that is fused into the layer, y = f(z).
+enum class Function { kIdentity, kLeakyRelu, kElu };
+
+struct Activation {
+  Function function = Function::kIdentity;
+  // For z <= 0 f(z) is slope * z (leaky ReLU; 0 makes it a ReLU) or slope * (exp(z) - 1) (ELU).
+  double slope = 0;
+};
 
 // mean[c], m2[c] = mean and sum of squared deviations of x[:, c, :]; 0, 0 for an empty shard.
 struct MomentsPass {

@@ -23,14 +23,6 @@
 namespace syncbn {
 namespace {
 
-int Push(EngineWork work, void* parameter, void (*deleter)(void*), NDArrayHandle array,
-         EngineProperty property) {
-  const MxnetContext cpu{1, 0};
-  const int number = property;
-  return Mxnet().EnginePushSyncND(work, parameter, deleter, &cpu, nullptr, 0, &array, 1, &number, 0,
-                                  "gluon_syncbn.fail");
-}
-
 void ThrowText(void* /*run_context*/, void* text) {
   throw dmlc::Error(*static_cast<const std::string*>(text));
 }
@@ -38,7 +30,7 @@ void ThrowText(void* /*run_context*/, void* text) {
 void DeleteText(void* text) { delete static_cast<std::string*>(text); }
 
 int PushError(NDArrayHandle array, const std::string& text) {
-  return Push(ThrowText, new std::string(text), DeleteText, array, kCPUPrioritized);
+  return PushToEngine(ThrowText, new std::string(text), DeleteText, {}, {array}, kCPUPrioritized);
 }
 
 // The only error on its way. Never deleted: work of the engine uses it until the process ends.
@@ -93,8 +85,8 @@ void EndOrWatchOn(void* /*run_context*/, void* parameter) {
 }
 
 void WatchOn(Watch* watch) {
-  Push(NoteTaken, watch, nullptr, watch->array.Handle(), kCPUPrioritized);
-  Push(EndOrWatchOn, watch, nullptr, watch->array.Handle(), kNoSkip);
+  PushToEngine(NoteTaken, watch, nullptr, {}, {watch->array.Handle()}, kCPUPrioritized);
+  PushToEngine(EndOrWatchOn, watch, nullptr, {}, {watch->array.Handle()}, kNoSkip);
 }
 
 std::mutex errors_mutex;

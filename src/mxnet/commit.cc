@@ -21,24 +21,17 @@ struct StepCommit::Step {
   std::string error;         // of a dropped step
 };
 
-namespace {
-
-template <typename Step>
-Step* Get(void* parameter) {
+StepCommit::Step* StepCommit::Get(void* parameter) {
   return static_cast<std::shared_ptr<Step>*>(parameter)->get();
 }
 
-}  // namespace
-
 // Skipped if a gradient carries an error.
-void StepCommit::NoteComputed(void* /*run_context*/, void* step) {
-  Get<Step>(step)->is_computed = true;
-}
+void StepCommit::NoteComputed(void* /*run_context*/, void* step) { Get(step)->is_computed = true; }
 
 // An error that a read has cleared leaves no trace in the gradients, but operators that have failed
 // are counted.
 void StepCommit::Decide(void* /*run_context*/, void* parameter) {
-  Step* const step = Get<Step>(parameter);
+  Step* const step = Get(parameter);
   const OperatorErrors errors = GetOperatorErrors();
   const bool has_failed =
       errors.count > std::max(*step->numbers.errors_seen, errors.before_recovery);
@@ -55,7 +48,7 @@ void StepCommit::Decide(void* /*run_context*/, void* parameter) {
 }
 
 void StepCommit::ThrowIfDropped(void* /*run_context*/, void* parameter) {
-  const Step* const step = Get<Step>(parameter);
+  const Step* const step = Get(parameter);
   if (!step->error.empty()) throw dmlc::Error(step->error);
 }
 
@@ -80,12 +73,8 @@ void StepCommit::Seal(const std::vector<Arrays>& groups) {
 void StepCommit::Push(EngineWork work, Arrays read, Arrays written, EngineProperty property) {
   using Shared = std::shared_ptr<Step>;
   const auto release = [](void* step) { delete static_cast<Shared*>(step); };
-  const MxnetContext cpu{1, 0};
-  const int number = property;
-  if (Mxnet().EnginePushSyncND(work, new Shared(step_), release, &cpu, read.data(),
-                               static_cast<int>(read.size()), written.data(),
-                               static_cast<int>(written.size()), &number, 0,
-                               "gluon_syncbn.commit") != 0) {
+  if (PushToEngine(work, new Shared(step_), release, std::move(read), std::move(written),
+                   property) != 0) {
     throw Error(Mxnet().GetLastError());
   }
 }

@@ -12,8 +12,6 @@ namespace syncbn {
 
 enum Verdict { kUndecided = 0, kWhole = 1, kDropped = 2 };
 
-using Arrays = std::vector<NDArrayHandle>;
-
 // Numbers that live in Python, at least until the step is decided.
 struct StepNumbers {
   int64_t* errors_seen;  // operators that had failed when the trainer's step before was decided
@@ -37,6 +35,7 @@ class StepCommit {
  private:
   struct Step;
 
+  static Step* Get(void* parameter);  // of a queued operation
   static void NoteComputed(void* run_context, void* step);
   static void Decide(void* run_context, void* step);
   static void ThrowIfDropped(void* run_context, void* step);

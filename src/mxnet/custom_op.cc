@@ -104,7 +104,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
     if (op->queued) op->queued->Begin();
-    if (training) CheckCanSynchronize(*op);
+    if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(*op);
     const int y = op->inputs;
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
                                       ToRequest(requests[0]), arrays[y].View(),

@@ -1,7 +1,7 @@
 // Memory from MXNet's pools.
 // Who uses it: custom_op.cc gives it to the backend of a GPU.
 #pragma once
-#include "op/allocator.h"
+#include "op/backend.h"
 
 namespace syncbn {
 

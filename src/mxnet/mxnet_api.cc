@@ -37,4 +37,13 @@ void LoadMxnetApi(const char* path) {
 
 const MxnetApi& Mxnet() { return api; }
 
+int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter), Arrays read,
+                 Arrays written, EngineProperty property) {
+  const MxnetContext cpu{1, 0};
+  const int number = property;
+  return api.EnginePushSyncND(work, parameter, deleter, &cpu, read.data(),
+                              static_cast<int>(read.size()), written.data(),
+                              static_cast<int>(written.size()), &number, 0, "gluon_syncbn");
+}
+
 }  // namespace syncbn

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace dmlc {
 // MXNet catches this type by its name, so the symbol must be visible.
@@ -28,6 +29,7 @@ typedef int (*CustomOpPropCreator)(const char* op_type, const int num_kwargs, co
 namespace syncbn {
 
 typedef void* NDArrayHandle;
+using Arrays = std::vector<NDArrayHandle>;
 
 // Layout of mxnet::Context: 1 is a CPU, 2 a GPU, 3 pinned memory of the CPU.
 struct MxnetContext {
@@ -63,5 +65,10 @@ struct MxnetApi {
 // Throws Error if `path` is not loaded in this process or lacks a function.
 void LoadMxnetApi(const char* path);
 const MxnetApi& Mxnet();
+
+// Queues work of the engine on a CPU, and `deleter` (null for none) after it. Returns MXNet's
+// status.
+int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter), Arrays read,
+                 Arrays written, EngineProperty property);
 
 }  // namespace syncbn

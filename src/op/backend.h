@@ -1,4 +1,4 @@
-// The device that a layer computes on, behind one interface for all kinds of devices.
+// The device that a layer computes on: one interface for all kinds of devices.
 // Who uses it: sync_batch_norm.cc, one object per operator; cpu/ and cuda/ implement it, and
 // backend.cc chooses. It must not know other devices.
 //
@@ -13,10 +13,18 @@
 #include "collective/devices/device.h"
 #include "core/layout.h"
 #include "kernels/passes.h"
-#include "op/allocator.h"
 #include "op/tensor.h"
 
 namespace syncbn {
+
+// The kinds of a backend's memory, apart from its tensors: of the device; or pinned memory of the
+// host, which the device reaches under the same address.
+enum class MemoryKind { kDevice, kPinned };
+
+// At least `bytes` with any contents. They are freed with the last copy of the pointer, when no
+// work may use them any more. May leave the thread with another current device.
+// Throws DeviceError.
+using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
 
 class Backend {
  public:

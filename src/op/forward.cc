@@ -3,69 +3,105 @@
 // mean = sum(x) / count, m2 = sum((x - mean)^2), var = m2 / count, over the whole batch
 // inv_std = 1 / sqrt(var + epsilon), scale = gamma * inv_std
 // y = f((x - mean) * scale + beta)
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <string>
 #include <utility>
 
-#include "op/reconstruction.h"
+#include "core/error.h"
+#include "op/single_value.h"
 #include "op/sync_batch_norm.h"
 
 namespace syncbn {
+namespace {
+
+// The least size of y / x_hat, below which digits are lost where |x_hat| is about 1.
+double SmallestScale(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
+    case DType::kFloat16: return 0x1p-14;  // conversions never flush its subnormal numbers
+    default: return std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
+  }
+}
+
+// True if a channel's x_hat can be reconstructed from y = f(gamma * x_hat + beta) to about y's
+// precision. y is rounded by a factor of 1 + u, so z = f^-1(y) errs by u |z|, and x_hat = (z -
+// beta) / gamma by u (|x_hat| + |beta / gamma|): no more than a few units of x_hat if |beta| is not
+// much larger than |gamma|. And y must not fall among the numbers that the dtype holds with fewer
+// digits, or, float32 arithmetic being allowed to flush them to zero, not at all.
+bool CanReconstruct(double gamma, double beta, const Activation& activation, DType dtype) {
+  constexpr double kLargestShift = 8;  // of |beta / gamma|: u |x_hat| + 8 u are lost of x_hat
+  const bool has_slope = activation.function != Function::kIdentity;
+  const double least = SmallestScale(dtype) / (has_slope ? std::min(1.0, activation.slope) : 1.0);
+  const double size = std::fabs(gamma);
+  return size >= least && std::fabs(beta) <= kLargestShift * size;  // false where one is NaN
+}
+
+// The number of the first channel whose moments are not finite, as text; empty for none.
+std::string FirstNonFinite(const std::vector<double>& mean, const std::vector<double>& m2) {
+  for (size_t c = 0; c < mean.size(); ++c) {
+    if (!std::isfinite(mean[c]) || !std::isfinite(m2[c])) return std::to_string(c);
+  }
+  return "";
+}
+
+// What has no weight is forgotten, even if it is not finite.
+double WeightedSum(double keep, double old, double batch) {
+  if (keep == 0) return batch;
+  return keep == 1 ? old : keep * old + (1 - keep) * batch;
+}
+
+}  // namespace
 
 void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& of) {
-  const size_t channels = static_cast<size_t>(layout.channels);
-  for (auto* numbers : {&mean_, &inv_std_, &scale_}) numbers->resize(channels);
-  if (!batch_statistics_) {
-    ForwardFromRunning(layout, of);
-  } else {
+  mean_.resize(static_cast<size_t>(layout.channels));
+  std::vector<double> var(mean_.size());
+  if (batch_statistics_) {
     ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
     backward_calls_ = 0;
     count_ = static_cast<double>(layout.PerChannel());
-    ForwardFromBatch(layout, of);
+    std::vector<double> m2(var.size());
+    backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), m2.data()});
+    const bool raises = options_.nonfinite == NonFinite::kRaise;
+    const std::string own_fault = raises ? FirstNonFinite(mean_, m2) : "";
+    if (Synchronizes()) {
+      Exchange("forward", of.x, layout, ReduceOperation::kMoments,
+               {{&count_, 1}, {mean_.data(), mean_.size()}, {m2.data(), m2.size()}});
+    } else {
+      group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
+    }
+    for (size_t c = 0; c < var.size(); ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0;
+    CollectedMoments& collected = history_->collected();
+    if (options_.nonfinite != NonFinite::kPropagate && !FirstNonFinite(mean_, m2).empty()) {
+      if (raises) RaiseNonFinite(own_fault, of.x, layout);
+    } else if (collected.IsActive()) {
+      collected.Add(ticket_.number, count_, mean_, m2, options_.unbiased_running_var);
+    } else {
+      UpdateRunning(var, of);
+    }
+  } else {
+    mean_ = backend_->Read(of.running_mean);
+    var = backend_->Read(of.running_var);
+  }
+  SetScale(var, of);  // on a GPU reading waits, so after the pass over x, which waits anyway
+  if (of.y_request != Request::kNull) {
+    backend_->Normalize({of.x.dtype, layout, of.x.data, mean_.data(), scale_.data(), offset_.data(),
+                         options_.activation, of.y_request, of.y.data});
   }
   KeepInputIfNeeded(layout, of);
 }
 
-void SyncBatchNorm::ForwardFromRunning(const Layout& layout, const ForwardTensors& of) {
-  mean_ = backend_->Read(of.running_mean);
-  const std::vector<double> var = backend_->Read(of.running_var);
-  ReadParameters(of);
-  SetScale(var);
-  if (of.y_request != Request::kNull) backend_->Normalize(NormalizationOf(layout, of));
-}
-
-// On a GPU reading waits, so the parameters are read after the pass over x, which waits anyway.
-void SyncBatchNorm::ForwardFromBatch(const Layout& layout, const ForwardTensors& of) {
-  std::vector<double> m2(mean_.size());
-  backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), m2.data()});
-  if (Synchronizes()) {
-    Exchange("forward", of.x, layout, ReduceOperation::kMoments,
-             {{&count_, 1}, {mean_.data(), mean_.size()}, {m2.data(), m2.size()}});
-  } else {
-    group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
-  }
-  std::vector<double> var(m2.size(), 0.0);
-  for (size_t c = 0; c < var.size() && count_ > 0; ++c) var[c] = m2[c] / count_;
-  UpdateRunning(var, of);
-  ReadParameters(of);
-  SetScale(var);
-  if (of.y_request != Request::kNull) backend_->Normalize(NormalizationOf(layout, of));
-}
-
-void SyncBatchNorm::ReadParameters(const ForwardTensors& of) {
-  gamma_ = options_.fix_gamma ? std::vector<double>(mean_.size(), 1.0) : backend_->Read(of.gamma);
+void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& of) {
+  gamma_ = options_.fix_gamma ? std::vector<double>(var.size(), 1.0) : backend_->Read(of.gamma);
   offset_ = backend_->Read(of.beta);
-}
-
-void SyncBatchNorm::SetScale(const std::vector<double>& var) {
+  inv_std_.resize(var.size());
+  scale_.resize(var.size());
   for (size_t c = 0; c < var.size(); ++c) {
     inv_std_[c] = 1.0 / std::sqrt(var[c] + options_.epsilon);
     scale_[c] = gamma_[c] * inv_std_[c];
   }
-}
-
-NormalizePass SyncBatchNorm::NormalizationOf(const Layout& layout, const ForwardTensors& of) const {
-  return {of.x.dtype,     layout,        of.x.data, mean_.data(), scale_.data(), offset_.data(),
-          options_.activation, of.y_request, of.y.data};
 }
 
 // Keeps x where backward would read y but cannot reconstruct every channel's x_hat from it.
@@ -83,9 +119,34 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   }
 }
 
+// All devices have the same batch, so all come here. Each tells whether its own shard is to blame:
+// `own` names the channel, and is empty if it is not.
+void SyncBatchNorm::RaiseNonFinite(const std::string& own, const Tensor& x, const Layout& layout) {
+  std::string shards;  // in the order of ranks and devices
+  if (!own.empty()) {
+    shards = Concat(own, " of the shard of ", device_.Name());
+    if (Processes() != nullptr) shards += Concat(" on rank ", Processes()->rank());
+    shards += '\n';
+  }
+  if (Synchronizes()) {
+    AllReduceOptions options = OptionsFor("forward", x, layout);
+    options.repeat = 1;
+    options.operation = ReduceOperation::kConcat;
+    options.arrival.payload.assign(shards.begin(), shards.end());
+    const auto all = group_->AllReduce(std::move(options));
+    shards.assign(all->begin(), all->end());
+  }
+  const std::string first = shards.substr(0, shards.find('\n'));
+  FailEverywhere(Concat("SyncBatchNorm '", group_->layer(), "', forward: ",
+                        first.empty() ? "the mean or variance of the whole batch"
+                                      : "the mean or variance of channel " + first,
+                        " is not finite, in call ", ticket_.number + 1, " of the layer"));
+}
+
 void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
                                   const ForwardTensors& of) const {
   if (count_ == 0) return;
+  if (count_ == 1) SingleValue::Get().Note(group_->layer());
   const int64_t batches = history_->CountBatch(ticket_.number);
   double keep = options_.momentum;
   if (options_.cumulative) keep = static_cast<double>(batches) / static_cast<double>(batches + 1);
@@ -97,8 +158,8 @@ void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
   Statistics before{backend_->Read(of.running_mean), backend_->Read(of.running_var)};
   Statistics after = before;
   for (size_t c = 0; c < mean_.size(); ++c) {
-    after.mean[c] = stored(keep * before.mean[c] + (1 - keep) * mean_[c]);
-    after.var[c] = stored(keep * before.var[c] + (1 - keep) * batch_var[c] * correction);
+    after.mean[c] = stored(WeightedSum(keep, before.mean[c], mean_[c]));
+    after.var[c] = stored(WeightedSum(keep, before.var[c], batch_var[c] * correction));
   }
   backend_->Write(after.mean, Request::kWrite, of.running_mean);
   backend_->Write(after.var, Request::kWrite, of.running_var);

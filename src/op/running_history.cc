@@ -34,11 +34,8 @@ void RunningHistory::Release(const std::string& key) {
   std::lock_guard<std::mutex> lock(histories_mutex);
   auto& histories = Histories();
   histories.erase(key);
-  const std::string part = key + '/';
-  for (auto entry = histories.lower_bound(part);
-       entry != histories.end() && entry->first.compare(0, part.size(), part) == 0;) {
-    entry = histories.erase(entry);
-  }
+  // All that begin with "key/".
+  histories.erase(histories.lower_bound(key + '/'), histories.lower_bound(key + char('/' + 1)));
 }
 
 int64_t RunningHistory::Batches() const {
@@ -61,8 +58,7 @@ int64_t RunningHistory::CountBatch(int64_t call) {
 const RunningHistory::Step* RunningHistory::StepThatLeft(const Device& device,
                                                          const Statistics& statistics) const {
   const auto left = [&](const Step& step) {
-    return step.is_open &&
-           (SameBits(step.latest, statistics) || SameBits(step.former, statistics));
+    return SameBits(step.latest, statistics) || SameBits(step.former, statistics);
   };
   const auto own = steps_.find(device);
   if (own != steps_.end() && left(own->second)) return &own->second;
@@ -77,21 +73,18 @@ void RunningHistory::Note(const Device& device, Statistics before, Statistics af
   // If no step has left them, they were loaded, or are those of the latest Commit.
   const Step* const step = StepThatLeft(device, before);
   Statistics first = step == nullptr ? before : step->before;
-  steps_[device] = {std::move(first), std::move(before), std::move(after), true};
+  steps_[device] = {std::move(first), std::move(before), std::move(after)};
 }
 
 void RunningHistory::Commit() {
   std::lock_guard<std::mutex> lock(mutex_);
   batches_before_step_ = batches_;
-  for (auto& entry : steps_) entry.second.is_open = false;
+  steps_.clear();
 }
 
 bool RunningHistory::IsOpen() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : steps_) {
-    if (entry.second.is_open) return true;
-  }
-  return false;
+  return !steps_.empty();
 }
 
 bool RunningHistory::Undo(const Device& device, Statistics* statistics) const {
@@ -105,7 +98,7 @@ bool RunningHistory::Undo(const Device& device, Statistics* statistics) const {
 void RunningHistory::EndUndone() {
   std::lock_guard<std::mutex> lock(mutex_);
   batches_ = batches_before_step_;
-  for (auto& entry : steps_) entry.second.is_open = false;
+  steps_.clear();
 }
 
 }  // namespace syncbn

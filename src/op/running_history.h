@@ -1,5 +1,5 @@
-// What a group of devices remembers of its running statistics: how many training batches they have
-// seen, and what they were before the step under way, so that a failed step can be undone.
+// The past of a group's running statistics: how many training batches they have seen, and their
+// values before the current step, so that a failed step can be undone.
 // Who uses it: SyncBatchNorm notes its updates; mxnet/commit.cc ends a step that is whole; Python's
 // recover() undoes one that is not. It must not know where statistics are stored.
 #pragma once
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/devices/device.h"
+#include "op/collected_moments.h"
 
 namespace syncbn {
 
@@ -32,8 +33,7 @@ class RunningHistory {
   // update for one call before any does for the next, because they meet in each.
   int64_t CountBatch(int64_t call);
 
-  // Notes an update on `device` from `before` to `after`, both as stored in the dtype of the running
-  // statistics.
+  // Notes an update on `device` from `before` to `after`, both as stored in the statistics' dtype.
   void Note(const Device& device, Statistics before, Statistics after);
   // The step is whole: its updates are final.
   void Commit();
@@ -46,14 +46,15 @@ class RunningHistory {
   // Ends the step, after its statistics were undone: its batches do not count.
   void EndUndone();
 
+  CollectedMoments& collected() { return collected_; }
+
  private:
   struct Step {
     Statistics before;          // the step
     Statistics former, latest;  // before and after its latest update
-    bool is_open = false;
   };
 
-  // The open step, the device's own if possible, that has left these statistics; null if none has. A
+  // The step, the device's own if possible, that has left these statistics; null if none has. A
   // device without rows gets those of one that has (participating), which may be a call ahead.
   const Step* StepThatLeft(const Device& device, const Statistics& statistics) const;
 
@@ -61,7 +62,8 @@ class RunningHistory {
   int64_t batches_ = 0;
   int64_t batches_before_step_ = 0;
   int64_t latest_call_ = -1;  // the number of the call that was counted last
-  std::map<Device, Step> steps_;
+  std::map<Device, Step> steps_;  // since the latest Commit or EndUndone
+  CollectedMoments collected_;
 };
 
 }  // namespace syncbn

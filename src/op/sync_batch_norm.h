@@ -9,13 +9,16 @@
 #include <vector>
 
 #include "collective/devices/group.h"
-#include "core/activation.h"
 #include "core/layout.h"
 #include "op/backend.h"
 #include "op/running_history.h"
 #include "op/tensor.h"
 
 namespace syncbn {
+
+// A batch with a mean or variance that is not finite: does it update the running statistics, not
+// update them, or end with an error?
+enum class NonFinite { kPropagate, kSkip, kRaise };
 
 struct Options {
   int num_devices = 1;
@@ -26,6 +29,7 @@ struct Options {
   bool fix_gamma = false;
   bool use_global_stats = false;
   bool unbiased_running_var = false;
+  NonFinite nonfinite = NonFinite::kPropagate;
   Activation activation;       // of the output
   bool from_output = false;    // backward reads y instead of x; not for an ELU
   double timeout = 0;  // seconds; 0 means DefaultTimeout()
@@ -53,8 +57,12 @@ class SyncBatchNorm {
   SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Group> group,
                 std::shared_ptr<RunningHistory> history, std::unique_ptr<Backend> backend);
 
-  // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). `training` takes the batch's statistics
-  // and updates the running ones, unless use_global_stats.
+  // True if a forward call takes the statistics of the batch, not the running ones: in training, or
+  // while moments are collected, unless use_global_stats.
+  bool TakesBatch(bool training) const;
+
+  // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). Statistics of the batch update the
+  // running ones, or are collected.
   void Forward(bool training, const ForwardTensors& of);
 
   // Gradients of the forward call before it. `t` is its y if options say from_output, else its x.
@@ -68,11 +76,8 @@ class SyncBatchNorm {
                  std::initializer_list<const Tensor*> vectors, const Body& body);
 
   void ComputeForward(const Layout& layout, const ForwardTensors& of);
-  void ForwardFromRunning(const Layout& layout, const ForwardTensors& of);
-  void ForwardFromBatch(const Layout& layout, const ForwardTensors& of);
-  void ReadParameters(const ForwardTensors& of);
-  void SetScale(const std::vector<double>& var);
-  NormalizePass NormalizationOf(const Layout& layout, const ForwardTensors& of) const;
+  void SetScale(const std::vector<double>& var, const ForwardTensors& of);
+  [[noreturn]] void RaiseNonFinite(const std::string& own, const Tensor& x, const Layout& layout);
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& of);
 
@@ -87,6 +92,8 @@ class SyncBatchNorm {
   void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
 
   bool Synchronizes() const;
+  [[noreturn]] void FailEverywhere(const std::string& text);
+  AllReduceOptions OptionsFor(const char* phase, const Tensor& x, const Layout& layout) const;
   // Reduces this device's payload, which lies in pieces, with the others', in place.
   struct Piece {
     double* numbers;
@@ -94,7 +101,7 @@ class SyncBatchNorm {
   };
   void Exchange(const char* phase, const Tensor& x, const Layout& layout,
                 ReduceOperation operation, std::initializer_list<Piece> pieces);
-  ProcessGroup* Processes() const;
+  Communicator* Processes() const;
 
   const Options options_;
   const Device device_;

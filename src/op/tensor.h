@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "core/request.h"
+#include "kernels/passes.h"
 
 namespace syncbn {
 

@@ -2,11 +2,17 @@
 // Who uses it: all of tests/cpp. Several threads may check at once.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <sstream>
+#include <string>
+#include <thread>
 #include <vector>
+
+#include "core/error.h"
 
 namespace check {
 
@@ -15,7 +21,16 @@ inline std::atomic<int>& Failures() {
   return failures;
 }
 
-// The number of rounds of a long loop: in full with GLUON_SYNCBN_NATIVE=full, which takes minutes.
+// The number of rounds of a loop, of which sanitizers make each take longer.
+inline int Rounds(int plain) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return plain / 10;
+#else
+  return plain;
+#endif
+}
+
+// The number of rounds of a long loop: `full` with GLUON_SYNCBN_NATIVE=full, which takes minutes.
 inline int Times(int full, int brief) {
   const char* const native = std::getenv("GLUON_SYNCBN_NATIVE");
   return native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;
@@ -78,3 +93,30 @@ inline int RunTests() {
       check::Fail(__FILE__, __LINE__, #a " near " #b ": ", a_, " and ", b_, " differ by ", \
                   a_ - b_, ", tolerance ", tolerance_, " ", ##__VA_ARGS__);                \
   } while (false)
+
+constexpr char kNoError[] = "nothing was thrown";
+
+// The text of the error that `function` throws, or kNoError.
+inline std::string ErrorOf(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const syncbn::Error& error) {
+    return error.what();
+  }
+  return kNoError;
+}
+
+inline void CheckHas(const std::string& text, const std::string& part) {
+  CHECK(text.find(part) != std::string::npos, "\"", part, "\" in: ", text);
+}
+
+// function(0), ..., function(threads - 1), one thread each.
+inline void Parallel(int threads, const std::function<void(int)>& function) {
+  std::vector<std::thread> running;
+  for (int i = 0; i < threads; ++i) running.emplace_back(function, i);
+  for (auto& thread : running) thread.join();
+}
+
+inline void Sleep(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "core/activation.h"
 #include "kernels/passes.h"
 #include "tensor.h"
 
@@ -163,7 +162,7 @@ struct Problem {
   }
 
   // z of x. The part of the mean that the arithmetic cannot hold, eps of it at most, is added
-  // again, after a rounding or two of its own.
+  // again, after one or two more roundings.
   Value Z(int64_t channel, int64_t i, double eps) const {
     const long double u = x.Get(i) - static_cast<long double>(mean[channel]);
     const long double centered = scale[channel] * u;

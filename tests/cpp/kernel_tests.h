@@ -2,7 +2,7 @@
 // and ways to write. `Kernels` has the static functions of batch_norm_cpu.h; SumError(dtype, n), a
 // bound of the error of a sum of n terms, relative to n times the largest; and SumEps(dtype), the
 // eps of each term.
-// Who uses it: test_kernels.cc, test_cuda_kernels.cc and test_same_bits.cc.
+// Who uses it: test_kernels.cc and test_cuda_kernels.cc.
 #pragma once
 #include <cmath>
 #include <string>
@@ -100,7 +100,7 @@ struct Way {
   Request request() const { return add ? Request::kAdd : Request::kWrite; }
 };
 
-// Runs apply(t, dy, out), with the output in the place that `way` says; memory of its own is NaN
+// Runs apply(t, dy, out), with the output in the place that `way` says; separate memory is NaN
 // before it is overwritten. Then checks it.
 template <typename Apply>
 void TestWrite(Problem& p, const Way& way, const std::string& what, const Apply& apply,

@@ -8,7 +8,6 @@
 
 #include "check.h"
 #include "collective/devices/group.h"
-#include "errors.h"
 #include "op/sync_batch_norm.h"
 #include "tensor.h"
 

@@ -1,9 +1,7 @@
-// Transports between threads that stand for processes; ranks can die, and messages be lost.
+// Transports between threads that stand for processes.
 // Who uses it: test_communicator.cc and test_cuda_failures.cc.
 #pragma once
-#include <atomic>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -13,13 +11,10 @@
 
 // The messages that are under way.
 struct Network {
-  explicit Network(int size) : size(size), queues(size), dead(size) {}
+  explicit Network(int size) : size(size), queues(size) {}
   const int size;
   std::mutex mutex;
   std::vector<std::deque<std::pair<int, syncbn::Bytes>>> queues;  // by receiver
-  std::vector<std::atomic<bool>> dead;  // ranks that neither send nor receive any more
-  // Decides that a message is lost; set before the first is sent, called under the mutex.
-  std::function<bool(int from, int to, const syncbn::Bytes& message)> loses;
 };
 
 class LocalTransport : public syncbn::Transport {
@@ -29,15 +24,13 @@ class LocalTransport : public syncbn::Transport {
   int rank() const override { return rank_; }
   int size() const override { return network_->size; }
   void Send(int to, syncbn::Bytes message) override {
-    if (network_->dead[rank_]) return;
     std::lock_guard<std::mutex> lock(network_->mutex);
-    if (network_->loses && network_->loses(rank_, to, message)) return;
     network_->queues[to].emplace_back(rank_, std::move(message));
   }
   bool Receive(int* from, syncbn::Bytes* message) override {
     std::lock_guard<std::mutex> lock(network_->mutex);
     auto& queue = network_->queues[rank_];
-    if (queue.empty() || network_->dead[rank_]) return false;
+    if (queue.empty()) return false;
     *from = queue.front().first;
     *message = std::move(queue.front().second);
     queue.pop_front();

@@ -1,5 +1,5 @@
 // Simulates ranks as tasks of one thread: each has a Protocol, time is simulated, and the network
-// delays, loses and refuses messages. The seed decides everything.
+// delays, loses and refuses messages. Random numbers depend on the seed alone.
 // Who uses it: test_many_ranks.cc and test_soak.cc.
 #pragma once
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,11 +24,27 @@ using syncbn::FromBytes;
 using syncbn::Protocol;
 using syncbn::Time;
 using syncbn::ToBytes;
+using syncbn::ReduceOperation;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
+constexpr milliseconds kTimeout{1000};
+constexpr std::chrono::hours kLimit{10000};  // of simulated time
 // The time after which a rank looks at its deadlines again.
 constexpr milliseconds kTick{5};
+
+// A rank's part in an exchange.
+inline syncbn::Contribution Of(const std::string& key, Bytes payload,
+                               ReduceOperation operation = ReduceOperation::kSumFloat64) {
+  syncbn::Contribution own;
+  own.key = key;
+  own.title = "layer '" + key + "'";
+  own.signature = "channels=1";
+  own.operation = operation;
+  own.timeout_seconds = 1e-3 * kTimeout.count();
+  own.payload = std::move(payload);
+  return own;
+}
 
 struct Rank {
   std::unique_ptr<Protocol> protocol;
@@ -73,9 +90,9 @@ class Simulation {
     });
   }
 
-  // Runs until over(); false if that takes longer than `limit`.
-  bool RunUntil(const std::function<bool()>& over, Duration limit) {
-    const Time end = now_ + limit;
+  // Runs until over(); false if that takes longer than kLimit.
+  bool RunUntil(const std::function<bool()>& over) {
+    const Time end = now_ + kLimit;
     while (!over()) {
       if (events_.front().time > end) return false;
       std::pop_heap(events_.begin(), events_.end());
@@ -91,6 +108,7 @@ class Simulation {
   std::vector<Rank> ranks;
   std::function<Duration()> delay = [] { return microseconds(10); };
   std::set<std::pair<int, int>> lost, refused;  // connections, by the lower rank
+  bool loses_parts = false;                     // but no other messages
   int64_t parts = 0, queries = 0;               // messages that were sent
 
  private:
@@ -110,6 +128,7 @@ class Simulation {
     const syncbn::MessageKind kind = syncbn::Decode(bytes).kind;
     parts += kind == syncbn::MessageKind::kPart;
     queries += kind == syncbn::MessageKind::kQuery;
+    if (loses_parts && kind == syncbn::MessageKind::kPart) return;
     // Messages from one rank to another arrive in order.
     Time& arrival = arrivals_[static_cast<size_t>(from) * ranks.size() + to];
     arrival = std::max(arrival, now_ + delay());

@@ -2,7 +2,7 @@
 // test runs in emulation and on a card.
 // Who uses it: test_cuda_kernels.cc and test_cuda_op.cc.
 //
-// Each piece has an allocation of its own that ends where the piece ends, for compute-sanitizer,
+// Each piece has a separate allocation that ends where the piece ends, for compute-sanitizer,
 // and its alignment on the host. The guards around tensors are copied too.
 #pragma once
 #include <cstdint>

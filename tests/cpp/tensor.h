@@ -1,9 +1,8 @@
 // A tensor of any dtype for the native tests: it takes and returns values as double, and lies at a
-// chosen misalignment between guard bytes. Conversions are done by arithmetic, not on the bits of
-// 16-bit numbers, so that they are independent of the kernels'.
+// chosen misalignment between guard bytes. float16 is converted by arithmetic and a table of all
+// its values, independently of the kernels.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -38,28 +37,11 @@ constexpr Precision PrecisionOf(syncbn::DType dtype) {
   return {};
 }
 
-// std::ilogb of a normal number; less than any min_exponent of zero and subnormals.
-inline int ExponentOf(double value) {
-  uint64_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return static_cast<int>(bits >> 52 & 0x7ff) - 1023;
-}
-
-// 2^exponent, looked up because ldexp takes most of a test's time.
-inline double PowerOfTwo(int exponent) {
-  constexpr int kLeast = -1074, kMost = 1023;
-  static const auto powers = [] {
-    std::array<double, kMost - kLeast + 1> every{};
-    for (int e = kLeast; e <= kMost; ++e) every[e - kLeast] = std::ldexp(1.0, e);
-    return every;
-  }();
-  return powers.at(exponent - kLeast);
-}
-
 // The distance between neighbours at `value`.
 inline double Ulp(syncbn::DType dtype, double value) {
   const Precision precision = PrecisionOf(dtype);
-  return PowerOfTwo(std::max(ExponentOf(value), precision.min_exponent) - precision.digits + 1);
+  const int exponent = std::max(std::ilogb(value), precision.min_exponent);
+  return std::ldexp(1.0, exponent - precision.digits + 1);
 }
 
 // The nearest number of this dtype; of two that are as near, the even one.
@@ -89,27 +71,17 @@ class Tensor {
   void Set(int64_t i, double value) {
     if (dtype_ == syncbn::DType::kFloat64) return Copy(i, value);
     if (dtype_ == syncbn::DType::kFloat32) return Copy(i, static_cast<float>(value));
-    const Precision precision = PrecisionOf(dtype_);
     const double rounded = Round(dtype_, value);
-    const int fraction = precision.digits - 1;
-    const uint16_t infinity = static_cast<uint16_t>(InfiniteLevel(precision) << fraction);
-    uint16_t bits = infinity;
-    if (std::isnan(rounded)) {
-      bits = static_cast<uint16_t>(infinity | 1 << (fraction - 1));
-    } else if (std::isfinite(rounded)) {
-      const double ulp = Ulp(dtype_, rounded);
-      const int level = ExponentOf(ulp) - (precision.min_exponent - fraction);
-      bits = static_cast<uint16_t>((level << fraction) +
-                                   static_cast<int>(std::fabs(rounded) / ulp));
-    }
+    const auto infinity = EveryFloat16().begin() + 0x7c00;
+    const auto place = std::lower_bound(EveryFloat16().begin(), infinity, std::fabs(rounded));
+    const int bits = std::isnan(rounded) ? 0x7e00 : static_cast<int>(place - infinity + 0x7c00);
     Copy(i, static_cast<uint16_t>(bits | (std::signbit(rounded) ? 0x8000 : 0)));
   }
 
   double Get(int64_t i) const {
     if (dtype_ == syncbn::DType::kFloat64) return Read<double>(i);
     if (dtype_ == syncbn::DType::kFloat32) return Read<float>(i);
-    static const std::vector<double> of_float16 = EveryFloat16();
-    return of_float16[Read<uint16_t>(i)];
+    return EveryFloat16()[Read<uint16_t>(i)];
   }
 
   void SetBits(int64_t i, uint16_t bits) { Copy(i, bits); }
@@ -126,27 +98,19 @@ class Tensor {
  private:
   static constexpr unsigned char kPattern = 0xff;  // NaN in every dtype
 
-  // The exponent's bits in infinities and NaN.
-  static int InfiniteLevel(const Precision& precision) { return 3 - 2 * precision.min_exponent; }
-
-  // All values of float16, by their bits.
-  static std::vector<double> EveryFloat16() {
-    const Precision precision = PrecisionOf(syncbn::DType::kFloat16);
-    const int fraction = precision.digits - 1;
-    std::vector<double> values;
-    for (int bits = 0; bits <= 0xffff; ++bits) {
-      const int level = (bits & 0x7fff) >> fraction;
-      const int rest = bits & ((1 << fraction) - 1);
-      double value;
-      if (level == InfiniteLevel(precision))
-        value = rest == 0 ? std::numeric_limits<double>::infinity()
-                          : std::numeric_limits<double>::quiet_NaN();
-      else
-        value = std::ldexp(rest + (level > 0 ? 1 << fraction : 0),
-                           precision.min_exponent - fraction + std::max(level - 1, 0));
-      values.push_back(std::copysign(value, (bits & 0x8000) != 0 ? -1.0 : 1.0));
-    }
-    return values;
+  // All values of float16 by their bits; those without a sign ascend.
+  static const std::vector<double>& EveryFloat16() {
+    static const std::vector<double> all = [] {
+      std::vector<double> values;
+      for (int bits = 0; bits <= 0xffff; ++bits) {
+        const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+        double value = std::ldexp(fraction + (exponent > 0 ? 1024 : 0), std::max(exponent, 1) - 25);
+        if (exponent == 31) value = fraction == 0 ? INFINITY : NAN;
+        values.push_back(std::copysign(value, (bits & 0x8000) != 0 ? -1.0 : 1.0));
+      }
+      return values;
+    }();
+    return all;
   }
 
   template <typename T>

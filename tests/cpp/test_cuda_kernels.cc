@@ -23,7 +23,9 @@ namespace {
 
 struct CudaKernels {
   static constexpr int64_t kWorkspaceZeros = cuda::kWorkspaceZeros;
-  static constexpr auto WorkspaceBytes = cuda::WorkspaceBytes;
+  static int64_t WorkspaceBytes(DType /*dtype*/, const Layout& /*layout*/) {
+    return cuda::WorkspaceBytes();
+  }
   // A term is added to its lane, with its lane to the thread's total, and in double from there.
   static double SumError(DType dtype, double n) {
     const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
@@ -35,13 +37,13 @@ struct CudaKernels {
     Staging on_gpu(pass.dtype, pass.layout);
     cuda::LocalMoments({pass.dtype, pass.layout, on_gpu.In(pass.x), on_gpu.Result(pass.mean),
                         on_gpu.Result(pass.m2)},
-                       Scratch(&on_gpu, pass, workspace), nullptr);
+                       Scratch(&on_gpu, workspace), nullptr);
   }
   static void BackwardSums(const syncbn::SumsPass& pass, void* workspace) {
     Staging on_gpu(pass.dtype, pass.layout);
     cuda::BackwardSums({Staged(&on_gpu, pass), on_gpu.Result(pass.sum_dz),
                         on_gpu.Result(pass.sum_dz_xmu)},
-                       Scratch(&on_gpu, pass, workspace), nullptr);
+                       Scratch(&on_gpu, workspace), nullptr);
   }
   static void Normalize(const syncbn::NormalizePass& pass) {
     Staging on_gpu(pass.dtype, pass.layout);
@@ -58,9 +60,8 @@ struct CudaKernels {
   }
 
  private:
-  template <typename Pass>
-  static void* Scratch(Staging* on_gpu, const Pass& pass, void* workspace) {
-    return on_gpu->Workspace(workspace, cuda::WorkspaceBytes(pass.dtype, pass.layout));
+  static void* Scratch(Staging* on_gpu, void* workspace) {
+    return on_gpu->Workspace(workspace, cuda::WorkspaceBytes());
   }
   static syncbn::BackwardInput Staged(Staging* on_gpu, syncbn::BackwardInput input) {
     input.t = on_gpu->In(input.t);
@@ -125,7 +126,7 @@ void TestManyElements(const Layout& layout) {
         Staging on_gpu(dtype, layout);
         const syncbn::BackwardInput input{dtype, layout, x, y, {}, false,
                                           on_gpu.Vector(mean.data()), nullptr, nullptr};
-        void* const scratch = on_gpu.Workspace(workspace, cuda::WorkspaceBytes(dtype, layout));
+        void* const scratch = on_gpu.Workspace(workspace, cuda::WorkspaceBytes());
         cuda::BackwardSums({input, on_gpu.Result(sum), on_gpu.Result(sum_product)}, scratch,
                            nullptr);
       });

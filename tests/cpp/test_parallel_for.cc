@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "core/parallel_for.h"
-#include "errors.h"
 
 namespace {
 
@@ -18,20 +18,26 @@ void CheckEveryIndexOnce(int64_t tasks) {
   for (int64_t i = 0; i < tasks; ++i) CHECK_EQ(calls[i].load(), 1, "index ", i, " of ", tasks);
 }
 
+TEST(EveryIndexOnce) {
+  CHECK_EQ(syncbn::NumThreads(), 4);
+  for (int64_t tasks : {0, 1, 2, 3, 7, 64, 10000}) CheckEveryIndexOnce(tasks);
+  for (int repeat = 0; repeat < 20000; ++repeat) syncbn::ParallelFor(2, [](int64_t) {});
+}
+
 // The caller must see plain writes of the tasks; ThreadSanitizer checks that.
-void TestResultsAreVisible() {
+TEST(ResultsAreVisible) {
   std::vector<int64_t> squares(5000);
   syncbn::ParallelFor(5000, [&](int64_t i) { squares[i] = i * i; });
   for (int64_t i = 0; i < 5000; ++i) CHECK_EQ(squares[i], i * i);
 }
 
-void TestConcurrentCallers() {
+TEST(ConcurrentCallers) {
   Parallel(5, [](int caller) {
     for (int repeat = 0; repeat < 200; ++repeat) CheckEveryIndexOnce(1 + 37 * caller);
   });
 }
 
-void TestNestedCallers() {
+TEST(NestedCallers) {
   std::atomic<int> calls{0};
   syncbn::ParallelFor(16, [&](int64_t) {
     syncbn::ParallelFor(16, [&](int64_t) { syncbn::ParallelFor(4, [&](int64_t) { ++calls; }); });
@@ -40,7 +46,7 @@ void TestNestedCallers() {
 }
 
 // A short job ends beside a long one, because callers do their own work.
-void TestShortJobBesideLongOne() {
+TEST(ShortJobBesideALongOne) {
   std::atomic<bool> short_done{false};
   std::thread long_caller([&] {
     syncbn::ParallelFor(8, [&](int64_t) {
@@ -53,7 +59,7 @@ void TestShortJobBesideLongOne() {
 }
 
 // The child has no workers, and may have been forked while other threads were in the pool.
-void TestAfterFork() {
+TEST(AfterFork) {
   std::atomic<bool> stop{false};
   std::thread busy([&] {
     while (!stop) syncbn::ParallelFor(64, [](int64_t) {});
@@ -77,14 +83,5 @@ void TestAfterFork() {
 
 int main() {
   setenv("OMP_NUM_THREADS", "4,2", 1);
-  CHECK_EQ(syncbn::NumThreads(), 4);
-  for (int64_t tasks : {0, 1, 2, 3, 7, 64, 10000}) CheckEveryIndexOnce(tasks);
-  for (int repeat = 0; repeat < 20000; ++repeat) syncbn::ParallelFor(2, [](int64_t) {});
-  TestResultsAreVisible();
-  TestConcurrentCallers();
-  TestNestedCallers();
-  TestShortJobBesideLongOne();
-  TestAfterFork();
-  CheckEveryIndexOnce(1000);
-  return check::Result();
+  return check::RunTests();
 }

@@ -13,19 +13,7 @@
 
 namespace {
 
-using simulation::FromBytes;
-using simulation::kTick;
-using simulation::microseconds;
-using simulation::milliseconds;
-using simulation::Protocol;
-using simulation::Simulation;
-using simulation::Time;
-using simulation::ToBytes;
-using syncbn::Contribution;
-using syncbn::ReduceOperation;
-
-constexpr milliseconds kTimeout{1000};
-constexpr std::chrono::hours kLimit{10000};
+using namespace simulation;
 
 struct Place {
   int epoch, step;
@@ -98,14 +86,9 @@ class Trainee {
   }
 
   // Begins the exchange if it has not begun; tells that it is over, and throws its error.
-  bool Over(const std::string& key, simulation::Bytes payload, ReduceOperation operation) {
+  bool Over(const std::string& key, Bytes payload, ReduceOperation operation) {
     if (!pending_) {
-      Contribution own;
-      own.key = own.title = key;
-      own.operation = operation;
-      own.timeout_seconds = 1e-3 * kTimeout.count();
-      own.payload = std::move(payload);
-      pending_ = protocol_->Begin(std::move(own), sim_->now());
+      pending_ = protocol_->Begin(Of(key, std::move(payload), operation), sim_->now());
     }
     if (!pending_->over()) return false;
     const Time begun = std::max(pending_->begun, sim_->ranks[rank_].resumed);
@@ -174,7 +157,7 @@ class Trainee {
   State state_ = State::kStep;
   Place place_{0, 0}, from_{0, 0};
   std::shared_ptr<syncbn::PendingExchange> pending_;
-  simulation::Bytes result_;
+  Bytes result_;
   int64_t steps_ = 0, failures_ = 0;
 };
 
@@ -202,7 +185,7 @@ void Disturb(Simulation* sim, int every_microseconds, const std::function<bool()
 void Soak(int size, int epochs, int steps, int every_microseconds) {
   const Training training{epochs, steps};
   Simulation sim(size, 1000 * size);
-  sim.delay = simulation::RandomDelay(&sim);
+  sim.delay = RandomDelay(&sim);
   std::vector<Trainee> trainees;
   for (int rank = 0; rank < size; ++rank) trainees.emplace_back(&sim, rank, training);
   for (int rank = 0; rank < size; ++rank) {
@@ -220,7 +203,7 @@ void Soak(int size, int epochs, int steps, int every_microseconds) {
   const bool ended = sim.RunUntil([&] {
     return std::all_of(trainees.begin(), trainees.end(),
                        [](const Trainee& trainee) { return trainee.done(); });
-  }, kLimit);
+  });
   CHECK(ended, size, " ranks");
   int64_t failures = 0;
   for (int rank = 0; rank < size; ++rank) {

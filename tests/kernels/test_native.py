@@ -27,10 +27,8 @@ pytestmark = [
 FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
 # They need tests/cpp/emulated_cuda.
 EMULATED = {"test_cuda_failures", "test_cuda_kernels", "test_cuda_op"}
-VECTORS = {"test_streamed_stores"}  # tests vectors, which the generic kernels lack
-# They run in one thread; but for test_kernels, whose passes test_same_bits runs, too.
-ONE_THREAD = {"test_cuda_partition", "test_kernels", "test_many_ranks", "test_soak"}
-ONE_THREAD |= {"test_fuzz_attributes", "test_fuzz_messages"}
+ONE_THREAD = {"test_cuda_partition", "test_many_ranks", "test_op", "test_soak"}
+ONE_THREAD |= {"test_attributes", "test_fuzz_messages"}
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
 
 
@@ -52,10 +50,10 @@ def test_native(sanitizer, tmp_path):
         options += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-Og -g1"]
     if sanitizer and not FULL:
         options += ["-DHAVE_AVX2=OFF", "-DHAVE_AVX512=OFF"]
-        targets = TESTS - EMULATED - VECTORS
+        targets = TESTS - EMULATED
     if sanitizer == "thread":
         # There are no races in one thread, and it cannot follow emulated GPUs' threads.
-        targets = TESTS - EMULATED - VECTORS - ONE_THREAD
+        targets = TESTS - EMULATED - ONE_THREAD
     if targets != TESTS:
         # The limits of instruction sets lead to the kernels that run without one, too.
         excluded = ["-E", "|".join(["_(generic|avx2)", *(TESTS - targets)])]

@@ -81,26 +81,6 @@ def test_data_of_integers(devices):
     assert_trains(devices, layer)
 
 
-THROUGH_C = """
-from gluon_syncbn import SyncBatchNorm
-from gluon_syncbn.native.library import load
-library, layer = load(), SyncBatchNorm(in_channels=1)
-layer.initialize()
-try:
-    ((key, _),) = layer.groups()
-    library.gluon_syncbn_set_participants(key.encode(), b"cpu(x)")
-except RuntimeError as error:
-    print(error)
-print(library.gluon_syncbn_distributed_join(1.0), library.gluon_syncbn_last_error())
-"""
-
-
-def test_nothing_is_thrown_through_c():
-    device, join = output_of(THROUGH_C).splitlines()
-    assert device == 'a device is written like "cpu(0)", but got "cpu(x)"'
-    assert join.startswith("-1 b'gluon_syncbn.distributed.init() was not called")
-
-
 @pytest.mark.parametrize(
     "key, value, expected",
     [

@@ -5,20 +5,11 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
-from support.helpers import MODES, output_of, set_mode
+from support.helpers import MODES, set_mode
 
 from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
 
 CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
-
-DEPLOY = """
-import sys, numpy as np, mxnet as mx
-path, x, y = sys.argv[1:]
-imports = mx.gluon.SymbolBlock.imports
-net = imports(path + '-symbol.json', ['data'], path + '-0000.params')
-difference = abs(net(mx.nd.array(np.load(x))).asnumpy() - np.load(y)).max()
-print(difference, 'gluon_syncbn' in sys.modules)
-"""
 
 
 class Nested(HybridBlock):
@@ -196,23 +187,6 @@ def test_bad_settings_leave_the_net_unchanged():
     with pytest.raises(ValueError, match="timeout is a positive number"):
         convert_sync_batchnorm(net, 2, timeout=-1)
     assert kinds(net) == before
-
-
-@pytest.mark.parametrize("mode", ["hybridize", "static_shape"])
-def test_reverted_net_runs_without_the_package(mode, devices, tmp_path):
-    net = convert_sync_batchnorm(Nested(), 2)
-    net.initialize(ctx=devices.contexts)
-    set_mode(net, mode)
-    with autograd.record():
-        devices.map(net, devices.split(batch()))
-    mx.nd.waitall()
-    revert_sync_batchnorm(net)
-    np.save(tmp_path / "x.npy", batch().asnumpy())
-    np.save(tmp_path / "y.npy", net(batch()).asnumpy())
-    net.export(str(tmp_path / "net"))
-    output = output_of(DEPLOY, *(tmp_path / n for n in ("net", "x.npy", "y.npy")))
-    difference, is_imported = output.split()
-    assert float(difference) < 1e-5 and is_imported == "False"
 
 
 def test_stale_graph_on_other_contexts_is_never_used(devices):

@@ -1,69 +1,38 @@
-"""Building in one checkout, again and again, and the choice of an nvcc.
+"""Building: a source distribution and its wheel, and one checkout again and again.
 
 A build depends on nothing that an earlier one left but objects, and says what it has
-built. Stand-ins make it quick: a compiler that does less, and nvccs that do nothing.
+built. scripts/wheels.sh tries the wheels that it makes.
 """
 
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+import tarfile
+import zipfile
 
 import pytest
-from support.checkout import PTXAS, Checkout, broken_nvcc, executable
-from support.helpers import ROOT, run_python
+from support.helpers import ROOT, run_python, run_tool
+
+import gluon_syncbn
+
+SCRIPTS = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/wheels/*.sh")])
+MAKE_SDIST = (
+    "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+)
+FEATURES = """
+import sys
+sys.path.remove("")  # or else the checkout is imported
+import gluon_syncbn
+features = gluon_syncbn.features()
+print(features["version"], features["commit"], features["cuda_missing"], sep="|")
+"""
 
 
-def working_nvcc(folder):
-    return executable(folder / "nvcc", "exit 0")
-
-
-# ------------------------------------------------------------- the choice of an nvcc
-
-
-def find_nvcc(tmp_path, folders=(), **environment):
-    """(the nvcc that is taken, what is said of others)"""
-    script = tmp_path / "find.cmake"
-    script.write_text(
-        f"cmake_minimum_required(VERSION 3.18)\ninclude({ROOT}/src/nvcc.cmake)\n"
-        'find_nvcc(nvcc reason)\nmessage("${nvcc}|${reason}")\n'
-    )
-    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
-    inherited = {k: v for k, v in os.environ.items() if k != "CUDACXX"}
-    result = subprocess.run(
-        ["cmake", "-P", str(script)],
-        cwd=tmp_path,
-        env={**inherited, "PATH": path, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return result.stderr.strip().split("|")
-
-
-def test_the_nvcc_that_path_names_first_is_taken(tmp_path):
-    first, second = working_nvcc(tmp_path / "1"), working_nvcc(tmp_path / "2")
-    folders = [tmp_path / "none", tmp_path / "1", tmp_path / "2"]
-    assert find_nvcc(tmp_path, folders) == [first, ""]
-    assert find_nvcc(tmp_path, reversed(folders)) == [second, ""]
-
-
-def test_one_that_does_not_work_is_named_and_the_next_is_taken(tmp_path):
-    broken, works = broken_nvcc(tmp_path / "1"), working_nvcc(tmp_path / "2")
-    nvcc, reason = find_nvcc(tmp_path, [tmp_path / "1", tmp_path / "2"])
-    assert nvcc == works
-    assert reason.startswith(f"{broken} does not work: ptxas fatal : Value 'sm_52'")
-
-
-def test_the_one_that_is_asked_for_is_the_only_one(tmp_path):
-    works = working_nvcc(tmp_path / "1")
-    broken = broken_nvcc(tmp_path / "2")
-    nvcc, reason = find_nvcc(tmp_path, [tmp_path / "1"], CUDACXX=broken)
-    assert nvcc == "" and reason.startswith(f"{broken} does not work")
-    assert find_nvcc(tmp_path, [tmp_path / "2"], CUDACXX=works) == [works, ""]
-    reason = find_nvcc(tmp_path, CUDACXX="/no/nvcc")[1]
-    assert reason.lower() == "/no/nvcc does not work: no such file or directory"
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_bash_and_name_no_server(script):
+    run_tool("bash", "-n", script)
+    assert "://" not in script.read_text(encoding="utf-8")
 
 
 def test_without_a_compiler_the_build_ends_in_one_sentence(tmp_path):
@@ -88,69 +57,134 @@ def test_without_a_compiler_the_build_ends_in_one_sentence(tmp_path):
     assert "install one, or a wheel of gluon_syncbn" in text
 
 
-# -------------------------------------------------------------------- one checkout
+# ---- copies of the checkout ----------------------------------------------------------
 
 
-def another_python():
-    """Another Python that can install the package, of PATH or of pyenv, or None."""
-    minors = [n for n in range(8, 12) if n != sys.version_info.minor]
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [path for n in minors for path in pyenv.glob(f"3.{n}.*/bin/python")]
-    for python in [*found, *(f"python3.{n}" for n in minors)]:
-        command = [python, "-m", "pip", "--version"]
-        if shutil.which(python) and subprocess.run(command).returncode == 0:
-            return python
-    return None
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of the tree, committed into its own repository."""
+    root = tmp_path / "checkout"
+    listed = "git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"
+    for name in run_tool(*listed).splitlines():
+        if (ROOT / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, root / name)
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    name = "-c", "user.name=a test", "-c", "user.email=test@localhost"
+    git(root, *name, "commit", "--quiet", "--message", "all")
+    return root
 
 
-FEATURES = """
-import gluon_syncbn
-print(gluon_syncbn.features()["cuda"], gluon_syncbn.features()["cuda_missing"])
-"""
+def git(root, *arguments):
+    return run_tool("git", "-C", root, *arguments).strip()
+
+
+def pip(root, *arguments, python=sys.executable, **environment):
+    """Runs pip in an isolation; returns its exit status and its output."""
+    result = subprocess.run(
+        [str(python), "-m", "pip", *map(str, arguments)],
+        cwd=root,
+        env={**os.environ, "PIP_NO_COMPILE": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return result.returncode, result.stdout
+
+
+def features_of(folder):
+    """[version, commit, why there is no CUDA] of the package in a folder."""
+    return run_python(FEATURES, PYTHONPATH=str(folder)).stdout.strip().split("|")
+
+
+def files_below(folder):
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_one_checkout_is_built_again_and_again(tmp_path):
-    checkout = Checkout(tmp_path)
-    no_cuda = {"GLUON_SYNCBN_CUDA": "0"}
-    output, missing = checkout.install(tmp_path / "1", **no_cuda)
-    assert "-0cpu-py3-none-" in output
-    assert missing == "GLUON_SYNCBN_CUDA=0 was set"
-    assert f"gluon_syncbn: builds for the CPU alone: {missing}\n" in output
-    compiled = checkout.objects()
-    assert len(compiled) > 10
+def test_one_checkout_is_built_again_and_again(tmp_path, checkout):
+    def install(name, **environment):
+        target = tmp_path / name
+        options = "--verbose", "--no-deps", "--target", target, "."
+        status, output = pip(checkout, "install", *options, **environment)
+        assert status == 0, output[-5000:]
+        missing = features_of(target)[2]
+        assert f"gluon_syncbn: builds for the CPU alone: {missing}\n" in output
+        return target / "gluon_syncbn", missing, output
 
-    # Editable; it tells why it has no CUDA.
-    editable = "--ignore-installed", "--prefix", tmp_path / "editable", "-e", "."
-    status, output = checkout.pip("install", "--no-deps", *editable, **no_cuda)
-    assert status == 0, output[-5000:]
-    assert checkout.objects() == compiled, "nothing has changed for a compiler"
-    library = checkout.root / "gluon_syncbn/libgluon_syncbn.so"
-    result = run_python(FEATURES, GLUON_SYNCBN_LIBRARY=str(library))
-    assert result.stdout == f"False {missing}\n", result.stderr
+    def compiled():
+        folder = checkout / "build/native/CMakeFiles/gluon_syncbn_objects.dir"
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("*.o")}
 
-    # With another option; and a module that was removed in between stays away.
-    (checkout.root / "gluon_syncbn/parallel/plain_loop.py").unlink()
-    (checkout.root / "gluon_syncbn/__init__.py").write_text(
+    _, missing, output = install("1", GLUON_SYNCBN_CUDA="0")
+    assert missing == "GLUON_SYNCBN_CUDA=0 was set" and "-0cpu-py3-none-" in output
+    objects = compiled()
+    assert len(objects) > 10
+
+    # A module that was removed in between stays away; nothing is compiled again.
+    (checkout / "gluon_syncbn/parallel/plain_loop.py").unlink()
+    (checkout / "gluon_syncbn/__init__.py").write_text(
         "from .native.library import *\n"
     )
-    output, missing = checkout.install(tmp_path / "2")
-    broken = checkout.environment["CUDACXX"]
-    assert missing == f"{broken} does not work: {' '.join(PTXAS.split())}"
-    assert "-0cpu.nvcc_does_not_work-py3-none-" in output
-    assert f"gluon_syncbn: {missing}\n" in output
-    assert not (tmp_path / "2/gluon_syncbn/parallel/plain_loop.py").exists()
-    compiled = checkout.objects()
+    package, _, _ = install("2", GLUON_SYNCBN_CUDA="0")
+    assert not (package / "parallel/plain_loop.py").exists()
+    assert compiled() == objects
 
-    # As a wheel that another Python makes.
-    wheel = "wheel", "--no-deps", "-w", tmp_path / "wheels", "."
-    status, output = checkout.pip(*wheel, python=another_python() or sys.executable)
-    assert status == 0, output[-5000:]
-    assert len(list((tmp_path / "wheels").glob("*-0cpu.nvcc_*-py3-none-*.whl"))) == 1
-    assert checkout.objects() == compiled, "nothing has changed for a compiler"
+    _, missing, output = install("3", CUDACXX="/no/nvcc", GLUON_SYNCBN_CUDA="")
+    assert missing.lower() == "/no/nvcc does not work: no such file or directory"
+    assert "-0cpu.nvcc_does_not_work-py3-none-" in output
 
     # An error is CMake's own.
-    status, output = checkout.pip("install", "--no-deps", ".", CXX="/no/compiler")
+    status, output = pip(checkout, "install", "--no-deps", ".", CXX="/no/compiler")
     assert status != 0 and "CMake Error at " in output.split("failed in `")[1]
     assert "/no/compiler" in output.split("failed in `")[1]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_source_distribution_knows_its_commit_and_builds(tmp_path, checkout):
+    python = tmp_path / "venv/bin/python"
+    run_tool(sys.executable, "-m", "venv", tmp_path / "venv")
+    run_tool(python, "-m", "pip", "install", "-q", "setuptools>=64,<81", "wheel")
+
+    def make_sdist(source, name):
+        """Makes it from the folder `source`; returns the archive and its root."""
+        folder = tmp_path / name
+        folder.mkdir()
+        subprocess.run(
+            [str(python), "-c", MAKE_SDIST, str(folder)],
+            cwd=source, check=True, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        (archive,) = folder.glob("*.tar.gz")
+        with tarfile.open(archive) as file:
+            file.extractall(folder)
+        return archive, folder / archive.name[: -len(".tar.gz")]
+
+    head = git(checkout, "rev-parse", "HEAD")
+    archive, sdist = make_sdist(checkout, "sdist")
+    for name in "src", "gluon_syncbn":
+        assert files_below(sdist / name) == files_below(checkout / name)
+    # The next one has no git to ask, and changed files are no commit.
+    assert (make_sdist(sdist, "again")[1] / "COMMIT").read_text().strip() == head
+    (checkout / "src/CMakeLists.txt").write_text("")
+    changed = make_sdist(checkout, "changed")[1] / "COMMIT"
+    assert changed.read_text().strip() == f"{head}-dirty"
+
+    # With no MPI beside this Python and on PATH, the isolated build brings one.
+    wheel = "wheel", "--no-deps", "--wheel-dir", tmp_path, archive
+    environment = {"GLUON_SYNCBN_CUDA": "0", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    status, output = pip(checkout, *wheel, python=python, **environment)
+    assert status == 0, output[-5000:]
+    version = gluon_syncbn.__version__
+    (file,) = tmp_path.glob(f"gluon_syncbn-{version}-0cpu-py3-*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(tmp_path / "site")
+    modules = {f for f in files_below(ROOT / "gluon_syncbn") if f.endswith(".py")}
+    installed = files_below(tmp_path / "site" / "gluon_syncbn")
+    assert installed - {"libgluon_syncbn_mpi.so"} == modules | {"libgluon_syncbn.so"}
+    for library in (tmp_path / "site").rglob("*.so"):
+        assert "build-env" not in run_tool("readelf", "-d", library)  # it is gone
+    assert features_of(tmp_path / "site")[:2] == [version, head]

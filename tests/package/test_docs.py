@@ -74,14 +74,10 @@ def public():
 PUBLIC = dict(public())
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES)]
-)
-def test_links_lead_to_files(page):
-    """Those between files, which also work on GitHub; Sphinx checks the site's own."""
-    text = re.sub(r"```.*?```", "", (ROOT / page).read_text("utf-8"), flags=re.S)
-    for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
-        assert (ROOT / page).parent.joinpath(link).exists(), link
+def test_links_of_the_readme_lead_to_files():
+    """Sphinx checks those of the site."""
+    for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / link).exists(), link
 
 
 def programs():
@@ -133,40 +129,24 @@ def test_every_public_name_has_an_example(name):
     assert ">>> " in section or name in PROGRAMS
 
 
-def without_variables(file):
-    """The texts in a source file, with a bar where something is put in."""
-    source = file.read_text(encoding="utf-8").replace('\\"', "'")
-    source = re.sub(r"^ *(//|#).*$", "", source, flags=re.M)
-    if file.suffix == ".py":
-        source = re.sub(r"\{[^{}]*\}", "|", source.replace('f"', '"'))
-    source = re.sub(r'"\s*"', "", source)  # which the compiler joins too
-    return "|".join(re.findall(r'"([^"\n]*)"', source))
+# Names, numbers and punctuation of a message, and the first words of its sentences.
+VARIABLE = re.compile(r"\S*[\d_()=']\S*|[A-Z]\w*|\branks?\b|[,.;:\[]+")
 
 
 def test_the_messages_of_hangs_are_real():
+    """The words between the variables stand in the sources."""
     text = text_of("guides/hang.md")
     files = [*ROOT.glob("src/**/*.cc"), *ROOT.glob("gluon_syncbn/**/*.py")]
-    real = "|".join(map(without_variables, files))
-    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.S | re.M)
-    messages = [block for language, block in fences if language == "text"]
-    assert len(messages) > 20
-    # The text between names, numbers and dots.
-    variable = (
-        r"\bgluon_syncbn\.[\w.]+(?:\(\w*\))?|'[^']*'|\b\w+=\S*|\b[A-Z_]{5,}\b|\b\d[\w.]*|\branks?\b|\w+\([^)]*\)"
-        r"|[\[\](),;:.]+"
-    )
-    for message in messages:
-        parts = re.split(variable, " ".join(message.split()))
-        parts = [part.strip() for part in parts if len(part.split()) > 1]
-        assert parts, message
-        for part in parts:
-            assert part in real, part
-    bold = r"^\* \*\*(?:Likely cause: |which )(.*?)\*\*"
-    causes = re.findall(bold, " ".join(text.split("\n  ")), re.M)
-    assert len(causes) == 15
-    for cause in causes:
-        for part in re.split(r"\.\.\.|gluon_syncbn\.\w+\(\)|=\d", cause):
-            assert part.strip() in real, cause
+    source = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # literals that are joined
+    messages = re.findall(r"^```text\n(.*?)^```$", text, re.S | re.M)
+    causes = re.findall(r"\*\*(?:Likely cause: |which )(.*?)\*\*", text, re.S)
+    assert len(messages) > 20 and len(causes) == 17
+    for message in messages + causes:
+        phrases = [p.strip() for p in VARIABLE.split(" ".join(message.split()))]
+        for phrase in phrases:
+            assert len(phrase.split()) < 2 or phrase in source, message
+        assert any(phrases), message
 
 
 @pytest.fixture(scope="module")
@@ -182,19 +162,10 @@ def site(tmp_path_factory):
     return folder / "html"
 
 
-# Tags that load a file from a server.
-REMOTE = re.compile(r"""<(?:script|img|link rel="stylesheet")[^>]*"(?:https?:)?//""")
-
-
 @pytest.mark.timeout(280)
-def test_the_site_is_whole_and_needs_no_network(site):
-    """Sphinx has checked links and anchors; nothing is loaded from a server."""
-    pages = list(site.glob("**/*.html"))
-    assert len(pages) > 25
-    for page in pages:
-        assert not REMOTE.search(page.read_text(encoding="utf-8")), page.name
-    for file in site.glob("_static/**/*.css"):
-        assert not re.search(r"url\(['\"]?(?:https?:)?//", file.read_text()), file.name
+def test_the_site_is_whole(site):
+    """Sphinx has checked its links and anchors."""
+    assert len(list(site.glob("**/*.html"))) > 25
     documented = (site / "genindex.html").read_text(encoding="utf-8")
     for name in PUBLIC:
         assert f"#{name}" in documented, f"{name} is not in the reference"

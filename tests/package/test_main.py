@@ -10,7 +10,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import nn
-from support import reference
 from support.helpers import run_python, run_tool
 
 import gluon_syncbn
@@ -91,20 +90,6 @@ def test_an_error_of_a_layer_is_a_sentence(monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "error: SyncBatchNorm 'norm', forward: something failed\n"
     )
-
-
-@pytest.mark.parametrize("dtype", check.DTYPES)
-def test_its_reference_is_that_of_the_tests(dtype):
-    x, dy, gamma = check.example(dtype)
-    y, mean, var, _ = reference.forward(x, gamma, np.zeros_like(gamma))
-    statistics = [
-        reference.update_running(start, value, check.MOMENTUM)
-        for start, value in ((0, mean), (1, var))
-    ]
-    expected = [y, *reference.backward(x, dy, gamma), *statistics]
-    for mine, theirs in zip(check.oracle(x, dy, gamma), expected):
-        rtol, atol = reference.tolerance("float64", x.size, scale=abs(theirs).max())
-        np.testing.assert_allclose(mine, theirs, rtol, atol)
 
 
 def test_the_benchmark_prints_all_three_layers(monkeypatch, capsys):

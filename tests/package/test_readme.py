@@ -2,7 +2,6 @@
 
 import json
 import re
-import statistics
 
 import pytest
 from ablation import results
@@ -32,7 +31,7 @@ def times_as_long(times, layer, other):
 def assert_says(page, *sentences):
     text = " ".join(page.split())
     for sentence in sentences:
-        assert sentence in text
+        assert " ".join(sentence.split()) in text
 
 
 def test_the_programs_train(tmp_path, monkeypatch, capsys):
@@ -62,52 +61,6 @@ def test_steps_of_nets():
     assert_says(README, *sentences)
     fused = times_as_long(times, f"{OURS} fused", "BatchNorm")
     assert_says(BENCHMARKS, *sentences, f"`nn.BatchNorm`, {fused} with `fuse=True`")
-
-
-def test_sizes():
-    rows = [
-        row
-        for row in rows_of("sizes")
-        if (row["dtype"], row["channels"], row["direction"])
-        == ("float32", "first", "both")
-        and row["size"] != "tiny"
-    ]
-    keys = "layer", "place", "size", "batch", "contexts"
-    copies = by(rows, *keys, figure="share_of_copy")
-    shares = [value for key, value in copies.items() if key[:2] == (OURS, "inside")]
-    times = by(rows, *keys)
-
-    def ratio(layer, place):
-        """On one context, where all of them compute the same."""
-        cases = [key[2:] for key in times if (*key[:2], key[4]) == (layer, place, 1)]
-        ratios = [
-            times[(layer, place, *c)] / times[(OURS, "inside", *c)] for c in cases
-        ]
-        return f"{statistics.median(ratios):.1f} times"
-
-    assert_says(
-        BENCHMARKS,
-        f"{100 * statistics.median(shares):.0f} % of the copy bandwidth",
-        f"`nn.BatchNorm` took {ratio('BatchNorm', 'inside')} as long",
-        f"PyTorch's `BatchNorm2d` {ratio('PyTorch', 'alone')}",
-    )
-
-
-def test_memory():
-    rows = [{**row, **row["mxnet"]} for row in rows_of("memory")]
-    keys = "arrangement", "mode", "variant"
-    kept = by(rows, *keys, figure="after_forward_mb")
-    pre, static_pre, post, static_post = (
-        f"{100 * (1 - kept[(*case, 'fused')] / kept[(*case, 'BatchNorm')]):.0f} %"
-        for name in ("pre-activation", "post-activation")
-        for case in ((name, "imperative"), (name, "static_shape"))
-    )
-    assert_says(
-        BENCHMARKS,
-        f"it is {pre} less than with `nn.BatchNorm`",
-        f"imperatively and {static_pre} less with `static_shape`",
-        f"{post} and {static_post} in a",
-    )
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Constant, Trainer
-from support.helpers import Loop, cpus, put, set_mode, split_rows
+from mxnet.gluon.utils import split_and_load
+from support.helpers import cpus, set_mode
 
 from gluon_syncbn import (
-    Devices,
     ParallelCriterion,
+    ParallelNet,
     allow_plain_loop,
     check_replicas,
     convert_sync_batchnorm,
@@ -62,36 +63,34 @@ def set_values(net, values):
         parameter.set_data(mx.nd.array(array, dtype="float64"))
 
 
-def train(net, name, steps, step):
-    """Losses of steps of SGD on so many images; `step` gives those of the shards."""
+def train(net, loss, name, steps, contexts):
+    """Losses of steps of SGD on so many images, by one call or by a loop."""
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 2e-3})
     found = []
-    for rows in steps:
-        totals = step([array[:rows] for array in nets.batch(name)])
-        trainer.step(rows)
-        found.append(sum(float(total.asscalar()) for total in totals))
-    return np.array(found)
 
+    def weighted(*parts):
+        *outputs, weights = parts
+        return loss(*outputs) * weights
 
-def on_devices(net, loss, devices):
-    """The step of a loop over devices, which returns their losses."""
-
-    def total(*shard):
+    def shard_loss(*shard):
         *inputs, weights = shard
         outputs = net(*inputs)
-        parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        return (loss(*parts) * weights).sum()
+        is_one = isinstance(outputs, mx.nd.NDArray)
+        return weighted(*([outputs] if is_one else outputs), weights)
 
-    def step(batch):
-        contexts = devices.contexts
-        rows = [len(batch[0]) // len(contexts)] * len(contexts)
-        shards = [put(split_rows(a, rows), contexts, "float64") for a in batch]
+    for rows in steps:
+        batch = [mx.nd.array(a[:rows], dtype="float64") for a in nets.batch(name)]
         with autograd.record():
-            totals = devices.map(total, *shards)
-        devices.map(lambda total: total.backward(), totals)
-        return totals
-
-    return step
+            if isinstance(net, ParallelNet):
+                *inputs, weights = batch
+                losses = [ParallelCriterion(weighted, net)(net(*inputs), weights)]
+            else:
+                shards = zip(*(split_and_load(array, contexts) for array in batch))
+                losses = [shard_loss(*shard) for shard in shards]
+        autograd.backward(losses)
+        trainer.step(rows)
+        found.append(sum(float(each.sum().asscalar()) for each in losses))
+    return np.array(found)
 
 
 @functools.lru_cache(maxsize=None)
@@ -112,63 +111,34 @@ def of_batch_norm(name, steps):
             array = rng.normal(kind.endswith("gamma"), 0.1, shape)
         values.append(np.ones(shape) if kind.endswith("var") else array)
     set_values(net, values)
-    with Devices(cpus(1)) as one:
-        return values, train(net, name, steps, on_devices(net, loss, one))
+    return values, train(net, loss, name, steps, cpus(1))
 
 
-def check(net, result, right):
-    """Steps amplify the rounding of float64 by less than a wrong statistic changes."""
-    np.testing.assert_allclose(result, right, rtol=1e-7)
-    assert (abs(np.diff(right)) > 1e-4 * abs(right[0])).all()
-    check_replicas(net)
-
-
+ALL, FEW = (nets.IMAGES,) * 2, (1, 3, 3)
 CASES = [
-    ("yolo3", "hybridize", Devices),
-    ("yolo3", "static_shape", Loop),
-    ("ssd", "static_shape", Devices),
-    ("center_net", "hybridize", Loop),
-    ("simple_pose", "hybridize", Devices),
-    ("faster_rcnn", "hybridize", Devices),
-    ("mask_rcnn", "hybridize", Loop),
+    ("yolo3", "static_shape", "plain loop", ALL),
+    ("yolo3", "hybridize", "parallel", FEW),
+    ("ssd", "static_shape", "plain loop", ALL),
+    ("ssd", "hybridize", "parallel", FEW),
+    ("center_net", "hybridize", "plain loop", ALL),
+    ("simple_pose", "hybridize", "parallel", ALL),
+    ("faster_rcnn", "hybridize", "parallel", ALL),
+    ("mask_rcnn", "hybridize", "plain loop", ALL),
 ]
 
 
-@pytest.mark.parametrize("name, mode, kind", CASES)
-def test_trains_hybridized_like_batch_norm(name, mode, kind):
-    steps = (nets.IMAGES,) * 2
+@pytest.mark.parametrize("name, mode, way, steps", CASES)
+def test_trains_hybridized_like_batch_norm(name, mode, way, steps):
+    """One context gets no image where there is one; three are shared unevenly."""
     values, right = of_batch_norm(name, steps)
     net, loss = make(name, nets.IMAGES // 2, cpus(2))
     set_values(net, values)
-    set_mode(convert_sync_batchnorm(net, 2), mode)
-    if kind is Loop:
-        allow_plain_loop(net)
-    with kind(cpus(2)) as devices:
-        result = train(net, name, steps, on_devices(net, loss, devices))
-    check(net, result, right)
-
-
-@pytest.mark.parametrize("name", ["yolo3", "ssd"])
-def test_parallel_net_trains_on_fewer_images(name):
-    """One context gets no image where there is one; three are shared unevenly."""
-    steps = 1, 3, 3
-    values, right = of_batch_norm(name, steps)
-    net, loss = make(name, None, cpus(2))
-    set_values(net, values)
-    # YOLO3 returns losses; the anchors that SSD returns have no rows to be joined.
-    net = make_parallel(net, cpus(2), gather=name == "yolo3")
-    net.hybridize()
-    criterion = ParallelCriterion(lambda *parts: loss(*parts[:-1]) * parts[-1], net)
-
-    def step(batch):
-        *inputs, weights = (mx.nd.array(array, dtype="float64") for array in batch)
-        with autograd.record():
-            outputs = net(*inputs)
-            if name == "yolo3":
-                total = (loss(*outputs) * weights).sum()
-            else:
-                total = criterion(outputs, weights).sum()
-        total.backward()
-        return [total]
-
-    check(net, train(net, name, steps, step), right)
+    if way == "parallel":
+        net = make_parallel(net, cpus(2), gather=False)
+    else:
+        allow_plain_loop(convert_sync_batchnorm(net, 2))
+    result = train(set_mode(net, mode), loss, name, steps, cpus(2))
+    # Steps amplify the rounding of float64 by less than a wrong statistic changes.
+    np.testing.assert_allclose(result, right, rtol=1e-7)
+    assert (abs(np.diff(right)) > 1e-4 * abs(right[0])).all()
+    check_replicas(net)

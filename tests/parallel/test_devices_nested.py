@@ -6,26 +6,47 @@ import time
 import mxnet as mx
 import pytest
 from mxnet import autograd
+from support.parallel_nets import column, dense, weight_gradient
 
 import gluon_syncbn
 
 
 def nest_directly(devices, other):
-    return devices.map(lambda: devices.map(int))
+    devices.map(lambda: devices.map(int))
 
 
 def nest_in_another_one(devices, other):
-    return devices.map(lambda: other.map(lambda: devices.map(int)))
+    devices.map(lambda: other.map(lambda: devices.map(int)))
 
 
 def nest_in_the_first_contexts(devices, other):
-    return devices.map_first(lambda x: devices.map_first(int, [x]), [1])
+    devices.map_first(lambda x: devices.map_first(int, [x]), [1])
+
+
+def nest_a_parallel_net(devices, other):
+    net = dense(devices.contexts)
+    net.devices.map(lambda: net(column(1, 2)))
+
+
+def nest_its_backward(devices, other):
+    net, x = dense(devices.contexts), column(1, 2)
+    x.attach_grad()
+    with autograd.record():
+        total = net(x).sum()
+    net.devices.map(total.backward)
+
+
+NESTS = [
+    nest_directly,
+    nest_in_another_one,
+    nest_in_the_first_contexts,
+    nest_a_parallel_net,
+    nest_its_backward,
+]
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "nest", [nest_directly, nest_in_another_one, nest_in_the_first_contexts]
-)
+@pytest.mark.parametrize("nest", NESTS)
 def test_map_inside_of_map(nest, devices, make_devices):
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"map was called inside of .*cpu\(1\)"):
@@ -33,18 +54,16 @@ def test_map_inside_of_map(nest, devices, make_devices):
         assert devices.map(abs, [-1, -2]) == [1, 2]
 
 
-@pytest.mark.parametrize("first", [0, 2])
-def test_map_of_other_devices_inside_of_map(first, devices, make_devices):
-    inner = make_devices(2, first)
-    layer = gluon_syncbn.SyncBatchNorm(num_devices=2)
-    layer.initialize(ctx=inner.contexts)
-    shards = inner.split(mx.nd.array([[0.0], [2.0]]))
-    for _ in range(3):
-        with autograd.train_mode():
-            outer = devices.map(lambda: inner.map(layer, shards))
-        for ys in outer:
-            values = [y.asnumpy().item() for y in ys]
-            assert values == pytest.approx([-1, 1], abs=1e-4)
+@pytest.mark.parametrize("attach", [True, False])
+def test_a_parallel_net_inside_of_the_map_of_others(attach, devices, make_devices):
+    net, x = dense(devices.contexts, 2.0), column(1, 2)
+    if attach:
+        x.attach_grad()
+    with autograd.record():
+        (total,) = make_devices(1).map(lambda: (net(x) ** 2).sum())
+    make_devices(1).map(total.backward)
+    assert weight_gradient(net) == 2 * 2 * 1 + 2 * 4 * 2
+    assert not attach or (x.grad.asnumpy()[:, 0] == [8, 16]).all()
 
 
 def test_threads_take_turns(devices):

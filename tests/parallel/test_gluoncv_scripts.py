@@ -1,4 +1,4 @@
-"""Loops as GluonCV's training scripts have them, on two CPU contexts."""
+"""The loop of GluonCV's segmentation script, on two CPU contexts."""
 
 import mxnet as mx
 import numpy as np
@@ -7,16 +7,11 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.helpers import copy_parameters, cpus, output_of, whole
 
-from gluon_syncbn import (
-    SyncBatchNorm,
-    allow_plain_loop,
-    check_replicas,
-    convert_sync_batchnorm,
-)
+from gluon_syncbn import SyncBatchNorm, check_replicas
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
 from gluoncv import model_zoo  # noqa: E402
-from gluoncv.loss import MixSoftmaxCrossEntropyLoss, SSDMultiBoxLoss  # noqa: E402
+from gluoncv.loss import MixSoftmaxCrossEntropyLoss  # noqa: E402
 from gluoncv.model_zoo import resnetv1b, segbase  # noqa: E402
 from gluoncv.utils import parallel  # noqa: E402
 
@@ -33,10 +28,10 @@ def thin_backbone(monkeypatch):
     monkeypatch.setattr(segbase, "get_backbone", backbone)
 
 
-def segmentation_net(model, norm_layer, **norm_kwargs):
+def segmentation_net(norm_layer, **norm_kwargs):
     backbone = {"backbone": "resnet50", "pretrained_base": False}
     norm = {"norm_layer": norm_layer, "norm_kwargs": norm_kwargs}
-    net = model(nclass=CLASSES, aux=True, crop_size=SIZE, **backbone, **norm)
+    net = model_zoo.DeepLabV3(CLASSES, aux=True, crop_size=SIZE, **backbone, **norm)
     # Devices would draw other numbers.
     net.apply(lambda b: setattr(b, "_rate", 0) if type(b) is nn.Dropout else None)
     return net
@@ -50,7 +45,7 @@ def segmentation_batches(rows):
 
 
 def train_segmentation(net, contexts, rows):
-    """The loop of scripts/segmentation/train.py; returns losses."""
+    """The script's loop; returns losses."""
     model = parallel.DataParallelModel(net, contexts, True)
     # With size_average GluonCV divides gradients by the pixels of each shard.
     criterion = MixSoftmaxCrossEntropyLoss(True, aux_weight=0.5, size_average=False)
@@ -71,13 +66,10 @@ def train_segmentation(net, contexts, rows):
     return found
 
 
-@pytest.mark.parametrize(
-    "model", [model_zoo.DeepLabV3, pytest.param(model_zoo.FCN, marks=pytest.mark.full)]
-)
-def test_segmentation_script(model, installed, thin_backbone):
+def test_segmentation_script(installed, thin_backbone):
     assert mx.gluon.contrib.nn.SyncBatchNorm is SyncBatchNorm
-    plain = segmentation_net(model, nn.BatchNorm)
-    ours = segmentation_net(model, mx.gluon.contrib.nn.SyncBatchNorm, num_devices=2)
+    plain = segmentation_net(nn.BatchNorm)
+    ours = segmentation_net(mx.gluon.contrib.nn.SyncBatchNorm, num_devices=2)
     for net in plain, ours:
         net.initialize(force_reinit=True)
         net(mx.nd.ones((1, 3, SIZE, SIZE)))
@@ -167,51 +159,3 @@ def test_contrib_classes_held_elsewhere_still_make_layers(installed):
     layer = held(in_channels=2, num_devices=1)
     layer.initialize()
     assert layer(mx.nd.ones((1, 2))).shape == (1, 2)
-
-
-def test_ssd_script():
-    """The loop of scripts/detection/ssd/train_ssd.py: over contexts, one backward."""
-    nets = pytest.importorskip("support.detection_nets")
-    (plain, _), (ours, _) = nets.ssd(None), nets.ssd(None)
-    convert_sync_batchnorm(ours, num_devices=2)
-    rng, size = np.random.default_rng(1), nets.SIZE
-    data = mx.nd.array(rng.normal(size=(4, 3, size, size)), dtype="float64")
-    for net in plain, ours:
-        net.initialize(force_reinit=True)
-        net(data.astype("float32"))
-        net.cast("float64")
-    with autograd.train_mode():
-        anchors = plain(data)[2].shape[1]
-    copy_parameters(plain, ours)
-    cls = mx.nd.array(rng.integers(-1, 3, (4, anchors)))
-    box = mx.nd.array(rng.normal(size=(4, anchors, 4)))
-
-    def train(net, contexts):
-        net.collect_params().reset_ctx(contexts)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.001})
-        # All negatives count: which are the hardest, rounding may decide.
-        criterion, found = SSDMultiBoxLoss(negative_mining_ratio=1e6), []
-        net.hybridize(static_alloc=True, static_shape=True)
-        for _ in range(2):  # a third amplifies the rounding of the float32 loss
-            shards, cls_targets, box_targets = (
-                gluon.utils.split_and_load(array, contexts)
-                for array in (data, cls, box)
-            )
-            with autograd.record():
-                cls_preds, box_preds = [], []
-                for x in shards:
-                    cls_pred, box_pred, _ = net(x)
-                    cls_preds.append(cls_pred.astype("float32"))  # as the loss is
-                    box_preds.append(box_pred.astype("float32"))
-                sum_loss, _, _ = criterion(
-                    cls_preds, box_preds, cls_targets, box_targets
-                )
-                autograd.backward(sum_loss)
-            trainer.step(1)
-            found.append(whole(sum_loss))
-        return np.array(found)
-
-    expected = train(plain, CONTEXTS[:1])
-    results = train(allow_plain_loop(ours), CONTEXTS)
-    np.testing.assert_allclose(results, expected, rtol=1e-5)
-    check_replicas(ours)

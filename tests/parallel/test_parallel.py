@@ -10,7 +10,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer, loss, nn
 from support.helpers import (
     MODES,
-    copy_parameters,
+    assert_near,
     cpus,
     differentiate,
     set_mode,
@@ -21,8 +21,6 @@ from support.parallel_nets import (
     SHAPE,
     assert_same,
     batches,
-    column,
-    dense,
     gradients,
     pair,
     parameters,
@@ -34,16 +32,19 @@ from gluon_syncbn import ParallelCriterion, check_replicas, make_parallel
 from gluon_syncbn.layer.batch_norm import SyncBatchNorm
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_batch_size_trains_like_one_device(mode, count):
-    plain, parallel = pair(cpus(count), mode=mode)
+def test_every_batch_size_trains_and_predicts_like_one_device(mode):
+    plain, parallel = pair(cpus(3), mode=mode)
     rows = [4, 1, 9, 2, 3]
     for result, expected in zip(train(parallel, rows), train(plain, rows)):
         assert_same(result, expected)
     for mine, other in zip(parameters(parallel), parameters(plain)):
         assert_same(value(mine), value(other))
     check_replicas(parallel)
+    ((x, _),) = batches([2])
+    y = parallel(x)
+    assert y.context == mx.cpu(0)
+    assert_same(y.asnumpy(), plain(x).asnumpy())
 
 
 def test_attributes_and_items_are_those_of_the_template(devices):
@@ -55,21 +56,14 @@ def test_attributes_and_items_are_those_of_the_template(devices):
     net.initialize()
     assert net.features is template.features and net(mx.nd.ones((3, 2))).shape == (3, 2)
     assert net[0] is net.features and list(net) == [*template]
+    twin = copy.deepcopy(net)
+    assert twin.features is not template.features and twin.devices is not net.devices
+    assert (twin(mx.nd.ones((3, 2))) == net(mx.nd.ones((3, 2)))).asnumpy().all()
     with template.name_scope():
         net.output = nn.Dense(5)
     assert template.output is net.output
-    assert copy.deepcopy(net).features is not template.features
     net.remark = "of the parallel net"
     assert not hasattr(template, "remark")
-
-
-@pytest.mark.parametrize("rows", [1, 7])
-def test_inference_takes_every_batch_size(rows):
-    plain, parallel = pair(cpus(4))
-    ((x, _),) = batches([rows])
-    y = parallel(x)
-    assert y.context == mx.cpu(0) and y.shape == (rows, 3)
-    assert_same(y.asnumpy(), plain(x).asnumpy())
 
 
 def test_without_sync_bn_every_shard_is_normalized_by_itself(devices):
@@ -83,71 +77,47 @@ def test_without_sync_bn_every_shard_is_normalized_by_itself(devices):
 
 @pytest.mark.parametrize("state", ["called", "deferred", "in part"])
 def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
-    plain, _ = pair(devices.contexts)
-    template = small_net()
-    template.cast("float64")
+    template, x = small_net(), mx.nd.ones((3, *SHAPE))
     part = template[0] if state == "in part" else template
     part.initialize(mx.init.Xavier(), ctx=mx.cpu(3))
     if state == "called":
-        template(mx.nd.ones((2, *SHAPE), dtype="float64", ctx=mx.cpu(3)))
+        template(x.as_in_context(mx.cpu(3)))
         before = template[0].weight.data().asnumpy()
-    parallel = make_parallel(template, devices.contexts, reset_ctx=True)
+    net = make_parallel(template, devices.contexts, reset_ctx=True)
     if state == "called":
         np.testing.assert_array_equal(template[0].weight.data().asnumpy(), before)
     elif state == "in part":
-        parallel.initialize()
-    copy_parameters(plain, parallel)
-    for result, expected in zip(train(parallel, [4, 3]), train(plain, [4, 3])):
-        assert_same(result, expected)
-    for parameter in parameters(parallel):
+        net.initialize()
+    assert net(x).shape == (3, 3)
+    for parameter in parameters(net):
         assert parameter.list_ctx() == devices.contexts
 
 
 # ---- structures ---------------------------------------------------------------------
 
 
-class Nested(HybridBlock):
+class Nested(Block):
     def __init__(self):
         super().__init__()
         self.dense = nn.Dense(2, flatten=False)
 
-    def hybrid_forward(self, F, x, others):
-        a, b = others
-        return [self.dense(x) + a], (self.dense(b), F.argmax(x, axis=1))
-
-
-class Dicts(Block):
-    def forward(self, inputs, factor, mask=None):
+    def forward(self, inputs, others, factor, mask=None):
         outputs = collections.defaultdict(list)  # keeps its kind
         outputs["out"], outputs["mask"] = inputs["x"] * factor, mask
-        outputs["list"] = [inputs["y"] + 1]
+        outputs["list"] = [self.dense(others[0]), (others[1].argmax(axis=1),)]
         return outputs
 
 
 def test_nested_inputs_and_outputs(devices):
     net = make_parallel(Nested(), devices.contexts)
     net.initialize(mx.init.One())
-    x = mx.nd.arange(6).reshape((3, 2))
-    (first,), (second, classes) = net(x, [x, 2 * x])
-    sums = x.asnumpy().sum(1, keepdims=True)
-    assert (first.asnumpy() == sums + x.asnumpy()).all()
-    assert (second.asnumpy() == 2 * sums * np.ones((1, 2))).all()
-    assert (classes.asnumpy() == [1, 1, 1]).all()
-
-
-def test_dicts_and_what_is_no_array(devices):
-    net = make_parallel(Dicts(), devices.contexts)
-    x = np.arange(3, dtype="float32")
-    outputs = net({"x": x, "y": mx.nd.zeros((3, 2))}, 2.0)
+    x, others = np.arange(3, dtype="float32"), mx.nd.arange(6).reshape((3, 2))
+    outputs = net({"x": x}, [others, 2 * others], 2.0)
     assert list(outputs) == ["out", "mask", "list"] and outputs["mask"] is None
-    assert (outputs["out"].asnumpy() == [0, 2, 4]).all()
-    assert outputs["list"][0].shape == (3, 2) and outputs["other"] == []
-
-
-def test_batch_axis(devices):
-    net = make_parallel(nn.Dense(2, flatten=False), devices.contexts, batch_axis=1)
-    net.initialize()
-    assert net(mx.nd.ones((2, 5, 3))).shape == (2, 5, 2)
+    assert (outputs["out"].asnumpy() == [0, 2, 4]).all() and outputs["other"] == []
+    sums, (classes,) = outputs["list"]
+    assert (sums.asnumpy() == [[1, 1], [5, 5], [9, 9]]).all()
+    assert (classes.asnumpy() == [1, 1, 1]).all()
 
 
 def test_numpy_semantics(devices):
@@ -200,25 +170,6 @@ def test_losses_where_the_outputs_are(rows):
 # ---- saving -------------------------------------------------------------------------
 
 
-def test_files_are_those_of_the_plain_net(tmp_path):
-    plain, parallel = pair(cpus(3))
-    path = str(tmp_path / "net.params")
-    for net, other in (parallel, plain), (plain, parallel):
-        train(net, [5, 2])
-        net.save_parameters(path)
-        other.load_parameters(path)
-        for mine, loaded in zip(parameters(net), parameters(other)):
-            assert (value(mine) == value(loaded)).all()
-    check_replicas(parallel)
-
-
-def test_a_copy_has_devices_of_its_own(devices):
-    net = dense(devices.contexts)
-    other = copy.deepcopy(net)
-    assert (other(column(1, 2)).asnumpy() == [[1], [2]]).all()
-    assert other.devices is not net.devices
-
-
 def test_load_parameters_takes_what_gluons_takes(tmp_path, devices):
     path = str(tmp_path / "other.params")
     saved, net = nn.HybridSequential(), nn.HybridSequential()
@@ -255,17 +206,17 @@ def test_saving_while_training(tmp_path, devices):
 class TwoInputs(HybridBlock):
     def __init__(self):
         super().__init__()
-        self.dense, self.norm = nn.Dense(2), nn.BatchNorm()
+        self.dense, self.norm = nn.Dense(99), nn.BatchNorm()
 
     def hybrid_forward(self, F, x, others):
         return self.norm(self.dense(x)) + others[0]
 
 
 @pytest.mark.parametrize("mode", ["hybridize", "static_shape"])
-def test_export(mode, devices, tmp_path):
-    net = set_mode(make_parallel(TwoInputs(), devices.contexts), mode)
-    net.initialize(mx.init.Xavier())
-    x, other = mx.nd.random.normal(shape=(5, 3)), mx.nd.random.normal(shape=(5, 2))
+def test_export(mode, tmp_path):
+    net = set_mode(make_parallel(TwoInputs(), cpus(3)), mode)
+    net.initialize(mx.init.Uniform(1))
+    x, other = mx.nd.random.normal(shape=(5, 3)), mx.nd.random.normal(shape=(5, 99))
     with pytest.raises(RuntimeError, match="run forward"):
         net.export(str(tmp_path / "net"))
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
@@ -275,38 +226,25 @@ def test_export(mode, devices, tmp_path):
     net.export(str(tmp_path / "net"), 7)
     files = [str(tmp_path / name) for name in ("net-symbol.json", "net-0007.params")]
     again = SymbolBlock.imports(files[0], ["data0", "data1"], files[1])
-    np.testing.assert_array_equal(again(x, other).asnumpy(), net(x, [other]).asnumpy())
+    y = again(x, other).asnumpy()
+    assert_near(y, net(x, [other]).asnumpy(), count=5, scale=abs(y).max())
     for name, parameter in net.collect_params().items():
         assert (again.params.get(name).data() == parameter.data()).asnumpy().all()
-
-
-def test_exported_parameters_are_not_rounded(tmp_path):
-    """The mean of three equal numbers may be another number."""
-    net = make_parallel(nn.Dense(1000, in_units=1), cpus(3))
-    net.initialize(mx.init.Uniform(1))
-    net.hybridize()
-    net(mx.nd.ones((3, 1)))
-    net.export(str(tmp_path / "net"))
-    weight = net.net.weight
-    saved = mx.nd.load(str(tmp_path / "net-0000.params"))[f"arg:{weight.name}"]
-    assert (saved == weight.data(mx.cpu(0))).asnumpy().all()
-    assert (weight._reduce() != saved).asnumpy().any()
-
-
-def test_only_hybrid_blocks_are_exported(devices, tmp_path):
-    net = make_parallel(Dicts(), devices.contexts)
-    with pytest.raises(TypeError, match="export needs a gluon.HybridBlock.*Dicts"):
-        net.export(str(tmp_path / "net"))
+    # Gluon saves the mean of the replicas, which may differ from three equal numbers.
+    weight = net.net.dense.weight
+    assert (weight._reduce() != weight.data(mx.cpu(0))).asnumpy().any()
+    with pytest.raises(TypeError, match="export needs a gluon.HybridBlock.*Nested"):
+        make_parallel(Nested(), cpus(2)).export(str(tmp_path / "net"))
 
 
 def test_summary_is_that_of_the_template(devices, capsys):
     plain, template = TwoInputs(), TwoInputs()
     net = make_parallel(template, devices.contexts)
-    x, other = np.ones((5, 3), "f4"), np.ones((5, 2), "f4")
+    x, other = np.ones((5, 3), "f4"), np.ones((5, 99), "f4")
     texts = []
     for block, array in (plain, mx.nd.array), (net, np.asarray):
         block.initialize()
         block.summary(array(x), [array(other)])
         texts.append(capsys.readouterr().out.replace("SyncBatchNorm", "BatchNorm"))
-    assert "Total params: 16" in texts[0]
+    assert "Total params: 792" in texts[0]
     assert texts[1].split() == texts[0].split()

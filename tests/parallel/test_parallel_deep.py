@@ -12,8 +12,7 @@ import gluon_syncbn
 from gluon_syncbn import make_parallel
 
 
-@pytest.mark.parametrize("attach", [True, False], ids=["gate", "leaves"])
-def test_gradients_in_blocked_layouts(attach, devices):
+def test_gradients_in_blocked_layouts():
     """The gradients of gathered outputs are results of convolutions."""
     rng = np.random.default_rng(0)
     x = mx.nd.array(rng.normal(size=(5, 3, 20, 20)))
@@ -25,13 +24,12 @@ def test_gradients_in_blocked_layouts(attach, devices):
     top.initialize(mx.init.Xavier())
     gradients = []
     for each in [net.net] + [net] * (3 * REPEAT):
-        if attach:
-            x.attach_grad()
+        x.attach_grad()
         differentiate(lambda net: (top(net(x)) ** 2).sum(), each)
         weights = [g.asnumpy().astype("f8") for g in net.net.weight.list_grad()]
         if each is net.net:
             weights = weights[:1]
-        gradients.append([sum(weights), x.grad.asnumpy() if attach else x.asnumpy()])
+        gradients.append([sum(weights), x.grad.asnumpy()])
     for result in gradients[1:]:
         for value_, expected in zip(result, gradients[0]):
             scale = abs(expected).max()
@@ -42,8 +40,7 @@ def test_gradients_in_blocked_layouts(attach, devices):
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("half", [150, pytest.param(1000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("attach", [True, False], ids=["gate", "leaves"])
-def test_many_steps_do_not_grow(attach, half, devices):
+def test_many_steps_do_not_grow(half, devices):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.Dropout(0.3), nn.Dense(2))
     net = make_parallel(net, devices.contexts)
@@ -54,8 +51,7 @@ def test_many_steps_do_not_grow(attach, half, devices):
     used = {}
     for number in range(1, 2 * half + 1):
         x = mx.nd.array(rng.normal(size=(1 + number % 4, 3, 8, 8)))
-        if attach:
-            x.attach_grad()
+        x.attach_grad()
         total = differentiate(lambda x: (net(x) ** 2).sum(), x)
         trainer.step(len(x))
         if number % 10 == 0:

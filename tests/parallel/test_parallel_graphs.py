@@ -1,26 +1,22 @@
 """Gradients of a parallel net in whatever graph the caller builds around it."""
 
-import threading
-
 import mxnet as mx
-import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, Trainer, nn
-from support.helpers import MODES, cpus, differentiate
+from support.helpers import MODES, cpus, differentiate, set_mode
 from support.parallel_nets import (
     Traced,
     assert_same,
-    batches,
     column,
     dense,
     gradients,
-    pair,
+    parameters,
     weight_gradient,
 )  # fmt: skip
 
 import gluon_syncbn
-from gluon_syncbn import make_parallel
+from gluon_syncbn import allow_plain_loop, make_parallel
 
 # Functions of two nets, an input, and an array above it; each returns heads.
 
@@ -30,22 +26,22 @@ def two_calls(net, other, x, upstream):
 
 
 def two_heads(net, other, x, upstream):
-    return [net(x).sum(), 10 * net(x[1:]).sum()]
+    return [net(x).sum(), 10 * (net(x[1:]) * upstream).sum()]
 
 
 def one_net_feeds_another_and_itself(net, other, x, upstream):
-    hidden = net(x)
-    return [(other(hidden * 1) + other(other(hidden))).sum() + hidden.sum()]
+    hidden = net(x * upstream)
+    return [((other(hidden * 1) + other(other(hidden))) ** 2).sum() + hidden.sum()]
 
 
 def an_input_is_used_beside_the_net(net, other, x, upstream):
     x = x * upstream
-    return [net(x).sum() + (x * 10).sum()]
+    return [(net(x) ** 3).sum() + (x * 10).sum()]
 
 
 def the_loss_uses_a_parameter_itself(net, other, x, upstream):
-    (weight,) = net.collect_params().values()
-    return [net(x).sum() + 5 * (weight.data(mx.cpu(0)) ** 2).sum()]
+    weight = parameters(net)[0].data(mx.cpu(0))
+    return [(net(x) * upstream).sum() + 5 * (weight**2).sum()]
 
 
 GRAPHS = [
@@ -57,47 +53,53 @@ GRAPHS = [
 ]
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("request_", [None, "write", "add"])
-def test_graph(request_, graph, devices):
-    """The numbers are whole and small, so that any order of sums is exact."""
-    results = []
-    for contexts in None, devices.contexts:
-        nets = dense(contexts, 2.0), dense(contexts, 3.0)
-        x, upstream = column(1, 2, 3), mx.nd.array([3.0])
-        upstream.attach_grad()
-        if request_:
-            x.attach_grad(request_)
+def normalizing_net(contexts, seed, mode):
+    """A float64 net with a norm, whose running statistics join graphs of two calls."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=2), nn.BatchNorm(in_channels=2, momentum=0.875))
+    net.cast("float64")
+    if contexts:
+        net = make_parallel(net, contexts)
+    mx.random.seed(seed)
+    net.initialize(mx.init.Uniform(1))
+    return set_mode(net, mode)
+
+
+def results_of(graph, contexts, mode, request):
+    """Gradients of all that a graph depends on, written by backward or returned."""
+    nets = [normalizing_net(contexts, seed, mode) for seed in range(2)]
+    x = mx.nd.array([[1, 2], [-1, 5], [4, 0], [2, 2], [0, 3]], dtype="float64")
+    upstream = mx.nd.array([3.0], dtype="float64")
+    upstream.attach_grad()
+    if request:
+        x.attach_grad("add" if request == "add" else "write")
+    if request != "grad":
         for _ in range(2):
             with autograd.record():
                 heads = graph(*nets, x, upstream)
             autograd.backward(heads)
-        of_nets = [weight_gradient(net) for net in nets]
-        of_x = list(x.grad.asnumpy()[:, 0]) if request_ else []
-        results.append([*of_nets, upstream.grad.asscalar(), *of_x])
-    assert results[1] == results[0] and results[0][0] > 0
+        written = [a.grad.asnumpy() for a in (upstream, x) if a.grad is not None]
+        return sum(map(gradients, nets), written)
+    replicas = [p.list_data() for p in parameters(nets[0]) if p.grad_req != "null"]
+    with autograd.record():
+        heads = graph(*nets, x, upstream)
+    of_upstream, of_x, *others = autograd.grad(heads, [upstream, x, *sum(replicas, [])])
+    of_nets = [sum(others.pop(0).asnumpy() for _ in data) for data in replicas]
+    assert not any(array.any() for array in gradients(nets[0]))
+    assert not x.grad.asnumpy().any()
+    return [of_upstream.asnumpy(), of_x.asnumpy(), *of_nets]
 
 
-@pytest.mark.parametrize("attach", [True, False])
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("request_", [None, "write", "add", "grad"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_net_with_batch_norm_is_called_twice(mode, heads, attach):
-    """Running statistics join the graphs of the two calls."""
-    plain, parallel = pair(cpus(2), mode=mode)
-    ((x, _),) = batches([7])
-    results = {}
-    for net in plain, parallel:
-        if attach:
-            x.attach_grad()
-        with autograd.record():
-            first, second = ((net(part) ** 2).sum() for part in (x[:3], x[3:]))
-            total = [first + second] if heads == 1 else [first, second]
-        autograd.backward(total)
-        results[net] = gradients(net)
-        results[net] += [x.grad.asnumpy()] if attach else []
-        mx.nd.waitall()
-    for result, expected in zip(results[parallel], results[plain]):
-        assert_same(result, expected)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_graph(graph, mode, request_):
+    results = results_of(graph, cpus(2), mode, request_)
+    expected = results_of(graph, None, mode, request_)
+    assert len(results) == len(expected) > 4
+    for result, right in zip(results, expected):
+        assert_same(result, right)
+    mx.nd.waitall()
 
 
 def test_calls_of_two_scopes_with_one_backward_each(devices):
@@ -108,27 +110,24 @@ def test_calls_of_two_scopes_with_one_backward_each(devices):
         beside = other * 3
     with autograd.record():
         second = net(column(5, 6)).sum()
+        second.backward(retain_graph=True)  # inside of the scope
     beside.backward()  # of another graph
-    assert weight_gradient(net) == 0
+    assert weight_gradient(net) == 11
+    net.net.weight.zero_grad()
     second.backward()
     assert weight_gradient(net) == 11
     first.backward()
     assert weight_gradient(net) == 3 and other.grad.asscalar() == 3
 
 
-class Product(Block):
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Dense(1, use_bias=False, in_units=1)
-
+class TwoInputs(Block):
     def forward(self, a, b):
-        return self.dense(a) * b
+        return a * b, b * 3
 
 
 @pytest.mark.parametrize("how", ["recorded elsewhere", "grad_req='null'"])
 def test_input_that_needs_no_gradient_before_one_that_does(how, devices):
-    net = make_parallel(Product(), devices.contexts)
-    net.initialize(mx.init.One())
+    net = make_parallel(TwoInputs(), devices.contexts)
     a, upstream = column(1, 2), mx.nd.array([3.0])
     upstream.attach_grad()
     if how == "grad_req='null'":
@@ -136,86 +135,48 @@ def test_input_that_needs_no_gradient_before_one_that_does(how, devices):
     with autograd.record():
         if how == "recorded elsewhere":
             a * upstream  # MXNet marks a as a variable without gradient
-        total = net(a, column(5, 6) * upstream).sum()
-    total.backward()
+        product, _ = net(a, column(5, 6) * upstream)
+    product.backward()
     assert upstream.grad.asscalar() == 5 * 1 + 6 * 2
 
 
-def test_inputs_of_several_dtypes_and_shapes(devices):
-    class Mixed(Block):
-        def forward(self, a, b, c):
-            a, c = a.astype("float64"), c.astype("float64")
-            return a.sum(axis=(1, 2), keepdims=True) * b + c.reshape((-1, 1, 1))
-
-    results = []
-    for net in Mixed(), make_parallel(Mixed(), devices.contexts):
-        a = mx.nd.arange(12).reshape((3, 2, 2)).astype("float16")
-        b = mx.nd.array([[[1.0]], [[2.0]], [[4.0]]], dtype="float64") / 3
-        c = mx.nd.array([1, 2, 3], dtype="float32")
-        for x in (a, b, c):
-            x.attach_grad()
-        differentiate(lambda *xs, net=net: (net(*xs) ** 2).sum(), a, b, c)
-        results.append([x.grad for x in (a, b, c)])
-    for expected, result in zip(*results):
-        assert result.dtype == expected.dtype and abs(expected).max() > 0
-        np.testing.assert_array_equal(result.asnumpy(), expected.asnumpy())
-
-
-def test_backward_inside_of_the_scope_and_twice(devices):
-    net = dense(devices.contexts)
+def test_outputs_that_depend_on_one_input_each(devices):
+    net, a, b = make_parallel(TwoInputs(), devices.contexts), column(1, 2), column(5, 6)
+    for x in a, b:
+        x.attach_grad("add")
     with autograd.record():
-        total = net(column(1, 2)).sum()
-        total.backward(retain_graph=True)
-        assert weight_gradient(net) == 3
-        with autograd.pause():
-            net.net.weight.zero_grad()
-        total.backward()
-    assert weight_gradient(net) == 3
+        product, triple = net(a, b)
+    product.backward(retain_graph=True)
+    triple.backward()
+    assert (a.grad == b).asnumpy().all() and (b.grad == a + 3).asnumpy().all()
 
 
-@pytest.mark.parametrize("attach", [True, False])
-def test_backward_from_another_thread(attach, devices):
-    net, x = dense(devices.contexts, 2.0), column(1, 2)
-    if attach:
-        x.attach_grad()
-    with autograd.record():
-        total = net(x).sum()
-    thread = threading.Thread(target=total.backward)
-    thread.start()
-    thread.join()
-    assert weight_gradient(net) == 3
-    assert not attach or (x.grad.asnumpy() == 2).all()
+class Sparse(Block):
+    """An embedding, and a sparse parameter that is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(4, 2, sparse_grad=True)
+        stypes = {"stype": "row_sparse", "grad_stype": "row_sparse"}
+        self.unused = self.params.get("sparse", shape=(3, 2), **stypes)
+
+    def forward(self, x):
+        return self.embed(x)
 
 
-def test_an_error_in_the_loss_arrives_before_the_gradient_of_the_input(devices):
-    net, x = dense(devices.contexts), column(1, 2)
-    x.attach_grad()
-    with autograd.record():
-        total = (net(x) * mx.nd.random.normal(0, -1, shape=(2, 1))).sum()
-    with pytest.raises(mx.MXNetError, match="scale parameter"):
-        total.backward()
-    gluon_syncbn.recover()
-    differentiate(net, x)
-    assert weight_gradient(net) == 3
-
-
-def test_sparse_parameters_do_not_matter(devices):
-    class Sparse(Block):
-        def __init__(self):
-            super().__init__()
-            self.weight = self.params.get(
-                "sparse", shape=(3, 2), stype="row_sparse", grad_stype="row_sparse"
-            )
-
-        def forward(self, x):
-            return x * 1
-
-    net = make_parallel(Sparse(), devices.contexts)
+def test_sparse_parameters(devices):
+    net, other = make_parallel(Sparse(), devices.contexts), dense(devices.contexts)
     net.initialize()
-    beside, x = dense(devices.contexts), column(1, 2)
-    x.attach_grad()
-    differentiate(lambda: net(x).sum() + beside(x).sum())
-    assert weight_gradient(beside) == 3
+    with autograd.record():
+        total = net(column(1, 3, 1)).sum() + net(column(0)).sum()
+        total = total + other(column(1, 2)).sum()
+    weights = net.net.embed.weight.list_data()
+    results = autograd.grad(total, weights, retain_graph=True)
+    assert [result.stype for result in results] == ["row_sparse"] * 2
+    summed = sum(result.asnumpy() for result in results)
+    assert (summed[:, 0] == [1, 2, 0, 1]).all()
+    total.backward()
+    assert weight_gradient(other) == 3
     gluon_syncbn.check_replicas(net)
 
 
@@ -228,18 +189,106 @@ def test_stale_gradients_are_noticed_as_ever(devices):
         trainer.step(1)
 
 
+# ---- autograd.grad -------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("attach", [True, False])
-def test_graphs_are_freed(attach, devices):
-    net, traced = nn.Sequential(), Traced()
-    net.add(nn.Dense(1, in_units=1), traced)
-    net = make_parallel(net, devices.contexts)
-    net.initialize()
-    x = column(1, 2)
-    if attach:
-        x.attach_grad()
-    for _ in range(3):  # two without backward
+def test_one_replica_of_one_parameter(attach):
+    """The other devices have to take part: their layers exchange gradients."""
+    results = []
+    for contexts in None, cpus(2):
+        net = normalizing_net(contexts, 0, "imperative")
+        x = mx.nd.array([[1, 2], [-1, 5], [4, 0]], dtype="float64")
+        if attach:
+            x.attach_grad()
+        parts = []
+        for data in parameters(net)[0].list_data():
+            with autograd.record():
+                head = (net(x) ** 3).sum()
+            parts += autograd.grad(head, [data])
+        results.append(sum(part.asnumpy() for part in parts))
+    assert_same(*results)
+
+
+def test_a_replica_without_rows_and_a_variable_given_twice(devices):
+    net, x = dense(devices.contexts), column(5)
+    first, second = net.net.weight.list_data()
+    with autograd.record():
+        total = net(x).sum()
+    results = autograd.grad(total, [second, first, first])
+    assert [result.asscalar() for result in results] == [0, 5, 5]
+
+
+def test_what_autograd_grad_cannot_do(devices):
+    net, x, unused = dense(devices.contexts), column(1, 2), column(3)
+    beside = dense(devices.contexts)
+    x.attach_grad()
+    for wrong in unused, beside.net.weight.data(mx.cpu(0)):
         with autograd.record():
             total = net(x).sum()
-    assert traced.count_graphs() == 2  # of the last call, on two devices
+            beside(x)
+        with pytest.raises(ValueError, match="variable 1 of autograd.grad is none"):
+            autograd.grad(total, [x, wrong])
+        with autograd.record():
+            with pytest.raises(ValueError, match="autograd.grad got create_graph=True"):
+                autograd.grad(total, x, create_graph=True)
+        total.backward()
+        assert weight_gradient(net) == 3
+
+
+# ---- ends of graphs ------------------------------------------------------------------
+
+
+class Fails(autograd.Function):
+    def forward(self, x):
+        return x * 1
+
+    def backward(self, dy):
+        raise RuntimeError("mine")
+
+
+class FailingNet(Block):
+    def forward(self, x):
+        return Fails()(x)
+
+
+def test_an_error_in_backward_reaches_the_caller(devices):
+    """First one of a device's graph, then one of the loss."""
+    net, x = make_parallel(FailingNet(), devices.contexts), column(1, 2)
+    x.attach_grad()
+    differentiate(net, x)
+    with pytest.raises(mx.MXNetError):
+        x.grad.wait_to_read()
+        mx.nd.waitall()
+    gluon_syncbn.recover()
+    net = dense(devices.contexts)
+    with autograd.record():
+        total = (net(x) * mx.nd.random.normal(0, -1, shape=(2, 1))).sum()
     total.backward()
+    with pytest.raises(mx.MXNetError, match="scale parameter"):
+        x.grad.wait_to_read()
+    gluon_syncbn.recover()
+    differentiate(net, x)
+    assert weight_gradient(net) == 3
+
+
+@pytest.mark.parametrize("way", ["parallel", "from an input", "plain loop"])
+def test_graphs_are_freed(way, devices):
+    net, traced = nn.Sequential(), Traced()
+    net.add(nn.Dense(1, in_units=1), traced)
+    xs = [column(1, 2)]
+    if way == "plain loop":
+        net = allow_plain_loop(net)
+        net.initialize(ctx=devices.contexts)
+        xs = [column(1).as_in_context(context) for context in devices.contexts]
+    else:
+        net = make_parallel(net, devices.contexts)
+        net.initialize()
+    if way == "from an input":
+        xs[0].attach_grad()
+    for _ in range(3):  # two without backward
+        with autograd.record():
+            totals = [net(x).sum() for x in xs]
+    assert traced.count_graphs() == 2  # of the last step, on two devices
+    autograd.backward(totals)
     assert traced.count_graphs() == 0

@@ -7,7 +7,6 @@ from mxnet.gluon import Block, loss, nn
 from support.helpers import differentiate
 from support.parallel_nets import column, dense, weight_gradient
 
-import gluon_syncbn
 from gluon_syncbn import ParallelCriterion, make_parallel
 
 
@@ -30,32 +29,6 @@ def test_outputs_without_rows(devices):
     expected = r"output 0 has shape \(1,\) on cpu\(0\), expected 2 rows along axis 0"
     with pytest.raises(ValueError, match=expected):
         net(column(1, 2, 3))
-
-
-@pytest.mark.timeout(60)
-def test_net_inside_of_its_own_threads(devices):
-    net, x = dense(devices.contexts), column(1, 2)
-    with pytest.raises(RuntimeError, match="map was called inside of a function"):
-        net.devices.map(lambda: net(x))
-    x.attach_grad()
-    with autograd.record():
-        total = net(x).sum()
-    with pytest.raises(RuntimeError, match="map was called inside of a function"):
-        net.devices.map(total.backward)
-    differentiate(net, x)
-    assert weight_gradient(net) == 3
-
-
-@pytest.mark.parametrize("attach", [True, False])
-def test_net_inside_of_the_threads_of_another_one(attach, devices, make_devices):
-    net, x = dense(devices.contexts, 2.0), column(1, 2)
-    if attach:
-        x.attach_grad()
-    with autograd.record():
-        (total,) = make_devices(1).map(lambda: (net(x) ** 2).sum())
-    make_devices(1).map(total.backward)
-    assert weight_gradient(net) == 2 * 2 * 1 + 2 * 4 * 2
-    assert not attach or (x.grad.asnumpy()[:, 0] == [8, 16]).all()
 
 
 def test_net_called_by_another_parallel_net(devices, make_devices):
@@ -129,31 +102,6 @@ def test_outputs_that_differ_between_devices(outputs, words, devices):
     net, x = make_parallel(Net(), devices.contexts), column(1, 2, 3)
     with pytest.raises(ValueError, match=words), autograd.record():
         net(x)
-
-
-def test_error_in_backward_reaches_the_caller(devices):
-    class Fails(autograd.Function):
-        def forward(self, x):
-            return x * 1
-
-        def backward(self, dy):
-            raise RuntimeError("mine")
-
-    class Net(Block):
-        def forward(self, x):
-            return Fails()(x)
-
-    net = make_parallel(Net(), devices.contexts)
-    x = column(1, 2)
-    x.attach_grad()
-    differentiate(net, x)
-    with pytest.raises(mx.MXNetError):
-        x.grad.wait_to_read()
-        mx.nd.waitall()
-    gluon_syncbn.recover()
-    net = dense(devices.contexts)
-    differentiate(net, column(1, 2))
-    assert weight_gradient(net) == 3
 
 
 class OwnNorm(nn.HybridBlock):

@@ -9,11 +9,9 @@ from functools import partial
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
-from mxnet.gluon import Trainer, loss
 from support.deep_nets import REPEAT
 from support.helpers import MODES, cpus, set_mode
-from support.parallel_nets import SHAPE, small_net
+from support.parallel_nets import SHAPE, parameters, small_net, training
 
 import gluon_syncbn
 from gluon_syncbn import make_parallel
@@ -27,48 +25,11 @@ def make_net(seed, mode, contexts):
     if contexts:
         net = make_parallel(net, contexts)
     net.initialize()
-    net(mx.nd.ones((len(contexts) + 1, *SHAPE)))  # not partly, which would wait for all
+    net(mx.nd.ones((len(contexts) + 1, *SHAPE)))
     rng = np.random.default_rng(seed)
-    for p in net.collect_params().values():
+    for p in parameters(net):
         p.set_data(mx.nd.array(rng.uniform(0.1, 0.3, p.shape)))
     return set_mode(net, mode)
-
-
-class Training:
-    """Steps of one net, each of which needs the results of the one before."""
-
-    def __init__(self, seed, mode, contexts, attach):
-        self.net, self._attach = make_net(seed, mode, contexts), attach
-        self._rng = np.random.default_rng(seed)
-        options = {"learning_rate": 1e-3}
-        self._trainer = Trainer(self.net.collect_params(), "sgd", options)
-        self._criterion = loss.SoftmaxCrossEntropyLoss()
-        self.arrays = []
-
-    def step(self):
-        """Makes half a step at a time: forward, then backward."""
-        x = mx.nd.array(self._rng.normal(1, 2, (6, *SHAPE)))
-        label = mx.nd.array(self._rng.integers(0, 3, 6))
-        if self._attach:
-            x.attach_grad()
-        with autograd.record():
-            total = self._criterion(self.net(x), label)
-        yield
-        total.backward()
-        self._trainer.step(6)
-        self.arrays.append(total.asnumpy())
-        if self._attach:
-            self.arrays.append(x.grad.asnumpy())
-        yield
-
-    def run(self, steps):
-        for _ in range(steps):
-            list(self.step())
-
-    def results(self):
-        mx.nd.waitall()
-        parameters = self.net.collect_params().values()
-        return self.arrays + [a.asnumpy() for p in parameters for a in p.list_data()]
 
 
 def call_in_threads(*functions):
@@ -89,53 +50,62 @@ def call_in_threads(*functions):
     assert not errors, errors
 
 
-def in_threads(steps, *trainings):
-    call_in_threads(*(partial(training.run, steps) for training in trainings))
+def one_after_the_other(trainings):
+    for each in trainings:
+        list(each)
 
 
-def interleaved(steps, *trainings):
-    for _ in range(steps):
-        for _ in zip(*(training.step() for training in trainings)):
-            pass
+def in_threads(trainings):
+    call_in_threads(*(partial(list, each) for each in trainings))
 
 
-def assert_independent(way, steps, *made):
-    """The same bits as one after the other; `made` are the arguments of Training."""
-    expected = [Training(number, *each) for number, each in enumerate(made)]
-    for training in expected:
-        training.run(steps)
-    trainings = [Training(number, *each) for number, each in enumerate(made)]
-    way(steps, *trainings)
-    for training, right in zip(trainings, expected):
-        results, values = training.results(), right.results()
-        assert len(results) == len(values) > steps
-        for number, (result, value) in enumerate(zip(results, values)):
-            np.testing.assert_array_equal(result, value, err_msg=f"array {number}")
-        if isinstance(training.net, gluon_syncbn.ParallelNet):
-            gluon_syncbn.check_replicas(training.net)
+def interleaved(trainings):
+    list(zip(*trainings))
+
+
+def results_of(way, steps, *made):
+    """Per net all its results and parameters; `made` has mode, contexts and attach."""
+    nets, results, trainings = [], [], []
+    for seed, (mode, contexts, attach) in enumerate(made):
+        nets.append(make_net(seed, mode, contexts))
+        results.append([])
+        rows = [6] * steps
+        trainings.append(training(nets[-1], rows, results[-1], seed, attach))
+    way(trainings)
+    mx.nd.waitall()
+    for net, arrays in zip(nets, results):
+        gluon_syncbn.check_replicas(net)
+        arrays += [p.list_data()[0].asnumpy() for p in parameters(net)]
+    return results
+
+
+def assert_same_bits(results, expected):
+    for arrays, values in zip(results, expected):
+        assert len(arrays) == len(values)
+        for number, (array, right) in enumerate(zip(arrays, values)):
+            np.testing.assert_array_equal(array, right, err_msg=f"array {number}")
 
 
 @pytest.mark.timeout(120 + 6 * REPEAT)
 @pytest.mark.parametrize("way", [in_threads, interleaved])
 @pytest.mark.parametrize("mode", MODES)
 def test_parallel_nets_and_a_plain_one(mode, way):
-    first, second = (mode, cpus(2), True), (mode, cpus(3), False)
-    assert_independent(way, STEPS, first, second, (mode, [], True))
+    made = (mode, cpus(2), True), (mode, cpus(3), False), (mode, [], True)
+    expected = results_of(one_after_the_other, STEPS, *made)
+    assert_same_bits(results_of(way, STEPS, *made), expected)
 
 
 def test_nets_are_made_and_dropped_in_threads():
     """Tracing, the first calls, and the end of nets at the same time."""
+    results = []
 
-    def make_and_drop(seed):
-        for number in range(5):
-            training = Training(seed + number, "static_shape", cpus(2), False)
-            training.run(2)
-            results[seed] = training.results()
+    def make_and_drop():
+        made = "static_shape", cpus(2), False
+        for _ in range(5):
+            results.extend(results_of(one_after_the_other, 2, made))
 
-    results = {}
-    make_and_drop(0)
-    expected = results.pop(0)
-    call_in_threads(*(partial(make_and_drop, seed) for seed in (0, 10, 20)))
-    assert len(results[0]) == len(expected)
-    for result, value in zip(results[0], expected):
-        np.testing.assert_array_equal(result, value)
+    make_and_drop()
+    expected = results[:1]
+    call_in_threads(*[make_and_drop] * 3)
+    assert len(results) == 20
+    assert_same_bits(results, expected * 20)

@@ -1,7 +1,6 @@
 """The parts of the segmentation scripts, each by itself and without training."""
 
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -67,36 +66,30 @@ def test_splits_share_no_digit():
     assert (scenes[1] != scenes[2]).any()
 
 
-def test_a_folder_may_have_a_test_split(tmp_path):
-    for split, value in ("train", 0), ("val", 1), ("test", 2):
-        write_pair(tmp_path, split, "a", np.full((4, 4), value))
-    settings = config(dataset="folder", data_root=str(tmp_path), num_classes=3)
-    assert (open_split("test", settings).load(0)[1] == 2).all()
-    (tmp_path / "images/test/a.jpg").unlink()
-    with pytest.raises(UserError, match="holds no .jpg or .png image"):
-        open_split("test", settings)
-
-
-def write_pair(root, split, name, label, image=None):
+def write_pair(root, split, name, label):
     for kind in ("images", "labels"):
         (root / kind / split).mkdir(parents=True, exist_ok=True)
-    image = np.zeros((*label.shape, 3), np.uint8) if image is None else image
+    image = np.zeros((*label.shape, 3), np.uint8)
     Image.fromarray(image).save(root / "images" / split / f"{name}.jpg")
     Image.fromarray(label.astype(np.uint8)).save(
         root / "labels" / split / f"{name}.png"
     )
 
 
-def test_folder_maps_both_ignored_labels_to_minus_one(tmp_path):
+def test_a_folder_has_three_splits_and_two_labels_to_ignore(tmp_path):
     label = np.array([[0, 1, 2, 3], [255, 3, 0, 1]])
-    for split in ("train", "val"):
+    for split in "train", "val", "test":
         write_pair(tmp_path, split, "a", label)
     settings = config(
         dataset="folder", data_root=str(tmp_path), num_classes=3, ignore_label=3
     )
     train, val = open_datasets(settings)
-    assert train.load(0)[1].tolist() == [[0, 1, 2, -1], [-1, -1, 0, 1]]
+    for split in train, val, open_split("test", settings):
+        assert split.load(0)[1].tolist() == [[0, 1, 2, -1], [-1, -1, 0, 1]]
     assert val.classes == ("class 0", "class 1", "class 2")
+    (tmp_path / "images/test/a.jpg").unlink()
+    with pytest.raises(UserError, match="holds no .jpg or .png image"):
+        open_split("test", settings)
 
 
 IMAGE, LABELS = np.full((2, 2, 3), 100, np.uint8), np.array([[0, 1], [2, 255]], "u1")
@@ -142,14 +135,6 @@ def test_gluoncv_sets_share_no_image_and_number_classes_from_0(tmp_path, kind):
         image, label = dataset.load(0)
         assert image.shape == (2, 2, 3) and image.dtype == np.uint8
         assert label.tolist() == expected
-
-
-def test_coco_without_its_reader_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pycocotools", None)
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations/instances_train2017.json").write_text("{}")
-    with pytest.raises(UserError, match="needs the package pycocotools"):
-        open_datasets(config(dataset="coco", data_root=str(tmp_path)))
 
 
 def test_views_are_square_and_keep_image_and_label_together():

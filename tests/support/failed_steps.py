@@ -14,7 +14,6 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -23,9 +22,8 @@ from mxnet.gluon import nn
 
 import gluon_syncbn
 from gluon_syncbn import distributed
-from gluon_syncbn.common.nested import flatten
 from gluon_syncbn.native import failures
-from support.helpers import MODES, set_mode
+from support.helpers import MODES, Loop, set_mode
 
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
@@ -36,68 +34,61 @@ STEPS, ROWS = 4, 6
 LONG, SHORT = 20, 0.3  # timeouts in seconds, of steps that succeed and that fail
 
 
-def convolutions(momenta=(0.9, None, 0.5, 0.9)):
-    """Convolutions, each with a norm; one with None counts its batches."""
-    net = nn.HybridSequential(prefix="net_")  # parameters keep their order by name
-    with net.name_scope():
-        for momentum in momenta:
-            norm = gluon_syncbn.SyncBatchNorm(momentum=momentum)
-            net.add(nn.Conv2D(4, 3, padding=1), norm, nn.Activation("relu"))
-        net.add(nn.GlobalAvgPool2D(), nn.Dense(3))
-    return net
-
-
-class Branches(nn.HybridBlock):
-    """Two branches between norms; one norm is used twice."""
+class Net(nn.HybridBlock):
+    """Branches between norms, one of which is used twice, and one counts batches."""
 
     def __init__(self):
-        super().__init__(prefix="net_")
+        super().__init__(prefix="net_")  # parameters keep their order by name
         with self.name_scope():
             self.first, self.left, self.right = (
                 nn.HybridSequential() for _ in range(3)
             )
-            for part in self.first, self.left, self.right:
-                part.add(nn.Dense(5), gluon_syncbn.SyncBatchNorm())
+            for part, momentum in (self.first, 0.9), (self.left, None), (self.right, 0):
+                norm = gluon_syncbn.SyncBatchNorm(momentum=momentum)
+                part.add(nn.Conv2D(4, 3, padding=1), norm)
             self.twice, self.last = gluon_syncbn.SyncBatchNorm(), nn.Dense(3)
 
     def hybrid_forward(self, F, x):
-        h = F.relu(self.first(F.mean(x, axis=(2, 3))))
-        return self.last(self.twice(self.twice(self.left(h)) + self.right(h)))
-
-
-NETS = {"convolutions": convolutions, "branches": Branches}
-EIGHT_LAYERS = partial(convolutions, (0.9, None) * 4)
+        h = F.relu(self.first(x))
+        h = self.twice(self.twice(self.left(h)) + self.right(h))
+        return self.last(F.mean(h, axis=(2, 3)))
 
 
 class Program:
-    """A training program: a net, its trainer, and one of the ways to drive devices."""
+    """A training program: a net, its trainer, and one of the ways to drive devices.
 
-    def __init__(self, way, mode, net, optimizer, store):
-        self.setting = way, mode, net, optimizer, store
-        rng, self.way = np.random.RandomState(0), way
-        ranks = way == "ranks"
-        self.contexts = [mx.cpu(0)] if ranks else [mx.cpu(0), mx.cpu(1)]
-        self.own = [distributed.rank()] if ranks else self.contexts
-        self.participants = [0, 1] if ranks else self.contexts
-        net = NETS.get(net, EIGHT_LAYERS)()
+    `participants` are the contexts or ranks of which one may fail.
+    """
+
+    def __init__(self, way, mode, optimizer, store):
+        self.setting = way, mode, optimizer, store
+        self.way, self.contexts = way, [mx.cpu(0), mx.cpu(1)]
+        self.participants = self.own = self.contexts
+        net = template = Net()
+        self.driver = Loop(self.contexts)
         if way == "make_parallel":
             net = gluon_syncbn.make_parallel(net, ctx=self.contexts)
+            self.driver = Loop([mx.cpu(0)])
         elif way == "allow_plain_loop":
             gluon_syncbn.allow_plain_loop(net)
         elif way == "map":
-            self.devices = gluon_syncbn.Devices(self.contexts)
+            self.driver = gluon_syncbn.Devices(self.contexts)
+        elif way == "ranks":
+            self.contexts = [mx.cpu(0)]
+            self.own, self.participants = [distributed.rank()], [0, 1]
+            self.driver = Loop(self.contexts)
         net.initialize(ctx=self.contexts)
         self.net = net
         with autograd.predict_mode():
             for context in self.contexts:
-                template = net.net if way == "make_parallel" else net
                 template(mx.nd.ones((2, 3, 4, 4), ctx=context)).wait_to_read()
         set_mode(net, mode)
+        rng = np.random.RandomState(0)
         for _, p in sorted(net.collect_params().items()):
             p.set_data(mx.nd.array(rng.uniform(0.1, 0.5, p.shape)))
         mx.nd.waitall()
         arguments = OPTIMIZERS[optimizer]
-        if ranks:
+        if way == "ranks":
             self.trainer = distributed.Trainer(net, optimizer, arguments)
         else:
             options = dict(zip(("kvstore", "update_on_kvstore"), store))
@@ -106,13 +97,17 @@ class Program:
         self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
     def batch(self, number):
+        """Images and labels, those of this rank if there are several."""
         rng = np.random.RandomState(1000 + number)
-        x = rng.normal(size=(ROWS, 3, 4, 4)).astype("float32")
-        return mx.nd.array(x), mx.nd.array(np.arange(ROWS) % 3)
+        x, y = rng.normal(size=(ROWS, 3, 4, 4)), np.arange(ROWS) % 3
+        if self.way == "ranks":
+            x, y = (np.split(array, 2)[distributed.rank()] for array in (x, y))
+        return mx.nd.array(x), mx.nd.array(y)
 
     def queue(self, number, saboteur=None):
         """Queues a step, and returns its losses."""
-        x, y = self.batch(number)
+        batch, contexts = self.batch(number), self.driver.contexts
+        shards = (gluon.utils.split_and_load(array, contexts) for array in batch)
         saboteur = saboteur or (lambda *_: None)
         anybody = self.own[0] if self.way == "ranks" else None
 
@@ -124,28 +119,15 @@ class Program:
             saboteur("loss", context)
             return self.loss(output, label)
 
-        if self.way == "make_parallel":
-            with autograd.record():
-                losses = [outputs(x, y, self.contexts[0])]
-            saboteur("backward", anybody)
-            losses[0].backward()
+        with autograd.record():
+            losses = self.driver.map(outputs, *shards, self.own)
+        saboteur("backward", anybody)
+        if self.way == "map":
+            self.driver.map(lambda loss: loss.backward(), losses)
         else:
-            if self.way == "ranks":
-                mine = slice(distributed.rank() * 3, distributed.rank() * 3 + 3)
-                x, y = x[mine], y[mine]
-            xs, ys = (gluon.utils.split_and_load(a, self.contexts) for a in (x, y))
-            with autograd.record():
-                if self.way == "map":
-                    losses = self.devices.map(outputs, xs, ys, self.own)
-                else:
-                    losses = list(map(outputs, xs, ys, self.own))
-            saboteur("backward", anybody)
-            if self.way == "map":
-                self.devices.map(lambda loss: loss.backward(), losses)
-            else:
-                autograd.backward(losses)
+            autograd.backward(losses)
         saboteur("step", anybody)
-        self.trainer.step(len(x))
+        self.trainer.step(len(batch[0]))
         saboteur("end", anybody)
         return losses
 
@@ -163,9 +145,7 @@ class Program:
         """Reads some arrays, as a program that saves before it calls recover()."""
         parameters = list(self.net.collect_params().values())
         arrays = [array for p in parameters for array in p.list_data()]
-        arrays += [array for p in parameters for array in p._grad or ()]
-        states = flatten([updater.states for updater in self.trainer._updaters])
-        arrays += [array for array in states if isinstance(array, mx.nd.NDArray)]
+        arrays += [g for p in parameters if p.grad_req != "null" for g in p.list_grad()]
         for array in rng.sample(arrays, 4):
             with suppress(mx.MXNetError):
                 array.asnumpy()
@@ -200,20 +180,16 @@ class UsersMistake(Exception):
 
 def saboteur(kind, rng, contexts):
     """A function that lets one step fail; Program.queue calls it at some places."""
-    where = rng.choice(["forward", "loss", "backward", "step"])
+    where = rng.choice(["forward", "loss", "backward", "step", "end"])
     victim, seconds = rng.choice(contexts), rng.random() * 0.02
 
-    def is_here(place, context):
-        return place == where and context in (victim, None)
-
     def strike(place, context):
-        if kind == "exception" and is_here(place, context):
+        is_here = place == where and context in (victim, None)
+        if kind == "exception" and is_here and place != "end":
             raise UsersMistake(place)
         if kind == "absent" and place == "forward" and context == victim:
             return "absent"
-        if kind == "ended" and is_here(place, context):
-            failures.end_waits("ended by the test")
-        if kind == "ended later" and place == "end":
+        if kind == "ended" and is_here:
             time.sleep(seconds)
             failures.end_waits("ended by the test")
         if kind == "interrupt" and place == "forward" and context == contexts[0]:
@@ -251,48 +227,41 @@ def fail(program, number, kind, states, rng):
         await_ranks()
     state = program.state()
     # What ends waits from outside may reach the step before, still in flight.
-    first = number - ("ended" in kind and number > 0)
+    first = number - (kind == "ended" and number > 0)
     steps = [n for n in range(first, number + 2) if states[n] == state]
     assert steps, f"{program.setting}, {kind} in step {number}: a mixture"
     return steps[0]
 
 
-def run_failing(setting, states, failing, kinds, rng):
-    """A program of which some steps fail once, and lead to the same end.
+def undone_kinds(seeds, way, kinds):
+    """The kinds of failures that undid a step of each seed's random program.
 
-    `states` are those of the program without failures. Returns, for each failure, its
-    kind and whether the step was undone.
+    Two of its steps fail once; it has to come to the same end as without.
     """
-    program, number, outcomes = Program(*setting), 0, []
-    failing = set(failing)
-    while number < len(states) - 1:
-        if number not in failing:
-            program.run(number)
-            number += 1
-            continue
-        failing.remove(number)
-        kind = rng.choice(kinds)
-        begin = fail(program, number, kind, states, rng)
-        outcomes.append((kind, begin <= number))
-        number = begin
-    assert program.state() == states[-1], f"{setting}, {outcomes}: another end"
-    return outcomes
-
-
-def undone_kinds(seeds, ways, kinds):
-    """The kinds of failures that undid a step, one of each seed's random program."""
-    expected, outcomes = {}, []
+    expected, undone = {}, set()
     for seed in seeds:
         rng = random.Random(seed)
-        choices = ways, list(MODES), list(NETS), list(OPTIMIZERS), STORES
+        choices = [way], list(MODES), list(OPTIMIZERS), STORES
         setting = tuple(rng.choice(values) for values in choices)
         if setting not in expected:
             expected[setting] = normal_states(setting)
-        failing = [rng.randrange(STEPS)]
-        outcomes += run_failing(setting, expected[setting], failing, kinds, rng)
-        if "ranks" in ways:
+        states, program = expected[setting], Program(*setting)
+        number, failing = 0, rng.sample(range(STEPS), 2)
+        while number < STEPS:
+            if number not in failing:
+                program.run(number)
+                number += 1
+                continue
+            failing.remove(number)
+            kind = rng.choice(kinds)
+            begin = fail(program, number, kind, states, rng)
+            if begin <= number:
+                undone.add(kind)
+            number = begin
+        assert program.state() == states[-1], f"{setting}, {seed}: another end"
+        if way == "ranks":
             await_ranks()
-    return {kind for kind, is_undone in outcomes if is_undone}
+    return undone
 
 
 def await_ranks():
@@ -305,11 +274,11 @@ def await_ranks():
             gluon_syncbn.recover()
 
 
-def normal_states(setting, steps=STEPS):
+def normal_states(setting):
     """The state before each step, and after the last."""
     program = Program(*setting)
     states = [program.state()]
-    for number in range(steps):
+    for number in range(STEPS):
         program.run(number)
         states.append(program.state())
     return states

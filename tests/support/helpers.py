@@ -217,11 +217,6 @@ def twin(plain, make_net, contexts, dtype="float64"):
     return net
 
 
-def twins(make_net, contexts, shape, dtype="float64"):
-    plain = plain_net(make_net, shape, dtype)
-    return plain, twin(plain, make_net, contexts, dtype)
-
-
 def make_batches(output_shape, shape, steps, dtype="float64", seed=0):
     rng = np.random.default_rng(seed)
     return [
@@ -231,17 +226,3 @@ def make_batches(output_shape, shape, steps, dtype="float64", seed=0):
         )
         for _ in range(steps)
     ]
-
-
-def assert_trains_like_one_context(make_net, devices, shape, rows, mode="imperative"):
-    """Three float64 steps equal those of nn.BatchNorm on the whole batch."""
-    plain, ours = twins(make_net, devices.contexts, shape)
-    output_shape = plain(mx.nd.ones(shape, dtype="float64")).shape
-    batches = make_batches(output_shape, shape, 3)
-    with gluon_syncbn.Devices(mx.cpu()) as one:
-        expected = train(plain, one, batches, [sum(rows)])
-    results = train(set_mode(ours, mode), devices, batches, rows)
-    assert len(results) == len(expected) > 6
-    for result, right in zip(results, expected):
-        scale = max(1.0, abs(right).max())  # what is added up is of order 1
-        assert_near(result, right, "float64", count=np.prod(shape), scale=scale)

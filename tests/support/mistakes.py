@@ -1,6 +1,6 @@
 """Parts of tests of users' mistakes: a small layer, its shards, its failure.
 
-Called by test_rendezvous.py, test_arguments.py and test_recovery.py.
+Called by test_rendezvous.py, test_arguments.py, test_recovery.py and others.
 """
 
 import re
@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
 from support import reference
 from support.helpers import assert_near, put, split_rows, train_step
@@ -61,12 +60,3 @@ def cause_of(wait, *arguments):
 def map_and_wait(devices, function, *lists):
     for y in devices.map(function, *lists):
         y.wait_to_read()
-
-
-def by_hand(devices):
-    gluon_syncbn.recover()
-
-
-def by_map(devices):
-    """The next map makes the layers ready, after the error has been read."""
-    devices.map(lambda: None)

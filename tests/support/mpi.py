@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -115,55 +114,3 @@ def run_ranks(ranks, body, *arguments, status=0, **options):
     if status == 0:
         assert output.count("done") == ranks, output[-6000:]
     return output
-
-
-PROGRAMS = f"""
-from itertools import count
-for path in (os.path.join(sys.argv[1], str(number)) for number in count()):
-    faulthandler.cancel_dump_traceback_later()
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    with open(path) as file:
-        program = file.read()
-    if not program:
-        break
-    faulthandler.dump_traceback_later({SECONDS}, exit=True)
-    exec(compile(program, path, 'exec'), dict(globals()))
-    open(path + '.' + str(rank), 'w').close()
-"""
-
-
-class Ranks:
-    """Ranks that run one program after another, because to start them takes long.
-
-    An error ends them, and with them this object.
-    """
-
-    def __init__(self, size, folder):
-        self._folder, self._number = folder, 0
-        self._done = [f".{rank}" for rank in range(size)]
-        self._process = start(size, PROGRAMS, folder)
-
-    def alive(self):
-        return self._process.poll() is None
-
-    def run(self, body):
-        """Runs `body` on each rank, with globals of its own, to its end."""
-        path = self._hand_over(body)
-        while not all(path.with_suffix(rank).exists() for rank in self._done):
-            if not self.alive():
-                raise AssertionError(finish(self._process, status=None)[-6000:])
-            time.sleep(0.01)
-
-    def end(self):
-        if self.alive():
-            self._hand_over("")
-            finish(self._process)
-
-    def _hand_over(self, body):
-        path = self._folder / str(self._number)
-        self._number += 1
-        part = path.with_suffix(".part")
-        part.write_text(body)
-        part.rename(path)
-        return path

@@ -67,11 +67,11 @@ def make_net(program):
 
 
 def _norm(program, layer, group, rng):
-    arguments = dict(vars(layer))
+    channels = program.shape[program.axis]
+    arguments = {**vars(layer), "in_channels": channels}
     for name in "gamma_request", "beta_request", "gammas":
         del arguments[name]
     if layer.gammas != "ones":
-        channels = program.shape[program.axis]
         values = {
             "gamma": rng.normal(0, 1, channels),
             "beta": rng.normal(0, 1, channels),
@@ -80,7 +80,6 @@ def _norm(program, layer, group, rng):
         }
         if layer.gammas == "awkward":
             values["gamma"] = rng.choice(AWKWARD, channels)
-        arguments["in_channels"] = channels
         for name, value in values.items():
             arguments[f"{name}_initializer"] = mx.init.Constant(value)
     norm = SyncBatchNorm(axis=program.axis, group=group, **arguments)
@@ -92,8 +91,8 @@ def _norm(program, layer, group, rng):
 class Data:
     """The inputs of the net in one step, and the gradients of its outputs.
 
-    `active` are the contexts that take part, `x` the shard of each context, None where
-    it sits out, and `dys` the same for the gradients of each output.
+    `active` are the contexts that get rows, `x` has the shard of each context, None for
+    one that is skipped, and `dys` the same for the gradients of each output.
     """
 
     def __init__(self, program, number, step):
@@ -114,7 +113,7 @@ class Data:
         return [shard if k in self.active else None for k, shard in enumerate(shards)]
 
     def join(self, shards, part=None):
-        """Those of the contexts in `part`, or of all, that take part."""
+        """Those of the active contexts in `part`, or of all."""
         members = self.active if part is None else part
         active = [shards[k] for k in members if k in self.active]
         return np.concatenate(active, self._axis)

@@ -45,25 +45,24 @@ class Use:
     """One call of a layer with the whole batch of devices that normalize together.
 
     `state` has gamma, beta and running statistics as Values, and the number of training
-    batches; the attribute `state` has those after the call, and `y` is the output. The
-    error of x is that of an output of another layer which nobody could read.
+    batches; the attribute `state` has those after the call, and `y` is the output.
     """
 
     def __init__(self, program, layer, state, x, train):
         self._layer, self.state = layer, dict(state)
-        self._dtype, self._x = program.dtype, x.value
-        self._axes, self._shape = reference._reduced(x.value, program.axis)
+        self._dtype, self._x = program.dtype, x.astype(np.float64)
+        self._axes, self._shape = reference._reduced(x, program.axis)
         gamma, beta = state["gamma"].value, state["beta"].value
         ones, zeros = np.ones_like(gamma), np.zeros_like(gamma)
         self._gamma = gamma if layer.scale else ones
-        self._count = x.value.size // x.value.shape[program.axis]
+        self._count = x.size // x.shape[program.axis]
         self._conditioning, self._where = 0.0, (program.axis, layer.epsilon)
-        self.synchronized = train
-        if self.synchronized:
+        self._synchronized = train
+        if self._synchronized:
             results = reference.forward(self._x, ones, zeros, *self._where)
             self._x_hat, mean, var, self._inv_std = results
             self._conditioning = reference.conditioning(self._x, *self._where)
-            self._update_running(mean, var, x.error.max(self._axes, initial=0.0))
+            self._update_running(mean, var)
         else:
             running = state["running_mean"].value, state["running_var"].value
             self._constant = (*running, *self._where)
@@ -86,7 +85,7 @@ class Use:
         limits = self._count, self._conditioning, scale
         return reference.tolerance(dtype or self._dtype, *limits)[1]
 
-    def _update_running(self, mean, var, x_error):
+    def _update_running(self, mean, var):
         state, count = self.state, self._count
         state["batches"] += 1
         old, kind = self._layer.momentum, kind_of(self._dtype)
@@ -96,10 +95,10 @@ class Use:
         if self._layer.unbiased_running_var and count > 1:
             factor = count / (count - 1)
         std = np.sqrt(var)
-        x_error = x_error + unit_roundoff("float64") * abs(mean)  # means of devices
-        var_error = 2 * factor * x_error * (std + x_error)
+        mean_error = unit_roundoff("float64") * abs(mean)  # of each device's
+        var_error = 2 * factor * mean_error * (std + mean_error)
         for name, batch, size, error in (
-            ("running_mean", mean, abs(mean) + std, x_error),
+            ("running_mean", mean, abs(mean) + std, mean_error),
             ("running_var", factor * var, factor * var, var_error),
         ):
             former = state[name]
@@ -118,7 +117,7 @@ class Use:
             self._dtype, self._layer.activation, self._largest.max()
         )
         of_dy = dz_error
-        if self.synchronized:
+        if self._synchronized:
             dx, _, _ = reference.backward(self._x, dz, self._gamma, *self._where)
             size = self._over(self._largest) * abs(self._x_hat)
             of_dy = of_dy + (dz_error * (1 + size)).mean(self._axes, keepdims=True)
@@ -153,23 +152,21 @@ class Use:
 class Net:
     """The chains of a program over one whole batch: every use of every layer.
 
-    `states` has, for each layer, its state before the call and after each use that
-    changes it, and `outputs` are Values. `ys` are the arrays that the next layers of
-    their chains were given; without them only states are compared.
+    `ys` are the arrays that the next layers of their chains were given. The attribute
+    `states` has the state of each layer after the call, and `outputs` are Values.
     """
 
     def __init__(self, program, states, x, ys, train):
-        self._dtype, self.states = program.dtype, [[state] for state in states]
+        self._dtype, self.states = program.dtype, list(states)
         self._chains, self.outputs = [], []
         for chain in program.chains:
-            y, uses = exact(x), []
+            y, uses = x, []
             for number in chain:
-                state, layer = self.states[number][-1], program.layers[number]
+                layer, state = program.layers[number], self.states[number]
                 use = Use(program, layer, state, y, train)
-                if use.synchronized:
-                    self.states[number].append(use.state)
+                self.states[number] = use.state
                 uses.append((number, use))
-                y = use.y if ys is None else exact(ys[len(self.outputs)])
+                y = ys[len(self.outputs)]
                 self.outputs.append(use.y)
             self._chains.append(uses)
 

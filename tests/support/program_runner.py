@@ -1,25 +1,18 @@
 """Runs a random program, and compares all that it computes with the oracle.
 
 Called by random_programs.py. Before each step the oracle is given the program's own
-parameters, statistics and gradients, so that each step is a comparison of its own.
+parameters, statistics and gradients, so that each step is compared independently.
 """
 
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Trainer
 
 import gluon_syncbn
-from gluon_syncbn.native import failures
 from support.program_checks import LEARNING_RATE, OLD, Checks
 from support.program_net import Data, make_net
-
-LONG, SHORT = 60, 0.05  # timeouts in seconds, of steps that succeed and that fail
-
-
-class Raised(Exception):
-    """Raised by a function that is called for a context."""
 
 
 def run(program):
@@ -27,18 +20,13 @@ def run(program):
     with ExitStack() as stack:
         empty = any(0 in step.rows for step in program.steps)
         stack.enter_context(mx.util.np_shape(empty))  # or else 0 is an unknown size
-        stack.callback(gluon_syncbn.set_timeout, gluon_syncbn.get_timeout())
-        gluon_syncbn.set_timeout(LONG)
         runner = Runner(program)
         stack.callback(runner.devices.close)
-        try:
-            for number, step in enumerate(program.steps):
+        for number, step in enumerate(program.steps):
+            try:
                 runner.run(step, Data(program, number, step))
-        except BaseException as error:
-            gluon_syncbn.recover()  # for the next program
-            if isinstance(error, AssertionError):
+            except AssertionError as error:
                 raise AssertionError(f"step {number}: {error}") from error
-            raise
 
 
 class Runner:
@@ -57,37 +45,20 @@ class Runner:
         if program.trainer:
             settings = {"learning_rate": LEARNING_RATE}
             self._trainer = Trainer(self._net.collect_params(), "sgd", settings)
-        self._committed = self._checks.states()
 
     def run(self, step, data):
         """Does a step, and compares."""
-        if step.kind == "recover":
-            gluon_syncbn.recover()
-            self._check_undone()
-        elif step.kind in ("missing", "raises"):
-            self._fail(step, data)
-        else:
-            self._succeed(step, data)
-
-    def _succeed(self, step, data):
-        """All of a step that succeeds, or forward of one whose backward fails."""
-        checks, former = self._checks, self._checks.gradients()
-        before = checks.states()
-        training = step.kind.startswith(("train", "missing"))
-        recording = step.kind not in ("train_unrecorded", "predict")
+        checks = self._checks
+        states, gradients = checks.states(), checks.gradients()
+        training = step.kind.startswith("train")
+        recording = step.kind in ("train", "predict_recorded")
         x = self._inputs(data, recording)
         flags = autograd.record if recording else autograd.pause
         with flags(train_mode=training), self._participating(data, training):
             ys = self._forward(x)
-        if step.kind == "missing_backward":
-            mx.nd.waitall()
-            with self._failing(step, mx.MXNetError):
-                there = [k for k in data.active if k != step.who]
-                self._backward(ys, data, there)
-                mx.nd.waitall()
-        elif recording:
+        if recording:
             for left in reversed(range(step.backwards)):
-                self._backward(ys, data, data.active, training, left > 0)
+                self._backward(ys, data, train_mode=training, retain_graph=left > 0)
         trained = step.kind == "train" and self._trainer is not None
         if trained:
             self._trainer.step(1)
@@ -96,24 +67,13 @@ class Runner:
             checks.by_context([None if y is None else y[number] for y in ys], data)
             for number in range(len(data.dys))
         ]
-        nets = checks.expected(before, data, training, ys)
+        nets = checks.expected(states, data, training, ys)
         checks.check_outputs(ys, data, nets)
-        if step.kind == "missing_backward" and self._trainer is not None:
-            self._check_undone()
-        else:
-            checks.check_statistics(
-                {g: [uses[-1] for uses in net.states] for g, net in nets.items()}
-            )
-        if trained:
-            self._committed = checks.states()
-        if step.kind == "missing_backward":
-            checks.zero_gradients()
-        elif recording:
+        checks.check_statistics(nets)
+        if recording:
             checks.check_input_gradients(x, step, data, nets)
-            checks.check_gradients(step, data, nets, former)
-            checks.check_parameters(before, trained)
-
-    # ---- calls -----------------------------------------------------------------------
+            checks.check_gradients(step, data, nets, gradients)
+            checks.check_parameters(states, trained)
 
     def _inputs(self, data, recording):
         """Per context the array that the net is called with, or the whole one."""
@@ -128,38 +88,26 @@ class Runner:
                 array.grad[:] = OLD
         return arrays
 
-    def _forward(self, xs, raising=None):
+    def _forward(self, xs):
         """Per element of xs the list of outputs."""
-
-        def check(x):
-            if x.context == raising:
-                raise Raised
 
         def call(x):
             if x is None:
                 return None
-            check(x)
-            return _as_list(self._net(x))
+            outputs = self._net(x)
+            return outputs if isinstance(outputs, (list, tuple)) else [outputs]
 
         if self._program.way == "devices":
             return self.devices.map(call, xs)
-        if self._program.way == "plain_loop":
-            return [call(x) for x in xs]
-        hook = self._template.register_forward_pre_hook(lambda _, xs: check(xs[0]))
-        try:
-            return [_as_list(self._net(*xs))]
-        finally:
-            hook.detach()
+        return [call(x) for x in xs]
 
-    def _backward(self, ys, data, there, train_mode=True, retain_graph=False):
-        """From the outputs of the contexts `there`, or from the whole ones."""
-        options = {"train_mode": train_mode, "retain_graph": retain_graph}
+    def _backward(self, ys, data, **options):
         if self._program.way == "parallel":
             dys = [_array(data.join(dy), self._contexts[0]) for dy in data.dys]
             autograd.backward(ys[0], dys, **options)
             return
         pairs = [None] * len(self._contexts)
-        for k in there:
+        for k in data.active:
             pairs[k] = ys[k], [_array(dy[k], self._contexts[k]) for dy in data.dys]
         if self._program.way == "plain_loop":
             heads, dys = (sum(column, []) for column in zip(*filter(None, pairs)))
@@ -179,52 +127,6 @@ class Runner:
             return nullcontext()
         return gluon_syncbn.participating(self._template, contexts)
 
-    # ---- failures --------------------------------------------------------------------
-
-    def _fail(self, step, data):
-        """A step that fails in forward."""
-        before = self._checks.states()
-        x, raising = self._inputs(data, True), None
-        if step.kind == "raises":
-            raising = self._contexts[step.who]
-        else:
-            x[step.who] = None
-        # A plain loop that an error leaves has called devices, which wait for others.
-        errors = (Raised, mx.MXNetError) if raising else mx.MXNetError
-        with self._failing(step, errors):
-            with autograd.record(), self._participating(data, True):
-                self._forward(x, raising)
-            mx.nd.waitall()
-        if self._trainer is None:
-            self._checks.check_failed(self._checks.expected(before, data, True))
-        self._check_undone()
-
-    def _check_undone(self):
-        """A trainer's recovered statistics are those of its latest step."""
-        if self._trainer is not None:
-            self._checks.check_statistics(self._committed)
-
-    @contextmanager
-    def _failing(self, step, errors):
-        """The block raises one of these errors, and is recovered from."""
-        gluon_syncbn.set_timeout(SHORT)
-        try:
-            yield
-        except errors:
-            pass
-        else:
-            raise AssertionError(f"{step.kind} raised nothing")
-        finally:
-            gluon_syncbn.set_timeout(LONG)
-        if step.by_map and failures.failure():
-            with suppress(mx.MXNetError):  # if nobody has read the error
-                self.devices.map(int)
-        gluon_syncbn.recover()
-
 
 def _array(x, context):
     return None if x is None else mx.nd.array(x, context, x.dtype)
-
-
-def _as_list(outputs):
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "collective/devices/device.h"
-#include "collective/processes/process_group.h"
+#include "collective/processes/message.h"
 
 namespace syncbn {
 

@@ -11,20 +11,18 @@ namespace syncbn {
 
 Ticket Group::BeginForward(const Device& device, size_t size) {
   Lock lock(mutex_);
-  if (!failure_.empty()) {
-    throw Error(EarlierFailureReport(Title(layer_, "forward"), device, failure_));
-  }
+  if (!failure_.empty()) throw Error(EarlierFailureReport(layer_, "forward", device, failure_));
   if (participants_ && !participants_->count(device)) {
-    FailAndThrow(SitsOutReport(layer_, device, *participants_));
+    FailAndThrow(NoParticipantReport(layer_, device, *participants_));
   }
   size_ = size;
   if (!numbers_.next.count(device)) EnterLocked(device, size);
   return {numbers_.Take(device), participants_};
 }
 
-// When one device more arrives, either the net has moved to other devices, and the old ones are
-// silent from now on; or more devices are in use than the group is for. A former member must not
-// fill a place of the new ones: its batch would be reduced with their older one.
+// One device too many means that either the net has moved to other devices, and the old ones no
+// longer call; or more devices are in use than the group is for. A former member must not take the
+// place of a new one: its batch would be reduced with their older one.
 void Group::EnterLocked(const Device& device, size_t size) {
   const std::set<Device> members = numbers_.Members();
   const bool full = members.size() >= size;
@@ -40,14 +38,12 @@ void Group::EnterLocked(const Device& device, size_t size) {
 }
 
 void Group::CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device) {
-  if (!failure_.empty()) {
-    throw Error(EarlierFailureReport(Title(layer_, phase), device, failure_));
-  }
+  if (!failure_.empty()) throw Error(EarlierFailureReport(layer_, phase, device, failure_));
   if (!numbers_.IsVoid(ticket.number)) return;
   if (former_members_.count(device)) {
     FailAndThrow(TooManyDevicesReport(layer_, device, numbers_.Members(), size_));
   }
-  throw Error(EarlierFailureReport(Title(layer_, phase), device, WasResetReport()));
+  throw Error(EarlierFailureReport(layer_, phase, device, kWasReset));
 }
 
 std::shared_ptr<const Bytes> Group::AllReduce(AllReduceOptions options) {
@@ -59,22 +55,17 @@ std::shared_ptr<const Bytes> Group::AllReduce(AllReduceOptions options) {
   const RendezvousKey key{options.ticket.number, options.repeat, options.phase};
   std::shared_ptr<Rendezvous> rendezvous = rendezvous_[key];
   if (!rendezvous) rendezvous = rendezvous_[key] = std::make_shared<Rendezvous>();
-  auto& arrivals = rendezvous->arrivals;
-  const std::string title = Title(layer_, options.phase);
-  if (arrivals.count(options.device)) FailAndThrow(TwiceReport(title, options.device));
-  if (!arrivals.empty() && arrivals.begin()->second.signature != options.arrival.signature) {
-    FailAndThrow(DisagreementReport(title, *rendezvous, options.device, options.arrival));
-  }
-  arrivals.emplace(options.device, std::move(options.arrival));
-  if (arrivals.size() < options.size) {
-    AwaitLocked(&lock, *rendezvous, options);
-    return rendezvous->result;
-  }
+  bool is_last = false;
   Bytes result;
   try {
-    result = rendezvous->Reduced(options.operation);
+    is_last = rendezvous->Arrive(&options);
+    if (is_last) result = rendezvous->Reduced(options.operation);
   } catch (const Error& error) {
-    FailAndThrow(Concat(title, ": ", error.what()));
+    FailAndThrow(Concat(Title(layer_, options.phase), ": ", error.what()));
+  }
+  if (!is_last) {
+    AwaitLocked(&lock, *rendezvous, options);
+    return rendezvous->result;
   }
   if (processes_ != nullptr) result = ExchangeLocked(&lock, options, std::move(result));
   rendezvous->result = std::make_shared<const Bytes>(std::move(result));
@@ -88,19 +79,20 @@ Bytes Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Bytes p
   const int64_t number = numbers_.Shared(options.ticket.number, options.phase == "forward",
                                          options.across.processes->generation());
   lock->unlock();
+  Bytes result;
   std::string error;
-  Bytes result = ExchangeAcross(options, number, std::move(payload), &error);
-  lock->lock();
-  if (!failure_.empty()) throw Error(failure_);
-  if (numbers_.IsVoid(options.ticket.number)) {
-    throw Error("the layer was reset while it waited for other ranks");
+  try {
+    result = ExchangeAcross(options, number, std::move(payload));
+  } catch (const std::exception& raised) {
+    error = raised.what();
   }
+  lock->lock();
+  CheckAfterWait(options.ticket);
   if (!error.empty()) FailAndThrow(error);
   return result;
 }
 
-void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous,
-                        const AllReduceOptions& options) {
+void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduceOptions& options) {
   const Time start = Clock::now(), deadline = start + ToDuration(options.timeout_seconds);
   // A result counts even if the group fails, or time runs out, before this thread is awake again.
   const auto over = [&] {
@@ -113,19 +105,25 @@ void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous,
   const double waited = ToSeconds(Clock::now() - start);
   wait_seconds_ = wait_seconds_ + waited;
   if (rendezvous.result != nullptr) return;
-  if (!over()) {
-    const Absence absence = calls_.Describe(options, rendezvous, numbers_.Members());
-    FailAndThrow(TimeoutReport(Title(layer_, options.phase), rendezvous, absence, waited));
+  CheckAfterWait(options.ticket);
+  const Absence absence = calls_.Describe(options, rendezvous, numbers_.Members());
+  FailAndThrow(TimeoutReport(Title(layer_, options.phase), rendezvous, absence, waited));
+}
+
+void Group::CheckAfterWait(const Ticket& ticket) const {
+  if (!failure_.empty()) throw Error(failure_);
+  if (numbers_.IsVoid(ticket.number)) {
+    throw Error("the layer was reset while a device waited in it");
   }
-  throw Error(failure_.empty() ? "the layer was reset while a device waited in it" : failure_);
 }
 
 void Group::SetParticipants(std::set<Device> participants) {
   Lock lock(mutex_);
   numbers_.Level();
-  participants_ = participants.empty()
-                      ? nullptr
-                      : std::make_shared<const std::set<Device>>(std::move(participants));
+  participants_ = nullptr;  // all
+  if (!participants.empty()) {
+    participants_ = std::make_shared<const std::set<Device>>(std::move(participants));
+  }
 }
 
 void Group::Fail(const std::string& text) {

@@ -7,7 +7,7 @@
 //   run ahead of others, and phases may overlap.
 // * Payloads are reduced in the order of the devices, never of their arrival: the same inputs have
 //   the same result, bit by bit, on every device and in every run.
-// * With other processes, the devices' reduced payload goes through one exchange (process_group.h).
+// * With other processes, the devices' reduced payload goes through one exchange (communicator.h).
 // * Every wait ends: with the result, after the timeout, or with the group's failure.
 // * A group fails as a whole: when a rendezvous times out or its devices disagree, everyone who
 //   waits in the group and everyone who arrives later gets the error, until Reset. Otherwise a late
@@ -74,6 +74,7 @@ class Group {
   [[noreturn]] void FailAndThrow(const std::string& text);
   void CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device);
   void EnterLocked(const Device& device, size_t size);
+  void CheckAfterWait(const Ticket& ticket) const;
   void AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduceOptions& options);
   Bytes ExchangeLocked(Lock* lock, const AllReduceOptions& options, Bytes payload);
 
@@ -86,7 +87,7 @@ class Group {
   std::set<Device> former_members_;  // since the latest Reset
   Participants participants_;        // of the next forward calls
   size_t size_ = 0;                  // of the latest forward call
-  ProcessGroup* processes_ = nullptr;  // of the latest rendezvous
+  Communicator* processes_ = nullptr;  // of the latest rendezvous
   std::string failure_;
   std::atomic<double> wait_seconds_{0};
 };

@@ -36,13 +36,13 @@ void Registry::Release(const std::string& key) {
   released_.erase(std::remove_if(released_.begin(), released_.end(),
                                  [](const std::weak_ptr<Group>& group) { return group.expired(); }),
                   released_.end());
-  for (auto entry = groups_.lower_bound(key); entry != groups_.end();) {
-    const std::string& other = entry->first;
-    if (other.compare(0, key.size(), key) != 0) break;
-    if (other.size() > key.size() && other[key.size()] != '/') break;
-    released_.push_back(entry->second);
-    entry = groups_.erase(entry);
-  }
+  const auto release = [this](auto begin, auto end) {
+    for (auto entry = begin; entry != end; ++entry) released_.push_back(entry->second);
+    groups_.erase(begin, end);
+  };
+  release(groups_.lower_bound(key), groups_.upper_bound(key));
+  // All that begin with "key/".
+  release(groups_.lower_bound(key + '/'), groups_.lower_bound(key + char('/' + 1)));
 }
 
 std::string Registry::FirstFailure() const {

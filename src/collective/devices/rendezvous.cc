@@ -1,4 +1,4 @@
-// See rendezvous.h.
+// Arrivals and their reduction, and the exchange with other processes.
 #include "collective/devices/rendezvous.h"
 
 #include <utility>
@@ -8,6 +8,16 @@
 
 namespace syncbn {
 
+bool Rendezvous::Arrive(AllReduceOptions* options) {
+  const Device& device = options->device;
+  if (arrivals.count(device)) throw Error(TwiceReport(device));
+  if (!arrivals.empty() && arrivals.begin()->second.signature != options->arrival.signature) {
+    throw Error(DisagreementReport(*arrivals.begin(), {device, options->arrival}));
+  }
+  arrivals.emplace(device, std::move(options->arrival));
+  return arrivals.size() == options->size;
+}
+
 Bytes Rendezvous::Reduced(ReduceOperation operation) const {
   auto arrival = arrivals.begin();
   Bytes reduced = arrival->second.payload;
@@ -15,8 +25,7 @@ Bytes Rendezvous::Reduced(ReduceOperation operation) const {
   return reduced;
 }
 
-Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payload,
-                     std::string* error) {
+Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payload) {
   const AcrossProcesses& across = options.across;
   const size_t size = payload.size();
   Contribution own;
@@ -28,16 +37,9 @@ Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payl
   own.timeout_seconds = options.timeout_seconds;
   own.payload = std::move(payload);
   const std::string title = own.title;
-  Bytes result;
-  try {
-    result = across.processes->AllReduce(std::move(own));
-    if (result.size() != size) {
-      *error = Concat(title, ": other ranks sent ", result.size(), " bytes, expected ", size);
-    }
-  } catch (const std::exception& raised) {
-    *error = raised.what();
-  }
-  return result;
+  Bytes result = across.processes->AllReduce(std::move(own));
+  if (result.size() == size || options.operation == ReduceOperation::kConcat) return result;
+  throw Error(Concat(title, ": other ranks sent ", result.size(), " bytes, expected ", size));
 }
 
 }  // namespace syncbn

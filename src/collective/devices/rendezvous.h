@@ -13,6 +13,7 @@
 #include "collective/common/reduce_operation.h"
 #include "collective/devices/call_numbers.h"
 #include "collective/devices/device.h"
+#include "collective/processes/communicator.h"
 
 namespace syncbn {
 
@@ -43,7 +44,7 @@ struct Ticket {
 
 // The other processes, for one exchange of the devices' reduced payload.
 struct AcrossProcesses {
-  ProcessGroup* processes = nullptr;  // null: none
+  Communicator* processes = nullptr;  // null: none
   std::vector<int> ranks;             // as in Contribution
   std::string name;                   // of the layer, equal on all ranks and unique in each
   std::string signature;              // must be equal on all ranks
@@ -63,16 +64,18 @@ struct AllReduceOptions {
 };
 
 struct Rendezvous {
-  // The payloads in the order of the devices. Throws Error if they do not fit together.
+  // Takes a device's part; returns true if it is the last. Throws Error if the device has arrived
+  // before, or if its signature differs from that of the others.
+  bool Arrive(AllReduceOptions* options);
+  // The payloads, reduced in the order of the devices. Throws Error if they do not fit together.
   Bytes Reduced(ReduceOperation operation) const;
 
   std::map<Device, Arrival> arrivals;
   std::shared_ptr<const Bytes> result;  // null until the payloads are reduced
 };
 
-// The exchange of the devices' reduced `payload` with other processes, which know the forward call
-// by `number`. If it fails, `error` is set to its text.
-Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payload,
-                     std::string* error);
+// Exchanges the devices' reduced `payload` with other processes, which know the forward call by
+// `number`. Throws Error.
+Bytes ExchangeAcross(const AllReduceOptions& options, int64_t number, Bytes payload);
 
 }  // namespace syncbn

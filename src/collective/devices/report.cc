@@ -64,6 +64,11 @@ const char kPlainLoop[] =
     "a plain loop over CPU contexts, which deadlocks inside MXNet. Give the net that the loop "
     "calls to gluon_syncbn.allow_plain_loop, or call it with gluon_syncbn.Devices(contexts).map";
 
+const char kModule[] =
+    "a symbol that is bound to CPU contexts, as by mx.mod.Module, which calls them in a plain loop "
+    "that deadlocks inside MXNet. Make the symbol a SymbolBlock, and give that to "
+    "gluon_syncbn.make_parallel";
+
 std::string ReadsInside(const Absence& absence) {
   return Concat("the function that is called for ", Names(absence.in_driver), " waits for a result "
                 "(asnumpy, wait_to_read, print). Read results after it was called for every "
@@ -85,6 +90,7 @@ std::string LikelyCause(const Absence& absence) {
   if (absence.is_forward && !absence.again.empty() && absence.queued.empty()) {
     return CalledAgain(absence);
   }
+  if (absence.unknown > 0 && plain_loop && absence.on.empty()) return kModule;
   if (absence.unknown > 0) return NumDevices(absence);
   if (!absence.is_forward) {
     if (plain_loop) return kPlainLoop;
@@ -119,12 +125,11 @@ std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous
                 "more.", kRecover);
 }
 
-std::string DisagreementReport(const std::string& title, const Rendezvous& rendezvous,
-                               const Device& device, const Arrival& arrival) {
-  const auto& other = *rendezvous.arrivals.begin();
-  return Concat(title, ": devices disagree: ", other.first.Name(), " has ",
-                other.second.signature, " (shape ", other.second.shape, "), but ", device.Name(),
-                " has ", arrival.signature, " (shape ", arrival.shape, ").", kRecover);
+std::string DisagreementReport(const std::pair<const Device, Arrival>& a,
+                               const std::pair<const Device, Arrival>& b) {
+  return Concat("devices disagree: ", a.first.Name(), " has ", a.second.signature, " (shape ",
+                a.second.shape, "), but ", b.first.Name(), " has ", b.second.signature, " (shape ",
+                b.second.shape, ").", kRecover);
 }
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
@@ -135,26 +140,21 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                 "moving a net to other contexts.", kRecover);
 }
 
-std::string SitsOutReport(const std::string& layer, const Device& device,
+std::string NoParticipantReport(const std::string& layer, const Device& device,
                           const std::set<Device>& participants) {
-  return Concat(Layer(layer), ": ", device.Name(), " calls the layer, but only ",
-                Names(participants), " take part: gluon_syncbn.participating() says which contexts "
-                "have a shard of the batch.", kRecover);
+  return Concat(Layer(layer), ": ", device.Name(), " calls the layer, but "
+                "gluon_syncbn.participating() names only ", Names(participants), ".", kRecover);
 }
 
-std::string TwiceReport(const std::string& title, const Device& device) {
-  return Concat(title, ": ", device.Name(), " arrived twice at one rendezvous; every context may "
-                "hold one shard of the batch.", kRecover);
+std::string TwiceReport(const Device& device) {
+  return Concat(device.Name(), " arrived twice at one rendezvous; every context may hold one shard "
+                "of the batch.", kRecover);
 }
 
-std::string EarlierFailureReport(const std::string& title, const Device& device,
-                                 const std::string& failure) {
-  return Concat(title, ": ", device.Name(), " stopped because of an earlier error: ", failure);
-}
-
-std::string WasResetReport() {
-  return "the layer was reset by gluon_syncbn.recover() after the forward call that this call "
-         "belongs to.";
+std::string EarlierFailureReport(const std::string& layer, const std::string& phase,
+                                 const Device& device, const std::string& failure) {
+  return Concat(Title(layer, phase), ": ", device.Name(),
+                " stopped because of an earlier error: ", failure);
 }
 
 }  // namespace syncbn

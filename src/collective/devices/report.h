@@ -15,23 +15,27 @@ std::string Title(const std::string& layer, const std::string& phase);
 std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous,
                           const Absence& absence, double seconds);
 
-std::string DisagreementReport(const std::string& title, const Rendezvous& rendezvous,
-                               const Device& device, const Arrival& arrival);
+// For two devices whose signatures differ; without the title.
+std::string DisagreementReport(const std::pair<const Device, Arrival>& a,
+                               const std::pair<const Device, Arrival>& b);
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
 
 // For a device that is not one of the participants.
-std::string SitsOutReport(const std::string& layer, const Device& device,
+std::string NoParticipantReport(const std::string& layer, const Device& device,
                           const std::set<Device>& participants);
 
-std::string TwiceReport(const std::string& title, const Device& device);
+// For a device that arrives twice at one rendezvous; without the title.
+std::string TwiceReport(const Device& device);
 
 // For a device that calls a layer after the layer has failed.
-std::string EarlierFailureReport(const std::string& title, const Device& device,
-                                 const std::string& failure);
+std::string EarlierFailureReport(const std::string& layer, const std::string& phase,
+                                 const Device& device, const std::string& failure);
 
-// For a call that belongs to a forward call before a reset.
-std::string WasResetReport();
+// The failure of a call that belongs to a forward call before a reset.
+constexpr char kWasReset[] =
+    "the layer was reset by gluon_syncbn.recover() after the forward call that this call belongs "
+    "to.";
 
 }  // namespace syncbn

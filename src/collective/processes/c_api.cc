@@ -24,7 +24,7 @@ syncbn::ReduceOperation OperationOf(const std::string& name) {
   if (name == "sum_float32") return ReduceOperation::kSumFloat32;
   if (name == "sum_float64") return ReduceOperation::kSumFloat64;
   if (name == "sum_int64") return ReduceOperation::kSumInt64;
-  throw syncbn::Error(syncbn::Concat("there is no reduce operation \"", name, "\""));
+  throw syncbn::Error(syncbn::Concat("unknown reduce operation \"", name, "\""));
 }
 
 syncbn::Communicator& Connected() {

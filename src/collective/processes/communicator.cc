@@ -30,7 +30,6 @@ std::atomic<Communicator*> the_communicator{nullptr};
 }  // namespace
 
 Communicator* TheCommunicator() { return the_communicator; }
-ProcessGroup* TheProcessGroup() { return the_communicator; }
 void OpenCommunicator(std::unique_ptr<Transport> transport) {
   the_communicator = new Communicator(std::move(transport));
 }

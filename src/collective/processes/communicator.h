@@ -1,7 +1,21 @@
-// The threads around a process's Protocol: any number that wait, and one that answers.
+// The processes of one program, and how a process exchanges numbers with the others.
 // Who uses it: c_api.cc makes the one of the process; Group and Python exchange through it. It must
-// not know what carries messages (transport.h), nor their meaning (protocol.h).
+// not know what carries messages (transport.h), nor what the bytes mean.
 //
+// What the processes promise each other:
+// * Exchanges match by key. Ranks may begin them in any order, and many may be in flight.
+// * Payloads are reduced in the order of ranks, and every rank gets the same bytes.
+// * Every wait ends: with the result, or with an error that names the ranks that are missing, and
+//   says of each whether it lives. A rank that dies is named within the timeout of its death.
+// * A failure of one rank is a failure of all: every exchange ends with its text, on every rank,
+//   and none begins before that rank has reset. Ranks may reset at different times; messages carry
+//   the generation, so old ones are ignored and early ones kept.
+// * A rank that has joined contributes nothing more, but reduces and passes on what others
+//   contribute, until all ranks have joined. Then a new generation begins.
+// * A rank that leaves says so, and exchanges that need it end at once.
+//
+// protocol.h has the rules, without threads or clock. This class adds both: any number of threads
+// that wait, and one that answers.
 // A waiting thread drives the transport itself, which saves two thread switches; the communicator's
 // thread answers other processes while no thread waits. Waiting spins briefly and then
 // sleeps, always without the mutex.
@@ -12,23 +26,30 @@
 #include <string>
 #include <thread>
 
-#include "collective/processes/process_group.h"
 #include "collective/processes/protocol.h"
 #include "collective/processes/transport.h"
 
 namespace syncbn {
 
-class Communicator : public ProcessGroup {
+class Communicator {
  public:
   explicit Communicator(std::unique_ptr<Transport> transport);
-  ~Communicator() override;
+  ~Communicator();
 
   int rank() const { return rank_; }
-  int size() const override { return size_; }
-  Bytes AllReduce(Contribution contribution) override;
-  Generation generation() const override;
-  void Fail(const std::string& text) override;
+  int size() const { return size_; }
 
+  // Blocks until every rank has contributed or has joined; returns all payloads reduced in the
+  // order of ranks, the same bytes on every rank. Throws Error that names the ranks present and
+  // missing if that takes longer than the timeout, if signatures differ, or if another rank has
+  // failed.
+  Bytes AllReduce(Contribution contribution);
+
+  // Changes after a failure, and when all ranks have joined.
+  Generation generation() const;
+
+  // Fails the exchanges of this process and of all others, until Reset.
+  void Fail(const std::string& text);
   // The text of the failure; empty if nothing has failed.
   std::string Failure() const;
   // Forgets a failure; every rank must call it before exchanges work again.
@@ -68,8 +89,8 @@ class Communicator : public ProcessGroup {
   std::thread thread_;  // last: it uses all of the above
 };
 
-// The communicator of this process; null until OpenCommunicator. Never destroyed, because operators
-// may outlive static destructors.
+// To the processes that this one was started with; null until OpenCommunicator. Never destroyed,
+// because operators may outlive static destructors.
 Communicator* TheCommunicator();
 void OpenCommunicator(std::unique_ptr<Transport> transport);
 

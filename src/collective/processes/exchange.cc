@@ -11,14 +11,11 @@ namespace syncbn {
 namespace {
 
 // Steps tell the parts of one exchange apart: round j is kRound + j.
-constexpr int kHandOver = 0;
-constexpr int kResult = 1;
-constexpr int kRound = 2;
+constexpr int kHandOver = 0, kResult = 1, kRound = 2;
 
 }  // namespace
 
-Exchange::Exchange(std::vector<int> ranks, int own, Part own_part,
-                   ReduceOperation operation)
+Exchange::Exchange(std::vector<int> ranks, int own, Part own_part, ReduceOperation operation)
     : ranks_(std::move(ranks)), operation_(operation), part_(std::move(own_part)) {
   if (std::adjacent_find(ranks_.begin(), ranks_.end(), std::greater_equal<int>()) != ranks_.end()) {
     throw Error("the ranks of an exchange do not ascend");
@@ -27,10 +24,9 @@ Exchange::Exchange(std::vector<int> ranks, int own, Part own_part,
   if (place == ranks_.end() || *place != own) {
     throw Error(Concat("rank ", own, " begins an exchange that it is not a member of"));
   }
-  const int position = static_cast<int>(place - ranks_.begin());
-  begin_ = position;
-  end_ = position + 1;
-  Plan(position);
+  begin_ = static_cast<int>(place - ranks_.begin());
+  end_ = begin_ + 1;
+  Plan(begin_);
 }
 
 void Exchange::Plan(int own) {
@@ -40,23 +36,22 @@ void Exchange::Plan(int own) {
   const int pairs = size - doubled;  // of neighbours that begin as one
   const bool paired = own < 2 * pairs;
   if (paired && own % 2 == 1) {
-    schedule_.push_back({own - 1, kHandOver, true, false, Place::kHigher, own, own + 1});
-    schedule_.push_back({own - 1, kResult, false, true, Place::kReplace, 0, size});
+    schedule_.push_back({own - 1, kHandOver, true, false, own, own + 1});
+    schedule_.push_back({own - 1, kResult, false, true, 0, size});
     return;
   }
   if (paired) {
-    schedule_.push_back({own + 1, kHandOver, false, true, Place::kHigher, own, own + 2});
+    schedule_.push_back({own + 1, kHandOver, false, true, own, own + 2});
   }
   const int number = paired ? own / 2 : own - pairs;
   const auto position = [&](int n) { return n < pairs ? 2 * n : n + pairs; };
   for (int round = 0, bit = 1; bit < doubled; ++round, bit *= 2) {
     const int peer = number ^ bit;
     const int first = number / (2 * bit) * (2 * bit);
-    schedule_.push_back({position(peer), kRound + round, true, true,
-                         peer > number ? Place::kHigher : Place::kLower, position(first),
-                         position(first + 2 * bit)});
+    schedule_.push_back(
+        {position(peer), kRound + round, true, true, position(first), position(first + 2 * bit)});
   }
-  if (paired) schedule_.push_back({own + 1, kResult, true, false, Place::kHigher, 0, size});
+  if (paired) schedule_.push_back({own + 1, kResult, true, false, 0, size});
 }
 
 void Exchange::Take(int from, int step, Part part) { inbox_[step] = {from, std::move(part)}; }
@@ -76,7 +71,7 @@ std::vector<Exchange::Outgoing> Exchange::Advance() {
         throw Error(Concat("rank ", arrived->second.first, " sent what was expected from rank ",
                            ranks_[action.peer]));
       }
-      Merge(std::move(arrived->second.second), action.place);
+      Merge(std::move(arrived->second.second), action);
       inbox_.erase(arrived);
     }
     begin_ = action.begin;
@@ -87,13 +82,13 @@ std::vector<Exchange::Outgoing> Exchange::Advance() {
   return outgoing;
 }
 
-void Exchange::Merge(Part other, Place place) {
+void Exchange::Merge(Part other, const Action& action) {
   if (other.empty) return;
-  if (part_.empty || place == Place::kReplace) {
+  if (part_.empty || action.step == kResult) {
     part_ = std::move(other);
     return;
   }
-  if (place == Place::kLower) std::swap(part_, other);
+  if (action.peer < begin_) std::swap(part_, other);
   Reduce(operation_, other.payload, &part_.payload);
 }
 

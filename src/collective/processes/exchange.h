@@ -43,17 +43,15 @@ class Exchange {
   std::vector<int> Reduced() const;
 
  private:
-  enum class Place { kHigher, kLower, kReplace };  // of the other's part
   struct Action {
     int peer = 0;  // positions in ranks_, as are begin and end
     int step = 0;
     bool send = false, receive = false;
-    Place place = Place::kHigher;
     int begin = 0, end = 0;  // whose parts are reduced after it
   };
 
   void Plan(int own);
-  void Merge(Part other, Place place);
+  void Merge(Part other, const Action& action);
 
   const std::vector<int> ranks_;
   const ReduceOperation operation_;

@@ -15,14 +15,9 @@ namespace {
 constexpr uint64_t kMark = 0x53424e34;  // to be changed with the format
 
 struct Head {
-  uint64_t mark;
-  MessageKind kind;
-  Generation generation;
-  int32_t step;
-  int32_t empty;
-  ReduceOperation operation;
-  int64_t number;
-  uint64_t lengths[6];  // of the fields
+  uint64_t mark = kMark;
+  MessageHead numbers;
+  uint64_t lengths[6] = {};  // of the fields
 };
 static_assert(std::has_unique_object_representations<Head>::value, "a head has no padding");
 
@@ -78,14 +73,8 @@ bool Ascend(const std::vector<int32_t>& ranks) {
 }  // namespace
 
 Bytes Encode(const Message& message) {
-  Head head{};
-  head.mark = kMark;
-  head.kind = message.kind;
-  head.generation = message.generation;
-  head.step = message.step;
-  head.empty = message.empty;
-  head.operation = message.operation;
-  head.number = message.number;
+  Head head;
+  head.numbers = message;
   uint64_t* length = head.lengths;
   size_t total = sizeof(head);
   ForEachField(&message, [&](const auto& field) {
@@ -100,23 +89,18 @@ Bytes Encode(const Message& message) {
 }
 
 Message Decode(const Bytes& bytes) {
-  Head head{};
+  Head head;
   if (bytes.size() < sizeof(head)) Refuse();
   std::memcpy(&head, bytes.data(), sizeof(head));
-  const auto kind = static_cast<uint32_t>(head.kind);
-  if (head.mark != kMark || kind > static_cast<uint32_t>(MessageKind::kStatus) ||
-      !IsCount(head.generation.recoveries) || !IsCount(head.generation.joins) ||
-      head.step < kInvitation || head.empty < 0 || head.empty > 1 ||
-      !IsReduceOperation(static_cast<int32_t>(head.operation))) {
+  const MessageHead& of = head.numbers;
+  if (head.mark != kMark || of.kind < MessageKind::kPart || of.kind > MessageKind::kStatus ||
+      !IsCount(of.generation.recoveries) || !IsCount(of.generation.joins) ||
+      of.step < kInvitation || of.empty < 0 || of.empty > 1 ||
+      !IsReduceOperation(static_cast<int32_t>(of.operation))) {
     Refuse();
   }
   Message message;
-  message.kind = head.kind;
-  message.generation = head.generation;
-  message.step = head.step;
-  message.empty = head.empty != 0;
-  message.operation = head.operation;
-  message.number = head.number;
+  static_cast<MessageHead&>(message) = of;
   Reader reader{bytes.data() + sizeof(head), bytes.size() - sizeof(head)};
   const uint64_t* length = head.lengths;
   ForEachField(&message, [&](auto& field) { reader.Take(*length++, &field); });

@@ -1,14 +1,38 @@
-// The messages between processes, and their bytes.
+// The messages between processes, and their bytes; and the part of a process in an exchange.
 // Who uses it: protocol.cc and its parts. All processes run one build on one kind of machine, so
 // numbers travel as they lie in memory; a differing build is noticed by the first eight bytes.
 #pragma once
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
-#include "collective/processes/process_group.h"
+#include "collective/common/bytes.h"
+#include "collective/common/reduce_operation.h"
 
 namespace syncbn {
+
+// The span of time in which calls are numbered from zero.
+struct Generation {
+  int32_t recoveries = 0;  // from failures
+  int32_t joins = 0;       // of all ranks, since the latest recovery
+};
+
+inline bool operator<(const Generation& a, const Generation& b) {
+  return std::tie(a.recoveries, a.joins) < std::tie(b.recoveries, b.joins);
+}
+inline bool operator==(const Generation& a, const Generation& b) { return !(a < b) && !(b < a); }
+
+// One process's part in an exchange. Exchanges match by `key`, never by the order of calls.
+struct Contribution {
+  std::string key;        // equal on all ranks, and used once in a generation
+  std::string title;      // begins messages: "SyncBatchNorm 'norm0', forward"
+  std::string signature;  // must be equal on all ranks: "channels=64, dtype=float32"
+  ReduceOperation operation = ReduceOperation::kSumFloat64;
+  std::vector<int> ranks;  // of the exchange, ascending; empty for all
+  double timeout_seconds = 0;
+  Bytes payload;
+};
 
 enum class MessageKind : int32_t {
   kPart,    // part of an exchange: key, title, signature, operation, ranks, step, payload
@@ -22,13 +46,17 @@ enum class MessageKind : int32_t {
 // In place of the step of an exchange: begin, if you have joined.
 constexpr int kInvitation = -1;
 
-struct Message {
+// The numbers of a message.
+struct MessageHead {
   MessageKind kind = MessageKind::kPart;
   Generation generation;  // the sender's
-  int32_t step = 0;  // see exchange.cc, or kInvitation
-  bool empty = false;  // no rank in this part contributed data
-  int64_t number = 0;
+  int32_t step = 0;       // see exchange.cc, or kInvitation
+  int32_t empty = 0;      // 1: no rank in this part contributed data
   ReduceOperation operation = ReduceOperation::kConcat;
+  int64_t number = 0;
+};
+
+struct Message : MessageHead {
   std::string key, title, signature, text;
   std::vector<int32_t> ranks;  // ascending; empty for all
   Bytes payload;

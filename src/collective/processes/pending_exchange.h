@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "collective/processes/exchange.h"
-#include "collective/processes/process_group.h"
 #include "collective/processes/queries.h"
 
 namespace syncbn {

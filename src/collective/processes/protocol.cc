@@ -105,7 +105,7 @@ void Protocol::Take(PendingExchange* pending, int from, Message message) {
       ranks != own.ranks) {
     Fail(SignaturesDifferReport(own, ranks_.own, from, message, ranks));
   } else if (message.step != kInvitation) {
-    pending->exchange->Take(from, message.step, {message.empty, std::move(message.payload)});
+    pending->exchange->Take(from, message.step, {message.empty != 0, std::move(message.payload)});
   }
 }
 

@@ -1,6 +1,6 @@
 // The protocol between the processes of a program, as one of them follows it: many keyed exchanges
 // at once, and their failure. Messages and the time go in, messages go out. Deadlines, queries,
-// joining and leaving have classes of their own.
+// joining and leaving have separate classes.
 // Who uses it: communicator.cc, which adds threads and waiting, and native tests that drive a
 // thousand ranks from one thread in simulated time. It must not know of threads, of clocks, of the
 // transport, nor what the bytes mean.
@@ -17,7 +17,6 @@
 
 #include "collective/processes/message.h"
 #include "collective/processes/pending_exchange.h"
-#include "collective/processes/process_group.h"
 #include "collective/processes/queries.h"
 #include "collective/processes/ranks.h"
 

@@ -59,7 +59,7 @@ std::string SignaturesDifferReport(const Contribution& own, int own_rank, int ra
 
 std::string RankLeftReport(const std::string& title, int rank) {
   return Concat(title, ": rank ", rank, " has left: its program has ended or called ",
-                kShutdown, ", so it cannot take part.");
+                kShutdown, ", so this exchange cannot complete.");
 }
 
 std::string RankFailedReport(int rank, const std::string& text) {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "collective/processes/message.h"
-#include "collective/processes/process_group.h"
 
 namespace syncbn {
 

@@ -1,25 +1,63 @@
 // The activation for a vector of elements, and the instances that the passes have of it.
 // Who includes it: tile_kernels.inl. Nothing here knows memory layouts.
-#include <math.h>
 
 namespace syncbn::cpu {
 namespace {
 
-// Computed for every lane, because branches that are mispredicted would take longer. Not inline: a
-// call for each vector is little beside one for each lane, and inlined into every loop they would
-// take most of the time to compile.
+// What Exp and Expm1 need to know of a type: z = n ln(2) + r, where |r| is at most ln(2) / 2, and
+// kTerms of r^k / k! give expm1(r) within its rounding. Below kLowest 2^n would be subnormal.
+template <typename Scalar>
+struct Exponential;
+template <>
+struct Exponential<float> {
+  typedef uint32_t Bits;
+  static constexpr int kTerms = 7, kMantissaBits = 23, kBias = 127;
+  static constexpr float kLowest = -87, kLog2High = 0x1.62e4p-1f, kLog2Low = 0x1.7f7d1cp-20f;
+};
+template <>
+struct Exponential<double> {
+  typedef uint64_t Bits;
+  static constexpr int kTerms = 13, kMantissaBits = 52, kBias = 1023;
+  static constexpr double kLowest = -708, kLog2High = 0x1.62e42feep-1,
+                          kLog2Low = 0x1.a39ef35793c76p-33;
+};
+
+// Sets 2^n and expm1(r), for z <= 0; a NaN stays one. Where z is below kLowest it is raised to it.
 template <typename Scalar, typename Vector>
-SYNCBN_INLINE Vector ForEachLane(Vector v, Scalar (*function)(Scalar)) {
-  Scalar lanes[sizeof(v) / sizeof(Scalar)];
-  __builtin_memcpy(lanes, &v, sizeof(v));
-  for (Scalar& lane : lanes) lane = function(lane);
-  __builtin_memcpy(&v, lanes, sizeof(v));
-  return v;
+SYNCBN_INLINE void SplitExponential(Vector z, Vector* power, Vector* expm1) {
+  typedef Exponential<Scalar> E;
+  typedef typename E::Bits Bits __attribute__((vector_size(sizeof(Vector))));
+  z = z < E::kLowest ? Vector{} + E::kLowest : z;
+  // Adding 1.5 * 2^kMantissaBits rounds to an integer, which the lowest bits of the sum hold.
+  const Scalar shift = Scalar(typename E::Bits{3} << (E::kMantissaBits - 1));
+  const Vector shifted = z * Scalar(0x1.71547652b82fep0) + shift, n = shifted - shift;
+  Bits bits;
+  __builtin_memcpy(&bits, &shifted, sizeof(bits));
+  bits = (bits + E::kBias) << E::kMantissaBits;
+  __builtin_memcpy(power, &bits, sizeof(bits));
+  const Vector r = z - n * E::kLog2High - n * E::kLog2Low;
+  Vector sum = r;
+  for (int k = E::kTerms; k > 1; --k) sum = r + r * sum * Scalar(1.0 / k);
+  *expm1 = sum;
 }
-SYNCBN_NOINLINE Floats Exp(Floats z) { return ForEachLane<float>(z, expf); }
-SYNCBN_NOINLINE Doubles Exp(Doubles z) { return ForEachLane<double>(z, exp); }
-SYNCBN_NOINLINE Floats Expm1(Floats z) { return ForEachLane<float>(z, expm1f); }
-SYNCBN_NOINLINE Doubles Expm1(Doubles z) { return ForEachLane<double>(z, expm1); }
+
+template <typename Scalar, typename Vector>
+SYNCBN_INLINE Vector ExpOf(Vector z) {
+  Vector power, expm1;
+  SplitExponential<Scalar>(z, &power, &expm1);
+  return power + power * expm1;
+}
+template <typename Scalar, typename Vector>
+SYNCBN_INLINE Vector Expm1Of(Vector z) {
+  Vector power, expm1;
+  SplitExponential<Scalar>(z, &power, &expm1);
+  return (power - 1) + power * expm1;
+}
+// Results are used only where z <= 0.
+SYNCBN_INLINE Floats Exp(Floats z) { return ExpOf<float>(z); }
+SYNCBN_INLINE Doubles Exp(Doubles z) { return ExpOf<double>(z); }
+SYNCBN_INLINE Floats Expm1(Floats z) { return Expm1Of<float>(z); }
+SYNCBN_INLINE Doubles Expm1(Doubles z) { return Expm1Of<double>(z); }
 
 #define SYNCBN_FORMULA SYNCBN_INLINE
 #include "kernels/activation.inl"

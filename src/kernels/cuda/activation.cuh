@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/activation.h"
 #include "kernels/cuda/numeric.h"
 #include "kernels/passes.h"
 

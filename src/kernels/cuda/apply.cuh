@@ -86,8 +86,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
   Map maps[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    const int inner = static_cast<int>(cut.layout.inner);
-    maps[j].Take(arguments, block.channel_begin + (place.column + j) / inner);
+    maps[j].Take(arguments, cut.ChannelOf(block, place.column + j));
   }
   while (true) {
 #pragma unroll

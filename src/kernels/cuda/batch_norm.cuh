@@ -49,28 +49,20 @@ inline Workspace WorkspaceAt(void* workspace) {
   return {reinterpret_cast<unsigned*>(bytes), reinterpret_cast<Pair*>(bytes + kWorkspaceZeros)};
 }
 
-inline int64_t Partials(const Planes& cut) { return cut.Splits() > 1 ? cut.Blocks() : 0; }
-inline int64_t Partials(const Columns& cut) {
-  return cut.outer_blocks > 1 ? cut.layout.channels * cut.outer_blocks : 0;
-}
-
-template <int kWidth>
-Columns CutForSums(const Layout& layout, int multiprocessors, bool fused) {
-  return CutColumns(layout, kWidth, multiprocessors * ResidentColumns(kWidth, fused));
-}
-
 template <typename T, template <typename, int, int> class Sums, int kWidth, typename Arguments>
 void ReduceBy(const char* name, const Choice& choice, const Layout& layout,
               const Arguments& arguments, void* workspace, Stream stream) {
   const Workspace scratch = WorkspaceAt(workspace);
   if (choice.columns) {
     using Each = Sums<T, kWidth, kWidth>;
-    const Columns cut = CutForSums<kWidth>(layout, Multiprocessors(), Each::kFused);
+    const Columns cut =
+        CutColumns(layout, kWidth, Multiprocessors() * ResidentColumns(kWidth, Each::kFused));
     Launch(name, ReduceColumns<T, Each>, cut.Blocks(), kColumnsThreads, stream, cut,
            arguments, scratch);
   } else {
     using Together = Sums<T, kWidth, 1>;
-    const Planes cut = CutPlanes(layout, kWidth, choice.misalign, Multiprocessors());
+    const Planes cut = CutPlanes(layout, kWidth, choice.misalign,
+                                 Multiprocessors() * ResidentPlanes(Together::kFused));
     // Single elements are whole vectors always.
     Launch(name,
            cut.whole ? ReducePlanes<T, Together, true> : ReducePlanes<T, Together, kWidth == 1>,
@@ -99,7 +91,8 @@ void ApplyBy(const char* name, const Choice& choice, const Layout& layout,
     Launch(name, ApplyColumns<T, kWidth, Map>, cut.Blocks(), kColumnsThreads, stream, cut,
            arguments);
   } else {
-    const Planes cut = CutPlanes(layout, kWidth, choice.misalign, Multiprocessors());
+    const Planes cut = CutPlanes(layout, kWidth, choice.misalign,
+                                 Multiprocessors() * ResidentPlanes(Map::kFused));
     Launch(name,
            cut.whole ? ApplyPlanes<T, kWidth, Map, true> : ApplyPlanes<T, kWidth, Map, kWidth == 1>,
            cut.Blocks(), kPlanesThreads, stream, cut, arguments);
@@ -115,26 +108,6 @@ void Apply(const char* name, const Choice& choice, const Layout& layout,
   } else {
     ApplyBy<T, Map, 1>(name, choice, layout, arguments, stream);
   }
-}
-
-template <typename T>
-int64_t BatchNorm<T>::WorkspaceBytes(const Layout& layout) {
-  // Alignment is not known yet: the most of what any needs. Fused kernels have no more blocks.
-  const int multiprocessors = Multiprocessors();
-  int64_t partials = 0;
-  for (int width : {1, Wide<T>()}) {
-    for (int misalign : {0, width - 1}) {
-      partials = std::max(partials, Partials(CutPlanes(layout, width, misalign, multiprocessors)));
-    }
-  }
-  if (layout.PerChannel() > 0 && PrefersColumns(layout, 1, sizeof(T))) {
-    partials = std::max(partials, Partials(CutForSums<1>(layout, multiprocessors, false)));
-  }
-  if (layout.PerChannel() > 0 && PrefersColumns(layout, Wide<T>(), sizeof(T)) &&
-      layout.channels * layout.inner % Wide<T>() == 0) {
-    partials = std::max(partials, Partials(CutForSums<Wide<T>()>(layout, multiprocessors, false)));
-  }
-  return kWorkspaceZeros + partials * static_cast<int64_t>(sizeof(Pair));
 }
 
 template <typename T>

@@ -9,7 +9,6 @@ namespace syncbn::cuda {
 
 template <typename T>
 struct BatchNorm {
-  static int64_t WorkspaceBytes(const Layout& layout);
   static void LocalMoments(const MomentsPass& pass, void* workspace, Stream stream);
   static void Normalize(const NormalizePass& pass, Stream stream);
   static void BackwardSums(const SumsPass& pass, void* workspace, Stream stream);

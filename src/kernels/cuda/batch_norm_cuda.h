@@ -17,11 +17,11 @@ namespace syncbn::cuda {
 
 using Stream = CUstream_st*;
 
-// Bytes of scratch that LocalMoments and BackwardSums need on the current device; the caller owns
-// it, for one call at a time. Its first kWorkspaceZeros bytes are zero before the first call; every
-// call leaves them so, for any other layout too.
+// Bytes of scratch that LocalMoments and BackwardSums need on the current device, whatever the
+// layout; the caller owns it, for one call at a time. Its first kWorkspaceZeros bytes are zero
+// before the first call, and every call leaves them so.
 constexpr int64_t kWorkspaceZeros = 32768;
-int64_t WorkspaceBytes(DType dtype, const Layout& layout);
+int64_t WorkspaceBytes();
 
 void LocalMoments(const MomentsPass& pass, void* workspace, Stream stream);
 void Normalize(const NormalizePass& pass, Stream stream);

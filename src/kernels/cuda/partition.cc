@@ -7,11 +7,12 @@
 namespace syncbn::cuda {
 namespace {
 
-// Vectors of a block: at least 4 a thread, and 16 where that leaves no multiprocessor idle; more
-// where there would be more than this many rounds of blocks.
-constexpr int64_t kFewSlots = 4 * kPlanesThreads;
+// Vectors of a block where the tensor has so many for every place of a round, and more where there
+// would be more rounds of blocks than kRounds.
 constexpr int64_t kManySlots = 16 * kPlanesThreads;
-constexpr int64_t kRounds = 8;
+constexpr int64_t kRounds = kMostRounds / 2;
+// The part of the places' time that has to have work; more rounds are tried where it has less.
+constexpr double kGoodShare = 0.875;
 
 // Below this many bytes, a plane's first and last vectors, which it shares with its neighbours,
 // would cost too much.
@@ -33,38 +34,39 @@ bool PrefersColumns(const Layout& layout, int width, int bytes) {
          ChannelUnit(layout.inner, width) * layout.inner <= kColumnsThreads * width;
 }
 
-Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocessors) {
+Planes CutPlanes(const Layout& layout, int width, int misalign, int64_t at_once) {
   Planes cut;
   cut.layout = layout;
   cut.width = width;
   cut.misalign = misalign;
   cut.whole = misalign == 0 && layout.inner % width == 0;
+  if (layout.Size() == 0) return cut;
   cut.plane_step = layout.channels * layout.inner;
   cut.slots = cut.whole ? layout.inner / width : (layout.inner + 2 * (width - 1)) / width;
-  const int64_t per_channel = layout.outer * cut.slots;
-  if (per_channel == 0) {
-    cut.outer_step = 0;
-    return cut;
+  const int64_t line = layout.outer * cut.slots;
+  const int64_t most = layout.channels > kCounters ? 1 : CeilDiv(line, kFewSlots);
+  double best = 0;
+  int64_t rounds = CeilDiv(line * layout.channels, at_once * kManySlots);
+  for (rounds = std::min(rounds, kRounds); rounds <= kMostRounds && best < kGoodShare; ++rounds) {
+    // Rounded down: a few blocks more would need another round.
+    const int64_t splits = std::clamp<int64_t>(at_once * rounds / layout.channels, 1, most);
+    const int64_t step = CeilDiv(line, splits);
+    const int64_t places = CeilDiv(splits * layout.channels, at_once) * at_once;
+    const double share = static_cast<double>(line * layout.channels) /
+                         (static_cast<double>(places) * static_cast<double>(step));
+    if (share <= best) continue;
+    best = share;
+    cut.step = std::min(step, kMostSlots);
   }
-
-  // Fused kernels, of which fewer blocks run at once, take the same cut.
-  const int64_t at_once = int64_t{multiprocessors} * ResidentPlanes(false);
-  const int64_t total = per_channel * layout.channels;
-  // As many blocks as fill whole rounds, rounded down: a few more would need another round.
-  const int64_t rounds = std::clamp<int64_t>(CeilDiv(total, at_once * kManySlots), 1, kRounds);
-  const int64_t splits = std::max<int64_t>(at_once * rounds / layout.channels, 1);
-  int64_t wanted = std::max(kFewSlots, CeilDiv(per_channel, splits));
-  if (layout.channels > kCounters) wanted = per_channel;
-  const int64_t most_items = int64_t{1} << 30;
-  wanted = std::min(wanted, most_items);
-  // Parts as even as can be, so that no block works much longer than the rest.
-  cut.slot_blocks = static_cast<int>(CeilDiv(cut.slots, wanted));
-  cut.slot_step = CeilDiv(cut.slots, cut.slot_blocks);
-  cut.outer_blocks = static_cast<int>(
-      CeilDiv(layout.outer, std::clamp<int64_t>(wanted / cut.slot_step, 1, layout.outer)));
-  cut.outer_step = CeilDiv(layout.outer, cut.outer_blocks);
-  cut.outer_blocks = static_cast<int>(CeilDiv(layout.outer, cut.outer_step));
-  cut.by_slot_step = Divider(static_cast<uint32_t>(cut.slot_step));
+  if (cut.slots > kMostSlots) {
+    // A plane is cut into whole blocks, which go past its end.
+    const int64_t parts = CeilDiv(cut.slots, cut.step);
+    cut.step = CeilDiv(cut.slots, parts);
+    cut.slots = parts * cut.step;
+    cut.whole = false;
+  }
+  cut.splits = static_cast<int>(CeilDiv(layout.outer * cut.slots, cut.step));
+  cut.by_slots = Divider(static_cast<uint32_t>(std::min(cut.slots, 2 * kMostSlots)));
   return cut;
 }
 
@@ -86,8 +88,12 @@ Columns CutColumns(const Layout& layout, int width, int64_t blocks) {
   // Rounded down: a few blocks more than run at once would take as long as all others.
   int64_t splits = std::clamp<int64_t>(blocks / cut.tiles, 1, std::max<int64_t>(most_splits, 1));
   if (cut.tiles > kCounters) splits = 1;
-  cut.outer_step = std::max<int64_t>(CeilDiv(layout.outer, splits), 1);
+  cut.outer_step = std::clamp<int64_t>(CeilDiv(layout.outer, splits), 1, kMostSlots);
   cut.outer_blocks = static_cast<int>(std::max<int64_t>(CeilDiv(layout.outer, cut.outer_step), 1));
+  cut.by_inner = Divider(static_cast<uint32_t>(layout.inner));
+  cut.by_rows = Divider(static_cast<uint32_t>(cut.rows));
+  cut.by_tile_slots = Divider(static_cast<uint32_t>(cut.tile_slots));
+  cut.by_tiles = Divider(static_cast<uint32_t>(cut.tiles));
   return cut;
 }
 

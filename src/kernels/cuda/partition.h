@@ -2,8 +2,8 @@
 // without any CUDA, so that a native test can check that every element is visited exactly once.
 // Who uses it: the kernels of this folder. It must not know what is computed.
 //
-// There are two ways to cut. Large planes (contiguous memory of one channel): a block has pieces of
-// planes of one channel, see Planes. Small planes and channels-last: a thread keeps to a few
+// There are two ways to cut. Large planes (contiguous memory of one channel): the vectors of a
+// channel's planes are one line, of which a block has a piece, see Planes. Small planes and channels-last: a thread keeps to a few
 // neighbouring columns and walks along the outer axis, see Columns. Either way a thread reads
 // vectors of `width` elements: 16 bytes where alignment allows, else single elements.
 #pragma once
@@ -15,26 +15,38 @@
 namespace syncbn::cuda {
 
 constexpr int kPlanesThreads = 256;
-constexpr int kColumnsThreads = 512;
+constexpr int kColumnsThreads = 256;
 // Blocks that a multiprocessor has registers for; `fused` kernels, those with an activation, need
-// more. Where that is one, its threads ask for twice as many vectors ahead.
+// more. Where there are fewer than four of columns, threads ask for twice as many vectors ahead.
 SYNCBN_HOST_DEVICE constexpr int ResidentPlanes(bool fused) { return fused ? 3 : 4; }
 SYNCBN_HOST_DEVICE constexpr int ResidentColumns(int width, bool fused) {
-  return width > (fused ? 1 : 4) ? 1 : 2;
+  if (width > 4) return 2;
+  return fused && width > 1 ? 3 : 4;
 }
 SYNCBN_HOST_DEVICE constexpr int UnrollColumns(int width, bool fused, int unroll) {
-  return ResidentColumns(width, fused) == 1 ? 2 * unroll : unroll;
+  return ResidentColumns(width, fused) < 4 ? 2 * unroll : unroll;
 }
+
+// Vectors of a block of Planes: about so many at least, and at most, so that 32 bits count them.
+constexpr int64_t kFewSlots = 4 * kPlanesThreads;
+constexpr int64_t kMostSlots = int64_t{1} << 30;
+// Rounds of blocks that a tensor of planes is cut into at most.
+constexpr int64_t kMostRounds = 16;
 
 // Rounds of vectors after which a thread folds its lanes into totals, see sums.cuh.
 constexpr int kFoldEvery = 16;
 
 // Of Columns, unless one channel needs more: wide enough for whole lines of memory, and narrow,
 // because the last block of a tile reads the partial results of all its channels.
-constexpr int kMostTileSlots = 16;
+constexpr int kMostTileSlots = 8;
 
 // Splitting a channel's sum over blocks takes a counter for each unit that is split.
 constexpr int64_t kCounters = 8192;
+
+// Partial results of a tensor at most, for each multiprocessor: those of kMostRounds, or of the
+// columns of as many tiles as there are blocks.
+constexpr int kMostPartials = 128;
+constexpr int kPartialBytes = 16;
 
 // Division by a number that is known before the kernel starts, for n < 2^31.
 // Granlund and Montgomery: Division by invariant integers using multiplication,
@@ -64,35 +76,34 @@ struct Planes {
   int width = 1;
   int misalign = 0;   // elements from the last vector boundary to the tensor's first element
   bool whole = true;  // no vector belongs to two planes, nor to none in part
-  int64_t slots = 0;  // vectors of a plane at most, with those that it shares with its neighbours
+  int64_t slots = 1;  // vectors of a plane at most, with those that it shares with its neighbours
   int64_t plane_step = 0;  // elements from a plane to the channel's next
-  int64_t outer_step = 1, slot_step = 1;  // of one block
-  int outer_blocks = 1, slot_blocks = 1;
-  Divider by_slot_step;
+  int64_t step = 0;        // vectors of a block
+  int splits = 1;          // blocks of a channel
+  Divider by_slots;
 
-  SYNCBN_HOST_DEVICE int Splits() const { return outer_blocks * slot_blocks; }
-  SYNCBN_HOST_DEVICE int64_t Blocks() const { return layout.channels * Splits(); }
+  SYNCBN_HOST_DEVICE int64_t Blocks() const { return layout.channels * splits; }
 
-  // The work of one block: `items` vectors, in rows of which `columns` are inside of a plane.
+  // The work of one block: `items` vectors from its first plane's vector slot_begin + column on.
   struct Block {
     int64_t channel;
     int64_t plane;       // element where its first plane begins
-    int64_t slot_begin;  // where its rows begin in a plane
-    int split, items, columns;
+    int64_t slot_begin;  // 0, unless a plane has more than kMostSlots
+    uint32_t column;
+    int split, items;
   };
 
   SYNCBN_HOST_DEVICE Block At(uint32_t index) const {
     Block block;
-    block.channel = index / static_cast<uint32_t>(Splits());
-    block.split = static_cast<int>(index % static_cast<uint32_t>(Splits()));
-    const int64_t outer_begin = block.split / slot_blocks * outer_step;
-    block.slot_begin = block.split % slot_blocks * slot_step;
-    block.plane = (outer_begin * layout.channels + block.channel) * layout.inner;
-    const int64_t left = layout.outer - outer_begin;
-    const int64_t planes = left < outer_step ? left : outer_step;
-    const int64_t columns = slots - block.slot_begin;
-    block.items = planes > 0 ? static_cast<int>(planes * slot_step) : 0;
-    block.columns = static_cast<int>(columns < slot_step ? columns : slot_step);
+    block.channel = index / static_cast<uint32_t>(splits);
+    block.split = static_cast<int>(index % static_cast<uint32_t>(splits));
+    const int64_t begin = block.split * step, left = layout.outer * slots - begin;
+    const int64_t row = begin / slots, column = begin - row * slots;
+    block.plane = (row * layout.channels + block.channel) * layout.inner;
+    const bool huge = slots > kMostSlots;
+    block.slot_begin = huge ? column : 0;
+    block.column = huge ? 0 : static_cast<uint32_t>(column);
+    block.items = static_cast<int>(left < step ? left : step);
     return block;
   }
 
@@ -100,18 +111,18 @@ struct Planes {
   // `kWhole` is `whole`, or false: that is right for every cut, and slower.
   template <bool kWhole>
   SYNCBN_HOST_DEVICE Slot SlotOf(const Block& block, int item) const {
-    const uint32_t row = by_slot_step.Quotient(static_cast<uint32_t>(item));
-    const uint32_t column = static_cast<uint32_t>(item) - row * by_slot_step.divisor;
+    const uint32_t place = static_cast<uint32_t>(item) + block.column;
+    const uint32_t row = by_slots.Quotient(place);
     Slot slot;
     if (kWhole) {
-      const int64_t first = block.plane + block.slot_begin * width;  // the same for all items
-      const uint64_t in_row = uint64_t{column} * static_cast<uint32_t>(width);
-      slot.offset = first + row * plane_step + static_cast<int64_t>(in_row);
-      const bool inside = item < block.items && static_cast<int>(column) < block.columns;
-      slot.end = inside ? width : 0;
+      const uint64_t in_line = uint64_t{place} * static_cast<uint32_t>(width);
+      const int64_t skip = plane_step - layout.inner;  // the other channels' planes
+      slot.offset = block.plane + row * skip + static_cast<int64_t>(in_line);
+      slot.end = item < block.items ? width : 0;
       return slot;
     }
     if (item >= block.items) return slot;
+    const uint32_t column = place - row * by_slots.divisor;
     const int64_t begin = block.plane + row * plane_step;
     // `width` is a power of two, so low bits are enough to know where the plane lies in its vector.
     const int shared = static_cast<int>((misalign + begin) & (width - 1));
@@ -133,6 +144,7 @@ struct Columns {
   int64_t row_step = 0;   // elements from a thread's row to its next
   int64_t outer_step = 1;
   int tiles = 1, outer_blocks = 1;
+  Divider by_inner, by_rows, by_tile_slots, by_tiles;
 
   SYNCBN_HOST_DEVICE int64_t Blocks() const { return static_cast<int64_t>(tiles) * outer_blocks; }
 
@@ -143,8 +155,8 @@ struct Columns {
 
   SYNCBN_HOST_DEVICE Block At(uint32_t index) const {
     Block block;
-    block.tile = static_cast<int>(index % static_cast<uint32_t>(tiles));
-    block.split = static_cast<int>(index / static_cast<uint32_t>(tiles));
+    block.split = static_cast<int>(by_tiles.Quotient(index));
+    block.tile = static_cast<int>(index) - block.split * tiles;
     block.channel_begin = static_cast<int64_t>(block.tile) * tile_channels;
     const int64_t left = layout.channels - block.channel_begin;
     block.channels = static_cast<int>(left < tile_channels ? left : tile_channels);
@@ -163,22 +175,27 @@ struct Columns {
 
   SYNCBN_HOST_DEVICE Place PlaceOf(const Block& block, int thread) const {
     Place place;
-    place.row = thread / tile_slots;
-    place.column = thread % tile_slots * width;
+    place.row = static_cast<int>(by_tile_slots.Quotient(static_cast<uint32_t>(thread)));
+    place.column = (thread - place.row * tile_slots) * width;
     const int64_t outer = block.outer_begin + place.row, left = block.outer_end - outer;
     const bool active =
         place.row < rows && place.column < block.channels * layout.inner && left > 0;
-    place.count = active ? static_cast<int>((left + rows - 1) / rows) : 0;
+    const uint32_t rounded_up = static_cast<uint32_t>(left + rows - 1);
+    place.count = active ? static_cast<int>(by_rows.Quotient(rounded_up)) : 0;
     place.offset = (outer * layout.channels + block.channel_begin) * layout.inner + place.column;
     return place;
+  }
+
+  SYNCBN_HOST_DEVICE int64_t ChannelOf(const Block& block, int column) const {
+    return block.channel_begin + by_inner.Quotient(static_cast<uint32_t>(column));
   }
 };
 
 // True if a thread is to keep to columns. `bytes` is the size of an element.
 bool PrefersColumns(const Layout& layout, int width, int bytes);
 
-// `misalign` is below `width`. `multiprocessors` are those of the device.
-Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocessors);
+// `misalign` is below `width`. `at_once` is how many blocks the device runs at once.
+Planes CutPlanes(const Layout& layout, int width, int misalign, int64_t at_once);
 
 // Needs PrefersColumns, and rows of memory whose length is a multiple of `width`. `blocks` is the
 // number that is wanted.

@@ -23,21 +23,42 @@ __device__ inline double GroupSum(double value, int group) {
   }
   return value;
 }
+__device__ inline Pair GroupSum(const Pair& value, int group) {
+  return {GroupSum(value.first, group), GroupSum(value.second, group)};
+}
 
 // Sum over the block, for thread 0.
 template <int kThreads>
 __device__ Pair BlockSum(Pair value) {
-  __shared__ Pair warps[kThreads / kWarp];
-  value = {GroupSum(value.first, kWarp), GroupSum(value.second, kWarp)};
+  constexpr int kWarps = kThreads / kWarp;
+  __shared__ Pair warps[kWarps];
+  value = GroupSum(value, kWarp);
   __syncthreads();  // the previous call may still be reading `warps`
   if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = value;
   __syncthreads();
-  if (threadIdx.x < kWarp) {
-    constexpr int kWarps = kThreads / kWarp;
-    value = threadIdx.x < kWarps ? warps[threadIdx.x] : Pair{0, 0};
-    value = {GroupSum(value.first, kWarp), GroupSum(value.second, kWarp)};
+  if (threadIdx.x >= kWarp) return value;
+  return GroupSum(threadIdx.x < kWarps ? warps[threadIdx.x] : Pair{0, 0}, kWarp);
+}
+
+// Sum of at(i) over i = begin, begin + step, ... below `end`, in this order. Several are asked for
+// before the first is added: memory is slow, and additions wait for one another.
+template <typename At>
+__device__ auto SumOf(int begin, int end, int step, const At& at) {
+  constexpr int kAhead = 8;
+  decltype(at(0)) sum = {};
+  for (int i = begin; i < end; i += kAhead * step) {
+    decltype(at(0)) terms[kAhead];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const int next = i + u * step;
+      terms[u] = at(next < end ? next : end - 1);  // a branch would wait for each load
+    }
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      if (i + u * step < end) sum = sum + terms[u];
+    }
   }
-  return value;
+  return sum;
 }
 
 // True for the last of `blocks` to arrive here; everything that the others wrote before is visible
@@ -95,17 +116,12 @@ __global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Sums::kFused))
   sums.Fold();
 
   Pair total = BlockSum<kPlanesThreads>(sums.Sums(arguments, 0, count, origin));
-  const int splits = cut.Splits();
-  if (splits > 1) {
+  if (const int splits = cut.splits; splits > 1) {
     Pair* partials = workspace.partials + block.channel * splits;
     if (thread == 0) partials[block.split] = total;
     if (!IsLast(workspace.counters + block.channel, splits)) return;
-    total = {0, 0};
-    for (int split = thread; split < splits; split += kPlanesThreads) {
-      const Pair partial = ReadPartial(partials + split);
-      total = {total.first + partial.first, total.second + partial.second};
-    }
-    total = BlockSum<kPlanesThreads>(total);
+    total = BlockSum<kPlanesThreads>(SumOf(
+        thread, splits, kPlanesThreads, [&](int split) { return ReadPartial(partials + split); }));
   }
   if (thread == 0) Sums::Finish(arguments, block.channel, cut.layout.PerChannel(), origin, total);
 }
@@ -114,25 +130,15 @@ __global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Sums::kFused))
 // `channels` channels. As many neighbouring threads as there are for each channel share its
 // entries; which thread calls `use` depends on sizes alone.
 template <typename At, typename Use>
-__device__ void SumByChannel(int channels, int64_t entries, const At& at, const Use& use) {
-  int group = 1;
-  while (group < kWarp && 2 * group * channels <= kColumnsThreads) group *= 2;
-  const int groups = kColumnsThreads / group;
-  const int lane = static_cast<int>(threadIdx.x) % group;
-  const int first = static_cast<int>(threadIdx.x) / group;
-  for (int base = 0; base < channels; base += groups) {
-    const int channel = base + first;
-    Pair sum = {0, 0};
-    if (channel < channels) {
-#pragma unroll 4
-      for (int64_t i = lane; i < entries; i += group) {
-        const Pair entry = at(channel, i);
-        sum = {sum.first + entry.first, sum.second + entry.second};
-      }
-    }
-    sum = {GroupSum(sum.first, group), GroupSum(sum.second, group)};
-    if (channel < channels && lane == 0) use(channel, sum);
-  }
+__device__ void SumByChannel(int channels, int entries, const At& at, const Use& use) {
+  int log = 0;
+  while (1 << log < kWarp && channels << (log + 1) <= kColumnsThreads) ++log;
+  const int channel = static_cast<int>(threadIdx.x) >> log, group = 1 << log;
+  const int lane = static_cast<int>(threadIdx.x) & (group - 1);
+  const bool used = channel < channels;
+  const auto sum = GroupSum(SumOf(lane, used ? entries : 0, group,
+                                  [&](int i) { return at(channel, i); }), group);
+  if (used && lane == 0) use(channel, sum);
 }
 
 template <typename T, typename Sums>
@@ -141,7 +147,6 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
   constexpr int kWidth = Sums::kWidth;
   constexpr int kUnroll = UnrollColumns(kWidth, Sums::kFused, Sums::kUnroll);
   const Columns::Block block = cut.At(blockIdx.x);
-  const int inner = static_cast<int>(cut.layout.inner);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));
   Sums sums;
   if (place.count > 0) {
@@ -150,7 +155,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
         *reinterpret_cast<const Vector<T, kWidth>*>(arguments.tensors[0] + offset);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      sums.Shift(arguments, j, block.channel_begin + (place.column + j) / inner, first.values[j]);
+      sums.Shift(arguments, j, cut.ChannelOf(block, place.column + j), first.values[j]);
     }
     int round = 0;
     for (int i = 0; i < place.count; i += kUnroll, offset += kUnroll * cut.row_step) {
@@ -186,18 +191,21 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
   const auto at = [&](int row, int column) -> double& {
     return tile[(row * cut.tile_slots + column / kWidth) * kPadded + column % kWidth];
   };
+  const int inner = static_cast<int>(cut.layout.inner);
   const auto finish = [&](int channel, const Pair& sum) {
     const int64_t c = block.channel_begin + channel;
-    Sums::Finish(arguments, c, cut.layout.PerChannel(), c * inner, sum);
+    Sums::Finish(arguments, c, cut.layout.PerChannel(), c * cut.layout.inner, sum);
   };
   const auto partial_at = [&](int channel, int64_t split) {
     return workspace.partials + split * cut.layout.channels + block.channel_begin + channel;
   };
-  Pair mine[kWidth];
+  Pair mine[kWidth] = {};
+  if (place.count > 0) {
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const int64_t channel = block.channel_begin + (place.column + j) / inner;
-    mine[j] = place.count > 0 ? sums.Sums(arguments, j, place.count, channel * inner) : Pair{0, 0};
+    for (int j = 0; j < kWidth; ++j) {
+      const int64_t origin = cut.ChannelOf(block, place.column + j) * cut.layout.inner;
+      mine[j] = sums.Sums(arguments, j, place.count, origin);
+    }
   }
 #pragma unroll
   for (int quantity = 0; quantity < 2; ++quantity) {
@@ -211,17 +219,17 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
     __syncthreads();
     SumByChannel(
         block.channels, cut.rows * inner,
-        [&](int channel, int64_t i) {
-          const int row = static_cast<int>(i) / inner, column = static_cast<int>(i) % inner;
-          return Pair{at(row, channel * inner + column), 0};
+        [&](int channel, int i) -> double {
+          const int row = static_cast<int>(cut.by_inner.Quotient(static_cast<uint32_t>(i)));
+          return at(row, channel * inner + i - row * inner);
         },
-        [&](int channel, const Pair& sum) {
+        [&](int channel, double sum) {
           if (quantity == 0) {
-            firsts[channel] = sum.first;
+            firsts[channel] = sum;
           } else if (cut.outer_blocks == 1) {
-            finish(channel, {firsts[channel], sum.first});
+            finish(channel, {firsts[channel], sum});
           } else {
-            *partial_at(channel, block.split) = {firsts[channel], sum.first};
+            *partial_at(channel, block.split) = {firsts[channel], sum};
           }
         });
   }
@@ -229,7 +237,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
   if (!IsLast(workspace.counters + block.tile, cut.outer_blocks)) return;
   SumByChannel(
       block.channels, cut.outer_blocks,
-      [&](int channel, int64_t split) { return ReadPartial(partial_at(channel, split)); }, finish);
+      [&](int channel, int split) { return ReadPartial(partial_at(channel, split)); }, finish);
 }
 
 }  // namespace syncbn::cuda

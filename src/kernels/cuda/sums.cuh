@@ -8,12 +8,17 @@
 #pragma once
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/numeric.h"
+#include "kernels/cuda/partition.h"
 
 namespace syncbn::cuda {
 
-struct alignas(16) Pair {
+struct alignas(kPartialBytes) Pair {
   double first, second;
 };
+
+__device__ inline Pair operator+(const Pair& a, const Pair& b) {
+  return {a.first + b.first, a.second + b.second};
+}
 
 template <typename T, int kVectorWidth, int kShiftCount>
 struct Lanes {

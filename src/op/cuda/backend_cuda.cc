@@ -80,7 +80,7 @@ class CudaBackend : public Backend {
     MomentsPass on_device = pass;
     on_device.mean = TakePinned(n);
     on_device.m2 = TakePinned(n);
-    cuda::LocalMoments(on_device, Workspace(pass.dtype, pass.layout), lane_->stream());
+    cuda::LocalMoments(on_device, lane_->Workspace(take_), lane_->stream());
     Fetch({{on_device.mean, pass.mean}, {on_device.m2, pass.m2}}, n);
   }
 
@@ -91,7 +91,7 @@ class CudaBackend : public Backend {
     Flush();
     on_device.sum_dz = TakePinned(n);
     on_device.sum_dz_xmu = TakePinned(n);
-    cuda::BackwardSums(on_device, Workspace(pass.dtype, pass.layout), lane_->stream());
+    cuda::BackwardSums(on_device, lane_->Workspace(take_), lane_->stream());
     Fetch({{on_device.sum_dz, pass.sum_dz}, {on_device.sum_dz_xmu, pass.sum_dz_xmu}}, n);
   }
 
@@ -125,10 +125,6 @@ class CudaBackend : public Backend {
   void Forget() override { kept_.Free(); }
 
  private:
-  void* Workspace(DType dtype, const Layout& layout) {
-    return lane_->Workspace(cuda::WorkspaceBytes(dtype, layout), take_);
-  }
-
   double* TakePinned(int64_t size) {
     double* const pinned = lane_->pinned() + pinned_used_;
     pinned_used_ += size;

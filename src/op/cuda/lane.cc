@@ -28,9 +28,8 @@ Lane::Lane() {
   SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 
-void* Lane::Workspace(int64_t bytes, const Take& take) {
-  const bool grown = workspace_.Reserve(MemoryKind::kDevice, static_cast<size_t>(bytes), take);
-  if (grown) zeroed_ = false;
+void* Lane::Workspace(const Take& take) {
+  workspace_.Reserve(MemoryKind::kDevice, static_cast<size_t>(WorkspaceBytes()), take);
   if (!zeroed_) {
     SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace_.data(), 0, kWorkspaceZeros, stream_));
     zeroed_ = true;

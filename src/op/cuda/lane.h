@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "kernels/cuda/batch_norm_cuda.h"
-#include "op/allocator.h"
+#include "op/backend.h"
 
 namespace syncbn::cuda {
 
@@ -48,8 +48,8 @@ class Lane {
 
   Stream stream() const { return stream_; }
 
-  // The kernels' workspace, of this many bytes at least, for one kernel after the other.
-  void* Workspace(int64_t bytes, const Take& take);
+  // The kernels' workspace, for one kernel after the other.
+  void* Workspace(const Take& take);
   // Makes room for this many doubles on the device and pinned on the host. Growing loses the
   // contents.
   void Reserve(int64_t device_doubles, int64_t pinned_doubles, const Take& take);

@@ -1,5 +1,7 @@
-// Running statistics before a step: counted batches, and what undoes them.
+// Tests op/ apart from the passes: running statistics before a step, collected moments, and the choice
+// of a backend.
 #include "check.h"
+#include "op/backend.h"
 #include "op/running_history.h"
 
 namespace {
@@ -42,7 +44,7 @@ TEST(StepsSinceACommitAreUndone) {
   CHECK_EQ(history.Batches(), 1);
 }
 
-TEST(StatisticsThatSomebodyHasWrittenStay) {
+TEST(StatisticsThatOtherCodeHasWrittenStay) {
   RunningHistory history;
   history.Note(kFirst, Of(0), Of(1));
   Statistics now = Of(7);
@@ -69,12 +71,33 @@ TEST(DeviceWithoutAnUpdateIsUndoneAsOthers) {
   CHECK_EQ(now.mean[0], 0.0);
 }
 
+// By hand: 1 and 3, which two devices add; then 8, of one element.
+TEST(BatchesAreCollectedOnce) {
+  syncbn::CollectedMoments collected;
+  for (int run = 0; run < 2; ++run) {
+    collected.Start();
+    CHECK(collected.Numbers().empty());
+    for (int device = 0; device < 2; ++device) collected.Add(5, 2, {2}, {2}, true);
+    collected.Add(6, 0, {0}, {0}, true);  // no device has a row
+    collected.Add(7, 1, {8}, {0}, true);
+    collected.End();
+    // Batches, count, whether unbiased; mean, m2 over all, and within batches.
+    CHECK(collected.Numbers() == std::vector<double>({2, 3, 1, 4, 26, 2}));
+  }
+}
+
 TEST(ReleaseForgetsALayersGroupsOfDevices) {
   RunningHistory::Of("key/0")->SetBatches(3);
   RunningHistory::Of("keyhole")->SetBatches(4);
   RunningHistory::Release("key");
   CHECK_EQ(RunningHistory::Of("key/0")->Batches(), 0);
   CHECK_EQ(RunningHistory::Of("keyhole")->Batches(), 4);
+}
+
+TEST(GpuIsRefusedWhereCudaWasNotBuilt) {
+  CheckHas(ErrorOf([] { syncbn::MakeBackend({"gpu", 1}, nullptr); }),
+           "SyncBatchNorm on gpu(1): this build of gluon_syncbn has CPU kernels only, because it "
+           "was built for native tests; install a working nvcc");
 }
 
 }  // namespace

@@ -1,0 +1,60 @@
+"""A net whose BatchNorm layers synchronize for a while.
+
+Called by ``statistics``. It must not know what is done with the net meanwhile.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from typing import Iterator
+
+import mxnet as mx
+from mxnet.gluon import SymbolBlock
+
+from ..mxnet_private.blocks import forget_graph
+from .batch_norm import SyncBatchNorm
+from .convert import convert_sync_batchnorm
+from .symbol_blocks import convert_graph, has_batch_norm
+
+
+@contextmanager
+def synchronized(net: mx.gluon.Block) -> Iterator[None]:
+    """In the ``with`` block every BatchNorm is a SyncBatchNorm over all its contexts.
+
+    Layers that are one already, and their settings, do not change. Where others are
+    converted, hybridized blocks trace their graphs again, here and afterwards.
+    """
+    saved: list = []
+    left: list = []
+
+    def convert(block):
+        in_graph = isinstance(block, SymbolBlock) and has_batch_norm(block)
+        is_layer = "running_mean" in vars(block)
+        if in_graph or is_layer and not isinstance(block, SyncBatchNorm):
+            saved.append((block, type(block), dict(vars(block))))
+            if is_layer:
+                convert_sync_batchnorm(block)
+            else:
+                # The graph as it is now, of which a part may synchronize already.
+                vars(block).pop("_unconverted_graph", None)
+                left.extend(convert_graph(block))
+
+    try:
+        net.apply(convert)
+        if left:
+            warnings.warn(
+                f"{', '.join(left)} keep their statistics, because their mean or "
+                "variance is read",
+                stacklevel=4,
+            )
+        if saved:
+            net.apply(forget_graph)
+        yield
+    finally:
+        for block, kind, attributes in saved:
+            block.__class__ = kind
+            vars(block).clear()
+            vars(block).update(attributes)
+        if saved:
+            net.apply(forget_graph)

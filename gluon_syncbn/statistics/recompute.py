@@ -1,0 +1,286 @@
+"""Running statistics from batches, with the parameters as they are.
+
+Called by users. Native code collects the moments: while it does, layers take each
+batch's statistics in inference too, so that nothing else in the net has to change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from contextlib import contextmanager
+from typing import Any, Iterable, Iterator, NamedTuple
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from ..common.arguments import check_block, check_int, shown
+from ..common.moments import Moments
+from ..devices.devices import Devices
+from ..distributed.collectives import allgather
+from ..layer.batch_norm import contexts_of
+from ..layer.symbol_blocks import synchronized_layers
+from ..layer.temporary import synchronized
+from ..mxnet_private.parameters import data_of
+from ..native import failures
+from ..native.interrupts import deferred_interrupt
+from ..native.library import load
+from ..native.world import world
+from ..parallel.batch import Batch
+from ..parallel.net import ParallelNet
+from ..parallel.participation import calling
+
+_VARIANCES = "population", "pooled"
+
+
+def recompute_statistics(
+    net: mx.gluon.Block,
+    batches: Iterable,
+    steps: int | None = None,
+    variance: str = "population",
+) -> None:
+    r"""Sets the running statistics to those of some batches, with fixed parameters.
+
+    A running average mixes the statistics of many past nets; those of the final one
+    are what inference needs. Layers normalize with each batch's own statistics, as in
+    training, over all devices and processes of their group. Everything else is in
+    inference mode: Dropout drops nothing. With batches of :math:`n_b` elements,
+    mean :math:`\mu_b` and biased variance :math:`\sigma_b^2` of a channel, the running
+    mean is
+
+    .. math::
+        \mu = \frac{1}{N} \sum_b n_b \mu_b, \qquad N = \sum_b n_b,
+
+    and the running variance
+
+    .. math::
+        \sigma^2 = \frac{1}{N} \sum_b n_b \left(\sigma_b^2 + (\mu_b - \mu)^2\right)
+
+    is that of all elements together (the law of total variance), whatever the sizes of
+    the batches: also for a layer that sees one element in each. ``"pooled"`` leaves out
+    the second term, and so averages the variances that the layer normalized with.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+        On any contexts, parallel or not, hybridized or not. BatchNorm layers are
+        synchronized for the time of the call. Layers that are frozen
+        (``use_global_stats``), that `net` does not call, or that
+        :func:`convert_sync_batchnorm` leaves as they are, keep their statistics.
+    batches : iterable
+        Of inputs: each is an array, or a tuple or list of the arguments of `net`. Where
+        `net` is on several contexts they are whole batches, which are split over these.
+        With several processes each calls this function, with batches of its own, of
+        which it may have more or fewer than others.
+    steps : int or None, default None
+        The largest number of batches; None means all.
+    variance : str, "population" or "pooled", default "population"
+        Layers with `unbiased_running_var` divide by :math:`N - 1`, or for ``"pooled"``
+        by N less the number of batches.
+
+    Raises
+    ------
+    ValueError
+        If `batches` is empty or reaches no layer, or a result is not finite.
+    RuntimeError
+        If `net` is not initialized.
+    mxnet.MXNetError
+        As in training. After this or any other error the statistics are those from
+        before the call; with several processes all of them get an error, and call
+        :func:`gluon_syncbn.recover`.
+
+    Notes
+    -----
+    Sums are in float64, so a result equals the formula but for the layer's own
+    rounding of the batches and one rounding to the dtype of the running statistics.
+
+    References
+    ----------
+    Wu and Johnson, Rethinking "Batch" in BatchNorm, arXiv:2105.07576, section 3.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from gluon_syncbn import recompute_statistics
+    >>> layer = mx.gluon.nn.BatchNorm()
+    >>> layer.initialize()
+    >>> batches = mx.nd.array([[1.0], [3.0]]), mx.nd.array([[8.0]])
+    >>> recompute_statistics(layer, batches)
+    >>> mean, var = layer.running_mean.data(), layer.running_var.data()
+    >>> mean.asscalar(), round(float(var.asscalar()), 4)
+    (4.0, 8.6667)
+    """
+    check_block("net", net)
+    is_array = isinstance(batches, (mx.nd.NDArray, np.ndarray))
+    if is_array or not hasattr(batches, "__iter__"):
+        raise TypeError(f"batches is an iterable of batches, but got {shown(batches)}")
+    if steps is not None:
+        check_int("steps", steps, least=1)
+    if not isinstance(variance, str) or variance not in _VARIANCES:
+        raise ValueError(
+            f"variance is 'population' or 'pooled', but got {shown(variance)}"
+        )
+    with synchronized(net):
+        layers = synchronized_layers(net)
+        if not layers:
+            raise ValueError(f"{net.name} has no BatchNorm, expected at least one")
+        # By key: a layer may be in several places.
+        groups = {key: (layer, on) for layer in layers for key, on in layer.groups()}
+        with _collecting(groups):
+            _run(net, layers, itertools.islice(batches, steps))
+            found = [_collected(key) for key in groups]
+        owners = [layer for layer, _ in groups.values()]
+        ranks = [layer.ranks() for layer in owners]
+    found = _of_all_ranks(found, [layer.name for layer in owners], ranks)
+    _write(groups.values(), found, variance)
+
+
+class _Collected(NamedTuple):
+    """The moments of a group; see src/op/collected_moments.h."""
+
+    batches: int
+    is_unbiased: bool
+    total: Moments
+    within: np.ndarray  # the sum of the batches' own m2
+
+    def merged(self, other):
+        return _Collected(
+            self.batches + other.batches,
+            self.is_unbiased,
+            self.total.merged(other.total),
+            self.within + other.within,
+        )
+
+    def variance(self, kind):
+        is_pooled = kind == "pooled"
+        fewer = (self.batches if is_pooled else 1) if self.is_unbiased else 0
+        m2 = self.within if is_pooled else self.total.m2
+        return m2 / max(1, self.total.count - fewer)  # m2 is 0 where that is 0
+
+
+@contextmanager
+def _collecting(keys: Iterable[str]) -> Iterator[None]:
+    """In the ``with`` block the groups of these keys collect moments."""
+    try:
+        for key in keys:
+            load().gluon_syncbn_collect(key.encode(), True)
+        yield
+    finally:
+        for key in keys:
+            load().gluon_syncbn_collect(key.encode(), False)
+
+
+def _collected(key):
+    size = load().gluon_syncbn_collected(key.encode(), None, 0)
+    if size == 0:
+        return None
+    numbers = (ctypes.c_double * size)()
+    load().gluon_syncbn_collected(key.encode(), numbers, size)
+    batches, count, is_unbiased = numbers[:3]
+    mean, m2, within = np.array(numbers[3:]).reshape(3, -1)
+    return _Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2), within)
+
+
+def _run(net, layers, batches):
+    """Calls the net on each batch, and waits for it."""
+    if isinstance(net, ParallelNet):
+        _drive(net.net, layers, batches, net.devices, net.batch_axis)
+        return
+    found = map(contexts_of, net.collect_params().values())
+    contexts = list(dict.fromkeys(itertools.chain(*found)))
+    if not contexts:
+        raise RuntimeError(
+            f"{net.name} is not initialized: call net.initialize() before its "
+            "statistics are recomputed"
+        )
+    with Devices(contexts) as devices:
+        # One device takes inputs of any kind, as they are.
+        _drive(net, layers, batches, devices, None if len(devices) == 1 else 0)
+
+
+def _drive(net, layers, batches, devices, axis):
+    with autograd.pause(train_mode=False):
+        for arguments in _told(batches):
+            if not isinstance(arguments, (list, tuple)):
+                arguments = (arguments,)
+            batch = Batch(arguments, devices.contexts, axis, [])
+            with calling(layers, batch.contexts):
+                devices.map_first(lambda shard: net(*shard), batch.shards)
+    if world().size > 1:
+        world().join(failures.get_timeout())
+
+
+def _told(batches):
+    """The batches; other processes are told of an error in their source."""
+    try:
+        yield from batches
+    except (Exception, KeyboardInterrupt) as error:
+        if world().size > 1:
+            reason = f"recompute_statistics raised {type(error).__name__}: {error}"
+            failures.end_waits(reason)
+            failures.recover(reason)
+        raise
+
+
+def _of_all_ranks(found, names, ranks):
+    """What the rank of each group that had the most batches has collected.
+
+    All ranks of a group have collected the same until the first of them has joined.
+    `ranks` has those of each group. Raises on all ranks what concerns one.
+    """
+    fault = _fault(found, names)
+    everyone = allgather(
+        (fault, [0 if one is None else one.batches for one in found]),
+        "recompute_statistics, numbers of batches",
+    )
+    for theirs, _ in everyone:
+        if theirs:
+            raise ValueError(theirs)
+    batches = [counts for _, counts in everyone]
+    if not any(map(any, batches)):
+        raise ValueError(
+            "no batch has reached a BatchNorm that is not frozen, expected at least "
+            "one batch and one such layer"
+        )
+    furthest = [
+        max(members, key=lambda rank: batches[rank][k])
+        for k, members in enumerate(ranks)
+    ]
+    missed = {
+        k: found[k]
+        for k, members in enumerate(ranks)
+        if furthest[k] == world().rank
+        and len({batches[rank][k] for rank in members}) > 1
+    }
+    everyone = allgather(missed, "recompute_statistics, moments")
+    return [everyone[furthest[k]].get(k, one) for k, one in enumerate(found)]
+
+
+def _fault(found, names):
+    """The sentence about the first result that is not finite, or None."""
+    for name, one in zip(names, found):
+        if one is not None and not np.isfinite([one.total.mean, one.total.m2]).all():
+            return (
+                f"SyncBatchNorm '{name}': the statistics of the batches are not "
+                "finite, expected finite parameters and inputs; running statistics "
+                "keep their values"
+            )
+    return None
+
+
+def _write(groups, found, variance):
+    """Sets the statistics; layers may share them."""
+    merged: dict[Any, Any] = {}
+    for (layer, contexts), one in zip(groups, found):
+        for context in contexts if one else ():
+            place = layer.running_mean, layer.running_var, context
+            merged[place] = merged[place].merged(one) if place in merged else one
+    with autograd.pause(), deferred_interrupt():
+        for (*parameters, context), one in merged.items():
+            for parameter, value in zip(
+                parameters, (one.total.mean, one.variance(variance))
+            ):
+                for data in data_of(parameter):
+                    if data.context == context:
+                        data[:] = value.astype(data.dtype)

@@ -1,0 +1,80 @@
+// Tests strings as attributes of a node, as a symbol's file may hold them: they are options, or an
+// Error that has the attribute, its value and the value expected.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "mxnet/attributes.h"
+
+namespace {
+
+using syncbn::Attributes;
+using Strings = std::vector<std::pair<std::string, std::string>>;
+
+Attributes Parse(const Strings& attributes) {
+  std::vector<const char*> keys = {"group"}, values = {"key"};
+  for (const auto& entry : attributes) {
+    keys.push_back(entry.first.c_str());
+    values.push_back(entry.second.c_str());
+  }
+  return syncbn::ParseAttributes(static_cast<int>(keys.size()), keys.data(), values.data());
+}
+
+TEST(TypicalMistakes) {
+  const struct {
+    const char *key, *expected;
+    std::vector<std::string> values;
+  } table[] = {
+      {"num_devices", "a count of devices, or 0 if unknown",
+       {"1e10", "0.5", "-1", "", " 3", "3 ", "+3", "0x10", "nan", "99999999999", "3cpus"}},
+      {"axis", "an int", {"1e10", "0.5", "", "C", "1,2", "99999999999"}},
+      {"eps", "a number that is not negative",
+       {"-1", "nan", "inf", "1e400", "", " 1", "0,5", "0x1"}},
+      {"momentum", "a number from 0 to 1, or None", {"much", "-0.1", "1.5", "nan", "none"}},
+      {"slope", "a number", {"nan", "inf", "steep", "0.1."}},
+      {"timeout", "a number of seconds, inf for never, or 0", {"-1", "nan", "soon", ""}},
+      {"ranks", "\"self\" or ascending ranks", {"1.5", "-1", "1 0", "2 2", "0;1", "99999999999"}},
+      {"fix_gamma", "True or False", {"perhaps", "", "true", "2"}},
+      {"contexts", "devices like \"cpu(0) cpu(1)\"",
+       {"cpu", "cpu()", "cpu(x)", "cpu(0", "cpu(0)x", "(0)", "cpu(-1)", "cpu(0.5)", "cpu(0)cpu(1)",
+        "c pu(0)", "cpu(99999999999)", "3(0)", "cpu((0)", "cpu(0),cpu(1)"}},
+      {"device_groups", "devices like", {"cpu(0);cpu", "cpu(0) gpu;", "cpu(1);;", ";"}},
+      {"activation", "None, identity, relu, leaky_relu or elu", {"gelu", ""}},
+  };
+  for (const auto& row : table) {
+    for (const std::string& value : row.values) {
+      CheckHas(ErrorOf([&] { Parse({{row.key, value}}); }),
+               syncbn::Concat("SyncBatchNorm attribute ", row.key, "=\"", value, "\": expected ",
+                              row.expected));
+    }
+  }
+}
+
+TEST(ValuesInRange) {
+  const syncbn::Options options = Parse({{"num_devices", "2"}, {"axis", "-1"}, {"eps", "1e-05"},
+                                         {"momentum", "0.9"}, {"timeout", "inf"}, {"ranks", "0 12"},
+                                         {"contexts", "cpu(0) gpu(1)"}, {"fix_gamma", "True"},
+                                         {"activation", "leaky_relu"}, {"slope", "0.25"},
+                                         {"layer", "norm"}, {"__ctx_group__", "x"}}).options;
+  CHECK_EQ(options.num_devices, 2);
+  CHECK_EQ(options.axis, -1);
+  CHECK_EQ(options.epsilon, 1e-5);
+  CHECK_EQ(options.momentum, 0.9);
+  CHECK(options.timeout > 1e300 && options.fix_gamma && options.from_output);
+  CHECK(options.ranks == std::vector<int>({0, 12}));
+  CHECK_EQ(syncbn::Names(options.contexts), "cpu(0), gpu(1)");
+  CHECK_EQ(options.activation.slope, 0.25);
+  CHECK_EQ(options.shared_name, "norm");
+}
+
+TEST(DeviceGroups) {
+  const Attributes attributes = Parse({{"device_groups", "cpu(0) cpu(1);cpu(2)"}, {"layer", "n"}});
+  CHECK_EQ(ForDevice(attributes, {"cpu", 2}).group, "key/1");
+  CHECK_EQ(ForDevice(attributes, {"cpu", 2}).options.num_devices, 1);
+  CheckHas(ErrorOf([&] { ForDevice(attributes, {"cpu", 3}); }), "'n': runs on cpu(3), which is in");
+}
+
+}  // namespace
+
+int main() { return check::RunTests(); }

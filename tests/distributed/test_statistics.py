@@ -1,0 +1,169 @@
+"""Statistics of several processes: recomputed, averaged, and compared.
+
+Each program runs on every rank and asserts there.
+"""
+
+import pytest
+from support.mpi import needs_mpi, run_ranks
+
+pytestmark = [needs_mpi, pytest.mark.timeout(150)]
+
+
+DATA = """
+from gluon_syncbn import check_replicas, make_parallel, recompute_statistics
+from support.helpers import assert_near, cpus, value
+
+rows = [[[3, 2], [4], [1]], [[2], [5]]]  # for each rank its batches, on its contexts
+rng = np.random.default_rng(5)
+shards = [[rng.normal(3, 2, (sum(n), 3)) for n in of_rank] for of_rank in rows]
+
+def statistics(layer):
+    return value(layer.running_mean), value(layer.running_var)
+
+def assert_moments(layer, elements):
+    for result, right in zip(statistics(layer), (elements.mean(0), elements.var(0))):
+        assert_near(result, right, 'float64', len(elements), scale=10)
+"""
+
+
+def test_unequal_numbers_of_batches():
+    """Rank 0 has a batch more; it has two contexts, of which one is without a row."""
+    program = """
+for norm in SyncBatchNorm, nn.BatchNorm:
+    contexts = cpus(2 if rank == 0 else 1)
+    layer = norm(in_channels=3)
+    layer.cast('float64')
+    layer.initialize(ctx=contexts)
+    net = make_parallel(layer, contexts, sync_bn=False)
+    recompute_statistics(net, shards[rank])
+    assert_moments(layer, np.concatenate(sum(shards, [])))
+    assert_same_bits(*statistics(layer))
+    check_replicas(net)
+    assert type(layer) is norm
+
+# Normalized over both ranks in the first layer: the second one tells.
+net = nn.HybridSequential()
+for part in SyncBatchNorm(in_channels=3), nn.Activation('relu'), SyncBatchNorm():
+    net.add(part)
+net.cast('float64')
+net.initialize()
+net.hybridize()
+recompute_statistics(net, [mx.nd.array(x, dtype='float64') for x in shards[rank]])
+seen = []
+for k in range(3):
+    both = [of_rank[k] for of_rank in shards if k < len(of_rank)]
+    x = np.concatenate(both)
+    seen.append(np.maximum((x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5), 0))
+assert_moments(net[2], np.concatenate(seen))
+assert_same_bits(*statistics(net[2]))
+"""
+    run_ranks(2, DATA + program)
+
+
+def test_groups_and_their_average():
+    program = """
+layer = SyncBatchNorm(in_channels=3, group='process')
+layer.cast('float64')
+layer.initialize(ctx=cpus(1 + rank))
+x = np.concatenate(shards[rank])
+recompute_statistics(layer, [mx.nd.array(x, dtype='float64')])
+assert_moments(layer, x)
+text = error_of(check_replicas, layer)
+assert 'of rank 1 and of rank 0 differ, expected the same bits' in text, text
+assert layer.running_mean.name in text and layer.gamma.name not in text, text
+
+# Two contexts of rank 1 and one of rank 0, which count by the given weights.
+weights = [len(np.concatenate(of_rank)) / (1 + k) for k, of_rank in enumerate(shards)]
+distributed.average_statistics(layer, weights[rank])
+assert_moments(layer, np.concatenate(sum(shards, [])))
+check_replicas(layer)
+"""
+    run_ranks(2, DATA + program)
+
+
+def test_average_counts_replicas():
+    program = """
+for container in nn.HybridSequential, None:
+    layer = nn.BatchNorm(in_channels=1)
+    layer.initialize(ctx=cpus(2 - rank))
+    for k, mean in enumerate(layer.running_mean.list_data()):
+        mean[:] = 3 * k + 9 * rank  # 0 and 3, and 9
+    net = layer
+    if container is None:
+        data = mx.sym.var('data')
+        net = mx.gluon.SymbolBlock(layer(data), data, params=layer.collect_params())
+    distributed.average_statistics(net)
+    assert statistics(layer) == (4, 15)
+    check_replicas(net)
+dense = nn.Dense(1 + rank, in_units=2, prefix='dense_')
+dense.initialize()
+text = error_of(distributed.average_statistics, dense)
+assert 'the nets differ' in text, text
+text = error_of(check_replicas, dense)
+assert "2 parameters of rank 1 and of rank 0 differ" in text, text
+"""
+    run_ranks(2, DATA + program)
+
+
+def test_nets_of_numpy_arrays():
+    program = """
+with mx.util.np_shape(True), mx.util.np_array(True):
+    layer = SyncBatchNorm(in_channels=1, group='process')
+    layer.initialize(ctx=cpus(2))
+    layer.gamma.set_data(mx.np.array([1 + rank]))
+    distributed.broadcast_parameters(layer)
+    assert (value(layer.gamma, 1) == 1).all()
+    recompute_statistics(layer, [mx.np.array([[1.0 + rank], [3.0 + rank]])])
+    distributed.average_statistics(layer)
+    assert statistics(layer) == (2.5, 1.25)
+    check_replicas(layer)
+"""
+    run_ranks(2, DATA + program)
+
+
+def test_a_device_of_another_rank_differs():
+    program = """
+net = nn.Dense(1, in_units=1, prefix='dense_')
+net.initialize(mx.init.One(), ctx=cpus(2))
+check_replicas(net)
+if rank == 1:
+    net.weight.data(mx.cpu(1))[:] = 3
+text = error_of(check_replicas, net)
+assert text == ("rank 1: parameter 'dense_weight' differs between cpu(0) and cpu(1), "
+                'by up to 2.0'), text
+"""
+    run_ranks(2, DATA + program)
+
+
+def test_an_error_on_one_rank_changes_nothing_on_any():
+    program = """
+def batches():
+    yield mx.nd.ones((2, 3))
+    if rank == 1:
+        raise KeyError('gone')
+    yield mx.nd.ones((2, 3))
+
+layer = SyncBatchNorm(in_channels=3)
+layer.initialize()
+try:
+    recompute_statistics(layer, batches())
+except KeyError:
+    assert rank == 1
+except mx.MXNetError as error:
+    assert rank == 0 and "recompute_statistics raised KeyError: 'gone'" in str(error)
+    gluon_syncbn.recover()
+else:
+    raise AssertionError('nothing was raised')
+alone = SyncBatchNorm(in_channels=3, group='process')
+alone.initialize()
+batch = mx.nd.ones((2, 3)) * (np.inf if rank == 1 else 1)
+text = error_of(recompute_statistics, alone, [batch])
+assert 'are not finite, expected' in text, text
+for norm in layer, alone:
+    mean, var = statistics(norm)
+    assert (mean == 0).all() and (var == 1).all()
+recompute_statistics(layer, [mx.nd.ones((2, 3))])
+mean, var = statistics(layer)
+assert (mean == 1).all() and (var == 0).all()
+"""
+    run_ranks(2, DATA + program)

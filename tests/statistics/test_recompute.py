@@ -1,0 +1,361 @@
+"""recompute_statistics: those of all elements together, in float64, however a net runs.
+
+The oracle lets MXNet's own BatchNorm run in training mode, keeps what each layer got,
+and takes mean and variance of it in NumPy.
+"""
+
+from functools import partial
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import SymbolBlock, nn
+from support.deep_nets import deep_net
+from support.helpers import (
+    MODES,
+    assert_near,
+    copy_parameters,
+    cpus,
+    plain_net,
+    set_mode,
+    twin,
+    value,
+)
+
+from gluon_syncbn import (
+    SyncBatchNorm,
+    convert_sync_batchnorm,
+    make_parallel,
+    recompute_statistics,
+)
+
+ROWS = 7, 1, 4  # on two contexts, one of which gets no row of the second batch
+
+
+def small_net(norm):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, in_channels=3), norm(in_channels=4), nn.Activation("relu"))
+    net.add(nn.GlobalAvgPool2D(), nn.Dense(5, in_units=4), norm(in_channels=5))
+    return net
+
+
+def batches_of(rows=ROWS, shape=(3, 6, 5), dtype="float64", mean=1):
+    rng = np.random.default_rng(3)
+    return [rng.normal(mean, 2, (n, *shape)).astype(dtype) for n in rows]
+
+
+def statistics(net, index=0):
+    """Running means and variances, as values of one context."""
+    found = net.collect_params(".*running_(mean|var)").values()
+    return [value(parameter, index) for parameter in found]
+
+
+def oracle(plain, batches, pooled=False):
+    """What `statistics` are to be, of a net of nn.BatchNorm."""
+    seen = {}
+
+    def remember(block, inputs):
+        x = np.moveaxis(inputs[0].asnumpy(), 1, -1).reshape(-1, block.gamma.shape[0])
+        seen.setdefault(block.running_mean.name, []).append(x.astype(np.float64))
+
+    hooks = [
+        block.register_forward_pre_hook(remember)
+        for block in blocks_of(plain)
+        if isinstance(block, nn.BatchNorm)
+    ]
+    before = {name: p.data().copy() for name, p in plain.collect_params().items()}
+    with autograd.train_mode():
+        for batch in batches:
+            plain(mx.nd.array(batch, dtype=batch.dtype))
+    for name, parameter in plain.collect_params().items():
+        parameter.set_data(before[name])
+    for hook in hooks:
+        hook.detach()
+    found = []
+    for name in plain.collect_params(".*running_mean"):
+        together = np.concatenate(seen[name])
+        variance = together.var(axis=0)
+        if pooled:
+            variance = sum(len(x) * x.var(axis=0) for x in seen[name]) / len(together)
+        found += [together.mean(axis=0), variance]
+    return found
+
+
+def blocks_of(net):
+    found = []
+    net.apply(found.append)
+    return found
+
+
+def assert_statistics(net, expected, batches, contexts=1):
+    for index in range(contexts):
+        results = statistics(net, index)
+        assert len(results) == len(expected)
+        for result, right in zip(results, expected):
+            scale = max(1.0, abs(right).max())
+            count = sum(batch.size for batch in batches)
+            assert_near(result, right, "float64", count=count, scale=scale)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", ["one context", "Devices", "make_parallel"])
+@pytest.mark.parametrize("norm", [SyncBatchNorm, nn.BatchNorm])
+def test_equals_all_elements_together(norm, way, mode):
+    """Also a layer behind a pool, which sees one value of each channel in a batch."""
+    contexts = cpus(1 if way == "one context" else 2)
+    plain = plain_net(small_net, (1, 3, 6, 5))
+    net = small_net(norm)
+    net.cast("float64")
+    net.initialize(ctx=contexts)
+    copy_parameters(plain, net)
+    kinds = list(map(type, blocks_of(net)))
+    if way == "make_parallel":
+        net = make_parallel(net, contexts, sync_bn=False)
+    set_mode(net, mode)
+    batches = batches_of()
+    as_input = batches
+    if way == "one context":
+        as_input = [mx.nd.array(batch, dtype="float64") for batch in batches]
+    recompute_statistics(net, as_input)
+    expected = oracle(plain, batches)
+    assert_statistics(net, expected, batches, len(contexts))
+    template = net.net if way == "make_parallel" else net
+    assert list(map(type, blocks_of(template))) == kinds
+    # In inference the net takes them, and goes on training as before.
+    for parameter, right in zip(
+        plain.collect_params(".*running_(mean|var)").values(), expected
+    ):
+        parameter.set_data(mx.nd.array(right, dtype="float64"))
+    x = mx.nd.array(batches[0], dtype="float64")
+    assert_near(template(x).asnumpy(), plain(x).asnumpy(), "float64", x.size, scale=10)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_deep_nets_on_two_contexts(mode):
+    batches = batches_of((8, 5), (3, 20, 20), "float32")
+    plain = plain_net(deep_net, (8, 3, 20, 20), "float32")
+    doubled = plain_net(deep_net, (8, 3, 20, 20), "float32")
+    copy_parameters(plain, doubled)
+    doubled.cast("float64")
+    expected = oracle(doubled, [batch.astype("float64") for batch in batches])
+    rounded = oracle(plain, batches)
+    net = make_parallel(
+        twin(plain, deep_net, cpus(2), "float32"), cpus(2), sync_bn=False
+    )
+    recompute_statistics(set_mode(net, mode), batches)
+    results = statistics(net)
+    assert len(results) == len(expected) > 30
+    for result, right, of_mxnet in zip(results, expected, rounded):
+        error = 10 * abs(of_mxnet - right).max() + 2.0**-24 * abs(right).max()
+        np.testing.assert_allclose(result, right, 0, error)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_both_variances(dtype, unbiased):
+    layer = SyncBatchNorm(in_channels=2, unbiased_running_var=unbiased)
+    layer.cast(dtype)
+    layer.initialize()
+    batches = [b.reshape(-1, 2) for b in batches_of((7, 1, 4), (2,), dtype, mean=1000)]
+    together = np.concatenate(batches).astype("float64")
+    within = sum(len(b) * b.astype("float64").var(axis=0) for b in batches)
+    for kind, right in (
+        ("population", together.var(axis=0, ddof=unbiased)),
+        ("pooled", within / (len(together) - len(batches) * unbiased)),
+    ):
+        as_input = (mx.nd.array(batch, dtype=dtype) for batch in batches)
+        recompute_statistics(layer, as_input, variance=kind)
+        var, mean = value(layer.running_var), value(layer.running_mean)
+        assert_near(var, right, dtype, 12, conditioning=500, scale=abs(right).max())
+        assert_near(mean, together.mean(axis=0), dtype, 12, scale=1000)
+
+
+def test_a_value_for_each_channel_has_no_variance_of_a_batch():
+    layer = SyncBatchNorm(in_channels=1, unbiased_running_var=True)
+    layer.initialize()
+    batches = [mx.nd.array([[x]]) for x in (1.0, 3.0, 8.0)]
+    recompute_statistics(layer, batches, variance="pooled")
+    assert value(layer.running_var) == 0
+    recompute_statistics(layer, batches)
+    assert value(layer.running_mean) == 4 and value(layer.running_var) == 13
+
+
+def test_groups_of_contexts_keep_their_own():
+    layer = SyncBatchNorm(in_channels=1, group=[[mx.cpu(0)], [mx.cpu(1)]])
+    layer.initialize(ctx=cpus(2))
+    recompute_statistics(layer, [np.array([[1.0], [3.0], [5.0]], "float32")])
+    assert [value(layer.running_mean, k) for k in (0, 1)] == [2, 5]
+    assert [value(layer.running_var, k) for k in (0, 1)] == [1, 0]
+
+
+def test_nothing_but_the_statistics_changes():
+    """Neither settings, counts, flags nor graphs; Dropout drops nothing."""
+    net = small_net(partial(SyncBatchNorm, momentum=None))
+    net.add(nn.Dropout(0.5), nn.Dense(2, in_units=5), SyncBatchNorm(in_channels=2))
+    net.initialize()
+    net.hybridize()
+    x = mx.nd.array(batches_of()[0])
+    with autograd.train_mode():
+        net(x).wait_to_read()
+    graph = net._cached_op
+    batches = [mx.nd.array(batch) for batch in batches_of()]
+    with autograd.record():
+        recompute_statistics(net, batches)
+        assert autograd.is_recording() and autograd.is_training()
+    first = statistics(net)
+    recompute_statistics(net, batches)
+    for value_now, before in zip(statistics(net), first):
+        assert (value_now == before).all()
+    assert net._cached_op is graph
+    assert [net[k].num_batches_tracked for k in (1, 5, 8)] == [1, 1, 1]
+    with autograd.train_mode():
+        net(x).wait_to_read()
+    # momentum=None: the average of two batches, of which the first is as recomputed.
+    recompute_statistics(net[:2], batches[:1])
+    of_batch = value(net[1].running_mean).astype("float64")
+    assert net[1].num_batches_tracked == 2
+    with autograd.train_mode():
+        net[:2](batches[1]).wait_to_read()
+    assert not (value(net[1].running_mean) == of_batch).all()
+
+
+def test_frozen_layers_keep_their_statistics():
+    net = nn.HybridSequential()
+    net.add(SyncBatchNorm(in_channels=2, use_global_stats=True))
+    net.add(nn.BatchNorm(in_channels=2, use_global_stats=True))
+    net.add(nn.BatchNorm(in_channels=2))
+    net.initialize()
+    x = np.array([[1.0, 2.0], [3.0, 6.0]], "float32")
+    recompute_statistics(net, [mx.nd.array(x)])
+    for layer in net[:2]:
+        assert (value(layer.running_mean) == 0).all()
+        assert (value(layer.running_var) == 1).all()
+    np.testing.assert_allclose(value(net[2].running_mean), [2, 4], rtol=1e-4)
+
+
+class Negated(nn.BatchNorm):
+    def forward(self, x, *args):
+        return -super().forward(x, *args)
+
+
+@pytest.mark.filterwarnings("ignore:Caution using SyncBatchNorm")
+def test_layers_stay_of_their_kind():
+    """One with a forward of another kind keeps its statistics, and is named."""
+    relu = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
+    kinds = mx.gluon.contrib.nn.SyncBatchNorm, relu, Negated
+    net = nn.HybridSequential()
+    net.add(*(kind(in_channels=1) for kind in kinds))
+    net.initialize()
+    net.hybridize()
+    with pytest.warns(UserWarning, match=rf"stay unsynchronized: {net[2].name} "):
+        recompute_statistics(net, [mx.nd.array([[[[1.0]]], [[[3.0]]]])])
+    assert tuple(map(type, net)) == kinds
+    # (-1, 1) after the first layer; the ReLU makes (0, 1) of it.
+    means = [value(layer.running_mean) for layer in net]
+    np.testing.assert_allclose(np.ravel(means), [2, 0, 0], atol=1e-6)
+    y = net(mx.nd.array([[[[3.0]]]])).asscalar()
+    assert y == pytest.approx(-1, rel=1e-4)
+
+
+def test_a_layer_that_is_used_twice_sees_all_that_it_gets():
+    """So do two layers that share their statistics."""
+    layer = SyncBatchNorm(in_channels=1)
+
+    class Twice(nn.HybridBlock):
+        def __init__(self, second):
+            super().__init__()
+            self.first, self.second = layer, second
+
+        def hybrid_forward(self, F, x):
+            return self.first(x) + self.second(x + 2)
+
+    for second in layer, SyncBatchNorm(in_channels=1, params=layer.params):
+        net = Twice(second)
+        layer.initialize(force_reinit=True)
+        for _ in range(2):
+            recompute_statistics(net, [mx.nd.array([[1.0], [3.0]])])
+            assert value(layer.running_mean) == 3 and value(layer.running_var) == 2
+            net.hybridize()
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("converted", [False, True])
+def test_symbol_blocks(converted, contexts):
+    plain = plain_net(small_net, (1, 3, 6, 5))
+    data = mx.sym.var("data", dtype="float64")
+    net = SymbolBlock(plain(data), data, params=plain.collect_params())
+    batches = batches_of()
+    expected = oracle(plain, batches)
+    net.collect_params().reset_ctx(cpus(contexts))
+    if converted:
+        convert_sync_batchnorm(net, group=[cpus(contexts)])
+    before = net(data).tojson()
+    recompute_statistics(
+        net, [mx.nd.array(batch, dtype="float64") for batch in batches]
+    )
+    assert_statistics(net, expected, batches, contexts)
+    assert net(data).tojson() == before
+
+
+X = np.ones((4, 3, 6, 5), "float32")
+
+
+def read(batches):
+    """A batch, and an error where one is not there."""
+    for batch in batches:
+        if isinstance(batch, str):
+            raise KeyError(batch)
+        yield batch
+
+
+@pytest.mark.parametrize(
+    "batches, error, words",
+    [
+        (["gone"], KeyError, "gone"),
+        ([X, X[:, :2]], mx.MXNetError, "hape"),
+        ([X, X * np.inf], ValueError, "are not finite, expected"),
+        ([], ValueError, "no batch has reached a BatchNorm that is not frozen"),
+    ],
+)
+@pytest.mark.parametrize("norm", [SyncBatchNorm, nn.BatchNorm])
+def test_an_error_changes_nothing(norm, batches, error, words, devices):
+    net = small_net(norm)
+    net.initialize(ctx=devices.contexts)
+    net = make_parallel(net, devices.contexts, sync_bn=False)
+    before = [statistics(net, k) for k in (0, 1)]
+    with pytest.raises(error, match=words):
+        recompute_statistics(net, read([X, *batches] if batches else []))
+    for k in (0, 1):
+        for now, then in zip(statistics(net, k), before[k]):
+            assert (now == then).all()
+    assert type(net[1]) is norm
+    recompute_statistics(net, batches_of(dtype="float32"))  # it works afterwards
+    with autograd.train_mode():
+        net(X).wait_to_read()
+    assert not (statistics(net)[0] == before[0][0]).all()
+
+
+def test_no_more_batches_are_read_than_asked_for():
+    layer = SyncBatchNorm(in_channels=1)
+    layer.initialize()
+    batches = iter([mx.nd.array([[x]]) for x in (1.0, 2.0, 7.0)])
+    recompute_statistics(layer, batches, steps=2)
+    assert value(layer.running_mean) == 1.5
+    assert next(batches).asscalar() == 7
+
+
+def test_several_inputs_and_another_batch_axis():
+    class Add(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.norm = SyncBatchNorm(in_channels=1, axis=0)
+
+        def hybrid_forward(self, F, x, y):
+            return self.norm(x + y)
+
+    net = make_parallel(Add(), cpus(2), batch_axis=1)
+    net.initialize()
+    x, y = np.array([[1.0, 2, 3]]), np.array([[0.0, 0, 3]])
+    recompute_statistics(net, [(x.astype("float32"), y.astype("float32"))])
+    assert value(net.norm.running_mean) == 3 and value(net.norm.running_var) == 14 / 3
