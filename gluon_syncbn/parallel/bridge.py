@@ -49,11 +49,7 @@ class Call:
 
     In that graph the outputs are made of leaves, whose gradients are the beginning of
     the devices' backward, and the inputs are heads, whose gradients are its results.
-
-    Parameters
-    ----------
-    columns : list of lists
-        For each output its shards.
+    `columns` has for each output its shards.
     """
 
     def __init__(self, columns: Sequence, batch: Batch, devices: Devices) -> None:

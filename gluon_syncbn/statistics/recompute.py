@@ -1,22 +1,19 @@
 """Running statistics from batches, with the parameters as they are.
 
-Called by users. Native code collects the moments: while it does, layers take each
-batch's statistics in inference too, so that nothing else in the net has to change.
+Called by users. It drives the net, and brings together what the ranks of a group have
+collected; ``collecting.py`` collects.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-from contextlib import contextmanager
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Iterable
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
 from ..common.arguments import check_block, check_int, shown
-from ..common.moments import Moments
 from ..devices.devices import Devices
 from ..distributed.collectives import allgather
 from ..layer.batch_norm import contexts_of
@@ -25,11 +22,11 @@ from ..layer.temporary import synchronized
 from ..mxnet_private.parameters import data_of
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
-from ..native.library import load
 from ..native.world import world
 from ..parallel.batch import Batch
 from ..parallel.net import ParallelNet
 from ..parallel.participation import calling
+from .collecting import collected, collecting
 
 _VARIANCES = "population", "pooled"
 
@@ -127,59 +124,13 @@ def recompute_statistics(
             raise ValueError(f"{net.name} has no BatchNorm, expected at least one")
         # By key: a layer may be in several places.
         groups = {key: (layer, on) for layer in layers for key, on in layer.groups()}
-        with _collecting(groups):
+        with collecting(groups):
             _run(net, layers, itertools.islice(batches, steps))
-            found = [_collected(key) for key in groups]
+            found = list(map(collected, groups))
         owners = [layer for layer, _ in groups.values()]
         ranks = [layer.ranks() for layer in owners]
     found = _of_all_ranks(found, [layer.name for layer in owners], ranks)
     _write(groups.values(), found, variance)
-
-
-class _Collected(NamedTuple):
-    """The moments of a group; see src/op/collected_moments.h."""
-
-    batches: int
-    is_unbiased: bool
-    total: Moments
-    within: np.ndarray  # the sum of the batches' own m2
-
-    def merged(self, other):
-        return _Collected(
-            self.batches + other.batches,
-            self.is_unbiased,
-            self.total.merged(other.total),
-            self.within + other.within,
-        )
-
-    def variance(self, kind):
-        is_pooled = kind == "pooled"
-        fewer = (self.batches if is_pooled else 1) if self.is_unbiased else 0
-        m2 = self.within if is_pooled else self.total.m2
-        return m2 / max(1, self.total.count - fewer)  # m2 is 0 where that is 0
-
-
-@contextmanager
-def _collecting(keys: Iterable[str]) -> Iterator[None]:
-    """In the ``with`` block the groups of these keys collect moments."""
-    try:
-        for key in keys:
-            load().gluon_syncbn_collect(key.encode(), True)
-        yield
-    finally:
-        for key in keys:
-            load().gluon_syncbn_collect(key.encode(), False)
-
-
-def _collected(key):
-    size = load().gluon_syncbn_collected(key.encode(), None, 0)
-    if size == 0:
-        return None
-    numbers = (ctypes.c_double * size)()
-    load().gluon_syncbn_collected(key.encode(), numbers, size)
-    batches, count, is_unbiased = numbers[:3]
-    mean, m2, within = np.array(numbers[3:]).reshape(3, -1)
-    return _Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2), within)
 
 
 def _run(net, layers, batches):

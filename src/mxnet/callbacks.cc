@@ -33,14 +33,9 @@ int PushError(NDArrayHandle array, const std::string& text) {
   return PushToEngine(ThrowText, new std::string(text), DeleteText, {}, {array}, kCPUPrioritized);
 }
 
-// The only error on its way. Never deleted: work of the engine uses it until the process ends.
+// The only error on its way.
 class Delivery {
  public:
-  static Delivery* Get() {
-    static Delivery* const delivery = new Delivery;
-    return delivery;
-  }
-
   void Begin() {
     std::unique_lock<std::mutex> lock(mutex_);
     ended_.wait(lock, [this] { return !on_its_way_; });
@@ -58,6 +53,11 @@ class Delivery {
   std::condition_variable ended_;
   bool on_its_way_ = false;
 };
+
+// Never destroyed: work of the engine uses both until the process ends.
+Delivery& delivery = *new Delivery;
+OperatorErrors& errors = *new OperatorErrors;
+std::mutex errors_mutex;
 
 // The operator takes the error out of its array in work that MXNet queues after the callback, and
 // that cannot be waited for. Work on the array that is no longer skipped runs after it. A turn that
@@ -78,7 +78,7 @@ void WatchOn(Watch* watch);
 void EndOrWatchOn(void* /*run_context*/, void* parameter) {
   std::unique_ptr<Watch> watch(static_cast<Watch*>(parameter));
   if (watch->is_taken || ++watch->turns == kMostTurns) {
-    Delivery::Get()->End();
+    delivery.End();
   } else {
     WatchOn(watch.release());
   }
@@ -89,34 +89,28 @@ void WatchOn(Watch* watch) {
   PushToEngine(EndOrWatchOn, watch, nullptr, {}, {watch->array.Handle()}, kNoSkip);
 }
 
-std::mutex errors_mutex;
-OperatorErrors& Errors() {
-  static auto* const errors = new OperatorErrors;  // operators may outlive static destructors
-  return *errors;
-}
-
 }  // namespace
 
 OperatorErrors GetOperatorErrors() {
   std::lock_guard<std::mutex> lock(errors_mutex);
-  return Errors();
+  return errors;
 }
 
 void NoteRecovery() {
   std::lock_guard<std::mutex> lock(errors_mutex);
-  Errors().before_recovery = Errors().count;
+  errors.before_recovery = errors.count;
 }
 
 void FailOperator(NDArray array, const std::string& text) {
   {
     std::lock_guard<std::mutex> lock(errors_mutex);
-    ++Errors().count;
-    Errors().latest = text;
+    ++errors.count;
+    errors.latest = text;
   }
-  Delivery::Get()->Begin();
+  delivery.Begin();
   if (PushError(array.Handle(), text) != 0) {
     // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, at once in this thread.
-    Delivery::Get()->End();
+    delivery.End();
     throw dmlc::Error(text);
   }
   WatchOn(new Watch{std::move(array)});

@@ -8,10 +8,7 @@ namespace syncbn {
 namespace {
 
 std::mutex histories_mutex;
-std::map<std::string, std::shared_ptr<RunningHistory>>& Histories() {
-  static auto* histories = new std::map<std::string, std::shared_ptr<RunningHistory>>;
-  return *histories;  // operators may outlive static destructors
-}
+auto& histories = *new std::map<std::string, std::shared_ptr<RunningHistory>>;  // never destroyed
 
 bool SameBits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
@@ -25,14 +22,13 @@ bool SameBits(const Statistics& a, const Statistics& b) {
 
 std::shared_ptr<RunningHistory> RunningHistory::Of(const std::string& key) {
   std::lock_guard<std::mutex> lock(histories_mutex);
-  std::shared_ptr<RunningHistory>& history = Histories()[key];
+  std::shared_ptr<RunningHistory>& history = histories[key];
   if (!history) history = std::make_shared<RunningHistory>();
   return history;
 }
 
 void RunningHistory::Release(const std::string& key) {
   std::lock_guard<std::mutex> lock(histories_mutex);
-  auto& histories = Histories();
   histories.erase(key);
   // All that begin with "key/".
   histories.erase(histories.lower_bound(key + '/'), histories.lower_bound(key + char('/' + 1)));

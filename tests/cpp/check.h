@@ -106,8 +106,9 @@ inline std::string ErrorOf(const std::function<void()>& function) {
   return kNoError;
 }
 
-inline void CheckHas(const std::string& text, const std::string& part) {
-  CHECK(text.find(part) != std::string::npos, "\"", part, "\" in: ", text);
+inline void CheckHas(const std::string& text, const std::string& part,
+                     const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  if (text.find(part) == std::string::npos) check::Fail(file, line, "no \"", part, "\" in: ", text);
 }
 
 // function(0), ..., function(threads - 1), one thread each.

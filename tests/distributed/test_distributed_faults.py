@@ -5,9 +5,14 @@ Every program ends by itself: a wait for a missing rank is an error in seconds.
 
 import time
 
+import mxnet as mx
 import pytest
-from support.helpers import output_of, run_python
+from mxnet import autograd
+from support.helpers import run_python
 from support.mpi import finish, is_mpich, needs_mpi, run_ranks, start
+
+from gluon_syncbn import SyncBatchNorm, distributed, features
+from gluon_syncbn.native import library, mpi
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
@@ -205,49 +210,32 @@ def test_one_process_where_the_launcher_promised_more():
     assert "start the program with the mpirun of" in result.stderr
 
 
-BEFORE_INIT = """
-import mxnet as mx
-from gluon_syncbn import SyncBatchNorm, distributed
-assert (distributed.rank(), distributed.size(), distributed.join()) == (0, 1, 0)
-assert not distributed.is_initialized()
-layer = SyncBatchNorm(group=[0, 1], in_channels=1)
-layer.initialize()
-with mx.autograd.train_mode():
-    layer(mx.nd.ones((2, 1)))
-"""
-
-
 def test_before_init_there_is_one_process():
+    layer = SyncBatchNorm(group=[0, 1], in_channels=1)
+    layer.initialize()
     words = "group names the rank 1, expected ranks below 1, the number of processes be"
-    assert words in run_python(BEFORE_INIT).stderr
+    with pytest.raises(ValueError, match=words), autograd.train_mode():
+        layer(mx.nd.ones((2, 1)))
+    assert distributed.join() == 0
 
 
-WITHOUT_MPI = """
-from gluon_syncbn import distributed, features
-from gluon_syncbn.native import library, mpi
-def refuse(file):
-    raise OSError('libmpi.so.12: cannot open shared object file')
-def report():
-    try:
+def test_without_mpi(monkeypatch):
+    def refuse(file):
+        raise OSError("libmpi.so.12: cannot open shared object file")
+
+    monkeypatch.setattr(mpi, "_open", refuse)
+    with pytest.raises(RuntimeError) as caught:
         distributed.init()
-    except RuntimeError as error:
-        print(error)
-found, mpi._open = mpi._open, refuse
-report()
-mpi._open, library._MPI_NAME = found, 'no_such_library.so'
-assert not features()['mpi']
-report()
-"""
-
-
-def test_without_mpi():
-    without, built_without = output_of(WITHOUT_MPI).splitlines()
-    assert without == (
+    assert str(caught.value) == (
         "the MPI that gluon_syncbn was built with is not found: wheels need `pip "
         "install mpich`, and a local build the same MPI again (libmpi.so.12: "
         "cannot open shared object file)"
     )
-    assert built_without.startswith("gluon_syncbn was built without MPI: install an")
+    monkeypatch.undo()
+    monkeypatch.setattr(library, "_MPI_NAME", "no_such_library.so")
+    assert not features()["mpi"]
+    with pytest.raises(RuntimeError, match="was built without MPI: install an MPI"):
+        distributed.init()
 
 
 A_STEP_APART = """

@@ -26,7 +26,7 @@ def error_of_a_step():
 PROGRAMS = {
     "exit with a step in flight": "push_step(); print('done', flush=True); sys.exit(0)",
     # It waits, because a launcher ends all when one ends before MPI_Finalize.
-    "exit long before another": "push_step(); mx.nd.waitall(); time.sleep(6 * rank)",
+    "exit long before another": "push_step(); mx.nd.waitall(); time.sleep(3 * rank)",
     "forks": """
 data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(12, 4)))
 rows = 0

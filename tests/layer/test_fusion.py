@@ -190,6 +190,15 @@ def test_a_part_is_reverted_if_it_holds_both_and_then_the_rest():
     assert_same(values_of(net), expected)
 
 
+def test_a_layer_made_as_ours_is_reverted_without_the_activation():
+    net = nn.HybridSequential()
+    net.add(SyncBatchNorm(num_devices=1), nn.LeakyReLU(0.25))
+    expected = values_of(initialized(net))
+    revert_sync_batchnorm(convert_sync_batchnorm(net, 1, fuse=True))
+    assert type(net[0]) is nn.BatchNorm
+    assert_same(values_of(net), expected)
+
+
 def test_converting_again_and_copying_keep_what_is_folded():
     net = convert_sync_batchnorm(initialized(Net()), 1, fuse=True)
     found, expected = activations(net), values_of(net)

@@ -48,10 +48,6 @@ def added(net, F, x, *others):
     return x
 
 
-def activated(net, F, x, *others):
-    return added(net, F, F.relu(x * 2), *others)
-
-
 # The others avoid `+`: where inputs have no gradient, MXNet's own backward of it fails
 # in such graphs or is wrong with static_alloc, with nn.BatchNorm too.
 
@@ -63,13 +59,9 @@ def read_later(net, F, x, first, *others):
     return F.broadcast_add(F.relu(x), net.late(first))
 
 
-def optional(net, F, x, first, absent, last):
-    assert absent is None
-    return F.broadcast_add(F.relu(F.broadcast_add(x, first)), last)
-
-
-def nested(net, F, x, pair, deeper):
+def nested(net, F, x, pair, absent, deeper):
     (first, (second,)), (third,) = pair, deeper
+    assert absent is None
     late = net.late(F.relu(F.broadcast_add(x, first)))
     return F.broadcast_add(late, F.broadcast_mul(second, third))
 
@@ -81,16 +73,13 @@ def several_outputs(net, F, x, first, second):
 # Per name how inputs are merged, their number, and the arguments made of their list.
 CALLS = {
     **{f"added_{n}": (added, n, tuple) for n in (2, 3, 7)},
-    "activated": (activated, 2, tuple),
     "read_later": (read_later, 4, tuple),
-    "optional": (optional, 3, lambda a: (a[0], a[1], None, a[2])),
-    "nested": (nested, 4, lambda a: (a[0], [a[1], [a[2]]], [a[3]])),
+    "nested": (nested, 4, lambda a: (a[0], [a[1], [a[2]]], None, [a[3]])),
     "several_outputs": (several_outputs, 3, tuple),
 }
 CASES = [
     (call, attach, "float64") for call in CALLS for attach in ("data", "variables")
 ]
-CASES.remove(("activated", "data", "float64"))  # fails in MXNet, with nn.BatchNorm too
 # The guard of a static_shape graph depends on the dtype.
 CASES += [("added_2", "data", "float32"), ("added_2", "variables", "float32")]
 

@@ -98,13 +98,6 @@ def test_arrows_of_the_table_point_down(of):
         lower.add(name)
 
 
-@pytest.mark.parametrize("wing", drawn())
-def test_each_wing_says_what_it_is_and_what_it_must_not_know(wing):
-    text = ast.get_docstring(ast.parse((PACKAGE / wing / "__init__.py").read_text()))
-    assert "Used by" in text and re.search(r"must not know|No other wing", text)
-    assert len(text.splitlines()) <= 6
-
-
 # ---- MXNet's private side ------------------------------------------------------------
 
 

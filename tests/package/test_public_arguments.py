@@ -76,20 +76,6 @@ def test_values_are_shown_in_one_short_line():
     assert "\n" not in text and len(text) <= 200
 
 
-@pytest.mark.parametrize(
-    "contexts, words",
-    [
-        ([0], f"is {CONTEXTS}, but it holds 0"),
-        ([], "is empty, expected at least one context"),
-        (cpus(1) * 2, "names cpu(0) 2 times, expected distinct contexts"),
-    ],
-)
-def test_lists_of_contexts(contexts, words):
-    with pytest.raises((TypeError, ValueError)) as caught:
-        checks.check_contexts("contexts", contexts)
-    assert str(caught.value) == f"contexts {words}"
-
-
 # ---- calls ---------------------------------------------------------------------------
 
 
@@ -313,6 +299,9 @@ ROWS = [
     (SHARDED, partial(sharded_to, hybridized_loss())),
     (SHARDED, partial(sharded_to, mx.nd.relu)),
     # Devices
+    (f"contexts is {CONTEXTS}, but it holds 0", partial(g.Devices, [0])),
+    ("contexts is empty, expected at least one context", partial(g.Devices, [])),
+    ("contexts names cpu(0) 2 times", partial(g.Devices, cpus(1) * 2)),
     ("the dtype complex128", partial(split, np.ones((4, 3), "complex128"))),
     ("batch is a dense array, but got a csr one", partial(split, ARRAY.tostype("csr"))),
     ("batch_axis is 2, but batch has shape (4, 3)", partial(split, ARRAY, 2)),

@@ -8,7 +8,6 @@ import re
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
 from support.helpers import cpus, whole
 
 import gluon_syncbn
@@ -57,13 +56,6 @@ def test_mistakes_leave_all_participants(make_devices):
     with autograd.train_mode():
         ys = devices.map(layer, shards)
     assert abs(whole(ys)[:, 0] - [-(1.5**0.5), 0, 1.5**0.5]).max() < 1e-4
-
-
-def test_nets_without_the_layer_are_left_alone():
-    net = nn.Dense(1)
-    net.initialize(ctx=cpus(2))
-    with participating(net, cpus(1)):
-        assert net(mx.nd.ones((2, 2))).shape == (2, 1)
 
 
 def test_recovery_gives_all_contexts_the_statistics_of_the_last_step():

@@ -159,13 +159,13 @@ def test_exits_and_forks(name):
 
 
 STOPPED = """
-gluon_syncbn.set_timeout(6)
+gluon_syncbn.set_timeout(4)
 push_step()  # the first one is waited for
 mx.nd.waitall()
 
 def late(x):
     if mx.current_context() == contexts[1]:  # while cpu(0) waits
-        stop = 'sleep 0.5; kill -STOP $PPID; sleep 8; kill -CONT $PPID'
+        stop = 'sleep 0.5; kill -STOP $PPID; sleep 6; kill -CONT $PPID'
         subprocess.run(['sh', '-c', stop], close_fds=False)
     return net(x)
 

@@ -56,22 +56,29 @@ def ssd(rows):
     return net, lambda classes, boxes, anchors: squares(classes, boxes)
 
 
-def center_net(rows):
-    return get_model("center_net_resnet18_v1b_voc", pretrained_base=False), squares
-
-
-def simple_pose(rows):
-    return get_model("simple_pose_resnet18_v1b", pretrained_base=False), squares
-
-
-def thin_rcnn(kind, rows, **more):
-    """On a ResNet-18 of an eighth of the width and a feature pyramid."""
+def thin_resnet():
+    """In the block GluonCV makes its ResNet-18 with an eighth of the width."""
     make_layer = ResNetV1b._make_layer
 
     def thin(self, stage, block, planes, *rest, **more):
         return make_layer(self, stage, block, planes // 8, *rest, **more)
 
-    with mock.patch.object(ResNetV1b, "_make_layer", thin):
+    return mock.patch.object(ResNetV1b, "_make_layer", thin)
+
+
+def center_net(rows):
+    with thin_resnet():
+        return get_model("center_net_resnet18_v1b_voc", pretrained_base=False), squares
+
+
+def simple_pose(rows):
+    with thin_resnet():
+        return get_model("simple_pose_resnet18_v1b", pretrained_base=False), squares
+
+
+def thin_rcnn(kind, rows, **more):
+    """With a feature pyramid, for so many images on each context."""
+    with thin_resnet():
         return kind(
             num_fpn_filters=16,
             num_box_head_conv=1,

@@ -8,39 +8,26 @@ namespace {
 
 thread_local int devices_of_driver = 0;
 
-// How many drivers' functions are at work for each device of the process.
-class InDrivers {
- public:
-  static InDrivers& Get() {
-    static InDrivers* const all = new InDrivers;  // operators may outlive static destructors
-    return *all;
-  }
+// Drivers' functions that have not ended, by device. Operators may outlive static destructors.
+std::mutex functions_mutex;
+auto& functions = *new std::map<Device, int>;
 
-  void Add(const Device& device, int change) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    functions_[device] += change;
-  }
-
-  bool Has(const Device& device) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return functions_[device] > 0;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<Device, int> functions_;
-};
+// Returns the number of a device after this change.
+int CountFunctions(const Device& device, int change) {
+  std::lock_guard<std::mutex> lock(functions_mutex);
+  return functions[device] += change;
+}
 
 }  // namespace
 
 void EnterDriver(const Device& device, int devices) {
   devices_of_driver = devices;
-  InDrivers::Get().Add(device, 1);
+  CountFunctions(device, 1);
 }
 
 void LeaveDriver(const Device& device) {
   devices_of_driver = 0;
-  InDrivers::Get().Add(device, -1);
+  CountFunctions(device, -1);
 }
 
 CallLog::Epoch CallLog::NoteQueued(const Device& device) {
@@ -93,7 +80,7 @@ Absence CallLog::Describe(const AllReduceOptions& options, const Rendezvous& ren
   for (const auto& arrival : rendezvous.arrivals) {
     const Device& device = arrival.first;
     absence.arrived.insert(device);
-    if (InDrivers::Get().Has(device)) absence.in_driver.insert(device);
+    if (CountFunctions(device, 0) > 0) absence.in_driver.insert(device);
     const auto entry = calls_.find(device);
     if (entry == calls_.end()) continue;
     absence.driver = std::max(absence.driver, entry->second.driver);

@@ -7,13 +7,9 @@
 #include "core/parse.h"
 
 namespace syncbn {
-namespace {
-
-const char kLetters[] = "abcdefghijklmnopqrstuvwxyz_";
-
-}  // namespace
 
 Device ParseDevice(const std::string& name) {
+  constexpr char kLetters[] = "abcdefghijklmnopqrstuvwxyz_";
   const size_t open = name.find('(');
   Device device{name.substr(0, open), 0};
   const bool word = open != 0 && device.type.find_first_not_of(kLetters) == std::string::npos;

@@ -36,9 +36,7 @@ void OpenCommunicator(std::unique_ptr<Transport> transport) {
 
 Communicator::Communicator(std::unique_ptr<Transport> transport)
     : transport_(std::move(transport)),
-      rank_(transport_->rank()),
-      size_(transport_->size()),
-      protocol_(rank_, size_, [this](int to, Bytes message) {
+      protocol_(rank(), size(), [this](int to, Bytes message) {
         if (!closed_) transport_->Send(to, std::move(message));
       }) {
   transport_->OnClose([this] { Stop(); });
@@ -55,7 +53,7 @@ Communicator::~Communicator() { Stop(); }
 // Before the mutex, which another thread may have held at the fork.
 void Communicator::CheckNotForked(const std::string& title) const {
   if (forked) {
-    throw Error(Concat(title, ": called in a process that was forked from rank ", rank_,
+    throw Error(Concat(title, ": called in a process that was forked from rank ", rank(),
                        "; only the process that called ", kInit, " synchronizes"));
   }
 }

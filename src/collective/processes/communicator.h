@@ -36,8 +36,8 @@ class Communicator {
   explicit Communicator(std::unique_ptr<Transport> transport);
   ~Communicator();
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  int rank() const { return transport_->rank(); }
+  int size() const { return transport_->size(); }
 
   // Blocks until every rank has contributed or has joined; returns all payloads reduced in the
   // order of ranks, the same bytes on every rank. Throws Error that names the ranks present and
@@ -81,7 +81,6 @@ class Communicator {
   void CheckNotForked(const std::string& title) const;
 
   const std::unique_ptr<Transport> transport_;
-  const int rank_, size_;
   mutable std::mutex mutex_;
   std::condition_variable stop_changed_;
   Protocol protocol_;

@@ -9,7 +9,7 @@
 namespace syncbn {
 namespace {
 
-const char kRecover[] =
+const char kRecoverRanks[] =
     " Before the next step every rank calls gluon_syncbn.recover(), which waits for the work in "
     "flight and clears the error.";
 
@@ -40,13 +40,13 @@ std::string RanksMissingReport(const Contribution& own, const std::vector<int>& 
   std::sort(present.begin(), present.end());
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ",
                 missing.size(), " of ", own.ranks.size(), " processes. Arrived: ",
-                RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecover);
+                RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecoverRanks);
 }
 
 std::string PartsMissingReport(const Contribution& own, double seconds) {
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for parts that do not "
                 "arrive, though all ", own.ranks.size(), " processes have begun: the connection is "
-                "lost, or slower than the timeout.", kRecover);
+                "lost, or slower than the timeout.", kRecoverRanks);
 }
 
 std::string SignaturesDifferReport(const Contribution& own, int own_rank, int rank,
@@ -54,7 +54,7 @@ std::string SignaturesDifferReport(const Contribution& own, int own_rank, int ra
   return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.signature,
                 " (synchronized: ", RankList(own.ranks), "), but rank ", rank, " has ",
                 message.signature, " (synchronized: ", RankList(ranks), ").",
-                kRecover);
+                kRecoverRanks);
 }
 
 std::string RankLeftReport(const std::string& title, int rank) {

@@ -1,0 +1,66 @@
+"""The moments of batches that native code collects in each group of devices.
+
+Called by ``recompute.py``. While a group collects, its layer takes each batch's
+statistics in inference, too, and leaves its running statistics alone: so nothing else
+in a net has to change. It must not know how a net is driven.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import contextmanager
+from typing import Iterable, Iterator, NamedTuple
+
+import numpy as np
+
+from ..common.moments import Moments
+from ..native.library import load
+
+
+class Collected(NamedTuple):
+    """The moments of a group; see src/op/collected_moments.h."""
+
+    batches: int
+    is_unbiased: bool
+    total: Moments
+    within: np.ndarray  # the sum of the batches' own m2
+
+    def merged(self, other: Collected) -> Collected:
+        """The moments of the batches of both."""
+        return Collected(
+            self.batches + other.batches,
+            self.is_unbiased,
+            self.total.merged(other.total),
+            self.within + other.within,
+        )
+
+    def variance(self, kind: str) -> np.ndarray:
+        """The running variance, "population" or "pooled"."""
+        is_pooled = kind == "pooled"
+        fewer = (self.batches if is_pooled else 1) if self.is_unbiased else 0
+        m2 = self.within if is_pooled else self.total.m2
+        return m2 / max(1, self.total.count - fewer)  # m2 is 0 where that is 0
+
+
+@contextmanager
+def collecting(keys: Iterable[str]) -> Iterator[None]:
+    """In the ``with`` block the groups of these keys collect moments."""
+    try:
+        for key in keys:
+            load().gluon_syncbn_collect(key.encode(), True)
+        yield
+    finally:
+        for key in keys:
+            load().gluon_syncbn_collect(key.encode(), False)
+
+
+def collected(key: str) -> Collected | None:
+    """What a group has collected; None if it has had no batch."""
+    size = load().gluon_syncbn_collected(key.encode(), None, 0)
+    if size == 0:
+        return None
+    numbers = (ctypes.c_double * size)()
+    load().gluon_syncbn_collected(key.encode(), numbers, size)
+    batches, count, is_unbiased = numbers[:3]
+    mean, m2, within = np.array(numbers[3:]).reshape(3, -1)
+    return Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2), within)
