@@ -277,21 +277,6 @@ for patient in range(2):
     assert cause in text, text
     gluon_syncbn.recover()
     gluon_syncbn.set_timeout(20)
-"""
-    run_ranks(2, FROZEN + program)
-
-
-@pytest.mark.parametrize("patient", [0, 1])
-def test_frozen_on_one_rank_only(patient):
-    """The error names the cause, whichever rank's time runs out first."""
-    program = f"""
-if rank == 0:
-    gluon_syncbn.freeze_statistics(net[0])
-gluon_syncbn.set_timeout(60 if rank == {patient} else 2)
-text = error_of(step)
-assert "has frozen 'frozen': call gluon_syncbn.freeze_statistics on all" in text, text
-gluon_syncbn.recover()
-gluon_syncbn.set_timeout(20)
 gluon_syncbn.freeze_statistics(net[0])
 step()
 """
