@@ -37,14 +37,23 @@ PREFIXES = {
 }  # fmt: skip
 TEXTS = r".*(GetErrorString|GetErrorName)"  # where a pointer is expected
 
-# A runtime, and what functions return that it lacks.
-EMULATED = (ROOT / "tests/cpp/emulated_cuda/mxnet_runtime.c").read_text(), 0
+# Code of CUDA's runtime and driver, and what functions return that it lacks.
+EMULATION = ROOT / "tests/cpp/emulated_cuda"
+EMULATED = (
+    {
+        "libcudart": (EMULATION / "mxnet_runtime.c").read_text(),
+        "libcuda": (EMULATION / "driver.c").read_text(),
+    },
+    0,
+)
 NO_DEVICE = 100  # cudaErrorNoDevice
 NO_GPU = (
-    f"""
+    {
+        "libcudart": f"""
 int cudaDriverGetVersion(int* version) {{ return *version = 0, 0; }}
 int cudaGetDeviceCount(int* count) {{ return *count = 0, {NO_DEVICE}; }}
-""",
+"""
+    },
     NO_DEVICE,
 )
 
@@ -99,12 +108,11 @@ def wanted_functions(library):
 def make_stub(library, functions, versioned, folder, runtime):
     """Compiles a shared library of this name, of functions that do nothing.
 
-    In CUDA's runtime those of `runtime` do what its code says.
+    Those for which `runtime` has code do what it says.
     """
-    code, status = runtime
-    if not library.startswith("libcudart"):
-        code = ""
-    present = set(re.findall(r"^int (cuda\w+)\(", code, re.MULTILINE))
+    codes, status = runtime
+    code = codes.get(library.split(".")[0], "")
+    present = set(re.findall(r"^int (cu\w+)\(", code, re.MULTILINE))
     lines = [code]
     for name in sorted(functions - present):
         if re.match(TEXTS, name):

@@ -14,8 +14,13 @@ function(list_nvccs result)
   string(REPLACE ":" ";" folders "$ENV{PATH}")
   file(GLOB installed /usr/local/cuda*/bin)
   list(SORT installed COMPARE NATURAL ORDER DESCENDING)
+  # Packages of the Python environments on PATH.
+  list(TRANSFORM folders APPEND "/../lib/python3*/site-packages/nvidia/cu*/bin"
+       OUTPUT_VARIABLE wheels)
+  file(GLOB wheels ${wheels})
   set(seen "")
-  foreach(folder ${folders} ${installed} /opt/cuda/bin /usr/bin /usr/lib/nvidia-cuda-toolkit/bin)
+  list(APPEND folders ${installed} ${wheels} /opt/cuda/bin /usr/bin /usr/lib/nvidia-cuda-toolkit/bin)
+  foreach(folder ${folders})
     get_filename_component(file ${folder}/nvcc REALPATH)
     if(EXISTS ${file} AND NOT IS_DIRECTORY ${file} AND NOT file IN_LIST seen)
       list(APPEND seen ${file})
@@ -41,7 +46,9 @@ function(find_nvcc result reason)
   list_nvccs(nvccs)
   set(failures "")
   foreach(nvcc ${nvccs})
-    execute_process(COMMAND ${nvcc} -std=c++17 ${host} -cudart static ${probe}.cu -o ${probe}
+    get_filename_component(folder ${nvcc} DIRECTORY)
+    execute_process(COMMAND ${nvcc} -std=c++17 ${host} -cudart static -L${folder}/../lib
+                            ${probe}.cu -o ${probe}
                     RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
     if(status EQUAL 0)
       set(${result} ${nvcc} PARENT_SCOPE)

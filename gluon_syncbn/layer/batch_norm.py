@@ -82,6 +82,12 @@ class SyncBatchNorm(nn.BatchNorm):
     slope : float or None, default None
         For "leaky_relu" the factor of negative values (None: 0.01), for "elu" that of
         exp(z) - 1 (None: 1).
+    nonfinite : "propagate", "skip" or "raise", default "propagate"
+        For a training batch whose mean or variance is not finite. "propagate": running
+        statistics take it in, as those of BatchNorm do. "skip": they keep their values,
+        and the batch does not count. "raise": an MXNetError at the next wait, which
+        names the layer, the call, and the first rank, device and channel whose shard is
+        not finite. The output is what it is.
     **kwargs
         ``prefix`` and ``params`` of :class:`mxnet.gluon.Block`.
 
@@ -154,6 +160,7 @@ class SyncBatchNorm(nn.BatchNorm):
         group: str | Sequence | None = None,
         activation: str | None = None,
         slope: float | None = None,
+        nonfinite: str = "propagate",
         **kwargs: Any,
     ) -> None:
         momentum, epsilon = check_numbers(momentum, epsilon)
@@ -162,7 +169,9 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("center", center)
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
-        settings = checked_settings(num_devices, unbiased_running_var, timeout, group)
+        settings = checked_settings(
+            num_devices, unbiased_running_var, timeout, group, nonfinite
+        )
         built_in = checked(activation, slope)
         initializers = {
             "beta_initializer": beta_initializer,
@@ -198,7 +207,7 @@ class SyncBatchNorm(nn.BatchNorm):
     @property
     def num_devices(self) -> int | None:
         """Contexts that hold a shard each; None while that is not known."""
-        return self._sync.num_devices or len(self.contexts()) or None
+        return self._sync.settings.num_devices or len(self.contexts()) or None
 
     def contexts(self) -> list[mx.Context]:
         """Contexts that the layer is initialized on, or will be; empty without any."""
@@ -211,7 +220,7 @@ class SyncBatchNorm(nn.BatchNorm):
 
     def ranks(self) -> list[int]:
         """The ranks that the layer synchronizes with, the own one included."""
-        group = self._sync.group
+        group = self._sync.settings.group
         return ranks_of(group_attributes(group, self.contexts(), self.name))
 
     @property
@@ -292,19 +301,20 @@ class SyncBatchNorm(nn.BatchNorm):
         return apply(F, y, self._sync.activation)
 
     def _attributes(self, contexts):
-        sync = self._sync
+        sync, settings = self._sync, self._sync.settings
         return {
             "op_type": "gluon_syncbn",
             "group": sync.rendezvous.key,
             "layer": self.name,
-            "num_devices": sync.num_devices or len(contexts),
+            "num_devices": settings.num_devices or len(contexts),
             "contexts": " ".join(map(str, contexts)),
-            "unbiased_running_var": sync.unbiased_running_var,
-            "timeout": sync.timeout or 0,
+            "unbiased_running_var": settings.unbiased_running_var,
+            "timeout": settings.timeout or 0,
+            "nonfinite": settings.nonfinite,
             "activation": sync.activation.name,
             "slope": sync.activation.slope or 0,
             "shared_name": sync.rendezvous.shared_name,
-            **group_attributes(sync.group, contexts, self.name),
+            **group_attributes(settings.group, contexts, self.name),
             **self._kwargs,
         }
 
@@ -318,7 +328,7 @@ class SyncBatchNorm(nn.BatchNorm):
             )
 
     def _check_enough_contexts(self):
-        contexts, expected = self.contexts(), self._sync.num_devices or 0
+        contexts, expected = self.contexts(), self._sync.settings.num_devices or 0
         if contexts and expected > len(contexts):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices={expected}, but "
@@ -329,7 +339,7 @@ class SyncBatchNorm(nn.BatchNorm):
     def __repr__(self):
         text = super().__repr__()
         activation, slope = self._sync.activation
-        text = f"{text[:-1]}, num_devices={self._sync.num_devices}"
+        text = f"{text[:-1]}, num_devices={self._sync.settings.num_devices}"
         if activation is not None:
             text += f", activation={activation!r}"
         if slope is not None:

@@ -39,6 +39,7 @@ def convert_sync_batchnorm(
     timeout: float | None = None,
     group: str | Sequence | None = None,
     fuse: bool = False,
+    nonfinite: str = "propagate",
 ) -> mx.gluon.Block:
     """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
 
@@ -52,7 +53,7 @@ def convert_sync_batchnorm(
     Parameters
     ----------
     net : mxnet.gluon.Block
-    num_devices, unbiased_running_var, timeout, group
+    num_devices, unbiased_running_var, timeout, group, nonfinite
         As in :class:`SyncBatchNorm`.
     fuse : bool, default False
         Whether layers do the work of a following ReLU, LeakyReLU or ELU block, where
@@ -92,7 +93,9 @@ def convert_sync_batchnorm(
     ('SyncBatchNorm', 2)
     """
     check_block("net", net)
-    settings = checked_settings(num_devices, unbiased_running_var, timeout, group)
+    settings = checked_settings(
+        num_devices, unbiased_running_var, timeout, group, nonfinite
+    )
     check_bool("fuse", fuse)
 
     left = []

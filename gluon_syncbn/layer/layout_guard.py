@@ -92,7 +92,7 @@ def _ndim(symbol, trace):
     arrays = {} if trace is None else trace.inputs
     shapes = {name: array.shape for name, array in _read(symbol, arrays)}
     outputs = shapes and symbol.infer_shape_partial(**shapes)[1]
-    return len(outputs[0]) if outputs else 0
+    return len(outputs[0] or ()) if outputs else 0
 
 
 def _dtype(symbol, trace):

@@ -20,6 +20,7 @@ from ..native.library import load
 from ..native.world import world
 from .activations import NONE, Activation
 
+_NONFINITE = "propagate", "skip", "raise"
 _EXPECTED = (
     'None, "machine", "process", a list of ranks, a list of contexts, or a list of '
     "such lists"
@@ -33,6 +34,7 @@ class Settings(NamedTuple):
     unbiased_running_var: bool
     timeout: float | None
     group: str | Sequence | None
+    nonfinite: str
 
 
 class SyncState:
@@ -47,8 +49,8 @@ class SyncState:
 
     def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
-        self.num_devices, self.unbiased_running_var, self.timeout, self.group = settings
-        self.rendezvous = Rendezvous(layer, groups_of_contexts(self.group))
+        self.settings = settings
+        self.rendezvous = Rendezvous(layer, groups_of_contexts(settings.group))
         self.latest_use = None, None  # the trace, and the operator's output in it
 
 
@@ -57,6 +59,7 @@ def checked_settings(
     unbiased_running_var: bool,
     timeout: float | None,
     group: str | Sequence | None,
+    nonfinite: str,
 ) -> Settings:
     """The Settings; TypeError or ValueError for a bad one."""
     if num_devices is not None:
@@ -68,7 +71,16 @@ def checked_settings(
     is_unbiased = check_bool("unbiased_running_var", unbiased_running_var)
     seconds = None if timeout is None else check_timeout(timeout)
     check_group(group)
-    return Settings(num_devices, is_unbiased, seconds, group)
+    check_nonfinite(nonfinite)
+    return Settings(num_devices, is_unbiased, seconds, group, nonfinite)
+
+
+def check_nonfinite(nonfinite: Any) -> None:
+    """Raises ValueError unless `nonfinite` is what a layer takes."""
+    if not isinstance(nonfinite, str) or nonfinite not in _NONFINITE:
+        raise ValueError(
+            f"nonfinite is 'propagate', 'skip' or 'raise', but got {shown(nonfinite)}"
+        )
 
 
 class Rendezvous:

@@ -89,7 +89,22 @@ _count_blocks()
 # ---- Backward. MXNet has no hook in it: `backward` and `autograd.grad` both call one
 # function of the library, which is replaced there.
 
-_differentiate = _LIB.MXAutogradBackwardEx
+_mxnet_differentiate = _LIB.MXAutogradBackwardEx
+
+
+def _differentiate(*arguments):
+    """As MXNet's, but for the text about an operator that no user has called."""
+    code = _mxnet_differentiate(*arguments)
+    if code != 0 and b"_backward_Custom is non-diff" in _LIB.MXGetLastError():
+        raise ValueError(
+            "these gradients were made with create_graph=True, but those of a "
+            "SyncBatchNorm, or another custom operator, cannot be differentiated "
+            "again; expected create_graph=False"
+        )
+    return code
+
+
+_LIB.MXAutogradBackwardEx = _differentiate
 _install_once, _is_replaced = threading.Lock(), False
 
 

@@ -52,6 +52,7 @@ _SIGNATURES = {
     "gluon_syncbn_has_operators": (_int, []),
     "gluon_syncbn_commit_step": (_pointer, [_pointer]),
     "gluon_syncbn_seal_step": (_status, [_pointer, _pointer, _pointer, _int]),
+    "gluon_syncbn_single_value": (_text, []),
     "gluon_syncbn_has_open_step": (_value, [_text]),
     "gluon_syncbn_undo_statistics": (
         _value,

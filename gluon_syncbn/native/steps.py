@@ -103,6 +103,7 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
         if not load().gluon_syncbn_has_operators():
             yield
             return
+        _warn_of_single_value()
         parameters = [
             p for p in trainers.parameters_of(trainer) if p.grad_req != "null"
         ]
@@ -125,6 +126,16 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
                 states = map(flatten, trainers.states_of(trainer))
                 sealed = list(map(_arrays, zip(by_device, weights, states)))
             load().gluon_syncbn_seal_step(commit, *_as_c(sealed))
+
+
+def _warn_of_single_value():
+    layer = load().gluon_syncbn_single_value().decode()
+    if layer:
+        warnings.warn(
+            f"SyncBatchNorm '{layer}' trained on one value per channel over all "
+            "devices: its output is beta, whatever the input, expected at least two",
+            stacklevel=6,
+        )
 
 
 def _commit(step, gradients):

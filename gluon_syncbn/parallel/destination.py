@@ -125,7 +125,6 @@ class Returned:
                 "autograd.grad got create_graph=True, but the gradients of a parallel "
                 "net cannot be differentiated again; expected create_graph=False"
             )
-        self._request = request
         self._request, self._gradients = request, {}  # by name
         variables = request.variables
         self._wanted = [graphs.name_of(variable) for variable in variables]

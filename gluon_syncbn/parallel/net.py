@@ -23,12 +23,14 @@ from ..common.arguments import (
     check_contexts,
     check_int,
     check_path,
+    counted,
     listed,
 )
 from ..devices.devices import Devices
 from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
-from ..layer.own_operators import own_operators
+from ..layer.synchronization import check_nonfinite
+from ..layer.unsynchronized import own_operators, unsynchronized_layers
 from ..mxnet_private import trainers
 from ..mxnet_private.blocks import parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, trainer_of, value_of
@@ -36,7 +38,7 @@ from . import backward
 from .batch import Batch, ShardedOutput
 from .participation import expect_driver, participating
 
-_warned_of = weakref.WeakSet()  # trainers
+_warned_of = weakref.WeakSet()  # trainers and nets
 
 
 def make_parallel(
@@ -46,6 +48,7 @@ def make_parallel(
     batch_axis: int = 0,
     gather: bool = True,
     reset_ctx: bool = False,
+    nonfinite: str = "propagate",
 ) -> ParallelNet:
     """Makes one net that runs on several devices out of a net for one.
 
@@ -75,6 +78,8 @@ def make_parallel(
     reset_ctx : bool, default False
         Whether parameters that are initialized elsewhere are moved to `ctx`. GluonCV
         makes nets of which a part is initialized already.
+    nonfinite : "propagate", "skip" or "raise", default "propagate"
+        As in :class:`SyncBatchNorm`, for the layers that `sync_bn` converts.
 
     Returns
     -------
@@ -111,13 +116,15 @@ def make_parallel(
     check_bool("sync_bn", sync_bn)
     check_bool("gather", gather)
     check_bool("reset_ctx", reset_ctx)
+    check_nonfinite(nonfinite)
     devices = Devices(ctx)
     if reset_ctx:
         move(net, devices.contexts)
     parallel = ParallelNet(net, devices, batch_axis, gather)
     parallel._synchronizes = sync_bn
     if sync_bn:
-        convert_sync_batchnorm(net, num_devices=len(parallel.devices))
+        count = len(parallel.devices)
+        convert_sync_batchnorm(net, num_devices=count, nonfinite=nonfinite)
     expect_driver(net)
     return parallel
 
@@ -329,6 +336,8 @@ class ParallelNet(Block):
             )
         if self._synchronizes and is_first:
             _warn_of_operators(self.net)
+        if autograd.is_training() and not self._synchronizes:
+            _warn_of_few_rows(self.net, batch.rows)
         if self._gather:
             return backward.gather(outputs, batch, self.devices)
         return ShardedOutput(outputs, batch, self)
@@ -408,6 +417,21 @@ def _warn_of_trainer(parameters):
     warnings.warn(
         f"the trainer of this net {fault}. check_replicas(net) tells", stacklevel=4
     )
+
+
+def _warn_of_few_rows(net, rows):
+    """Warns once of batch normalization whose batches are a row or two."""
+    if max(rows) > 2 or net in _warned_of:
+        return
+    _warned_of.add(net)
+    found = unsynchronized_layers(net)
+    if found:
+        warnings.warn(
+            f"{found[0]} normalizes each device's {counted(max(rows), 'row')} alone, "
+            "as sync_bn=False was set: running statistics of so few are poor, expected "
+            "sync_bn=True or more rows",
+            stacklevel=4,
+        )
 
 
 def _warn_of_operators(net):

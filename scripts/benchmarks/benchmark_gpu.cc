@@ -1,4 +1,4 @@
-// Times the CUDA kernels beside a plain copy. Each is first compared with the CPU's kernel on the
+// Times the CUDA kernels beside plain kernels that move the same bytes. Each is first compared with the CPU's kernel on the
 // same data, and timed only if it is right.
 // Who uses it: benchmark_gpu.py, as `benchmark_gpu REPETITIONS`. It writes a JSON object a line:
 // first the GPU's, then one for each line N,C,H,W,DTYPE,LAYOUT that it reads. In between it leaves
@@ -24,6 +24,12 @@
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "kernels/cuda/check.h"
+
+namespace syncbn::cuda {
+// Of plain_moves.cu.
+void MovePlainly(int reads, bool writes, const void* first, const void* second, void* to,
+                 int64_t bytes, cudaStream_t stream);
+}  // namespace syncbn::cuda
 
 namespace cpu = syncbn::cpu;
 namespace cuda = syncbn::cuda;
@@ -230,6 +236,12 @@ class Subject {
                         nullptr);
   }
 
+  // As many bytes as those of a pass; the results of passes are gone then.
+  void Move(int reads, bool writes) {
+    cuda::MovePlainly(reads, writes, x_on_gpu_.data(), dy_on_gpu_.data(), y_.data(),
+                      case_.SizeInBytes(), nullptr);
+  }
+
   // Ends the program unless each kernel is right.
   void Verify() {
     Moments();
@@ -275,7 +287,11 @@ void Measure(const std::string& text, const OnGpu& flush, size_t flush_bytes, in
       {"sums", [&] { subject.Sums(); }},
       {"apply", [&] { subject.Apply(); }},
       {"forward", [&] { subject.Moments(), subject.Normalize(); }},
-      {"backward", [&] { subject.Sums(), subject.Apply(); }}};
+      {"backward", [&] { subject.Sums(), subject.Apply(); }},
+      {"read", [&] { subject.Move(1, false); }},
+      {"copy", [&] { subject.Move(1, true); }},
+      {"two_reads", [&] { subject.Move(2, false); }},
+      {"two_reads_and_a_write", [&] { subject.Move(2, true); }}};
   std::printf("{\"shape\": [%s], \"dtype\": \"%s\", \"layout\": \"%s\", \"bytes\": %lld",
               of.name.c_str(), of.dtype_name.c_str(), of.layout_name.c_str(),
               static_cast<long long>(of.SizeInBytes()));

@@ -1,13 +1,13 @@
-"""Times the CUDA kernels beside a plain copy and PyTorch's kernels, on one GPU.
+"""Times the CUDA kernels beside plain moves and PyTorch's kernels, on one GPU.
 
 `--program` is benchmark_gpu.cc, built (scripts/check_gpu.sh does that): it verifies
-and times ours, and the copy. PyTorch's are the four kernels of its
-synchronized batch norm: batch_norm_stats, batch_norm_elemt, batch_norm_backward_reduce,
-batch_norm_backward_elemt, timed in the same way right behind; without PyTorch their
-column is missing. No other package takes part. "forward" and "backward" are two kernels
-in a row, the second of which may find in the cache what the first has read. Bytes are
-those that a kernel must read and write: 1, 2, 2 and 3 tensors. Writes JSON, and beside
-it the table of docs/guides/gpus.md.
+and times ours, and kernels that only move the same bytes. PyTorch's are the four
+kernels of its synchronized batch norm: batch_norm_stats, batch_norm_elemt,
+batch_norm_backward_reduce, batch_norm_backward_elemt, timed in the same way right
+behind; without PyTorch their column is missing. No other package takes part. "forward"
+and "backward" are two kernels in a row, the second of which may find in the cache what
+the first has read. Bytes are those that a kernel must read and write: 1, 2, 2 and 3
+tensors. Writes JSON, and beside it the table of docs/guides/gpus.md.
 
     python scripts/benchmarks/benchmark_gpu.py --program build/gpu/benchmark_gpu
     python scripts/benchmarks/benchmark_gpu.py --program ... --shape 4,64,240,240
@@ -39,6 +39,8 @@ SHAPES = [
 DTYPES = "float32", "float16"
 LAYOUTS = {"contiguous": "contiguous_format", "channels-last": "channels_last"}
 TENSORS = {"moments": 1, "normalize": 2, "sums": 2, "apply": 3}
+# What moves as many bytes and computes nothing.
+MOVES = dict(zip(TENSORS, ("read", "copy", "two_reads", "two_reads_and_a_write")))
 PAIRS = {"forward": ("moments", "normalize"), "backward": ("sums", "apply")}
 WARM_UP = 3  # as in benchmark_gpu.cc
 
@@ -108,15 +110,15 @@ class TorchKernels:
         return statistics.median(times[WARM_UP:])
 
 
-def row_of(ours, gpu, torch_times):
+def row_of(ours, torch_times):
     """One row of the results: all times are microseconds."""
     row = {key: ours.pop(key) for key in ("shape", "dtype", "layout")}
     size = ours.pop("bytes")
     rates = {name: n * size / ours[name] / 1e3 for name, n in TENSORS.items()}
     row["ours"], row["torch"] = ours, torch_times
     row["gb_s"] = {name: round(rate, 1) for name, rate in rates.items()}
-    copy = gpu["copy_gb_s"]
-    row["of_copy"] = {name: round(rate / copy, 3) for name, rate in rates.items()}
+    row["plain"] = {name: ours.pop(move) for name, move in MOVES.items()}
+    row["of_plain"] = {n: round(row["plain"][n] / ours[n], 3) for n in TENSORS}
     for times in filter(None, (ours, torch_times)):
         times["all"] = round(times["forward"] + times["backward"], 3)
     return row
@@ -127,7 +129,7 @@ def cells_of(row):
     cells = [str(tuple(row["shape"])), row["dtype"], row["layout"]]
     ours, other = row["ours"], row["torch"]
     for name in [*TENSORS, "all"]:
-        share = f" ({row['of_copy'][name]:.0%})" if name in TENSORS else ""
+        share = f" ({row['of_plain'][name]:.0%})" if name in TENSORS else ""
         beside = f" / {other[name]:.1f}" if other else ""
         cells.append(f"{ours[name]:.1f}{share}{beside}")
     if other:
@@ -144,8 +146,8 @@ def table_of(document):
         heads.append("faster")
         beside = f", and behind the slash those of PyTorch {machine['torch']}"
     lines = [
-        f"Microseconds on one {machine['gpu']}, in brackets the share of a copy's "
-        f"{machine['copy_gb_s']:.0f} GB/s{beside}: medians of "
+        f"Microseconds on one {machine['gpu']}, in brackets the speed as a share of "
+        f"that of a kernel which only moves the same bytes{beside}: medians of "
         f"{document['repetitions']} repetitions.",
         "",
         "| " + " | ".join(heads) + " |",
@@ -159,13 +161,12 @@ def table_of(document):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--program", type=Path, required=True)
-    parser.add_argument("--shape", help="N,C,H,W; default: the table's")
+    parser.add_argument("--shape", nargs="+", default=SHAPES, metavar="N,C,H,W")
     parser.add_argument("--repetitions", type=int, default=30)
     results = Path(__file__).parents[1] / "results" / "benchmark_gpu.json"
     parser.add_argument("--output", type=Path, default=results)
     options = parser.parse_args()
-    shapes = [options.shape] if options.shape else SHAPES
-    cases = list(itertools.product(shapes, DTYPES, LAYOUTS))
+    cases = list(itertools.product(options.shape, DTYPES, LAYOUTS))
     program = Program(options.program, options.repetitions)
     gpu = program.answer()
     machine = {"system": platform.platform(), "python": platform.python_version()}
@@ -181,7 +182,7 @@ def main():
             sizes = [int(n) for n in shape.split(",")]
             kernels = TorchKernels(sizes, dtype, layout)
             times = kernels.times(flush, options.repetitions)
-        rows.append(row_of(ours, gpu, times))
+        rows.append(row_of(ours, times))
         print("  ".join(cells_of(rows[-1])), flush=True)
     document = {"machine": machine, "repetitions": options.repetitions, "rows": rows}
     options.output.parent.mkdir(parents=True, exist_ok=True)

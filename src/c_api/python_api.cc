@@ -23,6 +23,7 @@
 #include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
 #include "op/running_history.h"
+#include "op/single_value.h"
 
 using syncbn::CatchAll;
 using syncbn::Registry;
@@ -188,6 +189,13 @@ SYNCBN_EXPORT int gluon_syncbn_end_step(const char* key, int undone) {
     const auto history = RunningHistory::Of(key);
     undone ? history->EndUndone() : history->Commit();
   });
+}
+
+// The layer to warn of, see SingleValue; valid until this thread's next call.
+SYNCBN_EXPORT const char* gluon_syncbn_single_value() {
+  thread_local std::string layer;
+  CatchAll([&] { layer = syncbn::SingleValue::Get().Take(); });
+  return layer.c_str();
 }
 
 // ---- times and failures ------------------------------------------------------------------------

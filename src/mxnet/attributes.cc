@@ -66,6 +66,18 @@ void SetFunction(const std::string& key, const std::string& value, Options* opti
   }
 }
 
+void SetNonFinite(const std::string& key, const std::string& value, Options* options) {
+  if (value == "propagate") {
+    options->nonfinite = NonFinite::kPropagate;
+  } else if (value == "skip") {
+    options->nonfinite = NonFinite::kSkip;
+  } else if (value == "raise") {
+    options->nonfinite = NonFinite::kRaise;
+  } else {
+    Fail(key, value, "propagate, skip or raise");
+  }
+}
+
 void Set(const std::string& key, const std::string& value, Attributes* out) {
   Options& options = out->options;
   if (key == "group") {
@@ -104,6 +116,8 @@ void Set(const std::string& key, const std::string& value, Attributes* out) {
     options.use_global_stats = Flag(key, value);
   } else if (key == "unbiased_running_var") {
     options.unbiased_running_var = Flag(key, value);
+  } else if (key == "nonfinite") {
+    SetNonFinite(key, value, &options);
   } else if (key == "activation") {
     SetFunction(key, value, &options);
   } else if (key == "slope") {

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <utility>
 
+#include "core/error.h"
+#include "op/single_value.h"
 #include "op/sync_batch_norm.h"
 
 namespace syncbn {
@@ -36,6 +39,20 @@ bool CanReconstruct(double gamma, double beta, const Activation& activation, DTy
   return size >= least && std::fabs(beta) <= kLargestShift * size;  // false where one is NaN
 }
 
+// The number of the first channel whose moments are not finite, as text; empty for none.
+std::string FirstNonFinite(const std::vector<double>& mean, const std::vector<double>& m2) {
+  for (size_t c = 0; c < mean.size(); ++c) {
+    if (!std::isfinite(mean[c]) || !std::isfinite(m2[c])) return std::to_string(c);
+  }
+  return "";
+}
+
+// What has no weight is forgotten, even if it is not finite.
+double WeightedSum(double keep, double old, double batch) {
+  if (keep == 0) return batch;
+  return keep == 1 ? old : keep * old + (1 - keep) * batch;
+}
+
 }  // namespace
 
 void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& of) {
@@ -47,6 +64,8 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& o
     count_ = static_cast<double>(layout.PerChannel());
     std::vector<double> m2(var.size());
     backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), m2.data()});
+    const bool raises = options_.nonfinite == NonFinite::kRaise;
+    const std::string own_fault = raises ? FirstNonFinite(mean_, m2) : "";
     if (Synchronizes()) {
       Exchange("forward", of.x, layout, ReduceOperation::kMoments,
                {{&count_, 1}, {mean_.data(), mean_.size()}, {m2.data(), m2.size()}});
@@ -55,7 +74,9 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& o
     }
     for (size_t c = 0; c < var.size(); ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0;
     CollectedMoments& collected = history_->collected();
-    if (collected.IsActive()) {
+    if (options_.nonfinite != NonFinite::kPropagate && !FirstNonFinite(mean_, m2).empty()) {
+      if (raises) RaiseNonFinite(own_fault, of.x, layout);
+    } else if (collected.IsActive()) {
       collected.Add(ticket_.number, count_, mean_, m2, options_.unbiased_running_var);
     } else {
       UpdateRunning(var, of);
@@ -98,9 +119,34 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   }
 }
 
+// All devices have the same batch, so all come here. Each tells whether its own shard is to blame:
+// `own` names the channel, and is empty if it is not.
+void SyncBatchNorm::RaiseNonFinite(const std::string& own, const Tensor& x, const Layout& layout) {
+  std::string shards;  // in the order of ranks and devices
+  if (!own.empty()) {
+    shards = Concat(own, " of the shard of ", device_.Name());
+    if (Processes() != nullptr) shards += Concat(" on rank ", Processes()->rank());
+    shards += '\n';
+  }
+  if (Synchronizes()) {
+    AllReduceOptions options = OptionsFor("forward", x, layout);
+    options.repeat = 1;
+    options.operation = ReduceOperation::kConcat;
+    options.arrival.payload.assign(shards.begin(), shards.end());
+    const auto all = group_->AllReduce(std::move(options));
+    shards.assign(all->begin(), all->end());
+  }
+  const std::string first = shards.substr(0, shards.find('\n'));
+  FailEverywhere(Concat("SyncBatchNorm '", group_->layer(), "', forward: ",
+                        first.empty() ? "the mean or variance of the whole batch"
+                                      : "the mean or variance of channel " + first,
+                        " is not finite, in call ", ticket_.number + 1, " of the layer"));
+}
+
 void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
                                   const ForwardTensors& of) const {
   if (count_ == 0) return;
+  if (count_ == 1) SingleValue::Get().Note(group_->layer());
   const int64_t batches = history_->CountBatch(ticket_.number);
   double keep = options_.momentum;
   if (options_.cumulative) keep = static_cast<double>(batches) / static_cast<double>(batches + 1);
@@ -112,8 +158,8 @@ void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
   Statistics before{backend_->Read(of.running_mean), backend_->Read(of.running_var)};
   Statistics after = before;
   for (size_t c = 0; c < mean_.size(); ++c) {
-    after.mean[c] = stored(keep * before.mean[c] + (1 - keep) * mean_[c]);
-    after.var[c] = stored(keep * before.var[c] + (1 - keep) * batch_var[c] * correction);
+    after.mean[c] = stored(WeightedSum(keep, before.mean[c], mean_[c]));
+    after.var[c] = stored(WeightedSum(keep, before.var[c], batch_var[c] * correction));
   }
   backend_->Write(after.mean, Request::kWrite, of.running_mean);
   backend_->Write(after.var, Request::kWrite, of.running_var);

@@ -28,22 +28,25 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
   const int ndim = static_cast<int>(x.shape.size());
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
-  Communicator* const processes = batch_statistics_ ? Processes() : nullptr;
   try {
     backend_->Begin(layout, vectors);
     body(layout);
     backend_->Finish();
   } catch (const DeviceError& error) {
     backend_->Abandon();
-    const std::string text = Concat("SyncBatchNorm '", group_->layer(), "', ", operation, " on ",
-                                    device_.Name(), ": ", error.what());
-    group_->Fail(text);
-    if (processes != nullptr) processes->Fail(text);
-    throw Error(text);
+    FailEverywhere(Concat("SyncBatchNorm '", group_->layer(), "', ", operation, " on ",
+                          device_.Name(), ": ", error.what()));
   } catch (...) {
     backend_->Abandon();
     throw;
   }
+}
+
+void SyncBatchNorm::FailEverywhere(const std::string& text) {
+  group_->Fail(text);
+  Communicator* const processes = batch_statistics_ ? Processes() : nullptr;
+  if (processes != nullptr) processes->Fail(text);
+  throw Error(text);
 }
 
 void SyncBatchNorm::Forward(bool training, const ForwardTensors& of) {
@@ -59,26 +62,35 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& t, const Gradients&
             [&](const Layout& layout) { ComputeBackward(layout, dy, t, out); });
 }
 
-void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
-                             ReduceOperation operation,
-                             std::initializer_list<Piece> pieces) {
+// Without payload and operation.
+AllReduceOptions SyncBatchNorm::OptionsFor(const char* phase, const Tensor& x,
+                                           const Layout& layout) const {
   AllReduceOptions options;
   options.ticket = ticket_;
   options.phase = phase;
-  if (options.phase == "backward") options.repeat = backward_calls_++;
   options.device = device_;
   options.size = static_cast<size_t>(options_.num_devices);
   options.expected = options_.contexts;
   options.timeout_seconds = options_.timeout > 0 ? options_.timeout : DefaultTimeout();
-  options.operation = operation;
   options.across.processes = Processes();
   options.across.ranks = options_.ranks;
   options.across.name = options_.shared_name;
   options.across.signature = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype),
                                     ", axis=", options_.axis, ", epsilon=", options_.epsilon);
+  if (options_.nonfinite == NonFinite::kRaise) options.across.signature += ", nonfinite=raise";
+  options.arrival.signature =
+      Concat(options.across.signature, ", num_devices=", options_.num_devices);
+  options.arrival.shape = ShapeText(x.shape);
+  return options;
+}
+
+void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
+                             ReduceOperation operation,
+                             std::initializer_list<Piece> pieces) {
+  AllReduceOptions options = OptionsFor(phase, x, layout);
+  options.operation = operation;
+  if (options.phase == "backward") options.repeat = backward_calls_++;
   Arrival& own = options.arrival;
-  own.signature = Concat(options.across.signature, ", num_devices=", options_.num_devices);
-  own.shape = ShapeText(x.shape);
   own.payload.reserve((1 + 2 * mean_.size()) * sizeof(double));
   for (const Piece& piece : pieces) AppendBytes(piece.numbers, piece.size, &own.payload);
   const auto result = group_->AllReduce(std::move(options));

@@ -16,6 +16,10 @@
 
 namespace syncbn {
 
+// A batch with a mean or variance that is not finite: does it update the running statistics, not
+// update them, or end with an error?
+enum class NonFinite { kPropagate, kSkip, kRaise };
+
 struct Options {
   int num_devices = 1;
   double epsilon = 1e-5;   // in squared units of x
@@ -25,6 +29,7 @@ struct Options {
   bool fix_gamma = false;
   bool use_global_stats = false;
   bool unbiased_running_var = false;
+  NonFinite nonfinite = NonFinite::kPropagate;
   Activation activation;       // of the output
   bool from_output = false;    // backward reads y instead of x; not for an ELU
   double timeout = 0;  // seconds; 0 means DefaultTimeout()
@@ -72,6 +77,7 @@ class SyncBatchNorm {
 
   void ComputeForward(const Layout& layout, const ForwardTensors& of);
   void SetScale(const std::vector<double>& var, const ForwardTensors& of);
+  [[noreturn]] void RaiseNonFinite(const std::string& own, const Tensor& x, const Layout& layout);
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& of);
 
@@ -86,6 +92,8 @@ class SyncBatchNorm {
   void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
 
   bool Synchronizes() const;
+  [[noreturn]] void FailEverywhere(const std::string& text);
+  AllReduceOptions OptionsFor(const char* phase, const Tensor& x, const Layout& layout) const;
   // Reduces this device's payload, which lies in pieces, with the others', in place.
   struct Piece {
     double* numbers;

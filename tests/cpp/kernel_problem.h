@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/parallel_for.h"
 #include "kernels/passes.h"
 #include "tensor.h"
 
@@ -213,8 +214,9 @@ struct Problem {
   template <typename Of>
   std::vector<Value> Each(const Of& expected) const {
     std::vector<Value> values(static_cast<size_t>(x.size()));
-    for (int64_t channel = 0; channel < c.layout.channels; ++channel)
+    syncbn::ParallelFor(c.layout.channels, [&](int64_t channel) {
       ForEach(channel, [&](int64_t i) { values[i] = expected(channel, i); });
+    });
     return values;
   }
 };

@@ -50,15 +50,15 @@ std::pair<Tensor, Tensor> SumsOf(const BackwardInput& input, const std::string& 
 
 template <typename Kernels>
 void TestMoments(Problem& p) {
-  const auto [mean, m2] = MomentsOf<Kernels>(p);
+  const auto moments = MomentsOf<Kernels>(p);
   const double n = static_cast<double>(p.c.layout.PerChannel());
   const double error = Kernels::SumError(p.c.dtype, n);
-  for (int64_t c = 0; c < p.c.layout.channels; ++c) {
+  syncbn::ParallelFor(p.c.layout.channels, [&](int64_t c) {
     const Moments e = p.ExpectedMoments(c);
     const double far = 2 * e.farthest;  // bounds |x - first value|
-    CHECK_NEAR(mean.Get(c), e.mean, 4 * error * far + 4 * kEps64 * Size(e.mean), p.label);
-    CHECK_NEAR(m2.Get(c), e.m2, 8 * error * n * far * far, p.label);
-  }
+    CHECK_NEAR(moments.first.Get(c), e.mean, 4 * error * far + 4 * kEps64 * Size(e.mean), p.label);
+    CHECK_NEAR(moments.second.Get(c), e.m2, 8 * error * n * far * far, p.label);
+  });
 }
 
 inline std::string Describe(const Activation& f, bool from_output) {
@@ -71,10 +71,10 @@ inline std::string Describe(const Activation& f, bool from_output) {
 template <typename Kernels>
 void TestSums(Problem& p, const BackwardInput& input) {
   const std::string label = p.label + " " + Describe(input.activation, input.from_output);
-  const auto [sum_dz, sum_dz_xmu] = SumsOf<Kernels>(input, label);
+  const auto sums = SumsOf<Kernels>(input, label);
   const double n = static_cast<double>(p.c.layout.PerChannel());
   const double error = Kernels::SumError(p.c.dtype, n), eps = Kernels::SumEps(p.c.dtype);
-  for (int64_t c = 0; c < p.c.layout.channels; ++c) {
+  syncbn::ParallelFor(p.c.layout.channels, [&](int64_t c) {
     long double dz = 0, dz_xmu = 0;
     double dz_error = 0, dz_xmu_error = 0, largest_dz = 0, largest_xmu = 0;
     p.ForEach(c, [&](int64_t i) {
@@ -86,10 +86,10 @@ void TestSums(Problem& p, const BackwardInput& input) {
       largest_dz = std::max(largest_dz, Size(g.dz.value) + g.dz.error);
       largest_xmu = std::max(largest_xmu, Size(g.xmu.value) + g.xmu.error);
     });
-    CHECK_NEAR(sum_dz.Get(c), dz, 2 * error * n * largest_dz + dz_error, label);
-    CHECK_NEAR(sum_dz_xmu.Get(c), dz_xmu,
+    CHECK_NEAR(sums.first.Get(c), dz, 2 * error * n * largest_dz + dz_error, label);
+    CHECK_NEAR(sums.second.Get(c), dz_xmu,
                4 * error * n * largest_dz * largest_xmu + dz_xmu_error, label);
-  }
+  });
 }
 
 // A way to write a tensor.
@@ -261,6 +261,7 @@ void TestUnlikeAlignments(DType dtype, const Layout& layout) {
   p.dy = Problem({dtype, layout, 1, 0, 1}).dy;
   p.label += ", dy and the outputs by 1";
   TestPlain<Kernels>(p);
+  TestFusion<Kernels>(p, {{Function::kLeakyRelu, 0.1}, false});
 }
 
 // The bits of all that the four passes write.

@@ -10,6 +10,7 @@
 #include "kernel_tests.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "kernels/cuda/partition.h"
+#include "kernels/cuda/vectors.h"
 #include "staging.h"
 
 namespace cuda = syncbn::cuda;
@@ -139,17 +140,43 @@ void TestManyElements(const Layout& layout) {
   test::Check(cudaFree(y));
 }
 
+// Numbers of either type arrive in the other, alone or added.
+void TestCopies() {
+  Tensor floats(DType::kFloat32, 1000), doubles(DType::kFloat64, 1000);
+  for (int64_t i = 0; i < 1000; ++i) floats.Set(i, static_cast<double>(i));
+  {
+    Staging on_gpu(DType::kFloat32, {});
+    void* const from = on_gpu.Written(floats.data(), floats.Bits().size());
+    void* const to = on_gpu.Written(doubles.data(), doubles.Bits().size());
+    cuda::CopyVectors({{from, to, 1000, false, true, false}}, nullptr);
+    cuda::CopyVectors({{to, from, 1000, true, false, true}}, nullptr);
+  }
+  for (int64_t i = 0; i < 1000; ++i) {
+    CHECK_EQ(doubles.Get(i), static_cast<double>(i));
+    CHECK_EQ(floats.Get(i), static_cast<double>(2 * i));
+  }
+}
+
+#ifdef EMULATED_CUDA
+void TestEveryKernelRan() {
+  for (const auto& kernel : emulated::Launches())
+    CHECK(kernel.second > 0, kernel.first, " never ran");
+}
+#endif
+
 }  // namespace
 
 int main(int arguments, char** values) {
   const std::string form = arguments > 1 ? values[1] : "";
   test::Check(cudaSetDevice(0));
+  TestCopies();
   TestOutlier();
   TestSameBitsInEveryRun({6, 40, 49});
   TestManyElements({3, 4, 10007});
   TestManyElements({4001, 8, 1});
   std::vector<Layout> layouts = {
-      {3, 5, 7},      {2, 3, 64},    {9000, 8, 1},  {4, 6, 1023}, {5, 48, 196}, {3, 16, 225}};
+      {3, 5, 7},    {2, 3, 64},   {9000, 8, 1}, {4, 6, 1023},
+      {2, 3, 1040}, {5, 48, 196}, {3, 16, 225}};
   const std::vector<Layout> more = {
       {1, 1, 1},   {5, 3, 1},     {20011, 3, 1}, {7, 1024, 1},  {3, 1025, 1},
       {2, 2048, 1}, {37, 17, 3},  {1, 2, 40001}, {9, 40, 49},   {530, 128, 1},
@@ -170,6 +197,10 @@ int main(int arguments, char** values) {
     TestManyElements({3, 4, (1 << 28) - 5});
     TestManyElements({(1 << 28) + 3, 8, 1});
   }
+  test::TestCase<CudaKernels>({DType::kFloat32, {2, 0, 5}, 0, 0, 1}, {});
   test::TestAll<CudaKernels>(layouts, form == "large");
+#ifdef EMULATED_CUDA
+  TestEveryKernelRan();
+#endif
   return check::Result();
 }

@@ -12,7 +12,7 @@ using syncbn::Layout;
 
 namespace {
 
-constexpr int64_t kBlocksAtOnce = 20;
+constexpr int kMultiprocessors = 5;
 
 std::string Label(const Layout& layout, int width, int misalign) {
   return syncbn::Concat(test::Describe(layout), " width ", width, " misaligned by ", misalign);
@@ -52,7 +52,7 @@ void TestSlots(const cuda::Planes& cut, const std::string& label) {
 
 void TestPlanes(const Layout& layout, int width, int misalign) {
   const std::string label = Label(layout, width, misalign);
-  const cuda::Planes cut = cuda::CutPlanes(layout, width, misalign, kBlocksAtOnce);
+  const cuda::Planes cut = cuda::CutPlanes(layout, width, misalign, kMultiprocessors);
   CHECK_EQ(cut.whole, misalign == 0 && layout.inner % width == 0, label);
   TestSlots<false>(cut, label);
   if (cut.whole) TestSlots<true>(cut, label);
@@ -97,26 +97,24 @@ double Share(int64_t channels, int64_t line, int64_t splits, int64_t at_once) {
 void TestShares() {
   // (channels, length of a side) of ResNet-50 for crops of 224, and of DeepLabV3 for 480.
   const std::pair<int64_t, int64_t> layers[] = {
-      {64, 112}, {64, 56},  {256, 56},  {128, 56}, {128, 28}, {512, 28}, {256, 28},  {256, 14},
-      {64, 240}, {64, 120}, {128, 120}, {256, 120}, {128, 60}, {256, 60}, {512, 60}, {1024, 60},
-      {2048, 60}, {21, 60}, {19, 480}};
+      {64, 112}, {64, 56},   {256, 56},  {128, 56},  {128, 28},  {512, 28}, {256, 28},
+      {256, 14}, {64, 240},  {64, 120},  {128, 120}, {256, 120}, {128, 60}, {256, 60},
+      {512, 60}, {1024, 60}, {2048, 60}, {21, 60},   {19, 480}};
   for (const auto& [channels, side] : layers) {
     for (int64_t images : {1, 2, 4, 16, 32, 64}) {
       for (int width : {2, 4, 8}) {
         const Layout layout{images, channels, side * side};
         if (cuda::PrefersColumns(layout, width, 16 / width)) continue;
         for (int multiprocessors : {20, 56, 80, 108, 132, 144}) {
-          for (bool fused : {false, true}) {
-            const int64_t at_once = multiprocessors * cuda::ResidentPlanes(fused);
-            const cuda::Planes cut = cuda::CutPlanes(layout, width, 0, at_once);
-            const int64_t line = images * cut.slots;
-            const double share = Share(channels, line, cut.splits, at_once);
-            const int64_t most = syncbn::CeilDiv(line, cuda::kFewSlots);
-            for (int64_t splits = 1; share < 0.85 && splits <= most; ++splits) {
-              CHECK(Share(channels, line, splits, at_once) < 0.85, Label(layout, width, 0), " on ",
-                    multiprocessors, " multiprocessors: ", cut.splits, " blocks a channel have ",
-                    share, ", and ", splits, " more");
-            }
+          const int64_t at_once = multiprocessors * cuda::kResidentPlanes;
+          const cuda::Planes cut = cuda::CutPlanes(layout, width, 0, multiprocessors);
+          const int64_t line = images * cut.slots;
+          const double share = Share(channels, line, cut.splits, at_once);
+          const int64_t most = syncbn::CeilDiv(line, cuda::kFewSlots);
+          for (int64_t splits = 1; share < 0.85 && splits <= most; ++splits) {
+            CHECK(Share(channels, line, splits, at_once) < 0.85, Label(layout, width, 0), " on ",
+                  multiprocessors, " multiprocessors: ", cut.splits, " blocks a channel have ",
+                  share, ", and ", splits, " more");
           }
         }
       }
@@ -148,10 +146,12 @@ void TestNeighbours(const cuda::Planes& cut, const std::string& label) {
 }
 
 void TestHuge(const Layout& layout, int width, int misalign) {
-  const cuda::Planes cut = cuda::CutPlanes(layout, width, misalign, 528);
+  const cuda::Planes cut = cuda::CutPlanes(layout, width, misalign, 132);
   const std::string label = Label(layout, width, misalign);
-  if (cut.whole) TestNeighbours<true>(cut, label);
-  else TestNeighbours<false>(cut, label);
+  if (cut.whole)
+    TestNeighbours<true>(cut, label);
+  else
+    TestNeighbours<false>(cut, label);
 }
 
 }  // namespace

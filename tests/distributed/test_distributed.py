@@ -267,22 +267,40 @@ step()
 after = net[0].running_mean.data().asnumpy()
 assert (after != before).all()
 assert_same_bits(after, net[1].running_var.data().asnumpy())
-"""
-    run_ranks(2, FROZEN + program)
 
-
-@pytest.mark.parametrize("patient", [0, 1])
-def test_frozen_on_one_rank_only(patient):
-    """The error names the cause, whichever rank's time runs out first."""
-    program = f"""
-if rank == 0:
-    gluon_syncbn.freeze_statistics(net[0])
-gluon_syncbn.set_timeout(60 if rank == {patient} else 2)
-text = error_of(step)
-assert "has frozen 'frozen': call gluon_syncbn.freeze_statistics on all" in text, text
-gluon_syncbn.recover()
-gluon_syncbn.set_timeout(20)
+# On one rank only: the error names the cause, whichever rank's time runs out first.
+for patient in range(2):
+    gluon_syncbn.freeze_statistics(net[0], rank == 0)
+    gluon_syncbn.set_timeout(60 if rank == patient else 2)
+    text = error_of(step)
+    cause = "has frozen 'frozen': call gluon_syncbn.freeze_statistics on all ranks or"
+    assert cause in text, text
+    gluon_syncbn.recover()
+    gluon_syncbn.set_timeout(20)
 gluon_syncbn.freeze_statistics(net[0])
 step()
 """
     run_ranks(2, FROZEN + program)
+
+
+def test_the_rank_of_a_shard_that_is_not_finite_is_named():
+    program = """
+layer = SyncBatchNorm(in_channels=2, prefix='norm_', nonfinite='raise')
+contexts = [mx.cpu(0), mx.cpu(1)]
+layer.initialize(ctx=contexts)
+with Devices(contexts) as devices, autograd.train_mode():
+    for bad in None, (1, 0), (0, 1), (1, 1):
+        xs = [mx.nd.array(np.random.default_rng(k).normal(size=(3, 2)), ctx=c)
+              for k, c in enumerate(contexts)]
+        if bad is None:
+            devices.map(layer, xs)
+            continue
+        if bad[0] == rank:
+            xs[bad[1]][2, 1] = np.inf
+        text = error_of(lambda: [y.wait_to_read() for y in devices.map(layer, xs)])
+        words = f'channel 1 of the shard of cpu({bad[1]}) on rank {bad[0]} is not'
+        assert words in text, text
+        gluon_syncbn.recover()
+        distributed.barrier()
+"""
+    run_ranks(2, program)

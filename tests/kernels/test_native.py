@@ -78,9 +78,9 @@ def check_model_of_exchanges(counted):
         assert messages == exchange_model.messages(size), size
 
 
-def check_gpu(build, out, emulated="1"):
+def check_gpu(build, out, emulated="1", **variables):
     """The status and the output of scripts/check_gpu.sh on the emulated GPU."""
-    variables = {"PYTHON": sys.executable, "EMULATED": emulated, "BUILD": str(build)}
+    variables.update(PYTHON=sys.executable, EMULATED=emulated, BUILD=str(build))
     done = subprocess.run(
         ["bash", ROOT / "scripts/check_gpu.sh", out],
         env={**os.environ, **variables},
@@ -95,7 +95,7 @@ def check_all_parts_on_the_emulated_gpu(build, out):
     status, output = check_gpu(build, out)
     assert status == 0, output[-3000:]
     assert re.fullmatch(
-        "== passed: configure build kernels layer( pytorch)? benchmark; "
+        "== passed: configure build benchmark_gpu layer( pytorch)? kernels; "
         "left out:( pytorch)? memcheck racecheck synccheck initcheck; FAILED: none",
         output.splitlines()[-1],
     )
@@ -104,6 +104,15 @@ def check_all_parts_on_the_emulated_gpu(build, out):
     assert len(document["rows"]) == 4
     table = (out / "benchmark_gpu.md").read_text()
     assert "| (2, 8, 6, 6) | float16 | channels-last | " in table and table in output
+
+    # The programs alone, carried to a machine without compilers.
+    carried = build.with_name("carried")
+    carried.mkdir()
+    for name in "benchmark_gpu", "test_cuda_op", "libcuda.so.1":
+        shutil.copy(build / name, carried)
+    no_tools = {"PATH": "/usr/bin:/bin", "PARTS": "benchmark layer"}
+    status, output = check_gpu(carried, out.with_name("out_carried"), **no_tools)
+    assert status == 0 and "FAILED: none" in output, output[-3000:]
 
 
 def test_check_gpu_needs_a_gpu(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, Trainer, nn
 from mxnet.gluon.contrib.nn import SyncBatchNorm as ContribSyncBatchNorm
-from support.helpers import MODES, assert_near, cpus, set_mode
+from support.helpers import MODES, assert_near, cpus, output_of, set_mode
 
 from gluon_syncbn import (
     Monitor,
@@ -198,3 +198,29 @@ def test_nodes_whose_mean_is_read_stay_with_a_warning():
     with pytest.warns(UserWarning, match=r"stay unsynchronized: bn \(its mean"):
         convert_sync_batchnorm(net, 2)
     assert operators(net)["BatchNorm"] == 1
+
+
+MODULE = """
+import sys, numpy as np, mxnet as mx, gluon_syncbn
+from mxnet.gluon import nn
+gluon_syncbn.set_timeout(3)
+net = nn.HybridSequential()
+for _ in range(20):
+    net.add(nn.Conv2D(8, 3, padding=1), gluon_syncbn.SyncBatchNorm(num_devices=2))
+    net.add(nn.Activation("relu"), nn.Dropout(0.1))
+net.add(nn.Dense(2))
+module = mx.mod.Module(
+    mx.sym.SoftmaxOutput(net(mx.sym.var("data")), name="softmax"),
+    context=[mx.cpu(0), mx.cpu(1)],
+)
+data = mx.io.NDArrayIter(np.ones((8, 3, 8, 8), "float32"), np.zeros(8), batch_size=8)
+try:
+    module.fit(data, num_epoch=1)
+except mx.MXNetError as error:
+    print(error)
+"""
+
+
+def test_a_module_over_several_contexts():
+    words = "Likely cause: a symbol that is bound to CPU contexts, as by mx.mod.Module"
+    assert words in output_of(MODULE)

@@ -143,7 +143,9 @@ GOOD.update(ctx=TWO, filename="a", function=len, k=1, length=8, loss=len, net=la
 GOOD.update(optimizer="sgd", path="a", rank=0, size=1, value=5)
 CALLED = {"participating": participate, "Monitor.data": monitored}
 
-BOOLS = "center deduplicate fuse gather ignore_stale_grad remove_amp_cast reset_ctx"
+BOOLS = (
+    "center deduplicate frozen fuse gather ignore_stale_grad remove_amp_cast reset_ctx"
+)
 BOOLS += " scale shuffle sync_bn unbiased_running_var use_global_stats"
 INITIALIZERS = "beta gamma running_mean running_variance"
 # Names of arguments with a value that is refused, and what is expected instead.
@@ -168,6 +170,7 @@ REFUSED = [
     ("momentum", 1.5, "between 0 and 1, or None"),
     ("name reason", 5, "a str"),
     ("net", 3, "a gluon.Block"),
+    ("nonfinite", "ignore", "'propagate', 'skip' or 'raise'"),
     ("num_devices", "2", "an int or None"),
     ("optimizer", 5, "a name or mxnet.optimizer.Optimizer"),
     ("optimizer_params", 5, "a dict or None"),

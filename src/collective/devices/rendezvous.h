@@ -21,7 +21,7 @@ namespace syncbn {
 // step beside backward of this one), so the phase alone is no key.
 struct RendezvousKey {
   int64_t number = 0;  // of the forward call, which its backward calls carry
-  int64_t repeat = 0;  // counts backward calls of one forward call (retain_graph)
+  int64_t repeat = 0;  // counts those of one forward call and phase (retain_graph)
   std::string phase;   // "forward" or "backward"
 };
 
@@ -53,7 +53,7 @@ struct AcrossProcesses {
 struct AllReduceOptions {
   Ticket ticket;
   std::string phase;          // "forward" or "backward"
-  int64_t repeat = 0;         // backward calls of this forward call before this one
+  int64_t repeat = 0;         // rendezvous of this forward call in this phase before this one
   Device device;              // that arrives
   Arrival arrival;            // its part
   size_t size = 1;            // devices that must arrive, unless the ticket names them

@@ -64,6 +64,11 @@ const char kPlainLoop[] =
     "a plain loop over CPU contexts, which deadlocks inside MXNet. Give the net that the loop "
     "calls to gluon_syncbn.allow_plain_loop, or call it with gluon_syncbn.Devices(contexts).map";
 
+const char kModule[] =
+    "a symbol that is bound to CPU contexts, as by mx.mod.Module, which calls them in a plain loop "
+    "that deadlocks inside MXNet. Make the symbol a SymbolBlock, and give that to "
+    "gluon_syncbn.make_parallel";
+
 std::string ReadsInside(const Absence& absence) {
   return Concat("the function that is called for ", Names(absence.in_driver), " waits for a result "
                 "(asnumpy, wait_to_read, print). Read results after it was called for every "
@@ -85,6 +90,7 @@ std::string LikelyCause(const Absence& absence) {
   if (absence.is_forward && !absence.again.empty() && absence.queued.empty()) {
     return CalledAgain(absence);
   }
+  if (absence.unknown > 0 && plain_loop && absence.on.empty()) return kModule;
   if (absence.unknown > 0) return NumDevices(absence);
   if (!absence.is_forward) {
     if (plain_loop) return kPlainLoop;

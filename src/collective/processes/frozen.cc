@@ -9,7 +9,7 @@
 namespace syncbn {
 namespace {
 
-std::mutex mutex;
+std::mutex frozen_mutex;
 std::set<std::string>& Frozen() {
   static auto* frozen = new std::set<std::string>;  // communicators outlive static destructors
   return *frozen;
@@ -18,7 +18,7 @@ std::set<std::string>& Frozen() {
 }  // namespace
 
 void NoteFrozen(const std::string& layer, bool is_frozen) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(frozen_mutex);
   if (is_frozen) {
     Frozen().insert(layer);
   } else {
@@ -27,7 +27,7 @@ void NoteFrozen(const std::string& layer, bool is_frozen) {
 }
 
 std::string FrozenClause(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(frozen_mutex);
   for (const std::string& layer : Frozen()) {
     const std::string name = Concat('\'', layer, '\'');
     if (text.find(name) == std::string::npos) continue;

@@ -29,7 +29,7 @@ __device__ void ApplyVector(const Map (&maps)[kMaps], const typename Map::Argume
 
 // `kWhole` as in Planes::SlotOf.
 template <typename T, int kWidth, typename Map, bool kWhole>
-__global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Map::kFused))
+__global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
     ApplyPlanes(Planes cut, typename Map::Arguments arguments) {
   constexpr int kUnroll = Map::kUnroll;
   const Planes::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
@@ -92,13 +92,13 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (u >= left) continue;
-      Wide* const to = reinterpret_cast<Wide*>(arguments.out + offset + u * cut.row_step);
+      T* const to = arguments.out + offset + u * cut.row_step;
       Wide vectors[Map::kTensors];
       memcpy(&vectors, &tensors[u], sizeof(vectors));
       Wide out = {};
-      if (arguments.add) out = *to;
+      if (arguments.add) out = *reinterpret_cast<const Wide*>(to);
       ApplyVector(maps, arguments, vectors, &out);
-      *to = out;
+      WriteVector(to, out);
     }
     left -= kUnroll;
     if (left <= 0) return;

@@ -35,13 +35,13 @@ Choice Choose(const Layout& layout, std::initializer_list<const void*> tensors) 
   const int first = misalign(*tensors.begin());
   const bool alike = std::all_of(tensors.begin(), tensors.end(),
                                  [&](const void* tensor) { return misalign(tensor) == first; });
-  const bool empty = layout.PerChannel() == 0;
-  const bool planes = empty || !PrefersColumns(layout, Wide<T>(), sizeof(T));
-  if (alike && planes) return {true, false, first};
-  if (alike && first == 0 && layout.channels * layout.inner % Wide<T>() == 0) {
-    return {true, true, 0};
-  }
-  return {false, !empty && PrefersColumns(layout, 1, sizeof(T)), 0};
+  const auto columns = [&](int width) {
+    return layout.PerChannel() > 0 && PrefersColumns(layout, width, sizeof(T));
+  };
+  const bool whole = first == 0 && layout.channels * layout.inner % Wide<T>() == 0;
+  if (alike && columns(Wide<T>()) && whole) return {true, true, 0};
+  if (alike && !(columns(Wide<T>()) && columns(1))) return {true, false, first};
+  return {false, columns(1), 0};
 }
 
 inline Workspace WorkspaceAt(void* workspace) {
@@ -57,16 +57,17 @@ void ReduceBy(const char* name, const Choice& choice, const Layout& layout,
     using Each = Sums<T, kWidth, kWidth>;
     const Columns cut =
         CutColumns(layout, kWidth, Multiprocessors() * ResidentColumns(kWidth, Each::kFused));
-    Launch(name, ReduceColumns<T, Each>, cut.Blocks(), kColumnsThreads, stream, cut,
-           arguments, scratch);
-  } else {
+    Launch<ReduceColumns<T, Each>>(name, cut.Blocks(), kColumnsThreads, stream, cut, arguments,
+                                   scratch);
+  } else if constexpr (kWidth > 1 || Sums<T, 1, 1>::kTensors > 1) {  // a tensor is like itself
     using Together = Sums<T, kWidth, 1>;
-    const Planes cut = CutPlanes(layout, kWidth, choice.misalign,
-                                 Multiprocessors() * ResidentPlanes(Together::kFused));
+    const Planes cut = CutPlanes(layout, kWidth, choice.misalign, Multiprocessors());
     // Single elements are whole vectors always.
-    Launch(name,
-           cut.whole ? ReducePlanes<T, Together, true> : ReducePlanes<T, Together, kWidth == 1>,
-           cut.Blocks(), kPlanesThreads, stream, cut, arguments, scratch);
+    const auto launch =
+        cut.whole
+            ? Launch<ReducePlanes<T, Together, true>, Planes, Arguments, Workspace>
+            : Launch<ReducePlanes<T, Together, kWidth == 1>, Planes, Arguments, Workspace>;
+    launch(name, cut.Blocks(), kPlanesThreads, stream, cut, arguments, scratch);
   }
 }
 
@@ -88,14 +89,15 @@ void ApplyBy(const char* name, const Choice& choice, const Layout& layout,
     // Twice as many as run at once, because they do not all start at the same moment.
     const Columns cut =
         CutColumns(layout, kWidth, 2 * ResidentColumns(kWidth, Map::kFused) * Multiprocessors());
-    Launch(name, ApplyColumns<T, kWidth, Map>, cut.Blocks(), kColumnsThreads, stream, cut,
-           arguments);
+    Launch<ApplyColumns<T, kWidth, Map>>(name, cut.Blocks(), kColumnsThreads, stream, cut,
+                                         arguments);
   } else {
-    const Planes cut = CutPlanes(layout, kWidth, choice.misalign,
-                                 Multiprocessors() * ResidentPlanes(Map::kFused));
-    Launch(name,
-           cut.whole ? ApplyPlanes<T, kWidth, Map, true> : ApplyPlanes<T, kWidth, Map, kWidth == 1>,
-           cut.Blocks(), kPlanesThreads, stream, cut, arguments);
+    const Planes cut = CutPlanes(layout, kWidth, choice.misalign, Multiprocessors());
+    using Arguments = typename Map::Arguments;
+    const auto launch =
+        cut.whole ? Launch<ApplyPlanes<T, kWidth, Map, true>, Planes, Arguments>
+                  : Launch<ApplyPlanes<T, kWidth, Map, kWidth == 1>, Planes, Arguments>;
+    launch(name, cut.Blocks(), kPlanesThreads, stream, cut, arguments);
   }
 }
 

@@ -34,7 +34,7 @@ bool PrefersColumns(const Layout& layout, int width, int bytes) {
          ChannelUnit(layout.inner, width) * layout.inner <= kColumnsThreads * width;
 }
 
-Planes CutPlanes(const Layout& layout, int width, int misalign, int64_t at_once) {
+Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocessors) {
   Planes cut;
   cut.layout = layout;
   cut.width = width;
@@ -43,6 +43,7 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int64_t at_once)
   if (layout.Size() == 0) return cut;
   cut.plane_step = layout.channels * layout.inner;
   cut.slots = cut.whole ? layout.inner / width : (layout.inner + 2 * (width - 1)) / width;
+  const int64_t at_once = int64_t{multiprocessors} * kResidentPlanes;
   const int64_t line = layout.outer * cut.slots;
   const int64_t most = layout.channels > kCounters ? 1 : CeilDiv(line, kFewSlots);
   double best = 0;
@@ -66,6 +67,7 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int64_t at_once)
     cut.whole = false;
   }
   cut.splits = static_cast<int>(CeilDiv(layout.outer * cut.slots, cut.step));
+  cut.planes_per_slot = (1 - 0x1p-50) / static_cast<double>(cut.slots);
   cut.by_slots = Divider(static_cast<uint32_t>(std::min(cut.slots, 2 * kMostSlots)));
   return cut;
 }

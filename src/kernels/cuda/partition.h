@@ -3,9 +3,10 @@
 // Who uses it: the kernels of this folder. It must not know what is computed.
 //
 // There are two ways to cut. Large planes (contiguous memory of one channel): the vectors of a
-// channel's planes are one line, of which a block has a piece, see Planes. Small planes and channels-last: a thread keeps to a few
-// neighbouring columns and walks along the outer axis, see Columns. Either way a thread reads
-// vectors of `width` elements: 16 bytes where alignment allows, else single elements.
+// channel's planes are one line, of which a block has a piece, see Planes. Small planes and
+// channels-last: a thread keeps to a few neighbouring columns and walks along the outer axis, see
+// Columns. Either way a thread reads vectors of `width` elements: 16 bytes where alignment allows,
+// else single elements.
 #pragma once
 #include <cstdint>
 
@@ -16,9 +17,9 @@ namespace syncbn::cuda {
 
 constexpr int kPlanesThreads = 256;
 constexpr int kColumnsThreads = 256;
-// Blocks that a multiprocessor has registers for; `fused` kernels, those with an activation, need
-// more. Where there are fewer than four of columns, threads ask for twice as many vectors ahead.
-SYNCBN_HOST_DEVICE constexpr int ResidentPlanes(bool fused) { return fused ? 3 : 4; }
+// Blocks that a multiprocessor has registers for. `fused` kernels, those with an activation, need
+// more; where there are fewer than four blocks, threads ask for twice as many vectors ahead.
+constexpr int kResidentPlanes = 4;
 SYNCBN_HOST_DEVICE constexpr int ResidentColumns(int width, bool fused) {
   if (width > 4) return 2;
   return fused && width > 1 ? 3 : 4;
@@ -43,9 +44,9 @@ constexpr int kMostTileSlots = 8;
 // Splitting a channel's sum over blocks takes a counter for each unit that is split.
 constexpr int64_t kCounters = 8192;
 
-// Partial results of a tensor at most, for each multiprocessor: those of kMostRounds, or of the
-// columns of as many tiles as there are blocks.
-constexpr int kMostPartials = 128;
+// Partial results of a tensor at most, for each multiprocessor: those of the blocks of planes, or
+// of the tiles of columns, where a tile has at most 16 / ResidentColumns channels for each slot.
+constexpr int kMostPartials = kMostRounds * kResidentPlanes + 16 * kMostTileSlots;
 constexpr int kPartialBytes = 16;
 
 // Division by a number that is known before the kernel starts, for n < 2^31.
@@ -81,6 +82,7 @@ struct Planes {
   int64_t step = 0;        // vectors of a block
   int splits = 1;          // blocks of a channel
   Divider by_slots;
+  double planes_per_slot = 0;  // a little less: a product is right, or one too small
 
   SYNCBN_HOST_DEVICE int64_t Blocks() const { return layout.channels * splits; }
 
@@ -98,7 +100,12 @@ struct Planes {
     block.channel = index / static_cast<uint32_t>(splits);
     block.split = static_cast<int>(index % static_cast<uint32_t>(splits));
     const int64_t begin = block.split * step, left = layout.outer * slots - begin;
-    const int64_t row = begin / slots, column = begin - row * slots;
+    int64_t row = static_cast<int64_t>(static_cast<double>(begin) * planes_per_slot);
+    int64_t column = begin - row * slots;
+    if (column >= slots) {
+      ++row;
+      column -= slots;
+    }
     block.plane = (row * layout.channels + block.channel) * layout.inner;
     const bool huge = slots > kMostSlots;
     block.slot_begin = huge ? column : 0;
@@ -194,8 +201,8 @@ struct Columns {
 // True if a thread is to keep to columns. `bytes` is the size of an element.
 bool PrefersColumns(const Layout& layout, int width, int bytes);
 
-// `misalign` is below `width`. `at_once` is how many blocks the device runs at once.
-Planes CutPlanes(const Layout& layout, int width, int misalign, int64_t at_once);
+// `misalign` is below `width`. `multiprocessors` are those of the device.
+Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocessors);
 
 // Needs PrefersColumns, and rows of memory whose length is a multiple of `width`. `blocks` is the
 // number that is wanted.

@@ -84,7 +84,7 @@ __device__ inline Pair ReadPartial(const Pair* partial) {
 
 // `kWhole` as in Planes::SlotOf.
 template <typename T, typename Sums, bool kWhole>
-__global__ void __launch_bounds__(kPlanesThreads, ResidentPlanes(Sums::kFused))
+__global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
     ReducePlanes(Planes cut, typename Sums::Arguments arguments, Workspace workspace) {
   constexpr int kUnroll = Sums::kUnroll, kWidth = Sums::kWidth;
   const Planes::Block block = cut.At(blockIdx.x);
@@ -136,8 +136,8 @@ __device__ void SumByChannel(int channels, int entries, const At& at, const Use&
   const int channel = static_cast<int>(threadIdx.x) >> log, group = 1 << log;
   const int lane = static_cast<int>(threadIdx.x) & (group - 1);
   const bool used = channel < channels;
-  const auto sum = GroupSum(SumOf(lane, used ? entries : 0, group,
-                                  [&](int i) { return at(channel, i); }), group);
+  const auto sum = GroupSum(
+      SumOf(lane, used ? entries : 0, group, [&](int i) { return at(channel, i); }), group);
   if (used && lane == 0) use(channel, sum);
 }
 
@@ -167,8 +167,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
 #pragma unroll
         for (int k = 0; k < Sums::kTensors; ++k) {
           if (inside) {
-            tensors[u][k] =
-                *reinterpret_cast<const Vector<T, kWidth>*>(arguments.tensors[k] + at);
+            tensors[u][k] = *reinterpret_cast<const Vector<T, kWidth>*>(arguments.tensors[k] + at);
           } else {
 #pragma unroll
             for (int j = 0; j < kWidth; ++j) tensors[u][k].values[j] = sums.Filler(k, j);

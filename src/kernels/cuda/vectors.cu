@@ -46,7 +46,7 @@ void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream) {
   Copies all = {};
   std::copy(copies.begin(), copies.end(), all.each);
   const int64_t blocks_each = CeilDiv(longest, kThreads);
-  Launch("CopyVectors", CopyKernel, blocks_each * static_cast<int64_t>(copies.size()), kThreads,
+  Launch<CopyKernel>("CopyVectors", blocks_each * static_cast<int64_t>(copies.size()), kThreads,
          stream, all, static_cast<unsigned>(blocks_each));
 }
 

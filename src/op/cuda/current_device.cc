@@ -49,16 +49,21 @@ void MakeCurrent(const Driver& driver, int ordinal) {
   }
 }
 
-}  // namespace
-
-CurrentDevice::CurrentDevice(int ordinal) : ordinal_(ordinal) {
+void* CurrentContext() {
   const Driver& driver = TheDriver();
   if (driver.GetCurrent == nullptr || driver.SetCurrent == nullptr) {
     throw DeviceError("CUDA: libcuda.so.1, NVIDIA's driver, cannot be loaded");
   }
-  CheckDriver(driver.GetCurrent(&context_before_), "cuCtxGetCurrent");
-  Renew();
+  void* context = nullptr;
+  CheckDriver(driver.GetCurrent(&context), "cuCtxGetCurrent");
+  return context;
 }
+
+}  // namespace
+
+// The destructor restores the context also where Renew fails, because the other constructor has
+// ended then.
+CurrentDevice::CurrentDevice(int ordinal) : CurrentDevice(ordinal, CurrentContext()) { Renew(); }
 
 void CurrentDevice::Renew() const { MakeCurrent(TheDriver(), ordinal_); }
 

@@ -16,8 +16,10 @@ class CurrentDevice {
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
  private:
+  CurrentDevice(int ordinal, void* before) : ordinal_(ordinal), context_before_(before) {}
+
   const int ordinal_;
-  void* context_before_ = nullptr;
+  void* const context_before_;
 };
 
 }  // namespace syncbn::cuda

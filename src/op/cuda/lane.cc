@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/launch.h"
 
 namespace syncbn::cuda {
 namespace {
@@ -24,6 +25,7 @@ Pool& ThePool() {
 }  // namespace
 
 Lane::Lane() {
+  LoadKernels();
   // Not after the legacy default stream, which other libraries of the process may use.
   SYNCBN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }

@@ -7,12 +7,16 @@
 // The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait;
 // blocks run one after the other, so `__shared__` is a static variable of the calling thread.
 #pragma once
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <string>
 
+#define EMULATED_CUDA
 #define __global__
 #define __device__
 #define __host__
@@ -24,6 +28,9 @@ struct dim3 {
 };
 struct double2 {
   double x, y;
+};
+struct float4 {
+  float x, y, z, w;
 };
 
 extern thread_local dim3 threadIdx, blockIdx, gridDim;
@@ -71,6 +78,8 @@ int& Device();
 void CheckStream(cudaStream_t stream);
 // Allocations of device and pinned memory that were made so far, by all threads.
 int Allocations();
+// How often each of the library's kernels was launched, by its name.
+std::map<std::string, std::atomic<int>>& Launches();
 
 }  // namespace emulated
 
@@ -115,4 +124,8 @@ inline unsigned atomicAdd(unsigned* address, unsigned value) {
 template <typename T>
 T __ldcg(const T* address) {
   return *address;
+}
+template <typename T>
+void __stcs(T* address, const T& value) {
+  *address = value;
 }

@@ -5,7 +5,8 @@
 #include <cstdlib>
 
 #include "cuda_runtime.h"
-#include "op/cuda/current_device.h"
+
+extern "C" int* emulated_device();  // of driver.c
 
 namespace {
 
@@ -43,16 +44,17 @@ cudaError_t Call() {
   return calls_left-- == 0 ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 void FailAfter(int calls) { calls_left = calls; }
-int& Device() {
-  thread_local int device = -1;
-  return device;
-}
+int& Device() { return *emulated_device(); }
 void CheckStream(cudaStream_t stream) {
   if (stream == nullptr || stream == StreamOf(Device())) return;
   std::fprintf(stderr, "emulated launch: the stream is not one of device %d\n", Device());
   std::abort();
 }
 int Allocations() { return allocations; }
+std::map<std::string, std::atomic<int>>& Launches() {
+  static std::map<std::string, std::atomic<int>> launches;
+  return launches;
+}
 
 }  // namespace emulated
 
@@ -66,8 +68,9 @@ const char* cudaGetErrorName(cudaError_t /*status*/) { return "cudaErrorMemoryAl
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 cudaError_t cudaSetDevice(int device) {
-  emulated::Device() = device;
-  return emulated::Call();
+  const cudaError_t status = emulated::Call();
+  if (status == cudaSuccess) emulated::Device() = device;
+  return status;
 }
 cudaError_t cudaGetDevice(int* device) {
   *device = emulated::Device();
@@ -128,16 +131,3 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
   *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
   return emulated::Call();
 }
-
-namespace syncbn::cuda {
-
-CurrentDevice::CurrentDevice(int ordinal) : ordinal_(ordinal) {
-  context_before_ = reinterpret_cast<void*>(static_cast<intptr_t>(emulated::Device()));
-  Renew();
-}
-void CurrentDevice::Renew() const { emulated::Device() = ordinal_; }
-CurrentDevice::~CurrentDevice() {
-  emulated::Device() = static_cast<int>(reinterpret_cast<intptr_t>(context_before_));
-}
-
-}  // namespace syncbn::cuda

@@ -1,4 +1,4 @@
-// Emulates src/kernels/cuda/launch.h: a launch runs the kernel at once.
+// Emulates src/kernels/cuda/launch.h: a launch runs the kernel at once, and is counted.
 #pragma once
 #include <cstdint>
 
@@ -6,13 +6,22 @@
 
 namespace syncbn::cuda {
 
-template <typename... Parameters>
-void Launch(const char* name, void (*kernel)(Parameters...), int64_t blocks, int threads,
-            cudaStream_t stream, Parameters... arguments) {
+template <auto kKernel>
+struct Listed {
+  static const char* Name() { return __PRETTY_FUNCTION__; }
+  static inline std::atomic<int>& launches = emulated::Launches()[Name()];
+};
+
+template <auto kKernel, typename... Parameters>
+void Launch(const char* name, int64_t blocks, int threads, cudaStream_t stream,
+            Parameters... arguments) {
   emulated::CheckStream(stream);
   Check(emulated::Call(), name);
+  ++Listed<kKernel>::launches;
   emulated::Run(static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
-                [&] { kernel(arguments...); });
+                [&] { kKernel(arguments...); });
 }
+
+inline void LoadKernels() { Check(emulated::Call(), "cudaFuncGetAttributes"); }
 
 }  // namespace syncbn::cuda

@@ -1,0 +1,164 @@
+"""Batches that are not finite, or have one value: what they leave, and reports."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import SymbolBlock, Trainer, nn
+from support import reference
+from support.helpers import assert_near, cpus, output_of, put, split_rows, value
+
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, make_parallel
+
+GOOD = np.random.default_rng(0).normal(2, 3, (6, 3, 4)).astype("float32")
+
+
+def spoiled(bad, row):
+    x = GOOD.copy()
+    x[row, 1, 2] = bad
+    return x
+
+
+def made(devices, **options):
+    layer = SyncBatchNorm(in_channels=3, prefix="norm_", **options)
+    layer.initialize(ctx=devices.contexts)
+    return layer
+
+
+def call(devices, layer, x):
+    rows = [1, 5] if len(devices) == 2 else [6]
+    with autograd.train_mode():
+        ys = devices.map(layer, put(split_rows(x, rows), devices.contexts))
+    return np.concatenate([y.asnumpy() for y in ys])
+
+
+def assert_running(layer, devices, mean, var):
+    for parameter, right in (layer.running_mean, mean), (layer.running_var, var):
+        for k in range(len(devices)):
+            size = {"count": 24, "scale": abs(right).max()}
+            assert_near(value(parameter, k), right, **size)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_momentum_0_and_a_first_batch_forget(bad, count, make_devices):
+    """0 * NaN is NaN, and so is what the statistics were set to."""
+    devices = make_devices(count)
+    _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
+    layer = made(devices, momentum=0)
+    call(devices, layer, spoiled(bad, 1))
+    assert np.isnan(value(layer.running_var, count - 1)[1])
+    call(devices, layer, GOOD)
+    assert_running(layer, devices, mean, var)
+    layer = made(devices, momentum=None, running_mean_initializer=mx.init.Constant(bad))
+    call(devices, layer, GOOD)
+    assert_running(layer, devices, mean, var)
+    layer = made(devices, momentum=1)
+    call(devices, layer, spoiled(bad, 1))
+    assert_running(layer, devices, np.zeros(3), np.ones(3))
+
+
+@pytest.mark.parametrize("momentum", [0.5, None])
+@pytest.mark.parametrize("count", [1, 2])
+def test_skip(count, momentum, make_devices):
+    devices = make_devices(count)
+    layer = made(devices, momentum=momentum, nonfinite="skip")
+    _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
+    call(devices, layer, GOOD)
+    y = call(devices, layer, spoiled(np.nan, 0))
+    assert np.isnan(y[:, 1]).any() and np.isfinite(y[:, [0, 2]]).all()
+    assert layer.num_batches_tracked == 1
+    old = 0.5 if momentum else 0.0
+    mean, var = old * 0 + (1 - old) * mean, old * 1 + (1 - old) * var
+    assert_running(layer, devices, mean, var)
+
+
+@pytest.mark.parametrize("row, device", [(0, "cpu(0)"), (3, "cpu(1)")])
+def test_raise_names_the_shard(row, device, devices):
+    layer = made(devices, nonfinite="raise")
+    call(devices, layer, GOOD)
+    before = value(layer.running_mean)
+    words = (
+        "SyncBatchNorm 'norm', forward: the mean or variance of channel 1 of the shard "
+        f"of {device} is not finite, in call 2 of the layer"
+    )
+    with pytest.raises(mx.MXNetError) as caught:
+        call(devices, layer, spoiled(np.inf, row))
+    assert words in str(caught.value)
+    gluon_syncbn.recover()
+    assert (value(layer.running_mean) == before).all()
+    assert np.isfinite(call(devices, layer, GOOD)).all()
+
+
+def test_the_first_of_several_shards(devices):
+    x = spoiled(np.nan, 0)
+    x[4] = np.nan
+    with pytest.raises(mx.MXNetError, match=r"channel 1 of the shard of cpu\(0\) is"):
+        call(devices, made(devices, nonfinite="raise"), x)
+
+
+def test_of_a_whole_net(devices):
+    """Through convert and make_parallel, in SymbolBlocks too."""
+    graph = SymbolBlock(nn.BatchNorm()(mx.sym.var("data")), mx.sym.var("data"))
+    layer = convert_sync_batchnorm(nn.BatchNorm(), 2, nonfinite="skip")
+    nodes = layer(mx.sym.var("data")).attr_dict().values()
+    assert [n["nonfinite"] for n in nodes if "nonfinite" in n] == ["skip"]
+    for net in nn.BatchNorm(), graph:
+        net = make_parallel(net, devices.contexts, nonfinite="raise")
+        net.initialize()
+        with pytest.raises(mx.MXNetError, match="channel 1 of the shard of cpu"):
+            with autograd.record():
+                net(mx.nd.array(spoiled(np.nan, 0))).wait_to_read()
+
+
+ONE_VALUE = """
+import warnings, mxnet as mx, gluon_syncbn
+layer = gluon_syncbn.SyncBatchNorm(in_channels=3, prefix="norm_")
+layer.initialize()
+trainer = mx.gluon.Trainer(layer.collect_params(), "sgd")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for rows in 2, 1, 1, 1:
+        with mx.autograd.record():
+            y = layer(mx.nd.ones((rows, 3)))
+        y.backward()
+        mx.nd.waitall()
+        trainer.step(rows)
+(warning,) = caught
+assert "SyncBatchNorm 'norm' trained on one value per channel over all dev" in str(
+    warning.message
+)
+"""
+
+
+def test_one_value_per_channel_is_told_once():
+    output_of(ONE_VALUE)
+
+
+def test_few_rows_without_synchronization_are_told_once(recwarn):
+    net = make_parallel(nn.BatchNorm(prefix="norm_"), cpus(2), sync_bn=False)
+    net.initialize()
+    net(mx.nd.ones((2, 3)))
+    trainer = Trainer(net.collect_params(), "sgd")
+    for rows in 6, 4, 2:
+        with autograd.record():
+            y = net(mx.nd.ones((rows, 3)))
+        y.backward()
+        trainer.step(rows)
+    words = "norm normalizes each device's 2 rows alone, as sync_bn=False was set"
+    (warning,) = [w for w in recwarn if "sync_bn" in str(w.message)]
+    assert words in str(warning.message) and warning.filename == __file__
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_second_derivatives_are_refused(hybridize):
+    layer = SyncBatchNorm(in_channels=3)
+    layer.initialize()
+    layer.hybridize(hybridize)
+    x = mx.nd.array(GOOD)
+    x.attach_grad()
+    with autograd.record():
+        (dx,) = autograd.grad(layer(x), [x], create_graph=True)
+    with pytest.raises(ValueError, match="made with create_graph=True, but those of a"):
+        dx.backward()
