@@ -339,6 +339,13 @@ def test_an_error_changes_nothing(norm, batches, error, words, devices):
     assert not (statistics(net)[0] == before[0][0]).all()
 
 
+def test_a_layer_may_skip_batches_that_are_not_finite():
+    layer = SyncBatchNorm(in_channels=1, nonfinite="skip")
+    layer.initialize()
+    recompute_statistics(layer, [mx.nd.array([[x]]) for x in (1.0, np.inf, 3.0)])
+    assert value(layer.running_mean) == 2 and value(layer.running_var) == 1
+
+
 def test_no_more_batches_are_read_than_asked_for():
     layer = SyncBatchNorm(in_channels=1)
     layer.initialize()
