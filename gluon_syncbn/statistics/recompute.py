@@ -121,7 +121,9 @@ def recompute_statistics(
     with synchronized(net):
         layers = synchronized_layers(net)
         if not layers:
-            raise ValueError(f"{net.name} has no BatchNorm, expected at least one")
+            raise ValueError(
+                f"{net.name} has no BatchNorm that is not frozen, expected at least one"
+            )
         # By key: a layer may be in several places.
         groups = {key: (layer, on) for layer in layers for key, on in layer.groups()}
         with collecting(groups):
