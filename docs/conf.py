@@ -4,6 +4,7 @@ The site loads nothing from the network: the theme brings its fonts and scripts 
 and formulas are MathML, which browsers show by themselves.
 """
 
+import json
 import os
 import re
 import runpy
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math import latex2mathml
+from sphinx.writers.html5 import HTML5Translator
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = runpy.run_path(str(ROOT / "gluon_syncbn" / "common" / "version.py"))[
@@ -25,10 +27,13 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "myst_parser",
+    "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "requirements.txt"]
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]  # the theme's sidebar, and in it a link to the sources
 nitpicky = True  # a name of this package that leads nowhere is an error
 # Names of MXNet and NumPy, and words that describe a parameter, have no pages here.
 nitpick_ignore_regex = [
@@ -51,36 +56,89 @@ html_theme = "furo"
 html_title = f"gluon_syncbn {VERSION}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(ROOT / "docs" / "scorer.js")
 html_show_copyright = False
 html_show_sphinx = False
 html_math_renderer = "mathml"
+copybutton_selector = "div:not(.highlight-text) > .highlight > pre"  # no output
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
-# Pages that are files of the repository's root, which GitHub shows too.
-ROOT_PAGES = {
+# Pages that are files outside of this folder, which GitHub shows too.
+OUTER_PAGES = {
     "index": "README.md",
     "changelog": "CHANGELOG.md",
     "design/contributing": "CONTRIBUTING.md",
+    "tour": "examples/tour.ipynb",
 }
 
 
-def read_root_pages(app, docname, source):
-    """Puts a root file before what the page itself holds; its links are made to fit."""
-    if docname not in ROOT_PAGES:
+def read_outer_pages(app, docname, source):
+    """Puts such a file before what the page itself holds; its links are made to fit."""
+    if docname not in OUTER_PAGES:
         return
-    file = ROOT / ROOT_PAGES[docname]
+    file = ROOT / OUTER_PAGES[docname]
     app.env.note_dependency(str(file))
-    pages = {name: page for page, name in ROOT_PAGES.items()}
-    here = Path(app.srcdir, docname).parent
+    pages = {ROOT / name: f"{page}.md" for page, name in OUTER_PAGES.items()}
 
     def fit(link):
-        target, anchor = link[1], link[2] or ""
-        if not (ROOT / target).exists():
+        target, anchor = file.parent / link[1], link[2] or ""
+        if not target.exists():
             return link[0]  # of the network, or within the page
-        path = f"docs/{pages[target]}.md" if target in pages else target
-        return f"]({os.path.relpath(ROOT / path, here)}{anchor})"
+        target = Path(app.srcdir, pages[target]) if target in pages else target
+        here = Path(app.srcdir, docname).parent
+        return f"]({os.path.relpath(target, here)}{anchor})"
 
-    text = re.sub(r"\]\(([^)#]+)(#[^)]*)?\)", fit, file.read_text(encoding="utf-8"))
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".ipynb":
+        text = "\n\n".join(markdown_of(json.loads(text)["cells"]))
+    text = re.sub(r"\]\(([^:)#]+)(#[^)]*)?\)", fit, text)
     source[0] = f"{text}\n{source[0]}"
+
+
+def markdown_of(cells):
+    """The texts of a notebook, its code, and what the code has printed and drawn."""
+    for cell in cells:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            yield text
+            continue
+        yield f"```python\n{text}\n```"
+        for output in cell["outputs"]:
+            picture = output.get("data", {}).get("image/png")
+            if picture:
+                yield f"![output](data:image/png;base64,{picture.strip()})"
+            else:
+                yield f"```text\n{''.join(output['text'])}```"
+
+
+def visit_image(translator, node):
+    """A figure links to itself in full size; narrow screens show NAME_narrow.png."""
+    builder, uri = translator.builder, node["uri"]
+    if uri in builder.images:  # others are data of a notebook
+        full = f"{builder.imgpath}/{builder.images[uri]}"
+        translator.body.append(f'<a class="figure" href="{full}"><picture>')
+        narrow = Path(uri).with_name(f"{Path(uri).stem}_narrow.png")
+        if Path(builder.srcdir, narrow).exists():
+            builder.images[str(narrow)] = narrow.name  # Sphinx copies it
+            translator.body.append(
+                '<source media="(max-width: 46em)" '
+                f'srcset="{builder.imgpath}/{narrow.name} 1.5x">'
+            )
+        translator.context.append("</picture></a>")
+    else:
+        translator.context.append("")
+    HTML5Translator.visit_image(translator, node)
+
+
+def depart_image(translator, node):
+    HTML5Translator.depart_image(translator, node)
+    translator.body.append(translator.context.pop())
+
+
+def break_long_names(app, pagename, templatename, context, doctree):
+    """In the table of contents, which is narrow, lines may break after underscores."""
+    context["toc"] = re.sub("_(?=[^<>]*<)", "_<wbr>", context.get("toc", ""))
 
 
 def visit_math(translator, node):
@@ -93,6 +151,8 @@ def visit_math(translator, node):
 
 def setup(app):
     """Called by Sphinx."""
-    app.connect("source-read", read_root_pages)
+    app.connect("source-read", read_outer_pages)
+    app.connect("html-page-context", break_long_names)
+    app.add_node(nodes.image, override=True, html=(visit_image, depart_image))
     renderer = visit_math, None
     app.add_html_math_renderer("mathml", renderer, renderer)

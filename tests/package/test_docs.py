@@ -169,3 +169,13 @@ def test_the_site_is_whole(site):
     documented = (site / "genindex.html").read_text(encoding="utf-8")
     for name in PUBLIC:
         assert f"#{name}" in documented, f"{name} is not in the reference"
+
+
+@pytest.mark.timeout(280)
+def test_figures_link_to_themselves_and_have_a_narrow_form(site):
+    page = (site / "benchmarks.html").read_text(encoding="utf-8")
+    form = r'<a class="figure" href="(.*?)"><picture><source [^>]*srcset="(\S+) '
+    figures = re.findall(form, page)
+    assert len(figures) == page.count("<img ") > 5
+    for file in sum(figures, ()):
+        assert (site / file).exists(), file
