@@ -99,9 +99,9 @@ def _context(text):
 
 
 def has_batch_norm(block: mx.gluon.Block) -> bool:
-    """Tells whether a SymbolBlock's graph has nodes for `convert_graph`."""
-    nodes = rewriting.nodes_of(symbol_of(block))
-    return any(node["op"] in OPERATORS for node, _ in nodes)
+    """Tells whether a SymbolBlock's graph has unsynchronized layers, not frozen."""
+    nodes = rewriting.nodes_of(_graph_of(block))
+    return any(node["op"] in OPERATORS and not is_frozen(node) for node, _ in nodes)
 
 
 def convert_graph(block: mx.gluon.Block, settings: dict | None = None) -> list[str]:

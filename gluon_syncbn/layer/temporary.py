@@ -12,7 +12,7 @@ from typing import Iterator
 import mxnet as mx
 from mxnet.gluon import SymbolBlock
 
-from ..mxnet_private.blocks import forget_graph
+from ..mxnet_private.blocks import BatchNormBase, forget_graph, settings_of
 from .batch_norm import SyncBatchNorm
 from .convert import convert_sync_batchnorm
 from .symbol_blocks import convert_graph, has_batch_norm
@@ -22,23 +22,23 @@ from .symbol_blocks import convert_graph, has_batch_norm
 def synchronized(net: mx.gluon.Block) -> Iterator[None]:
     """In the ``with`` block every BatchNorm is a SyncBatchNorm over all its contexts.
 
-    Layers that are one already, and their settings, do not change. Where others are
-    converted, hybridized blocks trace their graphs again, here and afterwards.
+    Layers that are one already, or frozen, do not change. Where others are converted,
+    hybridized blocks trace their graphs again, here and afterwards.
     """
     saved: list = []
     left: list = []
 
     def convert(block):
-        in_graph = isinstance(block, SymbolBlock) and has_batch_norm(block)
-        is_layer = "running_mean" in vars(block)
-        if in_graph or is_layer and not isinstance(block, SyncBatchNorm):
-            saved.append((block, type(block), dict(vars(block))))
-            if is_layer:
+        former = block, type(block), dict(vars(block))
+        if isinstance(block, SymbolBlock) and has_batch_norm(block):
+            saved.append(former)
+            # The graph as it is now, of which a part may synchronize already.
+            vars(block).pop("_unconverted_graph", None)
+            left.extend(convert_graph(block))
+        elif isinstance(block, BatchNormBase) and not isinstance(block, SyncBatchNorm):
+            if not settings_of(block)["use_global_stats"]:
+                saved.append(former)
                 convert_sync_batchnorm(block)
-            else:
-                # The graph as it is now, of which a part may synchronize already.
-                vars(block).pop("_unconverted_graph", None)
-                left.extend(convert_graph(block))
 
     try:
         net.apply(convert)

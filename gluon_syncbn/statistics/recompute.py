@@ -69,7 +69,8 @@ def recompute_statistics(
         Of inputs: each is an array, or a tuple or list of the arguments of `net`. Where
         `net` is on several contexts they are whole batches, which are split over these.
         With several processes each calls this function, with batches of its own, of
-        which it may have more or fewer than others.
+        which it may have more or fewer than others. A layer with ``nonfinite="skip"``
+        leaves out those whose moments are not finite.
     steps : int or None, default None
         The largest number of batches; None means all.
     variance : str, "population" or "pooled", default "population"
@@ -121,7 +122,9 @@ def recompute_statistics(
     with synchronized(net):
         layers = synchronized_layers(net)
         if not layers:
-            raise ValueError(f"{net.name} has no BatchNorm, expected at least one")
+            raise ValueError(
+                f"{net.name} has no BatchNorm that is not frozen, expected at least one"
+            )
         # By key: a layer may be in several places.
         groups = {key: (layer, on) for layer in layers for key, on in layer.groups()}
         with collecting(groups):

@@ -326,7 +326,7 @@ ROWS = [
     # recompute_statistics
     ("batches is an iterable of batches, but", partial(recompute, layer(), ARRAY)),
     (
-        "has no BatchNorm, expected at least one",
+        "has no BatchNorm that is not frozen, expected at least one",
         partial(recompute, plain_dense, [ARRAY]),
     ),
     ("b is not initialized: call net.initialize() be", partial(recompute, b, [ARRAY])),

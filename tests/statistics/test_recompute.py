@@ -232,6 +232,9 @@ def test_frozen_layers_keep_their_statistics():
         assert (value(layer.running_mean) == 0).all()
         assert (value(layer.running_var) == 1).all()
     np.testing.assert_allclose(value(net[2].running_mean), [2, 4], rtol=1e-4)
+    for frozen in net[:2]:
+        with pytest.raises(ValueError, match="that is not frozen, expected at least"):
+            recompute_statistics(frozen, [mx.nd.array(x)])
 
 
 class Negated(nn.BatchNorm):
@@ -334,6 +337,13 @@ def test_an_error_changes_nothing(norm, batches, error, words, devices):
     with autograd.train_mode():
         net(X).wait_to_read()
     assert not (statistics(net)[0] == before[0][0]).all()
+
+
+def test_a_layer_may_skip_batches_that_are_not_finite():
+    layer = SyncBatchNorm(in_channels=1, nonfinite="skip")
+    layer.initialize()
+    recompute_statistics(layer, [mx.nd.array([[x]]) for x in (1.0, np.inf, 3.0)])
+    assert value(layer.running_mean) == 2 and value(layer.running_var) == 1
 
 
 def test_no_more_batches_are_read_than_asked_for():
