@@ -7,6 +7,7 @@ to look into them, or to change what they were made with.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 from operator import attrgetter
@@ -141,6 +142,28 @@ def traced_again(block: mx.gluon.HybridBlock, args: Sequence) -> Iterator[None]:
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
     """Tells whether a hybridized block was called since."""
     return bool(vars(block).get("_cached_graph"))
+
+
+def wrap_static_calls(wrapper: Callable) -> None:
+    """Replaces each call of a static_shape graph by ``wrapper(block, args, call)``.
+
+    Forward hooks would be copied and saved with a block.
+    """
+    original = HybridBlock._call_cached_op
+
+    @functools.wraps(original)
+    def call_cached_op(block, *args):
+        call = functools.partial(original, block, *args)
+        if not dict(block._flags).get("static_shape"):
+            return call()
+        return wrapper(block, args, call)
+
+    HybridBlock._call_cached_op = call_cached_op
+
+
+def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol:
+    """The graph of a hybridized block that was called."""
+    return block._cached_graph[1]
 
 
 def without_memory(array: mx.nd.NDArray) -> mx.nd.NDArray:

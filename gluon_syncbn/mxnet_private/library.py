@@ -37,17 +37,25 @@ def observe_errors(observe: Callable[[str], None]) -> None:
 
 
 def push(
-    function: ctypes.c_void_p, address: int, context: mx.Context, read: Sequence
+    function: ctypes.c_void_p,
+    address: int,
+    context: mx.Context,
+    read: Sequence,
+    written: Sequence = (),
 ) -> None:
     """Lets MXNet's engine call a C function with `address` once `read` are ready.
 
-    Python's `mx.engine` only sets the size of bulks.
+    What is queued later waits for it before it uses `written`, which hold no array
+    twice. Python's `mx.engine` only sets the size of bulks.
     """
     place = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
-    handles = (ctypes.c_void_p * len(read))(*(array.handle for array in read))
+    lists = []
+    for arrays in read, written:
+        handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+        lists += [handles, len(arrays)]
     code = _LIB.MXEnginePushSyncND(
         *(function, ctypes.c_void_p(address), None, place),
-        *(handles, len(read), None, 0, None, 0, b"gluon_syncbn"),
+        *(*lists, None, 0, b"gluon_syncbn"),
     )
     mx.base.check_call(code)
 

@@ -60,6 +60,7 @@ _SIGNATURES = {
     ),
     "gluon_syncbn_end_step": (_status, [_text, _int]),
     "gluon_syncbn_note_time": (None, [_pointer, _pointer]),
+    "gluon_syncbn_do_nothing": (None, [_pointer, _pointer]),
     "gluon_syncbn_set_timeout": (None, [_double]),
     "gluon_syncbn_timeout": (_double, []),
     "gluon_syncbn_failure": (_text, []),

@@ -206,6 +206,9 @@ SYNCBN_EXPORT void gluon_syncbn_note_time(void* /*run_context*/, void* seconds) 
   *static_cast<double*>(seconds) = std::chrono::duration<double>(now).count();
 }
 
+// For MXEnginePushSync: what is pushed for its dependencies alone.
+SYNCBN_EXPORT void gluon_syncbn_do_nothing(void* /*run_context*/, void* /*parameter*/) {}
+
 SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) {
   syncbn::SetDefaultTimeout(seconds);
 }

@@ -8,8 +8,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
+from mxnet.gluon import nn
+from support.helpers import whole
 
-from gluon_syncbn import Devices
+from gluon_syncbn import Devices, SyncBatchNorm
 
 
 @pytest.mark.parametrize(
@@ -119,3 +121,23 @@ def test_contexts_are_not_changed_by_their_use(devices):
         with devices.contexts[0]:
             devices.map(int)
         assert mx.current_context() == mx.cpu(3)
+
+
+def test_calls_of_a_static_graph_keep_their_order(devices):
+    """On one device the second call could run first, and meet the other's first."""
+    net = nn.HybridSequential()
+    net.add(nn.HybridLambda(lambda F, x: x + 1), SyncBatchNorm(in_channels=1))
+    net.initialize(ctx=devices.contexts)
+    net.hybridize(static_alloc=True, static_shape=True)
+    late = mx.nd.ones((2000, 5000), ctx=devices.contexts[1])
+    x = mx.nd.array([[1], [2], [3], [8]])
+
+    def call(x, y):
+        if x.context == late.context:
+            x = mx.nd.broadcast_add(x, late.sin().sin().sin()[:1, :1] * 0)
+        return [net(x), net(y)]
+
+    with autograd.record():
+        outputs = devices.map(call, devices.split(x), devices.split(5 - 2 * x))
+    first, second = (whole(column) for column in zip(*outputs))
+    np.testing.assert_allclose(first, -second, atol=1e-4)
