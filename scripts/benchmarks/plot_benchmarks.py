@@ -61,7 +61,7 @@ def side_by_side(rows, columns, height, sharey="none"):
 def stacked(rows, columns, height, sharey="none"):
     """The same axes below each other in a figure of 4 inches, a scale for each."""
     size = 4, height * rows * columns
-    figure, axes = pyplot.subplots(rows * columns, figsize=size)
+    figure, axes = pyplot.subplots(rows * columns, figsize=size, squeeze=False)
     return figure, axes.reshape(rows, columns)
 
 

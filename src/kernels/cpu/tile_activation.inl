@@ -5,20 +5,21 @@ namespace syncbn::cpu {
 namespace {
 
 // What Exp and Expm1 need to know of a type: z = n ln(2) + r, where |r| is at most ln(2) / 2, and
-// kTerms of r^k / k! give expm1(r) within its rounding. Below kLowest 2^n would be subnormal.
+// kTerms of r^k / k! give expm1(r) within its rounding. kLowest is the logarithm of the
+// smallest normal number; exp of less is 0.
 template <typename Scalar>
 struct Exponential;
 template <>
 struct Exponential<float> {
   typedef uint32_t Bits;
   static constexpr int kTerms = 7, kMantissaBits = 23, kBias = 127;
-  static constexpr float kLowest = -87, kLog2High = 0x1.62e4p-1f, kLog2Low = 0x1.7f7d1cp-20f;
+  static constexpr float kLowest = -87.33654f, kLog2High = 0x1.62e4p-1f, kLog2Low = 0x1.7f7d1cp-20f;
 };
 template <>
 struct Exponential<double> {
   typedef uint64_t Bits;
   static constexpr int kTerms = 13, kMantissaBits = 52, kBias = 1023;
-  static constexpr double kLowest = -708, kLog2High = 0x1.62e42feep-1,
+  static constexpr double kLowest = -708.3964185322641, kLog2High = 0x1.62e42feep-1,
                           kLog2Low = 0x1.a39ef35793c76p-33;
 };
 
@@ -45,7 +46,8 @@ template <typename Scalar, typename Vector>
 SYNCBN_INLINE Vector ExpOf(Vector z) {
   Vector power, expm1;
   SplitExponential<Scalar>(z, &power, &expm1);
-  return power + power * expm1;
+  const Vector exp = power + power * expm1;
+  return z < Exponential<Scalar>::kLowest ? Vector{} : exp;
 }
 template <typename Scalar, typename Vector>
 SYNCBN_INLINE Vector Expm1Of(Vector z) {
