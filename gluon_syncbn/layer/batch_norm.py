@@ -15,7 +15,7 @@ from mxnet.gluon import nn
 
 from ..common.arguments import check_bool, check_int, check_real, check_type, counted
 from ..mxnet_private.blocks import current_trace
-from ..native import call_order  # noqa: F401  keeps the order of static graphs' calls
+from ..native import static_graphs  # noqa: F401  orders their calls
 from . import exporting, layout_guard
 from .activations import apply, checked
 from .synchronization import SyncState, checked_settings, group_attributes, ranks_of

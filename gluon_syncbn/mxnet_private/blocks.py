@@ -145,7 +145,7 @@ def has_graph(block: mx.gluon.HybridBlock) -> bool:
 
 
 def wrap_static_calls(wrapper: Callable) -> None:
-    """Replaces each call of a static_shape graph by ``wrapper(block, args, call)``.
+    """Replaces each call of a static_shape graph by ``wrapper(block, call)``.
 
     Forward hooks would be copied and saved with a block.
     """
@@ -156,7 +156,7 @@ def wrap_static_calls(wrapper: Callable) -> None:
         call = functools.partial(original, block, *args)
         if not dict(block._flags).get("static_shape"):
             return call()
-        return wrapper(block, args, call)
+        return wrapper(block, call)
 
     HybridBlock._call_cached_op = call_cached_op
 

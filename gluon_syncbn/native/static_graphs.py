@@ -1,0 +1,50 @@
+"""Tells MXNet's engine that static_shape graphs write running statistics.
+
+Imported for its effect on MXNet's blocks. MXNet takes them as only read there: nothing
+would order two calls with independent inputs on a device, and devices could pair one's
+first call with another's second. It must not know layers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, Callable, Sequence
+
+import mxnet as mx
+
+from ..common.nested import flatten
+from ..mxnet_private.blocks import graph_of, wrap_static_calls
+from ..mxnet_private.library import push
+from ..mxnet_private.parameters import data_of
+from .library import load
+
+_written = weakref.WeakKeyDictionary()  # by block: its graph, and what that writes
+
+
+def _note_writes(block: mx.gluon.HybridBlock, call: Callable) -> Any:
+    """Makes the call; what uses its statistics later waits for its end."""
+    outputs = call()
+    arrays = [y for y in flatten([outputs]) if isinstance(y, mx.nd.NDArray)]
+    nothing = ctypes.cast(load().gluon_syncbn_do_nothing, ctypes.c_void_p)
+    parameters = _statistics(block)
+    for context in {y.context for y in arrays} if parameters else ():
+        written = [data for p in parameters for data in data_of(p)]
+        written = [data for data in written if data.context == context]
+        push(nothing, 0, context, [y for y in arrays if y.context == context], written)
+    return outputs
+
+
+def _statistics(block: mx.gluon.HybridBlock) -> Sequence:
+    """The parameters that the block's graph writes."""
+    graph = graph_of(block)
+    known, parameters = _written.get(block, (None, ()))
+    if known is not graph:
+        names = set(graph.list_auxiliary_states())
+        found = block.collect_params().items()
+        parameters = [parameter for name, parameter in found if name in names]
+        _written[block] = graph, parameters
+    return parameters
+
+
+wrap_static_calls(_note_writes)
