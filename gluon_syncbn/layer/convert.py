@@ -208,7 +208,7 @@ def _is_known(block):
 
 
 def _own_methods(block):
-    """What a layer defines beside MXNet's, which another class would not have."""
+    """The methods of a layer's own class, which conversion would take away."""
     kind = type(block)
     if isinstance(block, SyncBatchNorm):
         return []

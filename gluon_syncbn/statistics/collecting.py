@@ -55,7 +55,7 @@ def collecting(keys: Iterable[str]) -> Iterator[None]:
 
 
 def collected(key: str) -> Collected | None:
-    """What a group has collected; None if it has had no batch."""
+    """The moments that a group has collected; None if it has had no batch."""
     size = load().gluon_syncbn_collected(key.encode(), None, 0)
     if size == 0:
         return None

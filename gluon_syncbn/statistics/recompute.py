@@ -178,7 +178,7 @@ def _told(batches):
 
 
 def _of_all_ranks(found, names, ranks):
-    """What the rank of each group that had the most batches has collected.
+    """The moments of each group, from its rank that had the most batches.
 
     All ranks of a group have collected the same until the first of them has joined.
     `ranks` has those of each group. Raises on all ranks what concerns one.
