@@ -3,58 +3,24 @@
     python examples/padded_sequences.py
 
 A batch of padded sequences (N, T, C) is split by sequences, so devices hold different
-numbers of valid steps. Each selects its valid rows, the layer normalizes them over all
-devices (uneven shards are exact), and they are put back; padding stays zero.
+numbers of valid steps, maybe none. The layer takes a mask of them: statistics and
+gradients are those of all valid steps on all devices, and padding stays zero.
 """
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import Block
 
 import gluon_syncbn
 
 LENGTHS = np.array([9, 1, 4, 2, 7])
 
 
-class SequenceNorm(Block):
-    """Batch normalization of the valid steps of padded sequences."""
-
-    def __init__(self, num_devices, **kwargs):
-        super().__init__()
-        with self.name_scope():
-            self.norm = gluon_syncbn.SyncBatchNorm(num_devices=num_devices, **kwargs)
-
-    def forward(self, x, valid):
-        """x: (N, T, C); valid: numbers n * T + t of the valid steps, at least one."""
-        rows = x.reshape((-1, x.shape[2]))
-        selected = self.norm(rows.take(valid))
-        put_back = mx.nd.contrib.index_copy(rows.zeros_like(), valid, selected)
-        return put_back.reshape(x.shape)
-
-
-def valid_steps(lengths, steps):
-    """The argument `valid` for sequences of these lengths, padded to `steps`."""
-    return np.flatnonzero(np.arange(steps) < lengths[:, None]).astype("int64")
-
-
-def normalize(layer, devices, x, lengths, dy):
-    """y and dx of padded sequences, as NumPy arrays."""
-    xs, dys = devices.split(x), devices.split(dy)
-    bounds = np.cumsum([len(shard) for shard in xs])[:-1]
-    valid = [
-        mx.nd.array(valid_steps(part, x.shape[1]), ctx=context, dtype="int64")
-        for part, context in zip(np.split(lengths, bounds), devices.contexts)
-    ]
-    for shard in xs:
-        shard.attach_grad()
-    with autograd.record():
-        ys = devices.map(layer, xs, valid)
-    devices.map(lambda y, dy: y.backward(dy), ys, dys)
-    return [
-        np.concatenate([array.asnumpy() for array in arrays])
-        for arrays in (ys, [shard.grad for shard in xs])
-    ]
+def mask_of(lengths, steps):
+    """1 for the valid steps of sequences that are padded to `steps`, else 0."""
+    ones = mx.nd.ones((steps, len(lengths)))
+    lengths = mx.nd.array(lengths)
+    return mx.nd.SequenceMask(ones, lengths, use_sequence_length=True).T
 
 
 def reference(rows, dy, epsilon=1e-5):
@@ -67,16 +33,20 @@ def reference(rows, dy, epsilon=1e-5):
 def main():
     rng = np.random.default_rng(0)
     x, dy = rng.normal(3, 2, (2, len(LENGTHS), max(LENGTHS), 4))
-    with gluon_syncbn.Devices([mx.cpu(0), mx.cpu(1)]) as devices:
-        layer = SequenceNorm(len(devices), in_channels=4)
-        layer.cast("float64")
-        layer.initialize(ctx=devices.contexts)
-        y, dx = normalize(layer, devices, x, LENGTHS, dy)
-    valid = valid_steps(LENGTHS, x.shape[1])
-    rows = [array.reshape(-1, 4)[valid] for array in (x, dy, y, dx)]
-    expected = reference(*rows[:2])
-    for name, result, right in zip(("y", "dx"), rows[2:], expected):
-        error = abs(result - right).max()
+    mask = mask_of(LENGTHS, x.shape[1])
+    layer = gluon_syncbn.SyncBatchNorm(axis=-1, in_channels=4)
+    layer.cast("float64")
+    net = gluon_syncbn.make_parallel(layer, ctx=[mx.cpu(0), mx.cpu(1)])
+    net.initialize()
+    data = mx.nd.array(x, dtype="float64")
+    data.attach_grad()
+    with autograd.record():
+        y = net(data, mask)
+    y.backward(mx.nd.array(dy, dtype="float64"))
+    valid = mask.asnumpy() == 1
+    expected = reference(x[valid], dy[valid])
+    for name, result, right in zip(("y", "dx"), (y, data.grad), expected):
+        error = abs(result.asnumpy()[valid] - right).max()
         print(f"{name} differs from that of the unpadded rows by {error:.1e}")
 
 

@@ -18,6 +18,7 @@ from ..mxnet_private.blocks import current_trace
 from ..native import static_graphs  # noqa: F401  orders their calls
 from . import exporting, layout_guard
 from .activations import apply, checked
+from .masking import MaskedRows, check_mask
 from .synchronization import SyncState, checked_settings, group_attributes, ranks_of
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
@@ -94,6 +95,9 @@ class SyncBatchNorm(nn.BatchNorm):
 
     Inputs
         - **data**: 2 to 5 dimensions, float16, float32 or float64.
+        - **mask** (optional): the shape of `data` without the axis of the channels,
+          which is 1 or -1. Elements where it is 0 are padding: statistics and gradients
+          do not depend on them, and their outputs and gradients are 0.
 
     Outputs
         - **out**: shape and dtype of `data`.
@@ -239,7 +243,7 @@ class SyncBatchNorm(nn.BatchNorm):
         check_int("num_batches_tracked", batches, least=0, most=2**62)
         self._sync.rendezvous.set_batches(batches)
 
-    def forward(self, x: Any, *args: Any) -> Any:
+    def forward(self, x: Any, mask: Any = None) -> Any:
         """Checks what is known before it runs, then calls or traces the layer."""
         is_array = isinstance(x, mx.nd.NDArray)
         is_frozen = self._kwargs["use_global_stats"]
@@ -248,51 +252,48 @@ class SyncBatchNorm(nn.BatchNorm):
             self._check_enough_contexts()
         if not is_array:
             check_type("data", x, mx.sym.Symbol, "an NDArray or Symbol")
-            return super().forward(x, *args)
+        inputs = (x,) if mask is None else (x, mask)
+        if mask is not None:
+            check_mask(self.name, x, mask, self._kwargs["axis"])
+        if not is_array:
+            return super().forward(*inputs)
         try:
             if is_frozen:
-                return super().forward(x, *args)
+                return super().forward(*inputs)
             layout_guard.make_plain(x)
-            return layout_guard.plain_gradient(super().forward(x, *args))
+            return layout_guard.plain_gradient(super().forward(*inputs))
         except mx.MXNetError:
             self._check_channels(x)
             raise
 
     def hybrid_forward(
-        self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
+        self,
+        F: Any,
+        x: Any,
+        mask: Any = None,
+        gamma: Any = None,
+        beta: Any = None,
+        running_mean: Any = None,
+        running_var: Any = None,
     ) -> Any:
-        """Builds the operator and what it needs around it, as symbols or arrays."""
-        contexts = self.contexts()
+        """The layer as symbols or arrays; Gluon gives the parameters by name."""
         self._sync.rendezvous.parameters = self._reg_params
+        inputs = [x, gamma, beta, running_mean, running_var, mask]
         is_np = mx.util.is_np_array()
         if is_np:
-            x, gamma, beta, running_mean, running_var = (
-                array.as_nd_ndarray()
-                for array in (x, gamma, beta, running_mean, running_var)
-            )
+            inputs = [i if i is None else i.as_nd_ndarray() for i in inputs]
+        x, *parameters, mask = inputs
+        rows = None if mask is None else MaskedRows(F, x, mask, self._kwargs["axis"])
+        if rows is not None:
+            x = rows.valid_first()
         is_frozen = self._kwargs["use_global_stats"]
         self._sync.rendezvous.note_frozen(is_frozen)
         if is_frozen:
-            parameters = gamma, beta, running_mean, running_var
             y = self._frozen_forward(F, x, *parameters)
-            return y.as_np_ndarray() if is_np else y
-        is_symbol = F is not mx.nd
-        places = contexts if is_symbol else [x.context]
-        trace = current_trace() if is_symbol else None
-        guard = layout_guard.guard_kind(places, self, is_symbol, trace)
-        inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
-        if trace is not None and guard != "any":
-            exporting.trace_again_for_export(trace)
-        former_trace, former_y = self._sync.latest_use
-        chained = trace is not None and trace.key is former_trace
-        if chained:
-            # The layer is used again in this graph: after its former use, see
-            # custom_op.cc.
-            inputs.append(F.size_array(former_y))
-        attributes = {"guard": guard, "chained": chained, **self._attributes(contexts)}
-        y = F.Custom(*inputs, running_mean, running_var, name="fwd", **attributes)
-        self._sync.latest_use = (None, None) if trace is None else (trace.key, y)
-        y = layout_guard.guarded_output(F, y, guard, trace)
+        else:
+            y = self._synchronized_forward(F, x, parameters, rows)
+        if rows is not None:
+            y = rows.put_back(y)
         return y.as_np_ndarray() if is_np else y
 
     def _frozen_forward(self, F, x, *parameters):
@@ -300,6 +301,31 @@ class SyncBatchNorm(nn.BatchNorm):
         settings = {**self._kwargs, "momentum": known_momentum(self._kwargs)}
         y = F.BatchNorm(x, *parameters, name="fwd", **settings)
         return apply(F, y, self._sync.activation)
+
+    def _synchronized_forward(self, F, x, parameters, rows):
+        """The operator and what it needs around it; `rows` are those of a mask."""
+        contexts = self.contexts()
+        gamma, beta, *statistics = parameters
+        is_symbol = F is not mx.nd
+        places = contexts if is_symbol else [x.context]
+        trace = current_trace() if is_symbol else None
+        guard = layout_guard.guard_kind(places, self, is_symbol, trace)
+        inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
+        if trace is not None and guard != "any":
+            exporting.trace_again_for_export(trace)
+        attributes = {"guard": guard, **self._attributes(contexts)}
+        former_trace, former_y = self._sync.latest_use
+        if trace is not None and trace.key is former_trace:
+            # The layer is used again in this graph: after its former use, see
+            # custom_op.cc.
+            inputs.append(F.size_array(former_y))
+            attributes["chained"] = True
+        if rows is not None:
+            inputs.append(rows.count(gamma))
+            attributes["masked"] = True
+        y = F.Custom(*inputs, *statistics, name="fwd", **attributes)
+        self._sync.latest_use = (None, None) if trace is None else (trace.key, y)
+        return layout_guard.guarded_output(F, y, guard, trace)
 
     def _attributes(self, contexts):
         sync, settings = self._sync, self._sync.settings

@@ -88,6 +88,8 @@ void Set(const std::string& key, const std::string& value, Attributes* out) {
     out->guard = value;
   } else if (key == "chained") {
     out->chained = Flag(key, value);
+  } else if (key == "masked") {
+    options.masked = Flag(key, value);
   } else if (key == "contexts") {
     options.contexts = value.empty() ? std::set<Device>() : DevicesOf(key, value, value);
   } else if (key == "device_groups") {

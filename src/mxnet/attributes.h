@@ -17,10 +17,12 @@ struct Attributes {
   // enough with static_shape=True; "outside": the layer's own call guards it; "gpu": none, the
   // graph was traced for GPU contexts.
   std::string guard = "any";
-  bool chained = false;  // the node has a fourth input, see custom_op.cc
+  bool chained = false;  // the node has an input "after", see custom_op.cc
   // If not empty, a device synchronizes with its own set only, and with no other process.
   std::vector<std::set<Device>> device_groups;
   Options options;
+
+  int Inputs() const { return 3 + (chained ? 1 : 0) + (options.masked ? 1 : 0); }
 };
 
 // Throws Error that names the attribute, the value and what is expected.

@@ -1,9 +1,9 @@
 // MXNet's callbacks for custom operators: handles in, tensors to op, errors out.
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
-// A chained node has a fourth input, an output of the same layer's use before it in the graph. It
+// A chained node has an input "after", an output of the same layer's use before it in the graph. It
 // is not read: it orders the two, which share running statistics and the numbers of calls. (In a
 // static_shape graph MXNet takes auxiliary states for inputs that are only read, and orders
-// nothing.)
+// nothing.) A masked node has a last input "rows", see ForwardTensors.
 // MXNet calls them in this order: the creator (on every imperative call, so it is cheap), the
 // lists, shapes, backward dependencies, CreateOperator, types; then forward and backward on a
 // thread for custom operators, where waiting for other devices blocks no other work.
@@ -65,7 +65,8 @@ class QueuedCall {
 struct Operator {
   Operator(const Attributes& attributes, const Device& device, const std::shared_ptr<Group>& group)
       : num_devices(attributes.options.num_devices),
-        inputs(attributes.chained ? 4 : 3),
+        inputs(attributes.Inputs()),
+        masked(attributes.options.masked),
         from_output(attributes.options.from_output),
         // A chained operator belongs to the call that has queued the one before it.
         queued(attributes.chained ? nullptr : new QueuedCall(device, group)),
@@ -73,6 +74,7 @@ struct Operator {
                    MakeBackend(device, AllocateFromMxnet)) {}
   const int num_devices;
   const int inputs;
+  const bool masked;
   const bool from_output;
   const std::unique_ptr<QueuedCall> queued;
   SyncBatchNorm batch_norm;
@@ -98,7 +100,7 @@ void CheckCanSynchronize(const Operator& op) {
   }
 }
 
-// x, gamma, beta, (after) | y | running_mean, running_var
+// x, gamma, beta, (after), (rows) | y | running_mean, running_var
 int Forward(int size, void** handles, int* /*tags*/, const int* requests, const int training,
             void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
@@ -107,12 +109,13 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
     if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(*op);
     const int y = op->inputs;
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
+                                      op->masked ? arrays[y - 1].View() : Tensor(),
                                       ToRequest(requests[0]), arrays[y].View(),
                                       arrays[y + 1].View(), arrays[y + 2].View()});
   });
 }
 
-// dy | (x), (gamma), (beta), (after) | (y) | dx, dgamma, dbeta, (after) | running_mean, running_var
+// dy | (x), (gamma), (beta), ... | (y) | dx, dgamma, dbeta, ... | running_mean, running_var
 // Of those in parentheses only x, or y where the layer's options say so, is not empty.
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
@@ -132,11 +135,10 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
 struct Properties {
   Attributes attributes;
   std::string error;  // of the attributes; the creator itself must not throw, see Create
+  std::vector<const char*> arguments;
   std::vector<int> x_shape, channel_shape, after_shape = {1};
   int dependencies[2];
   void* contexts[8];
-
-  int Output() const { return attributes.chained ? 4 : 3; }
 };
 
 int DeleteProperties(void* state) {
@@ -146,11 +148,14 @@ int DeleteProperties(void* state) {
 
 int ListArguments(char*** names, void* state) {
   return Callback([&] {
-    const Properties& properties = *static_cast<Properties*>(state);
-    if (!properties.error.empty()) throw Error(properties.error);
-    static const char* arguments[] = {"data", "gamma", "beta", nullptr};
-    static const char* chained[] = {"data", "gamma", "beta", "after", nullptr};
-    *names = const_cast<char**>(properties.attributes.chained ? chained : arguments);
+    Properties* properties = static_cast<Properties*>(state);
+    if (!properties->error.empty()) throw Error(properties->error);
+    std::vector<const char*>& arguments = properties->arguments;
+    arguments = {"data", "gamma", "beta"};
+    if (properties->attributes.chained) arguments.push_back("after");
+    if (properties->attributes.options.masked) arguments.push_back("rows");
+    arguments.push_back(nullptr);
+    *names = const_cast<char**>(arguments.data());
   });
 }
 
@@ -166,7 +171,7 @@ int ListAuxiliaryStates(char*** names, void* /*state*/) {
   return 1;
 }
 
-// data, gamma, beta, (after), output, running_mean, running_var
+// data, gamma, beta, (after), (rows), output, running_mean, running_var
 int InferShape(int size, int* ndims, int** shapes, void* state) {
   return Callback([&] {
     Properties* properties = static_cast<Properties*>(state);
@@ -186,7 +191,7 @@ int InferShape(int size, int* ndims, int** shapes, void* state) {
     properties->channel_shape.assign(1, properties->x_shape[position]);
     for (int i = 1; i < size; ++i) {
       std::vector<int>* shape = &properties->channel_shape;
-      if (i == properties->Output()) shape = &properties->x_shape;
+      if (i == properties->attributes.Inputs()) shape = &properties->x_shape;
       if (i == 3 && properties->attributes.chained) shape = &properties->after_shape;
       ndims[i] = static_cast<int>(shape->size());
       shapes[i] = shape->data();
@@ -201,7 +206,7 @@ int InferType(int size, int* types, void* state) {
     const int float32 = static_cast<int>(DType::kFloat32);
     const int float64 = static_cast<int>(DType::kFloat64);
     const int int64 = 6;
-    const int y = properties.Output();
+    const int y = properties.attributes.Inputs();
     if (types[0] != unknown && !IsSupported(types[0])) {
       throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': data is float16, "
                          "float32 or float64, but got ", NameOfFlag(types[0]),

@@ -6,7 +6,6 @@
 // double, on the host. Calls stand between Begin and Finish, in one thread at a time.
 #pragma once
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -32,7 +31,7 @@ class Backend {
 
   // Opens a forward or backward call. `vectors` are the per-channel tensors that it will Read, as
   // they are now. Tensors that a device writes are not touched before the next call.
-  virtual void Begin(const Layout& layout, std::initializer_list<const Tensor*> vectors) = 0;
+  virtual void Begin(const Layout& layout, const std::vector<const Tensor*>& vectors) = 0;
   // Closes the call: everything is written.
   virtual void Finish() = 0;
   // Closes a call that has failed. What it was to write is undefined.

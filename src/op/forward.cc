@@ -55,6 +55,13 @@ double WeightedSum(double keep, double old, double batch) {
 
 }  // namespace
 
+int64_t SyncBatchNorm::ValidRows(const Layout& layout, const ForwardTensors& of) const {
+  const std::vector<double> counts = backend_->Read(of.rows);
+  const double rows = counts.empty() ? 0 : counts[0];
+  if (rows >= 0 && rows <= static_cast<double>(layout.outer)) return static_cast<int64_t>(rows);
+  throw DeviceError(Concat("\"rows\" counts ", rows, " valid rows, but data has ", layout.outer));
+}
+
 void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& of) {
   mean_.resize(static_cast<size_t>(layout.channels));
   std::vector<double> var(mean_.size());

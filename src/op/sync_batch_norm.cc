@@ -24,7 +24,7 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
 // are other processes, which may wait for an exchange that this process has not begun.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
-                              std::initializer_list<const Tensor*> vectors, const Body& body) {
+                              const std::vector<const Tensor*>& vectors, const Body& body) {
   const int ndim = static_cast<int>(x.shape.size());
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
@@ -52,14 +52,20 @@ void SyncBatchNorm::FailEverywhere(const std::string& text) {
 void SyncBatchNorm::Forward(bool training, const ForwardTensors& of) {
   batch_statistics_ = TakesBatch(training);
   forward_succeeded_ = false;
-  OnBackend("forward", of.x, {&of.gamma, &of.beta, &of.running_mean, &of.running_var},
-            [&](const Layout& layout) { ComputeForward(layout, of); });
+  std::vector<const Tensor*> vectors{&of.gamma, &of.beta, &of.running_mean, &of.running_var};
+  if (options_.masked) vectors.push_back(&of.rows);
+  OnBackend("forward", of.x, vectors, [&](Layout layout) {
+    if (options_.masked) layout.outer = rows_ = ValidRows(layout, of);
+    ComputeForward(layout, of);
+  });
   forward_succeeded_ = true;
 }
 
 void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& t, const Gradients& out) {
-  OnBackend("backward", t, {},
-            [&](const Layout& layout) { ComputeBackward(layout, dy, t, out); });
+  OnBackend("backward", t, {}, [&](Layout layout) {
+    if (options_.masked) layout.outer = rows_;
+    ComputeBackward(layout, dy, t, out);
+  });
 }
 
 // Without payload and operation.

@@ -32,6 +32,7 @@ struct Options {
   NonFinite nonfinite = NonFinite::kPropagate;
   Activation activation;       // of the output
   bool from_output = false;    // backward reads y instead of x; not for an ELU
+  bool masked = false;         // only the first rows of x are valid, see ForwardTensors
   double timeout = 0;  // seconds; 0 means DefaultTimeout()
   std::set<Device> contexts;  // of the layer's parameters, if known; for messages
   bool across_processes = true;  // false: the devices of this process only
@@ -42,6 +43,9 @@ struct Options {
 // The tensors of a forward call. Running statistics are updated in place.
 struct ForwardTensors {
   Tensor x, gamma, beta;
+  // If masked: the number of valid rows (of the axes before the channels), once for each channel.
+  // Others are neither read nor written, in forward and backward.
+  Tensor rows;
   Request y_request;
   Tensor y, running_mean, running_var;
 };
@@ -73,8 +77,9 @@ class SyncBatchNorm {
   // Runs body(layout) between the backend's Begin and Finish.
   template <typename Body>
   void OnBackend(const char* operation, const Tensor& x,
-                 std::initializer_list<const Tensor*> vectors, const Body& body);
+                 const std::vector<const Tensor*>& vectors, const Body& body);
 
+  int64_t ValidRows(const Layout& layout, const ForwardTensors& of) const;
   void ComputeForward(const Layout& layout, const ForwardTensors& of);
   void SetScale(const std::vector<double>& var, const ForwardTensors& of);
   [[noreturn]] void RaiseNonFinite(const std::string& own, const Tensor& x, const Layout& layout);
@@ -114,6 +119,7 @@ class SyncBatchNorm {
   bool batch_statistics_ = false;
   Ticket ticket_;
   int64_t backward_calls_ = 0;
+  int64_t rows_ = 0;  // that are valid; only if masked
   double count_ = 0;
   std::vector<double> gamma_, mean_, inv_std_;
   std::vector<double> scale_, offset_;  // z = (x - mean) * scale + offset

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -177,6 +178,26 @@ def test_folder_of_images(shapes, tmp_path, train, refusal):
     image.write_bytes(image.read_bytes()[: image.stat().st_size // 2])
     refusal("not a readable image", "--resume", "run")
     assert (tmp_path / "run/last.npz").read_bytes() == before
+
+
+CAMVID = ROOT.parent / "shared" / "data" / "camvid"
+
+
+@pytest.mark.skipif(not CAMVID.is_dir(), reason=f"{CAMVID} is not a folder")
+def test_the_commands_of_the_guide(tmp_path):
+    """As printed, but on fewer images."""
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    (tmp_path / "camvid").symlink_to(CAMVID)
+    scene = next((CAMVID / "images" / "val").iterdir())
+    Image.open(scene).save(tmp_path / "street.jpg")
+    guide = (ROOT / "docs" / "guides" / "segmentation.md").read_text(encoding="utf-8")
+    block = re.search(r"```\n(python .*?)```", guide, re.S)[1].replace("\\\n", "")
+    limits = [*TINY[:-4], "--stop-after", "1"]
+    for line, more in zip(block.splitlines(), (limits, [], [])):
+        _, script, *options = shlex.split(line, comments=True)
+        run(Path(script).name, *options, *more, cwd=tmp_path)
+    assert len(log_of(tmp_path / "runs/folder-fastscnn-syncbn")) == 8
+    assert min(Image.open(tmp_path / "overlay.png").size) > 200
 
 
 # ---------------------------------------------------------------- a user's mistakes

@@ -17,7 +17,7 @@ std::vector<char> MakeWorkspace(const Layout& layout) {
 
 class CpuBackend : public Backend {
  public:
-  void Begin(const Layout&, std::initializer_list<const Tensor*>) override {}
+  void Begin(const Layout&, const std::vector<const Tensor*>&) override {}
   void Finish() override {}
   void Abandon() noexcept override {}
 

@@ -17,7 +17,7 @@ namespace syncbn {
 namespace {
 
 // The most per-channel vectors of one call, a backward from x through an activation: 3 for sums, 2
-// sums, 2 written, 6 coefficients. (A forward has 4 read, 2 moments, 2 written, 3 coefficients.)
+// sums, 2 written, 6 coefficients. (A forward has 5 read, 2 moments, 2 written, 3 coefficients.)
 constexpr int64_t kPinnedVectors = 13;
 constexpr int64_t kDeviceVectors = 9;
 
@@ -27,7 +27,7 @@ class CudaBackend : public Backend {
  public:
   CudaBackend(const Device& device, Allocator allocator) : device_(device), allocator_(allocator) {}
 
-  void Begin(const Layout& layout, std::initializer_list<const Tensor*> vectors) override {
+  void Begin(const Layout& layout, const std::vector<const Tensor*>& vectors) override {
     for (const Tensor* vector : vectors) CheckIsParameter(*vector);
     current_ = std::make_unique<cuda::CurrentDevice>(device_.id);
     lane_ = cuda::Lane::Acquire(device_.id);

@@ -1,0 +1,73 @@
+"""Masked data as rows, of which the operator takes those that are valid.
+
+Called by ``batch_norm.py``. Valid rows come first, and the operator reads and writes no
+others: so the result has the bits of the layer on the valid elements alone, whatever
+padding holds, and a device may hold nothing but padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from ..common.arguments import check_type
+
+
+class MaskedRows:
+    """The rows (elements, channels) of a call with a mask, as symbols or arrays."""
+
+    def __init__(self, F: Any, x: Any, mask: Any, axis: int) -> None:
+        self._F, self._x, self._axis = F, x, axis
+        self._channels_last = x
+        if axis == 1:
+            x = F.reshape(x, shape=(0, 0, -1))
+            self._channels_last = F.swapaxes(x, dim1=1, dim2=2)
+        mask = F.cast(F.BlockGrad(mask), dtype="float32")
+        self._is_valid = F.reshape(mask, shape=(-1,)) != 0
+        self._order = F.argsort(self._is_valid, is_ascend=False, dtype="int32")
+
+    def valid_first(self) -> Any:
+        """The data's rows, those of padding after the others."""
+        rows = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
+        return self._F.take(self._without_padding(rows), self._order)
+
+    def count(self, gamma: Any) -> Any:
+        """The number of valid rows, once for each channel that `gamma` has."""
+        ones = self._F.cast(self._is_valid, dtype="float64")
+        return self._F.broadcast_like(self._F.sum(ones, axis=0, keepdims=True), gamma)
+
+    def put_back(self, rows: Any) -> Any:
+        """What `valid_first` gave, in the data's shape; padding is 0."""
+        F = self._F
+        rows = F.contrib.index_copy(F.zeros_like(rows), self._order, rows)
+        y = F.reshape_like(self._without_padding(rows), self._channels_last)
+        if self._axis == 1:
+            y = F.reshape_like(F.swapaxes(y, dim1=1, dim2=2), self._x)
+        return y
+
+    def _without_padding(self, rows):
+        """Zeros in place of padding, whose gradients become zeros, too."""
+        return self._F.where(self._is_valid, rows, self._F.zeros_like(rows))
+
+
+def check_mask(layer: str, x: Any, mask: Any, axis: int) -> None:
+    """Raises TypeError or ValueError if a layer cannot take this mask with its data."""
+    is_array = isinstance(x, mx.nd.NDArray)
+    kind, words = (
+        (mx.nd.NDArray, "an NDArray") if is_array else (mx.sym.Symbol, "a Symbol")
+    )
+    check_type("mask", mask, kind, f"{words}, as data is")
+    if axis not in (1, -1):
+        raise ValueError(
+            f"SyncBatchNorm '{layer}': axis is {axis}, expected 1 or -1 with a mask"
+        )
+    if not is_array:
+        return
+    sizes = list(x.shape)
+    del sizes[axis]
+    if mask.shape != tuple(sizes):
+        raise ValueError(
+            f"SyncBatchNorm '{layer}': mask has shape {mask.shape}, expected "
+            f"{tuple(sizes)}, which is that of data without its axis {axis}"
+        )

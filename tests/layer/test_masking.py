@@ -1,0 +1,223 @@
+"""Masks: the layer on the valid elements alone, whatever padding holds."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+from support import reference
+from support.helpers import (
+    MODES,
+    assert_near,
+    put,
+    set_mode,
+    split_rows,
+    summed_grad,
+    value,
+    whole,
+)
+
+from gluon_syncbn import SyncBatchNorm, make_parallel
+
+LAYOUTS = {  # the data's shape, and the axis of its channels
+    "NC": ((6, 3), 1),
+    "NCT": ((6, 3, 5), 1),
+    "NTC": ((6, 5, 3), -1),
+    "NCHW": ((6, 3, 4, 5), 1),
+}
+ROWS = [2, 4]  # of the devices
+GAMMA, BETA = np.array([1.5, -0.5, 1.0]), np.array([0.25, 0.0, -1.0])
+
+
+def problem(layout, second_has_rows=True, seed=0):
+    """x and dy with padding that must not matter, and the mask."""
+    shape, axis = LAYOUTS[layout]
+    rng = np.random.default_rng(seed)
+    x, dy = rng.normal(2, 3, shape), rng.normal(size=shape)
+    mask = (
+        rng.random([size for i, size in enumerate(shape) if i != axis % len(shape)])
+        < 0.6
+    )
+    mask[0] = True
+    if not second_has_rows:
+        mask[ROWS[0] :] = False
+    of_padding = np.broadcast_to(~np.expand_dims(mask, axis), shape)
+    x[of_padding], dy[of_padding] = np.nan, 7
+    return x, dy, mask
+
+
+def rows_of(array, mask, layout):
+    """The valid elements of an array as (elements, channels), and those of padding."""
+    array = np.moveaxis(array, LAYOUTS[layout][1], -1)
+    return array[mask], array[~mask]
+
+
+def make_layer(devices, layout, dtype="float64", **arguments):
+    axis = LAYOUTS[layout][1]
+    layer = SyncBatchNorm(num_devices=len(devices), axis=axis, **arguments)
+    layer.cast(dtype)
+    layer.initialize(ctx=devices.contexts)
+    layer.gamma.set_data(mx.nd.array(GAMMA))
+    layer.beta.set_data(mx.nd.array(BETA))
+    return layer
+
+
+def train(devices, layer, x, dy, mask, dtype="float64"):
+    """y and dx of a recorded step on all devices."""
+    xs, dys, masks = (
+        put(split_rows(v, ROWS), devices.contexts, dtype) for v in (x, dy, mask)
+    )
+    for shard in xs:
+        shard.attach_grad()
+
+    def step(x, dy, mask):
+        with autograd.record():
+            y = layer(x, mask)
+        y.backward(dy)
+        return y
+
+    ys = devices.map(step, xs, dys, masks)
+    return whole(ys), whole([shard.grad for shard in xs])
+
+
+def assert_close(result, expected, dtype="float64"):
+    """Compares results whose terms are of order 10."""
+    scale = 10 * abs(np.asarray(expected)).max() + 10
+    assert_near(result, expected, dtype, 100, scale=scale)
+
+
+def assert_valid(array, mask, layout, expected, dtype="float64"):
+    """The valid elements are as expected, and padding is 0."""
+    valid, padding = rows_of(array, mask, layout)
+    assert_close(valid, expected, dtype)
+    assert not padding.any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("second_has_rows", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_does_not_count(layout, second_has_rows, mode, devices):
+    x, dy, mask = problem(layout, second_has_rows)
+    layer = set_mode(make_layer(devices, layout, activation="identity"), mode)
+    y, dx = train(devices, layer, x, dy, mask)
+    rows, head = (rows_of(v, mask, layout)[0] for v in (x, dy))
+    expected, mean, var, _ = reference.forward(rows, GAMMA, BETA)
+    assert_valid(y, mask, layout, expected)
+    expected, dgamma, dbeta = reference.backward(rows, head, GAMMA)
+    assert_valid(dx, mask, layout, expected)
+    assert_close(summed_grad(layer.gamma), dgamma)
+    assert_close(summed_grad(layer.beta), dbeta)
+    mx.nd.waitall()
+    for i in range(len(devices)):
+        assert_close(value(layer.running_mean, i), 0.1 * mean)
+        assert_close(value(layer.running_var, i), 0.9 + 0.1 * var)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_dtypes(dtype, devices):
+    x, dy, mask = problem("NCT")
+    layer = make_layer(devices, "NCT", dtype)
+    y, dx = train(devices, layer, x, dy, mask, dtype)
+    rows, head = (rows_of(v.astype(dtype), mask, "NCT")[0] for v in (x, dy))
+    expected = reference.forward(rows, GAMMA, BETA)[0]
+    assert_valid(y, mask, "NCT", expected, dtype)
+    expected = reference.backward(rows, head, GAMMA)[0]
+    assert_valid(dx, mask, "NCT", expected, dtype)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_running_statistics_with_a_mask(frozen, devices):
+    """In inference, and in training of a frozen layer."""
+    x, dy, mask = problem("NTC")
+    layer = make_layer(devices, "NTC", use_global_stats=frozen)
+    layer.running_mean.set_data(mx.nd.array([1, 2, 3]))
+    rows, head = (rows_of(v, mask, "NTC")[0] for v in (x, dy))
+    statistics = [1, 2, 3], [1, 1, 1]
+    expected = reference.inference_forward(rows, GAMMA, BETA, *statistics)
+    if not frozen:
+        inputs = (
+            put(split_rows(v, ROWS), devices.contexts, "float64") for v in (x, mask)
+        )
+        assert_valid(whole(devices.map(layer, *inputs)), mask, "NTC", expected)
+        return
+    y, dx = train(devices, layer, x, dy, mask)
+    assert_valid(y, mask, "NTC", expected)
+    expected, dgamma, _ = reference.inference_backward(rows, head, GAMMA, *statistics)
+    assert_valid(dx, mask, "NTC", expected)
+    assert_close(summed_grad(layer.gamma), dgamma)
+
+
+class Pooled(nn.HybridBlock):
+    """The mean of the valid steps after a masked layer that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(3, flatten=False, in_units=4)
+            self.norm = SyncBatchNorm(axis=-1, in_channels=3)
+
+    def hybrid_forward(self, F, x, mask):
+        y = self.norm(self.norm(self.dense(x), mask), mask)
+        return F.sum(y, axis=1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parallel_nets_pass_masks_on(mode, devices):
+    """Two contexts, the second with padding only, give what one context gives."""
+    rng = np.random.default_rng(0)
+    x, mask = rng.normal(size=(4, 5, 4)), np.zeros((4, 5))
+    mask[0], mask[1, :3] = 1, 1
+    found = []
+    for contexts in devices.contexts, devices.contexts[:1]:
+        mx.random.seed(0)
+        net = Pooled()
+        net.cast("float64")
+        net.initialize(mx.init.Xavier())
+        with make_parallel(net, ctx=contexts) as parallel:
+            set_mode(parallel, mode)
+            arguments = [mx.nd.array(v, dtype="float64") for v in (x, mask)]
+            with autograd.record():
+                loss = (parallel(*arguments) ** 2).sum()
+            loss.backward()
+            found.append([loss.asscalar(), summed_grad(net.dense.weight)])
+    for two, one in zip(*found):
+        assert_close(two, one)
+
+
+def test_numpy_arrays():
+    x, _, mask = problem("NCT")
+    layer = SyncBatchNorm(num_devices=1)
+    layer.cast("float64")
+    layer.initialize()
+    with mx.util.np_shape(True), mx.util.np_array(True), autograd.train_mode():
+        y = layer(mx.np.array(x, dtype="float64"), mx.np.array(mask, dtype=bool))
+        assert isinstance(y, mx.np.ndarray)
+    rows, _ = rows_of(x, mask, "NCT")
+    expected = reference.forward(rows, np.ones(3), np.zeros(3))[0]
+    assert_valid(y.asnumpy(), mask, "NCT", expected)
+
+
+@pytest.mark.parametrize(
+    "axis, mask, error, text",
+    [
+        (
+            1,
+            [[1, 0]],
+            TypeError,
+            r"mask is an NDArray, as data is, but got \[\[1, 0\]\]",
+        ),
+        (
+            1,
+            mx.nd.ones((2, 3)),
+            ValueError,
+            r"mask has shape \(2, 3\), expected \(2, 4\)",
+        ),
+        (2, mx.nd.ones((2, 3)), ValueError, "axis is 2, expected 1 or -1 with a mask"),
+        (1, mx.sym.var("mask"), TypeError, "mask is an NDArray, as data is, but got"),
+    ],
+)
+def test_a_mask_that_does_not_fit(axis, mask, error, text):
+    layer = SyncBatchNorm(num_devices=1, axis=axis)
+    layer.initialize()
+    with pytest.raises(error, match=text):
+        layer(mx.nd.ones((2, 3, 4)), mask)
