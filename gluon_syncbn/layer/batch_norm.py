@@ -321,7 +321,7 @@ class SyncBatchNorm(nn.BatchNorm):
             inputs.append(F.size_array(former_y))
             attributes["chained"] = True
         if rows is not None:
-            inputs.append(rows.count(gamma))
+            inputs.append(rows.count(x))
             attributes["masked"] = True
         y = F.Custom(*inputs, *statistics, name="fwd", **attributes)
         self._sync.latest_use = (None, None) if trace is None else (trace.key, y)

@@ -32,10 +32,13 @@ class MaskedRows:
         rows = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
         return self._F.take(self._without_padding(rows), self._order)
 
-    def count(self, gamma: Any) -> Any:
-        """The number of valid rows, once for each channel that `gamma` has."""
-        ones = self._F.cast(self._is_valid, dtype="float64")
-        return self._F.broadcast_like(self._F.sum(ones, axis=0, keepdims=True), gamma)
+    def count(self, rows: Any) -> Any:
+        """The number of valid rows, once for each channel that `rows` have."""
+        F = self._F
+        count = F.sum(F.cast(self._is_valid, dtype="float64"), axis=0, keepdims=True)
+        # Not like gamma, whose shape may be unknown before the first call.
+        channels = F.reshape(F.slice_axis(rows, axis=0, begin=0, end=1), shape=(-1,))
+        return F.broadcast_like(count, F.BlockGrad(channels))
 
     def put_back(self, rows: Any) -> Any:
         """What `valid_first` gave, in the data's shape; padding is 0."""

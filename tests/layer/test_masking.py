@@ -54,7 +54,8 @@ def rows_of(array, mask, layout):
 
 def make_layer(devices, layout, dtype="float64", **arguments):
     axis = LAYOUTS[layout][1]
-    layer = SyncBatchNorm(num_devices=len(devices), axis=axis, **arguments)
+    arguments.update(axis=axis, in_channels=3)
+    layer = SyncBatchNorm(num_devices=len(devices), **arguments)
     layer.cast(dtype)
     layer.initialize(ctx=devices.contexts)
     layer.gamma.set_data(mx.nd.array(GAMMA))
@@ -111,6 +112,30 @@ def test_padding_does_not_count(layout, second_has_rows, mode, devices):
     for i in range(len(devices)):
         assert_close(value(layer.running_mean, i), 0.1 * mean)
         assert_close(value(layer.running_var, i), 0.9 + 0.1 * var)
+
+
+def test_selected_rows(devices):
+    """Rows that the net selects, on the second device none."""
+    x, dy, mask = problem("NC", second_has_rows=False)
+    layer = make_layer(devices, "NC")
+
+    def select(rows, mask):
+        return layer(mx.nd.contrib.boolean_mask(rows, mask))
+
+    inputs = [put(split_rows(v, ROWS), devices.contexts, "float64") for v in (x, mask)]
+    rows, head = (rows_of(v, mask, "NC")[0] for v in (x, dy))
+    for shard in inputs[0]:
+        shard.attach_grad()
+    with mx.util.np_shape(True):
+        with autograd.record():
+            ys = devices.map(select, *inputs)
+        heads = put(split_rows(head, [len(rows), 0]), devices.contexts, "float64")
+        devices.map(lambda y, head: y.backward(head), ys, heads)
+        assert_close(whole(ys), reference.forward(rows, GAMMA, BETA)[0])
+        dx = whole([shard.grad for shard in inputs[0]])
+        expected, dgamma, _ = reference.backward(rows, head, GAMMA)
+        assert_valid(dx, mask, "NC", expected)
+        assert_close(summed_grad(layer.gamma), dgamma)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -172,14 +197,13 @@ def test_parallel_nets_pass_masks_on(mode, devices):
         mx.random.seed(0)
         net = Pooled()
         net.cast("float64")
-        net.initialize(mx.init.Xavier())
-        with make_parallel(net, ctx=contexts) as parallel:
-            set_mode(parallel, mode)
-            arguments = [mx.nd.array(v, dtype="float64") for v in (x, mask)]
-            with autograd.record():
-                loss = (parallel(*arguments) ** 2).sum()
-            loss.backward()
-            found.append([loss.asscalar(), summed_grad(net.dense.weight)])
+        net.initialize(mx.init.Xavier(), ctx=contexts)
+        parallel = set_mode(make_parallel(net, ctx=contexts), mode)
+        arguments = [mx.nd.array(v, dtype="float64") for v in (x, mask)]
+        with autograd.record():
+            loss = (parallel(*arguments) ** 2).sum()
+        loss.backward()
+        found.append([loss.asscalar(), summed_grad(net.dense.weight)])
     for two, one in zip(*found):
         assert_close(two, one)
 
