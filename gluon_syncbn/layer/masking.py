@@ -38,7 +38,7 @@ class MaskedRows:
         count = F.sum(F.cast(self._is_valid, dtype="float64"), axis=0, keepdims=True)
         # Not like gamma, whose shape may be unknown before the first call.
         channels = F.reshape(F.slice_axis(rows, axis=0, begin=0, end=1), shape=(-1,))
-        return F.broadcast_like(count, F.BlockGrad(channels))
+        return F.broadcast_like(count, F.cast(F.BlockGrad(channels), dtype="float64"))
 
     def put_back(self, rows: Any) -> Any:
         """What `valid_first` gave, in the data's shape; padding is 0."""
