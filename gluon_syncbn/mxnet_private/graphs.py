@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from functools import cached_property
 from typing import Any, Callable, Iterable, Sequence
 
@@ -56,7 +57,14 @@ def _symbol(array):
 
 
 class _Blocks(threading.local):
-    depth = number = 0
+    """A thread's count, and the scopes that are open.
+
+    Ctrl-C may raise in the first line of `__enter__` or `__exit__`, so that a scope is
+    never left. Then nothing else holds it, and it is no longer open.
+    """
+
+    def __init__(self):
+        self.number, self.open = 0, weakref.WeakSet()
 
 
 _blocks = _Blocks()
@@ -72,12 +80,12 @@ def _count_blocks():
     enter, leave = scope.__enter__, scope.__exit__
 
     def __enter__(self):
-        _blocks.depth += 1
-        _blocks.number += _blocks.depth == 1
+        _blocks.number += not _blocks.open
+        _blocks.open.add(self)
         return enter(self)
 
     def __exit__(self, *exception):
-        _blocks.depth -= 1
+        _blocks.open.discard(self)
         return leave(self, *exception)
 
     scope.__enter__, scope.__exit__ = __enter__, __exit__

@@ -56,13 +56,19 @@ void TestSameBits(const std::string& program) {
   for (int threads : {2, 5}) CHECK_EQ(HashWith(threads, program), one);
 }
 
-// Outputs of 8 MiB or more bypass the caches; planes of odd lengths begin at every alignment.
+// Outputs of 8 MiB or more bypass the caches; planes of odd lengths begin at every alignment, and
+// rows of channels at a vector's or not.
 void TestStreamedStores() {
   const test::Fusion leaky{{syncbn::Function::kLeakyRelu, 0.01}, false};
   for (int misalign : {0, 1, 3})
     test::TestCase<CpuKernels>({DType::kFloat32, {4, 3, 200003}, misalign, 0.5, 1}, {leaky});
   test::TestCase<CpuKernels>({DType::kFloat32, {2500, 3, 331}, 0, 0.5, 1}, {leaky});
   test::TestCase<CpuKernels>({DType::kFloat64, {4, 3, 100003}, 1, 0.5, 1}, {leaky});
+  for (int channels : {128, 130, 1056}) {
+    const Layout layout{2400000 / channels, channels, 1};
+    test::TestCase<CpuKernels>({DType::kFloat32, layout, 0, 0.5, 1}, {leaky});
+  }
+  test::TestCase<CpuKernels>({DType::kFloat64, {9000, 128, 1}, 0, 0.5, 1}, {leaky});
 }
 
 }  // namespace

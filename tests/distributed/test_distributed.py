@@ -66,6 +66,31 @@ check_layer([[3, 2], [2, 2], [1]][:size], 'float16')
     run_ranks(ranks, LAYER + program)
 
 
+def test_a_mask_of_which_one_rank_has_padding_only():
+    program = """
+x, dy = np.random.default_rng(0).normal(1, 2, (2, 4, 5, 3))
+mask = np.zeros((4, 5))
+mask[0], mask[1, :2] = 1, 1
+mine, valid = slice(2 * rank, 2 * rank + 2), mask == 1
+layer = SyncBatchNorm(axis=-1, in_channels=3)
+layer.cast('float64')
+layer.initialize()
+data, head, shard = (mx.nd.array(v[mine], dtype='float64') for v in (x, dy, mask))
+data.attach_grad()
+with autograd.record():
+    y = layer(data, shard)
+y.backward(head)
+ones, zeros = np.ones(3), np.zeros(3)
+expected = np.zeros((2, *x.shape))
+expected[0, valid] = reference.forward(x[valid], ones, zeros)[0]
+expected[1, valid] = reference.backward(x[valid], dy[valid], ones)[0]
+for found, right in zip((y, data.grad), expected):
+    assert_near(found.asnumpy(), right[mine], 'float64', valid.sum(), 10, 100)
+assert_same_bits(layer.running_var.data().asnumpy())
+"""
+    run_ranks(2, LAYER + program)
+
+
 def test_ranks_push_in_another_order():
     """Branches begin in opposite orders on the two ranks, forward and backward."""
     program = """

@@ -194,6 +194,15 @@ void ApplyColumns(const Pass& pass, const T* x, const T* dy, const Tile& tile,
     const int64_t width = row < rows.count ? rows.width : rows.rest;
     ApplyRow<kMode>(pass, x + at, dy + at, width, columns, f, out + at);
   }
+  if constexpr (kMode == StoreMode::kStream) EndStream();
+}
+
+// True if all vectors of the tile's rows begin at addresses that can be streamed to.
+template <typename T>
+bool HasAlignedRows(const T* out, const Tile& tile) {
+  const Rows rows = MakeRows(tile);
+  out += rows.offset;
+  return UnalignedHead(out) == 0 && UnalignedHead(out + rows.stride) == 0;
 }
 
 // Tensors of any type.
@@ -216,6 +225,11 @@ void ApplyToTile(const Pass& pass, DType dtype, const Tensors& tensors, const Ti
     if (HasShortPlanes(tile)) {
       run = add ? ApplyColumns<StoreMode::kAdd, Pass, T>
                 : ApplyColumns<StoreMode::kAssign, Pass, T>;
+      if constexpr (kCanStream<T>) {
+        if (mode == StoreMode::kStream && HasAlignedRows(static_cast<T*>(tensors.out), tile)) {
+          run = ApplyColumns<StoreMode::kStream, Pass, T>;
+        }
+      }
     }
     run(pass, static_cast<const T*>(tensors.x), static_cast<const T*>(tensors.dy), tile, channels,
         slope, static_cast<T*>(tensors.out));
