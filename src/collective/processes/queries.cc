@@ -1,4 +1,4 @@
-// Matches answers with questions by their number, and saves queries of others by their key.
+// Matches answers with questions by their number.
 #include "collective/processes/queries.h"
 
 namespace syncbn {
@@ -34,21 +34,6 @@ void Queries::HandleAnswer(int from, Message answer) {
   const auto asked = asked_.find(answer.number);
   const auto question = asked == asked_.end() ? nullptr : asked->second.lock();
   if (question) question->answers[from] = std::move(answer);
-}
-
-void Queries::Save(int from, Message query) {
-  std::string key = query.key;
-  saved_.emplace(std::move(key), std::make_pair(from, std::move(query)));
-}
-
-std::vector<std::pair<int, Message>> Queries::Load(const std::string& key) {
-  std::vector<std::pair<int, Message>> taken;
-  const auto range = saved_.equal_range(key);
-  for (auto query = range.first; query != range.second; ++query) {
-    taken.push_back(std::move(query->second));
-  }
-  saved_.erase(range.first, range.second);
-  return taken;
 }
 
 }  // namespace syncbn

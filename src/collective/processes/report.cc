@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <iomanip>
+#include <mutex>
+#include <set>
 
 #include "core/error.h"
 
@@ -13,6 +15,9 @@ const char kRecoverRanks[] =
     " Before the next step every rank calls gluon_syncbn.recover(), which waits for the work in "
     "flight and clears the error.";
 
+std::mutex frozen_mutex;
+auto& frozen_layers = *new std::set<std::string>;  // communicators outlive static destructors
+
 }  // namespace
 
 std::string RankList(const std::vector<int>& ranks) {
@@ -21,7 +26,7 @@ std::string RankList(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + Join(numbers);
 }
 
-std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
+std::string RanksMissingReport(const Agreement& own, const std::vector<int>& arrived,
                                const std::map<int, Message>& answers, double seconds) {
   std::vector<int> present = arrived;
   std::vector<std::string> missing;
@@ -43,18 +48,17 @@ std::string RanksMissingReport(const Contribution& own, const std::vector<int>& 
                 RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecoverRanks);
 }
 
-std::string PartsMissingReport(const Contribution& own, double seconds) {
+std::string PartsMissingReport(const Agreement& own, double seconds) {
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for parts that do not "
                 "arrive, though all ", own.ranks.size(), " processes have begun: the connection is "
                 "lost, or slower than the timeout.", kRecoverRanks);
 }
 
-std::string SignaturesDifferReport(const Contribution& own, int own_rank, int rank,
-                                   const Message& message, const std::vector<int>& ranks) {
+std::string SignaturesDifferReport(const Agreement& own, int own_rank, const Agreement& other,
+                                   int other_rank) {
   return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.signature,
-                " (synchronized: ", RankList(own.ranks), "), but rank ", rank, " has ",
-                message.signature, " (synchronized: ", RankList(ranks), ").",
-                kRecoverRanks);
+                " (synchronized: ", RankList(own.ranks), "), but rank ", other_rank, " has ",
+                other.signature, " (synchronized: ", RankList(other.ranks), ").", kRecoverRanks);
 }
 
 std::string RankLeftReport(const std::string& title, int rank) {
@@ -64,6 +68,26 @@ std::string RankLeftReport(const std::string& title, int rank) {
 
 std::string RankFailedReport(int rank, const std::string& text) {
   return Concat("ended because of an error on rank ", rank, ": ", text);
+}
+
+void NoteFrozen(const std::string& layer, bool is_frozen) {
+  std::lock_guard<std::mutex> lock(frozen_mutex);
+  if (is_frozen) {
+    frozen_layers.insert(layer);
+  } else {
+    frozen_layers.erase(layer);
+  }
+}
+
+std::string FrozenClause(const std::string& text) {
+  std::lock_guard<std::mutex> lock(frozen_mutex);
+  for (const std::string& layer : frozen_layers) {
+    const std::string name = Concat('\'', layer, '\'');
+    if (text.find(name) == std::string::npos) continue;
+    return Concat("has frozen ", name, ": call gluon_syncbn.freeze_statistics on all ranks or on "
+                  "none");
+  }
+  return "";
 }
 
 }  // namespace syncbn
