@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "op/sync_batch_norm.h"
 
 namespace syncbn {
@@ -22,6 +23,12 @@ struct Attributes {
   std::vector<std::set<Device>> device_groups;
   Options options;
 };
+
+// Throws an Error of the layer.
+template <typename... Parts>
+[[noreturn]] void FailLayer(const Attributes& of, const Parts&... parts) {
+  throw Error(Concat("SyncBatchNorm '", of.layer, "': ", parts...));
+}
 
 // Throws Error that names the attribute, the value and what is expected.
 Attributes ParseAttributes(int size, const char** keys, const char** values);

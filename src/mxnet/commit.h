@@ -18,6 +18,8 @@ struct StepNumbers {
   int* verdict;
 };
 
+struct Step;
+
 // A step whose gradients are queued, and whose update is about to be.
 class StepCommit {
  public:
@@ -33,15 +35,9 @@ class StepCommit {
   void Seal(const std::vector<Arrays>& groups);
 
  private:
-  struct Step;
-
-  static Step* Get(void* parameter);  // of a queued operation
-  static void NoteComputed(void* run_context, void* step);
-  static void Decide(void* run_context, void* step);
-  static void ThrowIfDropped(void* run_context, void* step);
   void Push(EngineWork work, Arrays read, Arrays written, EngineProperty property);
 
-  std::shared_ptr<Step> step_;
+  const std::shared_ptr<Step> step_;  // queued operations share it
 };
 
 }  // namespace syncbn

@@ -173,15 +173,14 @@ int InferShape(int size, int* ndims, int** shapes, void* state) {
     if (ndims[0] <= 0) return;  // not known yet
     const int ndim = ndims[0];
     if (ndim < 2 || ndim > 5) {
-      throw Error(Concat("SyncBatchNorm '", properties->attributes.layer, "': data has 2 to 5 "
-                         "dimensions, but got ", ndim));
+      FailLayer(properties->attributes, "data has 2 to 5 dimensions, but got ", ndim);
     }
     const int axis = properties->attributes.options.axis;
     const int position = axis < 0 ? axis + ndim : axis;
     properties->x_shape.assign(shapes[0], shapes[0] + ndim);
     if (position < 0 || position >= ndim) {
-      throw Error(Concat("SyncBatchNorm '", properties->attributes.layer, "': axis ", axis,
-                         " is outside of an input of ", ndim, " dimensions"));
+      FailLayer(properties->attributes, "axis ", axis, " is outside of an input of ", ndim,
+                " dimensions");
     }
     properties->channel_shape.assign(1, properties->x_shape[position]);
     for (int i = 1; i < size; ++i) {
@@ -203,9 +202,8 @@ int InferType(int size, int* types, void* state) {
     const int int64 = 6;
     const int y = properties.Output();
     if (types[0] != unknown && !IsSupported(types[0])) {
-      throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': data is float16, "
-                         "float32 or float64, but got ", NameOfFlag(types[0]),
-                         "; cast it with its astype method"));
+      FailLayer(properties.attributes, "data is float16, float32 or float64, but got ",
+                NameOfFlag(types[0]), "; cast it with its astype method");
     }
     if (types[0] == unknown) types[0] = types[y] == unknown ? float32 : types[y];
     types[y] = types[0];
@@ -214,9 +212,8 @@ int InferType(int size, int* types, void* state) {
       if (i == 3 || i == y) continue;
       if (types[i] == unknown) types[i] = types[0] == float64 ? float64 : float32;
       if (types[i] != float32 && types[i] != float64) {
-        throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': parameters and "
-                           "running statistics are float32 or float64, but got ",
-                           NameOfFlag(types[i]), "; cast the net with its cast method"));
+        FailLayer(properties.attributes, "parameters and running statistics are float32 or "
+                  "float64, but got ", NameOfFlag(types[i]), "; cast the net with its cast method");
       }
     }
   });
@@ -237,16 +234,15 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
 void CheckGuard(const Attributes& attributes, const Device& device) {
   if (device.type != "cpu" || attributes.guard == "any") return;
   if (attributes.guard == "gpu") {
-    throw Error(Concat("SyncBatchNorm '", attributes.layer, "': the graph was traced for GPU "
-                       "contexts and now runs on ", device.Name(), "; call net.hybridize() after "
-                       "moving the parameters"));
+    FailLayer(attributes, "the graph was traced for GPU contexts and now runs on ", device.Name(),
+              "; call net.hybridize() after moving the parameters");
   }
   if (Registry::Get().Find(attributes.group) == nullptr) {
-    throw Error(Concat("SyncBatchNorm '", attributes.layer, "': this symbol was traced for ",
-                       attributes.guard == "outside" ? "the layer alone" : "static_shape=True",
-                       ", and its results are wrong in any other mode on a CPU; before export call "
-                       "gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() without "
-                       "static_shape followed by one call of the net"));
+    FailLayer(attributes, "this symbol was traced for ",
+              attributes.guard == "outside" ? "the layer alone" : "static_shape=True",
+              ", and its results are wrong in any other mode on a CPU; before export call "
+              "gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() without static_shape "
+              "followed by one call of the net");
   }
 }
 
@@ -304,9 +300,7 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 
 void RegisterCustomOp() {
   ReserveErrors();
-  if (Mxnet().CustomOpRegister("gluon_syncbn", Create) != 0) {
-    throw Error(Mxnet().GetLastError());
-  }
+  CheckMxnet(Mxnet().CustomOpRegister("gluon_syncbn", Create));
 }
 
 }  // namespace syncbn

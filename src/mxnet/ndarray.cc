@@ -4,22 +4,15 @@
 #include "core/error.h"
 
 namespace syncbn {
-namespace {
-
-void Check(int status) {
-  if (status != 0) throw Error(Mxnet().GetLastError());
-}
-
-}  // namespace
 
 Tensor NDArray::View() const {
   Tensor tensor;
   int ndim = 0, dtype = 0;
   const int64_t* shape = nullptr;
-  Check(Mxnet().NDArrayGetShapeEx64(handle_, &ndim, &shape));
+  CheckMxnet(Mxnet().NDArrayGetShapeEx64(handle_, &ndim, &shape));
   tensor.shape.assign(shape, shape + ndim);
-  Check(Mxnet().NDArrayGetData(handle_, &tensor.data));
-  Check(Mxnet().NDArrayGetDType(handle_, &dtype));
+  CheckMxnet(Mxnet().NDArrayGetData(handle_, &tensor.data));
+  CheckMxnet(Mxnet().NDArrayGetDType(handle_, &dtype));
   if (!IsSupported(dtype)) {
     throw Error(Concat("data is float16, float32 or float64, but got ", NameOfFlag(dtype)));
   }

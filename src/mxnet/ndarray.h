@@ -1,6 +1,8 @@
 // An NDArray that MXNet has handed to a callback, which must free it.
 // Who uses it: callbacks.h and custom_op.cc.
 #pragma once
+#include <memory>
+
 #include "mxnet/mxnet_api.h"
 #include "op/tensor.h"
 
@@ -8,20 +10,17 @@ namespace syncbn {
 
 class NDArray {
  public:
-  explicit NDArray(void* handle) : handle_(handle) {}
-  NDArray(NDArray&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
-  NDArray(const NDArray&) = delete;
-  NDArray& operator=(const NDArray&) = delete;
-  ~NDArray() {
-    if (handle_ != nullptr) Mxnet().NDArrayFree(handle_);
-  }
+  explicit NDArray(NDArrayHandle handle) : handle_(handle) {}
 
-  NDArrayHandle Handle() const { return handle_; }
+  NDArrayHandle Handle() const { return handle_.get(); }
   // Throws Error for a dtype that the layer does not know.
   Tensor View() const;
 
  private:
-  NDArrayHandle handle_;
+  struct Free {
+    void operator()(NDArrayHandle handle) const { Mxnet().NDArrayFree(handle); }
+  };
+  std::unique_ptr<void, Free> handle_;
 };
 
 }  // namespace syncbn

@@ -24,10 +24,7 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   backend_->BackwardSums({input, sums.data(), sums.data() + channels});
   WriteParameterGradients(sums, out);
   // Also where no gradient of x is needed: the other devices need this one's sums.
-  if (Synchronizes()) {
-    Exchange("backward", t, layout, ReduceOperation::kSumFloat64,
-             {{sums.data(), sums.size()}});
-  }
+  if (Synchronizes()) Exchange("backward", t, layout, ReduceOperation::kSumFloat64, {&sums});
   if (out.dx_request == Request::kNull) return;
   const Terms terms = TermsOf(sums);
   backend_->BackwardApply({input, scale_.data(), terms.b.data(), terms.d.data(), out.dx_request,

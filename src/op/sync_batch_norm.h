@@ -94,13 +94,9 @@ class SyncBatchNorm {
   bool Synchronizes() const;
   [[noreturn]] void FailEverywhere(const std::string& text);
   AllReduceOptions OptionsFor(const char* phase, const Tensor& x, const Layout& layout) const;
-  // Reduces this device's payload, which lies in pieces, with the others', in place.
-  struct Piece {
-    double* numbers;
-    size_t size;
-  };
+  // Reduces this device's payload, which is several vectors, with the others', in place.
   void Exchange(const char* phase, const Tensor& x, const Layout& layout,
-                ReduceOperation operation, std::initializer_list<Piece> pieces);
+                ReduceOperation operation, std::initializer_list<std::vector<double>*> payload);
   Communicator* Processes() const;
 
   const Options options_;

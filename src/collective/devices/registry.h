@@ -19,8 +19,8 @@ class Registry {
   // The group with this key; created at the first call.
   std::shared_ptr<Group> FindOrCreate(const std::string& key, const std::string& layer);
   std::shared_ptr<Group> Find(const std::string& key) const;  // may be null
-  // Releases the layer's group, and those of its groups of devices ("key/0"). Operators in flight
-  // keep a released group alive.
+  // Releases the layer's group, and those of its groups of devices. Operators in flight keep a
+  // released group alive.
   void Release(const std::string& key);
 
   // The failure of the first failed group, or an empty text.
@@ -33,8 +33,15 @@ class Registry {
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Group>> groups_;
-  std::vector<std::weak_ptr<Group>> released_;
+  std::vector<std::weak_ptr<Group>> all_;  // the released ones, too
 };
+
+// Erases what a map has under the key of a layer, and of its groups of devices ("key/0").
+template <typename Map>
+void EraseLayer(const std::string& key, Map* map) {
+  map->erase(key);
+  map->erase(map->lower_bound(key + '/'), map->lower_bound(key + char('/' + 1)));
+}
 
 // The timeout in seconds of layers that have none.
 double DefaultTimeout();

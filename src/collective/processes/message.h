@@ -52,7 +52,9 @@ enum class MessageKind : int32_t {
 constexpr int kInvitation = -1;
 
 struct Message : Agreement {
-  MessageKind kind = MessageKind::kPart;
+  explicit Message(MessageKind of = MessageKind::kPart) : kind(of) {}
+
+  MessageKind kind;
   Generation generation;  // the sender's
   int32_t step = 0;       // see exchange.cc, or kInvitation
   int32_t empty = 0;      // 1: no rank in this part contributed data

@@ -48,8 +48,7 @@ bool Protocol::Idle() const {
 
 void Protocol::Fail(const std::string& text) {
   if (!SetFailure(text)) return;
-  Message message;
-  message.kind = MessageKind::kFail;
+  Message message(MessageKind::kFail);
   message.text = text;
   SendAll(message);
 }
@@ -77,8 +76,7 @@ void Protocol::Reset() {
   int32_t recoveries = generation_.recoveries + 1;
   for (const Received& received : future_) {
     const bool failed = received.message.kind == MessageKind::kFail;
-    recoveries =
-        std::max(recoveries, received.message.generation.recoveries + (failed ? 1 : 0));
+    recoveries = std::max(recoveries, received.message.generation.recoveries + failed);
   }
   StartGeneration({recoveries, 0}, failure_);
 }
@@ -115,8 +113,7 @@ void Protocol::HandleQuery(int from, Message query) {
 }
 
 Message Protocol::StatusFor(const Message& query) const {
-  Message status;
-  status.kind = MessageKind::kStatus;
+  Message status(MessageKind::kStatus);
   status.number = query.number;
   const bool finished = std::any_of(finished_.begin(), finished_.end(),
                                     [&](const Agreement& own) { return own.key == query.key; });
@@ -148,8 +145,7 @@ Message Protocol::StatusFor(const Message& query) const {
 void Protocol::Join(double timeout_seconds, Time now) {
   CheckUsable(kJoin);
   joining_.Begin(timeout_seconds, now);
-  Message message;
-  message.kind = MessageKind::kJoin;
+  Message message(MessageKind::kJoin);
   message.number = taken_part_;
   SendAll(message);
   const ReceivedByKey begun_by_others = early_;
@@ -179,9 +175,7 @@ void Protocol::CheckLeavers() {
 void Protocol::Leave() {
   if (leaving_.begun()) return;
   leaving_.Begin(failure_.empty());
-  Message message;
-  message.kind = MessageKind::kLeave;
-  for (int rank : ranks_.OthersBut({})) Send(rank, message);
+  for (int rank : ranks_.OthersBut({})) Send(rank, Message(MessageKind::kLeave));
   EndWaits("the program ends");
 }
 

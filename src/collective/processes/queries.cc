@@ -22,8 +22,7 @@ std::shared_ptr<Question> Queries::Ask(const std::vector<int>& ranks, const std:
   const auto question = std::make_shared<Question>();
   question->sent = now;
   asked_[next_number_] = question;
-  Message query;
-  query.kind = MessageKind::kQuery;
+  Message query(MessageKind::kQuery);
   query.number = next_number_++;
   query.key = key;
   for (int rank : ranks) send_(rank, query);
