@@ -22,6 +22,8 @@ struct Attributes {
   // If not empty, a device synchronizes with its own set only, and with no other process.
   std::vector<std::set<Device>> device_groups;
   Options options;
+
+  int Inputs() const { return chained ? 4 : 3; }
 };
 
 // Throws an Error of the layer.

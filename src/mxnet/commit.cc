@@ -1,9 +1,6 @@
-// The operations around the update of a step.
-//
-// MXNet's engine shares the pointer to an error among all operations that depend on the failed one,
-// and skips them. A read that raises sets the shared pointer to null (threaded_engine.cc,
-// ThrowException), and what is still queued then runs, on memory that skipped operations have never
-// written. So an update must not depend on an error that can be read before the update.
+// The operations around the update of a step. An update must not depend on an error that can be
+// read before it, because a read that raises clears the error for all that is still queued; see
+// docs/design/steps.md.
 #include "mxnet/commit.h"
 
 #include <algorithm>

@@ -32,6 +32,12 @@ AnyCallback Any(Function function) {
   return reinterpret_cast<AnyCallback>(reinterpret_cast<void*>(function));
 }
 
+template <typename State>
+int Delete(void* state) {
+  delete static_cast<State*>(state);
+  return 1;
+}
+
 // Numbers of MXNet's OpReqType.
 Request ToRequest(int request) {
   if (request == 0) return Request::kNull;
@@ -63,37 +69,28 @@ class QueuedCall {
 };
 
 struct Operator {
-  Operator(const Attributes& attributes, const Device& device, const std::shared_ptr<Group>& group)
-      : num_devices(attributes.options.num_devices),
-        inputs(attributes.chained ? 4 : 3),
-        from_output(attributes.options.from_output),
+  Operator(const Attributes& of, const Device& device, const std::shared_ptr<Group>& group)
+      : attributes(of),
         // A chained operator belongs to the call that has queued the one before it.
-        queued(attributes.chained ? nullptr : new QueuedCall(device, group)),
-        batch_norm(attributes.options, device, group, RunningHistory::Of(attributes.group),
+        queued(of.chained ? nullptr : new QueuedCall(device, group)),
+        batch_norm(of.options, device, group, RunningHistory::Of(of.group),
                    MakeBackend(device, AllocateFromMxnet)) {}
-  const int num_devices;
-  const int inputs;
-  const bool from_output;
+  const Attributes attributes;
   const std::unique_ptr<QueuedCall> queued;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
 };
 
-int DeleteOperator(void* state) {
-  delete static_cast<Operator*>(state);
-  return 1;
-}
-
-void CheckCanSynchronize(const Operator& op) {
-  if (op.num_devices == 0) {
+void CheckCanSynchronize(int num_devices) {
+  if (num_devices == 0) {
     throw Error("SyncBatchNorm: num_devices=None, and the graph was traced before the layer was "
                 "initialized, so the number of contexts is not known; give num_devices, or "
                 "initialize first");
   }
   const char* engine = std::getenv("MXNET_ENGINE_TYPE");
-  if (op.num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
+  if (num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
     throw Error(Concat("SyncBatchNorm: MXNET_ENGINE_TYPE=NaiveEngine runs one operator at a time, "
-                       "so num_devices=", op.num_devices, " devices would wait for each other "
+                       "so num_devices=", num_devices, " devices would wait for each other "
                        "forever; unset it"));
   }
 }
@@ -104,8 +101,10 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
     if (op->queued) op->queued->Begin();
-    if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(*op);
-    const int y = op->inputs;
+    if (op->batch_norm.TakesBatch(training)) {
+      CheckCanSynchronize(op->attributes.options.num_devices);
+    }
+    const int y = op->attributes.Inputs();
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
                                       ToRequest(requests[0]), arrays[y].View(),
                                       arrays[y + 1].View(), arrays[y + 2].View()});
@@ -118,12 +117,12 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    const int dx = op->inputs + 2;
+    const int t = op->attributes.options.from_output ? op->attributes.Inputs() + 1 : 1;
+    const int dx = op->attributes.Inputs() + 2;
     const Gradients gradients{ToRequest(requests[0]), ToRequest(requests[1]),
                               ToRequest(requests[2]), arrays[dx].View(), arrays[dx + 1].View(),
                               arrays[dx + 2].View()};
-    op->batch_norm.Backward(arrays[0].View(), arrays[op->from_output ? dx - 1 : 1].View(),
-                            gradients);
+    op->batch_norm.Backward(arrays[0].View(), arrays[t].View(), gradients);
   });
 }
 
@@ -135,14 +134,7 @@ struct Properties {
   std::vector<int> x_shape, channel_shape, after_shape = {1};
   int dependencies[2];
   void* contexts[8];
-
-  int Output() const { return attributes.chained ? 4 : 3; }
 };
-
-int DeleteProperties(void* state) {
-  delete static_cast<Properties*>(state);
-  return 1;
-}
 
 int ListArguments(char*** names, void* state) {
   return Callback([&] {
@@ -185,7 +177,7 @@ int InferShape(int size, int* ndims, int** shapes, void* state) {
     properties->channel_shape.assign(1, properties->x_shape[position]);
     for (int i = 1; i < size; ++i) {
       std::vector<int>* shape = &properties->channel_shape;
-      if (i == properties->Output()) shape = &properties->x_shape;
+      if (i == properties->attributes.Inputs()) shape = &properties->x_shape;
       if (i == 3 && properties->attributes.chained) shape = &properties->after_shape;
       ndims[i] = static_cast<int>(shape->size());
       shapes[i] = shape->data();
@@ -200,7 +192,7 @@ int InferType(int size, int* types, void* state) {
     const int float32 = static_cast<int>(DType::kFloat32);
     const int float64 = static_cast<int>(DType::kFloat64);
     const int int64 = 6;
-    const int y = properties.Output();
+    const int y = properties.attributes.Inputs();
     if (types[0] != unknown && !IsSupported(types[0])) {
       FailLayer(properties.attributes, "data is float16, float32 or float64, but got ",
                 NameOfFlag(types[0]), "; cast it with its astype method");
@@ -261,7 +253,7 @@ void CheckCudaGraphs(const Attributes& attributes, const Device& device) {
 int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, const int* /*ndims*/,
                    const int* /*dtypes*/, MXCallbackList* list, void* state) {
   return Callback([&] {
-    static AnyCallback callbacks[] = {Any(DeleteOperator), Any(Forward), Any(Backward)};
+    static AnyCallback callbacks[] = {Any(Delete<Operator>), Any(Forward), Any(Backward)};
     const Device device = ParseDevice(context);
     const Attributes& of_layer = static_cast<Properties*>(state)->attributes;
     CheckGuard(of_layer, device);
@@ -281,7 +273,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
 int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
            MXCallbackList* list) {
   static AnyCallback callbacks[] = {
-      Any(DeleteProperties), Any(ListArguments), Any(ListOutputs), Any(ListAuxiliaryStates),
+      Any(Delete<Properties>), Any(ListArguments), Any(ListOutputs), Any(ListAuxiliaryStates),
       Any(InferShape), Any(DeclareBackwardDependency), Any(CreateOperator), Any(InferType)};
   Properties* properties = new Properties;
   try {

@@ -71,7 +71,7 @@ AllReduceOptions SyncBatchNorm::OptionsFor(const char* phase, const Tensor& x,
   options.device = device_;
   options.size = static_cast<size_t>(options_.num_devices);
   options.expected = options_.contexts;
-  options.timeout_seconds = options_.timeout > 0 ? options_.timeout : DefaultTimeout();
+  options.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
   options.across.processes = Processes();
   options.across.ranks = options_.ranks;
   options.across.name = options_.shared_name;

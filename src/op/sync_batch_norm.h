@@ -32,7 +32,7 @@ struct Options {
   NonFinite nonfinite = NonFinite::kPropagate;
   Activation activation;       // of the output
   bool from_output = false;    // backward reads y instead of x; not for an ELU
-  double timeout = 0;  // seconds; 0 means DefaultTimeout()
+  double timeout = 0;  // seconds; 0 means default_timeout
   std::set<Device> contexts;  // of the layer's parameters, if known; for messages
   bool across_processes = true;  // false: the devices of this process only
   std::vector<int> ranks;        // that synchronize, ascending; empty for all
@@ -81,14 +81,9 @@ class SyncBatchNorm {
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& of);
 
-  // The terms b and d of dx.
-  struct Terms {
-    std::vector<double> b, d;
-  };
   void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                        const Gradients& out);
   BackwardInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& t) const;
-  Terms TermsOf(const std::vector<double>& sums) const;
   void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
 
   bool Synchronizes() const;

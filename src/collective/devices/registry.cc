@@ -2,16 +2,12 @@
 #include "collective/devices/registry.h"
 
 #include <algorithm>
-#include <atomic>
 
 namespace syncbn {
-namespace {
 
 // Longer than the slowest healthy first step that was seen (autotuning, cold caches, a busy
 // machine), and short enough to wait for the message.
 std::atomic<double> default_timeout{300.0};
-
-}  // namespace
 
 Registry& Registry::Get() {
   static Registry* registry = new Registry;  // operators may outlive static destructors
@@ -61,8 +57,5 @@ void Registry::FailAll(const std::string& text) {
     if (const auto group = entry.lock()) group->Fail(text);
   }
 }
-
-double DefaultTimeout() { return default_timeout; }
-void SetDefaultTimeout(double seconds) { default_timeout = seconds; }
 
 }  // namespace syncbn

@@ -2,6 +2,7 @@
 // Who uses it: mxnet/, when an operator is made and when Python asks. Keys are unique for each
 // block (a UUID), so two nets with equal prefixes never share a group.
 #pragma once
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -44,7 +45,6 @@ void EraseLayer(const std::string& key, Map* map) {
 }
 
 // The timeout in seconds of layers that have none.
-double DefaultTimeout();
-void SetDefaultTimeout(double seconds);
+extern std::atomic<double> default_timeout;
 
 }  // namespace syncbn

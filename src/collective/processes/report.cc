@@ -26,23 +26,22 @@ std::string RankList(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + Join(numbers);
 }
 
-std::string RanksMissingReport(const Agreement& own, const std::vector<int>& arrived,
+std::string RanksMissingReport(const Agreement& own, const std::vector<int>& asked,
                                const std::map<int, Message>& answers, double seconds) {
-  std::vector<int> present = arrived;
+  std::vector<int> present;
   std::vector<std::string> missing;
   for (int rank : own.ranks) {
-    if (std::count(arrived.begin(), arrived.end(), rank)) continue;
     const auto answer = answers.find(rank);
-    if (answer != answers.end() && answer->second.step == 1) {
+    const bool has_answered = answer != answers.end();
+    if (!std::count(asked.begin(), asked.end(), rank) ||
+        (has_answered && answer->second.step == 1)) {
       present.push_back(rank);
-      continue;
+    } else {
+      missing.push_back(Concat("rank ", rank, ", which ",
+                               has_answered ? answer->second.text
+                                            : "does not answer: it has died or was stopped"));
     }
-    missing.push_back(Concat("rank ", rank, ", which ",
-                             answer == answers.end()
-                                 ? "does not answer: it has died or was stopped"
-                                 : answer->second.text));
   }
-  std::sort(present.begin(), present.end());
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ",
                 missing.size(), " of ", own.ranks.size(), " processes. Arrived: ",
                 RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecoverRanks);

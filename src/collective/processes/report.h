@@ -15,9 +15,8 @@ constexpr char kInit[] = "gluon_syncbn.distributed.init()";
 constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 constexpr char kJoin[] = "distributed.join";
 
-// `arrived` are the ranks that have begun the exchange, `answers` those of ranks that answered in
-// time; a rank in neither did not answer.
-std::string RanksMissingReport(const Agreement& own, const std::vector<int>& arrived,
+// `asked` are the ranks of which nothing has arrived, `answers` those that came in time.
+std::string RanksMissingReport(const Agreement& own, const std::vector<int>& asked,
                                const std::map<int, Message>& answers, double seconds);
 
 // All ranks have begun, but their parts do not arrive.
