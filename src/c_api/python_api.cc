@@ -126,7 +126,7 @@ SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
 
 // ---- whole steps, see native/steps.py ----------------------------------------------------------
 
-SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::HasOperators(); }
+SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::has_operators; }
 
 // The arguments of a StepCommit, see mxnet/commit.h: `sizes[i]` gradients in each group, and the
 // keys of the histories.

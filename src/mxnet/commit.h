@@ -2,7 +2,6 @@
 // Who uses it: python_api.cc, for native/steps.py, which calls it before and after the update.
 #pragma once
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "mxnet/mxnet_api.h"

@@ -259,7 +259,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     CheckGuard(of_layer, device);
     CheckCudaGraphs(of_layer, device);
     const Attributes attributes = ForDevice(of_layer, device);
-    NoteOperatorMade();
+    has_operators = true;
     Operator* op = new Operator(attributes, device,
                                 Registry::Get().FindOrCreate(attributes.group, attributes.layer));
     list->num_callbacks = 3;

@@ -7,7 +7,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <string>
 
 #include "collective/devices/device.h"
 #include "collective/devices/rendezvous.h"

@@ -1,13 +1,9 @@
-// The groups and the default timeout of the process.
+// The groups of the process.
 #include "collective/devices/registry.h"
 
 #include <algorithm>
 
 namespace syncbn {
-
-// Longer than the slowest healthy first step that was seen (autotuning, cold caches, a busy
-// machine), and short enough to wait for the message.
-std::atomic<double> default_timeout{300.0};
 
 Registry& Registry::Get() {
   static Registry* registry = new Registry;  // operators may outlive static destructors

@@ -44,7 +44,8 @@ void EraseLayer(const std::string& key, Map* map) {
   map->erase(map->lower_bound(key + '/'), map->lower_bound(key + char('/' + 1)));
 }
 
-// The timeout in seconds of layers that have none.
-extern std::atomic<double> default_timeout;
+// The timeout in seconds of layers that have none. Longer than the slowest healthy first step that
+// was seen (autotuning, cold caches, a busy machine), and short enough to wait for the message.
+inline std::atomic<double> default_timeout{300.0};
 
 }  // namespace syncbn
