@@ -24,7 +24,7 @@ inline bool operator<(const Generation& a, const Generation& b) {
 }
 inline bool operator==(const Generation& a, const Generation& b) { return !(a < b) && !(b < a); }
 
-// What the ranks of an exchange agree on.
+// The part of an exchange that is equal on all of its ranks.
 struct Agreement {
   std::string key;        // used once in a generation: exchanges match by it, not by their order
   std::string title;      // begins messages: "SyncBatchNorm 'norm0', forward"
