@@ -126,7 +126,7 @@ SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
 
 // ---- whole steps, see native/steps.py ----------------------------------------------------------
 
-SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::HasOperators(); }
+SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::has_operators; }
 
 // The arguments of a StepCommit, see mxnet/commit.h: `sizes[i]` gradients in each group, and the
 // keys of the histories.
@@ -209,11 +209,9 @@ SYNCBN_EXPORT void gluon_syncbn_note_time(void* /*run_context*/, void* seconds) 
 // For MXEnginePushSync: what is pushed for its dependencies alone.
 SYNCBN_EXPORT void gluon_syncbn_do_nothing(void* /*run_context*/, void* /*parameter*/) {}
 
-SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) {
-  syncbn::SetDefaultTimeout(seconds);
-}
+SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) { syncbn::default_timeout = seconds; }
 
-SYNCBN_EXPORT double gluon_syncbn_timeout() { return syncbn::DefaultTimeout(); }
+SYNCBN_EXPORT double gluon_syncbn_timeout() { return syncbn::default_timeout; }
 
 // The text of the first failed layer, else of the processes, "" if none; valid until this thread's
 // next call.

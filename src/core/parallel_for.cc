@@ -1,6 +1,5 @@
-// The thread pool of ParallelFor: jobs on their callers' stacks, in one list under one mutex.
-// Who uses it: the CPU kernels, from as many threads at once as there are contexts.
-// It must not know what is computed, and must outlive every caller: nothing here is destroyed.
+// The thread pool of ParallelFor: jobs on their callers' stacks, in one list under one mutex. It
+// must outlive every caller: nothing here is destroyed.
 #include "core/parallel_for.h"
 
 #include <pthread.h>

@@ -6,8 +6,6 @@
 // `channels` doubles. A shard may be empty (outer or inner is 0): sums are then 0, and no tensor is
 // written.
 #pragma once
-#include <cstdint>
-
 #include "core/dtype.h"
 #include "core/layout.h"
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "op/sync_batch_norm.h"
 
 namespace syncbn {
@@ -24,6 +25,12 @@ struct Attributes {
 
   int Inputs() const { return 3 + (chained ? 1 : 0) + (options.masked ? 1 : 0); }
 };
+
+// Throws an Error of the layer.
+template <typename... Parts>
+[[noreturn]] void FailLayer(const Attributes& of, const Parts&... parts) {
+  throw Error(Concat("SyncBatchNorm '", of.layer, "': ", parts...));
+}
 
 // Throws Error that names the attribute, the value and what is expected.
 Attributes ParseAttributes(int size, const char** keys, const char** values);

@@ -33,31 +33,20 @@ int PushError(NDArrayHandle array, const std::string& text) {
   return PushToEngine(ThrowText, new std::string(text), DeleteText, {}, {array}, kCPUPrioritized);
 }
 
-// The only error on its way.
-class Delivery {
- public:
-  void Begin() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    ended_.wait(lock, [this] { return !on_its_way_; });
-    on_its_way_ = true;
-  }
-
-  void End() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    on_its_way_ = false;
-    ended_.notify_one();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  bool on_its_way_ = false;
+// Never destroyed: work of the engine uses it until the process ends.
+struct State {
+  std::mutex mutex;
+  OperatorErrors errors;
+  bool is_delivering = false;  // one error at a time
+  std::condition_variable delivered;
 };
+State& state = *new State;
 
-// Never destroyed: work of the engine uses both until the process ends.
-Delivery& delivery = *new Delivery;
-OperatorErrors& errors = *new OperatorErrors;
-std::mutex errors_mutex;
+void EndDelivery() {
+  std::lock_guard<std::mutex> lock(state.mutex);
+  state.is_delivering = false;
+  state.delivered.notify_one();
+}
 
 // The operator takes the error out of its array in work that MXNet queues after the callback, and
 // that cannot be waited for. Work on the array that is no longer skipped runs after it. A turn that
@@ -78,7 +67,7 @@ void WatchOn(Watch* watch);
 void EndOrWatchOn(void* /*run_context*/, void* parameter) {
   std::unique_ptr<Watch> watch(static_cast<Watch*>(parameter));
   if (watch->is_taken || ++watch->turns == kMostTurns) {
-    delivery.End();
+    EndDelivery();
   } else {
     WatchOn(watch.release());
   }
@@ -92,25 +81,26 @@ void WatchOn(Watch* watch) {
 }  // namespace
 
 OperatorErrors GetOperatorErrors() {
-  std::lock_guard<std::mutex> lock(errors_mutex);
-  return errors;
+  std::lock_guard<std::mutex> lock(state.mutex);
+  return state.errors;
 }
 
 void NoteRecovery() {
-  std::lock_guard<std::mutex> lock(errors_mutex);
-  errors.before_recovery = errors.count;
+  std::lock_guard<std::mutex> lock(state.mutex);
+  state.errors.before_recovery = state.errors.count;
 }
 
 void FailOperator(NDArray array, const std::string& text) {
   {
-    std::lock_guard<std::mutex> lock(errors_mutex);
-    ++errors.count;
-    errors.latest = text;
+    std::unique_lock<std::mutex> lock(state.mutex);
+    ++state.errors.count;
+    state.errors.latest = text;
+    state.delivered.wait(lock, [] { return !state.is_delivering; });
+    state.is_delivering = true;
   }
-  delivery.Begin();
   if (PushError(array.Handle(), text) != 0) {
     // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, at once in this thread.
-    delivery.End();
+    EndDelivery();
     throw dmlc::Error(text);
   }
   WatchOn(new Watch{std::move(array)});

@@ -1,9 +1,6 @@
-// The operations around the update of a step.
-//
-// MXNet's engine shares the pointer to an error among all operations that depend on the failed one,
-// and skips them. A read that raises sets the shared pointer to null (threaded_engine.cc,
-// ThrowException), and what is still queued then runs, on memory that skipped operations have never
-// written. So an update must not depend on an error that can be read before the update.
+// The operations around the update of a step. An update must not depend on an error that can be
+// read before it, because a read that raises clears the error for all that is still queued; see
+// docs/design/steps.md.
 #include "mxnet/commit.h"
 
 #include <algorithm>
@@ -14,23 +11,24 @@
 
 namespace syncbn {
 
-struct StepCommit::Step {
+struct Step {
   std::vector<std::shared_ptr<RunningHistory>> layers;
   StepNumbers numbers;
   bool is_computed = false;  // all gradients, without an error
   std::string error;         // of a dropped step
 };
 
-StepCommit::Step* StepCommit::Get(void* parameter) {
-  return static_cast<std::shared_ptr<Step>*>(parameter)->get();
-}
+namespace {
+
+// The step of a queued operation.
+Step* Get(void* parameter) { return static_cast<std::shared_ptr<Step>*>(parameter)->get(); }
 
 // Skipped if a gradient carries an error.
-void StepCommit::NoteComputed(void* /*run_context*/, void* step) { Get(step)->is_computed = true; }
+void NoteComputed(void* /*run_context*/, void* step) { Get(step)->is_computed = true; }
 
 // An error that a read has cleared leaves no trace in the gradients, but operators that have failed
 // are counted.
-void StepCommit::Decide(void* /*run_context*/, void* parameter) {
+void Decide(void* /*run_context*/, void* parameter) {
   Step* const step = Get(parameter);
   const OperatorErrors errors = GetOperatorErrors();
   const bool has_failed =
@@ -47,10 +45,12 @@ void StepCommit::Decide(void* /*run_context*/, void* parameter) {
   throw dmlc::Error(step->error);
 }
 
-void StepCommit::ThrowIfDropped(void* /*run_context*/, void* parameter) {
+void ThrowIfDropped(void* /*run_context*/, void* parameter) {
   const Step* const step = Get(parameter);
   if (!step->error.empty()) throw dmlc::Error(step->error);
 }
+
+}  // namespace
 
 StepCommit::StepCommit(std::vector<Arrays> groups, Arrays running_statistics, NDArrayHandle token,
                        std::vector<std::shared_ptr<RunningHistory>> layers, StepNumbers numbers)
@@ -73,10 +73,8 @@ void StepCommit::Seal(const std::vector<Arrays>& groups) {
 void StepCommit::Push(EngineWork work, Arrays read, Arrays written, EngineProperty property) {
   using Shared = std::shared_ptr<Step>;
   const auto release = [](void* step) { delete static_cast<Shared*>(step); };
-  if (PushToEngine(work, new Shared(step_), release, std::move(read), std::move(written),
-                   property) != 0) {
-    throw Error(Mxnet().GetLastError());
-  }
+  CheckMxnet(PushToEngine(work, new Shared(step_), release, std::move(read), std::move(written),
+                          property));
 }
 
 }  // namespace syncbn

@@ -2,7 +2,6 @@
 // Who uses it: python_api.cc, for native/steps.py, which calls it before and after the update.
 #pragma once
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "mxnet/mxnet_api.h"
@@ -17,6 +16,8 @@ struct StepNumbers {
   int64_t* errors_seen;  // operators that had failed when the trainer's step before was decided
   int* verdict;
 };
+
+struct Step;
 
 // A step whose gradients are queued, and whose update is about to be.
 class StepCommit {
@@ -33,15 +34,9 @@ class StepCommit {
   void Seal(const std::vector<Arrays>& groups);
 
  private:
-  struct Step;
-
-  static Step* Get(void* parameter);  // of a queued operation
-  static void NoteComputed(void* run_context, void* step);
-  static void Decide(void* run_context, void* step);
-  static void ThrowIfDropped(void* run_context, void* step);
   void Push(EngineWork work, Arrays read, Arrays written, EngineProperty property);
 
-  std::shared_ptr<Step> step_;
+  const std::shared_ptr<Step> step_;  // queued operations share it
 };
 
 }  // namespace syncbn

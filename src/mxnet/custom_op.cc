@@ -32,6 +32,12 @@ AnyCallback Any(Function function) {
   return reinterpret_cast<AnyCallback>(reinterpret_cast<void*>(function));
 }
 
+template <typename State>
+int Delete(void* state) {
+  delete static_cast<State*>(state);
+  return 1;
+}
+
 // Numbers of MXNet's OpReqType.
 Request ToRequest(int request) {
   if (request == 0) return Request::kNull;
@@ -63,39 +69,28 @@ class QueuedCall {
 };
 
 struct Operator {
-  Operator(const Attributes& attributes, const Device& device, const std::shared_ptr<Group>& group)
-      : num_devices(attributes.options.num_devices),
-        inputs(attributes.Inputs()),
-        masked(attributes.options.masked),
-        from_output(attributes.options.from_output),
+  Operator(const Attributes& of, const Device& device, const std::shared_ptr<Group>& group)
+      : attributes(of),
         // A chained operator belongs to the call that has queued the one before it.
-        queued(attributes.chained ? nullptr : new QueuedCall(device, group)),
-        batch_norm(attributes.options, device, group, RunningHistory::Of(attributes.group),
+        queued(of.chained ? nullptr : new QueuedCall(device, group)),
+        batch_norm(of.options, device, group, RunningHistory::Of(of.group),
                    MakeBackend(device, AllocateFromMxnet)) {}
-  const int num_devices;
-  const int inputs;
-  const bool masked;
-  const bool from_output;
+  const Attributes attributes;
   const std::unique_ptr<QueuedCall> queued;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
 };
 
-int DeleteOperator(void* state) {
-  delete static_cast<Operator*>(state);
-  return 1;
-}
-
-void CheckCanSynchronize(const Operator& op) {
-  if (op.num_devices == 0) {
+void CheckCanSynchronize(int num_devices) {
+  if (num_devices == 0) {
     throw Error("SyncBatchNorm: num_devices=None, and the graph was traced before the layer was "
                 "initialized, so the number of contexts is not known; give num_devices, or "
                 "initialize first");
   }
   const char* engine = std::getenv("MXNET_ENGINE_TYPE");
-  if (op.num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
+  if (num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
     throw Error(Concat("SyncBatchNorm: MXNET_ENGINE_TYPE=NaiveEngine runs one operator at a time, "
-                       "so num_devices=", op.num_devices, " devices would wait for each other "
+                       "so num_devices=", num_devices, " devices would wait for each other "
                        "forever; unset it"));
   }
 }
@@ -106,10 +101,12 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
     if (op->queued) op->queued->Begin();
-    if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(*op);
-    const int y = op->inputs;
+    if (op->batch_norm.TakesBatch(training)) {
+      CheckCanSynchronize(op->attributes.options.num_devices);
+    }
+    const int y = op->attributes.Inputs();
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
-                                      op->masked ? arrays[y - 1].View() : Tensor(),
+                                      op->attributes.options.masked ? arrays[y - 1].View() : Tensor(),
                                       ToRequest(requests[0]), arrays[y].View(),
                                       arrays[y + 1].View(), arrays[y + 2].View()});
   });
@@ -121,12 +118,12 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    const int dx = op->inputs + 2;
+    const int t = op->attributes.options.from_output ? op->attributes.Inputs() + 1 : 1;
+    const int dx = op->attributes.Inputs() + 2;
     const Gradients gradients{ToRequest(requests[0]), ToRequest(requests[1]),
                               ToRequest(requests[2]), arrays[dx].View(), arrays[dx + 1].View(),
                               arrays[dx + 2].View()};
-    op->batch_norm.Backward(arrays[0].View(), arrays[op->from_output ? dx - 1 : 1].View(),
-                            gradients);
+    op->batch_norm.Backward(arrays[0].View(), arrays[t].View(), gradients);
   });
 }
 
@@ -140,11 +137,6 @@ struct Properties {
   int dependencies[2];
   void* contexts[8];
 };
-
-int DeleteProperties(void* state) {
-  delete static_cast<Properties*>(state);
-  return 1;
-}
 
 int ListArguments(char*** names, void* state) {
   return Callback([&] {
@@ -178,15 +170,14 @@ int InferShape(int size, int* ndims, int** shapes, void* state) {
     if (ndims[0] <= 0) return;  // not known yet
     const int ndim = ndims[0];
     if (ndim < 2 || ndim > 5) {
-      throw Error(Concat("SyncBatchNorm '", properties->attributes.layer, "': data has 2 to 5 "
-                         "dimensions, but got ", ndim));
+      FailLayer(properties->attributes, "data has 2 to 5 dimensions, but got ", ndim);
     }
     const int axis = properties->attributes.options.axis;
     const int position = axis < 0 ? axis + ndim : axis;
     properties->x_shape.assign(shapes[0], shapes[0] + ndim);
     if (position < 0 || position >= ndim) {
-      throw Error(Concat("SyncBatchNorm '", properties->attributes.layer, "': axis ", axis,
-                         " is outside of an input of ", ndim, " dimensions"));
+      FailLayer(properties->attributes, "axis ", axis, " is outside of an input of ", ndim,
+                " dimensions");
     }
     properties->channel_shape.assign(1, properties->x_shape[position]);
     for (int i = 1; i < size; ++i) {
@@ -208,9 +199,8 @@ int InferType(int size, int* types, void* state) {
     const int int64 = 6;
     const int y = properties.attributes.Inputs();
     if (types[0] != unknown && !IsSupported(types[0])) {
-      throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': data is float16, "
-                         "float32 or float64, but got ", NameOfFlag(types[0]),
-                         "; cast it with its astype method"));
+      FailLayer(properties.attributes, "data is float16, float32 or float64, but got ",
+                NameOfFlag(types[0]), "; cast it with its astype method");
     }
     if (types[0] == unknown) types[0] = types[y] == unknown ? float32 : types[y];
     types[y] = types[0];
@@ -219,9 +209,8 @@ int InferType(int size, int* types, void* state) {
       if (i == 3 || i == y) continue;
       if (types[i] == unknown) types[i] = types[0] == float64 ? float64 : float32;
       if (types[i] != float32 && types[i] != float64) {
-        throw Error(Concat("SyncBatchNorm '", properties.attributes.layer, "': parameters and "
-                           "running statistics are float32 or float64, but got ",
-                           NameOfFlag(types[i]), "; cast the net with its cast method"));
+        FailLayer(properties.attributes, "parameters and running statistics are float32 or "
+                  "float64, but got ", NameOfFlag(types[i]), "; cast the net with its cast method");
       }
     }
   });
@@ -242,16 +231,15 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
 void CheckGuard(const Attributes& attributes, const Device& device) {
   if (device.type != "cpu" || attributes.guard == "any") return;
   if (attributes.guard == "gpu") {
-    throw Error(Concat("SyncBatchNorm '", attributes.layer, "': the graph was traced for GPU "
-                       "contexts and now runs on ", device.Name(), "; call net.hybridize() after "
-                       "moving the parameters"));
+    FailLayer(attributes, "the graph was traced for GPU contexts and now runs on ", device.Name(),
+              "; call net.hybridize() after moving the parameters");
   }
   if (Registry::Get().Find(attributes.group) == nullptr) {
-    throw Error(Concat("SyncBatchNorm '", attributes.layer, "': this symbol was traced for ",
-                       attributes.guard == "outside" ? "the layer alone" : "static_shape=True",
-                       ", and its results are wrong in any other mode on a CPU; before export call "
-                       "gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() without "
-                       "static_shape followed by one call of the net"));
+    FailLayer(attributes, "this symbol was traced for ",
+              attributes.guard == "outside" ? "the layer alone" : "static_shape=True",
+              ", and its results are wrong in any other mode on a CPU; before export call "
+              "gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() without static_shape "
+              "followed by one call of the net");
   }
 }
 
@@ -270,13 +258,13 @@ void CheckCudaGraphs(const Attributes& attributes, const Device& device) {
 int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, const int* /*ndims*/,
                    const int* /*dtypes*/, MXCallbackList* list, void* state) {
   return Callback([&] {
-    static AnyCallback callbacks[] = {Any(DeleteOperator), Any(Forward), Any(Backward)};
+    static AnyCallback callbacks[] = {Any(Delete<Operator>), Any(Forward), Any(Backward)};
     const Device device = ParseDevice(context);
     const Attributes& of_layer = static_cast<Properties*>(state)->attributes;
     CheckGuard(of_layer, device);
     CheckCudaGraphs(of_layer, device);
     const Attributes attributes = ForDevice(of_layer, device);
-    NoteOperatorMade();
+    has_operators = true;
     Operator* op = new Operator(attributes, device,
                                 Registry::Get().FindOrCreate(attributes.group, attributes.layer));
     list->num_callbacks = 3;
@@ -290,7 +278,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
 int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
            MXCallbackList* list) {
   static AnyCallback callbacks[] = {
-      Any(DeleteProperties), Any(ListArguments), Any(ListOutputs), Any(ListAuxiliaryStates),
+      Any(Delete<Properties>), Any(ListArguments), Any(ListOutputs), Any(ListAuxiliaryStates),
       Any(InferShape), Any(DeclareBackwardDependency), Any(CreateOperator), Any(InferType)};
   Properties* properties = new Properties;
   try {
@@ -309,9 +297,7 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 
 void RegisterCustomOp() {
   ReserveErrors();
-  if (Mxnet().CustomOpRegister("gluon_syncbn", Create) != 0) {
-    throw Error(Mxnet().GetLastError());
-  }
+  CheckMxnet(Mxnet().CustomOpRegister("gluon_syncbn", Create));
 }
 
 }  // namespace syncbn

@@ -11,17 +11,11 @@
 
 #include <pthread.h>
 
-#include <atomic>
 #include <cstdio>
 
 #include "mxnet/mxnet_api.h"
 
 namespace syncbn {
-namespace {
-
-std::atomic<bool> has_operators{false};
-
-}  // namespace
 
 void WaitBeforeFork() {
   if (!has_operators) return;
@@ -34,9 +28,5 @@ void WaitBeforeFork() {
 }
 
 void ArmForkGuard() { pthread_atfork(WaitBeforeFork, nullptr, nullptr); }
-
-void NoteOperatorMade() { has_operators = true; }
-
-bool HasOperators() { return has_operators; }
 
 }  // namespace syncbn

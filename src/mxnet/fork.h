@@ -2,13 +2,15 @@
 // Who uses it: python_api.cc arms it once, and hands Python's hook on; custom_op.cc tells it of
 // the first operator.
 #pragma once
+#include <atomic>
 
 namespace syncbn {
 
-// Makes every later fork() wait until MXNet is idle, once one of our operators was created.
+// True once one of our operators was created.
+inline std::atomic<bool> has_operators{false};
+
+// Makes every later fork() wait until MXNet is idle, if it has our operators.
 void ArmForkGuard();
 void WaitBeforeFork();
-void NoteOperatorMade();
-bool HasOperators();
 
 }  // namespace syncbn

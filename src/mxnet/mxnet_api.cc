@@ -37,6 +37,10 @@ void LoadMxnetApi(const char* path) {
 
 const MxnetApi& Mxnet() { return api; }
 
+void CheckMxnet(int status) {
+  if (status != 0) throw Error(api.GetLastError());
+}
+
 int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter), Arrays read,
                  Arrays written, EngineProperty property) {
   const MxnetContext cpu{1, 0};

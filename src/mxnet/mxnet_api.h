@@ -66,6 +66,9 @@ struct MxnetApi {
 void LoadMxnetApi(const char* path);
 const MxnetApi& Mxnet();
 
+// Throws Error with MXNet's text if the status that one of its functions returned is a failure.
+void CheckMxnet(int status);
+
 // Queues work of the engine on a CPU, and `deleter` (null for none) after it. Returns MXNet's
 // status.
 int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter), Arrays read,

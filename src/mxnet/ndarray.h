@@ -1,6 +1,9 @@
 // An NDArray that MXNet has handed to a callback, which must free it.
 // Who uses it: callbacks.h and custom_op.cc.
 #pragma once
+#include <memory>
+
+#include "core/error.h"
 #include "mxnet/mxnet_api.h"
 #include "op/tensor.h"
 
@@ -8,20 +11,32 @@ namespace syncbn {
 
 class NDArray {
  public:
-  explicit NDArray(void* handle) : handle_(handle) {}
-  NDArray(NDArray&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
-  NDArray(const NDArray&) = delete;
-  NDArray& operator=(const NDArray&) = delete;
-  ~NDArray() {
-    if (handle_ != nullptr) Mxnet().NDArrayFree(handle_);
+  explicit NDArray(NDArrayHandle handle) : handle_(handle) {}
+
+  NDArrayHandle Handle() const { return handle_.get(); }
+
+  // Its pointer, shape and dtype. Nothing here waits: the engine has the data ready.
+  // Throws Error for a dtype that the layer does not know.
+  Tensor View() const {
+    Tensor tensor;
+    int ndim = 0, dtype = 0;
+    const int64_t* shape = nullptr;
+    CheckMxnet(Mxnet().NDArrayGetShapeEx64(Handle(), &ndim, &shape));
+    tensor.shape.assign(shape, shape + ndim);
+    CheckMxnet(Mxnet().NDArrayGetData(Handle(), &tensor.data));
+    CheckMxnet(Mxnet().NDArrayGetDType(Handle(), &dtype));
+    if (!IsSupported(dtype)) {
+      throw Error(Concat("data is float16, float32 or float64, but got ", NameOfFlag(dtype)));
+    }
+    tensor.dtype = static_cast<DType>(dtype);
+    return tensor;
   }
 
-  NDArrayHandle Handle() const { return handle_; }
-  // Throws Error for a dtype that the layer does not know.
-  Tensor View() const;
-
  private:
-  NDArrayHandle handle_;
+  struct Free {
+    void operator()(NDArrayHandle handle) const { Mxnet().NDArrayFree(handle); }
+  };
+  std::unique_ptr<void, Free> handle_;
 };
 
 }  // namespace syncbn

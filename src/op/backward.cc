@@ -2,7 +2,7 @@
 // the whole batch of `count` elements per channel:
 //
 // dx = g * (dz - sum_dz / count - (x - mean) * inv_std^2 * sum_dz_xmu / count)
-//    = a * dz + b * (x - mean) + d, with a = g
+//    = a * dz + b * (x - mean) + d, with a = g, the scale of forward
 #include <cstddef>
 
 #include "core/error.h"
@@ -24,14 +24,16 @@ void SyncBatchNorm::ComputeBackward(const Layout& layout, const Tensor& dy, cons
   backend_->BackwardSums({input, sums.data(), sums.data() + channels});
   WriteParameterGradients(sums, out);
   // Also where no gradient of x is needed: the other devices need this one's sums.
-  if (Synchronizes()) {
-    Exchange("backward", t, layout, ReduceOperation::kSumFloat64,
-             {{sums.data(), sums.size()}});
-  }
+  if (Synchronizes()) Exchange("backward", t, layout, ReduceOperation::kSumFloat64, {&sums});
   if (out.dx_request == Request::kNull) return;
-  const Terms terms = TermsOf(sums);
-  backend_->BackwardApply({input, scale_.data(), terms.b.data(), terms.d.data(), out.dx_request,
-                           out.dx.data});
+  // Zeros where the statistics did not depend on x.
+  std::vector<double> b(channels), d(channels);
+  for (size_t c = 0; c < channels && batch_statistics_ && count_ > 0; ++c) {
+    d[c] = -scale_[c] * sums[c] / count_;
+    b[c] = -scale_[c] * inv_std_[c] * inv_std_[c] * sums[channels + c] / count_;
+  }
+  backend_->BackwardApply(
+      {input, scale_.data(), b.data(), d.data(), out.dx_request, out.dx.data});
 }
 
 // The kernels' input: x or y, as MXNet has kept it, or our copy of x where y does not suffice.
@@ -44,20 +46,6 @@ BackwardInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
     input.from_output = false;
   }
   return input;
-}
-
-// Of the whole batch's sums; zeros where the statistics did not depend on x.
-SyncBatchNorm::Terms SyncBatchNorm::TermsOf(const std::vector<double>& sums) const {
-  const size_t channels = scale_.size();
-  Terms terms{std::vector<double>(channels, 0.0), std::vector<double>(channels, 0.0)};
-  if (!batch_statistics_ || count_ == 0) return terms;
-  const double *const sum_dz = sums.data(), *const sum_dz_xmu = sums.data() + channels;
-  const std::vector<double>& a = scale_;
-  for (size_t c = 0; c < channels; ++c) {
-    terms.d[c] = -a[c] * sum_dz[c] / count_;
-    terms.b[c] = -a[c] * inv_std_[c] * inv_std_[c] * sum_dz_xmu[c] / count_;
-  }
-  return terms;
 }
 
 // dbeta and dgamma from this shard's sum_dz and sum_dz_xmu.

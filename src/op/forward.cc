@@ -68,17 +68,16 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& o
   if (batch_statistics_) {
     ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
     backward_calls_ = 0;
-    count_ = static_cast<double>(layout.PerChannel());
-    std::vector<double> m2(var.size());
+    std::vector<double> count{static_cast<double>(layout.PerChannel())}, m2(var.size());
     backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), m2.data()});
     const bool raises = options_.nonfinite == NonFinite::kRaise;
     const std::string own_fault = raises ? FirstNonFinite(mean_, m2) : "";
     if (Synchronizes()) {
-      Exchange("forward", of.x, layout, ReduceOperation::kMoments,
-               {{&count_, 1}, {mean_.data(), mean_.size()}, {m2.data(), m2.size()}});
+      Exchange("forward", of.x, layout, ReduceOperation::kMoments, {&count, &mean_, &m2});
     } else {
       group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
     }
+    count_ = count[0];
     for (size_t c = 0; c < var.size(); ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0;
     CollectedMoments& collected = history_->collected();
     if (options_.nonfinite != NonFinite::kPropagate && !FirstNonFinite(mean_, m2).empty()) {

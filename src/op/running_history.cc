@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "collective/devices/registry.h"
+
 namespace syncbn {
 namespace {
 
@@ -29,9 +31,7 @@ std::shared_ptr<RunningHistory> RunningHistory::Of(const std::string& key) {
 
 void RunningHistory::Release(const std::string& key) {
   std::lock_guard<std::mutex> lock(histories_mutex);
-  histories.erase(key);
-  // All that begin with "key/".
-  histories.erase(histories.lower_bound(key + '/'), histories.lower_bound(key + char('/' + 1)));
+  EraseLayer(key, &histories);
 }
 
 int64_t RunningHistory::Batches() const {

@@ -2,7 +2,7 @@
 // forward.cc and backward.cc compute in between. Per-channel numbers are double throughout.
 #include "op/sync_batch_norm.h"
 
-#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "collective/devices/registry.h"
@@ -77,7 +77,7 @@ AllReduceOptions SyncBatchNorm::OptionsFor(const char* phase, const Tensor& x,
   options.device = device_;
   options.size = static_cast<size_t>(options_.num_devices);
   options.expected = options_.contexts;
-  options.timeout_seconds = options_.timeout > 0 ? options_.timeout : DefaultTimeout();
+  options.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
   options.across.processes = Processes();
   options.across.ranks = options_.ranks;
   options.across.name = options_.shared_name;
@@ -92,19 +92,19 @@ AllReduceOptions SyncBatchNorm::OptionsFor(const char* phase, const Tensor& x,
 
 void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
                              ReduceOperation operation,
-                             std::initializer_list<Piece> pieces) {
+                             std::initializer_list<std::vector<double>*> payload) {
   AllReduceOptions options = OptionsFor(phase, x, layout);
   options.operation = operation;
   if (options.phase == "backward") options.repeat = backward_calls_++;
-  Arrival& own = options.arrival;
-  own.payload.reserve((1 + 2 * mean_.size()) * sizeof(double));
-  for (const Piece& piece : pieces) AppendBytes(piece.numbers, piece.size, &own.payload);
-  const auto result = group_->AllReduce(std::move(options));
-  const char* from = result->data();
-  for (const Piece& piece : pieces) {
-    const size_t bytes = piece.size * sizeof(double);
-    std::copy_n(from, bytes, reinterpret_cast<char*>(piece.numbers));
-    from += bytes;
+  for (const std::vector<double>* part : payload) {
+    AppendBytes(part->data(), part->size(), &options.arrival.payload);
+  }
+  const std::vector<double> result = FromBytes<double>(*group_->AllReduce(std::move(options)));
+  auto from = result.begin();
+  for (std::vector<double>* part : payload) {
+    const auto end = from + static_cast<std::ptrdiff_t>(part->size());
+    part->assign(from, end);
+    from = end;
   }
 }
 

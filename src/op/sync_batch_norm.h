@@ -33,7 +33,7 @@ struct Options {
   Activation activation;       // of the output
   bool from_output = false;    // backward reads y instead of x; not for an ELU
   bool masked = false;         // only the first rows of x are valid, see ForwardTensors
-  double timeout = 0;  // seconds; 0 means DefaultTimeout()
+  double timeout = 0;  // seconds; 0 means default_timeout
   std::set<Device> contexts;  // of the layer's parameters, if known; for messages
   bool across_processes = true;  // false: the devices of this process only
   std::vector<int> ranks;        // that synchronize, ascending; empty for all
@@ -86,26 +86,17 @@ class SyncBatchNorm {
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& of);
 
-  // The terms b and d of dx.
-  struct Terms {
-    std::vector<double> b, d;
-  };
   void ComputeBackward(const Layout& layout, const Tensor& dy, const Tensor& t,
                        const Gradients& out);
   BackwardInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& t) const;
-  Terms TermsOf(const std::vector<double>& sums) const;
   void WriteParameterGradients(const std::vector<double>& sums, const Gradients& out);
 
   bool Synchronizes() const;
   [[noreturn]] void FailEverywhere(const std::string& text);
   AllReduceOptions OptionsFor(const char* phase, const Tensor& x, const Layout& layout) const;
-  // Reduces this device's payload, which lies in pieces, with the others', in place.
-  struct Piece {
-    double* numbers;
-    size_t size;
-  };
+  // Reduces this device's payload, which is several vectors, with the others', in place.
   void Exchange(const char* phase, const Tensor& x, const Layout& layout,
-                ReduceOperation operation, std::initializer_list<Piece> pieces);
+                ReduceOperation operation, std::initializer_list<std::vector<double>*> payload);
   Communicator* Processes() const;
 
   const Options options_;

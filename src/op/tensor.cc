@@ -1,16 +1,19 @@
 // Small per-channel vectors to and from double, in which all of a layer's scalars are computed.
 #include "op/tensor.h"
 
+#include <type_traits>
+
 #include "core/error.h"
 
 namespace syncbn {
 namespace {
 
-template <typename T>
-void Write(const std::vector<double>& values, Request request, T* out) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    out[i] = static_cast<T>(request == Request::kAdd ? out[i] + values[i] : values[i]);
-  }
+// The result of use(the vector's numbers).
+template <typename Use>
+auto WithNumbers(const Tensor& vector, const Use& use) {
+  CheckIsParameter(vector);
+  if (vector.dtype == DType::kFloat64) return use(static_cast<double*>(vector.data));
+  return use(static_cast<float*>(vector.data));
 }
 
 }  // namespace
@@ -28,25 +31,20 @@ void CheckIsParameter(const Tensor& vector) {
   }
 }
 
-std::vector<double> ReadVector(const Tensor& tensor) {
-  CheckIsParameter(tensor);
-  const size_t size = static_cast<size_t>(tensor.shape.at(0));
-  if (tensor.dtype == DType::kFloat64) {
-    const double* data = static_cast<const double*>(tensor.data);
-    return std::vector<double>(data, data + size);
-  }
-  const float* data = static_cast<const float*>(tensor.data);
-  return std::vector<double>(data, data + size);
+std::vector<double> ReadVector(const Tensor& vector) {
+  return WithNumbers(vector, [&](const auto* from) {
+    return std::vector<double>(from, from + vector.shape.at(0));
+  });
 }
 
-void WriteVector(const std::vector<double>& values, Request request, const Tensor& tensor) {
+void WriteVector(const std::vector<double>& values, Request request, const Tensor& vector) {
   if (request == Request::kNull) return;
-  CheckIsParameter(tensor);
-  if (tensor.dtype == DType::kFloat64) {
-    Write(values, request, static_cast<double*>(tensor.data));
-  } else {
-    Write(values, request, static_cast<float*>(tensor.data));
-  }
+  WithNumbers(vector, [&](auto* to) {
+    for (const double value : values) {
+      *to = static_cast<std::decay_t<decltype(*to)>>(request == Request::kAdd ? *to + value : value);
+      ++to;
+    }
+  });
 }
 
 }  // namespace syncbn

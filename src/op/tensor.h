@@ -21,7 +21,7 @@ std::string ShapeText(const std::vector<int64_t>& shape);  // "(8, 64, 60, 60)"
 // Per-channel parameters, statistics and their gradients: float32 or float64, or Error.
 void CheckIsParameter(const Tensor& vector);
 // In host memory.
-std::vector<double> ReadVector(const Tensor& tensor);
-void WriteVector(const std::vector<double>& values, Request request, const Tensor& tensor);
+std::vector<double> ReadVector(const Tensor& vector);
+void WriteVector(const std::vector<double>& values, Request request, const Tensor& vector);
 
 }  // namespace syncbn

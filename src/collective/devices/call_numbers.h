@@ -2,6 +2,7 @@
 // as the group lives.
 // Who uses it: Group, which guards it with its mutex. It must not know of rendezvous.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,15 +30,45 @@ struct CallNumbers {
 
   int64_t Take(const Device& device) { return next.emplace(device, start).first->second++; }
   bool IsVoid(int64_t number) const { return number < oldest; }
-  std::set<Device> Members() const;
+
+  std::set<Device> Members() const {
+    std::set<Device> members;
+    for (const auto& entry : next) members.insert(entry.first);
+    return members;
+  }
 
   // All devices continue with the same number.
-  void Level();
+  void Level() {
+    for (const auto& entry : next) start = std::max(start, entry.second);
+    for (auto& entry : next) entry.second = start;
+  }
+
   // Makes all calls void, and removes the members. Ranks go on counting after the last call that
   // all `size` devices, or all participants, have begun: no later call was reduced.
-  void Restart(const Participants& participants, size_t size);
+  void Restart(const Participants& participants, size_t size) {
+    std::set<int64_t> of_participants;
+    size_t present = 0;
+    for (const auto& entry : next) {
+      if (participants && !participants->count(entry.first)) continue;
+      of_participants.insert(entry.second);
+      ++present;
+    }
+    const bool complete = present > 0 && present >= (participants ? participants->size() : size);
+    const int64_t finished = complete ? *of_participants.begin() : start;
+    Level();
+    next.clear();
+    oldest = start;
+    shared_offset += start - finished;
+  }
+
   // The number by which all ranks know a call; the first forward call in a generation has 0.
-  int64_t Shared(int64_t number, bool is_forward, const Generation& generation);
+  int64_t Shared(int64_t number, bool is_forward, const Generation& generation) {
+    if (is_forward && !(generation == shared_generation)) {
+      shared_generation = generation;
+      shared_offset = number;
+    }
+    return number - shared_offset;
+  }
 };
 
 }  // namespace syncbn

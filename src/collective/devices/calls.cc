@@ -57,16 +57,17 @@ void CallLog::Clear() {
   for (auto& entry : calls_) entry.second.queued = 0;
 }
 
-bool CallLog::IsOneOfSeveralLocked(const Device& device) const {
+// Those of a device that has never called are all zero.
+CallLog::Calls CallLog::OfLocked(const Device& device) const {
   const auto entry = calls_.find(device);
-  return entry != calls_.end() && entry->second.driver > 1;
+  return entry == calls_.end() ? Calls() : entry->second;
 }
 
 bool CallLog::DrivesBoth(const Device& device, const std::set<Device>& others) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return IsOneOfSeveralLocked(device) &&
+  return OfLocked(device).driver > 1 &&
          std::any_of(others.begin(), others.end(),
-                     [&](const Device& other) { return IsOneOfSeveralLocked(other); });
+                     [&](const Device& other) { return OfLocked(other).driver > 1; });
 }
 
 Absence CallLog::Describe(const AllReduceOptions& options, const Rendezvous& rendezvous,
@@ -75,32 +76,31 @@ Absence CallLog::Describe(const AllReduceOptions& options, const Rendezvous& ren
   Absence absence;
   absence.is_forward = options.phase == "forward";
   absence.needs_driver = needs_driver_;
+  absence.is_on_cpu = rendezvous.arrivals.begin()->first.type == "cpu";
   absence.size = options.size;
   absence.on = options.expected;
   for (const auto& arrival : rendezvous.arrivals) {
     const Device& device = arrival.first;
-    absence.arrived.insert(device);
+    const Calls calls = OfLocked(device);
+    absence.driver = std::max(absence.driver, calls.driver);
     if (CountFunctions(device, 0) > 0) absence.in_driver.insert(device);
-    const auto entry = calls_.find(device);
-    if (entry == calls_.end()) continue;
-    absence.driver = std::max(absence.driver, entry->second.driver);
-    if (entry->second.queued > 0) absence.again.insert(device);
+    if (calls.queued > 0) absence.again.insert(device);
   }
   const bool known = std::none_of(calls_.begin(), calls_.end(),
                                   [](const auto& entry) { return entry.second.repeats; });
-  for (const Device& device : options.expected.size() == options.size ? options.expected
-                                                                      : members) {
-    if (absence.arrived.count(device)) continue;
+  const bool are_all_expected = options.expected.size() == options.size;
+  for (const Device& device : are_all_expected ? options.expected : members) {
+    if (rendezvous.arrivals.count(device)) continue;
+    const bool has_called = calls_.count(device) > 0;
     absence.missing.insert(device);
-    const auto entry = calls_.find(device);
-    if (entry == calls_.end()) absence.never.insert(device);
-    if (entry != calls_.end() && entry->second.queued > 0) {
+    if (!has_called) absence.never.insert(device);
+    if (OfLocked(device).queued > 0) {
       absence.queued.insert(device);
-    } else if (known || entry == calls_.end()) {
+    } else if (known || !has_called) {
       absence.idle.insert(device);
     }
   }
-  absence.unknown = options.size - absence.arrived.size() - absence.missing.size();
+  absence.unknown = options.size - rendezvous.arrivals.size() - absence.missing.size();
   return absence;
 }
 

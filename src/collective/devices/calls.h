@@ -7,7 +7,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <string>
 
 #include "collective/devices/device.h"
 #include "collective/devices/rendezvous.h"
@@ -23,14 +22,14 @@ void LeaveDriver(const Device& device);
 struct Absence {
   bool is_forward = true;
   bool needs_driver = false;   // the layer is made to be called by a driver only
+  bool is_on_cpu = false;
+  int driver = 0;              // devices of the driver that called the arrived one; 0 for none
   size_t size = 0;             // devices that the layer is for
   size_t unknown = 0;          // of the missing ones, those whose names are not known
-  int driver = 0;              // devices of the driver that called the arrived one; 0 for none
   std::set<Device> on;         // the devices that have the layer, if known
-  std::set<Device> arrived;
-  std::set<Device> missing;    // as far as their names are known
   std::set<Device> in_driver;  // arrived, but the driver's function for them has not ended
   std::set<Device> again;      // arrived, and the next call of the layer is queued
+  std::set<Device> missing;    // as far as their names are known
   std::set<Device> queued;     // missing, but a call of the layer is queued
   std::set<Device> idle;       // missing, and no call of the layer is queued
   std::set<Device> never;      // missing, and have never called the layer
@@ -64,7 +63,7 @@ class CallLog {
     int driver = 0;        // of the latest call
     bool repeats = false;  // see NoteBegun
   };
-  bool IsOneOfSeveralLocked(const Device& device) const;
+  Calls OfLocked(const Device& device) const;
 
   mutable std::mutex mutex_;
   std::map<Device, Calls> calls_;

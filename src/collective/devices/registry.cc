@@ -1,17 +1,9 @@
-// The groups and the default timeout of the process.
+// The groups of the process.
 #include "collective/devices/registry.h"
 
 #include <algorithm>
-#include <atomic>
 
 namespace syncbn {
-namespace {
-
-// Longer than the slowest healthy first step that was seen (autotuning, cold caches, a busy
-// machine), and short enough to wait for the message.
-std::atomic<double> default_timeout{300.0};
-
-}  // namespace
 
 Registry& Registry::Get() {
   static Registry* registry = new Registry;  // operators may outlive static destructors
@@ -21,7 +13,12 @@ Registry& Registry::Get() {
 std::shared_ptr<Group> Registry::FindOrCreate(const std::string& key, const std::string& layer) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<Group>& group = groups_[key];
-  if (!group) group = std::make_shared<Group>(layer);
+  if (group) return group;
+  group = std::make_shared<Group>(layer);
+  all_.erase(std::remove_if(all_.begin(), all_.end(),
+                            [](const std::weak_ptr<Group>& other) { return other.expired(); }),
+             all_.end());
+  all_.push_back(group);
   return group;
 }
 
@@ -33,16 +30,7 @@ std::shared_ptr<Group> Registry::Find(const std::string& key) const {
 
 void Registry::Release(const std::string& key) {
   std::lock_guard<std::mutex> lock(mutex_);
-  released_.erase(std::remove_if(released_.begin(), released_.end(),
-                                 [](const std::weak_ptr<Group>& group) { return group.expired(); }),
-                  released_.end());
-  const auto release = [this](auto begin, auto end) {
-    for (auto entry = begin; entry != end; ++entry) released_.push_back(entry->second);
-    groups_.erase(begin, end);
-  };
-  release(groups_.lower_bound(key), groups_.upper_bound(key));
-  // All that begin with "key/".
-  release(groups_.lower_bound(key + '/'), groups_.lower_bound(key + char('/' + 1)));
+  EraseLayer(key, &groups_);
 }
 
 std::string Registry::FirstFailure() const {
@@ -61,13 +49,9 @@ void Registry::ResetAll() {
 
 void Registry::FailAll(const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : groups_) entry.second->Fail(text);
-  for (const auto& released : released_) {
-    if (const auto group = released.lock()) group->Fail(text);
+  for (const std::weak_ptr<Group>& entry : all_) {
+    if (const auto group = entry.lock()) group->Fail(text);
   }
 }
-
-double DefaultTimeout() { return default_timeout; }
-void SetDefaultTimeout(double seconds) { default_timeout = seconds; }
 
 }  // namespace syncbn

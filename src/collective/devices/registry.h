@@ -2,6 +2,7 @@
 // Who uses it: mxnet/, when an operator is made and when Python asks. Keys are unique for each
 // block (a UUID), so two nets with equal prefixes never share a group.
 #pragma once
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,8 +20,8 @@ class Registry {
   // The group with this key; created at the first call.
   std::shared_ptr<Group> FindOrCreate(const std::string& key, const std::string& layer);
   std::shared_ptr<Group> Find(const std::string& key) const;  // may be null
-  // Releases the layer's group, and those of its groups of devices ("key/0"). Operators in flight
-  // keep a released group alive.
+  // Releases the layer's group, and those of its groups of devices. Operators in flight keep a
+  // released group alive.
   void Release(const std::string& key);
 
   // The failure of the first failed group, or an empty text.
@@ -33,11 +34,18 @@ class Registry {
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Group>> groups_;
-  std::vector<std::weak_ptr<Group>> released_;
+  std::vector<std::weak_ptr<Group>> all_;  // the released ones, too
 };
 
-// The timeout in seconds of layers that have none.
-double DefaultTimeout();
-void SetDefaultTimeout(double seconds);
+// Erases what a map has under the key of a layer, and of its groups of devices ("key/0").
+template <typename Map>
+void EraseLayer(const std::string& key, Map* map) {
+  map->erase(key);
+  map->erase(map->lower_bound(key + '/'), map->lower_bound(key + char('/' + 1)));
+}
+
+// The timeout in seconds of layers that have none. Longer than the slowest healthy first step that
+// was seen (autotuning, cold caches, a busy machine), and short enough to wait for the message.
+inline std::atomic<double> default_timeout{300.0};
 
 }  // namespace syncbn

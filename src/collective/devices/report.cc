@@ -82,7 +82,7 @@ std::string CalledAgain(const Absence& absence) {
 }
 
 std::string LikelyCause(const Absence& absence) {
-  const bool plain_loop = absence.driver == 0 && absence.arrived.begin()->type == "cpu";
+  const bool plain_loop = absence.driver == 0 && absence.is_on_cpu;
   if (absence.driver == 0 && absence.needs_driver) return kTemplate;
   if (absence.driver > 0 && !absence.in_driver.empty() && absence.queued.empty()) {
     return ReadsInside(absence);

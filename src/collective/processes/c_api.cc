@@ -6,7 +6,6 @@
 #include <string>
 
 #include "collective/processes/communicator.h"
-#include "collective/processes/frozen.h"
 #include "collective/processes/report.h"
 #include "core/c_interface.h"
 #include "core/error.h"

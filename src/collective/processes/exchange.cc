@@ -96,8 +96,10 @@ int Exchange::awaited() const {
   return done() || !schedule_[next_].receive ? -1 : ranks_[schedule_[next_].peer];
 }
 
-std::vector<int> Exchange::Reduced() const {
-  return std::vector<int>(ranks_.begin() + begin_, ranks_.begin() + end_);
+std::vector<int> Exchange::Outstanding() const {
+  std::vector<int> ranks = ranks_;
+  ranks.erase(ranks.begin() + begin_, ranks.begin() + end_);
+  return ranks;
 }
 
 }  // namespace syncbn

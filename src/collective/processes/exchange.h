@@ -39,8 +39,8 @@ class Exchange {
   Bytes& result() { return part_.payload; }
   // The rank whose part is needed next; -1 if none.
   int awaited() const;
-  // The ranks whose parts are reduced already.
-  std::vector<int> Reduced() const;
+  // The ranks whose parts are not reduced yet.
+  std::vector<int> Outstanding() const;
 
  private:
   struct Action {

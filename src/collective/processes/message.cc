@@ -1,4 +1,5 @@
-// Messages to bytes and back: a fixed head with the lengths, then the variable parts.
+// Messages to bytes and back: a mark, then one field after the other, texts and arrays after their
+// lengths.
 #include "collective/processes/message.h"
 
 #include <algorithm>
@@ -12,47 +13,63 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e34;  // to be changed with the format
+constexpr uint64_t kMark = 0x53424e35;  // to be changed with the format
 
-struct Head {
-  uint64_t mark = kMark;
-  MessageHead numbers;
-  uint64_t lengths[6] = {};  // of the fields
-};
-static_assert(std::has_unique_object_representations<Head>::value, "a head has no padding");
-
-// Calls `function` for each variable part of a message, in their order.
-template <typename AnyMessage, typename Function>
-void ForEachField(AnyMessage* message, const Function& function) {
-  function(message->key);
-  function(message->title);
-  function(message->signature);
-  function(message->text);
-  function(message->ranks);
-  function(message->payload);
+// Calls `visit` for each field of a message, in the order of their bytes.
+template <typename AnyMessage, typename Visit>
+void ForEachField(AnyMessage* message, const Visit& visit) {
+  visit(message->kind);
+  visit(message->generation);
+  visit(message->step);
+  visit(message->empty);
+  visit(message->number);
+  visit(message->operation);
+  visit(message->key);
+  visit(message->title);
+  visit(message->signature);
+  visit(message->ranks);
+  visit(message->text);
+  visit(message->payload);
 }
 
-template <typename Container>
-char* Put(const Container& from, char* to) {
-  const size_t bytes = from.size() * sizeof(from[0]);
-  if (bytes > 0) std::memcpy(to, from.data(), bytes);
-  return to + bytes;
+template <typename Field>
+constexpr bool kIsNumber = std::has_unique_object_representations<Field>::value;
+
+template <typename Field>
+void Write(const Field& field, Bytes* to) {
+  if constexpr (kIsNumber<Field>) {
+    AppendBytes(&field, 1, to);
+  } else {
+    Write(uint64_t{field.size()}, to);
+    AppendBytes(field.data(), field.size(), to);
+  }
 }
 
 [[noreturn]] void Refuse() {
   throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
 }
 
-// The variable parts of a message, taken one after the other; none reaches past the end.
+// Takes fields one after the other; none reaches past the end.
 struct Reader {
-  template <typename Container>
-  void Take(uint64_t size, Container* to) {
-    constexpr size_t kElement = sizeof((*to)[0]);
-    if (size > left / kElement) Refuse();
-    to->resize(size);
-    if (size > 0) std::memcpy(&(*to)[0], from, size * kElement);
-    from += size * kElement;
-    left -= size * kElement;
+  template <typename Field>
+  void Read(Field* field) {
+    if constexpr (kIsNumber<Field>) {
+      Copy(1, field);
+    } else {
+      uint64_t size = 0;
+      Read(&size);
+      if (size > left) Refuse();
+      field->resize(size);
+      Copy(size, field->data());
+    }
+  }
+
+  template <typename T>
+  void Copy(uint64_t size, T* to) {
+    if (size > left / sizeof(T)) Refuse();
+    if (size > 0) std::memcpy(to, from, size * sizeof(T));
+    from += size * sizeof(T);
+    left -= size * sizeof(T);
   }
 
   const char* from;
@@ -64,47 +81,36 @@ bool IsCount(int32_t number) {
   return 0 <= number && number < std::numeric_limits<int32_t>::max() / 2;
 }
 
-bool Ascend(const std::vector<int32_t>& ranks) {
+bool Ascend(const std::vector<int>& ranks) {
   return (ranks.empty() || ranks.front() >= 0) &&
-         std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<int32_t>()) ==
-             ranks.end();
+         std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<int>()) == ranks.end();
+}
+
+bool IsValid(const Message& message) {
+  return message.kind >= MessageKind::kPart && message.kind <= MessageKind::kStatus &&
+         IsCount(message.generation.recoveries) && IsCount(message.generation.joins) &&
+         message.step >= kInvitation && (message.empty == 0 || message.empty == 1) &&
+         IsReduceOperation(static_cast<int32_t>(message.operation)) && Ascend(message.ranks);
 }
 
 }  // namespace
 
 Bytes Encode(const Message& message) {
-  Head head;
-  head.numbers = message;
-  uint64_t* length = head.lengths;
-  size_t total = sizeof(head);
-  ForEachField(&message, [&](const auto& field) {
-    *length++ = field.size();
-    total += field.size() * sizeof(field[0]);
-  });
-  Bytes bytes(total);
-  std::memcpy(bytes.data(), &head, sizeof(head));
-  char* to = bytes.data() + sizeof(head);
-  ForEachField(&message, [&](const auto& field) { to = Put(field, to); });
+  Bytes bytes;
+  bytes.reserve(256 + message.payload.size());
+  Write(kMark, &bytes);
+  ForEachField(&message, [&](const auto& field) { Write(field, &bytes); });
   return bytes;
 }
 
 Message Decode(const Bytes& bytes) {
-  Head head;
-  if (bytes.size() < sizeof(head)) Refuse();
-  std::memcpy(&head, bytes.data(), sizeof(head));
-  const MessageHead& of = head.numbers;
-  if (head.mark != kMark || of.kind < MessageKind::kPart || of.kind > MessageKind::kStatus ||
-      !IsCount(of.generation.recoveries) || !IsCount(of.generation.joins) ||
-      of.step < kInvitation || of.empty < 0 || of.empty > 1 ||
-      !IsReduceOperation(static_cast<int32_t>(of.operation))) {
-    Refuse();
-  }
+  Reader reader{bytes.data(), bytes.size()};
+  uint64_t mark = 0;
+  reader.Read(&mark);
+  if (mark != kMark) Refuse();
   Message message;
-  static_cast<MessageHead&>(message) = of;
-  Reader reader{bytes.data() + sizeof(head), bytes.size() - sizeof(head)};
-  const uint64_t* length = head.lengths;
-  ForEachField(&message, [&](auto& field) { reader.Take(*length++, &field); });
-  if (reader.left > 0 || !Ascend(message.ranks)) Refuse();
+  ForEachField(&message, [&](auto& field) { reader.Read(&field); });
+  if (reader.left > 0 || !IsValid(message)) Refuse();
   return message;
 }
 

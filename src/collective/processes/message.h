@@ -3,6 +3,7 @@
 // numbers travel as they lie in memory; a differing build is noticed by the first eight bytes.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -23,19 +24,23 @@ inline bool operator<(const Generation& a, const Generation& b) {
 }
 inline bool operator==(const Generation& a, const Generation& b) { return !(a < b) && !(b < a); }
 
-// One process's part in an exchange. Exchanges match by `key`, never by the order of calls.
-struct Contribution {
-  std::string key;        // equal on all ranks, and used once in a generation
+// The part of an exchange that is equal on all of its ranks.
+struct Agreement {
+  std::string key;        // used once in a generation: exchanges match by it, not by their order
   std::string title;      // begins messages: "SyncBatchNorm 'norm0', forward"
-  std::string signature;  // must be equal on all ranks: "channels=64, dtype=float32"
+  std::string signature;  // "channels=64, dtype=float32"
   ReduceOperation operation = ReduceOperation::kSumFloat64;
   std::vector<int> ranks;  // of the exchange, ascending; empty for all
+};
+
+// One process's part in an exchange.
+struct Contribution : Agreement {
   double timeout_seconds = 0;
   Bytes payload;
 };
 
 enum class MessageKind : int32_t {
-  kPart,    // part of an exchange: key, title, signature, operation, ranks, step, payload
+  kPart,    // part of an exchange: its agreement, step, empty, payload
   kFail,    // the sender's generation has failed: text
   kJoin,    // the sender contributes nothing more in this generation: number of its exchanges
   kLeave,   // the sender's program ends, nothing follows
@@ -46,21 +51,23 @@ enum class MessageKind : int32_t {
 // In place of the step of an exchange: begin, if you have joined.
 constexpr int kInvitation = -1;
 
-// The numbers of a message.
-struct MessageHead {
-  MessageKind kind = MessageKind::kPart;
+struct Message : Agreement {
+  explicit Message(MessageKind of = MessageKind::kPart) : kind(of) {}
+
+  MessageKind kind;
   Generation generation;  // the sender's
   int32_t step = 0;       // see exchange.cc, or kInvitation
   int32_t empty = 0;      // 1: no rank in this part contributed data
-  ReduceOperation operation = ReduceOperation::kConcat;
   int64_t number = 0;
-};
-
-struct Message : MessageHead {
-  std::string key, title, signature, text;
-  std::vector<int32_t> ranks;  // ascending; empty for all
+  std::string text;
   Bytes payload;
 };
+
+struct Received {
+  int from = 0;
+  Message message;
+};
+using ReceivedByKey = std::map<std::string, std::vector<Received>>;
 
 Bytes Encode(const Message& message);
 // Throws Error for bytes that Encode of this version does not make.

@@ -2,7 +2,6 @@
 #include "collective/processes/pending_exchange.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "collective/processes/report.h"
 
@@ -19,10 +18,7 @@ Bytes PendingExchange::Result() {
 std::string PendingExchange::CheckDeadline(Time now, Queries* queries) {
   const Duration timeout = ToDuration(own.timeout_seconds);
   if (now < (question_ ? deadline : deadline - Queries::AnswerTime(timeout))) return "";
-  const std::vector<int> reduced = exchange->Reduced();
-  std::vector<int> others;
-  std::set_difference(own.ranks.begin(), own.ranks.end(), reduced.begin(), reduced.end(),
-                      std::back_inserter(others));
+  const std::vector<int> others = exchange->Outstanding();
   if (!question_) {
     deadline = now + Queries::AnswerTime(timeout);
     question_ = queries->Ask(others, own.key, now);
@@ -33,7 +29,7 @@ std::string PendingExchange::CheckDeadline(Time now, Queries* queries) {
     return answers.count(rank) && answers.at(rank).step == 1;
   });
   const double waited = ToSeconds(now - begun);
-  if (!all) return RanksMissingReport(own, reduced, answers, waited);
+  if (!all) return RanksMissingReport(own, others, answers, waited);
   if (extended_) return PartsMissingReport(own, waited);
   extended_ = true;
   deadline = question_->sent + timeout;

@@ -1,10 +1,8 @@
-// An exchange that is not over, with its caller's deadline, or the parts that arrived before it.
+// An exchange that this process has begun, with its caller's deadline.
 // Who uses it: Protocol, and those who wait for the result. It must not know of other exchanges.
 #pragma once
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "collective/processes/exchange.h"
 #include "collective/processes/queries.h"
@@ -20,12 +18,11 @@ struct PendingExchange {
   std::string CheckDeadline(Time now, Queries* queries);
 
   Contribution own;                    // without its payload
-  std::unique_ptr<Exchange> exchange;  // null until this process begins it
+  std::unique_ptr<Exchange> exchange;  // not null
   std::string error;                   // in place of a result
   bool waits = false;    // a caller waits, with a deadline; false if this process has joined
   bool invited = false;  // the awaited rank, which has joined
   Time begun, deadline;
-  std::vector<std::pair<int, Message>> early;  // parts from before, with their senders
 
  private:
   bool extended_ = false;

@@ -18,6 +18,18 @@ std::vector<int> AllRanks(int size) {
   return ranks;
 }
 
+Message PartOf(const Agreement& agreement, int step) {
+  Message message;
+  static_cast<Agreement&>(message) = agreement;
+  message.step = step;
+  return message;
+}
+
+std::vector<Received> Take(const std::string& key, ReceivedByKey* from) {
+  auto node = from->extract(key);
+  return node.empty() ? std::vector<Received>() : std::move(node.mapped());
+}
+
 }  // namespace
 
 Protocol::Protocol(int rank, int size, std::function<void(int, Bytes)> send)
@@ -27,83 +39,76 @@ Protocol::Protocol(int rank, int size, std::function<void(int, Bytes)> send)
       joining_(ranks_, &queries_),
       leaving_(ranks_, &queries_) {}
 
-std::unique_ptr<Exchange> Protocol::MakeExchange(Contribution* own, bool empty) const {
-  if (own->ranks.empty()) own->ranks = AllRanks(ranks_.size);
-  for (int rank : own->ranks) {
+Protocol::Pending Protocol::Make(Contribution own, bool empty) const {
+  if (own.ranks.empty()) own.ranks = AllRanks(ranks_.size);
+  for (int rank : own.ranks) {
     if (0 <= rank && rank < ranks_.size) continue;
-    throw Error(Concat(own->title, ": names the rank ", rank, ", expected 0 to ", ranks_.size - 1));
+    throw Error(Concat(own.title, ": names the rank ", rank, ", expected 0 to ", ranks_.size - 1));
   }
-  Part part{empty, std::move(own->payload)};
-  return std::make_unique<Exchange>(own->ranks, ranks_.own, std::move(part),
-                                    own->operation);
+  const Pending pending = std::make_shared<PendingExchange>();
+  Part part{empty, std::move(own.payload)};
+  pending->exchange =
+      std::make_unique<Exchange>(own.ranks, ranks_.own, std::move(part), own.operation);
+  pending->own = std::move(own);
+  return pending;
 }
 
 std::shared_ptr<PendingExchange> Protocol::Begin(Contribution own, Time now) {
   CheckUsable(own.title);
-  std::unique_ptr<Exchange> exchange = MakeExchange(&own, false);
-  Pending& slot = exchanges_[own.key];
-  if (!slot) slot = std::make_shared<PendingExchange>();
-  const Pending pending = slot;
-  if (pending->exchange) throw Error(Concat(own.title, ": this rank began one exchange twice"));
+  if (exchanges_.count(own.key)) {
+    throw Error(Concat(own.title, ": this rank began one exchange twice"));
+  }
+  const Pending pending = Make(std::move(own), false);
   ++taken_part_;
-  last_title_ = own.title;
+  last_title_ = pending->own.title;
   pending->waits = true;
   pending->begun = now;
-  pending->deadline = now + ToDuration(own.timeout_seconds);
-  Start(pending, std::move(own), std::move(exchange));
+  pending->deadline = now + ToDuration(pending->own.timeout_seconds);
+  Start(pending);
   return pending;
 }
 
-// This process has joined: it contributes an empty part to whatever the others begin.
-void Protocol::JoinIn(const Pending& pending) {
-  const Message& message = pending->early.front().second;
-  Contribution own{message.key,       message.title,    message.signature,
-                   message.operation, RanksOf(message), 0, {}};
-  std::unique_ptr<Exchange> exchange = MakeExchange(&own, true);
-  Start(pending, std::move(own), std::move(exchange));
+// This process has joined: it contributes an empty part to what others have begun.
+void Protocol::JoinIn(const std::string& key) {
+  Contribution own;
+  static_cast<Agreement&>(own) = early_.at(key).front().message;
+  Start(Make(std::move(own), true));
 }
 
-void Protocol::Start(const Pending& pending, Contribution own,
-                     std::unique_ptr<Exchange> exchange) {
-  pending->own = std::move(own);
-  pending->exchange = std::move(exchange);
-  for (const auto& query : queries_.Load(pending->own.key)) {
-    Send(query.first, StatusFor(query.second));
+void Protocol::Start(const Pending& pending) {
+  const std::string& key = pending->own.key;
+  exchanges_[key] = pending;
+  for (const Received& query : Take(key, &questions_)) Send(query.from, StatusFor(query.message));
+  for (Received& part : Take(key, &early_)) {
+    TakePart(pending.get(), part.from, std::move(part.message));
   }
-  std::vector<std::pair<int, Message>> early;
-  early.swap(pending->early);
-  for (auto& message : early) Take(pending.get(), message.first, std::move(message.second));
   Advance(pending);
 }
 
 void Protocol::HandlePart(int from, Message message) {
-  if (!exchanges_.count(message.key)) {
-    for (const Contribution& finished : finished_) {
-      if (finished.key != message.key) continue;
-      // An invitation may be too late; a part cannot.
-      if (message.step != kInvitation) {
-        Fail(SignaturesDifferReport(finished, ranks_.own, from, message, RanksOf(message)));
-      }
-      return;
-    }
-    exchanges_[message.key] = std::make_shared<PendingExchange>();
+  if (message.ranks.empty()) message.ranks = AllRanks(ranks_.size);
+  const auto begun = exchanges_.find(message.key);
+  if (begun != exchanges_.end()) {
+    const Pending pending = begun->second;
+    TakePart(pending.get(), from, std::move(message));
+    return Advance(pending);
   }
-  const Pending pending = exchanges_[message.key];
-  if (!pending->exchange) {
-    pending->early.emplace_back(from, std::move(message));
-    if (joining_.active()) JoinIn(pending);
-    return;
+  for (const Agreement& finished : finished_) {
+    if (finished.key != message.key) continue;
+    // An invitation may be too late; a part cannot.
+    if (message.step == kInvitation) return;
+    return Fail(SignaturesDifferReport(finished, ranks_.own, message, from));
   }
-  Take(pending.get(), from, std::move(message));
-  Advance(pending);
+  const std::string key = message.key;
+  early_[key].push_back({from, std::move(message)});
+  if (joining_.active()) JoinIn(key);
 }
 
-void Protocol::Take(PendingExchange* pending, int from, Message message) {
+void Protocol::TakePart(PendingExchange* pending, int from, Message message) {
   const Contribution& own = pending->own;
-  const std::vector<int> ranks = RanksOf(message);
   if (message.signature != own.signature || message.operation != own.operation ||
-      ranks != own.ranks) {
-    Fail(SignaturesDifferReport(own, ranks_.own, from, message, ranks));
+      message.ranks != own.ranks) {
+    Fail(SignaturesDifferReport(own, ranks_.own, message, from));
   } else if (message.step != kInvitation) {
     pending->exchange->Take(from, message.step, {message.empty != 0, std::move(message.payload)});
   }
@@ -114,7 +119,7 @@ void Protocol::Advance(const Pending& pending) {
   if (!failure_.empty() || leaving_.begun()) return;
   try {
     for (Exchange::Outgoing& out : pending->exchange->Advance()) {
-      Message message = PartOf(*pending, out.step);
+      Message message = PartOf(pending->own, out.step);
       message.empty = out.part.empty;
       message.payload = std::move(out.part.payload);
       Send(out.to, std::move(message));
@@ -136,32 +141,12 @@ void Protocol::CheckAwaited(PendingExchange* pending) {
   } else if (joining_.Has(awaited) && !pending->invited) {
     // It begins when a part arrives, but in this exchange its own part comes first.
     pending->invited = true;
-    Send(awaited, PartOf(*pending, kInvitation));
+    Send(awaited, PartOf(pending->own, kInvitation));
   }
 }
 
 void Protocol::CheckAllAwaited() {
-  for (const auto& entry : exchanges_) {
-    if (entry.second->exchange) CheckAwaited(entry.second.get());
-  }
-}
-
-Message Protocol::PartOf(const PendingExchange& pending, int step) const {
-  Message message;
-  message.step = step;
-  message.key = pending.own.key;
-  message.title = pending.own.title;
-  message.signature = pending.own.signature;
-  message.operation = pending.own.operation;
-  if (static_cast<int>(pending.own.ranks.size()) < ranks_.size) {
-    message.ranks.assign(pending.own.ranks.begin(), pending.own.ranks.end());
-  }
-  return message;
-}
-
-std::vector<int> Protocol::RanksOf(const Message& message) const {
-  if (message.ranks.empty()) return AllRanks(ranks_.size);
-  return std::vector<int>(message.ranks.begin(), message.ranks.end());
+  for (const auto& entry : exchanges_) CheckAwaited(entry.second.get());
 }
 
 // ---- messages ----------------------------------------------------------------------------------
@@ -169,12 +154,11 @@ std::vector<int> Protocol::RanksOf(const Message& message) const {
 void Protocol::Handle(int from, const Bytes& bytes, Time now) {
   FailIfThrows([&] {
     Message message = Decode(bytes);
-    if (message.kind != MessageKind::kStatus) {
-      joining_.Hear(now);
-      Dispatch(from, std::move(message));
-    } else {
-      queries_.HandleAnswer(from, std::move(message));
+    if (message.kind == MessageKind::kStatus) {
+      return queries_.HandleAnswer(from, std::move(message));
     }
+    joining_.Hear(now);
+    Dispatch(from, std::move(message));
   });
 }
 
@@ -188,11 +172,12 @@ void Protocol::Dispatch(int from, Message message) {
   // A failure is one of all generations between two recoveries.
   if (message.kind == MessageKind::kFail &&
       message.generation.recoveries == generation_.recoveries) {
-    return SetFailure(RankFailedReport(from, message.text));
+    SetFailure(RankFailedReport(from, message.text));
+    return;
   }
   if (message.generation < generation_) return;
   if (generation_ < message.generation) {
-    future_.emplace_back(from, std::move(message));
+    future_.push_back({from, std::move(message)});
   } else if (message.kind == MessageKind::kJoin) {
     HandleJoin(from, message.number);
   } else {
@@ -202,6 +187,7 @@ void Protocol::Dispatch(int from, Message message) {
 
 void Protocol::Send(int to, Message message) {
   message.generation = generation_;
+  if (static_cast<int>(message.ranks.size()) == ranks_.size) message.ranks.clear();  // all
   try {
     send_(to, Encode(message));
   } catch (const std::exception& error) {

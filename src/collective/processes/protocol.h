@@ -4,15 +4,12 @@
 // Who uses it: communicator.cc, which adds threads and waiting, and native tests that drive a
 // thousand ranks from one thread in simulated time. It must not know of threads, of clocks, of the
 // transport, nor what the bytes mean.
-//
-// Exchanges match by key, so ranks may begin them in any order.
 #pragma once
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "collective/processes/message.h"
@@ -58,17 +55,15 @@ class Protocol {
   void HandleJoin(int from, int64_t number);
   void HandleQuery(int from, Message query);
   void FailIfThrows(const std::function<void()>& body);
-  std::unique_ptr<Exchange> MakeExchange(Contribution* own, bool empty) const;
-  void Start(const Pending& pending, Contribution own, std::unique_ptr<Exchange> exchange);
-  void JoinIn(const Pending& pending);
-  void Take(PendingExchange* pending, int from, Message message);
+  Pending Make(Contribution own, bool empty) const;
+  void Start(const Pending& pending);
+  void JoinIn(const std::string& key);
+  void TakePart(PendingExchange* pending, int from, Message message);
   void Advance(const Pending& pending);
   void CheckAwaited(PendingExchange* pending);
   void CheckAllAwaited();
-  Message PartOf(const PendingExchange& pending, int step) const;
-  std::vector<int> RanksOf(const Message& message) const;
   void StartGeneration(Generation generation, const std::string& reason);
-  void SetFailure(const std::string& text);
+  bool SetFailure(const std::string& text);
   void EndWaits(const std::string& reason);
   void CheckUsable(const std::string& title) const;
   void CheckLeavers();
@@ -79,9 +74,12 @@ class Protocol {
   const Ranks ranks_;
   const std::function<void(int, Bytes)> send_;
   Generation generation_;
-  std::map<std::string, Pending> exchanges_;  // of this generation, by key
-  std::deque<Contribution> finished_;  // the latest, for parts that arrive too late
-  std::vector<std::pair<int, Message>> future_;  // of later generations
+  // Of this generation, by key: exchanges that this process has begun, and parts of those that it
+  // has not, and queries for those.
+  std::map<std::string, Pending> exchanges_;
+  ReceivedByKey early_, questions_;
+  std::deque<Agreement> finished_;  // the latest exchanges, for parts that arrive too late
+  std::vector<Received> future_;    // of later generations
   std::map<std::string, int64_t> numbers_;
   std::string failure_, last_title_;
   int64_t taken_part_ = 0;

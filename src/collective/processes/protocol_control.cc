@@ -1,7 +1,6 @@
 // The protocol around exchanges: failure, generations, queries, joining and leaving.
 #include <algorithm>
 
-#include "collective/processes/frozen.h"
 #include "collective/processes/protocol.h"
 #include "collective/processes/report.h"
 #include "core/error.h"
@@ -41,24 +40,25 @@ void Protocol::Tick(Time now) {
 }
 
 bool Protocol::Idle() const {
-  return exchanges_.empty() && future_.empty() && queries_.empty() && !joining_.active();
+  return exchanges_.empty() && early_.empty() && questions_.empty() && future_.empty() &&
+         !joining_.active();
 }
 
 // ---- failure and generations -------------------------------------------------------------------
 
 void Protocol::Fail(const std::string& text) {
-  if (!failure_.empty() || leaving_.begun()) return;
-  SetFailure(text);
-  Message message;
-  message.kind = MessageKind::kFail;
+  if (!SetFailure(text)) return;
+  Message message(MessageKind::kFail);
   message.text = text;
   SendAll(message);
 }
 
-void Protocol::SetFailure(const std::string& text) {
-  if (!failure_.empty() || leaving_.begun()) return;
+// False if that changes nothing.
+bool Protocol::SetFailure(const std::string& text) {
+  if (!failure_.empty() || leaving_.begun()) return false;
   failure_ = text;
   EndWaits(text);
+  return true;
 }
 
 void Protocol::EndWaits(const std::string& reason) {
@@ -74,9 +74,9 @@ void Protocol::EndWaits(const std::string& reason) {
 void Protocol::Reset() {
   if (failure_.empty()) return;
   int32_t recoveries = generation_.recoveries + 1;
-  for (const auto& entry : future_) {
-    const bool failed = entry.second.kind == MessageKind::kFail;
-    recoveries = std::max(recoveries, entry.second.generation.recoveries + (failed ? 1 : 0));
+  for (const Received& received : future_) {
+    const bool failed = received.message.kind == MessageKind::kFail;
+    recoveries = std::max(recoveries, received.message.generation.recoveries + failed);
   }
   StartGeneration({recoveries, 0}, failure_);
 }
@@ -86,15 +86,16 @@ void Protocol::StartGeneration(Generation generation, const std::string& reason)
   generation_ = generation;
   failure_.clear();
   exchanges_.clear();
+  early_.clear();
+  questions_.clear();
   finished_.clear();
   numbers_.clear();
   joining_.Forget();
   taken_part_ = 0;
-  queries_.Forget();
-  std::vector<std::pair<int, Message>> future;
+  std::vector<Received> future;
   future.swap(future_);
-  for (auto& message : future) {
-    FailIfThrows([&] { Dispatch(message.first, std::move(message.second)); });
+  for (Received& received : future) {
+    FailIfThrows([&] { Dispatch(received.from, std::move(received.message)); });
   }
 }
 
@@ -105,28 +106,21 @@ void Protocol::HandleQuery(int from, Message query) {
   const Message status = StatusFor(query);
   Send(from, status);
   if (generation_ < query.generation) {
-    future_.emplace_back(from, std::move(query));
+    future_.push_back({from, std::move(query)});
   } else if (status.step == 0 && query.generation == generation_ && !query.key.empty()) {
-    queries_.Save(from, std::move(query));
+    questions_[query.key].push_back({from, query});
   }
 }
 
 Message Protocol::StatusFor(const Message& query) const {
-  Message status;
-  status.kind = MessageKind::kStatus;
+  Message status(MessageKind::kStatus);
   status.number = query.number;
-  const auto entry = exchanges_.find(query.key);
-  const bool begun = entry != exchanges_.end() && entry->second->exchange;
-  const bool finished =
-      std::any_of(finished_.begin(), finished_.end(),
-                  [&](const Contribution& own) { return own.key == query.key; });
-  const bool reached = begun || finished || joining_.active();
+  const bool finished = std::any_of(finished_.begin(), finished_.end(),
+                                    [&](const Agreement& own) { return own.key == query.key; });
+  const bool reached = exchanges_.count(query.key) || finished || joining_.active();
   status.step = query.generation == generation_ && reached ? 1 : 0;
-  std::string waits;
-  for (const auto& other : exchanges_) {
-    if (!other.second->exchange) continue;
-    waits += (waits.empty() ? "" : " and in ") + other.second->own.title;
-  }
+  std::vector<std::string> waits;
+  for (const auto& entry : exchanges_) waits.push_back(entry.second->own.title);
   if (leaving_.begun()) {
     status.text = "has left";
   } else if (!failure_.empty()) {
@@ -134,7 +128,7 @@ Message Protocol::StatusFor(const Message& query) const {
   } else if (generation_.recoveries < query.generation.recoveries) {
     status.text = "has not called gluon_syncbn.recover() yet";
   } else if (!waits.empty() || joining_.active()) {
-    status.text = "waits in " + (waits.empty() ? kJoin : waits);
+    status.text = "waits in " + (waits.empty() ? kJoin : syncbn::Join(waits, " and in "));
   } else if (last_title_.empty()) {
     status.text = "runs, but has begun no exchange yet";
   } else {
@@ -151,15 +145,11 @@ Message Protocol::StatusFor(const Message& query) const {
 void Protocol::Join(double timeout_seconds, Time now) {
   CheckUsable(kJoin);
   joining_.Begin(timeout_seconds, now);
-  Message message;
-  message.kind = MessageKind::kJoin;
+  Message message(MessageKind::kJoin);
   message.number = taken_part_;
   SendAll(message);
-  std::vector<Pending> begun_by_others;
-  for (const auto& entry : exchanges_) {
-    if (!entry.second->exchange) begun_by_others.push_back(entry.second);
-  }
-  for (const auto& pending : begun_by_others) FailIfThrows([&] { JoinIn(pending); });
+  const ReceivedByKey begun_by_others = early_;
+  for (const auto& entry : begun_by_others) FailIfThrows([&] { JoinIn(entry.first); });
   if (joining_.active()) HandleJoin(ranks_.own, taken_part_);
   CheckLeavers();
 }
@@ -185,9 +175,7 @@ void Protocol::CheckLeavers() {
 void Protocol::Leave() {
   if (leaving_.begun()) return;
   leaving_.Begin(failure_.empty());
-  Message message;
-  message.kind = MessageKind::kLeave;
-  for (int rank : ranks_.OthersBut({})) Send(rank, message);
+  for (int rank : ranks_.OthersBut({})) Send(rank, Message(MessageKind::kLeave));
   EndWaits("the program ends");
 }
 

@@ -1,4 +1,4 @@
-// Matches answers with questions by their number, and saves queries of others by their key.
+// Matches answers with questions by their number.
 #include "collective/processes/queries.h"
 
 namespace syncbn {
@@ -22,8 +22,7 @@ std::shared_ptr<Question> Queries::Ask(const std::vector<int>& ranks, const std:
   const auto question = std::make_shared<Question>();
   question->sent = now;
   asked_[next_number_] = question;
-  Message query;
-  query.kind = MessageKind::kQuery;
+  Message query(MessageKind::kQuery);
   query.number = next_number_++;
   query.key = key;
   for (int rank : ranks) send_(rank, query);
@@ -34,21 +33,6 @@ void Queries::HandleAnswer(int from, Message answer) {
   const auto asked = asked_.find(answer.number);
   const auto question = asked == asked_.end() ? nullptr : asked->second.lock();
   if (question) question->answers[from] = std::move(answer);
-}
-
-void Queries::Save(int from, Message query) {
-  std::string key = query.key;
-  saved_.emplace(std::move(key), std::make_pair(from, std::move(query)));
-}
-
-std::vector<std::pair<int, Message>> Queries::Load(const std::string& key) {
-  std::vector<std::pair<int, Message>> taken;
-  const auto range = saved_.equal_range(key);
-  for (auto query = range.first; query != range.second; ++query) {
-    taken.push_back(std::move(query->second));
-  }
-  saved_.erase(range.first, range.second);
-  return taken;
 }
 
 }  // namespace syncbn

@@ -1,12 +1,11 @@
 // Questions between processes: "have you reached this exchange?"
-// Who uses it: PendingExchange, Joining and Leaving ask where others are late; Protocol answers. It
-// must not know the reason of a question, nor the answer.
+// Who uses it: PendingExchange, Joining and Leaving ask where others are late; Protocol answers
+// others. It must not know the reason of a question.
 #pragma once
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "collective/processes/message.h"
@@ -34,18 +33,10 @@ class Queries {
   std::shared_ptr<Question> Ask(const std::vector<int>& ranks, const std::string& key, Time now);
   void HandleAnswer(int from, Message answer);
 
-  // Saves another rank's query until this process reaches its key, or a new generation begins.
-  void Save(int from, Message query);
-  // Returns the saved queries of a key, and removes them.
-  std::vector<std::pair<int, Message>> Load(const std::string& key);
-  void Forget() { saved_.clear(); }
-  bool empty() const { return saved_.empty(); }
-
  private:
   const Send send_;
   std::map<int64_t, std::weak_ptr<Question>> asked_;
   int64_t next_number_ = 0;
-  std::multimap<std::string, std::pair<int, Message>> saved_;  // by key
 };
 
 }  // namespace syncbn

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <iomanip>
+#include <mutex>
+#include <set>
 
 #include "core/error.h"
 
@@ -13,6 +15,9 @@ const char kRecoverRanks[] =
     " Before the next step every rank calls gluon_syncbn.recover(), which waits for the work in "
     "flight and clears the error.";
 
+std::mutex frozen_mutex;
+auto& frozen_layers = *new std::set<std::string>;  // communicators outlive static destructors
+
 }  // namespace
 
 std::string RankList(const std::vector<int>& ranks) {
@@ -21,40 +26,38 @@ std::string RankList(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + Join(numbers);
 }
 
-std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
+std::string RanksMissingReport(const Agreement& own, const std::vector<int>& asked,
                                const std::map<int, Message>& answers, double seconds) {
-  std::vector<int> present = arrived;
+  std::vector<int> present;
   std::vector<std::string> missing;
   for (int rank : own.ranks) {
-    if (std::count(arrived.begin(), arrived.end(), rank)) continue;
     const auto answer = answers.find(rank);
-    if (answer != answers.end() && answer->second.step == 1) {
+    const bool has_answered = answer != answers.end();
+    if (!std::count(asked.begin(), asked.end(), rank) ||
+        (has_answered && answer->second.step == 1)) {
       present.push_back(rank);
-      continue;
+    } else {
+      missing.push_back(Concat("rank ", rank, ", which ",
+                               has_answered ? answer->second.text
+                                            : "does not answer: it has died or was stopped"));
     }
-    missing.push_back(Concat("rank ", rank, ", which ",
-                             answer == answers.end()
-                                 ? "does not answer: it has died or was stopped"
-                                 : answer->second.text));
   }
-  std::sort(present.begin(), present.end());
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ",
                 missing.size(), " of ", own.ranks.size(), " processes. Arrived: ",
                 RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecoverRanks);
 }
 
-std::string PartsMissingReport(const Contribution& own, double seconds) {
+std::string PartsMissingReport(const Agreement& own, double seconds) {
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for parts that do not "
                 "arrive, though all ", own.ranks.size(), " processes have begun: the connection is "
                 "lost, or slower than the timeout.", kRecoverRanks);
 }
 
-std::string SignaturesDifferReport(const Contribution& own, int own_rank, int rank,
-                                   const Message& message, const std::vector<int>& ranks) {
+std::string SignaturesDifferReport(const Agreement& own, int own_rank, const Agreement& other,
+                                   int other_rank) {
   return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.signature,
-                " (synchronized: ", RankList(own.ranks), "), but rank ", rank, " has ",
-                message.signature, " (synchronized: ", RankList(ranks), ").",
-                kRecoverRanks);
+                " (synchronized: ", RankList(own.ranks), "), but rank ", other_rank, " has ",
+                other.signature, " (synchronized: ", RankList(other.ranks), ").", kRecoverRanks);
 }
 
 std::string RankLeftReport(const std::string& title, int rank) {
@@ -64,6 +67,26 @@ std::string RankLeftReport(const std::string& title, int rank) {
 
 std::string RankFailedReport(int rank, const std::string& text) {
   return Concat("ended because of an error on rank ", rank, ": ", text);
+}
+
+void NoteFrozen(const std::string& layer, bool is_frozen) {
+  std::lock_guard<std::mutex> lock(frozen_mutex);
+  if (is_frozen) {
+    frozen_layers.insert(layer);
+  } else {
+    frozen_layers.erase(layer);
+  }
+}
+
+std::string FrozenClause(const std::string& text) {
+  std::lock_guard<std::mutex> lock(frozen_mutex);
+  for (const std::string& layer : frozen_layers) {
+    const std::string name = Concat('\'', layer, '\'');
+    if (text.find(name) == std::string::npos) continue;
+    return Concat("has frozen ", name, ": call gluon_syncbn.freeze_statistics on all ranks or on "
+                  "none");
+  }
+  return "";
 }
 
 }  // namespace syncbn

@@ -1,5 +1,6 @@
 // The texts that a user reads when an exchange between processes fails.
-// Who uses it: Protocol and its parts. Each function returns the whole message; none throws.
+// Who uses it: Protocol and its parts. Reports are whole messages, and none throws. An agreement's
+// ranks are not empty here.
 #pragma once
 #include <map>
 #include <string>
@@ -14,22 +15,27 @@ constexpr char kInit[] = "gluon_syncbn.distributed.init()";
 constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 constexpr char kJoin[] = "distributed.join";
 
-// `arrived` are the ranks that have begun the exchange, `answers` those of ranks that answered in
-// time; a rank in neither did not answer.
-std::string RanksMissingReport(const Contribution& own, const std::vector<int>& arrived,
+// `asked` are the ranks of which nothing has arrived, `answers` those that came in time.
+std::string RanksMissingReport(const Agreement& own, const std::vector<int>& asked,
                                const std::map<int, Message>& answers, double seconds);
 
 // All ranks have begun, but their parts do not arrive.
-std::string PartsMissingReport(const Contribution& own, double seconds);
+std::string PartsMissingReport(const Agreement& own, double seconds);
 
-// `ranks` are those that `message`, from `rank`, names.
-std::string SignaturesDifferReport(const Contribution& own, int own_rank, int rank,
-                                   const Message& message, const std::vector<int>& ranks);
+std::string SignaturesDifferReport(const Agreement& own, int own_rank, const Agreement& other,
+                                   int other_rank);
 
 std::string RankLeftReport(const std::string& title, int rank);
 
 // For a rank that learns of a failure by a message.
 std::string RankFailedReport(int rank, const std::string& text);
+
+// Notes that this process has frozen a layer, named as among processes, and so does not meet others
+// in it; or no longer. Thread-safe.
+void NoteFrozen(const std::string& layer, bool is_frozen);
+
+// "has frozen 'norm0': ..." for the first frozen layer that `text` names in quotes; empty for none.
+std::string FrozenClause(const std::string& text);
 
 // "ranks 0, 2"
 std::string RankList(const std::vector<int>& ranks);

@@ -7,16 +7,18 @@ namespace {
 // What Exp and Expm1 need to know of a type: z = n ln(2) + r, where |r| is at most ln(2) / 2, and
 // kTerms of r^k / k! give expm1(r) within its rounding. kLowest is the logarithm of the
 // smallest normal number; exp of less is 0.
-template <typename Scalar>
+template <typename Vector>
 struct Exponential;
 template <>
-struct Exponential<float> {
+struct Exponential<Floats> {
+  typedef float Scalar;
   typedef uint32_t Bits;
   static constexpr int kTerms = 7, kMantissaBits = 23, kBias = 127;
   static constexpr float kLowest = -87.33654f, kLog2High = 0x1.62e4p-1f, kLog2Low = 0x1.7f7d1cp-20f;
 };
 template <>
-struct Exponential<double> {
+struct Exponential<Doubles> {
+  typedef double Scalar;
   typedef uint64_t Bits;
   static constexpr int kTerms = 13, kMantissaBits = 52, kBias = 1023;
   static constexpr double kLowest = -708.3964185322641, kLog2High = 0x1.62e42feep-1,
@@ -24,9 +26,10 @@ struct Exponential<double> {
 };
 
 // Sets 2^n and expm1(r), for z <= 0; a NaN stays one. Where z is below kLowest it is raised to it.
-template <typename Scalar, typename Vector>
+template <typename Vector>
 SYNCBN_INLINE void SplitExponential(Vector z, Vector* power, Vector* expm1) {
-  typedef Exponential<Scalar> E;
+  typedef Exponential<Vector> E;
+  typedef typename E::Scalar Scalar;
   typedef typename E::Bits Bits __attribute__((vector_size(sizeof(Vector))));
   z = z < E::kLowest ? Vector{} + E::kLowest : z;
   // Adding 1.5 * 2^kMantissaBits rounds to an integer, which the lowest bits of the sum hold.
@@ -42,24 +45,20 @@ SYNCBN_INLINE void SplitExponential(Vector z, Vector* power, Vector* expm1) {
   *expm1 = sum;
 }
 
-template <typename Scalar, typename Vector>
-SYNCBN_INLINE Vector ExpOf(Vector z) {
+// Their results are used only where z <= 0.
+template <typename Vector>
+SYNCBN_INLINE Vector Exp(Vector z) {
   Vector power, expm1;
-  SplitExponential<Scalar>(z, &power, &expm1);
+  SplitExponential(z, &power, &expm1);
   const Vector exp = power + power * expm1;
-  return z < Exponential<Scalar>::kLowest ? Vector{} : exp;
+  return z < Exponential<Vector>::kLowest ? Vector{} : exp;
 }
-template <typename Scalar, typename Vector>
-SYNCBN_INLINE Vector Expm1Of(Vector z) {
+template <typename Vector>
+SYNCBN_INLINE Vector Expm1(Vector z) {
   Vector power, expm1;
-  SplitExponential<Scalar>(z, &power, &expm1);
+  SplitExponential(z, &power, &expm1);
   return (power - 1) + power * expm1;
 }
-// Results are used only where z <= 0.
-SYNCBN_INLINE Floats Exp(Floats z) { return ExpOf<float>(z); }
-SYNCBN_INLINE Doubles Exp(Doubles z) { return ExpOf<double>(z); }
-SYNCBN_INLINE Floats Expm1(Floats z) { return Expm1Of<float>(z); }
-SYNCBN_INLINE Doubles Expm1(Doubles z) { return Expm1Of<double>(z); }
 
 #define SYNCBN_FORMULA SYNCBN_INLINE
 #include "kernels/activation.inl"
