@@ -14,7 +14,7 @@ from mxnet import autograd
 
 from ..common.arguments import check_block, check_real
 from ..common.moments import Moments
-from ..layer.symbol_blocks import running_statistics
+from ..layer.finding import running_statistics
 from ..mxnet_private.parameters import data_of
 from ..native.interrupts import deferred_interrupt
 from ..native.world import wait_seconds, world

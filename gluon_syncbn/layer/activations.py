@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mxnet.gluon import nn
 
-from ..common.arguments import check_real, shown
+from ..common.arguments import check_choice, check_real, shown
 from ..mxnet_private.blocks import activation_name, slope_of
 
 
@@ -30,12 +30,7 @@ _NAMES = (None, "identity", "relu", *_DEFAULT_SLOPES)
 
 def checked(activation: str | None, slope: float | None) -> Activation:
     """The Activation; TypeError or ValueError for a bad name or slope."""
-    if not isinstance(activation, (str, type(None))) or activation not in _NAMES:
-        raise ValueError(
-            "activation is None, 'identity', 'relu', 'leaky_relu' or 'elu', but got "
-            f"{shown(activation)}"
-        )
-    default = _DEFAULT_SLOPES.get(activation)
+    default = _DEFAULT_SLOPES.get(check_choice("activation", activation, _NAMES))
     if slope is None:
         return Activation(activation, default)
     if default is None:

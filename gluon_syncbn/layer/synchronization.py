@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 
-from ..common.arguments import check_bool, check_int, is_int, shown
+from ..common.arguments import check_bool, check_choice, check_int, is_int, shown
 from ..native import steps
 from ..native.failures import check_timeout
 from ..native.library import load
 from ..native.world import world
 from .activations import NONE, Activation
 
-_NONFINITE = "propagate", "skip", "raise"
+NONFINITE = "propagate", "skip", "raise"
 _EXPECTED = (
     'None, "machine", "process", a list of ranks, a list of contexts, or a list of '
     "such lists"
@@ -71,16 +71,8 @@ def checked_settings(
     is_unbiased = check_bool("unbiased_running_var", unbiased_running_var)
     seconds = None if timeout is None else check_timeout(timeout)
     check_group(group)
-    check_nonfinite(nonfinite)
+    check_choice("nonfinite", nonfinite, NONFINITE)
     return Settings(num_devices, is_unbiased, seconds, group, nonfinite)
-
-
-def check_nonfinite(nonfinite: Any) -> None:
-    """Raises ValueError unless `nonfinite` is what a layer takes."""
-    if not isinstance(nonfinite, str) or nonfinite not in _NONFINITE:
-        raise ValueError(
-            f"nonfinite is 'propagate', 'skip' or 'raise', but got {shown(nonfinite)}"
-        )
 
 
 class Rendezvous:
@@ -103,11 +95,9 @@ class Rendezvous:
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
         self.key = uuid.uuid4().hex
-        library = load()
-        library.gluon_syncbn_create_group(self.key.encode(), layer.encode())
-        self._finalizer = weakref.finalize(
-            self, library.gluon_syncbn_release_group, self.key.encode()
-        )
+        load().gluon_syncbn_create_group(self.key, layer)
+        release = load().gluon_syncbn_release_group
+        self._finalizer = weakref.finalize(self, release, self.key)
         self._finalizer.atexit = False
         steps.layers.add(self)
 
@@ -115,7 +105,7 @@ class Rendezvous:
         """Lets this rank say why others wait for it, if they have not frozen it."""
         if is_frozen != self._is_frozen:
             self._is_frozen = is_frozen
-            load().gluon_syncbn_note_frozen(self.shared_name.encode(), is_frozen)
+            load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
 
     def __reduce__(self):  # a copy gets another key
         return Rendezvous, (self.name, self._groups)
@@ -131,12 +121,12 @@ class Rendezvous:
 
     def batches(self) -> list[int]:
         """The batches that each of `groups` has seen."""
-        return [load().gluon_syncbn_batches(key.encode()) for key, _ in self.groups()]
+        return [load().gluon_syncbn_batches(key) for key, _ in self.groups()]
 
     def set_batches(self, batches: int) -> None:
         """Sets the batches that every one of `groups` has seen."""
         for key, _ in self.groups():
-            load().gluon_syncbn_set_batches(key.encode(), batches)
+            load().gluon_syncbn_set_batches(key, batches)
 
 
 def check_group(group: Any) -> None:

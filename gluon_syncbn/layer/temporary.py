@@ -12,10 +12,10 @@ from typing import Iterator
 import mxnet as mx
 from mxnet.gluon import SymbolBlock
 
-from ..mxnet_private.blocks import BatchNormBase, forget_graph, settings_of
-from .batch_norm import SyncBatchNorm
+from ..mxnet_private.blocks import blocks_of, forget_graph
 from .convert import convert_sync_batchnorm
-from .symbol_blocks import convert_graph, has_batch_norm
+from .finding import unsynchronized_layers_of
+from .symbol_blocks import convert_graph
 
 
 @contextmanager
@@ -27,21 +27,16 @@ def synchronized(net: mx.gluon.Block) -> Iterator[None]:
     """
     saved: list = []
     left: list = []
-
-    def convert(block):
-        former = block, type(block), dict(vars(block))
-        if isinstance(block, SymbolBlock) and has_batch_norm(block):
-            saved.append(former)
-            # The graph as it is now, of which a part may synchronize already.
-            vars(block).pop("_unconverted_graph", None)
-            left.extend(convert_graph(block))
-        elif isinstance(block, BatchNormBase) and not isinstance(block, SyncBatchNorm):
-            if not settings_of(block)["use_global_stats"]:
-                saved.append(former)
-                convert_sync_batchnorm(block)
-
     try:
-        net.apply(convert)
+        for block in blocks_of(net):
+            if unsynchronized_layers_of(block):
+                saved.append((block, type(block), dict(vars(block))))
+                if isinstance(block, SymbolBlock):
+                    # The graph as it is now, of which a part may synchronize already.
+                    vars(block).pop("_source", None)
+                    left += convert_graph(block, {})
+                else:
+                    convert_sync_batchnorm(block)
         if left:
             warnings.warn(
                 f"{', '.join(left)} keep their statistics, because their mean or "

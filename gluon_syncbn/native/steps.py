@@ -129,7 +129,7 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 
 def _warn_of_single_value():
-    layer = load().gluon_syncbn_single_value().decode()
+    layer = load().gluon_syncbn_single_value()
     if layer:
         warnings.warn(
             f"SyncBatchNorm '{layer}' trained on one value per channel over all "
@@ -156,7 +156,7 @@ def _commit(step, gradients):
     )
     commit = load().gluon_syncbn_commit_step(ctypes.byref(arguments))
     if commit is None:
-        raise mx.MXNetError(load().gluon_syncbn_last_error().decode())
+        raise mx.MXNetError(load().gluon_syncbn_last_error())
     return commit
 
 
@@ -209,14 +209,14 @@ def roll_back(has_failed: bool) -> int:
     unknown = []
     for layer in list(layers):
         for key, contexts in layer.groups():
-            if not load().gluon_syncbn_has_open_step(key.encode()):
+            if not load().gluon_syncbn_has_open_step(key):
                 continue
             has_trainer = _trainer_of(layer) is not None
             if has_trainer:
                 _undo_statistics(layer, key, contexts)
             elif has_failed:
                 unknown.append(layer.name)
-            load().gluon_syncbn_end_step(key.encode(), has_trainer)
+            load().gluon_syncbn_end_step(key, has_trainer)
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         warnings.warn(
@@ -235,9 +235,9 @@ def _undo_statistics(layer, key, contexts):
         if contexts is not None and context not in contexts:
             continue
         values = [array.asnumpy().astype(np.float64) for array in arrays]
-        pointers = [v.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for v in values]
+        addresses = [value.ctypes.data for value in values]
         if load().gluon_syncbn_undo_statistics(
-            key.encode(), str(context).encode(), *pointers, values[0].size
+            key, str(context), *addresses, values[0].size
         ):
             with mx.autograd.pause():
                 for array, value in zip(arrays, values):

@@ -15,7 +15,7 @@ from mxnet import autograd
 from ..common.nested import flatten
 from ..devices.devices import Devices, inside_map
 from ..layer.batch_norm import contexts_of
-from ..mxnet_private.blocks import forget_graph, set_forward
+from ..mxnet_private.blocks import forget_graph
 from . import backward, rounds
 from .batch import Batch
 from .net import check_not_parallel
@@ -71,7 +71,7 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     """
     check_not_parallel(net, "allow_plain_loop")
     if not isinstance(vars(net).get("forward"), _Forward):
-        set_forward(net, _Forward(net))
+        net.forward = _Forward(net)  # hooks cannot replace outputs
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
     return net

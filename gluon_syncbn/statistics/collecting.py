@@ -7,7 +7,6 @@ in a net has to change. It must not know how a net is driven.
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import contextmanager
 from typing import Iterable, Iterator, NamedTuple
 
@@ -47,20 +46,20 @@ def collecting(keys: Iterable[str]) -> Iterator[None]:
     """In the ``with`` block the groups of these keys collect moments."""
     try:
         for key in keys:
-            load().gluon_syncbn_collect(key.encode(), True)
+            load().gluon_syncbn_collect(key, True)
         yield
     finally:
         for key in keys:
-            load().gluon_syncbn_collect(key.encode(), False)
+            load().gluon_syncbn_collect(key, False)
 
 
 def collected(key: str) -> Collected | None:
     """The moments that a group has collected; None if it has had no batch."""
-    size = load().gluon_syncbn_collected(key.encode(), None, 0)
+    size = load().gluon_syncbn_collected(key, None, 0)
     if size == 0:
         return None
-    numbers = (ctypes.c_double * size)()
-    load().gluon_syncbn_collected(key.encode(), numbers, size)
+    numbers = np.empty(size)
+    load().gluon_syncbn_collected(key, numbers.ctypes.data, size)
     batches, count, is_unbiased = numbers[:3]
-    mean, m2, within = np.array(numbers[3:]).reshape(3, -1)
+    mean, m2, within = numbers[3:].reshape(3, -1)
     return Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2), within)

@@ -13,11 +13,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_int, shown
+from ..common.arguments import check_block, check_choice, check_int, shown
 from ..devices.devices import Devices
 from ..distributed.collectives import allgather
 from ..layer.batch_norm import contexts_of
-from ..layer.symbol_blocks import synchronized_layers
+from ..layer.finding import synchronized_layers
 from ..layer.temporary import synchronized
 from ..mxnet_private.parameters import data_of
 from ..native import failures
@@ -115,10 +115,7 @@ def recompute_statistics(
         raise TypeError(f"batches is an iterable of batches, but got {shown(batches)}")
     if steps is not None:
         check_int("steps", steps, least=1)
-    if not isinstance(variance, str) or variance not in _VARIANCES:
-        raise ValueError(
-            f"variance is 'population' or 'pooled', but got {shown(variance)}"
-        )
+    check_choice("variance", variance, _VARIANCES)
     with synchronized(net):
         layers = synchronized_layers(net)
         if not layers:

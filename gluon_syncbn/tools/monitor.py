@@ -15,7 +15,7 @@ from typing import Iterable, Iterator
 import mxnet as mx
 
 from ..common.arguments import check_block, check_type
-from ..layer.symbol_blocks import synchronized_layers
+from ..layer.finding import synchronized_layers
 from ..mxnet_private.library import push
 from ..mxnet_private.parameters import data_of, gradients_of
 from ..native.library import load
@@ -156,8 +156,7 @@ class Monitor:
     def _layer_waits(self):
         seconds = load().gluon_syncbn_wait_seconds
         return [
-            sum(seconds(key.encode()) for key, _ in layer.groups())
-            for layer in self._layers
+            sum(seconds(key) for key, _ in layer.groups()) for layer in self._layers
         ]
 
     def _note_finished(self):
