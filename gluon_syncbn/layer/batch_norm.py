@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 from ..common.arguments import check_bool, check_int, check_real, check_type, counted
 from ..mxnet_private.blocks import current_trace
 from ..native import static_graphs  # noqa: F401  orders their calls
-from . import exporting, layout_guard
+from . import layout_guard
 from .activations import apply, checked
 from .synchronization import SyncState, checked_settings, group_attributes, ranks_of
 
@@ -282,7 +282,7 @@ class SyncBatchNorm(nn.BatchNorm):
         guard = layout_guard.guard_kind(places, self, is_symbol, trace)
         inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
         if trace is not None and guard != "any":
-            exporting.trace_again_for_export(trace)
+            layout_guard.trace_again_for_export(trace)
         former_trace, former_y = self._sync.latest_use
         chained = trace is not None and trace.key is former_trace
         if chained:

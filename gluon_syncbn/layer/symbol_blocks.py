@@ -1,6 +1,6 @@
 """Converts the batch normalization inside SymbolBlocks, whose graphs have no blocks.
 
-Called by ``convert.py``, ``freezing.py`` and ``temporary.py``. GluonCV's SSD has such a
+Called by ``convert.py``, ``freezing.py`` and ``statistics``. GluonCV's SSD has such a
 block: its features are the graph of a discarded net, followed by more nodes.
 """
 
@@ -28,7 +28,7 @@ _IDENTITIES = {
 
 
 class _Source(NamedTuple):
-    """All that a SymbolBlock's graph is made of, where it is no longer the first one."""
+    """All that a SymbolBlock's graph is made of, once it is not the first one."""
 
     graph: Any  # the first one, but for the marks of frozen nodes
     settings: dict | None = None  # of `convert_graph`; None if it is not converted

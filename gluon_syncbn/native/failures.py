@@ -80,7 +80,7 @@ def failure() -> str:
 
 
 def check(code: int) -> int:
-    """The result of a native function; raises its error, as MXNet would, if negative."""
+    """A native function's result; its error, as one of MXNet's, if negative."""
     if code < 0:
         text = load().gluon_syncbn_last_error()
         _note_raised(text)
