@@ -38,9 +38,7 @@ def checked(activation: str | None, slope: float | None) -> Activation:
             f"slope is for 'leaky_relu' and 'elu', but got {shown(slope)} with "
             f"activation={activation!r}"
         )
-    slope = check_real(
-        "slope", slope, "a positive number", lambda value: 0 < value < math.inf
-    )
+    slope = check_real("slope", slope, "a positive number", lambda v: 0 < v < math.inf)
     return Activation(activation, slope)
 
 
@@ -50,9 +48,8 @@ def of_block(block: Any) -> Activation | None:
     if kind is nn.Activation and activation_name(block) == "relu":
         return RELU
     if kind is nn.LeakyReLU:
-        if slope_of(block) > 0:
-            return Activation("leaky_relu", slope_of(block))
-        return RELU
+        slope = slope_of(block)
+        return Activation("leaky_relu", slope) if slope > 0 else RELU
     if kind is nn.ELU and slope_of(block) > 0:
         return Activation("elu", slope_of(block))
     return None

@@ -367,16 +367,7 @@ def check_numbers(
 ) -> tuple[float | None, float]:
     """Momentum and epsilon as floats; messages have `of` after the name."""
     if momentum is not None:
-        momentum = check_real(
-            f"momentum{of}",
-            momentum,
-            "between 0 and 1, or None",
-            lambda value: 0 <= value <= 1,
-        )
-    epsilon = check_real(
-        f"epsilon{of}",
-        epsilon,
-        "a finite number, not negative",
-        lambda value: 0 <= value < math.inf,
-    )
-    return momentum, epsilon
+        expected, name = "between 0 and 1, or None", f"momentum{of}"
+        momentum = check_real(name, momentum, expected, lambda v: 0 <= v <= 1)
+    expected, name = "a finite number, not negative", f"epsilon{of}"
+    return momentum, check_real(name, epsilon, expected, lambda v: 0 <= v < math.inf)

@@ -70,9 +70,10 @@ def make_plain(x: mx.nd.NDArray) -> None:
         _reorder(x.handle)
 
 
-# ---- Operators without the casts that ``contrib.amp`` puts around ``mx.nd``, and around
-# copies to another context. Parts of one output, and gradients, would not keep their
-# dtype. `amp` replaces the public functions, so these are made as MXNet makes its own.
+# ---- Operators without the casts that ``contrib.amp`` puts around ``mx.nd``, and
+# around copies to another context: with them parts of an output, and gradients, would
+# not keep their dtype. `amp` replaces the public functions, so these are made as MXNet
+# makes its own.
 
 
 def _operator(name):
