@@ -18,7 +18,7 @@ from ..mxnet_private.blocks import current_trace
 from ..native import static_graphs  # noqa: F401  orders their calls
 from . import layout_guard
 from .activations import apply, checked
-from .synchronization import SyncState, checked_settings, group_attributes, ranks_of
+from .synchronization import Settings, SyncState, group_attributes, ranks_of
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 
@@ -170,9 +170,10 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("center", center)
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
-        settings = checked_settings(
+        settings = Settings(
             num_devices, unbiased_running_var, timeout, group, nonfinite
         )
+        settings = settings.checked()
         built_in = checked(activation, slope)
         initializers = {
             "beta_initializer": beta_initializer,

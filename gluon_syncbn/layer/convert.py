@@ -25,7 +25,7 @@ from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers, known_momentum
 from .fusion import check_can_unfold, find_pairs, fold, unfold
 from .symbol_blocks import convert_graph, revert_graph
-from .synchronization import SyncState, checked_settings
+from .synchronization import Settings, SyncState
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 _RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
@@ -42,7 +42,7 @@ def convert_sync_batchnorm(
     fuse: bool = False,
     nonfinite: str = "propagate",
 ) -> mx.gluon.Block:
-    """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
+    """Turns every BatchNorm of a net into a SyncBatchNorm, in place; returns the net.
 
     Works before and after initialization, on :class:`nn.BatchNorm`,
     ``nn.BatchNormReLU``, MXNet's contrib ``SyncBatchNorm`` and GluonCV's
@@ -63,11 +63,6 @@ def convert_sync_batchnorm(
         change; hooks on the layer see the activated value. Such blocks are found by
         tracing the net as a function of one array. Saves memory for LeakyReLU, see
         `activation` of :class:`SyncBatchNorm`.
-
-    Returns
-    -------
-    mxnet.gluon.Block
-        `net` itself.
 
     Raises
     ------
@@ -94,9 +89,8 @@ def convert_sync_batchnorm(
     ('SyncBatchNorm', 2)
     """
     check_block("net", net)
-    settings = checked_settings(
-        num_devices, unbiased_running_var, timeout, group, nonfinite
-    )
+    settings = Settings(num_devices, unbiased_running_var, timeout, group, nonfinite)
+    settings = settings.checked()
     check_bool("fuse", fuse)
     blocks, left = blocks_of(net), []
     for block in blocks:
@@ -127,20 +121,11 @@ def convert_sync_batchnorm(
 def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """Turns every SyncBatchNorm of a net into the BatchNorm that it was, in place.
 
-    The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
-    this package is not installed. Layers that were made as SyncBatchNorm or as MXNet's
-    contrib layer become :class:`nn.BatchNorm`, or one with the activation that they
-    were made with; ``momentum=None``, which that does not know, becomes 0.9.
-    Blocks that ``fuse=True`` has folded do their work again.
-
-    Parameters
-    ----------
-    net : mxnet.gluon.Block
-
-    Returns
-    -------
-    mxnet.gluon.Block
-        `net` itself.
+    The inverse of :func:`convert_sync_batchnorm`, which returns the net, too: it then
+    exports, and runs where this package is not installed. Layers that were made as
+    SyncBatchNorm or as MXNet's contrib layer become :class:`nn.BatchNorm`, or one with
+    the activation that they were made with; ``momentum=None``, which that does not
+    know, becomes 0.9. Blocks that ``fuse=True`` has folded do their work again.
 
     Raises
     ------

@@ -64,7 +64,9 @@ def running_statistics(net: mx.gluon.Block) -> list[tuple]:
 
 def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
     """The names of MXNet's own batch normalizations that train their statistics."""
-    return sum(map(unsynchronized_layers_of, blocks_of(net)), [])
+    return [
+        name for block in blocks_of(net) for name in unsynchronized_layers_of(block)
+    ]
 
 
 def unsynchronized_layers_of(block: mx.gluon.Block) -> list[str]:

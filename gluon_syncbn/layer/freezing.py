@@ -13,7 +13,6 @@ from ..mxnet_private.blocks import (
     BatchNormBase,
     blocks_of,
     forget_graphs_with,
-    set_settings,
     settings_of,
 )
 from .symbol_blocks import freeze_graph
@@ -24,7 +23,7 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 
     A frozen layer normalizes with its running statistics in training as well, and no
     longer updates them. gamma and beta still train. It is MXNet's own BatchNorm in the
-    graph: it waits for no other device, and exports as it is.
+    graph: it waits for no other device, and exports as it is. Returns the net.
 
     Parameters
     ----------
@@ -35,11 +34,6 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     frozen : bool, default True
         False lets all layers train again, also those that were made with
         ``use_global_stats=True``.
-
-    Returns
-    -------
-    mxnet.gluon.Block
-        `net` itself.
 
     Raises
     ------
@@ -76,7 +70,6 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
         if isinstance(block, SymbolBlock):
             freeze_graph(block, bool(frozen))
         else:
-            settings = {**settings_of(block), "use_global_stats": bool(frozen)}
-            set_settings(block, settings)
+            settings_of(block)["use_global_stats"] = bool(frozen)
     forget_graphs_with(set(changed))
     return net

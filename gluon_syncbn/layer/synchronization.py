@@ -36,6 +36,21 @@ class Settings(NamedTuple):
     group: str | Sequence | None
     nonfinite: str
 
+    def checked(self) -> Settings:
+        """The same ones; TypeError or ValueError for a bad one."""
+        num_devices, is_unbiased, timeout, group, nonfinite = self
+        if num_devices is not None:
+            if not is_int(num_devices):
+                raise TypeError(
+                    f"num_devices is an int or None, but got {shown(num_devices)}"
+                )
+            check_int("num_devices", num_devices, least=1, most=2**31 - 1)
+        is_unbiased = check_bool("unbiased_running_var", is_unbiased)
+        timeout = None if timeout is None else check_timeout(timeout)
+        _check_group(group)
+        check_choice("nonfinite", nonfinite, NONFINITE)
+        return Settings(num_devices, is_unbiased, timeout, group, nonfinite)
+
 
 class SyncState:
     """A layer's settings, its rendezvous, its activation, and what it was before."""
@@ -52,27 +67,6 @@ class SyncState:
         self.settings = settings
         self.rendezvous = Rendezvous(layer, groups_of_contexts(settings.group))
         self.latest_use = None, None  # the trace, and the operator's output in it
-
-
-def checked_settings(
-    num_devices: int | None,
-    unbiased_running_var: bool,
-    timeout: float | None,
-    group: str | Sequence | None,
-    nonfinite: str,
-) -> Settings:
-    """The Settings; TypeError or ValueError for a bad one."""
-    if num_devices is not None:
-        if not is_int(num_devices):
-            raise TypeError(
-                f"num_devices is an int or None, but got {shown(num_devices)}"
-            )
-        check_int("num_devices", num_devices, least=1, most=2**31 - 1)
-    is_unbiased = check_bool("unbiased_running_var", unbiased_running_var)
-    seconds = None if timeout is None else check_timeout(timeout)
-    check_group(group)
-    check_choice("nonfinite", nonfinite, NONFINITE)
-    return Settings(num_devices, is_unbiased, seconds, group, nonfinite)
 
 
 class Rendezvous:
@@ -129,8 +123,8 @@ class Rendezvous:
             load().gluon_syncbn_set_batches(key, batches)
 
 
-def check_group(group: Any) -> None:
-    """Raises TypeError or ValueError unless `group` is what a layer takes."""
+def _check_group(group):
+    """TypeError or ValueError unless `group` is what a layer takes."""
     if group is None or isinstance(group, str) and group in ("machine", "process"):
         return
     groups = _groups(group)
@@ -157,7 +151,7 @@ def groups_of_contexts(group: Any) -> Sequence | None:
 def group_attributes(
     group: Any, contexts: Sequence[mx.Context], layer: str
 ) -> dict[str, str]:
-    """The operator's attributes for a group that `check_group` has passed."""
+    """The operator's attributes for the group of a layer's settings."""
     if group is None:
         return {}
     if group == "process":

@@ -23,7 +23,7 @@ class Text(ctypes.c_char_p):
     """A str, as an argument of native code or as its result."""
 
     @classmethod
-    def from_param(cls, text: str) -> Text:
+    def from_param(cls, text: Any) -> Text:
         return cls(text.encode())
 
 

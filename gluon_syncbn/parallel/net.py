@@ -82,10 +82,6 @@ def make_parallel(
     nonfinite : "propagate", "skip" or "raise", default "propagate"
         As in :class:`SyncBatchNorm`, for the layers that `sync_bn` converts.
 
-    Returns
-    -------
-    ParallelNet
-
     Raises
     ------
     ValueError

@@ -92,6 +92,7 @@ def participating(
 @contextmanager
 def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
     """As `participating`; running statistics of the other contexts stay as they are."""
+    global _changes
     mx.nd.waitall()
     for layer in layers:
         _set_participants(layer, contexts)
@@ -101,7 +102,6 @@ def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
         try:
             mx.nd.waitall()
         finally:
-            global _changes
             _changes += 1
             for layer in layers:
                 _set_participants(layer, [])
