@@ -170,10 +170,8 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("center", center)
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
-        settings = Settings(
-            num_devices, unbiased_running_var, timeout, group, nonfinite
-        )
-        settings = settings.checked()
+        others = num_devices, unbiased_running_var, timeout, group, nonfinite
+        settings = Settings(*others).checked()
         built_in = checked(activation, slope)
         initializers = {
             "beta_initializer": beta_initializer,

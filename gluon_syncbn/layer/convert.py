@@ -89,8 +89,8 @@ def convert_sync_batchnorm(
     ('SyncBatchNorm', 2)
     """
     check_block("net", net)
-    settings = Settings(num_devices, unbiased_running_var, timeout, group, nonfinite)
-    settings = settings.checked()
+    given = num_devices, unbiased_running_var, timeout, group, nonfinite
+    settings = Settings(*given).checked()
     check_bool("fuse", fuse)
     blocks, left = blocks_of(net), []
     for block in blocks:

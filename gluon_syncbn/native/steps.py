@@ -46,23 +46,20 @@ class _Step:
         self.errors_seen = _errors_seen.setdefault(trainer, ctypes.c_int64())
         self.token = mx.nd.empty((1,), ctx=mx.cpu())
         optimizer = trainer.optimizer
-        counts = trainers.update_counts(optimizer)
-        self._counts = {n: c.copy() for n, c in counts.items()}
+        counts, scheduler = trainers.update_counts(optimizer), optimizer.lr_scheduler
+        changing = [counts, *counts.values()]
+        if scheduler is not None:
+            changing.append(vars(scheduler))
+        self._saved = [(values, dict(values)) for values in changing]
         self._values = {n: vars(optimizer)[n] for n in _COUNTS if n in vars(optimizer)}
-        scheduler = optimizer.lr_scheduler
-        self._schedule = None if scheduler is None else dict(vars(scheduler))
 
     def restore_optimizer(self):
         trainer = self.trainer()
-        if trainer is None:
-            return
-        optimizer = trainer.optimizer
-        for device, counts in trainers.update_counts(optimizer).items():
-            counts.clear()
-            counts.update(self._counts.get(device, {}))
-        vars(optimizer).update(self._values)
-        if self._schedule is not None:
-            vars(optimizer.lr_scheduler).update(self._schedule)
+        if trainer is not None:
+            for values, former in self._saved:
+                values.clear()
+                values.update(former)
+            vars(trainer.optimizer).update(self._values)
 
 
 def _forget_past():
