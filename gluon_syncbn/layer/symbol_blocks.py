@@ -6,7 +6,8 @@ block: its features are the graph of a discarded net, followed by more nodes.
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+import dataclasses
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
@@ -27,12 +28,17 @@ _IDENTITIES = {
 }
 
 
-class _Source(NamedTuple):
-    """All that a SymbolBlock's graph is made of, once it is not the first one."""
+@dataclasses.dataclass
+class _Source:
+    """All that a SymbolBlock's graph is made of, once it is not the first one.
+
+    No tuple: MXNet would warn of the layers, as of children that are not registered.
+    """
 
     graph: Any  # the first one, but for the marks of frozen nodes
     settings: dict | None = None  # of `convert_graph`; None if it is not converted
-    layers: dict = {}  # made for nodes; the keys in the graph live as long as these
+    # Made for nodes; the keys in the graph live as long as these.
+    layers: dict = dataclasses.field(default_factory=dict)
 
 
 def convert_graph(block: SymbolBlock, settings: dict) -> list[str]:
@@ -43,7 +49,7 @@ def convert_graph(block: SymbolBlock, settings: dict) -> list[str]:
     are, because their mean and variance are read too.
     """
     graph = _source_of(block).graph
-    _remake(block, _Source(graph, settings, {}))
+    _remake(block, _Source(graph, settings))
     used = rewriting.used_outputs(graph)
     names = [n["name"] for n, _ in rewriting.nodes_of(graph) if n["op"] in OPERATORS]
     return [name for name in names if used[name] != {0}]
@@ -72,7 +78,8 @@ def freeze_graph(block: SymbolBlock, frozen: bool) -> None:
             node.setdefault("attrs", {})["use_global_stats"] = str(frozen)
 
     source, before = _source_of(block), rewriting.nodes_of(graph_of(block))
-    _remake(block, source._replace(graph=rewriting.rewrite(source.graph, freeze)))
+    frozen_graph = rewriting.rewrite(source.graph, freeze)
+    _remake(block, dataclasses.replace(source, graph=frozen_graph))
     for node, _ in before + rewriting.nodes_of(graph_of(block)):
         if is_ours(node):
             name = node["attrs"].get("shared_name", node["attrs"]["layer"])
@@ -86,7 +93,7 @@ def _source_of(block):
 def _remake(block, source):
     """Makes the graph that runs; it has MXNet's own operator for frozen layers."""
     block._source = source
-    graph, settings, layers = source
+    graph, settings, layers = source.graph, source.settings, source.layers
     used = rewriting.used_outputs(graph)
 
     def layer_for(key, node, inputs):
