@@ -206,10 +206,10 @@ def _own_methods(block):
 
 
 def _can_take_activation(block):
-    if not isinstance(block, BatchNormBase) or isinstance(block, ActivatedBatchNorm):
-        return False
     if isinstance(block, SyncBatchNorm):
         return block.activation is None
+    if not isinstance(block, BatchNormBase) or isinstance(block, ActivatedBatchNorm):
+        return False
     return not _has_relu(block) and not _own_methods(block)
 
 

@@ -95,8 +95,7 @@ def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
 
 def _ndim(symbol, trace):
     """Number of dimensions of a traced symbol; 0 if unknown."""
-    arrays = {} if trace is None else trace.inputs
-    shapes = {name: array.shape for name, array in _read(symbol, arrays)}
+    shapes = {} if trace is None else _read(symbol, trace.inputs, "shape")
     outputs = shapes and symbol.infer_shape_partial(**shapes)[1]
     return len(outputs[0] or ()) if outputs else 0
 
@@ -105,15 +104,15 @@ def _dtype(symbol, trace):
     """The dtype of a traced symbol as text; None if unknown."""
     # A parameter's symbol knows the dtype of its first use only.
     arrays = {**trace.inputs, **trace.block.collect_params()}
-    dtypes = {name: array.dtype for name, array in _read(symbol, arrays)}
+    dtypes = _read(symbol, arrays, "dtype")
     outputs = dtypes and symbol.infer_type_partial(**dtypes)[1]
     return np.dtype(outputs[0]).name if outputs and outputs[0] else None
 
 
-def _read(symbol, arrays):
-    """Those of some arrays that `symbol` depends on; MXNet refuses other names."""
-    named = ((name, arrays.get(name)) for name in symbol.list_inputs())
-    return [(name, array) for name, array in named if hasattr(array, "shape")]
+def _read(symbol, arrays, of):
+    """Shapes or dtypes of what `symbol` depends on; MXNet refuses other names."""
+    names = [n for n in symbol.list_inputs() if hasattr(arrays.get(n), of)]
+    return {name: getattr(arrays[name], of) for name in names}
 
 
 # ---- Exports -------------------------------------------------------------------------
