@@ -144,14 +144,18 @@ class Devices:
         recording and training flags and NumPy semantics hold in the calls, and the
         current context is the one that is called. A function must not wait for results
         that need the other contexts (``asnumpy``, ``wait_to_read``): those have no work
-        yet. Wait in the caller, after `map`, which returns a list of the results, one
-        per context. Threads that call `map` take turns.
+        yet. Wait in the caller, after `map`. Threads that call `map` take turns.
 
         Parameters
         ----------
         function : callable
         *lists : list
             Each has one element per context, given as positional arguments.
+
+        Returns
+        -------
+        list
+            The results, one per context.
 
         Raises
         ------

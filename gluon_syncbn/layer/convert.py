@@ -42,7 +42,7 @@ def convert_sync_batchnorm(
     fuse: bool = False,
     nonfinite: str = "propagate",
 ) -> mx.gluon.Block:
-    """Turns every BatchNorm of a net into a SyncBatchNorm, in place; returns the net.
+    """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
 
     Works before and after initialization, on :class:`nn.BatchNorm`,
     ``nn.BatchNormReLU``, MXNet's contrib ``SyncBatchNorm`` and GluonCV's
@@ -63,6 +63,11 @@ def convert_sync_batchnorm(
         change; hooks on the layer see the activated value. Such blocks are found by
         tracing the net as a function of one array. Saves memory for LeakyReLU, see
         `activation` of :class:`SyncBatchNorm`.
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
 
     Raises
     ------
@@ -121,11 +126,20 @@ def convert_sync_batchnorm(
 def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """Turns every SyncBatchNorm of a net into the BatchNorm that it was, in place.
 
-    The inverse of :func:`convert_sync_batchnorm`, which returns the net, too: it then
-    exports, and runs where this package is not installed. Layers that were made as
-    SyncBatchNorm or as MXNet's contrib layer become :class:`nn.BatchNorm`, or one with
-    the activation that they were made with; ``momentum=None``, which that does not
-    know, becomes 0.9. Blocks that ``fuse=True`` has folded do their work again.
+    The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
+    this package is not installed. Layers that were made as SyncBatchNorm or as MXNet's
+    contrib layer become :class:`nn.BatchNorm`, or one with the activation that they
+    were made with; ``momentum=None``, which that does not know, becomes 0.9.
+    Blocks that ``fuse=True`` has folded do their work again.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
 
     Raises
     ------

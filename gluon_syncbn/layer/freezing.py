@@ -23,7 +23,7 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 
     A frozen layer normalizes with its running statistics in training as well, and no
     longer updates them. gamma and beta still train. It is MXNet's own BatchNorm in the
-    graph: it waits for no other device, and exports as it is. Returns the net.
+    graph: it waits for no other device, and exports as it is.
 
     Parameters
     ----------
@@ -34,6 +34,11 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     frozen : bool, default True
         False lets all layers train again, also those that were made with
         ``use_global_stats=True``.
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
 
     Raises
     ------

@@ -82,6 +82,10 @@ def make_parallel(
     nonfinite : "propagate", "skip" or "raise", default "propagate"
         As in :class:`SyncBatchNorm`, for the layers that `sync_bn` converts.
 
+    Returns
+    -------
+    ParallelNet
+
     Raises
     ------
     ValueError

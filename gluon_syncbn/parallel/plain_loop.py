@@ -25,7 +25,7 @@ from .net import check_not_parallel
 
 
 def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
-    """Lets a net be called in a plain loop over several CPU contexts; returns the net.
+    """Lets a net be called in a plain loop over several CPU contexts.
 
     On CPU contexts such a loop deadlocks inside MXNet, see :class:`Devices`. After this
     call the net runs each shard in a thread of the shard's context, while the loop, the
@@ -36,6 +36,11 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     ----------
     net : mxnet.gluon.Block
         The net that the loop calls, not a part of it. It is changed in place.
+
+    Returns
+    -------
+    mxnet.gluon.Block
+        `net` itself.
 
     Raises
     ------
