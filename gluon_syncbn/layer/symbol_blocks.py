@@ -78,8 +78,9 @@ def freeze_graph(block: SymbolBlock, frozen: bool) -> None:
             node.setdefault("attrs", {})["use_global_stats"] = str(frozen)
 
     source, before = _source_of(block), rewriting.nodes_of(graph_of(block))
-    frozen_graph = rewriting.rewrite(source.graph, freeze)
-    _remake(block, dataclasses.replace(source, graph=frozen_graph))
+    marked = rewriting.rewrite(source.graph, freeze)
+    _remake(block, dataclasses.replace(source, graph=marked))
+    # Layers that freeze are nodes of ours before, and those that thaw are afterwards.
     for node, _ in before + rewriting.nodes_of(graph_of(block)):
         if is_ours(node):
             name = node["attrs"].get("shared_name", node["attrs"]["layer"])
