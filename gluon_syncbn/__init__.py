@@ -12,7 +12,7 @@ from .layer.convert import convert_sync_batchnorm, revert_sync_batchnorm
 from .layer.freezing import freeze_statistics
 from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
-from .native.library import features
+from .native.library import features, keep_freed_memory
 from .parallel.batch import ShardedOutput
 from .parallel.criterion import ParallelCriterion
 from .parallel.net import ParallelNet, make_parallel
@@ -20,7 +20,6 @@ from .parallel.participation import participating
 from .parallel.plain_loop import allow_plain_loop
 from .statistics.recompute import recompute_statistics
 from .tools.contexts import available_contexts
-from .tools.memory import keep_freed_memory
 from .tools.replicas import check_replicas
 
 __all__ = [

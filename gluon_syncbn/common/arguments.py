@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any, Callable, Iterable
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -90,6 +91,16 @@ def check_callable(name: str, value: Any) -> Callable:
     """TypeError unless it can be called."""
     if not callable(value):
         raise TypeError(f"{name} is a function, but got {shown(value)}")
+    return value
+
+
+def check_choice(name: str, value: Any, choices: Sequence) -> Any:
+    """ValueError unless one of some texts, or None where that is one of them."""
+    if not isinstance(value, (str, type(None))) or value not in choices:
+        *others, last = map(repr, choices)
+        raise ValueError(
+            f"{name} is {listed(others)} or {last}, but got {shown(value)}"
+        )
     return value
 
 

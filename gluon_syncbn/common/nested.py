@@ -1,6 +1,6 @@
 """Takes nested lists, tuples and dicts of arrays apart, and puts them together again.
 
-Called by ``parallel`` and ``exporting.py``. It knows nothing of devices or of what the
+Called by ``parallel`` and ``layer``. It knows nothing of devices or of what the
 arrays mean.
 """
 

@@ -351,7 +351,7 @@ def _under_flags(function):
 
     def call(context, *elements):
         _within.devices = devices
-        device, library = str(context).encode(), load()
+        device, library = str(context), load()
         library.gluon_syncbn_enter_driver(device, len(devices[-1]))
         try:
             # A copy of the context, because it notes the one that it replaces.

@@ -21,9 +21,7 @@ import mxnet as mx
 
 _FEW = 8
 _idle = {}  # for each name the unused workers
-_all = (
-    weakref.WeakSet()
-)  # of this process, also those of the parent process after a fork
+_all = weakref.WeakSet()  # also those of the parent process after a fork
 _collect_at = _FEW
 os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
 

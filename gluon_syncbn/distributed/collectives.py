@@ -192,14 +192,11 @@ def exchange(
 ) -> np.ndarray:
     """One native exchange of an array's bytes; returns the reduced bytes as uint8."""
     library, seconds = load(), wait_seconds(timeout)
-    array = np.ascontiguousarray(array)
-    size = ctypes.c_int64()
-    status = library.gluon_syncbn_distributed_exchange(
-        *(text.encode() for text in (name, signature, operation)),
-        *(array.ctypes.data, array.nbytes, seconds, ctypes.byref(size)),
+    array, size = np.ascontiguousarray(array), ctypes.c_int64()
+    sent = array.ctypes.data, array.nbytes, seconds, ctypes.byref(size)
+    failures.check(
+        library.gluon_syncbn_distributed_exchange(name, signature, operation, *sent)
     )
-    if status != 0:
-        raise failures.error(library.gluon_syncbn_last_error().decode())
     reduced = np.empty(size.value, np.uint8)
     library.gluon_syncbn_distributed_result(reduced.ctypes.data)
     return reduced

@@ -75,7 +75,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
                 f"the parameter {parameter.name} is not initialized: call "
                 "net.initialize() before it is broadcast"
             )
-    mx.nd.waitall()  # running statistics of static_shape graphs, see devices.py
+    mx.nd.waitall()  # running statistics of static_shape graphs
     _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
     for parameter in parameters:
         if not data_of(parameter):
@@ -101,19 +101,16 @@ def parameters_of(net: Any) -> list:
 
 def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
     """Raises ValueError on all ranks if one has another net than `root`."""
-    mine = _description(net)
-    expected = broadcast(mine, root, "comparison of nets", timeout)
-    pairs = itertools.zip_longest(mine, expected, fillvalue="nothing more")
-    differences = [
-        f"the nets differ: rank {root} has {other}, but rank {world().rank} has {own} "
-        "in its place; make nets and layers in the same order on all ranks, or give "
-        "them prefixes"
-        for own, other in pairs
-        if own != other
-    ][:1]
-    found = allgather(differences, "comparison of nets, its end", timeout)
-    for text in itertools.chain(*found):
-        raise ValueError(text)
+    everyone = allgather(_description(net), "comparison of nets", timeout)
+    for rank, lines in enumerate(everyone):
+        pairs = itertools.zip_longest(everyone[root], lines, fillvalue="nothing more")
+        for expected, line in pairs:
+            if line != expected:
+                raise ValueError(
+                    f"the nets differ: rank {root} has {expected}, but rank {rank} has "
+                    f"{line} in its place; make nets and layers in the same order on "
+                    "all ranks, or give them prefixes"
+                )
 
 
 def _description(net):

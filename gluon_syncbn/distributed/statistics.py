@@ -14,7 +14,7 @@ from mxnet import autograd
 
 from ..common.arguments import check_block, check_real
 from ..common.moments import Moments
-from ..layer.symbol_blocks import running_statistics
+from ..layer.finding import running_statistics
 from ..mxnet_private.parameters import data_of
 from ..native.interrupts import deferred_interrupt
 from ..native.world import wait_seconds, world
@@ -72,15 +72,14 @@ def average_statistics(
     [5.0, 5.0]
     """
     check_block("net", net)
-    weight = check_real(
-        "weight", weight, "a positive number", lambda value: 0 < value < math.inf
-    )
+    positive = "a positive number"
+    weight = check_real("weight", weight, positive, lambda v: 0 < v < math.inf)
     wait_seconds(timeout)
     if world().size > 1:
         check_equal_nets(net, timeout=timeout)
     mx.nd.waitall()  # static_shape graphs write without telling MXNet's engine
     pairs = running_statistics(net)
-    own = [[_moments(weight, *pair) for pair in _replicas(*both)] for both in pairs]
+    own = [_moments(weight, *both) for both in pairs]
     everyone = allgather(own, "average_statistics", timeout)
     with autograd.pause(), deferred_interrupt():
         for both, replicas in zip(pairs, zip(*everyone)):
@@ -90,15 +89,15 @@ def average_statistics(
                     data[:] = value.astype(data.dtype)
 
 
-def _replicas(mean, var):
+def _moments(weight, mean, var):
+    """Those of each replica of a layer."""
     if not data_of(mean):
         raise RuntimeError(
             f"the parameter {mean.name} is not initialized: call net.initialize() "
             "before statistics are averaged"
         )
-    return zip(data_of(mean), data_of(var))
-
-
-def _moments(weight, mean, var):
-    mean, var = (array.asnumpy().astype(np.float64) for array in (mean, var))
-    return Moments(weight, mean, weight * var)
+    values = [
+        [array.asnumpy().astype(np.float64) for array in data_of(parameter)]
+        for parameter in (mean, var)
+    ]
+    return [Moments(weight, mean, weight * var) for mean, var in zip(*values)]

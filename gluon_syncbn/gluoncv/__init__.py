@@ -4,6 +4,6 @@ Used by users; no other wing imports it. Only `install` and what it replaces imp
 GluonCV. It must not know what a net computes.
 """
 
-from .installing import install
+from .helpers import install
 
 __all__ = ["install"]

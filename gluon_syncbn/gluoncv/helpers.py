@@ -1,20 +1,22 @@
-"""The methods that GluonCV's classes get; each class is named after what they are for.
+"""Changes GluonCV's helpers for several devices, so that they work on CPUs too.
 
-Called by ``installing.py``. GluonCV looks `parallel_apply` up at call time, but asserts
-a shard for each context before: for batches with fewer rows the methods are replaced.
+Called by users, at the beginning of a script. GluonCV looks `parallel_apply` up at call
+time, but asserts a shard for each context before: for batches with fewer rows the
+methods are replaced, by those of the class below that is named after what they are for.
 It must not know what a net computes.
 """
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
-from typing import Any, Callable
 
 import mxnet as mx
 from mxnet import autograd
 
 from ..common.nested import flatten
 from ..devices.devices import Devices
+from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.parameters import data_of, gradients_of
 from ..parallel.destination import contribute_nothing
 from ..parallel.net import move
@@ -22,15 +24,77 @@ from ..parallel.participation import participating
 from ..parallel.plain_loop import allow_plain_loop
 
 
-class Model:
+def install() -> None:
+    """Lets GluonCV's training scripts run on several CPU contexts, as on GPUs.
+
+    Changes ``DataParallelModel``, ``DataParallelCriterion`` and ``Parallel`` of
+    ``gluoncv.utils.parallel``, and replaces MXNet's contrib ``SyncBatchNorm``, which
+    the scripts take with ``--syncbn`` or ``--norm-layer``, by
+    :class:`gluon_syncbn.SyncBatchNorm`, also where modules have imported it already.
+    So a script may call this at any time before it makes its nets. Afterwards
+
+    * ``DataParallelModel`` and ``DataParallelCriterion`` take batches with fewer rows
+      than contexts. They return one element for each context that has rows; in training
+      the layers synchronize over these, and the gradients of the others are set to
+      zero, so that a Trainer may add them up.
+    * ``Parallel`` runs forward and backward of each shard in a thread of the shard's
+      context, when the first result is asked for; ``num_workers`` has no effect. A
+      shard without an array is a ValueError, and a `get` without a `put` an IndexError.
+
+    Scripts that loop over contexts themselves (SSD, YOLO3) need
+    :func:`gluon_syncbn.allow_plain_loop` for their net.
+
+    Raises
+    ------
+    ImportError
+        If GluonCV is not installed.
+
+    Examples
+    --------
+    At the beginning of a training script:
+
+    .. code-block:: python
+
+        import gluon_syncbn
+        import gluoncv.utils.parallel
+        import mxnet as mx
+
+        gluon_syncbn.gluoncv.install()
+        net = mx.gluon.nn.Dense(1)
+        net.initialize()
+        contexts = [mx.cpu(0), mx.cpu(1)]
+        model = gluoncv.utils.parallel.DataParallelModel(net, contexts)
+        (y,), (z,) = model(mx.nd.ones((4, 2)))
+        assert y.shape == z.shape == (2, 1)
+    """
+    from gluoncv.utils import parallel
+
+    changes = {
+        parallel.DataParallelModel: _Model,
+        parallel.DataParallelCriterion: _Criterion,
+        parallel.Parallel: _Executor,
+    }
+    for kind, ours in changes.items():
+        for name, method in vars(ours).items():
+            if callable(method):
+                setattr(kind, name, method)
+    contrib = mx.gluon.contrib.nn.SyncBatchNorm
+    for name, module in list(sys.modules.items()):
+        # The class's own methods find it in its module by its name.
+        if name.split(".")[0] == __name__.split(".")[0] or name == contrib.__module__:
+            continue
+        for key, value in list(getattr(module, "__dict__", {}).items()):
+            if value is contrib:
+                setattr(module, key, SyncBatchNorm)
+
+
+class _Model:
     """DataParallelModel: calls a net, or an object with nets, on shards of its inputs.
 
     `sync` has no effect: devices wait for each other in the layers.
     """
 
-    def __init__(
-        self, module: Callable, ctx_list: list | None = None, sync: bool = False
-    ) -> None:
+    def __init__(self, module, ctx_list=None, sync=False):
         self.module, self.ctx_list, self.sync = module, ctx_list, sync
         if ctx_list:
             move(module, ctx_list)
@@ -61,7 +125,7 @@ class Model:
         return tuple(outputs)
 
 
-class Criterion:
+class _Criterion:
     """DataParallelCriterion: computes a loss where the outputs of a model are."""
 
     def __call__(self, inputs, *targets, **kwargs):
@@ -74,28 +138,24 @@ class Criterion:
         return tuple(self.module(*y, *args, **kw) for y, args, kw in shards)
 
 
-class Executor:
+class _Executor:
     """Parallel: GluonCV's runs shards of several CPU contexts in one thread.
 
     There MXNet makes them wait for each other, see :class:`gluon_syncbn.Devices`.
     """
 
-    def __init__(
-        self, num_workers: int, parallizable: Any, serial_init: bool = True
-    ) -> None:
-        self._parallizable = parallizable
-        self._shards: list = []
-        self._results: list = []
-        self._devices: Devices | None = None
-        self._threads: list = []  # GluonCV's, which end with the executor
+    def __init__(self, num_workers, parallizable, serial_init=True):
+        self._parallizable, self._devices = parallizable, None
+        self._shards, self._results = [], []
+        self._threads = []  # GluonCV's, which end with the executor
 
-    def put(self, x: Any) -> None:
+    def put(self, x):
         arrays = _arrays(x)
         if not arrays:
             raise ValueError(f"x is {x!r}, expected a shard with at least one NDArray")
         self._shards.append((arrays[0].context, x))
 
-    def get(self) -> Any:
+    def get(self):
         if not self._results:
             if not self._shards:
                 raise IndexError("get was called more often than put")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mxnet.gluon import nn
 
-from ..common.arguments import check_real, shown
+from ..common.arguments import check_choice, check_real, shown
 from ..mxnet_private.blocks import activation_name, slope_of
 
 
@@ -30,12 +30,7 @@ _NAMES = (None, "identity", "relu", *_DEFAULT_SLOPES)
 
 def checked(activation: str | None, slope: float | None) -> Activation:
     """The Activation; TypeError or ValueError for a bad name or slope."""
-    if not isinstance(activation, (str, type(None))) or activation not in _NAMES:
-        raise ValueError(
-            "activation is None, 'identity', 'relu', 'leaky_relu' or 'elu', but got "
-            f"{shown(activation)}"
-        )
-    default = _DEFAULT_SLOPES.get(activation)
+    default = _DEFAULT_SLOPES.get(check_choice("activation", activation, _NAMES))
     if slope is None:
         return Activation(activation, default)
     if default is None:
@@ -43,9 +38,7 @@ def checked(activation: str | None, slope: float | None) -> Activation:
             f"slope is for 'leaky_relu' and 'elu', but got {shown(slope)} with "
             f"activation={activation!r}"
         )
-    slope = check_real(
-        "slope", slope, "a positive number", lambda value: 0 < value < math.inf
-    )
+    slope = check_real("slope", slope, "a positive number", lambda v: 0 < v < math.inf)
     return Activation(activation, slope)
 
 
@@ -55,9 +48,8 @@ def of_block(block: Any) -> Activation | None:
     if kind is nn.Activation and activation_name(block) == "relu":
         return RELU
     if kind is nn.LeakyReLU:
-        if slope_of(block) > 0:
-            return Activation("leaky_relu", slope_of(block))
-        return RELU
+        slope = slope_of(block)
+        return Activation("leaky_relu", slope) if slope > 0 else RELU
     if kind is nn.ELU and slope_of(block) > 0:
         return Activation("elu", slope_of(block))
     return None

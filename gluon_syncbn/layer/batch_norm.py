@@ -16,10 +16,10 @@ from mxnet.gluon import nn
 from ..common.arguments import check_bool, check_int, check_real, check_type, counted
 from ..mxnet_private.blocks import current_trace
 from ..native import static_graphs  # noqa: F401  orders their calls
-from . import exporting, layout_guard
+from . import layout_guard
 from .activations import apply, checked
 from .masking import MaskedRows, check_mask
-from .synchronization import SyncState, checked_settings, group_attributes, ranks_of
+from .synchronization import Settings, SyncState, group_attributes, ranks_of
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 
@@ -174,9 +174,8 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("center", center)
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
-        settings = checked_settings(
-            num_devices, unbiased_running_var, timeout, group, nonfinite
-        )
+        others = num_devices, unbiased_running_var, timeout, group, nonfinite
+        settings = Settings(*others).checked()
         built_in = checked(activation, slope)
         initializers = {
             "beta_initializer": beta_initializer,
@@ -312,7 +311,7 @@ class SyncBatchNorm(nn.BatchNorm):
         guard = layout_guard.guard_kind(places, self, is_symbol, trace)
         inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
         if trace is not None and guard != "any":
-            exporting.trace_again_for_export(trace)
+            layout_guard.trace_again_for_export(trace)
         attributes = {"guard": guard, **self._attributes(contexts)}
         former_trace, former_y = self._sync.latest_use
         if trace is not None and trace.key is former_trace:
@@ -393,16 +392,7 @@ def check_numbers(
 ) -> tuple[float | None, float]:
     """Momentum and epsilon as floats; messages have `of` after the name."""
     if momentum is not None:
-        momentum = check_real(
-            f"momentum{of}",
-            momentum,
-            "between 0 and 1, or None",
-            lambda value: 0 <= value <= 1,
-        )
-    epsilon = check_real(
-        f"epsilon{of}",
-        epsilon,
-        "a finite number, not negative",
-        lambda value: 0 <= value < math.inf,
-    )
-    return momentum, epsilon
+        expected, name = "between 0 and 1, or None", f"momentum{of}"
+        momentum = check_real(name, momentum, expected, lambda v: 0 <= v <= 1)
+    expected, name = "a finite number, not negative", f"epsilon{of}"
+    return momentum, check_real(name, epsilon, expected, lambda v: 0 <= v < math.inf)

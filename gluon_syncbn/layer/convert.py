@@ -16,6 +16,7 @@ from mxnet.gluon import SymbolBlock, nn
 from ..common.arguments import check_block, check_bool
 from ..mxnet_private.blocks import (
     BatchNormBase,
+    blocks_of,
     forget_graph,
     set_settings,
     settings_of,
@@ -24,7 +25,7 @@ from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers, known_momentum
 from .fusion import check_can_unfold, find_pairs, fold, unfold
 from .symbol_blocks import convert_graph, revert_graph
-from .synchronization import SyncState, checked_settings
+from .synchronization import Settings, SyncState
 
 _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 _RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
@@ -93,38 +94,24 @@ def convert_sync_batchnorm(
     ('SyncBatchNorm', 2)
     """
     check_block("net", net)
-    settings = checked_settings(
-        num_devices, unbiased_running_var, timeout, group, nonfinite
-    )
+    given = num_devices, unbiased_running_var, timeout, group, nonfinite
+    settings = Settings(*given).checked()
     check_bool("fuse", fuse)
-
-    left = []
-
-    def convert(block):
+    blocks, left = blocks_of(net), []
+    for block in blocks:
+        _check_layer(block)
+    pairs = find_pairs(net, _can_take_activation) if fuse else []
+    for block in blocks:
         if isinstance(block, SymbolBlock):
             names = convert_graph(block, settings._asdict())
-            left.extend(f"{name} (its mean or variance is read)" for name in names)
-        if not isinstance(block, BatchNormBase):
-            return
-        if not _is_known(block):
+            left += [f"{name} (its mean or variance is read)" for name in names]
+        elif isinstance(block, BatchNormBase):
             methods = ", ".join(_own_methods(block))
-            left.append(f"{block.name} ({type(block).__name__} defines {methods})")
-            return
-        if not isinstance(block, SyncBatchNorm):
-            activation = RELU if _has_relu(block) else NONE
-            if isinstance(block, ActivatedBatchNorm):
-                activation = vars(block).pop("_applied")
-            made_with = settings_of(block)
-            block._sync = SyncState((type(block), made_with), activation)
-            names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
-            # contrib's layer has no axis: it is 1
-            set_settings(block, {name: made_with.get(name, 1) for name in names})
-            block.__class__ = SyncBatchNorm
-        block._sync.synchronize(block.name, settings)
-
-    net.apply(_check_layer)
-    pairs = find_pairs(net, _can_take_activation) if fuse else []
-    net.apply(convert)
+            if methods:
+                left.append(f"{block.name} ({type(block).__name__} defines {methods})")
+            else:
+                _convert_layer(block)
+                block._sync.synchronize(block.name, settings)
     for layer, block in pairs:
         fold(layer, block)
     net.apply(forget_graph)
@@ -172,39 +159,51 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """
     check_block("net", net)
     check_can_unfold(net)
-
-    def revert(block):
+    for block in blocks_of(net):
         if isinstance(block, SymbolBlock):
-            revert_graph(block, revert)
-        if type(block) is not SyncBatchNorm:
-            return
-        unfold(block)
-        sync = vars(block).pop("_sync")
-        made_with = nn.BatchNorm if sync.activation.name is None else ActivatedBatchNorm
-        original, former = sync.original or (made_with, {})
-        if original is _CONTRIB:
-            original, former = nn.BatchNorm, {}
-        # Settings that changed since (GluonCV freezes statistics this way) stay.
-        settings = {**former, **settings_of(block)}
-        settings["momentum"] = known_momentum(settings)
-        set_settings(block, settings)
-        block.__class__ = original
-        if original is ActivatedBatchNorm:
-            block._applied = sync.activation
-
-    net.apply(revert)
+            revert_graph(block, _revert_layer)
+        elif type(block) is SyncBatchNorm:
+            _revert_layer(block)
     net.apply(forget_graph)
     return net
 
 
 def _check_layer(block):
-    if isinstance(block, BatchNormBase) and _is_known(block):
+    if isinstance(block, BatchNormBase) and not _own_methods(block):
         momentum, epsilon = (settings_of(block)[name] for name in ("momentum", "eps"))
         check_numbers(momentum, epsilon, f" of {block.name}")
 
 
-def _is_known(block):
-    return not _own_methods(block)
+def _convert_layer(block):
+    """Makes a layer a SyncBatchNorm, unless it is one."""
+    if isinstance(block, SyncBatchNorm):
+        return
+    activation = RELU if _has_relu(block) else NONE
+    if isinstance(block, ActivatedBatchNorm):
+        activation = vars(block).pop("_applied")
+    made_with = settings_of(block)
+    block._sync = SyncState((type(block), made_with), activation)
+    names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
+    # contrib's layer has no axis: it is 1
+    set_settings(block, {name: made_with.get(name, 1) for name in names})
+    block.__class__ = SyncBatchNorm
+
+
+def _revert_layer(block):
+    """Makes a SyncBatchNorm the layer that it was."""
+    unfold(block)
+    sync = vars(block).pop("_sync")
+    made_with = nn.BatchNorm if sync.activation.name is None else ActivatedBatchNorm
+    original, former = sync.original or (made_with, {})
+    if original is _CONTRIB:
+        original, former = nn.BatchNorm, {}
+    # Settings that changed since (GluonCV freezes statistics this way) stay.
+    settings = {**former, **settings_of(block)}
+    settings["momentum"] = known_momentum(settings)
+    set_settings(block, settings)
+    block.__class__ = original
+    if original is ActivatedBatchNorm:
+        block._applied = sync.activation
 
 
 def _own_methods(block):
@@ -221,11 +220,11 @@ def _own_methods(block):
 
 
 def _can_take_activation(block):
-    if not isinstance(block, BatchNormBase) or isinstance(block, ActivatedBatchNorm):
-        return False
     if isinstance(block, SyncBatchNorm):
         return block.activation is None
-    return not _has_relu(block) and _is_known(block)
+    if not isinstance(block, BatchNormBase) or isinstance(block, ActivatedBatchNorm):
+        return False
+    return not _has_relu(block) and not _own_methods(block)
 
 
 def _has_relu(block):

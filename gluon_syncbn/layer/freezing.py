@@ -11,8 +11,8 @@ from mxnet.gluon import SymbolBlock
 from ..common.arguments import check_block, check_bool
 from ..mxnet_private.blocks import (
     BatchNormBase,
+    blocks_of,
     forget_graphs_with,
-    set_settings,
     settings_of,
 )
 from .symbol_blocks import freeze_graph
@@ -69,18 +69,12 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     check_block("net", net)
     check_bool("frozen", frozen)
     mx.nd.waitall()
-    changed = set()
-
-    def freeze(block):
+    kinds = BatchNormBase, SymbolBlock
+    changed = [block for block in blocks_of(net) if isinstance(block, kinds)]
+    for block in changed:
         if isinstance(block, SymbolBlock):
-            freeze_graph(block, frozen)
-        elif isinstance(block, BatchNormBase):
-            settings = {**settings_of(block), "use_global_stats": bool(frozen)}
-            set_settings(block, settings)
+            freeze_graph(block, bool(frozen))
         else:
-            return
-        changed.add(block)
-
-    net.apply(freeze)
-    forget_graphs_with(changed)
+            settings_of(block)["use_global_stats"] = bool(frozen)
+    forget_graphs_with(set(changed))
     return net

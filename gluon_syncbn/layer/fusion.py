@@ -16,7 +16,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 
-from ..mxnet_private.blocks import children_of, only_hook
+from ..mxnet_private.blocks import blocks_of, children_of, only_hook
 from . import activations
 
 
@@ -49,8 +49,7 @@ def unfold(layer: Any) -> None:
 
 def check_can_unfold(net: mx.gluon.Block) -> None:
     """Raises ValueError if a layer in the net has its activation from outside of it."""
-    inside = set()
-    net.apply(inside.add)
+    inside = blocks_of(net)
     for layer in inside:
         block = getattr(getattr(layer, "_sync", None), "from_block", None)
         if block is not None and block not in inside:

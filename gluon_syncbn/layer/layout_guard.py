@@ -2,19 +2,25 @@
 
 Called by ``batch_norm.py``. MXNet 1.9.1 frees the plain copy of a blocked input as soon
 as an asynchronous operator (ours) is *queued* (``PushOperator`` in imperative_utils.h).
-So inputs and gradients are made plain before; docs/design/mxnet.md says how.
+So inputs and gradients are made plain before; docs/design/mxnet.md says how. A guard
+may be for one mode or kind of device only, but another process can run an exported
+graph in any way: so a trace for all ways is saved. Exports to ONNX, which has no such
+layer, are refused.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
+from ..common.nested import flatten, rebuild
 from ..mxnet_private import library
-from ..mxnet_private.blocks import Trace
+from ..mxnet_private.blocks import Trace, has_graph, traced_again, without_memory
+from ..mxnet_private.onnx import check_before_export
 
 
 def guard_kind(
@@ -89,8 +95,7 @@ def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
 
 def _ndim(symbol, trace):
     """Number of dimensions of a traced symbol; 0 if unknown."""
-    arrays = {} if trace is None else trace.inputs
-    shapes = {name: array.shape for name, array in _read(symbol, arrays)}
+    shapes = {} if trace is None else _read(symbol, trace.inputs, "shape")
     outputs = shapes and symbol.infer_shape_partial(**shapes)[1]
     return len(outputs[0] or ()) if outputs else 0
 
@@ -99,12 +104,48 @@ def _dtype(symbol, trace):
     """The dtype of a traced symbol as text; None if unknown."""
     # A parameter's symbol knows the dtype of its first use only.
     arrays = {**trace.inputs, **trace.block.collect_params()}
-    dtypes = {name: array.dtype for name, array in _read(symbol, arrays)}
+    dtypes = _read(symbol, arrays, "dtype")
     outputs = dtypes and symbol.infer_type_partial(**dtypes)[1]
     return np.dtype(outputs[0]).name if outputs and outputs[0] else None
 
 
-def _read(symbol, arrays):
-    """Those of some arrays that `symbol` depends on; MXNet refuses other names."""
-    named = ((name, arrays.get(name)) for name in symbol.list_inputs())
-    return [(name, array) for name, array in named if hasattr(array, "shape")]
+def _read(symbol, arrays, of):
+    """Shapes or dtypes of what `symbol` depends on; MXNet refuses other names."""
+    names = [n for n in symbol.list_inputs() if hasattr(arrays.get(n), of)]
+    return {name: getattr(arrays[name], of) for name in names}
+
+
+# ---- Exports -------------------------------------------------------------------------
+
+
+def trace_again_for_export(trace: Trace) -> None:
+    """Lets the block that is traced export a graph for all ways to run."""
+    leaves = [
+        without_memory(leaf) if isinstance(leaf, mx.nd.NDArray) else leaf
+        for leaf in flatten(list(trace.args))
+    ]
+    args = rebuild(list(trace.args), iter(leaves))
+    vars(trace.block)["export"] = partial(_export, trace.block, args)
+
+
+def _export(block, args, *arguments, **options):
+    """Replaces `HybridBlock.export`."""
+    export = partial(type(block).export, block, *arguments, **options)
+    if not has_graph(block):  # it says what is missing
+        return export()
+    with traced_again(block, args):
+        return export()
+
+
+def _refuse(symbol):
+    """ValueError for a graph with the layer, as ONNX would name a guard's operator."""
+    for name, node in symbol.attr_dict().items():
+        if node.get("op_type") == "gluon_syncbn":
+            raise ValueError(
+                f"ONNX has no synchronized batch normalization, but the graph has "
+                f"'{name}': before the export call "
+                "gluon_syncbn.revert_sync_batchnorm(net), and the net"
+            )
+
+
+check_before_export(_refuse)

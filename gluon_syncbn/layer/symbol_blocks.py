@@ -1,26 +1,25 @@
-"""Batch normalization inside SymbolBlocks, whose graphs have no blocks.
+"""Converts the batch normalization inside SymbolBlocks, whose graphs have no blocks.
 
-Called by ``convert.py`` and by all that needs the layers of a net. GluonCV's SSD is
-such a net: its features are the graph of a discarded net, followed by more nodes.
+Called by ``convert.py``, ``freezing.py`` and ``statistics``. GluonCV's SSD has such a
+block: its features are the graph of a discarded net, followed by more nodes.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Callable, Sequence
+import dataclasses
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import SymbolBlock
 
-from ..mxnet_private.blocks import set_parameter, set_symbol, symbol_of
+from ..mxnet_private.blocks import graph_of, set_graph, set_parameter
 from ..native.library import load
 from . import rewriting
 from .activations import Activation, apply
-from .batch_norm import SyncBatchNorm, contexts_of, known_momentum
-from .synchronization import ranks_of
+from .batch_norm import SyncBatchNorm, known_momentum
+from .finding import OPERATORS, is_frozen, is_ours
 
-OPERATORS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 # A guard consists of these, and has no use without its layer; see layout_guard.py.
 _IDENTITIES = {
     "SliceChannel": {"num_outputs": "1"},
@@ -29,158 +28,102 @@ _IDENTITIES = {
 }
 
 
-def synchronized_layers(net: mx.gluon.Block) -> list:
-    """All SyncBatchNorm layers of a net, itself included, and all GraphLayers."""
-    layers = []
+@dataclasses.dataclass
+class _Source:
+    """All that a SymbolBlock's graph is made of, once it is not the first one.
 
-    def collect(block):
-        if isinstance(block, SyncBatchNorm):
-            layers.append(block)
-        elif isinstance(block, SymbolBlock):
-            nodes = rewriting.nodes_of(symbol_of(block))
-            ours = [(node, inputs) for node, inputs in nodes if _is_ours(node)]
-            layers.extend(GraphLayer(block, node, inputs) for node, inputs in ours)
-
-    net.apply(collect)
-    return layers
-
-
-def running_statistics(net: mx.gluon.Block) -> list[tuple]:
-    """The parameters (mean, variance) of every batch normalization, of any kind."""
-    found = {}  # by identity, because layers may share them
-
-    def collect(block):
-        if "running_mean" in vars(block):
-            found[block.running_mean] = block.running_var
-        elif isinstance(block, SymbolBlock):
-            for node, inputs in rewriting.nodes_of(symbol_of(block)):
-                if node["op"] in OPERATORS or _is_ours(node):
-                    mean, var = (block.params[name] for name in inputs[-2:])
-                    found[mean] = var
-
-    net.apply(collect)
-    return list(found.items())
-
-
-class GraphLayer:
-    """A layer that is a node in a SymbolBlock's graph.
-
-    It has the methods of a :class:`SyncBatchNorm` that other modules call.
+    No tuple: MXNet would warn of the layers, as of children that are not registered.
     """
 
-    def __init__(self, block: mx.gluon.Block, node: dict, inputs: list[str]) -> None:
-        self._attributes = node["attrs"]
-        self.name = self._attributes["layer"]
-        # By position: data, gamma, beta, (after), running mean, running variance.
-        self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
-
-    def contexts(self) -> list[mx.Context]:
-        """Contexts that the layer is initialized on; empty if there is none."""
-        return contexts_of(self.running_mean)
-
-    def groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
-        """The keys of the layer's groups in native code, each with its contexts."""
-        key, groups = self._attributes["group"], self._attributes.get("device_groups")
-        if not groups:
-            return [(key, self.contexts())]
-        return [
-            (f"{key}/{i}", list(map(_context, group.split())))
-            for i, group in enumerate(groups.split(";"))
-        ]
-
-    def ranks(self) -> list[int]:
-        """The ranks that the layer synchronizes with, the own one included."""
-        return ranks_of(self._attributes)
+    graph: Any  # the first one, but for the marks of frozen nodes
+    settings: dict | None = None  # of `convert_graph`; None if it is not converted
+    # Made for nodes; the keys in the graph live as long as these.
+    layers: dict = dataclasses.field(default_factory=dict)
 
 
-def _context(text):
-    kind, number = text.rstrip(")").split("(")
-    return mx.Context(kind, int(number))
-
-
-def has_batch_norm(block: mx.gluon.Block) -> bool:
-    """Tells whether a SymbolBlock's graph has unsynchronized layers, not frozen."""
-    nodes = rewriting.nodes_of(_graph_of(block))
-    return any(node["op"] in OPERATORS and not is_frozen(node) for node, _ in nodes)
-
-
-def convert_graph(block: mx.gluon.Block, settings: dict | None = None) -> list[str]:
+def convert_graph(block: SymbolBlock, settings: dict) -> list[str]:
     """Makes the batch normalization of a SymbolBlock's graph synchronize.
 
-    `settings` are arguments of :class:`SyncBatchNorm`; without them layers that
-    synchronize already stay as they are. Returns the names of nodes that
-    stay as they are, because their mean and variance are read too.
+    `settings` are arguments of :class:`SyncBatchNorm`; without any, layers that
+    synchronize already stay as they are. Returns the names of nodes that stay as they
+    are, because their mean and variance are read too.
     """
-    symbol = vars(block).setdefault("_unconverted_graph", _graph_of(block))
-    used = rewriting.used_outputs(symbol)
-    layers, left = {}, []
-
-    def replace(node, inputs):
-        if node["op"] in OPERATORS:
-            if used[node["name"]] != {0}:
-                left.append(node["name"])
-                return None
-            layer = _layer(block, node, inputs, settings or {})
-            layers[node["name"]] = layer
-            return _symbol_for(node, layer)
-        # With a guard for one mode the operator says itself how the graph can run.
-        is_new = settings is not None
-        if is_new and _is_ours(node) and node["attrs"]["guard"] == "any":
-            # A layer that is used twice keeps one rendezvous.
-            key = node["attrs"]["group"]
-            if key not in layers:
-                layers[key] = _layer(block, node, inputs, settings)
-            attributes = layers[key]._attributes(layers[key].contexts())
-            del attributes["use_global_stats"]  # the node has its own
-            node["attrs"].update((n, str(value)) for n, value in attributes.items())
-        return None
-
-    _set_graph(block, rewriting.rewrite(symbol, replace))
-    # They live as long as the graph that names their keys.
-    block._rendezvous = [layer._sync.rendezvous for layer in layers.values()]
-    return left
+    graph = _source_of(block).graph
+    _remake(block, _Source(graph, settings))
+    used = rewriting.used_outputs(graph)
+    names = [n["name"] for n, _ in rewriting.nodes_of(graph) if n["op"] in OPERATORS]
+    return [name for name in names if used[name] != {0}]
 
 
-def revert_graph(block: mx.gluon.Block, revert: Callable) -> None:
+def revert_graph(block: SymbolBlock, revert: Callable) -> None:
     """Restores a SymbolBlock's graph; nodes that were made as ours become BatchNorm.
 
     `revert` makes a SyncBatchNorm block a BatchNorm, in place.
     """
-    symbol = vars(block).pop("_unconverted_graph", _graph_of(block))
-    vars(block).pop("_rendezvous", None)
 
     def reverted(node, inputs):
-        layer = _layer(block, node, inputs, {})
+        layer = _layer(block, node, inputs, {"use_global_stats": is_frozen(node)})
         revert(layer)
-        return _symbol_for(node, layer)
+        return layer(mx.sym.var(rewriting.INPUT))
 
-    _set_graph(block, _replace_ours(symbol, _is_ours, reverted))
+    graph = _replace_ours(_source_of(block).graph, is_ours, reverted)
+    _remake(block, _Source(graph))
 
 
-def freeze_graph(block: mx.gluon.Block, frozen: bool) -> None:
+def freeze_graph(block: SymbolBlock, frozen: bool) -> None:
     """Freezes the batch normalization of a SymbolBlock's graph, or thaws it."""
 
-    def freeze(node, inputs):
-        if _is_ours(node):
-            load().gluon_syncbn_note_frozen(_shared_name(node).encode(), frozen)
-        return _set_frozen(node, inputs, frozen)
+    def freeze(node, _inputs):
+        if node["op"] in OPERATORS or is_ours(node):
+            node.setdefault("attrs", {})["use_global_stats"] = str(frozen)
 
-    _set_graph(block, rewriting.rewrite(_graph_of(block), freeze))
-    original = vars(block).get("_unconverted_graph")
-    if original is not None:
-        set_frozen = partial(_set_frozen, frozen=frozen)
-        block._unconverted_graph = rewriting.rewrite(original, set_frozen)
-
-
-def _graph_of(block):
-    """The graph of a SymbolBlock in which frozen layers are nodes of ours, too."""
-    return vars(block).get("_graph_of_layers", symbol_of(block))
+    source, before = _source_of(block), rewriting.nodes_of(graph_of(block))
+    marked = rewriting.rewrite(source.graph, freeze)
+    _remake(block, dataclasses.replace(source, graph=marked))
+    # Layers that freeze are nodes of ours before, and those that thaw are afterwards.
+    for node, _ in before + rewriting.nodes_of(graph_of(block)):
+        if is_ours(node):
+            name = node["attrs"].get("shared_name", node["attrs"]["layer"])
+            load().gluon_syncbn_note_frozen(name, frozen)
 
 
-def _set_graph(block, symbol):
-    """Replaces `_graph_of`; what runs has MXNet's operator for frozen layers."""
-    block._graph_of_layers = symbol
-    set_symbol(block, _replace_ours(symbol, _is_ours_and_frozen, _frozen_symbol))
+def _source_of(block):
+    return vars(block).get("_source", _Source(graph_of(block)))
+
+
+def _remake(block, source):
+    """Makes the graph that runs; it has MXNet's own operator for frozen layers."""
+    block._source = source
+    graph, settings, layers = source.graph, source.settings, source.layers
+    used = rewriting.used_outputs(graph)
+
+    def layer_for(key, node, inputs):
+        if key not in layers:
+            layers[key] = _layer(block, node, inputs, settings)
+        return layers[key]
+
+    def converted(node, inputs):
+        if node["op"] in OPERATORS and used[node["name"]] == {0}:
+            if is_frozen(node):
+                return _frozen_symbol(node, inputs)
+            layer = layer_for(node["name"], node, inputs)
+            return layer(mx.sym.var(rewriting.INPUT))
+        # With a guard for one mode the operator says itself how the graph can run.
+        if settings and is_ours(node) and node["attrs"]["guard"] == "any":
+            # A layer that is used twice keeps one rendezvous.
+            layer = layer_for(node["attrs"]["group"], node, inputs)
+            attributes = layer._attributes(layer.contexts())
+            del attributes["use_global_stats"]  # the node has its own
+            node["attrs"].update((n, str(value)) for n, value in attributes.items())
+        return None
+
+    if settings is not None:
+        graph = rewriting.rewrite(graph, converted)
+    set_graph(block, _replace_ours(graph, _is_ours_and_frozen, _frozen_symbol))
+
+
+def _is_ours_and_frozen(node):
+    return is_ours(node) and is_frozen(node)
 
 
 def _replace_ours(symbol, is_layer, replacement):
@@ -213,34 +156,6 @@ def _frozen_symbol(node, inputs):
         x, *parameters, **arguments, use_global_stats=True, name=node["name"]
     )
     return apply(mx.sym, y, activation)
-
-
-def _set_frozen(node, _inputs, frozen):
-    if node["op"] in OPERATORS or _is_ours(node):
-        node.setdefault("attrs", {})["use_global_stats"] = str(frozen)
-
-
-def _symbol_for(node, layer):
-    """The symbol of a layer in place of a node, as frozen as that."""
-    symbol = layer(mx.sym.var(rewriting.INPUT))
-    return rewriting.rewrite(symbol, partial(_set_frozen, frozen=is_frozen(node)))
-
-
-def is_frozen(node: dict) -> bool:
-    """Tells whether a node normalizes with its running statistics in training too."""
-    return node.get("attrs", {}).get("use_global_stats") in ("True", "1")
-
-
-def _is_ours(node):
-    return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
-
-
-def _is_ours_and_frozen(node):
-    return _is_ours(node) and is_frozen(node)
-
-
-def _shared_name(node):
-    return node["attrs"].get("shared_name", node["attrs"]["layer"])
 
 
 def _settings_of(node):

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 
-from ..common.arguments import check_bool, check_int, is_int, shown
+from ..common.arguments import check_bool, check_choice, check_int, is_int, shown
 from ..native import steps
 from ..native.failures import check_timeout
 from ..native.library import load
 from ..native.world import world
 from .activations import NONE, Activation
 
-_NONFINITE = "propagate", "skip", "raise"
+NONFINITE = "propagate", "skip", "raise"
 _EXPECTED = (
     'None, "machine", "process", a list of ranks, a list of contexts, or a list of '
     "such lists"
@@ -35,6 +35,21 @@ class Settings(NamedTuple):
     timeout: float | None
     group: str | Sequence | None
     nonfinite: str
+
+    def checked(self) -> Settings:
+        """The same ones; TypeError or ValueError for a bad one."""
+        num_devices, is_unbiased, timeout, group, nonfinite = self
+        if num_devices is not None:
+            if not is_int(num_devices):
+                raise TypeError(
+                    f"num_devices is an int or None, but got {shown(num_devices)}"
+                )
+            check_int("num_devices", num_devices, least=1, most=2**31 - 1)
+        is_unbiased = check_bool("unbiased_running_var", is_unbiased)
+        timeout = None if timeout is None else check_timeout(timeout)
+        _check_group(group)
+        check_choice("nonfinite", nonfinite, NONFINITE)
+        return Settings(num_devices, is_unbiased, timeout, group, nonfinite)
 
 
 class SyncState:
@@ -52,35 +67,6 @@ class SyncState:
         self.settings = settings
         self.rendezvous = Rendezvous(layer, groups_of_contexts(settings.group))
         self.latest_use = None, None  # the trace, and the operator's output in it
-
-
-def checked_settings(
-    num_devices: int | None,
-    unbiased_running_var: bool,
-    timeout: float | None,
-    group: str | Sequence | None,
-    nonfinite: str,
-) -> Settings:
-    """The Settings; TypeError or ValueError for a bad one."""
-    if num_devices is not None:
-        if not is_int(num_devices):
-            raise TypeError(
-                f"num_devices is an int or None, but got {shown(num_devices)}"
-            )
-        check_int("num_devices", num_devices, least=1, most=2**31 - 1)
-    is_unbiased = check_bool("unbiased_running_var", unbiased_running_var)
-    seconds = None if timeout is None else check_timeout(timeout)
-    check_group(group)
-    check_nonfinite(nonfinite)
-    return Settings(num_devices, is_unbiased, seconds, group, nonfinite)
-
-
-def check_nonfinite(nonfinite: Any) -> None:
-    """Raises ValueError unless `nonfinite` is what a layer takes."""
-    if not isinstance(nonfinite, str) or nonfinite not in _NONFINITE:
-        raise ValueError(
-            f"nonfinite is 'propagate', 'skip' or 'raise', but got {shown(nonfinite)}"
-        )
 
 
 class Rendezvous:
@@ -103,11 +89,9 @@ class Rendezvous:
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
         self.key = uuid.uuid4().hex
-        library = load()
-        library.gluon_syncbn_create_group(self.key.encode(), layer.encode())
-        self._finalizer = weakref.finalize(
-            self, library.gluon_syncbn_release_group, self.key.encode()
-        )
+        load().gluon_syncbn_create_group(self.key, layer)
+        release = load().gluon_syncbn_release_group
+        self._finalizer = weakref.finalize(self, release, self.key)
         self._finalizer.atexit = False
         steps.layers.add(self)
 
@@ -115,7 +99,7 @@ class Rendezvous:
         """Lets this rank say why others wait for it, if they have not frozen it."""
         if is_frozen != self._is_frozen:
             self._is_frozen = is_frozen
-            load().gluon_syncbn_note_frozen(self.shared_name.encode(), is_frozen)
+            load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
 
     def __reduce__(self):  # a copy gets another key
         return Rendezvous, (self.name, self._groups)
@@ -131,16 +115,16 @@ class Rendezvous:
 
     def batches(self) -> list[int]:
         """The batches that each of `groups` has seen."""
-        return [load().gluon_syncbn_batches(key.encode()) for key, _ in self.groups()]
+        return [load().gluon_syncbn_batches(key) for key, _ in self.groups()]
 
     def set_batches(self, batches: int) -> None:
         """Sets the batches that every one of `groups` has seen."""
         for key, _ in self.groups():
-            load().gluon_syncbn_set_batches(key.encode(), batches)
+            load().gluon_syncbn_set_batches(key, batches)
 
 
-def check_group(group: Any) -> None:
-    """Raises TypeError or ValueError unless `group` is what a layer takes."""
+def _check_group(group):
+    """TypeError or ValueError unless `group` is what a layer takes."""
     if group is None or isinstance(group, str) and group in ("machine", "process"):
         return
     groups = _groups(group)
@@ -167,7 +151,7 @@ def groups_of_contexts(group: Any) -> Sequence | None:
 def group_attributes(
     group: Any, contexts: Sequence[mx.Context], layer: str
 ) -> dict[str, str]:
-    """The operator's attributes for a group that `check_group` has passed."""
+    """The operator's attributes for the group of a layer's settings."""
     if group is None:
         return {}
     if group == "process":

@@ -32,6 +32,13 @@ slope_of = attrgetter("_alpha")  # of a nn.LeakyReLU or nn.ELU
 children_of = attrgetter("_children")  # by name; `apply` does not tell where they are
 
 
+def blocks_of(net: mx.gluon.Block) -> list:
+    """The blocks of a net, children first, each once."""
+    blocks: dict = {}
+    net.apply(lambda block: blocks.setdefault(block))
+    return list(blocks)
+
+
 def set_settings(block: mx.gluon.Block, settings: dict) -> None:
     """Replaces `settings_of`."""
     block._kwargs = settings
@@ -49,13 +56,13 @@ def set_parameter(
     block._reg_params[name] = vars(block)[name] = parameter
 
 
-def symbol_of(block: mx.gluon.SymbolBlock) -> mx.sym.Symbol:
-    """The graph of a SymbolBlock."""
+def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol:
+    """The graph of a SymbolBlock, or of a hybridized block that was called."""
     return block._cached_graph[1]
 
 
-def set_symbol(block: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol) -> None:
-    """Replaces `symbol_of`; the inputs stay."""
+def set_graph(block: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol) -> None:
+    """Replaces `graph_of`; the inputs stay."""
     block._cached_graph = block._cached_graph[0], symbol
 
 
@@ -76,9 +83,7 @@ def forget_graphs_with(layers: set) -> None:
     for block in gc.get_objects():
         if not issubclass(type(block), HybridBlock) or not has_graph(block):
             continue
-        parts: set = set()
-        block.apply(parts.add)
-        if not layers.isdisjoint(parts):
+        if not layers.isdisjoint(blocks_of(block)):
             forget_graph(block)
 
 
@@ -161,28 +166,16 @@ def wrap_static_calls(wrapper: Callable) -> None:
     HybridBlock._call_cached_op = call_cached_op
 
 
-def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol:
-    """The graph of a hybridized block that was called."""
-    return block._cached_graph[1]
-
-
 def without_memory(array: mx.nd.NDArray) -> mx.nd.NDArray:
     """An array of equal shape and dtype that allocates nothing until it is written."""
     handle = mx.nd.ndarray._new_alloc_handle(array.shape, mx.cpu(), True, array.dtype)
     return type(array)(handle)
 
 
-def set_forward(net: mx.gluon.Block, forward: Callable) -> None:
-    """Calls `forward` for the net's own; hooks cannot replace outputs."""
-    net.forward = forward
-
-
 @contextlib.contextmanager
 def only_hook(net: mx.gluon.Block, hook: Callable) -> Iterator[None]:
     """In the ``with`` block this forward hook replaces all hooks of a net's blocks."""
-    blocks: set = set()
-    net.apply(blocks.add)
-    saved = [(b, b._forward_hooks, b._forward_pre_hooks) for b in blocks]
+    saved = [(b, b._forward_hooks, b._forward_pre_hooks) for b in blocks_of(net)]
     for block, hooks, before in saved:
         block._forward_hooks, block._forward_pre_hooks = type(hooks)(), type(before)()
         block.register_forward_hook(hook)

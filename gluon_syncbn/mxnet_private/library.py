@@ -1,6 +1,6 @@
 """MXNet's C library, where its Python offers no function.
 
-Called by ``native`` and ``layer``.
+Called by ``native``, ``layer`` and ``parallel``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ctypes
 from typing import Callable, Sequence
 
 import mxnet as mx
+from mxnet.ndarray.register import _make_ndarray_function
 
 _LIB = mx.base._LIB
 # Absent from builds of MXNet without oneDNN, which have no other layouts. It has no C
@@ -67,3 +68,29 @@ def make_plain(x: mx.nd.NDArray) -> None:
     """
     if _reorder is not None:
         _reorder(x.handle)
+
+
+# ---- Operators without the casts that ``contrib.amp`` puts around ``mx.nd``, and
+# around copies to another context: with them parts of an output, and gradients, would
+# not keep their dtype. `amp` replaces the public functions, so these are made as MXNet
+# makes its own.
+
+
+def _operator(name):
+    handle = ctypes.c_void_p()
+    mx.base.check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
+    return _make_ndarray_function(handle, name, name)
+
+
+broadcast_add = _operator("broadcast_add")
+concat = _operator("Concat")
+_copyto = _operator("_copyto")
+
+
+def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
+    """The array on a context; unchanged if already on that context."""
+    if array.context == context:
+        return array
+    copy = mx.nd.empty(array.shape, context, array.dtype)
+    copy = _copyto(array.as_nd_ndarray(), out=copy)
+    return copy.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copy

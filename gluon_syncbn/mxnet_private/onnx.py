@@ -1,6 +1,6 @@
 """MXNet's export to ONNX, which can be made to refuse a graph.
 
-Called by ``layer/exporting.py``. MXNet has no hook before an export.
+Called by ``layer/layout_guard.py``. MXNet has no hook before an export.
 """
 
 from __future__ import annotations

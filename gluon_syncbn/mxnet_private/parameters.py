@@ -11,6 +11,8 @@ from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 
+# True, in an ``if``, of a parameter that is initialized as soon as its shape is known.
+is_deferred = attrgetter("_deferred_init")
 gradient_storage = attrgetter("_grad_stype")  # the type, known before there are any
 # Tells whether backward has written an array's gradient since the last update. A
 # Trainer reads this mark and clears it; it is no part of the public NDArray.
@@ -25,11 +27,6 @@ def data_of(parameter: Any) -> Sequence:
 def gradients_of(parameter: Any) -> Sequence:
     """The gradients of `data_of`; none where it has no gradient."""
     return parameter._grad or ()
-
-
-def is_deferred(parameter: Any) -> bool:
-    """Tells whether a parameter is initialized as soon as its shape is known."""
-    return bool(parameter._deferred_init)
 
 
 def value_of(parameter: Any, context: mx.Context) -> mx.nd.NDArray:

@@ -17,16 +17,12 @@ import mxnet as mx
 update_counts = attrgetter("_all_index_update_counts")  # of an optimizer
 parameters_of = attrgetter("_params")  # all, in the order of the optimizer's indices
 contexts_of = attrgetter("_contexts")  # of the parameters when the trainer was made
+updates_on_kvstore = attrgetter("_update_on_kvstore")  # rather than on each device
 
 
 def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
     """Initialized parameters that the trainer has not copied to its kvstore yet."""
     return [p for p in trainer._params_to_init if not p._deferred_init]
-
-
-def updates_on_kvstore(trainer: mx.gluon.Trainer) -> bool:
-    """Tells whether a kvstore updates the parameters, rather than each device."""
-    return bool(trainer._update_on_kvstore)
 
 
 def states_of(trainer: mx.gluon.Trainer) -> list[dict]:
@@ -53,10 +49,10 @@ def wrap(around_step: Callable, around_init: Callable, around_update: Callable) 
     # A kvstore that updates does it in the reduction, also in MXNet 1.6, where `update`
     # copies the results.
     def around_reduction(trainer):
-        return around_update(trainer) if trainer._update_on_kvstore else nullcontext()
+        return around_update(trainer) if updates_on_kvstore(trainer) else nullcontext()
 
     def around_own_update(trainer):
-        return nullcontext() if trainer._update_on_kvstore else around_update(trainer)
+        return nullcontext() if updates_on_kvstore(trainer) else around_update(trainer)
 
     _wrap_method("step", around_step)
     _wrap_method("_init_params", around_init)

@@ -76,13 +76,16 @@ def get_timeout() -> float:
 
 def failure() -> str:
     """The error that a layer has failed with, as text; empty if nothing has failed."""
-    return load().gluon_syncbn_failure().decode()
+    return load().gluon_syncbn_failure()
 
 
-def error(text: str) -> mx.MXNetError:
-    """The error to raise where Python finds a layer's failure, rather than MXNet."""
-    _note_raised(text)
-    return mx.MXNetError(text)
+def check(code: int) -> int:
+    """A native function's result; its error, as one of MXNet's, if negative."""
+    if code < 0:
+        text = load().gluon_syncbn_last_error()
+        _note_raised(text)
+        raise mx.MXNetError(text)
+    return code
 
 
 def was_raised() -> bool:
@@ -101,7 +104,7 @@ def end_waits(reason: str) -> None:
 
     The other processes of :mod:`gluon_syncbn.distributed` get it too.
     """
-    load().gluon_syncbn_fail_all(reason.encode(), True)
+    load().gluon_syncbn_fail_all(reason, True)
 
 
 def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
@@ -180,7 +183,7 @@ def give_up(reason: str) -> int:
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     has_failed = bool(failure())
-    load().gluon_syncbn_fail_all(reason.encode(), False)
+    load().gluon_syncbn_fail_all(reason, False)
     while True:  # it ends, because MXNet drops each error that it throws
         try:
             mx.nd.waitall()

@@ -19,10 +19,18 @@ _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
 
 
+class Text(ctypes.c_char_p):
+    """A str, as an argument of native code or as its result."""
+
+    @classmethod
+    def from_param(cls, text: Any) -> Text:
+        return cls(text.encode())
+
+
 def _value(code):
     """A function's result; RuntimeError with the library's text if it is negative."""
     if code < 0:
-        raise RuntimeError(load().gluon_syncbn_last_error().decode())
+        raise RuntimeError(load().gluon_syncbn_last_error())
     return code
 
 
@@ -31,54 +39,52 @@ def _status(code):
     _value(code)
 
 
-_text, _pointer, _int = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int
+_pointer, _int = ctypes.c_void_p, ctypes.c_int
+_array = ctypes.c_void_p  # the address of a NumPy array's values: `array.ctypes.data`
 _int64, _double = ctypes.c_int64, ctypes.c_double
 
 _SIGNATURES = {
-    "gluon_syncbn_last_error": (_text, []),
-    "gluon_syncbn_register": (_int, [_text]),
+    "gluon_syncbn_last_error": (Text, []),
+    "gluon_syncbn_register": (_int, [Text]),
     "gluon_syncbn_wait_before_fork": (None, []),
-    "gluon_syncbn_create_group": (_status, [_text, _text]),
-    "gluon_syncbn_release_group": (_status, [_text]),
-    "gluon_syncbn_batches": (_int64, [_text]),
-    "gluon_syncbn_set_batches": (_status, [_text, _int64]),
-    "gluon_syncbn_collect": (_status, [_text, _int]),
-    "gluon_syncbn_collected": (_value, [_text, ctypes.POINTER(_double), _int64]),
-    "gluon_syncbn_set_participants": (_status, [_text, _text]),
-    "gluon_syncbn_expect_driver": (_status, [_text]),
-    "gluon_syncbn_enter_driver": (_status, [_text, _int]),
-    "gluon_syncbn_leave_driver": (_status, [_text]),
-    "gluon_syncbn_wait_seconds": (_double, [_text]),
+    "gluon_syncbn_create_group": (_status, [Text, Text]),
+    "gluon_syncbn_release_group": (_status, [Text]),
+    "gluon_syncbn_batches": (_int64, [Text]),
+    "gluon_syncbn_set_batches": (_status, [Text, _int64]),
+    "gluon_syncbn_collect": (_status, [Text, _int]),
+    "gluon_syncbn_collected": (_value, [Text, _array, _int64]),
+    "gluon_syncbn_set_participants": (_status, [Text, Text]),
+    "gluon_syncbn_expect_driver": (_status, [Text]),
+    "gluon_syncbn_enter_driver": (_status, [Text, _int]),
+    "gluon_syncbn_leave_driver": (_status, [Text]),
+    "gluon_syncbn_wait_seconds": (_double, [Text]),
     "gluon_syncbn_has_operators": (_int, []),
     "gluon_syncbn_commit_step": (_pointer, [_pointer]),
     "gluon_syncbn_seal_step": (_status, [_pointer, _pointer, _pointer, _int]),
-    "gluon_syncbn_single_value": (_text, []),
-    "gluon_syncbn_has_open_step": (_value, [_text]),
-    "gluon_syncbn_undo_statistics": (
-        _value,
-        [_text, _text, *[ctypes.POINTER(_double)] * 2, _int64],
-    ),
-    "gluon_syncbn_end_step": (_status, [_text, _int]),
+    "gluon_syncbn_single_value": (Text, []),
+    "gluon_syncbn_has_open_step": (_value, [Text]),
+    "gluon_syncbn_undo_statistics": (_value, [Text, Text, _array, _array, _int64]),
+    "gluon_syncbn_end_step": (_status, [Text, _int]),
     "gluon_syncbn_note_time": (None, [_pointer, _pointer]),
     "gluon_syncbn_do_nothing": (None, [_pointer, _pointer]),
     "gluon_syncbn_set_timeout": (None, [_double]),
     "gluon_syncbn_timeout": (_double, []),
-    "gluon_syncbn_failure": (_text, []),
-    "gluon_syncbn_fail_all": (_status, [_text, _int]),
+    "gluon_syncbn_failure": (Text, []),
+    "gluon_syncbn_fail_all": (_status, [Text, _int]),
     "gluon_syncbn_reset_all": (_status, []),
-    "gluon_syncbn_commit": (_text, []),
-    "gluon_syncbn_instruction_set": (_text, []),
+    "gluon_syncbn_commit": (Text, []),
+    "gluon_syncbn_instruction_set": (Text, []),
     "gluon_syncbn_num_threads": (_int, []),
     "gluon_syncbn_keep_freed_memory": (_int, []),
-    "gluon_syncbn_cuda_architectures": (_text, []),
-    "gluon_syncbn_cuda_missing": (_text, []),
-    "gluon_syncbn_distributed_open": (_int, [_pointer]),
+    "gluon_syncbn_cuda_architectures": (Text, []),
+    "gluon_syncbn_cuda_missing": (Text, []),
+    "gluon_syncbn_distributed_open": (_value, [_pointer]),
     "gluon_syncbn_distributed_exchange": (
         _int,
-        [_text] * 3 + [_pointer, _int64, _double, ctypes.POINTER(_int64)],
+        [Text, Text, Text, _array, _int64, _double, ctypes.POINTER(_int64)],
     ),
-    "gluon_syncbn_distributed_result": (None, [_pointer]),
-    "gluon_syncbn_note_frozen": (_status, [_text, _int]),
+    "gluon_syncbn_distributed_result": (None, [_array]),
+    "gluon_syncbn_note_frozen": (_status, [Text, _int]),
     "gluon_syncbn_distributed_join": (_int, [_double]),
     "gluon_syncbn_distributed_leave": (_status, []),
     "gluon_syncbn_distributed_stop": (_int, [_double]),
@@ -108,8 +114,8 @@ def load() -> ctypes.CDLL:
         )
     library = ctypes.CDLL(str(file))
     declare(library, file, _SIGNATURES)
-    if library.gluon_syncbn_register(mxnet_library.path().encode()) != 0:
-        raise ImportError(library.gluon_syncbn_last_error().decode())
+    if library.gluon_syncbn_register(mxnet_library.path()) != 0:
+        raise ImportError(library.gluon_syncbn_last_error())
     # ctypes releases the GIL, so other threads queue what the work in flight waits for.
     os.register_at_fork(before=library.gluon_syncbn_wait_before_fork)
     return library
@@ -127,6 +133,8 @@ def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
                 "`pip install --no-build-isolation -e .`"
             ) from None
         function.restype, function.argtypes = result, arguments
+        if result is Text:
+            function.errcheck = lambda text, *_call: text.value.decode()
 
 
 def features() -> dict[str, Any]:
@@ -153,15 +161,44 @@ def features() -> dict[str, Any]:
     True
     """
     library = load()
-    architectures = library.gluon_syncbn_cuda_architectures().decode().split()
+    architectures = library.gluon_syncbn_cuda_architectures().split()
     return {
         "version": __version__,
-        "commit": library.gluon_syncbn_commit().decode(),
-        "instruction_set": library.gluon_syncbn_instruction_set().decode(),
+        "commit": library.gluon_syncbn_commit(),
+        "instruction_set": library.gluon_syncbn_instruction_set(),
         "num_threads": library.gluon_syncbn_num_threads(),
         "cuda": bool(architectures),
         "cuda_architectures": architectures,
-        "cuda_missing": library.gluon_syncbn_cuda_missing().decode(),
+        "cuda_missing": library.gluon_syncbn_cuda_missing(),
         "mpi": mpi_path().exists(),
         "library": str(path()),
     }
+
+
+def keep_freed_memory() -> bool:
+    """Makes this process keep the memory that its arrays on CPUs free.
+
+    The layer does this in its first training step on a CPU, so that only steps before
+    that one gain from a call. Outside static graphs (``hybridize(static_alloc=True)``)
+    MXNet takes every array from the system and frees it in each step, and getting 30 MB
+    in fresh pages takes longer than normalizing them. Pages that are kept serve the
+    next step: all CPU operators of such nets get faster, not only this package's. The
+    process stays at its largest size from then on, as it does on GPUs. Forked processes
+    inherit the setting. Arrays of more than 64 MB that one of MXNet's threads allocates
+    are still returned.
+
+    It tells the C library (``mallopt``) to serve all sizes from heaps that never
+    shrink. The environment variable ``GLUON_SYNCBN_KEEP_MEMORY=0`` refuses.
+
+    Returns
+    -------
+    bool
+        Whether freed memory is kept: False if the environment variable is 0, or with a
+        C library other than glibc.
+
+    Examples
+    --------
+    >>> import gluon_syncbn
+    >>> kept = gluon_syncbn.keep_freed_memory()  # before the first step
+    """
+    return bool(load().gluon_syncbn_keep_freed_memory())

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from .library import declare, mpi_path
+from .library import Text, declare, mpi_path
 
 # With these variables launchers tell each process how many they have started.
 _PROMISES = (
@@ -23,9 +23,9 @@ _PROMISES = (
 )
 
 _SIGNATURES = {
-    "gluon_syncbn_mpi_text": (ctypes.c_char_p, []),
+    "gluon_syncbn_mpi_text": (Text, []),
     "gluon_syncbn_mpi_initialized": (ctypes.c_int, []),
-    "gluon_syncbn_mpi_version": (ctypes.c_char_p, []),
+    "gluon_syncbn_mpi_version": (Text, []),
     "gluon_syncbn_mpi_initialize": (ctypes.c_int, []),
     "gluon_syncbn_mpi_transport": (
         ctypes.c_void_p,
@@ -79,7 +79,7 @@ def initialize(library: ctypes.CDLL) -> int:
     _refuse_other_mpi(library)
     size = library.gluon_syncbn_mpi_initialize()
     if size < 0:
-        raise RuntimeError(library.gluon_syncbn_mpi_text().decode())
+        raise RuntimeError(library.gluon_syncbn_mpi_text())
     for name in _PROMISES:
         promised = os.environ.get(name, "")
         if size == 1 and promised.isdigit() and int(promised) > 1:
@@ -105,7 +105,7 @@ def _refuse_other_mpi(library):
 
 
 def _short(library):
-    version = library.gluon_syncbn_mpi_version().decode()
+    version = library.gluon_syncbn_mpi_version()
     return " ".join(version.splitlines()[0].split(",")[0].split())
 
 
@@ -114,5 +114,5 @@ def transport(library: ctypes.CDLL, size: int, timeout: float) -> tuple[int, lis
     machines = (ctypes.c_int * size)()
     pointer = library.gluon_syncbn_mpi_transport(timeout, machines)
     if not pointer:
-        raise RuntimeError(library.gluon_syncbn_mpi_text().decode())
+        raise RuntimeError(library.gluon_syncbn_mpi_text())
     return pointer, list(machines)

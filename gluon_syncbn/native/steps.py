@@ -46,23 +46,20 @@ class _Step:
         self.errors_seen = _errors_seen.setdefault(trainer, ctypes.c_int64())
         self.token = mx.nd.empty((1,), ctx=mx.cpu())
         optimizer = trainer.optimizer
-        counts = trainers.update_counts(optimizer)
-        self._counts = {n: c.copy() for n, c in counts.items()}
+        counts, scheduler = trainers.update_counts(optimizer), optimizer.lr_scheduler
+        changing = [counts, *counts.values()]
+        if scheduler is not None:
+            changing.append(vars(scheduler))
+        self._saved = [(values, dict(values)) for values in changing]
         self._values = {n: vars(optimizer)[n] for n in _COUNTS if n in vars(optimizer)}
-        scheduler = optimizer.lr_scheduler
-        self._schedule = None if scheduler is None else dict(vars(scheduler))
 
     def restore_optimizer(self):
         trainer = self.trainer()
-        if trainer is None:
-            return
-        optimizer = trainer.optimizer
-        for device, counts in trainers.update_counts(optimizer).items():
-            counts.clear()
-            counts.update(self._counts.get(device, {}))
-        vars(optimizer).update(self._values)
-        if self._schedule is not None:
-            vars(optimizer.lr_scheduler).update(self._schedule)
+        if trainer is not None:
+            for values, former in self._saved:
+                values.clear()
+                values.update(former)
+            vars(trainer.optimizer).update(self._values)
 
 
 def _forget_past():
@@ -129,7 +126,7 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 
 def _warn_of_single_value():
-    layer = load().gluon_syncbn_single_value().decode()
+    layer = load().gluon_syncbn_single_value()
     if layer:
         warnings.warn(
             f"SyncBatchNorm '{layer}' trained on one value per channel over all "
@@ -156,7 +153,7 @@ def _commit(step, gradients):
     )
     commit = load().gluon_syncbn_commit_step(ctypes.byref(arguments))
     if commit is None:
-        raise mx.MXNetError(load().gluon_syncbn_last_error().decode())
+        raise mx.MXNetError(load().gluon_syncbn_last_error())
     return commit
 
 
@@ -209,14 +206,14 @@ def roll_back(has_failed: bool) -> int:
     unknown = []
     for layer in list(layers):
         for key, contexts in layer.groups():
-            if not load().gluon_syncbn_has_open_step(key.encode()):
+            if not load().gluon_syncbn_has_open_step(key):
                 continue
             has_trainer = _trainer_of(layer) is not None
             if has_trainer:
                 _undo_statistics(layer, key, contexts)
             elif has_failed:
                 unknown.append(layer.name)
-            load().gluon_syncbn_end_step(key.encode(), has_trainer)
+            load().gluon_syncbn_end_step(key, has_trainer)
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         warnings.warn(
@@ -235,9 +232,9 @@ def _undo_statistics(layer, key, contexts):
         if contexts is not None and context not in contexts:
             continue
         values = [array.asnumpy().astype(np.float64) for array in arrays]
-        pointers = [v.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for v in values]
+        addresses = [value.ctypes.data for value in values]
         if load().gluon_syncbn_undo_statistics(
-            key.encode(), str(context).encode(), *pointers, values[0].size
+            key, str(context), *addresses, values[0].size
         ):
             with mx.autograd.pause():
                 for array, value in zip(arrays, values):

@@ -35,10 +35,7 @@ class World:
     def join(self, timeout: float) -> int:
         """Contributes nothing until all have joined; the rank that came furthest."""
         mx.nd.waitall()
-        last = load().gluon_syncbn_distributed_join(timeout)
-        if last < 0:
-            raise failures.error(load().gluon_syncbn_last_error().decode())
-        return last
+        return failures.check(load().gluon_syncbn_distributed_join(timeout))
 
     def leave(self) -> None:
         """Leaves the other processes, without waiting for them."""
@@ -78,16 +75,14 @@ def world() -> World:
 def connect(timeout: float) -> None:
     """Connects the processes that ``mpirun`` has started; once."""
     global _world
-    library, mpi_library = load(), mpi.load()
+    mpi_library = mpi.load()
     try:
         size = mpi.initialize(mpi_library)
     except RuntimeError:
         atexit.register(mpi_library.gluon_syncbn_mpi_finalize)
         raise
     transport, machines = mpi.transport(mpi_library, size, timeout)
-    rank = library.gluon_syncbn_distributed_open(transport)
-    if rank < 0:
-        raise RuntimeError(library.gluon_syncbn_last_error().decode())
+    rank = load().gluon_syncbn_distributed_open(transport)
     _world = World(rank, machines, mpi_library)
     # It runs before the handler of failures.py, which was registered earlier.
     atexit.register(_world.end)

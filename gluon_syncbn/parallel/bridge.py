@@ -14,11 +14,7 @@ from mxnet import autograd
 
 from ..devices.devices import Devices, inside_map
 from ..mxnet_private import graphs
-from ..mxnet_private.operators import (
-    broadcast_add,
-    concat,
-    to_context,
-)
+from ..mxnet_private.library import broadcast_add, concat, to_context
 from ..native import failures
 from .batch import Batch
 

@@ -20,6 +20,7 @@ from mxnet.gluon import Block, HybridBlock
 from ..common.arguments import (
     check_block,
     check_bool,
+    check_choice,
     check_contexts,
     check_int,
     check_path,
@@ -29,8 +30,8 @@ from ..common.arguments import (
 from ..devices.devices import Devices
 from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
-from ..layer.synchronization import check_nonfinite
-from ..layer.unsynchronized import own_operators, unsynchronized_layers
+from ..layer.finding import own_operators, unsynchronized_layers
+from ..layer.synchronization import NONFINITE
 from ..mxnet_private import trainers
 from ..mxnet_private.blocks import parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, trainer_of, value_of
@@ -116,7 +117,7 @@ def make_parallel(
     check_bool("sync_bn", sync_bn)
     check_bool("gather", gather)
     check_bool("reset_ctx", reset_ctx)
-    check_nonfinite(nonfinite)
+    check_choice("nonfinite", nonfinite, NONFINITE)
     devices = Devices(ctx)
     if reset_ctx:
         move(net, devices.contexts)

@@ -14,10 +14,16 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..common.arguments import check_block, check_contexts, listed
-from ..layer.symbol_blocks import synchronized_layers
+from ..layer.finding import synchronized_layers
 from ..mxnet_private.parameters import data_of
 from ..native.library import load
-from . import rounds
+
+_changes = 0  # how often other contexts have become those that call a net
+
+
+def changes() -> int:
+    """Grows whenever nothing of any net is in flight, as contexts change."""
+    return _changes
 
 
 @contextmanager
@@ -86,6 +92,7 @@ def participating(
 @contextmanager
 def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
     """As `participating`; running statistics of the other contexts stay as they are."""
+    global _changes
     mx.nd.waitall()
     for layer in layers:
         _set_participants(layer, contexts)
@@ -95,7 +102,7 @@ def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
         try:
             mx.nd.waitall()
         finally:
-            rounds.forget()
+            _changes += 1
             for layer in layers:
                 _set_participants(layer, [])
 
@@ -110,15 +117,15 @@ def expect_driver(net: mx.gluon.Block) -> None:
 def _set_participants(layer, contexts):
     for key, members in _groups(layer):
         active = [c for c in contexts if c in members or not members]
-        load().gluon_syncbn_set_participants(key, " ".join(map(str, active)).encode())
+        load().gluon_syncbn_set_participants(key, " ".join(map(str, active)))
 
 
 def _groups(layer):
     """The keys of the layer's native groups, which exist then, with their contexts."""
     for key, members in layer.groups():
         # A group of contexts gets its native group with its first call, or here.
-        load().gluon_syncbn_create_group(key.encode(), layer.name.encode())
-        yield key.encode(), members
+        load().gluon_syncbn_create_group(key, layer.name)
+        yield key, members
 
 
 def _copy_running_statistics(layer, contexts):

@@ -7,6 +7,7 @@ must not know what the net computes.
 
 from __future__ import annotations
 
+import collections
 from functools import partial
 
 import mxnet as mx
@@ -15,8 +16,10 @@ from mxnet import autograd
 from ..common.nested import flatten
 from ..devices.devices import Devices, inside_map
 from ..layer.batch_norm import contexts_of
-from ..mxnet_private.blocks import forget_graph, set_forward
-from . import backward, rounds
+from ..mxnet_private.blocks import forget_graph
+from ..mxnet_private.graphs import block_number
+from ..native import failures
+from . import backward, participation
 from .batch import Batch
 from .net import check_not_parallel
 
@@ -71,10 +74,29 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     """
     check_not_parallel(net, "allow_plain_loop")
     if not isinstance(vars(net).get("forward"), _Forward):
-        set_forward(net, _Forward(net))
+        net.forward = _Forward(net)  # hooks cannot replace outputs
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
     return net
+
+
+class _Round:
+    """The calls of a net since each context was last called equally often.
+
+    A loop that is interrupted between two contexts leaves one call waiting for the
+    others. Started again, it calls the net for the first context in another block of
+    ``autograd.record()``; within one a context may be called several times.
+    """
+
+    def __init__(self):
+        self.calls = collections.Counter()
+        self.blocks = {}  # by context that of its latest call
+        self.when = _latest_idle()
+
+
+def _latest_idle():
+    """Differs if nothing was in flight in between, so that no round was incomplete."""
+    return failures.latest_recovery[0], participation.changes()
 
 
 class _Forward:
@@ -82,6 +104,7 @@ class _Forward:
 
     def __init__(self, net):
         self._net, self._devices, self._contexts = net, {}, set()
+        self._round = _Round()
 
     def __call__(self, *args):
         forward = partial(type(self._net).forward, self._net)
@@ -110,5 +133,21 @@ class _Forward:
             self._devices[context] = Devices([context])
             self._contexts = contexts
         if autograd.is_training():
-            rounds.note_call(self._net, context, self._contexts)
+            self._note_call(context)
         return self._devices[context]
+
+    def _note_call(self, context):
+        """Ends a round that was interrupted."""
+        this, block = self._round, block_number()
+        if this.when != _latest_idle():
+            this = _Round()
+        elif this.blocks.get(context, block) != block:
+            failures.recover(
+                f"the net was called for {context} again, before it was called for all "
+                "other contexts"
+            )
+            this = _Round()
+        this.calls[context] += 1
+        this.blocks[context] = block
+        is_complete = len({this.calls[c] for c in self._contexts}) == 1
+        self._round = _Round() if is_complete else this

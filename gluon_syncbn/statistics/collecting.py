@@ -1,20 +1,64 @@
-"""The moments of batches that native code collects in each group of devices.
+"""The moments of batches that native code collects in each group of a net's layers.
 
-Called by ``recompute.py``. While a group collects, its layer takes each batch's
-statistics in inference, too, and leaves its running statistics alone: so nothing else
-in a net has to change. It must not know how a net is driven.
+Called by ``recompute.py``. Every BatchNorm synchronizes meanwhile. While a group
+collects, its layer takes each batch's statistics in inference, too, and leaves its
+running statistics alone: so nothing else in a net has to change. It must not know how a
+net is driven.
 """
 
 from __future__ import annotations
 
-import ctypes
+import warnings
 from contextlib import contextmanager
 from typing import Iterable, Iterator, NamedTuple
 
+import mxnet as mx
 import numpy as np
+from mxnet.gluon import SymbolBlock
 
 from ..common.moments import Moments
+from ..layer.convert import convert_sync_batchnorm
+from ..layer.finding import unsynchronized_layers_of
+from ..layer.symbol_blocks import convert_graph
+from ..mxnet_private.blocks import blocks_of, forget_graph
 from ..native.library import load
+
+
+@contextmanager
+def synchronized(net: mx.gluon.Block) -> Iterator[None]:
+    """In the ``with`` block every BatchNorm is a SyncBatchNorm over all its contexts.
+
+    Layers that are one already, or frozen, do not change. Where others are converted,
+    hybridized blocks trace their graphs again, here and afterwards.
+    """
+    saved: list = []
+    left: list = []
+    try:
+        for block in blocks_of(net):
+            if unsynchronized_layers_of(block):
+                saved.append((block, type(block), dict(vars(block))))
+                if isinstance(block, SymbolBlock):
+                    # The graph as it is now, of which a part may synchronize already.
+                    vars(block).pop("_source", None)
+                    left += convert_graph(block, {})
+                else:
+                    convert_sync_batchnorm(block)
+        if left:
+            warnings.warn(
+                f"{', '.join(left)} keep their statistics, because their mean or "
+                "variance is read",
+                stacklevel=4,
+            )
+        if saved:
+            net.apply(forget_graph)
+        yield
+    finally:
+        for block, kind, attributes in saved:
+            block.__class__ = kind
+            vars(block).clear()
+            vars(block).update(attributes)
+        if saved:
+            net.apply(forget_graph)
 
 
 class Collected(NamedTuple):
@@ -47,20 +91,20 @@ def collecting(keys: Iterable[str]) -> Iterator[None]:
     """In the ``with`` block the groups of these keys collect moments."""
     try:
         for key in keys:
-            load().gluon_syncbn_collect(key.encode(), True)
+            load().gluon_syncbn_collect(key, True)
         yield
     finally:
         for key in keys:
-            load().gluon_syncbn_collect(key.encode(), False)
+            load().gluon_syncbn_collect(key, False)
 
 
 def collected(key: str) -> Collected | None:
     """The moments that a group has collected; None if it has had no batch."""
-    size = load().gluon_syncbn_collected(key.encode(), None, 0)
+    size = load().gluon_syncbn_collected(key, None, 0)
     if size == 0:
         return None
-    numbers = (ctypes.c_double * size)()
-    load().gluon_syncbn_collected(key.encode(), numbers, size)
+    numbers = np.empty(size)
+    load().gluon_syncbn_collected(key, numbers.ctypes.data, size)
     batches, count, is_unbiased = numbers[:3]
-    mean, m2, within = np.array(numbers[3:]).reshape(3, -1)
+    mean, m2, within = numbers[3:].reshape(3, -1)
     return Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2), within)

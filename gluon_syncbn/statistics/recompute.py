@@ -13,12 +13,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_int, shown
+from ..common.arguments import check_block, check_choice, check_int, shown
 from ..devices.devices import Devices
 from ..distributed.collectives import allgather
 from ..layer.batch_norm import contexts_of
-from ..layer.symbol_blocks import synchronized_layers
-from ..layer.temporary import synchronized
+from ..layer.finding import synchronized_layers
 from ..mxnet_private.parameters import data_of
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
@@ -26,7 +25,7 @@ from ..native.world import world
 from ..parallel.batch import Batch
 from ..parallel.net import ParallelNet
 from ..parallel.participation import calling
-from .collecting import collected, collecting
+from .collecting import collected, collecting, synchronized
 
 _VARIANCES = "population", "pooled"
 
@@ -115,10 +114,7 @@ def recompute_statistics(
         raise TypeError(f"batches is an iterable of batches, but got {shown(batches)}")
     if steps is not None:
         check_int("steps", steps, least=1)
-    if not isinstance(variance, str) or variance not in _VARIANCES:
-        raise ValueError(
-            f"variance is 'population' or 'pooled', but got {shown(variance)}"
-        )
+    check_choice("variance", variance, _VARIANCES)
     with synchronized(net):
         layers = synchronized_layers(net)
         if not layers:
@@ -130,10 +126,9 @@ def recompute_statistics(
         with collecting(groups):
             _run(net, layers, itertools.islice(batches, steps))
             found = list(map(collected, groups))
-        owners = [layer for layer, _ in groups.values()]
-        ranks = [layer.ranks() for layer in owners]
-    found = _of_all_ranks(found, [layer.name for layer in owners], ranks)
-    _write(groups.values(), found, variance)
+        layers = [layer for layer, _ in groups.values()]
+        ranks = [layer.ranks() for layer in layers]
+    _write(groups.values(), _of_all_ranks(found, layers, ranks), variance)
 
 
 def _run(net, layers, batches):
@@ -177,50 +172,39 @@ def _told(batches):
         raise
 
 
-def _of_all_ranks(found, names, ranks):
+def _of_all_ranks(found, layers, ranks):
     """The moments of each group, from its rank that had the most batches.
 
     All ranks of a group have collected the same until the first of them has joined.
-    `ranks` has those of each group. Raises on all ranks what concerns one.
+    `layers` and `ranks` are those of each group. Raises on all ranks what concerns one.
     """
-    fault = _fault(found, names)
-    everyone = allgather(
-        (fault, [0 if one is None else one.batches for one in found]),
-        "recompute_statistics, numbers of batches",
-    )
-    for theirs, _ in everyone:
-        if theirs:
-            raise ValueError(theirs)
-    batches = [counts for _, counts in everyone]
-    if not any(map(any, batches)):
+    faults = filter(None, map(_fault, layers, found))
+    everyone = allgather((next(faults, None), found), "recompute_statistics")
+    for fault, _ in everyone:
+        if fault:
+            raise ValueError(fault)
+    collected = [theirs for _, theirs in everyone]
+    if not any(map(any, collected)):
         raise ValueError(
             "no batch has reached a BatchNorm that is not frozen, expected at least "
             "one batch and one such layer"
         )
-    furthest = [
-        max(members, key=lambda rank: batches[rank][k])
-        for k, members in enumerate(ranks)
-    ]
-    missed = {
-        k: found[k]
-        for k, members in enumerate(ranks)
-        if furthest[k] == world().rank
-        and len({batches[rank][k] for rank in members}) > 1
-    }
-    everyone = allgather(missed, "recompute_statistics, moments")
-    return [everyone[furthest[k]].get(k, one) for k, one in enumerate(found)]
+    per_group = [[collected[r][k] for r in members] for k, members in enumerate(ranks)]
+    return [max(group, key=_count_batches) for group in per_group]
 
 
-def _fault(found, names):
-    """The sentence about the first result that is not finite, or None."""
-    for name, one in zip(names, found):
-        if one is not None and not np.isfinite([one.total.mean, one.total.m2]).all():
-            return (
-                f"SyncBatchNorm '{name}': the statistics of the batches are not "
-                "finite, expected finite parameters and inputs; running statistics "
-                "keep their values"
-            )
-    return None
+def _count_batches(collected):
+    return collected.batches if collected else 0
+
+
+def _fault(layer, collected):
+    """The sentence about a result that is not finite, or None."""
+    if not collected or np.isfinite([collected.total.mean, collected.total.m2]).all():
+        return None
+    return (
+        f"SyncBatchNorm '{layer.name}': the statistics of the batches are not finite, "
+        "expected finite parameters and inputs; running statistics keep their values"
+    )
 
 
 def _write(groups, found, variance):
@@ -232,9 +216,8 @@ def _write(groups, found, variance):
             merged[place] = merged[place].merged(one) if place in merged else one
     with autograd.pause(), deferred_interrupt():
         for (*parameters, context), one in merged.items():
-            for parameter, value in zip(
-                parameters, (one.total.mean, one.variance(variance))
-            ):
+            values = one.total.mean, one.variance(variance)
+            for parameter, value in zip(parameters, values):
                 for data in data_of(parameter):
                     if data.context == context:
                         data[:] = value.astype(data.dtype)

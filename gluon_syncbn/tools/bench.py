@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import HybridBlock, contrib, nn
+from mxnet.gluon import contrib, nn
 
 from ..devices.devices import Devices
 from ..layer.batch_norm import SyncBatchNorm
@@ -30,7 +30,7 @@ LAYERS: dict[str, Callable] = {
 }
 # The operators before and after the layer, for its number of channels.
 SURROUNDINGS: dict[str, Callable] = {
-    "inside": lambda channels: _Identity(),
+    "inside": lambda channels: nn.HybridLambda("identity"),
     "convolutions": lambda channels: nn.Conv2D(
         channels, 1, groups=channels, use_bias=False, weight_initializer="ones"
     ),
@@ -46,11 +46,6 @@ On two contexts nn.BatchNorm normalizes each half of the batch separately. The c
 layer is timed on one context only, because on several it can wait forever.
 The place decides: between convolutions, where nets have it, nn.BatchNorm keeps oneDNN's
 blocked layout, which MXNet converts to a plain one and back for this layer."""
-
-
-class _Identity(HybridBlock):
-    def hybrid_forward(self, F, x):
-        return F.identity(x)
 
 
 def make(

@@ -15,7 +15,7 @@ from typing import Iterable, Iterator
 import mxnet as mx
 
 from ..common.arguments import check_block, check_type
-from ..layer.symbol_blocks import synchronized_layers
+from ..layer.finding import synchronized_layers
 from ..mxnet_private.library import push
 from ..mxnet_private.parameters import data_of, gradients_of
 from ..native.library import load
@@ -72,25 +72,23 @@ class Monitor:
         if trainer is not None:
             check_type("trainer", trainer, mx.gluon.Trainer, "a gluon.Trainer")
         self._net, self._layers = net, synchronized_layers(net)
-        self._was_entered, self._is_within = False, False
+        self._when = "before"  # "within" or "after" the ``with`` block
         self._steps = collections.deque()  # steps that devices may be busy with
         self._finished = []  # when each device had finished the step before those
-        self._begin()
 
     def __enter__(self):
-        self._was_entered, self._is_within = True, True
+        self._when = "within"
         self._begin()
         return self
 
     def __exit__(self, *exception):
-        self._is_within = False
+        self._when = "after"
         mx.nd.waitall()  # MXNet writes the times into memory of this object
 
-    def _check_entered(self, method, is_entered):
-        if not is_entered:
-            when = "after" if self._was_entered else "before"
+    def _check(self, method, *allowed):
+        if self._when not in allowed:
             raise RuntimeError(
-                f"Monitor.{method} was called {when} the monitor's with block; "
+                f"Monitor.{method} was called {self._when} the monitor's with block; "
                 "expected `with Monitor(net) as ...:`"
             )
 
@@ -98,7 +96,7 @@ class Monitor:
         """Yields the batches, of a DataLoader for example; a step lasts from one to the
         next. RuntimeError before or after the ``with`` block.
         """
-        self._check_entered("data", self._is_within)
+        self._check("data", "within")
         kinds = collections.abc.Iterable, mx.gluon.data.Dataset
         check_type("batches", batches, kinds, "an iterable")
         return self._observed(iter(batches))
@@ -121,7 +119,7 @@ class Monitor:
         Steps that devices are still busy with count in the next report. RuntimeError
         before the ``with`` block.
         """
-        self._check_entered("report", self._was_entered)
+        self._check("report", "within", "after")
         self._collect()
         seconds = time.monotonic() - self._began
         whole = self._devices * max(seconds, 1e-9)
@@ -156,8 +154,7 @@ class Monitor:
     def _layer_waits(self):
         seconds = load().gluon_syncbn_wait_seconds
         return [
-            sum(seconds(key.encode()) for key, _ in layer.groups())
-            for layer in self._layers
+            sum(seconds(key) for key, _ in layer.groups()) for layer in self._layers
         ]
 
     def _note_finished(self):

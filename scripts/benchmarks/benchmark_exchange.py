@@ -50,7 +50,7 @@ def measure_processes(output, repetitions):
 
         def native(array=array, total=total, size=size):
             library.gluon_syncbn_distributed_exchange(
-                *(b"benchmark", b"", b"sum_float64", array.ctypes.data, array.nbytes),
+                *("benchmark", "", "sum_float64", array.ctypes.data, array.nbytes),
                 *(60.0, ctypes.byref(size)),
             )
             library.gluon_syncbn_distributed_result(total.ctypes.data)

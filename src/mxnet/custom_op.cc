@@ -101,12 +101,11 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
     if (op->queued) op->queued->Begin();
-    if (op->batch_norm.TakesBatch(training)) {
-      CheckCanSynchronize(op->attributes.options.num_devices);
-    }
-    const int y = op->attributes.Inputs();
+    const Attributes& of = op->attributes;
+    if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(of.options.num_devices);
+    const int y = of.Inputs();
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
-                                      op->attributes.options.masked ? arrays[y - 1].View() : Tensor(),
+                                      of.options.masked ? arrays[y - 1].View() : Tensor(),
                                       ToRequest(requests[0]), arrays[y].View(),
                                       arrays[y + 1].View(), arrays[y + 2].View()});
   });

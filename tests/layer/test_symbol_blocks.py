@@ -20,7 +20,7 @@ from gluon_syncbn import (
     participating,
     revert_sync_batchnorm,
 )
-from gluon_syncbn.layer.symbol_blocks import synchronized_layers
+from gluon_syncbn.layer.finding import synchronized_layers
 
 SHAPE = 3, 7, 6
 
