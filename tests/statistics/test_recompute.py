@@ -207,8 +207,9 @@ def test_frozen_layers_keep_their_statistics():
         assert (value(layer.running_mean) == 0).all()
         assert (value(layer.running_var) == 1).all()
     np.testing.assert_allclose(value(net[2].running_mean), [2, 4], rtol=1e-4)
-    with pytest.raises(ValueError, match="no BatchNorm that is not frozen"):
-        recompute_statistics(net[:2], [mx.nd.array(x)])
+    for frozen in net[:2]:
+        with pytest.raises(ValueError, match="that is not frozen, expected at least"):
+            recompute_statistics(frozen, [mx.nd.array(x)])
 
 
 class Negated(nn.BatchNorm):
