@@ -23,7 +23,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Comparisons of deep nets (support/deep_nets.py) are repeated so often."""
+    """Comparisons of what is random are repeated so often."""
     repetitions = "10" if config.getoption("full") else "3"
     os.environ.setdefault("GLUON_SYNCBN_REPEAT", repetitions)
 
@@ -75,27 +75,19 @@ def devices(make_devices):
 
 
 @pytest.fixture
-def installed():
+def installed(monkeypatch):
     """Changes GluonCV's classes and MXNet's layer, and restores them afterwards."""
     parallel = pytest.importorskip("gluoncv.utils.parallel")
     contrib = mx.gluon.contrib.nn.SyncBatchNorm
-    former = [
-        (module, name, value)
+    changed = [
+        (module, name)
         for module in list(sys.modules.values())
         for name, value in list(getattr(module, "__dict__", {}).items())
         if value is contrib
     ]
-    former += [
-        (kind, name, value)
-        for kind in (
-            parallel.DataParallelModel,
-            parallel.DataParallelCriterion,
-            parallel.Parallel,
-        )
-        for name, value in vars(kind).items()
-        if name in ("__init__", "__call__", "put", "get")
-    ]
+    for kind in "DataParallelModel", "DataParallelCriterion", "Parallel":
+        kind = getattr(parallel, kind)
+        changed += [(kind, name) for name in vars(kind) if callable(vars(kind)[name])]
+    for owner, name in changed:
+        monkeypatch.setattr(owner, name, vars(owner)[name])  # notes what it was
     gluon_syncbn.gluoncv.install()
-    yield
-    for module, name, value in former:
-        setattr(module, name, value)

@@ -76,6 +76,7 @@ class Program:
     axis: int
     data: str
     x_request: str
+    numpy: bool  # arrays of mx.np
     trainer: bool  # whether Trainer.step follows each recorded training step
     layers: List[Layer]
     steps: List[Step]
@@ -91,8 +92,6 @@ def generate(seed):
     one_of = draw.choice
     groups = _groups(draw)
     way = one_of(["devices", "devices", "parallel", "plain_loop"])
-    if way == "plain_loop" and len(groups) == len(groups[0]) == 1:
-        way = "devices"
     ndim = draw.randint(2, 5)
     dtype = one_of(["float32", "float32", "float64", "float16"])
     convolutions = ndim == 4 and dtype == "float32" and draw.random() < 0.5
@@ -132,6 +131,7 @@ def generate(seed):
         axis=axis - ndim if draw.random() < 0.3 else axis,
         data=data,
         x_request=x_request,
+        numpy=draw.random() < 0.2,
         # Its first step gives the statistics of the first context to all.
         trainer=len(groups) == 1 and draw.random() < 0.3 and dtype != "float16",
         layers=layers,

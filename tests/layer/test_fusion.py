@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, nn
-from support import reference
-from support.helpers import MODES, set_mode
+from support.helpers import MODES, assert_all_near, set_mode
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
@@ -97,13 +96,10 @@ def activations(net):
 
 
 def assert_same(results, expected):
-    assert len(results) == len(expected) > 2
-    for result, right in zip(results, expected):
-        # In float64, but for MXNet's LeakyReLU, which takes negative values through
-        # float32 (src/operator/mshadow_op.h, xelu).
-        scale = 10 * max(1.0, abs(right).max())
-        rtol, atol = reference.tolerance("float32", right.size, scale=scale)
-        np.testing.assert_allclose(result, right, rtol, atol)
+    assert len(results) > 2
+    # In float64, but for MXNet's LeakyReLU, which takes negative values through
+    # float32 (src/operator/mshadow_op.h, xelu).
+    assert_all_near(results, expected, "float32", scale=10)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -156,22 +152,16 @@ def test_hooks_of_the_user_see_no_symbols():
     assert seen == [(2, 3, 4, 5), "before"]
 
 
-@pytest.fixture
-def numpy_mode():
-    mx.npx.set_np()
-    yield
-    mx.npx.reset_np()
-
-
-def test_arrays_of_numpy_mode(numpy_mode):
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.LeakyReLU(0.25))
-    net.initialize()
-    x = mx.np.random.normal(size=(1, 2, 5, 5))
-    expected = net(x).asnumpy()
-    convert_sync_batchnorm(net, 1, fuse=True)
-    assert net[1].activation == "leaky_relu"
-    np.testing.assert_allclose(net(x).asnumpy(), expected, 1e-5, 1e-5)
+def test_arrays_of_numpy_mode():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.LeakyReLU(0.25))
+        net.initialize()
+        x = mx.np.random.normal(size=(1, 2, 5, 5))
+        expected = net(x).asnumpy()
+        convert_sync_batchnorm(net, 1, fuse=True)
+        assert net[1].activation == "leaky_relu"
+        np.testing.assert_allclose(net(x).asnumpy(), expected, 1e-5, 1e-5)
 
 
 def test_a_part_is_reverted_if_it_holds_both_and_then_the_rest():

@@ -52,16 +52,6 @@ def test_backward_is_the_numerical_gradient(forward, backward, statistics):
     np.testing.assert_allclose(dbeta, of_beta, atol=1e-8)
 
 
-def test_running_statistics():
-    assert reference.update_running(10.0, 20.0, 0.9) == pytest.approx(11)
-    unbiased = reference.update_running(0.0, 3.0, 0.0, unbiased=True, count=4)
-    assert unbiased == pytest.approx(4)
-    running = 0.0
-    for step, value in enumerate([2.0, 4.0, 9.0], start=1):
-        running = reference.update_running(running, value, None, step=step)
-    assert running == pytest.approx(5)
-
-
 def test_tolerances_are_tight():
     assert sum(reference.tolerance("float32", count=100)) < 1e-6
     assert sum(reference.tolerance("float64", count=100)) < 1e-12

@@ -1,6 +1,5 @@
 """Devices: shards, order, threads, flags, and errors that leave it usable."""
 
-import threading
 import traceback
 import weakref
 
@@ -60,13 +59,6 @@ def test_map_calls_in_order_with_the_elements_of_each_context(make_devices):
     assert seen == expected
     assert devices.map_first(note, [1, 2], b"ab") == [98, 100]
     assert seen == expected + expected[:2]
-
-
-def test_each_context_has_one_thread_of_its_own(make_devices):
-    devices = make_devices(3)
-    first = devices.map(threading.get_ident)
-    assert devices.map(threading.get_ident) == first
-    assert len({*first, threading.get_ident()}) == 4
 
 
 @pytest.mark.parametrize("recording", [True, False])

@@ -11,24 +11,12 @@ from support.parallel_nets import column, dense, weight_gradient
 import gluon_syncbn
 
 
-def nest_directly(devices, other):
-    devices.map(lambda: devices.map(int))
-
-
-def nest_in_another_one(devices, other):
-    devices.map(lambda: other.map(lambda: devices.map(int)))
-
-
-def nest_in_the_first_contexts(devices, other):
-    devices.map_first(lambda x: devices.map_first(int, [x]), [1])
-
-
-def nest_a_parallel_net(devices, other):
+def call_a_parallel_net(devices, other):
     net = dense(devices.contexts)
     net.devices.map(lambda: net(column(1, 2)))
 
 
-def nest_its_backward(devices, other):
+def call_its_backward(devices, other):
     net, x = dense(devices.contexts), column(1, 2)
     x.attach_grad()
     with autograd.record():
@@ -37,11 +25,13 @@ def nest_its_backward(devices, other):
 
 
 NESTS = [
-    nest_directly,
-    nest_in_another_one,
-    nest_in_the_first_contexts,
-    nest_a_parallel_net,
-    nest_its_backward,
+    lambda devices, other: devices.map(lambda: devices.map(int)),
+    lambda devices, other: devices.map(lambda: other.map(lambda: devices.map(int))),
+    lambda devices, other: devices.map_first(
+        lambda x: devices.map_first(int, [x]), [1]
+    ),
+    call_a_parallel_net,
+    call_its_backward,
 ]
 
 

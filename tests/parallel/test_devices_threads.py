@@ -13,8 +13,10 @@ from gluon_syncbn import Devices
 def test_threads_are_used_again_but_not_shared():
     with Devices(cpus(2)) as devices:
         first = devices.map(threading.get_ident)
+        assert devices.map(threading.get_ident) == first
         with Devices(cpus(2)) as beside:
-            assert not set(first) & set(beside.map(threading.get_ident))
+            others = beside.map(threading.get_ident)
+        assert len({*first, *others, threading.get_ident()}) == 5
     with Devices(cpus(1, first=1)) as devices:
         (ident,) = devices.map(threading.get_ident)
         dropped = Devices(cpus(1, first=1))

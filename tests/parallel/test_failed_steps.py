@@ -10,7 +10,6 @@ from contextlib import suppress
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
-from support.deep_nets import REPEAT
 from support.failed_steps import (
     MODES,
     STEPS,
@@ -19,12 +18,13 @@ from support.failed_steps import (
     normal_states,
     undone_kinds,
 )
-from support.helpers import set_mode
+from support.helpers import repetitions, set_mode
 from support.mistakes import make_layer, make_shards
 from support.mpi import needs_mpi, run_ranks
 
 import gluon_syncbn
 
+REPEAT = repetitions()
 KINDS = {
     "allow_plain_loop": ["exception", "absent", "ended", "interrupt", "deadlock"],
     "map": ["exception", "absent", "ended", "interrupt"],

@@ -6,7 +6,7 @@ from functools import partial
 
 import mxnet as mx
 import pytest
-from mxnet.gluon import Block, Trainer, nn
+from mxnet.gluon import Trainer, nn
 from support.helpers import cpus, differentiate, run_python, run_tool
 from support.parallel_nets import dense
 
@@ -39,9 +39,8 @@ class SlowProp(mx.operator.CustomOpProp):
         return operator
 
 
-class SlowBlock(Block):
-    def forward(self, x):
-        return mx.nd.Custom(x, op_type="slow_on_one_device")
+def slow_block():
+    return nn.Lambda(partial(mx.nd.Custom, op_type="slow_on_one_device"))
 
 
 def watched_run(devices, is_slow=False, rest=0.0):
@@ -50,7 +49,7 @@ def watched_run(devices, is_slow=False, rest=0.0):
     with net.name_scope():
         net.add(nn.Dense(4, in_units=3))
         if is_slow:
-            net.add(SlowBlock())
+            net.add(slow_block())
         net.add(nn.BatchNorm(), nn.Dense(2))
     net = make_parallel(net, devices.contexts)
     net.initialize()
@@ -95,7 +94,7 @@ def test_a_busy_device_does_not_wait_for_data(monkeypatch):
     may_end = threading.Semaphore(0)
     monkeypatch.setattr(Slow, "rest", may_end.acquire)
     net = nn.Sequential()
-    net.add(SlowBlock(), nn.Dense(1, in_units=1))
+    net.add(slow_block(), nn.Dense(1, in_units=1))
     net.initialize(ctx=mx.cpu(1))
     x = mx.nd.ones((2, 1), mx.cpu(1))
     with Monitor(net) as monitor:

@@ -3,7 +3,7 @@
 import mxnet as mx
 import pytest
 from mxnet import autograd
-from mxnet.gluon import Block, loss, nn
+from mxnet.gluon import loss, nn
 from support.helpers import differentiate
 from support.parallel_nets import column, dense, weight_gradient
 
@@ -24,30 +24,20 @@ def test_net_on_other_contexts(devices):
         parallel(mx.nd.ones((2, 2)))
 
 
-def test_outputs_without_rows(devices):
-    net = make_parallel(nn.HybridLambda(lambda F, x: F.mean(x)), devices.contexts)
-    expected = r"output 0 has shape \(1,\) on cpu\(0\), expected 2 rows along axis 0"
-    with pytest.raises(ValueError, match=expected):
-        net(column(1, 2, 3))
-
-
 def test_net_called_by_another_parallel_net(devices, make_devices):
     inner, x = dense(make_devices(1).contexts, 2.0), column(1, 2)
 
-    class Outer(Block):
-        def __init__(self, called):
-            super().__init__()
-            self.called = called
+    def outer_of(called):
+        net = nn.Sequential()
+        net.add(called)
+        return make_parallel(net, inner.devices.contexts)
 
-        def forward(self, x):
-            return self.called(x)
-
-    outer = make_parallel(Outer(inner), inner.devices.contexts)
+    outer = outer_of(inner)
     with pytest.raises(RuntimeError, match="device called another parallel net, "):
         with autograd.record():
             outer(x)
     assert (outer(x).asnumpy()[:, 0] == [2, 4]).all()  # nothing is recorded
-    differentiate(make_parallel(Outer(inner.net), inner.devices.contexts), x)
+    differentiate(outer_of(inner.net), x)
     assert weight_gradient(inner) == 3
 
 
@@ -85,6 +75,7 @@ def test_head_gradient_of_another_form(rows, dtype, devices):
 @pytest.mark.parametrize(
     "outputs, words",
     [
+        (lambda x: [x.mean()] * 2, r"\(1,\) on cpu\(0\), expected 2 rows along axis"),
         (lambda x: ([x], [x, x]), r"\['NDArray float32 \(\*, 1\)'\], but .* cpu\(1\)"),
         (lambda x: (x, None), r"NDArray float32 \(\*, 1\), but .* are NoneType, exp"),
         (lambda x: ({"a": x, "b": x}, {"b": x, "a": x}), "expected the same struct"),
@@ -92,12 +83,9 @@ def test_head_gradient_of_another_form(rows, dtype, devices):
         (lambda x: (x, x.astype("float64")), r"float32 .*, but .* NDArray float64"),
     ],
 )
-def test_outputs_that_differ_between_devices(outputs, words, devices):
-    class Net(Block):
-        def forward(self, x):
-            return outputs(x)[x.context.device_id]
-
-    net, x = make_parallel(Net(), devices.contexts), column(1, 2, 3)
+def test_outputs_that_cannot_be_joined(outputs, words, devices):
+    net = nn.Lambda(lambda x: outputs(x)[x.context.device_id])
+    net, x = make_parallel(net, devices.contexts), column(1, 2, 3)
     with pytest.raises(ValueError, match=words), autograd.record():
         net(x)
 

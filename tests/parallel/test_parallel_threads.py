@@ -9,13 +9,13 @@ from functools import partial
 import mxnet as mx
 import numpy as np
 import pytest
-from support.deep_nets import REPEAT
-from support.helpers import MODES, cpus, set_mode
+from support.helpers import MODES, cpus, repetitions, set_mode, values
 from support.parallel_nets import SHAPE, parameters, small_net, training
 
 import gluon_syncbn
 from gluon_syncbn import make_parallel
 
+REPEAT = repetitions()
 STEPS = 4 * REPEAT
 
 
@@ -75,14 +75,14 @@ def results_of(way, steps, *made):
     mx.nd.waitall()
     for net, arrays in zip(nets, results):
         gluon_syncbn.check_replicas(net)
-        arrays += [p.list_data()[0].asnumpy() for p in parameters(net)]
+        arrays += values(net)
     return results
 
 
 def assert_same_bits(results, expected):
-    for arrays, values in zip(results, expected):
-        assert len(arrays) == len(values)
-        for number, (array, right) in enumerate(zip(arrays, values)):
+    for arrays, rights in zip(results, expected):
+        assert len(arrays) == len(rights)
+        for number, (array, right) in enumerate(zip(arrays, rights)):
             np.testing.assert_array_equal(array, right, err_msg=f"array {number}")
 
 

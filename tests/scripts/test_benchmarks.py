@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from support.helpers import ROOT, run_tool
+from support.mpi import needs_mpi
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 pytestmark = pytest.mark.timeout(280)
@@ -87,3 +88,12 @@ def test_memory(tmp_path):
         found = row["mxnet"]
         assert found["before_mb"] > 0
         assert found["peak_mb"] >= max(*found["curve_mb"], found["after_forward_mb"])
+
+
+@needs_mpi
+@pytest.mark.full
+def test_exchanges(tmp_path):
+    program, output = SCRIPTS / "benchmark_exchange.py", tmp_path / "result.json"
+    run_tool(sys.executable, program, "--repetitions", 20, "--output", output)
+    result = json.loads(output.read_text())
+    assert {row["processes"] for row in result["processes"]} == {1, 2, 3, 4}

@@ -18,7 +18,8 @@ import train_segmentation
 from PIL import Image
 from segmentation import checkpoint, folder_lock
 from segmentation.errors import exit_code
-from support.helpers import ROOT
+from support.helpers import ROOT, run_python
+from support.mpi import finish, needs_mpi, start
 
 pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
 pytestmark = pytest.mark.timeout(280)
@@ -117,7 +118,7 @@ def test_training_leaves_a_complete_run_folder(trained):
 def test_resume_continues_exactly(trained, tmp_path):
     options = *TINY, "--run-dir", "run", "--stop-after", "1"
     assert "epoch 2:" not in run("train_segmentation.py", *options, cwd=tmp_path)
-    run("train_segmentation.py", "--resume", "run", cwd=tmp_path)
+    run("train_segmentation.py", "--resume", "run", "--workers", "2", cwd=tmp_path)
     straight, resumed = (
         arrays(folder / "last.npz") for folder in (trained[0], tmp_path / "run")
     )
@@ -203,13 +204,17 @@ def test_the_commands_of_the_guide(tmp_path):
 # ---------------------------------------------------------------- a user's mistakes
 
 
-def test_bad_data_is_one_sentence(shapes, tmp_path, refusal):
+def test_bad_options_are_one_sentence(shapes, tmp_path, refusal):
     to_run = "--run-dir", "run"
     nowhere = folder_options(tmp_path / "nowhere")
     refusal("There is no folder", *nowhere, *to_run)
     refusal("contains the label 7", *folder_options(shapes, 2, 255), *to_run)
     voc = "--dataset", "voc", "--data-root", tmp_path
     refusal("VOC2012/ImageSets/Segmentation/val.txt", *voc, *to_run)
+    refusal("invalid choice: 'unet'", "--model", "unet", *to_run)
+    refusal("File name too long", "--run-dir", "x" * 300)
+    gpus = "--ctx", "gpu", "--num-devices", "99", "--batch-size", "99"
+    refusal("MXNet sees", *gpus, *to_run)
     assert not (tmp_path / "run/last.npz").exists()
 
 
@@ -234,19 +239,6 @@ def test_mistakes_around_a_run_leave_it_untouched(trained, tmp_path, refusal):
     with folder_lock.held(folder):
         refusal("is in use by process", "--resume", folder)
     assert content() == before
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--model", "unet"], "invalid choice: 'unet'"),
-        (["--colour", "red"], "unrecognized arguments"),
-        (["--run-dir", "x" * 300], "File name too long"),
-        (["--ctx", "gpu", "--num-devices", "99", "--batch-size", "99"], "MXNet sees"),
-    ],
-)
-def test_a_bad_command_line_is_one_sentence(options, words, refusal):
-    refusal(words, *options)
 
 
 def test_an_interrupt_leaves_whole_checkpoints(tmp_path, train, ctrl_c):
@@ -286,3 +278,53 @@ def test_predicting_with_bad_input_is_one_sentence(
     Path("text.png").write_text("no image")
     refusal(words, *predicting(source, image, output), work=predict.predict)
     assert not Path(output).exists()
+
+
+# ---------------------------------------------------------------- several processes
+
+# The script as it is, but for Dropout, which draws other numbers on other devices.
+PROGRAM = """
+import runpy, sys
+from mxnet.gluon import nn
+nn.Dropout.hybrid_forward = lambda self, F, x: F.identity(x)
+sys.argv[0] = {script!r}
+runpy.run_path(sys.argv[0], run_name='__main__')
+""".format(script=str(ROOT / "scripts/train_segmentation.py"))
+IMPERATIVE = [*TINY, "--no-hybridize"]
+
+
+def figures(folder):
+    keys = "images", "train_loss", "val_loss", "pixel_accuracy", "mean_iou"
+    return np.array([[entry[key] for key in keys] for entry in log_of(folder)])
+
+
+@needs_mpi
+def test_two_processes_train_like_one(tmp_path):
+    for devices in (1, 2):
+        run_dir = tmp_path / str(devices)
+        options = [*IMPERATIVE, "--num-devices", devices, "--run-dir", run_dir]
+        result = run_python(PROGRAM, *options, timeout=200)
+        assert result.returncode == 0, result.stderr
+    options = [*IMPERATIVE, "--num-devices", "1", "--run-dir", tmp_path / "ranks"]
+    output = finish(start(2, PROGRAM, "--distributed", *options, init=""))
+    assert output.count("epoch 1:") == 1, output
+    one, two, ranks = (figures(tmp_path / name) for name in ("1", "2", "ranks"))
+    assert (ranks[:, 0] == 7).all()
+    np.testing.assert_allclose(ranks, two, rtol=1e-5)
+    # Later epochs of one device differ in float32, because FastSCNN normalizes one
+    # number per image; test_distributed.py compares a net without that in float64.
+    np.testing.assert_allclose(ranks[0], one[0], rtol=1e-5)
+    names = {path.name for path in (tmp_path / "ranks").iterdir()}
+    assert names >= {"last.npz", "best.npz", "panel.png", "curves.png"}
+
+
+@needs_mpi
+def test_ranks_are_refused_a_folder_in_use_in_one_sentence(tmp_path):
+    with folder_lock.held(tmp_path / "run"):
+        options = [*IMPERATIVE, "--num-devices", "1", "--run-dir", tmp_path / "run"]
+        process = start(2, PROGRAM, "--distributed", *options, init="")
+        output = finish(process, status=None)
+    assert process.returncode == 2, output
+    errors = [line for line in output.splitlines() if "error" in line]
+    assert len(errors) == 1 and "is in use by process" in errors[0], output
+    assert "Traceback" not in output

@@ -227,14 +227,6 @@ def test_bad_settings_are_one_sentence(values, sentence):
         config(**values)
 
 
-def test_settings_survive_json_and_refuse_changes():
-    one = config(lr=0.3, seed=5)
-    assert Config.from_dict(one.to_dict()) == one
-    assert one.resumed_with({"lr": 0.3, "workers": 2}).workers == 2
-    with pytest.raises(UserError, match="has --batch-size 8, not 16"):
-        one.resumed_with({"batch_size": 16})
-
-
 # ------------------------------------------------------------- interrupts
 
 

@@ -3,6 +3,7 @@
 All tolerances are those of reference.py.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import Trainer, nn
+from mxnet.gluon import SymbolBlock, nn
 
 import gluon_syncbn
 from support import reference
@@ -28,6 +29,11 @@ MODES = {
     "static_alloc": {"static_alloc": True},
     "static_shape": {"static_alloc": True, "static_shape": True},
 }
+
+
+def repetitions():
+    """How often comparisons of what is random are repeated (conftest.py)."""
+    return int(os.environ["GLUON_SYNCBN_REPEAT"])
 
 
 def cpus(count, first=0):
@@ -71,13 +77,8 @@ def train_step(devices, net, shards, dys):
     """Recorded forward and backward on every context; returns lists of y and dx."""
     for x in shards:
         x.attach_grad()
-    ys = run_step(devices, net, shards, dys)
+    ys = [y.asnumpy() for y in queue_step(devices, net, shards, dys)]
     return ys, [x.grad.asnumpy() for x in shards]
-
-
-def run_step(devices, net, shards, dys):
-    """A step where the caller has attached gradients, or wants none; returns y."""
-    return [y.asnumpy() for y in queue_step(devices, net, shards, dys)]
 
 
 def queue_step(devices, net, shards, dys):
@@ -117,6 +118,11 @@ def value(parameter, index=0):
     return parameter.list_data()[index].asnumpy()
 
 
+def values(net, index=0):
+    """Those of all parameters on one of their contexts."""
+    return [value(parameter, index) for parameter in net.collect_params().values()]
+
+
 def summed_grad(parameter):
     """The gradient as a trainer sees it: added up over the contexts."""
     return sum(g.asnumpy().astype(np.float64) for g in parameter.list_grad())
@@ -128,6 +134,26 @@ def assert_near(
     assert np.shape(result) == np.shape(expected)
     rtol, atol = reference.tolerance(dtype, count, conditioning, scale)
     np.testing.assert_allclose(result, expected, rtol, atol)
+
+
+def assert_all_near(results, expected, dtype="float64", count=1, scale=1.0):
+    """Compares lists; an array's terms are `scale` times its largest value, or 1."""
+    assert len(results) == len(expected)
+    for result, right in zip(results, expected):
+        largest = max(1.0, abs(right).max())
+        assert_near(result, right, dtype, count, scale=scale * largest)
+
+
+def operators(net):
+    """Those of the nodes in the graph of a net that has one input."""
+    symbol = mx.sym.Group(list(net(mx.sym.var("data"))))
+    return [node["op"] for node in json.loads(symbol.tojson())["nodes"]]
+
+
+def imported(path, *inputs, epoch=0, ctx=None):
+    """The files that `export` has written, as a block; the input is called "data"."""
+    symbol, parameters = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+    return SymbolBlock.imports(symbol, inputs or ["data"], parameters, ctx)
 
 
 def run_python(code, *arguments, timeout=60, **environment):
@@ -169,26 +195,6 @@ def run_tool(*command, timeout=800):
     return result.stdout
 
 
-def train(net, devices, batches, rows, learning_rate=0.05):
-    """Several steps of SGD on (x, dy) batches; returns outputs and parameters.
-
-    dy is the gradient of the loss with respect to the net's output.
-    """
-    dtype = str(batches[0][0].dtype)
-    trainer = Trainer(
-        net.collect_params(), "sgd", {"learning_rate": learning_rate, "momentum": 0.9}
-    )
-    outputs = []
-    for x, dy in batches:
-        shards, dys = (
-            put(split_rows(v, rows), devices.contexts, dtype) for v in (x, dy)
-        )
-        ys, dxs = train_step(devices, net, shards, dys)
-        trainer.step(len(x))
-        outputs += [np.concatenate(ys), np.concatenate(dxs)]
-    return outputs + [value(p) for p in net.collect_params().values()]
-
-
 # MXNet keeps momentum in float32, which 0.875 loses nothing in.
 MOMENTUM = 0.875
 
@@ -215,14 +221,3 @@ def twin(plain, make_net, contexts, dtype="float64"):
     net.initialize(ctx=contexts)
     copy_parameters(plain, net)
     return net
-
-
-def make_batches(output_shape, shape, steps, dtype="float64", seed=0):
-    rng = np.random.default_rng(seed)
-    return [
-        (
-            rng.normal(1, 2, shape).astype(dtype),
-            rng.normal(size=output_shape).astype(dtype),
-        )
-        for _ in range(steps)
-    ]

@@ -13,7 +13,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, Trainer, loss, nn
 
 from gluon_syncbn import make_parallel
-from support.helpers import assert_near, copy_parameters, set_mode, summed_grad
+from support.helpers import assert_all_near, copy_parameters, set_mode, summed_grad
 
 SHAPE = 3, 6, 6
 
@@ -87,10 +87,9 @@ def train(net, rows):
     return losses
 
 
-def assert_same(result, expected):
-    scale = max(1.0, abs(expected).max())
+def assert_same(results, expected):
     # 6 x 6 pixels of 9 images, and the sums of the steps before.
-    assert_near(result, expected, "float64", count=2000, scale=scale)
+    assert_all_near(results, expected, count=2000)
 
 
 def dense(contexts, weight=1.0):

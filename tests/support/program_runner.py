@@ -19,7 +19,9 @@ def run(program):
     """Runs a program; raises AssertionError where a result is not the oracle's."""
     with ExitStack() as stack:
         empty = any(0 in step.rows for step in program.steps)
-        stack.enter_context(mx.util.np_shape(empty))  # or else 0 is an unknown size
+        # Without it 0 is an unknown size.
+        stack.enter_context(mx.util.np_shape(empty or program.numpy))
+        stack.enter_context(mx.util.np_array(program.numpy))
         runner = Runner(program)
         stack.callback(runner.devices.close)
         for number, step in enumerate(program.steps):
@@ -58,7 +60,8 @@ class Runner:
             ys = self._forward(x)
         if recording:
             for left in reversed(range(step.backwards)):
-                self._backward(ys, data, train_mode=training, retain_graph=left > 0)
+                options = {"train_mode": training, "retain_graph": left > 0}
+                self._backward(ys, data, **options)
         trained = step.kind == "train" and self._trainer is not None
         if trained:
             self._trainer.step(1)
@@ -95,7 +98,9 @@ class Runner:
             if x is None:
                 return None
             outputs = self._net(x)
-            return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+            outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+            assert {type(y) for y in outputs} == {type(x)}
+            return outputs
 
         if self._program.way == "devices":
             return self.devices.map(call, xs)
@@ -110,8 +115,12 @@ class Runner:
         for k in data.active:
             pairs[k] = ys[k], [_array(dy[k], self._contexts[k]) for dy in data.dys]
         if self._program.way == "plain_loop":
-            heads, dys = (sum(column, []) for column in zip(*filter(None, pairs)))
-            autograd.backward(heads, dys, **options)
+            active = list(filter(None, pairs))
+            # Where inputs have no gradients, each context may have its own backward.
+            is_each = self._program.x_request == "null"
+            for part in [[pair] for pair in active] if is_each else [active]:
+                heads, dys = (sum(column, []) for column in zip(*part))
+                autograd.backward(heads, dys, **options)
             return
 
         def backward(pair):
@@ -129,4 +138,7 @@ class Runner:
 
 
 def _array(x, context):
-    return None if x is None else mx.nd.array(x, context, x.dtype)
+    if x is None:
+        return None
+    array = mx.nd.array(x, context, x.dtype)
+    return array.as_np_ndarray() if mx.util.is_np_array() else array

@@ -92,24 +92,10 @@ def reconstruction_error(dtype, function, x_hat):
     return _PRECISION[str(dtype)][0] * (x_hat + 8)
 
 
-def update_running(
-    running, batch_stat, momentum, unbiased=False, count=None, step=None
-):
-    """momentum * running + (1 - momentum) * batch_stat.
-
-    Parameters
-    ----------
-    momentum : fraction of the old value kept; None for the mean over steps, where
-        `step` is the number of this step, from 1.
-    unbiased : for a variance: rescale `batch_stat` from divisor `count` to `count` - 1.
-    """
+def update_running(running, batch_stat, momentum):
+    """momentum * running + (1 - momentum) * batch_stat."""
     running = np.asarray(running, np.float64)
-    batch_stat = np.asarray(batch_stat, np.float64)
-    if unbiased and count > 1:
-        batch_stat = batch_stat * (count / (count - 1))
-    if momentum is None:
-        momentum = 1 - 1 / step
-    return momentum * running + (1 - momentum) * batch_stat
+    return momentum * running + (1 - momentum) * np.asarray(batch_stat, np.float64)
 
 
 def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-5):
@@ -146,7 +132,7 @@ def conditioning(x, axis=1, eps=1e-5):
     return float(np.max(np.abs(mean) * inv_std, initial=0.0))
 
 
-def tolerance(dtype, count=1, conditioning=0.0, scale=1.0, lane=0):
+def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
     r"""Bounds of a right result: |result - expected| <= atol + rtol |expected|.
 
     Parameters
@@ -158,8 +144,6 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0, lane=0):
         max|gamma x_hat| + max|beta|; for dx, max|gamma inv_std dy|; for sums such as
         dgamma and dbeta, the sum of the absolute terms; for a running statistic, its
         own size.
-    lane : additions in the arithmetic's own precision that a term of a sum passes
-        before its partial sum is float64; 0 where sums are float64 throughout.
 
     Returns
     -------
@@ -182,10 +166,9 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0, lane=0):
       and inv_std err by 4 n u64, and the rounding of the mean itself by u64 |mean| /
       std. Relative to the terms of a result that uses both, this is 8 n u64 + 2 u64
       |mean| / std.
-    * Where a lane adds in u first, its additions count like those: 8 lane u.
     """
     u_out, subnormal = _PRECISION[str(dtype)]
     u64 = _PRECISION["float64"][0]
     u = u64 if str(dtype) == "float64" else _PRECISION["float32"][0]
-    of_terms = 8 * (1 + lane) * u + 8 * count * u64 + 2 * conditioning * u64
+    of_terms = 8 * u + 8 * count * u64 + 2 * conditioning * u64
     return u_out, of_terms * scale + subnormal
