@@ -1,5 +1,5 @@
-// Tests op/ apart from the passes: running statistics before a step, collected moments, and the choice
-// of a backend.
+// Tests op/ apart from the passes: running statistics before a step, collected moments, and the
+// choice of a backend.
 #include "check.h"
 #include "op/backend.h"
 #include "op/running_history.h"

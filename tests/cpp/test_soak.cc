@@ -2,7 +2,6 @@
 // every rank receives the right sum of every step, nothing is left over in the end, and no wait
 // takes longer than two timeouts. GLUON_SYNCBN_NATIVE=full makes 100,000 exchanges.
 #include <algorithm>
-#include <iostream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -50,7 +49,6 @@ class Trainee {
 
   bool done() const { return state_ == State::kDone; }
   Place place() const { return place_; }
-  int64_t steps() const { return steps_; }
   int64_t failures() const { return failures_; }
 
   // Does all that it can without waiting.
@@ -134,7 +132,6 @@ class Trainee {
     if (!Over("step", ToBytes<int64_t>({own}), ReduceOperation::kSumInt64)) return false;
     CHECK_EQ(FromBytes<int64_t>(result_).at(0), training_.Sum(place_, sim_->size()));
     ++place_.step;
-    ++steps_;
     return Think(State::kStep, sim_->random() % 50 == 0 ? 100000 : 100);
   }
 
@@ -151,7 +148,7 @@ class Trainee {
   Place place_{0, 0};
   std::shared_ptr<syncbn::PendingExchange> pending_;
   Bytes result_;
-  int64_t steps_ = 0, failures_ = 0;
+  int64_t failures_ = 0;
 };
 
 // Lets one of four things go wrong, and another one after a while, as long as `lasts` says so.
@@ -200,16 +197,10 @@ void Soak(int size, int epochs, int steps, int every_microseconds) {
   CHECK(ended, size, " ranks");
   int64_t failures = 0;
   for (int rank = 0; rank < size; ++rank) {
-    int64_t planned = 0;
-    for (int epoch = 0; epoch < epochs; ++epoch) planned += training.StepsOf(epoch, rank);
-    CHECK(trainees[rank].steps() >= planned, "rank ", rank);
     failures += trainees[rank].failures();
     CHECK(sim.ranks[rank].protocol->Idle(), "rank ", rank);
   }
   CHECK(every_microseconds == 0 || failures > 0, size, " ranks");
-  std::cout << size << " ranks: " << epochs * steps << " steps, " << failures << " recoveries, "
-            << sim.parts << " parts, " << sim.queries << " queries, "
-            << (sim.now() - Time()) / milliseconds(1) << " simulated ms" << std::endl;
 }
 
 }  // namespace
