@@ -81,7 +81,7 @@ inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) 
   if (z.value <= 0) dz *= f.slope * (elu ? std::exp(z.value) : 1);
   const double relative = elu ? 2 * z.error : 0;
   double error = (6 * eps + relative) * Size(dz);
-  if (Size(z.value) <= z.error)
+  if (Size(z.value) <= z.error && z.error > 0)
     error += (std::fabs(1 - f.slope) + relative * std::max(1.0, f.slope)) * std::fabs(dy);
   return {dz, error};
 }
