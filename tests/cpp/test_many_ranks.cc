@@ -241,6 +241,16 @@ TEST(Leaving) {
   }
 }
 
+TEST(LeaverEndsTheWaitOfOthers) {
+  Simulation sim(4, 0);
+  sim.ranks[3].protocol->Leave();
+  Exchange exchange(&sim);
+  exchange.Begin(Of("norm", {}));
+  exchange.Run();
+  for (int rank : {0, 1, 2}) CheckHas(exchange.Error(rank), "layer 'norm': rank 3 has left");
+  CheckHas(exchange.Error(3), "called after");
+}
+
 // ---- failures ----------------------------------------------------------------------------------
 
 // The errors of ranks with these contributions. They begin at once, but the last one may be late.
