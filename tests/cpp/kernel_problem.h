@@ -33,6 +33,7 @@ struct Case {
   Layout layout;
   int misalign;
   double center, deviation;
+  bool x_is_aligned = false;  // but dy and the outputs are misaligned
 };
 
 struct Moments {
@@ -80,7 +81,7 @@ inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) 
   if (z.value <= 0) dz *= f.slope * (elu ? std::exp(z.value) : 1);
   const double relative = elu ? 2 * z.error : 0;
   double error = (6 * eps + relative) * Size(dz);
-  if (Size(z.value) <= z.error)
+  if (Size(z.value) <= z.error && z.error > 0)
     error += (std::fabs(1 - f.slope) + relative * std::max(1.0, f.slope)) * std::fabs(dy);
   return {dz, error};
 }
@@ -113,10 +114,11 @@ struct Problem {
 
   explicit Problem(const Case& of)
       : c(of),
-        x(of.dtype, of.layout.Size(), of.misalign),
+        x(of.dtype, of.layout.Size(), of.x_is_aligned ? 0 : of.misalign),
         dy(of.dtype, of.layout.Size(), of.misalign),
         label(syncbn::Concat(syncbn::Name(of.dtype), " ", Describe(of.layout), " misaligned by ",
-                             of.misalign, ", about ", of.center)) {
+                             of.misalign, of.x_is_aligned ? " but for x" : "", ", about ",
+                             of.center)) {
     std::mt19937 generator(Seed());
     std::normal_distribution<double> normal;
     for (int64_t i = 0; i < x.size(); ++i) {

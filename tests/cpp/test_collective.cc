@@ -1,8 +1,9 @@
-// Tests groups: order, failures, resets, moves, and many rendezvous under random delays. A device
-// is a thread here. A lost wake-up ends in a timeout, of the group or of ctest.
-#include <atomic>
+// Tests groups: many rendezvous of random devices under random delays, failures, resets, moves. A
+// device is a thread here. A lost wake-up ends in a timeout, of the group or of ctest.
+#include <functional>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -69,49 +70,70 @@ TEST(MomentsAreMergedByChannel) {
   }
 }
 
-// Each device is the last to arrive in turn. As texts, the ids 9 and 10 would be in another order.
-TEST(ResultIsInTheOrderOfDevices) {
-  const int ids[] = {9, 10, 2};
-  for (int late = 0; late < 3; ++late) {
-    Layer layer{3};
-    Parallel(3, [&](int i) {
-      if (i == late) Sleep(20);
-      AllReduceOptions options = layer.Of(layer.Begin(ids[i]), "forward", ids[i], ids[i]);
+// ---- rendezvous --------------------------------------------------------------------------------
+
+// Training steps of a device, which is late now and then; all devices of the step are `ids`,
+// ascending. A wrong rendezvous, and another order of the devices, make a wrong result.
+void Train(Layer* layer, const std::vector<int>& ids, int id, int steps) {
+  std::mt19937 random(id);
+  for (int step = 0; step < steps; ++step) {
+    if (random() % 2000 == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+    }
+    if (random() % 8 == 0) std::this_thread::yield();
+    const Ticket ticket = layer->Begin(id);
+    for (int call = 0; call < 2 + step % 2; ++call) {  // forward, then backward, which may repeat
+      const double number = 1000.0 * step + 100 * call;
+      AllReduceOptions options =
+          layer->Of(ticket, call == 0 ? "forward" : "backward", id, number + id);
+      options.repeat = call / 2;
       options.operation = ReduceOperation::kConcat;
-      CHECK(*layer.group.AllReduce(options) == ToBytes(Numbers({2, 9, 10})));
-    });
+      Numbers expected;
+      for (int other : ids) expected.push_back(number + other);
+      CHECK(*layer->group.AllReduce(std::move(options)) == ToBytes(expected), "step ", step);
+    }
   }
 }
 
-// ---- rendezvous --------------------------------------------------------------------------------
+// The steps are made by some of the devices, by all, and after a move to others, again and again.
+// As texts, the ids 9 and 10 would be in another order.
+TEST(RandomDevices) {
+  std::mt19937 random(1);
+  for (int size : {2, 3, 5, 8}) {
+    Layer layer{static_cast<size_t>(size)};
+    int first = 0;
+    for (int span = 0; span < 12; ++span) {
+      std::vector<int> ids;
+      std::set<Device> participants;
+      for (int i = 0; i < size; ++i) {
+        if (span % 3 == 0 && i > 0 && random() % 2 == 0) continue;
+        ids.push_back(first + i);
+        participants.insert(Cpu(first + i));
+      }
+      layer.group.SetParticipants(span % 3 == 0 ? participants : std::set<Device>());
+      Parallel(static_cast<int>(ids.size()),
+               [&](int i) { Train(&layer, ids, ids[i], check::Rounds(4000)); });
+      if (span % 3 == 2) first += size;
+      if (span == 8) {  // devices may return
+        layer.group.Reset();
+        first = 0;
+      }
+    }
+  }
+}
 
 // cpu(0) begins backward with the second call, cpu(1) with the first.
 TEST(TwoRendezvousCrosswise) {
   Layer layer{2};
   Parallel(2, [&](int id) {
-    const Ticket a = layer.Begin(id);
-    CHECK_EQ(layer.Sum(layer.Of(a, "forward", id, 1 + id)), 3);
-    const Ticket b = layer.Begin(id);
-    CHECK_EQ(layer.Sum(layer.Of(b, "forward", id, 10)), 20);
-    const auto backward = [&](const Ticket& ticket) {
-      CHECK_EQ(layer.Backward(ticket, id, 5 + ticket.number), 10 + 2 * ticket.number);
+    const Ticket tickets[] = {layer.Begin(id), layer.Begin(id)};
+    const auto backward = [&](int call) {
+      CHECK_EQ(layer.Backward(tickets[call], id, 5 + call), 10 + 2 * call);
     };
-    std::thread early([&] { backward(id == 0 ? b : a); });
+    std::thread early([&] { backward(1 - id); });
     Sleep(5);
-    backward(id == 0 ? a : b);
+    backward(id);
     early.join();
-  });
-}
-
-TEST(EachRepeatOfBackwardIsARendezvous) {
-  Layer layer{2};
-  Parallel(2, [&](int id) {
-    const Ticket ticket = layer.Begin(id);
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      AllReduceOptions options = layer.Of(ticket, "backward", id, repeat);
-      options.repeat = repeat;
-      CHECK_EQ(layer.Sum(options), 2 * repeat);
-    }
   });
 }
 
@@ -128,31 +150,12 @@ TEST(EndlessTimeouts) {
   }
 }
 
-// Every device is sometimes late, and a wrong rendezvous makes a wrong sum.
-TEST(Stress) {
-  for (int devices : {2, 3, 5, 8}) {
-    Layer layer{static_cast<size_t>(devices)};
-    Parallel(devices, [&](int id) {
-      std::mt19937 random(id);
-      for (int step = 0; step < check::Rounds(50000); ++step) {
-        if (random() % 2000 == 0) {
-          std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
-        }
-        if (random() % 8 == 0) std::this_thread::yield();
-        const Ticket ticket = layer.Begin(id);
-        CHECK_EQ(layer.Sum(layer.Of(ticket, "forward", id, step)), step * devices);
-        CHECK_EQ(layer.Backward(ticket, id, step + id),
-                 step * devices + devices * (devices - 1) / 2);
-      }
-    });
-  }
-}
-
 // ---- failures ----------------------------------------------------------------------------------
 
 TEST(TimeoutNamesWhoIsMissing) {
   Layer layer{3};
   Parallel(3, [&](int id) { layer.Forward(id); });
+  const Ticket late = layer.Begin(1);
   layer.timeout = 0.2;
   std::string texts[2];
   Parallel(2, [&](int id) { texts[id] = ErrorOf([&] { layer.Forward(2 * id); }); });
@@ -160,6 +163,9 @@ TEST(TimeoutNamesWhoIsMissing) {
   CheckHas(texts[0], "SyncBatchNorm 'layer', forward: waited 0.");
   CheckHas(texts[0], "Arrived: cpu(0) with shape (0), cpu(2) with shape (2). Missing: cpu(1).");
   CHECK_EQ(layer.group.Failure(), texts[0]);
+  CheckHas(ErrorOf([&] { layer.Sum(layer.Of(late, "forward", 1, 0)); }),
+           "cpu(1) stopped because of an earlier error: " + texts[0]);
+  CheckHas(ErrorOf([&] { layer.Begin(1); }), "earlier error");
 }
 
 // The text where device 0 waits for device 1. Both have a call queued; `repeats` are later calls of
@@ -189,15 +195,6 @@ TEST(TimeoutNamesTheCauseOfQueuedCalls) {
   CheckHas(TimeoutOf("gpu", true), "the net was not called for gpu(1)");
 }
 
-TEST(LateArrivalLearnsOfTheFailure) {
-  Layer layer{2, 0.02};
-  const Ticket late = layer.Begin(1);
-  ErrorOf([&] { layer.Forward(0); });
-  const std::string text = ErrorOf([&] { layer.Sum(layer.Of(late, "forward", 1, 0)); });
-  CheckHas(text, "cpu(1) stopped because of an earlier error: SyncBatchNorm 'layer', forward: wai");
-  CheckHas(ErrorOf([&] { layer.Begin(1); }), "earlier error");
-}
-
 // The error of two devices that contribute to one rendezvous, the same on both.
 std::string ErrorOfTwo(const AllReduceOptions& first, const AllReduceOptions& second) {
   Layer layer{2};
@@ -225,42 +222,29 @@ TEST(ContributionsThatDoNotFitTogether) {
   CheckHas(ErrorOfTwo(first, twice), "SyncBatchNorm 'layer', forward: cpu(0) arrived twice");
 }
 
-// cpu(0), which waits for a second device.
-class Waiting {
- public:
-  explicit Waiting(Layer* layer)
-      : ticket(layer->Begin(0)), thread_([this, layer] {
-          text_ = ErrorOf([&] { layer->Sum(layer->Of(ticket, "forward", 0, 0)); });
-        }) {
-    Sleep(10);
-  }
-  // Its error.
-  std::string Text() {
-    thread_.join();
-    return text_;
-  }
-  const Ticket ticket;
-
- private:
-  std::string text_;
-  std::thread thread_;
-};
+// The error of a device that waits for others while `action` is done.
+std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& action) {
+  std::string text;
+  std::thread waiting([&] { text = ErrorOf([&] { layer->Forward(id); }); });
+  Sleep(50);
+  action();
+  waiting.join();
+  return text;
+}
 
 TEST(FailEndsWaits) {
   Layer layer{2};
-  Waiting waiting(&layer);
-  layer.group.Fail("the ship sinks");
-  CheckHas(waiting.Text(), "the ship sinks");
+  CheckHas(ErrorOfWait(&layer, 0, [&] { layer.group.Fail("the ship sinks"); }), "the ship sinks");
 }
 
 TEST(ResetMakesTheGroupReady) {
   Layer layer{2};
-  Waiting waiting(&layer);
-  layer.group.Reset();
-  CheckHas(waiting.Text(), "the layer was reset while a device waited in it");
+  const Ticket before = layer.Begin(1);
+  CheckHas(ErrorOfWait(&layer, 0, [&] { layer.group.Reset(); }),
+           "the layer was reset while a device waited in it");
   CHECK_EQ(layer.group.Failure(), "");
   Parallel(2, [&](int id) { CHECK_EQ(layer.Forward(id, 1 + id), 3); });
-  CheckHas(ErrorOf([&] { layer.Backward(waiting.ticket, 0); }), "was reset by");
+  CheckHas(ErrorOf([&] { layer.Backward(before, 1); }), "was reset by");
 }
 
 TEST(Registry) {
@@ -282,81 +266,40 @@ TEST(Registry) {
 
 // ---- other devices than before -----------------------------------------------------------------
 
-TEST(NetMoves) {
-  Layer layer{2};
-  for (int first : {0, 2, 4}) {
-    Parallel(2, [&](int i) {
-      for (int step = 0; step < 3; ++step) CHECK_EQ(layer.Forward(first + i, 1 + i), 3);
-    });
-  }
-}
-
 // A third device looks like a net that has moved, until one of the old devices calls again.
 TEST(MoreDevicesThanTheGroupHas) {
   for (const bool in_backward : {true, false}) {
     Layer layer{2};
-    Ticket tickets[2];
-    Parallel(2, [&](int id) {
-      tickets[id] = layer.Begin(id);
-      layer.Sum(layer.Of(tickets[id], "forward", id, 0));
-    });
-    std::thread third([&] { ErrorOf([&] { layer.Forward(2); }); });
-    Sleep(50);
+    Parallel(2, [&](int id) { layer.Forward(id); });
     // Its number must not be reduced with that of the third device.
-    const std::string text =
-        ErrorOf([&] { in_backward ? layer.Backward(tickets[0], 0) : layer.Forward(0); });
+    const auto call_again = [&] { in_backward ? layer.Backward({}, 0) : layer.Forward(0); };
+    std::string text;
+    const std::string third = ErrorOfWait(&layer, 2, [&] { text = ErrorOf(call_again); });
     CheckHas(text, "num_devices=2, but cpu(0) calls the layer as well as cpu(2)");
-    third.join();
+    CHECK_EQ(third, text);
     CHECK_EQ(layer.group.Failure(), text);
   }
 }
 
 TEST(MoreDevicesWhileOneWaits) {
   Layer layer{2};
-  Waiting waiting(&layer);
   const Ticket second = layer.Begin(1);
-  CheckHas(ErrorOf([&] { layer.Forward(2); }), "num_devices=2, but cpu(2) calls the layer");
+  const auto third = [&] { CheckHas(ErrorOf([&] { layer.Forward(2); }), "but cpu(2) calls"); };
+  CheckHas(ErrorOfWait(&layer, 0, third), "num_devices=2, but cpu(2) calls the layer");
   CheckHas(ErrorOf([&] { layer.Sum(layer.Of(second, "forward", 1, 0)); }), "earlier error");
-  CheckHas(waiting.Text(), "num_devices=2");
 }
 
-TEST(DevicesThatReturnAfterAMove) {
-  Layer layer{1};
-  for (int id : {0, 1}) layer.Forward(id);
-  CheckHas(ErrorOf([&] { layer.Forward(0); }), "num_devices=1, but cpu(0)");
-  layer.group.Reset();
-  CHECK_EQ(layer.Forward(0, 7), 7);
-}
-
-TEST(OnlyParticipantsAreReduced) {
+// A backward call has the participants of its forward call.
+TEST(ParticipantsChangeBetweenForwardAndBackward) {
   Layer layer{3};
-  Parallel(3, [&](int id) { CHECK_EQ(layer.Forward(id, 1 + id), 6); });
   layer.group.SetParticipants({Cpu(0), Cpu(2)});
   Ticket tickets[3];
-  Parallel(2, [&](int i) {
-    tickets[2 * i] = layer.Begin(2 * i);
-    CHECK_EQ(layer.Sum(layer.Of(tickets[2 * i], "forward", 2 * i, 1 + 2 * i)), 4);
-  });
-  layer.group.SetParticipants({Cpu(1)});
-  CHECK_EQ(layer.Forward(1, 5), 5);
+  for (int id : {0, 2}) tickets[id] = layer.Begin(id);
   layer.group.SetParticipants({});
-  // A backward call has the participants of its forward call; then all have the same number again.
   Parallel(3, [&](int id) {
     if (id != 1) CHECK_EQ(layer.Backward(tickets[id], id, 10 * id), 20);
-    const Ticket ticket = layer.Begin(id);
-    CHECK_EQ(ticket.number, 3);
-    CHECK_EQ(layer.Sum(layer.Of(ticket, "forward", id, 1 + id)), 6);
+    CHECK_EQ(layer.Forward(id, 1 + id), 6);
   });
-}
-
-TEST(DeviceThatArrivesAfterAParticipant) {
-  Layer layer{2};
-  layer.group.SetParticipants({Cpu(0)});
-  for (double number : {7, 8}) CHECK_EQ(layer.Forward(0, number), number);
-  layer.group.SetParticipants({});
-  Parallel(2, [&](int id) { CHECK_EQ(layer.Forward(id, 1 + id), 3); });
-  layer.group.Reset();
-  Parallel(2, [&](int id) { CHECK_EQ(layer.Begin(id).number, 3); });
 }
 
 TEST(DeviceThatIsNoParticipant) {

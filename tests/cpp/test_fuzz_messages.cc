@@ -9,12 +9,11 @@
 #include <vector>
 
 #include "check.h"
-#include "collective/processes/protocol.h"
+#include "simulation.h"
 
 namespace {
 
 using syncbn::Bytes;
-using syncbn::Contribution;
 using syncbn::Message;
 using syncbn::MessageKind;
 using syncbn::Protocol;
@@ -28,9 +27,6 @@ const ReduceOperation kOperations[] = {
 const std::vector<int> kRanks[] = {{}, {0, 1}, {1, 2, 3}, {0, 2}, {1, 9}, {0, 1, 2, 3}};
 
 std::mt19937 random_bits(1);
-
-// The number of random cases of a test.
-int Cases() { return check::Times(1000000, check::Rounds(300000)); }
 
 // From 0 to n - 1.
 int Below(size_t n) { return static_cast<int>(random_bits() % n); }
@@ -76,8 +72,7 @@ Message AMessage() {
   message.step = Below(6) - 1;
   message.empty = OneIn(5);
   message.number = Below(4);
-  message.key = Choose(kKeys);
-  message.title = "layer '" + message.key + "'";
+  message.key = message.title = Choose(kKeys);
   message.signature = OneIn(20) ? "" : "channels=1";
   message.operation = Choose(kOperations);
   const std::vector<int>& ranks = Choose(kRanks);
@@ -85,20 +80,6 @@ Message AMessage() {
   if (OneIn(20)) message.text = "waits";
   message.payload = Payload();
   return message;
-}
-
-TEST(BytesAreAMessageOrAnError) {
-  int whole = 0;
-  for (int i = Cases(); i > 0; --i) {
-    Bytes bytes = OneIn(8) ? RandomBytes(200) : Encode(AMessage());
-    if (!OneIn(4)) bytes = Changed(std::move(bytes));
-    try {
-      CHECK(Encode(syncbn::Decode(bytes)) == bytes);
-      ++whole;
-    } catch (const syncbn::Error&) {
-    }
-  }
-  CHECK(whole > 0);
 }
 
 // One rank of four, which receives anything and does anything.
@@ -127,23 +108,18 @@ class Victim {
       case 4: return OneIn(50) ? protocol_.Leave() : protocol_.Reset();
       default: break;
     }
-    const Bytes bytes = Encode(AMessage());
-    const int from = (kOwn + 1 + Below(kSize - 1)) % kSize;
-    protocol_.Handle(from, OneIn(3) ? Changed(bytes) : bytes, now_);
+    Bytes bytes = OneIn(20) ? RandomBytes(200) : Encode(AMessage());
+    if (OneIn(2)) bytes = Changed(std::move(bytes));
+    ErrorOf([&] { CHECK(Encode(syncbn::Decode(bytes)) == bytes); });
+    protocol_.Handle((kOwn + 1 + Below(kSize - 1)) % kSize, bytes, now_);
     for (auto& pending : pending_) {
       if (pending->over()) ErrorOf([&] { pending->Result(); });
     }
   }
 
   void Begin() {
-    Contribution own;
-    own.key = Choose(kKeys);
-    own.title = "layer '" + own.key + "'";
-    own.signature = "channels=1";
-    own.operation = Choose(kOperations);
+    syncbn::Contribution own = simulation::Of(Choose(kKeys), Payload(), Choose(kOperations));
     own.ranks = Choose(kRanks);
-    own.timeout_seconds = 0.5;
-    own.payload = Payload();
     ErrorOf([&] { pending_.push_back(protocol_.Begin(std::move(own), now_)); });
   }
 
@@ -153,7 +129,7 @@ class Victim {
 };
 
 TEST(RankSurvivesAllMessages) {
-  for (int i = Cases() / 60; i > 0; --i) Victim().Live();
+  for (int i = check::Times(16000, check::Rounds(10000)); i > 0; --i) Victim().Live();
 }
 
 }  // namespace

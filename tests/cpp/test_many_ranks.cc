@@ -20,17 +20,16 @@ using syncbn::Contribution;
 // One exchange of all ranks.
 class Exchange {
  public:
-  explicit Exchange(Simulation* sim)
-      : pending(sim->ranks.size()), begun(pending.size()), sim_(sim) {}
+  explicit Exchange(Simulation* sim) : pending(sim->ranks.size()), sim_(sim) {}
 
   // A rank that was told of a failure before it begins has an error at once.
   void Begin(int rank, Contribution own) {
-    begun[rank] = sim_->now();
     try {
       pending[rank] = sim_->ranks[rank].protocol->Begin(std::move(own), sim_->now());
     } catch (const syncbn::Error& error) {
       pending[rank] = std::make_shared<syncbn::PendingExchange>();
       pending[rank]->error = error.what();
+      pending[rank]->begun = sim_->now();
     }
   }
   // All ranks begin at once.
@@ -50,7 +49,6 @@ class Exchange {
   const std::string& Error(int rank) const { return pending[rank]->error; }
 
   std::vector<std::shared_ptr<syncbn::PendingExchange>> pending;  // by rank
-  std::vector<Time> begun;
 
  private:
   Simulation* const sim_;
@@ -180,7 +178,7 @@ int Die(int size, uint32_t seed) {
     CheckHas(
         exchange.Error(rank),
         syncbn::Concat("rank ", dead, answered ? ", which runs, but" : ", which does not answer"));
-    const auto waited = ended[rank] - std::max(death, exchange.begun[rank]);
+    const auto waited = ended[rank] - std::max(death, exchange.pending[rank]->begun);
     CHECK(waited <= kTimeout + 2 * kTick + milliseconds(20), "rank ", rank, ", seed ", seed, ": ",
           waited.count(), " ns");
   }
@@ -243,34 +241,47 @@ TEST(Leaving) {
   }
 }
 
+TEST(LeaverEndsTheWaitOfOthers) {
+  Simulation sim(4, 0);
+  sim.ranks[3].protocol->Leave();
+  Exchange exchange(&sim);
+  exchange.Begin(Of("norm", {}));
+  exchange.Run();
+  for (int rank : {0, 1, 2}) CheckHas(exchange.Error(rank), "layer 'norm': rank 3 has left");
+  CheckHas(exchange.Error(3), "called after");
+}
+
 // ---- failures ----------------------------------------------------------------------------------
 
-TEST(OtherLayersAreBothNamed) {
-  Simulation sim(2, 0);
+// The errors of ranks with these contributions. They begin at once, but the last one may be late.
+std::vector<std::string> Errors(const std::vector<Contribution>& own, microseconds late = {}) {
+  Simulation sim(static_cast<int>(own.size()), 0);
   Exchange exchange(&sim);
-  for (int rank : {0, 1}) exchange.Begin(rank, Of(syncbn::Concat("norm", rank), {}));
+  const int last = sim.size() - 1;
+  for (int rank = 0; rank < last; ++rank) exchange.Begin(rank, own[rank]);
+  sim.After(late, [&] { exchange.Begin(last, own[last]); });
   exchange.Run();
-  for (int rank : {0, 1}) {
+  std::vector<std::string> errors;
+  for (const auto& pending : exchange.pending) errors.push_back(pending->error);
+  return errors;
+}
+
+TEST(OtherLayersAreBothNamed) {
+  for (const std::string& error : Errors({Of("norm0", {}), Of("norm1", {})})) {
     for (const char* name : {"layer 'norm0'", "layer 'norm1'", "which waits in layer 'norm"}) {
-      CheckHas(exchange.Error(rank), name);
+      CheckHas(error, name);
     }
   }
 }
 
 TEST(SignaturesThatDiffer) {
   for (int odd = 0; odd < 3; ++odd) {
-    Simulation sim(3, 0);
-    Exchange exchange(&sim);
-    for (int rank = 0; rank < 3; ++rank) {
-      Contribution own = Of("norm", {});
-      if (rank == odd) own.signature = "channels=2";
-      exchange.Begin(rank, own);
-    }
-    exchange.Run();
-    for (int rank = 0; rank < 3; ++rank) {
+    std::vector<Contribution> own(3, Of("norm", {}));
+    own[odd].signature = "channels=2";
+    for (const std::string& error : Errors(own)) {
       for (const char* part :
            {"layer 'norm': ", "processes disagree: rank ", "has channels=1", "has channels=2"}) {
-        CheckHas(exchange.Error(rank), part);
+        CheckHas(error, part);
       }
     }
   }
@@ -278,16 +289,12 @@ TEST(SignaturesThatDiffer) {
 
 // Rank 2 begins while the others exchange their parts, or after they have.
 TEST(RanksThatDiffer) {
+  std::vector<Contribution> own(3, Of("norm", {}));
+  own[0].ranks = own[1].ranks = {0, 1};
   for (const microseconds late : {microseconds(0), microseconds(1000)}) {
-    Simulation sim(3, 0);
-    Exchange exchange(&sim);
-    Contribution own = Of("norm", {});
-    sim.After(late, [&exchange, own] { exchange.Begin(2, own); });
-    own.ranks = {0, 1};
-    for (int rank : {0, 1}) exchange.Begin(rank, own);
-    exchange.Run();
-    CheckHas(exchange.Error(2), "(synchronized: ranks 0, 1)");
-    CheckHas(exchange.Error(2), "rank 2 has channels=1 (synchronized: ranks 0, 1, 2)");
+    const std::string error = Errors(own, late)[2];
+    CheckHas(error, "(synchronized: ranks 0, 1)");
+    CheckHas(error, "rank 2 has channels=1 (synchronized: ranks 0, 1, 2)");
   }
 }
 

@@ -1,5 +1,5 @@
-// Tests op/ apart from the passes: running statistics before a step, collected moments, and the choice
-// of a backend.
+// Tests op/ apart from the passes: running statistics before a step, collected moments, and the
+// choice of a backend.
 #include "check.h"
 #include "op/backend.h"
 #include "op/running_history.h"
@@ -13,6 +13,15 @@ using syncbn::Statistics;
 const Device kFirst{"cpu", 0}, kSecond{"cpu", 1};
 
 Statistics Of(double mean) { return {{mean, -mean}, {1 + mean, 2}}; }
+
+// The mean that an undo on this device makes of Of(mean).
+double Undone(const RunningHistory& history, const Device& device, double mean) {
+  Statistics statistics = Of(mean);
+  CHECK_EQ(history.Undo(device, &statistics), statistics.mean[0] != mean);
+  const Statistics expected = Of(statistics.mean[0]);
+  CHECK(statistics.mean == expected.mean && statistics.var == expected.var);
+  return statistics.mean[0];
+}
 
 TEST(DevicesOfOneCallCountOneBatch) {
   RunningHistory history;
@@ -35,10 +44,7 @@ TEST(StepsSinceACommitAreUndone) {
     history.Note(kFirst, Of(step), Of(step + 1));
   }
   CHECK(history.IsOpen());
-  Statistics now = Of(3);
-  CHECK(history.Undo(kFirst, &now));
-  CHECK_EQ(now.mean[1], -1.0);
-  CHECK_EQ(now.var[0], 2.0);
+  CHECK_EQ(Undone(history, kFirst, 3), 1);
   history.EndUndone();
   CHECK(!history.IsOpen());
   CHECK_EQ(history.Batches(), 1);
@@ -47,28 +53,20 @@ TEST(StepsSinceACommitAreUndone) {
 TEST(StatisticsThatOtherCodeHasWrittenStay) {
   RunningHistory history;
   history.Note(kFirst, Of(0), Of(1));
-  Statistics now = Of(7);
-  CHECK(!history.Undo(kFirst, &now));
-  CHECK_EQ(now.mean[0], 7.0);
+  CHECK_EQ(Undone(history, kFirst, 7), 7);
   history.Note(kFirst, Of(7), Of(8));  // what was written is before the step
-  now = Of(8);
-  CHECK(history.Undo(kFirst, &now));
-  CHECK_EQ(now.mean[0], 7.0);
+  CHECK_EQ(Undone(history, kFirst, 8), 7);
 }
 
 // It has no rows, and got the statistics of a device that has.
 TEST(DeviceWithoutAnUpdateIsUndoneAsOthers) {
   RunningHistory history;
   history.Note(kFirst, Of(0), Of(1));
-  Statistics now = Of(1);
-  CHECK(history.Undo(kSecond, &now));
-  CHECK_EQ(now.mean[0], 0.0);
+  CHECK_EQ(Undone(history, kSecond, 1), 0);
   // Both have rows in the next call, and the other one is first.
   history.Note(kFirst, Of(1), Of(2));
   history.Note(kSecond, Of(1), Of(2));
-  now = Of(2);
-  CHECK(history.Undo(kSecond, &now));
-  CHECK_EQ(now.mean[0], 0.0);
+  CHECK_EQ(Undone(history, kSecond, 2), 0);
 }
 
 // By hand: 1 and 3, which two devices add; then 8, of one element.

@@ -12,23 +12,17 @@
 
 namespace {
 
+// The caller must see plain writes of the tasks; ThreadSanitizer checks that.
 void CheckEveryIndexOnce(int64_t tasks) {
-  std::vector<std::atomic<int>> calls(tasks);
+  std::vector<int> calls(tasks);
   syncbn::ParallelFor(tasks, [&](int64_t i) { ++calls[i]; });
-  for (int64_t i = 0; i < tasks; ++i) CHECK_EQ(calls[i].load(), 1, "index ", i, " of ", tasks);
+  for (int64_t i = 0; i < tasks; ++i) CHECK_EQ(calls[i], 1, "index ", i, " of ", tasks);
 }
 
 TEST(EveryIndexOnce) {
   CHECK_EQ(syncbn::NumThreads(), 4);
   for (int64_t tasks : {0, 1, 2, 3, 7, 64, 10000}) CheckEveryIndexOnce(tasks);
   for (int repeat = 0; repeat < 20000; ++repeat) syncbn::ParallelFor(2, [](int64_t) {});
-}
-
-// The caller must see plain writes of the tasks; ThreadSanitizer checks that.
-TEST(ResultsAreVisible) {
-  std::vector<int64_t> squares(5000);
-  syncbn::ParallelFor(5000, [&](int64_t i) { squares[i] = i * i; });
-  for (int64_t i = 0; i < 5000; ++i) CHECK_EQ(squares[i], i * i);
 }
 
 TEST(ConcurrentCallers) {
