@@ -94,6 +94,22 @@ void TestRequests() {
   }
 }
 
+// Coefficients are computed on the GPU.
+void TestPrediction() {
+  const Activation none, elu{Function::kElu, 0.8};
+  for (DType dtype : test::kDTypes) {
+    for (Request y_request : {Request::kWrite, Request::kAdd, Request::kNull}) {
+      for (const Activation& activation : {none, elu}) {
+        const Setting setting{activation, false, Request::kWrite, y_request, false, false};
+        TestSetting(dtype, {3}, setting, "prediction");
+        TestSetting(dtype, {2, 0}, setting, "prediction on two devices");
+      }
+    }
+    TestSetting(dtype, {3}, {none, true, Request::kWrite, Request::kWrite, true, false},
+                "prediction that keeps x");
+  }
+}
+
 void TestActivations() {
   const Activation none, relu{Function::kLeakyRelu, 0}, leaky{Function::kLeakyRelu, 0.1};
   const Activation elu{Function::kElu, 0.8};
@@ -163,6 +179,7 @@ int main(int, char** arguments) {
   test::Check(cudaSetDevice(0));
   TestCurrentDevice();
   TestRequests();
+  TestPrediction();
   TestActivations();
   return check::Result();
 }
