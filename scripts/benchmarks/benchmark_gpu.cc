@@ -1,8 +1,8 @@
-// Times the CUDA kernels beside plain kernels that move the same bytes. Each is first compared with the CPU's kernel on the
-// same data, and timed only if it is right.
+// Times the CUDA kernels beside plain kernels that move the same bytes. Each is first compared with
+// the CPU's kernel on the same data, and timed only if it is right.
 // Who uses it: benchmark_gpu.py, as `benchmark_gpu REPETITIONS`. It writes a JSON object a line:
-// first the GPU's, then one for each line N,C,H,W,DTYPE,LAYOUT that it reads. In between it leaves
-// the GPU to others.
+// first the GPU's, then one for each line that it reads: N,C,H,W,DTYPE,LAYOUT for kernels, or
+// forwards,DEVICES,COUNT for phase_times.cc. In between it leaves the GPU to others.
 //
 // Before each repetition the second-level cache is overwritten, and times are those of CUDA events.
 #include <cuda_fp16.h>
@@ -31,6 +31,10 @@ void MovePlainly(int reads, bool writes, const void* first, const void* second, 
                  int64_t bytes, cudaStream_t stream);
 }  // namespace syncbn::cuda
 
+namespace syncbn {
+void TimeForwards(int devices, int count);  // of phase_times.cc
+}
+
 namespace cpu = syncbn::cpu;
 namespace cuda = syncbn::cuda;
 using syncbn::BackwardInput;
@@ -53,7 +57,9 @@ struct Case {
   DType dtype;
   Layout layout;
 
-  int64_t SizeInBytes() const { return layout.Size() * static_cast<int64_t>(syncbn::SizeOf(dtype)); }
+  int64_t SizeInBytes() const {
+    return layout.Size() * static_cast<int64_t>(syncbn::SizeOf(dtype));
+  }
 };
 
 // Without an activation.
@@ -324,7 +330,12 @@ void Run(int repetitions) {
               2.0 * static_cast<double>(copied) / seconds / 1e9);
   std::fflush(stdout);
   for (std::string text; std::getline(std::cin, text);) {
-    Measure(text, flush, flush_bytes, repetitions);
+    int devices = 0, count = 0;
+    if (std::sscanf(text.c_str(), "forwards,%d,%d", &devices, &count) == 2) {
+      syncbn::TimeForwards(devices, count);
+    } else {
+      Measure(text, flush, flush_bytes, repetitions);
+    }
   }
 }
 

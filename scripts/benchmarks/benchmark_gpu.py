@@ -1,13 +1,13 @@
-"""Times the CUDA kernels beside plain moves and PyTorch's kernels, on one GPU.
+"""Times the CUDA kernels and a small layer on one GPU, beside plain moves and PyTorch.
 
 `--program` is benchmark_gpu.cc, built (scripts/check_gpu.sh does that): it verifies
-and times ours, and kernels that only move the same bytes. PyTorch's are the four
-kernels of its synchronized batch norm: batch_norm_stats, batch_norm_elemt,
-batch_norm_backward_reduce, batch_norm_backward_elemt, timed in the same way right
-behind; without PyTorch their column is missing. No other package takes part. "forward"
-and "backward" are two kernels in a row, the second of which may find in the cache what
-the first has read. Bytes are those that a kernel must read and write: 1, 2, 2 and 3
-tensors. Writes JSON, and beside it the table of docs/guides/gpus.md.
+and times ours, and kernels that only move the same bytes. PyTorch's kernels and layers
+(pytorch_gpu.py) are timed in the same way right behind; without PyTorch their columns
+are missing. No other package takes part. "forward" and "backward" are two kernels in a
+row, the second of which may find in the cache what the first has read. Bytes are those
+that a kernel must read and write: 1, 2, 2 and 3 tensors. Forwards of a small layer are
+timed from the host, with threads as devices. Writes JSON after each result, and beside
+it the tables of docs/guides/gpus.md.
 
     python scripts/benchmarks/benchmark_gpu.py --program build/gpu/benchmark_gpu
     python scripts/benchmarks/benchmark_gpu.py --program ... --shape 4,64,240,240
@@ -17,17 +17,11 @@ import argparse
 import itertools
 import json
 import platform
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-try:
-    import torch
-except ImportError:
-    torch = None
-if torch and not torch.cuda.is_available():
-    torch = None
+import pytorch_gpu
 
 # (N, C, H, W): the layers of a dilated ResNet-50 and of its pyramid pooling, for 4
 # crops of 480; then others, large and small.
@@ -37,12 +31,12 @@ SHAPES = [
     "16,256,129,129", "32,64,256,256", "2,32,512,1024", "64,2048,7,7",
 ]  # fmt: skip
 DTYPES = "float32", "float16"
-LAYOUTS = {"contiguous": "contiguous_format", "channels-last": "channels_last"}
+LAYOUTS = "contiguous", "channels-last"
 TENSORS = {"moments": 1, "normalize": 2, "sums": 2, "apply": 3}
 # What moves as many bytes and computes nothing.
 MOVES = dict(zip(TENSORS, ("read", "copy", "two_reads", "two_reads_and_a_write")))
-PAIRS = {"forward": ("moments", "normalize"), "backward": ("sums", "apply")}
-WARM_UP = 3  # as in benchmark_gpu.cc
+DEVICES = 1, 2, 4  # of the forwards that are timed by phase
+PHASES = "begin", "moments", "rendezvous", "normalize", "finish"
 
 
 class Program:
@@ -62,65 +56,16 @@ class Program:
         return json.loads(line)
 
 
-class TorchKernels:
-    """PyTorch's kernels on one case."""
-
-    def __init__(self, shape, dtype, layout):
-        options = {"dtype": getattr(torch, dtype), "device": "cuda"}
-        options["memory_format"] = getattr(torch, LAYOUTS[layout])
-        x, dy = (torch.empty(shape, **options).normal_(mean, 1) for mean in (3.0, 0.0))
-        gamma, beta = torch.rand(2, shape[1], device="cuda") + 0.5
-        mean, inv_std = torch.batch_norm_stats(x, 1e-5)
-        count = torch.tensor([x.numel() // shape[1]], dtype=torch.int32, device="cuda")
-        backward = dy, x, mean, inv_std, gamma
-
-        def reduce():
-            return torch.batch_norm_backward_reduce(*backward, True, True, True)
-
-        sums = reduce()[:2]
-        self.steps = {
-            "moments": lambda: torch.batch_norm_stats(x, 1e-5),
-            "normalize": lambda: torch.batch_norm_elemt(
-                x, gamma, beta, mean, inv_std, 1e-5
-            ),
-            "sums": reduce,
-            "apply": lambda: torch.batch_norm_backward_elemt(*backward, *sums, count),
-        }
-        for pair, steps in PAIRS.items():
-            both = [self.steps[name] for name in steps]
-            self.steps[pair] = lambda both=both: [step() for step in both]
-
-    def times(self, flush, repetitions):
-        """Median microseconds of each step."""
-        return {
-            name: round(1e6 * self._seconds(step, flush, repetitions), 3)
-            for name, step in self.steps.items()
-        }
-
-    def _seconds(self, step, flush, repetitions):
-        times = []
-        for repetition in range(WARM_UP + repetitions):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.fill_(repetition % 256)
-            start.record()
-            step()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-        return statistics.median(times[WARM_UP:])
-
-
 def row_of(ours, torch_times):
     """One row of the results: all times are microseconds."""
     row = {key: ours.pop(key) for key in ("shape", "dtype", "layout")}
     size = ours.pop("bytes")
     rates = {name: n * size / ours[name] / 1e3 for name, n in TENSORS.items()}
-    row["ours"], row["torch"] = ours, torch_times
+    ours["all"] = round(ours["forward"] + ours["backward"], 3)
+    row["ours"], (row["torch"], row["torch_layers"]) = ours, torch_times
     row["gb_s"] = {name: round(rate, 1) for name, rate in rates.items()}
     row["plain"] = {name: ours.pop(move) for name, move in MOVES.items()}
     row["of_plain"] = {n: round(row["plain"][n] / ours[n], 3) for n in TENSORS}
-    for times in filter(None, (ours, torch_times)):
-        times["all"] = round(times["forward"] + times["backward"], 3)
     return row
 
 
@@ -134,28 +79,56 @@ def cells_of(row):
         cells.append(f"{ours[name]:.1f}{share}{beside}")
     if other:
         cells.append(f"{other['all'] / ours['all']:.2f} x")
+    cells += [f"{times['all']:.1f}" for times in row["torch_layers"].values()]
     return cells
 
 
-def table_of(document):
-    """The table of docs/guides/gpus.md."""
-    machine = document["machine"]
-    heads = ["shape", "dtype", "layout", *TENSORS, "all"]
-    beside = ""
-    if document["rows"] and document["rows"][0]["torch"]:
-        heads.append("faster")
-        beside = f", and behind the slash those of PyTorch {machine['torch']}"
+def phases_of(times):
+    """A line of the table of forwards, as texts."""
+    return [str(times["devices"]), *(f"{times[name]:.1f}" for name in PHASES)]
+
+
+def table(heads, lines):
+    """A table in Markdown."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    return [f"| {' | '.join(cells)} |" for cells in rows]
+
+
+def tables_of(document):
+    """The tables of docs/guides/gpus.md."""
+    machine, rows = document["machine"], document["rows"]
+    heads, beside = ["shape", "dtype", "layout", *TENSORS, "all"], ""
+    if rows and rows[0]["torch"]:
+        heads += ["faster", *rows[0]["torch_layers"]]
+        beside = (
+            f", and behind the slash those of PyTorch {machine['torch']}, whose layers "
+            "are the last columns, forward and backward with what the host adds"
+        )
     lines = [
         f"Microseconds on one {machine['gpu']}, in brackets the speed as a share of "
         f"that of a kernel which only moves the same bytes{beside}: medians of "
         f"{document['repetitions']} repetitions.",
         "",
-        "| " + " | ".join(heads) + " |",
-        "|---" * len(heads) + "|",
+        *table(heads, map(cells_of, rows)),
     ]
-    for row in document["rows"]:
-        lines.append("| " + " | ".join(cells_of(row)) + " |")
+    forwards = document["forwards"]
+    if forwards:
+        lines += [
+            "",
+            "Microseconds of a forward of (2, 64, 8, 8) in float32, seen from the "
+            f"host: medians of {forwards[0]['forwards']} forwards on each device. "
+            "Devices are threads, all on the one GPU.",
+            "",
+            *table(["devices", *PHASES], map(phases_of, forwards)),
+        ]
     return "\n".join(lines) + "\n"
+
+
+def write(document, output):
+    """Writes all results so far: what a time limit ends has left its figures."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(document, indent=1) + "\n")
+    output.with_suffix(".md").write_text(tables_of(document))
 
 
 def main():
@@ -163,33 +136,34 @@ def main():
     parser.add_argument("--program", type=Path, required=True)
     parser.add_argument("--shape", nargs="+", default=SHAPES, metavar="N,C,H,W")
     parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--forwards", type=int, default=1000, help="0 for none")
     results = Path(__file__).parents[1] / "results" / "benchmark_gpu.json"
     parser.add_argument("--output", type=Path, default=results)
     options = parser.parse_args()
-    cases = list(itertools.product(options.shape, DTYPES, LAYOUTS))
     program = Program(options.program, options.repetitions)
     gpu = program.answer()
     machine = {"system": platform.platform(), "python": platform.python_version()}
     machine.update(gpu)
-    flush = None
+    torch, beside = pytorch_gpu.torch, None
     if torch:
         machine.update(torch=torch.__version__, torch_cuda=torch.version.cuda)
-        flush = torch.empty(5 * gpu["l2_bytes"], dtype=torch.uint8, device="cuda")
-    rows = []
-    for shape, dtype, layout in cases:
-        ours, times = program.answer(shape, dtype, layout), None
-        if torch:
+        beside = pytorch_gpu.PyTorch(5 * gpu["l2_bytes"], options.repetitions)
+    document = {"machine": machine, "repetitions": options.repetitions}
+    document.update(rows=[], forwards=[])
+    for shape, dtype, layout in itertools.product(options.shape, DTYPES, LAYOUTS):
+        ours, times = program.answer(shape, dtype, layout), (None, {})
+        if beside:
             sizes = [int(n) for n in shape.split(",")]
-            kernels = TorchKernels(sizes, dtype, layout)
-            times = kernels.times(flush, options.repetitions)
-        rows.append(row_of(ours, times))
-        print("  ".join(cells_of(rows[-1])), flush=True)
-    document = {"machine": machine, "repetitions": options.repetitions, "rows": rows}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=1) + "\n")
-    table = options.output.with_suffix(".md")
-    table.write_text(table_of(document))
-    print(f"written to {options.output} and {table}")
+            times = beside.times(sizes, dtype, layout)
+        document["rows"].append(row_of(ours, times))
+        write(document, options.output)
+        print("  ".join(cells_of(document["rows"][-1])), flush=True)
+    for devices in DEVICES if options.forwards else ():
+        times = program.answer("forwards", str(devices), str(options.forwards))
+        document["forwards"].append(times)
+        write(document, options.output)
+        print(times, flush=True)
+    print(f"written to {options.output} and {options.output.with_suffix('.md')}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
-// Count, mean and sum of squared deviations of a set of numbers, and how two sets merge.
-// Who uses it: the CPU kernels (partial results) and op (shards of devices).
+// Count, mean and sum of squared deviations of a set of numbers, how two sets merge, and the factor
+// that normalizes.
+// Who uses it: the CPU kernels (partial results), op (shards of devices) and kernels/cuda.
 #pragma once
+#include <cmath>
+
+#include "core/host_device.h"
 
 namespace syncbn {
 
@@ -19,6 +23,11 @@ inline Moments Merge(const Moments& a, const Moments& b) {
   const double delta = b.mean - a.mean;
   const double weight = b.count / count;
   return {count, a.mean + delta * weight, a.m2 + b.m2 + delta * delta * a.count * weight};
+}
+
+// Has the same bits on a GPU: it adds no product, which a compiler could fuse.
+SYNCBN_HOST_DEVICE inline double InvStd(double var, double epsilon) {
+  return 1.0 / std::sqrt(var + epsilon);
 }
 
 }  // namespace syncbn

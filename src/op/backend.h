@@ -25,6 +25,14 @@ enum class MemoryKind { kDevice, kPinned };
 // Throws DeviceError.
 using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
 
+// The per-channel tensors that a layer predicts with, and their epsilon: the mean and the offset of
+// a pass are `mean` and `beta`, its scale is gamma / sqrt(var + epsilon).
+struct Prediction {
+  const Tensor &mean, &var, &beta;
+  const Tensor* gamma;  // null for ones
+  double epsilon;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -43,6 +51,9 @@ class Backend {
   // The kernels. A pass's tensors are on the device, its per-channel arrays on the host.
   virtual void LocalMoments(const MomentsPass& pass) = 0;
   virtual void Normalize(const NormalizePass& pass) = 0;
+  // Normalizes by tensors that Begin was given; the pass has no per-channel arrays. Returns false,
+  // and does nothing, where Read does not wait for the device: Normalize is as good there.
+  virtual bool Predict(const NormalizePass& /*pass*/, const Prediction& /*by*/) { return false; }
   virtual void BackwardSums(const SumsPass& pass) = 0;
   virtual void BackwardApply(const ApplyPass& pass) = 0;
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/moments.h"
 #include "op/single_value.h"
 #include "op/sync_batch_norm.h"
 
@@ -65,6 +66,9 @@ int64_t SyncBatchNorm::ValidRows(const Layout& layout, const ForwardTensors& of)
 void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& of) {
   mean_.resize(static_cast<size_t>(layout.channels));
   std::vector<double> var(mean_.size());
+  NormalizePass pass{of.x.dtype, layout, of.x.data, nullptr, nullptr, nullptr,
+                     options_.activation, of.y_request, of.y.data};
+  bool is_written = of.y_request == Request::kNull;
   if (batch_statistics_) {
     ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
     backward_calls_ = 0;
@@ -88,13 +92,19 @@ void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& o
       UpdateRunning(var, of);
     }
   } else {
+    // On a GPU reading waits, so y comes first.
+    is_written = is_written || backend_->Predict(pass, {of.running_mean, of.running_var, of.beta,
+                                                        options_.fix_gamma ? nullptr : &of.gamma,
+                                                        options_.epsilon});
     mean_ = backend_->Read(of.running_mean);
     var = backend_->Read(of.running_var);
   }
-  SetScale(var, of);  // on a GPU reading waits, so after the pass over x, which waits anyway
-  if (of.y_request != Request::kNull) {
-    backend_->Normalize({of.x.dtype, layout, of.x.data, mean_.data(), scale_.data(), offset_.data(),
-                         options_.activation, of.y_request, of.y.data});
+  SetScale(var, of);
+  if (!is_written) {
+    pass.mean = mean_.data();
+    pass.scale = scale_.data();
+    pass.offset = offset_.data();
+    backend_->Normalize(pass);
   }
   KeepInputIfNeeded(layout, of);
 }
@@ -105,7 +115,7 @@ void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensor
   inv_std_.resize(var.size());
   scale_.resize(var.size());
   for (size_t c = 0; c < var.size(); ++c) {
-    inv_std_[c] = 1.0 / std::sqrt(var[c] + options_.epsilon);
+    inv_std_[c] = InvStd(var[c], options_.epsilon);
     scale_[c] = gamma_[c] * inv_std_[c];
   }
 }

@@ -27,6 +27,7 @@ struct Setting {
   Request dx_request = Request::kWrite;
   Request y_request = Request::kWrite;
   bool keeps_x = false;  // if from_output: the gamma of one channel is too small for y to suffice
+  bool training = true;
 
   syncbn::Options ToOptions(size_t devices) const {
     syncbn::Options options;
@@ -74,14 +75,13 @@ struct Shard {
     const auto vector = [&](Tensor& t) {
       return syncbn::Tensor{place(t), {kChannels}, vector_dtype};
     };
-    layer->Forward(training, {data(x), vector(gamma), vector(beta), setting.y_request, data(y),
-                          vector(mean), vector(var)});
+    layer->Forward(setting.training, {data(x), vector(gamma), vector(beta), setting.y_request,
+                                      data(y), vector(mean), vector(var)});
     layer->Backward(data(dy), data(setting.from_output ? y : x),
                     {setting.dx_request, Request::kAdd, Request::kWrite, data(dx), vector(dgamma),
                      vector(dbeta)});
   }
 
-  bool training = true;
   DType dtype;
   DType vector_dtype = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   std::vector<int64_t> shape;

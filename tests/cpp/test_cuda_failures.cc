@@ -102,9 +102,10 @@ void TestOtherProcessesLearnOfAFailure() {
   const auto layer = OnGpu({}, std::make_shared<syncbn::Group>("norm3"));
   Shard shard(DType::kFloat32, 3, 0, false);
   for (bool training : {false, true}) {
+    Setting setting;
+    setting.training = training;
     emulated::FailAfter(0);
-    shard.training = training;
-    CHECK(ErrorOf([&] { shard.Step(layer.get(), {}, InPlace); }) != kNoError);
+    CHECK(ErrorOf([&] { shard.Step(layer.get(), setting, InPlace); }) != kNoError);
     emulated::FailAfter(-1);
     CHECK_EQ(syncbn::TheCommunicator()->Failure().empty(), !training);
   }
@@ -116,6 +117,25 @@ void TestOtherProcessesLearnOfAFailure() {
            "SyncBatchNorm 'norm3', forward on gpu(3): CUDA: ");
 }
 
+// The launches and waits of a step are those that docs/design/gpu.md tells.
+void TestLaunchesAndWaits() {
+  for (bool training : {true, false}) {
+    Setting setting;
+    setting.training = training;
+    const auto layer = OnGpu(setting, std::make_shared<syncbn::Group>("layer"));
+    Shard shard(DType::kFloat32, 3, 0, false);
+    const auto launches = [] {
+      int sum = 0;
+      for (const auto& kernel : emulated::Launches()) sum += kernel.second;
+      return sum;
+    };
+    const int launches_before = launches(), waits_before = emulated::Waits();
+    shard.Step(layer.get(), setting, InPlace);
+    CHECK_EQ(launches() - launches_before, (training ? 4 : 3) + 4);
+    CHECK_EQ(emulated::Waits() - waits_before, (training ? 2 : 1) + 2);
+  }
+}
+
 void TestNoSuchDevice() {
   CHECK_EQ(ErrorOf([] { syncbn::MakeCudaBackend({"gpu", 4}, Allocate); }),
            "SyncBatchNorm on gpu(4): this process sees 4 CUDA devices");
@@ -125,7 +145,11 @@ void TestNoSuchDevice() {
 
 int main() {
   TestMemory();
+  TestLaunchesAndWaits();
   TestFailures({});
+  Setting prediction;
+  prediction.training = false;
+  TestFailures(prediction);
   for (bool keeps_x : {false, true}) {
     TestFailures({{Function::kLeakyRelu, 0.1}, true, Request::kWrite, Request::kWrite, keeps_x});
   }

@@ -7,8 +7,10 @@
 #include <iostream>
 #include <random>
 
+#include "core/moments.h"
 #include "kernel_tests.h"
 #include "kernels/cuda/batch_norm_cuda.h"
+#include "kernels/cuda/coefficients.h"
 #include "kernels/cuda/partition.h"
 #include "kernels/cuda/vectors.h"
 #include "staging.h"
@@ -157,6 +159,36 @@ void TestCopies() {
   }
 }
 
+// Coefficients have the bits of those that the host computes.
+void TestCoefficients() {
+  constexpr int64_t kChannels = 1000;
+  constexpr double kEpsilon = 1e-5;
+  std::mt19937 generator(test::Seed());
+  std::lognormal_distribution<double> sizes(0, 5);
+  std::vector<double> mean(kChannels), var(mean), beta(mean), gamma(mean);
+  for (std::vector<double>* vector : {&mean, &var, &beta, &gamma}) {
+    for (double& value : *vector) value = sizes(generator);
+  }
+  for (const double* given : std::vector<const double*>{gamma.data(), nullptr}) {
+    Tensor mean_out(DType::kFloat64, kChannels), scale(mean_out), offset(mean_out);
+    {
+      Staging on_gpu(DType::kFloat64, {1, kChannels, 1});
+      cuda::ComputeCoefficients(
+          {kChannels, on_gpu.Vector(mean.data()), on_gpu.Vector(var.data()),
+           on_gpu.Vector(beta.data()), on_gpu.Vector(given), kEpsilon,
+           on_gpu.Result(mean_out.doubles()), on_gpu.Result(scale.doubles()),
+           on_gpu.Result(offset.doubles())},
+          nullptr);
+    }
+    CHECK(mean_out.Guarded() && scale.Guarded() && offset.Guarded());
+    for (int64_t c = 0; c < kChannels; ++c) {
+      CHECK_EQ(mean_out.Get(c), mean[c]);
+      CHECK_EQ(scale.Get(c), (given == nullptr ? 1 : gamma[c]) * syncbn::InvStd(var[c], kEpsilon));
+      CHECK_EQ(offset.Get(c), beta[c]);
+    }
+  }
+}
+
 #ifdef EMULATED_CUDA
 void TestEveryKernelRan() {
   for (const auto& kernel : emulated::Launches())
@@ -170,6 +202,7 @@ int main(int arguments, char** values) {
   const std::string form = arguments > 1 ? values[1] : "";
   test::Check(cudaSetDevice(0));
   TestCopies();
+  TestCoefficients();
   TestOutlier();
   TestSameBitsInEveryRun({6, 40, 49});
   TestManyElements({3, 4, 10007});

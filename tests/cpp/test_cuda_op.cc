@@ -3,8 +3,11 @@
 // scripts/check_gpu.sh on a card. test_cuda_failures.cc has what only emulation can do.
 //
 //     test_cuda_op FOLDER    also writes data and results for tests/gpu/compare_with_pytorch.py
+#include <dlfcn.h>
+
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -91,6 +94,22 @@ void TestRequests() {
   }
 }
 
+// Coefficients are computed on the GPU.
+void TestPrediction() {
+  const Activation none, elu{Function::kElu, 0.8};
+  for (DType dtype : test::kDTypes) {
+    for (Request y_request : {Request::kWrite, Request::kAdd, Request::kNull}) {
+      for (const Activation& activation : {none, elu}) {
+        const Setting setting{activation, false, Request::kWrite, y_request, false, false};
+        TestSetting(dtype, {3}, setting, "prediction");
+        TestSetting(dtype, {2, 0}, setting, "prediction on two devices");
+      }
+    }
+    TestSetting(dtype, {3}, {none, true, Request::kWrite, Request::kWrite, true, false},
+                "prediction that keeps x");
+  }
+}
+
 void TestActivations() {
   const Activation none, relu{Function::kLeakyRelu, 0}, leaky{Function::kLeakyRelu, 0.1};
   const Activation elu{Function::kElu, 0.8};
@@ -110,11 +129,57 @@ void TestActivations() {
   }
 }
 
+// The calling thread's context, as CUDA's driver knows it; null for none.
+void* CurrentContext() {
+  void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
+  const auto get = reinterpret_cast<int (*)(void**)>(dlsym(driver, "cuCtxGetCurrent"));
+  void* context = nullptr;
+  CHECK_EQ(get(&context), 0);
+  return context;
+}
+
+// A call leaves its thread with the device that the thread had, or with none. A machine with one
+// GPU has no other device.
+void TestCurrentDevice() {
+  int devices = 0;
+  test::Check(cudaGetDeviceCount(&devices));
+  for (int device : {-1, 0, devices - 1}) {
+    const Setting setting;
+    const auto layer = MakeLayer(setting, 1, {"gpu", 0}, std::make_shared<syncbn::Group>("layer"),
+                                 syncbn::MakeCudaBackend({"gpu", 0}, Allocate));
+    Shard shard(DType::kFloat32, 3, 0, false);
+    {
+      Staging on_gpu(DType::kFloat32, {});
+      const auto step = [&] {
+        shard.Step(layer.get(), setting, [&](test::Tensor& tensor) {
+          return on_gpu.Written(tensor.data(), tensor.Bits().size());
+        });
+      };
+      step();  // has placed the tensors, so the thread below calls CUDA in the layer only
+      std::thread([&] {
+        if (device >= 0) {
+          test::Check(cudaSetDevice(device));
+          test::Check(cudaFree(nullptr));  // older runtimes make the context at the first use
+        }
+        void* const before = CurrentContext();
+        CHECK_EQ(before == nullptr, device < 0, "the context of a new thread");
+        step();
+        CHECK_EQ(CurrentContext(), before, "device ", device);
+      }).join();
+    }
+    std::vector<Shard> expected = TrainOnCpu(DType::kFloat32, {3}, setting);
+    Compare(shard.y, expected[0].y, DType::kFloat32, 0, "y");
+  }
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
   if (arguments[1] != nullptr) folder = arguments[1];
+  test::Check(cudaSetDevice(0));
+  TestCurrentDevice();
   TestRequests();
+  TestPrediction();
   TestActivations();
   return check::Result();
 }

@@ -104,6 +104,11 @@ def check_all_parts_on_the_emulated_gpu(build, out):
     assert len(document["rows"]) == 4
     table = (out / "benchmark_gpu.md").read_text()
     assert "| (2, 8, 6, 6) | float16 | channels-last | " in table and table in output
+    assert [row["devices"] for row in document["forwards"]] == [1, 2, 4]
+    assert all(
+        f"| {row['devices']} | {row['begin']:.1f} | " in table
+        for row in document["forwards"]
+    )
 
     # The programs alone, carried to a machine without compilers.
     carried = build.with_name("carried")
@@ -119,3 +124,26 @@ def test_check_gpu_needs_a_gpu(tmp_path):
     if shutil.which("nvidia-smi") is None:
         status, output = check_gpu(tmp_path / "none", tmp_path, emulated="")
         assert status == 2 and output.startswith("nvidia-smi finds no GPU here; ")
+
+
+@pytest.mark.parametrize(
+    "log, failed",
+    [
+        ("========= COMPUTE-SANITIZER", "none"),
+        ("========= Error: Race reported between Write access at", "racecheck"),
+    ],
+)
+def test_time_out_of_a_sanitizer(tmp_path, log, failed):
+    """It fails the check only where the sanitizer has found something until then."""
+    tools = {
+        "nvidia-smi": "echo GPU 0",
+        "compute-sanitizer": "",
+        "timeout": f"echo '{log}'; exit 124",
+    }
+    for name, code in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PARTS": "racecheck"}
+    status, output = check_gpu(tmp_path, tmp_path / "out", emulated="", **variables)
+    assert status == (failed != "none")
+    assert output.splitlines()[-1].endswith(f"FAILED: {failed}"), output

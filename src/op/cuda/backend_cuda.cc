@@ -1,6 +1,7 @@
 // A GPU as a backend: one call at a time on a lane. In a training step the host waits twice for one
-// layer and phase: for the sums, and at the end. Kernels write sums straight to pinned memory, and
-// all per-channel vectors of a phase move in one launch, so no copy of them is queued.
+// layer and phase: for the sums, and at the end; in prediction once. Kernels write sums straight to
+// pinned memory, and all per-channel vectors of a phase move in one launch, so no copy of them is
+// queued.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "core/error.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/coefficients.h"
 #include "kernels/cuda/vectors.h"
 #include "op/backend.h"
 #include "op/cuda/current_device.h"
@@ -41,7 +43,6 @@ class CudaBackend : public Backend {
       queued_.push_back({vector->data, copy, channels_, IsDouble(*vector), true, false});
     }
     Flush();
-    synchronized_ = false;
   }
 
   void Finish() override {
@@ -62,8 +63,7 @@ class CudaBackend : public Backend {
   }
 
   std::vector<double> Read(const Tensor& vector) override {
-    if (!synchronized_) lane_->Synchronize();
-    synchronized_ = true;
+    lane_->Synchronize();
     const double* values = read_.at(vector.data);
     return std::vector<double>(values, values + channels_);
   }
@@ -80,7 +80,7 @@ class CudaBackend : public Backend {
     MomentsPass on_device = pass;
     on_device.mean = TakePinned(n);
     on_device.m2 = TakePinned(n);
-    cuda::LocalMoments(on_device, lane_->Workspace(take_), lane_->stream());
+    cuda::LocalMoments(on_device, lane_->Workspace(take_), lane_->Queue());
     Fetch({{on_device.mean, pass.mean}, {on_device.m2, pass.m2}}, n);
   }
 
@@ -91,7 +91,7 @@ class CudaBackend : public Backend {
     Flush();
     on_device.sum_dz = TakePinned(n);
     on_device.sum_dz_xmu = TakePinned(n);
-    cuda::BackwardSums(on_device, lane_->Workspace(take_), lane_->stream());
+    cuda::BackwardSums(on_device, lane_->Workspace(take_), lane_->Queue());
     Fetch({{on_device.sum_dz, pass.sum_dz}, {on_device.sum_dz_xmu, pass.sum_dz_xmu}}, n);
   }
 
@@ -101,7 +101,22 @@ class CudaBackend : public Backend {
       *vector = Upload(*vector, pass.layout.channels);
     }
     Flush();
-    cuda::Normalize(on_device, lane_->stream());
+    cuda::Normalize(on_device, lane_->Queue());
+  }
+
+  bool Predict(const NormalizePass& pass, const Prediction& by) override {
+    double *const mean = TakeDevice(channels_), *const scale = TakeDevice(channels_),
+                 *const offset = TakeDevice(channels_);
+    cuda::ComputeCoefficients(
+        {channels_, read_.at(by.mean.data), read_.at(by.var.data), read_.at(by.beta.data),
+         by.gamma == nullptr ? nullptr : read_.at(by.gamma->data), by.epsilon, mean, scale, offset},
+        lane_->Queue());
+    NormalizePass on_device = pass;
+    on_device.mean = mean;
+    on_device.scale = scale;
+    on_device.offset = offset;
+    cuda::Normalize(on_device, lane_->Queue());
+    return true;
   }
 
   void BackwardApply(const ApplyPass& pass) override {
@@ -111,14 +126,14 @@ class CudaBackend : public Backend {
       *vector = Upload(*vector, pass.layout.channels);
     }
     Flush();
-    cuda::BackwardApply(on_device, lane_->stream());
+    cuda::BackwardApply(on_device, lane_->Queue());
   }
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (bytes == 0) return nullptr;
     kept_.Reserve(MemoryKind::kDevice, bytes, take_);  // earlier calls waited for their kernels
     SYNCBN_CUDA_CHECK(
-        cudaMemcpyAsync(kept_.data(), tensor, bytes, cudaMemcpyDefault, lane_->stream()));
+        cudaMemcpyAsync(kept_.data(), tensor, bytes, cudaMemcpyDefault, lane_->Queue()));
     return kept_.data();
   }
 
@@ -137,10 +152,15 @@ class CudaBackend : public Backend {
     return pinned;
   }
 
-  // The address on the device that has the values after the next Flush.
-  const double* Upload(const double* values, int64_t size) {
+  double* TakeDevice(int64_t size) {
     double* const device = lane_->device() + device_used_;
     device_used_ += size;
+    return device;
+  }
+
+  // The address on the device that has the values after the next Flush.
+  const double* Upload(const double* values, int64_t size) {
+    double* const device = TakeDevice(size);
     queued_.push_back({Pin(values, size), device, size, true, true, false});
     return device;
   }
@@ -155,14 +175,14 @@ class CudaBackend : public Backend {
   }
 
   void Flush() {
-    cuda::CopyVectors(queued_, lane_->stream());
+    if (queued_.empty()) return;
+    cuda::CopyVectors(queued_, lane_->Queue());
     queued_.clear();
   }
 
   // Waits for results in pinned memory.
   void Fetch(std::initializer_list<std::pair<const double*, double*>> results, int64_t size) {
     lane_->Synchronize();
-    synchronized_ = true;
     for (const auto& result : results) std::copy_n(result.first, size, result.second);
   }
 
@@ -187,7 +207,6 @@ class CudaBackend : public Backend {
   cuda::Lane* lane_ = nullptr;
   int64_t channels_ = 0;
   int64_t pinned_used_ = 0, device_used_ = 0;  // doubles
-  bool synchronized_ = false;
   std::map<const void*, const double*> read_;
   std::vector<cuda::VectorCopy> queued_;
 };

@@ -33,7 +33,7 @@ Lane::Lane() {
 void* Lane::Workspace(const Take& take) {
   workspace_.Reserve(MemoryKind::kDevice, static_cast<size_t>(WorkspaceBytes()), take);
   if (!zeroed_) {
-    SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace_.data(), 0, kWorkspaceZeros, stream_));
+    SYNCBN_CUDA_CHECK(cudaMemsetAsync(workspace_.data(), 0, kWorkspaceZeros, Queue()));
     zeroed_ = true;
   }
   return workspace_.data();
@@ -45,7 +45,11 @@ void Lane::Reserve(int64_t device_doubles, int64_t pinned_doubles, const Take& t
   pinned_.Reserve(MemoryKind::kPinned, bytes(pinned_doubles), take);
 }
 
-void Lane::Synchronize() { SYNCBN_CUDA_CHECK(cudaStreamSynchronize(stream_)); }
+void Lane::Synchronize() {
+  if (is_idle_) return;
+  SYNCBN_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  is_idle_ = true;
+}
 
 Lane* Lane::Acquire(int ordinal) {
   Pool& pool = ThePool();

@@ -21,14 +21,13 @@ using Take = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>
 // Memory that is kept from call to call, and grows where a call needs more.
 class Buffer {
  public:
-  // Makes room for this many bytes. Returns whether it had to grow: contents are lost then, and
-  // nothing may still work on them.
-  bool Reserve(MemoryKind kind, size_t bytes, const Take& take) {
-    if (bytes <= bytes_) return false;
+  // Makes room for this many bytes. Where it has to grow the contents are lost, and nothing may
+  // still work on them.
+  void Reserve(MemoryKind kind, size_t bytes, const Take& take) {
+    if (bytes <= bytes_) return;
     Free();
     memory_ = take(kind, bytes);
     bytes_ = bytes;
-    return true;
   }
   void Free() {
     bytes_ = 0;
@@ -46,7 +45,13 @@ class Lane {
   // On the current device, like all the rest.
   Lane();
 
-  Stream stream() const { return stream_; }
+  // The stream, for work that Synchronize is to wait for.
+  Stream Queue() {
+    is_idle_ = false;
+    return stream_;
+  }
+  // Waits for all that was queued.
+  void Synchronize();
 
   // The kernels' workspace, for one kernel after the other.
   void* Workspace(const Take& take);
@@ -56,14 +61,13 @@ class Lane {
   double* device() const { return static_cast<double*>(device_.data()); }
   double* pinned() const { return static_cast<double*>(pinned_.data()); }
 
-  void Synchronize();
-
   // A free lane of the current device, whose number is `ordinal`; created if all are in use.
   static Lane* Acquire(int ordinal);
   static void Release(int ordinal, Lane* lane);
 
  private:
   Stream stream_ = nullptr;
+  bool is_idle_ = true;
   Buffer workspace_, device_, pinned_;
   bool zeroed_ = false;  // the workspace's zeros
 };

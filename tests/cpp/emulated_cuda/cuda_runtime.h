@@ -78,6 +78,8 @@ int& Device();
 void CheckStream(cudaStream_t stream);
 // Allocations of device and pinned memory that were made so far, by all threads.
 int Allocations();
+// How often any thread waited for a stream so far.
+int Waits();
 // How often each of the library's kernels was launched, by its name.
 std::map<std::string, std::atomic<int>>& Launches();
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kDevices = 4;
 thread_local int calls_left = -1;
-std::atomic<int> allocations{0};
+std::atomic<int> allocations{0}, waits{0};
 
 // Memory is allocated on the current device, so there must be one.
 void CheckDevice() {
@@ -51,6 +51,7 @@ void CheckStream(cudaStream_t stream) {
   std::abort();
 }
 int Allocations() { return allocations; }
+int Waits() { return waits; }
 std::map<std::string, std::atomic<int>>& Launches() {
   static std::map<std::string, std::atomic<int>> launches;
   return launches;
@@ -113,7 +114,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) 
   *stream = StreamOf(emulated::Device());
   return emulated::Call();
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) { return emulated::Call(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) {
+  ++waits;
+  return emulated::Call();
+}
 
 struct CUevent_st {
   std::chrono::steady_clock::time_point time;
