@@ -105,9 +105,9 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
     if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(of.options.num_devices);
     const int y = of.Inputs();
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
-                                      of.options.masked ? arrays[y - 1].View() : Tensor(),
                                       ToRequest(requests[0]), arrays[y].View(),
-                                      arrays[y + 1].View(), arrays[y + 2].View()});
+                                      arrays[y + 1].View(), arrays[y + 2].View(),
+                                      of.options.masked ? arrays[y - 1].View() : Tensor()});
   });
 }
 

@@ -43,11 +43,11 @@ struct Options {
 // The tensors of a forward call. Running statistics are updated in place.
 struct ForwardTensors {
   Tensor x, gamma, beta;
-  // If masked: the number of valid rows (of the axes before the channels), once for each channel.
-  // Others are neither read nor written, in forward and backward.
-  Tensor rows;
   Request y_request;
   Tensor y, running_mean, running_var;
+  // If masked: the number of valid rows (of the axes before the channels), once for each channel.
+  // Others are neither read nor written, in forward and backward.
+  Tensor rows = {};
 };
 
 struct Gradients {

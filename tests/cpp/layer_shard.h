@@ -1,6 +1,7 @@
 // Random shards of a layer on several devices, and their training steps.
 // Who uses it: test_cuda_op.cc, on the emulated GPU and on a card, and test_cuda_failures.cc.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <string>
@@ -28,6 +29,7 @@ struct Setting {
   Request y_request = Request::kWrite;
   bool keeps_x = false;  // if from_output: the gamma of one channel is too small for y to suffice
   bool training = true;
+  bool masked = false;  // the last row of each shard is padding
 
   syncbn::Options ToOptions(size_t devices) const {
     syncbn::Options options;
@@ -35,6 +37,7 @@ struct Setting {
     options.timeout = 60;
     options.activation = activation;
     options.from_output = from_output;
+    options.masked = masked;
     return options;
   }
 };
@@ -65,6 +68,7 @@ struct Shard {
       mean.Set(c, 0.5);
       var.Set(c, 2);
       dgamma.Set(c, 1);
+      valid_rows.Set(c, static_cast<double>(std::max<int64_t>(rows - 1, 0)));
     }
   }
 
@@ -75,8 +79,9 @@ struct Shard {
     const auto vector = [&](Tensor& t) {
       return syncbn::Tensor{place(t), {kChannels}, vector_dtype};
     };
-    layer->Forward(setting.training, {data(x), vector(gamma), vector(beta), setting.y_request,
-                                      data(y), vector(mean), vector(var)});
+    layer->Forward(setting.training,
+                   {data(x), vector(gamma), vector(beta), setting.y_request, data(y),
+                    vector(mean), vector(var), vector(valid_rows)});
     layer->Backward(data(dy), data(setting.from_output ? y : x),
                     {setting.dx_request, Request::kAdd, Request::kWrite, data(dx), vector(dgamma),
                      vector(dbeta)});
@@ -89,6 +94,7 @@ struct Shard {
   Tensor gamma{vector_dtype, kChannels}, beta{vector_dtype, kChannels};
   Tensor mean{vector_dtype, kChannels}, var{vector_dtype, kChannels};
   Tensor dgamma{vector_dtype, kChannels}, dbeta{vector_dtype, kChannels};
+  Tensor valid_rows{vector_dtype, kChannels};
 };
 
 // On the CPU a layer computes where the test's tensors are.
