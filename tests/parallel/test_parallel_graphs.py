@@ -214,7 +214,7 @@ def test_a_replica_without_rows_and_a_variable_given_twice(devices):
     with autograd.record():
         total = net(x).sum()
     results = autograd.grad(total, [second, first, first])
-    assert [result.asscalar() for result in results] == [0, 5, 5]
+    assert [result.asnumpy() for result in results] == [0, 5, 5]
 
 
 def test_what_autograd_grad_cannot_do(devices):

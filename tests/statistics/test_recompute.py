@@ -232,7 +232,7 @@ def test_layers_stay_of_their_kind():
     # (-1, 1) after the first layer; the ReLU makes (0, 1) of it.
     means = [value(layer.running_mean) for layer in net]
     np.testing.assert_allclose(np.ravel(means), [2, 0, 0], atol=1e-6)
-    y = net(mx.nd.array([[[[3.0]]]])).asscalar()
+    y = net(mx.nd.array([[[[3.0]]]])).asnumpy()
     assert y == pytest.approx(-1, rel=1e-4)
 
 
@@ -327,7 +327,7 @@ def test_no_more_batches_are_read_than_asked_for():
     batches = iter([mx.nd.array([[x]]) for x in (1.0, 2.0, 7.0)])
     recompute_statistics(layer, batches, steps=2)
     assert value(layer.running_mean) == 1.5
-    assert next(batches).asscalar() == 7
+    assert next(batches).asnumpy() == 7
 
 
 def test_several_inputs_and_another_batch_axis():
