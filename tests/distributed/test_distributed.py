@@ -304,6 +304,23 @@ for patient in range(2):
     gluon_syncbn.set_timeout(20)
 gluon_syncbn.freeze_statistics(net[0])
 step()
+
+# So is a node of a SymbolBlock's graph.
+node = mx.sym.BatchNorm(mx.sym.var('data'), name='node')
+graph = mx.gluon.SymbolBlock(node, mx.sym.var('data'))
+gluon_syncbn.convert_sync_batchnorm(graph).initialize()
+gluon_syncbn.freeze_statistics(graph)
+gluon_syncbn.freeze_statistics(graph, rank == 0)
+gluon_syncbn.set_timeout(60 if rank == 0 else 2)
+def call():
+    with autograd.train_mode():
+        graph(x).wait_to_read()
+    distributed.barrier()
+text = error_of(call)
+assert "has frozen 'node': call gluon_syncbn.freeze_statistics" in text, text
+gluon_syncbn.recover()
+gluon_syncbn.freeze_statistics(graph, False)
+call()
 """
     run_ranks(2, FROZEN + program)
 
