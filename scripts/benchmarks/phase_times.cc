@@ -35,7 +35,7 @@ class TimedBackend : public Backend {
   TimedBackend(std::unique_ptr<Backend> backend, Times* times)
       : backend_(std::move(backend)), times_(*times) {}
 
-  void Begin(const Layout& layout, std::initializer_list<const Tensor*> vectors) override {
+  void Begin(const Layout& layout, const std::vector<const Tensor*>& vectors) override {
     last_ = Clock::now();
     backend_->Begin(layout, vectors);
     End(0);
