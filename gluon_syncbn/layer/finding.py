@@ -110,7 +110,7 @@ class GraphLayer:
     def __init__(self, block: mx.gluon.Block, node: dict, inputs: list[str]) -> None:
         self._attributes = node["attrs"]
         self.name = self._attributes["layer"]
-        # By position: data, gamma, beta, (after), running mean, running variance.
+        # By position: data, gamma, beta, (after), (rows), running mean and variance.
         self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
 
     def contexts(self) -> list[mx.Context]:

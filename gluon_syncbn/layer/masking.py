@@ -41,7 +41,7 @@ class MaskedRows:
         return F.broadcast_like(count, F.cast(F.BlockGrad(channels), dtype="float64"))
 
     def put_back(self, rows: Any) -> Any:
-        """What `valid_first` gave, in the data's shape; padding is 0."""
+        """The rows in the order and shape of the data; padding is 0."""
         F = self._F
         rows = F.contrib.index_copy(F.zeros_like(rows), self._order, rows)
         y = F.reshape_like(self._without_padding(rows), self._channels_last)
@@ -57,10 +57,10 @@ class MaskedRows:
 def check_mask(layer: str, x: Any, mask: Any, axis: int) -> None:
     """Raises TypeError or ValueError if a layer cannot take this mask with its data."""
     is_array = isinstance(x, mx.nd.NDArray)
-    kind, words = (
-        (mx.nd.NDArray, "an NDArray") if is_array else (mx.sym.Symbol, "a Symbol")
-    )
-    check_type("mask", mask, kind, f"{words}, as data is")
+    if is_array:
+        check_type("mask", mask, mx.nd.NDArray, "an NDArray, as data is")
+    else:
+        check_type("mask", mask, mx.sym.Symbol, "a Symbol, as data is")
     if axis not in (1, -1):
         raise ValueError(
             f"SyncBatchNorm '{layer}': axis is {axis}, expected 1 or -1 with a mask"

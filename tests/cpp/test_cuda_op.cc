@@ -110,7 +110,7 @@ void TestPrediction() {
   }
 }
 
-// What padding has stays as it was; one shard has nothing but padding.
+// Padding is not written. One shard has nothing but padding.
 void TestMasks() {
   const Activation leaky{Function::kLeakyRelu, 0.1};
   for (DType dtype : test::kDTypes) {

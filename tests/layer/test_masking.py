@@ -8,7 +8,7 @@ from mxnet.gluon import nn
 from support import reference
 from support.helpers import (
     MODES,
-    assert_near,
+    assert_all_near,
     put,
     set_mode,
     split_rows,
@@ -26,6 +26,7 @@ LAYOUTS = {  # the data's shape, and the axis of its channels
     "NCHW": ((6, 3, 4, 5), 1),
 }
 ROWS = [2, 4]  # of the devices
+COUNT = 100  # elements of a channel, for tolerances
 GAMMA, BETA = np.array([1.5, -0.5, 1.0]), np.array([0.25, 0.0, -1.0])
 
 
@@ -81,16 +82,10 @@ def train(devices, layer, x, dy, mask, dtype="float64"):
     return whole(ys), whole([shard.grad for shard in xs])
 
 
-def assert_close(result, expected, dtype="float64"):
-    """Compares results whose terms are of order 10."""
-    scale = 10 * abs(np.asarray(expected)).max() + 10
-    assert_near(result, expected, dtype, 100, scale=scale)
-
-
 def assert_valid(array, mask, layout, expected, dtype="float64"):
     """The valid elements are as expected, and padding is 0."""
     valid, padding = rows_of(array, mask, layout)
-    assert_close(valid, expected, dtype)
+    assert_all_near([valid], [expected], dtype, COUNT, 10)
     assert not padding.any()
 
 
@@ -106,12 +101,13 @@ def test_padding_does_not_count(layout, second_has_rows, mode, devices):
     assert_valid(y, mask, layout, expected)
     expected, dgamma, dbeta = reference.backward(rows, head, GAMMA)
     assert_valid(dx, mask, layout, expected)
-    assert_close(summed_grad(layer.gamma), dgamma)
-    assert_close(summed_grad(layer.beta), dbeta)
     mx.nd.waitall()
+    found = [summed_grad(p) for p in (layer.gamma, layer.beta)]
+    right = [dgamma, dbeta]
     for i in range(len(devices)):
-        assert_close(value(layer.running_mean, i), 0.1 * mean)
-        assert_close(value(layer.running_var, i), 0.9 + 0.1 * var)
+        found += [value(p, i) for p in (layer.running_mean, layer.running_var)]
+        right += [0.1 * mean, 0.9 + 0.1 * var]
+    assert_all_near(found, right, "float64", COUNT, 10)
 
 
 def test_selected_rows(devices):
@@ -131,11 +127,12 @@ def test_selected_rows(devices):
             ys = devices.map(select, *inputs)
         heads = put(split_rows(head, [len(rows), 0]), devices.contexts, "float64")
         devices.map(lambda y, head: y.backward(head), ys, heads)
-        assert_close(whole(ys), reference.forward(rows, GAMMA, BETA)[0])
+        y = reference.forward(rows, GAMMA, BETA)[0]
         dx = whole([shard.grad for shard in inputs[0]])
         expected, dgamma, _ = reference.backward(rows, head, GAMMA)
         assert_valid(dx, mask, "NC", expected)
-        assert_close(summed_grad(layer.gamma), dgamma)
+        found = [whole(ys), summed_grad(layer.gamma)]
+        assert_all_near(found, [y, dgamma], "float64", COUNT, 10)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -169,7 +166,7 @@ def test_running_statistics_with_a_mask(frozen, devices):
     assert_valid(y, mask, "NTC", expected)
     expected, dgamma, _ = reference.inference_backward(rows, head, GAMMA, *statistics)
     assert_valid(dx, mask, "NTC", expected)
-    assert_close(summed_grad(layer.gamma), dgamma)
+    assert_all_near([summed_grad(layer.gamma)], [dgamma], "float64", COUNT, 10)
 
 
 class Pooled(nn.HybridBlock):
@@ -204,8 +201,7 @@ def test_parallel_nets_pass_masks_on(mode, devices):
             loss = (parallel(*arguments) ** 2).sum()
         loss.backward()
         found.append([loss.asscalar(), summed_grad(net.dense.weight)])
-    for two, one in zip(*found):
-        assert_close(two, one)
+    assert_all_near(*found, "float64", COUNT, 10)
 
 
 def test_numpy_arrays():

@@ -116,7 +116,7 @@ class Runner:
             pairs[k] = ys[k], [_array(dy[k], self._contexts[k]) for dy in data.dys]
         if self._program.way == "plain_loop":
             active = list(filter(None, pairs))
-            # Where inputs have no gradients, each context may have its own backward.
+            # Each context may have its own backward if inputs have no gradients.
             is_each = self._program.x_request == "null"
             for part in [[pair] for pair in active] if is_each else [active]:
                 heads, dys = (sum(column, []) for column in zip(*part))
