@@ -100,7 +100,7 @@ def cmake(*arguments):
 def build_libraries():
     """Builds what is not built yet, and leaves it in INSTALLED.
 
-    Objects of earlier builds stay: ninja compiles anew what has another command,
+    Objects of earlier builds stay: ninja compiles again what has another command,
     source or header. Nothing else of theirs does, because the tools that they knew may
     be gone, as those of an isolated build are.
     """

@@ -2,8 +2,8 @@
 
 `--program` is benchmark_gpu.cc, built (scripts/check_gpu.sh does that): it verifies
 and times ours, and kernels that only move the same bytes. PyTorch's kernels and layers
-(pytorch_gpu.py) are timed in the same way right behind; without PyTorch their columns
-are missing. No other package takes part. "forward" and "backward" are two kernels in a
+(pytorch_gpu.py) are timed in the same way right after; without PyTorch their columns
+are missing. No other package is timed. "forward" and "backward" are two kernels in a
 row, the second of which may find in the cache what the first has read. Bytes are those
 that a kernel must read and write: 1, 2, 2 and 3 tensors. Forwards of a small layer are
 timed from the host, with threads as devices. Writes JSON after each result, and beside
@@ -101,7 +101,7 @@ def tables_of(document):
     if rows and rows[0]["torch"]:
         heads += ["faster", *rows[0]["torch_layers"]]
         beside = (
-            f", and behind the slash those of PyTorch {machine['torch']}, whose layers "
+            f", and after the slash those of PyTorch {machine['torch']}, whose layers "
             "are the last columns, forward and backward with what the host adds"
         )
     lines = [

@@ -10,8 +10,8 @@ called by itself.
 Each candidate is compared with a float64 batch normalization of the whole batch first,
 and timed only if it is right. Then all candidates take turns, so that noise of the
 machine hits all of them; medians are printed and written as JSON, with the memory
-bandwidth that the run on one context measured. PyTorch's BatchNorm2d takes part where
-PyTorch is installed.
+bandwidth that the run on one context measured. PyTorch's BatchNorm2d is timed too
+where PyTorch is installed.
 
     python scripts/benchmarks/benchmark_layer.py  # as in docs/benchmarks.md
     python scripts/benchmarks/benchmark_layer.py --shape 2,64,30,30 --repetitions 50

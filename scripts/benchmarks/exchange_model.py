@@ -24,7 +24,7 @@ def rounds(processes):
     """Messages of an exchange that wait for one another.
 
     Recursive doubling takes log2(processes). Those beyond a power of two hand their
-    part to a neighbour before it and get the result behind it, which adds one, and two
+    part to a neighbour before it and get the result after it, which adds one, and two
     if they are more than half of that power.
     """
     bits = processes.bit_length() - 1

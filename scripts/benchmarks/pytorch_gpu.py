@@ -99,7 +99,7 @@ def group_of_this_process():
 
 
 class PyTorch:
-    """Times PyTorch behind writes of `flush_bytes`, which empty the cache."""
+    """Times PyTorch after writes of `flush_bytes`, which empty the cache."""
 
     def __init__(self, flush_bytes, repetitions):
         self._flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")

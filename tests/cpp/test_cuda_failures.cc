@@ -1,4 +1,4 @@
-// Tests the state that a failed CUDA call leaves behind, and what memory a layer takes, on the
+// Tests the state that a failed CUDA call leaves, and what memory a layer takes, on the
 // emulated GPU, whose calls fail on demand.
 #include <memory>
 #include <string>

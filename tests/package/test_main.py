@@ -46,7 +46,7 @@ def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
 
 
 def test_a_library_of_other_sources_is_named():
-    """As after a pull, where an editable installation was not built anew."""
+    """As after a pull, where an editable installation was not built again."""
     run = run_python("import gluon_syncbn", GLUON_SYNCBN_LIBRARY=_ctypes.__file__)
     *_, sentence = run.stderr.splitlines()
     assert sentence == (

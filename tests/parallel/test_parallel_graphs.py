@@ -192,7 +192,7 @@ def test_stale_gradients_are_noticed_as_ever(devices):
 
 @pytest.mark.parametrize("attach", [True, False])
 def test_one_replica_of_one_parameter(attach):
-    """The other devices have to take part: their layers exchange gradients."""
+    """The other devices run backward too: their layers exchange gradients."""
     results = []
     for contexts in None, cpus(2):
         net = normalizing_net(contexts, 0, "imperative")

@@ -97,7 +97,7 @@ def assert_statistics(net, expected, batches, contexts=1):
 @pytest.mark.parametrize("way", ["one context", "Devices", "make_parallel"])
 @pytest.mark.parametrize("norm", [SyncBatchNorm, nn.BatchNorm])
 def test_equals_all_elements_together(norm, way, mode):
-    """Also a layer behind a pool, which sees one value of each channel in a batch."""
+    """Also a layer after a pool, which sees one value of each channel in a batch."""
     contexts = cpus(1 if way == "one context" else 2)
     plain = plain_net(small_net, (1, 3, 6, 5))
     net = small_net(norm)
