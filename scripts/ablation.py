@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
 """Measures the gain of synchronized batch normalization by images per device.
 
-    python scripts/ablation.py --data-root camvid           # everything, four hours
+    python scripts/ablation.py --data-root camvid           # everything, two hours
     python scripts/ablation.py --quick                      # digits, under 15 minutes
     python scripts/ablation.py --draw                       # figures of what there is
 
 Trains FastSCNN with unsynchronized and with synchronized layers on 2 and 4 devices with
 1, 2 and 4 images each, and on one device with each of these batches, from the same
 initial parameters, in the same order, with the same augmentation and a learning rate in
-proportion to the batch; FCN-ResNet-50 on two devices; then tests the last epoch, with
-its running statistics, with those recomputed from the training images, and with those
-of each batch. It also measures how far several devices are from one. A data set is a
-folder as train_segmentation.py takes it, with a split "test"; class names are CamVid's
-unless others are given.
+proportion to the batch; FCN-ResNet-50 on two devices with one image each; then tests
+the last epoch, with its running statistics, with those recomputed from the training
+images, and with those of each batch. It also measures how far several devices are from
+one. A data set is a folder as train_segmentation.py takes it, with a split "test";
+class names are CamVid's unless others are given.
 
 Every run has a folder in --runs and a JSON in --results. A second start skips runs that
-are done and continues those that were killed. On two cores FastSCNN takes an hour, and
-FCN three; --parts makes them one by one.
+are done and continues those that were killed. On two cores FastSCNN and FCN take an
+hour each; --parts makes them one by one.
 """
 
 import argparse

@@ -42,12 +42,11 @@ class Scale:
     seeds: int = 3
     train_images: int = 0
     eval_images: int = 0
-    one_device: tuple = ()  # the batches of one device; () for each whole batch
 
 
 FULL = {
     "fastscnn": Scale(),
-    "fcn": Scale("fcn", 96, 3, devices=(2,), one_device=(2,)),
+    "fcn": Scale("fcn", 96, 3, devices=(2,), images=(1,)),
 }
 QUICK = {
     "fastscnn": Scale("fastscnn", 96, 4, (2,), (1, 2), 2, 160, 40),
@@ -63,7 +62,7 @@ def arms(scale):
         for images in scale.images
         for norm in ("bn", "syncbn")
     ]
-    sizes = scale.one_device or sorted({arm.batch for arm in found})
+    sizes = sorted({arm.batch for arm in found})
     return found + [Arm("syncbn", 1, size) for size in sizes]
 
 
