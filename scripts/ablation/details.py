@@ -11,7 +11,7 @@ from .results import has, runs, score
 
 # The name in the results: label, colour, marker.
 NORMS = {
-    "bn": ("nn.BatchNorm, each device by itself", "tab:gray", "s"),
+    "bn": ("nn.BatchNorm, each device alone", "tab:gray", "s"),
     "syncbn": ("SyncBatchNorm", "tab:blue", "o"),
 }
 ONE_DEVICE = "one device, whole batch", "tab:orange", "_"
