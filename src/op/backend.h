@@ -51,9 +51,9 @@ class Backend {
   // The kernels. A pass's tensors are on the device, its per-channel arrays on the host.
   virtual void LocalMoments(const MomentsPass& pass) = 0;
   virtual void Normalize(const NormalizePass& pass) = 0;
-  // Normalizes by tensors that Begin was given; the pass has no per-channel arrays. Returns false,
-  // and does nothing, where Read does not wait for the device: Normalize is as good there.
-  virtual bool Predict(const NormalizePass& /*pass*/, const Prediction& /*by*/) { return false; }
+  // Normalizes by tensors that Begin was given, without the pass's per-channel arrays. A GPU does
+  // not wait here.
+  virtual void Predict(NormalizePass pass, const Prediction& by) = 0;
   virtual void BackwardSums(const SumsPass& pass) = 0;
   virtual void BackwardApply(const ApplyPass& pass) = 0;
 

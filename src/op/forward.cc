@@ -63,50 +63,48 @@ int64_t SyncBatchNorm::ValidRows(const Layout& layout, const ForwardTensors& of)
   throw DeviceError(Concat("\"rows\" counts ", rows, " valid rows, but data has ", layout.outer));
 }
 
-void SyncBatchNorm::ComputeForward(const Layout& layout, const ForwardTensors& of) {
+// For training batches, and those that are collected.
+void SyncBatchNorm::NormalizeByBatch(const Layout& layout, const ForwardTensors& of) {
+  ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
+  backward_calls_ = 0;
   mean_.resize(static_cast<size_t>(layout.channels));
-  std::vector<double> var(mean_.size());
-  NormalizePass pass{of.x.dtype, layout, of.x.data, nullptr, nullptr, nullptr,
-                     options_.activation, of.y_request, of.y.data};
-  bool is_written = of.y_request == Request::kNull;
-  if (batch_statistics_) {
-    ticket_ = group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
-    backward_calls_ = 0;
-    std::vector<double> count{static_cast<double>(layout.PerChannel())}, m2(var.size());
-    backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), m2.data()});
-    const bool raises = options_.nonfinite == NonFinite::kRaise;
-    const std::string own_fault = raises ? FirstNonFinite(mean_, m2) : "";
-    if (Synchronizes()) {
-      Exchange("forward", of.x, layout, ReduceOperation::kMoments, {&count, &mean_, &m2});
-    } else {
-      group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
-    }
-    count_ = count[0];
-    for (size_t c = 0; c < var.size(); ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0;
-    CollectedMoments& collected = history_->collected();
-    if (options_.nonfinite != NonFinite::kPropagate && !FirstNonFinite(mean_, m2).empty()) {
-      if (raises) RaiseNonFinite(own_fault, of.x, layout);
-    } else if (collected.IsActive()) {
-      collected.Add(ticket_.number, count_, mean_, m2, options_.unbiased_running_var);
-    } else {
-      UpdateRunning(var, of);
-    }
+  std::vector<double> count{static_cast<double>(layout.PerChannel())};
+  std::vector<double> m2(mean_.size()), var(mean_.size());
+  backend_->LocalMoments({of.x.dtype, layout, of.x.data, mean_.data(), m2.data()});
+  const bool raises = options_.nonfinite == NonFinite::kRaise;
+  const std::string own_fault = raises ? FirstNonFinite(mean_, m2) : "";
+  if (Synchronizes()) {
+    Exchange("forward", of.x, layout, ReduceOperation::kMoments, {&count, &mean_, &m2});
   } else {
-    // On a GPU reading waits, so y comes first.
-    is_written = is_written || backend_->Predict(pass, {of.running_mean, of.running_var, of.beta,
-                                                        options_.fix_gamma ? nullptr : &of.gamma,
-                                                        options_.epsilon});
-    mean_ = backend_->Read(of.running_mean);
-    var = backend_->Read(of.running_var);
+    group_->Check(ticket_, "forward", device_);  // another device may call the layer as well
+  }
+  count_ = count[0];
+  for (size_t c = 0; c < var.size(); ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0;
+  CollectedMoments& collected = history_->collected();
+  if (options_.nonfinite != NonFinite::kPropagate && !FirstNonFinite(mean_, m2).empty()) {
+    if (raises) RaiseNonFinite(own_fault, of.x, layout);
+  } else if (collected.IsActive()) {
+    collected.Add(ticket_.number, count_, mean_, m2, options_.unbiased_running_var);
+  } else {
+    UpdateRunning(var, of);
   }
   SetScale(var, of);
-  if (!is_written) {
-    pass.mean = mean_.data();
-    pass.scale = scale_.data();
-    pass.offset = offset_.data();
-    backend_->Normalize(pass);
+  if (of.y_request == Request::kNull) return;
+  backend_->Normalize({of.x.dtype, layout, of.x.data, mean_.data(), scale_.data(), offset_.data(),
+                       options_.activation, of.y_request, of.y.data});
+}
+
+// For prediction.
+void SyncBatchNorm::NormalizeByRunning(const Layout& layout, const ForwardTensors& of) {
+  if (of.y_request != Request::kNull) {
+    // On a GPU reading waits, so y comes first.
+    backend_->Predict({of.x.dtype, layout, of.x.data, nullptr, nullptr, nullptr,
+                       options_.activation, of.y_request, of.y.data},
+                      {of.running_mean, of.running_var, of.beta,
+                       options_.fix_gamma ? nullptr : &of.gamma, options_.epsilon});
   }
-  KeepInputIfNeeded(layout, of);
+  mean_ = backend_->Read(of.running_mean);
+  SetScale(backend_->Read(of.running_var), of);
 }
 
 void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& of) {

@@ -56,7 +56,12 @@ void SyncBatchNorm::Forward(bool training, const ForwardTensors& of) {
   if (options_.masked) vectors.push_back(&of.rows);
   OnBackend("forward", of.x, vectors, [&](Layout layout) {
     if (options_.masked) layout.outer = rows_ = ValidRows(layout, of);
-    ComputeForward(layout, of);
+    if (batch_statistics_) {
+      NormalizeByBatch(layout, of);
+    } else {
+      NormalizeByRunning(layout, of);
+    }
+    KeepInputIfNeeded(layout, of);
   });
   forward_succeeded_ = true;
 }

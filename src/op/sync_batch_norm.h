@@ -80,7 +80,8 @@ class SyncBatchNorm {
                  const std::vector<const Tensor*>& vectors, const Body& body);
 
   int64_t ValidRows(const Layout& layout, const ForwardTensors& of) const;
-  void ComputeForward(const Layout& layout, const ForwardTensors& of);
+  void NormalizeByBatch(const Layout& layout, const ForwardTensors& of);
+  void NormalizeByRunning(const Layout& layout, const ForwardTensors& of);
   void SetScale(const std::vector<double>& var, const ForwardTensors& of);
   [[noreturn]] void RaiseNonFinite(const std::string& own, const Tensor& x, const Layout& layout);
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;

@@ -64,14 +64,14 @@ __device__ auto SumOf(int begin, int end, int step, const At& at) {
 // True for the last of `blocks` to arrive here; everything that the others wrote before is visible
 // to it then.
 __device__ inline bool IsLast(unsigned* counter, int blocks) {
-  __shared__ bool last;
   __threadfence();
   __syncthreads();
+  bool last = false;
   if (threadIdx.x == 0) {
     last = atomicAdd(counter, 1u) == static_cast<unsigned>(blocks - 1);
     if (last) *counter = 0;
   }
-  __syncthreads();
+  last = __syncthreads_or(last);
   if (last) __threadfence();
   return last;
 }
@@ -141,6 +141,13 @@ __device__ void SumByChannel(int channels, int entries, const At& at, const Use&
   if (used && lane == 0) use(channel, sum);
 }
 
+// The index in shared memory of a tile's i-th number. Neighbouring threads write numbers that are a
+// vector apart, and read numbers that are a row apart; in either case they reach different banks.
+__device__ inline uint32_t Swizzled(uint32_t i) {
+  constexpr uint32_t kBanks = 16;  // of doubles
+  return i ^ i / kBanks % kBanks;
+}
+
 template <typename T, typename Sums>
 __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth, Sums::kFused))
     ReduceColumns(Columns cut, typename Sums::Arguments arguments, Workspace workspace) {
@@ -181,15 +188,11 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
     sums.Fold();
   }
 
-  // The tile's sums, first quantity and then second, as [row][slot][column of the slot] in shared
-  // memory, where a slot is one longer than its vector: so neighbouring threads write to different
-  // banks.
-  constexpr int kPadded = kWidth > 1 ? kWidth + 1 : 1;
-  __shared__ double tile[kColumnsThreads * kPadded];
-  __shared__ double firsts[kMostTileSlots * kWidth];
-  const auto at = [&](int row, int column) -> double& {
-    return tile[(row * cut.tile_slots + column / kWidth) * kPadded + column % kWidth];
-  };
+  // The tile's sums as [row][column], both quantities at once. Without padding there is room on any
+  // multiprocessor for as many tiles as its registers have blocks.
+  constexpr int kNumbers = kColumnsThreads * kWidth;
+  __shared__ double firsts[kNumbers], seconds[kNumbers];
+  static_assert(ResidentColumns(kWidth, Sums::kFused) * 2 * sizeof(firsts) <= 64 << 10, "sm_75");
   const int inner = static_cast<int>(cut.layout.inner);
   const auto finish = [&](int channel, const Pair& sum) {
     const int64_t c = block.channel_begin + channel;
@@ -206,32 +209,30 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(Sums::kWidth,
       mine[j] = sums.Sums(arguments, j, place.count, origin);
     }
   }
+  if (place.row < cut.rows) {
 #pragma unroll
-  for (int quantity = 0; quantity < 2; ++quantity) {
-    __syncthreads();
-    if (place.row < cut.rows) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        at(place.row, place.column + j) = quantity ? mine[j].second : mine[j].first;
-      }
+    for (int j = 0; j < kWidth; ++j) {
+      const uint32_t at = Swizzled(threadIdx.x * kWidth + j);
+      firsts[at] = mine[j].first;
+      seconds[at] = mine[j].second;
     }
-    __syncthreads();
-    SumByChannel(
-        block.channels, cut.rows * inner,
-        [&](int channel, int i) -> double {
-          const int row = static_cast<int>(cut.by_inner.Quotient(static_cast<uint32_t>(i)));
-          return at(row, channel * inner + i - row * inner);
-        },
-        [&](int channel, double sum) {
-          if (quantity == 0) {
-            firsts[channel] = sum;
-          } else if (cut.outer_blocks == 1) {
-            finish(channel, {firsts[channel], sum});
-          } else {
-            *partial_at(channel, block.split) = {firsts[channel], sum};
-          }
-        });
   }
+  __syncthreads();
+  const int row_skip = cut.tile_slots * kWidth - inner;  // the other channels' numbers
+  SumByChannel(
+      block.channels, cut.rows * inner,
+      [&](int channel, int i) -> Pair {
+        const int row = static_cast<int>(cut.by_inner.Quotient(static_cast<uint32_t>(i)));
+        const uint32_t at = Swizzled(static_cast<uint32_t>(channel * inner + row * row_skip + i));
+        return {firsts[at], seconds[at]};
+      },
+      [&](int channel, const Pair& sum) {
+        if (cut.outer_blocks == 1) {
+          finish(channel, sum);
+        } else {
+          *partial_at(channel, block.split) = sum;
+        }
+      });
   if (cut.outer_blocks == 1) return;
   if (!IsLast(workspace.counters + block.tile, cut.outer_blocks)) return;
   SumByChannel(

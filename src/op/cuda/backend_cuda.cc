@@ -104,19 +104,17 @@ class CudaBackend : public Backend {
     cuda::Normalize(on_device, lane_->Queue());
   }
 
-  bool Predict(const NormalizePass& pass, const Prediction& by) override {
+  void Predict(NormalizePass pass, const Prediction& by) override {
     double *const mean = TakeDevice(channels_), *const scale = TakeDevice(channels_),
                  *const offset = TakeDevice(channels_);
     cuda::ComputeCoefficients(
         {channels_, read_.at(by.mean.data), read_.at(by.var.data), read_.at(by.beta.data),
          by.gamma == nullptr ? nullptr : read_.at(by.gamma->data), by.epsilon, mean, scale, offset},
         lane_->Queue());
-    NormalizePass on_device = pass;
-    on_device.mean = mean;
-    on_device.scale = scale;
-    on_device.offset = offset;
-    cuda::Normalize(on_device, lane_->Queue());
-    return true;
+    pass.mean = mean;
+    pass.scale = scale;
+    pass.offset = offset;
+    cuda::Normalize(pass, lane_->Queue());
   }
 
   void BackwardApply(const ApplyPass& pass) override {

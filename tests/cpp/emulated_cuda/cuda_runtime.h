@@ -36,6 +36,7 @@ struct float4 {
 extern thread_local dim3 threadIdx, blockIdx, gridDim;
 
 void __syncthreads();
+int __syncthreads_or(int any);
 inline void __threadfence() {}
 
 namespace emulated {

@@ -143,3 +143,13 @@ void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread)
 }  // namespace emulated
 
 void __syncthreads() { emulated::Wait(emulated::State::kAtBarrier); }
+
+int __syncthreads_or(int any) {
+  static thread_local int result;
+  __syncthreads();  // all have returned from the previous call
+  result = 0;
+  __syncthreads();
+  result |= any;
+  __syncthreads();
+  return result;
+}
