@@ -19,8 +19,7 @@ endif()
 
 # Machine code for each major generation of GPUs from Maxwell to Hopper that this nvcc has, which
 # runs on all of that generation, and PTX of the newest, which drivers compile for anything later.
-function(choose_architectures)
-  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-arch OUTPUT_VARIABLE known ERROR_QUIET)
+function(choose_architectures known)
   set(chosen "")
   foreach(generation "50" "60" "70;75" "80" "90")
     foreach(architecture ${generation})
@@ -52,9 +51,20 @@ set(CMAKE_CUDA_COMPILER ${nvcc})
 # Where Python's packages have the libraries; nvcc looks into lib64.
 get_filename_component(nvcc_folder ${nvcc} DIRECTORY)
 string(APPEND CMAKE_CUDA_FLAGS " -L${nvcc_folder}/../lib")
+execute_process(COMMAND ${nvcc} --list-gpu-arch OUTPUT_VARIABLE known ERROR_QUIET)
 if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-  choose_architectures()
+  choose_architectures("${known}")
 endif()
+# CMake's own error has forty lines, and does not say what this nvcc builds.
+foreach(architecture ${CMAKE_CUDA_ARCHITECTURES} $ENV{CUDAARCHS})
+  string(REGEX MATCH "^[0-9]+" number ${architecture})
+  if(number AND NOT known MATCHES "compute_${number}[^0-9]")
+    string(REGEX MATCHALL "[0-9]+" numbers "${known}")
+    list(JOIN numbers ", " numbers)
+    message(FATAL_ERROR "CUDAARCHS names ${architecture}, expected some of what ${nvcc} builds: "
+                        "${numbers}")
+  endif()
+endforeach()
 enable_language(CUDA)
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES})
 
