@@ -7,9 +7,11 @@
 #     PARTS="benchmark layer" bash scripts/check_gpu.sh OUT      # some, of PARTS as below
 #     PARTS=build GENERATION=90 BUILD=FOLDER bash scripts/check_gpu.sh OUT    # needs no GPU
 #     EMULATED=1 bash scripts/check_gpu.sh OUT                   # on a CPU, in a small form
+#     PARTS="build mxnet" bash scripts/check_gpu.sh OUT          # with MXNet, see pack_mxnet.py
 #
 # Only the part `build` needs nvcc and cmake: BUILD may have been built elsewhere and carried here,
-# its programs alone are enough. The benchmark needs a python3 (or PYTHON), and nothing needs MXNet.
+# its programs alone are enough. The benchmark needs a python3 (or PYTHON); only `mxnet`, which is not
+# among the parts that run by default, needs MXNet, as scripts/pack_mxnet.py packs it into BUILD.
 # SWEEP="kMostTileSlots=4 kFewSlots=512" builds and times variants with other constants of
 # src/kernels/cuda, too. A step that needs more is left out where that is missing, and the script
 # says so. OUT receives the logs, benchmark_gpu.json, and benchmark_gpu.md, the tables for
@@ -23,6 +25,8 @@ parts=${PARTS:-build benchmark layer kernels memcheck racecheck synccheck initch
 build=${BUILD:-build/gpu${emulated:+_emulated}}
 build=$(mkdir -p "$build" && cd "$build" && pwd)
 programs=(benchmark_gpu test_cuda_op test_cuda_kernels)
+library=gluon_syncbn${emulated:+_emulated} # of the part `mxnet`
+if [[ -z $emulated || $parts = *mxnet* ]]; then programs+=("$library"); fi
 limit=470 # seconds of a step
 # A finding of compute-sanitizer, in the words of any of its tools.
 finding='^=+ .*(Invalid|Uninitialized|Barrier error|Program hit|Race|hazard)'
@@ -130,6 +134,15 @@ run_kernels() {
     step kernels "$build/test_cuda_kernels" "$([ -n "$emulated" ] && echo small || echo large)"
 }
 
+run_mxnet() { # through the layer, on a runtime that launches none of MXNet's own kernels
+    local folder=$build/mxnet
+    if [ ! -d "$folder" ]; then tar -xJf "$folder.tar.xz" -C "$build"; fi
+    step mxnet env GLUON_SYNCBN_LIBRARY="$build/lib$library.so" \
+        LD_LIBRARY_PATH="$folder/stubs:${emulated:+$folder/emulated:}${LD_LIBRARY_PATH:-}" \
+        PYTHONPATH="$folder/site:$PWD" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
+        "$python" -m pytest -q tests/layer/test_gpu_contexts.py
+}
+
 run_sanitizer() { # of the kernels' test, because Python and PyTorch make it slow
     if [ -n "$emulated" ]; then
         leave_out "$1" "emulated kernels are code for CPUs"
@@ -143,10 +156,10 @@ run_sanitizer() { # of the kernels' test, because Python and PyTorch make it slo
 for part in $parts; do
     echo "== $part"
     case $part in
-    build | benchmark | layer | kernels) "run_$part" ;;
+    build | benchmark | layer | kernels | mxnet) "run_$part" ;;
     memcheck | racecheck | synccheck | initcheck) run_sanitizer "$part" ;;
     *) echo "PARTS has '$part'; expected some of build, benchmark, layer, kernels," \
-        "memcheck, racecheck, synccheck, initcheck" && exit 2 ;;
+        "memcheck, racecheck, synccheck, initcheck, mxnet" && exit 2 ;;
     esac
 done
 finish

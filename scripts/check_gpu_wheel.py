@@ -37,23 +37,23 @@ PREFIXES = {
 }  # fmt: skip
 TEXTS = r".*(GetErrorString|GetErrorName)"  # where a pointer is expected
 
-# Code of CUDA's runtime and driver, and what functions return that it lacks.
+# For each library: code that its stub begins with, and what its other functions return.
 EMULATION = ROOT / "tests/cpp/emulated_cuda"
-EMULATED = (
-    {
-        "libcudart": (EMULATION / "mxnet_runtime.c").read_text(),
-        "libcuda": (EMULATION / "driver.c").read_text(),
-    },
-    0,
+NOT_SUPPORTED, NO_DEVICE = 801, 100
+RUNTIME, DRIVER, REST = (
+    (EMULATION / name).read_text()
+    for name in ("mxnet_runtime.c", "driver.c", "mxnet_driver.c")
 )
-NO_DEVICE = 100  # cudaErrorNoDevice
-NO_GPU = (
-    {
-        "libcudart": f"""
+EMULATED = {
+    "libcudart": (RUNTIME, NOT_SUPPORTED),
+    "libcuda": (DRIVER + REST, NOT_SUPPORTED),
+}
+NO_GPU = dict.fromkeys(PREFIXES, ("", NO_DEVICE))
+NO_GPU["libcudart"] = (
+    f"""
 int cudaDriverGetVersion(int* version) {{ return *version = 0, 0; }}
 int cudaGetDeviceCount(int* count) {{ return *count = 0, {NO_DEVICE}; }}
-"""
-    },
+""",
     NO_DEVICE,
 )
 
@@ -105,14 +105,13 @@ def wanted_functions(library):
     return wanted, versioned
 
 
-def make_stub(library, functions, versioned, folder, runtime):
+def make_stub(library, functions, versioned, folder, codes):
     """Compiles a shared library of this name, of functions that do nothing.
 
-    Those for which `runtime` has code do what it says.
+    Those for which `codes` has code do what it says.
     """
-    codes, status = runtime
-    code = codes.get(library.split(".")[0], "")
-    present = set(re.findall(r"^int (cu\w+)\(", code, re.MULTILINE))
+    code, status = codes.get(library.split(".")[0], ("", 0))
+    present = set(re.findall(r"^(?:int|const char\*) (\w+)\(", code, re.MULTILINE))
     lines = [code]
     for name in sorted(functions - present):
         if re.match(TEXTS, name):
@@ -130,12 +129,12 @@ def make_stub(library, functions, versioned, folder, runtime):
     subprocess.run([*command, "-o", folder / library, source], check=True)
 
 
-def make_stubs(python, folder, runtime):
-    """Makes the stubs of all libraries in this folder, and returns it."""
+def make_stubs(library, folder, codes):
+    """Makes stubs of all that `library` loads in this folder, and returns it."""
     folder.mkdir(parents=True, exist_ok=True)
-    wanted, versioned = wanted_functions(libmxnet(python))
-    for library, functions in wanted.items():
-        make_stub(library, functions, library in versioned, folder, runtime)
+    wanted, versioned = wanted_functions(library)
+    for name, functions in wanted.items():
+        make_stub(name, functions, name in versioned, folder, codes)
     return folder
 
 
@@ -165,11 +164,12 @@ def main():
     python = make_environment(options.wheel, build)
     emulated = run(
         python,
-        make_stubs(python, build / "two_gpus", EMULATED),
+        make_stubs(libmxnet(python), build / "two_gpus", EMULATED),
         ["tests/layer/test_gpu_contexts.py"],
         GLUON_SYNCBN_LIBRARY=str(make_emulated_library(ROOT / "build" / "emulated")),
     )
-    suite = run(python, make_stubs(python, build / "no_gpu", NO_GPU), tests)
+    without = make_stubs(libmxnet(python), build / "no_gpu", NO_GPU)
+    suite = run(python, without, tests)
     sys.exit(emulated or suite)
 
 

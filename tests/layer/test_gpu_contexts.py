@@ -191,14 +191,15 @@ def test_memory_is_mxnets():
     if count is None:
         pytest.skip("counts the calls of an emulated runtime")
     net = make_net(contexts)
-    net[0].gamma.set_data(mx.nd.zeros(SHAPE[1:2]))  # x of all channels is kept
+    zeros = mx.nd.zeros(SHAPE[1:2], dtype="float64")
+    net[0].gamma.set_data(zeros)  # x of all channels is kept
     check_steps(net, contexts, make_plain(net), 2)
     assert count() == 0
 
 
-def test_cpus_and_gpus_side_by_side():
+def test_cpus_and_gpus_side_by_side(contexts):
     """Steps of both are in flight at once."""
-    places = contexts_of(CPUS), contexts_of(GPUS)
+    places = contexts_of(CPUS), contexts
     nets = [make_net(contexts) for contexts in places]
     plain = make_plain(nets[0])
     with ExitStack() as stack:

@@ -1,0 +1,58 @@
+"""Packs mxnet-cu112 for a machine with a GPU and Python, but without a network.
+
+The archive has MXNet without its device code, which is most of it, the packages that it
+needs, and stubs of CUDA's libraries. The stub of the runtime takes memory and streams
+from the driver and launches none of MXNet's kernels, so MXNet runs on GPUs for which
+it has none. The emulated driver is there, too, apart from the others.
+
+    python scripts/pack_mxnet.py BUILD --python 3.12
+    PARTS="build mxnet" GENERATION=90 BUILD=BUILD bash scripts/check_gpu.sh OUT
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from check_gpu_wheel import EMULATED, make_stubs
+
+# A large dictionary finds what kernels' host code has in common: 38 MB instead of 350.
+COMPRESSION = "xz --x86 --lzma2=preset=4,dict=256MiB"
+PACKAGES = "numpy<2", "pytest==8.3.5", "setuptools<81"
+# MXNet imports both of these names, and newer Pythons and NumPys lack them.
+RENAMED = """
+import numpy
+import setuptools  # it has distutils
+numpy.bool = bool
+"""
+
+
+def install(wheel, version, site):
+    """Installs the wheel and its needs for another version of Python."""
+    target = ["--python-version", version, "--platform", "manylinux2014_x86_64"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", *target]
+    options = ["--only-binary=:all:", "--target", site]
+    subprocess.run([*pip, *options, wheel, *PACKAGES], check=True)
+    (site / "sitecustomize.py").write_text(RENAMED)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("build", type=Path, help="where to write mxnet.tar.xz")
+    parser.add_argument("--python", default="3.12", help="version on that machine")
+    parser.add_argument("--wheel", default="mxnet-cu112==1.9.1")
+    options = parser.parse_args()
+    folder = options.build / "mxnet"
+    install(options.wheel, options.python, folder / "site")
+    library = folder / "site/mxnet/libmxnet.so"
+    stubs = make_stubs(library, folder / "stubs", EMULATED)
+    (folder / "emulated").mkdir(exist_ok=True)
+    (stubs / "libcuda.so.1").rename(folder / "emulated/libcuda.so.1")
+    subprocess.run(["objcopy", "--remove-section=.nv_fatbin", library], check=True)
+    archive = options.build / "mxnet.tar.xz"
+    tar = ["tar", "-I", COMPRESSION, "-cf", archive, "-C", options.build, "mxnet"]
+    subprocess.run(tar, check=True)
+
+
+if __name__ == "__main__":
+    main()

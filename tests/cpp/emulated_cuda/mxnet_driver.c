@@ -1,0 +1,66 @@
+/* Emulates the rest of CUDA's driver that mxnet_runtime.c needs: device memory is the host's, and
+   a call returns when all is done. As in a real driver, a thread needs a context for it.
+   Who uses it: scripts/check_gpu_wheel.py, which puts it behind driver.c in its stub of libcuda. */
+#include <stdlib.h>
+#include <string.h>
+
+enum { kSuccess, kNoContext = 201, kDevices = 2, kMajor = 75, kMultiprocessors = 16 };
+static const size_t kMemory = (size_t)1 << 34;
+
+static int Check(void) { return *emulated_device() < 0 ? kNoContext : kSuccess; }
+static int Give(int value, int* to) {
+  *to = value;
+  return kSuccess;
+}
+
+int cuInit(unsigned flags) { return kSuccess; }
+int cuDriverGetVersion(int* version) { return Give(11020, version); }
+int cuDeviceGetCount(int* count) { return Give(kDevices, count); }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  return Give(attribute == kMajor ? 8 : attribute == kMultiprocessors ? 3 : 0, value);
+}
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  *context = (void*)(intptr_t)(device + 1);
+  return kSuccess;
+}
+int cuCtxGetDevice(int* device) { return Check() ?: Give(*emulated_device(), device); }
+int cuCtxSynchronize(void) { return Check(); }
+
+static int Allocate(void** memory, size_t bytes) {
+  *memory = malloc(bytes);
+  return Check();
+}
+static int Free(void* memory) {
+  free(memory);
+  return Check();
+}
+int cuMemAlloc_v2(void** memory, size_t bytes) { return Allocate(memory, bytes); }
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) { return Allocate(memory, bytes); }
+int cuMemFree_v2(void* memory) { return Free(memory); }
+int cuMemFreeHost(void* memory) { return Free(memory); }
+int cuMemGetInfo_v2(size_t* unused, size_t* total) {
+  *unused = *total = kMemory;
+  return Check();
+}
+int cuMemcpy(void* to, const void* from, size_t bytes) {
+  memmove(to, from, bytes);
+  return Check();
+}
+int cuMemcpyAsync(void* to, const void* from, size_t bytes, void* stream) {
+  return cuMemcpy(to, from, bytes);
+}
+int cuMemsetD8_v2(void* memory, unsigned char value, size_t bytes) {
+  memset(memory, value, bytes);
+  return Check();
+}
+int cuMemsetD8Async(void* memory, unsigned char value, size_t bytes, void* stream) {
+  return cuMemsetD8_v2(memory, value, bytes);
+}
+
+int cuStreamCreate(void** stream, unsigned flags) { return Allocate(stream, 1); }
+int cuStreamDestroy_v2(void* stream) { return Free(stream); }
+int cuStreamSynchronize(void* stream) { return Check(); }
+int cuStreamWaitEvent(void* stream, void* event, unsigned flags) { return Check(); }
+int cuEventCreate(void** event, unsigned flags) { return Allocate(event, 1); }
+int cuEventDestroy_v2(void* event) { return Free(event); }
+int cuEventRecord(void* event, void* stream) { return Check(); }
