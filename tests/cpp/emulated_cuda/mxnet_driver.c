@@ -1,6 +1,6 @@
 /* Emulates the rest of CUDA's driver that mxnet_runtime.c needs: device memory is the host's, and
    a call returns when all is done. As in a real driver, a thread needs a context for it.
-   Who uses it: scripts/check_gpu_wheel.py, which puts it behind driver.c in its stub of libcuda. */
+   Who uses it: scripts/check_gpu_wheel.py, which puts it after driver.c in its stub of libcuda. */
 #include <stdlib.h>
 #include <string.h>
 
