@@ -129,7 +129,6 @@ class CMakeBuild(build_ext):
         return f"{Path(*fullname.split('.'))}.so"
 
     def build_extensions(self):
-        # The C functions that only tests call are for checkouts.
         build_libraries()
         super().build_extensions()
 

@@ -19,6 +19,7 @@ from ..mxnet_private.blocks import (
     has_graph,
     settings_of,
 )
+from ..native.library import load
 from .batch_norm import SyncBatchNorm, contexts_of
 from .rewriting import nodes_of
 from .synchronization import ranks_of
@@ -112,6 +113,8 @@ class GraphLayer:
         self.name = self._attributes["layer"]
         # By position: data, gamma, beta, (after), (rows), running mean and variance.
         self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
+        for key, _ in self.groups():
+            load().gluon_syncbn_create_group(key, self.name, False)
 
     def contexts(self) -> list[mx.Context]:
         """Contexts that the layer is initialized on; empty if there is none."""

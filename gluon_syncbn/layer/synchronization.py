@@ -89,7 +89,8 @@ class Rendezvous:
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
         self.key = uuid.uuid4().hex
-        load().gluon_syncbn_create_group(self.key, layer)
+        for key in {self.key, *dict(self.groups())}:
+            load().gluon_syncbn_create_group(key, layer, True)
         release = load().gluon_syncbn_release_group
         self._finalizer = weakref.finalize(self, release, self.key)
         self._finalizer.atexit = False

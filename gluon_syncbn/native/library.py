@@ -47,7 +47,7 @@ _SIGNATURES = {
     "gluon_syncbn_last_error": (Text, []),
     "gluon_syncbn_register": (_int, [Text]),
     "gluon_syncbn_wait_before_fork": (None, []),
-    "gluon_syncbn_create_group": (_status, [Text, Text]),
+    "gluon_syncbn_create_group": (_status, [Text, Text, _int]),
     "gluon_syncbn_release_group": (_status, [Text]),
     "gluon_syncbn_batches": (_int64, [Text]),
     "gluon_syncbn_set_batches": (_status, [Text, _int64]),

@@ -110,22 +110,14 @@ def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
 def expect_driver(net: mx.gluon.Block) -> None:
     """Says that `net` is called through Devices only, for the texts of timeouts."""
     for layer in synchronized_layers(net):
-        for key, _ in _groups(layer):
+        for key, _ in layer.groups():
             load().gluon_syncbn_expect_driver(key)
 
 
 def _set_participants(layer, contexts):
-    for key, members in _groups(layer):
+    for key, members in layer.groups():
         active = [c for c in contexts if c in members or not members]
         load().gluon_syncbn_set_participants(key, " ".join(map(str, active)))
-
-
-def _groups(layer):
-    """The keys of the layer's native groups, which exist then, with their contexts."""
-    for key, members in layer.groups():
-        # A group of contexts gets its native group with its first call, or here.
-        load().gluon_syncbn_create_group(key, layer.name)
-        yield key, members
 
 
 def _copy_running_statistics(layer, contexts):

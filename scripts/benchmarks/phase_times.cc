@@ -98,13 +98,12 @@ Tensor OnGpu(const std::vector<float>& values, std::vector<int64_t> shape) {
 }
 
 // The work of one device. Returns its y.
-std::vector<float> Forwards(int device, int devices, int count, std::shared_ptr<Group> group,
+std::vector<float> Forwards(int device, int devices, int count, std::shared_ptr<Layer> shared,
                             Times* times) {
   SYNCBN_CUDA_CHECK(cudaSetDevice(0));
   Options options;
   options.num_devices = devices;
-  SyncBatchNorm layer(options, {"gpu", device}, std::move(group),
-                      std::make_shared<RunningHistory>(),
+  SyncBatchNorm layer(options, {"gpu", device}, std::move(shared),
                       std::make_unique<TimedBackend>(MakeCudaBackend({"gpu", 0}, Allocate), times));
   std::vector<float> values(kRows * kChannels * kInner);
   for (size_t i = 0; i < values.size(); ++i) {
@@ -146,13 +145,13 @@ double Median(std::vector<double> values) {
 
 // Writes the median microseconds of each part, of `count` forwards on each of the devices.
 void TimeForwards(int devices, int count) {
-  const auto group = std::make_shared<Group>("phases");
+  const auto shared = std::make_shared<Layer>("phases");
   std::vector<Times> times(static_cast<size_t>(devices));
   std::vector<std::future<std::vector<float>>> running;
   for (int device = 0; device < devices; ++device) {
     Times* const own = &times[static_cast<size_t>(device)];
     running.push_back(std::async(std::launch::async,
-                                 [=] { return Forwards(device, devices, count, group, own); }));
+                                 [=] { return Forwards(device, devices, count, shared, own); }));
   }
   std::vector<std::vector<float>> outputs;
   for (auto& result : running) outputs.push_back(result.get());

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "collective/processes/communicator.h"
-#include "collective/devices/registry.h"
 #include "core/c_interface.h"
 #include "core/freed_memory.h"
 #include "core/parallel_for.h"
@@ -22,14 +21,16 @@
 #include "mxnet/custom_op.h"
 #include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
-#include "op/running_history.h"
+#include "op/registry.h"
 #include "op/single_value.h"
 
 using syncbn::CatchAll;
+using syncbn::Layer;
 using syncbn::Registry;
-using syncbn::RunningHistory;
 
 namespace {
+
+std::shared_ptr<Layer> LayerOf(const char* key) { return Registry::Get().Find(key); }
 
 std::vector<syncbn::Arrays> Groups(void** arrays, const int* sizes, int num_groups) {
   std::vector<syncbn::Arrays> groups;
@@ -54,37 +55,37 @@ SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
 // To be called before a fork, without the GIL.
 SYNCBN_EXPORT void gluon_syncbn_wait_before_fork() { syncbn::WaitBeforeFork(); }
 
-SYNCBN_EXPORT int gluon_syncbn_create_group(const char* key, const char* layer) {
-  return CatchAll([&] { Registry::Get().FindOrCreate(key, layer); });
-}
-
-SYNCBN_EXPORT int gluon_syncbn_release_group(const char* key) {
+SYNCBN_EXPORT int gluon_syncbn_create_group(const char* key, const char* layer, int has_block) {
   return CatchAll([&] {
-    Registry::Get().Release(key);
-    RunningHistory::Release(key);
+    const auto created = Registry::Get().FindOrCreate(key, layer);
+    if (has_block) created->has_block = true;
   });
 }
 
+SYNCBN_EXPORT int gluon_syncbn_release_group(const char* key) {
+  return CatchAll([&] { Registry::Get().Release(key); });
+}
+
 SYNCBN_EXPORT int64_t gluon_syncbn_batches(const char* key) {
-  return CatchAll(int64_t{0}, [&] { return RunningHistory::Of(key)->Batches(); });
+  return CatchAll(int64_t{0}, [&] { return LayerOf(key)->history.Batches(); });
 }
 
 SYNCBN_EXPORT int gluon_syncbn_set_batches(const char* key, int64_t batches) {
-  return CatchAll([&] { RunningHistory::Of(key)->SetBatches(batches); });
+  return CatchAll([&] { LayerOf(key)->history.SetBatches(batches); });
 }
 
 // Starts or ends the collection of a group's moments, see op/collected_moments.h.
 SYNCBN_EXPORT int gluon_syncbn_collect(const char* key, int starts) {
   return CatchAll([&] {
-    syncbn::CollectedMoments& collected = RunningHistory::Of(key)->collected();
-    starts ? collected.Start() : collected.End();
+    const auto layer = LayerOf(key);
+    starts ? layer->history.collected().Start() : layer->history.collected().End();
   });
 }
 
 // Writes the first `size` of the collected numbers; returns how many there are, -1 for an error.
 SYNCBN_EXPORT int64_t gluon_syncbn_collected(const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
-    const std::vector<double> found = RunningHistory::Of(key)->collected().Numbers();
+    const std::vector<double> found = LayerOf(key)->history.collected().Numbers();
     const int64_t total = static_cast<int64_t>(found.size());
     std::copy_n(found.begin(), std::min(size, total), numbers);
     return total;
@@ -94,17 +95,13 @@ SYNCBN_EXPORT int64_t gluon_syncbn_collected(const char* key, double* numbers, i
 // `devices` is "cpu(0) cpu(1)"; an empty text means all devices of the group.
 SYNCBN_EXPORT int gluon_syncbn_set_participants(const char* key, const char* devices) {
   return CatchAll([&] {
-    const auto group = Registry::Get().Find(key);
-    if (group) group->SetParticipants(syncbn::ParseDevices(devices));
+    LayerOf(key)->group.SetParticipants(syncbn::ParseDevices(devices));
   });
 }
 
 // The layer is made to be called by a driver only, see collective/devices/calls.h.
 SYNCBN_EXPORT int gluon_syncbn_expect_driver(const char* key) {
-  return CatchAll([&] {
-    const auto group = Registry::Get().Find(key);
-    if (group) group->calls().ExpectDriver();
-  });
+  return CatchAll([&] { LayerOf(key)->group.calls().ExpectDriver(); });
 }
 
 // The calling thread begins to call, or has called, a driver's function for one of `devices`.
@@ -118,10 +115,7 @@ SYNCBN_EXPORT int gluon_syncbn_leave_driver(const char* device) {
 
 // Seconds that devices have waited for others in this layer, summed over devices.
 SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
-  return CatchAll(0.0, [&] {
-    const auto group = Registry::Get().Find(key);
-    return group ? group->WaitSeconds() : 0.0;
-  });
+  return CatchAll(0.0, [&] { return LayerOf(key)->group.WaitSeconds(); });
 }
 
 // ---- whole steps, see native/steps.py ----------------------------------------------------------
@@ -129,7 +123,7 @@ SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
 SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::has_operators; }
 
 // The arguments of a StepCommit, see mxnet/commit.h: `sizes[i]` gradients in each group, and the
-// keys of the histories.
+// keys of the layers.
 struct gluon_syncbn_step {
   void** gradients;
   const int* sizes;
@@ -146,12 +140,12 @@ struct gluon_syncbn_step {
 // Returns a StepCommit, or null for an error.
 SYNCBN_EXPORT void* gluon_syncbn_commit_step(const gluon_syncbn_step* step) {
   return CatchAll(static_cast<void*>(nullptr), [&]() -> void* {
-    std::vector<std::shared_ptr<RunningHistory>> histories;
-    for (int i = 0; i < step->num_keys; ++i) histories.push_back(RunningHistory::Of(step->keys[i]));
+    std::vector<std::shared_ptr<Layer>> layers;
+    for (int i = 0; i < step->num_keys; ++i) layers.push_back(LayerOf(step->keys[i]));
     syncbn::Arrays statistics(step->running_statistics,
                               step->running_statistics + step->num_running_statistics);
     return new syncbn::StepCommit(Groups(step->gradients, step->sizes, step->num_groups),
-                                  std::move(statistics), step->token, std::move(histories),
+                                  std::move(statistics), step->token, std::move(layers),
                                   {step->errors_seen, step->verdict});
   });
 }
@@ -167,7 +161,7 @@ SYNCBN_EXPORT int gluon_syncbn_seal_step(void* step, void** arrays, const int* s
 
 // 1 if a group's running statistics were updated since its latest whole step; -1 for an error.
 SYNCBN_EXPORT int gluon_syncbn_has_open_step(const char* key) {
-  return CatchAll(-1, [&] { return RunningHistory::Of(key)->IsOpen() ? 1 : 0; });
+  return CatchAll(-1, [&] { return LayerOf(key)->history.IsOpen() ? 1 : 0; });
 }
 
 // Replaces `mean` and `var` of `device` by those before the group's open step, and returns 1; or
@@ -176,7 +170,7 @@ SYNCBN_EXPORT int gluon_syncbn_undo_statistics(const char* key, const char* devi
                                                double* var, int64_t channels) {
   return CatchAll(-1, [&] {
     syncbn::Statistics statistics{{mean, mean + channels}, {var, var + channels}};
-    if (!RunningHistory::Of(key)->Undo(syncbn::ParseDevice(device), &statistics)) return 0;
+    if (!LayerOf(key)->history.Undo(syncbn::ParseDevice(device), &statistics)) return 0;
     std::copy(statistics.mean.begin(), statistics.mean.end(), mean);
     std::copy(statistics.var.begin(), statistics.var.end(), var);
     return 1;
@@ -186,16 +180,15 @@ SYNCBN_EXPORT int gluon_syncbn_undo_statistics(const char* key, const char* devi
 // Ends a group's open step, which was undone or not.
 SYNCBN_EXPORT int gluon_syncbn_end_step(const char* key, int undone) {
   return CatchAll([&] {
-    const auto history = RunningHistory::Of(key);
-    undone ? history->EndUndone() : history->Commit();
+    const auto layer = LayerOf(key);
+    undone ? layer->history.EndUndone() : layer->history.Commit();
   });
 }
 
-// The layer to warn of, see SingleValue; valid until this thread's next call.
+// Takes the layer to warn of, see op/single_value.h; "" for none.
 SYNCBN_EXPORT const char* gluon_syncbn_single_value() {
-  thread_local std::string layer;
-  CatchAll([&] { layer = syncbn::SingleValue::Get().Take(); });
-  return layer.c_str();
+  const std::string* const layer = syncbn::single_value.exchange(nullptr);
+  return layer == nullptr ? "" : layer->c_str();
 }
 
 // ---- times and failures ------------------------------------------------------------------------

@@ -12,7 +12,7 @@
 namespace syncbn {
 
 struct Step {
-  std::vector<std::shared_ptr<RunningHistory>> layers;
+  std::vector<std::shared_ptr<Layer>> layers;
   StepNumbers numbers;
   bool is_computed = false;  // all gradients, without an error
   std::string error;         // of a dropped step
@@ -35,7 +35,7 @@ void Decide(void* /*run_context*/, void* parameter) {
       errors.count > std::max(*step->numbers.errors_seen, errors.before_recovery);
   *step->numbers.errors_seen = errors.count;
   if (step->is_computed && !has_failed) {
-    for (const auto& layer : step->layers) layer->Commit();
+    for (const auto& layer : step->layers) layer->history.Commit();
     *step->numbers.verdict = kWhole;
     return;
   }
@@ -53,7 +53,7 @@ void ThrowIfDropped(void* /*run_context*/, void* parameter) {
 }  // namespace
 
 StepCommit::StepCommit(std::vector<Arrays> groups, Arrays running_statistics, NDArrayHandle token,
-                       std::vector<std::shared_ptr<RunningHistory>> layers, StepNumbers numbers)
+                       std::vector<std::shared_ptr<Layer>> layers, StepNumbers numbers)
     : step_(std::make_shared<Step>()) {
   step_->layers = std::move(layers);
   step_->numbers = numbers;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "mxnet/mxnet_api.h"
-#include "op/running_history.h"
+#include "op/registry.h"
 
 namespace syncbn {
 
@@ -24,10 +24,10 @@ class StepCommit {
  public:
   // Queues operations that decide, once all gradients are computed, whether the step is whole. If
   // one of our operators has failed since the step before, or a gradient carries an error, what
-  // reads the gradients is skipped; else the histories of `layers` are committed. Each of `groups`
+  // reads the gradients is skipped; else the running statistics of `layers` are committed. Each of `groups`
   // of gradients gets a separate error. `token` is any small array, ready once that is decided.
   StepCommit(std::vector<Arrays> groups, Arrays running_statistics, NDArrayHandle token,
-             std::vector<std::shared_ptr<RunningHistory>> layers, StepNumbers numbers);
+             std::vector<std::shared_ptr<Layer>> layers, StepNumbers numbers);
 
   // Queues operations after the update: a read of these arrays after a dropped step waits until
   // all updates of the array's group are skipped, and gets an error that the updates do not share.

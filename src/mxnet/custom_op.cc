@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "collective/devices/registry.h"
 #include "core/error.h"
 #include "mxnet/attributes.h"
 #include "mxnet/callbacks.h"
@@ -22,6 +21,7 @@
 #include "mxnet/memory.h"
 #include "mxnet/mxnet_api.h"
 #include "mxnet/ndarray.h"
+#include "op/registry.h"
 
 namespace syncbn {
 namespace {
@@ -50,31 +50,32 @@ Request ToRequest(int request) {
 // call makes its operator; in a static graph one operator serves all calls.
 class QueuedCall {
  public:
-  QueuedCall(const Device& device, std::shared_ptr<Group> group)
-      : device_(device), group_(std::move(group)), epoch_(group_->calls().NoteQueued(device)) {}
+  QueuedCall(const Device& device, std::shared_ptr<Layer> layer)
+      : device_(device),
+        layer_(std::move(layer)),
+        epoch_(layer_->group.calls().NoteQueued(device)) {}
   ~QueuedCall() {
     if (!begun_) Begin();
   }
 
   void Begin() {
-    group_->calls().NoteBegun(device_, epoch_, !begun_);
+    layer_->group.calls().NoteBegun(device_, epoch_, !begun_);
     begun_ = true;
   }
 
  private:
   const Device device_;
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<Layer> layer_;
   bool begun_ = false;
   const CallLog::Epoch epoch_;
 };
 
 struct Operator {
-  Operator(const Attributes& of, const Device& device, const std::shared_ptr<Group>& group)
+  Operator(const Attributes& of, const Device& device, const std::shared_ptr<Layer>& layer)
       : attributes(of),
         // A chained operator belongs to the call that has queued the one before it.
-        queued(of.chained ? nullptr : new QueuedCall(device, group)),
-        batch_norm(of.options, device, group, RunningHistory::Of(of.group),
-                   MakeBackend(device, AllocateFromMxnet)) {}
+        queued(of.chained ? nullptr : new QueuedCall(device, layer)),
+        batch_norm(of.options, device, layer, MakeBackend(device, AllocateFromMxnet)) {}
   const Attributes attributes;
   const std::unique_ptr<QueuedCall> queued;
   SyncBatchNorm batch_norm;
@@ -233,7 +234,7 @@ void CheckGuard(const Attributes& attributes, const Device& device) {
     FailLayer(attributes, "the graph was traced for GPU contexts and now runs on ", device.Name(),
               "; call net.hybridize() after moving the parameters");
   }
-  if (Registry::Get().Find(attributes.group) == nullptr) {
+  if (!Registry::Get().FindOrCreate(attributes.group, attributes.layer)->has_block) {
     FailLayer(attributes, "this symbol was traced for ",
               attributes.guard == "outside" ? "the layer alone" : "static_shape=True",
               ", and its results are wrong in any other mode on a CPU; before export call "

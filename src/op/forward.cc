@@ -145,10 +145,10 @@ void SyncBatchNorm::RaiseNonFinite(const std::string& own, const Tensor& x, cons
   if (Synchronizes()) {
     AllReduceOptions options = OptionsFor("forward", x, layout);
     options.repeat = 1;
-    options.operation = ReduceOperation::kConcat;
+    options.contribution.operation = ReduceOperation::kConcat;
     options.arrival.payload.assign(shards.begin(), shards.end());
     const auto all = group_->AllReduce(std::move(options));
-    shards.assign(all->begin(), all->end());
+    shards.assign(all->payload.begin(), all->payload.end());
   }
   const std::string first = shards.substr(0, shards.find('\n'));
   FailEverywhere(Concat("SyncBatchNorm '", group_->layer(), "', forward: ",
@@ -160,7 +160,7 @@ void SyncBatchNorm::RaiseNonFinite(const std::string& own, const Tensor& x, cons
 void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
                                   const ForwardTensors& of) const {
   if (count_ == 0) return;
-  if (count_ == 1) SingleValue::Get().Note(group_->layer());
+  if (count_ == 1) NoteSingleValue(group_->layer());
   const int64_t batches = history_->CountBatch(ticket_.number);
   double keep = options_.momentum;
   if (options_.cumulative) keep = static_cast<double>(batches) / static_cast<double>(batches + 1);

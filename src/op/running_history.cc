@@ -4,13 +4,8 @@
 #include <cstring>
 #include <utility>
 
-#include "collective/devices/registry.h"
-
 namespace syncbn {
 namespace {
-
-std::mutex histories_mutex;
-auto& histories = *new std::map<std::string, std::shared_ptr<RunningHistory>>;  // never destroyed
 
 bool SameBits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
@@ -21,18 +16,6 @@ bool SameBits(const Statistics& a, const Statistics& b) {
 }
 
 }  // namespace
-
-std::shared_ptr<RunningHistory> RunningHistory::Of(const std::string& key) {
-  std::lock_guard<std::mutex> lock(histories_mutex);
-  std::shared_ptr<RunningHistory>& history = histories[key];
-  if (!history) history = std::make_shared<RunningHistory>();
-  return history;
-}
-
-void RunningHistory::Release(const std::string& key) {
-  std::lock_guard<std::mutex> lock(histories_mutex);
-  EraseLayer(key, &histories);
-}
 
 int64_t RunningHistory::Batches() const {
   std::lock_guard<std::mutex> lock(mutex_);

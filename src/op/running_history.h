@@ -5,9 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "collective/devices/device.h"
@@ -21,11 +19,6 @@ struct Statistics {
 
 class RunningHistory {
  public:
-  // The history of the group with this key, created at the first call.
-  static std::shared_ptr<RunningHistory> Of(const std::string& key);
-  // Forgets a layer's history, and those of its groups of devices ("key/0").
-  static void Release(const std::string& key);
-
   // Training batches so far.
   int64_t Batches() const;
   void SetBatches(int64_t batches);

@@ -1,36 +1,18 @@
 // The first layer that trained on one value per channel over all devices: its output is beta.
-// Who uses it: SyncBatchNorm notes it; Python warns of it after a step.
+// Who uses it: SyncBatchNorm notes it; Python takes it, and warns of it, after a step.
 #pragma once
+#include <atomic>
 #include <mutex>
 #include <string>
 
 namespace syncbn {
 
-class SingleValue {
- public:
-  static SingleValue& Get() {
-    static auto* const single_value = new SingleValue;  // operators outlive static destructors
-    return *single_value;
-  }
+// Its name; null before, and once it was taken. Never deleted.
+inline std::atomic<const std::string*> single_value{nullptr};
 
-  void Note(const std::string& layer) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!is_noted_) layer_ = layer;
-    is_noted_ = true;
-  }
-
-  // The layer's name, once; empty otherwise.
-  std::string Take() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    std::string layer;
-    layer.swap(layer_);
-    return layer;
-  }
-
- private:
-  std::mutex mutex_;
-  bool is_noted_ = false;
-  std::string layer_;
-};
+inline void NoteSingleValue(const std::string& layer) {
+  static std::once_flag once;
+  std::call_once(once, [&] { single_value = new std::string(layer); });
+}
 
 }  // namespace syncbn

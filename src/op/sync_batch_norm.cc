@@ -5,19 +5,17 @@
 #include <cstddef>
 #include <utility>
 
-#include "collective/devices/registry.h"
 #include "core/error.h"
 
 namespace syncbn {
 
 SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
-                             std::shared_ptr<Group> group,
-                             std::shared_ptr<RunningHistory> history,
-                             std::unique_ptr<Backend> backend)
+                             std::shared_ptr<Layer> layer, std::unique_ptr<Backend> backend)
     : options_(options),
       device_(device),
-      group_(std::move(group)),
-      history_(std::move(history)),
+      layer_(std::move(layer)),
+      group_(&layer_->group),
+      history_(&layer_->history),
       backend_(std::move(backend)) {}
 
 // A device whose runtime fails never arrives at a rendezvous, so the others are told at once. So
@@ -82,15 +80,15 @@ AllReduceOptions SyncBatchNorm::OptionsFor(const char* phase, const Tensor& x,
   options.device = device_;
   options.size = static_cast<size_t>(options_.num_devices);
   options.expected = options_.contexts;
-  options.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
-  options.across.processes = Processes();
-  options.across.ranks = options_.ranks;
-  options.across.name = options_.shared_name;
-  options.across.signature = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype),
-                                    ", axis=", options_.axis, ", epsilon=", options_.epsilon);
-  if (options_.nonfinite == NonFinite::kRaise) options.across.signature += ", nonfinite=raise";
-  options.arrival.signature =
-      Concat(options.across.signature, ", num_devices=", options_.num_devices);
+  options.processes = Processes();
+  options.shared_name = options_.shared_name;
+  Contribution& own = options.contribution;
+  own.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
+  own.ranks = options_.ranks;
+  own.signature = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype),
+                         ", axis=", options_.axis, ", epsilon=", options_.epsilon);
+  if (options_.nonfinite == NonFinite::kRaise) own.signature += ", nonfinite=raise";
+  options.arrival.signature = Concat(own.signature, ", num_devices=", options_.num_devices);
   options.arrival.shape = ShapeText(x.shape);
   return options;
 }
@@ -99,12 +97,14 @@ void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& l
                              ReduceOperation operation,
                              std::initializer_list<std::vector<double>*> payload) {
   AllReduceOptions options = OptionsFor(phase, x, layout);
-  options.operation = operation;
+  options.contribution.operation = operation;
   if (options.phase == "backward") options.repeat = backward_calls_++;
   for (const std::vector<double>* part : payload) {
     AppendBytes(part->data(), part->size(), &options.arrival.payload);
   }
-  const std::vector<double> result = FromBytes<double>(*group_->AllReduce(std::move(options)));
+  const std::shared_ptr<const Reduced> reduced = group_->AllReduce(std::move(options));
+  ticket_.key = reduced->key;
+  const std::vector<double> result = FromBytes<double>(reduced->payload);
   auto from = result.begin();
   for (std::vector<double>* part : payload) {
     const auto end = from + static_cast<std::ptrdiff_t>(part->size());

@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "collective/devices/group.h"
 #include "core/layout.h"
 #include "op/backend.h"
-#include "op/running_history.h"
+#include "op/registry.h"
 #include "op/tensor.h"
 
 namespace syncbn {
@@ -58,8 +57,8 @@ struct Gradients {
 class SyncBatchNorm {
  public:
   // `device` is the rank in exchanges; `backend` is where it computes.
-  SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Group> group,
-                std::shared_ptr<RunningHistory> history, std::unique_ptr<Backend> backend);
+  SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Layer> layer,
+                std::unique_ptr<Backend> backend);
 
   // True if a forward call takes the statistics of the batch, not the running ones: in training, or
   // while moments are collected, unless use_global_stats.
@@ -102,8 +101,9 @@ class SyncBatchNorm {
 
   const Options options_;
   const Device device_;
-  const std::shared_ptr<Group> group_;
-  const std::shared_ptr<RunningHistory> history_;
+  const std::shared_ptr<Layer> layer_;
+  Group* const group_;
+  RunningHistory* const history_;
   const std::unique_ptr<Backend> backend_;
 
   // Kept for backward by the forward call before it.

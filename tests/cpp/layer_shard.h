@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "check.h"
-#include "collective/devices/group.h"
 #include "op/sync_batch_norm.h"
 #include "tensor.h"
 
@@ -102,11 +101,10 @@ inline void* InPlace(Tensor& tensor) { return tensor.data(); }
 
 inline std::unique_ptr<syncbn::SyncBatchNorm> MakeLayer(const Setting& setting, size_t devices,
                                                         const Device& device,
-                                                        std::shared_ptr<syncbn::Group> group,
+                                                        std::shared_ptr<syncbn::Layer> layer,
                                                         std::unique_ptr<syncbn::Backend> backend) {
-  return std::make_unique<syncbn::SyncBatchNorm>(
-      setting.ToOptions(devices), device, std::move(group),
-      std::make_shared<syncbn::RunningHistory>(), std::move(backend));
+  return std::make_unique<syncbn::SyncBatchNorm>(setting.ToOptions(devices), device,
+                                                 std::move(layer), std::move(backend));
 }
 
 inline std::vector<Shard> MakeShards(DType dtype, const std::vector<int64_t>& rows,
@@ -121,11 +119,11 @@ inline std::vector<Shard> MakeShards(DType dtype, const std::vector<int64_t>& ro
 // Two training steps on as many CPU devices as there are shards, a thread each.
 inline std::vector<Shard> TrainOnCpu(DType dtype, const std::vector<int64_t>& rows,
                                      const Setting& setting) {
-  const auto group = std::make_shared<syncbn::Group>("layer");
+  const auto shared = std::make_shared<syncbn::Layer>("layer");
   std::vector<Shard> shards = MakeShards(dtype, rows, setting);
   Parallel(static_cast<int>(rows.size()), [&](int k) {
     const auto layer =
-        MakeLayer(setting, rows.size(), {"cpu", k}, group, syncbn::MakeCpuBackend());
+        MakeLayer(setting, rows.size(), {"cpu", k}, shared, syncbn::MakeCpuBackend());
     for (int step = 0; step < 2; ++step) shards[k].Step(layer.get(), setting, InPlace);
   });
   return shards;

@@ -1,6 +1,6 @@
 // Simulates ranks as tasks of one thread: each has a Protocol, time is simulated, and the network
 // delays, loses and refuses messages. Random numbers depend on the seed alone.
-// Who uses it: test_many_ranks.cc and test_soak.cc; test_fuzz_messages.cc makes the same exchanges.
+// Who uses it: test_many_ranks.cc and test_soak.cc; others make the same contributions.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -53,6 +53,30 @@ inline double Round(syncbn::DType dtype, double value) {
   return std::copysign(std::numeric_limits<double>::infinity(), value);
 }
 
+// All values of float16 by their bits; those without a sign ascend.
+inline const std::vector<double>& EveryFloat16() {
+  static const std::vector<double> all = [] {
+    std::vector<double> values;
+    for (int bits = 0; bits <= 0xffff; ++bits) {
+      const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+      double value = std::ldexp(fraction + (exponent > 0 ? 1024 : 0), std::max(exponent, 1) - 25);
+      if (exponent == 31) value = fraction == 0 ? INFINITY : NAN;
+      values.push_back(std::copysign(value, (bits & 0x8000) != 0 ? -1.0 : 1.0));
+    }
+    return values;
+  }();
+  return all;
+}
+
+// The bits of the nearest float16.
+inline uint16_t ToFloat16(double value) {
+  const double rounded = Round(syncbn::DType::kFloat16, value);
+  const auto infinity = EveryFloat16().begin() + 0x7c00;
+  const auto place = std::lower_bound(EveryFloat16().begin(), infinity, std::fabs(rounded));
+  const int bits = std::isnan(rounded) ? 0x7e00 : static_cast<int>(place - infinity + 0x7c00);
+  return static_cast<uint16_t>(bits | (std::signbit(rounded) ? 0x8000 : 0));
+}
+
 class Tensor {
  public:
   Tensor(syncbn::DType dtype, int64_t size, int misalign = 0)
@@ -71,11 +95,7 @@ class Tensor {
   void Set(int64_t i, double value) {
     if (dtype_ == syncbn::DType::kFloat64) return Copy(i, value);
     if (dtype_ == syncbn::DType::kFloat32) return Copy(i, static_cast<float>(value));
-    const double rounded = Round(dtype_, value);
-    const auto infinity = EveryFloat16().begin() + 0x7c00;
-    const auto place = std::lower_bound(EveryFloat16().begin(), infinity, std::fabs(rounded));
-    const int bits = std::isnan(rounded) ? 0x7e00 : static_cast<int>(place - infinity + 0x7c00);
-    Copy(i, static_cast<uint16_t>(bits | (std::signbit(rounded) ? 0x8000 : 0)));
+    Copy(i, ToFloat16(value));
   }
 
   double Get(int64_t i) const {
@@ -97,21 +117,6 @@ class Tensor {
 
  private:
   static constexpr unsigned char kPattern = 0xff;  // NaN in every dtype
-
-  // All values of float16 by their bits; those without a sign ascend.
-  static const std::vector<double>& EveryFloat16() {
-    static const std::vector<double> all = [] {
-      std::vector<double> values;
-      for (int bits = 0; bits <= 0xffff; ++bits) {
-        const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-        double value = std::ldexp(fraction + (exponent > 0 ? 1024 : 0), std::max(exponent, 1) - 25);
-        if (exponent == 31) value = fraction == 0 ? INFINITY : NAN;
-        values.push_back(std::copysign(value, (bits & 0x8000) != 0 ? -1.0 : 1.0));
-      }
-      return values;
-    }();
-    return all;
-  }
 
   template <typename T>
   void Copy(int64_t i, T value) {

@@ -11,6 +11,7 @@
 #include "collective/devices/group.h"
 #include "collective/processes/communicator.h"
 #include "local_transport.h"
+#include "simulation.h"
 
 namespace {
 
@@ -29,12 +30,8 @@ void Run(int size, const std::function<void(Communicator*)>& function) {
 }
 
 double Sum(Communicator* rank, const std::string& key, double number, double timeout = 60) {
-  syncbn::Contribution own;
-  own.key = key;
-  own.title = "layer '" + key + "'";
-  own.signature = "channels=1";
+  syncbn::Contribution own = simulation::Of(key, ToBytes<double>({number}));
   own.timeout_seconds = timeout;
-  own.payload = ToBytes<double>({number});
   return syncbn::FromBytes<double>(rank->AllReduce(std::move(own)))[0];
 }
 
@@ -100,8 +97,10 @@ syncbn::AllReduceOptions Forward(Communicator* rank, syncbn::Group* group, int i
   options.ticket = group->BeginForward(options.device, options.size);
   options.phase = "forward";
   options.arrival = {"same", "", ToBytes<double>({number})};
-  options.timeout_seconds = 60;
-  options.across = {rank, {}, "norm", "same"};
+  options.processes = rank;
+  options.shared_name = "norm";
+  options.contribution.signature = "same";
+  options.contribution.timeout_seconds = 60;
   return options;
 }
 
@@ -114,10 +113,12 @@ TEST(GroupMakesOneExchange) {
       for (int step = 0; step < 50; ++step) {
         const double at = 100 * step;
         auto options = Forward(rank, &group, id, devices, at + 10 * rank->rank() + id);
-        options.operation = syncbn::ReduceOperation::kConcat;
+        options.contribution.operation = syncbn::ReduceOperation::kConcat;
         for (const char* phase : {"forward", "backward"}) {
           options.phase = phase;
-          CHECK(*group.AllReduce(options) ==
+          const auto reduced = group.AllReduce(options);
+          options.ticket.key = reduced->key;
+          CHECK(reduced->payload ==
                 ToBytes<double>({at, at + 10, at + 11, at + 20, at + 21, at + 22}));
         }
       }
@@ -129,7 +130,7 @@ TEST(FailureOfADeviceReachesOtherRanks) {
   Run(2, [](Communicator* rank) {
     syncbn::Group group("norm");
     auto options = Forward(rank, &group, 0, rank->rank() == 0 ? 2 : 1, 1);
-    if (rank->rank() == 0) options.timeout_seconds = 0.2;  // the second device never arrives
+    if (rank->rank() == 0) options.contribution.timeout_seconds = 0.2;  // the second device never arrives
     const std::string text = ErrorOf([&] { group.AllReduce(options); });
     CheckHas(text, "s for 1 of 2 devices");
     if (rank->rank() == 1) CheckHas(text, "error on rank 0");

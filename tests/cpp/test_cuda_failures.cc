@@ -32,14 +32,14 @@ std::shared_ptr<void> Allocate(const Device& device, syncbn::MemoryKind kind, si
 const Setting kKeepsX{{Function::kLeakyRelu, 0.1}, true, Request::kWrite, Request::kWrite, true};
 
 std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
-                                             std::shared_ptr<syncbn::Group> group) {
-  return MakeLayer(setting, 1, {"gpu", 3}, std::move(group),
+                                             std::shared_ptr<syncbn::Layer> layer) {
+  return MakeLayer(setting, 1, {"gpu", 3}, std::move(layer),
                    syncbn::MakeCudaBackend({"gpu", 3}, Allocate));
 }
 
 // A step of a new layer, as an imperative one has for each call, that keeps x.
 void StepOfNewLayer(int64_t rows) {
-  const auto layer = OnGpu(kKeepsX, std::make_shared<syncbn::Group>("layer"));
+  const auto layer = OnGpu(kKeepsX, std::make_shared<syncbn::Layer>("layer"));
   Shard shard(DType::kFloat32, rows, 0, true);
   shard.Step(layer.get(), kKeepsX, InPlace);
   // TrainOnCpu makes two steps, of which these results are the same.
@@ -66,8 +66,8 @@ void TestMemory() {
 // Each call of a step fails in turn. The error then names the layer, the device and the call, the
 // thread has its device again, and the next step is right.
 void TestFailures(const Setting& setting) {
-  const auto group = std::make_shared<syncbn::Group>("norm3");
-  const auto layer = OnGpu(setting, group);
+  const auto shared = std::make_shared<syncbn::Layer>("norm3");
+  const auto layer = OnGpu(setting, shared);
   bool failed = true;
   for (int calls = 0; failed; ++calls) {
     Shard shard(DType::kFloat32, 3, 0, setting.keeps_x);
@@ -80,8 +80,8 @@ void TestFailures(const Setting& setting) {
       CHECK(text.find("SyncBatchNorm 'norm3', ") == 0, text);
       CheckHas(text, " on gpu(3): CUDA: ");
       CheckHas(text, "failed: out of memory (cudaErrorMemoryAllocation)");
-      CHECK_EQ(group->Failure(), text);
-      group->Reset();
+      CHECK_EQ(shared->group.Failure(), text);
+      shared->group.Reset();
     }
     CHECK(calls < 1000);
     CHECK_EQ(emulated::Device(), 9);
@@ -99,7 +99,7 @@ void TestOtherProcessesLearnOfAFailure() {
   const auto network = std::make_shared<Network>(2);
   syncbn::OpenCommunicator(std::make_unique<LocalTransport>(network, 0));
   syncbn::Communicator other(std::make_unique<LocalTransport>(network, 1));
-  const auto layer = OnGpu({}, std::make_shared<syncbn::Group>("norm3"));
+  const auto layer = OnGpu({}, std::make_shared<syncbn::Layer>("norm3"));
   Shard shard(DType::kFloat32, 3, 0, false);
   for (bool training : {false, true}) {
     Setting setting;
@@ -122,7 +122,7 @@ void TestLaunchesAndWaits() {
   for (bool training : {true, false}) {
     Setting setting;
     setting.training = training;
-    const auto layer = OnGpu(setting, std::make_shared<syncbn::Group>("layer"));
+    const auto layer = OnGpu(setting, std::make_shared<syncbn::Layer>("layer"));
     Shard shard(DType::kFloat32, 3, 0, false);
     const auto launches = [] {
       int sum = 0;

@@ -32,11 +32,11 @@ std::shared_ptr<void> Allocate(const Device&, syncbn::MemoryKind kind, size_t by
 // As TrainOnCpu. The devices are ranks of the exchange, and all compute on gpu(0).
 std::vector<Shard> TrainOnGpu(DType dtype, const std::vector<int64_t>& rows,
                               const Setting& setting) {
-  const auto group = std::make_shared<syncbn::Group>("layer");
+  const auto shared = std::make_shared<syncbn::Layer>("layer");
   std::vector<Shard> shards = MakeShards(dtype, rows, setting);
   Parallel(static_cast<int>(rows.size()), [&](int k) {
     test::Check(cudaSetDevice(0));
-    const auto layer = MakeLayer(setting, rows.size(), {"gpu", k}, group,
+    const auto layer = MakeLayer(setting, rows.size(), {"gpu", k}, shared,
                                  syncbn::MakeCudaBackend({"gpu", 0}, Allocate));
     for (int step = 0; step < 2; ++step) {
       Staging on_gpu(dtype, {});
@@ -156,7 +156,7 @@ void TestCurrentDevice() {
   test::Check(cudaGetDeviceCount(&devices));
   for (int device : {-1, 0, devices - 1}) {
     const Setting setting;
-    const auto layer = MakeLayer(setting, 1, {"gpu", 0}, std::make_shared<syncbn::Group>("layer"),
+    const auto layer = MakeLayer(setting, 1, {"gpu", 0}, std::make_shared<syncbn::Layer>("layer"),
                                  syncbn::MakeCudaBackend({"gpu", 0}, Allocate));
     Shard shard(DType::kFloat32, 3, 0, false);
     {

@@ -23,16 +23,6 @@ double Undone(const RunningHistory& history, const Device& device, double mean) 
   return statistics.mean[0];
 }
 
-TEST(DevicesOfOneCallCountOneBatch) {
-  RunningHistory history;
-  history.SetBatches(5);
-  for (int step = 0; step < 3; ++step) {
-    CHECK_EQ(history.CountBatch(step), 5 + step);
-    CHECK_EQ(history.CountBatch(step), 5 + step);
-  }
-  CHECK_EQ(history.Batches(), 8);
-}
-
 TEST(StepsSinceACommitAreUndone) {
   RunningHistory history;
   history.CountBatch(0);
@@ -82,14 +72,6 @@ TEST(BatchesAreCollectedOnce) {
     // Batches, count, whether unbiased; mean, m2 over all, and within batches.
     CHECK(collected.Numbers() == std::vector<double>({2, 3, 1, 4, 26, 2}));
   }
-}
-
-TEST(ReleaseForgetsALayersGroupsOfDevices) {
-  RunningHistory::Of("key/0")->SetBatches(3);
-  RunningHistory::Of("keyhole")->SetBatches(4);
-  RunningHistory::Release("key");
-  CHECK_EQ(RunningHistory::Of("key/0")->Batches(), 0);
-  CHECK_EQ(RunningHistory::Of("keyhole")->Batches(), 4);
 }
 
 TEST(GpuIsRefusedWhereCudaWasNotBuilt) {

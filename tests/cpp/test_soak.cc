@@ -78,7 +78,7 @@ class Trainee {
   // error.
   bool Over(const std::string& name, Bytes payload, ReduceOperation operation) {
     if (!pending_) {
-      const std::string key = syncbn::Concat(name, ' ', protocol_->NextNumber(name));
+      const std::string key = protocol_->NextKey(name);
       pending_ = protocol_->Begin(Of(key, std::move(payload), operation), sim_->now());
     }
     if (!pending_->over()) return false;

@@ -49,7 +49,7 @@ def test_native(sanitizer, tmp_path):
     if sanitizer:
         options += ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-Og -g1"]
     if sanitizer and not FULL:
-        options += ["-DHAVE_AVX2=OFF", "-DHAVE_AVX512=OFF"]
+        options.append("-DGLUON_SYNCBN_WIDE_KERNELS=OFF")
         targets = TESTS - EMULATED
     if sanitizer == "thread":
         # There are no races in one thread, and it cannot follow emulated GPUs' threads.

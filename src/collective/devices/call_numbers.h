@@ -9,7 +9,6 @@
 #include <set>
 
 #include "collective/devices/device.h"
-#include "collective/processes/message.h"
 
 namespace syncbn {
 
@@ -23,10 +22,6 @@ struct CallNumbers {
   int64_t start = 0;
   // Of the oldest call that counts; earlier ones were made before a restart.
   int64_t oldest = 0;
-  // A call's number less the one by which all ranks know it.
-  int64_t shared_offset = 0;
-  // The generation of the processes in which shared_offset holds.
-  Generation shared_generation{-1, 0};
 
   int64_t Take(const Device& device) { return next.emplace(device, start).first->second++; }
   bool IsVoid(int64_t number) const { return number < oldest; }
@@ -43,31 +38,11 @@ struct CallNumbers {
     for (auto& entry : next) entry.second = start;
   }
 
-  // Makes all calls void, and removes the members. Ranks go on counting after the last call that
-  // all `size` devices, or all participants, have begun: no later call was reduced.
-  void Restart(const Participants& participants, size_t size) {
-    std::set<int64_t> of_participants;
-    size_t present = 0;
-    for (const auto& entry : next) {
-      if (participants && !participants->count(entry.first)) continue;
-      of_participants.insert(entry.second);
-      ++present;
-    }
-    const bool complete = present > 0 && present >= (participants ? participants->size() : size);
-    const int64_t finished = complete ? *of_participants.begin() : start;
+  // Makes all calls void, and removes the members.
+  void Restart() {
     Level();
     next.clear();
     oldest = start;
-    shared_offset += start - finished;
-  }
-
-  // The number by which all ranks know a call; the first forward call in a generation has 0.
-  int64_t Shared(int64_t number, bool is_forward, const Generation& generation) {
-    if (is_forward && !(generation == shared_generation)) {
-      shared_generation = generation;
-      shared_offset = number;
-    }
-    return number - shared_offset;
   }
 };
 

@@ -73,12 +73,7 @@ bool CallLog::DrivesBoth(const Device& device, const std::set<Device>& others) c
 Absence CallLog::Describe(const AllReduceOptions& options, const Rendezvous& rendezvous,
                           const std::set<Device>& members) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  Absence absence;
-  absence.is_forward = options.phase == "forward";
-  absence.needs_driver = needs_driver_;
-  absence.is_on_cpu = rendezvous.arrivals.begin()->first.type == "cpu";
-  absence.size = options.size;
-  absence.on = options.expected;
+  Absence absence{options, rendezvous, needs_driver_};
   for (const auto& arrival : rendezvous.arrivals) {
     const Device& device = arrival.first;
     const Calls calls = OfLocked(device);
@@ -100,7 +95,6 @@ Absence CallLog::Describe(const AllReduceOptions& options, const Rendezvous& ren
       absence.idle.insert(device);
     }
   }
-  absence.unknown = options.size - rendezvous.arrivals.size() - absence.missing.size();
   return absence;
 }
 

@@ -20,19 +20,19 @@ void LeaveDriver(const Device& device);
 
 // The known facts about a rendezvous to which some devices did not come.
 struct Absence {
-  bool is_forward = true;
+  const AllReduceOptions& options;  // of a device that has arrived
+  const Rendezvous& rendezvous;
   bool needs_driver = false;   // the layer is made to be called by a driver only
-  bool is_on_cpu = false;
   int driver = 0;              // devices of the driver that called the arrived one; 0 for none
-  size_t size = 0;             // devices that the layer is for
-  size_t unknown = 0;          // of the missing ones, those whose names are not known
-  std::set<Device> on;         // the devices that have the layer, if known
-  std::set<Device> in_driver;  // arrived, but the driver's function for them has not ended
-  std::set<Device> again;      // arrived, and the next call of the layer is queued
-  std::set<Device> missing;    // as far as their names are known
-  std::set<Device> queued;     // missing, but a call of the layer is queued
-  std::set<Device> idle;       // missing, and no call of the layer is queued
-  std::set<Device> never;      // missing, and have never called the layer
+  std::set<Device> in_driver{};  // arrived, but the driver's function for them has not ended
+  std::set<Device> again{};      // arrived, and the next call of the layer is queued
+  std::set<Device> missing{};    // as far as their names are known
+  std::set<Device> queued{};     // missing, but a call of the layer is queued
+  std::set<Device> idle{};       // missing, and no call of the layer is queued
+  std::set<Device> never{};      // missing, and have never called the layer
+
+  // The number of missing devices whose names are not known.
+  size_t Unknown() const { return options.size - rendezvous.arrivals.size() - missing.size(); }
 };
 
 class CallLog {

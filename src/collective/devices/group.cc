@@ -8,6 +8,49 @@
 #include "core/error.h"
 
 namespace syncbn {
+namespace {
+
+// Adds a device's part. Throws Error if the device has arrived before, or if its signature differs
+// from that of the others.
+void Arrive(AllReduceOptions* options, Rendezvous* rendezvous) {
+  const Device& device = options->device;
+  std::map<Device, Arrival>& arrivals = rendezvous->arrivals;
+  if (arrivals.count(device)) throw Error(TwiceReport(device));
+  if (!arrivals.empty() && arrivals.begin()->second.signature != options->arrival.signature) {
+    throw Error(DisagreementReport(*arrivals.begin(), {device, options->arrival}));
+  }
+  arrivals.emplace(device, std::move(options->arrival));
+}
+
+// In the order of the devices. Throws Error if the payloads do not fit together.
+Bytes ReducePayloads(const Rendezvous& rendezvous, ReduceOperation operation) {
+  auto arrival = rendezvous.arrivals.begin();
+  Bytes reduced = arrival->second.payload;
+  while (++arrival != rendezvous.arrivals.end()) {
+    Reduce(operation, arrival->second.payload, &reduced);
+  }
+  return reduced;
+}
+
+// Reduces the devices' result with those of other processes. The first rendezvous of a forward call
+// has no key yet, and gets one. Throws Error.
+void ExchangeAcross(const AllReduceOptions& options, Reduced* result) {
+  if (result->key.empty()) result->key = options.processes->NextKey(options.shared_name);
+  const size_t size = result->payload.size();
+  Contribution own = options.contribution;
+  own.key = Concat(result->key, '|', options.phase, '|', options.repeat);
+  own.title = Title(options.shared_name, options.phase);
+  own.payload = std::move(result->payload);
+  const std::string title = own.title;
+  result->payload = options.processes->AllReduce(std::move(own));
+  if (result->payload.size() == size || options.contribution.operation == ReduceOperation::kConcat) {
+    return;
+  }
+  throw Error(Concat(title, ": other ranks sent ", result->payload.size(), " bytes, expected ",
+                     size));
+}
+
+}  // namespace
 
 Ticket Group::BeginForward(const Device& device, size_t size) {
   Lock lock(mutex_);
@@ -33,7 +76,7 @@ void Group::EnterLocked(const Device& device, size_t size) {
   }
   if (!full) return;
   former_members_.insert(members.begin(), members.end());
-  numbers_.Restart(participants_, size_);
+  numbers_.Restart();
   rendezvous_.clear();
 }
 
@@ -46,20 +89,20 @@ void Group::CheckLocked(const Ticket& ticket, const std::string& phase, const De
   throw Error(EarlierFailureReport(layer_, phase, device, kWasReset));
 }
 
-std::shared_ptr<const Bytes> Group::AllReduce(AllReduceOptions options) {
+std::shared_ptr<const Reduced> Group::AllReduce(AllReduceOptions options) {
   Lock lock(mutex_);
   CheckLocked(options.ticket, options.phase, options.device);
   if (options.ticket.participants) options.expected = *options.ticket.participants;
   if (options.ticket.participants) options.size = options.expected.size();
-  processes_ = options.across.processes;
+  processes_ = options.processes;
   const RendezvousKey key{options.ticket.number, options.repeat, options.phase};
   std::shared_ptr<Rendezvous> rendezvous = rendezvous_[key];
   if (!rendezvous) rendezvous = rendezvous_[key] = std::make_shared<Rendezvous>();
-  bool is_last = false;
-  Bytes result;
+  const bool is_last = rendezvous->arrivals.size() + 1 == options.size;
+  Reduced result{{}, options.ticket.key};
   try {
-    is_last = rendezvous->Arrive(&options);
-    if (is_last) result = rendezvous->Reduced(options.operation);
+    Arrive(&options, rendezvous.get());
+    if (is_last) result.payload = ReducePayloads(*rendezvous, options.contribution.operation);
   } catch (const Error& error) {
     FailAndThrow(Concat(Title(layer_, options.phase), ": ", error.what()));
   }
@@ -67,33 +110,29 @@ std::shared_ptr<const Bytes> Group::AllReduce(AllReduceOptions options) {
     AwaitLocked(&lock, *rendezvous, options);
     return rendezvous->result;
   }
-  if (processes_ != nullptr) result = ExchangeLocked(&lock, options, std::move(result));
-  rendezvous->result = std::make_shared<const Bytes>(std::move(result));
+  if (processes_ != nullptr) ExchangeLocked(&lock, options, &result);
+  rendezvous->result = std::make_shared<const Reduced>(std::move(result));
   rendezvous_.erase(key);
   changed_.NotifyAll();
   return rendezvous->result;
 }
 
 // The one exchange of a rendezvous with other processes, for which the mutex is released.
-Bytes Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Bytes payload) {
-  const int64_t number = numbers_.Shared(options.ticket.number, options.phase == "forward",
-                                         options.across.processes->generation());
-  lock->unlock();
-  Bytes result;
+void Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced* result) {
   std::string error;
+  lock->unlock();
   try {
-    result = ExchangeAcross(options, number, std::move(payload));
+    ExchangeAcross(options, result);
   } catch (const std::exception& raised) {
     error = raised.what();
   }
   lock->lock();
   CheckAfterWait(options.ticket);
   if (!error.empty()) FailAndThrow(error);
-  return result;
 }
 
 void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduceOptions& options) {
-  const Time start = Clock::now(), deadline = start + ToDuration(options.timeout_seconds);
+  const Time start = Clock::now(), deadline = start + ToDuration(options.contribution.timeout_seconds);
   // A result counts even if the group fails, or time runs out, before this thread is awake again.
   const auto over = [&] {
     return rendezvous.result != nullptr || !failure_.empty() ||
@@ -107,7 +146,7 @@ void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduc
   if (rendezvous.result != nullptr) return;
   CheckAfterWait(options.ticket);
   const Absence absence = calls_.Describe(options, rendezvous, numbers_.Members());
-  FailAndThrow(TimeoutReport(Title(layer_, options.phase), rendezvous, absence, waited));
+  FailAndThrow(TimeoutReport(Title(layer_, options.phase), absence, waited));
 }
 
 void Group::CheckAfterWait(const Ticket& ticket) const {
@@ -138,7 +177,7 @@ void Group::Reset() {
   Lock lock(mutex_);
   former_members_.clear();
   calls_.Clear();
-  numbers_.Restart(participants_, size_);
+  numbers_.Restart();
   rendezvous_.clear();
   failure_.clear();
   changed_.NotifyAll();

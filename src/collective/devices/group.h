@@ -1,5 +1,5 @@
 // The devices of one process that synchronize one layer, and their rendezvous.
-// Who uses it: op, through Registry. It must not know what the payloads mean, nor how processes
+// Who uses it: op. It must not know what the payloads mean, nor how processes
 // exchange theirs.
 //
 // What a group promises:
@@ -47,7 +47,7 @@ class Group {
 
   // Blocks until all devices have arrived at this rendezvous; returns their payloads, reduced.
   // Throws Error on timeout, disagreement, or a failed or reset group.
-  std::shared_ptr<const Bytes> AllReduce(AllReduceOptions options);
+  std::shared_ptr<const Reduced> AllReduce(AllReduceOptions options);
 
   // From the next forward call on, only these devices participate; none means all.
   // Must be called with no call in flight: all devices continue with the same number.
@@ -76,7 +76,7 @@ class Group {
   void EnterLocked(const Device& device, size_t size);
   void CheckAfterWait(const Ticket& ticket) const;
   void AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduceOptions& options);
-  Bytes ExchangeLocked(Lock* lock, const AllReduceOptions& options, Bytes payload);
+  void ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced* result);
 
   const std::string layer_;
   CallLog calls_;

@@ -13,17 +13,17 @@ const char kRecover[] =
     " Before the next step call gluon_syncbn.recover(), which waits for the work in flight and "
     "clears the error.";
 
-std::string Layer(const std::string& layer) { return Concat("SyncBatchNorm '", layer, "'"); }
+std::string Quoted(const std::string& layer) { return Concat("SyncBatchNorm '", layer, "'"); }
 
 // ---- causes of a timeout -----------------------------------------------------------------------
 
 // The functions below return a cause and its cure, in two sentences without the last full stop.
 
 std::string NumDevices(const Absence& absence) {
-  const std::string on =
-      absence.on.empty() ? "" : Concat("; the layer is initialized on ", Names(absence.on));
-  return Concat("num_devices=", absence.size, " is not the number of contexts that get a shard of "
-                "the batch. Leave it out, or give it that number", on);
+  const std::set<Device>& on = absence.options.expected;
+  return Concat("num_devices=", absence.options.size, " is not the number of contexts that get a shard of "
+                "the batch. Leave it out, or give it that number",
+                on.empty() ? "" : "; the layer is initialized on " + Names(on));
 }
 
 std::string NoBackward(const Absence& absence) {
@@ -82,17 +82,19 @@ std::string CalledAgain(const Absence& absence) {
 }
 
 std::string LikelyCause(const Absence& absence) {
-  const bool plain_loop = absence.driver == 0 && absence.is_on_cpu;
+  const bool is_forward = absence.options.phase == "forward";
+  const bool plain_loop = absence.driver == 0 && absence.options.device.type == "cpu";
   if (absence.driver == 0 && absence.needs_driver) return kTemplate;
   if (absence.driver > 0 && !absence.in_driver.empty() && absence.queued.empty()) {
     return ReadsInside(absence);
   }
-  if (absence.is_forward && !absence.again.empty() && absence.queued.empty()) {
+  if (is_forward && !absence.again.empty() && absence.queued.empty()) {
     return CalledAgain(absence);
   }
-  if (absence.unknown > 0 && plain_loop && absence.on.empty()) return kModule;
-  if (absence.unknown > 0) return NumDevices(absence);
-  if (!absence.is_forward) {
+  if (absence.Unknown() > 0) {
+    return plain_loop && absence.options.expected.empty() ? kModule : NumDevices(absence);
+  }
+  if (!is_forward) {
     if (plain_loop) return kPlainLoop;
     return absence.needs_driver ? Late(absence) : NoBackward(absence);
   }
@@ -104,22 +106,22 @@ std::string LikelyCause(const Absence& absence) {
 }  // namespace
 
 std::string Title(const std::string& layer, const std::string& phase) {
-  return Concat(Layer(layer), ", ", phase);
+  return Concat(Quoted(layer), ", ", phase);
 }
 
-std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous,
-                          const Absence& absence, double seconds) {
+std::string TimeoutReport(const std::string& title, const Absence& absence, double seconds) {
+  const size_t size = absence.options.size;
   std::vector<std::string> arrived, missing;
-  for (const auto& entry : rendezvous.arrivals) {
+  for (const auto& entry : absence.rendezvous.arrivals) {
     arrived.push_back(entry.first.Name() + " with shape " + entry.second.shape);
   }
   if (!absence.missing.empty()) missing.push_back(Names(absence.missing));
-  if (absence.unknown > 0) {
-    missing.push_back(Concat(absence.unknown, missing.empty() ? " that never" : " more that never",
+  if (absence.Unknown() > 0) {
+    missing.push_back(Concat(absence.Unknown(), missing.empty() ? " that never" : " more that never",
                              " called the layer"));
   }
   return Concat(title, ": waited ", std::setprecision(4), seconds, " s for ",
-                absence.size - arrived.size(), " of ", absence.size, " devices. Arrived: ",
+                size - arrived.size(), " of ", size, " devices. Arrived: ",
                 Join(arrived), ". Missing: ", Join(missing), ". Likely cause: ",
                 LikelyCause(absence), ". The guide \"Debugging a hang\" (docs/guides/hang.md) has "
                 "more.", kRecover);
@@ -134,7 +136,7 @@ std::string DisagreementReport(const std::pair<const Device, Arrival>& a,
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size) {
-  return Concat(Layer(layer), ": num_devices=", size, ", but ", device.Name(),
+  return Concat(Quoted(layer), ": num_devices=", size, ", but ", device.Name(),
                 " calls the layer as well as ", Names(others), "; give num_devices the number of "
                 "contexts that get a shard of the batch, and call net.hybridize() again after "
                 "moving a net to other contexts.", kRecover);
@@ -142,7 +144,7 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
 
 std::string NoParticipantReport(const std::string& layer, const Device& device,
                           const std::set<Device>& participants) {
-  return Concat(Layer(layer), ": ", device.Name(), " calls the layer, but "
+  return Concat(Quoted(layer), ": ", device.Name(), " calls the layer, but "
                 "gluon_syncbn.participating() names only ", Names(participants), ".", kRecover);
 }
 

@@ -12,8 +12,7 @@ namespace syncbn {
 // "SyncBatchNorm 'norm0', forward"
 std::string Title(const std::string& layer, const std::string& phase);
 
-std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous,
-                          const Absence& absence, double seconds);
+std::string TimeoutReport(const std::string& title, const Absence& absence, double seconds);
 
 // For two devices whose signatures differ; without the title.
 std::string DisagreementReport(const std::pair<const Device, Arrival>& a,

@@ -55,7 +55,7 @@ SYNCBN_EXPORT int gluon_syncbn_distributed_exchange(const char* name, const char
     contribution.operation = OperationOf(operation);
     contribution.timeout_seconds = timeout;
     contribution.payload.assign(data, data + bytes);
-    contribution.key = syncbn::Concat("call|", name, '|', Connected().NextNumber(name));
+    contribution.key = Connected().NextKey(syncbn::Concat("call|", name));
     last_result = Connected().AllReduce(std::move(contribution));
     *result_bytes = static_cast<int64_t>(last_result.size());
   });

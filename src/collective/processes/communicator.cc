@@ -130,16 +130,10 @@ int Communicator::Join(double timeout_seconds) {
   return protocol_.joining().Result();
 }
 
-Generation Communicator::generation() const {
-  if (forked) return {};
+std::string Communicator::NextKey(const std::string& name) {
+  if (forked) return name;
   Lock lock(mutex_);
-  return protocol_.generation();
-}
-
-int64_t Communicator::NextNumber(const std::string& name) {
-  if (forked) return 0;
-  Lock lock(mutex_);
-  return protocol_.NextNumber(name);
+  return protocol_.NextKey(name);
 }
 
 void Communicator::Fail(const std::string& text) {

@@ -45,9 +45,6 @@ class Communicator {
   // failed.
   Bytes AllReduce(Contribution contribution);
 
-  // Changes after a failure, and when all ranks have joined.
-  Generation generation() const;
-
   // Fails the exchanges of this process and of all others, until Reset.
   void Fail(const std::string& text);
   // The text of the failure; empty if nothing has failed.
@@ -55,8 +52,8 @@ class Communicator {
   // Forgets a failure; every rank must call it before exchanges work again.
   void Reset();
 
-  // 0, 1, ... for each name, from zero in each generation: for keys of calls that match by order.
-  int64_t NextNumber(const std::string& name);
+  // The key of the next call of this name, for calls that match by their order in each generation.
+  std::string NextKey(const std::string& name);
 
   // Contributes nothing to others' exchanges until every rank has joined. Returns the rank that
   // made the most exchanges, the same on every rank. Throws Error if a rank fails or, when

@@ -31,8 +31,7 @@ class Protocol {
   void Handle(int from, const Bytes& bytes, Time now);
   void Tick(Time now);
 
-  Generation generation() const { return generation_; }
-  int64_t NextNumber(const std::string& name) { return numbers_[name]++; }
+  std::string NextKey(const std::string& name);
   const std::string& failure() const { return failure_; }
   void Fail(const std::string& text);
   void Reset();

@@ -99,6 +99,12 @@ void Protocol::StartGeneration(Generation generation, const std::string& reason)
   }
 }
 
+// Keys of a former generation must not be used again: a backward call may belong to a forward call
+// of that one.
+std::string Protocol::NextKey(const std::string& name) {
+  return Concat(name, '|', generation_.recoveries, '.', generation_.joins, '.', numbers_[name]++);
+}
+
 // ---- queries -----------------------------------------------------------------------------------
 
 // Answers now, and again when this process reaches the key.

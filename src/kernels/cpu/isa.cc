@@ -5,37 +5,20 @@
 #include <cstdlib>
 #include <string>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 namespace syncbn::cpu {
 namespace {
-
-#if defined(SYNCBN_HAVE_AVX2) || defined(SYNCBN_HAVE_AVX512)
-// Older compilers' __builtin_cpu_supports does not know the name "f16c".
-bool HasF16c() {
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-
-bool HasAvx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
-}
-#endif
 
 const Isa* Detect() {
   const char* variable = std::getenv("GLUON_SYNCBN_INSTRUCTION_SET");
   const std::string limit = variable == nullptr ? "" : variable;
   if (limit == kGeneric.name) return &kGeneric;
-#if defined(SYNCBN_HAVE_AVX512)
-  if (limit != "avx2" && HasAvx2() && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    return &kAvx512;
-#endif
-#if defined(SYNCBN_HAVE_AVX2)
-  if (HasAvx2()) return &kAvx2;
+#if defined(SYNCBN_WIDE_KERNELS)
+  // Every processor with AVX2 has F16C, whose name older compilers do not know here.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return avx512 && limit != kAvx2.name ? &kAvx512 : &kAvx2;
+  }
 #endif
   return &kGeneric;
 }

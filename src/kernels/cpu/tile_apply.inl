@@ -1,5 +1,6 @@
 // The two passes that write a tensor, for one tile: f(b * (x - mean) + d), or b * u + d + a * dz in
-// backward, see tile_activation.inl; plus the old out on request.
+// backward, see tile_activation.inl; plus the old out on request. Forward has the struct of backward
+// here: t is x, b its scale and d its offset.
 // Who includes it: tile_kernels.inl. The output may be one of the inputs (in place).
 //
 // Arithmetic is float32 (float64 for float64 data). The mean is split into its float32 value and
@@ -24,11 +25,6 @@ template <typename Value>
 struct Coefficients {
   Affine<Value> of;
   Value a, b, d;
-};
-
-// Arrays of all channels. `unit` divides b, see UnitOf; null for 1.
-struct PerChannel {
-  const double *mean, *a, *b, *d, *scale, *offset, *unit;
 };
 
 // The results that the passes compute from an element.
@@ -57,19 +53,19 @@ struct BackwardPass {
 };
 
 template <typename Scalar, typename Pass>
-SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Pass&, const PerChannel& channels,
-                                                  int64_t c) {
+SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Pass&, const ApplyPass& of, int64_t c) {
   Coefficients<Scalar> k = {};
-  k.of.mean = Scalar(channels.mean[c]);
-  const double lost = channels.mean[c] - double(k.of.mean);
+  const double origin = OriginOf(of)[c];
+  k.of.mean = Scalar(origin);
+  const double lost = origin - double(k.of.mean);
   if (Pass::kReadsX) {
-    k.of.scale = Scalar(channels.scale[c]);
-    k.of.offset = Scalar(channels.offset[c] - channels.scale[c] * lost);
+    k.of.scale = Scalar(of.scale[c]);
+    k.of.offset = Scalar(of.offset[c] - of.scale[c] * lost);
   }
-  if (Pass::kBackward) k.a = Scalar(channels.a[c]);
-  const double b = channels.unit == nullptr ? channels.b[c] : channels.b[c] / channels.unit[c];
+  if (Pass::kBackward) k.a = Scalar(of.a[c]);
+  const double b = UnitOf(of) == nullptr ? of.b[c] : of.b[c] / UnitOf(of)[c];
   k.b = Scalar(b);
-  k.d = Scalar(channels.d[c] - b * lost);
+  k.d = Scalar(of.d[c] - b * lost);
   return k;
 }
 
@@ -110,15 +106,16 @@ SYNCBN_INLINE int64_t UnalignedHead(const T* p) {
 }
 
 template <StoreMode kMode, typename Pass, typename T>
-void ApplyPlanes(const Pass& pass, const T* x, const T* dy, const Tile& tile,
-                 const PerChannel& channels, double slope, T* out) {
+void ApplyPlanes(const Pass& pass, const ApplyPass& of, const Tile& tile) {
   typedef typename Arithmetic<T>::Scalar Scalar;
   typedef typename Arithmetic<T>::Vector Vector;
   constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
-  const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(slope);
+  const T *const x = static_cast<const T*>(of.t), *const dy = static_cast<const T*>(of.dy);
+  T* const out = static_cast<T*>(of.dx);
+  const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(of.activation.slope);
   for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
     for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
-      const Coefficients<Scalar> one = CoefficientsOf<Scalar>(pass, channels, c);
+      const Coefficients<Scalar> one = CoefficientsOf<Scalar>(pass, of, c);
       const Vector zero = {};
       const Coefficients<Vector> k = {
           {zero + one.of.mean, zero + one.of.scale, zero + one.of.offset},
@@ -173,14 +170,13 @@ void ApplyRow(const Pass& pass, const T* x, const T* dy, int64_t width,
 }
 
 template <StoreMode kMode, typename Pass, typename T>
-void ApplyColumns(const Pass& pass, const T* x, const T* dy, const Tile& tile,
-                  const PerChannel& channels, double slope, T* out) {
+void ApplyColumns(const Pass& pass, const ApplyPass& of, const Tile& tile) {
   typedef typename Arithmetic<T>::Scalar Scalar;
   const Rows rows = MakeRows(tile);
   ColumnCoefficients<Scalar, Pass::kReadsX> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
-    const Coefficients<Scalar> k = CoefficientsOf<Scalar>(pass, channels, c);
+    const Coefficients<Scalar> k = CoefficientsOf<Scalar>(pass, of, c);
     columns.mean[j] = k.of.mean;
     if (Pass::kReadsX) columns.scale[j] = k.of.scale;
     if (Pass::kReadsX) columns.offset[j] = k.of.offset;
@@ -188,7 +184,9 @@ void ApplyColumns(const Pass& pass, const T* x, const T* dy, const Tile& tile,
     columns.b[j] = k.b;
     columns.d[j] = k.d;
   });
-  const auto f = MakeSlopes<typename Arithmetic<T>::Vector, Scalar>(slope);
+  const T *const x = static_cast<const T*>(of.t), *const dy = static_cast<const T*>(of.dy);
+  T* const out = static_cast<T*>(of.dx);
+  const auto f = MakeSlopes<typename Arithmetic<T>::Vector, Scalar>(of.activation.slope);
   for (int64_t row = 0; row <= rows.count; ++row) {
     const int64_t at = rows.offset + row * rows.stride;
     const int64_t width = row < rows.count ? rows.width : rows.rest;
@@ -205,17 +203,10 @@ bool HasAlignedRows(const T* out, const Tile& tile) {
   return UnalignedHead(out) == 0 && UnalignedHead(out + rows.stride) == 0;
 }
 
-// Tensors of any type.
-struct Tensors {
-  const void *x, *dy;
-  void* out;
-};
-
 template <typename Pass>
-void ApplyToTile(const Pass& pass, DType dtype, const Tensors& tensors, const Tile& tile,
-                 const PerChannel& channels, double slope, StoreMode mode) {
+void ApplyToTile(const Pass& pass, const ApplyPass& of, const Tile& tile, StoreMode mode) {
   const bool add = mode == StoreMode::kAdd;
-  WithType(dtype, [&](auto element) {
+  WithType(of.dtype, [&](auto element) {
     using T = decltype(element);
     auto run = ApplyPlanes<StoreMode::kAssign, Pass, T>;
     if (add) run = ApplyPlanes<StoreMode::kAdd, Pass, T>;
@@ -226,31 +217,27 @@ void ApplyToTile(const Pass& pass, DType dtype, const Tensors& tensors, const Ti
       run = add ? ApplyColumns<StoreMode::kAdd, Pass, T>
                 : ApplyColumns<StoreMode::kAssign, Pass, T>;
       if constexpr (kCanStream<T>) {
-        if (mode == StoreMode::kStream && HasAlignedRows(static_cast<T*>(tensors.out), tile)) {
+        if (mode == StoreMode::kStream && HasAlignedRows(static_cast<T*>(of.dx), tile)) {
           run = ApplyColumns<StoreMode::kStream, Pass, T>;
         }
       }
     }
-    run(pass, static_cast<const T*>(tensors.x), static_cast<const T*>(tensors.dy), tile, channels,
-        slope, static_cast<T*>(tensors.out));
+    run(pass, of, tile);
   });
 }
 
 void NormalizeTile(const NormalizePass& pass, const Tile& tile, StoreMode mode) {
-  const PerChannel channels = {pass.mean, nullptr, pass.scale, pass.offset,
-                               nullptr,   nullptr, nullptr};
+  const BackwardInput input = {pass.dtype, pass.layout, pass.x,  pass.x, pass.activation,
+                               false,      pass.mean,   nullptr, nullptr};
+  const ApplyPass of = {input, nullptr, pass.scale, pass.offset, pass.request, pass.y};
   ForwardKinds::With(KindOf(pass.activation, false), [&](auto kind) {
-    ApplyToTile(ForwardPass<kind.value>(), pass.dtype, {pass.x, pass.x, pass.y}, tile, channels,
-                pass.activation.slope, mode);
+    ApplyToTile(ForwardPass<kind.value>(), of, tile, mode);
   });
 }
 
 void BackwardApplyTile(const ApplyPass& pass, const Tile& tile, StoreMode mode) {
-  const PerChannel channels = {OriginOf(pass), pass.a,      pass.b,      pass.d,
-                               pass.scale,     pass.offset, UnitOf(pass)};
   BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
-    ApplyToTile(BackwardPass<kind.value>(), pass.dtype, {pass.t, pass.dy, pass.dx}, tile, channels,
-                pass.activation.slope, mode);
+    ApplyToTile(BackwardPass<kind.value>(), pass, tile, mode);
   });
 }
 

@@ -1,0 +1,61 @@
+// The layers of the process.
+#include "op/registry.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace syncbn {
+
+Registry& Registry::Get() {
+  static Registry* registry = new Registry;  // operators may outlive static destructors
+  return *registry;
+}
+
+std::shared_ptr<Layer> Registry::FindOrCreate(const std::string& key, const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<Layer>& layer = layers_[key];
+  if (layer) return layer;
+  layer = std::make_shared<Layer>(name);
+  all_.erase(std::remove_if(all_.begin(), all_.end(),
+                            [](const std::weak_ptr<Layer>& other) { return other.expired(); }),
+             all_.end());
+  all_.push_back(layer);
+  return layer;
+}
+
+std::shared_ptr<Layer> Registry::Find(const std::string& key) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto entry = layers_.find(key);
+  if (entry == layers_.end()) throw Error(Concat("no layer has the key \"", key, "\""));
+  return entry->second;
+}
+
+void Registry::Release(const std::string& key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  layers_.erase(key);
+  layers_.erase(layers_.lower_bound(key + '/'), layers_.lower_bound(key + char('/' + 1)));
+}
+
+std::string Registry::FirstFailure() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& entry : layers_) {
+    const std::string failure = entry.second->group.Failure();
+    if (!failure.empty()) return failure;
+  }
+  return "";
+}
+
+void Registry::ResetAll() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& entry : layers_) entry.second->group.Reset();
+}
+
+void Registry::FailAll(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const std::weak_ptr<Layer>& entry : all_) {
+    if (const auto layer = entry.lock()) layer->group.Fail(text);
+  }
+}
+
+}  // namespace syncbn

@@ -1,0 +1,55 @@
+// Finds by a layer's key what its devices in this process share.
+// Who uses it: mxnet/, when an operator is made, and the functions that Python calls. Keys are
+// unique for each block (a UUID), so two nets with equal prefixes share nothing.
+#pragma once
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collective/devices/group.h"
+#include "op/running_history.h"
+
+namespace syncbn {
+
+// Devices that normalize together.
+struct Layer {
+  explicit Layer(const std::string& name) : group(name) {}
+
+  Group group;
+  RunningHistory history;
+  std::atomic<bool> has_block{false};  // false for a node of a symbol from a file
+};
+
+class Registry {
+ public:
+  static Registry& Get();
+
+  // The layer with this key; created at the first call.
+  std::shared_ptr<Layer> FindOrCreate(const std::string& key, const std::string& name);
+  // Throws Error if there is none.
+  std::shared_ptr<Layer> Find(const std::string& key) const;
+  // Releases the layer, and those of its groups of devices ("key/0"). Operators in flight keep a
+  // released layer alive.
+  void Release(const std::string& key);
+
+  // The failure of the first failed layer, or an empty text.
+  std::string FirstFailure() const;
+  // After one failure devices have called other layers unequally often, so all are reset.
+  void ResetAll();
+  // Fails every layer that is alive, the released ones with work in flight included.
+  void FailAll(const std::string& text);
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Layer>> layers_;
+  std::vector<std::weak_ptr<Layer>> all_;  // the released ones, too
+};
+
+// The timeout in seconds of layers that have none. Longer than the slowest healthy first step that
+// was seen (autotuning, cold caches, a busy machine), and short enough to wait for the message.
+inline std::atomic<double> default_timeout{300.0};
+
+}  // namespace syncbn
