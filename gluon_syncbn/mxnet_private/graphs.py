@@ -95,7 +95,7 @@ _count_blocks()
 
 
 # ---- Backward. MXNet has no hook in it: `backward` and `autograd.grad` both call one
-# function of the library, which is replaced there.
+# function of the library, which `replace_backward` replaces.
 
 _mxnet_differentiate = _LIB.MXAutogradBackwardEx
 
@@ -110,10 +110,6 @@ def _differentiate(*arguments):
             "again; expected create_graph=False"
         )
     return code
-
-
-_LIB.MXAutogradBackwardEx = _differentiate
-_install_once, _is_replaced = threading.Lock(), False
 
 
 class Request:
@@ -162,16 +158,13 @@ class Request:
 
 
 def replace_backward(backward: Callable[[Request], None]) -> None:
-    """Calls `backward` for each of MXNet's, from now on; once in a process."""
+    """Calls `backward` in place of MXNet's function; once in a process."""
 
     def replacement(*arguments):
         backward(Request(arguments))
         return 0
 
-    global _is_replaced
-    with _install_once:
-        if not _is_replaced:
-            _LIB.MXAutogradBackwardEx, _is_replaced = replacement, True
+    _LIB.MXAutogradBackwardEx = replacement
 
 
 def differentiate(

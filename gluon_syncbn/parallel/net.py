@@ -215,7 +215,6 @@ class ParallelNet(Block):
         force_reinit: bool = False,
     ) -> None:  # the arguments of Block.initialize
         """As :meth:`mxnet.gluon.Block.initialize`, on the devices of this net."""
-        self._checked = []
         init = mx.init.Uniform() if init is None else init
         self.net.initialize(init, self._same(ctx), verbose, force_reinit)
 
@@ -234,7 +233,6 @@ class ParallelNet(Block):
         dtype_source: str = "current",
     ) -> None:
         """As :meth:`mxnet.gluon.Block.load_parameters`, on the devices of this net."""
-        self._checked = []
         filename = check_path("filename", filename)
         options = allow_missing, ignore_extra, cast_dtype, dtype_source
         self.net.load_parameters(filename, self._same(ctx), *options)
