@@ -108,7 +108,7 @@ def _differentiate(*arguments):
             "SyncBatchNorm, or another custom operator, cannot be differentiated "
             "again; expected create_graph=False"
         )
-    return code
+    mx.base.check_call(code)
 
 
 class Request:
@@ -128,7 +128,7 @@ class Request:
 
     def run(self) -> None:
         """Does what MXNet would do."""
-        mx.base.check_call(_differentiate(*self._arguments))
+        _differentiate(*self._arguments)
 
     def answer(self, gradients: Sequence) -> None:
         """Hands arrays, one for each variable, to `autograd.grad`."""
@@ -171,12 +171,11 @@ def differentiate(
         *(None if gradient is None else gradient.handle for gradient in gradients)
     )
     flags = map(ctypes.c_int, (retain_graph, False, train_mode))
-    code = _differentiate(
+    _differentiate(
         *(len(heads), mx.base.c_handle_array(heads), of_heads),
         *(len(variables), mx.base.c_handle_array(variables), *flags),
         *(ctypes.byref(grads), ctypes.byref(stypes)),
     )
-    mx.base.check_call(code)
     return [
         _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])
         for k in range(len(variables))

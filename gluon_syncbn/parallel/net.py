@@ -33,7 +33,7 @@ from ..layer.convert import convert_sync_batchnorm
 from ..layer.finding import own_operators, unsynchronized_layers
 from ..layer.synchronization import NONFINITE
 from ..mxnet_private import trainers
-from ..mxnet_private.blocks import parameters_by_place
+from ..mxnet_private.blocks import blocks_of, parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, trainer_of, value_of
 from . import backward
 from .batch import Batch, ShardedOutput
@@ -423,7 +423,7 @@ def _warn_of_few_rows(net, rows):
     if max(rows) > 2 or net in _warned_of:
         return
     _warned_of.add(net)
-    found = unsynchronized_layers(net)
+    found = sum(map(unsynchronized_layers, blocks_of(net)), [])
     if found:
         warnings.warn(
             f"{found[0]} normalizes each device's {counted(max(rows), 'row')} alone, "
