@@ -14,6 +14,7 @@ from typing import Sequence
 import mxnet as mx
 from mxnet import autograd
 
+from ..layer.batch_norm import contexts_of
 from ..mxnet_private import graphs
 from ..mxnet_private.parameters import data_of, gradients_of, is_fresh, mark_fresh
 
@@ -28,30 +29,32 @@ class Written:
     def __init__(self, calls: list, names: set, request: graphs.Request) -> None:
         self._request = request
         # For each parameter of the nets that were called: its data and gradients on the
-        # devices of these calls, and whether they are overwritten.
+        # devices of these calls, by context, and whether gradients are overwritten.
         self._replicas = {
             (id(p), *call.devices.contexts): [
-                (data, grad, p.grad_req == "write")
-                for data, grad in zip(data_of(p), gradients_of(p))
-                if data.context in call.devices.contexts
+                (context, data, grad, p.grad_req == "write")
+                for context, data, grad in zip(
+                    contexts_of(p), data_of(p), gradients_of(p)
+                )
+                if context in call.devices.contexts
             ]
             for call in calls
             for p in call.batch.parameters
         }
-        self._former = [data for data, *_ in self._all() if is_fresh(data)]
+        self._former = [data for _, data, *_ in self._all() if is_fresh(data)]
         for data in self._former:
             mark_fresh(data, False)
 
     def _all(self):
         replicas = itertools.chain.from_iterable(self._replicas.values())
-        return {id(replica[0]): replica for replica in replicas}.values()
+        return {id(replica[1]): replica for replica in replicas}.values()
 
     @contextmanager
     def _adding(self, context):
         """In the block gradients are added to what earlier graphs wrote."""
         saved = []
-        for data, grad, is_written in self._all():
-            if is_written and context in (None, data.context) and is_fresh(data):
+        for on, data, grad, is_written in self._all():
+            if is_written and context in (None, on) and is_fresh(data):
                 saved.append((data, grad, grad.copy()))
                 mark_fresh(data, False)
         yield
@@ -88,10 +91,10 @@ class Written:
         Marks of what this backward call has not reached are as before.
         """
         for replicas in self._replicas.values():
-            if any(is_fresh(data) for data, *_ in replicas):
-                for replica in replicas:
-                    if not is_fresh(replica[0]):
-                        contribute_nothing(*replica)
+            if any(is_fresh(data) for _, data, *_ in replicas):
+                for _, data, grad, is_written in replicas:
+                    if not is_fresh(data):
+                        contribute_nothing(data, grad, is_written)
         for data in self._former:
             mark_fresh(data)
 
