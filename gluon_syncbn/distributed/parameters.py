@@ -75,7 +75,6 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
                 f"the parameter {parameter.name} is not initialized: call "
                 "net.initialize() before it is broadcast"
             )
-    mx.nd.waitall()  # running statistics of static_shape graphs
     _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
     for parameter in parameters:
         if not data_of(parameter):

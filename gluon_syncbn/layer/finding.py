@@ -63,15 +63,10 @@ def running_statistics(net: mx.gluon.Block) -> list[tuple]:
     return list(found.items())
 
 
-def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
-    """The names of MXNet's own batch normalizations that train their statistics."""
-    return [
-        name for block in blocks_of(net) for name in unsynchronized_layers_of(block)
-    ]
-
-
-def unsynchronized_layers_of(block: mx.gluon.Block) -> list[str]:
-    """Those that a block is, or that its graph has if it is a SymbolBlock."""
+def unsynchronized_layers(block: mx.gluon.Block) -> list[str]:
+    """The names of MXNet's own batch normalizations that train their statistics: those
+    that a block itself is, or that its graph has if it is a SymbolBlock.
+    """
     if isinstance(block, SymbolBlock):
         return _training_nodes(block)
     is_plain = isinstance(block, BatchNormBase) and not isinstance(block, SyncBatchNorm)

@@ -13,11 +13,11 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import SymbolBlock
 
-from ..mxnet_private.blocks import graph_of, set_graph, set_parameter
+from ..mxnet_private.blocks import graph_of, set_graph, set_parameter, settings_of
 from ..native.library import load
 from . import rewriting
-from .activations import Activation, apply
-from .batch_norm import SyncBatchNorm, known_momentum
+from .activations import Activation
+from .batch_norm import SyncBatchNorm
 from .finding import OPERATORS, is_frozen, is_ours
 
 # A guard consists of these, and has no use without its layer; see layout_guard.py.
@@ -104,9 +104,8 @@ def _remake(block, source):
 
     def converted(node, inputs):
         if node["op"] in OPERATORS and used[node["name"]] == {0}:
-            if is_frozen(node):
-                return _frozen_symbol(node, inputs)
             layer = layer_for(node["name"], node, inputs)
+            settings_of(layer)["use_global_stats"] = is_frozen(node)
             return layer(mx.sym.var(rewriting.INPUT))
         # With a guard for one mode the operator says itself how the graph can run.
         if settings and is_ours(node) and node["attrs"]["guard"] == "any":
@@ -117,9 +116,13 @@ def _remake(block, source):
             node["attrs"].update((n, str(value)) for n, value in attributes.items())
         return None
 
+    def frozen(node, inputs):
+        layer = _layer(block, node, inputs, {"use_global_stats": True})
+        return layer(mx.sym.var(rewriting.INPUT))
+
     if settings is not None:
         graph = rewriting.rewrite(graph, converted)
-    set_graph(block, _replace_ours(graph, _is_ours_and_frozen, _frozen_symbol))
+    set_graph(block, _replace_ours(graph, _is_ours_and_frozen, frozen))
 
 
 def _is_ours_and_frozen(node):
@@ -142,20 +145,6 @@ def _replace_ours(symbol, is_layer, replacement):
         return None
 
     return rewriting.rewrite(symbol, replace) if ours else symbol
-
-
-def _frozen_symbol(node, inputs):
-    """MXNet's operator for a node of ours, with the same name."""
-    arguments, activation = _settings_of(node)
-    arguments["fix_gamma"] = not arguments.pop("scale")
-    arguments["eps"] = arguments.pop("epsilon")
-    arguments["momentum"] = known_momentum(arguments)
-    parameters = map(mx.sym.var, inputs[1:3] + inputs[-2:])
-    x = mx.sym.var(rewriting.INPUT)
-    y = mx.sym.BatchNorm(
-        x, *parameters, **arguments, use_global_stats=True, name=node["name"]
-    )
-    return apply(mx.sym, y, activation)
 
 
 def _settings_of(node):

@@ -84,7 +84,6 @@ class Rendezvous:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
         self._groups = groups  # of contexts; None means one of all
-        self._is_frozen = False
         self._made[layer] += 1
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
@@ -98,9 +97,7 @@ class Rendezvous:
 
     def note_frozen(self, is_frozen: bool) -> None:
         """Lets this rank say why others wait for it, if they have not frozen it."""
-        if is_frozen != self._is_frozen:
-            self._is_frozen = is_frozen
-            load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
+        load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
 
     def __reduce__(self):  # a copy gets another key
         return Rendezvous, (self.name, self._groups)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from functools import cached_property
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -95,7 +94,7 @@ _count_blocks()
 
 
 # ---- Backward. MXNet has no hook in it: `backward` and `autograd.grad` both call one
-# function of the library, which is replaced there.
+# function of the library, which `replace_backward` replaces.
 
 _mxnet_differentiate = _LIB.MXAutogradBackwardEx
 
@@ -109,44 +108,27 @@ def _differentiate(*arguments):
             "SyncBatchNorm, or another custom operator, cannot be differentiated "
             "again; expected create_graph=False"
         )
-    return code
-
-
-_LIB.MXAutogradBackwardEx = _differentiate
-_install_once, _is_replaced = threading.Lock(), False
+    mx.base.check_call(code)
 
 
 class Request:
-    """A call of MXNet's backward: of `autograd.grad` if it has variables."""
+    """A call of MXNet's backward: of `autograd.grad` if it has variables.
+
+    A gradient that is None stands for ones.
+    """
 
     def __init__(self, arguments: tuple) -> None:
         self._arguments = arguments
         values = [getattr(argument, "value", argument) for argument in arguments[:8]]
-        self._heads, self._variables = (values[0], values[1]), (values[3], values[4])
-        self._gradients = values[2]
-        self.retain_graph, self.create_graph, self.train_mode = map(bool, values[5:])
-
-    @cached_property
-    def heads(self) -> list[mx.nd.NDArray]:
-        """The arrays that are differentiated."""
-        count, handles = self._heads
-        return [_array_of(handles[k]) for k in range(count)]
-
-    @cached_property
-    def gradients(self) -> list:
-        """For each head its gradient; None for ones."""
-        handles = self._gradients or [None] * self._heads[0]
-        return [None if handle is None else _array_of(handle) for handle in handles]
-
-    @cached_property
-    def variables(self) -> list[mx.nd.NDArray]:
-        """The variables of `autograd.grad`; none of `backward`."""
-        count, handles = self._variables
-        return [_array_of(handles[k]) for k in range(count)]
+        count, heads, gradients, num_variables, variables, *flags = values
+        self.heads = [_array_of(heads[k]) for k in range(count)]
+        self.gradients = list(map(_array_of, gradients or [None] * count))
+        self.variables = [_array_of(variables[k]) for k in range(num_variables)]
+        self.retain_graph, self.create_graph, self.train_mode = map(bool, flags)
 
     def run(self) -> None:
         """Does what MXNet would do."""
-        mx.base.check_call(_differentiate(*self._arguments))
+        _differentiate(*self._arguments)
 
     def answer(self, gradients: Sequence) -> None:
         """Hands arrays, one for each variable, to `autograd.grad`."""
@@ -162,16 +144,13 @@ class Request:
 
 
 def replace_backward(backward: Callable[[Request], None]) -> None:
-    """Calls `backward` for each of MXNet's, from now on; once in a process."""
+    """Calls `backward` in place of MXNet's function; once in a process."""
 
     def replacement(*arguments):
         backward(Request(arguments))
         return 0
 
-    global _is_replaced
-    with _install_once:
-        if not _is_replaced:
-            _LIB.MXAutogradBackwardEx, _is_replaced = replacement, True
+    _LIB.MXAutogradBackwardEx = replacement
 
 
 def differentiate(
@@ -188,20 +167,15 @@ def differentiate(
     """
     grads = ctypes.POINTER(ctypes.c_void_p)()
     stypes = ctypes.POINTER(ctypes.c_int)()
-    handles: Any = None
-    results: tuple = (None, None)
-    if variables:
-        handles = mx.base.c_handle_array(variables)
-        results = ctypes.byref(grads), ctypes.byref(stypes)
     of_heads = (ctypes.c_void_p * len(heads))(
         *(None if gradient is None else gradient.handle for gradient in gradients)
     )
     flags = map(ctypes.c_int, (retain_graph, False, train_mode))
-    code = _differentiate(
+    _differentiate(
         *(len(heads), mx.base.c_handle_array(heads), of_heads),
-        *(len(variables), handles, *flags, *results),
+        *(len(variables), mx.base.c_handle_array(variables), *flags),
+        *(ctypes.byref(grads), ctypes.byref(stypes)),
     )
-    mx.base.check_call(code)
     return [
         _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])
         for k in range(len(variables))
@@ -209,7 +183,9 @@ def differentiate(
 
 
 def _array_of(handle):
-    """A new NDArray for the array that a handle stands for."""
+    """A new NDArray for the array that a handle stands for; None for no handle."""
+    if handle is None:
+        return None
     copy = ctypes.c_void_p()
     code = _LIB.MXShallowCopyNDArray(ctypes.c_void_p(handle), ctypes.byref(copy))
     mx.base.check_call(code)

@@ -246,9 +246,7 @@ def _initialized(trainer):
     """In the block a trainer copies parameters for the first time.
 
     The copies are made in the queue of the first step, so if that fails they could be
-    of uninitialized memory. Also, MXNet declares running statistics of
-    static_shape graphs as only read (imperative_utils.h, CreateEngineOp), so a copy
-    would not wait for the first forward to write them.
+    of uninitialized memory.
     """
     if trainers.not_copied_yet(trainer) and load().gluon_syncbn_has_operators():
         mx.nd.waitall()

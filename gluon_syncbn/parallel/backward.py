@@ -8,12 +8,14 @@ its function for backward is replaced; docs/design/mxnet.md says why.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
+from ..common.arguments import listed
 from ..common.nested import flatten, rebuild
 from ..devices.devices import Devices
 from ..mxnet_private import graphs
@@ -31,15 +33,12 @@ def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
     axis = batch.axis
     columns = list(zip(*map(flatten, outputs)))  # per output its shards
     if axis is not None:
-        _check_alike(outputs, batch.contexts, axis)
-        for number, column in enumerate(columns):
-            _check_rows(number, column, batch.rows, axis)
+        _check_joinable(outputs, batch)
     recording = autograd.is_recording()
     recorded = [recording and graphs.is_recorded(column[0]) for column in columns]
     wholes = iter([])
     if any(recorded):
         in_graph = list(itertools.compress(columns, recorded))
-        graphs.replace_backward(_backward)
         wholes = iter(Call(in_graph, batch, devices).outputs())
     leaves = [
         next(wholes) if is_in_graph else join(column, axis, batch.contexts[0])
@@ -48,42 +47,35 @@ def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
     return rebuild(outputs[0], iter(leaves))
 
 
-def _check_alike(sharded, contexts, axis):
-    """ValueError if outputs differ in more than rows and values."""
-    first, *others = [
-        str(rebuild(value, iter([_form(leaf, axis) for leaf in flatten(value)])))
-        for value in sharded
-    ]
-    for context, form in zip(contexts[1:], others):
-        if form != first:
+def _check_joinable(outputs, batch):
+    """ValueError if outputs differ in more than values and the rows of their shards."""
+    forms = []
+    for output, rows in zip(outputs, batch.rows):
+        leaves = enumerate(flatten(output))
+        texts = [_form(number, leaf, rows, batch.axis) for number, leaf in leaves]
+        forms.append(str(rebuild(output, iter(texts))))
+    for context, form in zip(batch.contexts, forms):
+        if form != forms[0]:
             raise ValueError(
-                f"the outputs on {contexts[0]} are {first}, but those on {context} "
-                f"are {form}, expected the same structure, types, dtypes and shapes "
-                f"apart from the rows (*) along axis {axis}"
+                f"the outputs on {batch.contexts[0]} are {forms[0]}, but those on "
+                f"{context} are {form}, expected the same structure, types, dtypes and "
+                f"shapes apart from the rows (*) along axis {batch.axis}"
             )
 
 
-def _form(leaf, axis):
+def _form(number, leaf, rows, axis):
     """A text that has to be the same on all devices."""
     if not isinstance(leaf, mx.nd.NDArray):
         return type(leaf).__name__
-    shape = list(map(str, leaf.shape))
-    if -len(shape) <= axis < len(shape):
-        shape[axis] = "*"
-    return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({', '.join(shape)})"
-
-
-def _check_rows(number, column, rows, axis):
-    for shard, expected in zip(column, rows):
-        if not isinstance(shard, mx.nd.NDArray):
-            continue
-        has_axis = -shard.ndim <= axis < shard.ndim
-        if not has_axis or shard.shape[axis] != expected:
-            raise ValueError(
-                f"output {number} has shape {shard.shape} on {shard.context}, expected "
-                f"{expected} rows along axis {axis} as the input has; what has no "
-                "rows cannot be joined: use make_parallel(..., gather=False)"
-            )
+    shape = list(leaf.shape)
+    if not -len(shape) <= axis < len(shape) or shape[axis] != rows:
+        raise ValueError(
+            f"output {number} has shape {leaf.shape} on {leaf.context}, expected "
+            f"{rows} rows along axis {axis} as the input has; what has no rows cannot "
+            "be joined: use make_parallel(..., gather=False)"
+        )
+    shape[axis] = "*"
+    return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({listed(shape)})"
 
 
 def _backward(request):
@@ -99,7 +91,7 @@ def _backward(request):
     _check_head_gradients(request)
     kind = Returned if request.variables else Written
     with autograd.pause():
-        _through(calls, request, kind(calls, names, request))
+        _through(calls, names, request, kind(calls, names, request))
 
 
 def _check_head_gradients(request):
@@ -120,25 +112,29 @@ def _check_head_gradients(request):
             )
 
 
-def _through(calls, request, destination):
+def _through(calls, names, request, destination):
     """Backward through the caller's graph and all devices' graphs that it reaches.
 
     If inputs of a call have gradients, part of the caller's graph is on the other side
     of the devices' graphs. Then the first pass through the caller's graph is for the
     leaves only, and the last one, from the heads and those inputs, for its variables.
     """
-    heads, gradients = request.heads, request.gradients
-    leaves = {name: leaf for call in calls for name, leaf in call.leaves.items()}
+    heads, gradients, is_kept = request.heads, request.gradients, False
+    of_caller = partial(destination.differentiate, request.retain_graph, None)
+    leaves = {n: leaf for call in calls for n, leaf in call.leaves.items()}
+    leaves = {n: leaf for n, leaf in leaves.items() if n in names}
     has_inputs = any(call.inputs for call in calls)
     try:
         if has_inputs:
             of_leaves = _gradients(leaves, heads, gradients, request.train_mode)
         else:
-            of_leaves = destination.of_caller(heads, gradients, leaves)
+            found = of_caller(heads, gradients, list(leaves.values()))
+            of_leaves = dict(zip(leaves, found))
         for call in calls:
             # Running statistics, or a common output, join the graphs of several calls.
             retain_graph = request.retain_graph or call is not calls[-1]
-            of_inputs = destination.of_devices(call, of_leaves, retain_graph)
+            of_device = partial(destination.differentiate, retain_graph)
+            of_inputs = call.resume(of_leaves, of_device)
             if of_inputs:
                 found = _gradients(leaves, call.inputs, of_inputs, request.train_mode)
                 for name, gradient in found.items():
@@ -148,17 +144,13 @@ def _through(calls, request, destination):
                     of_leaves[name] = gradient
                 heads, gradients = heads + call.inputs, gradients + of_inputs
         if has_inputs:
-            destination.of_caller(heads, gradients, {})
+            of_caller(heads, gradients, [])
         destination.finish()
-    except BaseException:
-        for call in calls:
-            call.release()
-        raise
+        is_kept = request.retain_graph
     finally:
-        destination.restore()
-    if not request.retain_graph:
-        for call in calls:
-            call.release()
+        if not is_kept:
+            for call in calls:
+                call.release()
 
 
 def _gradients(leaves, heads, gradients, train_mode):
@@ -170,3 +162,6 @@ def _gradients(leaves, heads, gradients, train_mode):
         return {}
     results = graphs.differentiate(heads, gradients, variables, True, train_mode)
     return dict(zip(found, results))
+
+
+graphs.replace_backward(_backward)

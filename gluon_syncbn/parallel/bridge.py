@@ -104,7 +104,7 @@ class Call:
         """Queues the devices' backward; returns the gradients of `inputs`.
 
         `gradients` are those of the leaves that a backward has reached, by name.
-        `differentiate` takes outputs of a device, their gradients, and shards; it
+        `differentiate` takes a context, outputs on it, their gradients, and shards; it
         returns the gradients of the shards.
         """
 
@@ -115,7 +115,9 @@ class Call:
                 return []
             with autograd.pause():
                 dys = [to_context(found[k], context) for k in reached]
-            return differentiate([heads[k] for k in reached], dys, shards)
+            dxs = differentiate(context, [heads[k] for k in reached], dys, shards)
+            # Another call may have the same shards, and write to their gradients.
+            return [dx.copy() for dx in dxs]
 
         per_device = self.heads, list(zip(*self._leaves)), self._shards
         shards = self.devices.map_first(backward, self.batch.contexts, *per_device)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
-from functools import partial
 from typing import Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
+from ..layer.batch_norm import contexts_of
 from ..mxnet_private import graphs
 from ..mxnet_private.parameters import data_of, gradients_of, is_fresh, mark_fresh
-from .bridge import Call
 
 
 class Written:
@@ -28,32 +27,34 @@ class Written:
     """
 
     def __init__(self, calls: list, names: set, request: graphs.Request) -> None:
-        self._names, self._request = names, request
+        self._request = request
         # For each parameter of the nets that were called: its data and gradients on the
-        # devices of these calls, and whether they are overwritten.
+        # devices of these calls, by context, and whether gradients are overwritten.
         self._replicas = {
             (id(p), *call.devices.contexts): [
-                (data, grad, p.grad_req == "write")
-                for data, grad in zip(data_of(p), gradients_of(p))
-                if data.context in call.devices.contexts
+                (context, data, grad, p.grad_req == "write")
+                for context, data, grad in zip(
+                    contexts_of(p), data_of(p), gradients_of(p)
+                )
+                if context in call.devices.contexts
             ]
             for call in calls
             for p in call.batch.parameters
         }
-        self._former = [data for data, *_ in self._all() if is_fresh(data)]
+        self._former = [data for _, data, *_ in self._all() if is_fresh(data)]
         for data in self._former:
             mark_fresh(data, False)
 
     def _all(self):
         replicas = itertools.chain.from_iterable(self._replicas.values())
-        return {id(replica[0]): replica for replica in replicas}.values()
+        return {id(replica[1]): replica for replica in replicas}.values()
 
     @contextmanager
-    def _adding(self):
+    def _adding(self, context):
         """In the block gradients are added to what earlier graphs wrote."""
         saved = []
-        for data, grad, is_written in self._all():
-            if is_written and is_fresh(data):
+        for on, data, grad, is_written in self._all():
+            if is_written and context in (None, on) and is_fresh(data):
                 saved.append((data, grad, grad.copy()))
                 mark_fresh(data, False)
         yield
@@ -62,39 +63,38 @@ class Written:
                 grad += earlier
             mark_fresh(data)
 
-    def of_caller(self, heads: Sequence, gradients: Sequence, leaves: dict) -> dict:
-        """Differentiates the caller's graph; returns the gradients of some leaves."""
-        flags = self._request.retain_graph, self._request.train_mode
-        with self._adding():
+    def differentiate(
+        self,
+        retain_graph: bool,
+        context: mx.Context | None,
+        heads: Sequence,
+        gradients: Sequence,
+        others: Sequence,
+    ) -> list:
+        """Differentiates one graph: a device's, or without `context` the caller's.
+
+        Returns the gradients of other variables than parameters, as they are written.
+        """
+        for variable in others:
+            mark_fresh(variable, False)
+        flags = retain_graph, self._request.train_mode
+        with self._adding(context):
             graphs.differentiate(heads, gradients, (), *flags)
-        return {n: leaf.grad for n, leaf in leaves.items() if n in self._names}
-
-    def of_devices(self, call: Call, gradients: dict, retain_graph: bool) -> list:
-        """Differentiates the devices' graphs; returns the inputs' gradients."""
-        with self._adding():
-            return call.resume(gradients, partial(self._differentiate, retain_graph))
-
-    def _differentiate(self, retain_graph, heads, gradients, shards):
-        for shard in shards:
-            mark_fresh(shard, False)
-        train_mode = self._request.train_mode
-        graphs.differentiate(heads, gradients, (), retain_graph, train_mode)
-        for shard in shards:
-            if not is_fresh(shard):  # these outputs do not depend on it
-                contribute_nothing(shard, shard.grad, True)
-        # Another call of this backward may have the same shards, and write to them.
-        return [shard.grad.copy() for shard in shards]
+        for variable in others:
+            if not is_fresh(variable):  # these heads do not depend on it
+                contribute_nothing(variable, variable.grad, True)
+        return [variable.grad for variable in others]
 
     def finish(self) -> None:
-        """Sets gradients to zero on skipped devices, where the others have one."""
-        for replicas in self._replicas.values():
-            if any(is_fresh(data) for data, *_ in replicas):
-                for replica in replicas:
-                    if not is_fresh(replica[0]):
-                        contribute_nothing(*replica)
+        """Sets gradients to zero on skipped devices, where the others have one.
 
-    def restore(self) -> None:
-        """Restores the marks of what this backward call has not reached."""
+        Marks of what this backward call has not reached are as before.
+        """
+        for replicas in self._replicas.values():
+            if any(is_fresh(data) for _, data, *_ in replicas):
+                for _, data, grad, is_written in replicas:
+                    if not is_fresh(data):
+                        contribute_nothing(data, grad, is_written)
         for data in self._former:
             mark_fresh(data)
 
@@ -144,20 +144,15 @@ class Returned:
                     "on, expected one that has a gradient and was used to compute them"
                 )
 
-    def of_caller(self, heads: Sequence, gradients: Sequence, leaves: dict) -> dict:
-        """Differentiates the caller's graph; returns the gradients of some leaves."""
-        names = graphs.names_behind(heads)
-        leaves = {name: leaf for name, leaf in leaves.items() if name in names}
-        retain_graph = self._request.retain_graph
-        found = self._differentiate(retain_graph, heads, gradients, leaves.values())
-        return dict(zip(leaves, found))
-
-    def of_devices(self, call: Call, gradients: dict, retain_graph: bool) -> list:
-        """Differentiates the devices' graphs; returns the inputs' gradients."""
-        return call.resume(gradients, partial(self._differentiate, retain_graph))
-
-    def _differentiate(self, retain_graph, heads, gradients, others):
-        """Adds up what was asked for; returns the gradients of other variables."""
+    def differentiate(
+        self,
+        retain_graph: bool,
+        context: mx.Context | None,
+        heads: Sequence,
+        gradients: Sequence,
+        others: Sequence,
+    ) -> list:
+        """As that of `Written`; adds up what was asked for."""
         names = graphs.names_behind(heads)
         own = {n: v for n, v in self._variables.items() if n in names}
         variables = [*own.values(), *others]
@@ -179,6 +174,3 @@ class Returned:
                 result = mx.nd.zeros_like(self._variables[name])
             results.append(result.copy() if name in self._wanted[:number] else result)
         self._request.answer(results)
-
-    def restore(self) -> None:
-        """Does nothing: no mark was changed."""

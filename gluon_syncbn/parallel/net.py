@@ -33,7 +33,7 @@ from ..layer.convert import convert_sync_batchnorm
 from ..layer.finding import own_operators, unsynchronized_layers
 from ..layer.synchronization import NONFINITE
 from ..mxnet_private import trainers
-from ..mxnet_private.blocks import parameters_by_place
+from ..mxnet_private.blocks import blocks_of, parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, trainer_of, value_of
 from . import backward
 from .batch import Batch, ShardedOutput
@@ -215,7 +215,6 @@ class ParallelNet(Block):
         force_reinit: bool = False,
     ) -> None:  # the arguments of Block.initialize
         """As :meth:`mxnet.gluon.Block.initialize`, on the devices of this net."""
-        self._checked = []
         init = mx.init.Uniform() if init is None else init
         self.net.initialize(init, self._same(ctx), verbose, force_reinit)
 
@@ -234,7 +233,6 @@ class ParallelNet(Block):
         dtype_source: str = "current",
     ) -> None:
         """As :meth:`mxnet.gluon.Block.load_parameters`, on the devices of this net."""
-        self._checked = []
         filename = check_path("filename", filename)
         options = allow_missing, ignore_extra, cast_dtype, dtype_source
         self.net.load_parameters(filename, self._same(ctx), *options)
@@ -425,7 +423,7 @@ def _warn_of_few_rows(net, rows):
     if max(rows) > 2 or net in _warned_of:
         return
     _warned_of.add(net)
-    found = unsynchronized_layers(net)
+    found = sum(map(unsynchronized_layers, blocks_of(net)), [])
     if found:
         warnings.warn(
             f"{found[0]} normalizes each device's {counted(max(rows), 'row')} alone, "

@@ -80,20 +80,6 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     return net
 
 
-class _Round:
-    """The calls of a net since each context was last called equally often.
-
-    A loop that is interrupted between two contexts leaves one call waiting for the
-    others. Started again, it calls the net for the first context in another block of
-    ``autograd.record()``; within one a context may be called several times.
-    """
-
-    def __init__(self):
-        self.calls = collections.Counter()
-        self.blocks = {}  # by context that of its latest call
-        self.when = _latest_idle()
-
-
 def _latest_idle():
     """Differs if nothing was in flight in between, so that no round was incomplete."""
     return failures.latest_recovery[0], participation.changes()
@@ -104,7 +90,9 @@ class _Forward:
 
     def __init__(self, net):
         self._net, self._devices, self._contexts = net, {}, set()
-        self._round = _Round()
+        # The round under way: by context the blocks of its calls since each context was
+        # last called equally often, and the latest moment at which it could have begun.
+        self._round, self._when = collections.defaultdict(list), None
 
     def __call__(self, *args):
         forward = partial(type(self._net).forward, self._net)
@@ -137,17 +125,22 @@ class _Forward:
         return self._devices[context]
 
     def _note_call(self, context):
-        """Ends a round that was interrupted."""
-        this, block = self._round, block_number()
-        if this.when != _latest_idle():
-            this = _Round()
-        elif this.blocks.get(context, block) != block:
+        """Ends a round that was interrupted.
+
+        A loop that is interrupted between two contexts leaves one call waiting for the
+        others. Started again, it calls the net for the first context in another block
+        of ``autograd.record()``; within one a context may be called several times.
+        """
+        if self._when != _latest_idle():
+            self._round.clear()
+        blocks, block = self._round[context], block_number()
+        if blocks and blocks[-1] != block:
             failures.recover(
                 f"the net was called for {context} again, before it was called for all "
                 "other contexts"
             )
-            this = _Round()
-        this.calls[context] += 1
-        this.blocks[context] = block
-        is_complete = len({this.calls[c] for c in self._contexts}) == 1
-        self._round = _Round() if is_complete else this
+            self._round.clear()
+        self._round[context].append(block)
+        if len({len(self._round[c]) for c in self._contexts}) == 1:
+            self._round.clear()
+        self._when = _latest_idle()

@@ -13,6 +13,7 @@ from support.helpers import (
     set_mode,
     split_rows,
     summed_grad,
+    train_step,
     value,
     whole,
 )
@@ -69,17 +70,9 @@ def train(devices, layer, x, dy, mask, dtype="float64"):
     xs, dys, masks = (
         put(split_rows(v, ROWS), devices.contexts, dtype) for v in (x, dy, mask)
     )
-    for shard in xs:
-        shard.attach_grad()
-
-    def step(x, dy, mask):
-        with autograd.record():
-            y = layer(x, mask)
-        y.backward(dy)
-        return y
-
-    ys = devices.map(step, xs, dys, masks)
-    return whole(ys), whole([shard.grad for shard in xs])
+    of_context = dict(zip(devices.contexts, masks))
+    results = train_step(devices, lambda x: layer(x, of_context[x.context]), xs, dys)
+    return map(np.concatenate, results)
 
 
 def assert_valid(array, mask, layout, expected, dtype="float64"):
