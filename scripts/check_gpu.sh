@@ -10,8 +10,8 @@
 #     PARTS="build mxnet" bash scripts/check_gpu.sh OUT          # with MXNet, see pack_mxnet.py
 #
 # Only the part `build` needs nvcc and cmake: BUILD may have been built elsewhere and carried here,
-# its programs alone are enough. The benchmark needs a python3 (or PYTHON); only `mxnet`, which is not
-# among the parts that run by default, needs MXNet, as scripts/pack_mxnet.py packs it into BUILD.
+# its programs alone are enough. The benchmark needs a python3 (or PYTHON); only `mxnet`, which does
+# not run by default, needs MXNet, as scripts/pack_mxnet.py packs it into BUILD.
 # SWEEP="kMostTileSlots=4 kFewSlots=512" builds and times variants with other constants of
 # src/kernels/cuda, too. A step that needs more is left out where that is missing, and the script
 # says so. OUT receives the logs, benchmark_gpu.json, and benchmark_gpu.md, the tables for

@@ -24,8 +24,9 @@ class StepCommit {
  public:
   // Queues operations that decide, once all gradients are computed, whether the step is whole. If
   // one of our operators has failed since the step before, or a gradient carries an error, what
-  // reads the gradients is skipped; else the running statistics of `layers` are committed. Each of `groups`
-  // of gradients gets a separate error. `token` is any small array, ready once that is decided.
+  // reads the gradients is skipped; else the running statistics of `layers` are committed. Each of
+  // `groups` of gradients gets a separate error. `token` is any small array, ready once that is
+  // decided.
   StepCommit(std::vector<Arrays> groups, Arrays running_statistics, NDArrayHandle token,
              std::vector<std::shared_ptr<Layer>> layers, StepNumbers numbers);
 

@@ -130,7 +130,8 @@ TEST(FailureOfADeviceReachesOtherRanks) {
   Run(2, [](Communicator* rank) {
     syncbn::Group group("norm");
     auto options = Forward(rank, &group, 0, rank->rank() == 0 ? 2 : 1, 1);
-    if (rank->rank() == 0) options.contribution.timeout_seconds = 0.2;  // the second device never arrives
+    // The second device never arrives.
+    if (rank->rank() == 0) options.contribution.timeout_seconds = 0.2;
     const std::string text = ErrorOf([&] { group.AllReduce(options); });
     CheckHas(text, "s for 1 of 2 devices");
     if (rank->rank() == 1) CheckHas(text, "error on rank 0");

@@ -43,9 +43,8 @@ void ExchangeAcross(const AllReduceOptions& options, Reduced* result) {
   own.payload = std::move(result->payload);
   const std::string title = own.title;
   result->payload = options.processes->AllReduce(std::move(own));
-  if (result->payload.size() == size || options.contribution.operation == ReduceOperation::kConcat) {
-    return;
-  }
+  const bool fits = result->payload.size() == size;
+  if (fits || options.contribution.operation == ReduceOperation::kConcat) return;
   throw Error(Concat(title, ": other ranks sent ", result->payload.size(), " bytes, expected ",
                      size));
 }
@@ -132,7 +131,8 @@ void Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced*
 }
 
 void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduceOptions& options) {
-  const Time start = Clock::now(), deadline = start + ToDuration(options.contribution.timeout_seconds);
+  const Time start = Clock::now();
+  const Time deadline = start + ToDuration(options.contribution.timeout_seconds);
   // A result counts even if the group fails, or time runs out, before this thread is awake again.
   const auto over = [&] {
     return rendezvous.result != nullptr || !failure_.empty() ||

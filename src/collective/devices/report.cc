@@ -21,8 +21,8 @@ std::string Quoted(const std::string& layer) { return Concat("SyncBatchNorm '", 
 
 std::string NumDevices(const Absence& absence) {
   const std::set<Device>& on = absence.options.expected;
-  return Concat("num_devices=", absence.options.size, " is not the number of contexts that get a shard of "
-                "the batch. Leave it out, or give it that number",
+  return Concat("num_devices=", absence.options.size, " is not the number of contexts that get a "
+                "shard of the batch. Leave it out, or give it that number",
                 on.empty() ? "" : "; the layer is initialized on " + Names(on));
 }
 
@@ -117,8 +117,8 @@ std::string TimeoutReport(const std::string& title, const Absence& absence, doub
   }
   if (!absence.missing.empty()) missing.push_back(Names(absence.missing));
   if (absence.Unknown() > 0) {
-    missing.push_back(Concat(absence.Unknown(), missing.empty() ? " that never" : " more that never",
-                             " called the layer"));
+    missing.push_back(Concat(absence.Unknown(), missing.empty() ? "" : " more",
+                             " that never called the layer"));
   }
   return Concat(title, ": waited ", std::setprecision(4), seconds, " s for ",
                 size - arrived.size(), " of ", size, " devices. Arrived: ",

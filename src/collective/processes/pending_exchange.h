@@ -21,9 +21,9 @@ struct PendingExchange {
   }
 
   // Returns the text of a failure, or an empty one. Others are asked before the deadline, so that
-  // answers arrive by then, and those who have not begun are missing. If all have begun, their parts
-  // are on the way, and the deadline is extended once: a rank that dies after its answer is still
-  // named within the timeout of its death.
+  // answers arrive by then, and those who have not begun are missing. If all have begun, their
+  // parts are on the way, and the deadline is extended once: a rank that dies after its answer is
+  // still named within the timeout of its death.
   std::string CheckDeadline(Time now, Queries* queries) {
     const Duration timeout = ToDuration(own.timeout_seconds);
     if (now < (question_ ? deadline : deadline - Queries::AnswerTime(timeout))) return "";
