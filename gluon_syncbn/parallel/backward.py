@@ -148,6 +148,7 @@ def _through(calls, names, request, destination):
         destination.finish()
         is_kept = request.retain_graph
     finally:
+        destination.restore()
         if not is_kept:
             for call in calls:
                 call.release()

@@ -86,15 +86,15 @@ class Written:
         return [variable.grad for variable in others]
 
     def finish(self) -> None:
-        """Sets gradients to zero on skipped devices, where the others have one.
-
-        Marks of what this backward call has not reached are as before.
-        """
+        """Sets gradients to zero on skipped devices, where the others have one."""
         for replicas in self._replicas.values():
             if any(is_fresh(data) for _, data, *_ in replicas):
                 for _, data, grad, is_written in replicas:
                     if not is_fresh(data):
                         contribute_nothing(data, grad, is_written)
+
+    def restore(self) -> None:
+        """Restores the marks of what this call, which may have failed, left alone."""
         for data in self._former:
             mark_fresh(data)
 
@@ -174,3 +174,6 @@ class Returned:
                 result = mx.nd.zeros_like(self._variables[name])
             results.append(result.copy() if name in self._wanted[:number] else result)
         self._request.answer(results)
+
+    def restore(self) -> None:
+        """Does nothing: no mark was changed."""

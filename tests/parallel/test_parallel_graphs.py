@@ -187,6 +187,19 @@ def test_stale_gradients_are_noticed_as_ever(devices):
         trainer.step(1)
 
 
+def test_a_failed_backward_leaves_earlier_gradients_to_the_trainer(devices):
+    net, x = dense(devices.contexts), column(1, 2)
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
+    with autograd.record():
+        first, second = net(x), net(x)
+    first.backward()
+    with pytest.raises(mx.MXNetError):  # the first call's graph is released
+        autograd.backward([first, second])
+    expected = net.net.weight.data(mx.cpu(0)).asscalar() - weight_gradient(net)
+    trainer.step(1)  # would refuse gradients that are not marked as new
+    assert net.net.weight.data(mx.cpu(0)).asscalar() == expected
+
+
 # ---- autograd.grad -------------------------------------------------------------------
 
 
