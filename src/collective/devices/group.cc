@@ -8,48 +8,6 @@
 #include "core/error.h"
 
 namespace syncbn {
-namespace {
-
-// Adds a device's part. Throws Error if the device has arrived before, or if its signature differs
-// from that of the others.
-void Arrive(AllReduceOptions* options, Rendezvous* rendezvous) {
-  const Device& device = options->device;
-  std::map<Device, Arrival>& arrivals = rendezvous->arrivals;
-  if (arrivals.count(device)) throw Error(TwiceReport(device));
-  if (!arrivals.empty() && arrivals.begin()->second.signature != options->arrival.signature) {
-    throw Error(DisagreementReport(*arrivals.begin(), {device, options->arrival}));
-  }
-  arrivals.emplace(device, std::move(options->arrival));
-}
-
-// In the order of the devices. Throws Error if the payloads do not fit together.
-Bytes ReducePayloads(const Rendezvous& rendezvous, ReduceOperation operation) {
-  auto arrival = rendezvous.arrivals.begin();
-  Bytes reduced = arrival->second.payload;
-  while (++arrival != rendezvous.arrivals.end()) {
-    Reduce(operation, arrival->second.payload, &reduced);
-  }
-  return reduced;
-}
-
-// Reduces the devices' result with those of other processes. The first rendezvous of a forward call
-// has no key yet, and gets one. Throws Error.
-void ExchangeAcross(const AllReduceOptions& options, Reduced* result) {
-  if (result->key.empty()) result->key = options.processes->NextKey(options.shared_name);
-  const size_t size = result->payload.size();
-  Contribution own = options.contribution;
-  own.key = Concat(result->key, '|', options.phase, '|', options.repeat);
-  own.title = Title(options.shared_name, options.phase);
-  own.payload = std::move(result->payload);
-  const std::string title = own.title;
-  result->payload = options.processes->AllReduce(std::move(own));
-  const bool fits = result->payload.size() == size;
-  if (fits || options.contribution.operation == ReduceOperation::kConcat) return;
-  throw Error(Concat(title, ": other ranks sent ", result->payload.size(), " bytes, expected ",
-                     size));
-}
-
-}  // namespace
 
 Ticket Group::BeginForward(const Device& device, size_t size) {
   Lock lock(mutex_);
@@ -100,8 +58,8 @@ std::shared_ptr<const Reduced> Group::AllReduce(AllReduceOptions options) {
   const bool is_last = rendezvous->arrivals.size() + 1 == options.size;
   Reduced result{{}, options.ticket.key};
   try {
-    Arrive(&options, rendezvous.get());
-    if (is_last) result.payload = ReducePayloads(*rendezvous, options.contribution.operation);
+    rendezvous->Add(options.device, std::move(options.arrival));
+    if (is_last) result.payload = rendezvous->ReducePayloads(options.contribution.operation);
   } catch (const Error& error) {
     FailAndThrow(Concat(Title(layer_, options.phase), ": ", error.what()));
   }
@@ -116,12 +74,12 @@ std::shared_ptr<const Reduced> Group::AllReduce(AllReduceOptions options) {
   return rendezvous->result;
 }
 
-// The one exchange of a rendezvous with other processes, for which the mutex is released.
+// Processes exchange without the mutex, which devices need in order to arrive and to fail.
 void Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced* result) {
   std::string error;
   lock->unlock();
   try {
-    ExchangeAcross(options, result);
+    ExchangeBetweenProcesses(options, result);
   } catch (const std::exception& raised) {
     error = raised.what();
   }

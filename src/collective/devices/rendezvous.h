@@ -53,8 +53,19 @@ struct Reduced {
 };
 
 struct Rendezvous {
+  // Adds a device's part. Throws Error if the device has arrived before, or if its signature
+  // differs from that of the others.
+  void Add(const Device& device, Arrival arrival);
+
+  // The payloads as one, in the order of the devices. Throws Error if they do not fit together.
+  Bytes ReducePayloads(ReduceOperation operation) const;
+
   std::map<Device, Arrival> arrivals;
   std::shared_ptr<const Reduced> result;  // null until the payloads are reduced
 };
+
+// Reduces the devices' result with those of other processes. The first rendezvous of a forward call
+// has no key yet, and gets one. Blocks; throws Error.
+void ExchangeBetweenProcesses(const AllReduceOptions& options, Reduced* result);
 
 }  // namespace syncbn
