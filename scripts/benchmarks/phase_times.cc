@@ -59,7 +59,9 @@ class TimedBackend : public Backend {
   void Write(const std::vector<double>& values, Request request, const Tensor& vector) override {
     backend_->Write(values, request, vector);
   }
-  void Predict(NormalizePass pass, const Prediction& by) override { backend_->Predict(pass, by); }
+  bool Predict(NormalizePass pass, const Prediction& by) override {
+    return backend_->Predict(pass, by);
+  }
   void BackwardSums(const SumsPass& pass) override { backend_->BackwardSums(pass); }
   void BackwardApply(const ApplyPass& pass) override { backend_->BackwardApply(pass); }
   const void* Keep(const void* tensor, size_t bytes) override {

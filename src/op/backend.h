@@ -51,9 +51,9 @@ class Backend {
   // The kernels. A pass's tensors are on the device, its per-channel arrays on the host.
   virtual void LocalMoments(const MomentsPass& pass) = 0;
   virtual void Normalize(const NormalizePass& pass) = 0;
-  // Normalizes by tensors that Begin was given, without the pass's per-channel arrays. A GPU does
-  // not wait here.
-  virtual void Predict(NormalizePass pass, const Prediction& by) = 0;
+  // Normalizes by tensors that Begin was given, in place of the pass's per-channel arrays, and
+  // returns true. A device where Read does not wait needs none of this: it returns false.
+  virtual bool Predict(NormalizePass /*pass*/, const Prediction& /*by*/) { return false; }
   virtual void BackwardSums(const SumsPass& pass) = 0;
   virtual void BackwardApply(const ApplyPass& pass) = 0;
 

@@ -89,22 +89,28 @@ void SyncBatchNorm::NormalizeByBatch(const Layout& layout, const ForwardTensors&
     UpdateRunning(var, of);
   }
   SetScale(var, of);
-  if (of.y_request == Request::kNull) return;
-  backend_->Normalize({of.x.dtype, layout, of.x.data, mean_.data(), scale_.data(), offset_.data(),
-                       options_.activation, of.y_request, of.y.data});
+  Normalize(layout, of);
 }
 
 // For prediction.
 void SyncBatchNorm::NormalizeByRunning(const Layout& layout, const ForwardTensors& of) {
-  if (of.y_request != Request::kNull) {
-    // On a GPU reading waits, so y comes first.
-    backend_->Predict({of.x.dtype, layout, of.x.data, nullptr, nullptr, nullptr,
-                       options_.activation, of.y_request, of.y.data},
-                      {of.running_mean, of.running_var, of.beta,
-                       options_.fix_gamma ? nullptr : &of.gamma, options_.epsilon});
-  }
+  // On a GPU reading waits, so y comes first.
+  const bool is_done = of.y_request != Request::kNull &&
+                       backend_->Predict({of.x.dtype, layout, of.x.data, nullptr, nullptr, nullptr,
+                                          options_.activation, of.y_request, of.y.data},
+                                         {of.running_mean, of.running_var, of.beta,
+                                          options_.fix_gamma ? nullptr : &of.gamma,
+                                          options_.epsilon});
   mean_ = backend_->Read(of.running_mean);
   SetScale(backend_->Read(of.running_var), of);
+  if (!is_done) Normalize(layout, of);
+}
+
+// By mean_, scale_ and offset_.
+void SyncBatchNorm::Normalize(const Layout& layout, const ForwardTensors& of) {
+  if (of.y_request == Request::kNull) return;
+  backend_->Normalize({of.x.dtype, layout, of.x.data, mean_.data(), scale_.data(), offset_.data(),
+                       options_.activation, of.y_request, of.y.data});
 }
 
 void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& of) {

@@ -82,6 +82,7 @@ class SyncBatchNorm {
   void NormalizeByBatch(const Layout& layout, const ForwardTensors& of);
   void NormalizeByRunning(const Layout& layout, const ForwardTensors& of);
   void SetScale(const std::vector<double>& var, const ForwardTensors& of);
+  void Normalize(const Layout& layout, const ForwardTensors& of);
   [[noreturn]] void RaiseNonFinite(const std::string& own, const Tensor& x, const Layout& layout);
   void UpdateRunning(const std::vector<double>& batch_var, const ForwardTensors& of) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& of);

@@ -20,10 +20,10 @@ using syncbn::BackwardInput;
 // channel. They and the workspace are NaN before, but for the zeros that the workspace has before
 // and after.
 template <typename Kernels, typename Pass>
-std::pair<Tensor, Tensor> Reduce(DType dtype, const Layout& layout, const std::string& label,
+std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label,
                                  const Pass& pass) {
   Tensor first(DType::kFloat64, layout.channels), second = first;
-  Tensor workspace(DType::kFloat64, (Kernels::WorkspaceBytes(dtype, layout) + 7) / 8);
+  Tensor workspace(DType::kFloat64, (Kernels::WorkspaceBytes(layout) + 7) / 8);
   const int64_t zeros = Kernels::kWorkspaceZeros / 8;
   for (int64_t i = 0; i < zeros; ++i) workspace.Set(i, 0);
   pass(first.doubles(), second.doubles(), workspace.data());
@@ -35,7 +35,7 @@ std::pair<Tensor, Tensor> Reduce(DType dtype, const Layout& layout, const std::s
 template <typename Kernels>
 std::pair<Tensor, Tensor> MomentsOf(Problem& p) {
   return Reduce<Kernels>(
-      p.c.dtype, p.c.layout, p.label, [&](double* mean, double* m2, void* workspace) {
+      p.c.layout, p.label, [&](double* mean, double* m2, void* workspace) {
         Kernels::LocalMoments({p.c.dtype, p.c.layout, p.x.data(), mean, m2}, workspace);
       });
 }
@@ -43,7 +43,7 @@ std::pair<Tensor, Tensor> MomentsOf(Problem& p) {
 template <typename Kernels>
 std::pair<Tensor, Tensor> SumsOf(const BackwardInput& input, const std::string& label) {
   return Reduce<Kernels>(
-      input.dtype, input.layout, label, [&](double* sum_dz, double* sum_dz_xmu, void* workspace) {
+      input.layout, label, [&](double* sum_dz, double* sum_dz_xmu, void* workspace) {
         Kernels::BackwardSums({input, sum_dz, sum_dz_xmu}, workspace);
       });
 }

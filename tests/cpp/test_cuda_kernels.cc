@@ -26,9 +26,7 @@ namespace {
 
 struct CudaKernels {
   static constexpr int64_t kWorkspaceZeros = cuda::kWorkspaceZeros;
-  static int64_t WorkspaceBytes(DType /*dtype*/, const Layout& /*layout*/) {
-    return cuda::WorkspaceBytes();
-  }
+  static int64_t WorkspaceBytes(const Layout& /*layout*/) { return cuda::WorkspaceBytes(); }
   // A term is added to its lane, with its lane to the thread's total, and in double from there.
   static double SumError(DType dtype, double n) {
     const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
@@ -125,7 +123,7 @@ void TestManyElements(const Layout& layout) {
   }
   const double right = test::Round(dtype, (kValue + 1) * 2 + 1);
   const auto sums = test::Reduce<CudaKernels>(
-      dtype, layout, label, [&](double* sum, double* sum_product, void* workspace) {
+      layout, label, [&](double* sum, double* sum_product, void* workspace) {
         Staging on_gpu(dtype, layout);
         const syncbn::BackwardInput input{dtype, layout, x, y, {}, false,
                                           on_gpu.Vector(mean.data()), nullptr, nullptr};

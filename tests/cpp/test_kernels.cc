@@ -17,9 +17,7 @@ namespace {
 // The CPU kernels in the form that kernel_tests.h takes.
 struct CpuKernels {
   static constexpr int64_t kWorkspaceZeros = 0;
-  static int64_t WorkspaceBytes(DType /*dtype*/, const Layout& layout) {
-    return cpu::WorkspaceBytes(layout);
-  }
+  static constexpr auto WorkspaceBytes = cpu::WorkspaceBytes;
   // All sums are float64.
   static double SumError(DType /*dtype*/, double n) { return 0x1p-53 * n; }
   static double SumEps(DType /*dtype*/) { return 0x1p-53; }

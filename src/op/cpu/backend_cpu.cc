@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "core/freed_memory.h"
-#include "core/moments.h"
 #include "core/parallel_for.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "op/backend.h"
@@ -32,15 +31,6 @@ class CpuBackend : public Backend {
     cpu::LocalMoments(pass, MakeWorkspace(pass.layout).data());
   }
   void Normalize(const NormalizePass& pass) override { cpu::Normalize(pass); }
-  void Predict(NormalizePass pass, const Prediction& by) override {
-    const std::vector<double> mean = Read(by.mean), var = Read(by.var), offset = Read(by.beta);
-    std::vector<double> scale = by.gamma ? Read(*by.gamma) : std::vector<double>(var.size(), 1.0);
-    for (size_t c = 0; c < var.size(); ++c) scale[c] *= InvStd(var[c], by.epsilon);
-    pass.mean = mean.data();
-    pass.scale = scale.data();
-    pass.offset = offset.data();
-    Normalize(pass);
-  }
   void BackwardSums(const SumsPass& pass) override {
     cpu::BackwardSums(pass, MakeWorkspace(pass.layout).data());
   }

@@ -104,7 +104,7 @@ class CudaBackend : public Backend {
     cuda::Normalize(on_device, lane_->Queue());
   }
 
-  void Predict(NormalizePass pass, const Prediction& by) override {
+  bool Predict(NormalizePass pass, const Prediction& by) override {
     double *const mean = TakeDevice(channels_), *const scale = TakeDevice(channels_),
                  *const offset = TakeDevice(channels_);
     cuda::ComputeCoefficients(
@@ -115,6 +115,7 @@ class CudaBackend : public Backend {
     pass.scale = scale;
     pass.offset = offset;
     cuda::Normalize(pass, lane_->Queue());
+    return true;
   }
 
   void BackwardApply(const ApplyPass& pass) override {
