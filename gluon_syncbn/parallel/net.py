@@ -8,8 +8,6 @@ must not know what the net computes.
 from __future__ import annotations
 
 import os
-import warnings
-import weakref
 from contextlib import nullcontext
 from typing import Any, ContextManager, Sequence
 
@@ -24,22 +22,17 @@ from ..common.arguments import (
     check_contexts,
     check_int,
     check_path,
-    counted,
     listed,
 )
 from ..devices.devices import Devices
 from ..layer.batch_norm import contexts_of
 from ..layer.convert import convert_sync_batchnorm
-from ..layer.finding import own_operators, unsynchronized_layers
 from ..layer.synchronization import NONFINITE
-from ..mxnet_private import trainers
-from ..mxnet_private.blocks import blocks_of, parameters_by_place
-from ..mxnet_private.parameters import data_of, is_deferred, trainer_of, value_of
-from . import backward
+from ..mxnet_private.blocks import parameters_by_place
+from ..mxnet_private.parameters import data_of, is_deferred, value_of
+from . import backward, warn
 from .batch import Batch, ShardedOutput
 from .participation import expect_driver, participating
-
-_warned_of = weakref.WeakSet()  # trainers and nets
 
 
 def make_parallel(
@@ -323,7 +316,7 @@ class ParallelNet(Block):
         is_first = not self._checked  # since it was changed or hybridized
         contexts, parameters = self.devices.contexts, self._parameters()
         if autograd.is_recording():
-            _warn_of_trainer(parameters)
+            warn.of_trainer(parameters)
         batch = Batch(args, contexts, self.batch_axis, parameters)
         participants: ContextManager = nullcontext()
         # Only in training do devices wait for each other.
@@ -334,9 +327,9 @@ class ParallelNet(Block):
                 lambda shard: self.net(*shard), batch.shards
             )
         if self._synchronizes and is_first:
-            _warn_of_operators(self.net)
+            warn.of_operators(self.net)
         if autograd.is_training() and not self._synchronizes:
-            _warn_of_few_rows(self.net, batch.rows)
+            warn.of_few_rows(self.net, batch.rows)
         if self._gather:
             return backward.gather(outputs, batch, self.devices)
         return ShardedOutput(outputs, batch, self)
@@ -390,56 +383,3 @@ def move(net: Any, contexts: Sequence[mx.Context]) -> None:
     for parameter in net.collect_params().values():
         if data_of(parameter) or is_deferred(parameter):
             parameter.reset_ctx(contexts)
-
-
-def _warn_of_trainer(parameters):
-    """Warns once of a trainer that lets the copies of a parameter drift apart."""
-    trainer = trainer_of(parameters)
-    if trainer is None or trainer in _warned_of:
-        return
-    contexts = contexts_of(parameters[0])
-    if set(trainers.contexts_of(trainer)) != set(contexts):
-        fault = (
-            f"was made for {listed(trainers.contexts_of(trainer))}, but the net is on "
-            f"{listed(contexts)}, so its copies drift apart; make the trainer after "
-            "make_parallel(..., reset_ctx=True)"
-        )
-    elif len(contexts) > 1 and not trainers.adds_up_gradients(trainer):
-        fault = (
-            "has kvstore=None, so it does not add gradients up over devices, and these "
-            "drift apart; expected 'device' or 'local', unless the program adds "
-            "gradients up itself"
-        )
-    else:
-        return
-    _warned_of.add(trainer)
-    warnings.warn(
-        f"the trainer of this net {fault}. check_replicas(net) tells", stacklevel=4
-    )
-
-
-def _warn_of_few_rows(net, rows):
-    """Warns once of batch normalization whose batches are a row or two."""
-    if max(rows) > 2 or net in _warned_of:
-        return
-    _warned_of.add(net)
-    found = sum(map(unsynchronized_layers, blocks_of(net)), [])
-    if found:
-        warnings.warn(
-            f"{found[0]} normalizes each device's {counted(max(rows), 'row')} alone, "
-            "as sync_bn=False was set: running statistics of so few are poor, expected "
-            "sync_bn=True or more rows",
-            stacklevel=4,
-        )
-
-
-def _warn_of_operators(net):
-    """Warns of what :func:`convert_sync_batchnorm` could not know of before a call."""
-    names = own_operators(net)
-    if names:
-        warnings.warn(
-            f"these batch normalizations stay unsynchronized: {', '.join(names)} (a "
-            "block calls F.BatchNorm; only layers, such as "
-            "gluon_syncbn.SyncBatchNorm, synchronize)",
-            stacklevel=4,
-        )

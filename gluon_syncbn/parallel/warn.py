@@ -1,0 +1,74 @@
+"""A parallel net warns its caller of mistakes that raise no error.
+
+Called by ``net.py``. It must not know how a net is driven.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Sequence
+
+import mxnet as mx
+
+from ..common.arguments import counted, listed
+from ..layer.batch_norm import contexts_of
+from ..layer.finding import own_operators, unsynchronized_layers
+from ..mxnet_private import trainers
+from ..mxnet_private.blocks import blocks_of
+from ..mxnet_private.parameters import trainer_of
+
+_warned_of = weakref.WeakSet()  # trainers and nets
+_CALLER = 4  # the stack level of the line that calls the net
+
+
+def of_trainer(parameters: Sequence[mx.gluon.Parameter]) -> None:
+    """Warns once of a trainer that lets the copies of a parameter drift apart."""
+    trainer = trainer_of(parameters)
+    if trainer is None or trainer in _warned_of:
+        return
+    contexts = contexts_of(parameters[0])
+    if set(trainers.contexts_of(trainer)) != set(contexts):
+        fault = (
+            f"was made for {listed(trainers.contexts_of(trainer))}, but the net is on "
+            f"{listed(contexts)}, so its copies drift apart; make the trainer after "
+            "make_parallel(..., reset_ctx=True)"
+        )
+    elif len(contexts) > 1 and not trainers.adds_up_gradients(trainer):
+        fault = (
+            "has kvstore=None, so it does not add gradients up over devices, and these "
+            "drift apart; expected 'device' or 'local', unless the program adds "
+            "gradients up itself"
+        )
+    else:
+        return
+    _warned_of.add(trainer)
+    message = f"the trainer of this net {fault}. check_replicas(net) tells"
+    warnings.warn(message, stacklevel=_CALLER)
+
+
+def of_few_rows(net: mx.gluon.Block, rows: Sequence[int]) -> None:
+    """Warns once of batch normalization whose batches are a row or two."""
+    if max(rows) > 2 or net in _warned_of:
+        return
+    _warned_of.add(net)
+    found = sum(map(unsynchronized_layers, blocks_of(net)), [])
+    if found:
+        warnings.warn(
+            f"{found[0]} normalizes each device's {counted(max(rows), 'row')} alone, "
+            "as sync_bn=False was set: running statistics of so few are poor, expected "
+            "sync_bn=True or more rows",
+            stacklevel=_CALLER,
+        )
+
+
+def of_operators(net: mx.gluon.Block) -> None:
+    """Warns of what :func:`convert_sync_batchnorm` could not know of before a call."""
+    names = own_operators(net)
+    if names:
+        warnings.warn(
+            f"these batch normalizations stay unsynchronized: {listed(names)} (a "
+            "block calls F.BatchNorm; only layers, such as "
+            "gluon_syncbn.SyncBatchNorm, synchronize)",
+            stacklevel=_CALLER,
+        )
