@@ -31,6 +31,12 @@ def test_it_tells_what_there_is_and_that_it_is_right():
     assert "contrib" not in output
 
 
+def test_a_reader_may_end_before_it():
+    command = f"'{sys.executable}' -u -m gluon_syncbn | head -n 1"
+    (line,) = run_tool("bash", "-c", command, timeout=120).splitlines()
+    assert line.startswith("gluon_syncbn ")
+
+
 def test_sources_that_were_not_built_say_so(tmp_path, monkeypatch):
     """As in a clone after `pip install .`, because Python looks in its folder first."""
     shutil.copytree(
