@@ -1,13 +1,15 @@
 """Takes nested lists, tuples and dicts of arrays apart, and puts them together again.
 
-Called by ``parallel`` and ``layer``. It knows nothing of devices or of what the
-arrays mean.
+Called by ``native``, ``layer``, ``parallel`` and ``gluoncv``. It knows nothing of
+devices or of what the arrays mean.
 """
 
 from __future__ import annotations
 
 import copy
 from typing import Any, Iterator
+
+import mxnet as mx
 
 
 def flatten(value: Any) -> list:
@@ -17,6 +19,11 @@ def flatten(value: Any) -> list:
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in flatten(item)]
     return [value]
+
+
+def arrays_in(value: Any) -> list[mx.nd.NDArray]:
+    """The leaves that are NDArrays."""
+    return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
 
 
 def rebuild(value: Any, leaves: Iterator) -> Any:

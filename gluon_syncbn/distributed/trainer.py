@@ -7,7 +7,6 @@ GPUs too. It must not know the net's layers.
 from __future__ import annotations
 
 import math
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -167,12 +166,12 @@ class Trainer(mx.gluon.Trainer):
         state: Any = None
         if world().rank == last:
             numbers = update_counts(optimizer), optimizer.num_update
-            state = self._updaters[0].get_states(), pickle.dumps(numbers)
+            state = self._updaters[0].get_states(), *numbers
         state = broadcast(state, last, "Trainer.join, optimizer states")
         if world().rank != last:
+            states, counts, optimizer.num_update = state
             for updater in self._updaters:
-                updater.set_states(state[0])
-            counts, optimizer.num_update = pickle.loads(state[1])
+                updater.set_states(states)
             update_counts(optimizer).update(counts)
 
     def _allreduce_grads(self):

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.nested import flatten
+from ..common.nested import arrays_in
 from ..devices.devices import Devices
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.parameters import data_of, gradients_of
@@ -106,7 +106,7 @@ class _Model:
 
         if not self.ctx_list:
             return self.module(*inputs, **kwargs)
-        arrays = _arrays((inputs, kwargs))
+        arrays = arrays_in((inputs, kwargs))
         count = max(1, min(map(len, arrays), default=len(self.ctx_list)))
         active, idle = self.ctx_list[:count], self.ctx_list[count:]
         shards = zip(*split_load_kwargs(inputs, kwargs, active))
@@ -150,7 +150,7 @@ class _Executor:
         self._threads = []  # GluonCV's, which end with the executor
 
     def put(self, x):
-        arrays = _arrays(x)
+        arrays = arrays_in(x)
         if not arrays:
             raise ValueError(f"x is {x!r}, expected a shard with at least one NDArray")
         self._shards.append((arrays[0].context, x))
@@ -178,10 +178,6 @@ def _run(executor, shards):
             if hasattr(net, "target_generator"):
                 net.target_generator.collect_params().reset_ctx(contexts)
     return executor._devices.map(task.forward_backward, list(shards.values()))
-
-
-def _arrays(value):
-    return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
 
 
 def _nets(module):

@@ -15,6 +15,7 @@ from mxnet.gluon import nn
 
 from ..common.arguments import check_bool, check_int, check_real, check_type, counted
 from ..mxnet_private.blocks import current_trace
+from ..mxnet_private.library import make_plain
 from ..native import static_graphs  # noqa: F401  orders their calls
 from . import layout_guard
 from .activations import apply, checked
@@ -259,7 +260,7 @@ class SyncBatchNorm(nn.BatchNorm):
         try:
             if is_frozen:
                 return super().forward(*inputs)
-            layout_guard.make_plain(x)
+            make_plain(x)
             return layout_guard.plain_gradient(super().forward(*inputs))
         except mx.MXNetError:
             self._check_channels(x)

@@ -18,7 +18,6 @@ import numpy as np
 from mxnet import autograd
 
 from ..common.nested import flatten, rebuild
-from ..mxnet_private import library
 from ..mxnet_private.blocks import Trace, has_graph, traced_again, without_memory
 from ..mxnet_private.onnx import check_before_export
 
@@ -44,12 +43,6 @@ def guard_kind(
     if not is_symbol or (trace is not None and trace.block is layer):
         return "outside"
     return "static_shape" if trace is not None and trace.is_static_shape else "any"
-
-
-def make_plain(x: mx.nd.NDArray) -> None:
-    """Brings an array into the plain layout, in place, before what is queued next."""
-    if x.context.device_type != "gpu":
-        library.make_plain(x)
 
 
 def plain_gradient(y: mx.nd.NDArray) -> mx.nd.NDArray:

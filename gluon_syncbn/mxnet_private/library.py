@@ -1,12 +1,12 @@
 """MXNet's C library, where its Python offers no function.
 
-Called by ``native``, ``layer`` and ``parallel``.
+Called by ``native``, ``layer``, ``parallel`` and ``tools``.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet.ndarray.register import _make_ndarray_function
@@ -38,7 +38,7 @@ def observe_errors(observe: Callable[[str], None]) -> None:
 
 
 def push(
-    function: ctypes.c_void_p,
+    function: Any,  # of a library that ctypes has loaded
     address: int,
     context: mx.Context,
     read: Sequence,
@@ -66,7 +66,7 @@ def make_plain(x: mx.nd.NDArray) -> None:
 
     It happens before what is queued next; every public operator makes a copy.
     """
-    if _reorder is not None:
+    if _reorder is not None and x.context.device_type != "gpu":
         _reorder(x.handle)
 
 

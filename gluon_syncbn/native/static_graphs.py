@@ -7,13 +7,12 @@ first call with another's second. It must not know layers.
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
 
-from ..common.nested import flatten
+from ..common.nested import arrays_in
 from ..mxnet_private.blocks import graph_of, wrap_static_calls
 from ..mxnet_private.library import push
 from ..mxnet_private.parameters import data_of
@@ -25,13 +24,12 @@ _written = weakref.WeakKeyDictionary()  # by block: its graph, and what that wri
 def _note_writes(block: mx.gluon.HybridBlock, call: Callable) -> Any:
     """Makes the call; what uses its statistics later waits for its end."""
     outputs = call()
-    arrays = [y for y in flatten([outputs]) if isinstance(y, mx.nd.NDArray)]
-    nothing = ctypes.cast(load().gluon_syncbn_do_nothing, ctypes.c_void_p)
-    parameters = _statistics(block)
+    arrays, parameters = arrays_in(outputs), _statistics(block)
     for context in {y.context for y in arrays} if parameters else ():
         written = [data for p in parameters for data in data_of(p)]
         written = [data for data in written if data.context == context]
-        push(nothing, 0, context, [y for y in arrays if y.context == context], written)
+        read = [y for y in arrays if y.context == context]
+        push(load().gluon_syncbn_do_nothing, 0, context, read, written)
     return outputs
 
 

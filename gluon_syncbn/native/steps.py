@@ -17,7 +17,7 @@ from typing import Iterator
 import mxnet as mx
 import numpy as np
 
-from ..common.nested import flatten
+from ..common.nested import arrays_in
 from ..mxnet_private import trainers
 from ..mxnet_private.parameters import data_of, trainer_of
 from .interrupts import deferred_interrupt
@@ -117,11 +117,11 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
         try:
             yield
         finally:
-            sealed = [flatten(by_parameter)]
+            sealed = [arrays_in(by_parameter)]
             if not on_kvstore:
                 weights = list(zip(*map(data_of, parameters)))
-                states = map(flatten, trainers.states_of(trainer))
-                sealed = list(map(_arrays, zip(by_device, weights, states)))
+                states = trainers.states_of(trainer)
+                sealed = list(map(arrays_in, zip(by_device, weights, states)))
             load().gluon_syncbn_seal_step(commit, *_as_c(sealed))
 
 
@@ -161,10 +161,6 @@ def _few(lists):
     """Lists of arrays, neighbours joined until they are few."""
     share = max(1, -(-len(lists) // _MOST_ERRORS))
     return [sum(lists[k : k + share], []) for k in range(0, len(lists), share)]
-
-
-def _arrays(values):
-    return [value for value in flatten(values) if isinstance(value, mx.nd.NDArray)]
 
 
 def _as_c(lists):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import mxnet as mx
 from mxnet.gluon import Block
 
 from ..common.arguments import check_callable, check_type, counted, shown
-from ..common.nested import flatten
+from ..common.nested import arrays_in
 from . import backward
 from .batch import Batch, ShardedOutput
 from .net import ParallelNet
@@ -85,7 +84,7 @@ class ParallelCriterion(Block):
             return self.loss(*outputs, *shard)
 
         losses = net.devices.map_first(call, output, batch.shards)
-        if not any(isinstance(leaf, mx.nd.NDArray) for leaf in flatten(losses)):
+        if not arrays_in(losses):
             raise TypeError(
                 "loss returns an array with one value per row, or nested ones, but got "
                 f"{shown(losses[0])}"

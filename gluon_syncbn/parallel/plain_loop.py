@@ -13,7 +13,7 @@ from functools import partial
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.nested import flatten
+from ..common.nested import arrays_in
 from ..devices.devices import Devices, inside_map
 from ..layer.batch_norm import contexts_of
 from ..mxnet_private.blocks import forget_graph
@@ -109,7 +109,7 @@ class _Forward:
 
     def _devices_of(self, args):
         """The Devices of a call's context; None if the calling thread runs it."""
-        arrays = [a for a in flatten(list(args)) if isinstance(a, mx.nd.NDArray)]
+        arrays = arrays_in(args)
         if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
             return None
         context = arrays[0].context

@@ -167,11 +167,10 @@ class Monitor:
             arrays += [*data_of(parameter), *gradients_of(parameter)]
         contexts = sorted({a.context for a in arrays}, key=str)
         times = (ctypes.c_double * len(contexts))()
-        note_time = ctypes.cast(load().gluon_syncbn_note_time, ctypes.c_void_p)
         for k, context in enumerate(contexts):
             address = ctypes.addressof(times) + k * ctypes.sizeof(ctypes.c_double)
             read = [array for array in arrays if array.context == context]
-            push(note_time, address, context, read)
+            push(load().gluon_syncbn_note_time, address, context, read)
         return times
 
 
