@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib import pyplot
 from matplotlib.lines import Line2D
 from PIL import Image
-from segmentation.files import write_atomically
+from segmentation.files import replacing
 from segmentation.report import painted
 
 from . import details
@@ -30,13 +30,12 @@ def draw(found, folder):
         drawn["ablation"] = gain
     for name, function in drawn.items():
         for narrow, ending, dpi in ((False, "", 120), (True, "_narrow", 180)):
-            buffer = io.BytesIO()
+            paths.append(folder / f"{name}{ending}.png")
             with pyplot.style.context(STYLE):
                 figure = function(found, narrow)
-                figure.savefig(buffer, format="png", dpi=dpi)
+                with replacing(paths[-1]) as file:
+                    figure.savefig(file, format="png", dpi=dpi)
             pyplot.close(figure)
-            paths.append(folder / f"{name}{ending}.png")
-            write_atomically(paths[-1], buffer.getbuffer())
     return paths
 
 

@@ -4,7 +4,6 @@ Called by the scripts. A file holds no pickle, so it cannot run code. Whether it
 net is seen where the net takes its arrays.
 """
 
-import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from .config import Config
 from .errors import UserError
-from .files import write_atomically
+from .files import replacing
 
 FORMAT = "gluon_syncbn segmentation checkpoint 1"
 
@@ -38,9 +37,8 @@ def save(path, checkpoint):
     }
     arrays = {f"parameter:{name}": v for name, v in checkpoint.parameters.items()}
     arrays.update({f"momentum:{index}": v for index, v in checkpoint.momenta.items()})
-    buffer = io.BytesIO()
-    np.savez(buffer, meta=np.array(json.dumps(meta)), **arrays)
-    write_atomically(path, buffer.getbuffer())
+    with replacing(path) as file:
+        np.savez(file, meta=np.array(json.dumps(meta)), **arrays)
 
 
 def path_of(source, name="last.npz"):

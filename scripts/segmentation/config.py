@@ -21,7 +21,7 @@ MAY_CHANGE = ("ctx", "data_root", "workers", "run_dir")
 
 def _option(default, text, choices=None, least=None):
     """A field; `least` is the smallest value of a number."""
-    meta = {"help": text, "choices": choices, "least": least, "kind": type(default)}
+    meta = {"help": text, "choices": choices, "least": least}
     return field(default=default, metadata=meta)
 
 
@@ -81,38 +81,30 @@ class Config:
     def add_arguments(cls, parser):
         """Add an option for each field; only those given reach the namespace."""
         for item in fields(cls):
-            name, known = flag(item.name), item.metadata
+            name, choices = flag(item.name), item.metadata["choices"]
             default = "" if item.default == "" else f" (default: {item.default})"
-            options = {"default": argparse.SUPPRESS, "help": known["help"] + default}
-            if known["kind"] is bool:
-                parser.add_argument(name, action="store_true", **options)
-                off = {"dest": item.name, "action": "store_false"}
+            options = {"default": argparse.SUPPRESS, "dest": item.name}
+            help_text = item.metadata["help"] + default
+            if item.type is bool:
+                off = f"--no-{name[2:]}"
                 parser.add_argument(
-                    f"--no-{name[2:]}", **off, default=argparse.SUPPRESS
+                    name, action="store_true", help=help_text, **options
                 )
-            elif known["choices"]:
-                parser.add_argument(name, choices=known["choices"], **options)
+                parser.add_argument(off, action="store_false", **options)
             else:
-                metavar = {int: "N", float: "X", str: "TEXT"}[known["kind"]]
-                options.update(type=known["kind"], metavar=metavar)
-                parser.add_argument(name, **options)
+                metavar = {int: "N", float: "X", str: "TEXT"}[item.type]
+                options.update(choices=choices, metavar=None if choices else metavar)
+                parser.add_argument(name, type=item.type, help=help_text, **options)
 
     @classmethod
     def from_dict(cls, values):
-        """The settings in `values`; a key or a value that is not ours is an error."""
+        """The settings in `values`, others by default; UserError for a wrong one."""
         known = {item.name: item.metadata for item in fields(cls)}
         for name, value in values.items():
             if name not in known:
                 raise UserError(f"The setting {name!r} is unknown.")
             check_value(name, value, known[name])
-        return cls(**values).validated()
-
-    def to_dict(self):
-        return asdict(self)
-
-    def validated(self):
-        """Return the settings with their defaults filled in, or raise UserError."""
-        config = self
+        config = cls(**values)
         if not config.run_dir:
             name = f"runs/{config.dataset}-{config.model}-{config.norm}"
             config = replace(config, run_dir=name)
@@ -120,6 +112,9 @@ class Config:
             config = replace(config, backbone="xception")
         check_together(config)
         return config
+
+    def to_dict(self):
+        return asdict(self)
 
     def resumed_with(self, given):
         """These settings with the options given beside --resume, if they may."""

@@ -5,7 +5,6 @@ a file holds.
 """
 
 import contextlib
-import io
 import json
 import os
 from pathlib import Path
@@ -13,27 +12,24 @@ from pathlib import Path
 from .errors import UserError
 
 
-def write_atomically(path, data):
-    """Write the bytes `data` to a new file that then takes the place of `path`."""
+@contextlib.contextmanager
+def replacing(path):
+    """Open a new file for bytes, which takes the place of `path` in the end."""
     path = Path(path)
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_bytes(data)
+        with open(part, "wb") as file:
+            yield file
         os.replace(part, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise UserError(
-            f"The file {path} cannot be written: {error.strerror}."
+            f"The file {path} cannot be written: {error.strerror or error}."
         ) from None
+    finally:
+        with contextlib.suppress(OSError):  # it is gone if all went well
+            part.unlink()
 
 
 def write_json(path, value):
-    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
-
-
-def write_png(path, picture):
-    """Write a picture of Pillow's."""
-    buffer = io.BytesIO()
-    picture.save(buffer, "png")
-    write_atomically(path, buffer.getbuffer())
+    with replacing(path) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())

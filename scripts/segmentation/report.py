@@ -4,7 +4,6 @@ Pictures are drawn without a display and replaced atomically. A class has the sa
 colour in all of them.
 """
 
-import io
 import textwrap
 
 import matplotlib
@@ -14,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
-from .files import write_atomically
+from .files import replacing
 
 UNLABELLED = (255, 255, 255)
 # Told apart by eye and by most colour-blind eyes on the dark first colour.
@@ -47,10 +46,9 @@ def blended(image, label, num_classes, share=0.65):
 
 
 def _save(figure, path):
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, facecolor="white")
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120, facecolor="white")
     plt.close(figure)
-    write_atomically(path, buffer.getbuffer())
 
 
 def _legend(figure, classes, shown):

@@ -7,7 +7,6 @@ import random
 import time
 from pathlib import Path
 
-import mxnet as mx
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
@@ -20,7 +19,7 @@ from .data import Batches, open_datasets
 from .devices import open_contexts
 from .engine import Engine
 from .errors import Diverged, UserError
-from .files import write_json, write_png
+from .files import replacing, write_json
 from .models import build_model, parameters
 
 PANEL_ROWS = 4
@@ -32,7 +31,6 @@ def run(config, former, stop_after):
     contexts = open_contexts(config.ctx, config.num_devices)
     random.seed(config.seed)
     np.random.seed(config.seed)
-    mx.random.seed(config.seed)
     train_set, val_set = open_datasets(config)
     classes = train_set.classes
     if former and former.classes != classes:
@@ -140,7 +138,8 @@ class Run:
         """Write the settings, and a few images for predict.py."""
         write_json(self.folder / "config.json", self.config.to_dict())
         for row, (image, _) in enumerate(self.shown_views()):
-            write_png(self.folder / f"sample_{row}.png", Image.fromarray(image))
+            with replacing(self.folder / f"sample_{row}.png") as file:
+                Image.fromarray(image).save(file, "png")
 
     def shown_views(self):
         """A few images with their labels, spread over the validation set."""

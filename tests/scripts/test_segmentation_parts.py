@@ -80,10 +80,12 @@ def test_a_folder_has_three_splits_and_two_labels_to_ignore(tmp_path):
     label = np.array([[0, 1, 2, 3], [255, 3, 0, 1]])
     for split in "train", "val", "test":
         write_pair(tmp_path, split, "a", label)
-    settings = config(
-        dataset="folder", data_root=str(tmp_path), num_classes=3, ignore_label=3
-    )
+    write_pair(tmp_path, "train", "b", label)
+    options = {"dataset": "folder", "data_root": str(tmp_path), "num_classes": 3}
+    settings = config(ignore_label=3, **options)
     train, val = open_datasets(settings)
+    assert len(train) == 2 and len(val) == 1
+    assert len(open_split("train", config(train_images=1, **options))) == 1
     for split in train, val, open_split("test", settings):
         assert split.load(0)[1].tolist() == [[0, 1, 2, -1], [-1, -1, 0, 1]]
     assert val.classes == ("class 0", "class 1", "class 2")
@@ -129,7 +131,9 @@ def test_gluoncv_sets_share_no_image_and_number_classes_from_0(tmp_path, kind):
         lists.mkdir(parents=True)
         (lists / "trainval.txt").write_text("a\nb\nc\n")
         (lists / "val.txt").write_text("c\n")
-    train, val = open_datasets(config(dataset=kind, data_root=str(tmp_path)))
+    options = {"dataset": kind, "data_root": str(tmp_path)}
+    assert len(open_datasets(config(train_images=1, **options))[0]) == 1
+    train, val = open_datasets(config(**options))
     assert (len(train), len(val), len(train.classes)) == (2, 1, classes)
     for dataset in (train, val):
         image, label = dataset.load(0)
@@ -147,6 +151,8 @@ def test_views_are_square_and_keep_image_and_label_together():
         np.testing.assert_array_equal(x[..., 0], y * 40)
     x, y = train_view(image, label, 96, (0.5, 0.5), True, rng)  # padded
     assert y.shape == (96, 96) and (y == -1).any() and (y >= 0).any()
+    assert x.shape == (96, 96, 3)
+    assert (x[y == -1] == (124, 116, 104)).all()  # the mean that becomes 0
     x, y = val_view(image, label, 64)
     assert x.shape == (64, 64, 3) and y.shape == (64, 64)
     assert normalized(x).shape == (3, 64, 64)

@@ -18,19 +18,15 @@ def normalized(image):
     return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
 
-def resized(image, label, height, width):
+def scaled_to(image, label, short_side):
+    """Scale so that the shorter side has `short_side` pixels."""
+    scale = short_side / min(image.shape[:2])
+    height, width = (max(short_side, round(side * scale)) for side in image.shape[:2])
     if image.shape[:2] == (height, width):
         return image, label
     image = Image.fromarray(image).resize((width, height), Image.BILINEAR)
     label = Image.fromarray(label).resize((width, height), Image.NEAREST)
     return np.asarray(image), np.asarray(label)
-
-
-def scaled_to(image, label, short_side):
-    """Scale so that the shorter side has `short_side` pixels."""
-    scale = short_side / min(image.shape[:2])
-    height, width = (max(short_side, round(side * scale)) for side in image.shape[:2])
-    return resized(image, label, height, width)
 
 
 def train_view(image, label, crop, scales, may_flip, rng):
@@ -41,15 +37,10 @@ def train_view(image, label, crop, scales, may_flip, rng):
         image, label = image[:, ::-1], label[:, ::-1]
     down, right = (max(0, crop - side) for side in label.shape)
     if down or right:
-        mean = np.round(MEAN * 255).astype(np.uint8)
-        image = np.stack(
-            [
-                np.pad(image[..., k], ((0, down), (0, right)), constant_values=mean[k])
-                for k in range(3)
-            ],
-            axis=-1,
-        )
         label = np.pad(label, ((0, down), (0, right)), constant_values=-1)
+        padded = np.full((*label.shape, 3), np.round(MEAN * 255), np.uint8)
+        padded[: image.shape[0], : image.shape[1]] = image
+        image = padded
     y, x = (rng.integers(0, side - crop + 1) for side in label.shape)
     return image[y : y + crop, x : x + crop], label[y : y + crop, x : x + crop]
 

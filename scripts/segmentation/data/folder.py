@@ -18,13 +18,14 @@ UNLABELLED = 255
 class FolderDataset:
     may_flip = True
 
-    def __init__(self, split, config):
+    def __init__(self, split, count, config):
         root = Path(config.data_root)
         self.classes = _class_names(config)
         self._ignore = {UNLABELLED, config.ignore_label}
-        self._pairs = _pairs(root, split)
-        for image, label in self._pairs:
+        pairs = _pairs(root, split)
+        for image, label in pairs:
             self._check_pair(image, label)
+        self._pairs = pairs[: count or None]
 
     def __len__(self):
         return len(self._pairs)

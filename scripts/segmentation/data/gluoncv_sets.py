@@ -25,7 +25,7 @@ _KINDS = {
 class GluonCVDataset:
     may_flip = True
 
-    def __init__(self, split, config, but_not=None):
+    def __init__(self, split, count, config, but_not=None):
         name, expected = _KINDS[config.dataset]
         self._what = f"--dataset {config.dataset}"
         self._root = config.data_root
@@ -36,7 +36,7 @@ class GluonCVDataset:
             )
         self._set = self._open(name, split)
         self.classes = tuple(self._set.CLASSES)
-        self._keep = self._without(but_not)
+        self._keep = self._without(but_not)[: count or None]
         if not self._keep:
             raise UserError(f"{self._what} found no {split} image in {self._root}.")
 
