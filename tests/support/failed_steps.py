@@ -28,6 +28,7 @@ from support.helpers import MODES, Loop, set_mode
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
     "adam": {"learning_rate": 0.01},
+    "adagrad": {"learning_rate": 0.01},  # it writes its states before the weights
 }
 STORES = ("device", None), ("device", False), ("local", True)
 STEPS, ROWS = 4, 6
@@ -146,6 +147,7 @@ class Program:
         parameters = list(self.net.collect_params().values())
         arrays = [array for p in parameters for array in p.list_data()]
         arrays += [g for p in parameters if p.grad_req != "null" for g in p.list_grad()]
+        arrays += [a for states in self._states().values() for a in states]
         for array in rng.sample(arrays, 4):
             with suppress(mx.MXNetError):
                 array.asnumpy()
@@ -162,16 +164,22 @@ class Program:
         state["updates"] = optimizer.num_update
         for device, counts in optimizer._all_index_update_counts.items():
             state[f"updates {device}"] = {i: c for i, c in counts.items() if c}
+        for name, arrays in self._states().items():
+            bits = b"".join(array.asnumpy().tobytes() for array in arrays)
+            if any(bits):  # untouched ones are zero
+                state[name] = bits
+        return {k: v for k, v in state.items() if v}
+
+    def _states(self):
+        """The optimizer's arrays, by a name for each device and parameter."""
         updaters = self.trainer._updaters
         if self.trainer._update_on_kvstore:
             updaters = [self.trainer._kvstore._updater]
-        for device, updater in enumerate(updaters):
-            for index, value in updater.states.items():
-                arrays = value if isinstance(value, tuple) else (value,)
-                bits = b"".join(a.asnumpy().tobytes() for a in arrays)
-                if any(bits):  # untouched ones are zero
-                    state[f"state {device} {index}"] = bits
-        return {k: v for k, v in state.items() if v}
+        return {
+            f"state {device} {index}": value if isinstance(value, tuple) else (value,)
+            for device, updater in enumerate(updaters)
+            for index, value in updater.states.items()
+        }
 
 
 class UsersMistake(Exception):
