@@ -89,6 +89,7 @@ class Collected(NamedTuple):
 @contextmanager
 def collecting(keys: Iterable[str]) -> Iterator[None]:
     """In the ``with`` block the groups of these keys collect moments."""
+    mx.nd.waitall()  # calls that are queued already would be taken for batches
     try:
         for key in keys:
             load().gluon_syncbn_collect(key, True)

@@ -330,6 +330,16 @@ def test_no_more_batches_are_read_than_asked_for():
     assert next(batches).asnumpy() == 7
 
 
+def test_a_call_before_it_that_is_still_queued_does_not_count():
+    layer = SyncBatchNorm(in_channels=1)
+    layer.initialize()
+    batches, ones = [mx.nd.array([[1.0], [3.0]])], mx.nd.ones((2000, 2000))
+    mx.nd.waitall()
+    layer(mx.nd.dot(ones, ones)[:, :1])  # some 0.1 s
+    recompute_statistics(layer, batches)
+    assert value(layer.running_mean) == 2 and value(layer.running_var) == 1
+
+
 def test_several_inputs_and_another_batch_axis():
     class Add(nn.HybridBlock):
         def __init__(self):
