@@ -6,7 +6,8 @@ learning rate and optimizer only, and has no hooks.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import threading
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from operator import attrgetter
 from typing import Callable
@@ -19,6 +20,8 @@ parameters_of = attrgetter("_params")  # all, in the order of the optimizer's in
 contexts_of = attrgetter("_contexts")  # of the parameters when the trainer was made
 updates_on_kvstore = attrgetter("_update_on_kvstore")  # rather than on each device
 
+_until_end = threading.local()  # `of_step`: what ends with the step under way
+
 
 def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
     """Initialized parameters that the trainer has not copied to its kvstore yet."""
@@ -26,8 +29,14 @@ def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
 
 
 def states_of(trainer: mx.gluon.Trainer) -> list[dict]:
-    """For each device the optimizer's states; `save_states` only writes files."""
-    return [updater.states for updater in trainer._updaters]
+    """The optimizer's states, of each device or of a kvstore that updates.
+
+    `save_states` only writes files.
+    """
+    if not trainer._update_on_kvstore:
+        return [updater.states for updater in trainer._updaters]
+    updater = trainer._kvstore._updater  # None if servers update
+    return [updater.states] if updater else []
 
 
 def adds_up_gradients(trainer: mx.gluon.Trainer) -> bool:
@@ -39,25 +48,40 @@ def adds_up_gradients(trainer: mx.gluon.Trainer) -> bool:
     return not is_plain or trainer._kvstore_params["kvstore"] is not None
 
 
-def wrap(around_step: Callable, around_init: Callable, around_update: Callable) -> None:
+def wrap(
+    around_step: Callable,
+    around_init: Callable,
+    around_update: Callable,
+    before_updater: Callable,
+) -> None:
     """Runs every Trainer's methods inside of context managers.
 
     Each function takes the trainer and returns the context manager: of a whole step, of
-    the first copies of parameters, of the update of all parameters.
+    the first copies of parameters, of the update of all parameters. `before_updater`
+    is called before each call of an Updater, which a kvstore makes too, for its weight.
     """
 
-    # A kvstore that updates does it in the reduction, also in MXNet 1.6, where `update`
-    # copies the results.
-    def around_reduction(trainer):
-        return around_update(trainer) if updates_on_kvstore(trainer) else nullcontext()
+    @contextmanager
+    def whole_step(trainer):
+        with around_step(trainer), ExitStack() as _until_end.of_step:
+            yield
 
-    def around_own_update(trainer):
+    # A kvstore that updates does it in the reduction, and MXNet 1.6 copies the results
+    # in `_update`. MXNet allows only `step` for it.
+    @contextmanager
+    def reduction(trainer):
+        if updates_on_kvstore(trainer):
+            _until_end.of_step.enter_context(around_update(trainer))
+        yield
+
+    def own_update(trainer):
         return nullcontext() if updates_on_kvstore(trainer) else around_update(trainer)
 
-    _wrap_method("step", around_step)
+    _wrap_method("step", whole_step)
     _wrap_method("_init_params", around_init)
-    _wrap_method("_allreduce_grads", around_reduction)
-    _wrap_method("_update", around_own_update)
+    _wrap_method("_allreduce_grads", reduction)
+    _wrap_method("_update", own_update)
+    _wrap_updater(before_updater)
 
 
 def _wrap_method(name, around):
@@ -69,3 +93,14 @@ def _wrap_method(name, around):
             method(self, *args, **kwargs)
 
     setattr(mx.gluon.Trainer, name, wrapped)
+
+
+def _wrap_updater(before):
+    call = mx.optimizer.Updater.__call__
+
+    @wraps(call)
+    def wrapped(self, index, grad, weight):
+        before(self, index, grad, weight)
+        call(self, index, grad, weight)
+
+    mx.optimizer.Updater.__call__ = wrapped

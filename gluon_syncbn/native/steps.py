@@ -12,6 +12,7 @@ import threading
 import warnings
 import weakref
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Iterator
 
 import mxnet as mx
@@ -19,12 +20,12 @@ import numpy as np
 
 from ..common.nested import arrays_in
 from ..mxnet_private import trainers
+from ..mxnet_private.library import push
 from ..mxnet_private.parameters import data_of, trainer_of
 from .interrupts import deferred_interrupt
 from .library import load
 
 _WHOLE = 1  # Verdict in src/mxnet/commit.h
-_MOST_ERRORS = 448  # of a step; MXNet's list of them must not grow, see ReserveErrors
 # All that MXNet's optimizers keep in Python and change in an update.
 _COUNTS = "num_update", "m_schedule", "lbmult"
 _STATISTICS = "running_mean", "running_var"
@@ -104,25 +105,33 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
         parameters = [
             p for p in trainers.parameters_of(trainer) if p.grad_req != "null"
         ]
-        by_parameter = [p.list_grad() for p in parameters]
-        by_device = list(zip(*by_parameter))
+        gradients = list(zip(*(p.list_grad() for p in parameters)))  # by device
         step = _Step(trainer)
         with _pending_changes:
             _forget_past()
             _pending.append(step)
-        # A kvstore updates parameter by parameter, and copies its result to the
-        # devices. Without one each device updates all its replicas.
-        on_kvstore = trainers.updates_on_kvstore(trainer)
-        commit = _commit(step, _few(by_parameter) if on_kvstore else by_device)
+        commit = _commit(step, gradients)
         try:
             yield
         finally:
-            sealed = [arrays_in(by_parameter)]
-            if not on_kvstore:
-                weights = list(zip(*map(data_of, parameters)))
-                states = trainers.states_of(trainer)
-                sealed = list(map(arrays_in, zip(by_device, weights, states)))
-            load().gluon_syncbn_seal_step(commit, *_as_c(sealed))
+            weights = zip(*map(data_of, parameters))
+            states = trainers.states_of(trainer)
+            written = list(map(arrays_in, zip_longest(gradients, weights, states)))
+            load().gluon_syncbn_seal_step(commit, *_as_c(written))
+
+
+def _guard(updater, index, gradient, weight):
+    """Puts the error of a dropped step into all that the update will write.
+
+    Gradients carry it. But an update has operations that read none, as weight decay.
+    They would run, or be skipped with a failed operation's error, which temporary space
+    passes on, and which the program clears when it reads its loss.
+    """
+    if load().gluon_syncbn_has_operators():
+        indices = index if isinstance(index, (list, tuple)) else [index]
+        states = [updater.states.get(i) for i in indices]
+        read, written = arrays_in([gradient]), arrays_in([weight, states])
+        push(load().gluon_syncbn_do_nothing, 0, read[0].context, read, written)
 
 
 def _warn_of_single_value():
@@ -155,12 +164,6 @@ def _commit(step, gradients):
     if commit is None:
         raise mx.MXNetError(load().gluon_syncbn_last_error())
     return commit
-
-
-def _few(lists):
-    """Lists of arrays, neighbours joined until they are few."""
-    share = max(1, -(-len(lists) // _MOST_ERRORS))
-    return [sum(lists[k : k + share], []) for k in range(0, len(lists), share)]
 
 
 def _as_c(lists):
@@ -255,4 +258,4 @@ def _uninterrupted(_trainer):
     return deferred_interrupt(all_of_them=True)
 
 
-trainers.wrap(_uninterrupted, _initialized, _whole)
+trainers.wrap(_uninterrupted, _initialized, _whole, _guard)

@@ -22,6 +22,8 @@ from mxnet.gluon import nn
 
 import gluon_syncbn
 from gluon_syncbn import distributed
+from gluon_syncbn.common.nested import arrays_in
+from gluon_syncbn.mxnet_private import trainers
 from gluon_syncbn.native import failures
 from support.helpers import MODES, Loop, set_mode
 
@@ -29,6 +31,7 @@ OPTIMIZERS = {
     "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
     "adam": {"learning_rate": 0.01},
     "adagrad": {"learning_rate": 0.01},  # it writes its states before the weights
+    "decoupleddecay": {"learning_rate": 0.1},
 }
 STORES = ("device", None), ("device", False), ("local", True)
 STEPS, ROWS = 4, 6
@@ -172,14 +175,26 @@ class Program:
 
     def _states(self):
         """The optimizer's arrays, by a name for each device and parameter."""
-        updaters = self.trainer._updaters
-        if self.trainer._update_on_kvstore:
-            updaters = [self.trainer._kvstore._updater]
         return {
-            f"state {device} {index}": value if isinstance(value, tuple) else (value,)
-            for device, updater in enumerate(updaters)
-            for index, value in updater.states.items()
+            f"state {device} {index}": arrays_in([value])
+            for device, states in enumerate(trainers.states_of(self.trainer))
+            for index, value in states.items()
         }
+
+
+@mx.optimizer.register
+class DecoupledDecay(mx.optimizer.Optimizer):
+    """Most of its operations read no gradient."""
+
+    def create_state(self, index, weight):
+        return mx.nd.zeros_like(weight)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        state *= 0.9
+        state += 0.1 * self.rescale_grad * grad
+        weight *= 0.99
+        weight -= self.lr * state
 
 
 class UsersMistake(Exception):
