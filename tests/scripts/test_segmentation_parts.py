@@ -81,8 +81,9 @@ def test_a_folder_has_three_splits_and_two_labels_to_ignore(tmp_path):
     for split in "train", "val", "test":
         write_pair(tmp_path, split, "a", label)
     write_pair(tmp_path, "train", "b", label)
-    options = {"dataset": "folder", "data_root": str(tmp_path), "num_classes": 3}
-    settings = config(ignore_label=3, **options)
+    folder = {"dataset": "folder", "data_root": str(tmp_path)}
+    options = {"num_classes": 3, "ignore_label": 3, **folder}
+    settings = config(**options)
     train, val = open_datasets(settings)
     assert len(train) == 2 and len(val) == 1
     assert len(open_split("train", config(train_images=1, **options))) == 1
