@@ -73,10 +73,16 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
   }
 }
 
+#define SYNCBN_FORMULA SYNCBN_INLINE
+#include "kernels/activation.inl"
+#undef SYNCBN_FORMULA
+
+using ForwardKinds = Kinds<kPlain, kLeakyOfX>;
+using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY>;
+
 }  // namespace
 }  // namespace syncbn::cpu
 
-#include "kernels/cpu/tile_activation.inl"
 #include "kernels/cpu/tile_sums.inl"
 #include "kernels/cpu/tile_apply.inl"
 

@@ -1,11 +1,11 @@
 // The activation on the device, and the numbers of a channel that lead from x to z.
 // Who uses it: maps.cuh, sums.cuh and batch_norm.cuh. Nothing here knows memory layouts.
 //
-// A kernel has one instance without an activation and one for all of them, because an instance for
-// each would take twice as long to compile. In the latter the kind is an argument, on which all
-// threads agree: a branch for each vector of elements, and none for an element.
+// A kernel has one instance without an activation and one with it. Backward has two kinds of the
+// latter, from x and from y, and an instance for each would take longer to compile. So the kind is
+// an argument there, on which all threads agree: a branch for each vector of elements, and none for
+// an element.
 #pragma once
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/cuda/numeric.h"
@@ -13,18 +13,13 @@
 
 namespace syncbn::cuda {
 
-__device__ inline float Exp(float z) { return expf(z); }
-__device__ inline double Exp(double z) { return exp(z); }
-__device__ inline float Expm1(float z) { return expm1f(z); }
-__device__ inline double Expm1(double z) { return expm1(z); }
-
 #define SYNCBN_FORMULA __device__ inline
 #include "kernels/activation.inl"
 #undef SYNCBN_FORMULA
 
 using Plain = Kinds<kPlain>;
-using FusedForward = Kinds<kLeakyOfX, kEluOfX>;
-using FusedBackward = Kinds<kLeakyOfX, kLeakyOfY, kEluOfX>;
+using FusedForward = Kinds<kLeakyOfX>;
+using FusedBackward = Kinds<kLeakyOfX, kLeakyOfY>;
 
 // (x - mean) * scale + offset of one channel. The part of the mean that the arithmetic cannot hold
 // is in the offset, so nothing is lost where the mean is far from zero.
