@@ -105,7 +105,7 @@ mx.nd.waitall()
 data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(16, 3, 24, 24)))
 for epoch in range(2):
     push_step()
-    for x in mx.gluon.data.DataLoader(data, 4, num_workers=2):
+    for _ in mx.gluon.data.DataLoader(data, 4, num_workers=2):
         push_step()
         subprocess.run(['true'], check=True)
 mx.nd.waitall()
