@@ -2,8 +2,7 @@
 // Who uses it: apply.cuh, which knows where the elements are. Nothing here knows memory layouts.
 //
 // `KindsOf` are the instance's kinds, see activation.cuh; each call names its kind.
-// `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first: fewer
-// where exponentials would make the code long.
+// `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first.
 #pragma once
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/numeric.h"
@@ -25,7 +24,7 @@ template <typename T, typename KindsOf>
 struct NormalizeMap {
   using A = Arithmetic<T>;
   static constexpr bool kFused = KindsOf::kFused;
-  static constexpr int kTensors = 1, kUnroll = kFused ? 2 : 4;
+  static constexpr int kTensors = 1, kUnroll = 4;
   using Arguments = NormalizeArguments<T>;
   using Kinds = KindsOf;
   Affine<A> to_z;
@@ -56,7 +55,7 @@ template <typename T, typename KindsOf>
 struct BackwardMap {
   using A = Arithmetic<T>;
   static constexpr bool kFused = KindsOf::kFused;
-  static constexpr int kTensors = 2, kUnroll = kFused && sizeof(T) == 8 ? 1 : 2;
+  static constexpr int kTensors = 2, kUnroll = 2;
   using Arguments = BackwardArguments<T>;
   using Kinds = KindsOf;
   A a;

@@ -112,8 +112,8 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
   using typename Lanes<T, kWidth, kShifts>::A;
   static constexpr bool kFused = KindsOf::kFused;
   static constexpr int kTensors = 2;
-  // Less for many columns, which fill the registers, and in double, where exponentials are long.
-  static constexpr int kUnroll = kFused && (kShifts > 4 || sizeof(T) == 8) ? 1 : 2;
+  // Less for many columns, which fill the registers.
+  static constexpr int kUnroll = kFused && kShifts > 4 ? 1 : 2;
   using Arguments = GradientArguments<T>;
   Affine<A> to_z[kShifts];
   Kind kind;
