@@ -30,21 +30,17 @@ struct KindConstant {
   static constexpr Kind value = kKind;
 };
 
-// The kinds that a pass, or one instance of it, has code for.
+// The kinds that a pass has code for.
 template <Kind... kKinds>
 struct Kinds {
-  static constexpr bool kFused = sizeof...(kKinds) > 1;
-
   // Calls run(constant of `kind`), which makes a kind at run time a template argument.
   template <typename Run>
-  SYNCBN_FORMULA static void With(Kind kind, const Run& run) {
-    if constexpr (kFused) {
-      (void)((kind == kKinds && (run(KindConstant<kKinds>()), true)) || ...);
-    } else {
-      (run(KindConstant<kKinds>()), ...);
-    }
+  static void With(Kind kind, const Run& run) {
+    (void)((kind == kKinds && (run(KindConstant<kKinds>()), true)) || ...);
   }
 };
+using ForwardKinds = Kinds<kPlain, kLeakyOfX>;
+using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY>;
 
 // Of one channel, or of as many columns as a vector holds.
 template <typename Value>

@@ -77,9 +77,6 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 #include "kernels/activation.inl"
 #undef SYNCBN_FORMULA
 
-using ForwardKinds = Kinds<kPlain, kLeakyOfX>;
-using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY>;
-
 }  // namespace
 }  // namespace syncbn::cpu
 

@@ -1,10 +1,5 @@
 // The activation on the device, and the numbers of a channel that lead from x to z.
 // Who uses it: maps.cuh, sums.cuh and batch_norm.cuh. Nothing here knows memory layouts.
-//
-// A kernel has one instance without an activation and one with it. Backward has two kinds of the
-// latter, from x and from y, and an instance for each would take longer to compile. So the kind is
-// an argument there, on which all threads agree: a branch for each vector of elements, and none for
-// an element.
 #pragma once
 #include <cstdint>
 
@@ -16,10 +11,6 @@ namespace syncbn::cuda {
 #define SYNCBN_FORMULA __device__ inline
 #include "kernels/activation.inl"
 #undef SYNCBN_FORMULA
-
-using Plain = Kinds<kPlain>;
-using FusedForward = Kinds<kLeakyOfX>;
-using FusedBackward = Kinds<kLeakyOfX, kLeakyOfY>;
 
 // (x - mean) * scale + offset of one channel. The part of the mean that the arithmetic cannot hold
 // is in the offset, so nothing is lost where the mean is far from zero.
@@ -42,9 +33,9 @@ inline Unwinding UnwindingOf(const BackwardInput& input) {
 }
 
 // The numbers of a channel that Unwind reads; where it does not read x, the origin is all there is.
-template <typename A>
-__device__ Affine<A> AffineToUnwind(Kind kind, const Unwinding& by, int64_t channel) {
-  if (!ReadsX(kind)) return {static_cast<A>(by.origin[channel]), 0, 0};
+template <Kind kKind, typename A>
+__device__ Affine<A> AffineToUnwind(const Unwinding& by, int64_t channel) {
+  if (!ReadsX(kKind)) return {static_cast<A>(by.origin[channel]), 0, 0};
   return AffineOf<A>(by.origin[channel], by.scale[channel], by.offset[channel]);
 }
 
