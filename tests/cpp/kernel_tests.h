@@ -275,7 +275,7 @@ void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
       }
     }
     for (const Layout& layout : {Layout{6, 40, 49}, Layout{3, 4, 1023}, Layout{50, 64, 1}})
-      TestCase<Kernels>({dtype, layout, 1, 0, 1, true}, {relu});
+      TestCase<Kernels>({dtype, layout, 1, 0, 1, true}, {relu, leaky_of_y});
     TestCase<Kernels>({dtype, {9, 33, 49}, 0, 1e4, 1}, all);
     TestCase<Kernels>({dtype, {8, 3, 5000}, 3, 1e4, 1}, all);
     for (const Fusion& fusion : {relu, steep, leaky_of_y, steep_of_y})
