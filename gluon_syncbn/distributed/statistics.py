@@ -60,8 +60,8 @@ def average_statistics(
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import distributed
+    >>> import mxnet as mx
     >>> layer = mx.gluon.nn.BatchNorm(in_channels=1)
     >>> layer.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     >>> layer.running_mean.data(mx.cpu(1))[:] = 4

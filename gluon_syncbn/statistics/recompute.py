@@ -98,8 +98,8 @@ def recompute_statistics(
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import recompute_statistics
+    >>> import mxnet as mx
     >>> layer = mx.gluon.nn.BatchNorm()
     >>> layer.initialize()
     >>> batches = mx.nd.array([[1.0], [3.0]]), mx.nd.array([[8.0]])
