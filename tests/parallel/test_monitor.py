@@ -172,8 +172,8 @@ def test_without_cuda_there_is_the_cpu():
 
 COUNT = """
 import os, sys
-import mxnet as mx
 from gluon_syncbn.tools import contexts
+import mxnet as mx
 os.environ["LD_LIBRARY_PATH"] = sys.argv[1]  # of the processes that are started
 contexts._PATIENCE = int(sys.argv[2])
 mx.runtime.Features.is_enabled = lambda self, name: name == "CUDA"
