@@ -61,7 +61,7 @@ class Devices:
     >>> with Devices([mx.cpu(0), mx.cpu(1)]) as devices:
     ...     shards = devices.split(mx.nd.arange(5))
     ...     sums = devices.map(lambda x: x.sum(), shards)
-    >>> [s.asscalar() for s in sums]
+    >>> [float(s.asscalar()) for s in sums]
     [3.0, 7.0]
     """
 

@@ -105,7 +105,7 @@ def recompute_statistics(
     >>> batches = mx.nd.array([[1.0], [3.0]]), mx.nd.array([[8.0]])
     >>> recompute_statistics(layer, batches)
     >>> mean, var = layer.running_mean.data(), layer.running_var.data()
-    >>> mean.asscalar(), round(float(var.asscalar()), 4)
+    >>> float(mean.asscalar()), round(float(var.asscalar()), 4)
     (4.0, 8.6667)
     """
     check_block("net", net)
