@@ -68,7 +68,7 @@ def average_statistics(
     >>> distributed.average_statistics(layer)
     >>> [float(mean.asscalar()) for mean in layer.running_mean.list_data()]
     [2.0, 2.0]
-    >>> [var.asscalar() for var in layer.running_var.list_data()]
+    >>> [float(var.asscalar()) for var in layer.running_var.list_data()]
     [5.0, 5.0]
     """
     check_block("net", net)
