@@ -145,7 +145,8 @@ def test_trainer_that_lets_replicas_drift(why, devices):
         net = make_parallel(net, devices.contexts, reset_ctx=True)
     with pytest.warns(UserWarning, match=DRIFTS[why]) as warned:
         train_twice(net, trainer)
-    assert len([w for w in warned if w.category is UserWarning]) == 1
+    messages = [str(w.message) for w in warned if w.category is UserWarning]
+    assert len(messages) == 1, messages
     with pytest.raises(ValueError, match="differs between"):
         check_replicas(net)
 
