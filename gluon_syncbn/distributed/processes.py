@@ -147,8 +147,8 @@ def join(timeout: float | None = None) -> int:
 
     .. code-block:: python
 
-        import mxnet as mx
         from gluon_syncbn import SyncBatchNorm, distributed
+        import mxnet as mx
 
         distributed.init()
         layer = SyncBatchNorm()
