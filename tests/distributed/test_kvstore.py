@@ -36,7 +36,7 @@ import gluon_syncbn
 ROWS, STEPS = 16, 3
 
 def train(norm, dtype='float32', mine=slice(0, ROWS), contexts=1, mode={}, **options):
-    '''The parameters after steps with some rows of each batch.'''
+    '''The net after steps with some rows of each batch.'''
     contexts = [mx.cpu(i) for i in range(contexts)]
     mx.random.seed(3)
     net = nn.HybridSequential(prefix='net_')
@@ -62,10 +62,12 @@ def train(norm, dtype='float32', mine=slice(0, ROWS), contexts=1, mode={}, **opt
             loss = loss_of(net(mx.nd.array(x, dtype=dtype)), mx.nd.array(y)).sum()
         loss.backward()
         trainer.step(ROWS)
-    return [
-        [data.asnumpy() for data in p.list_data()]
-        for p in net.collect_params().values()
-    ]
+    return net
+
+def values(net):
+    '''Of each parameter the copies on all contexts.'''
+    parameters = net.collect_params().values()
+    return [[data.asnumpy() for data in p.list_data()] for p in parameters]
 """
 
 
@@ -102,7 +104,7 @@ def whole(tmp_path_factory):
     """Parameters of one process with all rows, in float64, and float32's rounding."""
     file = tmp_path_factory.mktemp("one") / "parameters.npz"
     program = """
-right, rounded = (train(nn.BatchNorm, dtype) for dtype in ('float64', 'float32'))
+right, rounded = (values(train(nn.BatchNorm, d)) for d in ('float64', 'float32'))
 np.savez(sys.argv[1], *[np.stack([a, b]) for (a,), (b,) in zip(right, rounded)])
 """
     output_of(WATCHDOG + TRAIN + program, file)
@@ -117,13 +119,17 @@ np.savez(sys.argv[1], *[np.stack([a, b]) for (a,), (b,) in zip(right, rounded)])
     [({}, True, 8), ({"static_alloc": True, "static_shape": True}, False, 11)],
 )
 def test_training_equals_that_of_one_process(whole, tmp_path, mode, on_kvstore, first):
-    """Each worker ends with status 0, too: ps-lite's threads have to be joined."""
+    """Each worker ends with status 0, although a net lives as long as the program.
+
+    ps-lite aborts a process whose kvstore lives longer than the interpreter.
+    """
     program = f"""
 import warnings
 warnings.simplefilter('error', UserWarning)
 mine = [slice(0, {first}), slice({first}, ROWS)][rank]
 options = dict(kvstore='dist_sync', update_on_kvstore={on_kvstore})
-found = train(gluon_syncbn.SyncBatchNorm, 'float32', mine, 2, {mode}, **options)
+net = train(gluon_syncbn.SyncBatchNorm, 'float32', mine, 2, {mode}, **options)
+found = values(net)
 assert all(len(copies) == 2 for copies in found)
 assert_same_bits(*[copy for copies in found for copy in copies])
 for first, second in found:
