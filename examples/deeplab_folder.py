@@ -10,14 +10,14 @@ does the same with augmentation, checkpoints and figures.
 import argparse
 from pathlib import Path
 
+import gluon_syncbn  # first, so that MXNet works with today's NumPy
+
 import mxnet as mx
 import numpy as np
 from gluoncv.loss import MixSoftmaxCrossEntropyLoss
 from gluoncv.model_zoo import DeepLabV3
 from mxnet import autograd, gluon
 from PIL import Image
-
-import gluon_syncbn
 
 MEAN = np.float32([0.485, 0.456, 0.406])
 DEVIATION = np.float32([0.229, 0.224, 0.225])

@@ -9,12 +9,12 @@ digits-0000.params, which mxnet.gluon.SymbolBlock imports.
 import argparse
 from pathlib import Path
 
+import gluon_syncbn  # first, so that MXNet works with today's NumPy
+
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
-
-import gluon_syncbn
 
 
 def make_net():

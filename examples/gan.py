@@ -8,13 +8,13 @@ input goes back to the generator, from device to device.
 
 import argparse
 
+import gluon_syncbn  # first, so that MXNet works with today's NumPy
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
-
-import gluon_syncbn
 
 NOISE = 16  # numbers that the generator makes a picture of
 

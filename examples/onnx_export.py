@@ -10,14 +10,14 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import gluon_syncbn  # first, so that MXNet works with today's NumPy
+
 import mxnet as mx
 import numpy as np
 import onnx
 import onnxruntime
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import gluon_syncbn
 
 
 def make_net():

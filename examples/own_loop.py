@@ -9,12 +9,12 @@ work yet.
 
 import argparse
 
+import gluon_syncbn  # first, so that MXNet works with today's NumPy
+
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
-
-import gluon_syncbn
 
 
 def make_net():

@@ -7,11 +7,11 @@ numbers of valid steps, maybe none. The layer takes a mask of them: statistics a
 gradients are those of all valid steps on all devices, and padding stays zero.
 """
 
+import gluon_syncbn  # first, so that MXNet works with today's NumPy
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-
-import gluon_syncbn
 
 LENGTHS = np.array([9, 1, 4, 2, 7])
 

@@ -8,13 +8,13 @@ all of them, so all end with the same parameters.
 
 import argparse
 
+import gluon_syncbn  # first, so that MXNet works with today's NumPy
+from gluon_syncbn import distributed
+
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
-
-import gluon_syncbn
-from gluon_syncbn import distributed
 
 
 def make_net():

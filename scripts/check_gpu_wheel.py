@@ -58,7 +58,7 @@ int cudaGetDeviceCount(int* count) {{ return *count = 0, {NO_DEVICE}; }}
 )
 
 SHOW = """
-import mxnet, gluon_syncbn
+import gluon_syncbn, mxnet
 assert mxnet.runtime.Features().is_enabled("CUDA")
 print(mxnet.__version__, "with CUDA;", gluon_syncbn.features())
 """

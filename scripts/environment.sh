@@ -1,7 +1,7 @@
 # Makes and enters the project's own virtual environment: pinned packages, and this package built
 # from source. Sourced by demo.sh and test.sh, from the repository's root. Repeating it is quick.
 #
-# PYTHON chooses the interpreter (3.8 to 3.11), VENV the folder (.venv).
+# PYTHON chooses the interpreter (3.8 to 3.13), VENV the folder (.venv).
 
 . scripts/find_python.sh
 VENV=${VENV:-.venv}
@@ -14,13 +14,14 @@ fi
 
 # Everything that is installed or compiled: as long as it is the same, there is nothing to do.
 inputs=$({
-    cat requirements.txt docs/requirements.txt pyproject.toml setup.py $(find src -type f | sort)
+    cat scripts/environment.sh requirements.txt docs/requirements.txt pyproject.toml setup.py $(find src -type f | sort)
     echo "${GLUON_SYNCBN_CUDA:-}" "${CUDAARCHS:-}" "$(command -v nvcc)"
     echo "${CUDACXX:-}" "${CUDAHOSTCXX:-}" "${CXX:-}" "${GLUON_SYNCBN_MPICXX:-}"
 } | sha256sum)
 if [ "$(cat "$VENV/installed" 2>/dev/null)" != "$inputs" ]; then
     echo "installing pinned packages and building the library (a few minutes)"
     pip install --quiet --disable-pip-version-check -r requirements.txt || exit 1
+    pip install --quiet --disable-pip-version-check --no-deps mxnet==1.9.1 || exit 1
     # pip hides what a build says, or shows it among much else: only its own lines are for all.
     PIP_VERBOSE=1 pip install --disable-pip-version-check -e . 2>&1 | tee "$VENV/install.log" |
         sed -un 's/^.*-- gluon_syncbn: /gluon_syncbn: /p'

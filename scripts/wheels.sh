@@ -4,7 +4,7 @@
 #
 # WHEEL_ROOT (build/debian11) is that root, made once and kept; DEBIAN_MIRROR has its packages, by
 # default debootstrap's own. Where it cannot be had, this machine's compilers build. PYTHON is this
-# machine's interpreter (3.8 to 3.11). DEMO=1 also trains the demonstration's net with the wheel.
+# machine's interpreter (3.8 to 3.13). DEMO=1 also trains the demonstration's net with the wheel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/find_python.sh

@@ -8,12 +8,12 @@ import os
 import signal
 import sys
 
+import gluon_syncbn
+from gluon_syncbn.native import failures
+
 import mxnet as mx
 import pytest
 from support.helpers import cpus
-
-import gluon_syncbn
-from gluon_syncbn.native import failures
 
 faulthandler.enable()
 

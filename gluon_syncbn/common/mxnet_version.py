@@ -7,15 +7,25 @@ must not know the rest of the package. docs/versions.md lists the versions tried
 from __future__ import annotations
 
 import re
+import sys
 
+from . import numpy_names  # noqa: F401
+
+# isort: split
 try:
     import mxnet as mx
 except ModuleNotFoundError as error:
     if error.name != "mxnet":
         raise
+    command = "`pip install mxnet==1.9.1`"
+    if sys.version_info >= (3, 13):  # the NumPy that MXNet pins has no wheels for it
+        command = (
+            "`pip install --no-deps mxnet==1.9.1` and "
+            "`pip install requests 'graphviz<0.9'`"
+        )
     raise ModuleNotFoundError(
         "gluon_syncbn needs MXNet, which comes as one of several packages and is not "
-        "installed: `pip install mxnet==1.9.1 'numpy<1.24'`, or mxnet-cu112 for GPUs",
+        f"installed: {command}, or mxnet-cu112 for GPUs",
         name="mxnet",
     ) from None
 

@@ -56,12 +56,12 @@ class Devices:
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import Devices
+    >>> import mxnet as mx
     >>> with Devices([mx.cpu(0), mx.cpu(1)]) as devices:
     ...     shards = devices.split(mx.nd.arange(5))
     ...     sums = devices.map(lambda x: x.sum(), shards)
-    >>> [s.asscalar() for s in sums]
+    >>> [float(s.asscalar()) for s in sums]
     [3.0, 7.0]
     """
 

@@ -2,7 +2,8 @@
 
 Called by ``devices.py``. It must not know what is called. MXNet keeps about 5 MB for
 each thread that ever ran an operator, also when the thread has ended. So a thread that
-is let go waits for its next user, and keeps no trace of the former one.
+is let go waits for its next user, and keeps no trace of the former one. Since Python 3.13
+it ends instead, because ``threading.local`` objects cannot be taken from a thread there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import gc
 import os
 import queue
+import sys
 import threading
 import weakref
 from concurrent.futures import Future
@@ -20,6 +22,7 @@ from typing import Any, Callable
 import mxnet as mx
 
 _FEW = 8
+_CAN_FORGET = sys.version_info < (3, 13)
 _idle = {}  # for each name the unused workers
 _all = weakref.WeakSet()  # also those of the parent process after a fork
 _collect_at = _FEW
@@ -57,7 +60,7 @@ def _collect_dropped():
 def let_go(workers: list[Worker]) -> None:
     """Makes workers idle; those that are still busy end after their call."""
     for worker in workers:
-        if not worker.pending():
+        if _CAN_FORGET and not worker.pending():
             _idle.setdefault(worker.name, []).append(worker)
         else:
             worker.submit(None)

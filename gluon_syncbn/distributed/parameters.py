@@ -54,8 +54,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
 
     .. code-block:: python
 
-        import mxnet as mx
         from gluon_syncbn import distributed
+        import mxnet as mx
 
         distributed.init()
         net = mx.gluon.nn.Dense(2, in_units=2)

@@ -151,8 +151,8 @@ def join(timeout: float | None = None) -> int:
 
     .. code-block:: python
 
-        import mxnet as mx
         from gluon_syncbn import SyncBatchNorm, distributed
+        import mxnet as mx
 
         distributed.init()
         layer = SyncBatchNorm()
@@ -212,8 +212,8 @@ def groups_of(k: int, contexts: Sequence[mx.Context] | None = None) -> list[list
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn.distributed import groups_of
+    >>> import mxnet as mx
     >>> groups_of(2, [mx.cpu(i) for i in range(4)])
     [[cpu(0), cpu(1)], [cpu(2), cpu(3)]]
     """

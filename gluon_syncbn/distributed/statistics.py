@@ -60,15 +60,15 @@ def average_statistics(
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import distributed
+    >>> import mxnet as mx
     >>> layer = mx.gluon.nn.BatchNorm(in_channels=1)
     >>> layer.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     >>> layer.running_mean.data(mx.cpu(1))[:] = 4
     >>> distributed.average_statistics(layer)
-    >>> [mean.asscalar() for mean in layer.running_mean.list_data()]
+    >>> [float(mean.asscalar()) for mean in layer.running_mean.list_data()]
     [2.0, 2.0]
-    >>> [var.asscalar() for var in layer.running_var.list_data()]
+    >>> [float(var.asscalar()) for var in layer.running_var.list_data()]
     [5.0, 5.0]
     """
     check_block("net", net)

@@ -56,8 +56,8 @@ class Trainer(mx.gluon.Trainer):
 
     .. code-block:: python
 
-        import mxnet as mx
         from gluon_syncbn import SyncBatchNorm, distributed
+        import mxnet as mx
 
         distributed.init()
         layer = SyncBatchNorm()

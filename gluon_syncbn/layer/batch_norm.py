@@ -135,8 +135,8 @@ class SyncBatchNorm(nn.BatchNorm):
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import Devices, SyncBatchNorm
+    >>> import mxnet as mx
     >>> devices = Devices([mx.cpu(0), mx.cpu(1)])
     >>> layer = SyncBatchNorm(num_devices=2)
     >>> layer.initialize(ctx=devices.contexts)

@@ -85,8 +85,8 @@ def convert_sync_batchnorm(
 
     Examples
     --------
-    >>> from mxnet.gluon import nn
     >>> from gluon_syncbn import convert_sync_batchnorm
+    >>> from mxnet.gluon import nn
     >>> net = nn.HybridSequential()
     >>> net.add(nn.Dense(4), nn.BatchNorm(), nn.Activation("relu"))
     >>> net = convert_sync_batchnorm(net, num_devices=2)
@@ -151,8 +151,8 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
 
     Examples
     --------
-    >>> from mxnet.gluon import nn
     >>> from gluon_syncbn import convert_sync_batchnorm, revert_sync_batchnorm
+    >>> from mxnet.gluon import nn
     >>> net = convert_sync_batchnorm(nn.BatchNorm())
     >>> type(revert_sync_batchnorm(net)).__name__
     'BatchNorm'

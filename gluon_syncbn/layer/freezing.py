@@ -53,9 +53,9 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 
     Examples
     --------
+    >>> from gluon_syncbn import freeze_statistics, make_parallel
     >>> import mxnet as mx
     >>> from mxnet.gluon import nn
-    >>> from gluon_syncbn import freeze_statistics, make_parallel
     >>> net = nn.HybridSequential()
     >>> net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
     >>> net = make_parallel(net, ctx=[mx.cpu(0), mx.cpu(1)])

@@ -150,8 +150,8 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
     --------
     A layer on two contexts of which one gets no shard:
 
-    >>> import mxnet as mx
     >>> import gluon_syncbn
+    >>> import mxnet as mx
     >>> layer = gluon_syncbn.SyncBatchNorm(num_devices=2, timeout=0.1)
     >>> layer.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     >>> with mx.autograd.train_mode():

@@ -72,8 +72,8 @@ class ShardedOutput(Sequence):
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import make_parallel
+    >>> import mxnet as mx
     >>> contexts = [mx.cpu(0), mx.cpu(1)]
     >>> net = make_parallel(mx.gluon.nn.Dense(3), ctx=contexts, gather=False)
     >>> net.initialize()

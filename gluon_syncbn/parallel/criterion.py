@@ -41,9 +41,9 @@ class ParallelCriterion(Block):
 
     Examples
     --------
+    >>> from gluon_syncbn import ParallelCriterion, make_parallel
     >>> import mxnet as mx
     >>> from mxnet import gluon
-    >>> from gluon_syncbn import ParallelCriterion, make_parallel
     >>> contexts = [mx.cpu(0), mx.cpu(1)]
     >>> net = make_parallel(gluon.nn.Dense(1), ctx=contexts, gather=False)
     >>> net.initialize(mx.init.One())

@@ -89,9 +89,9 @@ def make_parallel(
 
     Examples
     --------
+    >>> from gluon_syncbn import make_parallel
     >>> import mxnet as mx
     >>> from mxnet import autograd, gluon
-    >>> from gluon_syncbn import make_parallel
     >>> net = gluon.nn.HybridSequential()
     >>> net.add(gluon.nn.Dense(4), gluon.nn.BatchNorm(), gluon.nn.Dense(1))
     >>> net = make_parallel(net, ctx=[mx.cpu(0), mx.cpu(1)])
@@ -146,8 +146,8 @@ class ParallelNet(Block):
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import make_parallel
+    >>> import mxnet as mx
     >>> net = make_parallel(mx.gluon.nn.Dense(3), ctx=[mx.cpu(0), mx.cpu(1)])
     >>> net.initialize()
     >>> net(mx.nd.ones((5, 2))).shape

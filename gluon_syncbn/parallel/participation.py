@@ -59,8 +59,8 @@ def participating(
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import Devices, SyncBatchNorm, participating
+    >>> import mxnet as mx
     >>> layer = SyncBatchNorm()
     >>> devices = Devices([mx.cpu(0), mx.cpu(1)])
     >>> layer.initialize(ctx=devices.contexts)

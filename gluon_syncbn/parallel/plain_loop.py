@@ -57,9 +57,9 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
 
     Examples
     --------
+    >>> from gluon_syncbn import SyncBatchNorm, allow_plain_loop
     >>> import mxnet as mx
     >>> from mxnet import autograd, gluon
-    >>> from gluon_syncbn import SyncBatchNorm, allow_plain_loop
     >>> contexts = [mx.cpu(0), mx.cpu(1)]
     >>> net = gluon.nn.HybridSequential()
     >>> net.add(gluon.nn.Dense(4), SyncBatchNorm(), gluon.nn.Dense(1))

@@ -98,14 +98,14 @@ def recompute_statistics(
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import recompute_statistics
+    >>> import mxnet as mx
     >>> layer = mx.gluon.nn.BatchNorm()
     >>> layer.initialize()
     >>> batches = mx.nd.array([[1.0], [3.0]]), mx.nd.array([[8.0]])
     >>> recompute_statistics(layer, batches)
     >>> mean, var = layer.running_mean.data(), layer.running_var.data()
-    >>> mean.asscalar(), round(float(var.asscalar()), 4)
+    >>> float(mean.asscalar()), round(float(var.asscalar()), 4)
     (4.0, 8.6667)
     """
     check_block("net", net)

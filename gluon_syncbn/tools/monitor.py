@@ -45,9 +45,9 @@ class Monitor:
 
     Examples
     --------
+    >>> from gluon_syncbn import Monitor, make_parallel
     >>> import mxnet as mx
     >>> from mxnet import autograd, gluon
-    >>> from gluon_syncbn import Monitor, make_parallel
     >>> net = make_parallel(gluon.nn.BatchNorm(), ctx=[mx.cpu(0), mx.cpu(1)])
     >>> net.initialize()
     >>> trainer = gluon.Trainer(net.collect_params(), "sgd")

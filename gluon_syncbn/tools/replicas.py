@@ -43,8 +43,8 @@ def check_replicas(net: mx.gluon.Block) -> None:
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> from gluon_syncbn import check_replicas
+    >>> import mxnet as mx
     >>> net = mx.gluon.nn.Dense(1, in_units=1, prefix="dense_")
     >>> net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
     >>> check_replicas(net)

@@ -8,10 +8,10 @@ from support.helpers import output_of
 
 SETUP = """
 import json, resource, sys
+import gluon_syncbn
 import mxnet as mx, numpy as np
 from mxnet import autograd
 from mxnet.gluon import nn
-import gluon_syncbn
 
 steps = int(sys.argv[1])
 devices = gluon_syncbn.Devices([mx.cpu(0), mx.cpu(1)])

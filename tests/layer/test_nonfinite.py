@@ -114,7 +114,7 @@ def test_of_a_whole_net(devices):
 
 
 ONE_VALUE = """
-import warnings, mxnet as mx, gluon_syncbn
+import warnings, gluon_syncbn, mxnet as mx
 layer = gluon_syncbn.SyncBatchNorm(in_channels=3, prefix="norm_")
 layer.initialize()
 trainer = mx.gluon.Trainer(layer.collect_params(), "sgd")

@@ -10,7 +10,7 @@ from support.helpers import MODES, cpus, imported, output_of, set_mode, value
 import gluon_syncbn
 
 TRAIN = """
-import itertools, sys, numpy as np, mxnet as mx, gluon_syncbn
+import itertools, sys, gluon_syncbn, numpy as np, mxnet as mx
 from support.helpers import MODES, imported, set_mode
 from mxnet import autograd
 for path, mode in itertools.product(sys.argv[1:], MODES):

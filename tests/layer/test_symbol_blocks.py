@@ -195,7 +195,7 @@ def test_nodes_whose_mean_is_read_stay_with_a_warning():
 
 
 MODULE = """
-import sys, numpy as np, mxnet as mx, gluon_syncbn
+import sys, gluon_syncbn, numpy as np, mxnet as mx
 from mxnet.gluon import nn
 gluon_syncbn.set_timeout(3)
 net = nn.HybridSequential()

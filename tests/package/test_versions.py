@@ -2,10 +2,12 @@
 
 import json
 import re
+import sys
 
 import check_versions
+import numpy as np
 import pytest
-from support.helpers import ROOT, run_python
+from support.helpers import ROOT, output_of, run_python
 
 import gluon_syncbn
 
@@ -32,14 +34,38 @@ def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
     for program in "import gluon_syncbn", "import gluon_syncbn.__main__":
         text = run_python(program, PYTHONPATH=path).stderr.splitlines()[-1]
         assert text.startswith("ModuleNotFoundError: gluon_syncbn needs MXNet, which")
-        assert text.endswith(
-            "`pip install mxnet==1.9.1 'numpy<1.24'`, or mxnet-cu112 for GPUs"
-        )
+        assert text.endswith(", or mxnet-cu112 for GPUs")
+        no_deps = sys.version_info >= (3, 13)
+        assert f"`pip install {'--no-deps ' * no_deps}mxnet==1.9.1`" in text
 
 
 @pytest.mark.parametrize("version", ["1.6.0", "1.7.0.post2", "1.9.1", "1.9.0b20210101"])
 def test_versions_in_between_are_not(tmp_path, version):
     assert "works with" not in import_beside(tmp_path, version)
+
+
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "1.24.0", reason="this NumPy lacks nothing"
+)
+def test_mxnet_alone_lacks_names_of_numpy():
+    alone = run_python("import mxnet").stderr.splitlines()[-1]
+    page = (ROOT / "docs" / "guides" / "install.md").read_text(encoding="utf-8")
+    assert alone in page
+    assert run_python("import gluon_syncbn, mxnet").returncode == 0
+
+
+def test_names_that_numpy_has_are_left_alone():
+    program = (
+        "import sys, numpy as np; sys.modules['mxnet'] = None; had = dict(vars(np))\n"
+        "try: import gluon_syncbn\n"
+        "except ModuleNotFoundError: pass\n"
+        "added = set(vars(np)) - set(had)\n"
+        "assert all(vars(np)[name] is had[name] for name in had)\n"
+        "print(len(added), all(hasattr(np, name) for name in added))"
+    )
+    expected = 0 if np.lib.NumpyVersion(np.__version__) < "1.24.0" else 1
+    count, found = output_of(program).split()
+    assert (int(count) > 0) == expected and found == "True"
 
 
 def test_the_page_shows_what_the_matrix_gave():

@@ -58,7 +58,7 @@ def test_second_ctrl_c_is_immediate(devices, ctrl_c):
 
 STUCK = """
 import os, signal, threading, time
-import mxnet as mx, gluon_syncbn
+import gluon_syncbn, mxnet as mx
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gluon_syncbn.set_timeout(1)

@@ -28,7 +28,7 @@ def test_threads_are_used_again_but_not_shared():
 
 MANY = """
 import sys, threading
-import mxnet as mx, gluon_syncbn
+import gluon_syncbn, mxnet as mx
 from support.helpers import cpus, differentiate, status
 
 def devices():

@@ -145,7 +145,8 @@ def test_trainer_that_lets_replicas_drift(why, devices):
         net = make_parallel(net, devices.contexts, reset_ctx=True)
     with pytest.warns(UserWarning, match=DRIFTS[why]) as warned:
         train_twice(net, trainer)
-    assert len([w for w in warned if w.category is UserWarning]) == 1
+    messages = [str(w.message) for w in warned if w.category is UserWarning]
+    assert len(messages) == 1, messages
     with pytest.raises(ValueError, match="differs between"):
         check_replicas(net)
 
@@ -172,8 +173,8 @@ def test_without_cuda_there_is_the_cpu():
 
 COUNT = """
 import os, sys
-import mxnet as mx
 from gluon_syncbn.tools import contexts
+import mxnet as mx
 os.environ["LD_LIBRARY_PATH"] = sys.argv[1]  # of the processes that are started
 contexts._PATIENCE = int(sys.argv[2])
 mx.runtime.Features.is_enabled = lambda self, name: name == "CUDA"

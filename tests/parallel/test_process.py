@@ -9,7 +9,7 @@ from support.helpers import run_python
 
 SETUP = """
 import os, subprocess, sys, threading
-import mxnet as mx, gluon_syncbn
+import gluon_syncbn, mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 

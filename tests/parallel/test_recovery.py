@@ -18,7 +18,7 @@ from gluon_syncbn import Devices
 from gluon_syncbn.native import failures
 
 ONE_STEP = """
-import sys, mxnet as mx, gluon_syncbn
+import sys, gluon_syncbn, mxnet as mx
 count = int(sys.argv[1])
 contexts = [mx.cpu(i) for i in range(count)]
 layer = gluon_syncbn.SyncBatchNorm(num_devices=count)

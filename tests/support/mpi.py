@@ -22,10 +22,10 @@ SECONDS = 90
 PREAMBLE = f"""
 import faulthandler, os, sys, time
 faulthandler.dump_traceback_later({SECONDS}, exit=True)
+import gluon_syncbn
 import mxnet as mx, numpy as np
 from mxnet import autograd
 from mxnet.gluon import nn
-import gluon_syncbn
 from gluon_syncbn import Devices, SyncBatchNorm, distributed
 
 def error_of(function, *arguments):

@@ -107,7 +107,7 @@ def column(*values):
 
 def weight_gradient(net):
     (weight,) = net.collect_params().values()
-    return float(summed_grad(weight))
+    return summed_grad(weight).item()
 
 
 class Identity(autograd.Function):
