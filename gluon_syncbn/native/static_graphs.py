@@ -40,7 +40,7 @@ def _statistics(block: mx.gluon.HybridBlock) -> Sequence:
     if known is not graph:
         names = set(graph.list_auxiliary_states())
         found = block.collect_params().items()
-        # Weak, as they refer to their trainer: its kvstore has to end before MXNet does.
+        # Weak: they refer to their trainer, whose kvstore has to end before MXNet does.
         parameters = [weakref.ref(p) for name, p in found if name in names]
         _written[block] = graph, parameters
     return [parameter() for parameter in parameters]

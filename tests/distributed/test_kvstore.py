@@ -4,6 +4,7 @@ A scheduler, a server and two workers run here, as MXNet's tools/launch.py start
 """
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,24 +15,24 @@ from functools import partial
 import numpy as np
 import pytest
 from support import reference
-from support.helpers import output_of
+from support.helpers import ROOT, output_of
 from support.mpi import SECONDS, needs_mpi, run_ranks
 
 pytestmark = pytest.mark.timeout(2 * SECONDS)
 
-# Of the scheduler and the server, which MXNet's import runs, and of the workers.
-WATCHDOG = f"""
+# All of a scheduler's and a server's program: MXNet's import runs them.
+BEGIN = f"""
 import faulthandler
 faulthandler.dump_traceback_later({SECONDS}, exit=True)
-import mxnet as mx
+import gluon_syncbn
 """
 
 TRAIN = """
 import sys
+import gluon_syncbn
 import mxnet as mx, numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-import gluon_syncbn
 
 ROWS, STEPS = 16, 3
 
@@ -85,7 +86,7 @@ def worker_variables():
     }
     others = [
         subprocess.Popen(
-            [sys.executable, "-c", WATCHDOG],
+            [sys.executable, "-c", BEGIN],
             env={**os.environ, **variables, "DMLC_ROLE": role},
         )
         for role in ("scheduler", "server")
@@ -107,9 +108,11 @@ def whole(tmp_path_factory):
 right, rounded = (values(train(nn.BatchNorm, d)) for d in ('float64', 'float32'))
 np.savez(sys.argv[1], *[np.stack([a, b]) for (a,), (b,) in zip(right, rounded)])
 """
-    output_of(WATCHDOG + TRAIN + program, file)
+    output_of(BEGIN + TRAIN + program, file)
     with np.load(file) as pairs:
-        return [(right, abs(rounded - right).max()) for right, rounded in pairs.values()]
+        return [
+            (right, abs(rounded - right).max()) for right, rounded in pairs.values()
+        ]
 
 
 # An imperative net and a static one, servers or workers that update, uneven shards.
@@ -149,6 +152,17 @@ if rank == 0:
             np.testing.assert_allclose(value, right, rtol, atol + 10 * error)
 
 
+@needs_mpi
+def test_the_program_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "guides" / "processes.md").read_text(encoding="utf-8")
+    block = r"<!-- tested: kvstore -->\n\n```python\n(.*?)```"
+    (program,) = re.findall(block, page, re.S)
+    with worker_variables() as variables:
+        run_ranks(2, program, init="", **variables)
+    assert (tmp_path / "net.params").exists()
+
+
 @pytest.mark.parametrize("group, warned", [(None, 1), ("process", 0)])
 def test_workers_that_no_mpirun_connected_are_warned(group, warned):
     """Once, though each layer and each step would be unsynchronized."""
@@ -165,7 +179,7 @@ for text in texts:
     assert 'start the workers with mpirun, and call gluon_syncbn.distributed.init' in text
 """
     with worker_variables() as variables:
-        code = WATCHDOG + TRAIN + program
+        code = BEGIN + TRAIN + program
         with ThreadPoolExecutor(2) as threads:
             run = partial(output_of, timeout=SECONDS + 20, **variables)
             list(threads.map(run, [code, code]))
