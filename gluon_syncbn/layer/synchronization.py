@@ -60,7 +60,7 @@ class SyncState:
     def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
         self.settings = settings
-        self.rendezvous = Rendezvous(layer)
+        self.rendezvous = Rendezvous(layer, settings.group)
         self.latest_use = None, None  # the trace, and the operator's output in it
 
 
@@ -75,9 +75,10 @@ class Rendezvous:
 
     _made = collections.Counter()
 
-    def __init__(self, layer: str) -> None:
+    def __init__(self, layer: str, group: str | Sequence | None = None) -> None:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
+        self._group = group
         self._made[layer] += 1
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
@@ -93,7 +94,11 @@ class Rendezvous:
         load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
 
     def __reduce__(self):  # a copy gets another key
-        return Rendezvous, (self.name,)
+        return Rendezvous, (self.name, self._group)
+
+    def is_alone(self) -> bool:
+        """Tells whether it would use other processes, and none is connected."""
+        return world().size == 1 and self._group != "process"
 
 
 def _check_group(group):
