@@ -2,7 +2,7 @@
 
 The 1,797 digits of 8x8 pixels are part of scikit-learn (from the UCI set "Optical
 Recognition of Handwritten Digits"). A scene is a coloured background with stripes and
-two to five digits, each turned, sized and coloured at random; a pixel of a digit's
+two to four digits, each turned, sized and coloured at random; a pixel of a digit's
 stroke has the label digit + 1, the rest is background. Scenes for training, validation
 and testing share no digit. A scene depends on (seed, split, index) and nothing else.
 """
@@ -42,25 +42,20 @@ class DigitScenes:
         rng = np.random.default_rng([*self._key, index])
         image = _background(rng, self._size)
         label = np.zeros((self._size, self._size), np.int32)
-        taken = []
-        for _ in range(rng.integers(2, 6)):
-            self._place_digit(rng, image, label, taken)
+        quarters = [(y, x) for y in (0, 1) for x in (0, 1)]
+        for quarter in rng.permutation(quarters)[: rng.integers(2, 5)]:
+            self._place_digit(rng, image, label, quarter)
         image += rng.normal(0, 6, image.shape)
         return np.clip(image, 0, 255).astype(np.uint8), label
 
-    def _place_digit(self, rng, image, label, taken):
-        """Draw one digit where it hides at most a corner of another, if it can."""
-        side = int(self._size * rng.uniform(0.34, 0.52))
+    def _place_digit(self, rng, image, label, quarter):
+        """Draw one digit anywhere in a quarter of the scene."""
+        half = self._size // 2
+        side = int(half * rng.uniform(0.7, 1))
         pick = rng.integers(len(self._ink))
         ink = _enlarged(self._ink[pick], side, rng.uniform(-15, 15))
-        colour = _bright_colour(rng)
-        for _ in range(20):
-            y, x = rng.integers(0, self._size - side + 1, 2)
-            if all(_apart((y, x, side), other) for other in taken):
-                break
-        else:
-            return
-        taken.append((y, x, side))
+        colour = rng.permutation([255, rng.uniform(130, 255), rng.uniform(60, 255)])
+        y, x = quarter * half + rng.integers(0, half - side + 1, 2)
         window = np.s_[y : y + side, x : x + side]
         image[window] += ink[..., None] * (colour - image[window])
         label[window][ink > STROKE] = self._digit[pick] + 1
@@ -81,22 +76,6 @@ def _background(rng, size):
     return np.asarray(picture, dtype=np.float64)
 
 
-def _bright_colour(rng):
-    """A colour with one channel full, one high and one anything, in any order."""
-    parts = [255, rng.uniform(130, 255), rng.uniform(60, 255)]
-    return rng.permutation(parts)
-
-
 def _enlarged(ink, side, degrees):
     picture = Image.fromarray(ink).resize((side, side), Image.BICUBIC)
     return np.asarray(picture.rotate(degrees, Image.BILINEAR), np.float64) / 255
-
-
-def _apart(box, other):
-    """Do the boxes (y, x, side) overlap by less than a fifth of the smaller side?"""
-    slack = 0.2 * min(box[2], other[2])
-    return any(
-        box[axis] + box[2] - slack < other[axis]
-        or other[axis] + other[2] - slack < box[axis]
-        for axis in (0, 1)
-    )

@@ -19,10 +19,9 @@ class FolderDataset:
     may_flip = True
 
     def __init__(self, split, count, config):
-        root = Path(config.data_root)
         self.classes = _class_names(config)
-        self._ignore = {UNLABELLED, config.ignore_label}
-        pairs = _pairs(root, split)
+        self._ignored = [UNLABELLED, config.ignore_label]
+        pairs = _pairs(Path(config.data_root), split)
         for image, label in pairs:
             self._check_pair(image, label)
         self._pairs = pairs[: count or None]
@@ -35,14 +34,13 @@ class FolderDataset:
         return read_image(image), self._read_label(label)
 
     def _read_label(self, path):
-        label = _opened(path, decode=True)
-        if label.mode not in ("L", "P", "1", "I", "I;16"):
+        values = np.asarray(_opened(path)).astype(np.int32)
+        if values.ndim != 2:
             raise UserError(
-                f"The label file {path} has mode {label.mode}, but must have a single "
-                "channel whose values are class numbers."
+                f"The label file {path} has several channels, but must have one, whose "
+                "values are class numbers."
             )
-        values = np.asarray(label).astype(np.int32)
-        return np.where(np.isin(values, list(self._ignore)), -1, values)
+        return np.where(np.isin(values, self._ignored), -1, values)
 
     def _check_pair(self, image, label):
         values, count = self._read_label(label), len(self.classes)
@@ -50,10 +48,10 @@ class FolderDataset:
         if wrong.size:
             raise UserError(
                 f"The label file {label} contains the label {wrong[0]}, but the "
-                f"{count} classes are 0 to {count - 1} and only "
-                f"{sorted(self._ignore)} mean unlabelled (--ignore-label)."
+                f"{count} classes are 0 to {count - 1} and only {self._ignored} mean "
+                "unlabelled (--ignore-label)."
             )
-        size = _opened(image).size
+        size = _opened(image, decode=False).size
         if size != values.shape[::-1]:
             raise UserError(
                 f"The image {image} has {size[0]}x{size[1]} pixels, but its label file "
@@ -63,29 +61,26 @@ class FolderDataset:
 
 def _class_names(config):
     names = tuple(filter(None, map(str.strip, config.class_names.split(","))))
-    if not names and not config.num_classes:
-        raise UserError("--dataset folder needs --num-classes or --class-names.")
-    if names and config.num_classes not in (0, len(names)):
-        raise UserError(
-            f"--num-classes is {config.num_classes}, but there are {len(names)} names."
-        )
     names = names or tuple(f"class {k}" for k in range(config.num_classes))
-    if len(names) < 2:
-        raise UserError("A segmentation needs at least two classes.")
+    if len(names) < 2 or config.num_classes not in (0, len(names)):
+        raise UserError(
+            f"--class-names has {len(names)} names and --num-classes is "
+            f"{config.num_classes}, but --dataset folder needs one of both, or equal "
+            "numbers, and two classes or more."
+        )
     return names
 
 
 def _pairs(root, split):
     folder = root / "images" / split
-    if not folder.is_dir():
+    images = folder.glob("*") if folder.is_dir() else ()
+    images = sorted(p for p in images if p.suffix.lower() in IMAGE_ENDINGS)
+    if not images:
         raise UserError(
-            f"There is no folder {folder}: --dataset folder expects "
+            f"There is no .jpg or .png image in {folder}: --dataset folder expects "
             "images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png under --data-root, with "
             "the splits train and val (and test for ablation.py)."
         )
-    images = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_ENDINGS)
-    if not images:
-        raise UserError(f"The folder {folder} holds no .jpg or .png image.")
     return [(path, root / "labels" / split / f"{path.stem}.png") for path in images]
 
 
@@ -94,7 +89,7 @@ def refuse_truncated_images():
     ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
-def _opened(path, decode=False):
+def _opened(path, decode=True):
     refuse_truncated_images()
     try:
         with Image.open(path) as picture:
@@ -107,4 +102,4 @@ def _opened(path, decode=False):
 
 def read_image(path):
     """The image as uint8 (height, width, 3)."""
-    return np.asarray(_opened(path, decode=True).convert("RGB"))
+    return np.asarray(_opened(path).convert("RGB"))
