@@ -59,8 +59,7 @@ class Engine:
         # On one device too, where it computes the same: a comparison of numbers of
         # devices is then one of nothing else. Outputs are not gathered: they are as
         # large as images, and wanted on their devices.
-        sync_bn = config.norm == "syncbn"
-        self.net = make_parallel(net, contexts, sync_bn=sync_bn, gather=False)
+        self.net = make_parallel(net, contexts, config.norm == "syncbn", gather=False)
         self.config, self.num_classes = config, num_classes
         self.total = steps_per_epoch * config.epochs
         self.warmup = config.warmup_epochs * steps_per_epoch
@@ -73,26 +72,21 @@ class Engine:
 
         self.judge = ParallelCriterion(judge, self.net)
         options = {"momentum": config.momentum, "wd": config.weight_decay}
-        options["learning_rate"] = config.lr
         self.trainer = distributed.Trainer(net, "sgd", options)
         # Makes the trainer copy device 0's parameters to the others now. Left to the
-        # first step, that copy would race with running statistics: see `settle`.
+        # first step, that copy would race with running statistics: see `_settle`.
         self.trainer.allreduce_grads()
 
     def train_epoch(self, batches, epoch):
         """Train on a data set once; the mean loss of its batches."""
         self._seed(epoch)
-        losses, count = [], batches.count
-        title = f"epoch {epoch + 1}/{self.config.epochs}"
-        shown = {"leave": False, "disable": None}
-        bar = tqdm(batches.epoch(epoch), title, count, **shown)
-        for index, (x, y) in enumerate(bar):
-            losses.append(self.step(x, y, epoch * count + index))
+        losses, title = [], f"epoch {epoch + 1}"
+        shown = {"total": batches.count, "leave": False, "disable": None}
+        bar = tqdm(batches.epoch(epoch), title, **shown)
+        for x, y in bar:
+            losses.append(self.step(x, y, epoch * batches.count + len(losses)))
             if not np.isfinite(losses[-1]):
-                raise Diverged(
-                    f"The loss is not a number in epoch {epoch + 1}: try a smaller "
-                    "--lr; the epoch before is kept."
-                )
+                raise Diverged(f"The {title}'s loss is {losses[-1]}: lower --lr.")
             bar.set_postfix(loss=f"{np.mean(losses):.3f}")
         self._settle()
         return float(np.mean(losses))

@@ -27,13 +27,10 @@ def exit_code(work):
     """Run `work()`; return 0, 2 for a user's mistake or 130 for an interrupt."""
     try:
         work()
-        return 0
-    except UserError as error:
-        message = error
-    except OSError as error:  # a name that is too long, a folder of someone else's
-        message = f"The system reports: {error}."
+    except (UserError, OSError) as error:  # or a file that is not the user's to write
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted: the epochs that were saved are whole", file=sys.stderr)
         return 130
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+    return 0

@@ -46,9 +46,22 @@ def open_contexts(kind, count):
 
 
 def build_model(config, num_classes, contexts):
-    """The net on `contexts`, every parameter drawn from `config.seed`, or pretrained."""
+    """The net on `contexts`; its parameters are drawn from the seed, or pretrained."""
     mx.random.seed(config.seed)
-    net = _construct(config, num_classes, contexts)
+    module, kind = _KINDS[config.model][0].split(".")
+    kind = getattr(importlib.import_module(f"gluoncv.model_zoo.{module}"), kind)
+    options = {"aux": False} if config.model == "fastscnn" else {}
+    if config.backbone:
+        options["backbone"] = config.backbone
+    options.update(crop_size=config.crop_size, ctx=contexts)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints its crop size
+            net = kind(num_classes, pretrained_base=config.pretrained, **options)
+    except (OSError, RuntimeError, TypeError) as error:
+        raise UserError(
+            f"GluonCV cannot make {config.model} with --backbone {config.backbone!r}: "
+            f"{error}."
+        ) from None
     for name, parameter in net.collect_params().items():
         parameter.lr_mult = 1.0  # GluonCV's heads have 10
         if name.endswith(("gamma", "beta", "bias")):
@@ -58,25 +71,5 @@ def build_model(config, num_classes, contexts):
     net.collect_params().reset_ctx(contexts)
     side = config.crop_size
     net(mx.nd.zeros((1, 3, side, side), ctx=contexts[0]))  # allocates what was deferred
-    if config.hybridize:
-        net.hybridize(static_alloc=True, static_shape=True)
+    net.hybridize(static_alloc=True, static_shape=True)
     return net
-
-
-def _construct(config, num_classes, contexts):
-    module, kind = _KINDS[config.model][0].split(".")
-    options = {"crop_size": config.crop_size, "ctx": contexts}
-    if config.model == "fastscnn":
-        options["aux"] = False
-    elif config.backbone:
-        options["backbone"] = config.backbone
-    module = importlib.import_module(f"gluoncv.model_zoo.{module}")
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints its crop size
-            net = getattr(module, kind)
-            return net(num_classes, pretrained_base=config.pretrained, **options)
-    except (OSError, RuntimeError) as error:  # unknown, or not to be downloaded
-        raise UserError(
-            f"GluonCV could not make {config.model} with --backbone "
-            f"{config.backbone or 'of its own'}: {error}."
-        ) from None

@@ -4,10 +4,13 @@ They find and decode the files; scaling and cropping are ours (augment.py), seed
 image, because GluonCV's draw from a global generator and could not be resumed exactly.
 """
 
+import gluoncv.data
 import numpy as np
+from PIL import ImageFile
 
 from ..errors import UserError
-from .folder import refuse_truncated_images
+
+ImageFile.LOAD_TRUNCATED_IMAGES = False  # GluonCV: true, which makes missing data grey
 
 _CLASSES = {
     "voc": "VOCSegmentation",
@@ -22,19 +25,19 @@ _ERRORS = AssertionError, ImportError, OSError, RuntimeError, ValueError, Syntax
 class GluonCVDataset:
     may_flip = True
 
-    def __init__(self, split, count, config, but_not=None):
-        import gluoncv.data
-
+    def __init__(self, split, count, config):
         self._where = f"--dataset {config.dataset} in {config.data_root}"
         loader = getattr(gluoncv.data, _CLASSES[config.dataset])
+        options, held_out = {"root": config.data_root, "mode": "testval"}, ()
         try:
-            self._set = loader(root=config.data_root, split=split, mode="testval")
+            self._set = loader(split=split, **options)
+            if config.dataset == "voc" and split == "train":  # the list trainval.txt
+                held_out = set(loader(split="val", **options).images)
         except _ERRORS as error:
             raise self._unreadable(error) from None
         self.classes = tuple(self._set.CLASSES)
         indices = range(len(self._set))
-        if config.dataset == "voc" and but_not:  # its "train" is the list trainval.txt
-            held_out = set(but_not._set.images)
+        if held_out:
             indices = [k for k in indices if self._set.images[k] not in held_out]
         self._indices = indices[: count or None]
 
@@ -48,7 +51,6 @@ class GluonCVDataset:
         return len(self._indices)
 
     def load(self, index):
-        refuse_truncated_images()
         try:
             image, label = self._set[self._indices[index]]
         except _ERRORS as error:
