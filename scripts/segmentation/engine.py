@@ -92,11 +92,12 @@ class Engine:
         return float(np.mean(losses))
 
     def _seed(self, epoch):
-        """Seed MXNet (dropout) by epoch; each thread has generators of its own."""
-        seeds = self.config.seed, epoch, distributed.rank()
-        seed = int(np.random.default_rng(seeds).integers(2**31))
-        devices = self.net.devices
-        devices.map(lambda rank: mx.random.seed(seed + rank), range(len(devices)))
+        """Seed dropout by epoch and by device of all processes, in its thread."""
+        rng = np.random.default_rng([self.config.seed, epoch])
+        contexts = self.net.devices.contexts
+        first = int(rng.integers(2**30)) + distributed.rank() * len(contexts)
+        seeds = range(first, first + len(contexts))
+        self.net.devices.map(mx.random.seed, seeds, contexts)
 
     def step(self, x, y, step):
         """Train on one batch; return its loss, the mean over its labelled pixels."""

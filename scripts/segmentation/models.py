@@ -57,10 +57,10 @@ def build_model(config, num_classes, contexts):
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints its crop size
             net = kind(num_classes, pretrained_base=config.pretrained, **options)
-    except (OSError, RuntimeError, TypeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             f"GluonCV cannot make {config.model} with --backbone {config.backbone!r}: "
-            f"{error}."
+            f"{' '.join(str(error).split())}."
         ) from None
     for name, parameter in net.collect_params().items():
         parameter.lr_mult = 1.0  # GluonCV's heads have 10

@@ -1,4 +1,4 @@
-"""Images and label maps in two folders: images/SPLIT/NAME.jpg, labels/SPLIT/NAME.png."""
+"""Images in one folder, images/SPLIT/NAME.jpg, labels in labels/SPLIT/NAME.png."""
 
 from pathlib import Path
 
