@@ -5,14 +5,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from support.helpers import ROOT, run_python
+from support.helpers import ROOT, run_tool
 from support.mpi import finish, needs_mpi, start
 
 pytest.importorskip("gluoncv", reason="the segmentation scripts need GluonCV")
@@ -22,19 +21,13 @@ from filelock import FileLock
 from segmentation import run_folder
 from segmentation.errors import exit_code
 
-pytestmark = pytest.mark.timeout(280)
-
 TINY = ["--crop-size", "64", "--train-images", "7", "--val-images", "3"]
 TINY += ["--batch-size", "4", "--epochs", "2", "--lr", "0.02"]
 
 
-def run(script, *arguments, cwd):
+def run(script, *arguments):
     """Runs a script as a user does."""
-    command = [sys.executable, ROOT / "scripts" / script, *arguments]
-    options = {"cwd": cwd, "capture_output": True, "text": True, "timeout": 240}
-    result = subprocess.run(list(map(str, command)), **options)
-    assert result.returncode == 0, result.stderr[-2000:]
-    return result.stdout
+    return run_tool(sys.executable, ROOT / "scripts" / script, *arguments, timeout=240)
 
 
 @pytest.fixture
@@ -57,9 +50,9 @@ def log_of(folder):
 def trained(tmp_path_factory):
     """A run of two epochs on the embedded digits."""
     folder = tmp_path_factory.mktemp("trained")
-    output = run("train_segmentation.py", *TINY, "--run-dir", "run", cwd=folder)
-    assert "epoch 2: loss" in output and "run/predictions.png" in output
-    return folder / "run"
+    output = run("train_segmentation.py", *TINY, "--run-dir", folder)
+    assert "epoch 2: loss" in output and "predictions.png" in output
+    return folder
 
 
 def test_training_leaves_a_complete_run_folder(trained):
@@ -72,14 +65,13 @@ def test_training_leaves_a_complete_run_folder(trained):
 
 
 def test_a_run_that_was_killed_continues_exactly(trained, tmp_path):
-    options = *TINY, "--run-dir", "run", "--stop-after", "1"
-    assert "epoch 2:" not in run("train_segmentation.py", *options, cwd=tmp_path)
-    resumed = tmp_path / "run"
-    (resumed / "epoch-0002.params").write_text("half of")
-    run("train_segmentation.py", "--resume", "run", cwd=tmp_path)
+    options = *TINY, "--run-dir", tmp_path, "--stop-after", "1"
+    assert "epoch 2:" not in run("train_segmentation.py", *options)
+    (tmp_path / "epoch-0002.params").write_text("half of")
+    run("train_segmentation.py", "--resume", tmp_path)
     for name in "epoch-0002.params", "epoch-0002.states":
-        assert (resumed / name).read_bytes() == (trained / name).read_bytes()
-    assert [entry["epoch"] for entry in log_of(resumed)] == [1, 2]
+        assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
+    assert [entry["epoch"] for entry in log_of(tmp_path)] == [1, 2]
 
 
 def test_json_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -107,8 +99,9 @@ CAMVID = ROOT.parent / "shared" / "data" / "camvid"
 
 
 @pytest.mark.skipif(not CAMVID.is_dir(), reason=f"{CAMVID} is not a folder")
-def test_the_commands_of_the_guide(tmp_path):
+def test_the_commands_of_the_guide(tmp_path, monkeypatch):
     """As printed, but on fewer images."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     (tmp_path / "camvid").symlink_to(CAMVID)
     scene = next((CAMVID / "images" / "val").iterdir())
@@ -118,7 +111,7 @@ def test_the_commands_of_the_guide(tmp_path):
     limits = [*TINY, "--stop-after", "1"]
     for line, more in zip(block.splitlines(), (limits, [], [])):
         _, script, *options = shlex.split(line, comments=True)
-        run(Path(script).name, *options, *more, cwd=tmp_path)
+        run(Path(script).name, *options, *more)
     assert len(log_of(tmp_path / "runs/folder-fastscnn-syncbn")) == 2
     assert min(Image.open(tmp_path / "overlay.png").size) > 200
 
@@ -169,17 +162,14 @@ PROGRAM = f"import runpy\nrunpy.run_path({SCRIPT!r}, run_name='__main__')"
 
 
 @needs_mpi
-def test_two_processes_train_like_two_contexts(tmp_path):
-    result = run_python(PROGRAM, *TINY, "--run-dir", tmp_path / "two", timeout=200)
-    assert result.returncode == 0, result.stderr
-    ranks = tmp_path / "ranks"
-    options = "--distributed", *TINY, "--num-devices", "1", "--run-dir", ranks
+def test_two_processes_train_like_two_contexts(trained, tmp_path):
+    options = "--distributed", *TINY, "--num-devices", "1", "--run-dir", tmp_path
     output = finish(start(2, PROGRAM, *options, init=""))
     assert output.count("epoch 1:") == 1, output
-    for two, one in zip(log_of(tmp_path / "two"), log_of(ranks)):
+    for two, one in zip(log_of(trained), log_of(tmp_path)):
         for key in "train_loss", "val_loss", "pixel_accuracy", "mean_iou":
             np.testing.assert_allclose(one[key], two[key], rtol=1e-5)
-    with FileLock(ranks / ".lock"):
+    with FileLock(tmp_path / ".lock"):
         again = start(2, PROGRAM, *options, "--overwrite", init="")
         output = finish(again, status=None)
     assert again.returncode == 2 and "Traceback" not in output, output
