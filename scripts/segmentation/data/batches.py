@@ -18,7 +18,7 @@ class Batches:
 
     def __init__(self, dataset, config, training):
         self._dataset, self._config, self._training = dataset, config, training
-        self.count = len(self._indices(0))
+        self.count = -(-len(dataset) // config.batch_size)  # over all processes
 
     def _indices(self, epoch):
         order = np.arange(len(self._dataset))
