@@ -3,18 +3,15 @@
 
     python scripts/ablation.py --data-root camvid   # everything, some hours
     python scripts/ablation.py --quick              # a tiny grid of digits, a minute
-    python scripts/ablation.py --draw               # table and figure of what there is
+    python scripts/ablation.py --draw --results scripts/results/ablation
 
 Trains FastSCNN with unsynchronized and with synchronized layers on 2 and 4 devices with
 1, 2 and 4 images each, and on one device with each of these batches, from the same
 initial parameters, in the same order, with the same augmentation and a learning rate in
-proportion to the batch; FCN-ResNet-50 on two devices with one image each. No epoch is
-chosen by its score: the last one is tested, with its running statistics, with those
-recomputed from the training images, and with those of each batch. --data-root is a
-folder as train_segmentation.py takes it, of CamVid's classes, with a split "test".
-
-Every run has a JSON in --results, and is not made again: a second start continues.
-What only draws needs no MXNet.
+proportion to the batch; FCN-ResNet-50 on two devices with one image each. The last
+epoch is tested, with its running statistics, with those recomputed from the training
+images, and with those of each batch. --data-root is a folder as train_segmentation.py
+takes it, with CamVid's classes. A run whose JSON is in --results is not made again.
 """
 
 import argparse
@@ -28,9 +25,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+from matplotlib import pyplot
+from mxnet import autograd
+from mxnet.gluon import nn
 from PIL import Image
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
+
+from benchmarks import benchmarking
+from segmentation.config import Config
+from segmentation.data import Batches, open_datasets, open_split
+from segmentation.engine import Engine
+from segmentation.errors import Diverged
+from segmentation.pictures import painted
+
+from gluon_syncbn import recompute_statistics
 
 RESULTS = Path(__file__).resolve().parent / "results" / "ablation"
 CAMVID = {
@@ -48,37 +57,28 @@ QUICK = [({"model": "fastscnn", **TINY}, (2,), (1,), 1)]
 # Linear scaling (Goyal et al., arXiv:1706.02677) of what train_segmentation.py takes
 # for its batch: 0.1 for 8 images. No arm has a rate of its own.
 RATE_PER_IMAGE = 0.1 / 8
-RECOMPUTED_FROM = 16  # images in a batch, whatever the run's own
-SAMPLES = 4  # images that are shown
 # The statistics that a net is tested with.
 SCORES = {
     "running": "mIoU",
     "recomputed": "with recomputed statistics",
     "batch": "with batch statistics",
 }
-# The name in the results: label, colour, marker.
-NORMS = {
-    "bn": ("nn.BatchNorm, each device alone", "tab:gray", "s"),
-    "syncbn": ("SyncBatchNorm", "tab:blue", "o"),
+NORMS = {"bn": "nn.BatchNorm, each device alone", "syncbn": "SyncBatchNorm"}
+STYLES = {
+    "bn": {"color": "tab:gray", "marker": "s"},
+    "syncbn": {"color": "tab:blue", "marker": "o"},
+    "one device": {"color": "tab:orange", "marker": "_", "markersize": 11},
 }
 
 
-def arms(devices, images):
-    """(norm, devices, images on each): both norms, and one device with each batch."""
-    pairs = [(d, i) for d in devices for i in images]
-    several = [(norm, *pair) for pair in pairs for norm in NORMS]
-    return several + [
-        ("syncbn", 1, batch) for batch in sorted({d * i for d, i in pairs})
-    ]
-
-
 def runs_of(grid, data):
-    """What is told of each run, and its settings; one seed after the other."""
-    from segmentation.config import Config
-
+    """What is told of each run, and its settings; seed after seed."""
     settings, devices, images, seeds = grid
+    pairs = [(count, each) for count in devices for each in images]
+    arms = [(norm, *pair) for pair in pairs for norm in NORMS]
+    arms += [("syncbn", 1, n) for n in sorted({count * each for count, each in pairs})]
     for seed in range(seeds):
-        for norm, count, each in arms(devices, images):
+        for norm, count, each in arms:
             own = {"norm": norm, "num_devices": count, "seed": seed}
             own.update(batch_size=count * each, lr=RATE_PER_IMAGE * count * each)
             about = {"kind": "run", "model": settings["model"], "seed": seed}
@@ -88,11 +88,6 @@ def runs_of(grid, data):
 
 def carry_out(about, config):
     """Train, test the last epoch, and return the result."""
-    from benchmarks import benchmarking
-    from segmentation.data import Batches, open_datasets
-    from segmentation.engine import Engine
-    from segmentation.errors import Diverged
-
     train_set, val_set = open_datasets(config)
     batches = Batches(train_set, config, training=True)
     val_batches = Batches(val_set, config, training=False)
@@ -103,9 +98,8 @@ def carry_out(about, config):
     try:
         for epoch in range(config.epochs):
             loss = engine.train_epoch(batches, epoch)
-            found = scored(engine, val_batches)
-            entry = {"epoch": epoch + 1, "train_loss": loss, "val_loss": found["loss"]}
-            result["epochs"].append({**found, **entry})
+            entry = {"epoch": epoch + 1, "train_loss": loss}
+            result["epochs"].append({**entry, **scored(engine, val_batches)})
             print(result["epochs"][-1], flush=True)
     except Diverged as error:
         return {**result, "diverged": str(error)}
@@ -115,26 +109,17 @@ def carry_out(about, config):
 
 
 def tested(config, train_set, weights):
-    """Scores on the test split with each kind of statistics; predictions.
-
-    In training mode layers normalize a batch as they do in training: of as many images
-    on as many devices, together or each device by itself.
-    """
-    from mxnet import autograd
-    from segmentation.data import Batches, open_split
-
-    from gluon_syncbn import recompute_statistics
-
+    """Scores on the test split with each kind of statistics; predictions."""
     test_set = Shuffled(open_split("test", config))
     batches = Batches(test_set, config, training=False)
     engine = engine_to_test(config, len(train_set.classes), weights)
-    views = [batches.view(0, k) for k in range(min(SAMPLES, len(test_set)))]
+    views = [batches.view(0, k) for k in range(min(4, len(test_set)))]
     predictions, _ = engine.predict(*batches.assemble(views))
     scores = {"running": scored(engine, batches)}
-    with autograd.train_mode():
+    with autograd.train_mode():  # on as many devices, together or each by itself
         scores["batch"] = scored(engine, batches)
-    # Of all training images, augmented as those of one more epoch.
-    alone = replace(config, num_devices=1, batch_size=RECOMPUTED_FROM)
+    # Of all training images, augmented as in one more epoch, whatever the run's batch.
+    alone = replace(config, num_devices=1, batch_size=16)
     engine = engine_to_test(alone, len(train_set.classes), weights)
     training = Batches(train_set, alone, training=True).epoch(config.epochs)
     recompute_statistics(engine.net, (x for x, _ in training))
@@ -150,8 +135,6 @@ def tested(config, train_set, weights):
 
 def engine_to_test(config, num_classes, weights):
     """A net with these weights; without Dropout, which differs between devices."""
-    from mxnet.gluon import nn
-    from segmentation.engine import Engine
 
     def without_dropout(block):
         if isinstance(block, nn.Dropout):
@@ -165,16 +148,12 @@ def engine_to_test(config, num_classes, weights):
 
 def scored(engine, batches):
     loss, confusion = engine.evaluate(batches)
-    scores = {"loss": loss, "pixel_accuracy": confusion.pixel_accuracy()}
+    scores = {"val_loss": loss, "pixel_accuracy": confusion.pixel_accuracy()}
     return {**scores, "mean_iou": confusion.mean_iou()}
 
 
 class Shuffled:
-    """A data set in another order, always the same.
-
-    In a folder neighbours are of one film; a batch of them would have statistics that
-    no training batch has.
-    """
+    """A data set in another order, the same always: neighbours are of one film."""
 
     def __init__(self, dataset):
         self._order = np.random.default_rng(0).permutation(len(dataset))
@@ -189,10 +168,6 @@ def encoded(array):
     buffer = io.BytesIO()
     Image.fromarray(array.astype(np.uint8)).save(buffer, "png", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def picture(text):
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
 
 
 def load(folder=RESULTS):
@@ -214,9 +189,10 @@ def score(run, kind="running", name="mean_iou"):
 def in_words(runs, kind="running", name="mean_iou"):
     """Mean and standard deviation of the scores of some runs, which no line breaks."""
     values = [score(run, kind, name) for run in runs]
-    mean, space = f"{statistics.fmean(values):.3f}", "\N{NO-BREAK SPACE}"
-    spread = f"{space}±{space}{statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return mean + spread
+    words, space = f"{statistics.fmean(values):.3f}", "\N{NO-BREAK SPACE}"
+    if len(values) > 1:
+        words += f"{space}±{space}{statistics.stdev(values):.3f}"
+    return words
 
 
 def markdown(heads, rows):
@@ -226,25 +202,21 @@ def markdown(heads, rows):
 
 def table(found):
     """Test scores of every arm as Markdown: mean and spread over the seeds."""
-    grouped = {}
-    for run in found.values():
-        key = run["model"], run["devices"], run["images"], run["norm"]
-        grouped.setdefault(key, []).append(run)
-    rows = []
-    for key in sorted(grouped, key=lambda key: (key[0] != "fastscnn", *key)):
-        scores = [in_words(grouped[key], kind) for kind in SCORES]
-        pixels = in_words(grouped[key], name="pixel_accuracy")
-        rows.append([*key, len(grouped[key]), *scores, pixels])
+    keys, rows = ("model", "devices", "images", "norm"), []
+    for arm in sorted({tuple(run[key] for key in keys) for run in found.values()}):
+        runs = select(found, **dict(zip(keys, arm)))
+        scores = [in_words(runs, kind) for kind in SCORES]
+        rows.append([*arm, len(runs), *scores, in_words(runs, name="pixel_accuracy")])
     heads = ["net", "devices", "images each", "norm", "runs"]
     return markdown([*heads, *SCORES.values(), "pixel accuracy"], rows)
 
 
 def summary(found):
     """FastSCNN's mIoU by images per device as Markdown, for each number of devices."""
-    fast = [run for run in select(found, model="fastscnn") if run["devices"] > 1]
+    fast = {name: run for name, run in found.items() if run["model"] == "fastscnn"}
     columns = {
         f"{count} devices, {name}": (count, norm, kind)
-        for count in sorted({run["devices"] for run in fast})
+        for count in sorted({run["devices"] for run in fast.values()} - {1})
         for norm, kind, name in (
             ("bn", "running", "`nn.BatchNorm`"),
             ("bn", "recomputed", "recomputed"),
@@ -252,92 +224,73 @@ def summary(found):
         )
     }
     rows = []
-    for images in sorted({run["images"] for run in fast}):
-        case, cells = {"model": "fastscnn", "images": images}, []
+    for images in sorted({run["images"] for run in select(fast, norm="bn")}):
+        rows.append([images])
         for count, norm, kind in columns.values():
-            cells.append(
-                in_words(select(found, **case, devices=count, norm=norm), kind)
-            )
-        rows.append([images, *cells])
+            runs = select(fast, images=images, devices=count, norm=norm)
+            rows[-1].append(in_words(runs, kind))
     return markdown(["images per device", *columns], rows)
 
 
 def draw(found):
     """mIoU over images per device; curves of the one-image case; a few images."""
-    from matplotlib import pyplot
-
     pyplot.style.use(Path(__file__).with_name("figures.mplstyle"))
-    fast = select(found, model="fastscnn")
-    counts = sorted({run["devices"] for run in fast if run["devices"] > 1})
+    fast = {name: run for name, run in found.items() if run["model"] == "fastscnn"}
+    counts = sorted({run["devices"] for run in fast.values()} - {1})
     figure = pyplot.figure(figsize=(13, 7.6))
     left, right = figure.subfigures(1, 2, width_ratios=[1.25, 1])
     upper, lower = left.subfigures(2)
     axes = upper.subplots(1, len(counts), sharey=True, squeeze=False)[0]
     for axis, count in zip(axes, counts):
-        draw_scores(axis, found, count)
+        draw_scores(axis, fast, count)
     axes[0].set_ylabel("mIoU on the test split")
-    one_image = select(found, model="fastscnn", devices=counts[0], images=1)
+    one_image = select(fast, devices=counts[0], images=1)
     mean_iou, val_loss = lower.subplots(1, 2)
     draw_curves(mean_iou, one_image, "mean_iou", "mIoU")
     draw_curves(val_loss, one_image, "val_loss", "loss per pixel")
     mean_iou.set_ylim(bottom=0)
     val_loss.set_yscale("log")
     draw_pictures(right, one_image)
-    name, settings = next(iter(found)).split("-")[0], fast[0]["settings"]
-    title = "FastSCNN on {}, crop {}; epochs: {}, seeds: {}; {} images for training"
-    numbers = settings["crop_size"], settings["epochs"], len({r["seed"] for r in fast})
-    figure.suptitle(title.format(name, *numbers, fast[0]["train_images"]), fontsize=11)
+    figure.suptitle(f"FastSCNN on {next(iter(fast)).split('-')[0]}", fontsize=11)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=10, loc="outside lower center", ncol=3)
     return figure
 
 
-def draw_scores(axis, found, devices):
+def draw_scores(axis, fast, devices):
     """A point for each seed, a line through the means; one device as dashes."""
-    images = sorted({run["images"] for run in select(found, devices=devices)})
+    images = sorted({run["images"] for run in select(fast, devices=devices)})
 
-    def points(case, kind, shift, marker, **style):
-        """Draw a kind of score of these runs; return x and the means."""
+    def plot(label, style, shift, kind, count, per_device, norm):
+        """Scores of the runs on `count` devices with so many images each."""
         x = np.arange(len(images)) + shift
-        scores = [
-            [score(run, kind) for run in select(found, model="fastscnn", **case(count))]
-            for count in images
-        ]
-        for place, values in zip(x, scores):
-            axis.plot([place] * len(values), values, marker, **style)
-        return x, [np.mean(values) for values in scores]
+        scores = []
+        for n in images:
+            runs = select(fast, devices=count, images=n * per_device, norm=norm)
+            scores.append([score(run, kind) for run in runs])
+            points = {**style, "linestyle": "", "alpha": 0.55}
+            axis.plot([x[len(scores) - 1]] * len(runs), scores[-1], **points)
+        axis.plot(x, list(map(np.mean, scores)), label=label, **style)
 
-    for shift, (norm, (label, colour, marker)) in zip((-0.07, 0.07), NORMS.items()):
-        arm = {"devices": devices, "norm": norm}
-        for kind, style in (
-            ("running", {"label": label}),
-            ("recomputed", {"label": f"{label}, recomputed", "linestyle": ":"}),
-        ):
-            fill = {} if kind == "running" else {"markerfacecolor": "none"}
-            style.update(color=colour, **fill)
-            dots = {"color": colour, "alpha": 0.55, **fill}
-            means = points(lambda n: {**arm, "images": n}, kind, shift, marker, **dots)
-            axis.plot(*means, **style)
-    whole = {"color": "tab:orange", "markersize": 11}
-    points(
-        lambda n: {"devices": 1, "images": devices * n}, "running", 0.21, "_", **whole
-    )
-    axis.plot([], [], "_", label="one device, whole batch", **whole)
+    for (norm, label), shift in zip(NORMS.items(), (-0.07, 0.07)):
+        plot(label, STYLES[norm], shift, "running", devices, 1, norm)
+        style = {**STYLES[norm], "markerfacecolor": "none", "linestyle": ":"}
+        plot(f"{label}, recomputed", style, shift, "recomputed", devices, 1, norm)
+    style = {**STYLES["one device"], "linestyle": ""}
+    plot("one device, whole batch", style, 0.21, "running", 1, devices, "syncbn")
     axis.set_xticks(range(len(images)), images)
-    axis.set(xlim=(-0.4, len(images) - 0.6), xlabel="images per device")
-    axis.set_ylim(bottom=0)
-    axis.set_title(f"{devices} devices")
+    axis.set(xlim=(-0.4, len(images) - 0.6), ylim=(0, None))
+    axis.set(title=f"{devices} devices", xlabel="images per device")
     axis.grid()
 
 
 def draw_curves(axis, runs, key, label):
     """Validation over the epochs of these runs."""
     for run in runs:
-        _, colour, marker = NORMS[run["norm"]]
         epochs = [entry["epoch"] for entry in run["epochs"]]
         values = [entry[key] for entry in run["epochs"]]
-        style = {"alpha": 0.8, "linewidth": 1.3, "marker": marker, "markersize": 3}
-        axis.plot(epochs, values, color=colour, **style)
+        style = {"alpha": 0.8, "linewidth": 1.3, "markersize": 3}
+        axis.plot(epochs, values, **STYLES[run["norm"]], **style)
     title = f"{runs[0]['devices']} devices, 1 image each: validation"
     axis.set(title=title, xlabel="epoch", ylabel=label)
     axis.xaxis.get_major_locator().set_params(integer=True)
@@ -346,53 +299,51 @@ def draw_curves(axis, runs, key, label):
 
 def draw_pictures(figure, runs):
     """Test images, truth, and what both norms predict, of the first seed."""
-    from segmentation.pictures import painted
-
     runs = {run["norm"]: run for run in runs if run["seed"] == 0 and "test" in run}
     if len(runs) < len(NORMS):
         return  # one has diverged
     first = runs["bn"]
     columns = {"image": first["images_shown"], "truth": first["truths_shown"]}
-    for norm, (label, *_) in NORMS.items():
+    for norm, label in NORMS.items():
         columns[label.split(",")[0]] = runs[norm]["predictions"]
     axes = figure.subplots(len(columns["image"]), len(columns), squeeze=False)
     for column, (name, texts) in zip(axes.T, columns.items()):
         column[0].set_title(name, fontsize=8)
         for axis, text in zip(column, texts):
-            shown, count = picture(text), len(first["classes"])
+            shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
             if name != "image":
-                shown = painted(np.where(shown < count, shown.astype(int), -1), count)
+                shown, count = shown.astype(int), len(first["classes"])
+                shown = painted(np.where(shown < count, shown, -1), count)
             axis.imshow(shown, interpolation="nearest")
             axis.set_axis_off()
 
 
 def main():
-    lines = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=lines)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--data-root", type=Path, metavar="DIR", help="folder of CamVid; else digits")
     add("--quick", action="store_true", help="a tiny grid, to see that all works")
-    add("--results", type=Path, default=RESULTS, metavar="DIR")
+    add("--results", type=Path, metavar="DIR", help="default: runs/ablation[-quick]")
     add("--draw", action="store_true", help="only draw the figure and print the tables")
     options = parser.parse_args()
-    root, data = options.data_root, {"dataset": "digits"}
-    if root:
-        data = {"dataset": "folder", "data_root": str(root), **CAMVID}
+    root = options.data_root
+    data = {"dataset": "folder", "data_root": str(root), **CAMVID} if root else {}
+    results = options.results or Path(f"runs/ablation{'-quick' * options.quick}")
+    results.mkdir(parents=True, exist_ok=True)
     grids = [] if options.draw else QUICK if options.quick else GRIDS
     for about, config in (run for grid in grids for run in runs_of(grid, data)):
         name = "{model}-{norm}-{devices}x{images}-seed{seed}.json".format(**about)
         name = f"{root.resolve().name if root else 'digits'}-{name}"
-        if not (options.results / name).exists():
+        if not (results / name).exists():
             print(name, flush=True)
-            result = json.dumps(carry_out(about, config), indent=1)
-            options.results.mkdir(parents=True, exist_ok=True)
-            (options.results / name).write_text(result + "\n")
-    found = load(options.results)
+            text = json.dumps(carry_out(about, config), indent=1)
+            (results / name).write_text(text + "\n")
+    found = load(results)
     if not found:
-        sys.exit(f"The folder {options.results} holds no result of a run.")
+        sys.exit(f"The folder {results} holds no result of a run.")
     print(table(found), summary(found), sep="\n\n")
-    draw(found).savefig(options.results / "ablation.png", dpi=120)
-    print(f"written to {options.results / 'ablation.png'}")
+    draw(found).savefig(results / "ablation.png", dpi=120)
+    print(f"written to {results / 'ablation.png'}")
 
 
 if __name__ == "__main__":

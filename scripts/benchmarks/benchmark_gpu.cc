@@ -196,6 +196,7 @@ void Measure(const Case& of, const OnGpu& flush, int repetitions) {
 int main(int, char** arguments) {
   cudaDeviceProp properties;
   int l2 = 0;
+  SYNCBN_CUDA_CHECK(cudaSetDevice(0));
   SYNCBN_CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
   SYNCBN_CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, 0));
   std::printf("{\"gpu\": \"%s\", \"l2_bytes\": %d}\n", properties.name, l2);
