@@ -1,7 +1,7 @@
 """Compares the layer on several contexts with one float64 batch normalization in NumPy.
 
 Called by ``__main__.py``, so that users see the library compute right on their
-machines, and by scripts/benchmarks/benchmark_layer.py. It shares no formula with the library.
+machines, and by benchmark_layer.py. It shares no formula with the library.
 """
 
 from __future__ import annotations
