@@ -1,10 +1,7 @@
 // Tests exchanges of up to 1,024 simulated ranks: the same bits in every order, late and dead
-// ranks, and the texts of errors. `--count` prints the messages and rounds of an exchange, which
-// test_native.py compares with the model of benchmark_exchange.py. test_soak.cc has ranks that
-// join, and connections that break.
+// ranks, and the texts of errors. test_soak.cc has ranks that join, and connections that break.
 #include <algorithm>
 #include <cmath>
-#include <iostream>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -59,21 +56,6 @@ void CheckIdle(const Simulation& sim) {
   for (const auto& rank : sim.ranks) CHECK(rank.protocol->Idle());
 }
 
-// ---- what an exchange costs --------------------------------------------------------------------
-
-// Prints the cost where all begin at once and a message takes a unit of time.
-void PrintCost(int size) {
-  Simulation sim(size, 0);
-  Exchange exchange(&sim);
-  exchange.Begin(Of("norm", ToBytes<double>({1})));
-  exchange.Run();
-  for (const auto& pending : exchange.pending) {
-    CHECK(pending->Result() == ToBytes<double>({double(size)}));
-  }
-  CHECK_EQ(sim.queries, 0);
-  std::cout << size << " " << (sim.now() - Time()) / sim.delay() << " " << sim.parts << "\n";
-}
-
 // ---- numbers -----------------------------------------------------------------------------------
 
 // The results of three exchanges in flight at once, which each rank begins in another order and at
@@ -125,20 +107,6 @@ TEST(SameBitsInEveryOrder) {
     CHECK_EQ(FromBytes<double>(expected[0])[0], rows);
     CHECK_EQ(FromBytes<double>(expected[1])[0], rows);
     CHECK(Shuffled(size, 1) == expected, size, " ranks");
-  }
-}
-
-TEST(SomeRanksOnly) {
-  Simulation sim(5, 0);
-  Exchange exchange(&sim);
-  for (int rank = 0; rank < 5; ++rank) {
-    Contribution own = Of("half", ToBytes<double>({double(rank)}));
-    own.ranks = rank % 2 == 1 ? std::vector<int>{1, 3} : std::vector<int>{0, 2, 4};
-    exchange.Begin(rank, own);
-  }
-  exchange.Run();
-  for (int rank = 0; rank < 5; ++rank) {
-    CHECK(exchange.pending[rank]->Result() == ToBytes<double>({rank % 2 == 1 ? 4.0 : 6.0}));
   }
 }
 
@@ -317,8 +285,4 @@ TEST(OneRecoveryMakesUpForSeveral) {
 
 }  // namespace
 
-int main(int, char** arguments) {
-  if (arguments[1] == nullptr) return check::RunTests();
-  for (int size : {1, 2, 3, 5, 6, 7, 8, 64, 96, 97, 100, 256, 1000, 1024}) PrintCost(size);
-  return check::Result();
-}
+int main() { return check::RunTests(); }
