@@ -71,8 +71,8 @@ for container in nn.HybridSequential, None:
     if container is None:
         data = mx.sym.var('data')
         net = mx.gluon.SymbolBlock(layer(data), data, params=layer.collect_params())
-    distributed.average_statistics(net)
-    assert statistics(layer) == (4, 15)
+    distributed.average_statistics(net, weight=1 + rank)
+    assert statistics(layer) == (5.25, 16.1875)
     check_replicas(net)
 dense = nn.Dense(1 + rank, in_units=2, prefix='dense_')
 dense.initialize()

@@ -92,6 +92,19 @@ def test_revert_is_the_inverse():
     assert (net(batch()).asnumpy() == expected).all()
 
 
+def test_contribs_layer_becomes_batch_norm():
+    net = convert_sync_batchnorm(CONTRIB(num_devices=2), 1)
+    assert type(revert_sync_batchnorm(net)) is nn.BatchNorm
+
+
+@pytest.mark.skipif(not hasattr(nn, "BatchNormReLU"), reason="MXNet 1.8 brought it")
+def test_batch_norm_with_relu_keeps_its_relu():
+    layer = convert_sync_batchnorm(initialized(nn.BatchNormReLU()), 1)
+    with autograd.record():
+        assert layer(batch()).asnumpy().min() == 0
+    assert type(revert_sync_batchnorm(layer)) is nn.BatchNormReLU
+
+
 class Configured(nn.BatchNorm):
     """What only sets arguments is plain."""
 

@@ -140,6 +140,13 @@ def test_what_reads_the_inside_of_a_child_stays_with_a_warning():
     assert_same(values_of(net), expected)
 
 
+def test_arrays_of_numpy_mode():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.HybridSequential()
+        net.add(nn.BatchNorm(), nn.LeakyReLU(0.25))
+        assert convert_sync_batchnorm(net, 1, fuse=True)[0].activation == "leaky_relu"
+
+
 def test_a_part_is_reverted_if_it_holds_both_and_then_the_rest():
     net = initialized(Net())
     text, expected = repr(net), values_of(net)

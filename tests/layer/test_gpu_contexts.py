@@ -65,13 +65,8 @@ def make_net(contexts, dtype="float64", timeout=None):
 
 
 def make_plain(net):
-    """MXNet's own layers on one CPU, with the parameters of `net`."""
-    plain = nn.HybridSequential()
-    plain.add(nn.BatchNorm(momentum=MOMENTUM))
-    # nn.LeakyReLU computes in float32, whatever its data is.
-    plain.add(nn.HybridLambda(lambda F, x: F.maximum(x, SLOPE * x)))
-    plain.add(nn.BatchNorm(momentum=MOMENTUM))
-    initialized(plain, [mx.cpu()], "float64")
+    """The same net on one CPU, which other tests compare with the oracle."""
+    plain = make_net([mx.cpu()])
     for mine, other in zip(parameters(net), parameters(plain)):
         other.set_data(mx.nd.array(value(mine), dtype="float64"))
     return plain

@@ -108,6 +108,10 @@ def test_results_do_not_live_in_the_threads(devices):
     assert [result() for result in results] == [None, None]
 
 
+def draw_numbers():
+    return mx.nd.random.uniform(shape=3).asnumpy().tolist()
+
+
 def test_threads_are_used_again_but_not_shared(make_devices):
     devices = make_devices(2)
     first = devices.map(threading.get_ident)
@@ -116,8 +120,15 @@ def test_threads_are_used_again_but_not_shared(make_devices):
     assert len({*first, *others, threading.get_ident()}) == 5
     dropped = Devices(cpus(1, first=7))  # of no other test
     (ident,) = dropped.map(threading.get_ident)
+    dropped.map(mx.cpu(3).__enter__)
+    dropped.map(mx.nd.random.uniform)
     del dropped
-    assert make_devices(1, first=7).map(threading.get_ident) == [ident]
+    again = make_devices(1, first=7)
+    assert again.map(threading.get_ident) == [ident]
+    # The thread is like a new one.
+    assert again.map(mx.current_context) == again.contexts
+    draw = make_devices(1, first=8).map(draw_numbers)
+    assert again.map(draw_numbers) == draw
 
 
 def test_contexts_are_not_changed_by_their_use(devices):

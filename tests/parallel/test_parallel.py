@@ -11,6 +11,7 @@ from mxnet.gluon import Block, HybridBlock, loss, nn
 from support.helpers import (
     MODES,
     cpus,
+    imported,
     summed_grad,
     values,
 )
@@ -175,6 +176,26 @@ class TwoInputs(HybridBlock):
 
     def hybrid_forward(self, F, x, others, unused=None):
         return self.norm(self.dense(x)) + others[0]
+
+
+def test_files(tmp_path):
+    """The exported ones have the bits of the first device."""
+    net, other = (make_parallel(TwoInputs(), cpus(3)) for _ in range(2))
+    net.initialize(mx.init.Uniform(1))
+    net.hybridize()
+    x, others = mx.nd.random.normal(shape=(5, 3)), mx.nd.random.normal(shape=(5, 99))
+    y = net(x, [others], None)
+    # Gluon saves the mean of the replicas, which may differ from three equal numbers.
+    weight = net.net.dense.weight
+    assert (weight._reduce() != weight.data(mx.cpu(0))).asnumpy().any()
+    net.export(tmp_path / "net", 7)
+    exported = imported(tmp_path / "net", "data0", "data1", epoch=7)
+    for name, parameter in net.collect_params().items():
+        saved = exported.params.get(name).data()
+        assert (saved == parameter.data(mx.cpu(0))).asnumpy().all()
+    net.save_parameters(tmp_path / "net.params")
+    other.load_parameters(tmp_path / "net.params")
+    assert (other(x, [others], None) == y).asnumpy().all()
 
 
 def test_summary_is_that_of_the_template(devices, capsys):

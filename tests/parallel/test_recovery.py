@@ -10,7 +10,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.helpers import cpus, output_of, run_python
-from support.mistakes import assert_trains, failure_of, make_layer
+from support.mistakes import assert_trains, failure_of, make_layer, make_shards
 
 import gluon_syncbn
 from gluon_syncbn import Devices
@@ -136,3 +136,16 @@ def test_an_operator_completes_with_the_error_of_another_one():
     gluon_syncbn.recover()
     with Devices(contexts) as devices:
         assert_trains(devices, layer)
+
+
+def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):
+    layer = make_layer(devices.contexts, num_devices=2, timeout=1000)
+
+    def step(x):
+        if x.context == mx.cpu(1):
+            raise KeyError("a user's mistake")
+        return layer(x)
+
+    with pytest.raises(KeyError, match="a user's mistake"), autograd.record():
+        devices.map(step, make_shards(devices))
+    assert_trains(devices, layer)
