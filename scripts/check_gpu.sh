@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs all that needs a GPU, in parts of at most 8 minutes, figures first: builds programs for the
-# GPU at hand, times the kernels beside copies and PyTorch's, compares the layer with CPUs,
-# checks the kernels thoroughly, and looks for races and bad accesses.
+# GPU at hand, times the kernels beside copies and PyTorch's, compares the layer with CPUs and
+# PyTorch, checks the kernels thoroughly, and looks for races and bad accesses.
 #
 #     bash scripts/check_gpu.sh OUT
 #     PARTS="benchmark layer" bash scripts/check_gpu.sh OUT      # some, of PARTS as below
@@ -120,8 +120,14 @@ run_benchmark() {
     if [ -f "$out/benchmark_gpu.md" ]; then cat "$out/benchmark_gpu.md"; fi
 }
 
-run_layer() { # beside the layer on CPUs
-    step layer "$build/test_cuda_op"
+run_layer() { # beside the layer on CPUs, and what it writes beside PyTorch
+    mkdir -p "$out/layer"
+    step layer "$build/test_cuda_op" "$out/layer"
+    if "$python" -c "import numpy, torch" 2>/dev/null; then
+        step pytorch "$python" tests/gpu/compare_with_pytorch.py "$out/layer"
+    else
+        leave_out pytorch "$python has no NumPy and PyTorch"
+    fi
 }
 
 run_kernels() {
@@ -137,7 +143,7 @@ run_mxnet() { # through the layer, on a runtime that launches none of MXNet's ow
         "$python" -m pytest -q tests/layer/test_gpu_contexts.py
 }
 
-run_sanitizer() { # of the kernels' test, because Python makes it slow
+run_sanitizer() { # of the kernels' test, because Python and PyTorch make it slow
     if [ -n "$emulated" ]; then
         leave_out "$1" "emulated kernels are code for CPUs"
     elif command -v compute-sanitizer >/dev/null; then

@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "collective/devices/group.h"
+#include "op/registry.h"
 
 namespace {
 
@@ -215,6 +216,15 @@ std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& actio
   action();
   waiting.join();
   return text;
+}
+
+// An operator in flight holds a layer that the registry has released.
+TEST(FailAllReachesReleasedLayers) {
+  syncbn::Registry& registry = syncbn::Registry::Get();
+  const auto layer = registry.FindOrCreate("key", "layer");
+  registry.Release("key");
+  registry.FailAll("all stop");
+  CHECK_EQ(layer->group.Failure(), "all stop");
 }
 
 // ---- other devices than before -----------------------------------------------------------------

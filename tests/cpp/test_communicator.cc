@@ -1,12 +1,11 @@
-// Tests communicators without MPI; a process is a thread here: calls beside a wait, and groups of
-// devices. test_many_ranks.cc and test_soak.cc have the protocol, in simulated time.
+// Tests communicators without MPI; a process is a thread here: calls beside a wait. The protocol is
+// in test_many_ranks.cc and test_soak.cc, in simulated time.
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
-#include "collective/devices/group.h"
 #include "collective/processes/communicator.h"
 #include "local_transport.h"
 #include "simulation.h"
@@ -15,7 +14,6 @@ namespace {
 
 using syncbn::Bytes;
 using syncbn::Communicator;
-using syncbn::ToBytes;
 
 // `function(communicator)` on each rank, one thread each.
 void Run(int size, const std::function<void(Communicator*)>& function) {
@@ -49,44 +47,6 @@ TEST(CallsGetThroughAWait) {
       }
     });
   }
-}
-
-// A forward call of device `id`, one of `devices` of its rank, with all ranks.
-syncbn::AllReduceOptions Forward(Communicator* rank, syncbn::Group* group, int id, int devices,
-                                 double number) {
-  syncbn::AllReduceOptions options;
-  options.device = {"cpu", id};
-  options.size = static_cast<size_t>(devices);
-  options.ticket = group->BeginForward(options.device, options.size);
-  options.phase = "forward";
-  options.arrival = {"same", "", ToBytes<double>({number})};
-  options.processes = rank;
-  options.shared_name = "norm";
-  options.contribution.signature = "same";
-  options.contribution.timeout_seconds = 60;
-  return options;
-}
-
-// A layer on another number of devices on each rank: their payloads have unlike sizes.
-TEST(GroupMakesOneExchange) {
-  Run(3, [](Communicator* rank) {
-    const int devices = rank->rank() + 1;
-    syncbn::Group group("norm");
-    Parallel(devices, [&](int id) {
-      for (int step = 0; step < 50; ++step) {
-        const double at = 100 * step;
-        auto options = Forward(rank, &group, id, devices, at + 10 * rank->rank() + id);
-        options.contribution.operation = syncbn::ReduceOperation::kConcat;
-        for (const char* phase : {"forward", "backward"}) {
-          options.phase = phase;
-          const auto reduced = group.AllReduce(options);
-          options.ticket.key = reduced->key;
-          CHECK(reduced->payload ==
-                ToBytes<double>({at, at + 10, at + 11, at + 20, at + 21, at + 22}));
-        }
-      }
-    });
-  });
 }
 
 }  // namespace

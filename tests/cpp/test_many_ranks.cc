@@ -162,6 +162,17 @@ TEST(DeathIsReportedWithinTheTimeout) {
   if (check::Times(1, 0)) CHECK_EQ(Die(1024, 0), 1023);
 }
 
+TEST(LateRankIsNamed) {
+  Simulation sim(3, 0);
+  Exchange first(&sim), second(&sim);
+  first.Begin(Of("first", {}));
+  first.Run();
+  for (int rank : {0, 2}) second.Begin(rank, Of("second", {}));
+  CHECK(sim.RunUntil([&] { return second.pending[0]->over(); }));
+  CheckHas(second.Error(0), "s for 1 of 3 processes. Arrived: ranks 0, 2. Missing: rank 1, which "
+                            "runs, but is in no exchange; its latest was layer 'first'.");
+}
+
 // Both ranks have begun and say so. One dies after its answer, or both live.
 TEST(PartsThatDoNotArrive) {
   for (const bool dies : {true, false}) {
@@ -207,16 +218,6 @@ TEST(Leaving) {
       CHECK_EQ(leaving.Complete(), !dies);
     }
   }
-}
-
-TEST(LeaverEndsTheWaitOfOthers) {
-  Simulation sim(4, 0);
-  sim.ranks[3].protocol->Leave();
-  Exchange exchange(&sim);
-  exchange.Begin(Of("norm", {}));
-  exchange.Run();
-  for (int rank : {0, 1, 2}) CheckHas(exchange.Error(rank), "layer 'norm': rank 3 has left");
-  CheckHas(exchange.Error(3), "called after");
 }
 
 // ---- failures ----------------------------------------------------------------------------------

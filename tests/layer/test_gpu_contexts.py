@@ -55,24 +55,12 @@ def contexts(request):
     return contexts_of(request.param)
 
 
-def make_net(contexts, dtype="float64", timeout=None):
+def make_net(contexts, dtype="float64"):
     """Two layers, the first with an activation."""
-    arguments = {"num_devices": len(contexts), "momentum": MOMENTUM, "timeout": timeout}
+    arguments = {"num_devices": len(contexts), "momentum": MOMENTUM}
     net = nn.HybridSequential()
     net.add(SyncBatchNorm(activation="leaky_relu", slope=SLOPE, **arguments))
     net.add(SyncBatchNorm(**arguments))
-    return initialized(net, contexts, dtype)
-
-
-def make_plain(net):
-    """The same net on one CPU, which other tests compare with the oracle."""
-    plain = make_net([mx.cpu()])
-    for mine, other in zip(parameters(net), parameters(plain)):
-        other.set_data(mx.nd.array(value(mine), dtype="float64"))
-    return plain
-
-
-def initialized(net, contexts, dtype):
     rng = np.random.default_rng(4)
     net.cast(dtype)
     for parameter in parameters(net):
@@ -82,6 +70,14 @@ def initialized(net, contexts, dtype):
         data = rng.normal(1, 0.3, parameter.shape)
         parameter.set_data(mx.nd.array(data, dtype=parameter.dtype))
     return net
+
+
+def make_plain(net):
+    """The same net on one CPU, which other tests compare with the oracle."""
+    plain = make_net([mx.cpu()])
+    for mine, other in zip(parameters(net), parameters(plain)):
+        other.set_data(mx.nd.array(value(mine), dtype="float64"))
+    return plain
 
 
 def parameters(net):
