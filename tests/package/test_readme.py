@@ -7,14 +7,16 @@ import pytest
 from ablation import results
 from support.helpers import ROOT
 
-README = (ROOT / "README.md").read_text()
-BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "scripts" / "results"
 OURS = "gluon_syncbn"
 
 
 def rows_of(benchmark):
-    return json.loads((RESULTS / f"benchmark_{benchmark}.json").read_text())["rows"]
+    return json.loads(
+        (RESULTS / f"benchmark_{benchmark}.json").read_text(encoding="utf-8")
+    )["rows"]
 
 
 def by(rows, *keys, figure="median_ms"):
@@ -88,7 +90,7 @@ def test_several_devices_agree_with_one(ablation):
         if "differences" in row
     }
     assert_says(
-        (ROOT / "docs" / "guides" / "make_parallel.md").read_text(),
+        (ROOT / "docs" / "guides" / "make_parallel.md").read_text(encoding="utf-8"),
         f"from that of one by {third['float64', 2]}.",
         f"differs by {third['float32', 2]}, and that of the moved parameters by "
         f"{third['float32', 1]}.",

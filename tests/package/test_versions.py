@@ -43,8 +43,8 @@ def test_versions_in_between_are_not(tmp_path, version):
 
 
 def test_the_page_shows_what_the_matrix_gave():
-    rows = json.loads(check_versions.RESULTS.read_text())["rows"]
-    assert check_versions.table(rows) in check_versions.PAGE.read_text()
+    rows = json.loads(check_versions.RESULTS.read_text(encoding="utf-8"))["rows"]
+    assert check_versions.table(rows) in check_versions.PAGE.read_text(encoding="utf-8")
     for row in rows:
         expected = "refused" if row["mxnet"].startswith("2.") else "passed"
         assert row["outcome"] == expected, row
@@ -58,7 +58,9 @@ def test_one_version_for_all():
     assert gluon_syncbn.features()["version"] == version
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert changes.startswith(f"# Changelog\n\n## {version}\n")
-    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")
