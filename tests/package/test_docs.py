@@ -76,7 +76,9 @@ PUBLIC = dict(public())
 
 def test_links_of_the_readme_lead_to_files():
     """Sphinx checks those of the site."""
-    for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", (ROOT / "README.md").read_text()):
+    for link in re.findall(
+        r"\]\(([^)#:]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8")
+    ):
         assert (ROOT / link).exists(), link
 
 
@@ -103,7 +105,7 @@ def run_programs(names, tmp_path, monkeypatch, before=()):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in names:
-        Path(name.replace("/", "-")).write_text(PROGRAMS[name])
+        Path(name.replace("/", "-")).write_text(PROGRAMS[name], encoding="utf-8")
     program = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path)"
     files = [name.replace("/", "-") for name in names]
     run_tool(*before, sys.executable, "-c", program, *files, timeout=200)
