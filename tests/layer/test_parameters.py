@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.helpers import MODES, cpus, imported, output_of, set_mode, value
+from support.helpers import cpus, imported, output_of, set_mode, value
 
 import gluon_syncbn
 
