@@ -17,9 +17,9 @@ import traceback
 from dataclasses import dataclass
 from typing import List, Optional
 
-from support.program_runner import run
-
 import gluon_syncbn
+
+from support.program_runner import run
 
 LIMIT = 120  # seconds for a program, which takes some 0.05 s
 

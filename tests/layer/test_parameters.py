@@ -1,13 +1,13 @@
 """Parameter files and exported symbols: nn.BatchNorm's, one set for all devices."""
 
+import gluon_syncbn
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.helpers import cpus, imported, output_of, set_mode, value
-
-import gluon_syncbn
+from support.helpers import cpus, output_of, set_mode, value
 
 RUN = """
 import sys, gluon_syncbn, numpy as np, mxnet as mx

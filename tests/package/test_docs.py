@@ -11,12 +11,12 @@ import sys
 import textwrap
 from pathlib import Path
 
+import gluon_syncbn
+from gluon_syncbn import distributed, monitor
+
 import pytest
 from support.helpers import ROOT, run_tool
 from support.mpi import launcher, needs_mpi
-
-import gluon_syncbn
-from gluon_syncbn import distributed, monitor
 
 DOCS = ROOT / "docs"
 PAGES = sorted(

@@ -2,14 +2,14 @@
 
 import threading
 
+import gluon_syncbn
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import loss, nn
 from support.helpers import copy_parameters, cpus, whole
-
-import gluon_syncbn
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is not installed")
 nets = pytest.importorskip("support.detection_nets", reason="GluonCV is not installed")

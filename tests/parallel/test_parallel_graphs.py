@@ -1,5 +1,8 @@
 """Gradients of a parallel net in whatever graph the caller builds around it."""
 
+import gluon_syncbn
+from gluon_syncbn import allow_plain_loop, make_parallel
+
 import mxnet as mx
 import pytest
 from mxnet import autograd
@@ -14,9 +17,6 @@ from support.parallel_nets import (
     parameters,
     weight_gradient,
 )  # fmt: skip
-
-import gluon_syncbn
-from gluon_syncbn import allow_plain_loop, make_parallel
 
 # Functions of two nets, an input, and an array above it; each returns heads.
 
