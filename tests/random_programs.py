@@ -28,7 +28,7 @@ LIMIT = 120  # seconds for a program, which takes some 0.05 s
 class Layer:
     """Arguments of a SyncBatchNorm, and what is asked of its parameters."""
 
-    momentum: Optional[float]
+    momentum: float
     epsilon: float
     scale: bool
     center: bool
@@ -65,7 +65,7 @@ class Step:
 class Program:
     seed: int
     way: str  # "devices", "parallel" or "plain_loop"
-    groups: List[List[int]]  # of contexts that normalize together
+    contexts: int
     mode: str
     chains: List[List[int]]  # numbers of layers; each call of one gives an output
     bare: bool  # the layer itself is the net
@@ -81,16 +81,12 @@ class Program:
     layers: List[Layer]
     steps: List[Step]
 
-    @property
-    def contexts(self):
-        return sum(map(len, self.groups))
-
 
 def generate(seed):
     """The program of this seed, the same on every machine."""
     draw = random.Random(seed)
     one_of = draw.choice
-    groups = _groups(draw)
+    contexts = one_of([1, 2, 2, 2, 3, 3, 4])
     way = one_of(["devices", "devices", "parallel", "plain_loop"])
     ndim = draw.randint(2, 5)
     dtype = one_of(["float32", "float32", "float64", "float16"])
@@ -120,7 +116,7 @@ def generate(seed):
     program = Program(
         seed=seed,
         way=way,
-        groups=groups,
+        contexts=contexts,
         mode=one_of(["imperative", "hybridize", "static_alloc", "static_shape"]),
         chains=chains,
         bare=chains == [[0]] and not convolutions and draw.random() < 0.5,
@@ -132,8 +128,7 @@ def generate(seed):
         data=data,
         x_request=x_request,
         numpy=draw.random() < 0.2,
-        # Its first step gives the statistics of the first context to all.
-        trainer=len(groups) == 1 and draw.random() < 0.3 and dtype != "float16",
+        trainer=draw.random() < 0.3 and dtype != "float16",
         layers=layers,
         steps=[],
     )
@@ -141,31 +136,19 @@ def generate(seed):
     return program
 
 
-def _groups(draw):
-    count = draw.choice([1, 2, 2, 2, 3, 3, 4])
-    contexts, groups = list(range(count)), []
-    if draw.random() < 0.6:
-        return [contexts]
-    while contexts:
-        size = draw.randint(1, len(contexts))
-        groups.append(contexts[:size])
-        contexts = contexts[size:]
-    return groups
-
-
 def _layer(draw, needs_gradient):
     one_of = draw.choice
-    activation = one_of([None, "identity", "relu", "leaky_relu", "elu"])
-    slope = {"leaky_relu": one_of([0.0625, 0.25]), "elu": one_of([1.0, 0.5])}
+    activation = one_of([None, "identity", "relu", "leaky_relu"])
+    slope = one_of([0.0625, 0.25])
     requests = ["write"] if needs_gradient else ["write", "write", "add", "null"]
     return Layer(
-        momentum=one_of([0.9, 0.5, 0.0, 1.0, None]),
+        momentum=one_of([0.9, 0.5, 0.0, 1.0]),
         epsilon=one_of([1e-5, 1e-3, 0.5]),
         scale=needs_gradient or draw.random() < 0.8,
         center=draw.random() < 0.8,
         unbiased_running_var=draw.random() < 0.3,
         activation=activation,
-        slope=slope.get(activation),
+        slope=slope if activation == "leaky_relu" else None,
         gamma_request=one_of(requests),
         beta_request=one_of(requests),
         gammas=one_of(["ones", "normal", "normal", "awkward"]),
@@ -175,10 +158,8 @@ def _layer(draw, needs_gradient):
 def _step(draw, program):
     others = ["train_unrecorded", "predict", "predict_recorded"]
     kind, rows = draw.choice(["train"] * 6 + others), _rows(draw, program)
-    for part in program.groups:
-        active = [k for k in part if rows[k] is not None]
-        if active and not any(rows[k] for k in active):
-            rows[active[0]] = 1
+    if not any(rows):
+        rows[rows.index(0)] = 1
     return Step(kind, rows, backwards=1 + (kind == "train" and draw.random() < 0.15))
 
 

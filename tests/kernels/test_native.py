@@ -8,13 +8,11 @@ GLUON_SYNCBN_NATIVE=full builds and runs everything.
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 
 import pytest
-from benchmarks import exchange_model
 from support.helpers import ROOT, run_tool
 
 pytestmark = [
@@ -28,7 +26,6 @@ FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
 # They need tests/cpp/emulated_cuda.
 EMULATED = {"test_cuda_failures", "test_cuda_kernels", "test_cuda_op"}
 ONE_THREAD = {"test_cuda_partition", "test_many_ranks", "test_op", "test_soak"}
-ONE_THREAD |= {"test_attributes", "test_fuzz_messages"}
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
 
 
@@ -41,7 +38,7 @@ TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
     ],
 )
 def test_native(sanitizer, tmp_path):
-    build = tmp_path / "build"
+    build = ROOT / "build" / f"tests_{sanitizer}"  # kept, as compiling takes minutes
     options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]
     # Headers take most of the time of small sources, so several are compiled as one.
     options += ["-DCMAKE_UNITY_BUILD=ON"]
@@ -65,22 +62,11 @@ def test_native(sanitizer, tmp_path):
     output = run_tool("ctest", "--test-dir", build, *options, *excluded)
     assert "100% tests passed" in output and "test_collective" in output
     if not sanitizer:
-        check_model_of_exchanges(run_tool(build / "test_many_ranks", "--count"))
         check_all_parts_on_the_emulated_gpu(build, tmp_path / "out")
 
 
-def check_model_of_exchanges(counted):
-    """The model of exchange_model.py has the real rounds and messages."""
-    ranks = [list(map(int, line.split())) for line in counted.splitlines()]
-    assert [row[0] for row in ranks if row[0] in (64, 256, 1024)] == [64, 256, 1024]
-    for size, rounds, messages in ranks:
-        assert rounds == exchange_model.rounds(size), size
-        assert messages == exchange_model.messages(size), size
-
-
-def check_gpu(build, out, emulated="1", **variables):
-    """The status and the output of scripts/check_gpu.sh on the emulated GPU."""
-    variables.update(PYTHON=sys.executable, EMULATED=emulated, BUILD=str(build))
+def check_all_parts_on_the_emulated_gpu(build, out):
+    variables = {"PYTHON": sys.executable, "EMULATED": "1", "BUILD": str(build)}
     done = subprocess.run(
         ["bash", ROOT / "scripts/check_gpu.sh", out],
         env={**os.environ, **variables},
@@ -88,62 +74,12 @@ def check_gpu(build, out, emulated="1", **variables):
         text=True,
         check=False,
     )
-    return done.returncode, done.stdout
-
-
-def check_all_parts_on_the_emulated_gpu(build, out):
-    status, output = check_gpu(build, out)
-    assert status == 0, output[-3000:]
-    assert re.fullmatch(
-        "== passed: configure build benchmark_gpu layer( pytorch)? kernels; "
-        "left out:( pytorch)? memcheck racecheck synccheck initcheck; FAILED: none",
-        output.splitlines()[-1],
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.stdout.splitlines()[-1] == (
+        "== passed: configure build benchmark layer kernels; "
+        "left out: memcheck racecheck synccheck initcheck; FAILED: none"
     )
     document = json.loads((out / "benchmark_gpu.json").read_text())
-    assert document["machine"]["gpu"] == "an emulated GPU"
-    assert len(document["rows"]) == 4
+    assert document["machine"]["gpu"] == "an emulated GPU" and document["rows"]
     table = (out / "benchmark_gpu.md").read_text()
-    assert "| (2, 8, 6, 6) | float16 | channels-last | " in table and table in output
-    assert [row["devices"] for row in document["forwards"]] == [1, 2, 4]
-    assert all(
-        f"| {row['devices']} | {row['begin']:.1f} | " in table
-        for row in document["forwards"]
-    )
-
-    # The programs alone, carried to a machine without compilers.
-    carried = build.with_name("carried")
-    carried.mkdir()
-    for name in "benchmark_gpu", "test_cuda_op", "libcuda.so.1":
-        shutil.copy(build / name, carried)
-    no_tools = {"PATH": "/usr/bin:/bin", "PARTS": "benchmark layer"}
-    status, output = check_gpu(carried, out.with_name("out_carried"), **no_tools)
-    assert status == 0 and "FAILED: none" in output, output[-3000:]
-
-
-def test_check_gpu_needs_a_gpu(tmp_path):
-    if shutil.which("nvidia-smi") is None:
-        status, output = check_gpu(tmp_path / "none", tmp_path, emulated="")
-        assert status == 2 and output.startswith("nvidia-smi finds no GPU here; ")
-
-
-@pytest.mark.parametrize(
-    "log, failed",
-    [
-        ("========= COMPUTE-SANITIZER", "none"),
-        ("========= Error: Race reported between Write access at", "racecheck"),
-    ],
-)
-def test_time_out_of_a_sanitizer(tmp_path, log, failed):
-    """It fails the check only where the sanitizer has found something until then."""
-    tools = {
-        "nvidia-smi": "echo GPU 0",
-        "compute-sanitizer": "",
-        "timeout": f"echo '{log}'; exit 124",
-    }
-    for name, code in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
-        (tmp_path / name).chmod(0o755)
-    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PARTS": "racecheck"}
-    status, output = check_gpu(tmp_path, tmp_path / "out", emulated="", **variables)
-    assert status == (failed != "none")
-    assert output.splitlines()[-1].endswith(f"FAILED: {failed}"), output
+    assert "| [2, 8, 6, 6] | float16 | channels-last | " in table

@@ -76,7 +76,9 @@ PUBLIC = dict(public())
 
 def test_links_of_the_readme_lead_to_files():
     """Sphinx checks those of the site."""
-    for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", (ROOT / "README.md").read_text()):
+    for link in re.findall(
+        r"\]\(([^)#:]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8")
+    ):
         assert (ROOT / link).exists(), link
 
 
@@ -103,7 +105,7 @@ def run_programs(names, tmp_path, monkeypatch, before=()):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in names:
-        Path(name.replace("/", "-")).write_text(PROGRAMS[name])
+        Path(name.replace("/", "-")).write_text(PROGRAMS[name], encoding="utf-8")
     program = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path)"
     files = [name.replace("/", "-") for name in names]
     run_tool(*before, sys.executable, "-c", program, *files, timeout=200)
@@ -172,10 +174,9 @@ def test_the_site_is_whole(site):
 
 
 @pytest.mark.timeout(280)
-def test_figures_link_to_themselves_and_have_a_narrow_form(site):
+def test_figures_link_to_themselves(site):
     page = (site / "benchmarks.html").read_text(encoding="utf-8")
-    form = r'<a class="figure" href="(.*?)"><picture><source [^>]*srcset="(\S+) '
-    figures = re.findall(form, page)
-    assert len(figures) == page.count("<img ") > 5
-    for file in sum(figures, ()):
+    figures = re.findall(r'<a class="figure" href="(.*?)"><img ', page)
+    assert len(figures) == page.count("<img ") > 4
+    for file in figures:
         assert (site / file).exists(), file
