@@ -40,39 +40,22 @@ class Checks:
         return [array.asnumpy() for array in getattr(parameter, f"list_{kind}")()]
 
     def states(self):
-        """Per group of contexts the state of each layer, equal on all of them."""
-        layers = range(len(self._norms))
-        return {
-            group: [self._state(number, group, part) for number in layers]
-            for group, part in enumerate(self._program.groups)
-        }
+        """The state of each layer, equal on all contexts."""
+        return [self._state(number) for number in range(len(self._norms))]
 
-    def _state(self, number, group, part):
-        batches = self._norms[number]._sync.rendezvous.batches()[group]
-        state = {"batches": batches}
+    def _state(self, number):
+        state = {}
         for name in (*PARAMETERS, *STATISTICS):
-            arrays = self._arrays(number, name)
-            for k in range(len(arrays)) if name in PARAMETERS else part:
-                np.testing.assert_array_equal(arrays[k], arrays[part[0]], name)
-            state[name] = exact(arrays[part[0]])
+            first, *others = self._arrays(number, name)
+            for other in others:
+                np.testing.assert_array_equal(other, first, name)
+            state[name] = exact(first)
         return state
 
     def expected(self, states, data, train, ys):
-        """What the oracle computes, per group of contexts of which some have rows.
-
-        `ys` has the outputs per context.
-        """
-        return {
-            group: Net(
-                self._program,
-                states[group],
-                data.join(data.x, part),
-                [data.join(y, part) for y in ys],
-                train,
-            )
-            for group, part in enumerate(self._program.groups)
-            if set(part) & set(data.active)
-        }
+        """What the oracle computes; `ys` has the outputs per context."""
+        ys = list(map(data.join, ys))
+        return Net(self._program, states, data.join(data.x), ys, train)
 
     def by_context(self, arrays, data):
         """Results per context, also where they are whole."""
@@ -80,36 +63,27 @@ class Checks:
             return data.split(arrays[0].asnumpy())
         return [None if array is None else array.asnumpy() for array in arrays]
 
-    def check_outputs(self, ys, data, nets):
-        for group, net in nets.items():
-            part = self._program.groups[group]
-            for number, (y, expected) in enumerate(zip(ys, net.outputs)):
-                name = f"output {number} of contexts {part}"
-                check(name, data.join(y, part), expected, self._program.dtype)
+    def check_outputs(self, ys, data, net):
+        for number, (y, expected) in enumerate(zip(ys, net.outputs)):
+            check(f"output {number}", data.join(y), expected, self._program.dtype)
 
-    def check_statistics(self, nets):
-        after = self.states()
-        for group, net in nets.items():
-            for number, expected in enumerate(net.states):
-                result, name = after[group][number], f"layer {number}, group {group}"
-                for kind in STATISTICS:
-                    array = result[kind].value.astype(self._kind)
-                    check(f"{kind} of {name}", array, expected[kind], self._kind)
-                assert result["batches"] == expected["batches"], f"batches of {name}"
+    def check_statistics(self, net):
+        for number, (result, right) in enumerate(zip(self.states(), net.states)):
+            for kind in STATISTICS:
+                array = result[kind].value.astype(self._kind)
+                check(f"{kind} of layer {number}", array, right[kind], self._kind)
 
     # ---- gradients -------------------------------------------------------------------
 
-    def check_input_gradients(self, xs, step, data, nets):
+    def check_input_gradients(self, xs, step, data, net):
         request, dtype = self._program.x_request, self._program.dtype
         if request == "null":
             return
         results = self.by_context([None if x is None else x.grad for x in xs], data)
-        for group, net in nets.items():
-            part = self._program.groups[group]
-            dx, _ = net.backward([data.join(dy, part) for dy in data.dys])
-            if request == "add":
-                dx = total([exact(OLD), *[dx] * step.backwards], dtype)
-            check(f"input gradient of {part}", data.join(results, part), dx, dtype)
+        dx, _ = net.backward(list(map(data.join, data.dys)))
+        if request == "add":
+            dx = total([exact(OLD), *[dx] * step.backwards], dtype)
+        check("input gradient", data.join(results), dx, dtype)
 
     def gradients(self):
         """{(number of a layer, name, context): gradient} of all that have one."""
@@ -120,17 +94,15 @@ class Checks:
             for k, gradient in enumerate(self._arrays(number, name, "grad"))
         }
 
-    def check_gradients(self, step, data, nets, former):
+    def check_gradients(self, step, data, net, former):
         """Compares each context's own with those before, `former`, and the oracle's."""
         fresh = {}
-        for group, net in nets.items():
-            part = [k for k in self._program.groups[group] if k in data.active]
-            _, elements = net.backward([data.join(dy, part) for dy in data.dys])
-            for number, columns in enumerate(elements):
-                for name, uses in zip(PARAMETERS, columns):
-                    sums = [self._sums(use, part, data) for use in uses]
-                    for k, terms in zip(part, zip(*sums)):
-                        fresh[number, name, k] = total(terms, self._kind)
+        _, elements = net.backward(list(map(data.join, data.dys)))
+        for number, columns in enumerate(elements):
+            for name, uses in zip(PARAMETERS, columns):
+                sums = [self._sums(use, data) for use in uses]
+                for k, terms in zip(data.active, zip(*sums)):
+                    fresh[number, name, k] = total(terms, self._kind)
         for key, result in self.gradients().items():
             number, name, k = key
             request = self._program.layers[number].requests()[name]
@@ -145,10 +117,10 @@ class Checks:
             where = f"d{name} of layer {number} on cpu({k})"
             check(where, result, expected, self._kind)
 
-    def _sums(self, elements, part, data):
-        """Per context of `part` the sums over its rows."""
+    def _sums(self, elements, data):
+        """Per active context the sums over its rows."""
         axes, _ = reference._reduced(elements.value, self._program.axis)
-        bounds = np.cumsum([data.rows[k] for k in part])[:-1]
+        bounds = np.cumsum([data.rows[k] for k in data.active])[:-1]
         shards = [np.split(v, bounds, self._program.batch_axis) for v in elements]
         for value, error in zip(*shards):
             yield stored(Value(value.sum(axes), error.sum(axes)), self._kind)
@@ -158,7 +130,7 @@ class Checks:
         gradients = self.gradients() if trained else {}
         for number in range(len(self._norms)):
             for name in PARAMETERS:
-                terms = [before[0][number][name]]
+                terms = [before[number][name]]
                 for key, gradient in gradients.items():
                     if key[:2] == (number, name):
                         terms.append(exact(-LEARNING_RATE * gradient))

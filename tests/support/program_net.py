@@ -48,15 +48,13 @@ class Chains(HybridBlock):
 def make_net(program):
     """The net on its contexts, what is called on each of these, and its layers."""
     contexts = cpus(program.contexts)
-    groups = [[contexts[k] for k in part] for part in program.groups]
-    group = groups if len(groups) > 1 else None
     rng = np.random.default_rng(program.seed)
-    norms = [_norm(program, layer, group, rng) for layer in program.layers]
+    norms = [_norm(program, layer, rng) for layer in program.layers]
     net = norms[0] if program.bare else Chains(program, norms)
     net.cast(program.dtype)
     whole = net
     if program.way == "parallel":
-        # Conversion would take groups away.
+        # Conversion would take the layers' settings away.
         whole = gluon_syncbn.make_parallel(
             net, contexts, sync_bn=False, batch_axis=program.batch_axis
         )
@@ -66,7 +64,7 @@ def make_net(program):
     return set_mode(whole, program.mode), net, norms
 
 
-def _norm(program, layer, group, rng):
+def _norm(program, layer, rng):
     channels = program.shape[program.axis]
     arguments = {**vars(layer), "in_channels": channels}
     for name in "gamma_request", "beta_request", "gammas":
@@ -82,7 +80,7 @@ def _norm(program, layer, group, rng):
             values["gamma"] = rng.choice(AWKWARD, channels)
         for name, value in values.items():
             arguments[f"{name}_initializer"] = mx.init.Constant(value)
-    norm = SyncBatchNorm(axis=program.axis, group=group, **arguments)
+    norm = SyncBatchNorm(axis=program.axis, **arguments)
     for name in "gamma", "beta":
         getattr(norm, name).grad_req = layer.requests().get(name, "null")
     return norm
@@ -112,11 +110,9 @@ class Data:
         shards = np.split(whole, np.cumsum(self.rows)[:-1], self._axis)
         return [shard if k in self.active else None for k, shard in enumerate(shards)]
 
-    def join(self, shards, part=None):
-        """Those of the active contexts in `part`, or of all."""
-        members = self.active if part is None else part
-        active = [shards[k] for k in members if k in self.active]
-        return np.concatenate(active, self._axis)
+    def join(self, shards):
+        """Those of the active contexts."""
+        return np.concatenate([shards[k] for k in self.active], self._axis)
 
 
 def _random(program, shape, rng):

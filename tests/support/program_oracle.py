@@ -42,10 +42,10 @@ def kind_of(dtype):
 
 
 class Use:
-    """One call of a layer with the whole batch of devices that normalize together.
+    """One call of a layer with the whole batch.
 
-    `state` has gamma, beta and running statistics as Values, and the number of training
-    batches; the attribute `state` has those after the call, and `y` is the output.
+    `state` has gamma, beta and running statistics as Values; the attribute `state` has
+    those after the call, and `y` is the output.
     """
 
     def __init__(self, program, layer, state, x, train):
@@ -87,10 +87,7 @@ class Use:
 
     def _update_running(self, mean, var):
         state, count = self.state, self._count
-        state["batches"] += 1
         old, kind = self._layer.momentum, kind_of(self._dtype)
-        if old is None:
-            old = 1 - 1 / state["batches"]
         factor = 1
         if self._layer.unbiased_running_var and count > 1:
             factor = count / (count - 1)
@@ -142,11 +139,7 @@ class Use:
             return dz, error
         # On the other side of the kink, where the error decides on which one z is.
         near = abs(self._z) <= self._z_error
-        error = error + np.where(near, abs(dy.value * (1 - slope)), 0.0)
-        if layer.activation == "elu":
-            tiny = np.finfo(kind_of(self._dtype)).tiny  # what may be flushed to zero
-            error = error + abs(dz) * self._z_error + abs(dy.value) * tiny
-        return dz, error
+        return dz, error + np.where(near, abs(dy.value * (1 - slope)), 0.0)
 
 
 class Net:

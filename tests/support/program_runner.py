@@ -70,12 +70,12 @@ class Runner:
             checks.by_context([None if y is None else y[number] for y in ys], data)
             for number in range(len(data.dys))
         ]
-        nets = checks.expected(states, data, training, ys)
-        checks.check_outputs(ys, data, nets)
-        checks.check_statistics(nets)
+        net = checks.expected(states, data, training, ys)
+        checks.check_outputs(ys, data, net)
+        checks.check_statistics(net)
         if recording:
-            checks.check_input_gradients(x, step, data, nets)
-            checks.check_gradients(step, data, nets, gradients)
+            checks.check_input_gradients(x, step, data, net)
+            checks.check_gradients(step, data, net, gradients)
             checks.check_parameters(states, trained)
 
     def _inputs(self, data, recording):
