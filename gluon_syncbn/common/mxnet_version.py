@@ -1,4 +1,4 @@
-"""Refuses an MXNet that is missing, or that this package does not work with.
+"""Refuses an MXNet that is missing, lacks CUDA, or that this package cannot work with.
 
 Called by ``__init__.py`` before another module fails over what such an MXNet lacks. It
 must not know the rest of the package. docs/versions.md lists the versions tried.
@@ -27,6 +27,24 @@ except ModuleNotFoundError as error:
         "gluon_syncbn needs MXNet, which comes as one of several packages and is not "
         f"installed: {command}, or mxnet-cu112 for GPUs",
         name="mxnet",
+    ) from None
+except OSError as error:
+    library = re.match(r"lib(cu|nccl|nv)\S+(?=: cannot open)", str(error))
+    if library is None:
+        raise
+    cure = (
+        "`pip install '.[cuda]'` in a clone of gluon_syncbn installs mxnet-cu112 with "
+        "all libraries of CUDA that it loads, and LD_LIBRARY_PATH has to name their "
+        "folders"
+    )
+    if library[0] == "libcuda.so.1":
+        cure = (
+            "it is of NVIDIA's driver, which no pip command installs; without a GPU use "
+            "`pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`"
+        )
+    raise ImportError(
+        f"MXNet for GPUs does not find {library[0]}: {cure}, see "
+        "docs/guides/gpus.md#mxnet-for-gpus"
     ) from None
 
 _SUPPORTED = re.compile(r"1\.[6-9](\D|$)")

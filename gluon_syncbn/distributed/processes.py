@@ -34,9 +34,9 @@ def init(timeout: float | None = None) -> None:
         If gluon_syncbn was built without MPI, or MPI is not found; if MPI was
         initialized without ``MPI_THREAD_MULTIPLE``; if mpi4py runs on another MPI; if
         the launcher's environment (``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``,
-        ``SLURM_NTASKS`` and others) promises several processes and MPI knows of one
-        only; if not all processes call it within the timeout, after which it may be
-        called again; after :func:`shutdown`.
+        ``SLURM_NTASKS``, ``DMLC_NUM_WORKER`` and others) promises several processes and
+        MPI knows of one only; if not all processes call it within the timeout, after
+        which it may be called again; after :func:`shutdown`.
     ValueError
         If `timeout` is no positive number.
 

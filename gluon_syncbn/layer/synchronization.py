@@ -65,7 +65,7 @@ class SyncState:
     def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
         self.settings = settings
-        self.rendezvous = Rendezvous(layer, groups_of_contexts(settings.group))
+        self.rendezvous = Rendezvous(layer, settings.group)
         self.latest_use = None, None  # the trace, and the operator's output in it
 
 
@@ -80,10 +80,11 @@ class Rendezvous:
 
     _made = collections.Counter()
 
-    def __init__(self, layer: str, groups: Sequence | None = None) -> None:
+    def __init__(self, layer: str, group: str | Sequence | None = None) -> None:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
-        self._groups = groups  # of contexts; None means one of all
+        self._group = group
+        self._groups = groups_of_contexts(group)  # None means one of all contexts
         self._made[layer] += 1
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
@@ -100,7 +101,12 @@ class Rendezvous:
         load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
 
     def __reduce__(self):  # a copy gets another key
-        return Rendezvous, (self.name, self._groups)
+        return Rendezvous, (self.name, self._group)
+
+    def is_alone(self) -> bool:
+        """Tells whether it would use other processes, and none is connected."""
+        of_process = self._group == "process" or self._groups is not None
+        return world().size == 1 and not of_process
 
     def groups(self) -> list[tuple[str, Sequence | None]]:
         """The keys of the native groups, each with its contexts; None means all.

@@ -48,6 +48,11 @@ def adds_up_gradients(trainer: mx.gluon.Trainer) -> bool:
     return not is_plain or trainer._kvstore_params["kvstore"] is not None
 
 
+def workers_of(trainer: mx.gluon.Trainer) -> int:
+    """The processes whose gradients the kvstore adds up; known once a step began."""
+    return trainer._kvstore.num_workers if trainer._distributed else 1
+
+
 def wrap(
     around_step: Callable,
     around_init: Callable,

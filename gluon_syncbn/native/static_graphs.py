@@ -40,9 +40,10 @@ def _statistics(block: mx.gluon.HybridBlock) -> Sequence:
     if known is not graph:
         names = set(graph.list_auxiliary_states())
         found = block.collect_params().items()
-        parameters = [parameter for name, parameter in found if name in names]
+        # Weak: they refer to their trainer, whose kvstore has to end before MXNet does.
+        parameters = [weakref.ref(p) for name, p in found if name in names]
         _written[block] = graph, parameters
-    return parameters
+    return [parameter() for parameter in parameters]
 
 
 wrap_static_calls(_note_writes)

@@ -30,7 +30,8 @@ _WHOLE = 1  # Verdict in src/mxnet/commit.h
 _COUNTS = "num_update", "m_schedule", "lbmult"
 _STATISTICS = "running_mean", "running_var"
 
-layers = weakref.WeakSet()  # with `name`, `parameters` by name, and `groups()`
+# With `name`, `parameters` by name, `groups()` and `is_alone()`.
+layers = weakref.WeakSet()
 _pending: list = []  # steps that are not known to be whole, oldest first
 _pending_changes = threading.Lock()
 _errors_seen = weakref.WeakKeyDictionary()  # by trainer
@@ -102,6 +103,8 @@ def _whole(trainer: mx.gluon.Trainer) -> Iterator[None]:
             yield
             return
         _warn_of_single_value()
+        if trainer not in _errors_seen:  # its first step
+            _warn_of_shards(trainer)
         parameters = [
             p for p in trainers.parameters_of(trainer) if p.grad_req != "null"
         ]
@@ -144,8 +147,27 @@ def _warn_of_single_value():
         )
 
 
+def _warn_of_shards(trainer):
+    """A kvstore connects the workers' gradients, but not their layers."""
+    workers = trainers.workers_of(trainer)
+    alone = [layer.name for layer in _layers_of(trainer) if layer.is_alone()]
+    if workers > 1 and alone:
+        warnings.warn(
+            f"the trainer's kvstore has {workers} workers, but SyncBatchNorm "
+            f"'{alone[0]}' is connected with no other process, so each worker "
+            "normalizes over its own shard only: start the workers with mpirun, and "
+            "call gluon_syncbn.distributed.init() first, see "
+            "docs/guides/processes.md#gradients-over-mxnets-kvstore",
+            stacklevel=10 if trainers.updates_on_kvstore(trainer) else 7,
+        )
+
+
+def _layers_of(trainer):
+    return [layer for layer in list(layers) if _trainer_of(layer) is trainer]
+
+
 def _commit(step, gradients):
-    own = [layer for layer in list(layers) if _trainer_of(layer) is step.trainer()]
+    own = _layers_of(step.trainer())
     statistics = [
         array for layer in own for pair in _statistics(layer) for array in pair
     ]

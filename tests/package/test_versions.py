@@ -11,10 +11,19 @@ from support.helpers import ROOT, output_of, run_python
 
 import gluon_syncbn
 
+CANNOT_OPEN = ": cannot open shared object file: No such file or directory"
+
 
 def import_beside(folder, version):
     """Imports the package where `version` is all that there is of MXNet."""
     (folder / "mxnet.py").write_text(f"__version__ = {version!r}")
+    path = f"{folder}:{ROOT}"
+    return run_python("import gluon_syncbn", PYTHONPATH=path).stderr.splitlines()[-1]
+
+
+def import_without(folder, library):
+    """Imports the package where MXNet's library does not find one that it loads."""
+    (folder / "mxnet.py").write_text(f"raise OSError({library + CANNOT_OPEN!r})")
     path = f"{folder}:{ROOT}"
     return run_python("import gluon_syncbn", PYTHONPATH=path).stderr.splitlines()[-1]
 
@@ -37,6 +46,27 @@ def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
         assert text.endswith(", or mxnet-cu112 for GPUs")
         no_deps = sys.version_info >= (3, 13)
         assert f"`pip install {'--no-deps ' * no_deps}mxnet==1.9.1`" in text
+
+
+@pytest.mark.parametrize(
+    "library, words",
+    [
+        ("libcudnn.so.8", "`pip install '.[cuda]'` in a clone"),
+        ("libnccl.so.2", "`pip install '.[cuda]'` in a clone"),
+        ("libnvrtc.so.11.2", "`pip install '.[cuda]'` in a clone"),
+        ("libcudart.so.11.0", "`pip install '.[cuda]'` in a clone"),
+        ("libcuda.so.1", "it is of NVIDIA's driver, which no pip command installs"),
+    ],
+)
+def test_a_missing_library_of_cuda_is_named_with_its_cure(tmp_path, library, words):
+    text = import_without(tmp_path, library)
+    assert text.startswith(f"ImportError: MXNet for GPUs does not find {library}: ")
+    assert words in text
+
+
+def test_a_missing_library_of_the_system_is_left_to_mxnet(tmp_path):
+    text = import_without(tmp_path, "libopenblas.so.0")
+    assert text == f"OSError: libopenblas.so.0{CANNOT_OPEN}"
 
 
 @pytest.mark.parametrize("version", ["1.6.0", "1.7.0.post2", "1.9.1", "1.9.0b20210101"])

@@ -3,6 +3,7 @@
 import pytest
 from mxnet.contrib import amp
 from support.helpers import output_of
+from support.machine import BFLOAT16, skip_unless_mxnet_runs
 
 # Small whole numbers, which bfloat16 holds exactly: results have to be the same bits.
 PROGRAM = """
@@ -62,4 +63,5 @@ print("equal")
     not hasattr(amp.lists, "symbol_bf16"), reason="MXNet 1.7 brought bfloat16"
 )
 def test_bfloat16():
+    skip_unless_mxnet_runs(BFLOAT16)
     assert output_of(PROGRAM) == "equal\n"

@@ -1,0 +1,185 @@
+"""MXNet's kvstore adds gradients up over processes, and layers synchronize over MPI.
+
+A scheduler, a server and two workers run here, as MXNet's tools/launch.py starts them.
+"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+from support import reference
+from support.helpers import ROOT, output_of
+from support.mpi import SECONDS, needs_mpi, run_ranks
+
+pytestmark = pytest.mark.timeout(2 * SECONDS)
+
+# All of a scheduler's and a server's program: MXNet's import runs them.
+BEGIN = f"""
+import faulthandler
+faulthandler.dump_traceback_later({SECONDS}, exit=True)
+import gluon_syncbn
+"""
+
+TRAIN = """
+import sys
+import gluon_syncbn
+import mxnet as mx, numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+ROWS, STEPS = 16, 3
+
+def train(norm, dtype='float32', mine=slice(0, ROWS), contexts=1, mode={}, **options):
+    '''The net after steps with some rows of each batch.'''
+    contexts = [mx.cpu(i) for i in range(contexts)]
+    mx.random.seed(3)
+    net = nn.HybridSequential(prefix='net_')
+    with net.name_scope():
+        for channels, inputs in (8, 3), (8, 8):
+            net.add(nn.Conv2D(channels, 3, padding=1, in_channels=inputs))
+            net.add(norm(in_channels=channels), nn.Activation('relu'))
+        net.add(nn.Dense(5, in_units=8 * 36))
+    net.initialize(mx.init.Xavier())  # on one context, whose seed it has
+    net.cast(dtype)
+    if len(contexts) > 1:
+        net = gluon_syncbn.make_parallel(net, contexts, reset_ctx=True)
+    if mode:
+        net.hybridize(**mode)
+    settings = {'learning_rate': 0.05, 'momentum': 0.9, 'wd': 1e-3}
+    trainer = gluon.Trainer(net.collect_params(), 'sgd', settings, **options)
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    rng = np.random.default_rng(0)
+    for _ in range(STEPS):
+        x = rng.normal(1, 2, (ROWS, 3, 6, 6)).astype('float32')[mine]
+        y = rng.integers(0, 5, ROWS)[mine]
+        with autograd.record():
+            loss = loss_of(net(mx.nd.array(x, dtype=dtype)), mx.nd.array(y)).sum()
+        loss.backward()
+        trainer.step(ROWS)
+    return net
+
+def values(net):
+    '''Of each parameter the copies on all contexts.'''
+    parameters = net.collect_params().values()
+    return [[data.asnumpy() for data in p.list_data()] for p in parameters]
+"""
+
+
+@contextmanager
+def worker_variables():
+    """A scheduler and a server wait for two workers, and have to end after them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    variables = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_WORKER": "2",
+    }
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", BEGIN],
+            env={**os.environ, **variables, "DMLC_ROLE": role},
+        )
+        for role in ("scheduler", "server")
+    ]
+    try:
+        yield {**variables, "DMLC_ROLE": "worker"}
+        assert [process.wait(SECONDS) for process in others] == [0, 0]
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Parameters of one process with all rows, in float64, and float32's rounding."""
+    file = tmp_path_factory.mktemp("one") / "parameters.npz"
+    program = """
+right, rounded = (values(train(nn.BatchNorm, d)) for d in ('float64', 'float32'))
+np.savez(sys.argv[1], *[np.stack([a, b]) for (a,), (b,) in zip(right, rounded)])
+"""
+    output_of(BEGIN + TRAIN + program, file)
+    with np.load(file) as pairs:
+        return [
+            (right, abs(rounded - right).max()) for right, rounded in pairs.values()
+        ]
+
+
+# An imperative net and a static one, servers or workers that update, uneven shards.
+@needs_mpi
+@pytest.mark.parametrize(
+    "mode, on_kvstore, first",
+    [({}, True, 8), ({"static_alloc": True, "static_shape": True}, False, 11)],
+)
+def test_training_equals_that_of_one_process(whole, tmp_path, mode, on_kvstore, first):
+    """Each worker ends with status 0, although a net lives as long as the program.
+
+    ps-lite aborts a process whose kvstore lives longer than the interpreter.
+    """
+    program = f"""
+import warnings
+warnings.simplefilter('error', UserWarning)
+mine = [slice(0, {first}), slice({first}, ROWS)][rank]
+options = dict(kvstore='dist_sync', update_on_kvstore={on_kvstore})
+net = train(gluon_syncbn.SyncBatchNorm, 'float32', mine, 2, {mode}, **options)
+found = values(net)
+assert all(len(copies) == 2 for copies in found)
+assert_same_bits(*[copy for copies in found for copy in copies])
+for first, second in found:
+    np.testing.assert_array_equal(first, second)
+if rank == 0:
+    np.savez(sys.argv[1], *[first for first, _ in found])
+"""
+    file = tmp_path / "parameters.npz"
+    with worker_variables() as variables:
+        run_ranks(2, TRAIN + program, file, **variables)
+    with np.load(file) as found:
+        assert len(found) == len(whole) == 14
+        for value, (right, error) in zip(found.values(), whole):
+            scale = max(1.0, abs(right).max())
+            rtol, atol = reference.tolerance("float32", 16 * 36, scale=scale)
+            # Steps amplify rounding: by how much, MXNet's own float32 run measures.
+            np.testing.assert_allclose(value, right, rtol, atol + 10 * error)
+
+
+@needs_mpi
+def test_the_program_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "guides" / "processes.md").read_text(encoding="utf-8")
+    block = r"<!-- tested: kvstore -->\n\n```python\n(.*?)```"
+    (program,) = re.findall(block, page, re.S)
+    with worker_variables() as variables:
+        run_ranks(2, program, init="", **variables)
+    assert (tmp_path / "net.params").exists()
+
+
+@pytest.mark.parametrize("group, warned", [(None, 1), ("process", 0)])
+def test_workers_that_no_mpirun_connected_are_warned(group, warned):
+    """Once, though each layer and each step would be unsynchronized."""
+    program = f"""
+import functools, warnings
+norm = functools.partial(gluon_syncbn.SyncBatchNorm, group={group!r})
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter('always')
+    train(norm, kvstore='dist_sync')
+texts = [str(w.message) for w in caught if 'kvstore has' in str(w.message)]
+assert len(texts) == {warned}, [str(w.message) for w in caught]
+for text in texts:
+    assert "the trainer's kvstore has 2 workers, but SyncBatchNorm 'net_" in text
+    assert 'start the workers with mpirun, and call gluon_syncbn.distributed.init' in text
+"""
+    with worker_variables() as variables:
+        code = BEGIN + TRAIN + program
+        with ThreadPoolExecutor(2) as threads:
+            run = partial(output_of, timeout=SECONDS + 20, **variables)
+            list(threads.map(run, [code, code]))
