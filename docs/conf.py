@@ -113,19 +113,12 @@ def markdown_of(cells):
 
 
 def visit_image(translator, node):
-    """A figure links to itself in full size; narrow screens show NAME_narrow.png."""
+    """A figure links to itself in full size."""
     builder, uri = translator.builder, node["uri"]
     if uri in builder.images:  # others are data of a notebook
         full = f"{builder.imgpath}/{builder.images[uri]}"
-        translator.body.append(f'<a class="figure" href="{full}"><picture>')
-        narrow = Path(uri).with_name(f"{Path(uri).stem}_narrow.png")
-        if Path(builder.srcdir, narrow).exists():
-            builder.images[str(narrow)] = narrow.name  # Sphinx copies it
-            translator.body.append(
-                '<source media="(max-width: 46em)" '
-                f'srcset="{builder.imgpath}/{narrow.name} 1.5x">'
-            )
-        translator.context.append("</picture></a>")
+        translator.body.append(f'<a class="figure" href="{full}">')
+        translator.context.append("</a>")
     else:
         translator.context.append("")
     HTML5Translator.visit_image(translator, node)

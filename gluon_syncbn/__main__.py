@@ -1,7 +1,7 @@
 """``python -m gluon_syncbn``: tells what was built, and checks that it computes right.
 
 Called by users after installing: the command line, the report and the exit status. It
-must not know how results are compared (``check.py``) or timed (``bench.py``).
+must not know how results are compared (``check.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Sequence
 import mxnet as mx
 
 from .native.library import features
-from .tools import bench, check
+from .tools import check
 from .tools.contexts import available_contexts
 
 
@@ -27,12 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "exist, and compares the layer on two contexts with batch normalization of the "
         "whole batch in float64.",
     )
-    parser.add_argument(
-        "--bench",
-        action="store_true",
-        help="also time the layer beside nn.BatchNorm and MXNet's contrib layer",
-    )
-    options = parser.parse_args(arguments)
+    parser.parse_args(arguments)
     built = features()
     print(f"gluon_syncbn {built.pop('version')}, MXNet {mx.__version__}")
     for name, value in built.items():
@@ -46,9 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for mode in check.MODES:
                 for dtype in check.DTYPES:
                     print(check.check(contexts, mode, dtype))
-        if options.bench:
-            print()
-            bench.report(places[-1])
     except (check.WrongResultError, mx.MXNetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

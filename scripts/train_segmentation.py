@@ -5,116 +5,115 @@
     python scripts/train_segmentation.py --dataset voc --data-root DIR --crop-size 480
     python scripts/train_segmentation.py --resume runs/digits-fastscnn-syncbn
 
-The run folder receives config.json, log.json, curves.png, panel.png, sample_*.png and
-the checkpoints last.npz and best.npz.
+The run folder receives settings.json, log.json, curves.png, predictions.png, sample.png
+and the parameters and optimizer states of its last and its best epoch.
 """
 
-import contextlib
-import shlex
 import sys
+import time
 from pathlib import Path
+
+from PIL import Image
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
-from segmentation import checkpoint, folder_lock
+from segmentation import pictures, run_folder
 from segmentation.config import Config
+from segmentation.data import Batches, open_datasets
+from segmentation.engine import Engine
 from segmentation.errors import Parser, UserError, exit_code
 
+from gluon_syncbn import distributed
 
-def arguments(given):
+
+def arguments():
+    """The options of this script, and the settings of a run among them."""
     parser = Parser(description=__doc__.splitlines()[0])
     Config.add_arguments(parser)
     add = parser.add_argument
-    add("--resume", metavar="RUN", help="continue a run folder or checkpoint exactly")
+    add("--run-dir", type=Path, help="default: runs/DATASET-MODEL-NORM")
+    add("--resume", type=Path, metavar="RUN_DIR", help="continue the run in a folder")
     add("--overwrite", action="store_true", help="replace the run in the folder")
     add("--stop-after", type=int, metavar="N", help="stop when N epochs are done")
     text = "in all processes of mpirun, which share --batch-size"
     add("--distributed", action="store_true", help=text)
-    options = parser.parse_args(given)
-    names = {"resume", "overwrite", "stop_after", "distributed"}
-    return options, {k: v for k, v in vars(options).items() if k not in names}
+    options = parser.parse_args()
+    if options.resume and (options.run_dir or options.overwrite):
+        raise UserError("--resume excludes --run-dir and --overwrite.")
+    return options, {k: v for k, v in vars(options).items() if hasattr(Config, k)}
 
 
-def run_folder(options, given):
-    """The folder to write to; what is in it is read when it is locked."""
-    if options.stop_after is not None and options.stop_after < 1:
-        raise UserError(f"--stop-after is {options.stop_after}, not 1 or more.")
-    if not options.resume:
-        return Path(Config.from_dict(given).run_dir)
-    if options.overwrite:
-        raise UserError("--overwrite and --resume exclude each other.")
-    source = checkpoint.path_of(options.resume)
-    if not source.exists():
-        raise UserError(f"There is no checkpoint {source}.")
-    return Path(given.get("run_dir") or source.parent)
-
-
-def settings(folder, options, given):
-    """The settings of the run, and the checkpoint to continue from or None."""
-    occupied = (folder / "last.npz").exists() and not options.overwrite
-    resume, config, former = options.resume, None, None
-    if resume:
-        former = checkpoint.load(resume)
-        config = former.config.resumed_with({**given, "run_dir": str(folder)})
-        occupied = occupied and not checkpoint.path_of(resume).parent.samefile(folder)
-        end = min(config.epochs, options.stop_after or config.epochs)
-        if former.epoch >= end:
-            raise UserError(f"The run in {resume} has done all its {end} epochs.")
-    if occupied:
+def settings(options, given):
+    """The run's folder, its settings, and the log of its epochs so far."""
+    if options.resume:
+        former, _, log = run_folder.load(options.resume)
+        return options.resume, former.resumed_with(given), log
+    config = Config.from_dict(given)
+    default = Path("runs", f"{config.dataset}-{config.model}-{config.norm}")
+    folder = options.run_dir or default
+    if (folder / "log.json").exists() and not options.overwrite:
         raise UserError(
             f"The folder {folder} holds a run already: give another --run-dir, "
             "continue it with --resume or replace it with --overwrite."
         )
-    return config or Config.from_dict(given), former
+    return folder, config, []
 
 
-@contextlib.contextmanager
-def locked(folder, is_distributed):
-    """Hold the folder's lock, on rank 0; its refusal ends all ranks, told once."""
-    if not is_distributed:  # without MXNet, which is slow to import
-        with folder_lock.held(folder):
-            yield
-        return
-    from gluon_syncbn import distributed
-
-    with contextlib.ExitStack() as stack:
-        refusal = None
-        if distributed.rank() == 0:
-            try:
-                stack.enter_context(folder_lock.held(folder))
-            except UserError as error:
-                refusal = error
-        if distributed.broadcast(bool(refusal)):
-            raise refusal or SystemExit(2)
-        yield
-
-
-def train(arguments_given=None):
-    options, given = arguments(arguments_given)
-    folder = run_folder(options, given)
+def main():
+    options, given = arguments()
     if options.distributed:
-        from gluon_syncbn import distributed
-
         distributed.init()
-    with locked(folder, options.distributed):
-        config, former = settings(folder, options, given)
-        from segmentation import training
+    folder, config, log = settings(options, given)
+    end = config.epochs if options.stop_after is None else options.stop_after
+    if not len(log) < end <= config.epochs:
+        raise UserError(
+            f"The run in {folder} has done {len(log)} of its {config.epochs} epochs, "
+            f"so it cannot stop after epoch {end}."
+        )
+    with run_folder.held(folder):
+        train(folder, config, log, end)
 
-        try:
-            training.run(config, former, options.stop_after)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(how_to_continue(folder, options)) from None
 
-
-def how_to_continue(folder, options):
-    """The command that continues an interrupted run; empty without a checkpoint."""
-    if not checkpoint.path_of(folder).exists():
-        return ""
-    command = ["python", sys.argv[0], "--resume", str(folder)]
-    if options.distributed:
-        command = ["mpirun", "-n", "...", *command, "--distributed"]
-    return " ".join(map(shlex.quote, command))
+def train(folder, config, log, end):
+    """Train until epoch `end`; rank 0 writes for all."""
+    train_set, val_set = open_datasets(config)
+    classes = train_set.classes
+    batches = Batches(train_set, config, training=True)
+    val_batches = Batches(val_set, config, training=False)
+    shown = range(0, len(val_set), -(-len(val_set) // 4))
+    views = [val_batches.view(0, index) for index in shown]
+    engine = Engine(config, len(classes), batches.count)
+    writes = distributed.rank() == 0
+    title = f"{config.model}, {config.dataset}, {config.norm}"
+    if log:
+        run_folder.restore(engine.net, folder, len(log), engine.trainer)
+    if writes:
+        print(f"{title}: {len(train_set)} images; run folder {folder}")
+    for epoch in range(len(log) + 1, end + 1):
+        started = time.perf_counter()
+        entry = {"epoch": epoch, "train_loss": engine.train_epoch(batches, epoch - 1)}
+        entry["val_loss"], confusion = engine.evaluate(val_batches)
+        entry["pixel_accuracy"] = confusion.pixel_accuracy()
+        entry["mean_iou"] = confusion.mean_iou()
+        entry["seconds"] = time.perf_counter() - started
+        log.append(entry)
+        if writes:
+            run_folder.save(folder, engine, classes, log)
+            print(
+                "epoch {epoch}: loss {train_loss:.4f}, validation loss {val_loss:.4f}, "
+                "pixel accuracy {pixel_accuracy:.3f}, mIoU {mean_iou:.3f}, "
+                "{seconds:.1f} s".format(**entry),
+                flush=True,
+            )
+    if writes:
+        pictures.save_curves(folder / "curves.png", log, title)
+        predictions, _ = engine.predict(*val_batches.assemble(views))
+        rows = [(*view, prediction) for view, prediction in zip(views, predictions)]
+        title += f": epoch {end}, mIoU {entry['mean_iou']:.3f}"
+        pictures.save_predictions(folder / "predictions.png", rows, classes, title)
+        Image.fromarray(views[0][0]).save(folder / "sample.png")
+        print(f"{folder / 'curves.png'}\n{folder / 'predictions.png'}")
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(train))
+    sys.exit(exit_code(main))

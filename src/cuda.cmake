@@ -95,8 +95,7 @@ target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
 if(GLUON_SYNCBN_CHECKS)
   add_executable(test_cuda_kernels EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_kernels.cc)
   add_executable(test_cuda_op EXCLUDE_FROM_ALL ../tests/cpp/test_cuda_op.cc)
-  add_executable(benchmark_gpu EXCLUDE_FROM_ALL ../scripts/benchmarks/benchmark_gpu.cc
-                 ../scripts/benchmarks/phase_times.cc ../scripts/benchmarks/plain_moves.cu)
+  add_executable(benchmark_gpu EXCLUDE_FROM_ALL ../scripts/benchmarks/benchmark_gpu.cc)
   target_compile_features(benchmark_gpu PRIVATE cuda_std_17)
   foreach(program test_cuda_kernels test_cuda_op benchmark_gpu)
     target_include_directories(${program} PRIVATE ../tests/cpp)

@@ -5,11 +5,7 @@ Called by users. ``native/world.py`` holds the state. It must not know MPI.
 
 from __future__ import annotations
 
-from typing import Sequence
-
-import mxnet as mx
-
-from ..common.arguments import check_contexts, check_int
+from ..common.arguments import check_int
 from ..native.world import connect, wait_seconds, world
 
 
@@ -187,39 +183,32 @@ def shutdown() -> None:
     world().leave()
 
 
-def groups_of(k: int, contexts: Sequence[mx.Context] | None = None) -> list[list]:
-    """Cuts the processes, or some contexts of this process, into groups of `k`.
+def groups_of(k: int) -> list[list[int]]:
+    """Cuts the processes into groups of `k`.
 
     Parameters
     ----------
     k : int
         Size of a group, at least 1. The last group has the rest.
-    contexts : list of mxnet.Context, optional
-        The contexts to cut; None means the ranks of all processes.
 
     Returns
     -------
-    list of lists
-        Of ranks or of contexts, for the argument `group` of
-        :class:`gluon_syncbn.SyncBatchNorm`.
+    list of lists of int
+        Ranks, for the argument `group` of :class:`gluon_syncbn.SyncBatchNorm`.
 
     Raises
     ------
     ValueError
-        If `k` is less than 1, or `contexts` is empty or names one twice.
+        If `k` is less than 1.
     TypeError
-        If `k` is no int, or `contexts` holds something else than contexts.
+        If `k` is no int.
 
     Examples
     --------
     >>> from gluon_syncbn.distributed import groups_of
-    >>> import mxnet as mx
-    >>> groups_of(2, [mx.cpu(i) for i in range(4)])
-    [[cpu(0), cpu(1)], [cpu(2), cpu(3)]]
+    >>> groups_of(2)
+    [[0]]
     """
     check_int("k", k, least=1)
-    if contexts is None:
-        members = list(range(size()))
-    else:
-        members = check_contexts("contexts", contexts)
-    return [members[i : i + k] for i in range(0, len(members), k)]
+    ranks = list(range(size()))
+    return [ranks[i : i + k] for i in range(0, len(ranks), k)]

@@ -24,18 +24,22 @@ class Activation(NamedTuple):
 
 NONE, RELU = Activation(), Activation("relu")
 
-_DEFAULT_SLOPES: dict = {"leaky_relu": 0.01, "elu": 1.0}
-_NAMES = (None, "identity", "relu", *_DEFAULT_SLOPES)
+_NAMES = None, "identity", "relu", "leaky_relu"
 
 
 def checked(activation: str | None, slope: float | None) -> Activation:
     """The Activation; TypeError or ValueError for a bad name or slope."""
-    default = _DEFAULT_SLOPES.get(check_choice("activation", activation, _NAMES))
-    if slope is None:
-        return Activation(activation, default)
-    if default is None:
+    if activation == "elu" or isinstance(activation, nn.ELU):
         raise ValueError(
-            f"slope is for 'leaky_relu' and 'elu', but got {shown(slope)} with "
+            "activation is None, 'identity', 'relu' or 'leaky_relu', but got "
+            f"{shown(activation)}: an ELU is a layer of its own after this one"
+        )
+    is_leaky = check_choice("activation", activation, _NAMES) == "leaky_relu"
+    if slope is None:
+        return Activation(activation, 0.01 if is_leaky else None)
+    if not is_leaky:
+        raise ValueError(
+            f"slope is for 'leaky_relu', but got {shown(slope)} with "
             f"activation={activation!r}"
         )
     slope = check_real("slope", slope, "a positive number", lambda v: 0 < v < math.inf)
@@ -50,8 +54,6 @@ def of_block(block: Any) -> Activation | None:
     if kind is nn.LeakyReLU:
         slope = slope_of(block)
         return Activation("leaky_relu", slope) if slope > 0 else RELU
-    if kind is nn.ELU and slope_of(block) > 0:
-        return Activation("elu", slope_of(block))
     return None
 
 
@@ -62,8 +64,6 @@ def apply(F: Any, z: Any, activation: Activation) -> Any:
         return F.relu(z)
     if name == "leaky_relu":
         return F.LeakyReLU(z, act_type="leaky", slope=slope)
-    if name == "elu":
-        return F.LeakyReLU(z, act_type="elu", slope=slope)
     return z
 
 

@@ -42,10 +42,9 @@ class SyncBatchNorm(nn.BatchNorm):
     num_devices : int or None, default None
         Number of contexts that each hold a shard of the batch. None means the contexts
         that the layer is initialized on when it is first called (or hybridized again).
-    momentum : float or None, default 0.9
-        Fraction of the *old* running value that a batch keeps. None makes the running
-        values the average over all training batches; the count of these is not part of
-        a parameter file, see :attr:`num_batches_tracked`.
+    momentum : float, default 0.9
+        Fraction of the *old* running value that a batch keeps. For the average over
+        batches call :func:`recompute_statistics` after training.
     epsilon : float, default 1e-5
         Added to the variance, so in squared units of the input.
     center, scale : bool, default True
@@ -66,31 +65,29 @@ class SyncBatchNorm(nn.BatchNorm):
     timeout : float or None, default None
         Seconds that a device waits for the others, ``inf`` for no limit; None means
         :func:`gluon_syncbn.get_timeout`.
-    group : None, "machine", "process", list of int, or list of mxnet.Context
+    group : None, "machine", "process", list of int, or list of such lists
         With whom the layer synchronizes. None: with all contexts of all processes that
         :func:`gluon_syncbn.distributed.init` has connected. ``"machine"``: with the
         processes of the same machine. ``"process"``: with no other process. A list of
-        ranks: with these, of which the own rank is one. A list of contexts: these
-        contexts of one process. A list of such lists: with the one that holds the own
-        rank or context, see :func:`gluon_syncbn.distributed.groups_of`.
-    activation : None, "identity", "relu", "leaky_relu" or "elu", default None
+        ranks: with these, of which the own rank is one. A list of such lists: with the
+        one that holds the own rank, see :func:`gluon_syncbn.distributed.groups_of`.
+    activation : None, "identity", "relu" or "leaky_relu", default None
         What is applied to the normalized values, in the same passes over memory. For
         "leaky_relu" and "identity" (which is no activation) backward reconstructs the
         normalized values from the output, so that MXNet frees the input after forward:
         a net of such layers keeps about half as much. The function stays exact: a layer
         keeps a copy of its input if the values of any channel cannot be reconstructed.
         These are channels with \|gamma\| below \|beta\| / 8 or near the end of the
-        dtype's range. None, "relu" and "elu" keep the input. With the others do not
-        write to the output before backward.
+        dtype's range. None and "relu" keep the input. With the others do not write to
+        the output before backward.
     slope : float or None, default None
-        For "leaky_relu" the factor of negative values (None: 0.01), for "elu" that of
-        exp(z) - 1 (None: 1).
+        For "leaky_relu" the factor of negative values (None: 0.01).
     nonfinite : "propagate", "skip" or "raise", default "propagate"
         For a training batch whose mean or variance is not finite. "propagate": running
-        statistics take it in, as those of BatchNorm do. "skip": they keep their values,
-        and the batch does not count. "raise": an MXNetError at the next wait, which
-        names the layer, the call, and the first rank, device and channel whose shard is
-        not finite. The output is what it is.
+        statistics take it in, as those of BatchNorm do. "skip": they keep their values.
+        "raise": an MXNetError at the next wait, which names the layer, the call, and
+        the first rank, device and channel whose shard is not finite. The output is what
+        it is.
     **kwargs
         ``prefix`` and ``params`` of :class:`mxnet.gluon.Block`.
 
@@ -110,7 +107,7 @@ class SyncBatchNorm(nn.BatchNorm):
     ValueError
         For a bad argument, or `data` with another number of channels; in a training
         call also if `num_devices` exceeds the number of contexts that the layer is
-        initialized on, or `group` does not hold the own rank or all contexts.
+        initialized on, or `group` does not hold the own rank.
     mxnet.MXNetError
         At the next wait for a result, if the devices do not all arrive within the
         timeout, or disagree about channels, dtype, axis, epsilon or num_devices. The
@@ -151,7 +148,7 @@ class SyncBatchNorm(nn.BatchNorm):
         self,
         in_channels: int = 0,
         num_devices: int | None = None,
-        momentum: float | None = 0.9,
+        momentum: float = 0.9,
         epsilon: float = 1e-5,
         center: bool = True,
         scale: bool = True,
@@ -218,30 +215,14 @@ class SyncBatchNorm(nn.BatchNorm):
         """Contexts that the layer is initialized on, or will be; empty without any."""
         return contexts_of(self.running_mean)
 
-    def groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
-        """The keys of the layer's groups in native code, each with its contexts."""
-        groups = self._sync.rendezvous.groups()
-        return [(key, members or self.contexts()) for key, members in groups]
+    @property
+    def key(self) -> str:
+        """The key of the layer's devices in native code."""
+        return self._sync.rendezvous.key
 
     def ranks(self) -> list[int]:
         """The ranks that the layer synchronizes with, the own one included."""
-        group = self._sync.settings.group
-        return ranks_of(group_attributes(group, self.contexts(), self.name))
-
-    @property
-    def num_batches_tracked(self) -> int:
-        """Training batches that the running statistics have seen; may be set.
-
-        Calls that MXNet has not run yet do not count: `mx.nd.waitall()` first.
-        Only ``momentum=None`` depends on it: save it beside the parameters to continue
-        such a run exactly.
-        """
-        return max(self._sync.rendezvous.batches())
-
-    @num_batches_tracked.setter
-    def num_batches_tracked(self, batches: int) -> None:
-        check_int("num_batches_tracked", batches, least=0, most=2**62)
-        self._sync.rendezvous.set_batches(batches)
+        return ranks_of(group_attributes(self._sync.settings.group, self.name))
 
     def forward(self, x: Any, mask: Any = None) -> Any:
         """Checks what is known before it runs, then calls or traces the layer."""
@@ -298,8 +279,7 @@ class SyncBatchNorm(nn.BatchNorm):
 
     def _frozen_forward(self, F, x, *parameters):
         """MXNet's own operator: nothing is exchanged, so none of ours is needed."""
-        settings = {**self._kwargs, "momentum": known_momentum(self._kwargs)}
-        y = F.BatchNorm(x, *parameters, name="fwd", **settings)
+        y = F.BatchNorm(x, *parameters, name="fwd", **self._kwargs)
         return apply(F, y, self._sync.activation)
 
     def _synchronized_forward(self, F, x, parameters, rows):
@@ -341,7 +321,7 @@ class SyncBatchNorm(nn.BatchNorm):
             "activation": sync.activation.name,
             "slope": sync.activation.slope or 0,
             "shared_name": sync.rendezvous.shared_name,
-            **group_attributes(settings.group, contexts, self.name),
+            **group_attributes(settings.group, self.name),
             **self._kwargs,
         }
 
@@ -382,18 +362,14 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
         return []
 
 
-def known_momentum(settings: dict) -> float:
-    """The momentum of a layer's settings for nn.BatchNorm, which has no average."""
-    momentum = settings["momentum"]
-    return 0.9 if momentum is None else momentum
-
-
-def check_numbers(
-    momentum: float | None, epsilon: float, of: str = ""
-) -> tuple[float | None, float]:
+def check_numbers(momentum: float, epsilon: float, of: str = "") -> tuple[float, float]:
     """Momentum and epsilon as floats; messages have `of` after the name."""
-    if momentum is not None:
-        expected, name = "between 0 and 1, or None", f"momentum{of}"
-        momentum = check_real(name, momentum, expected, lambda v: 0 <= v <= 1)
+    expected, name = "between 0 and 1", f"momentum{of}"
+    if momentum is None:
+        raise ValueError(
+            f"{name} is {expected}, but got None: for the average over batches call "
+            "gluon_syncbn.recompute_statistics after training"
+        )
+    momentum = check_real(name, momentum, expected, lambda v: 0 <= v <= 1)
     expected, name = "a finite number, not negative", f"epsilon{of}"
     return momentum, check_real(name, epsilon, expected, lambda v: 0 <= v < math.inf)

@@ -22,7 +22,7 @@ from ..mxnet_private.blocks import (
     settings_of,
 )
 from .activations import NONE, RELU, ActivatedBatchNorm
-from .batch_norm import SyncBatchNorm, check_numbers, known_momentum
+from .batch_norm import SyncBatchNorm, check_numbers
 from .fusion import check_can_unfold, find_pairs, fold, unfold
 from .symbol_blocks import convert_graph, revert_graph
 from .synchronization import Settings, SyncState
@@ -57,7 +57,7 @@ def convert_sync_batchnorm(
     num_devices, unbiased_running_var, timeout, group, nonfinite
         As in :class:`SyncBatchNorm`.
     fuse : bool, default False
-        Whether layers do the work of a following ReLU, LeakyReLU or ELU block, where
+        Whether layers do the work of a following ReLU or LeakyReLU block, where
         nothing else in `net` reads the layer's output and the block has no other input.
         The block stays in its place and returns its input, so names and indices do not
         change; hooks on the layer see the activated value. Such blocks are found by
@@ -129,8 +129,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
     this package is not installed. Layers that were made as SyncBatchNorm or as MXNet's
     contrib layer become :class:`nn.BatchNorm`, or one with the activation that they
-    were made with; ``momentum=None``, which that does not know, becomes 0.9.
-    Blocks that ``fuse=True`` has folded do their work again.
+    were made with. Blocks that ``fuse=True`` has folded do their work again.
 
     Parameters
     ----------
@@ -198,9 +197,7 @@ def _revert_layer(block):
     if original is _CONTRIB:
         original, former = nn.BatchNorm, {}
     # Settings that changed since (GluonCV freezes statistics this way) stay.
-    settings = {**former, **settings_of(block)}
-    settings["momentum"] = known_momentum(settings)
-    set_settings(block, settings)
+    set_settings(block, {**former, **settings_of(block)})
     block.__class__ = original
     if original is ActivatedBatchNorm:
         block._applied = sync.activation

@@ -7,8 +7,6 @@ trace only. It must not know how layers are converted.
 
 from __future__ import annotations
 
-from typing import Sequence
-
 import mxnet as mx
 from mxnet.gluon import HybridBlock, SymbolBlock
 
@@ -100,7 +98,7 @@ def _training_nodes(block):
 class GraphLayer:
     """A layer that is a node in a SymbolBlock's graph.
 
-    It has the methods of a :class:`SyncBatchNorm` that other modules call.
+    It has the attributes of a :class:`SyncBatchNorm` that other modules use.
     """
 
     def __init__(self, block: mx.gluon.Block, node: dict, inputs: list[str]) -> None:
@@ -108,28 +106,13 @@ class GraphLayer:
         self.name = self._attributes["layer"]
         # By position: data, gamma, beta, (after), (rows), running mean and variance.
         self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
-        for key, _ in self.groups():
-            load().gluon_syncbn_create_group(key, self.name, False)
+        self.key = self._attributes["group"]
+        load().gluon_syncbn_create_group(self.key, self.name, False)
 
     def contexts(self) -> list[mx.Context]:
         """Contexts that the layer is initialized on; empty if there is none."""
         return contexts_of(self.running_mean)
 
-    def groups(self) -> list[tuple[str, Sequence[mx.Context]]]:
-        """The keys of the layer's groups in native code, each with its contexts."""
-        key, groups = self._attributes["group"], self._attributes.get("device_groups")
-        if not groups:
-            return [(key, self.contexts())]
-        return [
-            (f"{key}/{i}", list(map(_context, group.split())))
-            for i, group in enumerate(groups.split(";"))
-        ]
-
     def ranks(self) -> list[int]:
         """The ranks that the layer synchronizes with, the own one included."""
         return ranks_of(self._attributes)
-
-
-def _context(text):
-    kind, number = text.rstrip(")").split("(")
-    return mx.Context(kind, int(number))

@@ -150,7 +150,6 @@ def _replace_ours(symbol, is_layer, replacement):
 def _settings_of(node):
     """The arguments of SyncBatchNorm, except for `use_global_stats`, and Activation."""
     attributes = node.get("attrs", {})
-    momentum = attributes.get("momentum", "0.9")
     activation = attributes.get("activation", "None")
     if node["op"] == "_contrib_BatchNormWithReLU":
         activation = "relu"
@@ -158,7 +157,7 @@ def _settings_of(node):
     name = None if activation == "None" else activation
     arguments = {
         "axis": int(attributes.get("axis", 1)),
-        "momentum": None if momentum == "None" else float(momentum),
+        "momentum": float(attributes.get("momentum", 0.9)),
         "epsilon": float(attributes.get("eps", np.float32(1e-3))),
         "scale": attributes.get("fix_gamma", "True") not in ("True", "1"),
     }

@@ -11,8 +11,6 @@ import uuid
 import weakref
 from typing import Any, NamedTuple, Sequence
 
-import mxnet as mx
-
 from ..common.arguments import check_bool, check_choice, check_int, is_int, shown
 from ..native import steps
 from ..native.failures import check_timeout
@@ -21,10 +19,7 @@ from ..native.world import world
 from .activations import NONE, Activation
 
 NONFINITE = "propagate", "skip", "raise"
-_EXPECTED = (
-    'None, "machine", "process", a list of ranks, a list of contexts, or a list of '
-    "such lists"
-)
+_EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such lists'
 
 
 class Settings(NamedTuple):
@@ -84,13 +79,11 @@ class Rendezvous:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
         self._group = group
-        self._groups = groups_of_contexts(group)  # None means one of all contexts
         self._made[layer] += 1
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
         self.key = uuid.uuid4().hex
-        for key in {self.key, *dict(self.groups())}:
-            load().gluon_syncbn_create_group(key, layer, True)
+        load().gluon_syncbn_create_group(self.key, layer, True)
         release = load().gluon_syncbn_release_group
         self._finalizer = weakref.finalize(self, release, self.key)
         self._finalizer.atexit = False
@@ -105,26 +98,7 @@ class Rendezvous:
 
     def is_alone(self) -> bool:
         """Tells whether it would use other processes, and none is connected."""
-        of_process = self._group == "process" or self._groups is not None
-        return world().size == 1 and not of_process
-
-    def groups(self) -> list[tuple[str, Sequence | None]]:
-        """The keys of the native groups, each with its contexts; None means all.
-
-        ForDevice in src/mxnet/attributes.cc makes the same keys.
-        """
-        if self._groups is None:
-            return [(self.key, None)]
-        return [(f"{self.key}/{i}", group) for i, group in enumerate(self._groups)]
-
-    def batches(self) -> list[int]:
-        """The batches that each of `groups` has seen."""
-        return [load().gluon_syncbn_batches(key) for key, _ in self.groups()]
-
-    def set_batches(self, batches: int) -> None:
-        """Sets the batches that every one of `groups` has seen."""
-        for key, _ in self.groups():
-            load().gluon_syncbn_set_batches(key, batches)
+        return world().size == 1 and self._group != "process"
 
 
 def _check_group(group):
@@ -133,28 +107,18 @@ def _check_group(group):
         return
     groups = _groups(group)
     members = [member for one in groups for member in one]
-    ranks = all(is_int(member) for member in members)
-    contexts = all(isinstance(member, mx.Context) for member in members)
-    if not members or not (ranks or contexts):
+    if not members or not all(map(is_int, members)):
         raise TypeError(f"group is {_EXPECTED}, but got {shown(group)}")
     if not all(groups):
         raise ValueError(f"group holds an empty list: {shown(group)}, expected none")
     for member in members:
         if members.count(member) > 1:
             raise ValueError(f"group names {member} {members.count(member)} times")
-        if ranks and member < 0:
+        if member < 0:
             raise ValueError(f"group names the rank {member}, expected 0 or more")
 
 
-def groups_of_contexts(group: Any) -> Sequence | None:
-    """The groups of contexts; None if `group` names no contexts."""
-    groups = _groups(group)
-    return groups if groups and isinstance(groups[0][0], mx.Context) else None
-
-
-def group_attributes(
-    group: Any, contexts: Sequence[mx.Context], layer: str
-) -> dict[str, str]:
+def group_attributes(group: Any, layer: str) -> dict[str, str]:
     """The operator's attributes for the group of a layer's settings."""
     if group is None:
         return {}
@@ -162,16 +126,7 @@ def group_attributes(
         return {"ranks": "self"}
     if group == "machine":
         return {"ranks": _ranks(world().of_machine())}
-    groups = groups_of_contexts(group)
-    if groups is None:
-        return {"ranks": _ranks(_own_ranks(_groups(group), layer))}
-    for context in contexts:
-        if not any(context in one for one in groups):
-            raise ValueError(
-                f"SyncBatchNorm '{layer}': is initialized on {context}, which is in "
-                f"none of the groups of contexts {groups}"
-            )
-    return {"ranks": "self", "device_groups": ";".join(map(_text, groups))}
+    return {"ranks": _ranks(_own_ranks(_groups(group), layer))}
 
 
 def ranks_of(attributes: dict[str, str]) -> list[int]:
@@ -210,8 +165,4 @@ def _groups(group):
 
 
 def _ranks(ranks):
-    return _text(ranks) if len(ranks) > 1 else "self"
-
-
-def _text(members):
-    return " ".join(map(str, members))
+    return " ".join(map(str, ranks)) if len(ranks) > 1 else "self"

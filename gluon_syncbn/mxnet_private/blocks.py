@@ -28,7 +28,7 @@ _traced_again: set = set()
 
 settings_of = attrgetter("_kwargs")  # of a BatchNorm as its operator takes them
 activation_name = attrgetter("_act_type")  # that a nn.Activation was made with
-slope_of = attrgetter("_alpha")  # of a nn.LeakyReLU or nn.ELU
+slope_of = attrgetter("_alpha")  # of a nn.LeakyReLU
 children_of = attrgetter("_children")  # by name; `apply` does not tell where they are
 
 

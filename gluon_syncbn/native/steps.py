@@ -30,7 +30,7 @@ _WHOLE = 1  # Verdict in src/mxnet/commit.h
 _COUNTS = "num_update", "m_schedule", "lbmult"
 _STATISTICS = "running_mean", "running_var"
 
-# With `name`, `parameters` by name, `groups()` and `is_alone()`.
+# With `name`, `parameters` by name, `key` and `is_alone()`.
 layers = weakref.WeakSet()
 _pending: list = []  # steps that are not known to be whole, oldest first
 _pending_changes = threading.Lock()
@@ -171,7 +171,7 @@ def _commit(step, gradients):
     statistics = [
         array for layer in own for pair in _statistics(layer) for array in pair
     ]
-    keys = [key.encode() for layer in own for key, _ in layer.groups()]
+    keys = [layer.key.encode() for layer in own]
     arguments = _Arguments(
         *_as_c(gradients),
         _as_c([statistics])[0],
@@ -226,15 +226,13 @@ def roll_back(has_failed: bool) -> int:
         step.restore_optimizer()
     unknown = []
     for layer in list(layers):
-        for key, contexts in layer.groups():
-            if not load().gluon_syncbn_has_open_step(key):
-                continue
-            has_trainer = _trainer_of(layer) is not None
-            if has_trainer:
-                _undo_statistics(layer, key, contexts)
-            elif has_failed:
-                unknown.append(layer.name)
-            load().gluon_syncbn_end_step(key, has_trainer)
+        if not load().gluon_syncbn_has_open_step(layer.key):
+            continue
+        if _trainer_of(layer) is not None:
+            _undo_statistics(layer)
+        elif has_failed:
+            unknown.append(layer.name)
+        load().gluon_syncbn_end_step(layer.key)
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         warnings.warn(
@@ -247,15 +245,13 @@ def roll_back(has_failed: bool) -> int:
     return len(dropped)
 
 
-def _undo_statistics(layer, key, contexts):
+def _undo_statistics(layer):
     for arrays in _statistics(layer):
         context = arrays[0].context
-        if contexts is not None and context not in contexts:
-            continue
         values = [array.asnumpy().astype(np.float64) for array in arrays]
         addresses = [value.ctypes.data for value in values]
         if load().gluon_syncbn_undo_statistics(
-            key, str(context), *addresses, values[0].size
+            layer.key, str(context), *addresses, values[0].size
         ):
             with mx.autograd.pause():
                 for array, value in zip(arrays, values):

@@ -83,7 +83,7 @@ def participating(
         with calling(layers, contexts):
             yield
     finally:
-        # After a failure too: other layers and groups may have finished their step.
+        # After a failure too: other layers may have finished their step.
         with autograd.pause():
             for layer in layers:
                 _copy_running_statistics(layer, contexts)
@@ -110,23 +110,16 @@ def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
 def expect_driver(net: mx.gluon.Block) -> None:
     """Says that `net` is called through Devices only, for the texts of timeouts."""
     for layer in synchronized_layers(net):
-        for key, _ in layer.groups():
-            load().gluon_syncbn_expect_driver(key)
+        load().gluon_syncbn_expect_driver(layer.key)
 
 
 def _set_participants(layer, contexts):
-    for key, members in layer.groups():
-        active = [c for c in contexts if c in members or not members]
-        load().gluon_syncbn_set_participants(key, " ".join(map(str, active)))
+    load().gluon_syncbn_set_participants(layer.key, " ".join(map(str, contexts)))
 
 
 def _copy_running_statistics(layer, contexts):
     """From the first active context to the skipped ones."""
     for parameter in (layer.running_mean, layer.running_var):
-        if not data_of(parameter):
-            continue  # the net was not called, and has no shapes yet
-        for _, members in layer.groups():
-            active = [context for context in contexts if context in members]
-            for context in members:
-                if active and context not in active:
-                    parameter.data(active[0]).copyto(parameter.data(context))
+        for data in data_of(parameter):  # none, if the net has no shapes yet
+            if data.context not in contexts:
+                parameter.data(contexts[0]).copyto(data)

@@ -1,9 +1,9 @@
-"""The moments of batches that native code collects in each group of a net's layers.
+"""The moments of batches that native code collects in a net's layers.
 
-Called by ``recompute.py``. Every BatchNorm synchronizes meanwhile. While a group
-collects, its layer takes each batch's statistics in inference, too, and leaves its
-running statistics alone: so nothing else in a net has to change. It must not know how a
-net is driven.
+Called by ``recompute.py``. Every BatchNorm synchronizes meanwhile. While a layer
+collects, it takes each batch's statistics in inference, too, and leaves its running
+statistics alone: so nothing else in a net has to change. It must not know how a net is
+driven.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[None]:
 
 
 class Collected(NamedTuple):
-    """The moments of a group; see src/op/collected_moments.h."""
+    """The moments of a layer; see src/op/collected_moments.h."""
 
     batches: int
     is_unbiased: bool
@@ -88,7 +88,7 @@ class Collected(NamedTuple):
 
 @contextmanager
 def collecting(keys: Iterable[str]) -> Iterator[None]:
-    """In the ``with`` block the groups of these keys collect moments."""
+    """In the ``with`` block the layers of these keys collect moments."""
     mx.nd.waitall()  # calls that are queued already would be taken for batches
     try:
         for key in keys:
@@ -100,7 +100,7 @@ def collecting(keys: Iterable[str]) -> Iterator[None]:
 
 
 def collected(key: str) -> Collected | None:
-    """The moments that a group has collected; None if it has had no batch."""
+    """The moments that a layer has collected; None if it has had no batch."""
     size = load().gluon_syncbn_collected(key, None, 0)
     if size == 0:
         return None

@@ -122,13 +122,13 @@ def recompute_statistics(
                 f"{net.name} has no BatchNorm that is not frozen, expected at least one"
             )
         # By key: a layer may be in several places.
-        groups = {key: (layer, on) for layer in layers for key, on in layer.groups()}
-        with collecting(groups):
+        by_key = {layer.key: layer for layer in layers}
+        with collecting(by_key):
             _run(net, layers, itertools.islice(batches, steps))
-            found = list(map(collected, groups))
-        layers = [layer for layer, _ in groups.values()]
+            found = list(map(collected, by_key))
+        layers = list(by_key.values())
         ranks = [layer.ranks() for layer in layers]
-    _write(groups.values(), _of_all_ranks(found, layers, ranks), variance)
+    _write(layers, _of_all_ranks(found, layers, ranks), variance)
 
 
 def _run(net, layers, batches):
@@ -173,10 +173,10 @@ def _told(batches):
 
 
 def _of_all_ranks(found, layers, ranks):
-    """The moments of each group, from its rank that had the most batches.
+    """The moments of each layer, from the rank of its group that had the most batches.
 
     All ranks of a group have collected the same until the first of them has joined.
-    `layers` and `ranks` are those of each group. Raises on all ranks what concerns one.
+    Raises on all ranks what concerns one.
     """
     faults = filter(None, map(_fault, layers, found))
     everyone = allgather((next(faults, None), found), "recompute_statistics")
@@ -189,8 +189,8 @@ def _of_all_ranks(found, layers, ranks):
             "no batch has reached a BatchNorm that is not frozen, expected at least "
             "one batch and one such layer"
         )
-    per_group = [[collected[r][k] for r in members] for k, members in enumerate(ranks)]
-    return [max(group, key=_count_batches) for group in per_group]
+    per_layer = [[collected[r][k] for r in members] for k, members in enumerate(ranks)]
+    return [max(group, key=_count_batches) for group in per_layer]
 
 
 def _count_batches(collected):
@@ -207,17 +207,16 @@ def _fault(layer, collected):
     )
 
 
-def _write(groups, found, variance):
+def _write(layers, found, variance):
     """Sets the statistics; layers may share them."""
     merged: dict[Any, Any] = {}
-    for (layer, contexts), one in zip(groups, found):
-        for context in contexts if one else ():
-            place = layer.running_mean, layer.running_var, context
+    for layer, one in zip(layers, found):
+        if one:
+            place = layer.running_mean, layer.running_var
             merged[place] = merged[place].merged(one) if place in merged else one
     with autograd.pause(), deferred_interrupt():
-        for (*parameters, context), one in merged.items():
+        for parameters, one in merged.items():
             values = one.total.mean, one.variance(variance)
             for parameter, value in zip(parameters, values):
                 for data in data_of(parameter):
-                    if data.context == context:
-                        data[:] = value.astype(data.dtype)
+                    data[:] = value.astype(data.dtype)

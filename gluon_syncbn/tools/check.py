@@ -1,7 +1,7 @@
 """Compares the layer on several contexts with one float64 batch normalization in NumPy.
 
-Called by ``__main__.py`` and ``bench.py``, so that users see the library compute right
-on their machines. It shares no formula with the library.
+Called by ``__main__.py``, so that users see the library compute right on their
+machines, and by benchmark_layer.py. It shares no formula with the library.
 """
 
 from __future__ import annotations
@@ -76,33 +76,17 @@ class Candidate:
         for shard in self._xs:
             shard.attach_grad()
 
-    def forward(self) -> None:
-        """The forward pass, up to finished arrays."""
-        self._queue_forward()
-        mx.nd.waitall()
-
-    def backward(self) -> None:
-        """The backward pass of the last forward, up to finished arrays."""
-        self._queue_backward()
-        mx.nd.waitall()
-
     def step(self) -> None:
-        """Forward and backward, without a wait in between."""
-        self._queue_forward()
-        self._queue_backward()
+        """Forward and backward, up to finished arrays."""
+        with mx.autograd.record():
+            self._ys = self._map(self._net, self._xs)
+        self._map(lambda y, dy: y.backward(dy), self._ys, self._dys)
         mx.nd.waitall()
 
     def results(self) -> list[np.ndarray]:
         """y and dx of the last step, each of the whole batch."""
         dxs = [shard.grad for shard in self._xs]
         return [np.concatenate([a.asnumpy() for a in part]) for part in (self._ys, dxs)]
-
-    def _queue_forward(self):
-        with mx.autograd.record():
-            self._ys = self._map(self._net, self._xs)
-
-    def _queue_backward(self):
-        self._map(lambda y, dy: y.backward(dy), self._ys, self._dys)
 
 
 def step(

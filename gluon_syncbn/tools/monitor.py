@@ -153,9 +153,7 @@ class Monitor:
 
     def _layer_waits(self):
         seconds = load().gluon_syncbn_wait_seconds
-        return [
-            sum(seconds(key) for key, _ in layer.groups()) for layer in self._layers
-        ]
+        return [seconds(layer.key) for layer in self._layers]
 
     def _note_finished(self):
         """For each device the time when all work on the net is done: 0 until then.

@@ -1,40 +1,38 @@
 """Measures the memory of a training step of a 50-layer net, with and without fusion.
 
-ResNet-50 with LeakyReLU, in two arrangements, see leaky_resnet.py. Three variants:
-nn.BatchNorm and SyncBatchNorm with LeakyReLU blocks, and SyncBatchNorm with the
-activation fused, which lets MXNet free the layer's input after forward.
+ResNet-50 with LeakyReLU, in two arrangements: "pre-activation" (He et al.,
+arXiv:1603.05027), where a LeakyReLU follows every normalization; and "post-activation"
+(He et al., arXiv:1512.03385), where one follows two of three, and the sum of a block is
+activated. Three variants: nn.BatchNorm and SyncBatchNorm with LeakyReLU blocks, and
+SyncBatchNorm with the activation fused, which lets MXNet free the layer's input.
 
 Each variant is compared with the first in float64, and measured only if it is right.
 Then each is measured in another process, in its first step of the size, on one CPU
 context: bytes that MXNet's storage holds, by its own profiler (counter "Memory: cpu/0",
 which every allocation and release of a tensor updates), relative to before the step,
-when parameters and gradients are allocated. "after forward" is what backward needs: the
-activations.
+when parameters and gradients are allocated. "after forward" is what backward needs.
 
     python scripts/benchmarks/benchmark_memory.py  # about 5 minutes
     python scripts/benchmarks/benchmark_memory.py --batch 2 --crop 96 --modes hybridize
 """
 
 import argparse
-import bisect
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 # Before MXNet is imported: an explicit, equal number of threads for everyone.
-THREADS = len(os.sched_getaffinity(0))
-os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 import benchmarking  # noqa: E402
-import leaky_resnet  # noqa: E402
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, profiler  # noqa: E402
+from mxnet.gluon import HybridBlock, nn  # noqa: E402
 
 from gluon_syncbn import convert_sync_batchnorm  # noqa: E402
 
@@ -44,13 +42,64 @@ VARIANTS = {
     "SyncBatchNorm": lambda net: convert_sync_batchnorm(net, num_devices=1),
     "fused": lambda net: convert_sync_batchnorm(net, num_devices=1, fuse=True),
 }
-POINTS = 50  # of a curve, in forward and in backward each
+ARRANGEMENTS = "pre-activation", "post-activation"
+# Blocks, channels and stride of each stage.
+STAGES = (3, 256, 1), (4, 512, 2), (6, 1024, 2), (3, 2048, 2)
 COUNTER = "Memory: cpu/0"
+
+
+def sequence(*blocks):
+    net = nn.HybridSequential()
+    net.add(*blocks)
+    return net
+
+
+def convolution(channels, size=1, stride=1):
+    return nn.Conv2D(channels, size, stride, size // 2, use_bias=False)
+
+
+def norm_and_activation():
+    return nn.BatchNorm(), nn.LeakyReLU(0.01)
+
+
+class Bottleneck(HybridBlock):
+    """Normalizes and activates before each convolution; or after it, and the sum."""
+
+    def __init__(self, channels, stride, project, before):
+        super().__init__()
+        self.before = sequence(*norm_and_activation()) if before else None
+        self.body = sequence(
+            convolution(channels // 4),
+            *norm_and_activation(),
+            convolution(channels // 4, 3, stride),
+            *norm_and_activation(),
+            convolution(channels),
+            *([] if before else [nn.BatchNorm()]),
+        )
+        projection = convolution(channels, 1, stride)
+        projection = projection if before else sequence(projection, nn.BatchNorm())
+        self.shortcut = projection if project else None
+        self.after = None if before else nn.LeakyReLU(0.01)
+
+    def hybrid_forward(self, F, x):
+        body_input = x if self.before is None else self.before(x)
+        shortcut = x if self.shortcut is None else self.shortcut(body_input)
+        y = self.body(body_input) + shortcut
+        return y if self.after is None else self.after(y)
 
 
 def make_net(arrangement, variant, mode, dtype="float32"):
     """The net with the same parameters in every variant."""
-    net = VARIANTS[variant](leaky_resnet.resnet50(arrangement))
+    before = arrangement == "pre-activation"
+    blocks = [
+        Bottleneck(channels, stride if first else 1, first, before)
+        for count, channels, stride in STAGES
+        for first in [True] + [False] * (count - 1)
+    ]
+    stem = convolution(64, 7, 2), *norm_and_activation(), nn.MaxPool2D(3, 2, 1)
+    last = norm_and_activation() if before else ()
+    net = sequence(*stem, *blocks, *last, nn.GlobalAvgPool2D(), nn.Dense(10))
+    net = VARIANTS[variant](net)
     net.cast(dtype)
     mx.random.seed(0)
     net.initialize(mx.init.Xavier())
@@ -66,11 +115,11 @@ def forward(net, x):
     return y
 
 
-def verify(arrangement, mode, variants):
+def verify(arrangement, mode):
     """Exits unless the variants' outputs and gradients are those of the first."""
     x = np.random.default_rng(0).normal(size=(2, 3, 33, 33))  # 2 x 2 in the last stage
     expected = None
-    for variant in dict.fromkeys(["BatchNorm", *variants]):
+    for variant in VARIANTS:
         net = make_net(arrangement, variant, mode, "float64")
         y = forward(net, mx.nd.array(x, dtype="float64"))
         y.backward(mx.nd.ones_like(y))
@@ -95,9 +144,8 @@ def stored_bytes(trace):
 
 def highest(samples, begin, end):
     """The largest value between two times, that at the beginning included."""
-    times = [t for t, _ in samples]
-    first = max(0, bisect.bisect_right(times, begin) - 1)
-    return max(value for _, value in samples[first : bisect.bisect_right(times, end)])
+    former = [value for time_of, value in samples if time_of <= begin][-1:]
+    return max(former + [v for time_of, v in samples if begin < time_of <= end])
 
 
 def measure(arrangement, variant, mode, batch, crop):
@@ -120,43 +168,17 @@ def measure(arrangement, variant, mode, batch, crop):
         end = time.time()
         samples = stored_bytes(trace)
     before = highest(samples, begin, begin)
-
-    def megabytes(begin, end):
-        """At the most between two times, above those before the step."""
-        return round((highest(samples, begin, end) - before) / 1e6, 1)
-
-    halves = [np.linspace(*t, POINTS + 1) for t in ((begin, middle), (middle, end))]
-    parts = [part for edges in halves for part in zip(edges, edges[1:])]
     row = {"arrangement": arrangement, "variant": variant, "mode": mode}
-    row.update(batch=batch, crop=crop)
-    row["forward_ms"] = round(1e3 * (middle - begin), 1)
-    row["backward_ms"] = round(1e3 * (end - middle), 1)
-    row["mxnet"] = {
-        "before_mb": round(before / 1e6, 1),
-        "after_forward_mb": megabytes(middle, middle),
-        "peak_mb": megabytes(begin, end),
-        "curve_mb": [megabytes(*part) for part in parts],
-    }
+    row.update(batch=batch, crop=crop, before_mb=round(before / 1e6, 1))
+    for name, start, stop in (("after_forward", middle, middle), ("peak", begin, end)):
+        above = highest(samples, start, stop) - before
+        row[f"{name}_mb"] = round(above / 1e6, 1)
     return row
-
-
-def measure_apart(*case):
-    """`measure` in another process."""
-    with tempfile.NamedTemporaryFile() as output:
-        case = json.dumps(case)
-        command = [sys.executable, __file__, "--case", case, "--output", output.name]
-        subprocess.run(command, check=True, timeout=600)
-        return json.loads(Path(output.name).read_text())
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, choices in (
-        ("--arrangements", list(leaky_resnet.BLOCKS)),
-        ("--variants", list(VARIANTS)),
-        ("--modes", MODES),
-    ):
-        parser.add_argument(name, nargs="+", choices=choices, default=choices)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--crop", type=int, default=240)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
@@ -166,15 +188,14 @@ def main():
         options.output.write_text(json.dumps(measure(*options.case)))
         return
     rows = []
-    for arrangement, mode in itertools.product(options.arrangements, options.modes):
-        verify(arrangement, mode, options.variants)
-        size = options.batch, options.crop
-        case = [measure_apart(arrangement, v, mode, *size) for v in options.variants]
-        lines = [{**row, **row["mxnet"]} for row in case]
-        columns = "arrangement", "mode", "variant", "after_forward_mb", "peak_mb"
-        benchmarking.print_rows(lines, *columns)
-        rows += case
-    benchmarking.write(options.output, {"rows": rows})
+    for arrangement, mode in itertools.product(ARRANGEMENTS, options.modes):
+        verify(arrangement, mode)
+        for variant in VARIANTS:
+            case = arrangement, variant, mode, options.batch, options.crop
+            rows.append(benchmarking.run_apart("--case", json.dumps(case)))
+    columns = "arrangement", "mode", "variant", "after_forward_mb", "peak_mb"
+    benchmarking.print_rows(rows, *columns)
+    benchmarking.write(options.output, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Parts of all benchmark scripts: processes, medians, bandwidth, the machine, JSON.
+"""Parts of all benchmark scripts: taking turns, medians, the machine, JSON.
 
 Called by the scripts beside it and by the ablation. It must not know what is measured.
 """
@@ -9,15 +9,13 @@ import platform
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
+import time
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 
 import gluon_syncbn
-from gluon_syncbn.tools.bench import take_turns
 
 # Arguments of hybridize for each mode of a Gluon net; None is imperative.
 MODES = {
@@ -28,36 +26,21 @@ MODES = {
 }
 
 
-def in_processes(counts, output):
-    """Runs the calling script once for each number of contexts; joins what they write.
-
-    Contexts share the cores, so each run has cores / contexts OpenMP threads, as users
-    are told to set it. The script measures where OMP_NUM_THREADS is set. What is not in
-    rows is that of the first number.
-    """
-    documents = []
-    with tempfile.TemporaryDirectory() as folder:
-        for count in counts:
-            threads = max(1, len(os.sched_getaffinity(0)) // count)
-            part = Path(folder) / f"{count}.json"
-            options = "--contexts", str(count), "--output", str(part)
-            result = subprocess.run(
-                [sys.executable, *sys.argv, *options],
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            )
-            if result.returncode != 0:
-                sys.exit(result.returncode)
-            documents.append(json.loads(part.read_text()))
-    document = documents[0]
-    machine = document["machine"]
-    machine["environment"]["OMP_NUM_THREADS"] = "cores / contexts, at least 1"
-    document["rows"] = [row for part in documents for row in part["rows"]]
-    write(output, document)
-
-
 def set_mode(net, mode):
     if MODES[mode] is not None:
         net.hybridize(**MODES[mode])
+
+
+def take_turns(steps, repetitions, warm_up=3):
+    """Seconds of each of `steps`; they take turns, so noise affects all equally."""
+    times = {name: [] for name in steps}
+    for repetition in range(warm_up + repetitions):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if repetition >= warm_up:
+                times[name].append(time.perf_counter() - start)
+    return times
 
 
 def statistics(seconds):
@@ -71,29 +54,18 @@ def statistics(seconds):
     }
 
 
-def bandwidth(megabytes=256, repetitions=9):
-    """Memory bandwidth of one process with all its threads, in GB/s.
-
-    ``copy``: bytes read plus bytes written of a parallel memory copy; ``read``: bytes
-    read of a parallel maximum. NumPy in one thread per core; it releases the
-    interpreter lock.
-    """
-    threads = len(os.sched_getaffinity(0))
-    source = np.ones(megabytes * 2**20 // 4, np.float32)
-    target = np.zeros_like(source)
-    sources, targets = (np.array_split(array, threads) for array in (source, target))
-    with ThreadPoolExecutor(threads) as pool:
-        steps = {
-            "copy": lambda: list(pool.map(np.copyto, targets, sources)),
-            "read": lambda: list(pool.map(np.max, sources)),
-        }
-        times = take_turns(steps, repetitions)
-    copy, read = (source.nbytes / np.median(times[k]) / 1e9 for k in ("copy", "read"))
-    return {
-        "copy_gb_s": round(2 * copy, 2),
-        "read_gb_s": round(read, 2),
-        "threads": threads,
-    }
+def run_apart(*options, launcher=(), **environment):
+    """What the calling script writes in another process, with these options too."""
+    with tempfile.NamedTemporaryFile() as output:
+        command = [*launcher, sys.executable, *sys.argv, *options]
+        process = subprocess.run(
+            [*command, "--output", output.name],
+            env={**os.environ, **environment},
+            timeout=1500,
+        )
+        if process.returncode:
+            sys.exit(process.returncode)  # it has said why
+        return json.loads(Path(output.name).read_text())
 
 
 def add_output(parser, name):
@@ -102,43 +74,25 @@ def add_output(parser, name):
     parser.add_argument("--output", type=Path, default=output)
 
 
-def add_options(parser, name):
-    """--output, and --return-memory for `keep_memory`."""
-    add_output(parser, name)
-    parser.add_argument(
-        "--return-memory",
-        action="store_true",
-        help="measure with GLUON_SYNCBN_KEEP_MEMORY=0",
-    )
-
-
-def keep_memory(options):
-    """Keeps freed memory unless told not to; what a document says of it."""
-    if options.return_memory:
-        os.environ["GLUON_SYNCBN_KEEP_MEMORY"] = "0"
-    return "kept" if gluon_syncbn.keep_freed_memory() else "returned"
-
-
 def machine():
     """Hardware and versions that a figure belongs to."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    settings = {
+        name: os.environ[name]
+        for name in sorted(os.environ)
+        if name.startswith(("OMP_", "MXNET_", "GLUON_SYNCBN_"))
+    }
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "last_level_cache": _last_level_cache(),
-        "memory_gb": round(
-            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1
-        ),
+        "memory_gb": round(memory, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
         "mxnet": mx.__version__,
         "gluon_syncbn": gluon_syncbn.__version__,
-        **_versions("numpy", "gluoncv", "torch"),
+        "numpy": np.__version__,
         "instruction_set": gluon_syncbn.features()["instruction_set"],
-        "environment": {
-            name: os.environ[name]
-            for name in sorted(os.environ)
-            if name.startswith(("OMP_", "MXNET_", "GLUON_SYNCBN_"))
-        },
+        "environment": settings,
     }
 
 
@@ -151,31 +105,13 @@ def print_rows(rows, *columns):
         print("  ".join(cells), flush=True)
 
 
-def write(path, document):
-    """Writes a document and the machine as JSON, a line for each of the rows."""
-    document = {"machine": machine(), **document}
-    lines = [f"  {json.dumps(row)}" for row in document["rows"]]
-    head = {name: value for name, value in document.items() if name != "rows"}
-    head = json.dumps(head, indent=1)[:-2]  # without the closing brace
+def write(path, rows, **others):
+    """Writes the machine and what was measured as JSON, a line for each of the rows."""
+    head = json.dumps({"machine": machine(), **others}, indent=1)[:-2]
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(head + ',\n "rows": [\n' + ",\n".join(lines) + "\n ]\n}\n")
+    path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
     print(f"written to {path}")
-
-
-def _versions(*packages):
-    """Versions of those that are installed."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _last_level_cache():
-    caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
-    return caches[-1].read_text().strip() if caches else None
 
 
 def _processor():

@@ -1,22 +1,17 @@
 """The settings of a run: one dataclass, from the command line, to and from JSON.
 
-A checkpoint carries them, so that predicting and resuming need no options. A resumed
-run may change those of `MAY_CHANGE` without leaving the path of the first run.
+A run folder keeps them, so that predicting and resuming need no options. A resumed run
+may change those of `MAY_CHANGE` without leaving the path of the first run.
 """
 
 import argparse
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 
 from .errors import UserError
 
 DATASETS = ("digits", "folder", "voc", "ade20k", "citys", "coco")
 MODELS = ("fastscnn", "fcn", "pspnet", "deeplabv3", "deeplabv3plus", "danet", "icnet")
-BACKBONES = (
-    "resnet50", "resnet101", "resnet152",
-    "resnest50", "resnest101", "resnest200", "resnest269", "xception",
-)  # fmt: skip
-NORMS = "syncbn", "bn"
-MAY_CHANGE = ("ctx", "data_root", "workers", "run_dir")
+MAY_CHANGE = "ctx", "data_root"
 
 
 def _option(default, text, choices=None, least=None):
@@ -27,94 +22,64 @@ def _option(default, text, choices=None, least=None):
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides what a run computes, and where it writes."""
+    """Everything that decides what a run computes."""
 
     dataset: str = _option("digits", "where the images come from", DATASETS)
     data_root: str = _option("", "folder of the data set (not for digits)")
-    num_classes: int = _option(0, "classes of --dataset folder", least=0)
-    class_names: str = _option("", "names of these classes, separated by commas")
+    class_names: str = _option("", "of --dataset folder, separated by commas")
     ignore_label: int = _option(255, "another unlabelled value of --dataset folder")
     train_images: int = _option(0, "train on so many; 0: all (digits: 600)", least=0)
     val_images: int = _option(0, "validate on so many; 0: all (digits: 100)", least=0)
     model: str = _option("fastscnn", "GluonCV model", MODELS)
-    backbone: str = _option(
-        "resnet50",
-        "GluonCV backbone; fastscnn has its own, deeplabv3plus takes only xception",
-        BACKBONES,
-    )
-    pretrained: bool = _option(
-        False, "start from GluonCV's ImageNet weights of the backbone (downloads them)"
-    )
+    backbone: str = _option("", "GluonCV backbone in place of the model's own")
+    pretrained: bool = _option(False, "start from GluonCV's ImageNet weights")
     crop_size: int = _option(96, "side of the square crop, a multiple of 32", least=32)
-    min_scale: float = _option(0.75, "smallest scale of training images", least=0.01)
-    max_scale: float = _option(1.25, "largest scale of training images", least=0.01)
-    norm: str = _option("syncbn", "batch norm of all devices or each", NORMS)
+    norm: str = _option("syncbn", "of all devices together or each", ("syncbn", "bn"))
     ctx: str = _option("cpu", "kind of device", ("cpu", "gpu"))
-    num_devices: int = _option(
-        2,
-        "devices; several CPU contexts are simulated devices that share one processor: "
-        "they show what the layer computes, not a speed-up",
-        least=1,
-    )
-    hybridize: bool = _option(
-        True, "compile the net with static_alloc and static_shape"
-    )
+    num_devices: int = _option(2, "CPU contexts share one processor", least=1)
     epochs: int = _option(12, "times every training image is seen", least=1)
     batch_size: int = _option(8, "images of a step, over all devices", least=1)
-    lr: float = _option(
-        0.1, "peak learning rate; falls to 0 as (1 - t/T)^0.9", least=1e-12
-    )
+    lr: float = _option(0.1, "peak; falls to 0 as (1 - t/T)^0.9", least=1e-12)
     warmup_epochs: float = _option(1.0, "epochs of linear warm-up", least=0)
     momentum: float = _option(0.9, "momentum of SGD", least=0)
     weight_decay: float = _option(1e-4, "weight decay of convolutions", least=0)
-    head_lr_mult: float = _option(
-        1.0, "learning rate of the heads over the backbone's", least=1e-12
-    )
-    aux_weight: float = _option(
-        0.2, "weight of the auxiliary head's loss (fcn, pspnet, deeplabv3*)", least=0
-    )
     seed: int = _option(0, "seed of everything random", least=0)
-    workers: int = _option(0, "threads that load batches; 0: load in line", least=0)
-    run_dir: str = _option("", "run folder; default runs/DATASET-MODEL-NORM")
 
     @classmethod
     def add_arguments(cls, parser):
         """Add an option for each field; only those given reach the namespace."""
         for item in fields(cls):
-            name, choices = flag(item.name), item.metadata["choices"]
-            default = "" if item.default == "" else f" (default: {item.default})"
-            options = {"default": argparse.SUPPRESS, "dest": item.name}
-            help_text = item.metadata["help"] + default
+            text, choices = item.metadata["help"], item.metadata["choices"]
+            options = {"type": item.type, "choices": choices}
             if item.type is bool:
-                off = f"--no-{name[2:]}"
-                parser.add_argument(
-                    name, action="store_true", help=help_text, **options
-                )
-                parser.add_argument(off, action="store_false", **options)
-            else:
-                metavar = {int: "N", float: "X", str: "TEXT"}[item.type]
-                options.update(choices=choices, metavar=None if choices else metavar)
-                parser.add_argument(name, type=item.type, help=help_text, **options)
+                options = {"action": "store_true"}
+            elif item.default != "":
+                text += f" (default: {item.default})"
+            default = argparse.SUPPRESS
+            parser.add_argument(flag(item.name), help=text, default=default, **options)
 
     @classmethod
     def from_dict(cls, values):
         """The settings in `values`, others by default; UserError for a wrong one."""
-        known = {item.name: item.metadata for item in fields(cls)}
-        for name, value in values.items():
-            if name not in known:
-                raise UserError(f"The setting {name!r} is unknown.")
-            check_value(name, value, known[name])
         config = cls(**values)
-        if not config.run_dir:
-            name = f"runs/{config.dataset}-{config.model}-{config.norm}"
-            config = replace(config, run_dir=name)
-        if config.model == "deeplabv3plus":
-            config = replace(config, backbone="xception")
-        check_together(config)
+        for item in fields(cls):
+            value, least = getattr(config, item.name), item.metadata["least"]
+            if least is not None and not least <= value < float("inf"):
+                raise UserError(
+                    f"{flag(item.name)} is {value}, but must be at least {least}."
+                )
+        if config.crop_size % 32:
+            raise UserError(
+                f"--crop-size is {config.crop_size}, but must be a multiple of 32."
+            )
+        if (config.dataset == "digits") != (not config.data_root):
+            raise UserError(
+                f"--dataset is {config.dataset} and --data-root is "
+                f"{config.data_root!r}, but digits have none, and all others need it."
+            )
+        if config.model == "fastscnn" and config.pretrained:
+            raise UserError("GluonCV has no ImageNet weights for --model fastscnn.")
         return config
-
-    def to_dict(self):
-        return asdict(self)
 
     def resumed_with(self, given):
         """These settings with the options given beside --resume, if they may."""
@@ -123,47 +88,11 @@ class Config:
                 raise UserError(
                     f"The run to resume has {flag(name)} {getattr(self, name)}, not "
                     f"{value}: a resumed run keeps all its settings but "
-                    + ", ".join(flag(item) for item in MAY_CHANGE)
-                    + "."
+                    f"{' and '.join(map(flag, MAY_CHANGE))}."
                 )
-        return self.from_dict({**self.to_dict(), **given})
+        return self.from_dict({**asdict(self), **given})
 
 
 def flag(name):
     """The option of a setting."""
     return "--" + name.replace("_", "-")
-
-
-def check_value(name, value, known):
-    """Raises UserError for a value that is not what the field's metadata says."""
-    choices, least = known["choices"], known["least"]
-    if choices and value not in choices:
-        wanted = "one of " + ", ".join(choices)
-    elif least is not None and not least <= value < float("inf"):
-        wanted = f"a number, at least {least}"
-    else:
-        return
-    raise UserError(f"{flag(name)} is {value!r}, but must be {wanted}.")
-
-
-def check_together(config):
-    """Raises UserError for settings that exclude each other."""
-    if config.min_scale > config.max_scale:
-        raise UserError(
-            f"--max-scale is {config.max_scale}, but must be at least --min-scale, "
-            f"which is {config.min_scale}."
-        )
-    if config.crop_size % 32:
-        raise UserError(
-            f"--crop-size is {config.crop_size}, but must be a multiple of 32."
-        )
-    if config.dataset == "digits" and config.data_root:
-        raise UserError("--data-root has no use with --dataset digits.")
-    if config.dataset != "digits" and not config.data_root:
-        raise UserError(f"--dataset {config.dataset} needs --data-root.")
-    if config.dataset != "folder" and (config.num_classes or config.class_names):
-        raise UserError("--num-classes and --class-names are for --dataset folder.")
-    if config.backbone == "xception" and config.model != "deeplabv3plus":
-        raise UserError("The backbone xception belongs to --model deeplabv3plus.")
-    if config.model == "fastscnn" and config.pretrained:
-        raise UserError("GluonCV has no ImageNet weights for fastscnn.")

@@ -1,18 +1,19 @@
 """One training step, an epoch of them, and an evaluation, on all devices.
 
-The net is made parallel here; the rest reads as if there were one device.
+Called by the scripts. The net is made parallel here; the rest reads as if there were
+one device.
 """
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from tqdm import tqdm
 
 from gluon_syncbn import ParallelCriterion, distributed, make_parallel
 
-from . import interrupts
-from .errors import UserError
+from .errors import Diverged
 from .metrics import Confusion
-from .models import output_weights
+from .models import build_model, open_contexts, output_weights
 
 
 def poly_lr(base, step, total, warmup):
@@ -38,8 +39,6 @@ class SegmentationLoss(gluon.HybridBlock):
         target = F.maximum(label, 0)
         losses = []
         for weight, output in zip(self._weights, outputs):
-            if not weight:
-                continue
             if output.shape[2:] != label.shape[1:]:  # ICNet's coarse outputs
                 output = F.contrib.BilinearResize2D(
                     output, height=self._size, width=self._size
@@ -54,12 +53,13 @@ class SegmentationLoss(gluon.HybridBlock):
 class Engine:
     """A net on its devices with optimizer and learning rate schedule."""
 
-    def __init__(self, net, contexts, config, steps_per_epoch, num_classes):
+    def __init__(self, config, num_classes, steps_per_epoch):
+        contexts = open_contexts(config.ctx, config.num_devices)
+        net = build_model(config, num_classes, contexts)
         # On one device too, where it computes the same: a comparison of numbers of
         # devices is then one of nothing else. Outputs are not gathered: they are as
         # large as images, and wanted on their devices.
-        sync_bn = config.norm == "syncbn"
-        self.net = make_parallel(net, contexts, sync_bn=sync_bn, gather=False)
+        self.net = make_parallel(net, contexts, config.norm == "syncbn", gather=False)
         self.config, self.num_classes = config, num_classes
         self.total = steps_per_epoch * config.epochs
         self.warmup = config.warmup_epochs * steps_per_epoch
@@ -72,18 +72,32 @@ class Engine:
 
         self.judge = ParallelCriterion(judge, self.net)
         options = {"momentum": config.momentum, "wd": config.weight_decay}
-        options["learning_rate"] = config.lr
         self.trainer = distributed.Trainer(net, "sgd", options)
         # Makes the trainer copy device 0's parameters to the others now. Left to the
-        # first step, that copy would race with running statistics: see `settle`.
+        # first step, that copy would race with running statistics: see `_settle`.
         self.trainer.allreduce_grads()
 
-    def seed_epoch(self, epoch):
-        """Seed MXNet (dropout) by epoch; each thread has generators of its own."""
-        seeds = [self.config.seed, epoch, *[distributed.rank()][: distributed.rank()]]
-        seed = int(np.random.default_rng(seeds).integers(2**31))
-        devices = self.net.devices
-        devices.map(lambda rank: mx.random.seed(seed + rank), range(len(devices)))
+    def train_epoch(self, batches, epoch):
+        """Train on a data set once; the mean loss of its batches."""
+        self._seed(epoch)
+        losses, title = [], f"epoch {epoch + 1}"
+        shown = {"total": batches.count, "leave": False, "disable": None}
+        bar = tqdm(batches.epoch(epoch), title, **shown)
+        for x, y in bar:
+            losses.append(self.step(x, y, epoch * batches.count + len(losses)))
+            if not np.isfinite(losses[-1]):
+                raise Diverged(f"The {title}'s loss is {losses[-1]}: lower --lr.")
+            bar.set_postfix(loss=f"{np.mean(losses):.3f}")
+        self._settle()
+        return float(np.mean(losses))
+
+    def _seed(self, epoch):
+        """Seed dropout by epoch and by device of all processes, in its thread."""
+        rng = np.random.default_rng([self.config.seed, epoch])
+        contexts = self.net.devices.contexts
+        first = int(rng.integers(2**30)) + distributed.rank() * len(contexts)
+        seeds = range(first, first + len(contexts))
+        self.net.devices.map(mx.random.seed, seeds, contexts)
 
     def step(self, x, y, step):
         """Train on one batch; return its loss, the mean over its labelled pixels."""
@@ -97,12 +111,12 @@ class Engine:
         self.trainer.step(len(y) / int(rows))  # 1 over all processes
         return float(distributed.allreduce(loss.asscalar()))
 
-    def settle(self):
-        """Finish the running statistics, to be called before they are read.
+    def _settle(self):
+        """Finish the running statistics before they are read.
 
         A static_shape graph updates them without telling MXNet's engine, so that a
         reader would not wait by itself. Without synchronization each device has its
-        own: those of device 0 are then taken for all, as a checkpoint can hold one set.
+        own: those of device 0 are then taken for all, as a file can hold one set.
         """
         mx.nd.waitall()
         self.trainer.join()  # processes that had no row of the last batch catch up
@@ -119,34 +133,10 @@ class Engine:
     def evaluate(self, batches):
         """Mean loss per labelled pixel and the confusion matrix of a data set."""
         confusion, total = Confusion(self.num_classes), 0.0
-        for x, y in batches:
+        for x, y in batches.epoch(0):
             prediction, loss = self.predict(x, y)
-            interrupts.check()
             confusion.add(y.astype(np.int32), prediction)
             total += loss
         confusion.counts = distributed.allreduce(confusion.counts)
         total = float(distributed.allreduce(total))
         return total / max(1, confusion.counts.sum()), confusion
-
-    def momenta(self):
-        """The optimizer's state by index, the same on every device."""
-        states = self.trainer._updaters[0].states
-        return {k: v.asnumpy() for k, v in states.items() if v is not None}
-
-    def set_momenta(self, momenta):
-        """Continue with an optimizer's state, which has to be that of this net."""
-        mine = {
-            index: parameter.shape
-            for index, parameter in enumerate(self.trainer._params)
-            if parameter.grad_req != "null" and self.config.momentum
-        }
-        if mine != {index: value.shape for index, value in momenta.items()}:
-            raise UserError(
-                "The checkpoint's optimizer state does not fit the net that its "
-                f"settings describe, which has {len(mine)} arrays of momentum."
-            )
-        for context, updater in zip(self.net.devices.contexts, self.trainer._updaters):
-            for index, value in momenta.items():
-                kind = self.trainer._params[index].dtype
-                updater.states[index] = mx.nd.array(value, ctx=context, dtype=kind)
-                updater.states_synced[index] = True

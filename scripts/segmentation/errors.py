@@ -5,7 +5,6 @@ keeps its traceback.
 """
 
 import argparse
-import signal
 import sys
 
 
@@ -24,20 +23,14 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"On the command line, {message} (see --help).")
 
 
-def exit_code(work, *args):
-    """Run `work(*args)`; return 0, 2 for a user's mistake or 130 for an interrupt."""
-    # A script that a shell has started in the background would ignore it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def exit_code(work):
+    """Run `work()`; return 0, 2 for a user's mistake or 130 for an interrupt."""
     try:
-        work(*args)
-        return 0
-    except UserError as error:
-        message = error
-    except OSError as error:  # a name that is too long, a folder of someone else's
-        message = f"The system reports: {error}."
-    except KeyboardInterrupt as error:  # its text is the command that continues
-        text = "interrupted: the checkpoints written so far are whole"
-        print(f"{text}; `{error}` continues" if str(error) else text, file=sys.stderr)
+        work()
+    except (UserError, OSError) as error:  # or a file that is not the user's to write
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: the epochs that were saved are whole", file=sys.stderr)
         return 130
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+    return 0

@@ -14,11 +14,9 @@ class Confusion:
         self.counts = np.zeros((num_classes, num_classes), np.int64)
 
     def add(self, truth, prediction):
-        labelled = truth >= 0
-        size = len(self.counts)
+        labelled, size = truth >= 0, len(self.counts)
         code = truth[labelled].astype(np.int64) * size + prediction[labelled]
-        pairs = np.bincount(code.astype(np.int64), minlength=size * size)
-        self.counts += pairs.reshape(size, size)
+        self.counts += np.bincount(code, minlength=size * size).reshape(size, size)
 
     def pixel_accuracy(self):
         return float(np.trace(self.counts) / max(1, self.counts.sum()))
@@ -31,5 +29,4 @@ class Confusion:
 
     def mean_iou(self):
         """The mean over the classes that are there or were predicted."""
-        iou = self.class_iou()
-        return float(np.nanmean(iou)) if np.isfinite(iou).any() else 0.0
+        return float(np.nanmean(self.class_iou()))

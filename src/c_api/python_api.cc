@@ -66,14 +66,6 @@ SYNCBN_EXPORT int gluon_syncbn_release_group(const char* key) {
   return CatchAll([&] { Registry::Get().Release(key); });
 }
 
-SYNCBN_EXPORT int64_t gluon_syncbn_batches(const char* key) {
-  return CatchAll(int64_t{0}, [&] { return LayerOf(key)->history.Batches(); });
-}
-
-SYNCBN_EXPORT int gluon_syncbn_set_batches(const char* key, int64_t batches) {
-  return CatchAll([&] { LayerOf(key)->history.SetBatches(batches); });
-}
-
 // Starts or ends the collection of a group's moments, see op/collected_moments.h.
 SYNCBN_EXPORT int gluon_syncbn_collect(const char* key, int starts) {
   return CatchAll([&] {
@@ -178,11 +170,8 @@ SYNCBN_EXPORT int gluon_syncbn_undo_statistics(const char* key, const char* devi
 }
 
 // Ends a group's open step, which was undone or not.
-SYNCBN_EXPORT int gluon_syncbn_end_step(const char* key, int undone) {
-  return CatchAll([&] {
-    const auto layer = LayerOf(key);
-    undone ? layer->history.EndUndone() : layer->history.Commit();
-  });
+SYNCBN_EXPORT int gluon_syncbn_end_step(const char* key) {
+  return CatchAll([&] { LayerOf(key)->history.EndStep(); });
 }
 
 // Takes the layer to warn of, see op/single_value.h; "" for none.

@@ -1,7 +1,6 @@
 // The activation, forward and backward, for a Value: a number, or a vector of numbers on the CPU.
-// Who includes it: cpu/tile_activation.inl and cuda/activation.cuh, each in its own namespace,
-// after Exp and Expm1 of its Values and SYNCBN_FORMULA, which marks its functions. Nothing here
-// knows memory layouts.
+// Who includes it: cpu/tile_kernels.inl and cuda/activation.cuh, each in its own namespace, after
+// SYNCBN_FORMULA, which marks its functions. Nothing here knows memory layouts.
 
 // Elements of a backward pass give u = x - origin[c], or u = f^-1(y) - origin[c], which is xmu *
 // unit[c]. The pass divides once for each channel: the sum of dz * u, or the coefficient of u.
@@ -17,13 +16,11 @@ enum Kind {
   kPlain,     // no activation; a backward pass reads x, or y of the identity
   kLeakyOfX,  // forward, or backward from x
   kLeakyOfY,  // backward from y
-  kEluOfX,    // forward, or backward from x
 };
 
-SYNCBN_HOST_DEVICE constexpr bool ReadsX(Kind kind) { return kind == kLeakyOfX || kind == kEluOfX; }
+SYNCBN_HOST_DEVICE constexpr bool ReadsX(Kind kind) { return kind == kLeakyOfX; }
 
 inline Kind KindOf(const Activation& activation, bool from_output) {
-  if (activation.function == Function::kElu) return kEluOfX;
   if (activation.function != Function::kLeakyRelu) return kPlain;
   return from_output ? kLeakyOfY : kLeakyOfX;
 }
@@ -33,21 +30,17 @@ struct KindConstant {
   static constexpr Kind value = kKind;
 };
 
-// The kinds that a pass, or one instance of it, has code for.
+// The kinds that a pass has code for.
 template <Kind... kKinds>
 struct Kinds {
-  static constexpr bool kFused = sizeof...(kKinds) > 1;
-
   // Calls run(constant of `kind`), which makes a kind at run time a template argument.
   template <typename Run>
-  SYNCBN_FORMULA static void With(Kind kind, const Run& run) {
-    if constexpr (kFused) {
-      (void)((kind == kKinds && (run(KindConstant<kKinds>()), true)) || ...);
-    } else {
-      (run(KindConstant<kKinds>()), ...);
-    }
+  static void With(Kind kind, const Run& run) {
+    (void)((kind == kKinds && (run(KindConstant<kKinds>()), true)) || ...);
   }
 };
+using ForwardKinds = Kinds<kPlain, kLeakyOfX>;
+using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY>;
 
 // Of one channel, or of as many columns as a vector holds.
 template <typename Value>
@@ -77,7 +70,6 @@ SYNCBN_FORMULA Value OnSlope(const Slopes<Value>& f, Value v) {
 template <Kind kKind, typename Value>
 SYNCBN_FORMULA Value Activate(Value z, const Slopes<Value>& f) {
   if (kKind == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
-  if (kKind == kEluOfX) return z > 0 ? z : f.slope * Expm1(z);
   return z;
 }
 
@@ -91,8 +83,5 @@ SYNCBN_FORMULA void Unwind(Value t, Value dy, const Affine<Value>& k, const Slop
     t = t > 0 ? t : f.inverse * t;
   }
   *u = t - k.mean;
-  if (!ReadsX(kKind)) return;
-  const Value z = k.Of(t);
-  if (kKind == kLeakyOfX) *dz = z <= 0 ? OnSlope(f, dy) : dy;
-  if (kKind == kEluOfX) *dz = z > 0 ? dy : f.slope * Exp(z) * dy;
+  if (ReadsX(kKind)) *dz = k.Of(t) <= 0 ? OnSlope(f, dy) : dy;
 }

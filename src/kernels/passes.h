@@ -15,12 +15,11 @@ namespace syncbn {
 enum class Request { kNull, kWrite, kAdd };
 
 // The function f that is fused into the layer, y = f(z).
-enum class Function { kIdentity, kLeakyRelu, kElu };
+enum class Function { kIdentity, kLeakyRelu };
 
 struct Activation {
   Function function = Function::kIdentity;
-  // For z <= 0 f(z) is slope * z (leaky ReLU; 0 makes it a ReLU) or slope * (exp(z) - 1) (ELU).
-  double slope = 0;
+  double slope = 0;  // of a leaky ReLU for z <= 0; 0 makes it a ReLU
 };
 
 // mean[c], m2[c] = mean and sum of squared deviations of x[:, c, :]; 0, 0 for an empty shard.
@@ -49,8 +48,8 @@ struct BackwardInput {
   Layout layout;
   const void *t, *dy;
   Activation activation;
-  // False: t is x; `scale` and `offset` are not read where f is the identity. True: t is y, f is no
-  // ELU, its slope is positive, and no scale is 0; `mean` is not read.
+  // False: t is x; `scale` and `offset` are not read where f is the identity. True: t is y, f's
+  // slope is positive, and no scale is 0; `mean` is not read.
   bool from_output;
   const double *mean, *scale, *offset;
 };

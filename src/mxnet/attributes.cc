@@ -2,8 +2,11 @@
 #include "mxnet/attributes.h"
 
 #include <limits>
+#include <set>
 #include <sstream>
+#include <vector>
 
+#include "core/error.h"
 #include "core/parse.h"
 
 namespace syncbn {
@@ -32,22 +35,12 @@ struct Attribute {
     if (!*flag && value != "False" && value != "0") Fail("True or False");
   }
 
-  std::set<Device> Devices(const std::string& part) const {
+  void Read(std::set<Device>* devices) const {
     try {
-      const std::set<Device> devices = ParseDevices(part);
-      if (!devices.empty()) return devices;
+      *devices = ParseDevices(value);
     } catch (const Error&) {
+      Fail("devices like \"cpu(0) cpu(1)\"");
     }
-    Fail("devices like \"cpu(0) cpu(1)\"");
-  }
-
-  void Read(std::set<Device>* contexts) const {
-    if (!value.empty()) *contexts = Devices(value);
-  }
-
-  void Read(std::vector<std::set<Device>>* groups) const {
-    std::istringstream parts(value);
-    for (std::string part; std::getline(parts, part, ';');) groups->push_back(Devices(part));
   }
 
   void Read(std::vector<int>* ranks) const {
@@ -67,16 +60,13 @@ struct Attribute {
   }
 };
 
-// Backward reads y where x_hat can be reconstructed from it: a ReLU has no inverse, and an ELU
-// loses x in the digits of y near -slope.
+// Backward reads y where x_hat can be reconstructed from it: a ReLU has no inverse.
 void ReadActivation(const Attribute& of, Options* options) {
   options->from_output = of.value == "identity" || of.value == "leaky_relu";
   if (of.value == "relu" || of.value == "leaky_relu") {
     options->activation.function = Function::kLeakyRelu;
-  } else if (of.value == "elu") {
-    options->activation.function = Function::kElu;
   } else if (of.value != "None" && of.value != "identity") {
-    of.Fail("None, identity, relu, leaky_relu or elu");
+    of.Fail("None, identity, relu or leaky_relu");
   }
 }
 
@@ -88,7 +78,6 @@ void Set(const Attribute& of, Attributes* out) {
   if (key == "guard") return of.Read(&out->guard);
   if (key == "chained") return of.Read(&out->chained);
   if (key == "masked") return of.Read(&options.masked);
-  if (key == "device_groups") return of.Read(&out->device_groups);
   if (key == "contexts") return of.Read(&options.contexts);
   if (key == "shared_name") return of.Read(&options.shared_name);
   if (key == "fix_gamma") return of.Read(&options.fix_gamma);
@@ -105,9 +94,8 @@ void Set(const Attribute& of, Attributes* out) {
     options.across_processes = of.value != "self";
     if (options.across_processes) of.Read(&options.ranks);
   } else if (key == "momentum") {
-    options.cumulative = of.value == "None";
-    const char expected[] = "a number from 0 to 1, or None";
-    if (!options.cumulative) of.Read(&options.momentum, 0.0, 1.0, expected);
+    const char expected[] = "a number from 0 to 1; recompute_statistics averages over batches";
+    of.Read(&options.momentum, 0.0, 1.0, expected);
   } else if (key == "timeout") {
     const char expected[] = "a number of seconds, inf for never, or 0 for the default";
     options.timeout = kMost;
@@ -124,27 +112,12 @@ Attributes ParseAttributes(int size, const char** keys, const char** values) {
   for (int i = 0; i < size; ++i) Set({keys[i], values[i]}, &attributes);
   if (attributes.group.empty()) Attribute{"group", ""}.Fail("the key of a layer");
   const Activation& activation = attributes.options.activation;
-  const bool has_inverse = attributes.options.from_output || activation.function == Function::kElu;
-  if (has_inverse && activation.function != Function::kIdentity && !(activation.slope > 0)) {
+  const bool is_leaky =
+      attributes.options.from_output && activation.function == Function::kLeakyRelu;
+  if (is_leaky && !(activation.slope > 0)) {
     Attribute{"slope", Concat(activation.slope)}.Fail("a positive number");
   }
   if (attributes.options.shared_name.empty()) attributes.options.shared_name = attributes.layer;
-  return attributes;
-}
-
-Attributes ForDevice(Attributes attributes, const Device& device) {
-  for (size_t i = 0; i < attributes.device_groups.size(); ++i) {
-    const std::set<Device>& part = attributes.device_groups[i];
-    if (!part.count(device)) continue;
-    attributes.group += Concat('/', i);
-    attributes.options.num_devices = static_cast<int>(part.size());
-    attributes.options.contexts = part;
-    return attributes;
-  }
-  if (!attributes.device_groups.empty()) {
-    FailLayer(attributes, "runs on ", device.Name(),
-              ", which is in none of the groups of contexts that group= names");
-  }
   return attributes;
 }
 

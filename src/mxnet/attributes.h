@@ -1,11 +1,8 @@
 // The attributes of a node `Custom(op_type="gluon_syncbn")`, as strings in a symbol's JSON.
 // Who uses it: custom_op.cc; batch_norm.py writes them.
 #pragma once
-#include <set>
 #include <string>
-#include <vector>
 
-#include "core/error.h"
 #include "op/sync_batch_norm.h"
 
 namespace syncbn {
@@ -19,23 +16,12 @@ struct Attributes {
   // graph was traced for GPU contexts.
   std::string guard = "any";
   bool chained = false;  // the node has an input "after", see custom_op.cc
-  // If not empty, a device synchronizes with its own set only, and with no other process.
-  std::vector<std::set<Device>> device_groups;
   Options options;
 
   int Inputs() const { return 3 + (chained ? 1 : 0) + (options.masked ? 1 : 0); }
 };
 
-// Throws an Error of the layer.
-template <typename... Parts>
-[[noreturn]] void FailLayer(const Attributes& of, const Parts&... parts) {
-  throw Error(Concat("SyncBatchNorm '", of.layer, "': ", parts...));
-}
-
 // Throws Error that names the attribute, the value and what is expected.
 Attributes ParseAttributes(int size, const char** keys, const char** values);
-
-// The attributes on one device: those of its device group, if the layer has such groups.
-Attributes ForDevice(Attributes attributes, const Device& device);
 
 }  // namespace syncbn

@@ -35,7 +35,7 @@ void Decide(void* /*run_context*/, void* parameter) {
       errors.count > std::max(*step->numbers.errors_seen, errors.before_recovery);
   *step->numbers.errors_seen = errors.count;
   if (step->is_computed && !has_failed) {
-    for (const auto& layer : step->layers) layer->history.Commit();
+    for (const auto& layer : step->layers) layer->history.EndStep();
     *step->numbers.verdict = kWhole;
     return;
   }

@@ -129,6 +129,12 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
 
 // ---- the properties: what a graph asks before it runs ------------------------------------------
 
+// Throws an Error of the layer.
+template <typename... Parts>
+[[noreturn]] void FailLayer(const Attributes& of, const Parts&... parts) {
+  throw Error(Concat("SyncBatchNorm '", of.layer, "': ", parts...));
+}
+
 struct Properties {
   Attributes attributes;
   std::string error;  // of the attributes; the creator itself must not throw, see Create
@@ -260,10 +266,9 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
   return Callback([&] {
     static AnyCallback callbacks[] = {Any(Delete<Operator>), Any(Forward), Any(Backward)};
     const Device device = ParseDevice(context);
-    const Attributes& of_layer = static_cast<Properties*>(state)->attributes;
-    CheckGuard(of_layer, device);
-    CheckCudaGraphs(of_layer, device);
-    const Attributes attributes = ForDevice(of_layer, device);
+    const Attributes& attributes = static_cast<Properties*>(state)->attributes;
+    CheckGuard(attributes, device);
+    CheckCudaGraphs(attributes, device);
     has_operators = true;
     Operator* op = new Operator(attributes, device,
                                 Registry::Get().FindOrCreate(attributes.group, attributes.layer));

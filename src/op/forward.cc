@@ -167,9 +167,7 @@ void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
                                   const ForwardTensors& of) const {
   if (count_ == 0) return;
   if (count_ == 1) NoteSingleValue(group_->layer());
-  const int64_t batches = history_->CountBatch(ticket_.number);
-  double keep = options_.momentum;
-  if (options_.cumulative) keep = static_cast<double>(batches) / static_cast<double>(batches + 1);
+  const double keep = options_.momentum;
   // One element has no unbiased variance; its biased one is 0.
   const double correction = options_.unbiased_running_var && count_ > 1
                                 ? count_ / (count_ - 1) : 1.0;

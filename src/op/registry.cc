@@ -34,7 +34,6 @@ std::shared_ptr<Layer> Registry::Find(const std::string& key) const {
 void Registry::Release(const std::string& key) {
   std::lock_guard<std::mutex> lock(mutex_);
   layers_.erase(key);
-  layers_.erase(layers_.lower_bound(key + '/'), layers_.lower_bound(key + char('/' + 1)));
 }
 
 std::string Registry::FirstFailure() const {

@@ -31,8 +31,7 @@ class Registry {
   std::shared_ptr<Layer> FindOrCreate(const std::string& key, const std::string& name);
   // Throws Error if there is none.
   std::shared_ptr<Layer> Find(const std::string& key) const;
-  // Releases the layer, and those of its groups of devices ("key/0"). Operators in flight keep a
-  // released layer alive.
+  // Operators in flight keep a released layer alive.
   void Release(const std::string& key);
 
   // The failure of the first failed layer, or an empty text.

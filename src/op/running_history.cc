@@ -17,23 +17,6 @@ bool SameBits(const Statistics& a, const Statistics& b) {
 
 }  // namespace
 
-int64_t RunningHistory::Batches() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return batches_;
-}
-
-void RunningHistory::SetBatches(int64_t batches) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  batches_ = batches_before_step_ = batches;
-}
-
-int64_t RunningHistory::CountBatch(int64_t call) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (call != latest_call_) ++batches_;
-  latest_call_ = call;
-  return batches_ - 1;
-}
-
 const RunningHistory::Step* RunningHistory::StepThatLeft(const Device& device,
                                                          const Statistics& statistics) const {
   const auto left = [&](const Step& step) {
@@ -49,15 +32,14 @@ const RunningHistory::Step* RunningHistory::StepThatLeft(const Device& device,
 
 void RunningHistory::Note(const Device& device, Statistics before, Statistics after) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // If no step has left them, they were loaded, or are those of the latest Commit.
+  // If no step has left them, they were loaded, or are those of the latest whole step.
   const Step* const step = StepThatLeft(device, before);
   Statistics first = step == nullptr ? before : step->before;
   steps_[device] = {std::move(first), std::move(before), std::move(after)};
 }
 
-void RunningHistory::Commit() {
+void RunningHistory::EndStep() {
   std::lock_guard<std::mutex> lock(mutex_);
-  batches_before_step_ = batches_;
   steps_.clear();
 }
 
@@ -72,12 +54,6 @@ bool RunningHistory::Undo(const Device& device, Statistics* statistics) const {
   if (step == nullptr) return false;
   *statistics = step->before;
   return true;
-}
-
-void RunningHistory::EndUndone() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  batches_ = batches_before_step_;
-  steps_.clear();
 }
 
 }  // namespace syncbn

@@ -21,17 +21,16 @@ enum class NonFinite { kPropagate, kSkip, kRaise };
 
 struct Options {
   int num_devices = 1;
-  double epsilon = 1e-5;   // in squared units of x
-  double momentum = 0.9;   // fraction of the old running value that is kept
-  bool cumulative = false;  // momentum=None: running values are the mean of all batches' values
-  int axis = 1;             // one of x's; negative from the end
+  double epsilon = 1e-5;  // in squared units of x
+  double momentum = 0.9;  // fraction of the old running value that is kept
+  int axis = 1;           // one of x's; negative from the end
   bool fix_gamma = false;
   bool use_global_stats = false;
   bool unbiased_running_var = false;
   NonFinite nonfinite = NonFinite::kPropagate;
-  Activation activation;       // of the output
-  bool from_output = false;    // backward reads y instead of x; not for an ELU
-  bool masked = false;         // only the first rows of x are valid, see ForwardTensors
+  Activation activation;     // of the output
+  bool from_output = false;  // backward reads y instead of x
+  bool masked = false;       // only the first rows of x are valid, see ForwardTensors
   double timeout = 0;  // seconds; 0 means default_timeout
   std::set<Device> contexts;  // of the layer's parameters, if known; for messages
   bool across_processes = true;  // false: the devices of this process only

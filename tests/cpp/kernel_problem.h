@@ -64,25 +64,20 @@ struct Expected {
 inline double Size(long double value) { return static_cast<double>(std::fabs(value)); }
 
 // f(z). An error of z grows by f's steepest slope at most, because f is continuous; the roundings
-// of `slope`, of the function and of the product, and expm1's own unit are added to it.
+// of `slope` and of the product are added to it.
 inline Value Activate(const Activation& f, const Value& z, double eps) {
   if (f.function == Function::kIdentity) return z;
-  long double y = z.value;
-  if (y <= 0) y = f.slope * (f.function == Function::kElu ? std::expm1(y) : y);
-  return {y, std::max(1.0, f.slope) * z.error + 6 * eps * Size(y)};
+  const long double y = z.value <= 0 ? f.slope * z.value : z.value;
+  return {y, std::max(1.0, f.slope) * z.error + 4 * eps * Size(y)};
 }
 
 // dy * f'(z). f' jumps by |1 - slope| at 0, so dz may be wrong by as much of dy where the sign of z
-// is uncertain. The relative error of an exponential is the error of z.
+// is uncertain.
 inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) {
   if (f.function == Function::kIdentity) return {dy, 0};
-  const bool elu = f.function == Function::kElu;
-  long double dz = dy;
-  if (z.value <= 0) dz *= f.slope * (elu ? std::exp(z.value) : 1);
-  const double relative = elu ? 2 * z.error : 0;
-  double error = (6 * eps + relative) * Size(dz);
-  if (Size(z.value) <= z.error && z.error > 0)
-    error += (std::fabs(1 - f.slope) + relative * std::max(1.0, f.slope)) * std::fabs(dy);
+  const long double dz = z.value <= 0 ? f.slope * static_cast<long double>(dy) : dy;
+  double error = 4 * eps * Size(dz);
+  if (Size(z.value) <= z.error && z.error > 0) error += std::fabs(1 - f.slope) * std::fabs(dy);
   return {dz, error};
 }
 

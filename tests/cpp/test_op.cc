@@ -23,21 +23,14 @@ double Undone(const RunningHistory& history, const Device& device, double mean) 
   return statistics.mean[0];
 }
 
-TEST(StepsSinceACommitAreUndone) {
+TEST(UpdatesSinceTheLatestStepAreUndone) {
   RunningHistory history;
-  history.CountBatch(0);
   history.Note(kFirst, Of(0), Of(1));
-  history.Commit();
+  history.EndStep();
   CHECK(!history.IsOpen());
-  for (int step = 1; step < 3; ++step) {
-    history.CountBatch(step);
-    history.Note(kFirst, Of(step), Of(step + 1));
-  }
+  for (int step = 1; step < 3; ++step) history.Note(kFirst, Of(step), Of(step + 1));
   CHECK(history.IsOpen());
   CHECK_EQ(Undone(history, kFirst, 3), 1);
-  history.EndUndone();
-  CHECK(!history.IsOpen());
-  CHECK_EQ(history.Batches(), 1);
 }
 
 TEST(StatisticsThatOtherCodeHasWrittenStay) {

@@ -14,7 +14,6 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks import exchange_model
 from support.helpers import ROOT, run_tool
 
 pytestmark = [
@@ -65,17 +64,7 @@ def test_native(sanitizer, tmp_path):
     output = run_tool("ctest", "--test-dir", build, *options, *excluded)
     assert "100% tests passed" in output and "test_collective" in output
     if not sanitizer:
-        check_model_of_exchanges(run_tool(build / "test_many_ranks", "--count"))
         check_all_parts_on_the_emulated_gpu(build, tmp_path / "out")
-
-
-def check_model_of_exchanges(counted):
-    """The model of exchange_model.py has the real rounds and messages."""
-    ranks = [list(map(int, line.split())) for line in counted.splitlines()]
-    assert [row[0] for row in ranks if row[0] in (64, 256, 1024)] == [64, 256, 1024]
-    for size, rounds, messages in ranks:
-        assert rounds == exchange_model.rounds(size), size
-        assert messages == exchange_model.messages(size), size
 
 
 def check_gpu(build, out, emulated="1", **variables):
@@ -95,20 +84,15 @@ def check_all_parts_on_the_emulated_gpu(build, out):
     status, output = check_gpu(build, out)
     assert status == 0, output[-3000:]
     assert re.fullmatch(
-        "== passed: configure build benchmark_gpu layer( pytorch)? kernels; "
-        "left out:( pytorch)? memcheck racecheck synccheck initcheck; FAILED: none",
+        "== passed: configure build benchmark layer kernels; "
+        "left out: memcheck racecheck synccheck initcheck; FAILED: none",
         output.splitlines()[-1],
     )
     document = json.loads((out / "benchmark_gpu.json").read_text())
     assert document["machine"]["gpu"] == "an emulated GPU"
     assert len(document["rows"]) == 4
     table = (out / "benchmark_gpu.md").read_text()
-    assert "| (2, 8, 6, 6) | float16 | channels-last | " in table and table in output
-    assert [row["devices"] for row in document["forwards"]] == [1, 2, 4]
-    assert all(
-        f"| {row['devices']} | {row['begin']:.1f} | " in table
-        for row in document["forwards"]
-    )
+    assert "| [2, 8, 6, 6] | float16 | channels-last | " in table
 
     # The programs alone, carried to a machine without compilers.
     carried = build.with_name("carried")
@@ -124,26 +108,3 @@ def test_check_gpu_needs_a_gpu(tmp_path):
     if shutil.which("nvidia-smi") is None:
         status, output = check_gpu(tmp_path / "none", tmp_path, emulated="")
         assert status == 2 and output.startswith("nvidia-smi finds no GPU here; ")
-
-
-@pytest.mark.parametrize(
-    "log, failed",
-    [
-        ("========= COMPUTE-SANITIZER", "none"),
-        ("========= Error: Race reported between Write access at", "racecheck"),
-    ],
-)
-def test_time_out_of_a_sanitizer(tmp_path, log, failed):
-    """It fails the check only where the sanitizer has found something until then."""
-    tools = {
-        "nvidia-smi": "echo GPU 0",
-        "compute-sanitizer": "",
-        "timeout": f"echo '{log}'; exit 124",
-    }
-    for name, code in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
-        (tmp_path / name).chmod(0o755)
-    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PARTS": "racecheck"}
-    status, output = check_gpu(tmp_path, tmp_path / "out", emulated="", **variables)
-    assert status == (failed != "none")
-    assert output.splitlines()[-1].endswith(f"FAILED: {failed}"), output

@@ -69,7 +69,7 @@ def test_data_of_integers(devices):
 @pytest.mark.parametrize(
     "key, value, expected",
     [
-        ("momentum", "much", "a number from 0 to 1, or None"),
+        ("momentum", "None", "a number from 0 to 1; recompute_statistics averages"),
         ("num_devices", "1e10", "a count of devices, or 0 if unknown"),
         ("contexts", "cpu(x)", 'devices like "cpu(0) cpu(1)"'),
         ("flavour", "sweet", "no such attribute"),

@@ -20,7 +20,6 @@ from support.helpers import (
     set_mode,
     summed_grad,
     train_step,
-    value,
 )
 
 from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
@@ -63,33 +62,18 @@ def test_infinities_in_inference():
         assert x.grad.asnumpy()[3, 0] == slope
 
 
-@pytest.fixture
-def layer(devices):
-    layer = SyncBatchNorm(in_channels=3, momentum=None)
-    layer.initialize(ctx=devices.contexts)
-    return layer
-
-
-def test_number_of_batches_can_be_restored(layer, devices):
-    layer.num_batches_tracked = 3
-    with autograd.train_mode():
-        devices.map(layer, devices.split(X))
-    assert_near(
-        value(layer.running_mean), X.mean((0, 2, 3), "f8") / 4, count=120, scale=3
-    )
-    assert layer.num_batches_tracked == 4
-
-
 @pytest.mark.parametrize("initialized", [False, True])
-def test_a_copy_has_its_own_group(initialized, layer, devices):
-    layer = layer if initialized else SyncBatchNorm(in_channels=3)
+def test_a_copy_has_its_own_group(initialized, devices):
+    layer = SyncBatchNorm(in_channels=3)
+    if initialized:
+        layer.initialize(ctx=devices.contexts)
     twin = copy.deepcopy(layer)
+    assert twin.key != layer.key
     for each in layer, twin:
         each.initialize(ctx=devices.contexts, force_reinit=True)
     with autograd.train_mode():
         ys = devices.map(lambda shard: twin(layer(shard)), devices.split(X))
     assert np.isfinite(ys[1].asnumpy()).all()
-    assert layer.num_batches_tracked == twin.num_batches_tracked == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -116,7 +100,7 @@ def test_net_that_is_cast_after_it_ran(mode):
         assert_near(result, right, "float64", 72, scale=72 * abs(right).max())
 
 
-KINDS = {"identity": None, "relu": None, "leaky_relu": 0.01, "elu": 1.0}
+KINDS = {"identity": None, "relu": None, "leaky_relu": 0.01}
 
 
 @pytest.mark.parametrize("function", KINDS)

@@ -42,7 +42,7 @@ def assert_running(layer, devices, mean, var):
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_momentum_0_and_a_first_batch_forget(bad, count, make_devices):
+def test_momentum_0_forgets(bad, count, make_devices):
     """0 * NaN is NaN, and so is what the statistics were set to."""
     devices = make_devices(count)
     _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
@@ -52,27 +52,20 @@ def test_momentum_0_and_a_first_batch_forget(bad, count, make_devices):
     assert np.isnan(value(layer.running_var, count - 1)[1])
     call(devices, layer, GOOD)
     assert_running(layer, devices, mean, var)
-    layer = made(devices, momentum=None, running_mean_initializer=mx.init.Constant(bad))
-    call(devices, layer, GOOD)
-    assert_running(layer, devices, mean, var)
     layer = made(devices, momentum=1)
     call(devices, layer, spoiled(bad, 1))
     assert_running(layer, devices, np.zeros(3), np.ones(3))
 
 
-@pytest.mark.parametrize("momentum", [0.5, None])
 @pytest.mark.parametrize("count", [1, 2])
-def test_skip(count, momentum, make_devices):
+def test_skip(count, make_devices):
     devices = make_devices(count)
-    layer = made(devices, momentum=momentum, nonfinite="skip")
+    layer = made(devices, momentum=0.5, nonfinite="skip")
     _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
     call(devices, layer, GOOD)
     y = call(devices, layer, spoiled(np.nan, 0))
     assert np.isnan(y[:, 1]).all() and np.isfinite(y[:, [0, 2]]).all()
-    assert layer.num_batches_tracked == 1
-    old = 0.5 if momentum else 0.0
-    mean, var = old * 0 + (1 - old) * mean, old * 1 + (1 - old) * var
-    assert_running(layer, devices, mean, var)
+    assert_running(layer, devices, mean / 2, (1 + var) / 2)
 
 
 @pytest.mark.parametrize("row, device", [(0, "cpu(0)"), (3, "cpu(1)")])

@@ -14,7 +14,7 @@ from support.helpers import run_python, run_tool
 
 import gluon_syncbn
 from gluon_syncbn import __main__
-from gluon_syncbn.tools import bench, check
+from gluon_syncbn.tools import check
 
 
 def test_it_tells_what_there_is_and_that_it_is_right():
@@ -28,7 +28,6 @@ def test_it_tells_what_there_is_and_that_it_is_right():
     for mode in ("imperative", "hybridized"):
         for dtype in ("float32", "float64"):
             assert f"right on cpu(0) and cpu(1), {mode}, {dtype}: " in output
-    assert "contrib" not in output
 
 
 def test_a_reader_may_end_before_it():
@@ -96,25 +95,6 @@ def test_an_error_of_a_layer_is_a_sentence(monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "error: SyncBatchNorm 'norm', forward: something failed\n"
     )
-
-
-def test_the_benchmark_prints_all_three_layers(monkeypatch, capsys):
-    monkeypatch.setattr(bench, "STEPS", 1)
-    bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
-    output = capsys.readouterr().out
-    number = r" +-?\d+\.\d"
-    for place in bench.PLACES:
-        assert re.search(rf"^{place} +gluon_syncbn{number}{number}$", output, re.M)
-        assert re.search(rf"^{place} +BatchNorm{number}{number}$", output, re.M)
-        assert re.search(rf"^{place} +contrib{number} +-$", output, re.M)
-    assert "on one context only" in output
-
-
-def test_the_benchmark_does_not_time_what_is_wrong(monkeypatch, capsys):
-    monkeypatch.setitem(bench.LAYERS, "gluon_syncbn", bench.LAYERS["BatchNorm"])
-    monkeypatch.setattr(bench, "STEPS", 1)
-    with pytest.raises(check.WrongResultError, match="gluon_syncbn on 2 contexts"):
-        bench.report([mx.cpu(0), mx.cpu(1)], shape=(4, 3, 5, 5))
 
 
 def test_gpus_are_checked_where_there_are_kernels_for_them(monkeypatch):

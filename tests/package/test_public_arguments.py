@@ -31,10 +31,7 @@ SECONDS = "a positive number of seconds, or inf for never"
 CONTEXTS = "a list of mxnet.Context"
 TEXT = "a str without NUL and lone surrogates"
 PATH, INITIALIZER = "a path", "a str or mxnet.init.Initializer"
-GROUP = (
-    'None, "machine", "process", a list of ranks, a list of contexts, or a list of '
-    "such lists"
-)
+GROUP = 'None, "machine", "process", a list of ranks, or a list of such lists'
 SHARDED = "give it to a ParallelCriterion, or make the net without gather=False"
 ERRORS = TypeError, ValueError, AttributeError, AssertionError, RuntimeError
 
@@ -105,10 +102,6 @@ def of(make, method):
     return lambda *arguments, **options: getattr(make(), method)(*arguments, **options)
 
 
-def track(num_batches_tracked):
-    layer().num_batches_tracked = num_batches_tracked
-
-
 def participate(net, contexts):
     with g.participating(net, contexts):
         pass
@@ -132,7 +125,7 @@ OBJECTS = {
     "distributed.ShardSampler": sampled,
 }
 GOOD = {
-    "activation": "elu",
+    "activation": "leaky_relu",
     "array": 5,
     "batch": ARRAY,
     "batch_size": 4,
@@ -152,7 +145,7 @@ INITIALIZERS = "beta gamma running_mean running_variance"
 REFUSED = [
     (BOOLS, 2, "True or False"),
     (INITIALIZERS.replace(" ", "_initializer ") + "_initializer", 5, INITIALIZER),
-    ("activation", ["relu"], "None, 'identity', 'relu', 'leaky_relu' or 'elu'"),
+    ("activation", ["relu"], "None, 'identity', 'relu' or 'leaky_relu'"),
     ("array value", None, ""),  # any; what arrays must hold is in ROWS
     ("axis batch_axis in_channels", "3", "an int"),
     ("batch", [1, 2], "an NDArray or NumPy array"),
@@ -167,7 +160,7 @@ REFUSED = [
     ("group", [0, mx.cpu()], GROUP),
     ("k size steps", 0, "at least 1"),
     ("loss", 3, "a function"),
-    ("momentum", 1.5, "between 0 and 1, or None"),
+    ("momentum", 1.5, "between 0 and 1"),
     ("name reason", 5, "a str"),
     ("net", 3, "a gluon.Block"),
     ("nonfinite", "ignore", "'propagate', 'skip' or 'raise'"),
@@ -268,18 +261,22 @@ ROWS = [
     ("axis is at least -5, but got -6", partial(norm, axis=-6)),
     ("axis is at most 4, but got 5", partial(norm, axis=5)),
     (f"group is {GROUP}, but got array(", partial(norm, group=np.array([0, 1]))),
+    (f"group is {GROUP}, but got [[cpu(0)]", partial(norm, group=[TWO[:1], TWO[1:]])),
     ("group holds an empty list: [[], [0]]", partial(norm, group=[[], [0]])),
     ("group names 1 2 times", partial(norm, group=[[0, 1], [1]])),
     ("group names the rank -1, expected 0 or more", partial(norm, group=[-1])),
     (
-        "slope is for 'leaky_relu' and 'elu', but got 0.1 with activation='relu'",
+        "slope is for 'leaky_relu', but got 0.1 with activation='relu'",
         partial(norm, activation="relu", slope=0.1),
     ),
-    ("num_batches_tracked is at least 0, but got -1", partial(track, -1)),
+    ("but got 'elu': an ELU is a layer of its own", partial(norm, activation="elu")),
+    ("an ELU is a layer of its own", partial(norm, activation=nn.ELU())),
+    ("momentum is between 0 and 1, but got None: for", partial(norm, momentum=None)),
     ("data is an NDArray or Symbol, but got [ [[1. 1. 1", partial(call, [ARRAY])),
     ("data has shape (2, 4), expected 3 channels", partial(call, mx.nd.ones((2, 4)))),
     ("data has 2 to 5 dimensions, but got 6", partial(call, mx.nd.ones((2, 3, *ONES)))),
     ("momentum of b is between 0 and 1", partial(convert, bad_momentum)),
+    ("but got None: for the average", partial(convert, nn.BatchNorm(momentum=None))),
     # parallel nets
     (f"contexts is {CONTEXTS}, but got 'cpu'", partial(dense, "cpu")),
     ("net is parallel already and needs no make_par", lambda: parallel(dense(), TWO)),

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from ablation import results
+from ablation import load, summary, table
 from support.helpers import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -66,30 +66,10 @@ def test_steps_of_nets():
 
 @pytest.fixture(scope="module")
 def ablation():
-    return results.load(RESULTS / "ablation")
+    return load()
 
 
 def test_the_ablation(ablation):
-    assert_says(README, results.claim(ablation, "CamVid"))
-    assert results.summary(ablation) in README
-    assert results.table(ablation) in BENCHMARKS
-
-
-def test_several_devices_agree_with_one(ablation):
-    (agreement,) = (run for run in ablation.values() if run["kind"] == "agreement")
-    rows = [row for row in agreement["rows"] if row["dtype"] == "float64"]
-    rows = [row["differences"] for row in rows if row["devices"] > 1]
-    assert len(rows) == 2
-    for differences in rows:
-        assert max(differences[: results.AGREEING_STEPS]) < 1e-9
-    third = {
-        (row["dtype"], row["devices"]): f"{row['differences'][2]:.0e}"
-        for row in agreement["rows"]
-        if "differences" in row
-    }
-    assert_says(
-        (ROOT / "docs" / "guides" / "make_parallel.md").read_text(),
-        f"from that of one by {third['float64', 2]}.",
-        f"differs by {third['float32', 2]}, and that of the moved parameters by "
-        f"{third['float32', 1]}.",
-    )
+    for page, found in ((README, summary(ablation)), (BENCHMARKS, table(ablation))):
+        for line in found.splitlines():
+            assert line in page or set(line) == set("| -")

@@ -39,7 +39,7 @@ LONG, SHORT = 20, 0.3  # timeouts in seconds, of steps that succeed and that fai
 
 
 class Net(nn.HybridBlock):
-    """Branches between norms, one of which is used twice, and one counts batches."""
+    """Branches between norms, one of which is used twice."""
 
     def __init__(self):
         super().__init__(prefix="net_")  # parameters keep their order by name
@@ -47,7 +47,7 @@ class Net(nn.HybridBlock):
             self.first, self.left, self.right = (
                 nn.HybridSequential() for _ in range(3)
             )
-            for part, momentum in (self.first, 0.9), (self.left, None), (self.right, 0):
+            for part, momentum in (self.first, 0.9), (self.left, 0.5), (self.right, 0):
                 norm = gluon_syncbn.SyncBatchNorm(momentum=momentum)
                 part.add(nn.Conv2D(4, 3, padding=1), norm)
             self.twice, self.last = gluon_syncbn.SyncBatchNorm(), nn.Dense(3)

@@ -62,12 +62,10 @@ def backward(x, dy, gamma, axis=1, eps=1e-5):
 
 
 def activate(z, function, slope=0.0):
-    """f(z): "identity", "relu", "leaky_relu" (slope z for z <= 0) or "elu"."""
+    """f(z): "identity", "relu" or "leaky_relu" (slope z for z <= 0)."""
     z = np.asarray(z, np.float64)
     if function in (None, "identity"):
         return z
-    if function == "elu":
-        return np.where(z > 0, z, slope * np.expm1(np.minimum(z, 0)))
     return np.where(z > 0, z, (0.0 if function == "relu" else slope) * z)
 
 
@@ -76,8 +74,6 @@ def activation_gradient(z, function, slope=0.0):
     z = np.asarray(z, np.float64)
     if function in (None, "identity"):
         return np.ones_like(z)
-    if function == "elu":
-        return np.where(z > 0, 1.0, slope * np.exp(np.minimum(z, 0)))
     return np.where(z > 0, 1.0, 0.0 if function == "relu" else slope)
 
 

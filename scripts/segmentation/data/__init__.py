@@ -1,8 +1,8 @@
 """Data sets of (image, label) pairs, all with the same few attributes.
 
-Every data set has `classes` (names), `may_flip` (true if a mirrored image is still of
-its class), `len()` and `load(index)`, which returns an image, uint8 (height, width, 3),
-and a label map, int32 (height, width), -1 where it is unlabelled.
+They have `classes` (names), `may_flip` (is a mirrored image still of its class?),
+`len()` and `load(index)`, which returns an image, uint8 (height, width, 3), and a label
+map, int32 (height, width), -1 where it is unlabelled.
 """
 
 from .batches import Batches
@@ -14,16 +14,14 @@ __all__ = ["Batches", "open_datasets", "open_split", "read_image"]
 
 
 def open_split(split, config):
-    """The split "train", "val" or "test" of the digits, or of a folder of images."""
+    """The split "train" or "val", or of the digits and of folders "test"."""
     count = config.train_images if split == "train" else config.val_images
     if config.dataset == "digits":
         return DigitScenes(split, count or (600 if split == "train" else 100), config)
-    return FolderDataset(split, count, config)
+    kind = FolderDataset if config.dataset == "folder" else GluonCVDataset
+    return kind(split, count, config)
 
 
 def open_datasets(config):
     """The training and the validation set that the settings ask for."""
-    if config.dataset in ("digits", "folder"):
-        return open_split("train", config), open_split("val", config)
-    val = GluonCVDataset("val", config.val_images, config)
-    return GluonCVDataset("train", config.train_images, config, but_not=val), val
+    return open_split("train", config), open_split("val", config)

@@ -29,7 +29,7 @@ def scaled_to(image, label, short_side):
     return np.asarray(image), np.asarray(label)
 
 
-def train_view(image, label, crop, scales, may_flip, rng):
+def train_view(image, label, crop, may_flip, rng, scales=(0.75, 1.25)):
     """A random square: short side = crop times a random scale, padded if too small."""
     short = max(1, round(crop * rng.uniform(*scales)))
     image, label = scaled_to(image, label, short)

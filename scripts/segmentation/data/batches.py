@@ -1,11 +1,10 @@
 """The batches of an epoch: its images in their order, as arrays for the net.
 
 Order and augmentation depend on (seed, epoch, image) and nothing else, so a resumed run
-sees what the first one would have seen, with any number of loading threads.
+sees what the first one would have seen.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 
@@ -19,7 +18,7 @@ class Batches:
 
     def __init__(self, dataset, config, training):
         self._dataset, self._config, self._training = dataset, config, training
-        self.count, self.images = len(self._indices(0)), len(dataset)
+        self.count = -(-len(dataset) // config.batch_size)  # over all processes
 
     def _indices(self, epoch):
         order = np.arange(len(self._dataset))
@@ -34,13 +33,11 @@ class Batches:
     def view(self, epoch, index):
         """The crop of one image, uint8, and of its label map."""
         image, label = self._dataset.load(index)
-        config = self._config
+        crop = self._config.crop_size
         if not self._training:
-            return val_view(image, label, config.crop_size)
-        rng = np.random.default_rng([config.seed, epoch, index])
-        scales = (config.min_scale, config.max_scale)
-        may_flip = self._dataset.may_flip
-        return train_view(image, label, config.crop_size, scales, may_flip, rng)
+            return val_view(image, label, crop)
+        rng = np.random.default_rng([self._config.seed, epoch, index])
+        return train_view(image, label, crop, self._dataset.may_flip, rng)
 
     def assemble(self, views):
         """The arrays (x, y) of some views."""
@@ -50,15 +47,16 @@ class Batches:
 
     def epoch(self, epoch):
         """Yield the batches of one epoch, counted from 0."""
-        groups = self._indices(epoch)
-        if not self._config.workers:
-            for group in groups:
-                yield self.assemble(self.view(epoch, int(k)) for k in group)
-            return
-        with ThreadPoolExecutor(self._config.workers) as pool:
-            view, ready = partial(self.view, epoch), None
-            for group in [*groups, ()]:  # each is loaded while the one before trains
-                waiting = [pool.submit(view, int(k)) for k in group]
+
+        def load(indices):
+            return self.assemble([self.view(epoch, int(k)) for k in indices])
+
+        with ThreadPoolExecutor(1) as pool:
+            ready = None
+            for indices in self._indices(epoch):
+                loading = pool.submit(load, indices)  # while the one before trains
                 if ready:
-                    yield self.assemble(future.result() for future in ready)
-                ready = waiting
+                    yield ready.result()
+                ready = loading
+            if ready:
+                yield ready.result()

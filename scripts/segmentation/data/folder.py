@@ -1,105 +1,62 @@
-"""Images and label maps in two folders: images/SPLIT/NAME.jpg, labels/SPLIT/NAME.png.
-
-All label files are read once before training starts, so that a label out of range or a
-missing partner is found then and not in the tenth epoch.
-"""
+"""Images in one folder, images/SPLIT/NAME.jpg, labels in labels/SPLIT/NAME.png."""
 
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image
 
 from ..errors import UserError
-
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
-UNLABELLED = 255
 
 
 class FolderDataset:
     may_flip = True
 
     def __init__(self, split, count, config):
-        root = Path(config.data_root)
-        self.classes = _class_names(config)
-        self._ignore = {UNLABELLED, config.ignore_label}
-        pairs = _pairs(root, split)
-        for image, label in pairs:
-            self._check_pair(image, label)
-        self._pairs = pairs[: count or None]
+        self.classes = tuple(map(str.strip, config.class_names.split(",")))
+        if len(self.classes) < 2:
+            raise UserError(
+                f"--class-names is {config.class_names!r}, but --dataset folder needs "
+                "two names or more, separated by commas."
+            )
+        self._ignored = [255, config.ignore_label]
+        folder = Path(config.data_root) / "images" / split
+        endings = ".jpg", ".jpeg", ".png"
+        images = sorted(p for p in folder.glob("*") if p.suffix.lower() in endings)
+        if not images:
+            raise UserError(
+                f"There is no .jpg or .png image in {folder}: --dataset folder expects "
+                "images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png under --data-root, "
+                "with the splits train and val (and test for ablation.py)."
+            )
+        labels = Path(config.data_root) / "labels" / split
+        images = images[: count or None]
+        self._pairs = [(path, labels / f"{path.stem}.png") for path in images]
 
     def __len__(self):
         return len(self._pairs)
 
     def load(self, index):
-        image, label = self._pairs[index]
-        return read_image(image), self._read_label(label)
-
-    def _read_label(self, path):
-        label = _opened(path, decode=True)
-        if label.mode not in ("L", "P", "1", "I", "I;16"):
+        path, label_path = self._pairs[index]
+        image, label = read_image(path), np.asarray(_opened(label_path))
+        if label.shape != image.shape[:2]:
             raise UserError(
-                f"The label file {path} has mode {label.mode}, but must have a single "
-                "channel whose values are class numbers."
+                f"The label file {label_path} has the shape {label.shape}, but must "
+                f"have the rows and columns of its image, {image.shape[:2]}."
             )
-        values = np.asarray(label).astype(np.int32)
-        return np.where(np.isin(values, list(self._ignore)), -1, values)
-
-    def _check_pair(self, image, label):
-        values, count = self._read_label(label), len(self.classes)
-        wrong = values[(values >= count) | (values < -1)]
-        if wrong.size:
+        label = np.where(np.isin(label, self._ignored), -1, label.astype(np.int32))
+        if label.max() >= len(self.classes):
             raise UserError(
-                f"The label file {label} contains the label {wrong[0]}, but the "
-                f"{count} classes are 0 to {count - 1} and only "
-                f"{sorted(self._ignore)} mean unlabelled (--ignore-label)."
+                f"The label file {label_path} contains the label {label.max()}, but "
+                f"the {len(self.classes)} classes are counted from 0, and only "
+                f"{self._ignored} mean unlabelled (--ignore-label)."
             )
-        size = _opened(image).size
-        if size != values.shape[::-1]:
-            raise UserError(
-                f"The image {image} has {size[0]}x{size[1]} pixels, but its label file "
-                f"has {values.shape[1]}x{values.shape[0]}."
-            )
+        return image, label
 
 
-def _class_names(config):
-    names = tuple(filter(None, map(str.strip, config.class_names.split(","))))
-    if not names and not config.num_classes:
-        raise UserError("--dataset folder needs --num-classes or --class-names.")
-    if names and config.num_classes not in (0, len(names)):
-        raise UserError(
-            f"--num-classes is {config.num_classes}, but there are {len(names)} names."
-        )
-    names = names or tuple(f"class {k}" for k in range(config.num_classes))
-    if len(names) < 2:
-        raise UserError("A segmentation needs at least two classes.")
-    return names
-
-
-def _pairs(root, split):
-    folder = root / "images" / split
-    if not folder.is_dir():
-        raise UserError(
-            f"There is no folder {folder}: --dataset folder expects "
-            "images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png under --data-root, with "
-            "the splits train and val (and test for ablation.py)."
-        )
-    images = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_ENDINGS)
-    if not images:
-        raise UserError(f"The folder {folder} holds no .jpg or .png image.")
-    return [(path, root / "labels" / split / f"{path.stem}.png") for path in images]
-
-
-def refuse_truncated_images():
-    """Undo what `import gluoncv` does to Pillow: grey areas for missing data."""
-    ImageFile.LOAD_TRUNCATED_IMAGES = False
-
-
-def _opened(path, decode=False):
-    refuse_truncated_images()
+def _opened(path):
     try:
         with Image.open(path) as picture:
-            if decode:
-                picture.load()
+            picture.load()
             return picture
     except (OSError, ValueError, SyntaxError):
         raise UserError(f"The file {path} is not a readable image.") from None
@@ -107,4 +64,4 @@ def _opened(path, decode=False):
 
 def read_image(path):
     """The image as uint8 (height, width, 3)."""
-    return np.asarray(_opened(path, decode=True).convert("RGB"))
+    return np.asarray(_opened(path).convert("RGB"))

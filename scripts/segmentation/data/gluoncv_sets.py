@@ -4,77 +4,55 @@ They find and decode the files; scaling and cropping are ours (augment.py), seed
 image, because GluonCV's draw from a global generator and could not be resumed exactly.
 """
 
-import contextlib
-import io
-from pathlib import Path
-
+import gluoncv.data
 import numpy as np
+from PIL import ImageFile
 
 from ..errors import UserError
-from .folder import refuse_truncated_images
 
-# name: (class in gluoncv.data, what the data root must hold)
-_KINDS = {
-    "voc": ("VOCSegmentation", "VOC2012/ImageSets/Segmentation/val.txt"),
-    "ade20k": ("ADE20KSegmentation", "ADEChallengeData2016/images/training"),
-    "citys": ("CitySegmentation", "leftImg8bit/train"),
-    "coco": ("COCOSegmentation", "annotations/instances_train2017.json"),
+ImageFile.LOAD_TRUNCATED_IMAGES = False  # GluonCV: true, which makes missing data grey
+
+_CLASSES = {
+    "voc": "VOCSegmentation",
+    "ade20k": "ADE20KSegmentation",
+    "citys": "CitySegmentation",
+    "coco": "COCOSegmentation",
 }
+# A missing file, an empty folder, a damaged image, a label map of another data set.
+_ERRORS = AssertionError, ImportError, OSError, RuntimeError, ValueError, SyntaxError
 
 
 class GluonCVDataset:
     may_flip = True
 
-    def __init__(self, split, count, config, but_not=None):
-        name, expected = _KINDS[config.dataset]
-        self._what = f"--dataset {config.dataset}"
-        self._root = config.data_root
-        if not (Path(self._root) / expected).exists():
-            raise UserError(
-                f"{self._what} expects {expected} in the folder {self._root}, and it "
-                "is not there: see GluonCV's tutorial on preparing this data set."
-            )
-        self._set = self._open(name, split)
-        self.classes = tuple(self._set.CLASSES)
-        self._keep = self._without(but_not)[: count or None]
-        if not self._keep:
-            raise UserError(f"{self._what} found no {split} image in {self._root}.")
-
-    def _open(self, name, split):
-        import gluoncv.data
-
+    def __init__(self, split, count, config):
+        self._where = f"--dataset {config.dataset} in {config.data_root}"
+        loader = getattr(gluoncv.data, _CLASSES[config.dataset])
+        options, held_out = {"root": config.data_root, "mode": "testval"}, ()
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                loader = getattr(gluoncv.data, name)
-                return loader(root=self._root, split=split, mode="testval")
-        except ImportError:
-            raise UserError(
-                f"{self._what} needs the package pycocotools, which is not installed."
-            ) from None
-        except (AssertionError, OSError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"GluonCV's loader could not read {self._what} from {self._root}: "
-                f"{error or 'a file that is listed there is missing'}."
-            ) from None
+            self._set = loader(split=split, **options)
+            if config.dataset == "voc" and split == "train":  # the list trainval.txt
+                held_out = set(loader(split="val", **options).images)
+        except _ERRORS as error:
+            raise self._unreadable(error) from None
+        self.classes = tuple(self._set.CLASSES)
+        indices = range(len(self._set))
+        if held_out:
+            indices = [k for k in indices if self._set.images[k] not in held_out]
+        self._indices = indices[: count or None]
 
-    def _without(self, other):
-        """Indices not in the set `other`: VOC's 'train' is its trainval list."""
-        held_out = set(getattr(other._set, "images", ())) if other else ()
-        images = getattr(self._set, "images", None)
-        if images is None:
-            return list(range(len(self._set)))
-        return [k for k, path in enumerate(images) if path not in held_out]
+    def _unreadable(self, error):
+        return UserError(
+            f"GluonCV's loader could not read {self._where} (its tutorials show how to "
+            f"prepare it): {' '.join(str(error).split()) or type(error).__name__}."
+        )
 
     def __len__(self):
-        return len(self._keep)
+        return len(self._indices)
 
     def load(self, index):
-        refuse_truncated_images()
         try:
-            image, label = self._set[self._keep[index]]
-        except (AssertionError, OSError, ValueError, SyntaxError) as error:
-            raise UserError(
-                f"Image {index} of {self._what} in {self._root} cannot be read: "
-                f"{error or 'its label map holds an unknown label'}."
-            ) from None
+            image, label = self._set[self._indices[index]]
+        except _ERRORS as error:
+            raise self._unreadable(error) from None
         return image.asnumpy().astype(np.uint8), label.asnumpy().astype(np.int32)

@@ -1,5 +1,5 @@
 // The two passes that write a tensor, for one tile: f(b * (x - mean) + d), or b * u + d + a * dz in
-// backward, see tile_activation.inl; plus the old out on request. Forward has backward's struct
+// backward, see activation.inl; plus the old out on request. Forward has backward's struct
 // here: t is x, b its scale and d its offset.
 // Who includes it: tile_kernels.inl. The output may be one of the inputs (in place).
 //

@@ -73,10 +73,13 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
   }
 }
 
+#define SYNCBN_FORMULA SYNCBN_INLINE
+#include "kernels/activation.inl"
+#undef SYNCBN_FORMULA
+
 }  // namespace
 }  // namespace syncbn::cpu
 
-#include "kernels/cpu/tile_activation.inl"
 #include "kernels/cpu/tile_sums.inl"
 #include "kernels/cpu/tile_apply.inl"
 

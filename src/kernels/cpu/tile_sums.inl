@@ -1,5 +1,5 @@
 // The two reductions, of one tile: sums of (u, u * u) with u = x - first, or of (dz, dz * u), see
-// tile_activation.inl.
+// activation.inl.
 // Who includes it: tile_kernels.inl. Sums are float64 at once: memory is still what takes the time.
 //
 // For moments u is taken from the channel's first value in the tile. That is within

@@ -1,11 +1,6 @@
 // The activation on the device, and the numbers of a channel that lead from x to z.
 // Who uses it: maps.cuh, sums.cuh and batch_norm.cuh. Nothing here knows memory layouts.
-//
-// A kernel has one instance without an activation and one for all of them, because an instance for
-// each would take twice as long to compile. In the latter the kind is an argument, on which all
-// threads agree: a branch for each vector of elements, and none for an element.
 #pragma once
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/cuda/numeric.h"
@@ -13,18 +8,9 @@
 
 namespace syncbn::cuda {
 
-__device__ inline float Exp(float z) { return expf(z); }
-__device__ inline double Exp(double z) { return exp(z); }
-__device__ inline float Expm1(float z) { return expm1f(z); }
-__device__ inline double Expm1(double z) { return expm1(z); }
-
 #define SYNCBN_FORMULA __device__ inline
 #include "kernels/activation.inl"
 #undef SYNCBN_FORMULA
-
-using Plain = Kinds<kPlain>;
-using FusedForward = Kinds<kLeakyOfX, kEluOfX>;
-using FusedBackward = Kinds<kLeakyOfX, kLeakyOfY, kEluOfX>;
 
 // (x - mean) * scale + offset of one channel. The part of the mean that the arithmetic cannot hold
 // is in the offset, so nothing is lost where the mean is far from zero.
@@ -47,9 +33,9 @@ inline Unwinding UnwindingOf(const BackwardInput& input) {
 }
 
 // The numbers of a channel that Unwind reads; where it does not read x, the origin is all there is.
-template <typename A>
-__device__ Affine<A> AffineToUnwind(Kind kind, const Unwinding& by, int64_t channel) {
-  if (!ReadsX(kind)) return {static_cast<A>(by.origin[channel]), 0, 0};
+template <Kind kKind, typename A>
+__device__ Affine<A> AffineToUnwind(const Unwinding& by, int64_t channel) {
+  if (!ReadsX(kKind)) return {static_cast<A>(by.origin[channel]), 0, 0};
   return AffineOf<A>(by.origin[channel], by.scale[channel], by.offset[channel]);
 }
 

@@ -15,16 +15,14 @@ template <typename T, int kWidth, typename Map, int kMaps>
 __device__ void ApplyVector(const Map (&maps)[kMaps], const typename Map::Arguments& arguments,
                             const Vector<T, kWidth> (&tensors)[Map::kTensors],
                             Vector<T, kWidth>* out) {
-  Map::Kinds::With(arguments.kind, [&](auto kind) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      T elements[Map::kTensors];
+  for (int j = 0; j < kWidth; ++j) {
+    T elements[Map::kTensors];
 #pragma unroll
-      for (int k = 0; k < Map::kTensors; ++k) elements[k] = tensors[k].values[j];
-      const auto value = maps[j % kMaps].template Of<decltype(kind)::value>(elements, arguments.f);
-      out->values[j] = Store<T>(arguments.add ? Load(out->values[j]) + value : value);
-    }
-  });
+    for (int k = 0; k < Map::kTensors; ++k) elements[k] = tensors[k].values[j];
+    const auto value = maps[j % kMaps].Of(elements, arguments.f);
+    out->values[j] = Store<T>(arguments.add ? Load(out->values[j]) + value : value);
+  }
 }
 
 // `kWhole` as in Planes::SlotOf.

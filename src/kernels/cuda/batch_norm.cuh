@@ -128,37 +128,38 @@ template <typename T>
 void BatchNorm<T>::BackwardSums(const SumsPass& pass, void* workspace, Stream stream) {
   const GradientArguments<T> arguments{
       {In<T>(pass.t), In<T>(pass.dy)}, UnwindingOf(pass),
-      KindOf(pass.activation, pass.from_output),
       MakeSlopes<Arithmetic<T>>(pass.activation.slope), pass.sum_dz, pass.sum_dz_xmu};
   const Choice choice = Choose<T>(pass.layout, {pass.t, pass.dy});
-  const auto reduce =
-      arguments.kind == kPlain ? Reduce<T, PlainGradientSums, GradientArguments<T>>
-                               : Reduce<T, FusedGradientSums, GradientArguments<T>>;
-  reduce("BackwardSums", choice, pass.layout, arguments, workspace, stream);
+  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
+    Reduce<T, GradientSumsOf<decltype(kind)::value>::template Sums>(
+        "BackwardSums", choice, pass.layout, arguments, workspace, stream);
+  });
 }
 
 template <typename T>
 void BatchNorm<T>::Normalize(const NormalizePass& pass, Stream stream) {
   const NormalizeArguments<T> arguments{
-      {In<T>(pass.x)}, pass.mean, pass.scale, pass.offset, KindOf(pass.activation, false),
+      {In<T>(pass.x)}, pass.mean, pass.scale, pass.offset,
       MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.y),
       pass.request == Request::kAdd};
-  const auto apply = arguments.kind == kPlain ? Apply<T, NormalizeMap<T, Plain>>
-                                              : Apply<T, NormalizeMap<T, FusedForward>>;
-  apply("Normalize", Choose<T>(pass.layout, {pass.x, pass.y}), pass.layout, arguments, stream);
+  const Choice choice = Choose<T>(pass.layout, {pass.x, pass.y});
+  ForwardKinds::With(KindOf(pass.activation, false), [&](auto kind) {
+    Apply<T, NormalizeMap<T, decltype(kind)::value>>("Normalize", choice, pass.layout, arguments,
+                                                     stream);
+  });
 }
 
 template <typename T>
 void BatchNorm<T>::BackwardApply(const ApplyPass& pass, Stream stream) {
   const BackwardArguments<T> arguments{
       {In<T>(pass.t), In<T>(pass.dy)}, UnwindingOf(pass), pass.a, pass.b, pass.d,
-      KindOf(pass.activation, pass.from_output),
       MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.dx),
       pass.request == Request::kAdd};
-  const auto apply = arguments.kind == kPlain ? Apply<T, BackwardMap<T, Plain>>
-                                              : Apply<T, BackwardMap<T, FusedBackward>>;
-  apply("BackwardApply", Choose<T>(pass.layout, {pass.t, pass.dy, pass.dx}), pass.layout, arguments,
-        stream);
+  const Choice choice = Choose<T>(pass.layout, {pass.t, pass.dy, pass.dx});
+  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
+    Apply<T, BackwardMap<T, decltype(kind)::value>>("BackwardApply", choice, pass.layout,
+                                                    arguments, stream);
+  });
 }
 
 }  // namespace syncbn::cuda

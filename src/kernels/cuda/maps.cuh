@@ -1,9 +1,8 @@
 // The two passes that write a tensor, as the work on one element.
 // Who uses it: apply.cuh, which knows where the elements are. Nothing here knows memory layouts.
 //
-// `KindsOf` are the instance's kinds, see activation.cuh; each call names its kind.
 // `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first: fewer
-// where exponentials would make the code long.
+// where the coefficients of several columns fill the registers.
 #pragma once
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/numeric.h"
@@ -14,27 +13,24 @@ template <typename T>
 struct NormalizeArguments {
   const T* tensors[1];  // x
   const double *mean, *scale, *offset;
-  Kind kind;
   Slopes<Arithmetic<T>> f;
   T* out;
   bool add;
 };
 
 // y = f((x - mean) * scale + offset)
-template <typename T, typename KindsOf>
+template <typename T, Kind kKind>
 struct NormalizeMap {
   using A = Arithmetic<T>;
-  static constexpr bool kFused = KindsOf::kFused;
-  static constexpr int kTensors = 1, kUnroll = kFused ? 2 : 4;
+  static constexpr bool kFused = false;
+  static constexpr int kTensors = 1, kUnroll = 4;
   using Arguments = NormalizeArguments<T>;
-  using Kinds = KindsOf;
   Affine<A> to_z;
 
   __device__ void Take(const Arguments& arguments, int64_t channel) {
     to_z = AffineOf<A>(arguments.mean[channel], arguments.scale[channel],
                        arguments.offset[channel]);
   }
-  template <Kind kKind>
   __device__ A Of(const T (&x)[1], const Slopes<A>& f) const {
     return Activate<kKind>(to_z.Of(Load(x[0])), f);
   }
@@ -45,20 +41,18 @@ struct BackwardArguments {
   const T* tensors[2];  // t, dy
   Unwinding by;
   const double *a, *b, *d;
-  Kind kind;
   Slopes<Arithmetic<T>> f;
   T* out;
   bool add;
 };
 
 // dx = a * dz + b * xmu + d
-template <typename T, typename KindsOf>
+template <typename T, Kind kKind>
 struct BackwardMap {
   using A = Arithmetic<T>;
-  static constexpr bool kFused = KindsOf::kFused;
+  static constexpr bool kFused = kKind != kPlain;
   static constexpr int kTensors = 2, kUnroll = kFused && sizeof(T) == 8 ? 1 : 2;
   using Arguments = BackwardArguments<T>;
-  using Kinds = KindsOf;
   A a;
   Affine<A> of_u;  // b * xmu + d
   Affine<A> to_z;
@@ -67,9 +61,8 @@ struct BackwardMap {
     a = static_cast<A>(arguments.a[channel]);
     of_u = AffineOf<A>(arguments.by.origin[channel],
                        PerUnit(arguments.b[channel], arguments.by, channel), arguments.d[channel]);
-    to_z = AffineToUnwind<A>(arguments.kind, arguments.by, channel);
+    to_z = AffineToUnwind<kKind, A>(arguments.by, channel);
   }
-  template <Kind kKind>
   __device__ A Of(const T (&tensors)[2], const Slopes<A>& f) const {
     A u, dz;
     Unwind<kKind>(Load(tensors[0]), Load(tensors[1]), to_z, f, &u, &dz);

@@ -17,8 +17,9 @@ namespace syncbn::cuda {
 
 constexpr int kPlanesThreads = 256;
 constexpr int kColumnsThreads = 256;
-// Blocks that a multiprocessor has registers for. `fused` kernels, those with an activation, need
-// more; where there are fewer than four blocks, threads ask for twice as many vectors ahead.
+// Blocks that a multiprocessor has registers for. `fused` kernels, those backward through an
+// activation, need more; where there are fewer than four blocks, threads ask for twice as many
+// vectors ahead.
 constexpr int kResidentPlanes = 4;
 SYNCBN_HOST_DEVICE constexpr int ResidentColumns(int width, bool fused) {
   if (width > 4) return 2;

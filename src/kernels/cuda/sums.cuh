@@ -100,44 +100,39 @@ template <typename T>
 struct GradientArguments {
   const T* tensors[2];  // t, dy
   Unwinding by;
-  Kind kind;
   Slopes<Arithmetic<T>> f;
   double *sum_dz, *sum_dz_xmu;
 };
 
 // sum_dz and sum_dz_xmu, with u about the origin as the arithmetic can hold it; what that loses of
-// the origin is corrected at the end. `KindsOf` are the instance's kinds, see activation.cuh.
-template <typename T, int kWidth, int kShifts, typename KindsOf>
+// the origin is corrected at the end.
+template <typename T, int kWidth, int kShifts, Kind kKind>
 struct GradientSums : Lanes<T, kWidth, kShifts> {
   using typename Lanes<T, kWidth, kShifts>::A;
-  static constexpr bool kFused = KindsOf::kFused;
+  static constexpr bool kFused = kKind != kPlain;
   static constexpr int kTensors = 2;
-  // Less for many columns, which fill the registers, and in double, where exponentials are long.
+  // Less for many columns and in double, which fill the registers.
   static constexpr int kUnroll = kFused && (kShifts > 4 || sizeof(T) == 8) ? 1 : 2;
   using Arguments = GradientArguments<T>;
   Affine<A> to_z[kShifts];
-  Kind kind;
   Slopes<A> f;
 
   __device__ void Shift(const Arguments& arguments, int k, int64_t channel, T /*first*/) {
-    kind = arguments.kind;
     f = arguments.f;
-    to_z[k] = AffineToUnwind<A>(kind, arguments.by, channel);
+    to_z[k] = AffineToUnwind<kKind, A>(arguments.by, channel);
   }
   // With a dy of 0 an element adds nothing.
   __device__ T Filler(int /*tensor*/, int /*k*/) const { return Store<T>(0); }
 
   __device__ void Add(const Vector<T, kWidth> (&tensors)[2]) {
-    KindsOf::With(kind, [&](auto of) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        A u, dz;
-        Unwind<decltype(of)::value>(Load(tensors[0].values[j]), Load(tensors[1].values[j]),
-                                      to_z[j % kShifts], f, &u, &dz);
-        this->first[j % this->kLanes] += dz;
-        this->second[j % this->kLanes] += dz * u;
-      }
-    });
+    for (int j = 0; j < kWidth; ++j) {
+      A u, dz;
+      Unwind<kKind>(Load(tensors[0].values[j]), Load(tensors[1].values[j]), to_z[j % kShifts], f,
+                    &u, &dz);
+      this->first[j % this->kLanes] += dz;
+      this->second[j % this->kLanes] += dz * u;
+    }
   }
 
   __device__ Pair Sums(const Arguments& /*arguments*/, int k, int64_t /*count*/,
@@ -155,9 +150,10 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
   }
 };
 
-template <typename T, int kWidth, int kShifts>
-using PlainGradientSums = GradientSums<T, kWidth, kShifts, Plain>;
-template <typename T, int kWidth, int kShifts>
-using FusedGradientSums = GradientSums<T, kWidth, kShifts, FusedBackward>;
+template <Kind kKind>
+struct GradientSumsOf {
+  template <typename T, int kWidth, int kShifts>
+  using Sums = GradientSums<T, kWidth, kShifts, kKind>;
+};
 
 }  // namespace syncbn::cuda
