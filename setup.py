@@ -51,7 +51,7 @@ def commit():
     """
     kept = ROOT / KEPT_COMMIT
     if kept.exists():
-        return kept.read_text().strip()
+        return kept.read_text(encoding="utf-8").strip()
     if not (ROOT / ".git").exists():
         return ""  # git would tell of a checkout around this folder
     git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty"]
@@ -78,7 +78,11 @@ def cmake(*arguments):
     command = ["cmake", *map(str, arguments)]
     try:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",  # a compiler may print what the locale lacks
         )
     except OSError as error:
         sys.exit(
@@ -106,7 +110,7 @@ def build_libraries():
     """
     check_compiler()
     BUILD.mkdir(parents=True, exist_ok=True)
-    with open(BUILD / "lock", "w") as lock:
+    with open(BUILD / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (BUILD / "CMakeCache.txt").unlink(missing_ok=True)
         for folder in (INSTALLED, *BUILD.glob("CMakeFiles/[0-9]*")):
@@ -164,7 +168,7 @@ class SourcesWithCommit(sdist):
 
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
-        Path(base_dir, KEPT_COMMIT).write_text(f"{commit()}\n")
+        Path(base_dir, KEPT_COMMIT).write_text(f"{commit()}\n", encoding="utf-8")
 
 
 def build_tag():

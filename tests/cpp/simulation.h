@@ -109,7 +109,6 @@ class Simulation {
   std::function<Duration()> delay = [] { return microseconds(10); };
   std::set<std::pair<int, int>> lost, refused;  // connections, by the lower rank
   bool loses_parts = false;                     // but no other messages
-  int64_t parts = 0, queries = 0;               // messages that were sent
 
  private:
   struct Event {
@@ -125,10 +124,7 @@ class Simulation {
     const std::pair<int, int> connection = std::minmax(from, to);
     if (ranks[from].dead || lost.count(connection)) return;
     if (refused.count(connection)) throw syncbn::Error("the connection is reset");
-    const syncbn::MessageKind kind = syncbn::Decode(bytes).kind;
-    parts += kind == syncbn::MessageKind::kPart;
-    queries += kind == syncbn::MessageKind::kQuery;
-    if (loses_parts && kind == syncbn::MessageKind::kPart) return;
+    if (loses_parts && syncbn::Decode(bytes).kind == syncbn::MessageKind::kPart) return;
     // Messages from one rank to another arrive in order.
     Time& arrival = arrivals_[static_cast<size_t>(from) * ranks.size() + to];
     arrival = std::max(arrival, now_ + delay());

@@ -218,36 +218,13 @@ std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& actio
   return text;
 }
 
-TEST(FailEndsWaits) {
-  Layer layer{2};
-  CheckHas(ErrorOfWait(&layer, 0, [&] { layer.group.Fail("the ship sinks"); }), "the ship sinks");
-}
-
-TEST(ResetMakesTheGroupReady) {
-  Layer layer{2};
-  const Ticket before = layer.Begin(1);
-  CheckHas(ErrorOfWait(&layer, 0, [&] { layer.group.Reset(); }),
-           "the layer was reset while a device waited in it");
-  CHECK_EQ(layer.group.Failure(), "");
-  Parallel(2, [&](int id) { CHECK_EQ(layer.Forward(id, 1 + id), 3); });
-  CheckHas(ErrorOf([&] { layer.Backward(before, 1); }), "was reset by");
-}
-
-TEST(Registry) {
+// An operator in flight holds a layer that the registry has released.
+TEST(FailAllReachesReleasedLayers) {
   syncbn::Registry& registry = syncbn::Registry::Get();
   const auto layer = registry.FindOrCreate("key", "layer");
-  CHECK(registry.FindOrCreate("key", "other name") == layer);
-  CHECK(registry.FindOrCreate("keyhole", "") != layer);
-  CHECK_EQ(registry.FirstFailure(), "");
-  registry.FailAll("all stop");
-  CHECK_EQ(registry.FirstFailure(), "all stop");
-  registry.ResetAll();
-  CHECK_EQ(registry.FirstFailure(), "");
   registry.Release("key");
-  CHECK_EQ(ErrorOf([&] { registry.Find("key"); }), "no layer has the key \"key\"");
-  registry.Find("keyhole");
-  registry.FailAll("an operator in flight still holds it");
-  CHECK(!layer->group.Failure().empty());
+  registry.FailAll("all stop");
+  CHECK_EQ(layer->group.Failure(), "all stop");
 }
 
 // ---- other devices than before -----------------------------------------------------------------
@@ -286,14 +263,6 @@ TEST(ParticipantsChangeBetweenForwardAndBackward) {
     if (id != 1) CHECK_EQ(layer.Backward(tickets[id], id, 10 * id), 20);
     CHECK_EQ(layer.Forward(id, 1 + id), 6);
   });
-}
-
-TEST(DeviceThatIsNoParticipant) {
-  Layer layer{2};
-  layer.group.SetParticipants({Cpu(0)});
-  const std::string text = ErrorOf([&] { layer.Begin(1); });
-  CheckHas(text, "cpu(1) calls the layer, but gluon_syncbn.participating() names only cpu(0).");
-  CHECK_EQ(layer.group.Failure(), text);
 }
 
 }  // namespace

@@ -1,22 +1,19 @@
-// Tests communicators without MPI; a process is a thread here: waits that end, calls beside a wait,
-// many rounds, and groups of devices. test_many_ranks.cc and test_soak.cc have the protocol, in
-// simulated time.
+// Tests communicators without MPI; a process is a thread here: calls beside a wait. The protocol is
+// in test_many_ranks.cc and test_soak.cc, in simulated time.
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
-#include "collective/devices/group.h"
 #include "collective/processes/communicator.h"
 #include "local_transport.h"
 #include "simulation.h"
 
 namespace {
 
+using syncbn::Bytes;
 using syncbn::Communicator;
-using syncbn::ToBytes;
 
 // `function(communicator)` on each rank, one thread each.
 void Run(int size, const std::function<void(Communicator*)>& function) {
@@ -29,32 +26,14 @@ void Run(int size, const std::function<void(Communicator*)>& function) {
   Parallel(size, [&](int rank) { function(ranks[rank].get()); });
 }
 
-double Sum(Communicator* rank, const std::string& key, double number, double timeout = 60) {
-  syncbn::Contribution own = simulation::Of(key, ToBytes<double>({number}));
-  own.timeout_seconds = timeout;
-  return syncbn::FromBytes<double>(rank->AllReduce(std::move(own)))[0];
-}
-
-// ---- waits that end ----------------------------------------------------------------------------
-
-TEST(MissingRankIsNamed) {
-  Run(3, [&](Communicator* rank) {
-    Sum(rank, "first", 1);
-    if (rank->rank() == 1) return;
-    const std::string text = ErrorOf([&] { Sum(rank, "second", 1, 0.3); });
-    CheckHas(text, "layer 'second': ");
-    CheckHas(text, "waited 0.");
-    CheckHas(text, "s for 1 of 3 processes. Arrived: ranks 0, 2. Missing: rank 1, which runs, but "
-                   "is in no exchange; its latest was layer 'first'.");
-  });
-}
-
 // A process fails, recovers and leaves without waiting for an exchange that waits.
 TEST(CallsGetThroughAWait) {
   for (const bool leaves : {false, true}) {
     Run(2, [&](Communicator* rank) {
       std::thread waiting([=] {
-        const std::string text = ErrorOf([&] { Sum(rank, std::to_string(rank->rank()), 1); });
+        syncbn::Contribution own = simulation::Of(std::to_string(rank->rank()), Bytes(8));
+        own.timeout_seconds = 60;
+        const std::string text = ErrorOf([&] { rank->AllReduce(std::move(own)); });
         CheckHas(text, leaves ? "layer '" : "the ship sinks");
       });
       Sleep(50);
@@ -68,74 +47,6 @@ TEST(CallsGetThroughAWait) {
       }
     });
   }
-}
-
-TEST(Stress) {
-  for (int size : {2, 3, 6, 64}) {
-    Run(size, [&](Communicator* rank) {
-      Parallel(2, [&](int branch) {
-        std::mt19937 random(2 * rank->rank() + branch);
-        for (int step = 0; step < check::Rounds(3000) / size; ++step) {
-          if (random() % 200 == 0) Sleep(1);
-          const std::string key = syncbn::Concat(branch, "|", step);
-          CHECK_EQ(Sum(rank, key, step + rank->rank()), size * step + size * (size - 1) / 2.0);
-        }
-      });
-      CHECK_EQ(rank->Join(30), 0);  // all have made as many exchanges
-    });
-  }
-}
-
-// ---- with devices ------------------------------------------------------------------------------
-
-// A forward call of device `id`, one of `devices` of its rank, with all ranks.
-syncbn::AllReduceOptions Forward(Communicator* rank, syncbn::Group* group, int id, int devices,
-                                 double number) {
-  syncbn::AllReduceOptions options;
-  options.device = {"cpu", id};
-  options.size = static_cast<size_t>(devices);
-  options.ticket = group->BeginForward(options.device, options.size);
-  options.phase = "forward";
-  options.arrival = {"same", "", ToBytes<double>({number})};
-  options.processes = rank;
-  options.shared_name = "norm";
-  options.contribution.signature = "same";
-  options.contribution.timeout_seconds = 60;
-  return options;
-}
-
-// A layer on another number of devices on each rank: their payloads have unlike sizes.
-TEST(GroupMakesOneExchange) {
-  Run(3, [](Communicator* rank) {
-    const int devices = rank->rank() + 1;
-    syncbn::Group group("norm");
-    Parallel(devices, [&](int id) {
-      for (int step = 0; step < 50; ++step) {
-        const double at = 100 * step;
-        auto options = Forward(rank, &group, id, devices, at + 10 * rank->rank() + id);
-        options.contribution.operation = syncbn::ReduceOperation::kConcat;
-        for (const char* phase : {"forward", "backward"}) {
-          options.phase = phase;
-          const auto reduced = group.AllReduce(options);
-          options.ticket.key = reduced->key;
-          CHECK(reduced->payload ==
-                ToBytes<double>({at, at + 10, at + 11, at + 20, at + 21, at + 22}));
-        }
-      }
-    });
-  });
-}
-
-TEST(FailureOfADeviceReachesOtherRanks) {
-  Run(2, [](Communicator* rank) {
-    syncbn::Group group("norm");
-    auto options = Forward(rank, &group, 0, rank->rank() == 0 ? 2 : 1, 1);
-    // The second device never arrives.
-    if (rank->rank() == 0) options.contribution.timeout_seconds = 0.2;
-    const std::string text = ErrorOf([&] { group.AllReduce(options); });
-    CheckHas(text, "s for 1 of 2 devices");
-    if (rank->rank() == 1) CheckHas(text, "error on rank 0");
-  });
 }
 
 }  // namespace

@@ -1,11 +1,8 @@
 // Compares the layer on several devices of one GPU with the layer on as many CPUs, which is the
 // same arithmetic through another backend: for ctest on the emulated GPU, and for
 // scripts/check_gpu.sh on a card. test_cuda_failures.cc has what only emulation can do.
-//
-//     test_cuda_op FOLDER    also writes data and results for tests/gpu/compare_with_pytorch.py
 #include <dlfcn.h>
 
-#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,8 +14,6 @@
 using namespace test;
 
 namespace {
-
-std::string folder;  // for results; empty for none
 
 // Memory that lasts until the process ends.
 std::shared_ptr<void> Allocate(const Device&, syncbn::MemoryKind kind, size_t bytes) {
@@ -48,22 +43,6 @@ std::vector<Shard> TrainOnGpu(DType dtype, const std::vector<int64_t>& rows,
   return shards;
 }
 
-// Raw numbers, each file in the shard's dtype or that of its vectors.
-void Write(const std::vector<Shard>& shards, const Setting& setting, const std::string& name) {
-  for (size_t k = 0; k < shards.size(); ++k) {
-    const Shard& s = shards[k];
-    const std::pair<const char*, const test::Tensor*> tensors[] = {
-        {"x", &s.x},         {"dy", &s.dy},     {"y", &s.y},           {"dx", &s.dx},
-        {"gamma", &s.gamma}, {"beta", &s.beta}, {"dgamma", &s.dgamma}, {"dbeta", &s.dbeta}};
-    for (const auto& tensor : tensors) {
-      const std::string bits = tensor.second->Bits();
-      std::ofstream(syncbn::Concat(folder, "/", name, " ", setting.activation.slope, " ",
-                                   syncbn::Name(s.dtype), " ", k, " ", tensor.first))
-          .write(bits.data(), static_cast<std::streamsize>(bits.size()));
-    }
-  }
-}
-
 void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& setting,
                  const std::string& name) {
   std::vector<Shard> gpu = TrainOnGpu(dtype, rows, setting);
@@ -80,8 +59,6 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
     Compare(gpu[k].mean, cpu[k].mean, vector, 0, name + " running_mean");
     Compare(gpu[k].var, cpu[k].var, vector, 0, name + " running_var");
   }
-  const bool whole = setting.dx_request == Request::kWrite && rows.size() > 2;
-  if (!folder.empty() && whole && !setting.keeps_x && !setting.masked) Write(gpu, setting, name);
 }
 
 void TestRequests() {
@@ -183,8 +160,7 @@ void TestCurrentDevice() {
 
 }  // namespace
 
-int main(int, char** arguments) {
-  if (arguments[1] != nullptr) folder = arguments[1];
+int main() {
   test::Check(cudaSetDevice(0));
   TestCurrentDevice();
   TestRequests();

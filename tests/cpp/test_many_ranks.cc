@@ -1,10 +1,7 @@
 // Tests exchanges of up to 1,024 simulated ranks: the same bits in every order, late and dead
-// ranks, and the texts of errors. `--count` prints the messages and rounds of an exchange, which
-// test_native.py compares with the model of benchmark_exchange.py. test_soak.cc has ranks that
-// join, and connections that break.
+// ranks, and the texts of errors. test_soak.cc has ranks that join, and connections that break.
 #include <algorithm>
 #include <cmath>
-#include <iostream>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -57,21 +54,6 @@ class Exchange {
 
 void CheckIdle(const Simulation& sim) {
   for (const auto& rank : sim.ranks) CHECK(rank.protocol->Idle());
-}
-
-// ---- what an exchange costs --------------------------------------------------------------------
-
-// Prints the cost where all begin at once and a message takes a unit of time.
-void PrintCost(int size) {
-  Simulation sim(size, 0);
-  Exchange exchange(&sim);
-  exchange.Begin(Of("norm", ToBytes<double>({1})));
-  exchange.Run();
-  for (const auto& pending : exchange.pending) {
-    CHECK(pending->Result() == ToBytes<double>({double(size)}));
-  }
-  CHECK_EQ(sim.queries, 0);
-  std::cout << size << " " << (sim.now() - Time()) / sim.delay() << " " << sim.parts << "\n";
 }
 
 // ---- numbers -----------------------------------------------------------------------------------
@@ -128,20 +110,6 @@ TEST(SameBitsInEveryOrder) {
   }
 }
 
-TEST(SomeRanksOnly) {
-  Simulation sim(5, 0);
-  Exchange exchange(&sim);
-  for (int rank = 0; rank < 5; ++rank) {
-    Contribution own = Of("half", ToBytes<double>({double(rank)}));
-    own.ranks = rank % 2 == 1 ? std::vector<int>{1, 3} : std::vector<int>{0, 2, 4};
-    exchange.Begin(rank, own);
-  }
-  exchange.Run();
-  for (int rank = 0; rank < 5; ++rank) {
-    CHECK(exchange.pending[rank]->Result() == ToBytes<double>({rank % 2 == 1 ? 4.0 : 6.0}));
-  }
-}
-
 // ---- death -------------------------------------------------------------------------------------
 
 // A rank dies before it begins, while parts are under way, or long after its own have arrived,
@@ -194,6 +162,17 @@ TEST(DeathIsReportedWithinTheTimeout) {
   if (check::Times(1, 0)) CHECK_EQ(Die(1024, 0), 1023);
 }
 
+TEST(LateRankIsNamed) {
+  Simulation sim(3, 0);
+  Exchange first(&sim), second(&sim);
+  first.Begin(Of("first", {}));
+  first.Run();
+  for (int rank : {0, 2}) second.Begin(rank, Of("second", {}));
+  CHECK(sim.RunUntil([&] { return second.pending[0]->over(); }));
+  CheckHas(second.Error(0), "s for 1 of 3 processes. Arrived: ranks 0, 2. Missing: rank 1, which "
+                            "runs, but is in no exchange; its latest was layer 'first'.");
+}
+
 // Both ranks have begun and say so. One dies after its answer, or both live.
 TEST(PartsThatDoNotArrive) {
   for (const bool dies : {true, false}) {
@@ -239,16 +218,6 @@ TEST(Leaving) {
       CHECK_EQ(leaving.Complete(), !dies);
     }
   }
-}
-
-TEST(LeaverEndsTheWaitOfOthers) {
-  Simulation sim(4, 0);
-  sim.ranks[3].protocol->Leave();
-  Exchange exchange(&sim);
-  exchange.Begin(Of("norm", {}));
-  exchange.Run();
-  for (int rank : {0, 1, 2}) CheckHas(exchange.Error(rank), "layer 'norm': rank 3 has left");
-  CheckHas(exchange.Error(3), "called after");
 }
 
 // ---- failures ----------------------------------------------------------------------------------
@@ -317,8 +286,4 @@ TEST(OneRecoveryMakesUpForSeveral) {
 
 }  // namespace
 
-int main(int, char** arguments) {
-  if (arguments[1] == nullptr) return check::RunTests();
-  for (int size : {1, 2, 3, 5, 6, 7, 8, 64, 96, 97, 100, 256, 1000, 1024}) PrintCost(size);
-  return check::Result();
-}
+int main() { return check::RunTests(); }

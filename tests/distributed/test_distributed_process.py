@@ -26,16 +26,9 @@ def error_of_a_step():
 PROGRAMS = {
     "exit with a step in flight": "push_step(); print('done', flush=True); sys.exit(0)",
     # It waits, because a launcher ends all when one ends before MPI_Finalize.
-    "exit long before another": "push_step(); mx.nd.waitall(); time.sleep(3 * rank)",
+    "exit long before another": "push_step(); mx.nd.waitall(); time.sleep(1.5 * rank)",
     "forks": """
-data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(12, 4)))
-rows = 0
-for epoch in range(2):
-    push_step()
-    for batch in mx.gluon.data.DataLoader(data, 4, num_workers=2):
-        push_step()
-        rows += len(batch)
-assert rows == 24
+push_step()
 child = os.fork()
 if child == 0:
     text = error_of(distributed.allreduce, 1)
@@ -76,18 +69,16 @@ distributed.shutdown()
 assert 'after shutdown()' in error_of(distributed.init)
 assert distributed.size() == 2
 """,
-}
-for order in "shutdown first", "MPI first", "ranks differ":
-    WITH_MPI4PY[order] = f"""
+    "ranks end in another order": """
 push_step()
 mx.nd.waitall()
-order = {order!r}
-if order == 'shutdown first' or (order == 'ranks differ' and rank == 0):
+if rank == 0:
     distributed.shutdown()
 MPI.Finalize()
 distributed.shutdown()
 assert 'called after gluon_syncbn.distributed.shutdown()' in error_of_a_step()
-"""
+""",
+}
 
 
 def mpi4py():

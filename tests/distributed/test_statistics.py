@@ -60,28 +60,7 @@ assert_same_bits(*statistics(net[2]))
     run_ranks(2, DATA + program)
 
 
-def test_groups_and_their_average():
-    program = """
-layer = SyncBatchNorm(in_channels=3, group='process')
-layer.cast('float64')
-layer.initialize(ctx=cpus(1 + rank))
-x = np.concatenate(shards[rank])
-recompute_statistics(layer, [mx.nd.array(x, dtype='float64')])
-assert_moments(layer, x)
-text = error_of(check_replicas, layer)
-assert 'of rank 1 and of rank 0 differ, expected the same bits' in text, text
-assert layer.running_mean.name in text and layer.gamma.name not in text, text
-
-# Two contexts of rank 1 and one of rank 0, which count by the given weights.
-weights = [len(np.concatenate(of_rank)) / (1 + k) for k, of_rank in enumerate(shards)]
-distributed.average_statistics(layer, weights[rank])
-assert_moments(layer, np.concatenate(sum(shards, [])))
-check_replicas(layer)
-"""
-    run_ranks(2, DATA + program)
-
-
-def test_average_counts_replicas():
+def test_average_counts_replicas_and_checks_find_differences():
     program = """
 for container in nn.HybridSequential, None:
     layer = nn.BatchNorm(in_channels=1)
@@ -92,8 +71,8 @@ for container in nn.HybridSequential, None:
     if container is None:
         data = mx.sym.var('data')
         net = mx.gluon.SymbolBlock(layer(data), data, params=layer.collect_params())
-    distributed.average_statistics(net)
-    assert statistics(layer) == (4, 15)
+    distributed.average_statistics(net, weight=1 + rank)
+    assert statistics(layer) == (5.25, 16.1875)
     check_replicas(net)
 dense = nn.Dense(1 + rank, in_units=2, prefix='dense_')
 dense.initialize()
@@ -101,28 +80,7 @@ text = error_of(distributed.average_statistics, dense)
 assert 'the nets differ' in text, text
 text = error_of(check_replicas, dense)
 assert "2 parameters of rank 1 and of rank 0 differ" in text, text
-"""
-    run_ranks(2, DATA + program)
 
-
-def test_nets_of_numpy_arrays():
-    program = """
-with mx.util.np_shape(True), mx.util.np_array(True):
-    layer = SyncBatchNorm(in_channels=1, group='process')
-    layer.initialize(ctx=cpus(2))
-    layer.gamma.set_data(mx.np.array([1 + rank]))
-    distributed.broadcast_parameters(layer)
-    assert (value(layer.gamma, 1) == 1).all()
-    recompute_statistics(layer, [mx.np.array([[1.0 + rank], [3.0 + rank]])])
-    distributed.average_statistics(layer)
-    assert statistics(layer) == (2.5, 1.25)
-    check_replicas(layer)
-"""
-    run_ranks(2, DATA + program)
-
-
-def test_a_device_of_another_rank_differs():
-    program = """
 net = nn.Dense(1, in_units=1, prefix='dense_')
 net.initialize(mx.init.One(), ctx=cpus(2))
 check_replicas(net)

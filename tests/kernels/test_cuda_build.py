@@ -13,30 +13,42 @@ from support.helpers import ROOT
 
 import gluon_syncbn
 
-NVCC = shutil.which("nvcc")
 SOURCES = sorted((ROOT / "src/kernels/cuda").glob("*.cu"))
 # The library's objects; src/keep_report.sh keeps ptxas's report beside each.
 BUILT = ROOT / "build/native/CMakeFiles/gluon_syncbn_objects.dir/kernels/cuda"
 
 # The build takes the first of each generation that nvcc knows; its code runs on all.
 GENERATIONS = {5, 6, 7, 8, 9}
-needs_nvcc = pytest.mark.skipif(NVCC is None, reason="there is no nvcc on this machine")
 
 
-@needs_nvcc
+@pytest.fixture(scope="module")
+def nvcc(tmp_path_factory):
+    """The one of PATH, asked first: an old one has no C++17, or refuses this g++."""
+    path = shutil.which("nvcc")
+    if path is None:
+        pytest.skip("there is no nvcc on PATH")
+    source = tmp_path_factory.mktemp("nvcc") / "empty.cu"
+    source.touch()
+    command = path, "-std=c++17", "-c", source, "-o", source.with_suffix(".o")
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    if compiled.returncode:
+        pytest.skip(f"{path} does not work: {compiled.stderr.strip()}")
+    return path
+
+
 @pytest.mark.skipif(
     bool({"GLUON_SYNCBN_CUDA", "CUDAARCHS"} & set(os.environ)),
     reason="CUDA is left out, or its architectures are chosen by hand",
 )
-def test_library_has_an_architecture_of_each_generation():
+def test_library_has_an_architecture_of_each_generation(nvcc):
     *real, virtual = gluon_syncbn.features()["cuda_architectures"]
-    known = subprocess.check_output([NVCC, "--list-gpu-arch"], text=True)
+    known = subprocess.check_output([nvcc, "--list-gpu-arch"], text=True)
     expected = {int(n) // 10 for n in re.findall(r"compute_(\d+)\b", known)}
     assert {int(name[:2]) // 10 for name in real} == expected & GENERATIONS
     assert virtual == real[-1].replace("real", "virtual")
 
 
-@needs_nvcc
+@pytest.mark.usefixtures("nvcc")
 @pytest.mark.skipif(
     not (BUILT / "batch_norm_float32.cu.o").exists(),
     reason="the package was not built in this checkout",
@@ -55,7 +67,7 @@ def test_no_local_memory(source):
     assert [frame for frame in frames if frame[1:] != ("0", "0")] == []
 
 
-@needs_nvcc
+@pytest.mark.usefixtures("nvcc")
 def test_headers_and_libraries_are_those_of_nvcc(tmp_path):
     """The build ignores environment variables that name another toolkit."""
     for name in "include/cuda_runtime.h", "lib/libcudart_static.a":

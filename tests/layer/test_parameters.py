@@ -161,21 +161,6 @@ def test_export_needs_a_call_after_revert(devices, tmp_path):
     assert "gluon_syncbn" not in (tmp_path / "net-symbol.json").read_text()
 
 
-def test_imported_net_trains_on(devices, tmp_path):
-    net = trained(devices)
-    net.export(str(tmp_path / "net"))
-    before = net[1].running_mean.data().asnumpy()
-    again = imported(tmp_path / "net", ctx=devices.contexts)
-    with autograd.record():
-        ys = devices.map(again, devices.split(batch()))
-    devices.map(lambda y: y.backward(), ys)
-    mx.nd.waitall()
-    statistics = again.params.get("net_batchnorm0_running_mean").list_data()
-    first, second = (data.asnumpy() for data in statistics)
-    assert (first == second).all()
-    assert abs(first - before).max() > 0
-
-
 def test_contexts_of_parameters_follow_reset_ctx():
     layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
     layer.initialize(ctx=cpus(2))

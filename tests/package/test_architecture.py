@@ -165,7 +165,9 @@ def folders_of_src():
 def includes():
     """Each source or header below a folder of src, with what it includes of src."""
     for file in (ROOT / "src").glob("*/**/*.*"):
-        found = re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE)
+        found = re.findall(
+            r'^#include "([^"]+)"', file.read_text(encoding="utf-8"), re.MULTILINE
+        )
         for target in found:
             yield file.relative_to(ROOT / "src"), Path(target)
 

@@ -7,14 +7,16 @@ import pytest
 from ablation import load, summary, table
 from support.helpers import ROOT
 
-README = (ROOT / "README.md").read_text()
-BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "scripts" / "results"
 OURS = "gluon_syncbn"
 
 
 def rows_of(benchmark):
-    return json.loads((RESULTS / f"benchmark_{benchmark}.json").read_text())["rows"]
+    return json.loads(
+        (RESULTS / f"benchmark_{benchmark}.json").read_text(encoding="utf-8")
+    )["rows"]
 
 
 def by(rows, *keys, figure="median_ms"):

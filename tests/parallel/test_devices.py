@@ -1,5 +1,6 @@
 """Devices: shards, order, threads, flags, and errors that leave it usable."""
 
+import threading
 import traceback
 import weakref
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
-from support.helpers import whole
+from support.helpers import cpus, whole
 
 from gluon_syncbn import Devices, SyncBatchNorm
 
@@ -105,6 +106,29 @@ def test_results_do_not_live_in_the_threads(devices):
 
     results = [weakref.ref(result) for result in devices.map(Result)]
     assert [result() for result in results] == [None, None]
+
+
+def draw_numbers():
+    return mx.nd.random.uniform(shape=3).asnumpy().tolist()
+
+
+def test_threads_are_used_again_but_not_shared(make_devices):
+    devices = make_devices(2)
+    first = devices.map(threading.get_ident)
+    assert devices.map(threading.get_ident) == first
+    others = make_devices(2).map(threading.get_ident)
+    assert len({*first, *others, threading.get_ident()}) == 5
+    dropped = Devices(cpus(1, first=7))  # of no other test
+    (ident,) = dropped.map(threading.get_ident)
+    dropped.map(mx.cpu(3).__enter__)
+    dropped.map(mx.nd.random.uniform)
+    del dropped
+    again = make_devices(1, first=7)
+    assert again.map(threading.get_ident) == [ident]
+    # The thread is like a new one.
+    assert again.map(mx.current_context) == again.contexts
+    draw = make_devices(1, first=8).map(draw_numbers)
+    assert again.map(draw_numbers) == draw
 
 
 def test_contexts_are_not_changed_by_their_use(devices):

@@ -1,60 +1,6 @@
-"""Ctrl-C in Devices.map: it waits for every context, and a second one does not."""
+"""Ctrl-C in Devices.map: the first waits for every context, a second does not."""
 
-import os
-import signal
-import threading
-import time
-
-import pytest
 from support.helpers import output_of
-
-
-def interrupting(seen):
-    """A function to map that presses Ctrl-C in its first call."""
-
-    def function(x):
-        seen.append(x)
-        if len(seen) == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)  # the main thread runs its handler while this one rests
-        return x
-
-    return function
-
-
-def test_ctrl_c_waits_until_every_context_was_called(devices, ctrl_c):
-    seen, noted = [], []
-    with pytest.raises(KeyboardInterrupt):
-        devices.map(interrupting(seen), [1, 2])
-    assert seen == [1, 2]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    signal.signal(signal.SIGINT, lambda signum, frame: noted.append(signum))
-    seen.clear()
-    assert devices.map(interrupting(seen), [1, 2]) == [1, 2]
-    assert noted == [signal.SIGINT]
-
-
-def test_second_ctrl_c_is_immediate(devices, ctrl_c):
-    seen, handled = [], threading.Event()
-
-    def handler(signum, frame):
-        if not handled.is_set():
-            handled.set()
-            raise KeyboardInterrupt
-
-    def press(x):
-        seen.append(x)
-        while not handled.is_set():  # signals may be merged
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
-
-    signal.signal(signal.SIGINT, handler)
-    with pytest.raises(KeyboardInterrupt):
-        devices.map(press, [1, 2])
-    assert seen == [1]
-    assert signal.getsignal(signal.SIGINT) is handler
-    assert devices.map(abs, [-1, -2]) == [1, 2]
-
 
 STUCK = """
 import os, signal, threading, time

@@ -1,7 +1,6 @@
 """Calls of Devices.map inside of one another, and from several threads in turns."""
 
 import threading
-import time
 
 import mxnet as mx
 import pytest
@@ -54,24 +53,6 @@ def test_a_parallel_net_inside_of_the_map_of_others(attach, devices, make_device
     make_devices(1).map(total.backward)
     assert weight_gradient(net) == 2 * 2 * 1 + 2 * 4 * 2
     assert not attach or (x.grad.asnumpy()[:, 0] == [8, 16]).all()
-
-
-def test_threads_take_turns(devices):
-    seen, threads = [], []
-
-    def begin_another(x):
-        seen.append(x)
-        if x == "a":
-            threads.append(
-                threading.Thread(target=devices.map, args=(seen.append, "cd"))
-            )
-            threads[-1].start()
-            time.sleep(0.02)  # without turns it would be next
-
-    for _ in range(10):
-        devices.map(begin_another, "ab")
-        threads[-1].join()
-    assert "".join(seen) == "abcd" * 10
 
 
 @pytest.mark.timeout(60)

@@ -3,14 +3,13 @@
 import ctypes
 import threading
 import time
-from contextlib import suppress
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
-from support.helpers import cpus, output_of, run_python, whole
+from support.helpers import cpus, output_of, run_python
 from support.mistakes import assert_trains, failure_of, make_layer, make_shards
 
 import gluon_syncbn
@@ -49,31 +48,6 @@ def test_net_moves_to_other_contexts(make_devices):
         net.hybridize()
         for _ in range(3):
             assert_trains(moved, net)
-
-
-@pytest.mark.parametrize(
-    "errors, recoveries",
-    [(20, 50), pytest.param(200, 1000, marks=pytest.mark.full)],
-)
-def test_errors_of_all_devices_many_times(errors, recoveries, make_devices):
-    """They race in MXNet's list of errors."""
-    devices = make_devices(4)
-    net = nn.HybridSequential()
-    net.add(*(make_layer(devices.contexts, timeout=20) for _ in range(4)))
-    good = [mx.nd.ones((2, 3), ctx=c) for c in devices.contexts]
-    bad = good[:3] + [good[3].astype("float64")]
-    with autograd.train_mode():
-        for _ in range(errors):  # all devices throw at once
-            for y in devices.map(net[0], bad):
-                with suppress(mx.MXNetError):
-                    y.wait_to_read()
-            assert "devices disagree" in failures.failure()
-            gluon_syncbn.recover()
-        for _ in range(recoveries):
-            devices.map(net, good)
-            gluon_syncbn.recover()
-        ys = devices.map(net, good)
-    assert not whole(ys).any()
 
 
 class BusyWorker:

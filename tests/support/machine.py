@@ -4,6 +4,7 @@ Called by tests whose nets need more than every processor or installation has.
 """
 
 import pytest
+
 from support.helpers import run_python
 
 BFLOAT16 = """
