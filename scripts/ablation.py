@@ -32,14 +32,14 @@ from PIL import Image
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
+from gluon_syncbn import recompute_statistics
+
 from benchmarks import benchmarking
 from segmentation.config import Config
 from segmentation.data import Batches, open_datasets, open_split
 from segmentation.engine import Engine
 from segmentation.errors import Diverged
 from segmentation.pictures import painted
-
-from gluon_syncbn import recompute_statistics
 
 RESULTS = Path(__file__).resolve().parent / "results" / "ablation"
 CAMVID = {

@@ -17,13 +17,13 @@ from PIL import Image
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
+from gluon_syncbn import distributed
+
 from segmentation import pictures, run_folder
 from segmentation.config import Config
 from segmentation.data import Batches, open_datasets
 from segmentation.engine import Engine
 from segmentation.errors import Parser, UserError, exit_code
-
-from gluon_syncbn import distributed
 
 
 def arguments():

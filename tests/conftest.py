@@ -6,12 +6,10 @@ A wait that would hang must fail in seconds, and must leave nothing to the next 
 import faulthandler
 import os
 import signal
-import sys
 
 import gluon_syncbn
 from gluon_syncbn.native import failures
 
-import mxnet as mx
 import pytest
 from support.helpers import cpus
 
@@ -72,22 +70,3 @@ def make_devices():
 def devices(make_devices):
     """Two CPU contexts."""
     return make_devices(2)
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    """Changes GluonCV's classes and MXNet's layer, and restores them afterwards."""
-    parallel = pytest.importorskip("gluoncv.utils.parallel")
-    contrib = mx.gluon.contrib.nn.SyncBatchNorm
-    changed = [
-        (module, name)
-        for module in list(sys.modules.values())
-        for name, value in list(getattr(module, "__dict__", {}).items())
-        if value is contrib
-    ]
-    for kind in "DataParallelModel", "DataParallelCriterion", "Parallel":
-        kind = getattr(parallel, kind)
-        changed += [(kind, name) for name in vars(kind) if callable(vars(kind)[name])]
-    for owner, name in changed:
-        monkeypatch.setattr(owner, name, vars(owner)[name])  # notes what it was
-    gluon_syncbn.gluoncv.install()

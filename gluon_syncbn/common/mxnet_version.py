@@ -39,8 +39,8 @@ except OSError as error:
     )
     if library[0] == "libcuda.so.1":
         cure = (
-            "it is of NVIDIA's driver, which no pip command installs; without a GPU use "
-            "`pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`"
+            "it is of NVIDIA's driver, which no pip command installs; without a GPU "
+            "use `pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`"
         )
     raise ImportError(
         f"MXNet for GPUs does not find {library[0]}: {cure}, see "

@@ -291,8 +291,6 @@ class SyncBatchNorm(nn.BatchNorm):
         trace = current_trace() if is_symbol else None
         guard = layout_guard.guard_kind(places, self, is_symbol, trace)
         inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
-        if trace is not None and guard != "any":
-            layout_guard.trace_again_for_export(trace)
         attributes = {"guard": guard, **self._attributes(contexts)}
         former_trace, former_y = self._sync.latest_use
         if trace is not None and trace.key is former_trace:

@@ -3,23 +3,19 @@
 Called by ``batch_norm.py``. MXNet 1.9.1 frees the plain copy of a blocked input as soon
 as an asynchronous operator (ours) is *queued* (``PushOperator`` in imperative_utils.h).
 So inputs and gradients are made plain before; docs/design/mxnet.md says how. A guard
-may be for one mode or kind of device only, but another process can run an exported
-graph in any way: so a trace for all ways is saved. Exports to ONNX, which has no such
-layer, are refused.
+may be for one mode or kind of device only; an exported graph of such a guard refuses to
+run (CheckGuard in src/mxnet/custom_op.cc), and nets are reverted before an export.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.nested import flatten, rebuild
-from ..mxnet_private.blocks import Trace, has_graph, traced_again, without_memory
-from ..mxnet_private.onnx import check_before_export
+from ..mxnet_private.blocks import Trace
 
 
 def guard_kind(
@@ -36,8 +32,6 @@ def guard_kind(
     * ``"any"``: copies, which are right in every mode; also for a symbol outside of a
       trace, because it is not known how its graph will run.
     """
-    if trace is not None and trace.is_for_export:
-        return "any"
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
     if not is_symbol or (trace is not None and trace.block is layer):
@@ -106,39 +100,3 @@ def _read(symbol, arrays, of):
     """Shapes or dtypes of what `symbol` depends on; MXNet refuses other names."""
     names = [n for n in symbol.list_inputs() if hasattr(arrays.get(n), of)]
     return {name: getattr(arrays[name], of) for name in names}
-
-
-# ---- Exports -------------------------------------------------------------------------
-
-
-def trace_again_for_export(trace: Trace) -> None:
-    """Lets the block that is traced export a graph for all ways to run."""
-    leaves = [
-        without_memory(leaf) if isinstance(leaf, mx.nd.NDArray) else leaf
-        for leaf in flatten(list(trace.args))
-    ]
-    args = rebuild(list(trace.args), iter(leaves))
-    vars(trace.block)["export"] = partial(_export, trace.block, args)
-
-
-def _export(block, args, *arguments, **options):
-    """Replaces `HybridBlock.export`."""
-    export = partial(type(block).export, block, *arguments, **options)
-    if not has_graph(block):  # it says what is missing
-        return export()
-    with traced_again(block, args):
-        return export()
-
-
-def _refuse(symbol):
-    """ValueError for a graph with the layer, as ONNX would name a guard's operator."""
-    for name, node in symbol.attr_dict().items():
-        if node.get("op_type") == "gluon_syncbn":
-            raise ValueError(
-                f"ONNX has no synchronized batch normalization, but the graph has "
-                f"'{name}': before the export call "
-                "gluon_syncbn.revert_sync_batchnorm(net), and the net"
-            )
-
-
-check_before_export(_refuse)

@@ -11,7 +11,7 @@ import functools
 import gc
 import sys
 from operator import attrgetter
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
@@ -23,8 +23,6 @@ BatchNormBase = next(
 )
 
 _TRACE = HybridBlock._get_graph.__code__
-_traced_again: set = set()
-
 
 settings_of = attrgetter("_kwargs")  # of a BatchNorm as its operator takes them
 activation_name = attrgetter("_act_type")  # that a nn.Activation was made with
@@ -95,14 +93,8 @@ class Trace(NamedTuple):
     """
 
     block: mx.gluon.HybridBlock
-    args: tuple  # of its call
     key: Any  # stands for the trace; compare with ``is``
-    inputs: dict  # the arrays in `args` by the names of their symbols
-
-    @property
-    def is_for_export(self) -> bool:
-        """Tells whether it is one of `traced_again`, whose graph does not run here."""
-        return self.block in _traced_again
+    inputs: dict  # the arrays of its call by the names of their symbols
 
     @property
     def is_static_shape(self) -> bool:
@@ -125,23 +117,7 @@ def current_trace() -> Trace | None:
     arrays = [value for value in found["flatten_args"] if value is not None]
     symbols = found["symbol_inputs"]
     inputs = {symbol.name: value for symbol, value in zip(symbols, arrays)}
-    return Trace(found["self"], found["args"], symbols, inputs)
-
-
-@contextlib.contextmanager
-def traced_again(block: mx.gluon.HybridBlock, args: Sequence) -> Iterator[None]:
-    """In the ``with`` block a hybridized block has the graph of a new trace.
-
-    The graph that runs stays, which `hybridize` and another call would replace.
-    """
-    graph, block._cached_graph = block._cached_graph, ()
-    _traced_again.add(block)
-    try:
-        block._get_graph(*args)
-        yield
-    finally:
-        _traced_again.remove(block)
-        block._cached_graph = graph
+    return Trace(found["self"], symbols, inputs)
 
 
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
@@ -164,12 +140,6 @@ def wrap_static_calls(wrapper: Callable) -> None:
         return wrapper(block, call)
 
     HybridBlock._call_cached_op = call_cached_op
-
-
-def without_memory(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """An array of equal shape and dtype that allocates nothing until it is written."""
-    handle = mx.nd.ndarray._new_alloc_handle(array.shape, mx.cpu(), True, array.dtype)
-    return type(array)(handle)
 
 
 @contextlib.contextmanager

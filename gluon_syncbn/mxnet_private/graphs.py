@@ -21,7 +21,6 @@ DTYPES = {  # by NumPy's type the name; MXNet publishes no list of its dtypes
     for kind in mx.nd.ndarray._DTYPE_NP_TO_MX
     if isinstance(kind, type)
 }
-_STORAGE_TYPES = mx.nd.ndarray._STORAGE_TYPE_STR_TO_ID
 
 
 # ---- Variables. MXNet numbers those of a process, so names tell them apart. The public
@@ -112,7 +111,7 @@ def _differentiate(*arguments):
 
 
 class Request:
-    """A call of MXNet's backward: of `autograd.grad` if it has variables.
+    """A call of MXNet's backward, or of `autograd.grad`.
 
     A gradient that is None stands for ones.
     """
@@ -120,27 +119,15 @@ class Request:
     def __init__(self, arguments: tuple) -> None:
         self._arguments = arguments
         values = [getattr(argument, "value", argument) for argument in arguments[:8]]
-        count, heads, gradients, num_variables, variables, *flags = values
+        count, heads, gradients, num_variables, _, retain_graph, _, train_mode = values
         self.heads = [_array_of(heads[k]) for k in range(count)]
         self.gradients = list(map(_array_of, gradients or [None] * count))
-        self.variables = [_array_of(variables[k]) for k in range(num_variables)]
-        self.retain_graph, self.create_graph, self.train_mode = map(bool, flags)
+        self.is_grad = num_variables > 0
+        self.retain_graph, self.train_mode = bool(retain_graph), bool(train_mode)
 
     def run(self) -> None:
         """Does what MXNet would do."""
         _differentiate(*self._arguments)
-
-    def answer(self, gradients: Sequence) -> None:
-        """Hands arrays, one for each variable, to `autograd.grad`."""
-        handles = (ctypes.c_void_p * len(gradients))(*(g.handle for g in gradients))
-        stypes = (ctypes.c_int * len(gradients))(
-            *(_STORAGE_TYPES[gradient.stype] for gradient in gradients)
-        )
-        for gradient in gradients:
-            gradient.handle = None  # it is autograd.grad's now
-        to_handles, to_stypes = (argument._obj for argument in self._arguments[8:])
-        to_handles.contents = ctypes.c_void_p.from_buffer(handles)
-        to_stypes.contents = ctypes.c_int.from_buffer(stypes)
 
 
 def replace_backward(backward: Callable[[Request], None]) -> None:

@@ -21,7 +21,7 @@ from ..devices.devices import Devices
 from ..mxnet_private import graphs
 from .batch import Batch
 from .bridge import Call, calls_before, join
-from .destination import Returned, Written
+from .destination import Destination
 
 
 def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
@@ -88,10 +88,15 @@ def _backward(request):
     if not calls:
         request.run()
         return
+    if request.is_grad:
+        raise ValueError(
+            "autograd.grad was called with heads that depend on a parallel net, or on "
+            "one of allow_plain_loop, expected attach_grad of the variables before the "
+            "net is called, and backward, which writes to their attribute grad"
+        )
     _check_head_gradients(request)
-    kind = Returned if request.variables else Written
     with autograd.pause():
-        _through(calls, names, request, kind(calls, names, request))
+        _through(calls, names, request)
 
 
 def _check_head_gradients(request):
@@ -112,13 +117,14 @@ def _check_head_gradients(request):
             )
 
 
-def _through(calls, names, request, destination):
+def _through(calls, names, request):
     """Backward through the caller's graph and all devices' graphs that it reaches.
 
     If inputs of a call have gradients, part of the caller's graph is on the other side
     of the devices' graphs. Then the first pass through the caller's graph is for the
     leaves only, and the last one, from the heads and those inputs, for its variables.
     """
+    destination = Destination(calls, request.train_mode)
     heads, gradients, is_kept = request.heads, request.gradients, False
     of_caller = partial(destination.differentiate, request.retain_graph, None)
     leaves = {n: leaf for call in calls for n, leaf in call.leaves.items()}

@@ -127,9 +127,9 @@ class ParallelNet(Block):
     """A net on several devices, as :func:`make_parallel` returns it.
 
     It takes and returns whole batches. `backward` goes through it, also from another
-    thread, and so does `autograd.grad`, though not with ``create_graph=True``: it
-    returns for each replica of a parameter the device's share, as `backward` writes it
-    to `grad`; the whole gradient is their sum. Threads may train a net each.
+    thread, and writes the gradients of parameters, and of inputs that `attach_grad` was
+    called for. `autograd.grad` does not, and raises a ValueError. Threads may train a
+    net each.
 
     Attributes that it lacks are read and set on the template, and so are its items:
     `features`, `output`, `net[0]`. When called, these run on one device.
@@ -251,8 +251,9 @@ class ParallelNet(Block):
     ) -> None:
         """As :meth:`mxnet.gluon.HybridBlock.export`: saves the graph of `net`.
 
-        Waits for the work in flight; call it between steps. The files' names are
-        ``path-symbol.json`` and ``path-0000.params`` with the number of the epoch.
+        Before it call :func:`revert_sync_batchnorm`, and this net once. Waits for the
+        work in flight. The files' names are ``path-symbol.json`` and
+        ``path-0000.params`` with the number of the epoch.
 
         Raises
         ------

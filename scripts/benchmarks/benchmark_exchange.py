@@ -14,11 +14,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import benchmarking
-import numpy as np
-
 from gluon_syncbn import distributed
 from gluon_syncbn.native.library import load
+
+import benchmarking
+import numpy as np
 
 KILOBYTES = 1, 4, 16
 PROCESSES = 1, 2, 3, 4

@@ -23,13 +23,13 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import gluon_syncbn
+from gluon_syncbn.tools import check
+
 import benchmarking
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import contrib, nn
-
-import gluon_syncbn
-from gluon_syncbn.tools import check
 
 MODES = list(benchmarking.MODES)
 CORES = len(os.sched_getaffinity(0))

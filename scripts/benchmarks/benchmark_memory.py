@@ -28,13 +28,13 @@ from pathlib import Path
 # Before MXNet is imported: an explicit, equal number of threads for everyone.
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
+from gluon_syncbn import convert_sync_batchnorm  # noqa: E402
+
 import benchmarking  # noqa: E402
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, profiler  # noqa: E402
 from mxnet.gluon import HybridBlock, nn  # noqa: E402
-
-from gluon_syncbn import convert_sync_batchnorm  # noqa: E402
 
 MODES = list(benchmarking.MODES)
 VARIANTS = {

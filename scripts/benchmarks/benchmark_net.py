@@ -31,13 +31,13 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+import gluon_syncbn  # noqa: E402
+
 import benchmarking  # noqa: E402
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 from segmentation.engine import SegmentationLoss  # noqa: E402
-
-import gluon_syncbn  # noqa: E402
 
 try:
     import gluoncv

@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import gluon_syncbn
+
 import mxnet as mx
 import numpy as np
-
-import gluon_syncbn
 
 # Arguments of hybridize for each mode of a Gluon net; None is imperative.
 MODES = {

@@ -4,12 +4,12 @@ Called by the scripts. The net is made parallel here; the rest reads as if there
 one device.
 """
 
+from gluon_syncbn import ParallelCriterion, distributed, make_parallel
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from tqdm import tqdm
-
-from gluon_syncbn import ParallelCriterion, distributed, make_parallel
 
 from .errors import Diverged
 from .metrics import Confusion

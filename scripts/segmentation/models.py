@@ -8,9 +8,9 @@ import contextlib
 import importlib
 import io
 
-import mxnet as mx
-
 import gluon_syncbn
+
+import mxnet as mx
 
 from .errors import UserError
 

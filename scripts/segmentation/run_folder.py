@@ -10,9 +10,9 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from gluon_syncbn import distributed
+
+from filelock import FileLock, Timeout
 
 from .config import Config
 from .errors import UserError

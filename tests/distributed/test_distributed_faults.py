@@ -5,14 +5,14 @@ Every program ends by itself: a wait for a missing rank is an error in seconds.
 
 import time
 
+from gluon_syncbn import SyncBatchNorm, distributed, features
+from gluon_syncbn.native import library, mpi
+
 import mxnet as mx
 import pytest
 from mxnet import autograd
 from support.helpers import run_python
 from support.mpi import finish, is_mpich, needs_mpi, run_ranks, start
-
-from gluon_syncbn import SyncBatchNorm, distributed, features
-from gluon_syncbn.native import library, mpi
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 

@@ -176,7 +176,7 @@ texts = [str(w.message) for w in caught if 'kvstore has' in str(w.message)]
 assert len(texts) == {warned}, [str(w.message) for w in caught]
 for text in texts:
     assert "the trainer's kvstore has 2 workers, but SyncBatchNorm 'net_" in text
-    assert 'start the workers with mpirun, and call gluon_syncbn.distributed.init' in text
+    assert 'start the workers with mpirun, and call gluon_syncbn.distributed' in text
 """
     with worker_variables() as variables:
         code = BEGIN + TRAIN + program

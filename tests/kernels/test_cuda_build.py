@@ -8,10 +8,10 @@ import re
 import shutil
 import subprocess
 
+import gluon_syncbn
+
 import pytest
 from support.helpers import ROOT
-
-import gluon_syncbn
 
 SOURCES = sorted((ROOT / "src/kernels/cuda").glob("*.cu"))
 # The library's objects; src/keep_report.sh keeps ptxas's report beside each.

@@ -2,6 +2,9 @@
 
 import json
 
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm
+
 import mxnet as mx
 import pytest
 from mxnet import autograd
@@ -13,9 +16,6 @@ from support.mistakes import (
     make_shards,
     map_and_wait,
 )  # fmt: skip
-
-import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm
 
 
 def test_timeout_of_the_environment_is_a_positive_number():

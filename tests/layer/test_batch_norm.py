@@ -6,6 +6,8 @@ and running statistics with the float64 oracle for every combination of argument
 
 import copy
 
+from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -21,8 +23,6 @@ from support.helpers import (
     summed_grad,
     train_step,
 )
-
-from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
 
 X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
 ONES, ZEROS = np.ones(3), np.zeros(3)

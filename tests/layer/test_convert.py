@@ -1,13 +1,13 @@
 """Conversion of whole nets in both directions: what changes, and all that does not."""
 
+from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from support.helpers import MODES, set_mode, value, values, whole
-
-from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
 
 CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 

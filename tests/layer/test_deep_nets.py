@@ -7,6 +7,8 @@ other's CPU resources. GLUON_SYNCBN_REPEAT=100 repeats each comparison so often.
 
 import functools
 
+import gluon_syncbn
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -25,8 +27,6 @@ from support.helpers import (
     twin,
     values,
 )
-
-import gluon_syncbn
 
 REPEAT = repetitions()
 SHAPE = (8, 3, 20, 20)

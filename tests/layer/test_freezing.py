@@ -2,6 +2,14 @@
 
 from functools import partial
 
+from gluon_syncbn import (
+    SyncBatchNorm,
+    check_replicas,
+    freeze_statistics,
+    make_parallel,
+    revert_sync_batchnorm,
+)
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -19,14 +27,6 @@ from support.helpers import (
     summed_grad,
     train_step,
     values,
-)
-
-from gluon_syncbn import (
-    SyncBatchNorm,
-    check_replicas,
-    freeze_statistics,
-    make_parallel,
-    revert_sync_batchnorm,
 )
 
 SHAPE = 5, 4, 6, 3

@@ -1,14 +1,14 @@
 """Activation blocks are folded into the layers in front of them, and unfolded again."""
 
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, nn
 from support.helpers import MODES, assert_all_near, set_mode
-
-import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
 
 
 class Net(HybridBlock):

@@ -7,6 +7,9 @@ consist of our layers alone, and all else is copies.
 
 from contextlib import ExitStack
 
+from gluon_syncbn import Devices, SyncBatchNorm
+from gluon_syncbn.native.library import load
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -25,9 +28,6 @@ from support.helpers import (
     value,
     whole,
 )
-
-from gluon_syncbn import Devices, SyncBatchNorm
-from gluon_syncbn.native.library import load
 
 SHAPE = (5, 6, 7, 3)
 SLOPE = 0.25

@@ -6,6 +6,8 @@ which depends on some of the net's inputs only.
 
 from functools import partial
 
+from gluon_syncbn import make_parallel
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -20,8 +22,6 @@ from support.helpers import (
     summed_grad,
     twin,
 )
-
-from gluon_syncbn import make_parallel
 
 SHAPE, CHANNELS = (6, 3, 8, 7), 4
 

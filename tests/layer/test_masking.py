@@ -1,5 +1,7 @@
 """Masks: the layer on the valid elements alone, whatever padding holds."""
 
+from gluon_syncbn import SyncBatchNorm, make_parallel
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -17,8 +19,6 @@ from support.helpers import (
     value,
     whole,
 )
-
-from gluon_syncbn import SyncBatchNorm, make_parallel
 
 LAYOUTS = {  # the data's shape, and the axis of its channels
     "NC": ((6, 3), 1),

@@ -1,5 +1,8 @@
 """Batches that are not finite, or have one value: what they leave, and reports."""
 
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, make_parallel
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -7,9 +10,6 @@ from mxnet import autograd
 from mxnet.gluon import SymbolBlock, Trainer, nn
 from support import reference
 from support.helpers import assert_near, cpus, output_of, put, split_rows, value
-
-import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, make_parallel
 
 GOOD = np.random.default_rng(0).normal(2, 3, (6, 3, 4)).astype("float32")
 

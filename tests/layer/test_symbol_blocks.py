@@ -2,6 +2,17 @@
 
 from functools import partial
 
+from gluon_syncbn import (
+    Monitor,
+    SyncBatchNorm,
+    check_replicas,
+    convert_sync_batchnorm,
+    make_parallel,
+    participating,
+    revert_sync_batchnorm,
+)
+from gluon_syncbn.layer.finding import synchronized_layers
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -16,17 +27,6 @@ from support.helpers import (
     output_of,
     set_mode,
 )
-
-from gluon_syncbn import (
-    Monitor,
-    SyncBatchNorm,
-    check_replicas,
-    convert_sync_batchnorm,
-    make_parallel,
-    participating,
-    revert_sync_batchnorm,
-)
-from gluon_syncbn.layer.finding import synchronized_layers
 
 SHAPE = 3, 7, 6
 

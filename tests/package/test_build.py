@@ -11,10 +11,10 @@ import sys
 import tarfile
 import zipfile
 
+import gluon_syncbn
+
 import pytest
 from support.helpers import ROOT, run_python, run_tool
-
-import gluon_syncbn
 
 SCRIPTS = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/wheels/*.sh")])
 MAKE_SDIST = (

@@ -6,15 +6,15 @@ import shutil
 import sys
 from pathlib import Path
 
+import gluon_syncbn
+from gluon_syncbn import __main__
+from gluon_syncbn.tools import check
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import nn
 from support.helpers import run_python, run_tool
-
-import gluon_syncbn
-from gluon_syncbn import __main__
-from gluon_syncbn.tools import check
 
 
 def test_it_tells_what_there_is_and_that_it_is_right():

@@ -11,16 +11,16 @@ from fractions import Fraction
 from functools import partial
 from operator import methodcaller
 
+import gluon_syncbn as g
+from gluon_syncbn import distributed as d
+from gluon_syncbn.common import arguments as checks
+from gluon_syncbn.native.failures import check_timeout
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import nn
 from support.helpers import cpus
-
-import gluon_syncbn as g
-from gluon_syncbn import distributed as d
-from gluon_syncbn.common import arguments as checks
-from gluon_syncbn.native.failures import check_timeout
 
 TWO = cpus(2)
 ONES = 1, 1, 1, 1

@@ -4,12 +4,12 @@ import json
 import re
 import sys
 
+import gluon_syncbn
+
 import check_versions
 import numpy as np
 import pytest
 from support.helpers import ROOT, output_of, run_python, run_tool
-
-import gluon_syncbn
 
 CANNOT_OPEN = ": cannot open shared object file: No such file or directory"
 

@@ -7,14 +7,6 @@ rounding in float64 does not cause.
 
 import functools
 
-import mxnet as mx
-import numpy as np
-import pytest
-from mxnet import autograd
-from mxnet.gluon import Constant, Trainer
-from mxnet.gluon.utils import split_and_load
-from support.helpers import cpus, set_mode
-
 from gluon_syncbn import (
     ParallelCriterion,
     ParallelNet,
@@ -23,6 +15,14 @@ from gluon_syncbn import (
     convert_sync_batchnorm,
     make_parallel,
 )
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import Constant, Trainer
+from mxnet.gluon.utils import split_and_load
+from support.helpers import cpus, set_mode
 
 nets = pytest.importorskip("support.detection_nets", reason="GluonCV is not installed")
 

@@ -4,14 +4,14 @@ import threading
 import traceback
 import weakref
 
+from gluon_syncbn import Devices, SyncBatchNorm
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.helpers import cpus, whole
-
-from gluon_syncbn import Devices, SyncBatchNorm
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 import threading
 
+import gluon_syncbn
+
 import mxnet as mx
 import pytest
 from mxnet import autograd
 from support.parallel_nets import column, dense, weight_gradient
-
-import gluon_syncbn
 
 
 def call_a_parallel_net(devices, other):

@@ -7,6 +7,8 @@ leave a state of the run without a failure, bit by bit, from which that run goes
 import time
 from contextlib import suppress
 
+import gluon_syncbn
+
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
@@ -21,8 +23,6 @@ from support.failed_steps import (
 from support.helpers import repetitions, set_mode
 from support.mistakes import make_layer, make_shards
 from support.mpi import needs_mpi, run_ranks
-
-import gluon_syncbn
 
 REPEAT = repetitions()
 KINDS = {

@@ -4,14 +4,14 @@ import threading
 import time
 from functools import partial
 
+import gluon_syncbn
+from gluon_syncbn import Monitor, check_replicas, make_parallel
+
 import mxnet as mx
 import pytest
 from mxnet.gluon import Trainer, nn
 from support.helpers import cpus, differentiate, run_python, run_tool
 from support.parallel_nets import dense
-
-import gluon_syncbn
-from gluon_syncbn import Monitor, check_replicas, make_parallel
 
 SLOW = 0.05  # seconds
 

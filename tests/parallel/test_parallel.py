@@ -3,6 +3,13 @@
 import collections
 import copy
 
+from gluon_syncbn import (
+    ParallelCriterion,
+    allow_plain_loop,
+    check_replicas,
+    make_parallel,
+)
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -25,13 +32,6 @@ from support.parallel_nets import (
     small_net,
     train,
 )  # fmt: skip
-
-from gluon_syncbn import (
-    ParallelCriterion,
-    allow_plain_loop,
-    check_replicas,
-    make_parallel,
-)
 
 
 @pytest.mark.parametrize("mode", MODES)

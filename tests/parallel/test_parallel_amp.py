@@ -7,6 +7,7 @@ from support.machine import BFLOAT16, skip_unless_mxnet_runs
 
 # Small whole numbers, which bfloat16 holds exactly: results have to be the same bits.
 PROGRAM = """
+import gluon_syncbn
 import mxnet as mx
 import numpy as np
 from support import reference
@@ -16,7 +17,6 @@ from mxnet.contrib import amp
 from mxnet.gluon import loss, nn
 
 amp.init(target_dtype="bfloat16")
-import gluon_syncbn
 
 contexts = [mx.cpu(0), mx.cpu(1)]
 rng = np.random.default_rng(0)

@@ -1,10 +1,13 @@
 """Gradients of a parallel net in whatever graph the caller builds around it."""
 
+import gluon_syncbn
+from gluon_syncbn import allow_plain_loop, make_parallel
+
 import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, Trainer, nn
-from support.helpers import MODES, cpus, differentiate, set_mode, value
+from support.helpers import MODES, cpus, differentiate, set_mode, summed_grad, value
 from support.parallel_nets import (
     Traced,
     assert_same,
@@ -14,9 +17,6 @@ from support.parallel_nets import (
     parameters,
     weight_gradient,
 )  # fmt: skip
-
-import gluon_syncbn
-from gluon_syncbn import allow_plain_loop, make_parallel
 
 # Functions of two nets, an input, and an array above it; each returns heads.
 
@@ -65,37 +65,28 @@ def normalizing_net(contexts, seed, mode):
     return set_mode(net, mode)
 
 
-def results_of(graph, contexts, mode, request):
-    """Gradients of all that a graph depends on, written by backward or returned."""
+def results_of(graph, contexts, mode, grad_req):
+    """Gradients of all that a graph depends on; without `grad_req` not of x."""
     nets = [normalizing_net(contexts, seed, mode) for seed in range(2)]
     x = mx.nd.array([[1, 2], [-1, 5], [4, 0], [2, 2], [0, 3]], dtype="float64")
     upstream = mx.nd.array([3.0], dtype="float64")
     upstream.attach_grad()
-    if request:
-        x.attach_grad("add" if request == "add" else "write")
-    if request != "grad":
-        for _ in range(2):
-            with autograd.record():
-                heads = graph(*nets, x, upstream)
-            autograd.backward(heads)
-        written = [a.grad.asnumpy() for a in (upstream, x) if a.grad is not None]
-        return sum(map(gradients, nets), written)
-    replicas = [p.list_data() for p in parameters(nets[0]) if p.grad_req != "null"]
-    with autograd.record():
-        heads = graph(*nets, x, upstream)
-    of_upstream, of_x, *others = autograd.grad(heads, [upstream, x, *sum(replicas, [])])
-    of_nets = [sum(others.pop(0).asnumpy() for _ in data) for data in replicas]
-    assert not any(array.any() for array in gradients(nets[0]))
-    assert not x.grad.asnumpy().any()
-    return [of_upstream.asnumpy(), of_x.asnumpy(), *of_nets]
+    if grad_req:
+        x.attach_grad(grad_req)
+    for _ in range(2):
+        with autograd.record():
+            heads = graph(*nets, x, upstream)
+        autograd.backward(heads)
+    written = [a.grad.asnumpy() for a in (upstream, x) if a.grad is not None]
+    return sum(map(gradients, nets), written)
 
 
-@pytest.mark.parametrize("request_", [None, "write", "add", "grad"])
+@pytest.mark.parametrize("grad_req", [None, "write", "add"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_graph(graph, mode, request_):
-    results = results_of(graph, cpus(2), mode, request_)
-    expected = results_of(graph, None, mode, request_)
+def test_graph(graph, mode, grad_req):
+    results = results_of(graph, cpus(2), mode, grad_req)
+    expected = results_of(graph, None, mode, grad_req)
     assert len(results) > 4
     assert_same(results, expected)
     mx.nd.waitall()
@@ -168,12 +159,9 @@ def test_sparse_parameters(devices):
     with autograd.record():
         total = net(column(1, 3, 1)).sum() + net(column(0)).sum()
         total = total + other(column(1, 2)).sum()
-    weights = net.net.embed.weight.list_data()
-    results = autograd.grad(total, weights, retain_graph=True)
-    assert [result.stype for result in results] == ["row_sparse"] * 2
-    summed = sum(result.asnumpy() for result in results)
-    assert (summed[:, 0] == [1, 2, 0, 1]).all()
     total.backward()
+    assert [grad.stype for grad in net.embed.weight.list_grad()] == ["row_sparse"] * 2
+    assert (summed_grad(net.embed.weight)[:, 0] == [1, 2, 0, 1]).all()
     assert weight_gradient(other) == 3
     gluon_syncbn.check_replicas(net)
 
@@ -200,51 +188,24 @@ def test_a_failed_backward_leaves_earlier_gradients_to_the_trainer(devices):
     assert value(net.net.weight) == expected
 
 
-# ---- autograd.grad -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("attach", [True, False])
-def test_one_replica_of_one_parameter(attach):
-    """The other devices run backward too: their layers exchange gradients."""
-    results = []
-    for contexts in None, cpus(2):
-        net = normalizing_net(contexts, 0, "imperative")
-        x = mx.nd.array([[1, 2], [-1, 5], [4, 0]], dtype="float64")
-        if attach:
-            x.attach_grad()
-        parts = []
-        for data in parameters(net)[0].list_data():
-            with autograd.record():
-                head = (net(x) ** 3).sum()
-            parts += autograd.grad(head, [data])
-        results.append([sum(part.asnumpy() for part in parts)])
-    assert_same(*results)
-
-
-def test_a_replica_without_rows_and_a_variable_given_twice(devices):
-    net, x = dense(devices.contexts), column(5)
-    first, second = net.net.weight.list_data()
-    with autograd.record():
-        total = net(x).sum()
-    results = autograd.grad(total, [second, first, first])
-    assert [result.asnumpy() for result in results] == [0, 5, 5]
-
-
-def test_what_autograd_grad_cannot_do(devices):
-    net, x, unused = dense(devices.contexts), column(1, 2), column(3)
-    beside = dense(devices.contexts)
+@pytest.mark.parametrize("way", ["parallel", "plain loop"])
+def test_autograd_grad_is_refused(way, devices):
+    """Where no head depends on such a net it is MXNet's own, second gradients too."""
+    if way == "parallel":
+        net, x = dense(devices.contexts), column(1, 2)
+    else:
+        net, x = allow_plain_loop(nn.Dense(1, use_bias=False)), column(4)
+        net.initialize(mx.init.One(), ctx=devices.contexts)
     x.attach_grad()
-    for wrong in unused, beside.net.weight.data(mx.cpu(0)):
-        with autograd.record():
-            total = net(x).sum()
-            beside(x)
-        with pytest.raises(ValueError, match="variable 1 of autograd.grad is none"):
-            autograd.grad(total, [x, wrong])
-        with autograd.record():
-            with pytest.raises(ValueError, match="autograd.grad got create_graph=True"):
-                autograd.grad(total, x, create_graph=True)
-        total.backward()
-        assert weight_gradient(net) == 3
+    with autograd.record():
+        total, log = net(x).sum(), mx.nd.log(x)
+        (first,) = autograd.grad(log, [x], create_graph=True)
+    first.backward()
+    assert (x.grad == -1 / (x * x)).asnumpy().all()
+    with pytest.raises(ValueError, match="expected attach_grad of .*, and backward"):
+        autograd.grad(total, [x])
+    total.backward()
+    assert weight_gradient(net) == x.sum() and (x.grad == 1).asnumpy().all()
 
 
 # ---- ends of graphs ------------------------------------------------------------------

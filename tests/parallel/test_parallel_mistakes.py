@@ -1,13 +1,13 @@
 """Bad contexts, batches, outputs and losses of parallel nets: one sentence each."""
 
+from gluon_syncbn import ParallelCriterion, make_parallel
+
 import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import loss, nn
 from support.helpers import differentiate
 from support.parallel_nets import column, dense, weight_gradient
-
-from gluon_syncbn import ParallelCriterion, make_parallel
 
 
 def test_net_on_other_contexts(devices):

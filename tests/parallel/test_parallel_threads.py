@@ -5,13 +5,13 @@ GLUON_SYNCBN_REPEAT=250 makes a thousand steps of each.
 
 from concurrent.futures import ThreadPoolExecutor
 
+from gluon_syncbn import check_replicas, make_parallel
+
 import mxnet as mx
 import numpy as np
 import pytest
 from support.helpers import cpus, repetitions, set_mode, values
 from support.parallel_nets import SHAPE, parameters, small_net, train
-
-from gluon_syncbn import check_replicas, make_parallel
 
 REPEAT = repetitions()
 

@@ -5,14 +5,14 @@ Numbers are compared by the random programs.
 
 import re
 
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm, make_parallel, participating
+
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.helpers import cpus, whole
-
-import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm, make_parallel, participating
 
 
 def test_who_is_left_out_beside_a_failure_gets_statistics(make_devices):

@@ -4,6 +4,10 @@ import ctypes
 import threading
 import time
 
+import gluon_syncbn
+from gluon_syncbn import Devices
+from gluon_syncbn.native import failures
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -11,10 +15,6 @@ from mxnet import autograd
 from mxnet.gluon import nn
 from support.helpers import cpus, output_of, run_python
 from support.mistakes import assert_trains, failure_of, make_layer, make_shards
-
-import gluon_syncbn
-from gluon_syncbn import Devices
-from gluon_syncbn.native import failures
 
 ONE_STEP = """
 import sys, gluon_syncbn, mxnet as mx

@@ -7,6 +7,9 @@ order of arrivals.
 
 import re
 
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm
+
 import mxnet as mx
 import pytest
 from mxnet import autograd
@@ -21,9 +24,6 @@ from support.mistakes import (
     make_shards,
     map_and_wait,
 )  # fmt: skip
-
-import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm
 
 # ---- devices that do not arrive ------------------------------------------------------
 

@@ -1,5 +1,12 @@
 """recompute_statistics: those of all elements together, however a net runs."""
 
+from gluon_syncbn import (
+    SyncBatchNorm,
+    convert_sync_batchnorm,
+    make_parallel,
+    recompute_statistics,
+)
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -13,13 +20,6 @@ from support.helpers import (
     cpus,
     set_mode,
     value,
-)
-
-from gluon_syncbn import (
-    SyncBatchNorm,
-    convert_sync_batchnorm,
-    make_parallel,
-    recompute_statistics,
 )
 
 ROWS = 7, 1, 4  # on two contexts, one of which gets no row of the second batch

@@ -15,16 +15,17 @@ import threading
 import time
 from contextlib import suppress
 
-import mxnet as mx
-import numpy as np
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
 import gluon_syncbn
 from gluon_syncbn import distributed
 from gluon_syncbn.common.nested import arrays_in
 from gluon_syncbn.mxnet_private import trainers
 from gluon_syncbn.native import failures
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
 from support.helpers import MODES, Loop, set_mode
 
 OPTIMIZERS = {

@@ -10,12 +10,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import gluon_syncbn
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
 
-import gluon_syncbn
 from support import reference
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,11 +5,12 @@ Called by test_rendezvous.py, test_arguments.py, test_recovery.py and others.
 
 import re
 
+from gluon_syncbn import SyncBatchNorm
+
 import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_syncbn import SyncBatchNorm
 from support import reference
 from support.helpers import assert_near, put, split_rows, train_step
 

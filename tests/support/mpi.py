@@ -11,9 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gluon_syncbn
+
 import pytest
 
-import gluon_syncbn
 from support.helpers import PATH
 
 # Of one rank; a wait for others that would hang ends before it with an error.

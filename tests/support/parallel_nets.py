@@ -7,12 +7,13 @@ import gc
 import weakref
 from functools import partial
 
+from gluon_syncbn import make_parallel
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block, Trainer, loss, nn
 
-from gluon_syncbn import make_parallel
 from support.helpers import assert_all_near, copy_parameters, set_mode, summed_grad
 
 SHAPE = 3, 6, 6

@@ -3,12 +3,13 @@
 Called by program_runner.py. It must not know what the net should compute.
 """
 
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm
+
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import HybridBlock, nn
 
-import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm
 from support.helpers import cpus, set_mode
 
 AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by

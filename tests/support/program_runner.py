@@ -6,11 +6,12 @@ parameters, statistics and gradients, so that each step is compared independentl
 
 from contextlib import ExitStack, nullcontext
 
+import gluon_syncbn
+
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Trainer
 
-import gluon_syncbn
 from support.program_checks import LEARNING_RATE, OLD, Checks
 from support.program_net import Data, make_net
 

@@ -4,9 +4,9 @@ The tests of every other module compare with it. `forward` and `backward` are th
 the check command; what it does not need is here, and so are all tolerances.
 """
 
-import numpy as np
-
 from gluon_syncbn.tools import oracle
+
+import numpy as np
 
 forward, backward, _reduced = oracle.forward, oracle.backward, oracle.reduced
 

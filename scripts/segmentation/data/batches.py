@@ -6,9 +6,9 @@ sees what the first one would have seen.
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
 from gluon_syncbn import distributed
+
+import numpy as np
 
 from .augment import normalized, train_view, val_view
 
