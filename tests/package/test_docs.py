@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from unittest import SkipTest
 
+import gluon_syncbn
+
 import pytest
 import sybil.parsers.markdown as pages
 import sybil.parsers.rest as docstrings
@@ -17,8 +19,6 @@ from support.helpers import ROOT, run_tool
 from support.mpi import launcher, needs_mpi
 from sybil import Sybil
 from sybil.document import PythonDocStringDocument
-
-import gluon_syncbn
 
 SYBIL = Sybil([pages.PythonCodeBlockParser(), pages.SkipParser()])
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))]

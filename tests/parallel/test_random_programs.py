@@ -6,12 +6,12 @@ so many, and other ones each time.
 
 import os
 
+import gluon_syncbn
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from support import program_runner
 from support.program_strategy import programs
-
-import gluon_syncbn
 
 MORE = os.environ.get("GLUON_SYNCBN_PROGRAMS")
 
