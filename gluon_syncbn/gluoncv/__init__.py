@@ -69,7 +69,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Restores what :func:`install` has replaced; nets stay as they are.
+    """Restores what `install` has replaced; nets stay as they are.
 
     Examples
     --------

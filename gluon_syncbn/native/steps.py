@@ -269,6 +269,10 @@ def _initialized(trainer):
         mx.nd.waitall()
     with deferred_interrupt(all_of_them=True):  # a key can be initialized once
         yield
+    if trainers.workers_of(trainer) > 1:
+        # MXNet does not order the copies before the first gradients: servers that have
+        # added these up would send them as the parameters.
+        mx.nd.waitall()
 
 
 def _uninterrupted(_trainer):

@@ -1,5 +1,5 @@
 """A net that runs on several devices: batches in, outputs and gradients out.
 
-Used by users and ``gluoncv.py``. It must not know other processes, nor what a net
+Used by users and ``gluoncv``. It must not know other processes, nor what a net
 computes.
 """

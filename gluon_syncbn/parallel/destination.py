@@ -80,7 +80,7 @@ class Destination:
             graphs.differentiate(heads, gradients, (), retain_graph, self._train_mode)
         for variable in others:
             if not is_fresh(variable):  # these heads do not depend on it
-                contribute_nothing(variable, variable.grad, True)
+                _contribute_nothing(variable, variable.grad, True)
         return [variable.grad for variable in others]
 
     def finish(self) -> None:
@@ -89,7 +89,7 @@ class Destination:
             if any(is_fresh(data) for _, data, *_ in replicas):
                 for _, data, grad, is_written in replicas:
                     if not is_fresh(data):
-                        contribute_nothing(data, grad, is_written)
+                        _contribute_nothing(data, grad, is_written)
 
     def restore(self) -> None:
         """Restores the marks of what this call, which may have failed, left alone."""
@@ -97,7 +97,7 @@ class Destination:
             mark_fresh(data)
 
 
-def contribute_nothing(
+def _contribute_nothing(
     data: mx.nd.NDArray, grad: mx.nd.NDArray, is_written: bool
 ) -> None:
     """Makes a gradient that no backward will write ready for a Trainer.

@@ -113,7 +113,7 @@ def make_parallel(
     check_choice("nonfinite", nonfinite, NONFINITE)
     devices = Devices(ctx)
     if reset_ctx:
-        move(net, devices.contexts)
+        _move(net, devices.contexts)
     parallel = ParallelNet(net, devices, batch_axis, gather)
     parallel._synchronizes = sync_bn
     if sync_bn:
@@ -379,7 +379,7 @@ def check_not_parallel(net: Any, function: str) -> None:
     check_block("net", net)
 
 
-def move(net: Any, contexts: Sequence[mx.Context]) -> None:
+def _move(net: mx.gluon.Block, contexts: Sequence[mx.Context]) -> None:
     """Moves parameters that are initialized, or will be; others have no context yet."""
     for parameter in net.collect_params().values():
         if data_of(parameter) or is_deferred(parameter):

@@ -1,6 +1,6 @@
 """Nets that are called in a plain loop over CPU contexts, as on GPUs.
 
-Called by users and by ``gluoncv.py``. Each call runs in a thread of its context, for
+Called by users and by ``gluoncv``. Each call runs in a thread of its context, for
 the reason that ``devices.py`` gives, and so does its backward (``backward.py``). It
 must not know what the net computes.
 """

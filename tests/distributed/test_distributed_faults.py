@@ -133,11 +133,12 @@ assert 'dense_weight is not initialized' in text, text
 # ---- beginning -----------------------------------------------------------------------
 
 
-def test_one_process_where_the_launcher_promised_more():
+@pytest.mark.parametrize("variable", ["SLURM_NTASKS", "DMLC_NUM_WORKER"])
+def test_one_process_where_the_launcher_promised_more(variable):
     code = "from gluon_syncbn import distributed; distributed.init()"
-    result = run_python(code, SLURM_NTASKS="4")
+    result = run_python(code, **{variable: "4"})
     assert result.returncode == 1
-    assert "RuntimeError: SLURM_NTASKS=4 promises 4 processes, but" in result.stderr
+    assert f"RuntimeError: {variable}=4 promises 4 processes, but" in result.stderr
     assert "start the program with the mpirun of" in result.stderr
 
 

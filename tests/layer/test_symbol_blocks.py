@@ -141,7 +141,13 @@ def test_converted_twice_and_reverted(norm):
     found = operators(revert_sync_batchnorm(net))
     assert found.count("BatchNorm") == 3
     assert not {"Custom", "SliceChannel"} & set(found)
-    assert_same([net(x).asnumpy()], [y])
+    if norm is LEAKY_RELU:  # MXNet's own computes negative values in float32
+        graph = mx.sym.Group(list(net(mx.sym.var("data")))).attr_dict()
+        slopes = [node["slope"] for node in graph.values() if "slope" in node]
+        assert slopes == ["0.25", "0.25"]
+        assert_all_near([net(x).asnumpy()], [y], "float32")
+    else:
+        assert_same([net(x).asnumpy()], [y])
 
 
 def converted_and_plain(operator, x, value):

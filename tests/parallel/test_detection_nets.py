@@ -122,7 +122,8 @@ CASES = [
     ("ssd", "hybridize", "parallel", FEW),
     ("center_net", "hybridize", "plain loop", ALL),
     ("simple_pose", "hybridize", "parallel", ALL),
-    ("mask_rcnn", "hybridize", "parallel", ALL),
+    ("faster_rcnn", "hybridize", "parallel", ALL),
+    ("mask_rcnn", "hybridize", "plain loop", ALL),
 ]
 
 

@@ -1,7 +1,5 @@
 """The loops of GluonCV's scripts on two CPU contexts, after `install`."""
 
-import threading
-
 import gluon_syncbn
 
 import mxnet as mx
@@ -23,8 +21,8 @@ def installed():
     former = [dict(vars(owner)) for owner in owners]
     gluon_syncbn.gluoncv.install()
     gluon_syncbn.gluoncv.install()
-    here = threading.get_ident()
-    assert parallel.parallel_apply(threading.get_ident, [()], None, True) == (here,)
+    get_ident = parallel.threading.get_ident
+    assert parallel.parallel_apply(get_ident, [()], None, True) == (get_ident(),)
     yield
     gluon_syncbn.gluoncv.uninstall()
     assert [dict(vars(owner)) for owner in owners] == former

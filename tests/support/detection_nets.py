@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 from gluoncv.model_zoo import get_model
+from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import custom_faster_rcnn_fpn
 from gluoncv.model_zoo.rcnn.mask_rcnn import custom_mask_rcnn_fpn
 from gluoncv.model_zoo.resnetv1b import ResNetV1b
 from mxnet import sym
@@ -17,13 +18,14 @@ from mxnet.gluon import nn
 
 IMAGES, SIZE, CLASSES = 4, 64, ["a", "b"]
 CUSTOM = {"classes": CLASSES, "pretrained_base": False}
+MASKS = {"mask_channels": 8, "target_roi_scale": 2, "num_fcn_convs": 1}
 
 
 def batch(name):
     """Images, labels where the net itself takes them, and weights of the losses."""
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(IMAGES, 3, SIZE, SIZE))]
-    if name in ("yolo3", "mask_rcnn"):
+    if name in ("yolo3", "faster_rcnn", "mask_rcnn"):
         corners = rng.uniform(0, SIZE / 2, (IMAGES, 2, 2))
         sizes = rng.uniform(SIZE / 4, SIZE / 2, (IMAGES, 2, 2))
         arrays.append(np.concatenate([corners, corners + sizes], axis=-1))
@@ -74,10 +76,10 @@ def simple_pose(rows):
         return get_model("simple_pose_resnet18_v1b", pretrained_base=False), squares
 
 
-def mask_rcnn(rows):
-    """With a feature pyramid, and norms in it and in the boxes' head."""
+def thin_rcnn(kind, rows, **more):
+    """With a feature pyramid, for so many images on each context."""
     with thin_resnet():
-        net = custom_mask_rcnn_fpn(
+        return kind(
             num_fpn_filters=16,
             num_box_head_conv=1,
             num_box_head_conv_filters=16,
@@ -92,19 +94,35 @@ def mask_rcnn(rows):
             rpn_train_post_nms=32,
             num_sample=16,
             per_device_batch_size=rows,
-            norm_layer=functools.partial(nn.BatchNorm),  # itself it would be frozen
-            norm_kwargs={},
-            sym_norm_layer=sym.BatchNorm,
-            alloc_size=(32, 32),
-            mask_channels=8,
-            target_roi_scale=2,
-            num_fcn_convs=1,
             **CUSTOM,
+            **more,
         )
+
+
+def rcnn(rows, kind, predictions, **more):
+    """With norms in the pyramid and in the boxes' head."""
+    net = thin_rcnn(
+        kind,
+        rows,
+        norm_layer=functools.partial(nn.BatchNorm),  # BatchNorm itself would be frozen
+        norm_kwargs={},
+        sym_norm_layer=sym.BatchNorm,
+        alloc_size=(32, 32),
+        **more,
+    )
     # It is made at the first call otherwise, when the net is initialized already.
     assert net.target_generator
 
     def loss(*outputs):
-        return squares(*outputs[:3], *outputs[6:8])  # predictions, those of proposals
+        of_proposals = outputs[predictions + 3 : predictions + 5]
+        return squares(*outputs[:predictions], *of_proposals)
 
     return net, loss
+
+
+def faster_rcnn(rows):
+    return rcnn(rows, custom_faster_rcnn_fpn, 2)
+
+
+def mask_rcnn(rows):
+    return rcnn(rows, custom_mask_rcnn_fpn, 3, **MASKS)
