@@ -18,7 +18,6 @@ import argparse
 import base64
 import io
 import json
-import statistics
 import sys
 import tempfile
 from dataclasses import asdict, replace
@@ -40,8 +39,8 @@ from segmentation.data import Batches, open_datasets, open_split
 from segmentation.engine import Engine
 from segmentation.errors import Diverged
 from segmentation.pictures import painted
+from tables import load, score, select, summary, table
 
-RESULTS = Path(__file__).resolve().parent / "results" / "ablation"
 CAMVID = {
     "class_names": "Sky,Building,Pole,Road,Pavement,Tree,SignSymbol,Fence,Car,"
     "Pedestrian,Bicyclist",
@@ -57,12 +56,6 @@ QUICK = [({"model": "fastscnn", **TINY}, (2,), (1,), 1)]
 # Linear scaling (Goyal et al., arXiv:1706.02677) of what train_segmentation.py takes
 # for its batch: 0.1 for 8 images. No arm has a rate of its own.
 RATE_PER_IMAGE = 0.1 / 8
-# The statistics that a net is tested with.
-SCORES = {
-    "running": "mIoU",
-    "recomputed": "with recomputed statistics",
-    "batch": "with batch statistics",
-}
 NORMS = {"bn": "nn.BatchNorm, each device alone", "syncbn": "SyncBatchNorm"}
 STYLES = {
     "bn": {"color": "tab:gray", "marker": "s"},
@@ -168,68 +161,6 @@ def encoded(array):
     buffer = io.BytesIO()
     Image.fromarray(array.astype(np.uint8)).save(buffer, "png", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def load(folder=RESULTS):
-    """All runs in a folder by name, in the order of names."""
-    paths = sorted(Path(folder).glob("*-seed*.json"))
-    return {path.stem: json.loads(path.read_text()) for path in paths}
-
-
-def select(found, **wanted):
-    """The runs with these values."""
-    return [run for run in found.values() if wanted.items() <= run.items()]
-
-
-def score(run, kind="running", name="mean_iou"):
-    """A score on the test split; 0 for a run that diverged."""
-    return run["test"][kind][name] if "test" in run else 0.0
-
-
-def in_words(runs, kind="running", name="mean_iou"):
-    """Mean and standard deviation of the scores of some runs, which no line breaks."""
-    values = [score(run, kind, name) for run in runs]
-    words, space = f"{statistics.fmean(values):.3f}", "\N{NO-BREAK SPACE}"
-    if len(values) > 1:
-        words += f"{space}±{space}{statistics.stdev(values):.3f}"
-    return words
-
-
-def markdown(heads, rows):
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
-
-
-def table(found):
-    """Test scores of every arm as Markdown: mean and spread over the seeds."""
-    keys, rows = ("model", "devices", "images", "norm"), []
-    for arm in sorted({tuple(run[key] for key in keys) for run in found.values()}):
-        runs = select(found, **dict(zip(keys, arm)))
-        scores = [in_words(runs, kind) for kind in SCORES]
-        rows.append([*arm, len(runs), *scores, in_words(runs, name="pixel_accuracy")])
-    heads = ["net", "devices", "images each", "norm", "runs"]
-    return markdown([*heads, *SCORES.values(), "pixel accuracy"], rows)
-
-
-def summary(found):
-    """FastSCNN's mIoU by images per device as Markdown, for each number of devices."""
-    fast = {name: run for name, run in found.items() if run["model"] == "fastscnn"}
-    columns = {
-        f"{count} devices, {name}": (count, norm, kind)
-        for count in sorted({run["devices"] for run in fast.values()} - {1})
-        for norm, kind, name in (
-            ("bn", "running", "`nn.BatchNorm`"),
-            ("bn", "recomputed", "recomputed"),
-            ("syncbn", "running", "`SyncBatchNorm`"),
-        )
-    }
-    rows = []
-    for images in sorted({run["images"] for run in select(fast, norm="bn")}):
-        rows.append([images])
-        for count, norm, kind in columns.values():
-            runs = select(fast, images=images, devices=count, norm=norm)
-            rows[-1].append(in_words(runs, kind))
-    return markdown(["images per device", *columns], rows)
 
 
 def draw(found):

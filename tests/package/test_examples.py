@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.helpers import ROOT, run_tool
+from support.helpers import NAMES_OF_NUMPY, ROOT, run_tool
 from support.mpi import launcher, needs_mpi
 
 EXAMPLES = ROOT / "examples"
@@ -83,30 +83,6 @@ def test_deeplab_learns_pictures_of_a_folder(tmp_path):
     assert (tmp_path / "deeplab.params").stat().st_size > 1e7
 
 
-def printed(notebook):
-    """What each cell has printed, without its numbers, and whether it has drawn."""
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            text = output.get("text", "image/png" in output.get("data", {}))
-            yield re.sub(r"\d[\d.e-]*", "0", str(text)).split()
-
-
-@pytest.mark.full
-def test_the_tour_shows_what_it_prints():
-    nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
-    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
-    notebook = nbformat.read(EXAMPLES / "tour.ipynb", as_version=4)
-    committed = list(printed(notebook))
-    nbclient.NotebookClient(notebook, timeout=240).execute()
-    assert list(printed(notebook)) == committed
-    text = str(notebook.cells)
-    plain, synchronized = (
-        float(re.search(rf"{norm}: mIoU (\d.\d+)", text)[1])
-        for norm in ("nn.BatchNorm", "SyncBatchNorm")
-    )
-    assert plain < synchronized
-
-
 @needs_mpi
 def test_several_processes_learn_digits(tmp_path):
     output = run("several_processes", "--epochs", 3, before=launcher(2))
@@ -118,10 +94,8 @@ def test_several_processes_learn_digits(tmp_path):
 def test_what_is_deployed_needs_no_gluon_syncbn(tmp_path, monkeypatch):
     assert max(differences(run("deploy", tmp_path))) < 1e-5
     monkeypatch.delenv("PYTHONPATH")
-    names = ROOT / "gluon_syncbn" / "common" / "numpy_names.py"  # a copy would do
-    program = (
-        "import runpy, sys; sys.modules['gluon_syncbn'] = None;"
-        f"runpy.run_path({str(names)!r}); import mxnet as mx;"
+    program = NAMES_OF_NUMPY + (
+        "import sys; sys.modules['gluon_syncbn'] = None; import mxnet as mx;"
         "net = mx.gluon.SymbolBlock.imports("
         "'digits-symbol.json', ['data'], 'digits-0000.params');"
         "print(net(mx.nd.ones((2, 1, 8, 8))).shape)"

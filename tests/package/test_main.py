@@ -71,8 +71,9 @@ def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, caps
     assert sentence.startswith("error: y is wrong on cpu(0) and cpu(1), imperative,")
 
 
-@pytest.mark.parametrize("name", ["y", "dx", "dgamma", "the running variance"])
-@pytest.mark.parametrize("error", [1.001, np.nan])
+@pytest.mark.parametrize(
+    "name, error", [("y", np.nan), ("the running variance", 1.001)]
+)
 def test_each_result_is_compared(monkeypatch, capsys, name, error):
     step = check.step
 
