@@ -34,15 +34,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import gluon_syncbn  # noqa: E402
 
 import benchmarking  # noqa: E402
+import gluoncv  # noqa: E402
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 from segmentation.engine import SegmentationLoss  # noqa: E402
-
-try:
-    import gluoncv
-except ImportError:
-    sys.exit("benchmark_net.py needs GluonCV: pip install 'gluon-syncbn[scripts]'")
 
 CLASSES = 11
 MODES = list(benchmarking.MODES)

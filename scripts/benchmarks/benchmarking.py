@@ -1,7 +1,4 @@
-"""Parts of all benchmark scripts: taking turns, medians, the machine, JSON.
-
-Called by the scripts beside it and by the ablation. It must not know what is measured.
-"""
+"""Parts of all benchmark scripts: taking turns, medians, the machine, JSON."""
 
 import json
 import os
