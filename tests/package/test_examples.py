@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.helpers import ROOT, run_tool
+from support.helpers import NAMES_OF_NUMPY, ROOT, run_tool
 from support.mpi import launcher, needs_mpi
 
 EXAMPLES = ROOT / "examples"
@@ -94,10 +94,8 @@ def test_several_processes_learn_digits(tmp_path):
 def test_what_is_deployed_needs_no_gluon_syncbn(tmp_path, monkeypatch):
     assert max(differences(run("deploy", tmp_path))) < 1e-5
     monkeypatch.delenv("PYTHONPATH")
-    names = ROOT / "gluon_syncbn" / "common" / "numpy_names.py"  # a copy would do
-    program = (
-        "import runpy, sys; sys.modules['gluon_syncbn'] = None;"
-        f"runpy.run_path({str(names)!r}); import mxnet as mx;"
+    program = NAMES_OF_NUMPY + (
+        "import sys; sys.modules['gluon_syncbn'] = None; import mxnet as mx;"
         "net = mx.gluon.SymbolBlock.imports("
         "'digits-symbol.json', ['data'], 'digits-0000.params');"
         "print(net(mx.nd.ones((2, 1, 8, 8))).shape)"

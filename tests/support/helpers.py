@@ -20,6 +20,11 @@ from mxnet.gluon import SymbolBlock, nn
 from support import reference
 
 ROOT = Path(__file__).resolve().parents[2]
+# For a program without the package: MXNet reads names that newer NumPys lack.
+NAMES_OF_NUMPY = (
+    "import runpy; runpy.run_path("
+    f"{str(ROOT / 'gluon_syncbn' / 'common' / 'numpy_names.py')!r})\n"
+)
 # The package, and what pyproject.toml adds for pytest, for programs of their own.
 PATH = os.pathsep.join(str(ROOT / folder) for folder in ("", "tests", "scripts"))
 

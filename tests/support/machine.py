@@ -5,7 +5,7 @@ Called by tests whose nets need more than every processor or installation has.
 
 import pytest
 
-from support.helpers import run_python
+from support.helpers import NAMES_OF_NUMPY, run_python
 
 BFLOAT16 = """
 import mxnet as mx
@@ -25,7 +25,7 @@ mx.nd.waitall()
 
 def skip_unless_mxnet_runs(program):
     """Skips the test with MXNet's own error where `program` ends in one."""
-    result = run_python(program)
+    result = run_python(NAMES_OF_NUMPY + program)
     if result.returncode:
         *_, error = result.stderr.splitlines()
         assert error.startswith("mxnet.base.MXNetError: "), result.stderr
