@@ -63,6 +63,7 @@ def train(norm, dtype='float32', mine=slice(0, ROWS), contexts=1, mode={}, **opt
             loss = loss_of(net(mx.nd.array(x, dtype=dtype)), mx.nd.array(y)).sum()
         loss.backward()
         trainer.step(ROWS)
+    mx.nd.waitall()  # MXNet may hang where a kvstore ends with work in flight
     return net
 
 def values(net):
