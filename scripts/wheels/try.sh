@@ -9,7 +9,7 @@ extras=mpi${DEMO:+,scripts}
 
 rm -rf venv
 "$2" -m venv venv
-grep -E '^(numpy|requests|graphviz|setuptools|mpich|pytest|pytest-timeout)==' requirements.txt >pins.txt
+grep -E '^(numpy|requests|graphviz|setuptools|mpich|hypothesis|pytest|pytest-timeout)==' requirements.txt >pins.txt
 venv/bin/pip install --quiet --only-binary :all: -r pins.txt "$wheel[$extras]"
 venv/bin/pip install --quiet --only-binary :all: --no-deps mxnet==1.9.1
 site=$(cd venv/lib/python*/site-packages && pwd)
