@@ -65,7 +65,7 @@ STYLES = {
 
 
 def runs_of(grid, data):
-    """What is told of each run, and its settings; seed after seed."""
+    """Yields a description and the settings of each run, seed after seed."""
     settings, devices, images, seeds = grid
     pairs = [(count, each) for count in devices for each in images]
     arms = [(norm, *pair) for pair in pairs for norm in NORMS]

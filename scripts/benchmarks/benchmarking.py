@@ -52,7 +52,7 @@ def statistics(seconds):
 
 
 def run_apart(*options, launcher=(), **environment):
-    """What the calling script writes in another process, with these options too."""
+    """Runs the calling script again with more options; returns the JSON it wrote."""
     with tempfile.NamedTemporaryFile() as output:
         command = [*launcher, sys.executable, *sys.argv, *options]
         process = subprocess.run(

@@ -92,5 +92,5 @@ def best_epoch(log):
 
 
 def _files(folder, epoch):
-    """Where the parameters and the optimizer states of an epoch are."""
+    """Paths of the parameters and of the optimizer states of an epoch."""
     return [folder / f"epoch-{epoch:04d}.{kind}" for kind in ("params", "states")]

@@ -29,7 +29,7 @@ def installed():
 
 
 def synchronized():
-    """What a script makes its net with, as --syncbn or --norm-layer tells it to."""
+    """Arguments of a net, as a script takes them from --syncbn or --norm-layer."""
     kind = mx.gluon.contrib.nn.SyncBatchNorm
     return {"norm_layer": kind, "norm_kwargs": {"num_devices": len(CONTEXTS)}}
 

@@ -190,7 +190,7 @@ def test_a_failed_backward_leaves_earlier_gradients_to_the_trainer(devices):
 
 @pytest.mark.parametrize("way", ["parallel", "plain loop"])
 def test_autograd_grad_is_refused(way, devices):
-    """Where no head depends on such a net it is MXNet's own, second gradients too."""
+    """It is MXNet's own, second gradients too, if no head depends on such a net."""
     if way == "parallel":
         net, x = dense(devices.contexts), column(1, 2)
     else:

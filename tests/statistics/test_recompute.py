@@ -45,7 +45,7 @@ def statistics(net, index=0):
 
 
 def oracle(batches):
-    """What `statistics` are to be, of a `small_net` with equal gammas."""
+    """The right `statistics` of a `small_net` with equal gammas."""
     ys = [reference.forward(batch, *IDENTITY)[0] for batch in batches]
     found = []
     for inputs in batches, [np.maximum(y, 0).mean((2, 3)) for y in ys]:
