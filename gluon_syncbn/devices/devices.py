@@ -276,7 +276,6 @@ class Devices:
             )
 
     def _give_up(self, reason):
-        failures.finish_steps()
         failures.end_waits(reason)
         # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes if
         # two threads call it at once.

@@ -258,7 +258,7 @@ class SyncBatchNorm(nn.BatchNorm):
         running_var: Any = None,
     ) -> Any:
         """The layer as symbols or arrays; Gluon gives the parameters by name."""
-        self._sync.rendezvous.parameters = self._reg_params
+        self._sync.rendezvous.own(self._reg_params)
         inputs = [x, gamma, beta, running_mean, running_var, mask]
         is_np = mx.util.is_np_array()
         if is_np:

@@ -192,6 +192,7 @@ def _revert_layer(block):
     """Makes a SyncBatchNorm the layer that it was."""
     unfold(block)
     sync = vars(block).pop("_sync")
+    sync.rendezvous.release()
     made_with = nn.BatchNorm if sync.activation.name is None else ActivatedBatchNorm
     original, former = sync.original or (made_with, {})
     if original is _CONTRIB:

@@ -89,6 +89,17 @@ class Rendezvous:
         self._finalizer.atexit = False
         steps.layers.add(self)
 
+    def own(self, parameters: dict) -> None:
+        """Takes the layer's parameters, by name, and guards the steps of trainers."""
+        if self.parameters is not parameters:
+            self.parameters = parameters
+            steps.guard_trainers(parameters.values())
+
+    def release(self) -> None:
+        """The layer is a SyncBatchNorm no longer."""
+        parameters, self.parameters = self.parameters, {}
+        steps.release_trainers(parameters.values())
+
     def note_frozen(self, is_frozen: bool) -> None:
         """Lets this rank say why others wait for it, if they have not frozen it."""
         load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)

@@ -6,11 +6,9 @@ learning rate and optimizer only, and has no hooks.
 
 from __future__ import annotations
 
-import threading
-from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from operator import attrgetter
-from typing import Callable
+from typing import Callable, Iterable
 
 import mxnet as mx
 
@@ -19,8 +17,6 @@ update_counts = attrgetter("_all_index_update_counts")  # of an optimizer
 parameters_of = attrgetter("_params")  # all, in the order of the optimizer's indices
 contexts_of = attrgetter("_contexts")  # of the parameters when the trainer was made
 updates_on_kvstore = attrgetter("_update_on_kvstore")  # rather than on each device
-
-_until_end = threading.local()  # `of_step`: what ends with the step under way
 
 
 def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
@@ -53,59 +49,54 @@ def workers_of(trainer: mx.gluon.Trainer) -> int:
     return trainer._kvstore.num_workers if trainer._distributed else 1
 
 
-def wrap(
-    around_step: Callable,
-    around_init: Callable,
-    around_update: Callable,
-    before_updater: Callable,
-) -> None:
-    """Runs every Trainer's methods inside of context managers.
+def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
+    """Calls `act` with each trainer that gets the parameter; with its present one, too.
 
-    Each function takes the trainer and returns the context manager: of a whole step, of
-    the first copies of parameters, of the update of all parameters. `before_updater`
-    is called before each call of an Updater, which a kvstore makes too, for its weight.
+    A Trainer tells its parameters when it is made, and nobody else.
     """
-
-    @contextmanager
-    def whole_step(trainer):
-        with around_step(trainer), ExitStack() as _until_end.of_step:
-            yield
-
-    # A kvstore that updates does it in the reduction, and MXNet 1.6 copies the results
-    # in `_update`. MXNet allows only `step` for it.
-    @contextmanager
-    def reduction(trainer):
-        if updates_on_kvstore(trainer):
-            _until_end.of_step.enter_context(around_update(trainer))
-        yield
-
-    def own_update(trainer):
-        return nullcontext() if updates_on_kvstore(trainer) else around_update(trainer)
-
-    _wrap_method("step", whole_step)
-    _wrap_method("_init_params", around_init)
-    _wrap_method("_allreduce_grads", reduction)
-    _wrap_method("_update", own_update)
-    _wrap_updater(before_updater)
+    parameter._set_trainer = _SetTrainer(parameter, act)
+    if isinstance(parameter._trainer, mx.gluon.Trainer):
+        act(parameter._trainer)
 
 
-def _wrap_method(name, around):
-    method = getattr(mx.gluon.Trainer, name)
+def forget_trainers(parameter: mx.gluon.Parameter) -> None:
+    """Undoes :func:`when_trainer_is_set`."""
+    vars(parameter).pop("_set_trainer", None)
 
+
+class _SetTrainer:
+    """Takes the place of a parameter's method, also in copies of the parameter."""
+
+    def __init__(self, parameter, act):
+        self.parameter, self.act = parameter, act
+
+    def __call__(self, trainer):
+        type(self.parameter)._set_trainer(self.parameter, trainer)
+        if trainer is not None:
+            self.act(trainer)
+
+
+def wrap(trainer: mx.gluon.Trainer, **arounds: Callable) -> None:
+    """Runs methods of one trainer inside of context managers, until `unwrap`.
+
+    Each function takes the trainer, and returns the context manager of the method of
+    that name. The methods: ``step``, ``_init_params`` copies parameters to all contexts
+    once; ``_allreduce_grads`` updates, too, if the kvstore does; else ``_update`` does.
+    """
+    for name, around in arounds.items():
+        setattr(trainer, name, _wrapped(trainer, getattr(trainer, name), around))
+
+
+def unwrap(trainer: mx.gluon.Trainer, names: Iterable[str]) -> None:
+    """Gives a trainer its own methods back."""
+    for name in names:
+        vars(trainer).pop(name, None)
+
+
+def _wrapped(trainer, method, around):
     @wraps(method)
-    def wrapped(self, *args, **kwargs):
-        with around(self):
-            method(self, *args, **kwargs)
+    def wrapped(*args, **kwargs):
+        with around(trainer):
+            return method(*args, **kwargs)
 
-    setattr(mx.gluon.Trainer, name, wrapped)
-
-
-def _wrap_updater(before):
-    call = mx.optimizer.Updater.__call__
-
-    @wraps(call)
-    def wrapped(self, index, grad, weight):
-        before(self, index, grad, weight)
-        call(self, index, grad, weight)
-
-    mx.optimizer.Updater.__call__ = wrapped
+    return wrapped

@@ -13,7 +13,6 @@ import mxnet as mx
 
 from ..common.arguments import as_real, check_text, shown
 from ..mxnet_private.library import observe_errors
-from . import steps
 from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
@@ -107,25 +106,18 @@ def end_waits(reason: str) -> None:
     load().gluon_syncbn_fail_all(reason, True)
 
 
-def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
+def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     """Gives up the work in flight and makes all layers ready for the next step.
 
     To be called after an :class:`mxnet.MXNetError` of a layer was caught: it ends the
     waits of other layers, waits until MXNet is idle, drops the errors that arrays still
-    carry, and restarts the numbering of the layers' calls. :meth:`Devices.map` calls it
-    after an error. If no layer has failed, as after an exception in a loss, steps that
-    a Trainer of this thread has queued are finished first.
+    carry, and restarts the numbering of the layers' calls.
 
-    A failed step changes nothing. Where a :class:`mxnet.gluon.Trainer` updates the
-    parameters, these, the optimizer's states and counts, and the running statistics of
-    its layers have afterwards the same bits as before the step, or as after all of it.
-    Running statistics go back to the end of the trainer's latest whole step, so forward
-    calls in training mode since then are undone, too. Gradients are undefined:
-    with ``grad_req="add"`` set them to zero.
-
-    Without a Trainer it is not known where a step begins. If layers had finished their
-    forward when another one failed, a warning names them and tells to load the last
-    checkpoint.
+    A step of a :class:`mxnet.gluon.Trainer` that has a layer's parameters waits for its
+    gradients, and raises their error before anything is updated: parameters, the
+    optimizer's states and counts have afterwards the same bits as before the step.
+    Running statistics may have the failed batch's share, because forward updates them.
+    Gradients are undefined: with ``grad_req="add"`` set them to zero.
 
     With several processes, all of them call it: a failure concerns them all. Threads
     that train other nets get an error at their next :meth:`Devices.map`, because their
@@ -135,16 +127,6 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
     ----------
     reason : str
         The words that those threads' errors quote.
-
-    Returns
-    -------
-    int
-        The number of trainers' steps that were queued and changed nothing.
-
-    Warns
-    -----
-    UserWarning
-        If what a failed step has changed cannot be undone.
 
     Examples
     --------
@@ -162,42 +144,24 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> int:
     ...     print("Arrived: cpu(0)" in str(error), "Missing: cpu(1)" in str(error))
     ...     gluon_syncbn.recover()
     True True
-    0
     """
-    check_text("reason", reason)
-    finish_steps()
-    return give_up(reason)
-
-
-def finish_steps() -> None:
-    """Waits for the queued steps of this thread, unless a layer has failed.
-
-    They are queued completely, so they end without further calls.
-    """
-    if not failure():
-        steps.wait()
-
-
-def give_up(reason: str) -> int:
-    """As :func:`recover`, without waiting for steps that are queued completely."""
     global latest_recovery
+    check_text("reason", reason)
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
-    has_failed = bool(failure())
     load().gluon_syncbn_fail_all(reason, False)
     while True:  # it ends, because MXNet drops each error that it throws
         try:
             mx.nd.waitall()
             break
         except mx.MXNetError:
-            has_failed = True
+            pass
     load().gluon_syncbn_reset_all()
     _raised_in.clear()
-    return steps.roll_back(has_failed)
 
 
 def _finish_work():
     """Ends all work for which MXNet's threads would call Python at exit."""
-    give_up("the Python interpreter exits")
+    recover("the Python interpreter exits")
     # MXNet counts an operator as done before it deletes it. To delete one of an
     # autograd.Function that was skipped after an error, it calls Python, and a thread
     # that does so while the interpreter ends aborts the process. A context's thread has

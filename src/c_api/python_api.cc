@@ -17,7 +17,6 @@
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "mxnet/callbacks.h"
-#include "mxnet/commit.h"
 #include "mxnet/custom_op.h"
 #include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
@@ -31,14 +30,6 @@ using syncbn::Registry;
 namespace {
 
 std::shared_ptr<Layer> LayerOf(const char* key) { return Registry::Get().Find(key); }
-
-std::vector<syncbn::Arrays> Groups(void** arrays, const int* sizes, int num_groups) {
-  std::vector<syncbn::Arrays> groups;
-  for (int i = 0; i < num_groups; arrays += sizes[i++]) {
-    groups.emplace_back(arrays, arrays + sizes[i]);
-  }
-  return groups;
-}
 
 }  // namespace
 
@@ -70,14 +61,14 @@ SYNCBN_EXPORT int gluon_syncbn_release_group(const char* key) {
 SYNCBN_EXPORT int gluon_syncbn_collect(const char* key, int starts) {
   return CatchAll([&] {
     const auto layer = LayerOf(key);
-    starts ? layer->history.collected().Start() : layer->history.collected().End();
+    starts ? layer->collected.Start() : layer->collected.End();
   });
 }
 
 // Writes the first `size` of the collected numbers; returns how many there are, -1 for an error.
 SYNCBN_EXPORT int64_t gluon_syncbn_collected(const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
-    const std::vector<double> found = LayerOf(key)->history.collected().Numbers();
+    const std::vector<double> found = LayerOf(key)->collected.Numbers();
     const int64_t total = static_cast<int64_t>(found.size());
     std::copy_n(found.begin(), std::min(size, total), numbers);
     return total;
@@ -108,70 +99,6 @@ SYNCBN_EXPORT int gluon_syncbn_leave_driver(const char* device) {
 // Seconds that devices have waited for others in this layer, summed over devices.
 SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
   return CatchAll(0.0, [&] { return LayerOf(key)->group.WaitSeconds(); });
-}
-
-// ---- whole steps, see native/steps.py ----------------------------------------------------------
-
-SYNCBN_EXPORT int gluon_syncbn_has_operators() { return syncbn::has_operators; }
-
-// The arguments of a StepCommit, see mxnet/commit.h: `sizes[i]` gradients in each group, and the
-// keys of the layers.
-struct gluon_syncbn_step {
-  void** gradients;
-  const int* sizes;
-  int num_groups;
-  void** running_statistics;
-  int num_running_statistics;
-  const char** keys;
-  int num_keys;
-  void* token;
-  int64_t* errors_seen;
-  int* verdict;
-};
-
-// Returns a StepCommit, or null for an error.
-SYNCBN_EXPORT void* gluon_syncbn_commit_step(const gluon_syncbn_step* step) {
-  return CatchAll(static_cast<void*>(nullptr), [&]() -> void* {
-    std::vector<std::shared_ptr<Layer>> layers;
-    for (int i = 0; i < step->num_keys; ++i) layers.push_back(LayerOf(step->keys[i]));
-    syncbn::Arrays statistics(step->running_statistics,
-                              step->running_statistics + step->num_running_statistics);
-    return new syncbn::StepCommit(Groups(step->gradients, step->sizes, step->num_groups),
-                                  std::move(statistics), step->token, std::move(layers),
-                                  {step->errors_seen, step->verdict});
-  });
-}
-
-// Ends and deletes a StepCommit.
-SYNCBN_EXPORT int gluon_syncbn_seal_step(void* step, void** arrays, const int* sizes,
-                                         int num_groups) {
-  return CatchAll([&] {
-    const std::unique_ptr<syncbn::StepCommit> commit(static_cast<syncbn::StepCommit*>(step));
-    commit->Seal(Groups(arrays, sizes, num_groups));
-  });
-}
-
-// 1 if a group's running statistics were updated since its latest whole step; -1 for an error.
-SYNCBN_EXPORT int gluon_syncbn_has_open_step(const char* key) {
-  return CatchAll(-1, [&] { return LayerOf(key)->history.IsOpen() ? 1 : 0; });
-}
-
-// Replaces `mean` and `var` of `device` by those before the group's open step, and returns 1; or
-// returns 0 if they are not what the step has left. -1 for an error.
-SYNCBN_EXPORT int gluon_syncbn_undo_statistics(const char* key, const char* device, double* mean,
-                                               double* var, int64_t channels) {
-  return CatchAll(-1, [&] {
-    syncbn::Statistics statistics{{mean, mean + channels}, {var, var + channels}};
-    if (!LayerOf(key)->history.Undo(syncbn::ParseDevice(device), &statistics)) return 0;
-    std::copy(statistics.mean.begin(), statistics.mean.end(), mean);
-    std::copy(statistics.var.begin(), statistics.var.end(), var);
-    return 1;
-  });
-}
-
-// Ends a group's open step, which was undone or not.
-SYNCBN_EXPORT int gluon_syncbn_end_step(const char* key) {
-  return CatchAll([&] { LayerOf(key)->history.EndStep(); });
 }
 
 // Takes the layer to warn of, see op/single_value.h; "" for none.
@@ -219,7 +146,6 @@ SYNCBN_EXPORT int gluon_syncbn_fail_all(const char* text, int everywhere) {
 SYNCBN_EXPORT int gluon_syncbn_reset_all() {
   return CatchAll([&] {
     Registry::Get().ResetAll();
-    syncbn::NoteRecovery();
     if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Reset();
   });
 }

@@ -36,7 +36,6 @@ int PushError(NDArrayHandle array, const std::string& text) {
 // Never destroyed: work of the engine uses it until the process ends.
 struct State {
   std::mutex mutex;
-  OperatorErrors errors;
   bool is_delivering = false;  // one error at a time
   std::condition_variable delivered;
 };
@@ -80,21 +79,9 @@ void WatchOn(Watch* watch) {
 
 }  // namespace
 
-OperatorErrors GetOperatorErrors() {
-  std::lock_guard<std::mutex> lock(state.mutex);
-  return state.errors;
-}
-
-void NoteRecovery() {
-  std::lock_guard<std::mutex> lock(state.mutex);
-  state.errors.before_recovery = state.errors.count;
-}
-
 void FailOperator(NDArray array, const std::string& text) {
   {
     std::unique_lock<std::mutex> lock(state.mutex);
-    ++state.errors.count;
-    state.errors.latest = text;
     state.delivered.wait(lock, [] { return !state.is_delivering; });
     state.is_delivering = true;
   }
@@ -107,7 +94,7 @@ void FailOperator(NDArray array, const std::string& text) {
 }
 
 void ReserveErrors() {
-  const int count = 1024;  // two for each operator, and those of two steps in commit.cc
+  const int count = 1024;  // two for each operator
   const int64_t shape[] = {1};
   const int cpu = 1, delayed = 1, float32 = 0;
   NDArrayHandle handle = nullptr;

@@ -1,7 +1,6 @@
 // Turns C++ exceptions in callbacks into errors of MXNet.
 // Who uses it: custom_op.cc wraps every callback in it.
 #pragma once
-#include <cstdint>
 #include <exception>
 #include <string>
 #include <utility>
@@ -30,15 +29,6 @@ int Callback(const Body& body) {
 // Lets the operator to whose call `array` belongs complete with an MXNetError of this text. Waits
 // for the operators that have failed before.
 void FailOperator(NDArray array, const std::string& text);
-
-// Operators that have failed in this process, those among them before the latest recovery, and the
-// text of the latest one.
-struct OperatorErrors {
-  int64_t count = 0, before_recovery = 0;
-  std::string latest;
-};
-OperatorErrors GetOperatorErrors();
-void NoteRecovery();
 
 // Must be called once, before the first operator is created.
 void ReserveErrors();

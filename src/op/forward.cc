@@ -80,11 +80,10 @@ void SyncBatchNorm::NormalizeByBatch(const Layout& layout, const ForwardTensors&
   }
   count_ = count[0];
   for (size_t c = 0; c < var.size(); ++c) var[c] = count_ > 0 ? m2[c] / count_ : 0;
-  CollectedMoments& collected = history_->collected();
   if (options_.nonfinite != NonFinite::kPropagate && !FirstNonFinite(mean_, m2).empty()) {
     if (raises) RaiseNonFinite(own_fault, of.x, layout);
-  } else if (collected.IsActive()) {
-    collected.Add(ticket_.number, count_, mean_, m2, options_.unbiased_running_var);
+  } else if (layer_->collected.IsActive()) {
+    layer_->collected.Add(ticket_.number, count_, mean_, m2, options_.unbiased_running_var);
   } else {
     UpdateRunning(var, of);
   }
@@ -171,17 +170,14 @@ void SyncBatchNorm::UpdateRunning(const std::vector<double>& batch_var,
   // One element has no unbiased variance; its biased one is 0.
   const double correction = options_.unbiased_running_var && count_ > 1
                                 ? count_ / (count_ - 1) : 1.0;
-  const bool is_float32 = of.running_mean.dtype == DType::kFloat32;
-  const auto stored = [&](double value) { return is_float32 ? static_cast<float>(value) : value; };
-  Statistics before{backend_->Read(of.running_mean), backend_->Read(of.running_var)};
-  Statistics after = before;
+  std::vector<double> mean = backend_->Read(of.running_mean);
+  std::vector<double> var = backend_->Read(of.running_var);
   for (size_t c = 0; c < mean_.size(); ++c) {
-    after.mean[c] = stored(WeightedSum(keep, before.mean[c], mean_[c]));
-    after.var[c] = stored(WeightedSum(keep, before.var[c], batch_var[c] * correction));
+    mean[c] = WeightedSum(keep, mean[c], mean_[c]);
+    var[c] = WeightedSum(keep, var[c], batch_var[c] * correction);
   }
-  backend_->Write(after.mean, Request::kWrite, of.running_mean);
-  backend_->Write(after.var, Request::kWrite, of.running_var);
-  history_->Note(device_, std::move(before), std::move(after));
+  backend_->Write(mean, Request::kWrite, of.running_mean);
+  backend_->Write(var, Request::kWrite, of.running_var);
 }
 
 }  // namespace syncbn

@@ -1,7 +1,7 @@
 // The layers of the process.
 #include "op/registry.h"
 
-#include <algorithm>
+#include <iterator>
 
 #include "core/error.h"
 
@@ -16,11 +16,15 @@ std::shared_ptr<Layer> Registry::FindOrCreate(const std::string& key, const std:
   std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<Layer>& layer = layers_[key];
   if (layer) return layer;
+  // A graph outlives the block that it was traced with. If that is collected between the calls for
+  // two devices, they must meet nevertheless.
+  layer = all_[key].lock();
+  if (layer) return layer;
+  for (auto other = all_.begin(); other != all_.end();) {
+    other = other->second.expired() ? all_.erase(other) : std::next(other);
+  }
   layer = std::make_shared<Layer>(name);
-  all_.erase(std::remove_if(all_.begin(), all_.end(),
-                            [](const std::weak_ptr<Layer>& other) { return other.expired(); }),
-             all_.end());
-  all_.push_back(layer);
+  all_[key] = layer;
   return layer;
 }
 
@@ -52,8 +56,8 @@ void Registry::ResetAll() {
 
 void Registry::FailAll(const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const std::weak_ptr<Layer>& entry : all_) {
-    if (const auto layer = entry.lock()) layer->group.Fail(text);
+  for (const auto& entry : all_) {
+    if (const auto layer = entry.second.lock()) layer->group.Fail(text);
   }
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "collective/devices/group.h"
-#include "op/running_history.h"
+#include "op/collected_moments.h"
 
 namespace syncbn {
 
@@ -19,7 +19,7 @@ struct Layer {
   explicit Layer(const std::string& name) : group(name) {}
 
   Group group;
-  RunningHistory history;
+  CollectedMoments collected;
   std::atomic<bool> has_block{false};  // false for a node of a symbol from a file
 };
 
@@ -31,7 +31,7 @@ class Registry {
   std::shared_ptr<Layer> FindOrCreate(const std::string& key, const std::string& name);
   // Throws Error if there is none.
   std::shared_ptr<Layer> Find(const std::string& key) const;
-  // Operators in flight keep a released layer alive.
+  // Operators keep a released layer alive, and others of its key find it.
   void Release(const std::string& key);
 
   // The failure of the first failed layer, or an empty text.
@@ -44,7 +44,7 @@ class Registry {
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Layer>> layers_;
-  std::vector<std::weak_ptr<Layer>> all_;  // the released ones, too
+  std::map<std::string, std::weak_ptr<Layer>> all_;  // the released ones, too
 };
 
 // The timeout in seconds of layers that have none. Longer than the slowest healthy first step that

@@ -15,7 +15,6 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       device_(device),
       layer_(std::move(layer)),
       group_(&layer_->group),
-      history_(&layer_->history),
       backend_(std::move(backend)) {}
 
 // A device whose runtime fails never arrives at a rendezvous, so the others are told at once. So
@@ -114,7 +113,7 @@ void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& l
 }
 
 bool SyncBatchNorm::TakesBatch(bool training) const {
-  return (training || history_->collected().IsActive()) && !options_.use_global_stats;
+  return (training || layer_->collected.IsActive()) && !options_.use_global_stats;
 }
 
 // True if the statistics depend on more than this device.

@@ -103,7 +103,6 @@ class SyncBatchNorm {
   const Device device_;
   const std::shared_ptr<Layer> layer_;
   Group* const group_;
-  RunningHistory* const history_;
   const std::unique_ptr<Backend> backend_;
 
   // Kept for backward by the forward call before it.

@@ -1,5 +1,6 @@
 """SymbolBlocks: layers that are nodes in a graph, made as ours or converted."""
 
+import gc
 from functools import partial
 
 from gluon_syncbn import (
@@ -211,3 +212,21 @@ except mx.MXNetError as error:
 def test_a_module_over_several_contexts():
     words = "Likely cause: a symbol that is bound to CPU contexts, as by mx.mod.Module"
     assert words in output_of(MODULE)
+
+
+def test_a_graph_outlives_the_block_that_it_was_traced_with(devices):
+    """The block is collected between the calls for two contexts, as GluonCV's are."""
+    blocks = [SyncBatchNorm(in_channels=1, num_devices=2, epsilon=0)]
+    net = SymbolBlock(blocks[0](mx.sym.var("data")), mx.sym.var("data"))
+    net.initialize(ctx=devices.contexts)
+
+    def call(x):
+        y = net(x)
+        blocks.clear()
+        gc.collect()
+        return y
+
+    xs = [mx.nd.array([[k]], ctx=c) for k, c in enumerate(devices.contexts)]
+    with autograd.train_mode():
+        ys = devices.map(call, xs)
+    assert [y.asscalar() for y in ys] == [-1, 1]

@@ -3,7 +3,8 @@
 Called by ``test_failed_steps.py`` and, as a program, by its ranks. A run without a
 failure gives the state after each step. A failed step has to leave one of the two
 states around it, bit by bit, and the steps that follow have to lead where they lead
-without it.
+without it. Only running statistics may have a failed batch's share, which is finite;
+they are set to what they are without it.
 """
 
 from __future__ import annotations
@@ -156,13 +157,32 @@ class Program:
             with suppress(mx.MXNetError):
                 array.asnumpy()
 
+    def statistics(self):
+        """The running statistics, by name."""
+        mx.nd.waitall()
+        parameters = self.net.collect_params(".*running.*")
+        return {
+            name: [array.asnumpy() for array in p.list_data()]
+            for name, p in parameters.items()
+        }
+
+    def set_statistics(self, statistics):
+        """Those of now are finite, in any case."""
+        for name, arrays in self.statistics().items():
+            assert np.isfinite(arrays).all(), f"{self.setting}: {name} is {arrays}"
+            # Not by set_data, after which a kvstore has forgotten its states.
+            targets = self.net.collect_params()[name].list_data()
+            for target, value in zip(targets, statistics[name]):
+                target[:] = value
+
     def state(self):
-        """All that a step changes, as bytes by name."""
+        """All that an update changes, as bytes by name."""
         mx.nd.waitall()
         state = {
             f"{k} {array.context}": array.asnumpy().tobytes()
             for k, p in enumerate(self.net.collect_params().values())
             for array in p.list_data()
+            if p.grad_req != "null"
         }
         optimizer = self.trainer._optimizer
         state["updates"] = optimizer.num_update
@@ -250,10 +270,9 @@ def fail(program, number, kind, states, rng):
     if program.way == "ranks":
         await_ranks()
     state = program.state()
-    # What ends waits from outside may reach the step before, still in flight.
-    first = number - (kind == "ended" and number > 0)
-    steps = [n for n in range(first, number + 2) if states[n] == state]
+    steps = [n for n in (number, number + 1) if states[n][0] == state]
     assert steps, f"{program.setting}, {kind} in step {number}: a mixture"
+    program.set_statistics(states[steps[0]][1])
     return steps[0]
 
 
@@ -282,10 +301,18 @@ def undone_kinds(seeds, way, kinds):
             if begin <= number:
                 undone.add(kind)
             number = begin
-        assert program.state() == states[-1], f"{setting}, {seed}: another end"
+        assert_ends(program, states[-1])
         if way == "ranks":
             await_ranks()
     return undone
+
+
+def assert_ends(program, expected):
+    """The program's state and statistics are those of a run without a failure."""
+    state, statistics = program.state(), program.statistics()
+    assert state == expected[0], f"{program.setting}: another end"
+    for name, arrays in statistics.items():
+        np.testing.assert_array_equal(arrays, expected[1][name], name)
 
 
 def await_ranks():
@@ -299,10 +326,10 @@ def await_ranks():
 
 
 def normal_states(setting):
-    """The state before each step, and after the last."""
+    """States and statistics before each step, and after the last."""
     program = Program(*setting)
-    states = [program.state()]
+    states = [(program.state(), program.statistics())]
     for number in range(STEPS):
         program.run(number)
-        states.append(program.state())
+        states.append((program.state(), program.statistics()))
     return states
