@@ -6,11 +6,11 @@ Numbers are compared by the random programs.
 import re
 
 import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm, make_parallel, participating
+from gluon_syncbn import SyncBatchNorm, participating
 
 import mxnet as mx
 import pytest
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import nn
 from support.helpers import cpus, whole
 
