@@ -166,8 +166,7 @@ class Devices:
             another one may be nested); if a function still runs whose `map` was
             interrupted; if these Devices are those of a parent process.
         mxnet.MXNetError
-            If a layer has failed since the last call, and nothing has raised its error
-            in this thread; the devices are ready again in any case. If another thread
+            If a layer has failed, until :func:`gluon_syncbn.recover`. If another thread
             has recovered since this one's latest call, which gave up what was in
             flight. If another thread's `map` does not end within
             :func:`gluon_syncbn.get_timeout`.
@@ -262,10 +261,7 @@ class Devices:
     def _check_failures(self):
         failure = failures.failure()
         if failure:
-            is_known = failures.was_raised()
-            failures.recover()
-            if not is_known:
-                raise mx.MXNetError(failure)
+            raise mx.MXNetError(failure)
         thread, seen = self._latest
         number, by, reason = failures.latest_recovery
         self._latest = threading.get_ident(), number

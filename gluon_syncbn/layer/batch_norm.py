@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 from ..common.arguments import check_bool, check_int, check_real, check_type, counted
 from ..mxnet_private.blocks import current_trace
 from ..mxnet_private.library import make_plain
-from ..native import static_graphs  # noqa: F401  orders their calls
+from ..native.static_graphs import order_calls
 from . import layout_guard
 from .activations import apply, checked
 from .masking import MaskedRows, check_mask
@@ -287,6 +287,8 @@ class SyncBatchNorm(nn.BatchNorm):
         contexts = self.contexts()
         gamma, beta, *statistics = parameters
         is_symbol = F is not mx.nd
+        if is_symbol:
+            order_calls()
         places = contexts if is_symbol else [x.context]
         trace = current_trace() if is_symbol else None
         guard = layout_guard.guard_kind(places, self, is_symbol, trace)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Sequence
 
 from ..common.arguments import check_bool, check_choice, check_int, is_int, shown
 from ..native import steps
-from ..native.failures import check_timeout
+from ..native.failures import check_timeout, watch_process
 from ..native.library import load
 from ..native.world import world
 from .activations import NONE, Activation
@@ -83,6 +83,7 @@ class Rendezvous:
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
         self.key = uuid.uuid4().hex
+        watch_process()
         load().gluon_syncbn_create_group(self.key, layer, True)
         release = load().gluon_syncbn_release_group
         self._finalizer = weakref.finalize(self, release, self.key)

@@ -53,6 +53,10 @@ def _symbol(array):
 
 # ---- Blocks of `autograd.record()`. Autograd tells whether one is open, not which.
 
+_scope = autograd._RecordingStateScope
+_MXNET_ENTER, _MXNET_EXIT = _scope.__enter__, _scope.__exit__
+_counting = 0  # owners
+
 
 class _Blocks(threading.local):
     """A thread's count, and the scopes that are open.
@@ -68,46 +72,41 @@ class _Blocks(threading.local):
 _blocks = _Blocks()
 
 
+def count_blocks_for(owner: Any) -> None:
+    """Lets threads count the blocks that they enter, as long as `owner` lives."""
+    global _counting
+    _counting += 1
+    _scope.__enter__, _scope.__exit__ = _enter, _exit
+    weakref.finalize(owner, _end_counting).atexit = False
+
+
 def block_number() -> int:
-    """How many outermost blocks this thread has entered."""
+    """How many outermost blocks this thread has entered since blocks are counted."""
     return _blocks.number
 
 
-def _count_blocks():
-    scope = autograd._RecordingStateScope
-    enter, leave = scope.__enter__, scope.__exit__
-
-    def __enter__(self):
-        _blocks.number += not _blocks.open
-        _blocks.open.add(self)
-        return enter(self)
-
-    def __exit__(self, *exception):
-        _blocks.open.discard(self)
-        return leave(self, *exception)
-
-    scope.__enter__, scope.__exit__ = __enter__, __exit__
+def _end_counting():
+    global _counting
+    _counting -= 1
+    if not _counting:
+        _scope.__enter__, _scope.__exit__ = _MXNET_ENTER, _MXNET_EXIT
 
 
-_count_blocks()
+def _enter(self):
+    _blocks.number += not _blocks.open
+    _blocks.open.add(self)
+    return _MXNET_ENTER(self)
+
+
+def _exit(self, *exception):
+    _blocks.open.discard(self)
+    return _MXNET_EXIT(self, *exception)
 
 
 # ---- Backward. MXNet has no hook in it: `backward` and `autograd.grad` both call one
 # function of the library, which `replace_backward` replaces.
 
 _mxnet_differentiate = _LIB.MXAutogradBackwardEx
-
-
-def _differentiate(*arguments):
-    """As MXNet's, but for the text about an operator that no user has called."""
-    code = _mxnet_differentiate(*arguments)
-    if code != 0 and b"_backward_Custom is non-diff" in _LIB.MXGetLastError():
-        raise ValueError(
-            "these gradients were made with create_graph=True, but those of a "
-            "SyncBatchNorm, or another custom operator, cannot be differentiated "
-            "again; expected create_graph=False"
-        )
-    mx.base.check_call(code)
 
 
 class Request:
@@ -127,13 +126,17 @@ class Request:
 
     def run(self) -> None:
         """Does what MXNet would do."""
-        _differentiate(*self._arguments)
+        mx.base.check_call(_mxnet_differentiate(*self._arguments))
 
 
-def replace_backward(backward: Callable[[Request], None]) -> None:
-    """Calls `backward` in place of MXNet's function; once in a process."""
+def replace_backward(
+    backward: Callable[[Request], None], concerns: Callable[[], Any]
+) -> None:
+    """Calls `backward` in place of MXNet's function, while it concerns any graph."""
 
     def replacement(*arguments):
+        if not concerns():
+            return _mxnet_differentiate(*arguments)
         backward(Request(arguments))
         return 0
 
@@ -158,11 +161,12 @@ def differentiate(
         *(None if gradient is None else gradient.handle for gradient in gradients)
     )
     flags = map(ctypes.c_int, (retain_graph, False, train_mode))
-    _differentiate(
+    code = _mxnet_differentiate(
         *(len(heads), mx.base.c_handle_array(heads), of_heads),
         *(len(variables), mx.base.c_handle_array(variables), *flags),
         *(ctypes.byref(grads), ctypes.byref(stypes)),
     )
+    mx.base.check_call(code)
     return [
         _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])
         for k in range(len(variables))

@@ -6,7 +6,7 @@ Called by ``native``, ``layer``, ``parallel`` and ``tools``.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet.ndarray.register import _make_ndarray_function
@@ -20,21 +20,6 @@ _reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 def path() -> str:
     """The libmxnet.so that is loaded; `mx.libinfo` searches, and may find another."""
     return _LIB._name
-
-
-def observe_errors(observe: Callable[[str], None]) -> None:
-    """Calls `observe` with the text of every error that MXNet raises in Python.
-
-    MXNet has no hook for errors; `check_call` reads each from this function.
-    """
-    original = _LIB.MXGetLastError
-
-    def last_error():
-        text = original()
-        observe(text.decode(errors="replace"))
-        return text
-
-    _LIB.MXGetLastError = last_error
 
 
 def push(

@@ -8,16 +8,15 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from functools import lru_cache
 
 import mxnet as mx
 
 from ..common.arguments import as_real, check_text, shown
-from ..mxnet_private.library import observe_errors
 from .library import load
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 latest_recovery = 0, 0, ""  # its number, its thread, and its reason
-_raised_in = set()  # threads that have got an error since the latest recovery
 function_contexts = set()  # contexts that run our autograd.Functions
 
 
@@ -81,21 +80,8 @@ def failure() -> str:
 def check(code: int) -> int:
     """A native function's result; its error, as one of MXNet's, if negative."""
     if code < 0:
-        text = load().gluon_syncbn_last_error()
-        _note_raised(text)
-        raise mx.MXNetError(text)
+        raise mx.MXNetError(load().gluon_syncbn_last_error())
     return code
-
-
-def was_raised() -> bool:
-    """Tells whether this thread has got an error of the failure already."""
-    return threading.get_ident() in _raised_in
-
-
-def _note_raised(text):
-    failed = failure()
-    if failed and (failed in text or "SyncBatchNorm" in text):
-        _raised_in.add(threading.get_ident())
 
 
 def end_waits(reason: str) -> None:
@@ -156,7 +142,6 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
         except mx.MXNetError:
             pass
     load().gluon_syncbn_reset_all()
-    _raised_in.clear()
 
 
 def _finish_work():
@@ -170,6 +155,16 @@ def _finish_work():
         mx.nd.zeros((1,), ctx=context).wait_to_read()
 
 
+@lru_cache(maxsize=None)
+def watch_process() -> None:
+    """Ends all work before a fork and at exit; called with the first layer."""
+    # ctypes releases the GIL, so other threads queue what the work in flight waits for.
+    os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
+    # MXNet's own exit handler, which runs after this one, stops the threads of custom
+    # operators before it waits for all work: it would wait forever for our operators.
+    atexit.register(_finish_work)
+
+
 def _set_timeout_from_environment():
     value = os.environ.get(_VARIABLE)
     try:
@@ -180,8 +175,4 @@ def _set_timeout_from_environment():
 
 
 load()  # registers the operator, so that symbols from files find it
-observe_errors(_note_raised)
 _set_timeout_from_environment()
-# MXNet's own exit handler, which runs after this one, stops the threads of custom
-# operators before it waits for all work: it would wait forever for our operators.
-atexit.register(_finish_work)

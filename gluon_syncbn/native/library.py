@@ -108,8 +108,6 @@ def load() -> ctypes.CDLL:
     declare(library, file, _SIGNATURES)
     if library.gluon_syncbn_register(mxnet_library.path()) != 0:
         raise ImportError(library.gluon_syncbn_last_error())
-    # ctypes releases the GIL, so other threads queue what the work in flight waits for.
-    os.register_at_fork(before=library.gluon_syncbn_wait_before_fork)
     return library
 
 

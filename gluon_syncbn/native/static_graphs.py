@@ -1,13 +1,18 @@
 """Tells MXNet's engine that static_shape graphs write running statistics.
 
-Imported for its effect on MXNet's blocks. MXNet takes them as only read there: nothing
+MXNet takes them as only read there: nothing
 would order two calls with independent inputs on a device, and devices could pair one's
 first call with another's second. It must not know layers.
+
+Every block may run such a graph, so the class's method is replaced, with the first
+layer that is traced: GluonCV makes SymbolBlocks of a layer's symbols, and these are
+traced without the layer.
 """
 
 from __future__ import annotations
 
 import weakref
+from functools import lru_cache
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
@@ -46,4 +51,7 @@ def _statistics(block: mx.gluon.HybridBlock) -> Sequence:
     return [parameter() for parameter in parameters]
 
 
-wrap_static_calls(_note_writes)
+@lru_cache(maxsize=None)
+def order_calls() -> None:
+    """Orders the calls of all blocks' static_shape graphs that write statistics."""
+    wrap_static_calls(_note_writes)

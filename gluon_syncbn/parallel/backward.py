@@ -8,7 +8,7 @@ its function for backward is replaced; docs/design/mxnet.md says why.
 from __future__ import annotations
 
 import itertools
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -20,7 +20,7 @@ from ..common.nested import flatten, rebuild
 from ..devices.devices import Devices
 from ..mxnet_private import graphs
 from .batch import Batch
-from .bridge import Call, calls_before, join
+from .bridge import Call, any_alive, calls_before, join
 from .destination import Destination
 
 
@@ -38,6 +38,7 @@ def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
     recorded = [recording and graphs.is_recorded(column[0]) for column in columns]
     wholes = iter([])
     if any(recorded):
+        _replace_backward()
         in_graph = list(itertools.compress(columns, recorded))
         wholes = iter(Call(in_graph, batch, devices).outputs())
     leaves = [
@@ -76,6 +77,12 @@ def _form(number, leaf, rows, axis):
         )
     shape[axis] = "*"
     return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({listed(shape)})"
+
+
+@lru_cache(maxsize=None)
+def _replace_backward():
+    """With the first recorded call; MXNet's own runs while no such call is alive."""
+    graphs.replace_backward(_backward, any_alive)
 
 
 def _backward(request):
@@ -169,6 +176,3 @@ def _gradients(leaves, heads, gradients, train_mode):
         return {}
     results = graphs.differentiate(heads, gradients, variables, True, train_mode)
     return dict(zip(found, results))
-
-
-graphs.replace_backward(_backward)

@@ -21,12 +21,17 @@ from .batch import Batch
 _calls = weakref.WeakValueDictionary()  # in order, by the name of the anchor
 
 
+def any_alive() -> bool:
+    """Tells whether any recorded call is alive."""
+    return bool(_calls)
+
+
 def calls_before(heads: Iterable) -> tuple[list[Call], set[str]]:
     """The calls that some heads depend on, the latest first, and all variables' names.
 
     A call's outputs are leaves, so what it was called with is looked up here.
     """
-    names, found = graphs.names_behind(heads) if _calls else set(), []
+    names, found = graphs.names_behind(heads), []
     for call in reversed(_alive()):
         if call.anchor in names:
             found.append(call)

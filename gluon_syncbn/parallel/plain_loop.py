@@ -17,7 +17,7 @@ from ..common.nested import arrays_in
 from ..devices.devices import Devices, inside_map
 from ..layer.batch_norm import contexts_of
 from ..mxnet_private.blocks import forget_graph
-from ..mxnet_private.graphs import block_number
+from ..mxnet_private.graphs import block_number, count_blocks_for
 from ..native import failures
 from . import backward, participation
 from .batch import Batch
@@ -90,6 +90,7 @@ class _Forward:
 
     def __init__(self, net):
         self._net, self._devices, self._contexts = net, {}, set()
+        count_blocks_for(self)
         # The round under way: by context the blocks of its calls since each context was
         # last called equally often, and the latest moment at which it could have begun.
         self._round, self._when = collections.defaultdict(list), None

@@ -39,7 +39,6 @@ SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
   return CatchAll([&] {
     syncbn::LoadMxnetApi(libmxnet_path);
     syncbn::RegisterCustomOp();
-    syncbn::ArmForkGuard();
   });
 }
 

@@ -150,10 +150,12 @@ Pool* const pool = new Pool;
 
 // A fork copies the pool's state, perhaps locked, but not its workers. A child that forked after
 // the first use therefore never touches the pool again and computes on the calling thread.
-std::atomic<bool> pool_used{false};
 std::atomic<bool> workers_lost{false};
 
-const int on_fork = pthread_atfork(nullptr, nullptr, [] { workers_lost = pool_used.load(); });
+void NoteForks() {
+  static std::once_flag first;
+  std::call_once(first, [] { pthread_atfork(nullptr, nullptr, [] { workers_lost = true; }); });
+}
 
 }  // namespace
 
@@ -167,7 +169,7 @@ void ParallelFor(int64_t tasks, const std::function<void(int64_t)>& task) {
     for (int64_t i = 0; i < tasks; ++i) task(i);
     return;
   }
-  pool_used.store(true);
+  NoteForks();
   Job job{&task, tasks};
   pool->Run(&job);
 }

@@ -11,6 +11,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -269,7 +270,11 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     const Attributes& attributes = static_cast<Properties*>(state)->attributes;
     CheckGuard(attributes, device);
     CheckCudaGraphs(attributes, device);
-    has_operators = true;
+    static std::once_flag first;
+    std::call_once(first, [] {
+      ReserveErrors();
+      ArmForkGuard();
+    });
     Operator* op = new Operator(attributes, device,
                                 Registry::Get().FindOrCreate(attributes.group, attributes.layer));
     list->num_callbacks = 3;
@@ -301,7 +306,6 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 }  // namespace
 
 void RegisterCustomOp() {
-  ReserveErrors();
   CheckMxnet(Mxnet().CustomOpRegister("gluon_syncbn", Create));
 }
 

@@ -18,7 +18,6 @@
 namespace syncbn {
 
 void WaitBeforeFork() {
-  if (!has_operators) return;
   // Waiting drops the errors that arrays carry, and these then read without one. A failed layer
   // keeps its own, so its next step raises it; those of other operators are only printed.
   if (Mxnet().NDArrayWaitAll() != 0) {

@@ -1,15 +1,9 @@
 // Keeps fork() safe while our operators are running.
-// Who uses it: python_api.cc arms it once, and hands Python's hook on; custom_op.cc tells it of
-// the first operator.
+// Who uses it: custom_op.cc arms it with the first operator; python_api.cc hands Python's hook on.
 #pragma once
-#include <atomic>
-
 namespace syncbn {
 
-// True once one of our operators was created.
-inline std::atomic<bool> has_operators{false};
-
-// Makes every later fork() wait until MXNet is idle, if it has our operators.
+// Makes every later fork() wait until MXNet is idle.
 void ArmForkGuard();
 void WaitBeforeFork();
 

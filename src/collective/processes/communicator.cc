@@ -17,7 +17,6 @@ namespace {
 
 // A fork copies neither the thread nor the connection to the other processes.
 std::atomic<bool> forked{false};
-const int on_fork = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
 // Messages that are served before another thread gets the mutex.
 constexpr int kServedAtOnce = 256;
@@ -39,6 +38,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport)
       protocol_(rank(), size(), [this](int to, Bytes message) {
         if (!closed_) transport_->Send(to, std::move(message));
       }) {
+  pthread_atfork(nullptr, nullptr, [] { forked = true; });
   transport_->OnClose([this] { Stop(); });
   // Signals belong to the threads of the program.
   sigset_t all, before;

@@ -1,0 +1,90 @@
+"""Importing the package changes nothing of MXNet's, nor a net's that has no layer of ours."""
+
+import json
+
+import pytest
+from support.helpers import NAMES_OF_NUMPY, output_of
+
+PROGRAM = (
+    NAMES_OF_NUMPY
+    + """
+import ctypes, json, os, signal, sys
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+class Mallinfo(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks"
+    _fields_ = [(name, ctypes.c_int) for name in (names + " keepcost").split()]
+
+OWNERS = [
+    *(gluon.Trainer, mx.optimizer.Updater, gluon.Block, gluon.HybridBlock),
+    *(gluon.SymbolBlock, gluon.Parameter, gluon.ParameterDict, nn.BatchNorm),
+    *(autograd._RecordingStateScope, autograd.Function, mx.nd.NDArray),
+    *(autograd, mx.base, mx.random, mx.engine, gluon.contrib.nn, mx.contrib),
+]
+
+FUNCTIONS = "MXGetLastError MXAutogradBackwardEx MXInvokeCachedOpEx MXNDArrayFree"
+
+def state():
+    attributes = [{k: id(v) for k, v in vars(owner).items()} for owner in OWNERS]
+    # ctypes finds a function at its first use, and keeps it.
+    found = {k: id(getattr(mx.base._LIB, k)) for k in FUNCTIONS.split()}
+    handlers = {n: str(signal.getsignal(n)) for n in signal.valid_signals()}
+    threads = dict.fromkeys(os.listdir("/proc/self/task"), 1)
+    return [*attributes, found, handlers, threads]
+
+def check(before, after_what):
+    names = [*(str(owner) for owner in OWNERS), "MXNet's library", "signals", "threads"]
+    for name, old, new in zip(names, before, state()):
+        changed = {k for k in {*old, *new} if old.get(k) != new.get(k)}
+        assert not changed, f"{after_what} changes {changed} of {name}"
+
+def blocks_of_their_own(array):
+    mallinfo = ctypes.CDLL(None).mallinfo
+    mallinfo.restype = Mallinfo
+    return mallinfo().hblks  # as malloc takes large ones, unless memory is kept
+
+def train():
+    mx.random.seed(0)
+    np.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(1))
+    net.initialize()
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam")
+    x = mx.nd.array(np.random.normal(size=(5, 3, 6, 6)))
+    for _ in range(10):
+        with autograd.record():
+            loss = (net(x) ** 2).mean()
+        loss.backward()
+        trainer.step(1)
+    mx.nd.waitall()
+    values = [p.data().asnumpy().tobytes() for p in net.collect_params().values()]
+    return b"".join(values).hex(), vars(trainer).keys()
+
+if sys.argv[1] == "beside":
+    first, methods = train()  # starts MXNet's threads
+    before = state()
+    import gluon_syncbn
+    check(before, "importing")
+    weights, attributes = train()
+    assert attributes == methods
+    check(before, "training beside us")
+    assert blocks_of_their_own(np.zeros(2**22)) > 0, "freed memory is kept"
+else:
+    weights, _ = train()
+print(json.dumps(weights))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return json.loads(output_of(PROGRAM, "alone"))
+
+
+def test_nothing_changes_for_other_nets(weights):
+    """Their bits are those that they have without us."""
+    assert json.loads(output_of(PROGRAM, "beside")) == weights
