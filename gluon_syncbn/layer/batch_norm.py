@@ -229,7 +229,8 @@ class SyncBatchNorm(nn.BatchNorm):
         is_array = isinstance(x, mx.nd.NDArray)
         is_frozen = self._kwargs["use_global_stats"]
         # A symbol that is not traced for a call belongs to no context.
-        if autograd.is_training() and not is_frozen and (is_array or current_trace()):
+        has_context = is_array or current_trace() is not None
+        if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
         if not is_array:
             check_type("data", x, mx.sym.Symbol, "an NDArray or Symbol")

@@ -12,6 +12,7 @@ from ..common.arguments import check_block, check_bool
 from ..mxnet_private.blocks import (
     BatchNormBase,
     blocks_of,
+    forget_graph,
     forget_graphs_with,
     settings_of,
 )
@@ -29,8 +30,9 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     ----------
     net : mxnet.gluon.Block
         A net or a part of one, before or after its first call, converted or not,
-        parallel, hybridized, or a SymbolBlock. Blocks that it is part of and that are
-        hybridized trace their graph again.
+        parallel, hybridized, or a SymbolBlock. Hybridized blocks that it is part of
+        trace their graph again if it holds a SyncBatchNorm; else call their
+        `hybridize`.
     frozen : bool, default True
         False lets all layers train again, also those that were made with
         ``use_global_stats=True``.
@@ -76,5 +78,6 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
             freeze_graph(block, bool(frozen))
         else:
             settings_of(block)["use_global_stats"] = bool(frozen)
+    net.apply(forget_graph)
     forget_graphs_with(set(changed))
     return net

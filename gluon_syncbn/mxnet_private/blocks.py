@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import sys
+import weakref
 from operator import attrgetter
 from typing import Any, Callable, Iterator, NamedTuple
 
@@ -23,6 +23,7 @@ BatchNormBase = next(
 )
 
 _TRACE = HybridBlock._get_graph.__code__
+_traced = weakref.WeakSet()  # outermost blocks
 
 settings_of = attrgetter("_kwargs")  # of a BatchNorm as its operator takes them
 activation_name = attrgetter("_act_type")  # that a nn.Activation was made with
@@ -74,13 +75,11 @@ def forget_graph(block: mx.gluon.Block) -> None:
 
 
 def forget_graphs_with(layers: set) -> None:
-    """Lets every block of the process trace again that was traced with some layers.
+    """Lets every block that `current_trace` has found trace again, if it holds a layer.
 
     A block knows its children, but not what it is part of.
     """
-    for block in gc.get_objects():
-        if not issubclass(type(block), HybridBlock) or not has_graph(block):
-            continue
+    for block in list(_traced):
         if not layers.isdisjoint(blocks_of(block)):
             forget_graph(block)
 
@@ -116,6 +115,7 @@ def current_trace() -> Trace | None:
         return None
     arrays = [value for value in found["flatten_args"] if value is not None]
     symbols = found["symbol_inputs"]
+    _traced.add(found["self"])
     inputs = {symbol.name: value for symbol, value in zip(symbols, arrays)}
     return Trace(found["self"], symbols, inputs)
 
