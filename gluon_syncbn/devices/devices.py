@@ -31,7 +31,6 @@ from ..common.shares import share_bounds
 from ..mxnet_private.graphs import DTYPES
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
-from ..native.library import load
 from . import workers
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
@@ -336,25 +335,19 @@ def split(
 
 
 def _under_flags(function):
-    """`function` for other threads, under the thread-local state of this one.
-
-    The library is told whom a thread works for, to name the cause of a timeout.
-    """
+    """`function` for other threads, under the thread-local state of this one."""
     record = autograd.record if autograd.is_recording() else autograd.pause
     is_training, devices = autograd.is_training(), _within.devices
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
         _within.devices = devices
-        device, library = str(context), load()
-        library.gluon_syncbn_enter_driver(device, len(devices[-1]))
         try:
             # A copy of the context, because it notes the one that it replaces.
             with mx.Context(context), record(train_mode=is_training):
                 with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
                     return function(*elements)
         finally:
-            library.gluon_syncbn_leave_driver(device)
             del _within.devices
 
     return call

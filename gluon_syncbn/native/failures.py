@@ -14,6 +14,7 @@ import mxnet as mx
 
 from ..common.arguments import as_real, check_text, shown
 from .library import load
+from .program import tell_where
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 latest_recovery = 0, 0, ""  # its number, its thread, and its reason
@@ -146,6 +147,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
 
 def _finish_work():
     """Ends all work for which MXNet's threads would call Python at exit."""
+    tell_where(False)
     recover("the Python interpreter exits")
     # MXNet counts an operator as done before it deletes it. To delete one of an
     # autograd.Function that was skipped after an error, it calls Python, and a thread
@@ -163,6 +165,7 @@ def watch_process() -> None:
     # MXNet's own exit handler, which runs after this one, stops the threads of custom
     # operators before it waits for all work: it would wait forever for our operators.
     atexit.register(_finish_work)
+    tell_where(True)
 
 
 def _set_timeout_from_environment():

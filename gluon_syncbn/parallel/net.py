@@ -32,7 +32,7 @@ from ..mxnet_private.blocks import parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, value_of
 from . import backward, warn
 from .batch import Batch, ShardedOutput
-from .participation import expect_driver, participating
+from .participation import participating
 
 
 def make_parallel(
@@ -119,7 +119,6 @@ def make_parallel(
     if sync_bn:
         count = len(parallel.devices)
         convert_sync_batchnorm(net, num_devices=count, nonfinite=nonfinite)
-    expect_driver(net)
     return parallel
 
 

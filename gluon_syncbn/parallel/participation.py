@@ -107,12 +107,6 @@ def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
                 _set_participants(layer, [])
 
 
-def expect_driver(net: mx.gluon.Block) -> None:
-    """Says that `net` is called through Devices only, for the texts of timeouts."""
-    for layer in synchronized_layers(net):
-        load().gluon_syncbn_expect_driver(layer.key)
-
-
 def _set_participants(layer, contexts):
     load().gluon_syncbn_set_participants(layer.key, " ".join(map(str, contexts)))
 

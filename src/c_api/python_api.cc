@@ -14,6 +14,7 @@
 #include "core/c_interface.h"
 #include "core/freed_memory.h"
 #include "core/parallel_for.h"
+#include "core/program.h"
 #include "kernels/cpu/batch_norm_cpu.h"
 #include "kernels/cuda/batch_norm_cuda.h"
 #include "mxnet/callbacks.h"
@@ -81,20 +82,6 @@ SYNCBN_EXPORT int gluon_syncbn_set_participants(const char* key, const char* dev
   });
 }
 
-// The layer is made to be called by a driver only, see collective/devices/calls.h.
-SYNCBN_EXPORT int gluon_syncbn_expect_driver(const char* key) {
-  return CatchAll([&] { LayerOf(key)->group.calls().ExpectDriver(); });
-}
-
-// The calling thread begins to call, or has called, a driver's function for one of `devices`.
-SYNCBN_EXPORT int gluon_syncbn_enter_driver(const char* device, int devices) {
-  return CatchAll([&] { syncbn::EnterDriver(syncbn::ParseDevice(device), devices); });
-}
-
-SYNCBN_EXPORT int gluon_syncbn_leave_driver(const char* device) {
-  return CatchAll([&] { syncbn::LeaveDriver(syncbn::ParseDevice(device)); });
-}
-
 // Seconds that devices have waited for others in this layer, summed over devices.
 SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
   return CatchAll(0.0, [&] { return LayerOf(key)->group.WaitSeconds(); });
@@ -116,6 +103,11 @@ SYNCBN_EXPORT void gluon_syncbn_note_time(void* /*run_context*/, void* seconds) 
 
 // For MXEnginePushSync: what is pushed for its dependencies alone.
 SYNCBN_EXPORT void gluon_syncbn_do_nothing(void* /*run_context*/, void* /*parameter*/) {}
+
+// See core/program.h.
+SYNCBN_EXPORT void gluon_syncbn_set_locator(void (*locate)()) { syncbn::SetLocator(locate); }
+
+SYNCBN_EXPORT void gluon_syncbn_tell_where(const char* text) { syncbn::TellWhere(text); }
 
 SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) { syncbn::default_timeout = seconds; }
 

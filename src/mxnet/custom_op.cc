@@ -47,38 +47,11 @@ Request ToRequest(int request) {
 
 // ---- the operator: one node on one device ------------------------------------------------------
 
-// Tells the group which calls are queued, for the texts of its timeouts. The thread that queues a
-// call makes its operator; in a static graph one operator serves all calls.
-class QueuedCall {
- public:
-  QueuedCall(const Device& device, std::shared_ptr<Layer> layer)
-      : device_(device),
-        layer_(std::move(layer)),
-        epoch_(layer_->group.calls().NoteQueued(device)) {}
-  ~QueuedCall() {
-    if (!begun_) Begin();
-  }
-
-  void Begin() {
-    layer_->group.calls().NoteBegun(device_, epoch_, !begun_);
-    begun_ = true;
-  }
-
- private:
-  const Device device_;
-  const std::shared_ptr<Layer> layer_;
-  bool begun_ = false;
-  const CallLog::Epoch epoch_;
-};
-
 struct Operator {
   Operator(const Attributes& of, const Device& device, const std::shared_ptr<Layer>& layer)
       : attributes(of),
-        // A chained operator belongs to the call that has queued the one before it.
-        queued(of.chained ? nullptr : new QueuedCall(device, layer)),
         batch_norm(of.options, device, layer, MakeBackend(device, AllocateFromMxnet)) {}
   const Attributes attributes;
-  const std::unique_ptr<QueuedCall> queued;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
 };
@@ -102,7 +75,6 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
             void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    if (op->queued) op->queued->Begin();
     const Attributes& of = op->attributes;
     if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(of.options.num_devices);
     const int y = of.Inputs();

@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "collective/devices/group.h"
+#include "core/program.h"
 #include "op/registry.h"
 
 namespace {
@@ -154,31 +155,13 @@ TEST(TimeoutNamesWhoIsMissing) {
   CheckHas(ErrorOf([&] { layer.Begin(1); }), "earlier error");
 }
 
-// The text where device 0 waits for device 1. Both have a call queued; `repeats` are later calls of
-// static graphs, of which nobody knows whether they are queued.
-std::string TimeoutOf(const std::string& type, bool repeats) {
+TEST(TimeoutShowsWhereTheProgramStands) {
   Layer layer{2, 0.02};
-  syncbn::CallLog& calls = layer.group.calls();
-  const Device here{type, 0}, there{type, 1};
-  const auto epoch = calls.NoteQueued(here);
-  calls.NoteQueued(there);
-  calls.NoteBegun(here, epoch, true);
-  if (repeats) {
-    calls.NoteBegun(there, epoch, true);
-    calls.NoteBegun(here, epoch, false);
-  }
-  AllReduceOptions options = layer.Of(layer.group.BeginForward(here, 2), "forward", 0, 1);
-  options.device = here;
-  options.expected = {here, there};
-  return ErrorOf([&] { layer.group.AllReduce(options); });
-}
-
-TEST(TimeoutNamesTheCauseOfQueuedCalls) {
-  for (bool repeats : {false, true}) {
-    CheckHas(TimeoutOf("cpu", repeats), "Likely cause: a plain loop over CPU contexts");
-  }
-  CheckHas(TimeoutOf("gpu", false), "an operator in front of this layer has failed on gpu(1)");
-  CheckHas(TimeoutOf("gpu", true), "the net was not called for gpu(1)");
+  AllReduceOptions options = layer.Of(layer.group.BeginForward(Device{"cpu", 0}, 2), "forward", 0, 1);
+  syncbn::SetLocator([] { syncbn::TellWhere("\nThe program stands at a line"); });
+  const std::string text = ErrorOf([&] { layer.group.AllReduce(options); });
+  syncbn::SetLocator(nullptr);
+  CheckHas(text, "clears the error.\nThe program stands at a line\nThe usual causes");
 }
 
 // The error of two devices that contribute to one rendezvous, the same on both.

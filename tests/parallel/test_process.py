@@ -121,6 +121,7 @@ except mx.MXNetError as error:
     assert 'Missing: cpu(1)' in str(error)
 else:
     sys.exit('no error')
+gluon_syncbn.recover()
 push_step()
 mx.nd.waitall()
 """,

@@ -3,8 +3,6 @@
 Called by test_rendezvous.py, test_arguments.py, test_recovery.py and others.
 """
 
-import re
-
 from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
@@ -46,16 +44,6 @@ def failure_of(wait, *arguments):
     with pytest.raises(mx.MXNetError) as caught:
         wait(*arguments)
     return str(caught.value)
-
-
-def cause_of(wait, *arguments):
-    """The cause that a timeout's text names, and its cure: two sentences at most."""
-    text = failure_of(wait, *arguments)
-    (cause,) = re.findall(r"Missing: .*\. Likely cause: (.*) The guide \"Deb", text)
-    assert 'The guide "Debugging a hang" (docs/guides/hang.md) has more. Before' in text
-    assert "Before the next step call gluon_syncbn.recover()" in text
-    assert len(cause.split(". ")) <= 2 and cause.endswith(".")
-    return cause
 
 
 def map_and_wait(devices, function, *lists):

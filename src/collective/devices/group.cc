@@ -6,6 +6,7 @@
 #include "collective/common/timeout.h"
 #include "collective/devices/report.h"
 #include "core/error.h"
+#include "core/program.h"
 
 namespace syncbn {
 
@@ -26,9 +27,7 @@ Ticket Group::BeginForward(const Device& device, size_t size) {
 void Group::EnterLocked(const Device& device, size_t size) {
   const std::set<Device> members = numbers_.Members();
   const bool full = members.size() >= size;
-  // In a group of one no device waits, but a driver of several shows that they are in use.
-  const bool beside = !rendezvous_.empty() || (size == 1 && calls_.DrivesBoth(device, members));
-  if (former_members_.count(device) || (full && beside)) {
+  if (former_members_.count(device) || (full && !rendezvous_.empty())) {
     FailAndThrow(TooManyDevicesReport(layer_, device, members, size));
   }
   if (!full) return;
@@ -96,15 +95,22 @@ void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduc
     return rendezvous.result != nullptr || !failure_.empty() ||
            numbers_.IsVoid(options.ticket.number);
   };
-  if (!changed_.WaitUntil(lock, deadline, over) && rendezvous.arrivals.size() == options.size) {
+  std::string where;
+  if (!changed_.WaitUntil(lock, deadline, over) && rendezvous.arrivals.size() < options.size) {
+    lock->unlock();
+    where = WhereProgramStands();
+    lock->lock();
+  }
+  if (rendezvous.arrivals.size() == options.size) {
     changed_.Wait(lock, over);  // the exchange with other processes has its own deadline
   }
   const double waited = ToSeconds(Clock::now() - start);
   wait_seconds_ = wait_seconds_ + waited;
   if (rendezvous.result != nullptr) return;
   CheckAfterWait(options.ticket);
-  const Absence absence = calls_.Describe(options, rendezvous, numbers_.Members());
-  FailAndThrow(TimeoutReport(Title(layer_, options.phase), absence, waited));
+  const bool are_expected = options.expected.size() == options.size;
+  FailAndThrow(TimeoutReport(Title(layer_, options.phase), rendezvous, options.size,
+                             are_expected ? options.expected : numbers_.Members(), waited, where));
 }
 
 void Group::CheckAfterWait(const Ticket& ticket) const {
@@ -134,7 +140,6 @@ void Group::Fail(const std::string& text) {
 void Group::Reset() {
   Lock lock(mutex_);
   former_members_.clear();
-  calls_.Clear();
   numbers_.Restart();
   rendezvous_.clear();
   failure_.clear();

@@ -22,7 +22,6 @@
 #include <string>
 
 #include "collective/devices/call_numbers.h"
-#include "collective/devices/calls.h"
 #include "collective/devices/rendezvous.h"
 #include "collective/devices/signal.h"
 
@@ -66,7 +65,6 @@ class Group {
   void Reset();
 
   // Thread-safe without the group.
-  CallLog& calls() { return calls_; }
   const std::string& layer() const { return layer_; }
 
  private:
@@ -78,7 +76,6 @@ class Group {
   void ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced* result);
 
   const std::string layer_;
-  CallLog calls_;
   mutable std::mutex mutex_;
   Signal changed_;
   std::map<RendezvousKey, std::shared_ptr<Rendezvous>> rendezvous_;  // not complete

@@ -4,7 +4,6 @@
 #include <set>
 #include <string>
 
-#include "collective/devices/calls.h"
 #include "collective/devices/rendezvous.h"
 
 namespace syncbn {
@@ -12,7 +11,9 @@ namespace syncbn {
 // "SyncBatchNorm 'norm0', forward"
 std::string Title(const std::string& layer, const std::string& phase);
 
-std::string TimeoutReport(const std::string& title, const Absence& absence, double seconds);
+// `known` are devices that could have arrived; `where` is what WhereProgramStands returns.
+std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous, size_t size,
+                          const std::set<Device>& known, double seconds, const std::string& where);
 
 // For two devices whose signatures differ; without the title.
 std::string DisagreementReport(const std::pair<const Device, Arrival>& a,

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/program.h"
 
 namespace syncbn {
 namespace {
@@ -44,13 +45,14 @@ std::string RanksMissingReport(const Agreement& own, const std::vector<int>& ask
   }
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ",
                 missing.size(), " of ", own.ranks.size(), " processes. Arrived: ",
-                RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecoverRanks);
+                RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecoverRanks,
+                WhereProgramStands());
 }
 
 std::string PartsMissingReport(const Agreement& own, double seconds) {
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for parts that do not "
                 "arrive, though all ", own.ranks.size(), " processes have begun: the connection is "
-                "lost, or slower than the timeout.", kRecoverRanks);
+                "lost, or slower than the timeout.", kRecoverRanks, WhereProgramStands());
 }
 
 std::string SignaturesDifferReport(const Agreement& own, int own_rank, const Agreement& other,
@@ -66,7 +68,9 @@ std::string RankLeftReport(const std::string& title, int rank) {
 }
 
 std::string RankFailedReport(int rank, const std::string& text) {
-  return Concat("ended because of an error on rank ", rank, ": ", text);
+  const std::string where = WhereProgramStands();
+  return Concat("ended because of an error on rank ", rank, ": ", text,
+                where.empty() ? "" : "\nOn this rank:", where);
 }
 
 void NoteFrozen(const std::string& layer, bool is_frozen) {

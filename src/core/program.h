@@ -1,0 +1,15 @@
+// Where the threads of the program stand, for the texts of errors after a wait.
+#pragma once
+#include <string>
+
+namespace syncbn {
+
+// Lines that begin with a line feed, as "\nThe program stands at train.py:41: ..."; empty if
+// nobody knows. To be called without a mutex that the program's threads take.
+std::string WhereProgramStands();
+
+// `locate` answers each call, in its thread, with TellWhere; null for nobody.
+void SetLocator(void (*locate)());
+void TellWhere(const char* text);
+
+}  // namespace syncbn
