@@ -40,7 +40,7 @@ def tell_where(is_known: bool) -> None:
 
 def where_threads_stand() -> str:
     """A line for each thread that runs the user's program, the main thread's first."""
-    frames, main = sys._current_frames(), threading.main_thread()
+    frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
     threads = {main.ident: main, **{t.ident: t for t in threading.enumerate()}}
     lines = ""
     for ident, thread in threads.items():

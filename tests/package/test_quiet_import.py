@@ -1,4 +1,4 @@
-"""Importing the package changes nothing of MXNet's, nor a net's that has no layer of ours."""
+"""The import changes nothing of MXNet, nor nets that have no layer of ours."""
 
 import json
 
