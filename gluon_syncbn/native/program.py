@@ -44,7 +44,7 @@ def where_threads_stand() -> str:
     threads = {main.ident: main, **{t.ident: t for t in threading.enumerate()}}
     lines = ""
     for ident, thread in threads.items():
-        place = _place(frames.get(ident))
+        place = _place(frames.get(ident or 0))
         if place:
             name = "The program" if thread is main else f"Its thread '{thread.name}'"
             lines += f"\n{name} stands at {place}"
