@@ -21,6 +21,7 @@
 #include "mxnet/memory.h"
 #include "mxnet/mxnet_api.h"
 #include "mxnet/ndarray.h"
+#include "mxnet/profiler.h"
 #include "op/registry.h"
 
 namespace syncbn {
@@ -302,6 +303,7 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 
 void RegisterCustomOp() {
   ReserveErrors();
+  ShowSpansInMxnetProfiler();
   CheckMxnet(Mxnet().CustomOpRegister("gluon_syncbn", Create));
 }
 
