@@ -22,6 +22,7 @@
 #include "mxnet/memory.h"
 #include "mxnet/mxnet_api.h"
 #include "mxnet/ndarray.h"
+#include "mxnet/profiler.h"
 #include "op/registry.h"
 
 namespace syncbn {
@@ -278,6 +279,7 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 }  // namespace
 
 void RegisterCustomOp() {
+  ShowSpansInMxnetProfiler();
   CheckMxnet(Mxnet().CustomOpRegister("gluon_syncbn", Create));
 }
 

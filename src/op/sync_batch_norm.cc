@@ -26,17 +26,24 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
   try {
+    pass_.emplace("local pass", operation, group_->layer(), device_);
     backend_->Begin(layout, vectors);
     body(layout);
     backend_->Finish();
+    pass_.reset();
   } catch (const DeviceError& error) {
-    backend_->Abandon();
+    Abandon();
     FailEverywhere(Concat("SyncBatchNorm '", group_->layer(), "', ", operation, " on ",
                           device_.Name(), ": ", error.what()));
   } catch (...) {
-    backend_->Abandon();
+    Abandon();
     throw;
   }
+}
+
+void SyncBatchNorm::Abandon() noexcept {
+  backend_->Abandon();
+  pass_.reset();
 }
 
 void SyncBatchNorm::FailEverywhere(const std::string& text) {
@@ -101,7 +108,9 @@ void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& l
   for (const std::vector<double>* part : payload) {
     AppendBytes(part->data(), part->size(), &options.arrival.payload);
   }
+  pass_.reset();
   const std::shared_ptr<const Reduced> reduced = group_->AllReduce(std::move(options));
+  pass_.emplace("second pass", phase, group_->layer(), device_);
   ticket_.key = reduced->key;
   const std::vector<double> result = FromBytes<double>(reduced->payload);
   auto from = result.begin();

@@ -4,10 +4,12 @@
 #pragma once
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "collective/devices/span.h"
 #include "core/layout.h"
 #include "op/backend.h"
 #include "op/registry.h"
@@ -76,6 +78,7 @@ class SyncBatchNorm {
   template <typename Body>
   void OnBackend(const char* operation, const Tensor& x,
                  const std::vector<const Tensor*>& vectors, const Body& body);
+  void Abandon() noexcept;
 
   int64_t ValidRows(const Layout& layout, const ForwardTensors& of) const;
   void NormalizeByBatch(const Layout& layout, const ForwardTensors& of);
@@ -104,6 +107,7 @@ class SyncBatchNorm {
   const std::shared_ptr<Layer> layer_;
   Group* const group_;
   const std::unique_ptr<Backend> backend_;
+  std::optional<Span> pass_;  // of the call under way: before its exchange, or after it
 
   // Kept for backward by the forward call before it.
   bool forward_succeeded_ = false;

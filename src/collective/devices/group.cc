@@ -5,6 +5,7 @@
 
 #include "collective/common/timeout.h"
 #include "collective/devices/report.h"
+#include "collective/devices/span.h"
 #include "core/error.h"
 #include "core/program.h"
 
@@ -75,6 +76,7 @@ std::shared_ptr<const Reduced> Group::AllReduce(AllReduceOptions options) {
 
 // Processes exchange without the mutex, which devices need in order to arrive and to fail.
 void Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced* result) {
+  const Span span("exchange between processes", options.phase, layer_, options.device);
   std::string error;
   lock->unlock();
   try {
@@ -88,6 +90,7 @@ void Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced*
 }
 
 void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduceOptions& options) {
+  const Span span("wait for others", options.phase, layer_, options.device);
   const Time start = Clock::now();
   const Time deadline = start + ToDuration(options.contribution.timeout_seconds);
   // A result counts even if the group fails, or time runs out, before this thread is awake again.
