@@ -67,6 +67,12 @@ def test_the_committed_results_can_be_drawn(tmp_path):
     assert drawn == committed
 
 
+def test_a_step_in_the_profiler_can_be_drawn(tmp_path):
+    picture = tmp_path / "trace.png"
+    run_tool(sys.executable, ROOT / "scripts" / "draw_trace.py", picture)
+    assert picture.stat().st_size > 10000
+
+
 def test_what_is_wrong_is_not_timed(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
     import benchmark_layer
