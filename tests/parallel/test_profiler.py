@@ -1,4 +1,4 @@
-"""What a layer does in MXNet's profiler: its phases, and how long devices wait in it."""
+"""What a layer does in MXNet's profiler: its phases, and how long devices wait."""
 
 import json
 from collections import Counter
@@ -8,7 +8,7 @@ from support.helpers import output_of
 from support.mpi import needs_mpi, run_ranks
 
 # Of three steps the profiler sees the second one. cpu(1) comes late to each layer, in
-# forward and in backward. Prints how long devices waited in each layer, as Monitor says.
+# forward and in backward. Prints how long devices waited in each, as Monitor says.
 PROGRAM = """
 import gluon_syncbn, json, sys, time
 import mxnet as mx
