@@ -18,7 +18,7 @@ from support.helpers import cpus, differentiate
 
 class Late(mx.operator.CustomOp):
     def __init__(self, ctx):
-        self.rests = 0.05 if "cpu(1)" in str(ctx) else 0
+        self.rests = 0.1 if "cpu(1)" in str(ctx) else 0
     def forward(self, is_train, req, in_data, out_data, aux):
         time.sleep(self.rests)
         self.assign(out_data[0], req[0], in_data[0])
@@ -40,18 +40,20 @@ net.hybridize(static_alloc=static, static_shape=static)
 trainer = gluon.Trainer(net.collect_params(), "sgd")
 mx.profiler.set_config(profile_all=True, filename=trace)
 
-def step(state):
+def step():
     with gluon_syncbn.Monitor(net) as monitor:
-        mx.profiler.set_state(state)
         for x in monitor.data([mx.nd.random.normal(shape=(4, 3))]):
             differentiate(lambda x: (net(x) ** 2).sum(), x)
             trainer.step(4)
         mx.nd.waitall()
-        mx.profiler.set_state("stop")
         waits = monitor.report()
     return {name: share * devices * waits.seconds for name, share in waits.layers}
 
-seconds = [step(state) for state in ("stop", "run", "stop")][1]
+step()  # as long as the profiler was never started, MXNet keeps what tasks measure
+mx.profiler.set_state("run")
+seconds = step()
+mx.profiler.set_state("stop")
+step()
 mx.profiler.dump()
 print(json.dumps(seconds))
 """
@@ -99,7 +101,7 @@ def test_a_trace_shows_each_phase_and_how_long_devices_wait(static, tmp_path):
             assert len(outer) == 1 and end <= outer[0][2]
             if name.startswith("wait"):
                 waits[name.split(" of ")[1].split()[0]] += (end - begin) / 1e6
-    assert seconds.keys() == set(LAYERS) and min(seconds.values()) > 0.05
+    assert seconds.keys() == set(LAYERS) and min(seconds.values()) > 0.1
     assert waits == pytest.approx(seconds, rel=0.01)
 
 
