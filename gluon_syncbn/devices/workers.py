@@ -17,6 +17,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import Future
+from functools import lru_cache
 from typing import Any, Callable
 
 import mxnet as mx
@@ -26,14 +27,19 @@ _CAN_FORGET = sys.version_info < (3, 13)
 _idle = {}  # for each name the unused workers
 _all = weakref.WeakSet()  # also those of the parent process after a fork
 _collect_at = _FEW
-os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
 
 _thread_dict = ctypes.pythonapi.PyThreadState_GetDict
 _thread_dict.restype = ctypes.c_void_p  # for py_object ctypes would own what it returns
 
 
+@lru_cache(maxsize=None)
+def _forget_in_children():
+    os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
+
+
 def hire(name: str) -> Worker:
     """An unused worker of this name, or a new one."""
+    _forget_in_children()
     idle = _idle.setdefault(name, [])
     if not idle:
         _collect_dropped()

@@ -41,16 +41,19 @@ def check(before, after_what):
         changed = {k for k in {*old, *new} if old.get(k) != new.get(k)}
         assert not changed, f"{after_what} changes {changed} of {name}"
 
-def blocks_of_their_own(array):
-    mallinfo = ctypes.CDLL(None).mallinfo
-    mallinfo.restype = Mallinfo
-    return mallinfo().hblks  # as malloc takes large ones, unless memory is kept
+mallinfo = ctypes.CDLL(None).mallinfo
+mallinfo.restype = Mallinfo
 
-def train():
+def check_memory():
+    former = mallinfo().hblks
+    array = np.zeros(2**22)
+    assert mallinfo().hblks > former, "freed memory is kept"
+
+def train(norm=nn.BatchNorm):
     mx.random.seed(0)
     np.random.seed(0)
     net = nn.HybridSequential(prefix="net_")
-    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(1))
+    net.add(nn.Conv2D(4, 3, in_channels=3), norm(in_channels=4), nn.Dense(1))
     net.initialize()
     net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "adam")
@@ -72,7 +75,10 @@ if sys.argv[1] == "beside":
     weights, attributes = train()
     assert attributes == methods
     check(before, "training beside us")
-    assert blocks_of_their_own(np.zeros(2**22)) > 0, "freed memory is kept"
+    check_memory()
+    ours = train(gluon_syncbn.SyncBatchNorm)[1]
+    assert ours - methods == {"step", "_init_params", "_allreduce_grads", "_update"}
+    assert train() == (weights, methods)
 else:
     weights, _ = train()
 print(json.dumps(weights))
