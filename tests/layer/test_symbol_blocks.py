@@ -211,7 +211,7 @@ except mx.MXNetError as error:
 
 def test_a_module_over_several_contexts():
     line = 1 + next(k for k, x in enumerate(MODULE.split("\n")) if "fit(" in x)
-    assert f"\nThe program stands at <string>:{line}\n" in output_of(MODULE)
+    assert f"\nThe program stands at <string>:{line}" in output_of(MODULE)
 
 
 def test_a_graph_outlives_the_block_that_it_was_traced_with(devices):

@@ -263,6 +263,9 @@ def fail(program, number, kind, states, rng):
     if kind == "interrupt":
         with suppress(KeyboardInterrupt):  # if it has not come yet
             time.sleep(0.05)
+        # In the first line of a scope's __exit__ it leaves what the scope has set.
+        autograd.set_recording(False)
+        autograd.set_training(False)
     gluon_syncbn.recover()
     gluon_syncbn.set_timeout(LONG)
     if kind == "deadlock":
