@@ -228,7 +228,8 @@ class SyncBatchNorm(nn.BatchNorm):
         """Checks what is known before it runs, then calls or traces the layer."""
         is_array = isinstance(x, mx.nd.NDArray)
         is_frozen = self._kwargs["use_global_stats"]
-        # A symbol that is not traced for a call belongs to no context.
+        # A symbol that is not traced for a call belongs to no context. Also a frozen
+        # layer asks for the trace, which notes the graph that thawing has to forget.
         has_context = is_array or current_trace() is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()

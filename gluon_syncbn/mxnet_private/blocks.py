@@ -105,7 +105,10 @@ class Trace(NamedTuple):
 
 
 def current_trace() -> Trace | None:
-    """The trace under way in this thread, or None."""
+    """The trace under way in this thread, or None.
+
+    Its block is noted, so that `forget_graphs_with` finds it.
+    """
     found, frame = None, sys._getframe().f_back
     while frame is not None:
         if frame.f_code is _TRACE:

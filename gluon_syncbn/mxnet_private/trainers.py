@@ -24,17 +24,6 @@ def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
     return [p for p in trainer._params_to_init if not p._deferred_init]
 
 
-def states_of(trainer: mx.gluon.Trainer) -> list[dict]:
-    """The optimizer's states, of each device or of a kvstore that updates.
-
-    `save_states` only writes files.
-    """
-    if not trainer._update_on_kvstore:
-        return [updater.states for updater in trainer._updaters]
-    updater = trainer._kvstore._updater  # None if servers update
-    return [updater.states] if updater else []
-
-
 def adds_up_gradients(trainer: mx.gluon.Trainer) -> bool:
     """Tells whether a step adds gradients up over devices.
 

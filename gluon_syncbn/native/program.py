@@ -1,4 +1,4 @@
-"""Where the program stands: the lines that the error of a wait shows.
+"""Finds the lines at which the program stands; the error of a wait shows them.
 
 Called by the library when a wait has failed, and by ``failures.py``. It must not know
 what is waited for.

@@ -48,13 +48,6 @@ def _guard(trainer):
 
 
 @contextmanager
-def _around_step(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """In the block Ctrl-C waits, so that a step is queued as a whole."""
-    with deferred_interrupt(all_of_them=True):
-        yield
-
-
-@contextmanager
 def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """In the block a trainer copies parameters for the first time.
 
@@ -90,7 +83,7 @@ def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 
 _AROUND = {
-    "step": _around_step,
+    "step": lambda _trainer: deferred_interrupt(all_of_them=True),  # queued as a whole
     "_init_params": _around_init,
     "_allreduce_grads": _around_reduction,
     "_update": _around_update,

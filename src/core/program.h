@@ -1,4 +1,4 @@
-// Where the threads of the program stand, for the texts of errors after a wait.
+// Tells at which lines the program stands; the errors of waits show them.
 #pragma once
 #include <string>
 

@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "collective/devices/group.h"
 #include "op/collected_moments.h"

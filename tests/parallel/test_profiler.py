@@ -1,4 +1,4 @@
-"""What a layer does in MXNet's profiler: its phases, and how long devices wait."""
+"""MXNet's profiler shows a layer's phases, and how long devices wait in each."""
 
 import json
 from collections import Counter

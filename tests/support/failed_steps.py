@@ -19,7 +19,6 @@ from contextlib import suppress
 import gluon_syncbn
 from gluon_syncbn import distributed
 from gluon_syncbn.common.nested import arrays_in
-from gluon_syncbn.mxnet_private import trainers
 from gluon_syncbn.native import failures
 
 import mxnet as mx
@@ -160,20 +159,18 @@ class Program:
     def statistics(self):
         """The running statistics, by name."""
         mx.nd.waitall()
-        parameters = self.net.collect_params(".*running.*")
         return {
             name: [array.asnumpy() for array in p.list_data()]
-            for name, p in parameters.items()
+            for name, p in self.net.collect_params(".*running.*").items()
         }
 
     def set_statistics(self, statistics):
         """Those of now are finite, in any case."""
-        for name, arrays in self.statistics().items():
-            assert np.isfinite(arrays).all(), f"{self.setting}: {name} is {arrays}"
+        for name, p in self.net.collect_params(".*running.*").items():
             # Not by set_data, after which a kvstore has forgotten its states.
-            targets = self.net.collect_params()[name].list_data()
-            for target, value in zip(targets, statistics[name]):
-                target[:] = value
+            for array, value in zip(p.list_data(), statistics[name]):
+                assert np.isfinite(array.asnumpy()).all(), f"{self.setting}: {name}"
+                array[:] = value
 
     def state(self):
         """All that an update changes, as bytes by name."""
@@ -196,10 +193,14 @@ class Program:
 
     def _states(self):
         """The optimizer's arrays, by a name for each device and parameter."""
+        trainer = self.trainer
+        owners = trainer._updaters
+        if trainer._update_on_kvstore:
+            owners = [trainer._kvstore._updater]
         return {
             f"state {device} {index}": arrays_in([value])
-            for device, states in enumerate(trainers.states_of(self.trainer))
-            for index, value in states.items()
+            for device, owner in enumerate(owners)
+            for index, value in owner.states.items()
         }
 
 
