@@ -275,7 +275,7 @@ class Devices:
         # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes if
         # two threads call it at once.
         wait(sum((worker.pending() for worker in self._workers), []), _bound())
-        failures.recover(reason)
+        failures.give_up(reason)
 
     def close(self) -> None:
         """Releases the threads for other Devices. Closing twice is allowed."""

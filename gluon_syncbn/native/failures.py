@@ -88,7 +88,7 @@ def check(code: int) -> int:
 def end_waits(reason: str) -> None:
     """Ends all waits for devices with this text, now and until :func:`recover`.
 
-    The other processes of :mod:`gluon_syncbn.distributed` get it too.
+    The other processes of :mod:`gluon_syncbn.distributed` get it too, and for good.
     """
     load().gluon_syncbn_fail_all(reason, True)
 
@@ -106,14 +106,20 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     Running statistics may have the failed batch's share, because forward updates them.
     Gradients are undefined: with ``grad_req="add"`` set them to zero.
 
-    With several processes, all of them call it: a failure concerns them all. Threads
-    that train other nets get an error at their next :meth:`Devices.map`, because their
-    work in flight is given up too.
+    Threads that train other nets get an error at their next :meth:`Devices.map`,
+    because their work in flight is given up too.
 
     Parameters
     ----------
     reason : str
         The words that those threads' errors quote.
+
+    Raises
+    ------
+    mxnet.MXNetError
+        If an exchange with other processes has failed: a failure may reach one rank
+        before its step is whole and another after it, so nobody knows the batch that
+        all would go on with. The program has to be started again, from its checkpoint.
 
     Examples
     --------
@@ -132,8 +138,18 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     ...     gluon_syncbn.recover()
     True True
     """
-    global latest_recovery
     check_text("reason", reason)
+    give_up(reason)
+    if failure():  # the processes'
+        raise mx.MXNetError(
+            "recover() cannot bring several processes together again: start the "
+            f"program again, from its checkpoint. It failed with: {failure()}"
+        )
+
+
+def give_up(reason: str) -> None:
+    """What `recover` does in this process, whatever the others do."""
+    global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)
     while True:  # it ends, because MXNet drops each error that it throws
@@ -148,7 +164,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
 def _finish_work():
     """Ends all work for which MXNet's threads would call Python at exit."""
     tell_where(False)
-    recover("the Python interpreter exits")
+    give_up("the Python interpreter exits")
     # MXNet counts an operator as done before it deletes it. To delete one of an
     # autograd.Function that was skipped after an error, it calls Python, and a thread
     # that does so while the interpreter ends aborts the process. A context's thread has

@@ -55,7 +55,7 @@ class World:
             return  # in a fork: MPI belongs to the parent
         load().gluon_syncbn_distributed_leave()
         # None of our operators is running after this.
-        failures.recover("the Python interpreter exits")
+        failures.give_up("the Python interpreter exits")
         # MPI_Finalize waits for all ranks with a busy processor, and never returns if
         # one has died: so all have to have left before.
         own_mpi = self._mpi.gluon_syncbn_mpi_owned()

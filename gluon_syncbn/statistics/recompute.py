@@ -168,7 +168,7 @@ def _told(batches):
         if world().size > 1:
             reason = f"recompute_statistics raised {type(error).__name__}: {error}"
             failures.end_waits(reason)
-            failures.recover(reason)
+            failures.give_up(reason)
         raise
 
 

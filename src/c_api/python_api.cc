@@ -135,10 +135,7 @@ SYNCBN_EXPORT int gluon_syncbn_fail_all(const char* text, int everywhere) {
 }
 
 SYNCBN_EXPORT int gluon_syncbn_reset_all() {
-  return CatchAll([&] {
-    Registry::Get().ResetAll();
-    if (syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Reset();
-  });
+  return CatchAll([&] { Registry::Get().ResetAll(); });
 }
 
 // Of the checkout that was built; empty where the build does not know it.

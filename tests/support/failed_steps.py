@@ -23,6 +23,7 @@ from gluon_syncbn.native import failures
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -255,12 +256,7 @@ def fail(program, number, kind, states, rng):
     gluon_syncbn.set_timeout(SHORT)
     if kind == "deadlock":
         del program.net.forward  # the plain loop is not allowed any more
-    try:
-        program.run(number, strike)
-        program.finish()
-    except (mx.MXNetError, UsersMistake, KeyboardInterrupt):
-        if reads:
-            program.try_to_read(rng)
+    fails(program, number, strike, rng if reads else None)
     if kind == "interrupt":
         with suppress(KeyboardInterrupt):  # if it has not come yet
             time.sleep(0.05)
@@ -271,13 +267,60 @@ def fail(program, number, kind, states, rng):
     gluon_syncbn.set_timeout(LONG)
     if kind == "deadlock":
         gluon_syncbn.allow_plain_loop(program.net)
-    if program.way == "ranks":
-        await_ranks()
+    step = whole_step(program, number, kind, states)
+    program.set_statistics(states[step][1])
+    return step
+
+
+def fails(program, number, strike, reads=None):
+    """Whether the step has failed; afterwards a program may read something first."""
+    try:
+        program.run(number, strike)
+        program.finish()
+    except (mx.MXNetError, UsersMistake, KeyboardInterrupt):
+        if reads:
+            program.try_to_read(reads)
+        return True
+    return False
+
+
+def whole_step(program, number, kind, states):
+    """The number of the next step; an error unless this one was whole or undone."""
     state = program.state()
     steps = [n for n in (number, number + 1) if states[n][0] == state]
     assert steps, f"{program.setting}, {kind} in step {number}: a mixture"
-    program.set_statistics(states[steps[0]][1])
     return steps[0]
+
+
+def fail_for_good(seed, kinds):
+    """One rank's part of a program of several, of which one step fails on all of them.
+
+    Some may have had their update, as the failure reaches a rank before its step is
+    whole and another after it; so all have to start again.
+    """
+    rng = random.Random(seed)
+    choices = ["ranks"], list(MODES), list(OPTIMIZERS), STORES
+    setting = tuple(rng.choice(values) for values in choices)
+    states, program = normal_states(setting), Program(*setting)
+    number, kind = rng.randrange(STEPS), rng.choice(kinds)
+    for before in range(number):
+        program.run(before)
+    strike = saboteur(kind, rng, program.participants)
+    gluon_syncbn.set_timeout(SHORT)
+    if fails(program, number, strike, rng):
+        failures.end_waits("given up by the test")
+    with suppress(mx.MXNetError):
+        distributed.barrier(LONG)
+        return  # nothing has failed on any rank
+    with pytest.raises(mx.MXNetError, match="start the program again, from its check"):
+        gluon_syncbn.recover()
+    step = whole_step(program, number, kind, states)
+    with pytest.raises(mx.MXNetError, match="of an earlier error"):
+        distributed.barrier(LONG)
+    with pytest.raises((mx.MXNetError, UsersMistake)):
+        program.run(number)
+    failures.give_up("for the queued part of that step")
+    assert program.state() == states[step][0]
 
 
 def undone_kinds(seeds, way, kinds):
@@ -306,8 +349,6 @@ def undone_kinds(seeds, way, kinds):
                 undone.add(kind)
             number = begin
         assert_ends(program, states[-1])
-        if way == "ranks":
-            await_ranks()
     return undone
 
 
@@ -317,16 +358,6 @@ def assert_ends(program, expected):
     assert state == expected[0], f"{program.setting}: another end"
     for name, arrays in statistics.items():
         np.testing.assert_array_equal(arrays, expected[1][name], name)
-
-
-def await_ranks():
-    """Until all have recovered: a rank learns of another's mistake by its timeout."""
-    while True:
-        try:
-            distributed.barrier(30)
-            return
-        except mx.MXNetError:
-            gluon_syncbn.recover()
 
 
 def normal_states(setting):

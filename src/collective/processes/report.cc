@@ -12,9 +12,7 @@
 namespace syncbn {
 namespace {
 
-const char kRecoverRanks[] =
-    " Before the next step every rank calls gluon_syncbn.recover(), which waits for the work in "
-    "flight and clears the error.";
+const char kStartAgain[] = " The program has to be started again, from its checkpoint.";
 
 std::mutex frozen_mutex;
 auto& frozen_layers = *new std::set<std::string>;  // communicators outlive static destructors
@@ -45,21 +43,21 @@ std::string RanksMissingReport(const Agreement& own, const std::vector<int>& ask
   }
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ",
                 missing.size(), " of ", own.ranks.size(), " processes. Arrived: ",
-                RankList(present), ". Missing: ", Join(missing, "; "), ".", kRecoverRanks,
+                RankList(present), ". Missing: ", Join(missing, "; "), ".", kStartAgain,
                 WhereProgramStands());
 }
 
 std::string PartsMissingReport(const Agreement& own, double seconds) {
   return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for parts that do not "
                 "arrive, though all ", own.ranks.size(), " processes have begun: the connection is "
-                "lost, or slower than the timeout.", kRecoverRanks, WhereProgramStands());
+                "lost, or slower than the timeout.", kStartAgain, WhereProgramStands());
 }
 
 std::string SignaturesDifferReport(const Agreement& own, int own_rank, const Agreement& other,
                                    int other_rank) {
   return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.signature,
                 " (synchronized: ", RankList(own.ranks), "), but rank ", other_rank, " has ",
-                other.signature, " (synchronized: ", RankList(other.ranks), ").", kRecoverRanks);
+                other.signature, " (synchronized: ", RankList(other.ranks), ").", kStartAgain);
 }
 
 std::string RankLeftReport(const std::string& title, int rank) {
