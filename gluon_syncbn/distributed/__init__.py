@@ -1,11 +1,11 @@
 """Several processes: ``mpirun -n 8 python train.py``.
 
 Used by users. Statistics travel over MPI, in one exchange per layer, phase and process.
-Gradients go over MPI too (:class:`Trainer`), or over Horovod. Nothing needs MPI before
-:func:`init` is called. It must not know which devices a process trains on.
+Gradients go over MPI too (:class:`Trainer`), over MXNet's kvstore, or over Horovod.
+Metrics are mpi4py's matter. Nothing needs MPI before :func:`init` is called. It must
+not know which devices a process trains on.
 """
 
-from .collectives import allgather, allreduce, barrier, broadcast
 from .parameters import broadcast_parameters
 from .processes import (
     groups_of,
@@ -25,11 +25,7 @@ from .trainer import Trainer
 __all__ = [
     "ShardSampler",
     "Trainer",
-    "allgather",
-    "allreduce",
     "average_statistics",
-    "barrier",
-    "broadcast",
     "broadcast_parameters",
     "groups_of",
     "init",

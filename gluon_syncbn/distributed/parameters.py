@@ -13,12 +13,12 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from ..common.arguments import shown
+from ..common.arguments import check_int, shown
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.blocks import children_of, parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native.world import wait_seconds, world
-from .collectives import allgather, broadcast, check_root
+from .meeting import allgather, broadcast
 
 
 def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) -> None:
@@ -37,7 +37,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     root : int, default 0
         A rank.
     timeout : float or None, default None
-        As in :func:`allreduce`.
+        Seconds to wait for the other processes; None means
+        :func:`gluon_syncbn.get_timeout`.
 
     Raises
     ------
@@ -64,7 +65,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
         assert (net.weight.data() == 0).asnumpy().all()
     """
     parameters = parameters_of(net)
-    check_root(root)
+    if not 0 <= check_int("root", root) < world().size:
+        raise ValueError(f"root is a rank below {world().size}, but got {root}")
     wait_seconds(timeout)
     if world().size == 1:
         return

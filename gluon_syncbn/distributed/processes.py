@@ -14,9 +14,8 @@ def init(timeout: float | None = None) -> None:
 
     From then on every :class:`gluon_syncbn.SyncBatchNorm` synchronizes with the layer
     of the same name in all other processes, see its argument `group`. Every process
-    calls it, once or more often; further calls do nothing. MPI is used as mpi4py or
-    Horovod have initialized it, if they have; otherwise it is initialized here and
-    finalized when the program ends.
+    calls it, once or more often; further calls do nothing. mpi4py initializes MPI,
+    unless Horovod has, and finalizes it when the program ends.
 
     Parameters
     ----------
@@ -27,8 +26,8 @@ def init(timeout: float | None = None) -> None:
     Raises
     ------
     RuntimeError
-        If gluon_syncbn was built without MPI, or MPI is not found; if MPI was
-        initialized without ``MPI_THREAD_MULTIPLE``; if mpi4py runs on another MPI; if
+        If mpi4py is missing, or gluon_syncbn was built without MPI or with another one
+        than mpi4py's; if MPI was initialized without ``MPI_THREAD_MULTIPLE``; if
         the launcher's environment (``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``,
         ``SLURM_NTASKS``, ``DMLC_NUM_WORKER`` and others) promises several processes and
         MPI knows of one only; if not all processes call it within the timeout, after
@@ -100,7 +99,7 @@ def local_rank() -> int:
     >>> distributed.local_rank()
     0
     """
-    return world().of_machine().index(world().rank)
+    return world().of_machine.index(world().rank)
 
 
 def local_size() -> int:
@@ -112,7 +111,7 @@ def local_size() -> int:
     >>> distributed.local_size()
     1
     """
-    return len(world().of_machine())
+    return len(world().of_machine)
 
 
 def join(timeout: float | None = None) -> int:
@@ -126,9 +125,8 @@ def join(timeout: float | None = None) -> int:
     Parameters
     ----------
     timeout : float or None, default None
-        Seconds without any sign of the others before they are asked whether they are
-        alive; None means :func:`gluon_syncbn.get_timeout`. How long they train is not
-        limited.
+        Seconds without any message of the others, after which that is an error; None
+        means :func:`gluon_syncbn.get_timeout`. How long they train is not limited.
 
     Returns
     -------
@@ -139,7 +137,7 @@ def join(timeout: float | None = None) -> int:
     Raises
     ------
     mxnet.MXNetError
-        If a rank fails, has left, or does not answer.
+        If a rank fails or has left, or nothing is heard for so long.
 
     Examples
     --------
@@ -176,9 +174,8 @@ def shutdown() -> None:
         from gluon_syncbn import distributed
 
         distributed.init()
-        total = distributed.allreduce(1)
         distributed.shutdown()
-        assert total == distributed.size()
+        assert distributed.size() >= 1
     """
     world().leave()
 

@@ -18,7 +18,7 @@ from ..layer.finding import running_statistics
 from ..mxnet_private.parameters import data_of
 from ..native.interrupts import deferred_interrupt
 from ..native.world import wait_seconds, world
-from .collectives import allgather
+from .meeting import allgather
 from .parameters import check_equal_nets
 
 
@@ -47,7 +47,7 @@ def average_statistics(
         Of each device of this process, for example its share of the rows; by default a
         group counts by its number of devices.
     timeout : float or None, default None
-        As in :func:`allreduce`.
+        As in :func:`broadcast_parameters`.
 
     Raises
     ------

@@ -7,18 +7,17 @@ GPUs too. It must not know the net's layers.
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mxnet as mx
-import numpy as np
 from mxnet.gluon import Block
 
 from ..common.arguments import check_bool, check_real, check_type, shown
-from ..mxnet_private.parameters import gradient_storage
+from ..mxnet_private.parameters import gradient_storage, gradients_of
 from ..mxnet_private.trainers import update_counts
 from ..native.world import world
-from .collectives import allreduce, broadcast, exchange
+from .gradients import sum_in_place
+from .meeting import broadcast, total
 from .parameters import broadcast_parameters, parameters_of
 from .processes import join
 
@@ -28,9 +27,9 @@ class Trainer(mx.gluon.Trainer):
 
     If the loss is the sum over samples, a step equals that of one device with all
     processes' samples: gradients and numbers of samples are added up over the
-    processes, in a fixed order, so parameters stay the same bits on every rank.
-    Gradients travel in buckets, the last layers' first, while the first layers'
-    backward still runs.
+    processes, and MPI gives all ranks the same bits. On CPUs it adds up in the
+    gradients' own memory, the last layers' first, while the first layers' backward
+    still runs.
 
     Parameters
     ----------
@@ -39,14 +38,11 @@ class Trainer(mx.gluon.Trainer):
         :func:`broadcast_parameters`; give the Block, which is checked best.
     optimizer, optimizer_params
         As in :class:`mxnet.gluon.Trainer`.
-    bucket_megabytes : float, default 4
-        Gradients that are sent at once, in units of 2**20 bytes.
 
     Raises
     ------
     ValueError
-        If the nets differ between ranks, `net` has no parameters, or
-        `bucket_megabytes` is not positive.
+        If the nets differ between ranks, or `net` has no parameters.
     TypeError
         If a gradient is sparse, or an argument has another type.
 
@@ -76,11 +72,7 @@ class Trainer(mx.gluon.Trainer):
         net: Any,
         optimizer: str | mx.optimizer.Optimizer,
         optimizer_params: dict | None = None,
-        bucket_megabytes: float = 4,
     ) -> None:
-        megabytes = check_real(
-            "bucket_megabytes", bucket_megabytes, "positive", lambda value: value > 0
-        )
         names = str, mx.optimizer.Optimizer
         check_type("optimizer", optimizer, names, "a name or mxnet.optimizer.Optimizer")
         dicts = dict, type(None)
@@ -101,7 +93,8 @@ class Trainer(mx.gluon.Trainer):
         ordered = sorted(parameters, key=lambda parameter: parameter.name)
         super().__init__(ordered, optimizer, optimizer_params, update_on_kvstore=False)
         self._in_order_of_forward = parameters
-        self._bucket_bytes = megabytes * 2**20
+        self._samples, self._total = 0.0, 0.0  # of this rank's step, and of all ranks'
+        self._comms: dict = {}  # by the ranks that are in them
         broadcast_parameters(net if isinstance(net, Block) else parameters)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
@@ -129,22 +122,13 @@ class Trainer(mx.gluon.Trainer):
             lambda value: 0 <= value < math.inf,
         )
         check_bool("ignore_stale_grad", ignore_stale_grad)
+        self._samples = samples
         self.allreduce_grads()
-        total = self._total(samples)
-        if total == 0:
+        if self._total == 0:
             raise ValueError(
                 "batch_size is positive in at least one process, but got 0 in all"
             )
-        self.update(total, ignore_stale_grad)
-
-    def _total(self, samples):
-        """The sum of all processes' samples; an error if one is a step ahead."""
-        if world().size == 1:
-            return samples
-        # A failure may reach a process after its step was whole, and another's before.
-        signature = f"{self._optimizer.num_update} updates before this step"
-        name, array = "Trainer.step, samples", np.array([samples])
-        return float(exchange(name, "sum_float64", array, signature).view(float)[0])
+        self.update(self._total, ignore_stale_grad)
 
     def join(self, timeout: float | None = None) -> None:
         """Ends an epoch: waits for processes that have batches left, and catches up.
@@ -177,41 +161,30 @@ class Trainer(mx.gluon.Trainer):
     def _allreduce_grads(self):
         super()._allreduce_grads()  # over the contexts of this process
         if world().size == 1:
+            self._total = self._samples
             return
-        with ThreadPoolExecutor(1) as sender:
-            sent = []
-            for number, bucket in enumerate(self._buckets()):
-                packed = _packed(bucket)
-                name = f"Trainer.step, bucket {number} from {bucket[0].name}"
-                sent.append((bucket, sender.submit(allreduce, packed, name)))
-            for bucket, total in sent:
-                _unpack(bucket, total.result())
+        # Here ranks that are missing, or a step apart, are named.
+        signature = f"{self._optimizer.num_update} updates before this step"
+        own = [0.0] * (1 + world().size)
+        own[0], own[1 + world().rank] = self._samples, 1.0
+        self._total, *active = total("Trainer.step", own, signature)
+        # Backward of the last layers ends first.
+        gradients = [
+            gradients_of(parameter)
+            for parameter in reversed(self._in_order_of_forward)
+            if parameter.grad_req != "null"
+        ]
+        sum_in_place([own[0] for own in gradients], self._comm_of(active))
+        for first, *others in gradients:
+            for other in others:
+                first.copyto(other)
 
-    def _buckets(self):
-        """Parameters with a gradient in the order of backward, by dtype and size."""
-        bucket, size = [], 0
-        for parameter in reversed(self._in_order_of_forward):
-            if parameter.grad_req == "null":
-                continue
-            grad = parameter.list_grad()[0]
-            nbytes = grad.size * np.dtype(grad.dtype).itemsize
-            other = bucket and bucket[0].list_grad()[0].dtype != grad.dtype
-            if bucket and (other or size + nbytes > self._bucket_bytes):
-                yield bucket
-                bucket, size = [], 0
-            bucket, size = [*bucket, parameter], size + nbytes
-        if bucket:
-            yield bucket
-
-
-def _packed(bucket):
-    return np.concatenate([p.list_grad()[0].asnumpy().ravel() for p in bucket])
-
-
-def _unpack(bucket, total):
-    begin = 0
-    for parameter in bucket:
-        for grad in parameter.list_grad():
-            values = total[begin : begin + grad.size].reshape(grad.shape)
-            grad[:] = mx.nd.array(values, dtype=grad.dtype)
-        begin += parameter.list_grad()[0].size
+    def _comm_of(self, active):
+        """The communicator of the ranks that take this step; others have joined."""
+        if all(active):
+            return world().comm
+        ranks = tuple(rank for rank, one in enumerate(active) if one)
+        if ranks not in self._comms:
+            group = world().comm.Get_group().Incl(ranks)
+            self._comms[ranks] = world().comm.Create_group(group)
+        return self._comms[ranks]

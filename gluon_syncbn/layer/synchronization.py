@@ -137,7 +137,7 @@ def group_attributes(group: Any, layer: str) -> dict[str, str]:
     if group == "process":
         return {"ranks": "self"}
     if group == "machine":
-        return {"ranks": _ranks(world().of_machine())}
+        return {"ranks": _ranks(world().of_machine)}
     return {"ranks": _ranks(_own_ranks(_groups(group), layer))}
 
 

@@ -1,6 +1,6 @@
 """MXNet's C library, where its Python offers no function.
 
-Called by ``native``, ``layer``, ``parallel`` and ``tools``.
+Called by ``native``, ``layer``, ``parallel``, ``distributed`` and ``tools``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import ctypes
 from typing import Any, Sequence
 
 import mxnet as mx
+import numpy as np
+from mxnet.base import check_call
 from mxnet.ndarray.register import _make_ndarray_function
 
 _LIB = mx.base._LIB
@@ -44,6 +46,15 @@ def push(
         *(*lists, None, 0, b"gluon_syncbn"),
     )
     mx.base.check_call(code)
+
+
+def memory_of(array: mx.nd.NDArray) -> np.ndarray:
+    """NumPy's view of a CPU array's own memory; the work on it must have ended."""
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    dtype = np.dtype(array.dtype)
+    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(pointer.value)
+    return np.frombuffer(memory, dtype)
 
 
 def make_plain(x: mx.nd.NDArray) -> None:

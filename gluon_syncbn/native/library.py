@@ -69,16 +69,12 @@ _SIGNATURES = {
     "gluon_syncbn_keep_freed_memory": (_int, []),
     "gluon_syncbn_cuda_architectures": (Text, []),
     "gluon_syncbn_cuda_missing": (Text, []),
-    "gluon_syncbn_distributed_open": (_value, [_pointer]),
-    "gluon_syncbn_distributed_exchange": (
-        _int,
-        [Text, Text, Text, _array, _int64, _double, ctypes.POINTER(_int64)],
-    ),
-    "gluon_syncbn_distributed_result": (None, [_array]),
+    "gluon_syncbn_distributed_open": (_status, [_pointer]),
+    "gluon_syncbn_distributed_sum": (_int, [Text, Text, _array, _int64, _double]),
     "gluon_syncbn_note_frozen": (_status, [Text, _int]),
     "gluon_syncbn_distributed_join": (_int, [_double]),
     "gluon_syncbn_distributed_leave": (_status, []),
-    "gluon_syncbn_distributed_stop": (_int, [_double]),
+    "gluon_syncbn_distributed_stop": (_status, [_double]),
 }
 
 

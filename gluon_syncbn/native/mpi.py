@@ -1,4 +1,4 @@
-"""Loads the library that talks over MPI, and starts and ends MPI with it.
+"""MPI as mpi4py has initialized it, and the library that sends messages over it.
 
 Called by ``world.py``. It must not know what is sent.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
-from pathlib import Path
+import time
+from typing import Any
 
-from .library import Text, declare, mpi_path
+import numpy as np
+
+from .library import declare, mpi_path
 
 # With these variables launchers tell each process how many they have started.
 _PROMISES = (
@@ -24,21 +26,84 @@ _PROMISES = (
 )
 
 _SIGNATURES = {
-    "gluon_syncbn_mpi_text": (Text, []),
     "gluon_syncbn_mpi_initialized": (ctypes.c_int, []),
-    "gluon_syncbn_mpi_version": (Text, []),
-    "gluon_syncbn_mpi_initialize": (ctypes.c_int, []),
-    "gluon_syncbn_mpi_transport": (
-        ctypes.c_void_p,
-        [ctypes.c_double, ctypes.POINTER(ctypes.c_int)],
-    ),
-    "gluon_syncbn_mpi_owned": (ctypes.c_int, []),
-    "gluon_syncbn_mpi_finalize": (None, []),
+    "gluon_syncbn_mpi_transport": (ctypes.c_void_p, [ctypes.c_int]),
 }
 
+# What all ranks make together: a communicator, the names of their machines, and the
+# request of the step that is under way. MPI goes on with it after a timeout.
+_connection: list = []
 
-def load() -> ctypes.CDLL:
-    """The library as a :class:`ctypes.CDLL`; RuntimeError if it or MPI is missing."""
+
+def connect(timeout: float) -> tuple[Any, list]:
+    """A communicator of mpi4py's, and the name of each rank's machine.
+
+    Raises RuntimeError if mpi4py or MPI is missing or cannot be used from several
+    threads, if a launcher promised more processes than MPI knows of, or if not all
+    ranks come in time; after that it may be called again.
+    """
+    mpi = _import_mpi4py()
+    size = mpi.COMM_WORLD.Get_size()
+    for name in _PROMISES:
+        promised = os.environ.get(name, "")
+        if size == 1 and promised.isdigit() and int(promised) > 1:
+            raise RuntimeError(
+                f"{name}={promised} promises {promised} processes, but MPI knows of "
+                "this one only, so they would train unsynchronized: start the program "
+                f"with the mpirun of {_name_of(mpi)}, which mpi4py uses, or unset "
+                f"{name} to run one process alone"
+            )
+    deadline = time.monotonic() + timeout
+    if not _connection:
+        comm, request = mpi.COMM_WORLD.Idup()
+        _connection.extend([comm, None, request])
+    _await_step(deadline, timeout)
+    comm, names, _ = _connection
+    if names is None:
+        own = np.array(mpi.Get_processor_name(), f"S{mpi.MAX_PROCESSOR_NAME}")
+        names = np.empty(size, own.dtype)
+        request = comm.Iallgather([own, mpi.CHAR], [names, mpi.CHAR])
+        _connection[1:] = names, request
+        _await_step(deadline, timeout)
+    return comm, names.tolist()
+
+
+def _await_step(deadline, timeout):
+    while not _connection[2].Test():  # a blocking call would occupy a processor
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                "not every process that the launcher started called "
+                f"gluon_syncbn.distributed.init() within {timeout:g} s"
+            )
+        time.sleep(2e-4)
+
+
+def _import_mpi4py():
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(
+            "several processes need mpi4py and an MPI: install gluon_syncbn with "
+            f"`pip install --force-reinstall '.[mpi]'` ({error})"
+        ) from None
+    if MPI.Is_finalized():
+        raise RuntimeError("MPI was finalized already in this process")
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "MPI was initialized without MPI_THREAD_MULTIPLE, which is needed here: "
+            "leave mpi4py.rc.thread_level as it is, or import mpi4py before others "
+            "initialize MPI"
+        )
+    return MPI
+
+
+def transport(comm: Any) -> int:
+    """The native transport over a communicator of mpi4py's.
+
+    Raises RuntimeError if gluon_syncbn was built without MPI, or with another one.
+    """
+    from mpi4py import MPI
+
     file = mpi_path()
     if not file.exists():
         raise RuntimeError(
@@ -47,73 +112,24 @@ def load() -> ctypes.CDLL:
             "again with `pip install --force-reinstall '.[mpi]'`"
         )
     try:
-        library = _open(file)
-    except OSError as error:
+        library, error = _open(file), "it has loaded another one"
+    except OSError as reason:
+        library, error = None, str(reason)
+    if library is not None:
+        declare(library, file, _SIGNATURES)
+    if library is None or not library.gluon_syncbn_mpi_initialized():
         raise RuntimeError(
-            "the MPI that gluon_syncbn was built with is not found: wheels need "
-            "`pip install mpich`, and a local build the same MPI again "
-            f"({error})"
-        ) from None
-    declare(library, file, _SIGNATURES)
-    return library
+            f"mpi4py runs on {_name_of(MPI)}, but gluon_syncbn was built with another "
+            "MPI: install mpi4py for that one, or gluon_syncbn again with `pip install "
+            f"--force-reinstall '.[mpi]'` ({error})"
+        )
+    return library.gluon_syncbn_mpi_transport(comm.py2f())
 
 
 def _open(file):
-    # MPI loads its components, which look for its symbols globally.
-    try:
-        return ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
-    except OSError:
-        # Built elsewhere, as by an isolated build: this environment has its own MPI.
-        for name in ("libmpi.so.12", "libmpi.so.40"):
-            candidate = Path(sys.prefix, "lib", name)
-            if candidate.exists():
-                ctypes.CDLL(str(candidate), ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(file))
 
 
-def initialize(library: ctypes.CDLL) -> int:
-    """Starts MPI unless it is running; returns the number of processes.
-
-    Raises RuntimeError if MPI cannot be used from several threads, if mpi4py runs on
-    another MPI, or if a launcher promised more processes than MPI knows of.
-    """
-    _refuse_other_mpi(library)
-    size = library.gluon_syncbn_mpi_initialize()
-    if size < 0:
-        raise RuntimeError(library.gluon_syncbn_mpi_text())
-    for name in _PROMISES:
-        promised = os.environ.get(name, "")
-        if size == 1 and promised.isdigit() and int(promised) > 1:
-            raise RuntimeError(
-                f"{name}={promised} promises {promised} processes, but MPI knows of "
-                "this one only, so they would train unsynchronized: start the program "
-                f"with the mpirun of {_short(library)}, which gluon_syncbn was built "
-                f"with, or unset {name} to run one process alone"
-            )
-    return size
-
-
-def _refuse_other_mpi(library):
-    mpi4py = sys.modules.get("mpi4py.MPI")
-    if mpi4py is None or not mpi4py.Is_initialized():
-        return
-    if not library.gluon_syncbn_mpi_initialized():
-        theirs = mpi4py.Get_library_version().splitlines()[0]
-        raise RuntimeError(
-            f"mpi4py runs on {theirs.strip()}, but gluon_syncbn was built with "
-            f"{_short(library)}: both need the same MPI"
-        )
-
-
-def _short(library):
-    version = library.gluon_syncbn_mpi_version()
+def _name_of(mpi):
+    version = mpi.Get_library_version()
     return " ".join(version.splitlines()[0].split(",")[0].split())
-
-
-def transport(library: ctypes.CDLL, size: int, timeout: float) -> tuple[int, list[int]]:
-    """The native transport, and for each rank the lowest rank on its machine."""
-    machines = (ctypes.c_int * size)()
-    pointer = library.gluon_syncbn_mpi_transport(timeout, machines)
-    if not pointer:
-        raise RuntimeError(library.gluon_syncbn_mpi_text())
-    return pointer, list(machines)

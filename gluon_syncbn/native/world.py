@@ -17,20 +17,22 @@ from .library import load
 
 
 class World:
-    """The processes that are connected; at first this one alone."""
+    """The processes that are connected; at first this one alone.
 
-    def __init__(
-        self, rank: int = 0, machines: Sequence = (0,), mpi: Any = None
-    ) -> None:
-        self.rank, self.size = rank, len(machines)
-        self.is_connected = mpi is not None
-        self._machines, self._mpi = machines, mpi
+    `comm` is their communicator of mpi4py's, in whose collectives a rank that is
+    missing is waited for without end, so they meet first, see ``distributed/meeting``.
+    """
+
+    def __init__(self, comm: Any = None, machines: Sequence = ("this one",)) -> None:
+        self.comm, self.size = comm, len(machines)
+        self.rank = 0 if comm is None else comm.rank
+        own = machines[self.rank]
+        self.of_machine = [rank for rank in range(self.size) if machines[rank] == own]
         self._pid, self._has_left = os.getpid(), False
 
-    def of_machine(self) -> list[int]:
-        """The ranks on this rank's machine."""
-        own = self._machines[self.rank]
-        return [rank for rank, other in enumerate(self._machines) if other == own]
+    @property
+    def is_connected(self) -> bool:
+        return self.comm is not None
 
     def join(self, timeout: float) -> int:
         """Contributes nothing until all have joined; the rank that came furthest."""
@@ -56,12 +58,9 @@ class World:
         load().gluon_syncbn_distributed_leave()
         # None of our operators is running after this.
         failures.give_up("the Python interpreter exits")
-        # MPI_Finalize waits for all ranks with a busy processor, and never returns if
-        # one has died: so all have to have left before.
-        own_mpi = self._mpi.gluon_syncbn_mpi_owned()
-        patience = failures.get_timeout() if own_mpi else 0.0
-        if load().gluon_syncbn_distributed_stop(patience) and own_mpi:
-            self._mpi.gluon_syncbn_mpi_finalize()
+        # mpi4py finalizes MPI after all exit handlers, which waits for all ranks with a
+        # busy processor.
+        load().gluon_syncbn_distributed_stop(failures.get_timeout())
 
 
 _world = World()
@@ -75,15 +74,9 @@ def world() -> World:
 def connect(timeout: float) -> None:
     """Connects the processes that ``mpirun`` has started; once."""
     global _world
-    mpi_library = mpi.load()
-    try:
-        size = mpi.initialize(mpi_library)
-    except RuntimeError:
-        atexit.register(mpi_library.gluon_syncbn_mpi_finalize)
-        raise
-    transport, machines = mpi.transport(mpi_library, size, timeout)
-    rank = load().gluon_syncbn_distributed_open(transport)
-    _world = World(rank, machines, mpi_library)
+    comm, machines = mpi.connect(timeout)
+    load().gluon_syncbn_distributed_open(mpi.transport(comm))
+    _world = World(comm, machines)
     # It runs before the handler of failures.py, which was registered earlier.
     atexit.register(_world.end)
 

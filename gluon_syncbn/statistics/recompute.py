@@ -15,7 +15,7 @@ from mxnet import autograd
 
 from ..common.arguments import check_block, check_choice, check_int, shown
 from ..devices.devices import Devices
-from ..distributed.collectives import allgather
+from ..distributed.meeting import allgather
 from ..layer.batch_norm import contexts_of
 from ..layer.finding import synchronized_layers
 from ..mxnet_private.parameters import data_of

@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 
 from ..common.arguments import check_block, counted
-from ..distributed.collectives import allgather
+from ..distributed.meeting import allgather
 from ..mxnet_private.parameters import data_of
 
 _FEW = 3  # names in a sentence

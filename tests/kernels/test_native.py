@@ -25,7 +25,7 @@ pytestmark = [
 FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
 # They need tests/cpp/emulated_cuda.
 EMULATED = {"test_cuda_failures", "test_cuda_kernels", "test_cuda_op"}
-ONE_THREAD = {"test_cuda_partition", "test_many_ranks", "test_op", "test_soak"}
+ONE_THREAD = {"test_cuda_partition", "test_op"}
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
 
 

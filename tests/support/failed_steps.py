@@ -19,6 +19,7 @@ from contextlib import suppress
 import gluon_syncbn
 from gluon_syncbn import distributed
 from gluon_syncbn.common.nested import arrays_in
+from gluon_syncbn.distributed import meeting
 from gluon_syncbn.native import failures
 
 import mxnet as mx
@@ -310,13 +311,13 @@ def fail_for_good(seed, kinds):
     if fails(program, number, strike, rng):
         failures.end_waits("given up by the test")
     with suppress(mx.MXNetError):
-        distributed.barrier(LONG)
+        meeting.total("a test's barrier", timeout=LONG)
         return  # nothing has failed on any rank
     with pytest.raises(mx.MXNetError, match="start the program again, from its check"):
         gluon_syncbn.recover()
     step = whole_step(program, number, kind, states)
     with pytest.raises(mx.MXNetError, match="of an earlier error"):
-        distributed.barrier(LONG)
+        meeting.total("a test's barrier", timeout=LONG)
     with pytest.raises((mx.MXNetError, UsersMistake)):
         program.run(number)
     failures.give_up("for the queued part of that step")

@@ -8,15 +8,9 @@
 namespace syncbn {
 namespace {
 
-// operator new aligns payloads for every arithmetic type.
-template <typename T>
-const T* Numbers(const Bytes& bytes) {
-  return reinterpret_cast<const T*>(bytes.data());
-}
-template <typename T>
-T* Numbers(Bytes* bytes) {
-  return reinterpret_cast<T*>(bytes->data());
-}
+// operator new aligns payloads for doubles.
+const double* Numbers(const Bytes& bytes) { return reinterpret_cast<const double*>(bytes.data()); }
+double* Numbers(Bytes* bytes) { return reinterpret_cast<double*>(bytes->data()); }
 
 void CheckSizes(const char* kind, const Bytes& higher, const Bytes& lower) {
   if (higher.size() == lower.size()) return;
@@ -24,14 +18,14 @@ void CheckSizes(const char* kind, const Bytes& higher, const Bytes& lower) {
                      higher.size()));
 }
 
-template <typename T>
 void Add(const Bytes& higher, Bytes* lower) {
   CheckSizes("sum", higher, *lower);
-  if (lower->size() % sizeof(T) != 0) {
-    throw Error(Concat("a sum of ", lower->size(), " bytes, expected a multiple of ", sizeof(T)));
+  if (lower->size() % sizeof(double) != 0) {
+    throw Error(Concat("a sum of ", lower->size(), " bytes, expected a multiple of ",
+                       sizeof(double)));
   }
-  for (size_t i = 0; i < lower->size() / sizeof(T); ++i) {
-    Numbers<T>(lower)[i] += Numbers<T>(higher)[i];
+  for (size_t i = 0; i < lower->size() / sizeof(double); ++i) {
+    Numbers(lower)[i] += Numbers(higher)[i];
   }
 }
 
@@ -42,8 +36,8 @@ void MergeMoments(const Bytes& higher, Bytes* lower) {
     throw Error(Concat("moments of ", lower->size(), " bytes, expected a count and two doubles of "
                        "each channel"));
   }
-  const double* from = Numbers<double>(higher);
-  double* to = Numbers<double>(lower);
+  const double* from = Numbers(higher);
+  double* to = Numbers(lower);
   const size_t channels = lower->size() / (2 * sizeof(double));
   for (size_t mean = 1; mean <= channels; ++mean) {
     const size_t m2 = mean + channels;
@@ -61,9 +55,7 @@ void Reduce(ReduceOperation operation, const Bytes& higher, Bytes* lower) {
     case ReduceOperation::kConcat:
       lower->insert(lower->end(), higher.begin(), higher.end());
       return;
-    case ReduceOperation::kSumFloat32: return Add<float>(higher, lower);
-    case ReduceOperation::kSumFloat64: return Add<double>(higher, lower);
-    case ReduceOperation::kSumInt64: return Add<uint64_t>(higher, lower);  // it may wrap
+    case ReduceOperation::kSumFloat64: return Add(higher, lower);
     case ReduceOperation::kMoments: return MergeMoments(higher, lower);
   }
 }

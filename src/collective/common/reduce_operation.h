@@ -8,7 +8,7 @@
 namespace syncbn {
 
 // Numbers travel in messages: a process that contributes nothing reduces the payloads of others.
-enum class ReduceOperation : int32_t { kConcat, kSumFloat32, kSumFloat64, kSumInt64, kMoments };
+enum class ReduceOperation : int32_t { kConcat, kSumFloat64, kMoments };
 
 inline bool IsReduceOperation(int32_t number) {
   return 0 <= number && number <= static_cast<int32_t>(ReduceOperation::kMoments);

@@ -1,6 +1,5 @@
 // The pauses of a thread that polls: none at first, for a fast answer, then sleeps that grow with
 // the time waited, so that a long wait takes no processor.
-// Who uses it: communicator.cc.
 #pragma once
 #include <sys/prctl.h>
 

@@ -1,8 +1,6 @@
-// One mutex around a Protocol, the waits for it, and the thread that answers other processes.
 #include "collective/processes/communicator.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,7 +13,7 @@
 namespace syncbn {
 namespace {
 
-// A fork copies neither the thread nor the connection to the other processes.
+// A fork does not copy the connection to the other processes.
 std::atomic<bool> forked{false};
 
 // Messages that are served before another thread gets the mutex.
@@ -30,6 +28,7 @@ std::atomic<Communicator*> the_communicator{nullptr};
 
 Communicator* TheCommunicator() { return the_communicator; }
 void OpenCommunicator(std::unique_ptr<Transport> transport) {
+  pthread_atfork(nullptr, nullptr, [] { forked = true; });
   the_communicator = new Communicator(std::move(transport));
 }
 
@@ -38,17 +37,8 @@ Communicator::Communicator(std::unique_ptr<Transport> transport)
       protocol_(rank(), size(), [this](int to, Bytes message) {
         if (!closed_) transport_->Send(to, std::move(message));
       }) {
-  pthread_atfork(nullptr, nullptr, [] { forked = true; });
   transport_->OnClose([this] { Stop(); });
-  // Signals belong to the threads of the program.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { Work(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
-
-Communicator::~Communicator() { Stop(); }
 
 // Before the mutex, which another thread may have held at the fork.
 void Communicator::CheckNotForked(const std::string& title) const {
@@ -57,8 +47,6 @@ void Communicator::CheckNotForked(const std::string& title) const {
                        "; only the process that called ", kInit, " synchronizes"));
   }
 }
-
-// ---- waiting -----------------------------------------------------------------------------------
 
 // Returns whether a message had arrived.
 bool Communicator::ServeLocked() {
@@ -85,49 +73,33 @@ void Communicator::WaitLocked(Lock* lock, const Predicate& over) {
   for (;;) {
     const bool any = ServeLocked();
     if (over()) return;
+    if (any) backoff.Restart();
     lock->unlock();
-    if (any) {
-      std::this_thread::yield();
-    } else {
-      backoff.Pause();
-    }
+    backoff.Pause();
     lock->lock();
   }
 }
 
-void Communicator::Work() {
-  Lock lock(mutex_);
-  Backoff backoff;
-  while (!closed_) {
-    if (ServeLocked()) backoff.Restart();
-    if (protocol_.joining().active() || transport_->Busy()) {
-      lock.unlock();
-      backoff.Pause();
-      lock.lock();
-    } else {
-      // Now only queries arrive, from ranks that have waited for long.
-      stop_changed_.wait_for(lock, std::chrono::milliseconds(2));
-      backoff.Restart();
-    }
-  }
-}
-
-// ---- exchanges -------------------------------------------------------------------------
-
 Bytes Communicator::AllReduce(Contribution contribution) {
   CheckNotForked(contribution.title);
   Lock lock(mutex_);
-  const auto pending = protocol_.Begin(std::move(contribution), Clock::now());
-  WaitLocked(&lock, [&] { return pending->over(); });
-  return pending->Result();
+  const auto exchange = protocol_.Begin(std::move(contribution), Clock::now());
+  // A large message goes out only while the sender polls; its receiver is polling already.
+  WaitLocked(&lock, [&] {
+    const bool under_way = transport_->Busy() && Clock::now() < exchange->deadline;
+    return !exchange->error.empty() || (exchange->done && !under_way);
+  });
+  if (!exchange->error.empty()) throw Error(exchange->error);
+  return std::move(exchange->result);
 }
 
 int Communicator::Join(double timeout_seconds) {
   CheckNotForked(kJoin);
   Lock lock(mutex_);
   protocol_.Join(timeout_seconds, Clock::now());
-  WaitLocked(&lock, [&] { return !protocol_.joining().active(); });
-  return protocol_.joining().Result();
+  WaitLocked(&lock, [&] { return !protocol_.joining(); });
+  if (protocol_.failure().empty()) return protocol_.last();
+  throw Error(Concat(kJoin, ": ", protocol_.failure()));
 }
 
 std::string Communicator::NextKey(const std::string& name) {
@@ -142,19 +114,12 @@ void Communicator::Fail(const std::string& text) {
   protocol_.Fail(text);
 }
 
-std::string Communicator::Failure() const {
+std::string Communicator::Failure() {
   if (forked) return "";
   Lock lock(mutex_);
+  ServeLocked();
   return protocol_.failure();
 }
-
-void Communicator::Reset() {
-  if (forked) return;
-  Lock lock(mutex_);
-  protocol_.Reset();
-}
-
-// ---- the end -----------------------------------------------------------------------------------
 
 void Communicator::Leave() {
   if (forked) return;
@@ -162,35 +127,24 @@ void Communicator::Leave() {
   protocol_.Leave();
 }
 
-bool Communicator::AwaitLeave(double timeout_seconds) {
-  if (forked) return false;
+void Communicator::AwaitLeave(double timeout_seconds) {
+  if (forked) return;
   Lock lock(mutex_);
   // After a failure some may never leave, and others end soon.
-  Leaving& leaving = protocol_.leaving();
-  if (!leaving.clean()) timeout_seconds = std::min(timeout_seconds, kEndSeconds);
-  const auto deadline = Clock::now() + ToDuration(timeout_seconds);
-  leaving.Await();
-  bool all = false;
+  if (!protocol_.failure().empty()) timeout_seconds = std::min(timeout_seconds, kEndSeconds);
+  const Time deadline = Clock::now() + ToDuration(timeout_seconds);
   WaitLocked(&lock, [&] {
-    all = !closed_ && leaving.Complete() && !transport_->Busy();
-    return all || closed_ || leaving.HasUnresponsive() || Clock::now() >= deadline;
+    return closed_ || protocol_.AllHaveLeft() || Clock::now() >= deadline;
   });
-  return all;
 }
 
 void Communicator::Stop() {
-  if (forked) {
-    if (thread_.joinable()) thread_.detach();
-    return;
-  }
+  if (forked) return;
   Lock lock(mutex_);
   protocol_.Leave();
-  const auto deadline = Clock::now() + ToDuration(kEndSeconds);
+  const Time deadline = Clock::now() + ToDuration(kEndSeconds);
   WaitLocked(&lock, [&] { return closed_ || !transport_->Busy() || Clock::now() >= deadline; });
   closed_ = true;
-  lock.unlock();
-  stop_changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace syncbn

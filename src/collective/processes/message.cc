@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <type_traits>
 
 #include "core/error.h"
@@ -13,15 +12,13 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e35;  // to be changed with the format
+constexpr uint64_t kMark = 0x53424e36;  // to be changed with the format
 
 // Calls `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
 void ForEachField(AnyMessage* message, const Visit& visit) {
   visit(message->kind);
-  visit(message->generation);
-  visit(message->step);
-  visit(message->empty);
+  visit(message->round);
   visit(message->number);
   visit(message->operation);
   visit(message->key);
@@ -76,21 +73,15 @@ struct Reader {
   size_t left;
 };
 
-// True for a possible number of recoveries or joins.
-bool IsCount(int32_t number) {
-  return 0 <= number && number < std::numeric_limits<int32_t>::max() / 2;
-}
-
 bool Ascend(const std::vector<int>& ranks) {
   return (ranks.empty() || ranks.front() >= 0) &&
          std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<int>()) == ranks.end();
 }
 
 bool IsValid(const Message& message) {
-  return message.kind >= MessageKind::kPart && message.kind <= MessageKind::kStatus &&
-         IsCount(message.generation.recoveries) && IsCount(message.generation.joins) &&
-         message.step >= kInvitation && (message.empty == 0 || message.empty == 1) &&
-         IsReduceOperation(static_cast<int32_t>(message.operation)) && Ascend(message.ranks);
+  return message.kind >= MessageKind::kPart && message.kind <= MessageKind::kLeave &&
+         message.round >= 0 && IsReduceOperation(static_cast<int32_t>(message.operation)) &&
+         Ascend(message.ranks);
 }
 
 }  // namespace

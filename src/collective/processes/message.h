@@ -1,11 +1,9 @@
 // The messages between processes, and their bytes; and the part of a process in an exchange.
-// Who uses it: protocol.cc and its parts. All processes run one build on one kind of machine, so
-// numbers travel as they lie in memory; a differing build is noticed by the first eight bytes.
+// All processes run one build on one kind of machine, so numbers travel as they lie in memory; a
+// differing build is noticed by the first eight bytes.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "collective/common/bytes.h"
@@ -13,24 +11,13 @@
 
 namespace syncbn {
 
-// The span of time in which calls are numbered from zero.
-struct Generation {
-  int32_t recoveries = 0;  // from failures
-  int32_t joins = 0;       // of all ranks, since the latest recovery
-};
-
-inline bool operator<(const Generation& a, const Generation& b) {
-  return std::tie(a.recoveries, a.joins) < std::tie(b.recoveries, b.joins);
-}
-inline bool operator==(const Generation& a, const Generation& b) { return !(a < b) && !(b < a); }
-
-// The part of an exchange that is equal on all of its ranks.
+// What is equal on all ranks of an exchange.
 struct Agreement {
-  std::string key;        // used once in a generation: exchanges match by it, not by their order
+  std::string key;        // used once: exchanges match by it, not by their order
   std::string title;      // begins messages: "SyncBatchNorm 'norm0', forward"
   std::string signature;  // "channels=64, dtype=float32"
   ReduceOperation operation = ReduceOperation::kSumFloat64;
-  std::vector<int> ranks;  // of the exchange, ascending; empty for all
+  std::vector<int> ranks;  // ascending; empty for all
 };
 
 // One process's part in an exchange.
@@ -40,34 +27,23 @@ struct Contribution : Agreement {
 };
 
 enum class MessageKind : int32_t {
-  kPart,    // part of an exchange: its agreement, step, empty, payload
-  kFail,    // the sender's generation has failed: text
-  kJoin,    // the sender contributes nothing more in this generation: number of its exchanges
-  kLeave,   // the sender's program ends, nothing follows
-  kQuery,   // have you reached `key`? The answer carries the same number
-  kStatus,  // the answer: step is 1 for yes, text says what the sender does
+  kPart,    // to the parent in an exchange's tree: agreement, and the payload of a subtree
+  kResult,  // back to a child: key and payload
+  kLate,    // to the parent or a child: time is over, who is missing? Key, and milliseconds waited
+  kFail,    // to all: the sender has failed; text
+  kJoin,    // to all: the sender contributes nothing more to this round; number of its exchanges
+  kLeave,   // to all: the sender's program ends, nothing follows
 };
-
-// In place of the step of an exchange: begin, if you have joined.
-constexpr int kInvitation = -1;
 
 struct Message : Agreement {
   explicit Message(MessageKind of = MessageKind::kPart) : kind(of) {}
 
   MessageKind kind;
-  Generation generation;  // the sender's
-  int32_t step = 0;       // see exchange.cc, or kInvitation
-  int32_t empty = 0;      // 1: no rank in this part contributed data
+  int32_t round = 0;  // how often all ranks have joined, as the sender knows
   int64_t number = 0;
   std::string text;
   Bytes payload;
 };
-
-struct Received {
-  int from = 0;
-  Message message;
-};
-using ReceivedByKey = std::map<std::string, std::vector<Received>>;
 
 Bytes Encode(const Message& message);
 // Throws Error for bytes that Encode of this version does not make.

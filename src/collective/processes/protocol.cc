@@ -1,6 +1,8 @@
-// Exchanges: their begin, their parts, their end. protocol_control.cc has the rest.
+// In the order of an exchange's life: it begins, parts arrive, it is reduced and answered; then what
+// ends it otherwise, joining, leaving, and messages.
 #include "collective/processes/protocol.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "collective/processes/report.h"
@@ -12,182 +14,382 @@ namespace {
 // More finished exchanges than one rank can be ahead of another.
 constexpr size_t kRemembered = 64;
 
+// For the parent's answer, after a wait that took too long.
+Duration AnswerTime(Duration timeout) {
+  return std::min<Duration>(timeout / 2, std::chrono::seconds(2));
+}
+
+bool Agree(const Agreement& a, const Agreement& b) {
+  return a.signature == b.signature && a.operation == b.operation && a.ranks == b.ranks;
+}
+
+int PositionOf(int rank, const std::vector<int>& ranks) {
+  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
 std::vector<int> AllRanks(int size) {
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
-Message PartOf(const Agreement& agreement, int step) {
-  Message message;
-  static_cast<Agreement&>(message) = agreement;
-  message.step = step;
-  return message;
-}
-
-std::vector<Received> Take(const std::string& key, ReceivedByKey* from) {
-  auto node = from->extract(key);
-  return node.empty() ? std::vector<Received>() : std::move(node.mapped());
+// An error that began with this wait needs no title in front.
+std::string ErrorOf(const std::string& title, const std::string& failure) {
+  const bool own = failure.compare(0, title.size(), title) == 0;
+  return own ? failure : Concat(title, ": ", failure);
 }
 
 }  // namespace
 
 Protocol::Protocol(int rank, int size, std::function<void(int, Bytes)> send)
-    : ranks_{rank, size},
-      send_(std::move(send)),
-      queries_([this](int to, Message message) { Send(to, std::move(message)); }),
-      joining_(ranks_, &queries_),
-      leaving_(ranks_, &queries_) {}
+    : rank_(rank), size_(size), send_(std::move(send)) {}
 
-Protocol::Pending Protocol::Make(Contribution own, bool empty) const {
-  if (own.ranks.empty()) own.ranks = AllRanks(ranks_.size);
-  for (int rank : own.ranks) {
-    if (0 <= rank && rank < ranks_.size) continue;
-    throw Error(Concat(own.title, ": names the rank ", rank, ", expected 0 to ", ranks_.size - 1));
-  }
-  const Pending pending = std::make_shared<PendingExchange>();
-  Part part{empty, std::move(own.payload)};
-  pending->exchange =
-      std::make_unique<Exchange>(own.ranks, ranks_.own, std::move(part), own.operation);
-  pending->own = std::move(own);
-  return pending;
-}
+// ---- an exchange -------------------------------------------------------------------------------
 
-std::shared_ptr<PendingExchange> Protocol::Begin(Contribution own, Time now) {
+std::shared_ptr<Exchange> Protocol::Begin(Contribution own, Time now) {
   CheckUsable(own.title);
-  if (exchanges_.count(own.key)) {
-    throw Error(Concat(own.title, ": this rank began one exchange twice"));
+  if (own.ranks.empty()) own.ranks = AllRanks(size_);
+  for (int rank : own.ranks) {
+    if (0 <= rank && rank < size_) continue;
+    throw Error(Concat(own.title, ": names the rank ", rank, ", expected 0 to ", size_ - 1));
   }
-  const Pending pending = Make(std::move(own), false);
-  ++taken_part_;
-  last_title_ = pending->own.title;
-  pending->waits = true;
-  pending->begun = now;
-  pending->deadline = now + ToDuration(pending->own.timeout_seconds);
-  Start(pending);
-  return pending;
+  Exchange* const exchange = Find(own, rank_, round_);
+  if (exchange == nullptr) throw Error(ErrorOf(own.title, failure_));
+  if (exchange->begun) throw Error(Concat(own.title, ": this rank began one exchange twice"));
+  const Duration timeout = ToDuration(own.timeout_seconds);
+  exchange->begun = true;
+  exchange->late = false;
+  exchange->start = now;
+  exchange->deadline = now + timeout;
+  exchange->parts[rank_] = std::move(own.payload);
+  ++contributed_;
+  const Shared kept = exchanges_.at(own.key);
+  Advance(own.key);
+  return kept;
 }
 
-// This process has joined: it contributes an empty part to what others have begun.
-void Protocol::JoinIn(const std::string& key) {
-  Contribution own;
-  static_cast<Agreement&>(own) = early_.at(key).front().message;
-  Start(Make(std::move(own), true));
-}
-
-void Protocol::Start(const Pending& pending) {
-  const std::string& key = pending->own.key;
-  exchanges_[key] = pending;
-  for (const Received& query : Take(key, &questions_)) Send(query.from, StatusFor(query.message));
-  for (Received& part : Take(key, &early_)) {
-    TakePart(pending.get(), part.from, std::move(part.message));
-  }
-  Advance(pending);
-}
-
-void Protocol::HandlePart(int from, Message message) {
-  if (message.ranks.empty()) message.ranks = AllRanks(ranks_.size);
-  const auto begun = exchanges_.find(message.key);
-  if (begun != exchanges_.end()) {
-    const Pending pending = begun->second;
-    TakePart(pending.get(), from, std::move(message));
-    return Advance(pending);
-  }
+// The exchange of this key; null, after a failure, if another rank has agreed on another one.
+Exchange* Protocol::Find(const Agreement& agreement, int from, int round) {
   for (const Agreement& finished : finished_) {
-    if (finished.key != message.key) continue;
-    // An invitation may be too late; a part cannot.
-    if (message.step == kInvitation) return;
-    return Fail(SignaturesDifferReport(finished, ranks_.own, message, from));
+    if (finished.key != agreement.key) continue;
+    Fail(SignaturesDifferReport(finished, rank_, agreement, from));
+    return nullptr;
   }
-  const std::string key = message.key;
-  early_[key].push_back({from, std::move(message)});
-  if (joining_.active()) JoinIn(key);
+  Shared& exchange = exchanges_[agreement.key];
+  if (!exchange) {
+    exchange = std::make_shared<Exchange>();
+    exchange->agreement = agreement;
+    exchange->round = round;
+  } else if (!Agree(exchange->agreement, agreement)) {
+    const int other = exchange->begun ? rank_ : exchange->parts.begin()->first;
+    Fail(SignaturesDifferReport(exchange->agreement, other, agreement, from));
+    return nullptr;
+  }
+  return exchange.get();
 }
 
-void Protocol::TakePart(PendingExchange* pending, int from, Message message) {
-  const Contribution& own = pending->own;
-  if (message.signature != own.signature || message.operation != own.operation ||
-      message.ranks != own.ranks) {
-    Fail(SignaturesDifferReport(own, ranks_.own, message, from));
-  } else if (message.step != kInvitation) {
-    pending->exchange->Take(from, message.step, {message.empty != 0, std::move(message.payload)});
-  }
-}
-
-// Reduces and sends as far as the parts reach.
-void Protocol::Advance(const Pending& pending) {
-  if (!failure_.empty() || leaving_.begun()) return;
+// Reduces and sends if all parts are here.
+void Protocol::Advance(const std::string& key) {
+  const Shared exchange = exchanges_.at(key);
+  if (!failure_.empty() || leaving_ || exchange->sent) return;
+  if (!Awaited(*exchange).empty()) return CheckLeft(*exchange);
+  auto part = exchange->parts.begin();
+  Bytes reduced = std::move(part->second);
   try {
-    for (Exchange::Outgoing& out : pending->exchange->Advance()) {
-      Message message = PartOf(pending->own, out.step);
-      message.empty = out.part.empty;
-      message.payload = std::move(out.part.payload);
-      Send(out.to, std::move(message));
+    while (++part != exchange->parts.end()) {
+      Reduce(exchange->agreement.operation, part->second, &reduced);
     }
   } catch (const Error& error) {  // parts that do not fit together
-    return Fail(Concat(pending->own.title, ": ", error.what()));
+    return Fail(Concat(exchange->agreement.title, ": ", error.what()));
   }
-  CheckAwaited(pending.get());
-  if (!pending->exchange->done()) return;
-  finished_.push_back(pending->own);
+  exchange->sent = true;
+  if (exchange->agreement.ranks.front() == rank_) {
+    exchange->result = std::move(reduced);
+    return Answer(*exchange);
+  }
+  Message message;
+  static_cast<Agreement&>(message) = exchange->agreement;
+  message.payload = std::move(reduced);
+  Send(Parent(*exchange), std::move(message));
+  CheckLeft(*exchange);
+}
+
+// Passes the result on. Ranks that have joined get none, only a sign of life.
+void Protocol::Answer(const Exchange& exchange) {
+  for (const Subtree& child : Children(exchange)) {
+    const int to = exchange.agreement.ranks[child.begin];
+    Message message(MessageKind::kResult);
+    message.key = exchange.agreement.key;
+    if (exchange.parts.count(to)) message.payload = exchange.result;
+    if (exchange.parts.count(to) || HasJoined(exchange, to)) Send(to, std::move(message));
+  }
+  finished_.push_back(exchange.agreement);
   if (finished_.size() > kRemembered) finished_.pop_front();
-  exchanges_.erase(pending->own.key);
+  const auto node = exchanges_.extract(exchange.agreement.key);
+  node.mapped()->done = true;
 }
 
-void Protocol::CheckAwaited(PendingExchange* pending) {
-  const int awaited = pending->exchange->awaited();
-  if (leaving_.left().count(awaited)) {
-    Fail(RankLeftReport(pending->own.title, awaited));
-  } else if (joining_.Has(awaited) && !pending->invited) {
-    // It begins when a part arrives, but in this exchange its own part comes first.
-    pending->invited = true;
-    Send(awaited, PartOf(pending->own, kInvitation));
+std::vector<Subtree> Protocol::Children(const Exchange& exchange) const {
+  const std::vector<int>& ranks = exchange.agreement.ranks;
+  return ChildrenOf(PositionOf(rank_, ranks), static_cast<int>(ranks.size()));
+}
+
+int Protocol::Parent(const Exchange& exchange) const {
+  const std::vector<int>& ranks = exchange.agreement.ranks;
+  return ranks[ParentOf(PositionOf(rank_, ranks))];
+}
+
+// A rank joins when the results of all its exchanges are there, so it has no part in this one.
+bool Protocol::HasJoined(const Exchange& exchange, int rank) const {
+  const auto round = joined_.find(exchange.round);
+  return round != joined_.end() && round->second.count(rank) > 0;
+}
+
+bool Protocol::TakesPart(const Exchange& exchange) const {
+  return exchange.begun || HasJoined(exchange, rank_);
+}
+
+// The subtrees whose part is missing; this rank's own is one, too.
+std::vector<Subtree> Protocol::Awaited(const Exchange& exchange) const {
+  const std::vector<int>& ranks = exchange.agreement.ranks;
+  std::vector<Subtree> subtrees = Children(exchange), awaited;
+  const int own = PositionOf(rank_, ranks);
+  subtrees.insert(subtrees.begin(), {own, own + 1});
+  for (const Subtree& subtree : subtrees) {
+    if (exchange.parts.count(ranks[subtree.begin])) continue;
+    const bool all_joined =
+        std::all_of(ranks.begin() + subtree.begin, ranks.begin() + subtree.end,
+                    [&](int rank) { return HasJoined(exchange, rank); });
+    if (!all_joined) awaited.push_back(subtree);
+  }
+  return awaited;
+}
+
+// ---- other ends --------------------------------------------------------------------------------
+
+void Protocol::Tick(Time now) {
+  const std::map<std::string, Shared> exchanges = exchanges_;
+  for (const auto& entry : exchanges) {
+    Exchange* const exchange = entry.second.get();
+    const bool waits = exchange->begun || exchange->late;
+    if (!waits || exchange->done || now < exchange->deadline) continue;
+    if (!failure_.empty() || leaving_) return;
+    EndWait(exchange, now, AnswerTime(exchange->deadline - exchange->start));
+  }
+  if (!joining_ || now < heard_ + join_timeout_) return;
+  std::vector<std::string> missing;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!joined_[round_].count(rank)) missing.push_back(WhatIsKnownOf(rank));
+  }
+  Fail(NothingHeardReport(ToSeconds(join_timeout_), missing));
+}
+
+// Time is over. Those who may know more of who is missing are asked, if there are any: they fail.
+void Protocol::EndWait(Exchange* exchange, Time now, Duration patience) {
+  const double waited = ToSeconds(now - exchange->start);
+  std::vector<int> asked;
+  if (exchange->sent) asked.push_back(Parent(*exchange));
+  for (const Subtree& subtree : Awaited(*exchange)) {
+    if (subtree.end - subtree.begin == 1) return Fail(MissingReport(*exchange, waited));
+    asked.push_back(exchange->agreement.ranks[subtree.begin]);
+  }
+  if (exchange->late) return Fail(MissingReport(*exchange, waited));
+  exchange->late = true;
+  exchange->deadline = now + patience;
+  Message message(MessageKind::kLate);
+  message.key = exchange->agreement.key;
+  message.number = static_cast<int64_t>(1e3 * waited);
+  for (int rank : asked) Send(rank, message);
+}
+
+// The time of a child or of the parent is over.
+void Protocol::HandleLate(int from, const Message& message, Time now) {
+  const auto found = exchanges_.find(message.key);
+  if (found == exchanges_.end()) return;  // not begun, or the result is on its way
+  const Shared exchange = found->second;
+  if (exchange->sent) {
+    if (from != Parent(*exchange)) Send(Parent(*exchange), message);
+    return;
+  }
+  if (exchange->late) return;  // others were asked already
+  const std::chrono::milliseconds waited(message.number);
+  if (!exchange->begun) exchange->start = now - waited;
+  EndWait(exchange.get(), now, AnswerTime(waited) / 2);  // before its patience ends
+}
+
+std::string Protocol::MissingReport(const Exchange& exchange, double seconds) const {
+  const std::vector<int>& ranks = exchange.agreement.ranks;
+  if (exchange.sent) {
+    return RanksMissingReport(exchange.agreement, {rank_},
+                              {Concat("rank ", Parent(exchange), ", which does not answer: it "
+                                      "computes, has left the loop or has died")}, seconds);
+  }
+  std::set<int> present(ranks.begin(), ranks.end());
+  std::vector<std::string> missing;
+  for (const Subtree& subtree : Awaited(exchange)) {
+    for (int i = subtree.begin; i < subtree.end; ++i) present.erase(ranks[i]);
+    std::string known = WhatIsKnownOf(ranks[subtree.begin]);
+    if (subtree.end - subtree.begin > 1) {
+      known += Concat(" (it sends for ", subtree.end - subtree.begin, " ranks)");
+    }
+    missing.push_back(std::move(known));
+  }
+  return RanksMissingReport(exchange.agreement, {present.begin(), present.end()}, missing, seconds);
+}
+
+std::string Protocol::WhatIsKnownOf(int rank) const {
+  for (const auto& entry : exchanges_) {
+    const bool waits = rank == rank_ ? entry.second->begun : entry.second->parts.count(rank) > 0;
+    if (waits) return Concat("rank ", rank, ", which waits in ", entry.second->agreement.title);
+  }
+  if (rank == rank_) return Concat("rank ", rank, ", which waits in no exchange");
+  const auto latest = latest_titles_.find(rank);
+  return Concat("rank ", rank, ", which has sent nothing ",
+                latest == latest_titles_.end() ? "yet" : "since " + latest->second);
+}
+
+void Protocol::Fail(const std::string& text) {
+  if (!SetFailure(text)) return;
+  Message message(MessageKind::kFail);
+  message.text = failure_;
+  SendAll(message);
+}
+
+// False if that changes nothing.
+bool Protocol::SetFailure(std::string text) {
+  if (!failure_.empty() || leaving_) return false;
+  const std::string frozen = FrozenClause(text);
+  if (!frozen.empty()) text += Concat("\nRank ", rank_, " ", frozen, ".");
+  failure_ = std::move(text);
+  EndWaits(failure_);
+  return true;
+}
+
+void Protocol::EndWaits(const std::string& reason) {
+  for (const auto& entry : exchanges_) {
+    entry.second->error = ErrorOf(entry.second->agreement.title, reason);
+  }
+  exchanges_.clear();
+  joining_ = false;
+}
+
+void Protocol::CheckUsable(const std::string& title) const {
+  if (leaving_) {
+    throw Error(Concat(title, ": called after ", kShutdown, ", or while MPI or the program ends"));
+  }
+  if (!failure_.empty()) {
+    throw Error(Concat(title, ": stopped because of an earlier error: ", failure_));
   }
 }
 
-void Protocol::CheckAllAwaited() {
-  for (const auto& entry : exchanges_) CheckAwaited(entry.second.get());
+// ---- joining and leaving -----------------------------------------------------------------------
+
+void Protocol::Join(double timeout_seconds, Time now) {
+  CheckUsable(kJoin);
+  for (const auto& entry : exchanges_) {
+    if (!entry.second->begun) continue;
+    throw Error(Concat(kJoin, ": called while this rank waits in ", entry.second->agreement.title));
+  }
+  joining_ = true;
+  join_timeout_ = ToDuration(timeout_seconds);
+  heard_ = now;
+  Message message(MessageKind::kJoin);
+  message.round = round_;
+  message.number = contributed_;
+  SendAll(message);
+  HandleJoin(rank_, message);
+  for (int rank : left_) {
+    if (joining_ && !joined_[round_].count(rank)) Fail(RankLeftReport(kJoin, rank));
+  }
+}
+
+void Protocol::HandleJoin(int from, const Message& message) {
+  joined_[message.round][from] = message.number;
+  std::vector<std::string> keys;
+  for (const auto& entry : exchanges_) {
+    if (!entry.second->parts.empty()) keys.push_back(entry.first);
+  }
+  for (const std::string& key : keys) {
+    if (exchanges_.count(key)) Advance(key);
+  }
+  const std::map<int, int64_t>& joined = joined_[round_];
+  if (static_cast<int>(joined.size()) < size_) return;
+  const auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
+  last_ = std::max_element(joined.begin(), joined.end(), less)->first;
+  joined_.erase(round_++);
+  numbers_.clear();
+  contributed_ = 0;
+  joining_ = false;
+}
+
+// To those that have left, too: they wait for it.
+void Protocol::Leave() {
+  if (leaving_) return;
+  for (int to = 0; to < size_; ++to) {
+    if (to != rank_) Send(to, Message(MessageKind::kLeave));
+  }
+  leaving_ = true;
+  EndWaits("the program ends");
+}
+
+// A rank that has left sends no part, and no result.
+void Protocol::CheckLeft(const Exchange& exchange) {
+  if (!TakesPart(exchange)) return;
+  const std::vector<int>& ranks = exchange.agreement.ranks;
+  std::vector<int> needed;
+  for (const Subtree& subtree : Awaited(exchange)) needed.push_back(ranks[subtree.begin]);
+  if (exchange.sent) needed.push_back(Parent(exchange));
+  for (int rank : needed) {
+    if (left_.count(rank)) return Fail(RankLeftReport(exchange.agreement.title, rank));
+  }
+}
+
+// A name's calls have other keys in each round, and backward's begin with those of forward.
+std::string Protocol::NextKey(const std::string& name) {
+  return Concat(name, '|', round_, '.', numbers_[name]++);
 }
 
 // ---- messages ----------------------------------------------------------------------------------
 
 void Protocol::Handle(int from, const Bytes& bytes, Time now) {
-  FailIfThrows([&] {
+  heard_ = now;
+  try {
     Message message = Decode(bytes);
-    if (message.kind == MessageKind::kStatus) {
-      return queries_.HandleAnswer(from, std::move(message));
+    if (message.kind == MessageKind::kFail) {
+      SetFailure(RankFailedReport(from, message.text));
+    } else if (message.kind == MessageKind::kLeave) {
+      left_.insert(from);
+      const std::map<std::string, Shared> exchanges = exchanges_;
+      for (const auto& entry : exchanges) CheckLeft(*entry.second);
+      if (joining_ && !joined_[round_].count(from)) Fail(RankLeftReport(kJoin, from));
+    } else if (!failure_.empty() || leaving_) {
+      return;
+    } else if (message.kind == MessageKind::kJoin) {
+      HandleJoin(from, message);
+    } else if (message.kind == MessageKind::kLate) {
+      HandleLate(from, message, now);
+    } else if (message.kind == MessageKind::kPart) {
+      if (message.ranks.empty()) message.ranks = AllRanks(size_);
+      latest_titles_[from] = message.title;
+      Exchange* const exchange = Find(message, from, message.round);
+      if (exchange == nullptr) return;
+      exchange->parts[from] = std::move(message.payload);
+      Advance(message.key);
+    } else if (exchanges_.count(message.key)) {
+      const Shared exchange = exchanges_.at(message.key);
+      exchange->result = std::move(message.payload);
+      Answer(*exchange);
     }
-    joining_.Hear(now);
-    Dispatch(from, std::move(message));
-  });
-}
-
-// Throws Error for a message that no process of this program sends.
-void Protocol::Dispatch(int from, Message message) {
-  if (message.kind == MessageKind::kQuery) return HandleQuery(from, std::move(message));
-  if (message.kind == MessageKind::kLeave) {
-    leaving_.Add(from);
-    return CheckLeavers();
-  }
-  // A failure is one of all generations between two recoveries.
-  if (message.kind == MessageKind::kFail &&
-      message.generation.recoveries == generation_.recoveries) {
-    SetFailure(RankFailedReport(from, message.text));
-    return;
-  }
-  if (message.generation < generation_) return;
-  if (generation_ < message.generation) {
-    future_.push_back({from, std::move(message)});
-  } else if (message.kind == MessageKind::kJoin) {
-    HandleJoin(from, message.number);
-  } else {
-    HandlePart(from, std::move(message));
+  } catch (const std::exception& error) {
+    Fail(error.what());
   }
 }
 
 void Protocol::Send(int to, Message message) {
-  message.generation = generation_;
-  if (static_cast<int>(message.ranks.size()) == ranks_.size) message.ranks.clear();  // all
+  if (message.kind == MessageKind::kPart) {
+    message.round = exchanges_.at(message.key)->round;
+    if (static_cast<int>(message.ranks.size()) == size_) message.ranks.clear();  // all
+  }
   try {
     send_(to, Encode(message));
   } catch (const std::exception& error) {
@@ -196,14 +398,8 @@ void Protocol::Send(int to, Message message) {
 }
 
 void Protocol::SendAll(const Message& message) {
-  for (int to : ranks_.OthersBut(leaving_.left())) Send(to, message);
-}
-
-void Protocol::FailIfThrows(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    Fail(error.what());
+  for (int to = 0; to < size_; ++to) {
+    if (to != rank_ && !left_.count(to)) Send(to, message);
   }
 }
 

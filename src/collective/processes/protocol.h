@@ -1,90 +1,122 @@
-// The protocol between the processes of a program, as one of them follows it: many keyed exchanges
-// at once, and their failure. Messages and the time go in, messages go out. Deadlines, queries,
-// joining and leaving have separate classes.
-// Who uses it: communicator.cc, which adds threads and waiting, and native tests that drive a
-// thousand ranks from one thread in simulated time. It must not know of threads, of clocks, of the
-// transport, nor what the bytes mean.
+// What the processes of a program promise each other, as one of them keeps it. Messages and the
+// time go in, messages go out: communicator.h adds threads and waiting, and native tests drive a
+// thousand ranks from one thread in simulated time.
+//
+// * Exchanges match by key. Ranks may begin them in any order, and many may be in flight.
+// * The parts of an exchange go up a tree (tree.h), are reduced in the order of ranks, and the
+//   result comes back down: every rank gets the same bytes.
+// * Every wait ends: with the result, or with an error that names the ranks that are missing, and
+//   says of each what was heard of it. A rank whose time is over asks its neighbours in the tree,
+//   who know of theirs; one that does not answer is the one that is missing.
+// * A failure of one rank is a failure of all, for good: every exchange, now and later, ends with
+//   the text of the first one. A failure reaches one rank before its update and another after it,
+//   so nobody could know where all would go on.
+// * A rank that has joined contributes nothing more to this round, but passes on what others
+//   contribute, until all have joined. Then a new round begins.
+// * A rank that leaves says so, and exchanges that need it end at once.
 #pragma once
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "collective/common/timeout.h"
 #include "collective/processes/message.h"
-#include "collective/processes/pending_exchange.h"
-#include "collective/processes/queries.h"
-#include "collective/processes/ranks.h"
+#include "collective/processes/tree.h"
 
 namespace syncbn {
 
+// One exchange, from the first part that arrives, its own or another's, until its result is there.
+struct Exchange {
+  Agreement agreement;
+  int round = 0;
+  std::map<int, Bytes> parts;  // by rank: its own, and those of the subtrees below it
+  bool begun = false;          // this rank contributes, and waits
+  bool sent = false;           // to the parent
+  bool done = false;
+  Bytes result;
+  std::string error;  // in place of a result
+  Time start, deadline;
+  bool late = false;  // those who may know more were asked
+};
+
 class Protocol {
  public:
-  // `send` starts to send; the exchanges fail if it throws.
+  // `send` starts to send; what throws is a failure.
   Protocol(int rank, int size, std::function<void(int to, Bytes message)> send);
 
-  // Throws Error after a failure, or after Leave. Later errors are the exchange's own.
-  std::shared_ptr<PendingExchange> Begin(Contribution own, Time now);
+  // Contributes to an exchange. It is over when it is done or has an error. Throws Error if nothing
+  // can begin any more.
+  std::shared_ptr<Exchange> Begin(Contribution own, Time now);
 
-  // Handle is called for every message, Tick repeatedly while something is awaited.
+  // Handle is called for every message, Tick repeatedly while something waits.
   void Handle(int from, const Bytes& bytes, Time now);
   void Tick(Time now);
 
+  // The key of the next call of this name, for calls that match by their order in each round.
   std::string NextKey(const std::string& name);
-  const std::string& failure() const { return failure_; }
+
   void Fail(const std::string& text);
-  void Reset();
+  const std::string& failure() const { return failure_; }
 
-  // See Communicator::Join. The wait is over when joining() is not active.
+  // Contributes nothing to this round until all ranks have joined, which `joining` tells; then
+  // `last` is the one that made the most exchanges. Nothing may be in flight.
   void Join(double timeout_seconds, Time now);
-  const Joining& joining() const { return joining_; }
+  bool joining() const { return joining_; }
+  int last() const { return last_; }
 
+  // Tells the others that this process ends, and ends its waits.
   void Leave();
-  Leaving& leaving() { return leaving_; }
+  bool AllHaveLeft() const { return static_cast<int>(left_.size()) == size_ - 1; }
 
-  // True if no exchange, query or message is kept; for tests.
-  bool Idle() const;
+  bool Idle() const { return exchanges_.empty() && !joining_; }  // for tests
 
  private:
-  using Pending = std::shared_ptr<PendingExchange>;
+  using Shared = std::shared_ptr<Exchange>;
 
-  void Dispatch(int from, Message message);
-  void HandlePart(int from, Message message);
-  void HandleJoin(int from, int64_t number);
-  void HandleQuery(int from, Message query);
-  void FailIfThrows(const std::function<void()>& body);
-  Pending Make(Contribution own, bool empty) const;
-  void Start(const Pending& pending);
-  void JoinIn(const std::string& key);
-  void TakePart(PendingExchange* pending, int from, Message message);
-  void Advance(const Pending& pending);
-  void CheckAwaited(PendingExchange* pending);
-  void CheckAllAwaited();
-  void StartGeneration(Generation generation, const std::string& reason);
-  bool SetFailure(const std::string& text);
-  void EndWaits(const std::string& reason);
+  Exchange* Find(const Agreement& agreement, int from, int round);
+  void Advance(const std::string& key);
+  void Answer(const Exchange& exchange);
+  void EndWait(Exchange* exchange, Time now, Duration patience);
+  void HandleLate(int from, const Message& message, Time now);
+  void HandleJoin(int from, const Message& message);
+  void CheckLeft(const Exchange& exchange);
   void CheckUsable(const std::string& title) const;
-  void CheckLeavers();
-  Message StatusFor(const Message& query) const;
+  bool SetFailure(std::string text);
+  void EndWaits(const std::string& reason);
+
+  std::vector<Subtree> Children(const Exchange& exchange) const;
+  int Parent(const Exchange& exchange) const;
+  bool HasJoined(const Exchange& exchange, int rank) const;
+  bool TakesPart(const Exchange& exchange) const;
+  std::vector<Subtree> Awaited(const Exchange& exchange) const;
+  std::string MissingReport(const Exchange& exchange, double seconds) const;
+  std::string WhatIsKnownOf(int rank) const;
+
   void Send(int to, Message message);
   void SendAll(const Message& message);
 
-  const Ranks ranks_;
+  const int rank_, size_;
   const std::function<void(int, Bytes)> send_;
-  Generation generation_;
-  // Of this generation, by key: exchanges that this process has begun, and parts of those that it
-  // has not, and queries for those.
-  std::map<std::string, Pending> exchanges_;
-  ReceivedByKey early_, questions_;
-  std::deque<Agreement> finished_;  // the latest exchanges, for parts that arrive too late
-  std::vector<Received> future_;    // of later generations
-  std::map<std::string, int64_t> numbers_;
-  std::string failure_, last_title_;
-  int64_t taken_part_ = 0;
-  Queries queries_;
-  Joining joining_;
-  Leaving leaving_;
+  std::map<std::string, Shared> exchanges_;   // by key
+  std::deque<Agreement> finished_;            // the latest ones
+  std::map<std::string, int64_t> numbers_;    // of calls, by name
+  std::map<int, std::string> latest_titles_;  // of the parts of each rank
+  std::string failure_;
+
+  int round_ = 0;
+  std::map<int, std::map<int, int64_t>> joined_;  // by round and rank: its exchanges
+  int64_t contributed_ = 0;                       // in this round
+  bool joining_ = false;
+  int last_ = 0;
+  Duration join_timeout_{};
+  Time heard_;  // of another rank
+
+  bool leaving_ = false;
+  std::set<int> left_;
 };
 
 }  // namespace syncbn

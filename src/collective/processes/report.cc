@@ -1,7 +1,6 @@
 // Texts of failures: the exchange, which ranks have begun it, which have not, and what to do.
 #include "collective/processes/report.h"
 
-#include <algorithm>
 #include <iomanip>
 #include <mutex>
 #include <set>
@@ -17,40 +16,26 @@ const char kStartAgain[] = " The program has to be started again, from its check
 std::mutex frozen_mutex;
 auto& frozen_layers = *new std::set<std::string>;  // communicators outlive static destructors
 
-}  // namespace
-
+// "ranks 0, 2"
 std::string RankList(const std::vector<int>& ranks) {
   std::vector<std::string> numbers;
   for (int rank : ranks) numbers.push_back(std::to_string(rank));
   return (ranks.size() == 1 ? "rank " : "ranks ") + Join(numbers);
 }
 
-std::string RanksMissingReport(const Agreement& own, const std::vector<int>& asked,
-                               const std::map<int, Message>& answers, double seconds) {
-  std::vector<int> present;
-  std::vector<std::string> missing;
-  for (int rank : own.ranks) {
-    const auto answer = answers.find(rank);
-    const bool has_answered = answer != answers.end();
-    if (!std::count(asked.begin(), asked.end(), rank) ||
-        (has_answered && answer->second.step == 1)) {
-      present.push_back(rank);
-    } else {
-      missing.push_back(Concat("rank ", rank, ", which ",
-                               has_answered ? answer->second.text
-                                            : "does not answer: it has died or was stopped"));
-    }
-  }
-  return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ",
-                missing.size(), " of ", own.ranks.size(), " processes. Arrived: ",
-                RankList(present), ". Missing: ", Join(missing, "; "), ".", kStartAgain,
-                WhereProgramStands());
+}  // namespace
+
+std::string RanksMissingReport(const Agreement& own, const std::vector<int>& present,
+                               const std::vector<std::string>& missing, double seconds) {
+  return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for ", missing.size(),
+                " of ", own.ranks.size(), " processes. Arrived: ",
+                present.empty() ? "none" : RankList(present), ". Missing: ", Join(missing, "; "),
+                ".", kStartAgain, WhereProgramStands());
 }
 
-std::string PartsMissingReport(const Agreement& own, double seconds) {
-  return Concat(own.title, ": waited ", std::setprecision(4), seconds, " s for parts that do not "
-                "arrive, though all ", own.ranks.size(), " processes have begun: the connection is "
-                "lost, or slower than the timeout.", kStartAgain, WhereProgramStands());
+std::string NothingHeardReport(double seconds, const std::vector<std::string>& missing) {
+  return Concat(kJoin, ": nothing was heard for ", std::setprecision(4), seconds,
+                " s. Missing: ", Join(missing, "; "), ".", kStartAgain, WhereProgramStands());
 }
 
 std::string SignaturesDifferReport(const Agreement& own, int own_rank, const Agreement& other,

@@ -1,8 +1,6 @@
-// The texts that a user reads when an exchange between processes fails.
-// Who uses it: Protocol and its parts. Reports are whole messages, and none throws. An agreement's
-// ranks are not empty here.
+// The texts that a user reads when an exchange between processes fails. Reports are whole messages,
+// and none throws. An agreement's ranks are not empty here.
 #pragma once
-#include <map>
 #include <string>
 #include <vector>
 
@@ -15,12 +13,12 @@ constexpr char kInit[] = "gluon_syncbn.distributed.init()";
 constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 constexpr char kJoin[] = "distributed.join";
 
-// `asked` are the ranks of which nothing has arrived, `answers` those that came in time.
-std::string RanksMissingReport(const Agreement& own, const std::vector<int>& asked,
-                               const std::map<int, Message>& answers, double seconds);
+// `missing` says of each missing rank what is known of it: "rank 1, which ...".
+std::string RanksMissingReport(const Agreement& own, const std::vector<int>& present,
+                               const std::vector<std::string>& missing, double seconds);
 
-// All ranks have begun, but their parts do not arrive.
-std::string PartsMissingReport(const Agreement& own, double seconds);
+// For a rank that has joined.
+std::string NothingHeardReport(double seconds, const std::vector<std::string>& missing);
 
 std::string SignaturesDifferReport(const Agreement& own, int own_rank, const Agreement& other,
                                    int other_rank);
@@ -36,8 +34,5 @@ void NoteFrozen(const std::string& layer, bool is_frozen);
 
 // "has frozen 'norm0': ..." for the first frozen layer that `text` names in quotes; empty for none.
 std::string FrozenClause(const std::string& text);
-
-// "ranks 0, 2"
-std::string RankList(const std::vector<int>& ranks);
 
 }  // namespace syncbn

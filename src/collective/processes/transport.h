@@ -1,6 +1,6 @@
 // Carries messages between processes: a small part of MPI, or the queues of a test.
-// Who uses it: communicator.cc, under its own mutex, so an implementation needs no lock. It must
-// not know what the messages mean.
+// A Communicator calls it under its mutex, so an implementation needs no lock. It must not know
+// what the messages mean.
 #pragma once
 #include <functional>
 

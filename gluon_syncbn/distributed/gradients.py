@@ -1,0 +1,72 @@
+"""Sums of gradients over processes, by MPI and in the arrays' own memory.
+
+Called by ``trainer.py``, when all ranks of the communicator are there. It must not know
+whose gradients they are.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from ..mxnet_private.library import memory_of
+from ..native import failures
+
+_IN_PLACE = np.dtype("float32"), np.dtype("float64")
+_LONGEST_PAUSE = 5e-4  # seconds
+_abandoned: list = []  # MPI may still write into what belongs to requests that failed
+
+
+def sum_in_place(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
+    """Adds arrays up over the ranks of a communicator of mpi4py's, as they get ready.
+
+    Raises :class:`mxnet.MXNetError`, on all ranks, if an array has an error on one, or
+    if a rank does not come within the timeout.
+    """
+    from mpi4py import MPI
+
+    sums, requests = [], []
+    try:
+        for array in arrays:
+            array.wait_to_read()
+            sums.append(_memory(array))
+            requests.append(comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
+        deadline, pause = time.monotonic() + failures.get_timeout(), 0.0
+        while not MPI.Request.Testall(requests):
+            _check(deadline)
+            time.sleep(pause)
+            pause = min(_LONGEST_PAUSE, pause + 1e-6)
+    except BaseException as error:
+        _abandoned.append((arrays, sums, requests))
+        failures.end_waits(f"Trainer.step: {error}")  # the others wait for this rank
+        raise
+    for array, values in zip(arrays, sums):
+        if not _is_in_place(array):
+            array[:] = mx.nd.array(values, dtype=array.dtype)
+
+
+def _check(deadline):
+    failure = failures.failure()
+    if failure:
+        raise mx.MXNetError(failure)
+    if time.monotonic() > deadline:
+        raise mx.MXNetError(
+            f"gradients did not arrive within {failures.get_timeout():g} s: a rank "
+            "that had begun this step has died, or was stopped"
+        )
+
+
+def _is_in_place(array):
+    on_cpu = array.context.device_type != "gpu"
+    return on_cpu and np.dtype(array.dtype) in _IN_PLACE
+
+
+def _memory(array):
+    """NumPy's view of the array's memory; a copy where MPI cannot add up in it."""
+    if _is_in_place(array):
+        return memory_of(array)
+    values = array.asnumpy()
+    return values.astype("float32") if values.dtype == np.float16 else values
