@@ -12,6 +12,7 @@ import gluon_syncbn  # first, so that MXNet works with today's NumPy
 from gluon_syncbn import distributed
 
 import mxnet as mx
+from mpi4py import MPI
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
@@ -54,7 +55,7 @@ def main():
             trainer.step(len(x))
             right += int((output.argmax(1) == label.astype("float32")).sum().asscalar())
         trainer.join()  # a process without a last batch waits here for the others
-        right = distributed.allreduce(right)
+        right = MPI.COMM_WORLD.allreduce(right)
         if distributed.rank() == 0:
             print(f"epoch {epoch}: training accuracy {right / len(data):.3f}")
     if distributed.rank() == 0:

@@ -38,9 +38,15 @@ ip netns exec "${hosts[0]}" timeout 120 "$mpirun" -launcher ssh -launcher-exec "
     -hosts 10.99.0.1:1,10.99.0.2:1 -n 2 -env PYTHONPATH "$PWD" -env MPIR_CVAR_NOLOCAL 1 \
     -env FI_PROVIDER tcp -env FI_TCP_IFACE cable0 \
     "$python" -c '
+import gluon_syncbn
+import mxnet as mx
 from gluon_syncbn import distributed
 distributed.init(60)
-assert distributed.allreduce(distributed.rank() + 1) == 3
+layer = gluon_syncbn.SyncBatchNorm(in_channels=1, momentum=0)
+layer.initialize()
+with mx.autograd.train_mode():
+    layer(mx.nd.full((1, 1), distributed.rank() * 2)).wait_to_read()
+assert layer.running_mean.data().asscalar() == 1
 assert distributed.local_size() == 1, distributed.local_size()
 print("rank", distributed.rank(), "exchanges over TCP")
 '

@@ -6,6 +6,7 @@ whose gradients they are.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Sequence
 
@@ -16,7 +17,7 @@ from ..mxnet_private.library import memory_of
 from ..native import failures
 
 _IN_PLACE = np.dtype("float32"), np.dtype("float64")
-_LONGEST_PAUSE = 5e-4  # seconds
+_AWAKE, _PAUSE = 0.1, 5e-4  # seconds
 _abandoned: list = []  # MPI may still write into what belongs to requests that failed
 
 
@@ -34,11 +35,14 @@ def sum_in_place(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
             array.wait_to_read()
             sums.append(_memory(array))
             requests.append(comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
-        deadline, pause = time.monotonic() + failures.get_timeout(), 0.0
-        while not MPI.Request.Testall(requests):
-            _check(deadline)
-            time.sleep(pause)
-            pause = min(_LONGEST_PAUSE, pause + 1e-6)
+        begin = time.monotonic()
+        while not MPI.Request.Testall(requests):  # which also carries them on
+            waited = time.monotonic() - begin
+            if waited < _AWAKE:
+                os.sched_yield()
+                continue
+            _check(waited)
+            time.sleep(_PAUSE)  # a rank that is late may need this processor
     except BaseException as error:
         _abandoned.append((arrays, sums, requests))
         failures.end_waits(f"Trainer.step: {error}")  # the others wait for this rank
@@ -48,11 +52,11 @@ def sum_in_place(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
             array[:] = mx.nd.array(values, dtype=array.dtype)
 
 
-def _check(deadline):
+def _check(waited):
     failure = failures.failure()
     if failure:
         raise mx.MXNetError(failure)
-    if time.monotonic() > deadline:
+    if waited > failures.get_timeout():
         raise mx.MXNetError(
             f"gradients did not arrive within {failures.get_timeout():g} s: a rank "
             "that had begun this step has died, or was stopped"

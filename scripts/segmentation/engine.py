@@ -14,12 +14,18 @@ from tqdm import tqdm
 from .errors import Diverged
 from .metrics import Confusion
 from .models import build_model, open_contexts, output_weights
+from .processes import summed
 
 
 def poly_lr(base, step, total, warmup):
     """base (1 - step/total)^0.9, times a linear ramp over the first `warmup` steps."""
     ramp = min(1.0, (step + 1) / warmup) if warmup > 0 else 1.0
     return base * (1 - step / total) ** 0.9 * ramp
+
+
+def _mean(sums):
+    """The mean of some batches' losses per labelled pixel."""
+    return float(np.mean(sums[0] / np.maximum(1, sums[1])))
 
 
 class SegmentationLoss(gluon.HybridBlock):
@@ -80,16 +86,16 @@ class Engine:
     def train_epoch(self, batches, epoch):
         """Train on a data set once; the mean loss of its batches."""
         self._seed(epoch)
-        losses, title = [], f"epoch {epoch + 1}"
+        sums, title = np.zeros((2, batches.count)), f"epoch {epoch + 1}"
         shown = {"total": batches.count, "leave": False, "disable": None}
         bar = tqdm(batches.epoch(epoch), title, **shown)
-        for x, y in bar:
-            losses.append(self.step(x, y, epoch * batches.count + len(losses)))
-            if not np.isfinite(losses[-1]):
-                raise Diverged(f"The {title}'s loss is {losses[-1]}: lower --lr.")
-            bar.set_postfix(loss=f"{np.mean(losses):.3f}")
+        for number, (x, y) in enumerate(bar):
+            sums[:, number] = self.step(x, y, epoch * batches.count + number)
+            if not np.isfinite(sums[0, number]):
+                raise Diverged(f"The {title}'s loss is {sums[0, number]}: lower --lr.")
+            bar.set_postfix(loss=f"{_mean(sums[:, : number + 1]):.3f}")
         self._settle()
-        return float(np.mean(losses))
+        return _mean(summed(sums))
 
     def _seed(self, epoch):
         """Seed dropout by epoch and by device of all processes, in its thread."""
@@ -100,16 +106,16 @@ class Engine:
         self.net.devices.map(mx.random.seed, seeds, contexts)
 
     def step(self, x, y, step):
-        """Train on one batch; return its loss, the mean over its labelled pixels."""
+        """Train on one batch; return its summed loss, and its labelled pixels."""
         rate = poly_lr(self.config.lr, step, self.total, self.warmup)
         self.trainer.set_learning_rate(rate)
-        labelled, rows = distributed.allreduce([(y >= 0).sum(), len(y)])
-        share = 1.0 / max(1, int(labelled))
+        labelled = int((y >= 0).sum())
         with autograd.record():
-            loss = self.criterion(self.net(x), y).sum() * share
+            loss = self.criterion(self.net(x), y).sum()
         loss.backward()
-        self.trainer.step(len(y) / int(rows))  # 1 over all processes
-        return float(distributed.allreduce(loss.asscalar()))
+        # The mean over all processes' labelled pixels, of which a batch may have none.
+        self.trainer.step(labelled or 1e-30)
+        return float(loss.asscalar()), labelled
 
     def _settle(self):
         """Finish the running statistics before they are read.
@@ -137,6 +143,5 @@ class Engine:
             prediction, loss = self.predict(x, y)
             confusion.add(y.astype(np.int32), prediction)
             total += loss
-        confusion.counts = distributed.allreduce(confusion.counts)
-        total = float(distributed.allreduce(total))
+        confusion.counts, total = summed(confusion.counts), summed(total)
         return total / max(1, confusion.counts.sum()), confusion

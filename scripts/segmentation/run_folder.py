@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from .config import Config
 from .errors import UserError
+from .processes import of_rank0
 
 
 @contextlib.contextmanager
@@ -26,7 +27,7 @@ def held(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(Timeout):
             lock.acquire()
-    if not distributed.broadcast(lock.is_locked):
+    if not of_rank0(lock.is_locked):
         raise UserError(
             f"The folder {folder} is in use by another process: wait for its end, or "
             "give another --run-dir."

@@ -3,9 +3,8 @@
 // implementation will do.
 #include <mpi.h>
 
-#include <climits>
+#include <algorithm>
 #include <functional>
-#include <iterator>
 #include <list>
 #include <string>
 #include <utility>
@@ -17,8 +16,6 @@
 
 namespace syncbn {
 namespace {
-
-constexpr int kTag = 1;
 
 void Check(int code, const char* function) {
   if (code == MPI_SUCCESS) return;
@@ -33,49 +30,59 @@ int CallClosing(MPI_Comm, int, void* closing, void*) {
   return MPI_SUCCESS;
 }
 
+// One receive is always posted, for whoever sends next: a message that finds one needs no second
+// look and no second buffer of MPI's. So messages travel in chunks that fit it.
 class MpiTransport : public Transport {
  public:
-  explicit MpiTransport(MPI_Comm comm) : comm_(comm) {
+  explicit MpiTransport(MPI_Comm comm) : comm_(comm), chunk_(kChunkBytes) {
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
+    partial_.resize(size_);
+    PostReceive();
   }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
   void Send(int to, Bytes message) override {
-    if (message.size() > INT_MAX) {
-      throw Error(Concat("a message of ", message.size(), " bytes exceeds MPI's ", INT_MAX));
+    sends_.push_back({std::move(message), {}});
+    Sending& sending = sends_.back();
+    const Bytes& bytes = sending.message;
+    for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
+      const size_t size = std::min(kChunkBytes, bytes.size() - at);
+      // The last chunk is told by its tag.
+      const int tag = at + size < bytes.size() ? kMoreTag : kLastTag;
+      sending.requests.emplace_back();
+      Check(MPI_Isend(bytes.data() + at, static_cast<int>(size), MPI_BYTE, to, tag, comm_,
+                      &sending.requests.back()), "MPI_Isend");
     }
-    sends_.emplace_back();
-    Transfer& transfer = sends_.back();
-    transfer.message = std::move(message);
-    Check(MPI_Isend(transfer.message.data(), static_cast<int>(transfer.message.size()), MPI_BYTE,
-                    to, kTag, comm_, &transfer.request), "MPI_Isend");
+    ForgetSent();
   }
 
   bool Receive(int* from, Bytes* message) override {
-    for (auto send = sends_.begin(); send != sends_.end();) {
-      send = Done(&*send) ? sends_.erase(send) : std::next(send);
-    }
-    while (StartReceive()) continue;
-    // A complete message may have overtaken an earlier one of the same sender.
-    std::vector<bool> waits_for(receives_.empty() ? 0 : size_);
-    for (auto receive = receives_.begin(); receive != receives_.end(); ++receive) {
-      if (waits_for[receive->peer]) continue;
-      if (Done(&*receive)) {
-        *from = receive->peer;
-        *message = std::move(receive->message);
-        receives_.erase(receive);
-        return true;
-      }
-      waits_for[receive->peer] = true;
-    }
-    return false;
+    if (!sends_.empty()) ForgetSent();
+    int done = 0, bytes = 0;
+    MPI_Status status;
+    Check(MPI_Test(&receive_, &done, &status), "MPI_Test");
+    if (!done) return false;
+    Check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+    Bytes& partial = partial_[status.MPI_SOURCE];
+    partial.insert(partial.end(), chunk_.begin(), chunk_.begin() + bytes);
+    PostReceive();
+    if (status.MPI_TAG == kMoreTag) return false;
+    *from = status.MPI_SOURCE;
+    message->clear();
+    message->swap(partial);
+    return true;
   }
 
-  bool Busy() const override { return !sends_.empty() || !receives_.empty(); }
+  bool Busy() const override { return !sends_.empty(); }
+
+  void Close() override {
+    MPI_Cancel(&receive_);
+    MPI_Wait(&receive_, MPI_STATUS_IGNORE);
+  }
 
   // MPI_Finalize first deletes what is attached to MPI_COMM_SELF (MPI 3.1, 8.7.1).
   void OnClose(std::function<void()> closing) override {
@@ -87,37 +94,34 @@ class MpiTransport : public Transport {
   }
 
  private:
-  struct Transfer {
-    int peer = 0;
-    MPI_Request request = MPI_REQUEST_NULL;
+  static constexpr size_t kChunkBytes = 1 << 15;
+  static constexpr int kMoreTag = 1, kLastTag = 2;
+
+  struct Sending {  // MPI reads it until the requests are done
     Bytes message;
+    std::vector<MPI_Request> requests;
   };
 
-  static bool Done(Transfer* transfer) {
-    int done = 0;
-    Check(MPI_Test(&transfer->request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    return done != 0;
+  void ForgetSent() {
+    sends_.remove_if([](Sending& sending) {
+      int done = 0;
+      Check(MPI_Testall(static_cast<int>(sending.requests.size()), sending.requests.data(), &done,
+                        MPI_STATUSES_IGNORE), "MPI_Testall");
+      return done != 0;
+    });
   }
 
-  bool StartReceive() {
-    int found = 0, bytes = 0;
-    MPI_Message matched;
-    MPI_Status status;
-    Check(MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &found, &matched, &status), "MPI_Improbe");
-    if (!found) return false;
-    Check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-    receives_.emplace_back();
-    Transfer& transfer = receives_.back();
-    transfer.peer = status.MPI_SOURCE;
-    transfer.message.resize(bytes);
-    Check(MPI_Imrecv(transfer.message.data(), bytes, MPI_BYTE, &matched, &transfer.request),
-          "MPI_Imrecv");
-    return true;
+  void PostReceive() {
+    Check(MPI_Irecv(chunk_.data(), static_cast<int>(chunk_.size()), MPI_BYTE, MPI_ANY_SOURCE,
+                    MPI_ANY_TAG, comm_, &receive_), "MPI_Irecv");
   }
 
   const MPI_Comm comm_;
   int rank_ = 0, size_ = 1;
-  std::list<Transfer> sends_, receives_;  // MPI holds their addresses
+  Bytes chunk_;
+  MPI_Request receive_ = MPI_REQUEST_NULL;
+  std::vector<Bytes> partial_;  // by rank: what has arrived of its message
+  std::list<Sending> sends_;
   std::function<void()> closing_;
 };
 

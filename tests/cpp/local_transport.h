@@ -1,5 +1,4 @@
 // Transports between threads that stand for processes.
-// Who uses it: test_communicator.cc and test_cuda_failures.cc.
 #pragma once
 #include <deque>
 #include <memory>
@@ -37,6 +36,7 @@ class LocalTransport : public syncbn::Transport {
     return true;
   }
   bool Busy() const override { return false; }
+  void Close() override {}
   void OnClose(std::function<void()>) override {}
 
  private:

@@ -16,9 +16,6 @@ namespace {
 // A fork does not copy the connection to the other processes.
 std::atomic<bool> forked{false};
 
-// Messages that are served before another thread gets the mutex.
-constexpr int kServedAtOnce = 256;
-
 // The time for a transport to deliver the last messages, and for others to leave after a failure.
 constexpr double kEndSeconds = 2;
 
@@ -48,32 +45,33 @@ void Communicator::CheckNotForked(const std::string& title) const {
   }
 }
 
-// Returns whether a message had arrived.
+// Serves one message; false if none has arrived.
 bool Communicator::ServeLocked() {
   if (closed_) return false;
-  int served = 0;
+  const Time now = Clock::now();
   try {
     int from = 0;
     Bytes bytes;
-    for (; served < kServedAtOnce && transport_->Receive(&from, &bytes); ++served) {
-      protocol_.Handle(from, bytes, Clock::now());
+    if (transport_->Receive(&from, &bytes)) {
+      protocol_.Handle(from, bytes, now);
+      return true;
     }
   } catch (const std::exception& error) {
     protocol_.Fail(error.what());
   }
-  // A deadline may concern a message that had arrived.
-  if (served < kServedAtOnce) protocol_.Tick(Clock::now());
-  return served > 0;
+  protocol_.Tick(now);  // now that no message is left that a deadline may concern
+  return false;
 }
 
 // Serves until `over()`, which the protocol's deadlines make true at the latest.
 template <typename Predicate>
 void Communicator::WaitLocked(Lock* lock, const Predicate& over) {
   Backoff backoff;
-  for (;;) {
-    const bool any = ServeLocked();
-    if (over()) return;
-    if (any) backoff.Restart();
+  while (!over()) {
+    if (ServeLocked()) {
+      backoff.Restart();
+      continue;
+    }
     lock->unlock();
     backoff.Pause();
     lock->lock();
@@ -117,7 +115,7 @@ void Communicator::Fail(const std::string& text) {
 std::string Communicator::Failure() {
   if (forked) return "";
   Lock lock(mutex_);
-  ServeLocked();
+  while (ServeLocked()) continue;
   return protocol_.failure();
 }
 
@@ -144,6 +142,7 @@ void Communicator::Stop() {
   protocol_.Leave();
   const Time deadline = Clock::now() + ToDuration(kEndSeconds);
   WaitLocked(&lock, [&] { return closed_ || !transport_->Busy() || Clock::now() >= deadline; });
+  if (!closed_) transport_->Close();
   closed_ = true;
 }
 

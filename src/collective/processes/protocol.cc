@@ -70,9 +70,9 @@ std::shared_ptr<Exchange> Protocol::Begin(Contribution own, Time now) {
 
 // The exchange of this key; null, after a failure, if another rank has agreed on another one.
 Exchange* Protocol::Find(const Agreement& agreement, int from, int round) {
-  for (const Agreement& finished : finished_) {
-    if (finished.key != agreement.key) continue;
-    Fail(SignaturesDifferReport(finished, rank_, agreement, from));
+  const auto finished = finished_.find(agreement.key);
+  if (finished != finished_.end()) {
+    Fail(SignaturesDifferReport(finished->second, rank_, agreement, from));
     return nullptr;
   }
   Shared& exchange = exchanges_[agreement.key];
@@ -80,6 +80,9 @@ Exchange* Protocol::Find(const Agreement& agreement, int from, int round) {
     exchange = std::make_shared<Exchange>();
     exchange->agreement = agreement;
     exchange->round = round;
+    const int position = PositionOf(rank_, agreement.ranks);
+    exchange->subtrees = ChildrenOf(position, static_cast<int>(agreement.ranks.size()));
+    exchange->subtrees.insert(exchange->subtrees.begin(), {position, position + 1});
   } else if (!Agree(exchange->agreement, agreement)) {
     const int other = exchange->begun ? rank_ : exchange->parts.begin()->first;
     Fail(SignaturesDifferReport(exchange->agreement, other, agreement, from));
@@ -92,7 +95,9 @@ Exchange* Protocol::Find(const Agreement& agreement, int from, int round) {
 void Protocol::Advance(const std::string& key) {
   const Shared exchange = exchanges_.at(key);
   if (!failure_.empty() || leaving_ || exchange->sent) return;
-  if (!Awaited(*exchange).empty()) return CheckLeft(*exchange);
+  const bool all_here = exchange->parts.size() == exchange->subtrees.size();
+  const bool some_have_joined = joined_.count(exchange->round) > 0;
+  if (!all_here && !(some_have_joined && Awaited(*exchange).empty())) return CheckLeft(*exchange);
   auto part = exchange->parts.begin();
   Bytes reduced = std::move(part->second);
   try {
@@ -105,7 +110,7 @@ void Protocol::Advance(const std::string& key) {
   exchange->sent = true;
   if (exchange->agreement.ranks.front() == rank_) {
     exchange->result = std::move(reduced);
-    return Answer(*exchange);
+    return Answer(key);
   }
   Message message;
   static_cast<Agreement&>(message) = exchange->agreement;
@@ -115,23 +120,24 @@ void Protocol::Advance(const std::string& key) {
 }
 
 // Passes the result on. Ranks that have joined get none, only a sign of life.
-void Protocol::Answer(const Exchange& exchange) {
-  for (const Subtree& child : Children(exchange)) {
-    const int to = exchange.agreement.ranks[child.begin];
+void Protocol::Answer(const std::string& key) {
+  const Shared exchange = exchanges_.at(key);
+  for (const Subtree& subtree : exchange->subtrees) {
+    const int to = exchange->agreement.ranks[subtree.begin];
+    if (to == rank_) continue;
     Message message(MessageKind::kResult);
-    message.key = exchange.agreement.key;
-    if (exchange.parts.count(to)) message.payload = exchange.result;
-    if (exchange.parts.count(to) || HasJoined(exchange, to)) Send(to, std::move(message));
+    message.key = key;
+    if (exchange->parts.count(to)) message.payload = exchange->result;
+    if (exchange->parts.count(to) || HasJoined(*exchange, to)) Send(to, std::move(message));
   }
-  finished_.push_back(exchange.agreement);
-  if (finished_.size() > kRemembered) finished_.pop_front();
-  const auto node = exchanges_.extract(exchange.agreement.key);
-  node.mapped()->done = true;
-}
-
-std::vector<Subtree> Protocol::Children(const Exchange& exchange) const {
-  const std::vector<int>& ranks = exchange.agreement.ranks;
-  return ChildrenOf(PositionOf(rank_, ranks), static_cast<int>(ranks.size()));
+  exchange->done = true;
+  finished_.emplace(key, std::move(exchange->agreement));
+  finished_keys_.push_back(key);
+  if (finished_keys_.size() > kRemembered) {
+    finished_.erase(finished_keys_.front());
+    finished_keys_.pop_front();
+  }
+  exchanges_.erase(key);
 }
 
 int Protocol::Parent(const Exchange& exchange) const {
@@ -149,13 +155,11 @@ bool Protocol::TakesPart(const Exchange& exchange) const {
   return exchange.begun || HasJoined(exchange, rank_);
 }
 
-// The subtrees whose part is missing; this rank's own is one, too.
+// The subtrees whose part is missing.
 std::vector<Subtree> Protocol::Awaited(const Exchange& exchange) const {
   const std::vector<int>& ranks = exchange.agreement.ranks;
-  std::vector<Subtree> subtrees = Children(exchange), awaited;
-  const int own = PositionOf(rank_, ranks);
-  subtrees.insert(subtrees.begin(), {own, own + 1});
-  for (const Subtree& subtree : subtrees) {
+  std::vector<Subtree> awaited;
+  for (const Subtree& subtree : exchange.subtrees) {
     if (exchange.parts.count(ranks[subtree.begin])) continue;
     const bool all_joined =
         std::all_of(ranks.begin() + subtree.begin, ranks.begin() + subtree.end,
@@ -168,13 +172,11 @@ std::vector<Subtree> Protocol::Awaited(const Exchange& exchange) const {
 // ---- other ends --------------------------------------------------------------------------------
 
 void Protocol::Tick(Time now) {
-  const std::map<std::string, Shared> exchanges = exchanges_;
-  for (const auto& entry : exchanges) {
-    Exchange* const exchange = entry.second.get();
-    const bool waits = exchange->begun || exchange->late;
-    if (!waits || exchange->done || now < exchange->deadline) continue;
-    if (!failure_.empty() || leaving_) return;
-    EndWait(exchange, now, AnswerTime(exchange->deadline - exchange->start));
+  for (const auto& entry : exchanges_) {
+    const Shared exchange = entry.second;
+    if (!(exchange->begun || exchange->late) || now < exchange->deadline) continue;
+    const Duration patience = AnswerTime(exchange->deadline - exchange->start);
+    return EndWait(exchange.get(), now - exchange->start, now + patience);
   }
   if (!joining_ || now < heard_ + join_timeout_) return;
   std::vector<std::string> missing;
@@ -185,20 +187,20 @@ void Protocol::Tick(Time now) {
 }
 
 // Time is over. Those who may know more of who is missing are asked, if there are any: they fail.
-void Protocol::EndWait(Exchange* exchange, Time now, Duration patience) {
-  const double waited = ToSeconds(now - exchange->start);
+void Protocol::EndWait(Exchange* exchange, Duration waited, Time deadline) {
   std::vector<int> asked;
   if (exchange->sent) asked.push_back(Parent(*exchange));
   for (const Subtree& subtree : Awaited(*exchange)) {
-    if (subtree.end - subtree.begin == 1) return Fail(MissingReport(*exchange, waited));
+    const bool is_known = subtree.end - subtree.begin == 1;
+    if (is_known) return Fail(MissingReport(*exchange, ToSeconds(waited)));
     asked.push_back(exchange->agreement.ranks[subtree.begin]);
   }
-  if (exchange->late) return Fail(MissingReport(*exchange, waited));
+  if (exchange->late) return Fail(MissingReport(*exchange, ToSeconds(waited)));
   exchange->late = true;
-  exchange->deadline = now + patience;
+  exchange->deadline = deadline;
   Message message(MessageKind::kLate);
   message.key = exchange->agreement.key;
-  message.number = static_cast<int64_t>(1e3 * waited);
+  message.number = static_cast<int64_t>(1e3 * ToSeconds(waited));
   for (int rank : asked) Send(rank, message);
 }
 
@@ -214,7 +216,7 @@ void Protocol::HandleLate(int from, const Message& message, Time now) {
   if (exchange->late) return;  // others were asked already
   const std::chrono::milliseconds waited(message.number);
   if (!exchange->begun) exchange->start = now - waited;
-  EndWait(exchange.get(), now, AnswerTime(waited) / 2);  // before its patience ends
+  EndWait(exchange.get(), waited, now + AnswerTime(waited) / 2);  // before its patience ends
 }
 
 std::string Protocol::MissingReport(const Exchange& exchange, double seconds) const {
@@ -334,7 +336,7 @@ void Protocol::Leave() {
 
 // A rank that has left sends no part, and no result.
 void Protocol::CheckLeft(const Exchange& exchange) {
-  if (!TakesPart(exchange)) return;
+  if (left_.empty() || !TakesPart(exchange)) return;
   const std::vector<int>& ranks = exchange.agreement.ranks;
   std::vector<int> needed;
   for (const Subtree& subtree : Awaited(exchange)) needed.push_back(ranks[subtree.begin]);
@@ -376,9 +378,8 @@ void Protocol::Handle(int from, const Bytes& bytes, Time now) {
       exchange->parts[from] = std::move(message.payload);
       Advance(message.key);
     } else if (exchanges_.count(message.key)) {
-      const Shared exchange = exchanges_.at(message.key);
-      exchange->result = std::move(message.payload);
-      Answer(*exchange);
+      exchanges_.at(message.key)->result = std::move(message.payload);
+      Answer(message.key);
     }
   } catch (const std::exception& error) {
     Fail(error.what());

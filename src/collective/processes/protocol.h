@@ -33,7 +33,8 @@ namespace syncbn {
 struct Exchange {
   Agreement agreement;
   int round = 0;
-  std::map<int, Bytes> parts;  // by rank: its own, and those of the subtrees below it
+  std::vector<Subtree> subtrees;  // whose parts this rank reduces: its own, and its children's
+  std::map<int, Bytes> parts;     // by rank: of the subtrees
   bool begun = false;          // this rank contributes, and waits
   bool sent = false;           // to the parent
   bool done = false;
@@ -79,8 +80,8 @@ class Protocol {
 
   Exchange* Find(const Agreement& agreement, int from, int round);
   void Advance(const std::string& key);
-  void Answer(const Exchange& exchange);
-  void EndWait(Exchange* exchange, Time now, Duration patience);
+  void Answer(const std::string& key);
+  void EndWait(Exchange* exchange, Duration waited, Time deadline);
   void HandleLate(int from, const Message& message, Time now);
   void HandleJoin(int from, const Message& message);
   void CheckLeft(const Exchange& exchange);
@@ -88,7 +89,6 @@ class Protocol {
   bool SetFailure(std::string text);
   void EndWaits(const std::string& reason);
 
-  std::vector<Subtree> Children(const Exchange& exchange) const;
   int Parent(const Exchange& exchange) const;
   bool HasJoined(const Exchange& exchange, int rank) const;
   bool TakesPart(const Exchange& exchange) const;
@@ -102,7 +102,8 @@ class Protocol {
   const int rank_, size_;
   const std::function<void(int, Bytes)> send_;
   std::map<std::string, Shared> exchanges_;   // by key
-  std::deque<Agreement> finished_;            // the latest ones
+  std::map<std::string, Agreement> finished_;  // by key, the latest ones
+  std::deque<std::string> finished_keys_;
   std::map<std::string, int64_t> numbers_;    // of calls, by name
   std::map<int, std::string> latest_titles_;  // of the parts of each rank
   std::string failure_;

@@ -24,6 +24,9 @@ class Transport {
   // True while a message is under way that makes progress only in calls of Receive.
   virtual bool Busy() const = 0;
 
+  // Ends all use of the medium.
+  virtual void Close() = 0;
+
   // `closing` is called, in whatever thread, before the program ends the medium (MPI_Finalize).
   virtual void OnClose(std::function<void()> closing) = 0;
 };
