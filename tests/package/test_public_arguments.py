@@ -151,7 +151,6 @@ REFUSED = [
     ("batch", [1, 2], "an NDArray or NumPy array"),
     ("batch_size", -1, "a finite number of samples, not negative"),
     ("batches", 5, "an iterable"),
-    ("bucket_megabytes", 0, "positive"),
     ("contexts ctx", "cpu", CONTEXTS),
     ("epoch length seed", -1, "at least 0"),
     ("epsilon", -1e-5, "a finite number, not negative"),
@@ -318,8 +317,6 @@ ROWS = [
         "batch_size is at least one row for each of the 2 processes, but got 1",
         partial(sampled, batch_size=1, rank=0, size=2),
     ),
-    ("array holds numbers, but got the dtype <U4", partial(d.allreduce, "five")),
-    (f"array fits int64, but holds {2**63}", partial(d.allreduce, 2**63)),
     # recompute_statistics
     ("batches is an iterable of batches, but", partial(recompute, layer(), ARRAY)),
     ("b is not initialized: call net.initialize() be", partial(recompute, b, [ARRAY])),
