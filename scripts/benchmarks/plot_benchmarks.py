@@ -58,7 +58,7 @@ FIGURES = {
         ],
     ),
     "benchmark_exchange": Figure(
-        *("{kind} exchange", "processes: {processes}", "{kilobytes} KB"),
+        *("sum of float64, {kind}", "processes: {processes}", "{kilobytes} KB"),
         lines=[({}, "median_ms", "median, ms")],
     ),
 }
