@@ -32,9 +32,11 @@ def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
 
 
 def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """Undoes `guard_trainers`; a trainer that has other layers' parameters waits on."""
+    """Undoes `guard_trainers`, but for what other layers have, too."""
+    kept = {id(p) for layer in list(layers) for p in layer.parameters.values()}
     for parameter in parameters:
-        trainers.forget_trainers(parameter)
+        if id(parameter) not in kept:
+            trainers.forget_trainers(parameter)
     for trainer in list(_guarded):
         if not _layers_of(trainer):
             trainers.unwrap(trainer, _AROUND)

@@ -159,6 +159,20 @@ def test_only_trainers_of_layers_wait():
     assert dict(vars(gluon.Trainer)) == former
 
 
+def test_layers_that_share_parameters_are_reverted_one_by_one():
+    first = gluon_syncbn.SyncBatchNorm(in_channels=2)
+    nets = nn.HybridSequential(), nn.HybridSequential()
+    nets[0].add(first)
+    nets[1].add(gluon_syncbn.SyncBatchNorm(in_channels=2, params=first.params))
+    nets[0].initialize()
+    for net in nets:
+        net(mx.nd.ones((1, 2)))
+    for net, waits in zip(nets, (True, False)):
+        gluon_syncbn.revert_sync_batchnorm(net)
+        trainer = gluon.Trainer(first.params, "sgd")
+        assert ("step" in vars(trainer)) == waits
+
+
 def test_copies_of_a_net_have_trainers_of_their_own(devices):
     layer = make_layer(devices.contexts)
     with autograd.predict_mode():
