@@ -1,7 +1,6 @@
 """``python -m gluon_syncbn``: tells what was built, and checks that it computes right.
 
-Called by users after installing: the command line, the report and the exit status. It
-must not know how results are compared (``check.py``).
+It must not know how results are compared (``check.py``).
 """
 
 from __future__ import annotations

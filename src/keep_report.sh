@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs nvcc, and keeps ptxas's report of every kernel beside the object, in FILE.o.txt; other
-# messages are shown. Who uses it: cuda.cmake. tests/kernels/test_cuda_build.py reads the report.
+# messages are shown.
 for argument; do
     if [ "$previous" = -o ]; then report=$argument.txt; fi
     previous=$argument

@@ -1,4 +1,4 @@
 """Small things that every wing uses: checks of arguments, nested lists, shares of rows.
 
-Used by all other wings. It must not know native code, layers or devices.
+It must not know native code, layers or devices.
 """

@@ -1,6 +1,6 @@
 """Checks of users' arguments: one sentence with the value given and the one expected.
 
-Called by all public functions. Each check returns the value; it must not know what for.
+Each check returns the value; it must not know what for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Count, mean and sum of squared deviations of sets of numbers, and how two sets merge.
 
-Called by ``statistics`` and ``distributed``; src/core/moments.h is the same in C++.
+src/core/moments.h is the same in C++.
 """
 
 from __future__ import annotations

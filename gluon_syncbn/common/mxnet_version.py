@@ -1,7 +1,6 @@
 """Refuses an MXNet that is missing, lacks CUDA, or that this package cannot work with.
 
-Called by ``__init__.py`` before another module fails over what such an MXNet lacks. It
-must not know the rest of the package. docs/versions.md lists the versions tried.
+It must not know the rest of the package. docs/versions.md lists the versions tried.
 """
 
 from __future__ import annotations

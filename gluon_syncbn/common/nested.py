@@ -1,7 +1,6 @@
 """Takes nested lists, tuples and dicts of arrays apart, and puts them together again.
 
-Called by ``native``, ``layer``, ``parallel`` and ``gluoncv``. It knows nothing of
-devices or of what the arrays mean.
+It knows nothing of devices or of what the arrays mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Shares rows evenly: if they cannot be equal, the first shares get one row more.
 
-Called by ``devices.py``, ``batch.py`` and ``sampler.py``, so that devices and processes
-use the same shares. It must not know what the rows are.
+The same for devices and for processes. It must not know what the rows are.
 """
 
 from __future__ import annotations

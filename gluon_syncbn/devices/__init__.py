@@ -1,4 +1,4 @@
 """A thread for each context, from which MXNet gets that context's work.
 
-Used by `parallel` and `tools`. It must not know layers, nor what its functions compute.
+It must not know layers, nor what its functions compute.
 """

@@ -1,8 +1,8 @@
 """Runs a function once per context, each time from that context's own thread.
 
-Called by users' training loops and by nets on several devices. It must not know what
-the function computes. docs/design/mxnet.md says why CPU contexts need threads; these
-take turns, because MXNet's front end is not thread-safe, and pushing work is quick.
+It must not know what the function computes. docs/design/mxnet.md says why CPU contexts
+need threads; these take turns, because MXNet's front end is not thread-safe, and
+pushing work is quick.
 """
 
 from __future__ import annotations

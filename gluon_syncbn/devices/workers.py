@@ -1,9 +1,9 @@
 """Threads that make calls one after the other, and outlive their users.
 
-Called by ``devices.py``. It must not know what is called. MXNet keeps about 5 MB for
-each thread that ever ran an operator, also when the thread has ended. So a thread that
-is let go waits for its next user, and keeps no trace of the former one. Since Python
-3.13 it ends, because ``threading.local`` objects cannot be taken from a thread there.
+It must not know what is called. MXNet keeps about 5 MB for each thread that ever ran an
+operator, also when the thread has ended. So a thread that is let go waits for its next
+user, and keeps no trace of the former one. Since Python 3.13 it ends, because
+``threading.local`` objects cannot be taken from a thread there.
 """
 
 from __future__ import annotations

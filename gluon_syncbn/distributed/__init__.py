@@ -1,9 +1,9 @@
 """Several processes: ``mpirun -n 8 python train.py``.
 
-Used by users. Statistics travel over MPI, in one exchange per layer, phase and process.
-Gradients go over MPI too (:class:`Trainer`), over MXNet's kvstore, or over Horovod.
-Metrics are mpi4py's matter. Nothing needs MPI before :func:`init` is called. It must
-not know which devices a process trains on.
+Statistics travel over MPI, in one exchange per layer, phase and process. Gradients go
+over MPI too (:class:`Trainer`), over MXNet's kvstore, or over Horovod. Metrics are
+mpi4py's matter. Nothing needs MPI before :func:`init` is called. It must not know which
+devices a process trains on.
 """
 
 from .parameters import broadcast_parameters

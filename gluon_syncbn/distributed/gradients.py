@@ -1,7 +1,6 @@
 """Sums of gradients over processes, by MPI and in the arrays' own memory.
 
-Called by ``trainer.py``, when all ranks of the communicator are there. It must not know
-whose gradients they are.
+It must not know whose gradients they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the processes compare and copy outside of training steps.
 
-Called by the modules of ``distributed``, by ``statistics`` and by ``tools``. mpi4py
-carries it; before that the processes meet in an exchange like those of the layers, so
-that a rank that is missing, or that does something else, is an error and named.
+mpi4py carries it; before that the processes meet in an exchange like those of the
+layers, so that a rank that is missing, or that does something else, is an error and
+named.
 """
 
 from __future__ import annotations

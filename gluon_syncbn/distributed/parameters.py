@@ -1,6 +1,6 @@
 """Gives all processes the same parameters, after checking that they have the same net.
 
-Called by users and by ``trainer.py``. It must not know optimizers.
+It must not know optimizers.
 """
 
 from __future__ import annotations

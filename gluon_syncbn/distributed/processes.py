@@ -1,6 +1,6 @@
 """The processes of the program: their ranks, and how they connect and part.
 
-Called by users. ``native/world.py`` holds the state. It must not know MPI.
+``native/world.py`` holds the state. It must not know MPI.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sampler that shares the samples of an epoch among the processes.
 
-Called by users. It must not know the data.
+It must not know the data.
 """
 
 from __future__ import annotations

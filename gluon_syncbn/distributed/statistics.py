@@ -1,7 +1,4 @@
-"""One average of the running statistics that devices and processes have of their own.
-
-Called by users, before rank 0 saves a net.
-"""
+"""One average of the running statistics that devices and processes have alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A Gluon Trainer that adds gradients up over all processes, on the CPU over MPI.
 
-Called by users. With Horovod installed, ``hvd.DistributedTrainer`` does the same on
-GPUs too. It must not know the net's layers.
+With Horovod installed, ``hvd.DistributedTrainer`` does the same on GPUs too. It must
+not know the net's layers.
 """
 
 from __future__ import annotations

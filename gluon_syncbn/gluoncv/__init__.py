@@ -1,6 +1,6 @@
 """GluonCV's training scripts on several CPU contexts, as on GPUs.
 
-Used by users; no other wing imports it. It must not know what a net computes.
+It must not know what a net computes.
 """
 
 from functools import lru_cache

@@ -1,5 +1,4 @@
 """The SyncBatchNorm block, and the conversion of whole nets to it and back.
 
-Used by `parallel`, `distributed` and `tools`. It must not know how devices are driven,
-nor how gradients get from one to another.
+It must not know how devices are driven, nor how gradients get from one to another.
 """

@@ -1,7 +1,6 @@
 """The activations that a SyncBatchNorm can have, and MXNet's own blocks of them.
 
-Called by the other modules of this wing. It must not know what backward reads for each,
-which src/op/forward.cc decides.
+It must not know what backward reads for each, which src/op/forward.cc decides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The layer: a Gluon block around the operator ``Custom(op_type='gluon_syncbn')``.
 
-Called by users and by ``convert.py``. The operator computes and exchanges; here are
-parameters, checks and the graph around the operator.
+The operator computes and exchanges; here are parameters, checks and the graph around
+the operator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Converts the BatchNorm layers of a net to SyncBatchNorm, and back.
 
-Called by users. It changes the class of the layers in place: so every reference to a
-layer (attributes, containers, hooks, shared heads), its parameters, name and
-hybridization remain, and nothing has to be registered again.
+It changes the class of the layers in place: so every reference to a layer (attributes,
+containers, hooks, shared heads), its parameters, name and hybridization remain, and
+nothing has to be registered again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds the batch normalizations of a net: layers, and nodes of the graphs in it.
 
-Called by all that needs the layers of a net. Most are blocks; those of a SymbolBlock
-are nodes of its graph, and what a block computes by F.BatchNorm shows in the graph of a
-trace only. It must not know how layers are converted.
+Most are blocks; those of a SymbolBlock are nodes of its graph, and what a block
+computes by F.BatchNorm shows in the graph of a trace only. It must not know how layers
+are converted.
 """
 
 from __future__ import annotations

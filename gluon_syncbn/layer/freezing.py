@@ -1,6 +1,6 @@
 """Freezes the running statistics of whole nets, and thaws them.
 
-Called by users. It must not know how a layer is computed, frozen or not.
+It must not know how a layer is computed, frozen or not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Folds activation blocks into the batch normalizations in front of them.
 
-Called by ``convert.py``. It must not know what a layer does with its activation. Gluon
-does not store which block reads which block's output, so the net is traced as a whole,
-or in parts where a Sequential cannot be; blocks that cannot be traced are unchanged.
+It must not know what a layer does with its activation. Gluon does not store which block
+reads which block's output, so the net is traced as a whole, or in parts where a
+Sequential cannot be; blocks that cannot be traced are unchanged.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The guard of a layer against MXNet's early release of oneDNN copies.
 
-Called by ``batch_norm.py``. MXNet 1.9.1 frees the plain copy of a blocked input as soon
-as an asynchronous operator (ours) is *queued* (``PushOperator`` in imperative_utils.h).
-So inputs and gradients are made plain before; docs/design/mxnet.md says how. A guard
-may be for one mode or kind of device only; an exported graph of such a guard refuses to
-run (CheckGuard in src/mxnet/custom_op.cc), and nets are reverted before an export.
+MXNet 1.9.1 frees the plain copy of a blocked input as soon as an asynchronous operator
+(ours) is *queued* (``PushOperator`` in imperative_utils.h). So inputs and gradients are
+made plain before; docs/design/mxnet.md says how. A guard may be for one mode or kind of
+device only; an exported graph of such a guard refuses to run (CheckGuard in
+src/mxnet/custom_op.cc), and nets are reverted before an export.
 """
 
 from __future__ import annotations

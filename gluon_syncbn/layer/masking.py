@@ -1,8 +1,8 @@
 """Masked data as rows, of which the operator takes those that are valid.
 
-Called by ``batch_norm.py``. Valid rows come first, and the operator reads and writes no
-others: so the result has the bits of the layer on the valid elements alone, whatever
-padding holds, and a device may hold nothing but padding.
+Valid rows come first, and the operator reads and writes no others: so the result has
+the bits of the layer on the valid elements alone, whatever padding holds, and a device
+may hold nothing but padding.
 """
 
 from __future__ import annotations

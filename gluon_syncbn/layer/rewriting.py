@@ -1,7 +1,7 @@
 """Replaces nodes in a symbol's graph.
 
-Called by ``symbol_blocks.py``. It works on the JSON form of graphs, because MXNet's
-symbols cannot be changed; it must not know what the nodes mean.
+It works on the JSON form of graphs, because MXNet's symbols cannot be changed; it must
+not know what the nodes mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Converts the batch normalization inside SymbolBlocks, whose graphs have no blocks.
 
-Called by ``convert.py``, ``freezing.py`` and ``statistics``. GluonCV's SSD has such a
-block: its features are the graph of a discarded net, followed by more nodes.
+GluonCV's SSD has such a block: its features are the graph of a discarded net, followed
+by more nodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """All that a SyncBatchNorm has beyond a BatchNorm: with whom it synchronizes, and how.
 
-Called by ``batch_norm.py``, whose layers have a `SyncState`, and by ``convert.py``,
-which gives it to a layer and takes it away. It must not know how a layer is computed.
+It must not know how a layer is computed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parts of Gluon's blocks: settings, children, hooks, graphs, and traces under way.
 
-Called by ``layer``, ``parallel`` and ``distributed``. Gluon's blocks have no public way
-to look into them, or to change what they were made with.
+Gluon's blocks have no public way to look into them, or to change what they were made
+with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Autograd's graphs: the variables in them, and the function that differentiates them.
-
-Called by ``devices`` and ``parallel``.
-"""
+"""Autograd's graphs: the variables in them, and what differentiates them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""MXNet's C library, where its Python offers no function.
-
-Called by ``native``, ``layer``, ``parallel``, ``distributed`` and ``tools``.
-"""
+"""MXNet's C library, where its Python offers no function."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Arrays and marks of Gluon's parameters.
 
-Called by all wings that read parameters. The public `list_data` and `list_grad` raise
-where there are none yet, and for sparse parameters.
+The public `list_data` and `list_grad` raise where there are none yet, and for sparse
+parameters.
 """
 
 from __future__ import annotations

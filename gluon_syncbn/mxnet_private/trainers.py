@@ -1,7 +1,6 @@
 """What a gluon.Trainer holds, and its methods, which are wrapped here.
 
-Called by ``native/steps.py``, ``parallel`` and ``distributed``. A Trainer publishes its
-learning rate and optimizer only, and has no hooks.
+A Trainer publishes its learning rate and optimizer only, and has no hooks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """The native library: loaded, its errors and timeouts, its engine calls, its processes.
 
-Used by all wings above. It must not know layers, nor which devices a net runs on.
+It must not know layers, nor which devices a net runs on.
 """

@@ -1,6 +1,6 @@
 """Timeouts that end a wait, and the recovery of a process after an error.
 
-Called by users and by ``devices.py``. It must not know what a layer computes.
+It must not know what a layer computes.
 """
 
 from __future__ import annotations

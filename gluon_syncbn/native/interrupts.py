@@ -1,8 +1,8 @@
 """Defers Ctrl-C to a moment when it does no harm.
 
-Called by ``devices.py`` and ``steps.py``. An exception between the calls for two
-contexts would leave one without the work that the others wait for, and one while
-another thread calls MXNet crashes it. It must not know what is called.
+An exception between the calls for two contexts would leave one without the work that
+the others wait for, and one while another thread calls MXNet crashes it. It must not
+know what is called.
 """
 
 from __future__ import annotations

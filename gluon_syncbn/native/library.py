@@ -1,7 +1,6 @@
 """Finds and loads the shared library, once, and registers its operator with MXNet.
 
-Called by every module that needs native code, through :func:`load`. It must not know
-what a layer is.
+It must not know what a layer is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MPI as mpi4py has initialized it, and the library that sends messages over it.
 
-Called by ``world.py``. It must not know what is sent.
+It must not know what is sent.
 """
 
 from __future__ import annotations

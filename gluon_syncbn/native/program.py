@@ -1,7 +1,6 @@
 """Finds the lines at which the program stands; the error of a wait shows them.
 
-Called by the library when a wait has failed, and by ``failures.py``. It must not know
-what is waited for.
+It must not know what is waited for.
 """
 
 from __future__ import annotations

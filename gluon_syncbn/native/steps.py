@@ -1,8 +1,7 @@
 """A step of a gluon.Trainer waits for its gradients, then updates.
 
-Called by ``layer/synchronization.py``, with the parameters of layers, and by the
-trainers that these tell. It must not know how gradients are computed.
-docs/design/steps.md says what a failed step leaves.
+It must not know how gradients are computed. docs/design/steps.md says what a failed
+step leaves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The processes of the program as native code connects them: state, without advice.
 
-Called by ``distributed``, whose functions document it, and by ``layer``. It must not
-know what is exchanged.
+It must not know what is exchanged.
 """
 
 from __future__ import annotations

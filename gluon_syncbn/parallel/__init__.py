@@ -1,5 +1,4 @@
 """A net that runs on several devices: batches in, outputs and gradients out.
 
-Used by users and ``gluoncv``. It must not know other processes, nor what a net
-computes.
+It must not know other processes, nor what a net computes.
 """

@@ -1,8 +1,8 @@
 """Gradients of a parallel net: from one loss on one device back to all devices.
 
-Called by ``net.py``, ``criterion.py`` and ``plain_loop.py``. It must not know what a
-net computes. MXNet has no hook between the caller's graph and those of the devices, so
-its function for backward is replaced; docs/design/mxnet.md says why.
+It must not know what a net computes. MXNet has no hook between the caller's graph and
+those of the devices, so its function for backward is replaced; docs/design/mxnet.md
+says why.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Inputs of a parallel net, checked and split over its devices, and sharded outputs.
 
-Called by the other modules of this wing. It must not know what is done with the shards.
+It must not know what is done with the shards.
 """
 
 from __future__ import annotations

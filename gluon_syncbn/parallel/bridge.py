@@ -1,6 +1,6 @@
 """A recorded call of a parallel net: part of the caller's graph and of its devices'.
 
-Called by ``backward.py``. It must not know where gradients are written to.
+It must not know where gradients are written to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A loss that is computed on each device where the outputs of a parallel net are.
 
-Called by users of ``make_parallel(..., gather=False)``. It must not know what the loss
-computes.
+It must not know what the loss computes.
 """
 
 from __future__ import annotations

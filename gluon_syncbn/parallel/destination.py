@@ -1,7 +1,6 @@
 """The arrays that a backward through parallel nets writes gradients to.
 
-Called by ``backward.py``, which goes through the graphs. It must not know in which
-order they are reached.
+It must not know in which order they are reached.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A net on several devices that is used like a net on one.
 
-Called by users. A call splits the batch, runs the net on every device through
-``Devices.map``, and gathers the outputs; ``backward.py`` carries gradients back. It
-must not know what the net computes.
+A call splits the batch, runs the net on every device through ``Devices.map``, and
+gathers the outputs; ``backward.py`` carries gradients back. It must not know what the
+net computes.
 """
 
 from __future__ import annotations

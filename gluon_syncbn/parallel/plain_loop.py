@@ -1,8 +1,7 @@
 """Nets that are called in a plain loop over CPU contexts, as on GPUs.
 
-Called by users and by ``gluoncv``. Each call runs in a thread of its context, for
-the reason that ``devices.py`` gives, and so does its backward (``backward.py``). It
-must not know what the net computes.
+Each call runs in a thread of its context, for the reason that ``devices.py`` gives, and
+so does its backward (``backward.py``). It must not know what the net computes.
 """
 
 from __future__ import annotations

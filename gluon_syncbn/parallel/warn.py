@@ -1,6 +1,6 @@
 """A parallel net warns its caller of mistakes that raise no error.
 
-Called by ``net.py``. It must not know how a net is driven.
+It must not know how a net is driven.
 """
 
 from __future__ import annotations

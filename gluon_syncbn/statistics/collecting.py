@@ -1,9 +1,8 @@
 """The moments of batches that native code collects in a net's layers.
 
-Called by ``recompute.py``. Every BatchNorm synchronizes meanwhile. While a layer
-collects, it takes each batch's statistics in inference, too, and leaves its running
-statistics alone: so nothing else in a net has to change. It must not know how a net is
-driven.
+Every BatchNorm synchronizes meanwhile. While a layer collects, it takes each batch's
+statistics in inference, too, and leaves its running statistics alone: so nothing else
+in a net has to change. It must not know how a net is driven.
 """
 
 from __future__ import annotations

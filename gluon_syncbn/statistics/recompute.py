@@ -1,7 +1,7 @@
 """Running statistics from batches, with the parameters as they are.
 
-Called by users. It drives the net, and brings together what the ranks of a group have
-collected; ``collecting.py`` collects.
+It drives the net, and brings together what the ranks of a group have collected;
+``collecting.py`` collects.
 """
 
 from __future__ import annotations

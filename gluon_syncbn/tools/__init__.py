@@ -1,4 +1,4 @@
 """Helpers beside training: checks of replicas, of devices and of the installation.
 
-Used by users and ``__main__.py``. No other wing may need it.
+No other wing may need it.
 """

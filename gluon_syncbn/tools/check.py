@@ -1,7 +1,6 @@
 """Compares the layer on several contexts with one float64 batch normalization in NumPy.
 
-Called by ``__main__.py``, so that users see the library compute right on their
-machines, and by benchmark_layer.py. The right numbers are those of ``oracle.py``.
+The right numbers are those of ``oracle.py``.
 """
 
 from __future__ import annotations

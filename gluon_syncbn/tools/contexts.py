@@ -1,6 +1,6 @@
 """The devices of this machine, counted without touching them.
 
-Called by users, before the first context is made. It must not use CUDA itself.
+It must not use CUDA itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures how long devices sit idle, and what they wait for.
 
-Called by users' training loops. It waits for nothing: layers count their waits, and
-MXNet notes when gradients are ready. It must not know who drives the devices.
+It waits for nothing: layers count their waits, and MXNet notes when gradients are
+ready. It must not know who drives the devices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Batch normalization of a whole batch in one float64 array, in NumPy.
 
-Called by ``check.py``, and by the tests, which add tolerances to it
-(tests/support/reference.py). It shares no code and no formula order with the library,
-and knows nothing of devices.
+It shares no code and no formula order with the library, and knows nothing of devices.
 """
 
 from __future__ import annotations

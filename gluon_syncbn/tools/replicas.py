@@ -1,6 +1,6 @@
 """Checks whether a net is the same on all its devices, and in all processes.
 
-Called by users and tests, between steps. It must not know how devices are driven.
+It must not know how devices are driven.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // Times the four passes of the CUDA kernels beside a copy by cudaMemcpy. Each is first compared
 // with the CPU's on the same data, and timed only if it is right.
-// Who uses it: benchmark_gpu.py, as `benchmark_gpu REPETITIONS CASE...`, a case being
+// Run by benchmark_gpu.py as `benchmark_gpu REPETITIONS CASE...`, a case being
 // N,C,H,W,DTYPE,LAYOUT. It writes a JSON object a line: first the GPU's, then one for each case.
 //
 // Before each repetition the second-level cache is overwritten, and times are those of CUDA events.

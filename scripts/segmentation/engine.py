@@ -1,7 +1,6 @@
 """One training step, an epoch of them, and an evaluation, on all devices.
 
-Called by the scripts. The net is made parallel here; the rest reads as if there were
-one device.
+The net is made parallel here; the rest reads as if there were one device.
 """
 
 from gluon_syncbn import ParallelCriterion, distributed, make_parallel

@@ -1,7 +1,7 @@
 """The folder of a run: settings, the epochs' parameters and optimizer states, the log.
 
-Called by the scripts. An epoch's files are written under names of their own, and count
-from the moment when `log.json` is replaced: an epoch is there whole or not at all.
+An epoch's files are written under names of their own, and count from the moment when
+`log.json` is replaced: an epoch is there whole or not at all.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
 // The functions that the package calls through ctypes: registration, timeout, failures, lifetime of
-// a layer's group.
-// Who uses it: gluon_syncbn/. Functions that return nothing else return 0, or -1 with the text in
+// a layer's group. Functions that return nothing else return 0, or -1 with the text in
 // gluon_syncbn_last_error.
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,5 @@
 // The parts of every C interface: exported functions, and errors as texts, because no exception may
 // pass through one.
-// Who uses it: c_api, mpi and collective/processes/c_api.cc.
 #pragma once
 #include <exception>
 #include <string>

@@ -1,5 +1,4 @@
-// Element types of the data that the layer normalizes.
-// Who uses it: kernels, op, mxnet. It must not know where the data lives.
+// Element types of the data that the layer normalizes. It must not know where the data lives.
 #pragma once
 #include <cstddef>
 #include <string>

@@ -1,5 +1,5 @@
-// The exception types of the library, and how their texts are put together.
-// Who uses it: every folder. Only mxnet/ turns them into MXNet's own error.
+// The exception types of the library, and how their texts are put together. Only mxnet/ turns them
+// into MXNet's own error.
 #pragma once
 #include <sstream>
 #include <stdexcept>

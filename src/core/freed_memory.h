@@ -1,5 +1,5 @@
-// Keeps the memory that arrays on CPUs free, for the next step.
-// Who uses it: op/cpu, as soon as a CPU trains; c_api. It must not know what the memory holds.
+// Keeps the memory that arrays on CPUs free, for the next step. It must not know what the memory
+// holds.
 //
 // Outside static graphs MXNet takes every array from the C library and frees it in the same step.
 // Large pieces go back to the system, and faulting 30 MB in takes longer than normalizing them.

@@ -1,5 +1,4 @@
 // Marks functions that CUDA kernels call as well as the host.
-// Who uses it: core and kernels/cuda.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,5 +1,5 @@
-// A tensor seen by a layer that normalizes along one axis: (outer, channel, inner), row major.
-// Who uses it: kernels and op. NCHW with axis 1 is (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
+// A tensor seen by a layer that normalizes along one axis: (outer, channel, inner), row major. NCHW
+// with axis 1 is (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,5 @@
 // Count, mean and sum of squared deviations of a set of numbers, how two sets merge, and the factor
 // that normalizes.
-// Who uses it: the CPU kernels (partial results), op (shards of devices) and kernels/cuda.
 #pragma once
 #include <cmath>
 

@@ -1,5 +1,5 @@
-// Shares the processor among all operators of the process that compute at the same time.
-// Who uses it: the CPU kernels. It must not know what is computed.
+// Shares the processor among all operators of the process that compute at the same time. It must
+// not know what is computed.
 //
 // One pool of threads serves every caller, so that several contexts in one process neither start
 // a team of threads each nor starve one another: idle threads help whichever job still has tasks.

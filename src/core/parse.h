@@ -1,5 +1,4 @@
 // Numbers out of text, in one form only, whatever the program's locale.
-// Who uses it: device.h and mxnet/attributes.cc.
 #pragma once
 #include <cctype>
 #include <locale>

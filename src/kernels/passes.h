@@ -1,6 +1,5 @@
 // The four passes over memory, each as one struct of the tensors, sizes and coefficients that its
-// kernels take, the same on the CPU and on a GPU.
-// Who uses it: op fills them; backends and kernels hand them on by reference. They own nothing.
+// kernels take, the same on the CPU and on a GPU. They own nothing.
 //
 // Tensors are (outer, channels, inner), row major, of type `dtype`. Per-channel arrays hold
 // `channels` doubles. A shard may be empty (outer or inner is 0): sums are then 0, and no tensor is

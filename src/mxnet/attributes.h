@@ -1,5 +1,4 @@
 // The attributes of a node `Custom(op_type="gluon_syncbn")`, as strings in a symbol's JSON.
-// Who uses it: custom_op.cc; batch_norm.py writes them.
 #pragma once
 #include <string>
 

@@ -1,5 +1,4 @@
 // Turns C++ exceptions in callbacks into errors of MXNet.
-// Who uses it: custom_op.cc wraps every callback in it.
 #pragma once
 #include <exception>
 #include <string>

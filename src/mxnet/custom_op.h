@@ -1,5 +1,4 @@
 // The operator `Custom(op_type="gluon_syncbn")` of MXNet.
-// Who uses it: python_api.cc registers it once.
 #pragma once
 
 namespace syncbn {

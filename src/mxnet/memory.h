@@ -1,5 +1,4 @@
 // Memory from MXNet's pools.
-// Who uses it: custom_op.cc gives it to the backend of a GPU.
 #pragma once
 #include "op/backend.h"
 

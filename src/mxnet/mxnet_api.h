@@ -1,8 +1,7 @@
 // The part of MXNet's C interface that the operator needs, found at run time in the libmxnet.so
-// that Python has loaded.
-// Who uses it: this folder. MXNet's own headers are not needed to build, so one binary serves
-// `mxnet`, `mxnet-cu110` and `mxnet-cu112`, and `pip install` need not fetch any of them.
-// The declarations follow mxnet/c_api.h and dmlc/logging.h of release 1.9.1, the last one.
+// that Python has loaded. MXNet's own headers are not needed to build, so one binary serves
+// `mxnet`, `mxnet-cu110` and `mxnet-cu112`, and `pip install` need not fetch any of them. The
+// declarations follow mxnet/c_api.h and dmlc/logging.h of release 1.9.1, the last one.
 #pragma once
 #include <cstdint>
 #include <stdexcept>

@@ -1,5 +1,4 @@
 // An NDArray that MXNet has handed to a callback, which must free it.
-// Who uses it: callbacks.h and custom_op.cc.
 #pragma once
 #include <memory>
 

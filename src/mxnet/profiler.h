@@ -1,5 +1,4 @@
 // Spans as tasks of `mx.profiler`.
-// Who uses it: custom_op.cc, before operators are made.
 #pragma once
 
 namespace syncbn {

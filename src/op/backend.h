@@ -1,6 +1,5 @@
-// The device that a layer computes on: one interface for all kinds of devices.
-// Who uses it: sync_batch_norm.cc, one object per operator; cpu/ and cuda/ implement it, and
-// backend.cc chooses. It must not know other devices.
+// The device that a layer computes on: one interface for all kinds of devices. It must not know
+// other devices.
 //
 // Tensors live on the device. Per-channel numbers that the layer's arithmetic works with are
 // double, on the host. Calls stand between Begin and Finish, in one thread at a time.

@@ -1,5 +1,4 @@
-// The moments of all batches that a group of devices has normalized while it collected them.
-// Who uses it: gluon_syncbn.recompute_statistics makes a layer's running statistics of them. While
+// The moments of all batches that a group of devices has normalized while it collected them. While
 // they are collected a layer takes each batch's statistics, also in inference, and leaves its
 // running statistics alone.
 #pragma once

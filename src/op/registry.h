@@ -1,6 +1,5 @@
-// Finds by a layer's key what its devices in this process share.
-// Who uses it: mxnet/, when an operator is made, and the functions that Python calls. Keys are
-// unique for each block (a UUID), so two nets with equal prefixes share nothing.
+// Finds by a layer's key what its devices in this process share. Keys are unique for each block (a
+// UUID), so two nets with equal prefixes share nothing.
 #pragma once
 #include <atomic>
 #include <map>

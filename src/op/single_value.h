@@ -1,5 +1,4 @@
 // The first layer that trained on one value per channel over all devices: its output is beta.
-// Who uses it: SyncBatchNorm notes it; Python takes it, and warns of it, after a step.
 #pragma once
 #include <atomic>
 #include <mutex>

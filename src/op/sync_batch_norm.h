@@ -1,6 +1,5 @@
-// Forward and backward of the layer on one device, out of kernels and the group's exchange.
-// Who uses it: mxnet/custom_op.cc, one object per node of a graph and device. It must not know a
-// framework. docs/design/data_path.md follows a call from end to end.
+// Forward and backward of the layer on one device, out of kernels and the group's exchange. It must
+// not know a framework. docs/design/data_path.md follows a call from end to end.
 #pragma once
 #include <initializer_list>
 #include <memory>

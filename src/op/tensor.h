@@ -1,5 +1,4 @@
-// Memory that an operator reads or writes, as a framework hands it over.
-// Who uses it: op and mxnet. It owns nothing.
+// Memory that an operator reads or writes, as a framework hands it over. It owns nothing.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
 // Checks for the native tests: a failure prints both values and the line, and fails the program.
-// Who uses it: all of tests/cpp. Several threads may check at once.
+// Several threads may check at once.
 #pragma once
 #include <atomic>
 #include <chrono>

@@ -1,5 +1,4 @@
 // Random data for the tests of kernels, and the right results in long double with their tolerances.
-// Who uses it: kernel_tests.h and test_cuda_kernels.cc.
 //
 // Tolerances are error bounds, not measurements: eps of the arithmetic times the sizes of the terms
 // that are added. The arithmetic rounds every input but x, y and dy, and the result of each

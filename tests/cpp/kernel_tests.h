@@ -2,7 +2,6 @@
 // and ways to write. `Kernels` has the static functions of batch_norm_cpu.h; SumError(dtype, n), a
 // bound of the error of a sum of n terms, relative to n times the largest; and SumEps(dtype), the
 // eps of each term.
-// Who uses it: test_kernels.cc and test_cuda_kernels.cc.
 #pragma once
 #include <cmath>
 #include <string>

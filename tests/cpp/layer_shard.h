@@ -1,5 +1,4 @@
 // Random shards of a layer on several devices, and their training steps.
-// Who uses it: test_cuda_op.cc, on the emulated GPU and on a card, and test_cuda_failures.cc.
 #pragma once
 #include <algorithm>
 #include <memory>

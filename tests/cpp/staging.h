@@ -1,6 +1,5 @@
 // Copies the data of a native test to a GPU for one call, and the results back, so that the same
 // test runs in emulation and on a card.
-// Who uses it: test_cuda_kernels.cc and test_cuda_op.cc.
 //
 // Each piece has a separate allocation that ends where the piece ends, for compute-sanitizer,
 // and its alignment on the host. The guards around tensors are copied too.

@@ -1,8 +1,8 @@
 """GluonCV's detection and pose nets, and the losses that they are trained with.
 
-Called by test_detection_nets.py. A function makes the net for `rows` images on each
-context, and a function of its outputs that gives one loss for each image. `batch` gives
-what the net is called with, and weights of the images.
+A function makes the net for `rows` images on each context, and a function of its
+outputs that gives one loss for each image. `batch` gives what the net is called with,
+and weights of the images.
 """
 
 import functools

@@ -1,10 +1,9 @@
 """Training steps that fail on purpose, and the states that they must leave.
 
-Called by ``test_failed_steps.py`` and, as a program, by its ranks. A run without a
-failure gives the state after each step. A failed step has to leave one of the two
-states around it, bit by bit, and the steps that follow have to lead where they lead
-without it. Only running statistics may have a failed batch's share, which is finite;
-they are set to what they are without it.
+A run without a failure gives the state after each step. A failed step has to leave one
+of the two states around it, bit by bit, and the steps that follow have to lead where
+they lead without it. Only running statistics may have a failed batch's share, which is
+finite; they are set to what they are without it.
 """
 
 from __future__ import annotations

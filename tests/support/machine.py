@@ -1,7 +1,4 @@
-"""Asks MXNet what it can do on this machine, before a test needs it of the package.
-
-Called by tests whose nets need more than every processor or installation has.
-"""
+"""Asks MXNet what it can do on this machine, before a test needs it of the package."""
 
 import pytest
 

@@ -1,7 +1,4 @@
-"""Parts of tests of users' mistakes: a small layer, its shards, its failure.
-
-Called by test_rendezvous.py, test_arguments.py, test_recovery.py and others.
-"""
+"""Parts of tests of users' mistakes: a small layer, its shards, its failure."""
 
 from gluon_syncbn import SyncBatchNorm
 

@@ -1,6 +1,6 @@
 """Parallel nets for tests, beside the same nets on one device.
 
-Called by test_parallel*.py. Numbers are compared as helpers.py does.
+Numbers are compared as helpers.py does.
 """
 
 import gc

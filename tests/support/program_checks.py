@@ -1,6 +1,6 @@
 """Compares the arrays of a random program with the oracle.
 
-Called by program_runner.py between steps. It must not know how the net was called.
+It must not know how the net was called.
 """
 
 import numpy as np

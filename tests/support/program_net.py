@@ -1,6 +1,6 @@
 """The net of a random program, and the data of its steps.
 
-Called by program_runner.py. It must not know what the net should compute.
+It must not know what the net should compute.
 """
 
 import gluon_syncbn

@@ -1,8 +1,8 @@
 """The float64 oracle of a random program's net, with a bound of every right result.
 
-Called by program_checks.py. A net is a few chains of layers over one whole batch, and
-every layer's output is an output of the net: the next layer is compared for the input
-that it was given. NumPy only.
+A net is a few chains of layers over one whole batch, and every layer's output is an
+output of the net: the next layer is compared for the input that it was given. NumPy
+only.
 """
 
 from collections import namedtuple

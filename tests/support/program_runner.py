@@ -1,7 +1,7 @@
 """Runs a random program, and compares all that it computes with the oracle.
 
-Called by test_random_programs.py. Before each step the oracle is given the program's
-own parameters, statistics and gradients, so that each step is compared independently.
+Before each step the oracle is given the program's own parameters, statistics and
+gradients, so that each step is compared independently.
 """
 
 from contextlib import ExitStack, nullcontext

@@ -1,5 +1,5 @@
-// Payloads and messages as bytes; arrays of numbers as such bytes, and back.
-// Who uses it: everything that exchanges numbers. It must not know their meaning.
+// Payloads and messages as bytes; arrays of numbers as such bytes, and back. It must not know their
+// meaning.
 #pragma once
 #include <vector>
 

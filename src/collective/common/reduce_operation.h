@@ -1,5 +1,5 @@
-// The reductions of two payloads that are neighbours in the order of devices or ranks.
-// Who uses it: Rendezvous and Exchange. It must not know whose payloads they are.
+// The reductions of two payloads that are neighbours in the order of devices or ranks. It must not
+// know whose payloads they are.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,4 @@
 // The clock of all deadlines, and seconds that a user gave as a duration of it.
-// Who uses it: everything that waits with a deadline.
 #pragma once
 #include <algorithm>
 #include <chrono>

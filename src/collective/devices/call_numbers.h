@@ -1,6 +1,6 @@
 // The numbers of a group's forward calls. They never restart: a number names one call for as long
 // as the group lives.
-// Who uses it: Group, which guards it with its mutex. It must not know of rendezvous.
+// Group guards it with its mutex. It must not know of rendezvous.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,5 @@
 // The name of a device. Its order is that of every reduction, so a result never depends on who
-// arrived first.
-// Who uses it: collective and op. It must not know how a device computes.
+// arrived first. It must not know how a device computes.
 #pragma once
 #include <set>
 #include <sstream>

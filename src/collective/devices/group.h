@@ -1,5 +1,5 @@
-// The devices of one process that synchronize one layer, and their rendezvous.
-// Who uses it: op. It must not know what the payloads mean, nor how processes exchange theirs.
+// The devices of one process that synchronize one layer, and their rendezvous. It must not know
+// what the payloads mean, nor how processes exchange theirs.
 //
 // What a group promises:
 // * Each forward call of a device has a number, and devices meet by number and phase: a device may

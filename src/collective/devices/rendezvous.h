@@ -1,5 +1,5 @@
 // One rendezvous of all devices of a layer: the payload of each, and the result for all.
-// Who uses it: Group, which guards it with its mutex, and report.cc, which reads it for messages.
+// Group guards it with its mutex.
 #pragma once
 #include <cstdint>
 #include <map>

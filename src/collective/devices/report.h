@@ -1,5 +1,5 @@
-// The texts that a user reads when a rendezvous of devices fails.
-// Who uses it: group.cc and rendezvous.cc. Each function returns the whole message; none throws.
+// The texts that a user reads when a rendezvous of devices fails. Each function returns the whole
+// message; none throws.
 #pragma once
 #include <set>
 #include <string>

@@ -1,6 +1,5 @@
 // A condition variable for mostly short waits: a thread polls for a while before it sleeps, because
 // waking a sleeping thread takes longer than a rendezvous of the devices.
-// Who uses it: group.cc.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -1,5 +1,4 @@
 // A phase of a layer on a device, as the framework's profiler shows it while it runs.
-// Who uses it: group.cc and op open spans; mxnet/profiler.cc is the profiler.
 #pragma once
 #include <string>
 #include <string_view>

@@ -1,5 +1,4 @@
 // The four passes, tile by tile on several threads; isa.h has the kernels of a tile.
-// Who uses it: op/cpu.
 #include "kernels/cpu/batch_norm_cpu.h"
 
 #include <algorithm>

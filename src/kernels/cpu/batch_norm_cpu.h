@@ -1,6 +1,6 @@
 // Batch normalization of one device's shard on the CPU: the four passes of kernels/passes.h.
-// Who uses it: op. Pointers and sizes only: no locks, no allocation, no MXNet, and nothing of other
-// devices. Results are the same in every run, whatever the number of threads.
+// Pointers and sizes only: no locks, no allocation, no MXNet, and nothing of other devices. Results
+// are the same in every run, whatever the number of threads.
 #pragma once
 #include <cstdint>
 

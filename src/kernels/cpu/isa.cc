@@ -1,5 +1,4 @@
-// Chooses the instruction set at run time.
-// Who uses it: batch_norm_cpu.cc. It must not know what the kernels compute.
+// Chooses the instruction set at run time. It must not know what the kernels compute.
 #include "kernels/cpu/isa.h"
 
 #include <cstdlib>

@@ -1,6 +1,6 @@
-// The kernels of one tile, once for each instruction set, and the choice among them.
-// Who uses it: batch_norm_cpu.cc. Declarations only: an inline function here would be compiled by
-// files with different instruction sets, and the linker could keep the wrong copy.
+// The kernels of one tile, once for each instruction set, and the choice among them. Declarations
+// only: an inline function here would be compiled by files with different instruction sets, and the
+// linker could keep the wrong copy.
 #pragma once
 #include <cstdint>
 

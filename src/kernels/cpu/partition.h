@@ -1,6 +1,5 @@
 // The cut of a tensor into tiles, by its shape alone, never by the number of threads: partial
-// results are therefore the same in every run.
-// Who uses it: batch_norm_cpu.cc. It must not know dtypes nor instruction sets.
+// results are therefore the same in every run. It must not know dtypes nor instruction sets.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,4 @@
 // Reads and writes one slot of a plane, or one vector of columns.
-// Who uses it: reduce.cuh and apply.cuh.
 #pragma once
 #include <cstring>
 #include <type_traits>

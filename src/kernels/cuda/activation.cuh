@@ -1,5 +1,5 @@
-// The activation on the device, and the numbers of a channel that lead from x to z.
-// Who uses it: maps.cuh, sums.cuh and batch_norm.cuh. Nothing here knows memory layouts.
+// The activation on the device, and the numbers of a channel that lead from x to z. Nothing here
+// knows memory layouts.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// The kernels that compute a tensor element by element, for both ways to cut one.
-// Who uses it: batch_norm.cuh. What is computed is the template parameter, see maps.cuh.
+// The kernels that compute a tensor element by element, for both ways to cut one. What is computed
+// is the template parameter, see maps.cuh.
 //
 // Blocks start at the tensor's end, and each at the end of its part: that is what the reduction
 // before has left in the second-level cache. The output may be one of the inputs. Adding to it is

@@ -1,5 +1,4 @@
 // Chooses the cut and the vector's width, and launches: one launch for each pass.
-// Who uses it: batch_norm_<type>.cu.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,4 @@
 // The kernels' host side for one element type; one file each compiles it, to build in parallel.
-// Who uses it: batch_norm_cuda.cc chooses the type, batch_norm_<type>.cu define it.
 #pragma once
 #include "kernels/cuda/batch_norm_cuda.h"
 

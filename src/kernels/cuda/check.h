@@ -1,5 +1,4 @@
 // Checked calls of the CUDA runtime.
-// Who uses it: this folder, and op/cuda.
 #pragma once
 #include <cuda_runtime.h>
 

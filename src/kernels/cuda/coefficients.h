@@ -1,6 +1,5 @@
 // Computes the coefficients with which a layer predicts on the device, so that the host need not
 // wait for the running statistics.
-// Who uses it: op/cuda.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 // Launches a kernel, and names it if the runtime refuses; knows every kernel that anything
-// launches. Who uses it: this folder, and op/cuda/lane.cc.
+// launches.
 #pragma once
 #include <cstdint>
 #include <type_traits>

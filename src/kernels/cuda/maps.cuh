@@ -1,5 +1,5 @@
-// The two passes that write a tensor, as the work on one element.
-// Who uses it: apply.cuh, which knows where the elements are. Nothing here knows memory layouts.
+// The two passes that write a tensor, as the work on one element. Nothing here knows memory
+// layouts.
 //
 // `kUnroll` is how many vectors of each tensor a thread asks for before it uses the first: fewer
 // where the coefficients of several columns fill the registers.

@@ -1,5 +1,4 @@
-// Element types on the device, and vectors of them.
-// Who uses it: the kernels of this folder. Arithmetic is float, or double for double data.
+// Element types on the device, and vectors of them. Arithmetic is float, or double for double data.
 #pragma once
 #include <cuda_fp16.h>
 

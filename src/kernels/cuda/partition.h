@@ -1,6 +1,6 @@
 // The cut of a tensor into the work of blocks and threads: index arithmetic for host and device,
-// without any CUDA, so that a native test can check that every element is visited exactly once.
-// Who uses it: the kernels of this folder. It must not know what is computed.
+// without any CUDA, so that a native test can check that every element is visited exactly once. It
+// must not know what is computed.
 //
 // There are two ways to cut. Large planes (contiguous memory of one channel): the vectors of a
 // channel's planes are one line, of which a block has a piece, see Planes. Small planes and

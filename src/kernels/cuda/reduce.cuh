@@ -1,5 +1,5 @@
-// The kernels that sum over all elements of a channel, for both ways to cut a tensor.
-// Who uses it: batch_norm.cuh. What is summed is the template parameter, see sums.cuh.
+// The kernels that sum over all elements of a channel, for both ways to cut a tensor. What is
+// summed is the template parameter, see sums.cuh.
 //
 // If several blocks share a channel, each leaves a partial result in the workspace, and the last
 // one to finish adds them up in their order: one launch, and the same bits in every run.

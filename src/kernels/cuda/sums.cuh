@@ -1,5 +1,5 @@
-// The two reductions, as the work of one thread on the elements that it reads.
-// Who uses it: reduce.cuh, which knows where the elements are. Nothing here knows memory layouts.
+// The two reductions, as the work of one thread on the elements that it reads. Nothing here knows
+// memory layouts.
 //
 // A thread adds up several lanes in the data's arithmetic (float, or double), and folds them into
 // totals every few vectors, so that a chain of additions stays short. Between threads and

@@ -1,6 +1,6 @@
 // Moves a layer's per-channel vectors between the device's arrays and pinned host memory, several
-// in one launch, because a copy of each would take longer than a small layer's kernels.
-// Who uses it: op/cuda. It must not know what the vectors mean.
+// in one launch, because a copy of each would take longer than a small layer's kernels. It must not
+// know what the vectors mean.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -1,5 +1,4 @@
 // Makes a GPU the thread's current one for a while.
-// Who uses it: backend_cuda.cc.
 #pragma once
 
 namespace syncbn::cuda {

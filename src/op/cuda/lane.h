@@ -1,5 +1,5 @@
-// The stream and the memory of one forward or backward call on a GPU, kept for the next call.
-// Who uses it: backend_cuda.cc. It must not know what is computed.
+// The stream and the memory of one forward or backward call on a GPU, kept for the next call. It
+// must not know what is computed.
 //
 // A device has as many lanes as calls were ever under way on it at once, and each keeps the largest
 // size that it has met. So a step allocates nothing once its shapes have been seen, and layers

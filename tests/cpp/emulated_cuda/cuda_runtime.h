@@ -1,8 +1,7 @@
 // Emulates as much of CUDA as the kernels need to run on the CPU as C++, so that their logic is
 // tested where there is no GPU: thread indices, barriers, shuffles, shared memory, and a runtime
-// whose device memory is the host's.
-// Who uses it: the target emulated_cuda, in place of CUDA's own header. It is no model of speed,
-// nor of memory ordering: compute-sanitizer looks for races between blocks on a GPU.
+// whose device memory is the host's. It is no model of speed, nor of memory ordering:
+// compute-sanitizer looks for races between blocks on a GPU.
 //
 // The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait;
 // blocks run one after the other, so `__shared__` is a static variable of the calling thread.
