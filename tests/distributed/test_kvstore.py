@@ -154,13 +154,17 @@ if rank == 0:
 
 
 @needs_mpi
-def test_the_program_of_the_page(tmp_path, monkeypatch):
+@pytest.mark.parametrize("rank_0_starts", [False, True])
+def test_the_programs_of_the_page(tmp_path, monkeypatch, rank_0_starts):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "guides" / "processes.md").read_text(encoding="utf-8")
-    block = r"<!-- tested: kvstore -->\n\n```python\n(.*?)```"
-    (program,) = re.findall(block, page, re.S)
-    with worker_variables() as variables:
-        run_ranks(2, program, init="", **variables)
+    blocks = re.findall(r"<!-- tested: (\w+) -->\n\n```python\n(.*?)```", page, re.S)
+    servers, program = dict(blocks)["servers"], dict(blocks)["kvstore"]
+    if rank_0_starts:
+        run_ranks(2, servers + program, init="")
+    else:
+        with worker_variables() as variables:
+            run_ranks(2, program, init="", **variables)
     assert (tmp_path / "net.params").exists()
 
 
