@@ -44,7 +44,7 @@ def sum_in_place(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
             time.sleep(_PAUSE)  # a rank that is late may need this processor
     except BaseException as error:
         _abandoned.append((arrays, sums, requests))
-        failures.end_waits(f"Trainer.step: {error}")  # the others wait for this rank
+        failures.end_waits(str(error) or repr(error))  # others wait for this rank
         raise
     for array, values in zip(arrays, sums):
         if not _is_in_place(array):
@@ -57,8 +57,9 @@ def _check(waited):
         raise mx.MXNetError(failure)
     if waited > failures.get_timeout():
         raise mx.MXNetError(
-            f"gradients did not arrive within {failures.get_timeout():g} s: a rank "
-            "that had begun this step has died, or was stopped"
+            "Trainer.step: gradients did not arrive within "
+            f"{failures.get_timeout():g} s: a rank that had begun this step has died, "
+            "or was stopped"
         )
 
 

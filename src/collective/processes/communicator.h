@@ -3,8 +3,7 @@
 // It must not know what carries messages (transport.h), nor what the bytes mean.
 //
 // There is no thread of its own: who waits carries the messages, polling, first without a pause
-// and then with longer ones, always without the mutex between two looks. Others can wait for this
-// process only while it waits itself, or has contributed late.
+// and then with longer ones, always without the mutex between two looks.
 #pragma once
 #include <memory>
 #include <mutex>

@@ -34,9 +34,9 @@ struct Exchange {
   Agreement agreement;
   int round = 0;
   std::vector<Subtree> subtrees;  // whose parts this rank reduces: its own, and its children's
-  std::map<int, Bytes> parts;     // by rank: of the subtrees
-  bool begun = false;          // this rank contributes, and waits
-  bool sent = false;           // to the parent
+  std::map<int, Bytes> parts;     // of the subtrees, by their first rank
+  bool begun = false;             // this rank contributes, and waits
+  bool sent = false;              // to the parent
   bool done = false;
   Bytes result;
   std::string error;  // in place of a result
@@ -101,11 +101,11 @@ class Protocol {
 
   const int rank_, size_;
   const std::function<void(int, Bytes)> send_;
-  std::map<std::string, Shared> exchanges_;   // by key
+  std::map<std::string, Shared> exchanges_;    // by key
   std::map<std::string, Agreement> finished_;  // by key, the latest ones
   std::deque<std::string> finished_keys_;
-  std::map<std::string, int64_t> numbers_;    // of calls, by name
-  std::map<int, std::string> latest_titles_;  // of the parts of each rank
+  std::map<std::string, int64_t> numbers_;     // of calls, by name
+  std::map<int, std::string> latest_titles_;   // of the parts of each rank
   std::string failure_;
 
   int round_ = 0;
