@@ -1,6 +1,6 @@
-"""What the processes compare and copy outside of training steps.
+"""The processes compare and copy values outside of training steps.
 
-mpi4py carries it; before that the processes meet in an exchange like those of the
+mpi4py carries them; before that the processes meet in an exchange like those of the
 layers, so that a rank that is missing, or that does something else, is an error and
 named.
 """

@@ -148,7 +148,7 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
 
 
 def give_up(reason: str) -> None:
-    """What `recover` does in this process, whatever the others do."""
+    """Recovers this process as `recover` does, whatever the others do."""
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)

@@ -30,7 +30,7 @@ _SIGNATURES = {
     "gluon_syncbn_mpi_transport": (ctypes.c_void_p, [ctypes.c_int]),
 }
 
-# What all ranks make together: a communicator, the names of their machines, and the
+# All ranks make these together: a communicator, the names of their machines, and the
 # request of the step that is under way. MPI goes on with it after a timeout.
 _connection: list = []
 
@@ -111,19 +111,19 @@ def transport(comm: Any) -> int:
             "wrapper mpicxx (for example `pip install mpich`) and then gluon_syncbn "
             "again with `pip install --force-reinstall '.[mpi]'`"
         )
+    reason = "it has loaded another one"
     try:
-        library, error = _open(file), "it has loaded another one"
-    except OSError as reason:
-        library, error = None, str(reason)
-    if library is not None:
+        library = _open(file)
         declare(library, file, _SIGNATURES)
-    if library is None or not library.gluon_syncbn_mpi_initialized():
-        raise RuntimeError(
-            f"mpi4py runs on {_name_of(MPI)}, but gluon_syncbn was built with another "
-            "MPI: install mpi4py for that one, or gluon_syncbn again with `pip install "
-            f"--force-reinstall '.[mpi]'` ({error})"
-        )
-    return library.gluon_syncbn_mpi_transport(comm.py2f())
+        if library.gluon_syncbn_mpi_initialized():
+            return library.gluon_syncbn_mpi_transport(comm.py2f())
+    except OSError as error:
+        reason = str(error)
+    raise RuntimeError(
+        f"mpi4py runs on {_name_of(MPI)}, but gluon_syncbn was built with another "
+        "MPI: install mpi4py for that one, or gluon_syncbn again with `pip install "
+        f"--force-reinstall '.[mpi]'` ({reason})"
+    )
 
 
 def _open(file):

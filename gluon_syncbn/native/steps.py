@@ -16,6 +16,7 @@ import mxnet as mx
 from ..mxnet_private import trainers
 from ..mxnet_private.library import push
 from ..mxnet_private.parameters import gradients_of
+from . import failures
 from .interrupts import deferred_interrupt
 from .library import load
 
@@ -67,27 +68,23 @@ def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def _around_reduction(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    if trainers.updates_on_kvstore(trainer):
+def _around_queueing(trainer: mx.gluon.Trainer, updates: bool) -> Iterator[None]:
+    if updates:
         _await_gradients(trainer)
     with deferred_interrupt(all_of_them=True):
         yield
 
 
-@contextmanager
-def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    # Otherwise after the reductions, which so overlap with backward.
-    if not trainers.updates_on_kvstore(trainer):
-        _await_gradients(trainer)
-    with deferred_interrupt(all_of_them=True):
-        yield
-
-
+# The reduction is what updates on a kvstore; elsewhere it overlaps with backward.
 _AROUND = {
     "step": lambda _trainer: deferred_interrupt(all_of_them=True),  # queued as a whole
     "_init_params": _around_init,
-    "_allreduce_grads": _around_reduction,
-    "_update": _around_update,
+    "_allreduce_grads": lambda trainer: _around_queueing(
+        trainer, trainers.updates_on_kvstore(trainer)
+    ),
+    "_update": lambda trainer: _around_queueing(
+        trainer, not trainers.updates_on_kvstore(trainer)
+    ),
 }
 
 
@@ -106,7 +103,7 @@ def _await_gradients(trainer):
     ready = mx.nd.empty((1,), ctx=mx.cpu())
     push(load().gluon_syncbn_do_nothing, 0, ready.context, gradients, [ready])
     ready.wait_to_read()
-    failure = load().gluon_syncbn_failure()
+    failure = failures.failure()
     if failure:
         raise mx.MXNetError(failure)
     _warn_of_single_value()

@@ -9,7 +9,7 @@ def summed(value):
 
 
 def of_rank0(value):
-    """What rank 0 has given."""
+    """The value that rank 0 has given."""
     return _world().bcast(value) if distributed.size() > 1 else value
 
 

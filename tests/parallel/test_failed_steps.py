@@ -14,17 +14,11 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support.failed_steps import (
-    MODES,
-    STEPS,
-    Program,
-    UsersMistake,
-    normal_states,
-    undone_kinds,
-)
-from support.helpers import repetitions, set_mode
+from support.failed_steps import UsersMistake, undone_kinds
+from support.helpers import MODES, repetitions, set_mode
 from support.mistakes import make_layer, make_shards
 from support.mpi import needs_mpi, run_ranks
+from support.step_program import STEPS, Program, normal_states
 
 REPEAT = repetitions()
 KINDS = {

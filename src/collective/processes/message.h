@@ -11,7 +11,7 @@
 
 namespace syncbn {
 
-// What is equal on all ranks of an exchange.
+// All ranks of an exchange have the same of this.
 struct Agreement {
   std::string key;        // used once: exchanges match by it, not by their order
   std::string title;      // begins messages: "SyncBatchNorm 'norm0', forward"

@@ -307,12 +307,9 @@ void Protocol::Join(double timeout_seconds, Time now) {
 
 void Protocol::HandleJoin(int from, const Message& message) {
   joined_[message.round][from] = message.number;
-  std::vector<std::string> keys;
-  for (const auto& entry : exchanges_) {
-    if (!entry.second->parts.empty()) keys.push_back(entry.first);
-  }
-  for (const std::string& key : keys) {
-    if (exchanges_.count(key)) Advance(key);
+  const std::map<std::string, Shared> exchanges = exchanges_;
+  for (const auto& entry : exchanges) {
+    if (exchanges_.count(entry.first)) Advance(entry.first);
   }
   const std::map<int, int64_t>& joined = joined_[round_];
   if (static_cast<int>(joined.size()) < size_) return;

@@ -1,6 +1,6 @@
-// What the processes of a program promise each other, as one of them keeps it. Messages and the
-// time go in, messages go out: communicator.h adds threads and waiting, and native tests drive a
-// thousand ranks from one thread in simulated time.
+// A Protocol keeps, for one process, the promises that the processes of a program make each other.
+// Messages and the time go in, messages go out: communicator.h adds threads and waiting, and native
+// tests drive a thousand ranks from one thread in simulated time.
 //
 // * Exchanges match by key. Ranks may begin them in any order, and many may be in flight.
 // * The parts of an exchange go up a tree (tree.h), are reduced in the order of ranks, and the
