@@ -47,18 +47,18 @@ def main():
         output = net(x)
         return output, loss(output, label)
 
-    with gluon_syncbn.Devices(contexts) as devices:
-        for epoch in range(options.epochs):
-            accuracy = mx.metric.Accuracy()
-            for x, label in batches:
-                xs, labels = devices.split(x), devices.split(label)
-                with autograd.record():
-                    results = devices.map(forward, xs, labels)
-                outputs, losses = zip(*results)
-                devices.map(lambda value: value.backward(), losses)
-                trainer.step(len(x))
-                accuracy.update(labels, outputs)
-            print(f"epoch {epoch}: training accuracy {accuracy.get()[1]:.3f}")
+    devices = gluon_syncbn.Devices(contexts)
+    for epoch in range(options.epochs):
+        accuracy = mx.metric.Accuracy()
+        for x, label in batches:
+            xs, labels = devices.split(x), devices.split(label)
+            with autograd.record():
+                results = devices.map(forward, xs, labels)
+            outputs, losses = zip(*results)
+            devices.map(lambda value: value.backward(), losses)
+            trainer.step(len(x))
+            accuracy.update(labels, outputs)
+        print(f"epoch {epoch}: training accuracy {accuracy.get()[1]:.3f}")
     gluon_syncbn.check_replicas(net)
 
 

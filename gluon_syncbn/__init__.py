@@ -13,9 +13,7 @@ from .layer.freezing import freeze_statistics
 from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
 from .native.library import features, keep_freed_memory
-from .parallel.batch import ShardedOutput
-from .parallel.criterion import ParallelCriterion
-from .parallel.net import ParallelNet, make_parallel
+from .parallel.net import make_parallel, revert_parallel
 from .parallel.participation import participating
 from .parallel.plain_loop import allow_plain_loop
 from .statistics.recompute import recompute_statistics
@@ -25,9 +23,6 @@ from .tools.replicas import check_replicas
 __all__ = [
     "Devices",
     "Monitor",
-    "ParallelCriterion",
-    "ParallelNet",
-    "ShardedOutput",
     "SyncBatchNorm",
     "__version__",
     "allow_plain_loop",
@@ -44,6 +39,7 @@ __all__ = [
     "participating",
     "recompute_statistics",
     "recover",
+    "revert_parallel",
     "revert_sync_batchnorm",
     "set_timeout",
 ]

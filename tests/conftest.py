@@ -54,16 +54,8 @@ def ctrl_c():
 
 @pytest.fixture
 def make_devices():
-    """A function that makes Devices of `count` CPU contexts, closed after the test."""
-    opened = []
-
-    def make(count, first=0):
-        opened.append(gluon_syncbn.Devices(cpus(count, first)))
-        return opened[-1]
-
-    yield make
-    for devices in opened:
-        devices.close()
+    """A function that makes Devices of `count` CPU contexts."""
+    return lambda count, first=0: gluon_syncbn.Devices(cpus(count, first))
 
 
 @pytest.fixture

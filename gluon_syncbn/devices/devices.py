@@ -7,12 +7,11 @@ pushing work is quick.
 
 from __future__ import annotations
 
+import collections
 import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import mxnet as mx
@@ -31,14 +30,24 @@ from ..common.shares import share_bounds
 from ..mxnet_private.graphs import DTYPES
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
-from . import workers
+from .workers import Workers
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
-_within = threading.local()  # the Devices whose functions a thread is called in
+_turns: Any = collections.defaultdict(threading.Lock)  # by process
+
+
+class _Within(threading.local):
+    contexts: Sequence = ()  # those of the innermost map that this thread works for
+
+
+_within = _Within()
 
 
 class Devices:
     """The contexts of one data-parallel net, driven one after the other.
+
+    A context has one thread in a process, whoever calls it. Each thread has its own
+    random generators.
 
     Parameters
     ----------
@@ -57,12 +66,14 @@ class Devices:
     --------
     >>> from gluon_syncbn import Devices
     >>> import mxnet as mx
-    >>> with Devices([mx.cpu(0), mx.cpu(1)]) as devices:
-    ...     shards = devices.split(mx.nd.arange(5))
-    ...     sums = devices.map(lambda x: x.sum(), shards)
+    >>> devices = Devices([mx.cpu(0), mx.cpu(1)])
+    >>> shards = devices.split(mx.nd.arange(5))
+    >>> sums = devices.map(lambda x: x.sum(), shards)
     >>> [float(s.asscalar()) for s in sums]
     [3.0, 7.0]
     """
+
+    _workers = Workers()  # of all instances
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
         self.contexts = check_contexts("contexts", contexts)
@@ -73,19 +84,9 @@ class Devices:
                 "expected mx.cpu(0), mx.cpu(1), ..., or an MXNet for GPUs, such as "
                 "`pip install mxnet-cu112==1.9.1`"
             )
-        self._turn, self._process = threading.Lock(), os.getpid()
-        # The thread of the latest map, and the number of recoveries until then.
-        self._latest = None, 0
-        names = [f"gluon_syncbn-{context}" for context in self.contexts]
-        self._workers: Any = list(map(workers.hire, names))  # None once closed
-        self._finalizer = weakref.finalize(self, workers.let_go, self._workers)
-        self._finalizer.atexit = False
 
     def __len__(self):
         return len(self.contexts)
-
-    def __reduce__(self):  # a copy gets other threads
-        return Devices, (self.contexts,)
 
     def __repr__(self):
         return f"Devices([{listed(self.contexts)}])"
@@ -143,7 +144,8 @@ class Devices:
         recording and training flags and NumPy semantics hold in the calls, and the
         current context is the one that is called. A function must not wait for results
         that need the other contexts (``asnumpy``, ``wait_to_read``): those have no work
-        yet. Wait in the caller, after `map`. Threads that call `map` take turns.
+        yet. Wait in the caller, after `map`. Threads that call `map` take turns, those
+        of other Devices too; a function may call `map` itself.
 
         Parameters
         ----------
@@ -159,11 +161,7 @@ class Devices:
         Raises
         ------
         ValueError
-            If a list has another length, or `close` was called.
-        RuntimeError
-            If it is called inside of a function that these Devices call (those of
-            another one may be nested); if a function still runs whose `map` was
-            interrupted; if these Devices are those of a parent process.
+            If a list has another length.
         mxnet.MXNetError
             If a layer has failed, until :func:`gluon_syncbn.recover`. If another thread
             has recovered since this one's latest call, which gave up what was in
@@ -206,87 +204,45 @@ class Devices:
                 f"lists have lengths {listed(sorted(lengths))}, expected "
                 f"equal ones, at most {len(self)}"
             )
-        with self._its_turn(), deferred_interrupt():
-            self._check_failures()
-            results, call = [], _under_flags(function)
-            try:
-                for worker, *arguments in zip(self._workers, self.contexts, *lists):
-                    results.append(worker.submit(call, *arguments).result())
-            except BaseException as error:
-                self._give_up(
-                    f"given up because a call for another context raised "
-                    f"{type(error).__name__}: {error}"
-                )
-                raise
-            return results
+        call = _under_flags(function, self.contexts)
+        is_nested = inside_map()  # then it is the turn of who called the outer one
+        with nullcontext() if is_nested else _turn(), deferred_interrupt():
+            with self._giving_up(is_nested):
+                return [
+                    self._workers.call(context, call, context, *elements)
+                    for context, *elements in zip(self.contexts, *lists)
+                ]
 
     @contextmanager
-    def _its_turn(self):
-        """The calling thread is the only one that calls in the ``with`` block."""
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"{self} were made in a parent process: worker threads do not survive "
-                "fork(), so make new ones here"
-            )
-        within = getattr(_within, "devices", ())
-        if self in within:
-            raise RuntimeError(
-                f"map was called inside of a function that {self} call themselves: "
-                "their threads are busy with that function, so it could only hang"
-            )
-        if not self._turn.acquire(timeout=_bound()):
-            raise mx.MXNetError(
-                f"waited {failures.get_timeout():g} s for the map of another thread on "
-                f"{self}"
-            )
+    def _giving_up(self, is_nested):
+        """Gives up the work in flight if the ``with`` block raises."""
         try:
-            self._check_ready()
-            _within.devices = (*within, self)
             yield
-        finally:
-            _within.devices = within
-            self._turn.release()
-
-    def _check_ready(self):
-        if self._workers is None:
-            raise ValueError("map was called on closed Devices")
-        for context, worker in zip(self.contexts, self._workers):
-            if worker.pending():
-                raise RuntimeError(
-                    f"the function that map called for {context}, and that was "
-                    "interrupted, still runs: wait for its end, or make new Devices"
-                )
-
-    def _check_failures(self):
-        failure = failures.failure()
-        if failure:
-            raise mx.MXNetError(failure)
-        thread, seen = self._latest
-        number, by, reason = failures.latest_recovery
-        self._latest = threading.get_ident(), number
-        if number != seen and self._latest[0] == thread != by:
-            raise mx.MXNetError(
-                f"what {self} had in flight was given up by another thread, which "
-                f"called gluon_syncbn.recover ({reason}); its results are undefined"
+        except BaseException as error:
+            reason = (
+                "given up because a call for another context raised "
+                f"{type(error).__name__}: {error}"
             )
+            failures.end_waits(reason)
+            if not is_nested:
+                # After a KeyboardInterrupt a thread may be at work still, and MXNet
+                # crashes if two threads call it at once.
+                self._workers.finish(_bound())
+            failures.give_up(reason)
+            raise
 
-    def _give_up(self, reason):
-        failures.end_waits(reason)
-        # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes if
-        # two threads call it at once.
-        wait(sum((worker.pending() for worker in self._workers), []), _bound())
-        failures.give_up(reason)
 
-    def close(self) -> None:
-        """Releases the threads for other Devices. Closing twice is allowed."""
-        self._finalizer()
-        self._workers = None
+class ContextOfLoop(Devices):
+    """One context of a plain loop, with a thread of its own.
 
-    def __enter__(self):
-        return self
+    Loops of several training threads may come to the contexts in different orders. In
+    one thread a context's operators share memory, so each loop would wait for the other
+    one's.
+    """
 
-    def __exit__(self, *exception):
-        self.close()
+    def __init__(self, context: mx.Context) -> None:
+        super().__init__([context])
+        self._workers = Workers()
 
 
 def check_array(batch: Any) -> None:
@@ -312,9 +268,13 @@ def _lengths(lists):
     return list(map(len, lists))
 
 
-def inside_map() -> bool:
-    """Tells whether the calling function runs inside of a `map` of any Devices."""
-    return bool(getattr(_within, "devices", ()))
+def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
+    """Tells whether the calling function is one that `map` calls.
+
+    With contexts: one that the innermost `map` calls on just these.
+    """
+    within = _within.contexts
+    return bool(within) and (not contexts or list(contexts) == list(within))
 
 
 def split(
@@ -334,21 +294,36 @@ def split(
     return shards
 
 
-def _under_flags(function):
+@contextmanager
+def _turn():
+    """Keeps the other threads of the process from calling `map` in the ``with`` block."""
+    turn = _turns[os.getpid()]
+    if not turn.acquire(timeout=_bound()):
+        raise mx.MXNetError(
+            f"waited {failures.get_timeout():g} s for the map of another thread"
+        )
+    try:
+        failures.check_thread()
+        yield
+    finally:
+        turn.release()
+
+
+def _under_flags(function, contexts):
     """`function` for other threads, under the thread-local state of this one."""
     record = autograd.record if autograd.is_recording() else autograd.pause
-    is_training, devices = autograd.is_training(), _within.devices
+    is_training = autograd.is_training()
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
-        _within.devices = devices
+        former, _within.contexts = _within.contexts, contexts
         try:
             # A copy of the context, because it notes the one that it replaces.
             with mx.Context(context), record(train_mode=is_training):
                 with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
                     return function(*elements)
         finally:
-            del _within.devices
+            _within.contexts = former
 
     return call
 

@@ -1,119 +1,98 @@
-"""Threads that make calls one after the other, and outlive their users.
+"""A thread for each context, made at first use, that lives as long as its process.
 
 It must not know what is called. MXNet keeps about 5 MB for each thread that ever ran an
-operator, also when the thread has ended. So a thread that is let go waits for its next
-user, and keeps no trace of the former one. Since Python 3.13 it ends, because
-``threading.local`` objects cannot be taken from a thread there.
+operator, also when the thread has ended.
 """
 
 from __future__ import annotations
 
-import contextvars
-import ctypes
-import gc
 import os
 import queue
-import sys
 import threading
 import weakref
-from concurrent.futures import Future
-from functools import lru_cache
+from concurrent.futures import Future, wait
 from typing import Any, Callable
 
 import mxnet as mx
 
-_FEW = 8
-_CAN_FORGET = sys.version_info < (3, 13)
-_idle = {}  # for each name the unused workers
-_all = weakref.WeakSet()  # also those of the parent process after a fork
-_collect_at = _FEW
 
-_thread_dict = ctypes.pythonapi.PyThreadState_GetDict
-_thread_dict.restype = ctypes.c_void_p  # for py_object ctypes would own what it returns
+class Workers:
+    """The workers of contexts; those of a parent process are not a fork's child's."""
 
+    def __init__(self) -> None:
+        self._workers: dict = {}
 
-@lru_cache(maxsize=None)
-def _forget_in_children():
-    os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
+    def call(self, context: mx.Context, function: Callable, *arguments: Any) -> Any:
+        """The result of ``function(*arguments)``, called in the context's thread."""
+        key = os.getpid(), context
+        if key not in self._workers:
+            self._workers[key] = Worker(f"gluon_syncbn-{context}")
+        return self._workers[key].call(function, *arguments)
 
+    def finish(self, timeout: float) -> None:
+        """Waits for calls whose caller was interrupted.
 
-def hire(name: str) -> Worker:
-    """An unused worker of this name, or a new one."""
-    _forget_in_children()
-    idle = _idle.setdefault(name, [])
-    if not idle:
-        _collect_dropped()
-    try:
-        worker = idle.pop()
-    except IndexError:
-        return Worker(name)
-    worker.submit(worker.forget).result()
-    return worker
+        A thread whose call does not end is not used again; it ends after that call.
+        """
+        for key, worker in list(self._workers.items()):
+            if key[0] == os.getpid() and not worker.is_idle(timeout):
+                del self._workers[key]
 
 
-def _collect_dropped():
-    """Finds workers of nets that were dropped, if there are many workers.
-
-    A Gluon net refers to itself, so it waits for the garbage collector, which counts
-    objects and knows nothing of threads.
-    """
-    global _collect_at
-    if len(_all) >= _collect_at:
-        gc.collect()
-        _collect_at = max(_FEW, 2 * (len(_all) - sum(map(len, _idle.values()))))
+class _Own(threading.local):
+    calls: Any = None  # the queue of the worker whose thread this is
 
 
-def let_go(workers: list[Worker]) -> None:
-    """Makes workers idle; those that are still busy end after their call."""
-    for worker in workers:
-        if _CAN_FORGET and not worker.pending():
-            _idle.setdefault(worker.name, []).append(worker)
-        else:
-            worker.submit(None)
+_own = _Own()
 
 
 class Worker:
-    """A thread that makes the calls it is given, in order.
+    """A thread that makes the calls it is given, in order, while this object lives.
 
     A daemon: a call that never ends does not keep the interpreter from exiting.
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self._calls = queue.SimpleQueue()
-        self._latest = weakref.ref(Future())  # weak, because it holds the result
-        self._context = contextvars.Context()
-        _all.add(self)
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._calls: Any = queue.SimpleQueue()
+        self._outermost = weakref.ref(Future())  # weak, because it holds the result
+        threading.Thread(
+            target=_serve, args=(self._calls,), name=name, daemon=True
+        ).start()
+        weakref.finalize(self, self._calls.put, None).atexit = False
 
-    def submit(self, function: Callable | None, *arguments: Any) -> Future:
-        """The Future of a call; None instead of a function ends the thread."""
-        call = Future()
-        self._latest = weakref.ref(call)
-        self._calls.put((call, function, arguments))
-        return call
+    def call(self, function: Callable, *arguments: Any) -> Any:
+        """The result of a call in this thread.
 
-    def pending(self) -> list[Future]:
-        """The Future of the latest call, in a list, or nothing if all are done."""
-        latest = self._latest()
-        return [] if latest is None or latest.done() else [latest]
+        A worker that waits for another one's result makes its own calls meanwhile, so
+        that calls of workers may be nested in any order.
+        """
+        own = _own.calls
+        if own is self._calls:
+            return function(*arguments)
+        result: Future = Future()
+        if self.is_idle(0):
+            self._outermost = weakref.ref(result)
+        self._calls.put((result, function, arguments))
+        try:
+            if own is not None:
+                result.add_done_callback(lambda _: own.put(None))
+                _serve(own)
+            return result.result()
+        finally:
+            del result  # an error's traceback holds this frame
 
-    def _run(self):
-        while True:
-            call, function, arguments = self._calls.get()
-            if function is None:
-                return
-            try:
-                call.set_result(self._context.run(function, *arguments))
-            except BaseException as error:
-                call.set_exception(error)
-            del call, function, arguments  # otherwise the last results stay alive
+    def is_idle(self, timeout: float) -> bool:
+        """Tells whether all calls have ended, or do so within some seconds."""
+        call = self._outermost()
+        return call is None or call.done() or not wait([call], timeout).not_done
 
-    def forget(self) -> None:
-        """Makes this thread, which calls it, like a new one."""
-        self._context = contextvars.Context()
-        # It holds threading.local objects: scopes and names of MXNet's and Gluon's,
-        # floating-point settings of NumPy, whatever a caller keeps.
-        ctypes.cast(_thread_dict(), ctypes.py_object).value.clear()
-        mx.random.seed(0)  # a thread's generators begin with that
-        mx.engine.set_bulk_size(0)
+
+def _serve(calls):
+    """Makes a worker's calls in this thread, which is the worker's, until a None."""
+    _own.calls = calls
+    for result, function, arguments in iter(calls.get, None):
+        try:
+            result.set_result(function(*arguments))
+        except BaseException as error:
+            result.set_exception(error)
+        del result, function, arguments  # otherwise the last results stay alive

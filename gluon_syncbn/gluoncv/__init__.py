@@ -9,16 +9,15 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..common.nested import arrays_in
-from ..devices.devices import Devices, inside_map
+from ..devices.devices import ContextOfLoop, inside_map
 from ..layer.batch_norm import SyncBatchNorm
 from ..layer.finding import synchronized_layers
-from ..parallel.net import ParallelNet
 from ..parallel.plain_loop import allow_plain_loop
 
 __all__ = ["install", "uninstall"]
 
 _former: list = []  # owner, name and value of what `install` has replaced
-_devices_of = lru_cache(maxsize=None)(lambda context: Devices([context]))
+_devices_of = lru_cache(maxsize=None)(ContextOfLoop)
 
 
 def install() -> None:
@@ -45,7 +44,7 @@ def install() -> None:
     def called(block, *args):
         if autograd.is_training() and not inside_map() and "forward" not in vars(block):
             layers = [x for x in synchronized_layers(block) if len(x.contexts()) > 1]
-            if layers and not isinstance(block, ParallelNet):
+            if layers:
                 allow_plain_loop(block)
         return call(block, *args)
 

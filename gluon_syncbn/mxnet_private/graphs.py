@@ -106,7 +106,7 @@ def _exit(self, *exception):
 _mxnet_differentiate = _LIB.MXAutogradBackwardEx
 
 
-class Request:
+class BackwardCall:
     """A call of MXNet's backward, or of `autograd.grad`.
 
     A gradient that is None stands for ones.
@@ -127,14 +127,14 @@ class Request:
 
 
 def replace_backward(
-    backward: Callable[[Request], None], concerns: Callable[[], Any]
+    backward: Callable[[BackwardCall], None], concerns: Callable[[], Any]
 ) -> None:
     """Calls `backward` in place of MXNet's function, while it concerns any graph."""
 
     def replacement(*arguments):
         if not concerns():
             return _mxnet_differentiate(*arguments)
-        backward(Request(arguments))
+        backward(BackwardCall(arguments))
         return 0
 
     _LIB.MXAutogradBackwardEx = replacement

@@ -6,6 +6,7 @@ parameters.
 
 from __future__ import annotations
 
+import functools
 from operator import attrgetter
 from typing import Any, Callable, Iterable, Sequence
 
@@ -34,6 +35,21 @@ def value_of(parameter: Any, context: mx.Context) -> mx.nd.NDArray:
     if parameter._stype == "default":
         return parameter.data(context)
     return parameter._reduce()
+
+
+def save_value_of(parameter: Any, context: mx.Context | None) -> None:
+    """Lets files get a parameter's value on a context; None undoes it.
+
+    Gluon saves the mean over contexts, which may differ from equal numbers.
+    """
+    if context is None:
+        vars(parameter).pop("_reduce", None)
+    elif "_reduce" not in vars(parameter) and parameter._stype == "default":
+        parameter._reduce = functools.partial(_on_cpu, parameter, context)
+
+
+def _on_cpu(parameter, context):
+    return parameter.data(context).copyto(mx.cpu())
 
 
 def trainer_of(parameters: Iterable) -> mx.gluon.Trainer | None:

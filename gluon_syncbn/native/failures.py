@@ -18,6 +18,13 @@ from .program import tell_where
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
 latest_recovery = 0, 0, ""  # its number, its thread, and its reason
+
+
+class _Seen(threading.local):
+    recovery = -1  # the number of the latest one at this thread's latest `check_thread`
+
+
+_seen = _Seen()
 function_contexts = set()  # contexts that run our autograd.Functions
 
 
@@ -76,6 +83,20 @@ def get_timeout() -> float:
 def failure() -> str:
     """The error that a layer has failed with, as text; empty if nothing has failed."""
     return load().gluon_syncbn_failure()
+
+
+def check_thread() -> None:
+    """MXNetError if a layer has failed, or the calling thread's work was given up."""
+    failed = failure()
+    if failed:
+        raise mx.MXNetError(failed)
+    number, by, reason = latest_recovery
+    seen, _seen.recovery = _seen.recovery, number
+    if seen not in (-1, number) and by != threading.get_ident():
+        raise mx.MXNetError(
+            "what this thread had in flight was given up by another one, which called "
+            f"gluon_syncbn.recover ({reason}); its results are undefined"
+        )
 
 
 def check(code: int) -> int:

@@ -8,7 +8,7 @@ says why.
 from __future__ import annotations
 
 import itertools
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -19,52 +19,53 @@ from ..common.arguments import listed
 from ..common.nested import flatten, rebuild
 from ..devices.devices import Devices
 from ..mxnet_private import graphs
-from .batch import Batch
-from .bridge import Call, any_alive, calls_before, join
-from .destination import Destination
+from .gradients import ParameterGradients, adding, differentiate
+from .recorded_call import RecordedCall, any_alive, calls_before, join
+from .shards import Shards
 
 
-def gather(outputs: Sequence, batch: Batch, devices: Devices) -> Any:
+def gather(
+    outputs: Sequence, shards: Shards, devices: Devices, parameters: Sequence
+) -> Any:
     """The outputs of a net as whole arrays on the first context, recorded by autograd.
 
-    `outputs` has for each shard of `batch` what the net returned, in equal nesting;
+    `outputs` has for each device of `shards` what the net returned, in equal nesting;
     `devices` computed them, and will run their backward.
     """
-    axis = batch.axis
     columns = list(zip(*map(flatten, outputs)))  # per output its shards
-    if axis is not None:
-        _check_joinable(outputs, batch)
+    if shards.axis is not None:
+        _check_joinable(outputs, shards)
     recording = autograd.is_recording()
     recorded = [recording and graphs.is_recorded(column[0]) for column in columns]
     wholes = iter([])
     if any(recorded):
         _replace_backward()
-        in_graph = list(itertools.compress(columns, recorded))
-        wholes = iter(Call(in_graph, batch, devices).outputs())
+        cut = list(itertools.compress(columns, recorded))
+        wholes = iter(RecordedCall(cut, shards, devices, parameters).outputs())
     leaves = [
-        next(wholes) if is_in_graph else join(column, axis, batch.contexts[0])
-        for column, is_in_graph in zip(columns, recorded)
+        next(wholes) if is_cut else join(column, shards.axis, shards.contexts[0])
+        for column, is_cut in zip(columns, recorded)
     ]
     return rebuild(outputs[0], iter(leaves))
 
 
-def _check_joinable(outputs, batch):
+def _check_joinable(outputs, shards):
     """ValueError if outputs differ in more than values and the rows of their shards."""
     forms = []
-    for output, rows in zip(outputs, batch.rows):
+    for output, rows in zip(outputs, shards.rows):
         leaves = enumerate(flatten(output))
-        texts = [_form(number, leaf, rows, batch.axis) for number, leaf in leaves]
+        texts = [_shape_text(number, leaf, rows, shards.axis) for number, leaf in leaves]
         forms.append(str(rebuild(output, iter(texts))))
-    for context, form in zip(batch.contexts, forms):
+    for context, form in zip(shards.contexts, forms):
         if form != forms[0]:
             raise ValueError(
                 f"the outputs on {batch.contexts[0]} are {forms[0]}, but those on "
                 f"{context} are {form}, expected the same structure, types, dtypes and "
-                f"shapes apart from the rows (*) along axis {batch.axis}"
+                f"shapes apart from the rows (*) along axis {shards.axis}"
             )
 
 
-def _form(number, leaf, rows, axis):
+def _shape_text(number, leaf, rows, axis):
     """A text that has to be the same on all devices."""
     if not isinstance(leaf, mx.nd.NDArray):
         return type(leaf).__name__
@@ -73,7 +74,7 @@ def _form(number, leaf, rows, axis):
         raise ValueError(
             f"output {number} has shape {leaf.shape} on {leaf.context}, expected "
             f"{rows} rows along axis {axis} as the input has; what has no rows cannot "
-            "be joined: use make_parallel(..., gather=False)"
+            "be joined: a loss inside of the net returns one value a row"
         )
     shape[axis] = "*"
     return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({listed(shape)})"
@@ -85,33 +86,44 @@ def _replace_backward():
     graphs.replace_backward(_backward, any_alive)
 
 
-def _backward(request):
+def _backward(backward):
     """Replaces MXNet's backward.
 
     It concerns the calls that the heads depend on: graphs of several nets, and of
     several threads, stay apart.
     """
-    calls, names = calls_before(request.heads)
+    calls, names = calls_before(backward.heads)
     if not calls:
-        request.run()
+        backward.run()
         return
-    if request.is_grad:
+    if backward.is_grad:
         raise ValueError(
             "autograd.grad was called with heads that depend on a parallel net, or on "
             "one of allow_plain_loop, expected attach_grad of the variables before the "
             "net is called, and backward, which writes to their attribute grad"
         )
-    _check_head_gradients(request)
-    with autograd.pause():
-        _through(calls, names, request)
+    _check_head_gradients(backward)
+    leaves = {n: leaf for call in calls for n, leaf in call.cut_leaves.items()}
+    leaves = {n: leaf for n, leaf in leaves.items() if n in names}
+    has_inputs = any(call.inputs for call in calls)
+    write = _write_gradients_behind_too if has_inputs else _write_gradients
+    parameters, is_kept = ParameterGradients(calls), False
+    try:
+        with autograd.pause(), parameters.to_be_written():
+            write(calls, leaves, backward, parameters)
+        is_kept = backward.retain_graph
+    finally:
+        if not is_kept:
+            for call in calls:
+                call.release()
 
 
-def _check_head_gradients(request):
+def _check_head_gradients(backward):
     """ValueError if a gradient does not fit its head.
 
     MXNet notices another dtype when it computes, and another shape never.
     """
-    for number, pair in enumerate(zip(request.heads, request.gradients)):
+    for number, pair in enumerate(zip(backward.heads, backward.gradients)):
         if pair[1] is None:
             continue
         expected, given = (
@@ -124,55 +136,59 @@ def _check_head_gradients(request):
             )
 
 
-def _through(calls, names, request):
-    """Backward through the caller's graph and all devices' graphs that it reaches.
+def _write_gradients(calls, leaves, backward, parameters):
+    """The usual case: no input of a call has a gradient."""
+    with adding(parameters.everywhere):
+        found = differentiate(
+            *(backward.heads, backward.gradients, list(leaves.values())),
+            *(backward.retain_graph, backward.train_mode),
+        )
+    cut_gradients = dict(zip(leaves, found))
+    for call in calls:
+        _write_on_devices(call, calls, cut_gradients, backward, parameters)
 
-    If inputs of a call have gradients, part of the caller's graph is on the other side
-    of the devices' graphs. Then the first pass through the caller's graph is for the
-    leaves only, and the last one, from the heads and those inputs, for its variables.
+
+def _write_gradients_behind_too(calls, leaves, backward, parameters):
+    """Where inputs have gradients: part of the caller's graph lies behind the devices'.
+
+    It is differentiated for the cut leaves first, call by call, and last, from the
+    heads and all inputs, for its own variables.
     """
-    destination = Destination(calls, request.train_mode)
-    heads, gradients, is_kept = request.heads, request.gradients, False
-    of_caller = partial(destination.differentiate, request.retain_graph, None)
-    leaves = {n: leaf for call in calls for n, leaf in call.leaves.items()}
-    leaves = {n: leaf for n, leaf in leaves.items() if n in names}
-    has_inputs = any(call.inputs for call in calls)
-    try:
-        if has_inputs:
-            of_leaves = _gradients(leaves, heads, gradients, request.train_mode)
-        else:
-            found = of_caller(heads, gradients, list(leaves.values()))
-            of_leaves = dict(zip(leaves, found))
-        for call in calls:
-            # Running statistics, or a common output, join the graphs of several calls.
-            retain_graph = request.retain_graph or call is not calls[-1]
-            of_device = partial(destination.differentiate, retain_graph)
-            of_inputs = call.resume(of_leaves, of_device)
-            if of_inputs:
-                found = _gradients(leaves, call.inputs, of_inputs, request.train_mode)
-                for name, gradient in found.items():
-                    earlier = of_leaves.get(name)
-                    if earlier is not None:
-                        gradient = earlier + gradient
-                    of_leaves[name] = gradient
-                heads, gradients = heads + call.inputs, gradients + of_inputs
-        if has_inputs:
-            of_caller(heads, gradients, [])
-        destination.finish()
-        is_kept = request.retain_graph
-    finally:
-        destination.restore()
-        if not is_kept:
-            for call in calls:
-                call.release()
+    heads, gradients = backward.heads, backward.gradients
+    cut_gradients = _gradients(leaves, heads, gradients, backward.train_mode)
+    for call in calls:
+        found = _write_on_devices(call, calls, cut_gradients, backward, parameters)
+        if found:
+            behind = _gradients(leaves, call.inputs, found, backward.train_mode)
+            for name, gradient in behind.items():
+                earlier = cut_gradients.get(name)
+                is_first = earlier is None
+                cut_gradients[name] = gradient if is_first else earlier + gradient
+            heads, gradients = heads + call.inputs, gradients + found
+    with adding(parameters.everywhere):
+        flags = backward.retain_graph, backward.train_mode
+        differentiate(heads, gradients, (), *flags)
+
+
+def _write_on_devices(call, calls, cut_gradients, backward, parameters):
+    """Writes the gradients of a call's devices; returns those of its inputs."""
+    # Running statistics, or a common output, join the graphs of several calls.
+    retain_graph = backward.retain_graph or call is not calls[-1]
+
+    def write(context, outputs, dys, inputs):
+        with adding(parameters.on.get(context, ())):
+            flags = retain_graph, backward.train_mode
+            return differentiate(outputs, dys, inputs, *flags)
+
+    return call.map(write, cut_gradients)
 
 
 def _gradients(leaves, heads, gradients, train_mode):
-    """Those of leaves that some heads depend on, by name; the graph stays."""
+    """By name the gradients of the leaves that some heads depend on; keeps the graph."""
     names = graphs.names_behind(heads)
     found = {name: leaf for name, leaf in leaves.items() if name in names}
-    variables = list(found.values())
-    if not variables:
+    if not found:
         return {}
+    variables = list(found.values())
     results = graphs.differentiate(heads, gradients, variables, True, train_mode)
     return dict(zip(found, results))

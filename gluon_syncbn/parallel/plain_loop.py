@@ -7,20 +7,20 @@ so does its backward (``backward.py``). It must not know what the net computes.
 from __future__ import annotations
 
 import collections
-from functools import partial
+import copy
 
 import mxnet as mx
 from mxnet import autograd
 
 from ..common.nested import arrays_in
-from ..devices.devices import Devices, inside_map
+from ..devices.devices import ContextOfLoop, inside_map
 from ..layer.batch_norm import contexts_of
 from ..mxnet_private.blocks import forget_graph
 from ..mxnet_private.graphs import block_number, count_blocks_for
 from ..native import failures
 from . import backward, participation
-from .batch import Batch
-from .net import check_not_parallel
+from .net import ReplacedForward, check_not_parallel
+from .shards import Shards
 
 
 def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
@@ -44,7 +44,9 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     Raises
     ------
     TypeError
-        If `net` is no Block, or is parallel already.
+        If `net` is no Block.
+    ValueError
+        If it is parallel already.
 
     Notes
     -----
@@ -84,28 +86,30 @@ def _latest_idle():
     return failures.latest_recovery[0], participation.changes()
 
 
-class _Forward:
-    """Replaces a net's `forward`, and calls it in the thread of a context."""
+class _Forward(ReplacedForward):
+    """Calls a net in the thread of a context."""
 
     def __init__(self, net):
-        self._net, self._devices, self._contexts = net, {}, set()
+        super().__init__(net)
+        self._devices, self._contexts = {}, set()
         count_blocks_for(self)
         # The round under way: by context the blocks of its calls since each context was
         # last called equally often, and the latest moment at which it could have begun.
         self._round, self._when = collections.defaultdict(list), None
 
     def __call__(self, *args):
-        forward = partial(type(self._net).forward, self._net)
         devices = self._devices_of(args)
         if devices is None:
-            return forward(*args)
-        parameters = list(self._net.collect_params().values())
-        batch = Batch(args, devices.contexts, None, parameters)
-        outputs = devices.map(lambda args: forward(*args), batch.shards)
-        return backward.gather(outputs, batch, devices)
+            return self.own(*args)
+        shards = Shards.as_is(args, *devices.contexts)
+        outputs = devices.map(lambda args: self.own(*args), shards.arguments)
+        parameters = list(self.net.collect_params().values())
+        return backward.gather(outputs, shards, devices, parameters)
 
     def __deepcopy__(self, memo):
-        return _Forward(memo[id(self._net)])
+        twin = _Forward(memo[id(self.net)])
+        twin._former = copy.deepcopy(self._former, memo)
+        return twin
 
     def _devices_of(self, args):
         """The Devices of a call's context; None if the calling thread runs it."""
@@ -114,11 +118,11 @@ class _Forward:
             return None
         context = arrays[0].context
         if context not in self._devices:
-            parameters = self._net.collect_params().values()
+            parameters = self.net.collect_params().values()
             contexts = {c for p in parameters for c in contexts_of(p)}
             if len(contexts) < 2 or context not in contexts:
                 return None
-            self._devices[context] = Devices([context])
+            self._devices[context] = ContextOfLoop(context)
             self._contexts = contexts
         if autograd.is_training():
             self._note_call(context)

@@ -15,10 +15,11 @@ from ..common.arguments import counted, listed
 from ..layer.batch_norm import contexts_of
 from ..layer.finding import own_operators, unsynchronized_layers
 from ..mxnet_private import trainers
-from ..mxnet_private.blocks import blocks_of
+from ..mxnet_private.blocks import blocks_of, has_graph
 from ..mxnet_private.parameters import trainer_of
 
 _warned_of = weakref.WeakSet()  # trainers and nets
+_examined = weakref.WeakSet()  # nets
 _CALLER = 4  # the stack level of the line that calls the net
 
 
@@ -64,6 +65,9 @@ def of_few_rows(net: mx.gluon.Block, rows: Sequence[int]) -> None:
 
 def of_operators(net: mx.gluon.Block) -> None:
     """Warns of what :func:`convert_sync_batchnorm` could not know of before a call."""
+    if net in _examined or not any(map(has_graph, blocks_of(net))):
+        return
+    _examined.add(net)
     names = own_operators(net)
     if names:
         warnings.warn(

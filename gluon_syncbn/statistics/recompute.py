@@ -22,9 +22,9 @@ from ..mxnet_private.parameters import data_of
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
 from ..native.world import world
-from ..parallel.batch import Batch
-from ..parallel.net import ParallelNet
+from ..parallel.net import is_parallel
 from ..parallel.participation import calling
+from ..parallel.shards import Shards
 from .collecting import collected, collecting, synchronized
 
 _VARIANCES = "population", "pooled"
@@ -133,8 +133,8 @@ def recompute_statistics(
 
 def _run(net, layers, batches):
     """Calls the net on each batch, and waits for it."""
-    if isinstance(net, ParallelNet):
-        _drive(net.net, layers, batches, net.devices, net.batch_axis)
+    if is_parallel(net):
+        _drive(net, layers, batches, net.devices, net.forward.batch_axis)
         return
     found = map(contexts_of, net.collect_params().values())
     contexts = list(dict.fromkeys(itertools.chain(*found)))
@@ -143,9 +143,9 @@ def _run(net, layers, batches):
             f"{net.name} is not initialized: call net.initialize() before its "
             "statistics are recomputed"
         )
-    with Devices(contexts) as devices:
-        # One device takes inputs of any kind, as they are.
-        _drive(net, layers, batches, devices, None if len(devices) == 1 else 0)
+    # One device takes inputs of any kind, as they are.
+    axis = None if len(contexts) == 1 else 0
+    _drive(net, layers, batches, Devices(contexts), axis)
 
 
 def _drive(net, layers, batches, devices, axis):
@@ -153,9 +153,12 @@ def _drive(net, layers, batches, devices, axis):
         for arguments in _told(batches):
             if not isinstance(arguments, (list, tuple)):
                 arguments = (arguments,)
-            batch = Batch(arguments, devices.contexts, axis, [])
-            with calling(layers, batch.contexts):
-                devices.map_first(lambda shard: net(*shard), batch.shards)
+            if axis is None:
+                shards = Shards.as_is(arguments, *devices.contexts)
+            else:
+                shards = Shards.split(arguments, devices.contexts, axis)
+            with calling(layers, shards.contexts):
+                devices.map_first(lambda args: net(*args), shards.arguments)
     if world().size > 1:
         world().join(failures.get_timeout())
 

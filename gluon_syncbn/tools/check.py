@@ -96,10 +96,10 @@ def step(
     x, dy, gamma = arrays
     if mode == "hybridized":
         layer.hybridize(static_alloc=True, static_shape=True)
-    with Devices(contexts) as devices:
-        candidate = Candidate(layer, devices, x, dy)
-        layer.gamma.set_data(mx.nd.array(gamma, dtype=gamma.dtype))
-        candidate.step()
+    devices = Devices(contexts)
+    candidate = Candidate(layer, devices, x, dy)
+    layer.gamma.set_data(mx.nd.array(gamma, dtype=gamma.dtype))
+    candidate.step()
     y, dx = candidate.results()
     return {
         "y": y,

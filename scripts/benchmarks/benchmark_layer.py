@@ -94,9 +94,9 @@ def measure(shape, count, modes, repetitions):
     x = rng.normal(3, 2, shape).astype("float32")
     dy = rng.normal(size=shape).astype("float32")
     rows = []
-    with gluon_syncbn.Devices([mx.cpu(k) for k in range(count)]) as devices:
-        steps = verified_steps(devices, modes, x, dy)
-        times = benchmarking.take_turns(steps, repetitions)
+    devices = gluon_syncbn.Devices([mx.cpu(k) for k in range(count)])
+    steps = verified_steps(devices, modes, x, dy)
+    times = benchmarking.take_turns(steps, repetitions)
     for (layer, place, mode), seconds in times.items():
         if layer is None:
             continue

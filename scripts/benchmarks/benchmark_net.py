@@ -112,8 +112,8 @@ class Candidate:
 
 def verify(name, mode, candidates, x, y):
     """Exits unless synchronized layers train like one context with the whole batch."""
-    with gluon_syncbn.Devices(mx.cpu(0)) as one:
-        right = Candidate(name, "BatchNorm", "imperative", one, x, y).results()
+    one = gluon_syncbn.Devices(mx.cpu(0))
+    right = Candidate(name, "BatchNorm", "imperative", one, x, y).results()
     errors = {
         layer: [np.linalg.norm(a - b) for a, b in zip(candidate.results(), right)]
         for layer, candidate in candidates.items()
@@ -135,13 +135,13 @@ def measure(name, mode, options):
     batch = options.batch * len(CONTEXTS)
     x = rng.normal(size=(batch, 3, crop, crop)).astype("float32")
     y = rng.integers(0, CLASSES, (batch, crop, crop)).astype("float32")
-    with gluon_syncbn.Devices(CONTEXTS) as devices:
-        candidates = {
-            layer: Candidate(name, layer, mode, devices, x, y) for layer in LAYERS
-        }
-        verify(name, mode, candidates, x, y)
-        steps = {layer: candidate.step for layer, candidate in candidates.items()}
-        times = benchmarking.take_turns(steps, options.repetitions, warm_up=1)
+    devices = gluon_syncbn.Devices(CONTEXTS)
+    candidates = {
+        layer: Candidate(name, layer, mode, devices, x, y) for layer in LAYERS
+    }
+    verify(name, mode, candidates, x, y)
+    steps = {layer: candidate.step for layer, candidate in candidates.items()}
+    times = benchmarking.take_turns(steps, options.repetitions, warm_up=1)
     row = {"net": name, "mode": mode, "crop": crop}
     row.update(batch=options.batch, contexts=len(CONTEXTS))
     return [

@@ -27,31 +27,31 @@ def check_layer(per_rank, dtype='float32', mode='imperative'):
     rng = np.random.default_rng(5)
     running = np.zeros(3), np.ones(3)
     ones, zeros = np.ones(3), np.zeros(3)
-    with Devices(contexts) as devices:
-        for _ in range(2):
-            x, dy = rng.normal(3, 2, (2, sum(rows), 3, 4, 5)).astype(dtype)
-            shards, dys = (
-                put(split_rows(v[mine], per_rank[rank]), contexts, dtype)
-                for v in (x, dy)
-            )
-            ys, dxs = train_step(devices, net, shards, dys)
-            count = x.size // 3
-            y, mean, var, inv_std = reference.forward(x, ones, zeros)
-            dx, dgamma, dbeta = reference.backward(x, dy, ones)
-            c = reference.conditioning(x)
-            assert_near(np.concatenate(ys), y[mine], dtype, count, c, abs(y).max())
-            scale = inv_std.max() * abs(dy).max()
-            assert_near(np.concatenate(dxs), dx[mine], dtype, count, c, scale)
-            for parameter, right in (layer.gamma, dgamma), (layer.beta, dbeta):
-                total = MPI.COMM_WORLD.allreduce(summed_grad(parameter))
-                assert_near(total, right, dtype, count, c, abs(dy).sum() * abs(y).max())
-            running = [
-                reference.update_running(old, new, 0.875)
-                for old, new in zip(running, (mean, var))
-            ]
-        for parameter, right in zip((layer.running_mean, layer.running_var), running):
-            assert_near(value(parameter), right, dtype, count, c, abs(right).max())
-            assert_same_bits(value(parameter))
+    devices = Devices(contexts)
+    for _ in range(2):
+        x, dy = rng.normal(3, 2, (2, sum(rows), 3, 4, 5)).astype(dtype)
+        shards, dys = (
+            put(split_rows(v[mine], per_rank[rank]), contexts, dtype)
+            for v in (x, dy)
+        )
+        ys, dxs = train_step(devices, net, shards, dys)
+        count = x.size // 3
+        y, mean, var, inv_std = reference.forward(x, ones, zeros)
+        dx, dgamma, dbeta = reference.backward(x, dy, ones)
+        c = reference.conditioning(x)
+        assert_near(np.concatenate(ys), y[mine], dtype, count, c, abs(y).max())
+        scale = inv_std.max() * abs(dy).max()
+        assert_near(np.concatenate(dxs), dx[mine], dtype, count, c, scale)
+        for parameter, right in (layer.gamma, dgamma), (layer.beta, dbeta):
+            total = MPI.COMM_WORLD.allreduce(summed_grad(parameter))
+            assert_near(total, right, dtype, count, c, abs(dy).sum() * abs(y).max())
+        running = [
+            reference.update_running(old, new, 0.875)
+            for old, new in zip(running, (mean, var))
+        ]
+    for parameter, right in zip((layer.running_mean, layer.running_var), running):
+        assert_near(value(parameter), right, dtype, count, c, abs(right).max())
+        assert_same_bits(value(parameter))
 """
 
 
@@ -159,7 +159,8 @@ def running_mean(group, contexts=1):
     layer.initialize(ctx=contexts)
     # Before map, which would tell the other ranks of an error.
     gluon_syncbn.layer.synchronization.group_attributes(group, layer.name)
-    with Devices(contexts) as devices, autograd.train_mode():
+    devices = Devices(contexts)
+    with autograd.train_mode():
         xs = [mx.nd.full((2, 1), 10 * rank + i, ctx=c) for i, c in enumerate(contexts)]
         for y in devices.map(layer, xs):
             y.wait_to_read()
@@ -265,7 +266,8 @@ def test_the_rank_of_a_shard_that_is_not_finite_is_named(bad):
 layer = SyncBatchNorm(in_channels=2, prefix='norm_', nonfinite='raise')
 contexts = [mx.cpu(0), mx.cpu(1)]
 layer.initialize(ctx=contexts)
-with Devices(contexts) as devices, autograd.train_mode():
+devices = Devices(contexts)
+with autograd.train_mode():
     xs = [mx.nd.array(np.random.default_rng(k).normal(size=(3, 2)), ctx=c)
           for k, c in enumerate(contexts)]
     devices.map(layer, xs)

@@ -78,13 +78,13 @@ def forward(x):
         raise KeyError('no such sample')
     with autograd.train_mode():
         return first(x)
-with Devices(mx.cpu()) as devices:
-    try:
-        devices.map(forward, [x])[0].wait_to_read()
-    except KeyError:
-        assert rank == 1
-    except mx.MXNetError as error:
-        assert 'error on rank 1' in str(error) and 'no such sample' in str(error)
+devices = Devices(mx.cpu())
+try:
+    devices.map(forward, [x])[0].wait_to_read()
+except KeyError:
+    assert rank == 1
+except mx.MXNetError as error:
+    assert 'error on rank 1' in str(error) and 'no such sample' in str(error)
 text = error_of(gluon_syncbn.recover)
 assert text.startswith('recover() cannot bring several processes together'), text
 assert 'no such sample' in text and 'no such sample' in error_of(step)

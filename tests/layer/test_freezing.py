@@ -126,8 +126,8 @@ def test_a_part_of_a_parallel_net_that_was_called(mode):
     net.initialize()
     set_mode(net, mode)
     step(net)
-    freeze_statistics(net.net[0])
-    assert changes(net.net[0], rows=1) == {False}  # one device runs alone
+    freeze_statistics(net[0])
+    assert changes(net[0], rows=1) == {False}  # one device runs alone
     assert changes(net) == {False, True}
     freeze_statistics(net)
     assert changes(net) == {False} == changes(net, rows=1)

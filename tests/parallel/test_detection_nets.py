@@ -8,8 +8,6 @@ rounding in float64 does not cause.
 import functools
 
 from gluon_syncbn import (
-    ParallelCriterion,
-    ParallelNet,
     allow_plain_loop,
     check_replicas,
     convert_sync_batchnorm,
@@ -20,7 +18,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import Constant, Trainer
+from mxnet.gluon import Block, Constant, Trainer
 from mxnet.gluon.utils import split_and_load
 from support.helpers import cpus, set_mode
 
@@ -63,30 +61,35 @@ def set_values(net, values):
         parameter.set_data(mx.nd.array(array, dtype="float64"))
 
 
-def train(net, loss, name, steps, contexts):
-    """Losses of steps of SGD on so many images, by one call or by a loop."""
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 2e-3})
-    found = []
+class Weighted(Block):
+    """A net with its loss: the losses of images, times weights."""
 
-    def weighted(*parts):
-        *outputs, weights = parts
-        return loss(*outputs) * weights
+    def __init__(self, net, loss):
+        super().__init__()
+        self.net, self.loss = net, loss
 
-    def shard_loss(*shard):
-        *inputs, weights = shard
-        outputs = net(*inputs)
+    def forward(self, *inputs_and_weights):
+        *inputs, weights = inputs_and_weights
+        outputs = self.net(*inputs)
         is_one = isinstance(outputs, mx.nd.NDArray)
-        return weighted(*([outputs] if is_one else outputs), weights)
+        return self.loss(*([outputs] if is_one else outputs)) * weights
 
+
+def train(net, loss, name, steps, contexts, is_parallel=False):
+    """Losses of steps of SGD on so many images.
+
+    The net and its loss are called once if they are parallel, else in a loop.
+    """
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 2e-3})
+    weighted, found = Weighted(net, loss), []
+    if is_parallel:
+        make_parallel(weighted, contexts)
+        contexts = contexts[:1]
     for rows in steps:
         batch = [mx.nd.array(a[:rows], dtype="float64") for a in nets.batch(name)]
         with autograd.record():
-            if isinstance(net, ParallelNet):
-                *inputs, weights = batch
-                losses = [ParallelCriterion(weighted, net)(net(*inputs), weights)]
-            else:
-                shards = zip(*(split_and_load(array, contexts) for array in batch))
-                losses = [shard_loss(*shard) for shard in shards]
+            shards = zip(*(split_and_load(array, contexts) for array in batch))
+            losses = [weighted(*shard) for shard in shards]
         autograd.backward(losses)
         trainer.step(rows)
         found.append(sum(float(each.sum().asscalar()) for each in losses))
@@ -133,11 +136,9 @@ def test_trains_hybridized_like_batch_norm(name, mode, way, steps):
     values, right = of_batch_norm(name, steps)
     net, loss = make(name, nets.IMAGES // 2, cpus(2))
     set_values(net, values)
-    if way == "parallel":
-        net = make_parallel(net, cpus(2), gather=False)
-    else:
+    if way == "plain loop":
         allow_plain_loop(convert_sync_batchnorm(net, 2))
-    result = train(set_mode(net, mode), loss, name, steps, cpus(2))
+    result = train(set_mode(net, mode), loss, name, steps, cpus(2), way == "parallel")
     # Steps amplify the rounding of float64 by less than a wrong statistic changes.
     np.testing.assert_allclose(result, right, rtol=1e-7)
     assert (abs(np.diff(right)) > 1e-4 * abs(right[0])).all()

@@ -25,17 +25,10 @@ try:
 except KeyboardInterrupt:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     left.set()
-try:
-    devices.map(int)
-except RuntimeError as error:
-    print(error)
-devices.close()
-with gluon_syncbn.Devices(devices.contexts) as others:
-    print(others.map(int))
+    print("interrupted")
+print(devices.map(int))
 """
 
 
 def test_a_function_that_never_ends_can_be_left():
-    error, others = output_of(STUCK).splitlines()
-    assert error.startswith("the function that map called for cpu(0)")
-    assert others == "[0, 0]"
+    assert output_of(STUCK).splitlines() == ["interrupted", "[0, 0]"]

@@ -85,7 +85,7 @@ def test_waiting_for_each_other_names_the_layer(devices):
     # One of two devices waits for the other.
     assert waits.each_other * waits.seconds > 0.5 * 8 * SLOW / 2
     ((name, share),) = waits.layers
-    assert name == net.net[2].name and share == pytest.approx(waits.each_other)
+    assert name == net[2].name and share == pytest.approx(waits.each_other)
     assert waits.hint.startswith(f"devices wait for each other, most of all in {name}")
 
 

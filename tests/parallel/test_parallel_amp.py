@@ -47,12 +47,11 @@ pairs = zip(results(gluon_syncbn.make_parallel(dense(), contexts)), results(dens
 for result, expected in pairs:
     assert abs(expected).max() > 0 and (result == expected).all()
 
-template = nn.HybridSequential()
-template.add(dense(), nn.BatchNorm(in_channels=2))
-net = gluon_syncbn.make_parallel(template, contexts)
-net.initialize()
+net = nn.HybridSequential()
+net.add(dense(), nn.BatchNorm(in_channels=2))
+gluon_syncbn.make_parallel(net, contexts).initialize()
 with autograd.pause(train_mode=True):
-    z, y = numbers(template[0](x)), numbers(net(x))
+    z, y = numbers(net[0](x)), numbers(net(x))
 right = reference.forward(z, np.ones(2), np.zeros(2))[0]
 assert_near(y, right, count=5, scale=abs(right).max())
 print("equal")

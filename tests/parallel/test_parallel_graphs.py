@@ -103,7 +103,7 @@ def test_calls_of_two_scopes_with_one_backward_each(devices):
         second.backward(retain_graph=True)  # inside of the scope
     beside.backward()  # of another graph
     assert weight_gradient(net) == 11
-    net.net.weight.zero_grad()
+    net.weight.zero_grad()
     second.backward()
     assert weight_gradient(net) == 11
     first.backward()
@@ -183,9 +183,9 @@ def test_a_failed_backward_leaves_earlier_gradients_to_the_trainer(devices):
     first.backward()
     with pytest.raises(mx.MXNetError):  # the first call's graph is released
         autograd.backward([first, second])
-    expected = value(net.net.weight) - weight_gradient(net)
+    expected = value(net.weight) - weight_gradient(net)
     trainer.step(1)  # would refuse gradients that are not marked as new
-    assert value(net.net.weight) == expected
+    assert value(net.weight) == expected
 
 
 @pytest.mark.parametrize("way", ["parallel", "plain loop"])

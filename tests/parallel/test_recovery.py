@@ -23,7 +23,8 @@ contexts = [mx.cpu(i) for i in range(count)]
 layer = gluon_syncbn.SyncBatchNorm(num_devices=count)
 layer.initialize(ctx=contexts)
 x = [mx.nd.arange(6, ctx=c).reshape((3, 2)) for c in contexts]
-with gluon_syncbn.Devices(contexts) as devices, mx.autograd.train_mode():
+devices = gluon_syncbn.Devices(contexts)
+with mx.autograd.train_mode():
     ys = devices.map(layer, x)
 print(ys[0].asnumpy().sum(axis=1).round().tolist())
 """
@@ -133,8 +134,8 @@ def test_an_operator_completes_with_the_error_of_another_one():
             time.sleep(0.01)
     assert "devices disagree" in failures.failure()
     gluon_syncbn.recover()
-    with Devices(contexts) as devices:
-        assert_trains(devices, layer)
+    devices = Devices(contexts)
+    assert_trains(devices, layer)
 
 
 def test_error_of_the_users_function_gives_up_the_work_in_flight(devices):

@@ -44,9 +44,11 @@ def context_that_skips_the_layer(devices, layer, shards):
     ys[0].wait_to_read()  # here
 
 
-def template_of_a_parallel_net(devices, layer, shards):
-    gluon_syncbn.make_parallel(layer, devices.contexts, sync_bn=False)
-    layer(shards[0]).wait_to_read()  # here
+def part_of_a_parallel_net(devices, layer, shards):
+    net = nn.Sequential()
+    net.add(layer)
+    gluon_syncbn.make_parallel(net, devices.contexts, sync_bn=False)
+    net[0](shards[0]).wait_to_read()  # here
 
 
 def context_used_twice(devices, layer, shards):
@@ -86,7 +88,7 @@ MISTAKES = [
     read_before_every_context_is_called,
     read_inside_of_map,
     context_that_skips_the_layer,
-    template_of_a_parallel_net,
+    part_of_a_parallel_net,
     context_used_twice,
     plain_loop,
     backward_of_one_context,

@@ -93,11 +93,10 @@ def test_equals_all_elements_together(norm, way, mode):
     recompute_statistics(net, as_input)
     expected = oracle(batches)
     assert_statistics(net, expected, batches, len(contexts))
-    template = net.net if way == "make_parallel" else net
-    assert list(map(type, blocks_of(template))) == kinds
+    assert list(map(type, blocks_of(net))) == kinds
     x = mx.nd.array(batches[0], dtype="float64")
     y = prediction(batches[0], expected)  # in inference the net takes them
-    assert_near(template(x).asnumpy(), y, "float64", x.size, scale=10)
+    assert_near(net(x).asnumpy(), y, "float64", x.size, scale=10)
 
 
 @pytest.mark.parametrize("unbiased", [False, True])

@@ -28,16 +28,15 @@ def small_net():
     return net
 
 
-def pair(contexts, mode="imperative", **options):
+def pair(contexts, mode="imperative"):
     """The same float64 net: plain on one context, and parallel on `contexts`."""
-    plain, template = small_net(), small_net()
+    plain, parallel = small_net(), small_net()
     plain.cast("float64")
-    template.cast("float64")
+    parallel.cast("float64")
     mx.random.seed(3)
     plain.initialize(mx.init.Xavier())
     plain(mx.nd.ones((2, *SHAPE), dtype="float64"))
-    parallel = make_parallel(template, contexts, **options)
-    parallel.initialize()
+    make_parallel(parallel, contexts).initialize()
     copy_parameters(plain, parallel)
     return set_mode(plain, mode), set_mode(parallel, mode)
 

@@ -53,16 +53,15 @@ def make_net(program):
     norms = [_norm(program, layer, rng) for layer in program.layers]
     net = norms[0] if program.bare else Chains(program, norms)
     net.cast(program.dtype)
-    whole = net
     if program.way == "parallel":
         # Conversion would take the layers' settings away.
-        whole = gluon_syncbn.make_parallel(
+        gluon_syncbn.make_parallel(
             net, contexts, sync_bn=False, batch_axis=program.batch_axis
         )
     elif program.way == "plain_loop":
         gluon_syncbn.allow_plain_loop(net)
-    whole.initialize(ctx=contexts)
-    return set_mode(whole, program.mode), net, norms
+    net.initialize(ctx=contexts)
+    return set_mode(net, program.mode), norms
 
 
 def _norm(program, layer, rng):

@@ -24,7 +24,6 @@ def run(program):
         stack.enter_context(mx.util.np_shape(empty or program.numpy))
         stack.enter_context(mx.util.np_array(program.numpy))
         runner = Runner(program)
-        stack.callback(runner.devices.close)
         for number, step in enumerate(program.steps):
             try:
                 runner.run(step, Data(program, number, step))
@@ -37,7 +36,7 @@ class Runner:
 
     def __init__(self, program):
         self._program = program
-        self._net, self._template, self._norms = make_net(program)
+        self._net, self._norms = make_net(program)
         if program.way == "parallel":
             self.devices = self._net.devices
         else:
@@ -135,7 +134,7 @@ class Runner:
         everyone = contexts == self._contexts
         if everyone or not training or self._program.way == "parallel":
             return nullcontext()
-        return gluon_syncbn.participating(self._template, contexts)
+        return gluon_syncbn.participating(self._net, contexts)
 
 
 def _array(x, context):

@@ -58,10 +58,10 @@ class Program:
         self.setting = way, mode, optimizer, store
         self.way, self.contexts = way, [mx.cpu(0), mx.cpu(1)]
         self.participants = self.own = self.contexts
-        net = template = Net()
+        net = Net()
         self.driver = Loop(self.contexts)
         if way == "make_parallel":
-            net = gluon_syncbn.make_parallel(net, ctx=self.contexts)
+            gluon_syncbn.make_parallel(net, ctx=self.contexts)
             self.driver = Loop([mx.cpu(0)])
         elif way == "allow_plain_loop":
             gluon_syncbn.allow_plain_loop(net)
@@ -75,7 +75,7 @@ class Program:
         self.net = net
         with autograd.predict_mode():
             for context in self.contexts:
-                template(mx.nd.ones((2, 3, 4, 4), ctx=context)).wait_to_read()
+                net(mx.nd.ones((2, 3, 4, 4), ctx=context)).wait_to_read()
         set_mode(net, mode)
         rng = np.random.RandomState(0)
         for _, p in sorted(net.collect_params().items()):

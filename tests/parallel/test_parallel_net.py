@@ -1,0 +1,262 @@
+"""make_parallel returns the net itself: parts, files, copies, parents and undoing it."""
+
+import copy
+import pickle
+
+from gluon_syncbn import (
+    SyncBatchNorm,
+    check_replicas,
+    convert_sync_batchnorm,
+    make_parallel,
+    revert_parallel,
+    revert_sync_batchnorm,
+)
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer, loss, nn
+from support.helpers import MODES, cpus, differentiate, imported, set_mode, values
+from support.parallel_nets import (
+    SHAPE,
+    assert_same,
+    column,
+    dense,
+    gradients,
+    pair,
+    small_net,
+    train,
+    weight_gradient,
+)
+
+
+def test_a_parallel_net_is_the_net_itself(devices):
+    net = nn.HybridSequential()
+    with net.name_scope():
+        net.features, net.output = nn.Dense(3), nn.Dense(2)
+        net.add(net.features, nn.BatchNorm(), net.output)
+    names, shape = list(net.collect_params()), (3, 2)
+    assert make_parallel(net, devices.contexts) is net
+    assert type(net) is nn.HybridSequential and type(net[1]) is SyncBatchNorm
+    assert list(net.collect_params()) == names and net[0] is net.features
+    assert net.devices.contexts == devices.contexts
+    net.initialize()
+    assert net(mx.nd.ones(shape)).shape == shape
+    with net.name_scope():
+        net.output = nn.Dense(5)  # for another task
+    net.output.initialize(ctx=mx.cpu(0))
+    with pytest.raises(ValueError, match="is initialized on cpu.0., expected cpu.0., "):
+        net(mx.nd.ones(shape))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, "pickle"])
+@pytest.mark.parametrize("mode", MODES)
+def test_copies_are_parallel_nets_of_their_own(mode, copied):
+    _, net = pair(cpus(2))
+    if copied == "pickle":
+        twin = pickle.loads(pickle.dumps(net))
+    else:
+        twin = copied(net)
+    assert twin.forward.net is twin and twin.devices is not net.devices
+    for each in net, twin:
+        set_mode(each, mode)
+    before = values(twin)
+    train(net, [3, 1])
+    assert_same(values(twin), before)
+    assert_same(train(twin, [5, 2, 1]), train(pair(cpus(2))[0], [5, 2, 1]))
+
+
+@pytest.mark.parametrize("parent_is", ["parallel", "plain"])
+@pytest.mark.parametrize("mode", MODES)
+def test_in_a_parent(parent_is, mode):
+    """A parent that is parallel over the same devices calls it with shards."""
+    results = []
+    for contexts in cpus(1), cpus(2):
+        parent, child = nn.HybridSequential(), small_net()
+        parent.add(child, nn.Dense(3, in_units=3))
+        mx.random.seed(2)
+        parent.initialize(mx.init.Xavier(), ctx=contexts)
+        parent.cast("float64")
+        if len(contexts) > 1:
+            make_parallel(child, contexts)
+            if parent_is == "parallel":
+                make_parallel(parent, contexts)
+        set_mode(parent if parent_is == "parallel" else child, mode)
+        results.append(train(parent, [5, 2, 1]))
+    assert_same(*results)
+
+
+def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
+    plain, net = pair(cpus(2))
+    x = mx.nd.ones((3, *SHAPE), dtype="float64")
+    right = (2 * plain(x)).asnumpy()
+    parent = nn.HybridSequential(prefix="outer_")
+    parent.add(net, nn.HybridLambda(lambda F, y: 2 * y))
+    parent.hybridize()
+    with pytest.raises(RuntimeError, match="outer is hybridized, .* the outer one"):
+        with autograd.record():
+            parent(x)
+    assert_same([parent(x).asnumpy()], [right])
+
+
+def test_an_imported_net():
+    """A SymbolBlock, beside the net that it was exported from."""
+    plain, _ = pair(cpus(2))
+    plain.hybridize()
+    plain(mx.nd.ones((2, *SHAPE), dtype="float64"))
+    symbol, params = plain(mx.sym.var("data")), plain.collect_params()
+    net = SymbolBlock(symbol, [mx.sym.var("data")])
+    make_parallel(net, cpus(3)).initialize()
+    for name, parameter in net.collect_params().items():
+        parameter.cast("float64")
+        parameter.set_data(params[name].data())
+    assert_same(train(net, [4, 2]), train(plain, [4, 2]))
+
+
+def test_nets_that_share_parameters(devices):
+    net = dense(devices.contexts)
+    other = nn.Dense(1, use_bias=False, in_units=1, params=net.params)
+    make_parallel(other, devices.contexts)
+    differentiate(lambda x: net(x) + 10 * other(x[:1]), column(1, 2))
+    assert weight_gradient(net) == 3 + 2 * 10  # the sum is over rows
+    revert_parallel(net)
+    assert other(column(1, 2)).shape == (2, 1)
+
+
+def test_hooks_see_whole_batches(devices):
+    net, seen = dense(devices.contexts), []
+    net.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    net.register_forward_hook(lambda _, inputs, y: seen.append(y.shape))
+    net(column(1, 2, 3))
+    assert seen == [(3, 1), (3, 1)]
+
+
+def test_gluons_estimator(devices):
+    from mxnet.gluon.contrib.estimator import Estimator
+
+    results = []
+    for contexts in None, devices.contexts:
+        net = small_net()
+        if contexts:
+            make_parallel(net, contexts)
+        mx.random.seed(1)
+        net.initialize(mx.init.Xavier())
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(12, *SHAPE)), rng.integers(0, 3, 12)
+        arrays = mx.gluon.data.ArrayDataset(x.astype("f4"), y.astype("f4"))
+        data = mx.gluon.data.DataLoader(arrays, 5)
+        net(mx.nd.array(x[:5]))
+        metric = mx.metric.Loss()
+        trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        criterion = loss.SoftmaxCrossEntropyLoss()
+        options = {"trainer": trainer, "context": mx.cpu(0)}
+        Estimator(net, criterion, metric, **options).fit(data, epochs=1)
+        results.append(values(net))
+    for result, expected in zip(*results):
+        np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-5)
+
+
+# ---- undoing it ----------------------------------------------------------------------
+
+
+class Twice(nn.Dense):
+    """Its `forward` was replaced before."""
+
+    def __init__(self):
+        super().__init__(1, use_bias=False, in_units=1)
+        self.forward = self.twice
+
+    def twice(self, x):
+        return 2 * nn.Dense.forward(self, x)
+
+
+def test_undone_it_is_what_it_was(devices):
+    net = Twice()
+    before = dict(vars(net))
+    make_parallel(net, devices.contexts).initialize(mx.init.One())
+    assert (net(column(1, 2)).asnumpy()[:, 0] == [2, 4]).all()
+    assert copy.deepcopy(net)(column(3)).asscalar() == 6
+    assert revert_parallel(net) is net
+    assert vars(net).keys() == before.keys() and net.forward == before["forward"]
+    assert "_reduce" not in vars(net.weight)
+    x = column(1, 2).as_in_context(mx.cpu(1))
+    assert net(x).context == mx.cpu(1)
+    make_parallel(net, devices.contexts)
+    assert net(x).context == mx.cpu(0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_undone_it_trains_on_one_device(mode):
+    plain, net = pair(cpus(2), mode=mode)
+    assert_same(train(net, [3]), train(plain, [3]))
+    revert_sync_batchnorm(revert_parallel(net)).collect_params().reset_ctx(mx.cpu(0))
+    assert_same(train(net, [3]), train(plain, [3]))
+
+
+# ---- files ---------------------------------------------------------------------------
+
+
+class TwoInputs(HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = nn.Dense(99), nn.BatchNorm()
+
+    def hybrid_forward(self, F, x, others, unused=None):
+        return self.norm(self.dense(x)) + others[0]
+
+
+class Parent(Block):
+    def __init__(self, child):
+        super().__init__()
+        self.child = child
+
+
+def test_files_have_the_bits_of_the_first_device(tmp_path):
+    net, other = (make_parallel(TwoInputs(), cpus(3)) for _ in range(2))
+    net.initialize(mx.init.Uniform(1))
+    net.hybridize()
+    x, others = mx.nd.random.normal(shape=(5, 3)), mx.nd.random.normal(shape=(5, 99))
+    y = net(x, [others], None)
+    # Gluon would save the mean, which may differ from three equal numbers.
+    weight = net.dense.weight
+    mean = type(weight)._reduce(weight)
+    assert (mean != weight.data(mx.cpu(0))).asnumpy().any()
+    net.export(str(tmp_path / "net"), 7)
+    exported = imported(tmp_path / "net", "data0", "data1", epoch=7)
+    for name, parameter in net.collect_params().items():
+        saved = exported.params.get(name).data()
+        assert (saved == parameter.data(mx.cpu(0))).asnumpy().all()
+    net.save_parameters(str(tmp_path / "net.params"))
+    other.load_parameters(str(tmp_path / "net.params"))
+    assert (other(x, [others], None) == y).asnumpy().all()
+    Parent(net).save_parameters(str(tmp_path / "parent.params"))
+    saved = mx.nd.load(str(tmp_path / "parent.params"))["child.dense.weight"]
+    assert (saved == weight.data(mx.cpu(0))).asnumpy().all()
+
+
+def test_files_go_to_the_devices(tmp_path, devices):
+    net = dense(devices.contexts, 3.0)
+    net.save_parameters(str(tmp_path / "a"))
+    for contexts in None, mx.cpu(1), devices.contexts:
+        other = make_parallel(nn.Dense(1, use_bias=False), devices.contexts)
+        other.load_parameters(str(tmp_path / "a"), contexts)
+        if contexts != mx.cpu(1):
+            assert other.weight.list_ctx() == devices.contexts
+            check_replicas(other)
+            assert other(column(2)).asscalar() == 6
+        else:
+            with pytest.raises(ValueError, match="is initialized on cpu.1., expected "):
+                other(column(2))
+
+
+def test_summary_is_that_of_one_device(devices, capsys):
+    plain, net = TwoInputs(), make_parallel(TwoInputs(), devices.contexts)
+    x, other = np.ones((5, 3), "f4"), np.ones((5, 99), "f4")
+    texts = []
+    for block, array in (plain, mx.nd.array), (net, np.asarray):
+        block.initialize()
+        block.summary(array(x), [array(other)])
+        texts.append(capsys.readouterr().out.replace("SyncBatchNorm", "BatchNorm"))
+    assert "Total params: 792" in texts[0]
+    assert texts[1].split() == texts[0].split()
