@@ -44,6 +44,17 @@ class Folder(gluon.data.Dataset):
         return picture.transpose(2, 0, 1), np.where(labels == 255, -1, labels)
 
 
+class NetWithLoss(gluon.Block):
+    """One value for each picture, computed where the net's outputs are."""
+
+    def __init__(self, net, loss):
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, images, labels):
+        return self.loss(*self.net(images), labels)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
@@ -64,11 +75,10 @@ def main():
         crop_size=options.size,
     )
     net.initialize(mx.init.Xavier())  # what GluonCV has left uninitialized
-    # Outputs stay on their devices, and so does the loss; ctx moves the parameters.
-    net = gluon_syncbn.make_parallel(net, contexts, gather=False, reset_ctx=True)
     net.hybridize(static_alloc=True, static_shape=True)
-    loss = MixSoftmaxCrossEntropyLoss(aux=True)
-    criterion = gluon_syncbn.ParallelCriterion(loss, net)
+    # Outputs stay on their devices; reset_ctx moves the parameters there.
+    criterion = NetWithLoss(net, MixSoftmaxCrossEntropyLoss(aux=True))
+    gluon_syncbn.make_parallel(criterion, contexts, reset_ctx=True)
     settings = {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-4}
     trainer = gluon.Trainer(net.collect_params(), "sgd", settings)
 
@@ -78,7 +88,7 @@ def main():
         total = 0.0
         for images, labels in batches:
             with autograd.record():
-                losses = criterion(net(images), labels)
+                losses = criterion(images, labels)
             losses.backward()
             trainer.step(len(images))
             total += losses.sum().asscalar()

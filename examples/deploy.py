@@ -57,9 +57,8 @@ def main():
     plain.load_parameters(str(folder / "digits.params"))
     print(f"loaded: differs by {abs(plain(x) - expected).max().asscalar():.1e}")
 
-    # Back to nn.BatchNorm and to one context; then the net exports as any other.
+    # Back to nn.BatchNorm; then the net exports as any other.
     gluon_syncbn.revert_sync_batchnorm(net)
-    net.collect_params().reset_ctx(mx.cpu())
     net.hybridize()
     net(x)
     net.export(str(folder / "digits"))

@@ -57,7 +57,6 @@ def main():
     net = make_net()
     train(net, x)
     gluon_syncbn.revert_sync_batchnorm(net)
-    net.collect_params().reset_ctx(mx.cpu())
     net.hybridize()
     expected = net(x).asnumpy()
     export_onnx(net, x.shape, file)

@@ -206,12 +206,32 @@ class Devices:
             )
         call = _under_flags(function, self.contexts)
         is_nested = inside_map()  # then it is the turn of who called the outer one
-        with nullcontext() if is_nested else _turn(), deferred_interrupt():
+        with nullcontext() if is_nested else self._turn(), deferred_interrupt():
             with self._giving_up(is_nested):
                 return [
                     self._workers.call(context, call, context, *elements)
                     for context, *elements in zip(self.contexts, *lists)
                 ]
+
+    @contextmanager
+    def _turn(self):
+        """In the ``with`` block no other thread of the process calls `map`."""
+        turn = _turns[os.getpid()]
+        if not turn.acquire(timeout=_bound()):
+            raise mx.MXNetError(
+                f"waited {failures.get_timeout():g} s for the map of another thread"
+            )
+        try:
+            self._finish_interrupted()
+            failures.check_thread()
+            yield
+        finally:
+            turn.release()
+
+    def _finish_interrupted(self):
+        # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes if
+        # two threads call it at once.
+        self._workers.finish(_bound())
 
     @contextmanager
     def _giving_up(self, is_nested):
@@ -225,9 +245,7 @@ class Devices:
             )
             failures.end_waits(reason)
             if not is_nested:
-                # After a KeyboardInterrupt a thread may be at work still, and MXNet
-                # crashes if two threads call it at once.
-                self._workers.finish(_bound())
+                self._finish_interrupted()
             failures.give_up(reason)
             raise
 
@@ -292,21 +310,6 @@ def split(
             else:
                 shards.append(mx.nd.array(shard, ctx=context, dtype=shard.dtype))
     return shards
-
-
-@contextmanager
-def _turn():
-    """Keeps the other threads of the process from calling `map` in the ``with`` block."""
-    turn = _turns[os.getpid()]
-    if not turn.acquire(timeout=_bound()):
-        raise mx.MXNetError(
-            f"waited {failures.get_timeout():g} s for the map of another thread"
-        )
-    try:
-        failures.check_thread()
-        yield
-    finally:
-        turn.release()
 
 
 def _under_flags(function, contexts):

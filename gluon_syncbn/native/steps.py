@@ -103,9 +103,7 @@ def _await_gradients(trainer):
     ready = mx.nd.empty((1,), ctx=mx.cpu())
     push(load().gluon_syncbn_do_nothing, 0, ready.context, gradients, [ready])
     ready.wait_to_read()
-    failure = failures.failure()
-    if failure:
-        raise mx.MXNetError(failure)
+    failures.check_thread()
     _warn_of_single_value()
 
 

@@ -54,12 +54,14 @@ def _check_joinable(outputs, shards):
     forms = []
     for output, rows in zip(outputs, shards.rows):
         leaves = enumerate(flatten(output))
-        texts = [_shape_text(number, leaf, rows, shards.axis) for number, leaf in leaves]
+        texts = [
+            _shape_text(number, leaf, rows, shards.axis) for number, leaf in leaves
+        ]
         forms.append(str(rebuild(output, iter(texts))))
     for context, form in zip(shards.contexts, forms):
         if form != forms[0]:
             raise ValueError(
-                f"the outputs on {batch.contexts[0]} are {forms[0]}, but those on "
+                f"the outputs on {shards.contexts[0]} are {forms[0]}, but those on "
                 f"{context} are {form}, expected the same structure, types, dtypes and "
                 f"shapes apart from the rows (*) along axis {shards.axis}"
             )
@@ -184,7 +186,7 @@ def _write_on_devices(call, calls, cut_gradients, backward, parameters):
 
 
 def _gradients(leaves, heads, gradients, train_mode):
-    """By name the gradients of the leaves that some heads depend on; keeps the graph."""
+    """Gradients of the leaves that heads depend on, by name; keeps the graph."""
     names = graphs.names_behind(heads)
     found = {name: leaf for name, leaf in leaves.items() if name in names}
     if not found:

@@ -199,6 +199,7 @@ class ReplacedForward:
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net = net
         self._former = vars(net).get("forward")
+        self.calls_class = self._former is None
 
     def own(self, *args: Any) -> Any:
         """What the net would do without."""
@@ -267,13 +268,14 @@ class ParallelForward(ReplacedForward):
                 raise ValueError(
                     f"parameter '{parameter.name}' is initialized on "
                     f"{listed(found)}, expected {listed(contexts)}; "
-                    "make_parallel(..., reset_ctx=True) moves a net"
+                    "make_parallel(..., reset_ctx=True) moves a net, and "
+                    "revert_parallel(net) lets it run where it is"
                 )
             save_value_of(parameter, contexts[0])
         return list(parameters)
 
     def _is_traced(self, args):
-        """Tells whether a call is part of a graph; RuntimeError if that cannot train."""
+        """Tells whether a call is part of a graph; raises if that cannot train."""
         if not any(isinstance(leaf, mx.sym.Symbol) for leaf in flatten(list(args))):
             return False
         trace = current_trace()

@@ -72,7 +72,7 @@ class RecordedCall:
     ) -> None:
         self.devices, self.parameters = devices, parameters
         self._contexts, self._axis = shards.contexts, shards.axis
-        self._was_in_map = inside_map()
+        self.was_in_map = inside_map()
         self.device_outputs = list(zip(*columns))
         self._check_not_nested()
         # Views, because MXNet takes no variable as a head, and none twice.
@@ -110,7 +110,7 @@ class RecordedCall:
 
     def _check_not_nested(self):
         """RuntimeError if a device's graph holds the call of another parallel net."""
-        nested = {call.lifetime_anchor for call in _alive() if call._was_in_map}
+        nested = {call.lifetime_anchor for call in _alive() if call.was_in_map}
         outputs = itertools.chain(*self.device_outputs)
         if nested and not nested.isdisjoint(graphs.names_behind(outputs)):
             raise RuntimeError(

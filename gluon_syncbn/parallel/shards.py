@@ -67,7 +67,7 @@ class Shards:
         return cls._of(args, contexts, _is_array, split_leaf, axis, rows)
 
     @classmethod
-    def _of(cls, args, contexts, is_split, split_leaf, *rows):
+    def _of(cls, args, contexts, is_split, split_leaf, *rows) -> Shards:
         columns, recorded = [], []
         for leaf in flatten(list(args)):
             if not is_split(leaf):

@@ -3,7 +3,7 @@
 The net is made parallel here; the rest reads as if there were one device.
 """
 
-from gluon_syncbn import ParallelCriterion, distributed, make_parallel
+from gluon_syncbn import distributed, make_parallel
 
 import mxnet as mx
 import numpy as np
@@ -55,27 +55,43 @@ class SegmentationLoss(gluon.HybridBlock):
         return F.add_n(*losses)
 
 
+class NetWithLoss(gluon.Block):
+    """A net and its loss, computed on each device where the outputs are."""
+
+    def __init__(self, net, loss):
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, x, y):
+        return self.loss(*self.net(x), y)
+
+
+class NetWithClasses(NetWithLoss):
+    """The predicted classes beside the loss of the first output."""
+
+    def forward(self, x, y):
+        output, *_ = self.net(x)
+        return output.argmax(axis=1), self.loss(output, y)
+
+
 class Engine:
     """A net on its devices with optimizer and learning rate schedule."""
 
     def __init__(self, config, num_classes, steps_per_epoch):
         contexts = open_contexts(config.ctx, config.num_devices)
         net = build_model(config, num_classes, contexts)
-        # On one device too, where it computes the same: a comparison of numbers of
-        # devices is then one of nothing else. Outputs are not gathered: they are as
-        # large as images, and wanted on their devices.
-        self.net = make_parallel(net, contexts, config.norm == "syncbn", gather=False)
-        self.config, self.num_classes = config, num_classes
+        self.net, self.config, self.num_classes = net, config, num_classes
         self.total = steps_per_epoch * config.epochs
         self.warmup = config.warmup_epochs * steps_per_epoch
         loss = SegmentationLoss(output_weights(config), config.crop_size)
         main_loss = SegmentationLoss((1.0,), config.crop_size)
-        self.criterion = ParallelCriterion(loss, self.net)
-
-        def judge(output, *others):
-            return output.argmax(axis=1), main_loss(output, others[-1])
-
-        self.judge = ParallelCriterion(judge, self.net)
+        # On one device too, where it computes the same: a comparison of numbers of
+        # devices is then one of nothing else.
+        is_synchronized = config.norm == "syncbn"
+        self.criterion = NetWithLoss(net, loss)
+        make_parallel(self.criterion, contexts, sync_bn=is_synchronized)
+        self.judge = NetWithClasses(net, main_loss)
+        make_parallel(self.judge, contexts, sync_bn=is_synchronized)
         options = {"momentum": config.momentum, "wd": config.weight_decay}
         self.trainer = distributed.Trainer(net, "sgd", options)
         # Makes the trainer copy device 0's parameters to the others now. Left to the
@@ -99,10 +115,11 @@ class Engine:
     def _seed(self, epoch):
         """Seed dropout by epoch and by device of all processes, in its thread."""
         rng = np.random.default_rng([self.config.seed, epoch])
-        contexts = self.net.devices.contexts
+        devices = self.criterion.devices
+        contexts = devices.contexts
         first = int(rng.integers(2**30)) + distributed.rank() * len(contexts)
         seeds = range(first, first + len(contexts))
-        self.net.devices.map(mx.random.seed, seeds, contexts)
+        devices.map(mx.random.seed, seeds, contexts)
 
     def step(self, x, y, step):
         """Train on one batch; return its summed loss, and its labelled pixels."""
@@ -110,7 +127,7 @@ class Engine:
         self.trainer.set_learning_rate(rate)
         labelled = int((y >= 0).sum())
         with autograd.record():
-            loss = self.criterion(self.net(x), y).sum()
+            loss = self.criterion(x, y).sum()
         loss.backward()
         # The mean over all processes' labelled pixels, of which a batch may have none.
         self.trainer.step(labelled or 1e-30)
@@ -132,7 +149,7 @@ class Engine:
 
     def predict(self, x, y):
         """Class maps of a batch, and the summed loss of the first output."""
-        classes, losses = self.judge(self.net(x), y)
+        classes, losses = self.judge(x, y)
         return classes.asnumpy().astype(np.int32), float(losses.sum().asscalar())
 
     def evaluate(self, batches):

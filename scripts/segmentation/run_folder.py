@@ -55,7 +55,7 @@ def save(folder, engine, classes, log):
         settings = {"settings": asdict(engine.config), "classes": classes}
         write_json(folder / "settings.json", settings)
     parameters, states = _files(folder, len(log))
-    engine.net.save_parameters(parameters)
+    engine.net.save_parameters(str(parameters))
     engine.trainer.save_states(states)
     write_json(folder / "log.json", log)
     kept = {parameters, states, *_files(folder, best_epoch(log))}

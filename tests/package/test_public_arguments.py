@@ -9,7 +9,6 @@ import inspect
 import re
 from fractions import Fraction
 from functools import partial
-from operator import methodcaller
 
 import gluon_syncbn as g
 from gluon_syncbn import distributed as d
@@ -32,7 +31,6 @@ CONTEXTS = "a list of mxnet.Context"
 TEXT = "a str without NUL and lone surrogates"
 PATH, INITIALIZER = "a path", "a str or mxnet.init.Initializer"
 GROUP = 'None, "machine", "process", a list of ranks, or a list of such lists'
-SHARDED = "give it to a ParallelCriterion, or make the net without gather=False"
 ERRORS = TypeError, ValueError, AttributeError, AssertionError, RuntimeError
 
 
@@ -119,7 +117,6 @@ split, map_each, map_first = (of(devices, m) for m in ("split", "map", "map_firs
 # Objects for calls of methods, good values of arguments, and how generators are called.
 OBJECTS = {
     "SyncBatchNorm": layer,
-    "ParallelNet": dense,
     "Devices": devices,
     "distributed.Trainer": trainer,
     "distributed.ShardSampler": sampled,
@@ -132,13 +129,11 @@ GOOD = {
     "batches": [ARRAY],
     "contexts": TWO,
 }
-GOOD.update(ctx=TWO, filename="a", function=len, k=1, length=8, loss=len, net=layer())
-GOOD.update(optimizer="sgd", path="a", rank=0, size=1, value=5)
+GOOD.update(ctx=TWO, function=len, k=1, length=8, net=layer(), optimizer="sgd")
+GOOD.update(rank=0, size=1, value=5)
 CALLED = {"participating": participate, "Monitor.data": monitored}
 
-BOOLS = (
-    "center deduplicate frozen fuse gather ignore_stale_grad remove_amp_cast reset_ctx"
-)
+BOOLS = "center frozen fuse ignore_stale_grad reset_ctx"
 BOOLS += " scale shuffle sync_bn unbiased_running_var use_global_stats"
 INITIALIZERS = "beta gamma running_mean running_variance"
 # Names of arguments with a value that is refused, and what is expected instead.
@@ -154,11 +149,9 @@ REFUSED = [
     ("contexts ctx", "cpu", CONTEXTS),
     ("epoch length seed", -1, "at least 0"),
     ("epsilon", -1e-5, "a finite number, not negative"),
-    ("filename path", 5, "a path"),
     ("function", 5, "a function"),
     ("group", [0, mx.cpu()], GROUP),
     ("k size steps", 0, "at least 1"),
-    ("loss", 3, "a function"),
     ("momentum", 1.5, "between 0 and 1"),
     ("name reason", 5, "a str"),
     ("net", 3, "a gluon.Block"),
@@ -175,14 +168,10 @@ REFUSED = [
 ]
 ARGUMENTS = {name: row for names, *row in REFUSED for name in names.split()}
 # Those that are handed on to Gluon, and those whose sentences are in ROWS.
-ELSEWHERE = "allow_missing cast_dtype dtype_source force_reinit from_block ignore_extra"
-ELSEWHERE = {*ELSEWHERE.split(), *"init kwargs lists self verbose array value".split()}
-ELSEWHERE |= {"make_parallel.ctx", "ParallelCriterion.net"}
+ELSEWHERE = {*"from_block kwargs lists self array value make_parallel.ctx".split()}
 ELSEWHERE |= {"distributed.ShardSampler.batch_size"}
 # Made or called by MXNet and other functions of ours, or with arrays, as in ROWS.
-MADE = {"ParallelNet", "ParallelNet.hybridize", "ParallelNet.summary", "ShardedOutput"}
-MADE |= {"SyncBatchNorm.hybrid_forward", "SyncBatchNorm.forward"}
-MADE |= {"ParallelNet.forward", "ParallelCriterion.forward"}
+MADE = {"SyncBatchNorm.hybrid_forward", "SyncBatchNorm.forward"}
 
 
 def public(module, prefix=""):
@@ -225,21 +214,10 @@ def test_each_argument_is_checked(name, argument):
 # ---- other sentences -----------------------------------------------------------------
 
 
-def sharded_to(function):
-    output = dense(gather=False)(ARRAY)
-    function(output, *[mx.nd.ones((4, 1))] * isinstance(function, mx.gluon.Block))
-
-
-def hybridized_loss():
-    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    loss.hybridize()
-    return loss
-
-
-def criterion_of_another_net():
-    first, second = dense(gather=False), dense(gather=False)
-    criterion = g.ParallelCriterion(mx.gluon.loss.L2Loss(), second)
-    criterion(first(ARRAY), mx.nd.ones((4, 1)))
+def with_devices():
+    net = nn.Dense(1)
+    net.devices = 2
+    return net
 
 
 def trainer_of_an_embedding():
@@ -250,7 +228,7 @@ call, parallel = of(layer, "__call__"), g.make_parallel
 list_of_text = partial(map_each, len, {"a": 1, "b": 2})
 own_axis = of(partial(dense, batch_axis=3), "__call__")
 two_shards = [ARRAY, ARRAY.as_in_context(TWO[1])]
-convert, as_numpy = g.convert_sync_batchnorm, methodcaller("asnumpy")
+convert = g.convert_sync_batchnorm
 b = nn.BatchNorm(prefix="b_")
 bad_momentum = nn.BatchNorm(momentum="0.9", prefix="b_")
 ROWS = [
@@ -278,22 +256,25 @@ ROWS = [
     ("but got None: for the average", partial(convert, nn.BatchNorm(momentum=None))),
     # parallel nets
     (f"contexts is {CONTEXTS}, but got 'cpu'", partial(dense, "cpu")),
-    ("net is parallel already and needs no make_par", lambda: parallel(dense(), TWO)),
+    (
+        "net is parallel already, over cpu(0), cpu(1), and needs no make_p",
+        lambda: parallel(dense(), TWO),
+    ),
     ("needs no allow_plain_loop", lambda: g.allow_plain_loop(dense())),
-    ("a ParallelNet has no attribute 'module'", lambda: dense().module),
-    ("its attribute net, is a Dense, which has no i", lambda: dense()[0]),
+    (
+        "net is one that make_parallel was called with, but",
+        lambda: g.revert_parallel(layer()),
+    ),
+    (
+        "net has an attribute 'devices' of its own",
+        lambda: parallel(with_devices(), TWO),
+    ),
     ("the inputs hold no array, expected at least one", partial(forward, None, 2)),
     ("the inputs hold no array, expected", partial(of(dense, "summary"), None)),
     ("have 2, 3 rows along axis 0", partial(forward, ARRAY[:2], ARRAY[:3])),
     ("the batch has 0 rows along axis 0", partial(forward, np.ones((0, 3)))),
     ("takes the whole batch and splits it, but got", partial(forward, two_shards)),
     ("batch_axis is 3, but an input has shape (4, 3)", partial(own_axis, ARRAY)),
-    ("net is what make_parallel returns, but", partial(g.ParallelCriterion, len, 3)),
-    ("output is from another net than the criterion's", criterion_of_another_net),
-    ("ShardedOutput has no attribute 'asnumpy'", partial(sharded_to, as_numpy)),
-    (SHARDED, partial(sharded_to, mx.gluon.loss.L2Loss())),
-    (SHARDED, partial(sharded_to, hybridized_loss())),
-    (SHARDED, partial(sharded_to, mx.nd.relu)),
     # Devices
     (f"contexts is {CONTEXTS}, but it holds 0", partial(g.Devices, [0])),
     ("contexts is empty, expected at least one context", partial(g.Devices, [])),

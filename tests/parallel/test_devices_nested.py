@@ -4,11 +4,14 @@ import threading
 from functools import partial
 
 import gluon_syncbn
+from gluon_syncbn import make_parallel
 
 import mxnet as mx
+import numpy as np
 import pytest
 from mxnet import autograd
-from support.helpers import cpus
+from mxnet.gluon import Trainer, nn
+from support.helpers import cpus, differentiate, values
 from support.parallel_nets import column, dense, weight_gradient
 
 
@@ -88,6 +91,29 @@ def in_thread(function, *arguments):
     thread = threading.Thread(target=function, args=arguments)
     thread.start()
     thread.join()
+
+
+def test_a_step_whose_backward_another_thread_gave_up_updates_nothing(make_devices):
+    """MXNet drops the errors of its gradients, which would be those of a step before."""
+    net, x = nn.HybridSequential(), column(1, 2, 5)
+    net.add(nn.Dense(1), nn.BatchNorm())
+    make_parallel(net, cpus(2)).initialize()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+
+    def fail():
+        with pytest.raises(ZeroDivisionError):
+            make_devices(1, first=2).map(lambda: 1 / 0)
+
+    for failing in False, True, False:
+        differentiate(lambda x: net(x) ** 2, x)
+        before = values(net)
+        if failing:
+            in_thread(fail)
+            with pytest.raises(mx.MXNetError, match="given up by another one"):
+                trainer.step(3)
+        else:
+            trainer.step(3)
+        assert all(map(np.array_equal, values(net), before)) == failing
 
 
 def test_a_thread_learns_that_another_one_gave_up_its_work(make_devices):

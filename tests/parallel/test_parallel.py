@@ -3,7 +3,12 @@
 import collections
 import copy
 
-from gluon_syncbn import allow_plain_loop, check_replicas, make_parallel
+from gluon_syncbn import (
+    allow_plain_loop,
+    check_replicas,
+    make_parallel,
+    revert_parallel,
+)
 
 import mxnet as mx
 import numpy as np
@@ -129,14 +134,11 @@ def test_losses_where_the_outputs_are(rows):
     ((x, _),) = batches([rows])
     label = mx.nd.random.normal(shape=(rows, 3), dtype="float64")
     results = {}
-    for contexts in None, cpus(3):
-        net = NetWithLoss(small_net(), loss.L2Loss())
-        net.cast("float64")
-        if contexts:
-            make_parallel(net, contexts)
-        mx.random.seed(3)
-        net.initialize(mx.init.Xavier())
-        seen = []
+    plain, parallel = pair(cpus(3))
+    for net in plain, revert_parallel(parallel):
+        net, seen = NetWithLoss(net, loss.L2Loss()), []
+        if net.net is parallel:
+            make_parallel(net, cpus(3))
         net.net.register_forward_hook(lambda *_, seen=seen: seen.append(_[-1].context))
         x.attach_grad()
         label.attach_grad()
@@ -144,6 +146,6 @@ def test_losses_where_the_outputs_are(rows):
             losses = net(x, label)
         losses.backward()
         arrays = losses, x.grad, label.grad
-        results[bool(contexts)] = [*(a.asnumpy() for a in arrays), *gradients(net)]
+        results[net.net] = [*(a.asnumpy() for a in arrays), *gradients(net)]
     assert seen == cpus(min(rows, 3)) and losses.context == mx.cpu(0)
-    assert_same(results[True], results[False])
+    assert_same(results[parallel], results[plain])
