@@ -15,18 +15,18 @@ import mxnet as mx
 import numpy as np
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value as a sentence shows it: in one line, and shortened."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """A number of things: "1 row", "2 rows"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def listed(values: Iterable) -> str:
+def comma_list(values: Iterable) -> str:
     """Values in words: "cpu(0), cpu(1)"."""
     return ", ".join(map(str, values))
 
@@ -34,7 +34,7 @@ def listed(values: Iterable) -> str:
 def check_type(name: str, value: Any, kinds: type | tuple, expected: str) -> Any:
     """TypeError unless an instance; `expected` says in words of what."""
     if not isinstance(value, kinds):
-        raise TypeError(f"{name} is {expected}, but got {shown(value)}")
+        raise TypeError(f"{name} is {expected}, but got {short_repr(value)}")
     return value
 
 
@@ -48,11 +48,11 @@ def check_int(
 ) -> int:
     """TypeError unless an int; ValueError outside of the bounds."""
     if not is_int(value):
-        raise TypeError(f"{name} is an int, but got {shown(value)}")
+        raise TypeError(f"{name} is an int, but got {short_repr(value)}")
     if least is not None and value < least:
-        raise ValueError(f"{name} is at least {least}, but got {shown(value)}")
+        raise ValueError(f"{name} is at least {least}, but got {short_repr(value)}")
     if most is not None and value > most:
-        raise ValueError(f"{name} is at most {most}, but got {shown(value)}")
+        raise ValueError(f"{name} is at most {most}, but got {short_repr(value)}")
     return value
 
 
@@ -78,7 +78,7 @@ def check_real(
     number = as_real(value)
     if not holds(number):
         kind = ValueError if isinstance(value, Real) else TypeError
-        raise kind(f"{name} is {expected}, but got {shown(value)}")
+        raise kind(f"{name} is {expected}, but got {short_repr(value)}")
     return number
 
 
@@ -90,7 +90,7 @@ def check_block(name: str, value: Any) -> Any:
 def check_callable(name: str, value: Any) -> Callable:
     """TypeError unless it can be called."""
     if not callable(value):
-        raise TypeError(f"{name} is a function, but got {shown(value)}")
+        raise TypeError(f"{name} is a function, but got {short_repr(value)}")
     return value
 
 
@@ -99,7 +99,7 @@ def check_choice(name: str, value: Any, choices: Sequence) -> Any:
     if not isinstance(value, (str, type(None))) or value not in choices:
         *others, last = map(repr, choices)
         raise ValueError(
-            f"{name} is {listed(others)} or {last}, but got {shown(value)}"
+            f"{name} is {comma_list(others)} or {last}, but got {short_repr(value)}"
         )
     return value
 
@@ -109,7 +109,8 @@ def check_text(name: str, value: Any) -> str:
     check_type(name, value, str, "a str")
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ValueError(
-            f"{name} is a str without NUL and lone surrogates, but got {shown(value)}"
+            f"{name} is a str without NUL and lone surrogates, but got "
+            f"{short_repr(value)}"
         )
     return value
 
@@ -128,7 +129,7 @@ def check_contexts(name: str, value: Any) -> list[mx.Context]:
     for context in value:
         if not isinstance(context, mx.Context):
             raise TypeError(
-                f"{name} is a list of mxnet.Context, but it holds {shown(context)}"
+                f"{name} is a list of mxnet.Context, but it holds {short_repr(context)}"
             )
     if not value:
         raise ValueError(f"{name} is empty, expected at least one context")

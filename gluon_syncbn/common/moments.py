@@ -17,7 +17,7 @@ class Moments:
     mean: Any
     m2: Any  # the sum of (x - mean)^2
 
-    def merged(self, other: Moments) -> Moments:
+    def merge(self, other: Moments) -> Moments:
         """The Moments of both sets; doi:10.1080/00031305.1983.10483115."""
         count = self.count + other.count
         delta, weight = other.mean - self.mean, other.count / count

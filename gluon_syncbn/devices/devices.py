@@ -23,8 +23,8 @@ from ..common.arguments import (
     check_contexts,
     check_int,
     check_type,
-    counted,
-    listed,
+    comma_list,
+    pluralize,
 )
 from ..common.shares import share_bounds
 from ..mxnet_private.graphs import DTYPES
@@ -89,7 +89,7 @@ class Devices:
         return len(self.contexts)
 
     def __repr__(self):
-        return f"Devices([{listed(self.contexts)}])"
+        return f"Devices([{comma_list(self.contexts)}])"
 
     def split(
         self, batch: mx.nd.NDArray | np.ndarray, batch_axis: int = 0
@@ -130,8 +130,8 @@ class Devices:
         rows, count = batch.shape[batch_axis], len(self)
         if rows < count:
             raise ValueError(
-                f"batch has {counted(rows, 'row')} along axis {batch_axis}, expected "
-                f"at least one for each of the {counted(count, 'context')}; "
+                f"batch has {pluralize(rows, 'row')} along axis {batch_axis}, expected "
+                f"at least one for each of the {pluralize(count, 'context')}; "
                 "make_parallel takes any number, and participating names the contexts "
                 "that have a row"
             )
@@ -183,8 +183,8 @@ class Devices:
                     "participating names contexts that have a shard"
                 )
                 raise ValueError(
-                    f"list {position} has {counted(length, 'element')}, expected one "
-                    f"for each of the {counted(len(self), 'context')}"
+                    f"list {position} has {pluralize(length, 'element')}, expected one "
+                    f"for each of the {pluralize(len(self), 'context')}"
                     f"{cure if length < len(self) else ''}"
                 )
         return self.map_first(function, *lists)
@@ -201,7 +201,7 @@ class Devices:
         lengths = set(_lengths(lists))
         if len(lengths) > 1 or max(lengths, default=0) > len(self):
             raise ValueError(
-                f"lists have lengths {listed(sorted(lengths))}, expected "
+                f"lists have lengths {comma_list(sorted(lengths))}, expected "
                 f"equal ones, at most {len(self)}"
             )
         call = _under_flags(function, self.contexts)

@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from ..common.arguments import check_int, shown
+from ..common.arguments import check_int, short_repr
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.blocks import children_of, parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
@@ -95,7 +95,7 @@ def parameters_of(net: Any) -> list:
     ):
         raise TypeError(
             "net is a gluon.Block, a ParameterDict or a list of Parameter, but got "
-            f"{shown(net)}"
+            f"{short_repr(net)}"
         )
     return list(found)
 
@@ -130,7 +130,7 @@ def _words(parameter):
 
 def _layers(block, place):
     if isinstance(block, SyncBatchNorm):
-        yield f"the layer '{block._sync.rendezvous.shared_name}' at {place[:-1]}"
+        yield f"the layer '{block._sync.handle.shared_name}' at {place[:-1]}"
     for name, child in children_of(block).items():
         yield from _layers(child, f"{place}{name}.")
 

@@ -79,7 +79,7 @@ def average_statistics(
     everyone = allgather(own, "average_statistics", timeout)
     with autograd.pause(), deferred_interrupt():
         for both, replicas in zip(pairs, zip(*everyone)):
-            total = functools.reduce(Moments.merged, sum(replicas, []))
+            total = functools.reduce(Moments.merge, sum(replicas, []))
             for parameter, value in zip(both, (total.mean, total.m2 / total.count)):
                 for data in data_of(parameter):
                     data[:] = value.astype(data.dtype)

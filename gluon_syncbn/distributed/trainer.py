@@ -12,7 +12,7 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon import Block
 
-from ..common.arguments import check_bool, check_real, check_type, shown
+from ..common.arguments import check_bool, check_real, check_type, short_repr
 from ..mxnet_private.parameters import gradient_storage, gradients_of
 from ..mxnet_private.trainers import update_counts
 from ..native.world import world
@@ -80,7 +80,8 @@ class Trainer(mx.gluon.Trainer):
         parameters = parameters_of(net)
         if not parameters:
             raise ValueError(
-                f"net has no parameters, expected at least one, but got {shown(net)}"
+                "net has no parameters, expected at least one, but got "
+                f"{short_repr(net)}"
             )
         for parameter in parameters:
             storage = gradient_storage(parameter)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mxnet.gluon import nn
 
-from ..common.arguments import check_choice, check_real, shown
+from ..common.arguments import check_choice, check_real, short_repr
 from ..mxnet_private.blocks import activation_name, slope_of
 
 
@@ -26,19 +26,19 @@ NONE, RELU = Activation(), Activation("relu")
 _NAMES = None, "identity", "relu", "leaky_relu"
 
 
-def checked(activation: str | None, slope: float | None) -> Activation:
+def validate(activation: str | None, slope: float | None) -> Activation:
     """The Activation; TypeError or ValueError for a bad name or slope."""
     if activation == "elu" or isinstance(activation, nn.ELU):
         raise ValueError(
             "activation is None, 'identity', 'relu' or 'leaky_relu', but got "
-            f"{shown(activation)}: an ELU is a layer of its own after this one"
+            f"{short_repr(activation)}: an ELU is a layer of its own after this one"
         )
     is_leaky = check_choice("activation", activation, _NAMES) == "leaky_relu"
     if slope is None:
         return Activation(activation, 0.01 if is_leaky else None)
     if not is_leaky:
         raise ValueError(
-            f"slope is for 'leaky_relu', but got {shown(slope)} with "
+            f"slope is for 'leaky_relu', but got {short_repr(slope)} with "
             f"activation={activation!r}"
         )
     slope = check_real("slope", slope, "a positive number", lambda v: 0 < v < math.inf)

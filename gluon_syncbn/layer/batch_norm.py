@@ -7,18 +7,18 @@ the operator.
 from __future__ import annotations
 
 import math
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..common.arguments import check_bool, check_int, check_real, check_type, counted
+from ..common.arguments import check_bool, check_int, check_real, check_type, pluralize
 from ..mxnet_private.blocks import current_trace
 from ..mxnet_private.library import make_plain
 from ..native.static_graphs import order_calls
 from . import layout_guard
-from .activations import apply, checked
+from .activations import apply, validate
 from .masking import MaskedRows, check_mask
 from .synchronization import Settings, SyncState, group_attributes, ranks_of
 
@@ -173,8 +173,8 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)
         others = num_devices, unbiased_running_var, timeout, group, nonfinite
-        settings = Settings(*others).checked()
-        built_in = checked(activation, slope)
+        settings = Settings(*others).validate()
+        built_in = validate(activation, slope)
         initializers = {
             "beta_initializer": beta_initializer,
             "gamma_initializer": gamma_initializer,
@@ -218,7 +218,7 @@ class SyncBatchNorm(nn.BatchNorm):
     @property
     def key(self) -> str:
         """The key of the layer's devices in native code."""
-        return self._sync.rendezvous.key
+        return self._sync.handle.key
 
     def ranks(self) -> list[int]:
         """The ranks that the layer synchronizes with, the own one included."""
@@ -228,6 +228,7 @@ class SyncBatchNorm(nn.BatchNorm):
         """Checks what is known before it runs, then calls or traces the layer."""
         is_array = isinstance(x, mx.nd.NDArray)
         is_frozen = self._kwargs["use_global_stats"]
+        self._sync.handle.use(self._reg_params, bool(is_frozen))
         # A symbol that is not traced for a call belongs to no context. Also a frozen
         # layer asks for the trace, which notes the graph that thawing has to forget.
         has_context = is_array or current_trace() is not None
@@ -260,34 +261,31 @@ class SyncBatchNorm(nn.BatchNorm):
         running_var: Any = None,
     ) -> Any:
         """The layer as symbols or arrays; Gluon gives the parameters by name."""
-        self._sync.rendezvous.own(self._reg_params)
-        inputs = [x, gamma, beta, running_mean, running_var, mask]
-        is_np = mx.util.is_np_array()
+        operands = _Operands(x, gamma, beta, running_mean, running_var)
+        is_np, rows = mx.util.is_np_array(), None
         if is_np:
-            inputs = [i if i is None else i.as_nd_ndarray() for i in inputs]
-        x, *parameters, mask = inputs
-        rows = None if mask is None else MaskedRows(F, x, mask, self._kwargs["axis"])
-        if rows is not None:
-            x = rows.valid_first()
-        is_frozen = self._kwargs["use_global_stats"]
-        self._sync.rendezvous.note_frozen(is_frozen)
-        if is_frozen:
-            y = self._frozen_forward(F, x, *parameters)
+            operands = _Operands(*(o.as_nd_ndarray() for o in operands))
+            mask = None if mask is None else mask.as_nd_ndarray()
+        if mask is not None:
+            rows = MaskedRows(F, operands.x, mask, self._kwargs["axis"])
+            operands = operands._replace(x=rows.valid_first())
+        if self._kwargs["use_global_stats"]:
+            y = self._frozen_forward(F, operands)
         else:
-            y = self._synchronized_forward(F, x, parameters, rows)
+            y = self._synchronized_forward(F, operands, rows)
         if rows is not None:
             y = rows.put_back(y)
         return y.as_np_ndarray() if is_np else y
 
-    def _frozen_forward(self, F, x, *parameters):
+    def _frozen_forward(self, F, operands):
         """MXNet's own operator: nothing is exchanged, so none of ours is needed."""
-        y = F.BatchNorm(x, *parameters, name="fwd", **self._kwargs)
+        y = F.BatchNorm(*operands, name="fwd", **self._kwargs)
         return apply(F, y, self._sync.activation)
 
-    def _synchronized_forward(self, F, x, parameters, rows):
+    def _synchronized_forward(self, F, operands, rows):
         """The operator and what it needs around it; `rows` are those of a mask."""
         contexts = self.contexts()
-        gamma, beta, *statistics = parameters
+        x, gamma, beta, *statistics = operands
         is_symbol = F is not mx.nd
         if is_symbol:
             order_calls()
@@ -306,14 +304,15 @@ class SyncBatchNorm(nn.BatchNorm):
             inputs.append(rows.count(x))
             attributes["masked"] = True
         y = F.Custom(*inputs, *statistics, name="fwd", **attributes)
-        self._sync.latest_use = (None, None) if trace is None else (trace.key, y)
+        if trace is not None:
+            self._sync.latest_use = trace.key, y
         return layout_guard.guarded_output(F, y, guard, trace)
 
     def _attributes(self, contexts):
         sync, settings = self._sync, self._sync.settings
         return {
             "op_type": "gluon_syncbn",
-            "group": sync.rendezvous.key,
+            "layer_key": sync.handle.key,
             "layer": self.name,
             "num_devices": settings.num_devices or len(contexts),
             "contexts": " ".join(map(str, contexts)),
@@ -322,7 +321,7 @@ class SyncBatchNorm(nn.BatchNorm):
             "nonfinite": settings.nonfinite,
             "activation": sync.activation.name,
             "slope": sync.activation.slope or 0,
-            "shared_name": sync.rendezvous.shared_name,
+            "shared_name": sync.handle.shared_name,
             **group_attributes(settings.group, self.name),
             **self._kwargs,
         }
@@ -341,7 +340,7 @@ class SyncBatchNorm(nn.BatchNorm):
         if contexts and expected > len(contexts):
             raise ValueError(
                 f"SyncBatchNorm '{self.name}': num_devices={expected}, but "
-                f"the layer is initialized on {counted(len(contexts), 'context')} "
+                f"the layer is initialized on {pluralize(len(contexts), 'context')} "
                 f"({', '.join(map(str, contexts))}), so the others can never arrive"
             )
 
@@ -354,6 +353,14 @@ class SyncBatchNorm(nn.BatchNorm):
         if slope is not None:
             text += f", slope={slope}"
         return f"{text})"
+
+
+class _Operands(NamedTuple):
+    x: Any
+    gamma: Any
+    beta: Any
+    running_mean: Any
+    running_var: Any
 
 
 def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:

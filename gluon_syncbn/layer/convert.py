@@ -95,7 +95,7 @@ def convert_sync_batchnorm(
     """
     check_block("net", net)
     given = num_devices, unbiased_running_var, timeout, group, nonfinite
-    settings = Settings(*given).checked()
+    settings = Settings(*given).validate()
     check_bool("fuse", fuse)
     blocks, left = blocks_of(net), []
     for block in blocks:
@@ -192,7 +192,7 @@ def _revert_layer(block):
     """Makes a SyncBatchNorm the layer that it was."""
     unfold(block)
     sync = vars(block).pop("_sync")
-    sync.rendezvous.release()
+    sync.handle.release()
     made_with = nn.BatchNorm if sync.activation.name is None else ActivatedBatchNorm
     original, former = sync.original or (made_with, {})
     if original is _CONTRIB:

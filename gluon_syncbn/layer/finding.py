@@ -30,6 +30,12 @@ def is_ours(node: dict) -> bool:
     return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
 
 
+def key_of(node: dict) -> str:
+    """The key of the layer that a node of ours is; version 0.2 has another name."""
+    attributes = node["attrs"]
+    return attributes.get("layer_key") or attributes["group"]
+
+
 def is_frozen(node: dict) -> bool:
     """Tells whether a node normalizes with its running statistics in training too."""
     return node.get("attrs", {}).get("use_global_stats") in ("True", "1")
@@ -106,8 +112,8 @@ class GraphLayer:
         self.name = self._attributes["layer"]
         # By position: data, gamma, beta, (after), (rows), running mean and variance.
         self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
-        self.key = self._attributes["group"]
-        load().gluon_syncbn_create_group(self.key, self.name, False)
+        self.key = key_of(node)
+        load().gluon_syncbn_create_layer(self.key, self.name, False)
 
     def contexts(self) -> list[mx.Context]:
         """Contexts that the layer is initialized on; empty if there is none."""

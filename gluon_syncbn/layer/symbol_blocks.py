@@ -18,7 +18,7 @@ from ..native.library import load
 from . import rewriting
 from .activations import Activation
 from .batch_norm import SyncBatchNorm
-from .finding import OPERATORS, is_frozen, is_ours
+from .finding import OPERATORS, is_frozen, is_ours, key_of
 
 # A guard consists of these, and has no use without its layer; see layout_guard.py.
 _IDENTITIES = {
@@ -61,12 +61,12 @@ def revert_graph(block: SymbolBlock, revert: Callable) -> None:
     `revert` makes a SyncBatchNorm block a BatchNorm, in place.
     """
 
-    def reverted(node, inputs):
+    def revert_node(node, inputs):
         layer = _layer(block, node, inputs, {"use_global_stats": is_frozen(node)})
         revert(layer)
         return layer(mx.sym.var(rewriting.INPUT))
 
-    graph = _replace_ours(_source_of(block).graph, is_ours, reverted)
+    graph = _replace_ours(_source_of(block).graph, is_ours, revert_node)
     _remake(block, _Source(graph))
 
 
@@ -102,17 +102,18 @@ def _remake(block, source):
             layers[key] = _layer(block, node, inputs, settings)
         return layers[key]
 
-    def converted(node, inputs):
+    def convert_node(node, inputs):
         if node["op"] in OPERATORS and used[node["name"]] == {0}:
             layer = layer_for(node["name"], node, inputs)
             settings_of(layer)["use_global_stats"] = is_frozen(node)
             return layer(mx.sym.var(rewriting.INPUT))
         # With a guard for one mode the operator says itself how the graph can run.
         if settings and is_ours(node) and node["attrs"]["guard"] == "any":
-            # A layer that is used twice keeps one rendezvous.
-            layer = layer_for(node["attrs"]["group"], node, inputs)
+            # A layer that is used twice stays one.
+            layer = layer_for(key_of(node), node, inputs)
             attributes = layer._attributes(layer.contexts())
             del attributes["use_global_stats"]  # the node has its own
+            node["attrs"].pop("group", None)  # an old name of the key
             node["attrs"].update((n, str(value)) for n, value in attributes.items())
         return None
 
@@ -121,7 +122,7 @@ def _remake(block, source):
         return layer(mx.sym.var(rewriting.INPUT))
 
     if settings is not None:
-        graph = rewriting.rewrite(graph, converted)
+        graph = rewriting.rewrite(graph, convert_node)
     set_graph(block, _replace_ours(graph, _is_ours_and_frozen, frozen))
 
 

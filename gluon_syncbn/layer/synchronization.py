@@ -10,7 +10,7 @@ import uuid
 import weakref
 from typing import Any, NamedTuple, Sequence
 
-from ..common.arguments import check_bool, check_choice, check_int, is_int, shown
+from ..common.arguments import check_bool, check_choice, check_int, is_int, short_repr
 from ..native import steps
 from ..native.failures import check_timeout, watch_process
 from ..native.library import load
@@ -30,13 +30,13 @@ class Settings(NamedTuple):
     group: str | Sequence | None
     nonfinite: str
 
-    def checked(self) -> Settings:
+    def validate(self) -> Settings:
         """The same ones; TypeError or ValueError for a bad one."""
         num_devices, is_unbiased, timeout, group, nonfinite = self
         if num_devices is not None:
             if not is_int(num_devices):
                 raise TypeError(
-                    f"num_devices is an int or None, but got {shown(num_devices)}"
+                    f"num_devices is an int or None, but got {short_repr(num_devices)}"
                 )
             check_int("num_devices", num_devices, least=1, most=2**31 - 1)
         is_unbiased = check_bool("unbiased_running_var", is_unbiased)
@@ -47,7 +47,7 @@ class Settings(NamedTuple):
 
 
 class SyncState:
-    """A layer's settings, its rendezvous, its activation, and what it was before."""
+    """A layer's settings, its handle, its activation, and what it was before."""
 
     def __init__(
         self, original: tuple[type, dict] | None = None, activation: Activation = NONE
@@ -59,12 +59,12 @@ class SyncState:
     def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
         self.settings = settings
-        self.rendezvous = Rendezvous(layer, settings.group)
+        self.handle = LayerHandle(layer, settings.group)
         self.latest_use = None, None  # the trace, and the operator's output in it
 
 
-class Rendezvous:
-    """The native rendezvous of a layer's devices, alive as long as this object.
+class LayerHandle:
+    """A layer in native code, where its devices meet; alive as long as this object.
 
     The key is unique, unlike a block's prefix: two nets may have equal prefixes. Other
     processes know the layer by its name, and if there are several of that name, by
@@ -77,35 +77,39 @@ class Rendezvous:
     def __init__(self, layer: str, group: str | Sequence | None = None) -> None:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
+        self._is_frozen = False
         self._group = group
         self._made[layer] += 1
         nth = self._made[layer]
         self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
         self.key = uuid.uuid4().hex
         watch_process()
-        load().gluon_syncbn_create_group(self.key, layer, True)
-        release = load().gluon_syncbn_release_group
+        load().gluon_syncbn_create_layer(self.key, layer, True)
+        release = load().gluon_syncbn_release_layer
         self._finalizer = weakref.finalize(self, release, self.key)
         self._finalizer.atexit = False
         steps.layers.add(self)
 
-    def own(self, parameters: dict) -> None:
-        """Takes the layer's parameters, by name, and guards the steps of trainers."""
+    def use(self, parameters: dict, is_frozen: bool) -> None:
+        """Notes what a call of the layer has.
+
+        Steps of the trainers of its parameters, by name, wait from now on; and this
+        rank can say why others wait for it, if they have not frozen the layer.
+        """
         if self.parameters is not parameters:
             self.parameters = parameters
             steps.guard_trainers(parameters.values())
+        if self._is_frozen != is_frozen:
+            self._is_frozen = is_frozen
+            load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
 
     def release(self) -> None:
         """The layer is a SyncBatchNorm no longer."""
         parameters, self.parameters = self.parameters, {}
         steps.release_trainers(parameters.values())
 
-    def note_frozen(self, is_frozen: bool) -> None:
-        """Lets this rank say why others wait for it, if they have not frozen it."""
-        load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
-
     def __reduce__(self):  # a copy gets another key
-        return Rendezvous, (self.name, self._group)
+        return LayerHandle, (self.name, self._group)
 
     def is_alone(self) -> bool:
         """Tells whether it would use other processes, and none is connected."""
@@ -119,9 +123,11 @@ def _check_group(group):
     groups = _groups(group)
     members = [member for one in groups for member in one]
     if not members or not all(map(is_int, members)):
-        raise TypeError(f"group is {_EXPECTED}, but got {shown(group)}")
+        raise TypeError(f"group is {_EXPECTED}, but got {short_repr(group)}")
     if not all(groups):
-        raise ValueError(f"group holds an empty list: {shown(group)}, expected none")
+        raise ValueError(
+            f"group holds an empty list: {short_repr(group)}, expected none"
+        )
     for member in members:
         if members.count(member) > 1:
             raise ValueError(f"group names {member} {members.count(member)} times")

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import mxnet as mx
 
-from ..common.arguments import as_real, check_text, shown
+from ..common.arguments import as_real, check_text, short_repr
 from .library import load
 from .program import tell_where
 
@@ -34,7 +34,7 @@ def check_timeout(seconds: object, name: str = "timeout") -> float:
     if not value > 0:
         raise ValueError(
             f"{name} is a positive number of seconds, or inf for never, but got "
-            f"{shown(seconds)}"
+            f"{short_repr(seconds)}"
         )
     return value
 

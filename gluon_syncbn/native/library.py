@@ -26,18 +26,29 @@ class Text(ctypes.c_char_p):
         return cls(text.encode())
 
 
-def _value(code):
-    """A function's result; RuntimeError with the library's text if it is negative."""
-    if code < 0:
+class Count(ctypes.c_int64):
+    """A result that is negative after an error."""
+
+
+class Status(ctypes.c_int):
+    """The result of a function that returns nothing."""
+
+
+def _count(result, *_call):
+    if result.value < 0:
         raise RuntimeError(load().gluon_syncbn_last_error())
-    return code
+    return result.value
 
 
-def _status(code):
-    """The result of functions that return nothing."""
-    _value(code)
+def _status(result, *_call):
+    _count(result)
 
 
+_CONVERSIONS = {
+    Text: lambda result, *_call: result.value.decode(),
+    Count: _count,
+    Status: _status,
+}
 _pointer, _int = ctypes.c_void_p, ctypes.c_int
 _array = ctypes.c_void_p  # the address of a NumPy array's values: `array.ctypes.data`
 _int64, _double = ctypes.c_int64, ctypes.c_double
@@ -46,11 +57,11 @@ _SIGNATURES = {
     "gluon_syncbn_last_error": (Text, []),
     "gluon_syncbn_register": (_int, [Text]),
     "gluon_syncbn_wait_before_fork": (None, []),
-    "gluon_syncbn_create_group": (_status, [Text, Text, _int]),
-    "gluon_syncbn_release_group": (_status, [Text]),
-    "gluon_syncbn_collect": (_status, [Text, _int]),
-    "gluon_syncbn_collected": (_value, [Text, _array, _int64]),
-    "gluon_syncbn_set_participants": (_status, [Text, Text]),
+    "gluon_syncbn_create_layer": (Status, [Text, Text, _int]),
+    "gluon_syncbn_release_layer": (Status, [Text]),
+    "gluon_syncbn_collect": (Status, [Text, _int]),
+    "gluon_syncbn_collected": (Count, [Text, _array, _int64]),
+    "gluon_syncbn_set_participants": (Status, [Text, Text]),
     "gluon_syncbn_set_locator": (None, [_pointer]),
     "gluon_syncbn_tell_where": (None, [Text]),
     "gluon_syncbn_wait_seconds": (_double, [Text]),
@@ -60,20 +71,20 @@ _SIGNATURES = {
     "gluon_syncbn_set_timeout": (None, [_double]),
     "gluon_syncbn_timeout": (_double, []),
     "gluon_syncbn_failure": (Text, []),
-    "gluon_syncbn_fail_all": (_status, [Text, _int]),
-    "gluon_syncbn_reset_all": (_status, []),
+    "gluon_syncbn_fail_all": (Status, [Text, _int]),
+    "gluon_syncbn_reset_all": (Status, []),
     "gluon_syncbn_commit": (Text, []),
     "gluon_syncbn_instruction_set": (Text, []),
     "gluon_syncbn_num_threads": (_int, []),
     "gluon_syncbn_keep_freed_memory": (_int, []),
     "gluon_syncbn_cuda_architectures": (Text, []),
     "gluon_syncbn_cuda_missing": (Text, []),
-    "gluon_syncbn_distributed_open": (_status, [_pointer]),
+    "gluon_syncbn_distributed_open": (Status, [_pointer]),
     "gluon_syncbn_distributed_sum": (_int, [Text, Text, _array, _int64, _double]),
-    "gluon_syncbn_note_frozen": (_status, [Text, _int]),
+    "gluon_syncbn_note_frozen": (Status, [Text, _int]),
     "gluon_syncbn_distributed_join": (_int, [_double]),
-    "gluon_syncbn_distributed_leave": (_status, []),
-    "gluon_syncbn_distributed_stop": (_status, [_double]),
+    "gluon_syncbn_distributed_leave": (Status, []),
+    "gluon_syncbn_distributed_stop": (Status, [_double]),
 }
 
 
@@ -106,19 +117,44 @@ def load() -> ctypes.CDLL:
 
 
 def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
-    """Sets the types of a library's functions; ImportError if one is missing."""
+    """Sets the types of a library's functions; ImportError if it has others.
+
+    The library tells its own (src/core/c_interface.h): ctypes would call a function
+    with too few arguments, or of another size, and corrupt memory.
+    """
+    try:
+        interface = library.gluon_syncbn_interface
+    except AttributeError:
+        raise _other_sources(file, "it does not tell its functions") from None
+    interface.restype = ctypes.c_char_p
+    found = dict(line.split(" ", 1) for line in interface().decode().splitlines())
     for name, (result, arguments) in signatures.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise ImportError(
-                f"{file} was built from other sources, as it lacks {name}: "
-                "rebuild it with `pip install .`, or for development with "
-                "`pip install --no-build-isolation -e .`"
-            ) from None
+        types = " ".join(map(_code, [result, *arguments]))
+        if found.get(name) != types:
+            fault = f"its {name} has the types {found.get(name)}, expected {types}"
+            raise _other_sources(file, fault)
+        function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-        if result is Text:
-            function.errcheck = lambda text, *_call: text.value.decode()
+        if result in _CONVERSIONS:
+            function.errcheck = _CONVERSIONS[result]
+
+
+def _code(kind):
+    """The type of a result or an argument as the library tells it."""
+    if kind is None:
+        return "void"
+    is_pointer = issubclass(kind, (ctypes.c_void_p, ctypes.c_char_p))
+    is_float = issubclass(kind, ctypes.c_double)
+    name = "pointer" if is_pointer else "float" if is_float else "int"
+    return f"{name}{ctypes.sizeof(kind)}"
+
+
+def _other_sources(file, fault):
+    return ImportError(
+        f"{file} was built from other sources, as {fault}: rebuild it with "
+        "`pip install .`, or for development with "
+        "`pip install --no-build-isolation -e .`"
+    )
 
 
 def features() -> dict[str, Any]:

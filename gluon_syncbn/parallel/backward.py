@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import listed
+from ..common.arguments import comma_list
 from ..common.nested import flatten, rebuild
 from ..devices.devices import Devices
 from ..mxnet_private import graphs
@@ -79,7 +79,7 @@ def _shape_text(number, leaf, rows, axis):
             "be joined: a loss inside of the net returns one value a row"
         )
     shape[axis] = "*"
-    return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({listed(shape)})"
+    return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({comma_list(shape)})"
 
 
 @lru_cache(maxsize=None)

@@ -19,8 +19,8 @@ from ..common.arguments import (
     check_bool,
     check_choice,
     check_int,
-    listed,
-    shown,
+    comma_list,
+    short_repr,
 )
 from ..common.nested import flatten
 from ..devices.devices import Devices, inside_map
@@ -182,7 +182,7 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     check_block("net", net)
     if not is_parallel(net):
         raise ValueError(
-            f"net is one that make_parallel was called with, but got {shown(net)}"
+            f"net is one that make_parallel was called with, but got {short_repr(net)}"
         )
     for name in ("initialize", "load_parameters", "summary", "devices"):
         delattr(net, name)
@@ -267,7 +267,7 @@ class ParallelForward(ReplacedForward):
             if found and found != contexts and set(found) != set(contexts):
                 raise ValueError(
                     f"parameter '{parameter.name}' is initialized on "
-                    f"{listed(found)}, expected {listed(contexts)}; "
+                    f"{comma_list(found)}, expected {comma_list(contexts)}; "
                     "make_parallel(..., reset_ctx=True) moves a net, and "
                     "revert_parallel(net) lets it run where it is"
                 )
@@ -298,8 +298,8 @@ def check_not_parallel(net: Any, function: str) -> None:
     check_block("net", net)
     if is_parallel(net):
         raise ValueError(
-            f"net is parallel already, over {listed(net.devices.contexts)}, and needs "
-            f"no {function}: expected another one, or revert_parallel(net) before"
+            f"net is parallel already, over {comma_list(net.devices.contexts)}, and "
+            f"needs no {function}: expected another one, or revert_parallel(net) before"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Iterator, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_contexts, listed
+from ..common.arguments import check_block, check_contexts, comma_list
 from ..layer.finding import synchronized_layers
 from ..mxnet_private.parameters import data_of
 from ..native.library import load
@@ -77,7 +77,7 @@ def participating(
         if expected and context not in expected:
             raise ValueError(
                 f"contexts names {context}, but SyncBatchNorm '{layer.name}' is "
-                f"initialized on {listed(expected)}"
+                f"initialized on {comma_list(expected)}"
             )
     try:
         with calling(layers, contexts):

@@ -11,7 +11,7 @@ from typing import Any, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.arguments import listed
+from ..common.arguments import comma_list
 from ..common.nested import flatten, rebuild
 from ..common.shares import share_bounds
 from ..devices.devices import check_array, split
@@ -67,7 +67,7 @@ class Shards:
         return cls._of(args, contexts, _is_array, split_leaf, axis, rows)
 
     @classmethod
-    def _of(cls, args, contexts, is_split, split_leaf, *rows) -> Shards:
+    def _of(cls, args, contexts, is_split, split_leaf, *rows):  # noqa: ANN206
         columns, recorded = [], []
         for leaf in flatten(list(args)):
             if not is_split(leaf):
@@ -90,7 +90,7 @@ def _check_whole(args, contexts):
         if list(contexts) == [getattr(x, "context", None) for x in arg]:
             raise TypeError(
                 "a parallel net takes the whole batch and splits it, but got a list of "
-                f"shards, one on each of {listed(contexts)}"
+                f"shards, one on each of {comma_list(contexts)}"
             )
 
 
@@ -109,7 +109,7 @@ def _rows(leaves, axis):
         raise ValueError("the inputs hold no array, expected at least one with rows")
     if len(counts) > 1:
         raise ValueError(
-            f"the inputs have {listed(sorted(counts))} rows along axis "
+            f"the inputs have {comma_list(sorted(counts))} rows along axis "
             f"{axis}, expected equal numbers"
         )
     if counts == {0}:

@@ -11,7 +11,7 @@ from typing import Sequence
 
 import mxnet as mx
 
-from ..common.arguments import counted, listed
+from ..common.arguments import comma_list, pluralize
 from ..layer.batch_norm import contexts_of
 from ..layer.finding import own_operators, unsynchronized_layers
 from ..mxnet_private import trainers
@@ -31,9 +31,9 @@ def of_trainer(parameters: Sequence[mx.gluon.Parameter]) -> None:
     contexts = contexts_of(parameters[0])
     if set(trainers.contexts_of(trainer)) != set(contexts):
         fault = (
-            f"was made for {listed(trainers.contexts_of(trainer))}, but the net is on "
-            f"{listed(contexts)}, so its copies drift apart; make the trainer after "
-            "make_parallel(..., reset_ctx=True)"
+            f"was made for {comma_list(trainers.contexts_of(trainer))}, but the net is "
+            f"on {comma_list(contexts)}, so its copies drift apart; make the trainer "
+            "after make_parallel(..., reset_ctx=True)"
         )
     elif len(contexts) > 1 and not trainers.adds_up_gradients(trainer):
         fault = (
@@ -56,7 +56,7 @@ def of_few_rows(net: mx.gluon.Block, rows: Sequence[int]) -> None:
     found = sum(map(unsynchronized_layers, blocks_of(net)), [])
     if found:
         warnings.warn(
-            f"{found[0]} normalizes each device's {counted(max(rows), 'row')} alone, "
+            f"{found[0]} normalizes each device's {pluralize(max(rows), 'row')} alone, "
             "as sync_bn=False was set: running statistics of so few are poor, expected "
             "sync_bn=True or more rows",
             stacklevel=_CALLER,
@@ -71,7 +71,7 @@ def of_operators(net: mx.gluon.Block) -> None:
     names = own_operators(net)
     if names:
         warnings.warn(
-            f"these batch normalizations stay unsynchronized: {listed(names)} (a "
+            f"these batch normalizations stay unsynchronized: {comma_list(names)} (a "
             "block calls F.BatchNorm; only layers, such as "
             "gluon_syncbn.SyncBatchNorm, synchronize)",
             stacklevel=_CALLER,

@@ -68,12 +68,12 @@ class Collected(NamedTuple):
     total: Moments
     within: np.ndarray  # the sum of the batches' own m2
 
-    def merged(self, other: Collected) -> Collected:
+    def merge(self, other: Collected) -> Collected:
         """The moments of the batches of both."""
         return Collected(
             self.batches + other.batches,
             self.is_unbiased,
-            self.total.merged(other.total),
+            self.total.merge(other.total),
             self.within + other.within,
         )
 
@@ -98,7 +98,7 @@ def collecting(keys: Iterable[str]) -> Iterator[None]:
             load().gluon_syncbn_collect(key, False)
 
 
-def collected(key: str) -> Collected | None:
+def read_collected(key: str) -> Collected | None:
     """The moments that a layer has collected; None if it has had no batch."""
     size = load().gluon_syncbn_collected(key, None, 0)
     if size == 0:

@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_choice, check_int, shown
+from ..common.arguments import check_block, check_choice, check_int, short_repr
 from ..devices.devices import Devices
 from ..distributed.meeting import allgather
 from ..layer.batch_norm import contexts_of
@@ -25,7 +25,7 @@ from ..native.world import world
 from ..parallel.net import is_parallel
 from ..parallel.participation import calling
 from ..parallel.shards import Shards
-from .collecting import collected, collecting, synchronized
+from .collecting import collecting, read_collected, synchronized
 
 _VARIANCES = "population", "pooled"
 
@@ -111,7 +111,9 @@ def recompute_statistics(
     check_block("net", net)
     is_array = isinstance(batches, (mx.nd.NDArray, np.ndarray))
     if is_array or not hasattr(batches, "__iter__"):
-        raise TypeError(f"batches is an iterable of batches, but got {shown(batches)}")
+        raise TypeError(
+            f"batches is an iterable of batches, but got {short_repr(batches)}"
+        )
     if steps is not None:
         check_int("steps", steps, least=1)
     check_choice("variance", variance, _VARIANCES)
@@ -125,7 +127,7 @@ def recompute_statistics(
         by_key = {layer.key: layer for layer in layers}
         with collecting(by_key):
             _run(net, layers, itertools.islice(batches, steps))
-            found = list(map(collected, by_key))
+            found = list(map(read_collected, by_key))
         layers = list(by_key.values())
         ranks = [layer.ranks() for layer in layers]
     _write(layers, _of_all_ranks(found, layers, ranks), variance)
@@ -216,7 +218,7 @@ def _write(layers, found, variance):
     for layer, one in zip(layers, found):
         if one:
             place = layer.running_mean, layer.running_var
-            merged[place] = merged[place].merged(one) if place in merged else one
+            merged[place] = merged[place].merge(one) if place in merged else one
     with autograd.pause(), deferred_interrupt():
         for parameters, one in merged.items():
             values = one.total.mean, one.variance(variance)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 
-def reduced(x: np.ndarray, axis: int) -> tuple[tuple[int, ...], list[int]]:
+def reduction_axes(x: np.ndarray, axis: int) -> tuple[tuple[int, ...], list[int]]:
     """All axes but `axis`, and the shape that broadcasts a channel vector over `x`."""
     axis = axis % x.ndim
     shape = [1] * x.ndim
@@ -28,7 +28,7 @@ def forward(
     y, mean, var, inv_std : float64 arrays; `var` has divisor count (biased).
     """
     x, gamma, beta = (np.asarray(v, np.float64) for v in (x, gamma, beta))
-    axes, shape = reduced(x, axis)
+    axes, shape = reduction_axes(x, axis)
     mean = x.mean(axes)
     centered = x - mean.reshape(shape)
     mean += centered.mean(axes)  # what rounding left over matters where |mean| >> std
@@ -50,7 +50,7 @@ def backward(
     """
     dy = np.asarray(dy, np.float64)
     gamma = np.asarray(gamma, np.float64)
-    axes, shape = reduced(dy, axis)
+    axes, shape = reduction_axes(dy, axis)
     x_hat, _, _, inv_std = forward(
         x, np.ones(gamma.shape), np.zeros(gamma.shape), axis, eps
     )

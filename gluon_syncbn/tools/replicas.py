@@ -11,7 +11,7 @@ import itertools
 import mxnet as mx
 import numpy as np
 
-from ..common.arguments import check_block, counted
+from ..common.arguments import check_block, pluralize
 from ..distributed.meeting import allgather
 from ..mxnet_private.parameters import data_of
 
@@ -72,7 +72,7 @@ def check_replicas(net: mx.gluon.Block) -> None:
             shown = ", ".join(f"'{name}'" for name in names[:_FEW])
             more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
             raise ValueError(
-                f"{counted(len(names), 'parameter')} of rank {rank} and of rank 0 "
+                f"{pluralize(len(names), 'parameter')} of rank {rank} and of rank 0 "
                 f"differ, expected the same bits: {shown}{more}"
             )
 

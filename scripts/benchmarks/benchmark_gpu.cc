@@ -27,7 +27,7 @@ using Work = std::function<void()>;  // queues kernels
 
 namespace {
 
-constexpr syncbn::Request kWrite = syncbn::Request::kWrite;
+constexpr syncbn::WriteMode kWrite = syncbn::WriteMode::kWrite;
 // Of a sum, relative to the sizes of its terms: each joins a lane of at most 136, which then joins
 // as many, see sums.cuh; four times that for what is computed from sums.
 constexpr double kSumError = 4 * 272 * 0x1p-24;
@@ -109,10 +109,9 @@ struct Side {
 // The CPU's passes, and what both sides read.
 void RunOnCpu(const Side& side) {
   const Layout& layout = side.of.layout;
-  std::vector<char> scratch(static_cast<size_t>(cpu::WorkspaceBytes(layout)));
-  cpu::LocalMoments(side.Moments(), scratch.data());
+  cpu::LocalMoments(side.Moments());
   std::copy_n(side.Written(0), layout.channels, side.Read(0));
-  cpu::BackwardSums(side.Sums(), scratch.data());
+  cpu::BackwardSums(side.Sums());
   const double n = static_cast<double>(layout.PerChannel());
   for (int64_t c = 0; c < layout.channels; ++c) {
     const double a = side.Read(1)[c] = 0.5 + 0.01 * static_cast<double>(c % 100);

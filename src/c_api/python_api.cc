@@ -33,9 +33,12 @@ std::shared_ptr<Layer> LayerOf(const char* key) { return Registry::Get().Find(ke
 
 }  // namespace
 
-SYNCBN_EXPORT const char* gluon_syncbn_last_error() { return syncbn::LastError().c_str(); }
+// The lines of core/c_interface.h, which the package compares with what it calls.
+SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
 
-SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
+SYNCBN_EXPORT(const char*, gluon_syncbn_last_error) { return syncbn::LastError().c_str(); }
+
+SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
   return CatchAll([&] {
     syncbn::LoadMxnetApi(libmxnet_path);
     syncbn::RegisterCustomOp();
@@ -43,21 +46,21 @@ SYNCBN_EXPORT int gluon_syncbn_register(const char* libmxnet_path) {
 }
 
 // To be called before a fork, without the GIL.
-SYNCBN_EXPORT void gluon_syncbn_wait_before_fork() { syncbn::WaitBeforeFork(); }
+SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 
-SYNCBN_EXPORT int gluon_syncbn_create_group(const char* key, const char* layer, int has_block) {
+SYNCBN_EXPORT(int, gluon_syncbn_create_layer, const char* key, const char* layer, int has_block) {
   return CatchAll([&] {
     const auto created = Registry::Get().FindOrCreate(key, layer);
     if (has_block) created->has_block = true;
   });
 }
 
-SYNCBN_EXPORT int gluon_syncbn_release_group(const char* key) {
+SYNCBN_EXPORT(int, gluon_syncbn_release_layer, const char* key) {
   return CatchAll([&] { Registry::Get().Release(key); });
 }
 
 // Starts or ends the collection of a group's moments, see op/collected_moments.h.
-SYNCBN_EXPORT int gluon_syncbn_collect(const char* key, int starts) {
+SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   return CatchAll([&] {
     const auto layer = LayerOf(key);
     starts ? layer->collected.Start() : layer->collected.End();
@@ -65,7 +68,7 @@ SYNCBN_EXPORT int gluon_syncbn_collect(const char* key, int starts) {
 }
 
 // Writes the first `size` of the collected numbers; returns how many there are, -1 for an error.
-SYNCBN_EXPORT int64_t gluon_syncbn_collected(const char* key, double* numbers, int64_t size) {
+SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
     const std::vector<double> found = LayerOf(key)->collected.Numbers();
     const int64_t total = static_cast<int64_t>(found.size());
@@ -75,19 +78,19 @@ SYNCBN_EXPORT int64_t gluon_syncbn_collected(const char* key, double* numbers, i
 }
 
 // `devices` is "cpu(0) cpu(1)"; an empty text means all devices of the group.
-SYNCBN_EXPORT int gluon_syncbn_set_participants(const char* key, const char* devices) {
+SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* devices) {
   return CatchAll([&] {
     LayerOf(key)->group.SetParticipants(syncbn::ParseDevices(devices));
   });
 }
 
 // Seconds that devices have waited for others in this layer, summed over devices.
-SYNCBN_EXPORT double gluon_syncbn_wait_seconds(const char* key) {
+SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key) {
   return CatchAll(0.0, [&] { return LayerOf(key)->group.WaitSeconds(); });
 }
 
 // Takes the layer to warn of, see op/single_value.h; "" for none.
-SYNCBN_EXPORT const char* gluon_syncbn_single_value() {
+SYNCBN_EXPORT(const char*, gluon_syncbn_single_value) {
   const std::string* const layer = syncbn::single_value.exchange(nullptr);
   return layer == nullptr ? "" : layer->c_str();
 }
@@ -95,26 +98,26 @@ SYNCBN_EXPORT const char* gluon_syncbn_single_value() {
 // ---- times and failures ------------------------------------------------------------------------
 
 // For MXEnginePushSync: notes when MXNet runs it, in seconds of the monotonic clock.
-SYNCBN_EXPORT void gluon_syncbn_note_time(void* /*run_context*/, void* seconds) {
+SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   *static_cast<double*>(seconds) = std::chrono::duration<double>(now).count();
 }
 
 // For MXEnginePushSync: what is pushed for its dependencies alone.
-SYNCBN_EXPORT void gluon_syncbn_do_nothing(void* /*run_context*/, void* /*parameter*/) {}
+SYNCBN_EXPORT(void, gluon_syncbn_do_nothing, void* /*run_context*/, void* /*parameter*/) {}
 
 // See core/program.h.
-SYNCBN_EXPORT void gluon_syncbn_set_locator(void (*locate)()) { syncbn::SetLocator(locate); }
+SYNCBN_EXPORT(void, gluon_syncbn_set_locator, void (*locate)()) { syncbn::SetLocator(locate); }
 
-SYNCBN_EXPORT void gluon_syncbn_tell_where(const char* text) { syncbn::TellWhere(text); }
+SYNCBN_EXPORT(void, gluon_syncbn_tell_where, const char* text) { syncbn::TellWhere(text); }
 
-SYNCBN_EXPORT void gluon_syncbn_set_timeout(double seconds) { syncbn::default_timeout = seconds; }
+SYNCBN_EXPORT(void, gluon_syncbn_set_timeout, double seconds) { syncbn::default_timeout = seconds; }
 
-SYNCBN_EXPORT double gluon_syncbn_timeout() { return syncbn::default_timeout; }
+SYNCBN_EXPORT(double, gluon_syncbn_timeout) { return syncbn::default_timeout; }
 
 // The text of the first failed layer, else of the processes, "" if none; valid until this thread's
 // next call.
-SYNCBN_EXPORT const char* gluon_syncbn_failure() {
+SYNCBN_EXPORT(const char*, gluon_syncbn_failure) {
   thread_local std::string text;
   CatchAll([&] {
     text = Registry::Get().FirstFailure();
@@ -126,24 +129,24 @@ SYNCBN_EXPORT const char* gluon_syncbn_failure() {
 }
 
 // Other processes learn of it if they can be waiting for this one; with `everywhere` in any case.
-SYNCBN_EXPORT int gluon_syncbn_fail_all(const char* text, int everywhere) {
+SYNCBN_EXPORT(int, gluon_syncbn_fail_all, const char* text, int everywhere) {
   return CatchAll([&] {
     if (everywhere && syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Fail(text);
     Registry::Get().FailAll(text);
   });
 }
 
-SYNCBN_EXPORT int gluon_syncbn_reset_all() {
+SYNCBN_EXPORT(int, gluon_syncbn_reset_all) {
   return CatchAll([&] { Registry::Get().ResetAll(); });
 }
 
 // Of the checkout that was built; empty where the build does not know it.
-SYNCBN_EXPORT const char* gluon_syncbn_commit() { return SYNCBN_COMMIT; }
+SYNCBN_EXPORT(const char*, gluon_syncbn_commit) { return SYNCBN_COMMIT; }
 
-SYNCBN_EXPORT const char* gluon_syncbn_instruction_set() { return syncbn::cpu::InstructionSet(); }
+SYNCBN_EXPORT(const char*, gluon_syncbn_instruction_set) { return syncbn::cpu::InstructionSet(); }
 
 // The architectures that the library has machine code for; empty in a build without CUDA.
-SYNCBN_EXPORT const char* gluon_syncbn_cuda_architectures() {
+SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_architectures) {
 #if defined(SYNCBN_CUDA)
   return syncbn::cuda::Architectures();
 #else
@@ -152,7 +155,7 @@ SYNCBN_EXPORT const char* gluon_syncbn_cuda_architectures() {
 }
 
 // Why a build has no CUDA; empty in one that has.
-SYNCBN_EXPORT const char* gluon_syncbn_cuda_missing() {
+SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) {
 #if defined(SYNCBN_CUDA)
   return "";
 #else
@@ -160,6 +163,6 @@ SYNCBN_EXPORT const char* gluon_syncbn_cuda_missing() {
 #endif
 }
 
-SYNCBN_EXPORT int gluon_syncbn_keep_freed_memory() { return syncbn::KeepFreedMemory() ? 1 : 0; }
+SYNCBN_EXPORT(int, gluon_syncbn_keep_freed_memory) { return syncbn::KeepFreedMemory() ? 1 : 0; }
 
-SYNCBN_EXPORT int gluon_syncbn_num_threads() { return syncbn::NumThreads(); }
+SYNCBN_EXPORT(int, gluon_syncbn_num_threads) { return syncbn::NumThreads(); }

@@ -1,12 +1,41 @@
-// The parts of every C interface: exported functions, and errors as texts, because no exception may
-// pass through one.
+// The parts of every C interface: exported functions, whose types are told to whom calls them without
+// a header, and errors as texts, because no exception may pass through one.
 #pragma once
 #include <exception>
 #include <string>
+#include <type_traits>
 
-#define SYNCBN_EXPORT extern "C" __attribute__((visibility("default")))
+// SYNCBN_EXPORT(int, name, double x) { ... } defines and describes an exported function.
+#define SYNCBN_EXPORT(result, name, ...)                                            \
+  extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__);        \
+  static const bool name##_is_described = syncbn::Describe(#name, name);             \
+  result name(__VA_ARGS__)
 
 namespace syncbn {
+
+// A line for each function: its name, and the types of its result and arguments by kind and size.
+inline std::string& Interface() {
+  static std::string lines;
+  return lines;
+}
+
+template <typename Type>
+std::string TypeCode() {
+  if constexpr (std::is_void_v<Type>) {
+    return " void";
+  } else {
+    const char* const kind = std::is_pointer_v<Type>         ? " pointer"
+                             : std::is_floating_point_v<Type> ? " float"
+                                                              : " int";
+    return kind + std::to_string(sizeof(Type));
+  }
+}
+
+template <typename Result, typename... Arguments>
+bool Describe(const char* name, Result (*)(Arguments...)) {
+  Interface() += name + TypeCode<Result>() + (TypeCode<Arguments>() + ... + "\n");
+  return true;
+}
 
 // The text of the error that this thread's latest failed C function had.
 inline std::string& LastError() {

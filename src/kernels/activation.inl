@@ -1,54 +1,72 @@
 // The activation, forward and backward, for a Value: a number, or a vector of numbers on the CPU.
 // Who includes it: cpu/tile_kernels.inl and cuda/activation.cuh, each in its own namespace, after
 // SYNCBN_FORMULA, which marks its functions. Nothing here knows memory layouts.
-
-// Elements of a backward pass give u = x - origin[c], or u = f^-1(y) - origin[c], which is xmu *
-// unit[c]. The pass divides once for each channel: the sum of dz * u, or the coefficient of u.
-inline const double* OriginOf(const BackwardInput& input) {
+//
+// Forward:   z = (x - mean) * scale + offset,  y = f(z),  f(z) = z for z > 0, else slope * z
+//
+// Backward needs xmu = x - mean and dz = dy * f'(z) from each element of dy and of what was saved:
+//   from x:  xmu = x - mean                       f'(z) by the sign of z
+//   from y:  z = f^-1(y), xmu * scale = z - offset,  f'(z) by the sign of y, which is z's where the
+//            slope is positive
+// Both are: centered = (x or f^-1(y)) - center, with center = mean, or offset from y. `centered` is
+// xmu, or from y xmu * scale; a pass divides by that scale once for each channel (the sum of dz *
+// centered, or the coefficient of centered), not for each element.
+inline const double* CenterOf(const BackwardInput& input) {
   return input.from_output ? input.offset : input.mean;
 }
-inline const double* UnitOf(const BackwardInput& input) {  // null for 1
+inline const double* ScaleOfCentered(const BackwardInput& input) {  // null for 1
   return input.from_output ? input.scale : nullptr;
 }
 
-// The ways in which a pass uses the element t that it reads.
-enum Kind {
+// The ways in which a pass uses the element that it reads.
+enum Variant {
   kPlain,     // no activation; a backward pass reads x, or y of the identity
   kLeakyOfX,  // forward, or backward from x
   kLeakyOfY,  // backward from y
 };
 
-SYNCBN_HOST_DEVICE constexpr bool ReadsX(Kind kind) { return kind == kLeakyOfX; }
+SYNCBN_HOST_DEVICE constexpr bool ReadsX(Variant variant) { return variant == kLeakyOfX; }
 
-inline Kind KindOf(const Activation& activation, bool from_output) {
+inline Variant VariantOf(const Activation& activation, bool from_output) {
   if (activation.function != Function::kLeakyRelu) return kPlain;
   return from_output ? kLeakyOfY : kLeakyOfX;
 }
 
-template <Kind kKind>
-struct KindConstant {
-  static constexpr Kind value = kKind;
+template <Variant kVariant>
+struct VariantConstant {
+  static constexpr Variant value = kVariant;
 };
 
-// The kinds that a pass has code for.
-template <Kind... kKinds>
-struct Kinds {
-  // Calls run(constant of `kind`), which makes a kind at run time a template argument.
+// The variants that a pass has code for.
+template <Variant... kVariants>
+struct Variants {
+  // Calls run(constant of `variant`), which makes one at run time a template argument.
   template <typename Run>
-  static void With(Kind kind, const Run& run) {
-    (void)((kind == kKinds && (run(KindConstant<kKinds>()), true)) || ...);
+  static void With(Variant variant, const Run& run) {
+    (void)((variant == kVariants && (run(VariantConstant<kVariants>()), true)) || ...);
   }
 };
-using ForwardKinds = Kinds<kPlain, kLeakyOfX>;
-using BackwardKinds = Kinds<kPlain, kLeakyOfX, kLeakyOfY>;
+using ForwardVariants = Variants<kPlain, kLeakyOfX>;
+using BackwardVariants = Variants<kPlain, kLeakyOfX, kLeakyOfY>;
 
-// Of one channel, or of as many columns as a vector holds.
+// (value - center) * scale + offset of one channel, or of as many columns as a vector holds.
 template <typename Value>
 struct Affine {
-  Value mean, scale, offset;
+  Value center, scale, offset;
 
-  SYNCBN_FORMULA Value Of(Value x) const { return (x - mean) * scale + offset; }
+  SYNCBN_FORMULA Value Of(Value x) const { return (x - center) * scale + offset; }
 };
+
+// In the arithmetic of a pass. The part of the center that this cannot hold goes into the offset, so
+// nothing is lost where the center is far from zero.
+template <typename Scalar>
+SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double offset) {
+  Affine<Scalar> k;
+  k.center = static_cast<Scalar>(center);
+  k.scale = static_cast<Scalar>(scale);
+  k.offset = static_cast<Scalar>(offset - scale * (center - static_cast<double>(k.center)));
+  return k;
+}
 
 template <typename Value>
 struct Slopes {
@@ -67,21 +85,22 @@ SYNCBN_FORMULA Value OnSlope(const Slopes<Value>& f, Value v) {
 }
 
 // f(z)
-template <Kind kKind, typename Value>
+template <Variant kVariant, typename Value>
 SYNCBN_FORMULA Value Activate(Value z, const Slopes<Value>& f) {
-  if (kKind == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
+  if (kVariant == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
   return z;
 }
 
-// From t and dy = dL/dy to u and dz = dL/dz. The mean in `k` is the origin.
-template <Kind kKind, typename Value>
-SYNCBN_FORMULA void Unwind(Value t, Value dy, const Affine<Value>& k, const Slopes<Value>& f,
-                           Value* u, Value* dz) {
+// From what was saved and dy to `centered` and dz. `to_z` has the center; its scale and offset are
+// read where the variant reads x.
+template <Variant kVariant, typename Value>
+SYNCBN_FORMULA void Unwind(Value saved, Value dy, const Affine<Value>& to_z,
+                           const Slopes<Value>& f, Value* centered, Value* dz) {
   *dz = dy;
-  if (kKind == kLeakyOfY) {
-    *dz = t > 0 ? dy : f.slope * dy;
-    t = t > 0 ? t : f.inverse * t;
+  if (kVariant == kLeakyOfY) {
+    *dz = saved > 0 ? dy : f.slope * dy;
+    saved = saved > 0 ? saved : f.inverse * saved;
   }
-  *u = t - k.mean;
-  if (ReadsX(kKind)) *dz = k.Of(t) <= 0 ? OnSlope(f, dy) : dy;
+  *centered = saved - to_z.center;
+  if (ReadsX(kVariant)) *dz = to_z.Of(saved) <= 0 ? OnSlope(f, dy) : dy;
 }

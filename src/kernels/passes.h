@@ -11,7 +11,7 @@
 namespace syncbn {
 
 // The ways to write an output: it stays as it is, is overwritten, or is added to.
-enum class Request { kNull, kWrite, kAdd };
+enum class WriteMode { kNull, kWrite, kAdd };
 
 // The function f that is fused into the layer, y = f(z).
 enum class Function { kIdentity, kLeakyRelu };
@@ -36,19 +36,19 @@ struct NormalizePass {
   const void* x;
   const double *mean, *scale, *offset;
   Activation activation;
-  Request request;  // for y: kWrite or kAdd
+  WriteMode mode;  // for y: kWrite or kAdd
   void* y;
 };
 
 // A backward pass computes xmu = x - mean[c], z = xmu * scale[c] + offset[c] and dz = dy * f'(z)
-// from each element of dy and of t, which is x or y.
+// from each element of dy and of what was saved, which is x or y.
 struct BackwardInput {
   DType dtype;
   Layout layout;
-  const void *t, *dy;
+  const void *saved, *dy;
   Activation activation;
-  // False: t is x; `scale` and `offset` are not read where f is the identity. True: t is y, f's
-  // slope is positive, and no scale is 0; `mean` is not read.
+  // False: x was saved; `scale` and `offset` are not read where f is the identity. True: y was
+  // saved, f's slope is positive, and no scale is 0; `mean` is not read.
   bool from_output;
   const double *mean, *scale, *offset;
 };
@@ -61,7 +61,7 @@ struct SumsPass : BackwardInput {
 // dx = a[c] * dz + b[c] * xmu + d[c]
 struct ApplyPass : BackwardInput {
   const double *a, *b, *d;
-  Request request;  // for dx: kWrite or kAdd
+  WriteMode mode;  // for dx: kWrite or kAdd
   void* dx;
 };
 

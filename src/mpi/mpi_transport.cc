@@ -128,8 +128,11 @@ class MpiTransport : public Transport {
 }  // namespace
 }  // namespace syncbn
 
+// The lines of core/c_interface.h, which the package compares with what it calls.
+SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
+
 // Whether the MPI that was linked at run time is the one that mpi4py has initialized.
-SYNCBN_EXPORT int gluon_syncbn_mpi_initialized() {
+SYNCBN_EXPORT(int, gluon_syncbn_mpi_initialized) {
   int is = 0;
   MPI_Initialized(&is);
   return is;
@@ -137,6 +140,6 @@ SYNCBN_EXPORT int gluon_syncbn_mpi_initialized() {
 
 // A syncbn::Transport, which the caller owns, over this communicator, in which nobody else sends
 // from rank to rank. Handles of Fortran are integers in every MPI.
-SYNCBN_EXPORT void* gluon_syncbn_mpi_transport(int comm) {
+SYNCBN_EXPORT(void*, gluon_syncbn_mpi_transport, int comm) {
   return static_cast<syncbn::Transport*>(new syncbn::MpiTransport(MPI_Comm_f2c(comm)));
 }

@@ -73,7 +73,8 @@ void ReadActivation(const Attribute& of, Options* options) {
 void Set(const Attribute& of, Attributes* out) {
   const std::string& key = of.key;
   Options& options = out->options;
-  if (key == "group") return of.Read(&out->group);
+  // Symbols that were saved by version 0.2 have "group".
+  if (key == "layer_key" || key == "group") return of.Read(&out->layer_key);
   if (key == "layer") return of.Read(&out->layer);
   if (key == "guard") return of.Read(&out->guard);
   if (key == "chained") return of.Read(&out->chained);
@@ -110,7 +111,7 @@ void Set(const Attribute& of, Attributes* out) {
 Attributes ParseAttributes(int size, const char** keys, const char** values) {
   Attributes attributes;
   for (int i = 0; i < size; ++i) Set({keys[i], values[i]}, &attributes);
-  if (attributes.group.empty()) Attribute{"group", ""}.Fail("the key of a layer");
+  if (attributes.layer_key.empty()) Attribute{"layer_key", ""}.Fail("the key of a layer");
   const Activation& activation = attributes.options.activation;
   const bool is_leaky =
       attributes.options.from_output && activation.function == Function::kLeakyRelu;

@@ -7,7 +7,7 @@
 namespace syncbn {
 
 struct Attributes {
-  std::string group;  // key in the Registry
+  std::string layer_key;  // in the Registry
   std::string layer;  // the block's name, for messages
   // The graph's guard against MXNet's early release of oneDNN copies, see
   // gluon_syncbn/layer/layout_guard.py. "any": one for every mode; "static_shape": one that is only

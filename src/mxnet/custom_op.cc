@@ -41,9 +41,9 @@ int Delete(void* state) {
 }
 
 // Numbers of MXNet's OpReqType.
-Request ToRequest(int request) {
-  if (request == 0) return Request::kNull;
-  return request == 3 ? Request::kAdd : Request::kWrite;
+WriteMode ToWriteMode(int request) {
+  if (request == 0) return WriteMode::kNull;
+  return request == 3 ? WriteMode::kAdd : WriteMode::kWrite;
 }
 
 // ---- the operator: one node on one device ------------------------------------------------------
@@ -80,7 +80,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
     if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(of.options.num_devices);
     const int y = of.Inputs();
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
-                                      ToRequest(requests[0]), arrays[y].View(),
+                                      ToWriteMode(requests[0]), arrays[y].View(),
                                       arrays[y + 1].View(), arrays[y + 2].View(),
                                       of.options.masked ? arrays[y - 1].View() : Tensor()});
   });
@@ -94,8 +94,8 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
     Operator* op = static_cast<Operator*>(state);
     const int t = op->attributes.options.from_output ? op->attributes.Inputs() + 1 : 1;
     const int dx = op->attributes.Inputs() + 2;
-    const Gradients gradients{ToRequest(requests[0]), ToRequest(requests[1]),
-                              ToRequest(requests[2]), arrays[dx].View(), arrays[dx + 1].View(),
+    const Gradients gradients{ToWriteMode(requests[0]), ToWriteMode(requests[1]),
+                              ToWriteMode(requests[2]), arrays[dx].View(), arrays[dx + 1].View(),
                               arrays[dx + 2].View()};
     op->batch_norm.Backward(arrays[0].View(), arrays[t].View(), gradients);
   });
@@ -214,7 +214,7 @@ void CheckGuard(const Attributes& attributes, const Device& device) {
     FailLayer(attributes, "the graph was traced for GPU contexts and now runs on ", device.Name(),
               "; call net.hybridize() after moving the parameters");
   }
-  if (!Registry::Get().FindOrCreate(attributes.group, attributes.layer)->has_block) {
+  if (!Registry::Get().FindOrCreate(attributes.layer_key, attributes.layer)->has_block) {
     FailLayer(attributes, "this symbol was traced for ",
               attributes.guard == "outside" ? "the layer alone" : "static_shape=True",
               ", and its results are wrong in any other mode on a CPU; before export call "
@@ -249,7 +249,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
       ArmForkGuard();
     });
     Operator* op = new Operator(attributes, device,
-                                Registry::Get().FindOrCreate(attributes.group, attributes.layer));
+                                Registry::Get().FindOrCreate(attributes.layer_key, attributes.layer));
     list->num_callbacks = 3;
     list->callbacks = callbacks;
     list->contexts = op->contexts;

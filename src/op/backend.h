@@ -45,7 +45,7 @@ class Backend {
   virtual void Abandon() noexcept = 0;
 
   virtual std::vector<double> Read(const Tensor& vector) = 0;
-  virtual void Write(const std::vector<double>& values, Request request, const Tensor& vector) = 0;
+  virtual void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) = 0;
 
   // The kernels. A pass's tensors are on the device, its per-channel arrays on the host.
   virtual void LocalMoments(const MomentsPass& pass) = 0;

@@ -1,40 +1,287 @@
-// A call of the layer from its backend's Begin to Finish, and its exchanges with other devices;
-// forward.cc and backward.cc compute in between. Per-channel numbers are double throughout.
+// Per-channel numbers are double throughout.
+//
+// Forward, over the whole batch of `count` elements per channel:
+//   mean = sum(x) / count, m2 = sum((x - mean)^2), var = m2 / count
+//   inv_std = 1 / sqrt(var + epsilon), scale = gamma * inv_std
+//   y = f(z), z = (x - mean) * scale + beta
+//
+// Backward, with dz = dy * f'(z) and xmu = x - mean:
+//   dbeta = sum_dz, dgamma = sum_dz_xmu * inv_std, of this device's shard; then over the batch
+//   dx = scale * (dz - sum_dz / count - xmu * inv_std^2 * sum_dz_xmu / count)
+//      = a * dz + b * xmu + d
 #include "op/sync_batch_norm.h"
 
-#include <cstddef>
+#include <cmath>
 #include <utility>
 
 #include "core/error.h"
+#include "core/moments.h"
+#include "op/reconstruction.h"
+#include "op/running_statistics.h"
 
 namespace syncbn {
+namespace {
+
+// The number of the first channel whose moments are not finite, as text; empty for none.
+std::string FirstNonFinite(const BatchMoments& moments) {
+  for (size_t c = 0; c < moments.mean.size(); ++c) {
+    if (!std::isfinite(moments.mean[c]) || !std::isfinite(moments.m2[c])) return std::to_string(c);
+  }
+  return "";
+}
+
+}  // namespace
 
 SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
                              std::shared_ptr<Layer> layer, std::unique_ptr<Backend> backend)
     : options_(options),
       device_(device),
       layer_(std::move(layer)),
-      group_(&layer_->group),
-      backend_(std::move(backend)) {}
+      name_(layer_->group.layer()),
+      backend_(std::move(backend)),
+      exchange_(options, device, layer_) {}
+
+bool SyncBatchNorm::TakesBatch(bool training) const {
+  return (training || layer_->collected.IsActive()) && !options_.use_global_stats;
+}
+
+// ---- forward -----------------------------------------------------------------------------------
+
+void SyncBatchNorm::Forward(bool training, const ForwardTensors& tensors) {
+  by_batch_ = TakesBatch(training);
+  forward_.reset();
+  std::vector<const Tensor*> vectors{&tensors.gamma, &tensors.beta, &tensors.running_mean,
+                                     &tensors.running_var};
+  if (options_.masked) vectors.push_back(&tensors.rows);
+  ForBackward left;
+  OnBackend("forward", tensors.x, vectors, [&](Layout layout) {
+    if (options_.masked) layout.outer = left.rows = ValidRows(layout, tensors.rows);
+    if (by_batch_) {
+      ForwardByBatch(layout, tensors, &left);
+    } else {
+      ForwardByRunning(layout, tensors, &left);
+    }
+    KeepInputIfNeeded(layout, tensors, &left);
+  });
+  forward_ = std::move(left);
+}
+
+// For training batches, and those that are collected.
+void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& tensors,
+                                   ForBackward* left) {
+  left->ticket = exchange_.BeginForward();
+  const Call call{"forward", tensors.x, layout, &left->ticket, 0};
+  const size_t channels = static_cast<size_t>(layout.channels);
+  BatchMoments own{static_cast<double>(layout.PerChannel()), std::vector<double>(channels),
+                   std::vector<double>(channels)};
+  backend_->LocalMoments({tensors.x.dtype, layout, tensors.x.data, own.mean.data(), own.m2.data()});
+  const bool raises = options_.nonfinite == NonFinite::kRaise;
+  const std::string own_fault = raises ? FirstNonFinite(own) : "";
+
+  pass_.reset();
+  const BatchMoments batch = exchange_.Merge(call, own);
+  pass_.emplace("second pass", call.phase, name_, device_);
+
+  TakeStatistics(call, own_fault, batch, tensors);
+  left->count = batch.count;
+  left->mean = batch.mean;
+  std::vector<double> var(channels);
+  for (size_t c = 0; c < channels; ++c) var[c] = batch.count > 0 ? batch.m2[c] / batch.count : 0;
+  SetScale(var, tensors, left);
+  Normalize(layout, tensors, *left);
+}
+
+// For prediction.
+void SyncBatchNorm::ForwardByRunning(const Layout& layout, const ForwardTensors& tensors,
+                                     ForBackward* left) {
+  // On a GPU reading waits, so y comes first.
+  NormalizePass pass = {};
+  pass.dtype = tensors.x.dtype;
+  pass.layout = layout;
+  pass.x = tensors.x.data;
+  pass.activation = options_.activation;
+  pass.mode = tensors.y_mode;
+  pass.y = tensors.y.data;
+  const Tensor* const gamma = options_.fix_gamma ? nullptr : &tensors.gamma;
+  const bool is_done = tensors.y_mode != WriteMode::kNull &&
+                       backend_->Predict(pass, {tensors.running_mean, tensors.running_var,
+                                                tensors.beta, gamma, options_.epsilon});
+  left->mean = backend_->Read(tensors.running_mean);
+  SetScale(backend_->Read(tensors.running_var), tensors, left);
+  if (!is_done) Normalize(layout, tensors, *left);
+}
+
+void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
+                             ForBackward* left) const {
+  left->gamma = options_.fix_gamma ? std::vector<double>(var.size(), 1.0)
+                                   : backend_->Read(tensors.gamma);
+  left->offset = backend_->Read(tensors.beta);
+  left->inv_std.resize(var.size());
+  left->scale.resize(var.size());
+  for (size_t c = 0; c < var.size(); ++c) {
+    left->inv_std[c] = InvStd(var[c], options_.epsilon);
+    left->scale[c] = left->gamma[c] * left->inv_std[c];
+  }
+}
+
+void SyncBatchNorm::Normalize(const Layout& layout, const ForwardTensors& tensors,
+                              const ForBackward& by) {
+  if (tensors.y_mode == WriteMode::kNull) return;
+  NormalizePass pass = {};
+  pass.dtype = tensors.x.dtype;
+  pass.layout = layout;
+  pass.x = tensors.x.data;
+  pass.mean = by.mean.data();
+  pass.scale = by.scale.data();
+  pass.offset = by.offset.data();
+  pass.activation = options_.activation;
+  pass.mode = tensors.y_mode;
+  pass.y = tensors.y.data;
+  backend_->Normalize(pass);
+}
+
+// ---- backward ----------------------------------------------------------------------------------
+
+void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
+  // MXNet skips the backward of a failed forward only until the error has been raised.
+  if (!forward_) {
+    throw Error(Concat("SyncBatchNorm '", name_, "', backward: the forward call that it belongs to "
+                       "has failed. ", layer_->group.Failure()));
+  }
+  OnBackend("backward", saved, {}, [&](Layout layout) {
+    ForBackward& forward = *forward_;
+    if (options_.masked) layout.outer = forward.rows;
+    const BackwardInput input = InputOf(layout, dy, saved);
+    const size_t channels = forward.mean.size();
+    GradientSums sums{std::vector<double>(channels), std::vector<double>(channels)};
+    backend_->BackwardSums({input, sums.dz.data(), sums.dz_xmu.data()});
+    WriteParameterGradients(sums, out);
+
+    // Also where no gradient of x is needed: the other devices need this one's sums.
+    const Call call{"backward", saved, layout, &forward.ticket, forward.calls++};
+    pass_.reset();
+    if (by_batch_) sums = exchange_.Add(call, sums);
+    pass_.emplace("second pass", call.phase, name_, device_);
+    if (out.dx_mode == WriteMode::kNull) return;
+
+    // Zeros where the statistics did not depend on x.
+    std::vector<double> b(channels), d(channels);
+    for (size_t c = 0; c < channels && forward.count > 0; ++c) {
+      const double inv_std = forward.inv_std[c];
+      d[c] = -forward.scale[c] * sums.dz[c] / forward.count;
+      b[c] = -forward.scale[c] * inv_std * inv_std * sums.dz_xmu[c] / forward.count;
+    }
+    ApplyPass pass = {};
+    static_cast<BackwardInput&>(pass) = input;
+    pass.a = forward.scale.data();
+    pass.b = b.data();
+    pass.d = d.data();
+    pass.mode = out.dx_mode;
+    pass.dx = out.dx.data;
+    backend_->BackwardApply(pass);
+  });
+}
+
+// x or y, as MXNet has kept it, or our copy of x where y does not suffice.
+BackwardInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
+                                     const Tensor& saved) const {
+  BackwardInput input = {};
+  input.dtype = saved.dtype;
+  input.layout = layout;
+  input.saved = forward_->keeps_x ? forward_->kept_x : saved.data;
+  input.dy = dy.data;
+  input.activation = options_.activation;
+  input.from_output = options_.from_output && !forward_->keeps_x;
+  input.mean = forward_->mean.data();
+  input.scale = forward_->scale.data();
+  input.offset = forward_->offset.data();
+  return input;
+}
+
+void SyncBatchNorm::WriteParameterGradients(const GradientSums& sums, const Gradients& out) {
+  backend_->Write(sums.dz, out.dbeta_mode, out.dbeta);
+  std::vector<double> dgamma(sums.dz.size(), 0.0);
+  for (size_t c = 0; c < dgamma.size() && !options_.fix_gamma; ++c) {
+    dgamma[c] = sums.dz_xmu[c] * forward_->inv_std[c];
+  }
+  backend_->Write(dgamma, out.dgamma_mode, out.dgamma);
+}
+
+// ---- beside the two ----------------------------------------------------------------------------
+
+// Updates the running statistics, or collects the batch's, or ends with an error.
+void SyncBatchNorm::TakeStatistics(const Call& call, const std::string& own_fault,
+                                   const BatchMoments& batch, const ForwardTensors& tensors) {
+  if (options_.nonfinite != NonFinite::kPropagate && !FirstNonFinite(batch).empty()) {
+    if (options_.nonfinite == NonFinite::kRaise) RaiseNonFinite(call, own_fault);
+  } else if (layer_->collected.IsActive()) {
+    layer_->collected.Add(call.ticket->number, batch.count, batch.mean, batch.m2,
+                          options_.unbiased_running_var);
+  } else {
+    UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
+                  tensors.running_var);
+  }
+}
+
+// All devices have the same batch, so all come here. Each tells whether its own shard is to blame:
+// `own_fault` names the channel, and is empty if it is not.
+void SyncBatchNorm::RaiseNonFinite(const Call& call, const std::string& own_fault) {
+  std::string shard;
+  if (!own_fault.empty()) {
+    shard = Concat(own_fault, " of the shard of ", device_.Name());
+    if (exchange_.Rank() >= 0) shard += Concat(" on rank ", exchange_.Rank());
+    shard += '\n';
+  }
+  const std::string shards = exchange_.Join(call, shard);
+  const std::string first = shards.substr(0, shards.find('\n'));
+  exchange_.Fail(Concat("SyncBatchNorm '", name_, "', forward: ",
+                        first.empty() ? "the mean or variance of the whole batch"
+                                      : "the mean or variance of channel " + first,
+                        " is not finite, in call ", call.ticket->number + 1, " of the layer"),
+                 by_batch_);
+}
+
+int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const {
+  const std::vector<double> counts = backend_->Read(rows);
+  const double count = counts.empty() ? 0 : counts[0];
+  if (count >= 0 && count <= static_cast<double>(layout.outer)) return static_cast<int64_t>(count);
+  throw DeviceError(Concat("\"rows\" counts ", count, " valid rows, but data has ", layout.outer));
+}
+
+// Keeps x where backward would read y but cannot reconstruct every channel's x_hat from it.
+void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors,
+                                      ForBackward* left) {
+  if (!options_.from_output) return;
+  left->keeps_x =
+      tensors.y_mode != WriteMode::kWrite ||  // then y is not this call's alone
+      !CanReconstruct(left->gamma, left->offset, options_.activation, tensors.y.dtype);
+  if (left->keeps_x) {  // y never is in place of x: the operator does not declare it
+    const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
+    left->kept_x = backend_->Keep(tensors.x.data, bytes);
+  } else {
+    backend_->Forget();
+  }
+}
 
 // A device whose runtime fails never arrives at a rendezvous, so the others are told at once. So
 // are other processes, which may wait for an exchange that this process has not begun.
 template <typename Body>
-void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
+void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                               const std::vector<const Tensor*>& vectors, const Body& body) {
   const int ndim = static_cast<int>(x.shape.size());
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
   try {
-    pass_.emplace("local pass", operation, group_->layer(), device_);
+    pass_.emplace("local pass", phase, name_, device_);
     backend_->Begin(layout, vectors);
     body(layout);
     backend_->Finish();
     pass_.reset();
   } catch (const DeviceError& error) {
     Abandon();
-    FailEverywhere(Concat("SyncBatchNorm '", group_->layer(), "', ", operation, " on ",
-                          device_.Name(), ": ", error.what()));
+    exchange_.Fail(Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ",
+                          error.what()),
+                   by_batch_);
   } catch (...) {
     Abandon();
     throw;
@@ -44,102 +291,6 @@ void SyncBatchNorm::OnBackend(const char* operation, const Tensor& x,
 void SyncBatchNorm::Abandon() noexcept {
   backend_->Abandon();
   pass_.reset();
-}
-
-void SyncBatchNorm::FailEverywhere(const std::string& text) {
-  group_->Fail(text);
-  Communicator* const processes = batch_statistics_ ? Processes() : nullptr;
-  if (processes != nullptr) processes->Fail(text);
-  throw Error(text);
-}
-
-void SyncBatchNorm::Forward(bool training, const ForwardTensors& of) {
-  batch_statistics_ = TakesBatch(training);
-  forward_succeeded_ = false;
-  std::vector<const Tensor*> vectors{&of.gamma, &of.beta, &of.running_mean, &of.running_var};
-  if (options_.masked) vectors.push_back(&of.rows);
-  OnBackend("forward", of.x, vectors, [&](Layout layout) {
-    if (options_.masked) layout.outer = rows_ = ValidRows(layout, of);
-    if (batch_statistics_) {
-      NormalizeByBatch(layout, of);
-    } else {
-      NormalizeByRunning(layout, of);
-    }
-    KeepInputIfNeeded(layout, of);
-  });
-  forward_succeeded_ = true;
-}
-
-void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& t, const Gradients& out) {
-  OnBackend("backward", t, {}, [&](Layout layout) {
-    if (options_.masked) layout.outer = rows_;
-    ComputeBackward(layout, dy, t, out);
-  });
-}
-
-// Without payload and operation.
-AllReduceOptions SyncBatchNorm::OptionsFor(const char* phase, const Tensor& x,
-                                           const Layout& layout) const {
-  AllReduceOptions options;
-  options.ticket = ticket_;
-  options.phase = phase;
-  options.device = device_;
-  options.size = static_cast<size_t>(options_.num_devices);
-  options.expected = options_.contexts;
-  options.processes = Processes();
-  options.shared_name = options_.shared_name;
-  Contribution& own = options.contribution;
-  own.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
-  own.ranks = options_.ranks;
-  own.signature = Concat("channels=", layout.channels, ", dtype=", Name(x.dtype),
-                         ", axis=", options_.axis, ", epsilon=", options_.epsilon);
-  if (options_.nonfinite == NonFinite::kRaise) own.signature += ", nonfinite=raise";
-  options.arrival.signature = Concat(own.signature, ", num_devices=", options_.num_devices);
-  options.arrival.shape = ShapeText(x.shape);
-  return options;
-}
-
-void SyncBatchNorm::Exchange(const char* phase, const Tensor& x, const Layout& layout,
-                             ReduceOperation operation,
-                             std::initializer_list<std::vector<double>*> payload) {
-  AllReduceOptions options = OptionsFor(phase, x, layout);
-  options.contribution.operation = operation;
-  if (options.phase == "backward") options.repeat = backward_calls_++;
-  for (const std::vector<double>* part : payload) {
-    AppendBytes(part->data(), part->size(), &options.arrival.payload);
-  }
-  pass_.reset();
-  const std::shared_ptr<const Reduced> reduced = group_->AllReduce(std::move(options));
-  pass_.emplace("second pass", phase, group_->layer(), device_);
-  ticket_.key = reduced->key;
-  const std::vector<double> result = FromBytes<double>(reduced->payload);
-  auto from = result.begin();
-  for (std::vector<double>* part : payload) {
-    const auto end = from + static_cast<std::ptrdiff_t>(part->size());
-    part->assign(from, end);
-    from = end;
-  }
-}
-
-bool SyncBatchNorm::TakesBatch(bool training) const {
-  return (training || layer_->collected.IsActive()) && !options_.use_global_stats;
-}
-
-// True if the statistics depend on more than this device.
-bool SyncBatchNorm::Synchronizes() const {
-  return batch_statistics_ && (options_.num_devices > 1 || Processes() != nullptr);
-}
-
-// The processes to synchronize with; null for none.
-Communicator* SyncBatchNorm::Processes() const {
-  if (!options_.across_processes || options_.ranks.size() == 1) return nullptr;
-  Communicator* processes = TheCommunicator();
-  if (processes == nullptr && !options_.ranks.empty()) {
-    throw Error(Concat("SyncBatchNorm '", group_->layer(), "': its group has ",
-                       options_.ranks.size(), " ranks, but gluon_syncbn.distributed.init() was not "
-                       "called in this process"));
-  }
-  return processes != nullptr && processes->size() > 1 ? processes : nullptr;
 }
 
 }  // namespace syncbn

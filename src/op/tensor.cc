@@ -37,11 +37,11 @@ std::vector<double> ReadVector(const Tensor& vector) {
   });
 }
 
-void WriteVector(const std::vector<double>& values, Request request, const Tensor& vector) {
-  if (request == Request::kNull) return;
+void WriteVector(const std::vector<double>& values, WriteMode mode, const Tensor& vector) {
+  if (mode == WriteMode::kNull) return;
   WithNumbers(vector, [&](auto* to) {
     for (const double value : values) {
-      *to = static_cast<std::decay_t<decltype(*to)>>(request == Request::kAdd ? *to + value : value);
+      *to = static_cast<std::decay_t<decltype(*to)>>(mode == WriteMode::kAdd ? *to + value : value);
       ++to;
     }
   });

@@ -21,6 +21,6 @@ std::string ShapeText(const std::vector<int64_t>& shape);  // "(8, 64, 60, 60)"
 void CheckIsParameter(const Tensor& vector);
 // In host memory.
 std::vector<double> ReadVector(const Tensor& vector);
-void WriteVector(const std::vector<double>& values, Request request, const Tensor& vector);
+void WriteVector(const std::vector<double>& values, WriteMode mode, const Tensor& vector);
 
 }  // namespace syncbn

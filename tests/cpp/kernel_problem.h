@@ -20,7 +20,7 @@ using syncbn::Activation;
 using syncbn::DType;
 using syncbn::Function;
 using syncbn::Layout;
-using syncbn::Request;
+using syncbn::WriteMode;
 
 constexpr double kEps64 = 0x1p-53;
 

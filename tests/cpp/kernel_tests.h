@@ -93,17 +93,17 @@ void TestSums(Problem& p, const BackwardInput& input) {
 
 // A way to write a tensor.
 struct Way {
-  Request request;
+  WriteMode mode;
   enum { kApart, kOnFirst, kOnDy } place;
 };
 
-// Runs apply(t, dy, request, out) in each of these ways, and checks the output. Separate memory is
+// Runs apply(t, dy, mode, out) in each of these ways, and checks the output. Separate memory is
 // NaN before it is overwritten.
 template <typename Apply>
 void TestWrites(Problem& p, const std::vector<Way>& ways, const std::string& what,
                 const Expected& expected, const Apply& apply) {
   for (const Way& way : ways) {
-    const bool add = way.request == Request::kAdd;
+    const bool add = way.mode == WriteMode::kAdd;
     const std::string label = syncbn::Concat(p.label, " ", what, add ? " add" : "",
                                              way.place == Way::kApart ? "" : " in place");
     Tensor out(p.c.dtype, p.x.size(), p.c.misalign);
@@ -114,7 +114,7 @@ void TestWrites(Problem& p, const std::vector<Way>& ways, const std::string& wha
     }
     const Tensor old = out;
     apply(way.place == Way::kOnFirst ? out.data() : p.x.data(),
-          way.place == Way::kOnDy ? out.data() : p.dy.data(), way.request, out.data());
+          way.place == Way::kOnDy ? out.data() : p.dy.data(), way.mode, out.data());
     CHECK(out.Guarded(), label);
     for (int64_t i = 0; i < out.size(); ++i) {
       const Value e = add ? expected.AddedTo(old.Get(i), i) : expected.values[i];
@@ -130,19 +130,19 @@ void TestWrites(Problem& p, const std::vector<Way>& ways, const std::string& wha
 template <typename Kernels>
 void TestNormalize(Problem& p, const Activation& activation, const std::vector<Way>& ways) {
   TestWrites(p, ways, "forward " + Describe(activation, false), p.Y(activation),
-             [&](const void* x, const void* /*dy*/, Request request, void* y) {
+             [&](const void* x, const void* /*dy*/, WriteMode mode, void* y) {
                Kernels::Normalize({p.c.dtype, p.c.layout, x, p.mean.data(), p.scale.data(),
-                                   p.offset.data(), activation, request, y});
+                                   p.offset.data(), activation, mode, y});
              });
 }
 
 template <typename Kernels>
 void TestBackwardApply(Problem& p, BackwardInput input, const std::vector<Way>& ways) {
   TestWrites(p, ways, "backward " + Describe(input.activation, input.from_output), p.Dx(input),
-             [&](const void* t, const void* dy, Request request, void* dx) {
-               input.t = t;
+             [&](const void* t, const void* dy, WriteMode mode, void* dx) {
+               input.saved = t;
                input.dy = dy;
-               Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), request, dx});
+               Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), mode, dx});
              });
 }
 
@@ -152,11 +152,11 @@ void TestPlain(Problem& p) {
   TestMoments<Kernels>(p);
   TestSums<Kernels>(p, plain);
   std::vector<Way> ways;
-  for (Request request : {Request::kWrite, Request::kAdd}) {
-    for (auto place : {Way::kApart, Way::kOnFirst}) ways.push_back({request, place});
+  for (WriteMode mode : {WriteMode::kWrite, WriteMode::kAdd}) {
+    for (auto place : {Way::kApart, Way::kOnFirst}) ways.push_back({mode, place});
   }
   TestNormalize<Kernels>(p, {}, ways);
-  ways.push_back({Request::kAdd, Way::kOnDy});
+  ways.push_back({WriteMode::kAdd, Way::kOnDy});
   TestBackwardApply<Kernels>(p, plain, ways);
 }
 
@@ -170,10 +170,10 @@ void TestFusion(Problem& p, const Fusion& fusion) {
   const BackwardInput input = p.From(fusion.activation, fusion.from_output);
   if (!fusion.from_output)
     TestNormalize<Kernels>(
-        p, fusion.activation, {{Request::kWrite, Way::kApart}, {Request::kAdd, Way::kOnFirst}});
+        p, fusion.activation, {{WriteMode::kWrite, Way::kApart}, {WriteMode::kAdd, Way::kOnFirst}});
   TestSums<Kernels>(p, input);
   TestBackwardApply<Kernels>(
-      p, input, {{Request::kWrite, Way::kOnDy}, {Request::kAdd, Way::kOnFirst}});
+      p, input, {{WriteMode::kWrite, Way::kOnDy}, {WriteMode::kAdd, Way::kOnFirst}});
 }
 
 template <typename Kernels>
@@ -210,9 +210,9 @@ void TestKink(DType dtype, const Fusion& fusion) {
   p.scale = {1};
   p.label += ", of 0, 1 and NaN";
   if (!fusion.from_output)
-    TestNormalize<Kernels>(p, fusion.activation, {{Request::kWrite, Way::kApart}});
+    TestNormalize<Kernels>(p, fusion.activation, {{WriteMode::kWrite, Way::kApart}});
   TestBackwardApply<Kernels>(p, p.From(fusion.activation, fusion.from_output),
-                             {{Request::kWrite, Way::kApart}});
+                             {{WriteMode::kWrite, Way::kApart}});
 }
 
 // Every value of float16 passes through unchanged, and sums are rounded to nearest even.
@@ -226,7 +226,7 @@ void TestConversions() {
   // Scaling by powers of two reaches subnormals and infinity; the other scale makes ties.
   for (double scale : {1.0, 0x1p-9, 0x1p9, 0x1p-3, 1.0 + 0x1p-7, 1.0 + 0x1p-10}) {
     Kernels::Normalize({dtype, {1, 1, kValues}, x.data(), &zero, &scale, &zero, Activation{},
-                        Request::kWrite, y.data()});
+                        WriteMode::kWrite, y.data()});
     for (int64_t i = 0; i < kValues; ++i) {
       const double expected = Round(dtype, x.Get(i) * scale);
       if (std::isnan(expected))
@@ -246,8 +246,8 @@ std::string Bits(DType dtype, const Layout& layout) {
   const auto [sum_dz, sum_dz_xmu] = SumsOf<Kernels>(input, p.label);
   Tensor y(dtype, layout.Size()), dx = y;
   Kernels::Normalize({dtype, layout, p.x.data(), p.mean.data(), p.scale.data(), p.offset.data(), {},
-                      Request::kWrite, y.data()});
-  Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), Request::kWrite, dx.data()});
+                      WriteMode::kWrite, y.data()});
+  Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), WriteMode::kWrite, dx.data()});
   return mean.Bits() + m2.Bits() + sum_dz.Bits() + sum_dz_xmu.Bits() + y.Bits() + dx.Bits();
 }
 

@@ -16,15 +16,15 @@ using syncbn::Activation;
 using syncbn::Device;
 using syncbn::DType;
 using syncbn::Function;
-using syncbn::Request;
+using syncbn::WriteMode;
 
 constexpr int64_t kChannels = 5;
 
 struct Setting {
   Activation activation;
   bool from_output = false;
-  Request dx_request = Request::kWrite;
-  Request y_request = Request::kWrite;
+  WriteMode dx_mode = WriteMode::kWrite;
+  WriteMode y_mode = WriteMode::kWrite;
   bool keeps_x = false;  // if from_output: the gamma of one channel is too small for y to suffice
   bool training = true;
   bool masked = false;  // the last row of each shard is padding
@@ -78,10 +78,10 @@ struct Shard {
       return syncbn::Tensor{place(t), {kChannels}, vector_dtype};
     };
     layer->Forward(setting.training,
-                   {data(x), vector(gamma), vector(beta), setting.y_request, data(y),
+                   {data(x), vector(gamma), vector(beta), setting.y_mode, data(y),
                     vector(mean), vector(var), vector(valid_rows)});
     layer->Backward(data(dy), data(setting.from_output ? y : x),
-                    {setting.dx_request, Request::kAdd, Request::kWrite, data(dx), vector(dgamma),
+                    {setting.dx_mode, WriteMode::kAdd, WriteMode::kWrite, data(dx), vector(dgamma),
                      vector(dbeta)});
   }
 

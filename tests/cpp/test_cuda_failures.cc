@@ -29,7 +29,7 @@ std::shared_ptr<void> Allocate(const Device& device, syncbn::MemoryKind kind, si
   });
 }
 
-const Setting kKeepsX{{Function::kLeakyRelu, 0.1}, true, Request::kWrite, Request::kWrite, true};
+const Setting kKeepsX{{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, true};
 
 std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
                                              std::shared_ptr<syncbn::Layer> layer) {
@@ -151,7 +151,7 @@ int main() {
   prediction.training = false;
   TestFailures(prediction);
   for (bool keeps_x : {false, true}) {
-    TestFailures({{Function::kLeakyRelu, 0.1}, true, Request::kWrite, Request::kWrite, keeps_x});
+    TestFailures({{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, keeps_x});
   }
   TestNoSuchDevice();
   TestOtherProcessesLearnOfAFailure();  // from then on there are several processes

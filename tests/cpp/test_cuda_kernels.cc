@@ -18,7 +18,7 @@
 namespace cuda = syncbn::cuda;
 using syncbn::DType;
 using syncbn::Layout;
-using syncbn::Request;
+using syncbn::WriteMode;
 using test::Staging;
 using test::Tensor;
 
@@ -50,13 +50,13 @@ struct CudaKernels {
     Staging on_gpu(pass.dtype, pass.layout);
     cuda::Normalize({pass.dtype, pass.layout, on_gpu.In(pass.x), on_gpu.Vector(pass.mean),
                      on_gpu.Vector(pass.scale), on_gpu.Vector(pass.offset), pass.activation,
-                     pass.request, on_gpu.Out(pass.y)},
+                     pass.mode, on_gpu.Out(pass.y)},
                     nullptr);
   }
   static void BackwardApply(const syncbn::ApplyPass& pass) {
     Staging on_gpu(pass.dtype, pass.layout);
     cuda::BackwardApply({Staged(&on_gpu, pass), on_gpu.Vector(pass.a), on_gpu.Vector(pass.b),
-                         on_gpu.Vector(pass.d), pass.request, on_gpu.Out(pass.dx)},
+                         on_gpu.Vector(pass.d), pass.mode, on_gpu.Out(pass.dx)},
                         nullptr);
   }
 
@@ -65,7 +65,7 @@ struct CudaKernels {
     return on_gpu->Workspace(workspace, cuda::WorkspaceBytes());
   }
   static syncbn::BackwardInput Staged(Staging* on_gpu, syncbn::BackwardInput input) {
-    input.t = on_gpu->In(input.t);
+    input.saved = on_gpu->In(input.saved);
     input.dy = on_gpu->In(input.dy);
     for (const double** vector : {&input.mean, &input.scale, &input.offset}) {
       *vector = on_gpu->Vector(*vector);
@@ -118,7 +118,7 @@ void TestManyElements(const Layout& layout) {
   {
     Staging on_gpu(dtype, layout);
     cuda::Normalize({dtype, layout, x, on_gpu.Vector(mean.data()), on_gpu.Vector(two.data()),
-                     on_gpu.Vector(one.data()), {}, Request::kWrite, y},
+                     on_gpu.Vector(one.data()), {}, WriteMode::kWrite, y},
                     nullptr);
   }
   const double right = test::Round(dtype, (kValue + 1) * 2 + 1);

@@ -65,8 +65,8 @@ void TestRequests() {
   for (DType dtype : test::kDTypes) {
     for (const std::vector<int64_t>& rows :
          {std::vector<int64_t>{3}, std::vector<int64_t>{4, 1, 2}, std::vector<int64_t>{2, 0}}) {
-      for (Request request : {Request::kWrite, Request::kAdd, Request::kNull})
-        TestSetting(dtype, rows, {{}, false, request}, "identity");
+      for (WriteMode mode : {WriteMode::kWrite, WriteMode::kAdd, WriteMode::kNull})
+        TestSetting(dtype, rows, {{}, false, mode}, "identity");
     }
   }
 }
@@ -75,14 +75,14 @@ void TestRequests() {
 void TestPrediction() {
   const Activation none, leaky{Function::kLeakyRelu, 0.1};
   for (DType dtype : test::kDTypes) {
-    for (Request y_request : {Request::kWrite, Request::kAdd, Request::kNull}) {
+    for (WriteMode y_mode : {WriteMode::kWrite, WriteMode::kAdd, WriteMode::kNull}) {
       for (const Activation& activation : {none, leaky}) {
-        const Setting setting{activation, false, Request::kWrite, y_request, false, false};
+        const Setting setting{activation, false, WriteMode::kWrite, y_mode, false, false};
         TestSetting(dtype, {3}, setting, "prediction");
         TestSetting(dtype, {2, 0}, setting, "prediction on two devices");
       }
     }
-    TestSetting(dtype, {3}, {none, true, Request::kWrite, Request::kWrite, true, false},
+    TestSetting(dtype, {3}, {none, true, WriteMode::kWrite, WriteMode::kWrite, true, false},
                 "prediction that keeps x");
   }
 }
@@ -92,7 +92,7 @@ void TestMasks() {
   const Activation leaky{Function::kLeakyRelu, 0.1};
   for (DType dtype : test::kDTypes) {
     for (bool training : {true, false}) {
-      const Setting setting{leaky, true, Request::kWrite, Request::kWrite, false, training, true};
+      const Setting setting{leaky, true, WriteMode::kWrite, WriteMode::kWrite, false, training, true};
       TestSetting(dtype, {3, 1, 4}, setting, "masked");
     }
   }
@@ -101,17 +101,17 @@ void TestMasks() {
 void TestActivations() {
   const Activation none, relu{Function::kLeakyRelu, 0}, leaky{Function::kLeakyRelu, 0.1};
   for (DType dtype : test::kDTypes) {
-    for (Request request : {Request::kWrite, Request::kAdd}) {
+    for (WriteMode mode : {WriteMode::kWrite, WriteMode::kAdd}) {
       for (const std::vector<int64_t>& rows :
            {std::vector<int64_t>{3}, std::vector<int64_t>{2, 0, 3}}) {
-        TestSetting(dtype, rows, {relu, false, request}, "relu");
-        TestSetting(dtype, rows, {none, true, request}, "identity_from_y");
-        TestSetting(dtype, rows, {leaky, true, request}, "leaky_relu");
-        TestSetting(dtype, rows, {leaky, true, request, Request::kWrite, true}, "x_kept");
+        TestSetting(dtype, rows, {relu, false, mode}, "relu");
+        TestSetting(dtype, rows, {none, true, mode}, "identity_from_y");
+        TestSetting(dtype, rows, {leaky, true, mode}, "leaky_relu");
+        TestSetting(dtype, rows, {leaky, true, mode, WriteMode::kWrite, true}, "x_kept");
       }
     }
-    TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kAdd}, "leaky_relu_onto_y");
-    TestSetting(dtype, {3}, {leaky, true, Request::kWrite, Request::kNull}, "leaky_relu_without_y");
+    TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kAdd}, "leaky_relu_onto_y");
+    TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kNull}, "leaky_relu_without_y");
   }
 }
 

@@ -1,6 +1,7 @@
 """``python -m gluon_syncbn`` reports what there is, and finds wrong results."""
 
 import _ctypes
+import ctypes
 import re
 import shutil
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import gluon_syncbn
 from gluon_syncbn import __main__
+from gluon_syncbn.native import library
 from gluon_syncbn.tools import check
 
 import mxnet as mx
@@ -55,10 +57,21 @@ def test_a_library_of_other_sources_is_named():
     run = run_python("import gluon_syncbn", GLUON_SYNCBN_LIBRARY=_ctypes.__file__)
     *_, sentence = run.stderr.splitlines()
     assert sentence == (
-        f"ImportError: {_ctypes.__file__} was built from other sources, as it lacks "
-        "gluon_syncbn_last_error: rebuild it with `pip install .`, or for "
-        "development with `pip install --no-build-isolation -e .`"
+        f"ImportError: {_ctypes.__file__} was built from other sources, as it does not "
+        "tell its functions: rebuild it with `pip install .`, or for development with "
+        "`pip install --no-build-isolation -e .`"
     )
+
+
+def test_types_of_native_functions_are_compared():
+    """ctypes would call them with other ones, and corrupt memory."""
+    file, wrong = library.path(), {"gluon_syncbn_set_timeout": (None, [ctypes.c_int])}
+    words = "its gluon_syncbn_set_timeout has the types void float8, expected void int4"
+    with pytest.raises(ImportError, match=words):
+        library.declare(ctypes.CDLL(str(file)), file, wrong)
+    wrong = {"gluon_syncbn_create_layer": (library.Status, [library.Text] * 2)}
+    with pytest.raises(ImportError, match="int4 pointer8 pointer8 int4, expected int4"):
+        library.declare(ctypes.CDLL(str(file)), file, wrong)
 
 
 def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, capsys):

@@ -63,11 +63,13 @@ CHECKS = [
 def test_shared_checks(check, error, expected, value):
     with pytest.raises(error) as caught:
         check("name", value)
-    assert str(caught.value) == f"name is {expected}, but got {checks.shown(value)}"
+    assert (
+        str(caught.value) == f"name is {expected}, but got {checks.short_repr(value)}"
+    )
 
 
 def test_values_are_shown_in_one_short_line():
-    text = checks.shown(np.ones((100, 100)))
+    text = checks.short_repr(np.ones((100, 100)))
     assert "\n" not in text and len(text) <= 200
 
 

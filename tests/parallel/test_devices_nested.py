@@ -94,7 +94,7 @@ def in_thread(function, *arguments):
 
 
 def test_a_step_whose_backward_another_thread_gave_up_updates_nothing(make_devices):
-    """MXNet drops the errors of its gradients, which would be those of a step before."""
+    """MXNet drops the errors of gradients, which would be those of a step before."""
     net, x = nn.HybridSequential(), column(1, 2, 5)
     net.add(nn.Dense(1), nn.BatchNorm())
     make_parallel(net, cpus(2)).initialize()

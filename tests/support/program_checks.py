@@ -119,7 +119,7 @@ class Checks:
 
     def _sums(self, elements, data):
         """Per active context the sums over its rows."""
-        axes, _ = reference.reduced(elements.value, self._program.axis)
+        axes, _ = reference.reduction_axes(elements.value, self._program.axis)
         bounds = np.cumsum([data.rows[k] for k in data.active])[:-1]
         shards = [np.split(v, bounds, self._program.batch_axis) for v in elements]
         for value, error in zip(*shards):

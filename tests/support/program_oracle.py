@@ -51,7 +51,7 @@ class Use:
     def __init__(self, program, layer, state, x, train):
         self._layer, self.state = layer, dict(state)
         self._dtype, self._x = program.dtype, x.astype(np.float64)
-        self._axes, self._shape = reference.reduced(x, program.axis)
+        self._axes, self._shape = reference.reduction_axes(x, program.axis)
         gamma, beta = state["gamma"].value, state["beta"].value
         ones, zeros = np.ones_like(gamma), np.zeros_like(gamma)
         self._gamma = gamma if layer.scale else ones

@@ -8,7 +8,11 @@ from gluon_syncbn.tools import oracle
 
 import numpy as np
 
-forward, backward, reduced = oracle.forward, oracle.backward, oracle.reduced
+forward, backward, reduction_axes = (
+    oracle.forward,
+    oracle.backward,
+    oracle.reduction_axes,
+)
 
 # Unit roundoff (half of epsilon) and smallest subnormal number of each dtype.
 _PRECISION = {
@@ -54,7 +58,7 @@ def update_running(running, batch_stat, momentum):
 def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-5):
     """y = (x - running_mean) / sqrt(running_var + eps) * gamma + beta."""
     x = np.asarray(x, np.float64)
-    _, shape = reduced(x, axis)
+    _, shape = reduction_axes(x, axis)
     mean, var, gamma, beta = (
         np.asarray(v, np.float64).reshape(shape)
         for v in (running_mean, running_var, gamma, beta)
@@ -70,7 +74,7 @@ def inference_backward(x, dy, gamma, running_mean, running_var, axis=1, eps=1e-5
     dx, dgamma, dbeta : float64 arrays
     """
     dy = np.asarray(dy, np.float64)
-    axes, shape = reduced(dy, axis)
+    axes, shape = reduction_axes(dy, axis)
     ones, zeros = np.ones(np.shape(gamma)), np.zeros(np.shape(gamma))
     x_hat = inference_forward(x, ones, zeros, running_mean, running_var, axis, eps)
     inv_std = 1 / np.sqrt(np.asarray(running_var, np.float64) + eps)

@@ -22,7 +22,7 @@ syncbn::Communicator& Connected() {
 }  // namespace
 
 // Takes over a syncbn::Transport that was made with new.
-SYNCBN_EXPORT int gluon_syncbn_distributed_open(void* transport) {
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
   return CatchAll([&] {
     syncbn::OpenCommunicator(
         std::unique_ptr<syncbn::Transport>(static_cast<syncbn::Transport*>(transport)));
@@ -30,7 +30,7 @@ SYNCBN_EXPORT int gluon_syncbn_distributed_open(void* transport) {
 }
 
 // numbers[i] becomes the sum over all ranks; calls of one name match by their order on the ranks.
-SYNCBN_EXPORT int gluon_syncbn_distributed_sum(const char* name, const char* signature,
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_sum, const char* name, const char* signature,
                                                double* numbers, int64_t size, double timeout) {
   return CatchAll([&] {
     syncbn::Contribution own;
@@ -45,21 +45,21 @@ SYNCBN_EXPORT int gluon_syncbn_distributed_sum(const char* name, const char* sig
 }
 
 // Tells other ranks, if a failure concerns this layer, that this one has frozen it; or no longer.
-SYNCBN_EXPORT int gluon_syncbn_note_frozen(const char* layer, int is_frozen) {
+SYNCBN_EXPORT(int, gluon_syncbn_note_frozen, const char* layer, int is_frozen) {
   return CatchAll([&] { syncbn::NoteFrozen(layer, is_frozen != 0); });
 }
 
 // Returns the rank that joined with the most exchanges, or -1.
-SYNCBN_EXPORT int gluon_syncbn_distributed_join(double timeout) {
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_join, double timeout) {
   return CatchAll(-1, [&] { return Connected().Join(timeout); });
 }
 
-SYNCBN_EXPORT int gluon_syncbn_distributed_leave() {
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
   return CatchAll([&] { Connected().Leave(); });
 }
 
 // Waits until all others have left, too, for the timeout at most.
-SYNCBN_EXPORT int gluon_syncbn_distributed_stop(double timeout) {
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_stop, double timeout) {
   return CatchAll([&] {
     Connected().AwaitLeave(timeout);
     Connected().Stop();

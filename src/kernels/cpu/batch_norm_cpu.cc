@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <vector>
 
 #include "core/moments.h"
 #include "core/parallel_for.h"
@@ -26,15 +27,14 @@ void ForEachTile(const Partition& partition, const OnTile& on_tile) {
   for (int64_t index = 0; index < tiles; ++index) on_tile(index);
 }
 
-// Reduces a tensor to two numbers of each channel: `kernel` leaves those of a tile in the
-// workspace, and merge(elements of a channel, first, second) merges them in a fixed order.
+// Reduces a tensor to two numbers of each channel: `kernel` leaves those of a tile, and
+// merge(elements of a channel, first, second) merges them in a fixed order.
 template <typename Pass, typename Kernel, typename Merge>
-void Reduce(const Pass& pass, void* workspace, const Kernel& kernel, const Merge& merge) {
+void Reduce(const Pass& pass, const Kernel& kernel, const Merge& merge) {
   const int64_t channels = pass.layout.channels;
   const Partition partition = Cut(pass.layout);
-  const auto of_partial = [&](int64_t partial) {
-    return static_cast<double*>(workspace) + 2 * partial * channels;
-  };
+  std::vector<double> partials(static_cast<size_t>(2 * partition.Partials() * channels));
+  const auto of_partial = [&](int64_t partial) { return &partials[2 * partial * channels]; };
   ForEachTile(partition, [&](int64_t index) {
     double* const first = of_partial(partition.PartialOf(index));
     kernel(pass, partition.At(index), first, first + channels);
@@ -47,7 +47,7 @@ void Reduce(const Pass& pass, void* workspace, const Kernel& kernel, const Merge
 
 template <typename Pass>
 StoreMode ModeOf(const Pass& pass, const void* out) {
-  if (pass.request == Request::kAdd) return StoreMode::kAdd;
+  if (pass.mode == WriteMode::kAdd) return StoreMode::kAdd;
   const int64_t size = static_cast<int64_t>(SizeOf(pass.dtype));
   // Arrays that wrap foreign memory may be unaligned.
   const bool aligned = reinterpret_cast<uintptr_t>(out) % SizeOf(pass.dtype) == 0;
@@ -66,12 +66,7 @@ void Write(const Pass& pass, const void* out, const Kernel& kernel) {
 
 }  // namespace
 
-int64_t WorkspaceBytes(const Layout& layout) {
-  if (layout.Size() == 0) return 0;
-  return Cut(layout).Partials() * layout.channels * 2 * static_cast<int64_t>(sizeof(double));
-}
-
-void LocalMoments(const MomentsPass& pass, void* workspace) {
+void LocalMoments(const MomentsPass& pass) {
   const int64_t channels = pass.layout.channels;
   std::fill_n(pass.mean, channels, 0.0);
   std::fill_n(pass.m2, channels, 0.0);
@@ -86,23 +81,23 @@ void LocalMoments(const MomentsPass& pass, void* workspace) {
     }
     done += count;
   };
-  Reduce(pass, workspace, ChooseIsa().local_moments, merge);
+  Reduce(pass, ChooseIsa().local_moments, merge);
 }
 
-void BackwardSums(const SumsPass& pass, void* workspace) {
+void BackwardSums(const SumsPass& pass) {
   const int64_t channels = pass.layout.channels;
   std::fill_n(pass.sum_dz, channels, 0.0);
   std::fill_n(pass.sum_dz_xmu, channels, 0.0);
   if (pass.layout.Size() == 0) return;
-  const auto add = [&](double /*count*/, const double* sum_dz, const double* sum_dz_u) {
+  const auto add = [&](double /*count*/, const double* sum_dz, const double* sum_dz_centered) {
     for (int64_t c = 0; c < channels; ++c) {
       pass.sum_dz[c] += sum_dz[c];
-      pass.sum_dz_xmu[c] += sum_dz_u[c];
+      pass.sum_dz_xmu[c] += sum_dz_centered[c];
     }
   };
-  Reduce(pass, workspace, ChooseIsa().backward_sums, add);
+  Reduce(pass, ChooseIsa().backward_sums, add);
   if (!pass.from_output) return;
-  // From y the tiles' u is xmu * scale.
+  // From y the tiles' centered is xmu * scale.
   for (int64_t c = 0; c < channels; ++c) pass.sum_dz_xmu[c] /= pass.scale[c];
 }
 

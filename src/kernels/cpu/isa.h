@@ -30,10 +30,10 @@ enum class StoreMode { kAssign, kStream, kAdd };
 // Tensors and per-channel arrays of a pass are whole; each call reads and writes its tile's part.
 struct Isa {
   const char* name;
-  // The results of one tile, into these arrays instead of the pass's. From y, sum_dz_u is still to
-  // be divided by the scale.
+  // The results of one tile, into these arrays instead of the pass's. From y, sum_dz_centered
+  // is still to be divided by the scale.
   void (*local_moments)(const MomentsPass& pass, const Tile& tile, double* mean, double* m2);
-  void (*backward_sums)(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_u);
+  void (*backward_sums)(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_centered);
   void (*normalize)(const NormalizePass& pass, const Tile& tile, StoreMode mode);
   void (*backward_apply)(const ApplyPass& pass, const Tile& tile, StoreMode mode);
 };

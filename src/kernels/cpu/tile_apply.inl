@@ -1,10 +1,9 @@
-// The two passes that write a tensor, for one tile: f(b * (x - mean) + d), or b * u + d + a * dz in
-// backward, see activation.inl; plus the old out on request. Forward has backward's struct
-// here: t is x, b its scale and d its offset.
+// The two passes that write a tensor, for one tile: out = f(in' * scale_in + offset) in forward, and
+// out = in' * scale_in + offset + dz * scale_dz in backward, with in' = in - center, or what
+// activation.inl calls `centered`; plus the old out where it is added to.
 // Who includes it: tile_kernels.inl. The output may be one of the inputs (in place).
 //
-// Arithmetic is float32 (float64 for float64 data). The mean is split into its float32 value and
-// the rest, which goes into d: so x - mean loses nothing where the mean is far from zero.
+// Arithmetic is float32 (float64 for float64 data).
 
 namespace syncbn::cpu {
 namespace {
@@ -20,63 +19,76 @@ struct Arithmetic<double> {
   typedef Doubles Vector;
 };
 
+// The tensors, and the per-channel arrays in the terms of the formula above.
+struct ElementwisePass {
+  DType dtype;
+  const void* in;
+  const void* dy;  // backward only
+  void* out;
+  const double *center, *scale_in, *offset;
+  const double* scale_dz;           // backward only
+  const double* scale_of_centered;  // scale_in is divided by it; null for 1
+  const double *to_z_scale, *to_z_offset;  // z = in' * to_z_scale + to_z_offset, for f'(z)
+  Activation activation;
+};
+
 // Scalars of one channel, or vectors over as many columns.
 template <typename Value>
 struct Coefficients {
-  Affine<Value> of;
-  Value a, b, d;
+  Affine<Value> to_z;  // its center is that of `in`, too
+  Value scale_dz, scale_in, offset;
 };
 
 // The results that the passes compute from an element.
-template <Kind kKind>
-struct ForwardPass {
+template <Variant kVariant>
+struct ForwardFormula {
   static constexpr bool kBackward = false, kReadsX = false;
 
   template <typename Vector>
   SYNCBN_INLINE Vector Of(Vector x, Vector /*dy*/, const Coefficients<Vector>& k,
                           const Slopes<Vector>& f) const {
-    return Activate<kKind>(k.b * (x - k.of.mean) + k.d, f);
+    return Activate<kVariant>(k.scale_in * (x - k.to_z.center) + k.offset, f);
   }
 };
 
-template <Kind kKind>
-struct BackwardPass {
-  static constexpr bool kBackward = true, kReadsX = ReadsX(kKind);
+template <Variant kVariant>
+struct BackwardFormula {
+  static constexpr bool kBackward = true, kReadsX = ReadsX(kVariant);
 
   template <typename Vector>
-  SYNCBN_INLINE Vector Of(Vector t, Vector dy, const Coefficients<Vector>& k,
+  SYNCBN_INLINE Vector Of(Vector saved, Vector dy, const Coefficients<Vector>& k,
                           const Slopes<Vector>& f) const {
-    Vector u, dz;
-    Unwind<kKind>(t, dy, k.of, f, &u, &dz);
-    return k.b * u + k.d + k.a * dz;
+    Vector centered, dz;
+    Unwind<kVariant>(saved, dy, k.to_z, f, &centered, &dz);
+    return k.scale_in * centered + k.offset + k.scale_dz * dz;
   }
 };
 
-template <typename Scalar, typename Pass>
-SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Pass&, const ApplyPass& of, int64_t c) {
+template <typename Scalar, typename Formula>
+SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Formula&, const ElementwisePass& pass,
+                                                  int64_t c) {
+  const double divisor = pass.scale_of_centered == nullptr ? 1 : pass.scale_of_centered[c];
+  const Affine<Scalar> of_in =
+      MakeAffine<Scalar>(pass.center[c], pass.scale_in[c] / divisor, pass.offset[c]);
   Coefficients<Scalar> k = {};
-  const double origin = OriginOf(of)[c];
-  k.of.mean = Scalar(origin);
-  const double lost = origin - double(k.of.mean);
-  if (Pass::kReadsX) {
-    k.of.scale = Scalar(of.scale[c]);
-    k.of.offset = Scalar(of.offset[c] - of.scale[c] * lost);
+  k.to_z.center = of_in.center;
+  k.scale_in = of_in.scale;
+  k.offset = of_in.offset;
+  if (Formula::kReadsX) {
+    k.to_z = MakeAffine<Scalar>(pass.center[c], pass.to_z_scale[c], pass.to_z_offset[c]);
   }
-  if (Pass::kBackward) k.a = Scalar(of.a[c]);
-  const double b = UnitOf(of) == nullptr ? of.b[c] : of.b[c] / UnitOf(of)[c];
-  k.b = Scalar(b);
-  k.d = Scalar(of.d[c] - b * lost);
+  if (Formula::kBackward) k.scale_dz = Scalar(pass.scale_dz[c]);
   return k;
 }
 
-template <StoreMode kMode, typename Pass, typename T, typename Vector>
-SYNCBN_INLINE void ApplyVector(const Pass& pass, const T* x, const T* dy,
+template <StoreMode kMode, typename Formula, typename T, typename Vector>
+SYNCBN_INLINE void ApplyVector(const Formula& formula, const T* x, const T* dy,
                                const Coefficients<Vector>& k, const Slopes<Vector>& f, T* out) {
   Vector x_vector, dy_vector = {}, old = {};
   Load(x, &x_vector);
-  if (Pass::kBackward) Load(dy, &dy_vector);
+  if (Formula::kBackward) Load(dy, &dy_vector);
   if (kMode == StoreMode::kAdd) Load(out, &old);
-  const Vector value = pass.Of(x_vector, dy_vector, k, f);
+  const Vector value = formula.Of(x_vector, dy_vector, k, f);
   if constexpr (kMode == StoreMode::kStream)
     Stream(out, value);
   else
@@ -85,14 +97,14 @@ SYNCBN_INLINE void ApplyVector(const Pass& pass, const T* x, const T* dy,
 
 // The first n elements, fewer than a vector. Not inline, which would double every loop's code; by
 // value, so that the caller's coefficients stay in registers.
-template <StoreMode kMode, typename Pass, typename T, typename Vector>
-SYNCBN_NOINLINE void ApplyPart(Pass pass, const T* x, const T* dy, int64_t n,
+template <StoreMode kMode, typename Formula, typename T, typename Vector>
+SYNCBN_NOINLINE void ApplyPart(Formula formula, const T* x, const T* dy, int64_t n,
                                Coefficients<Vector> k, Slopes<Vector> f, T* out) {
   Vector x_vector, dy_vector = {}, old = {};
   LoadPart(x, n, T{}, &x_vector);
-  if (Pass::kBackward) LoadPart(dy, n, T{}, &dy_vector);
+  if (Formula::kBackward) LoadPart(dy, n, T{}, &dy_vector);
   if (kMode == StoreMode::kAdd) LoadPart(out, n, T{}, &old);
-  const Vector value = pass.Of(x_vector, dy_vector, k, f);
+  const Vector value = formula.Of(x_vector, dy_vector, k, f);
   T padded[kFloats];
   Store(padded, kMode == StoreMode::kAdd ? value + old : value);
   for (int i = 0; i < n; ++i) out[i] = padded[i];
@@ -105,33 +117,33 @@ SYNCBN_INLINE int64_t UnalignedHead(const T* p) {
   return beyond == 0 ? 0 : (kVectorBytes - beyond) / int64_t(sizeof(T));
 }
 
-template <StoreMode kMode, typename Pass, typename T>
-void ApplyPlanes(const Pass& pass, const ApplyPass& of, const Tile& tile) {
+template <StoreMode kMode, typename Formula, typename T>
+void ApplyPlanes(const Formula& formula, const ElementwisePass& pass, const Tile& tile) {
   typedef typename Arithmetic<T>::Scalar Scalar;
   typedef typename Arithmetic<T>::Vector Vector;
   constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
-  const T *const x = static_cast<const T*>(of.t), *const dy = static_cast<const T*>(of.dy);
-  T* const out = static_cast<T*>(of.dx);
-  const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(of.activation.slope);
+  const T *const x = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
+  T* const out = static_cast<T*>(pass.out);
+  const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(pass.activation.slope);
   for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
     for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
-      const Coefficients<Scalar> one = CoefficientsOf<Scalar>(pass, of, c);
+      const Coefficients<Scalar> one = CoefficientsOf<Scalar>(formula, pass, c);
       const Vector zero = {};
       const Coefficients<Vector> k = {
-          {zero + one.of.mean, zero + one.of.scale, zero + one.of.offset},
-          zero + one.a, zero + one.b, zero + one.d};
+          {zero + one.to_z.center, zero + one.to_z.scale, zero + one.to_z.offset},
+          zero + one.scale_dz, zero + one.scale_in, zero + one.offset};
       const int64_t at = o * tile.row + c * tile.inner;
       int64_t i = at + tile.inner_begin;
       const int64_t end = at + tile.inner_end;
       if constexpr (kMode == StoreMode::kStream) {
         int64_t head = UnalignedHead(out + i);
         if (head > end - i) head = end - i;
-        if (head > 0) ApplyPart<kMode>(pass, x + i, dy + i, head, k, f, out + i);
+        if (head > 0) ApplyPart<kMode>(formula, x + i, dy + i, head, k, f, out + i);
         i += head;
       }
       for (; i + kLanes <= end; i += kLanes)
-        ApplyVector<kMode>(pass, x + i, dy + i, k, f, out + i);
-      if (i < end) ApplyPart<kMode>(pass, x + i, dy + i, end - i, k, f, out + i);
+        ApplyVector<kMode>(formula, x + i, dy + i, k, f, out + i);
+      if (i < end) ApplyPart<kMode>(formula, x + i, dy + i, end - i, k, f, out + i);
     }
   }
   if constexpr (kMode == StoreMode::kStream) EndStream();
@@ -140,57 +152,57 @@ void ApplyPlanes(const Pass& pass, const ApplyPass& of, const Tile& tile) {
 template <typename Scalar, bool kReadsX>
 struct ColumnCoefficients {
   static constexpr int64_t kSize = kMaxColumns + kFloats;
-  alignas(64) Scalar mean[kSize];
-  alignas(64) Scalar a[kSize];
-  alignas(64) Scalar b[kSize];
-  alignas(64) Scalar d[kSize];
-  alignas(64) Scalar scale[kReadsX ? kSize : 1];
-  alignas(64) Scalar offset[kReadsX ? kSize : 1];
+  alignas(64) Scalar center[kSize];
+  alignas(64) Scalar scale_dz[kSize];
+  alignas(64) Scalar scale_in[kSize];
+  alignas(64) Scalar offset[kSize];
+  alignas(64) Scalar to_z_scale[kReadsX ? kSize : 1];
+  alignas(64) Scalar to_z_offset[kReadsX ? kSize : 1];
 };
 
-template <StoreMode kMode, typename Pass, typename T, typename Scalar>
-void ApplyRow(const Pass& pass, const T* x, const T* dy, int64_t width,
-              const ColumnCoefficients<Scalar, Pass::kReadsX>& columns,
+template <StoreMode kMode, typename Formula, typename T, typename Scalar>
+void ApplyRow(const Formula& formula, const T* x, const T* dy, int64_t width,
+              const ColumnCoefficients<Scalar, Formula::kReadsX>& columns,
               const Slopes<typename Arithmetic<T>::Vector>& f, T* out) {
   typedef typename Arithmetic<T>::Vector Vector;
   constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
   for (int64_t j = 0; j < width; j += kLanes) {
     Coefficients<Vector> k = {};
-    Load(columns.mean + j, &k.of.mean);
-    if (Pass::kReadsX) Load(columns.scale + j, &k.of.scale);
-    if (Pass::kReadsX) Load(columns.offset + j, &k.of.offset);
-    if (Pass::kBackward) Load(columns.a + j, &k.a);
-    Load(columns.b + j, &k.b);
-    Load(columns.d + j, &k.d);
+    Load(columns.center + j, &k.to_z.center);
+    if (Formula::kReadsX) Load(columns.to_z_scale + j, &k.to_z.scale);
+    if (Formula::kReadsX) Load(columns.to_z_offset + j, &k.to_z.offset);
+    if (Formula::kBackward) Load(columns.scale_dz + j, &k.scale_dz);
+    Load(columns.scale_in + j, &k.scale_in);
+    Load(columns.offset + j, &k.offset);
     if (j + kLanes <= width)
-      ApplyVector<kMode>(pass, x + j, dy + j, k, f, out + j);
+      ApplyVector<kMode>(formula, x + j, dy + j, k, f, out + j);
     else
-      ApplyPart<kMode>(pass, x + j, dy + j, width - j, k, f, out + j);
+      ApplyPart<kMode>(formula, x + j, dy + j, width - j, k, f, out + j);
   }
 }
 
-template <StoreMode kMode, typename Pass, typename T>
-void ApplyColumns(const Pass& pass, const ApplyPass& of, const Tile& tile) {
+template <StoreMode kMode, typename Formula, typename T>
+void ApplyColumns(const Formula& formula, const ElementwisePass& pass, const Tile& tile) {
   typedef typename Arithmetic<T>::Scalar Scalar;
   const Rows rows = MakeRows(tile);
-  ColumnCoefficients<Scalar, Pass::kReadsX> columns;
+  ColumnCoefficients<Scalar, Formula::kReadsX> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
-    const Coefficients<Scalar> k = CoefficientsOf<Scalar>(pass, of, c);
-    columns.mean[j] = k.of.mean;
-    if (Pass::kReadsX) columns.scale[j] = k.of.scale;
-    if (Pass::kReadsX) columns.offset[j] = k.of.offset;
-    if (Pass::kBackward) columns.a[j] = k.a;
-    columns.b[j] = k.b;
-    columns.d[j] = k.d;
+    const Coefficients<Scalar> k = CoefficientsOf<Scalar>(formula, pass, c);
+    columns.center[j] = k.to_z.center;
+    if (Formula::kReadsX) columns.to_z_scale[j] = k.to_z.scale;
+    if (Formula::kReadsX) columns.to_z_offset[j] = k.to_z.offset;
+    if (Formula::kBackward) columns.scale_dz[j] = k.scale_dz;
+    columns.scale_in[j] = k.scale_in;
+    columns.offset[j] = k.offset;
   });
-  const T *const x = static_cast<const T*>(of.t), *const dy = static_cast<const T*>(of.dy);
-  T* const out = static_cast<T*>(of.dx);
-  const auto f = MakeSlopes<typename Arithmetic<T>::Vector, Scalar>(of.activation.slope);
+  const T *const x = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
+  T* const out = static_cast<T*>(pass.out);
+  const auto f = MakeSlopes<typename Arithmetic<T>::Vector, Scalar>(pass.activation.slope);
   for (int64_t row = 0; row <= rows.count; ++row) {
     const int64_t at = rows.offset + row * rows.stride;
     const int64_t width = row < rows.count ? rows.width : rows.rest;
-    ApplyRow<kMode>(pass, x + at, dy + at, width, columns, f, out + at);
+    ApplyRow<kMode>(formula, x + at, dy + at, width, columns, f, out + at);
   }
   if constexpr (kMode == StoreMode::kStream) EndStream();
 }
@@ -203,41 +215,59 @@ bool HasAlignedRows(const T* out, const Tile& tile) {
   return UnalignedHead(out) == 0 && UnalignedHead(out + rows.stride) == 0;
 }
 
-template <typename Pass>
-void ApplyToTile(const Pass& pass, const ApplyPass& of, const Tile& tile, StoreMode mode) {
+template <typename Formula>
+void ApplyToTile(const Formula& formula, const ElementwisePass& pass, const Tile& tile, StoreMode mode) {
   const bool add = mode == StoreMode::kAdd;
-  WithType(of.dtype, [&](auto element) {
+  WithType(pass.dtype, [&](auto element) {
     using T = decltype(element);
-    auto run = ApplyPlanes<StoreMode::kAssign, Pass, T>;
-    if (add) run = ApplyPlanes<StoreMode::kAdd, Pass, T>;
+    auto run = ApplyPlanes<StoreMode::kAssign, Formula, T>;
+    if (add) run = ApplyPlanes<StoreMode::kAdd, Formula, T>;
     if constexpr (kCanStream<T>) {
-      if (mode == StoreMode::kStream) run = ApplyPlanes<StoreMode::kStream, Pass, T>;
+      if (mode == StoreMode::kStream) run = ApplyPlanes<StoreMode::kStream, Formula, T>;
     }
     if (HasShortPlanes(tile)) {
-      run = add ? ApplyColumns<StoreMode::kAdd, Pass, T>
-                : ApplyColumns<StoreMode::kAssign, Pass, T>;
+      run = add ? ApplyColumns<StoreMode::kAdd, Formula, T>
+                : ApplyColumns<StoreMode::kAssign, Formula, T>;
       if constexpr (kCanStream<T>) {
-        if (mode == StoreMode::kStream && HasAlignedRows(static_cast<T*>(of.dx), tile)) {
-          run = ApplyColumns<StoreMode::kStream, Pass, T>;
+        if (mode == StoreMode::kStream && HasAlignedRows(static_cast<T*>(pass.out), tile)) {
+          run = ApplyColumns<StoreMode::kStream, Formula, T>;
         }
       }
     }
-    run(pass, of, tile);
+    run(formula, pass, tile);
   });
 }
 
 void NormalizeTile(const NormalizePass& pass, const Tile& tile, StoreMode mode) {
-  const BackwardInput input = {pass.dtype, pass.layout, pass.x,  pass.x, pass.activation,
-                               false,      pass.mean,   nullptr, nullptr};
-  const ApplyPass of = {input, nullptr, pass.scale, pass.offset, pass.request, pass.y};
-  ForwardKinds::With(KindOf(pass.activation, false), [&](auto kind) {
-    ApplyToTile(ForwardPass<kind.value>(), of, tile, mode);
+  ElementwisePass of = {};
+  of.dtype = pass.dtype;
+  of.in = of.dy = pass.x;  // dy is not read
+  of.out = pass.y;
+  of.center = pass.mean;
+  of.scale_in = pass.scale;
+  of.offset = pass.offset;
+  of.activation = pass.activation;
+  ForwardVariants::With(VariantOf(pass.activation, false), [&](auto variant) {
+    ApplyToTile(ForwardFormula<variant.value>(), of, tile, mode);
   });
 }
 
 void BackwardApplyTile(const ApplyPass& pass, const Tile& tile, StoreMode mode) {
-  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
-    ApplyToTile(BackwardPass<kind.value>(), pass, tile, mode);
+  ElementwisePass of = {};
+  of.dtype = pass.dtype;
+  of.in = pass.saved;
+  of.dy = pass.dy;
+  of.out = pass.dx;
+  of.center = CenterOf(pass);
+  of.scale_in = pass.b;
+  of.offset = pass.d;
+  of.scale_dz = pass.a;
+  of.scale_of_centered = ScaleOfCentered(pass);
+  of.to_z_scale = pass.scale;
+  of.to_z_offset = pass.offset;
+  of.activation = pass.activation;
+  BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
+    ApplyToTile(BackwardFormula<variant.value>(), of, tile, mode);
   });
 }
 

@@ -85,7 +85,7 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 
 namespace syncbn::cpu {
 
-const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, LocalMomentsOfTile, BackwardSumsOfTile, NormalizeTile,
+const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, MomentsOfTile, SumsOfTile, NormalizeTile,
                          BackwardApplyTile};
 
 }  // namespace syncbn::cpu

@@ -1,5 +1,5 @@
-// The two reductions, of one tile: sums of (u, u * u) with u = x - first, or of (dz, dz * u), see
-// activation.inl.
+// The two reductions, of one tile: sums of u and u * u with u = x - first, or of dz and dz *
+// centered, see activation.inl.
 // Who includes it: tile_kernels.inl. Sums are float64 at once: memory is still what takes the time.
 //
 // For moments u is taken from the channel's first value in the tile. That is within
@@ -15,22 +15,22 @@ struct MomentTerms {
 
   SYNCBN_INLINE void Of(Doubles x, Doubles /*dy*/, const Affine<Doubles>& k, Doubles* first,
                         Doubles* second) const {
-    *first = x - k.mean;
+    *first = x - k.center;
     *second = *first * *first;
   }
 };
 
-template <Kind kKind>
+template <Variant kVariant>
 struct GradientTerms {
-  static constexpr bool kBackward = true, kReadsX = ReadsX(kKind);
-  const double *origin, *scale, *offset;
+  static constexpr bool kBackward = true, kReadsX = ReadsX(kVariant);
+  const double *center, *scale, *offset;
   Slopes<Doubles> f;
 
-  SYNCBN_INLINE void Of(Doubles t, Doubles dy, const Affine<Doubles>& k, Doubles* first,
+  SYNCBN_INLINE void Of(Doubles saved, Doubles dy, const Affine<Doubles>& k, Doubles* first,
                         Doubles* second) const {
-    Doubles u;
-    Unwind<kKind>(t, dy, k, f, &u, first);
-    *second = *first * u;
+    Doubles centered;
+    Unwind<kVariant>(saved, dy, k, f, &centered, first);
+    *second = *first * centered;
   }
 };
 
@@ -39,9 +39,9 @@ template <typename T>
 SYNCBN_INLINE Affine<double> AffineOf(const MomentTerms&, int64_t /*c*/, T first) {
   return {ToDouble(first), 0, 0};
 }
-template <Kind kKind, typename T>
-SYNCBN_INLINE Affine<double> AffineOf(const GradientTerms<kKind>& terms, int64_t c, T /*first*/) {
-  return {terms.origin[c], ReadsX(kKind) ? terms.scale[c] : 0, ReadsX(kKind) ? terms.offset[c] : 0};
+template <Variant kVariant, typename T>
+SYNCBN_INLINE Affine<double> AffineOf(const GradientTerms<kVariant>& terms, int64_t c, T /*first*/) {
+  return {terms.center[c], ReadsX(kVariant) ? terms.scale[c] : 0, ReadsX(kVariant) ? terms.offset[c] : 0};
 }
 
 // Fetches ahead of the loads: one stream of them alone does not keep memory busy.
@@ -103,7 +103,7 @@ inline Pair<double> SumPlane(const Terms& terms, const T* x, const T* dy, int64_
   constexpr int kUnroll = 4;  // chains of additions side by side
   Pair<Doubles> s[kUnroll] = {};
   const Doubles zero = {};
-  const Affine<Doubles> k = {zero + of.mean, zero + of.scale, zero + of.offset};
+  const Affine<Doubles> k = {zero + of.center, zero + of.scale, zero + of.offset};
   int64_t i = 0;
   for (; i + kUnroll * kDoubles <= n; i += kUnroll * kDoubles) {
     Prefetch<kUnroll * kDoubles>(x + i);
@@ -140,7 +140,7 @@ void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, do
 template <bool kReadsX>
 struct Columns {
   static constexpr int64_t kSize = kMaxColumns + kDoubles;
-  alignas(64) double mean[kSize];
+  alignas(64) double center[kSize];
   alignas(64) double u[kSize];
   alignas(64) double v[kSize];
   alignas(64) double scale[kReadsX ? kSize : 1];
@@ -153,7 +153,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
                               int64_t j, int64_t n, Columns<Terms::kReadsX>* columns) {
   Affine<Doubles> k = {};
   Pair<Doubles> sums;
-  Load(columns->mean + j, &k.mean);
+  Load(columns->center + j, &k.center);
   if (Terms::kReadsX) Load(columns->scale + j, &k.scale);
   if (Terms::kReadsX) Load(columns->offset + j, &k.offset);
   Load(columns->u + j, &sums.first);
@@ -194,7 +194,7 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
     const Affine<double> k = AffineOf(terms, c, firsts[c * tile.inner]);
-    columns.mean[j] = k.mean;
+    columns.center[j] = k.center;
     if (Terms::kReadsX) columns.scale[j] = k.scale;
     if (Terms::kReadsX) columns.offset[j] = k.offset;
   });
@@ -235,34 +235,30 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
     SumPlanes(terms, x, dy, tile, sum_u, sum_v);
 }
 
-template <typename T>
-void LocalMomentsOf(const T* x, const Tile& tile, double* mean, double* m2) {
-  SumTile(MomentTerms(), x, x, tile, mean, m2);
-  const T* firsts = FirstOf(x, tile);
-  const double n = double((tile.outer_end - tile.outer_begin) *
-                          (tile.inner_end - tile.inner_begin));
-  for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
-    const double sum = mean[c];
-    const double rest = m2[c] - sum * (sum / n);
-    mean[c] = ToDouble(firsts[c * tile.inner]) + sum / n;
-    m2[c] = rest < 0 ? 0 : rest;  // a NaN stays one
-  }
-}
-
-void LocalMomentsOfTile(const MomentsPass& pass, const Tile& tile, double* mean, double* m2) {
+void MomentsOfTile(const MomentsPass& pass, const Tile& tile, double* mean, double* m2) {
   WithType(pass.dtype, [&](auto element) {
-    LocalMomentsOf(static_cast<const decltype(element)*>(pass.x), tile, mean, m2);
+    const auto* x = static_cast<const decltype(element)*>(pass.x);
+    SumTile(MomentTerms(), x, x, tile, mean, m2);
+    const auto* firsts = FirstOf(x, tile);
+    const double n = double((tile.outer_end - tile.outer_begin) *
+                            (tile.inner_end - tile.inner_begin));
+    for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
+      const double sum = mean[c];
+      const double rest = m2[c] - sum * (sum / n);
+      mean[c] = ToDouble(firsts[c * tile.inner]) + sum / n;
+      m2[c] = rest < 0 ? 0 : rest;  // a NaN stays one
+    }
   });
 }
 
-void BackwardSumsOfTile(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_u) {
-  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
-    const GradientTerms<kind.value> terms = {OriginOf(pass), pass.scale, pass.offset,
+void SumsOfTile(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_centered) {
+  BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
+    const GradientTerms<variant.value> terms = {CenterOf(pass), pass.scale, pass.offset,
                                              MakeSlopes<Doubles, double>(pass.activation.slope)};
     WithType(pass.dtype, [&](auto element) {
       using T = decltype(element);
-      SumTile(terms, static_cast<const T*>(pass.t), static_cast<const T*>(pass.dy), tile, sum_dz,
-              sum_dz_u);
+      SumTile(terms, static_cast<const T*>(pass.saved), static_cast<const T*>(pass.dy), tile, sum_dz,
+              sum_dz_centered);
     });
   });
 }

@@ -126,11 +126,11 @@ void BatchNorm<T>::LocalMoments(const MomentsPass& pass, void* workspace, Stream
 template <typename T>
 void BatchNorm<T>::BackwardSums(const SumsPass& pass, void* workspace, Stream stream) {
   const GradientArguments<T> arguments{
-      {In<T>(pass.t), In<T>(pass.dy)}, UnwindingOf(pass),
+      {In<T>(pass.saved), In<T>(pass.dy)}, UnwindingOf(pass),
       MakeSlopes<Arithmetic<T>>(pass.activation.slope), pass.sum_dz, pass.sum_dz_xmu};
-  const Choice choice = Choose<T>(pass.layout, {pass.t, pass.dy});
-  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
-    Reduce<T, GradientSumsOf<decltype(kind)::value>::template Sums>(
+  const Choice choice = Choose<T>(pass.layout, {pass.saved, pass.dy});
+  BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
+    Reduce<T, GradientSumsOf<decltype(variant)::value>::template Sums>(
         "BackwardSums", choice, pass.layout, arguments, workspace, stream);
   });
 }
@@ -140,10 +140,10 @@ void BatchNorm<T>::Normalize(const NormalizePass& pass, Stream stream) {
   const NormalizeArguments<T> arguments{
       {In<T>(pass.x)}, pass.mean, pass.scale, pass.offset,
       MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.y),
-      pass.request == Request::kAdd};
+      pass.mode == WriteMode::kAdd};
   const Choice choice = Choose<T>(pass.layout, {pass.x, pass.y});
-  ForwardKinds::With(KindOf(pass.activation, false), [&](auto kind) {
-    Apply<T, NormalizeMap<T, decltype(kind)::value>>("Normalize", choice, pass.layout, arguments,
+  ForwardVariants::With(VariantOf(pass.activation, false), [&](auto variant) {
+    Apply<T, NormalizeMap<T, decltype(variant)::value>>("Normalize", choice, pass.layout, arguments,
                                                      stream);
   });
 }
@@ -151,12 +151,12 @@ void BatchNorm<T>::Normalize(const NormalizePass& pass, Stream stream) {
 template <typename T>
 void BatchNorm<T>::BackwardApply(const ApplyPass& pass, Stream stream) {
   const BackwardArguments<T> arguments{
-      {In<T>(pass.t), In<T>(pass.dy)}, UnwindingOf(pass), pass.a, pass.b, pass.d,
+      {In<T>(pass.saved), In<T>(pass.dy)}, UnwindingOf(pass), pass.a, pass.b, pass.d,
       MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.dx),
-      pass.request == Request::kAdd};
-  const Choice choice = Choose<T>(pass.layout, {pass.t, pass.dy, pass.dx});
-  BackwardKinds::With(KindOf(pass.activation, pass.from_output), [&](auto kind) {
-    Apply<T, BackwardMap<T, decltype(kind)::value>>("BackwardApply", choice, pass.layout,
+      pass.mode == WriteMode::kAdd};
+  const Choice choice = Choose<T>(pass.layout, {pass.saved, pass.dy, pass.dx});
+  BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
+    Apply<T, BackwardMap<T, decltype(variant)::value>>("BackwardApply", choice, pass.layout,
                                                     arguments, stream);
   });
 }

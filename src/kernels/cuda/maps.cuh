@@ -19,7 +19,7 @@ struct NormalizeArguments {
 };
 
 // y = f((x - mean) * scale + offset)
-template <typename T, Kind kKind>
+template <typename T, Variant kVariant>
 struct NormalizeMap {
   using A = Arithmetic<T>;
   static constexpr bool kFused = false;
@@ -28,17 +28,17 @@ struct NormalizeMap {
   Affine<A> to_z;
 
   __device__ void Take(const Arguments& arguments, int64_t channel) {
-    to_z = AffineOf<A>(arguments.mean[channel], arguments.scale[channel],
-                       arguments.offset[channel]);
+    to_z = MakeAffine<A>(arguments.mean[channel], arguments.scale[channel],
+                         arguments.offset[channel]);
   }
   __device__ A Of(const T (&x)[1], const Slopes<A>& f) const {
-    return Activate<kKind>(to_z.Of(Load(x[0])), f);
+    return Activate<kVariant>(to_z.Of(Load(x[0])), f);
   }
 };
 
 template <typename T>
 struct BackwardArguments {
-  const T* tensors[2];  // t, dy
+  const T* tensors[2];  // saved, dy
   Unwinding by;
   const double *a, *b, *d;
   Slopes<Arithmetic<T>> f;
@@ -47,26 +47,27 @@ struct BackwardArguments {
 };
 
 // dx = a * dz + b * xmu + d
-template <typename T, Kind kKind>
+template <typename T, Variant kVariant>
 struct BackwardMap {
   using A = Arithmetic<T>;
-  static constexpr bool kFused = kKind != kPlain;
+  static constexpr bool kFused = kVariant != kPlain;
   static constexpr int kTensors = 2, kUnroll = kFused && sizeof(T) == 8 ? 1 : 2;
   using Arguments = BackwardArguments<T>;
   A a;
-  Affine<A> of_u;  // b * xmu + d
+  Affine<A> of_centered;  // b * xmu + d
   Affine<A> to_z;
 
   __device__ void Take(const Arguments& arguments, int64_t channel) {
     a = static_cast<A>(arguments.a[channel]);
-    of_u = AffineOf<A>(arguments.by.origin[channel],
-                       PerUnit(arguments.b[channel], arguments.by, channel), arguments.d[channel]);
-    to_z = AffineToUnwind<kKind, A>(arguments.by, channel);
+    of_centered = MakeAffine<A>(arguments.by.center[channel],
+                                PerScale(arguments.b[channel], arguments.by, channel),
+                                arguments.d[channel]);
+    to_z = AffineToUnwind<kVariant, A>(arguments.by, channel);
   }
   __device__ A Of(const T (&tensors)[2], const Slopes<A>& f) const {
-    A u, dz;
-    Unwind<kKind>(Load(tensors[0]), Load(tensors[1]), to_z, f, &u, &dz);
-    return a * dz + (of_u.scale * u + of_u.offset);
+    A centered, dz;
+    Unwind<kVariant>(Load(tensors[0]), Load(tensors[1]), to_z, f, &centered, &dz);
+    return a * dz + (of_centered.scale * centered + of_centered.offset);
   }
 };
 

@@ -98,18 +98,18 @@ struct MomentSums : Lanes<T, kWidth, kShifts> {
 
 template <typename T>
 struct GradientArguments {
-  const T* tensors[2];  // t, dy
+  const T* tensors[2];  // saved, dy
   Unwinding by;
   Slopes<Arithmetic<T>> f;
   double *sum_dz, *sum_dz_xmu;
 };
 
-// sum_dz and sum_dz_xmu, with u about the origin as the arithmetic can hold it; what that loses of
-// the origin is corrected at the end.
-template <typename T, int kWidth, int kShifts, Kind kKind>
+// sum_dz and sum_dz_xmu, about the center as the arithmetic can hold it; what that loses of the
+// center is corrected at the end.
+template <typename T, int kWidth, int kShifts, Variant kVariant>
 struct GradientSums : Lanes<T, kWidth, kShifts> {
   using typename Lanes<T, kWidth, kShifts>::A;
-  static constexpr bool kFused = kKind != kPlain;
+  static constexpr bool kFused = kVariant != kPlain;
   static constexpr int kTensors = 2;
   // Less for many columns and in double, which fill the registers.
   static constexpr int kUnroll = kFused && (kShifts > 4 || sizeof(T) == 8) ? 1 : 2;
@@ -119,7 +119,7 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
 
   __device__ void Shift(const Arguments& arguments, int k, int64_t channel, T /*first*/) {
     f = arguments.f;
-    to_z[k] = AffineToUnwind<kKind, A>(arguments.by, channel);
+    to_z[k] = AffineToUnwind<kVariant, A>(arguments.by, channel);
   }
   // With a dy of 0 an element adds nothing.
   __device__ T Filler(int /*tensor*/, int /*k*/) const { return Store<T>(0); }
@@ -127,11 +127,11 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
   __device__ void Add(const Vector<T, kWidth> (&tensors)[2]) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      A u, dz;
-      Unwind<kKind>(Load(tensors[0].values[j]), Load(tensors[1].values[j]), to_z[j % kShifts], f,
-                    &u, &dz);
+      A centered, dz;
+      Unwind<kVariant>(Load(tensors[0].values[j]), Load(tensors[1].values[j]), to_z[j % kShifts], f,
+                       &centered, &dz);
       this->first[j % this->kLanes] += dz;
-      this->second[j % this->kLanes] += dz * u;
+      this->second[j % this->kLanes] += dz * centered;
     }
   }
 
@@ -142,18 +142,18 @@ struct GradientSums : Lanes<T, kWidth, kShifts> {
 
   __device__ static void Finish(const Arguments& arguments, int64_t channel, int64_t /*count*/,
                                 int64_t /*origin*/, const Pair& sums) {
-    const double origin = arguments.by.origin[channel];
-    const double lost = origin - static_cast<double>(static_cast<A>(origin));
-    const double sum_dz_u = sums.second - lost * sums.first;
+    const double center = arguments.by.center[channel];
+    const double lost = center - static_cast<double>(static_cast<A>(center));
+    const double sum_dz_centered = sums.second - lost * sums.first;
     arguments.sum_dz[channel] = sums.first;
-    arguments.sum_dz_xmu[channel] = PerUnit(sum_dz_u, arguments.by, channel);
+    arguments.sum_dz_xmu[channel] = PerScale(sum_dz_centered, arguments.by, channel);
   }
 };
 
-template <Kind kKind>
+template <Variant kVariant>
 struct GradientSumsOf {
   template <typename T, int kWidth, int kShifts>
-  using Sums = GradientSums<T, kWidth, kShifts, kKind>;
+  using Sums = GradientSums<T, kWidth, kShifts, kVariant>;
 };
 
 }  // namespace syncbn::cuda

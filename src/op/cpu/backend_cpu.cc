@@ -11,10 +11,6 @@ namespace {
 
 constexpr int64_t kCopyBlock = 1 << 18;  // bytes that one task copies
 
-std::vector<char> MakeWorkspace(const Layout& layout) {
-  return std::vector<char>(static_cast<size_t>(cpu::WorkspaceBytes(layout)));
-}
-
 class CpuBackend : public Backend {
  public:
   void Begin(const Layout&, const std::vector<const Tensor*>&) override {}
@@ -22,18 +18,16 @@ class CpuBackend : public Backend {
   void Abandon() noexcept override {}
 
   std::vector<double> Read(const Tensor& vector) override { return ReadVector(vector); }
-  void Write(const std::vector<double>& values, Request request, const Tensor& vector) override {
-    WriteVector(values, request, vector);
+  void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) override {
+    WriteVector(values, mode, vector);
   }
 
   void LocalMoments(const MomentsPass& pass) override {
     KeepFreedMemory();  // this device trains
-    cpu::LocalMoments(pass, MakeWorkspace(pass.layout).data());
+    cpu::LocalMoments(pass);
   }
   void Normalize(const NormalizePass& pass) override { cpu::Normalize(pass); }
-  void BackwardSums(const SumsPass& pass) override {
-    cpu::BackwardSums(pass, MakeWorkspace(pass.layout).data());
-  }
+  void BackwardSums(const SumsPass& pass) override { cpu::BackwardSums(pass); }
   void BackwardApply(const ApplyPass& pass) override { cpu::BackwardApply(pass); }
 
   const void* Keep(const void* tensor, size_t bytes) override {

@@ -68,11 +68,11 @@ class CudaBackend : public Backend {
     return std::vector<double>(values, values + channels_);
   }
 
-  void Write(const std::vector<double>& values, Request request, const Tensor& vector) override {
-    if (request == Request::kNull) return;
+  void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) override {
+    if (mode == WriteMode::kNull) return;
     CheckIsParameter(vector);
     queued_.push_back({Pin(values.data(), channels_), vector.data, channels_, true,
-                       IsDouble(vector), request == Request::kAdd});
+                       IsDouble(vector), mode == WriteMode::kAdd});
   }
 
   void LocalMoments(const MomentsPass& pass) override {

@@ -1,0 +1,68 @@
+// What a device has of a batch, and with all others the whole batch's. It must not know how either
+// is computed.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/layout.h"
+#include "op/options.h"
+#include "op/registry.h"
+#include "op/tensor.h"
+
+namespace syncbn {
+
+// Of each channel, in a shard or in the whole batch.
+struct BatchMoments {
+  double count;  // elements per channel
+  std::vector<double> mean, m2;
+};
+struct GradientSums {
+  std::vector<double> dz, dz_xmu;
+};
+
+// A forward call, or a backward call of one.
+struct Call {
+  const char* phase;  // "forward" or "backward"
+  const Tensor& x;    // others' must have its dtype, and its channels
+  const Layout& layout;
+  Ticket* ticket;  // gets the key by which all ranks know the call
+  int64_t repeat;  // backward calls of this forward call before this one
+};
+
+class BatchExchange {
+ public:
+  // `device` is the rank among the layer's devices.
+  BatchExchange(const Options& options, const Device& device, std::shared_ptr<Layer> layer);
+
+  // Numbers a forward call. Throws Error, as all below.
+  Ticket BeginForward();
+
+  // Block until all others have come; return at once if there are none.
+  BatchMoments Merge(const Call& call, BatchMoments own);
+  GradientSums Add(const Call& call, GradientSums own);
+  // Lines of text, in the order of ranks and devices. In a forward call, after Merge.
+  std::string Join(const Call& call, const std::string& own);
+
+  // Fails all who wait, now and later, with this text; other processes too if they may wait for
+  // this call. They notice no exchange that has not begun.
+  [[noreturn]] void Fail(const std::string& text, bool between_processes);
+
+  // The rank of this process; -1 if the layer synchronizes with no other.
+  int Rank() const;
+
+ private:
+  std::vector<double> AllReduce(const Call& call, ReduceOperation operation,
+                                const std::vector<double>& own);
+  AllReduceOptions OptionsOf(const Call& call) const;
+  bool IsAlone() const { return options_.num_devices <= 1 && Processes() == nullptr; }
+  Communicator* Processes() const;
+
+  const Options options_;
+  const Device device_;
+  const std::shared_ptr<Layer> layer_;
+  Group* const group_;
+};
+
+}  // namespace syncbn

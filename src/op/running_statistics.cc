@@ -1,0 +1,34 @@
+#include "op/running_statistics.h"
+
+#include "op/single_value.h"
+
+namespace syncbn {
+namespace {
+
+// A zero weight drops its term, so that 0 * inf is 0.
+double WeightedSum(double keep, double old, double batch) {
+  if (keep == 0) return batch;
+  return keep == 1 ? old : keep * old + (1 - keep) * batch;
+}
+
+}  // namespace
+
+void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
+                   Backend* backend, const Tensor& running_mean, const Tensor& running_var) {
+  if (batch.count == 0) return;
+  if (batch.count == 1) NoteSingleValue(layer);
+  const double keep = options.momentum;
+  // One element has no unbiased variance; its biased one is 0.
+  const bool is_unbiased = options.unbiased_running_var && batch.count > 1;
+  const double correction = is_unbiased ? batch.count / (batch.count - 1) : 1.0;
+  std::vector<double> mean = backend->Read(running_mean);
+  std::vector<double> var = backend->Read(running_var);
+  for (size_t c = 0; c < mean.size(); ++c) {
+    mean[c] = WeightedSum(keep, mean[c], batch.mean[c]);
+    var[c] = WeightedSum(keep, var[c], batch.m2[c] / batch.count * correction);
+  }
+  backend->Write(mean, WriteMode::kWrite, running_mean);
+  backend->Write(var, WriteMode::kWrite, running_var);
+}
+
+}  // namespace syncbn

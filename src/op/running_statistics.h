@@ -1,0 +1,17 @@
+// The running mean and variance of a layer.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "op/backend.h"
+#include "op/batch_exchange.h"
+#include "op/options.h"
+
+namespace syncbn {
+
+// running = momentum * running + (1 - momentum) * batch's, for the mean and the (on request
+// unbiased) variance. Nothing where the batch is empty. `layer` is for a warning of single values.
+void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
+                   Backend* backend, const Tensor& running_mean, const Tensor& running_var);
+
+}  // namespace syncbn
