@@ -209,7 +209,7 @@ class Devices:
         with nullcontext() if is_nested else self._turn(), deferred_interrupt():
             with self._giving_up(is_nested):
                 return [
-                    self._workers.call(context, call, context, *elements)
+                    self._workers.of(context).call(call, context, *elements)
                     for context, *elements in zip(self.contexts, *lists)
                 ]
 

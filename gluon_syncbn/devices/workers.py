@@ -22,12 +22,12 @@ class Workers:
     def __init__(self) -> None:
         self._workers: dict = {}
 
-    def call(self, context: mx.Context, function: Callable, *arguments: Any) -> Any:
-        """The result of ``function(*arguments)``, called in the context's thread."""
+    def of(self, context: mx.Context) -> Worker:
+        """The worker of a context."""
         key = os.getpid(), context
         if key not in self._workers:
             self._workers[key] = Worker(f"gluon_syncbn-{context}")
-        return self._workers[key].call(function, *arguments)
+        return self._workers[key]
 
     def finish(self, timeout: float) -> None:
         """Waits for calls whose caller was interrupted.
