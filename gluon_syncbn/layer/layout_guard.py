@@ -17,6 +17,14 @@ from mxnet import autograd
 
 from ..mxnet_private.blocks import Trace
 
+# That a guard's nodes carry in a graph.
+_MARK = {"__gluon_syncbn_guard__": "True"}
+
+
+def is_guard(node: dict) -> bool:
+    """Tells whether a node of a graph is part of a guard."""
+    return _MARK.items() <= node.get("attrs", {}).items()
+
 
 def guard_kind(
     contexts: Sequence[mx.Context], layer: Any, is_symbol: bool, trace: Trace | None
@@ -56,9 +64,9 @@ def guarded_input(F: Any, x: Any, guard: str, trace: Trace | None) -> Any:
         # Converts oneDNN's blocked layout to row-major (in place if allowed); a no-op
         # for row-major arrays. With more dimensions it would not. A static_shape graph
         # would be right without it, but would keep a plain copy of each x.
-        return F.reshape(x, shape=(-2,))
+        return F.reshape(x, shape=(-2,), attr=_MARK)
     # Not amp_multicast: its backward does not add to the gradient of a graph's input.
-    return F.SliceChannel(x, num_outputs=1)
+    return F.SliceChannel(x, num_outputs=1, attr=_MARK)
 
 
 def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
@@ -71,13 +79,13 @@ def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
         # dynamic_entries). Not an identity: MXNet cannot infer the storage type of its
         # gradient where the graph's output is the sum of y and an input without one.
         if _dtype(y, trace) == "float32":
-            return F.amp_multicast(y, num_outputs=1)
+            return F.amp_multicast(y, num_outputs=1, attr=_MARK)
         # It would copy blocked gradients, which other dtypes do not have.
-        return F.reshape(y, shape=(-2,))
+        return F.reshape(y, shape=(-2,), attr=_MARK)
     if _ndim(y, trace) == 4:
         # Plain in one pass, because it reads blocked layouts; never in place.
-        return F.transpose(y, axes=(0, 1, 2, 3))
-    return F.SliceChannel(y, num_outputs=1)
+        return F.transpose(y, axes=(0, 1, 2, 3), attr=_MARK)
+    return F.SliceChannel(y, num_outputs=1, attr=_MARK)
 
 
 def _ndim(symbol, trace):

@@ -19,13 +19,7 @@ from . import rewriting
 from .activations import Activation
 from .batch_norm import SyncBatchNorm
 from .finding import OPERATORS, is_frozen, is_ours, key_of
-
-# A guard consists of these, and has no use without its layer; see layout_guard.py.
-_IDENTITIES = {
-    "SliceChannel": {"num_outputs": "1"},
-    "Reshape": {"shape": "(-2,)"},
-    "transpose": {"axes": "(0, 1, 2, 3)"},
-}
+from .layout_guard import is_guard
 
 
 @dataclasses.dataclass
@@ -139,10 +133,8 @@ def _replace_ours(symbol, is_layer, replacement):
     def replace(node, inputs):
         if node["name"] in ours:
             return replacement(node, inputs)
-        attributes = _IDENTITIES.get(node["op"])
-        if attributes is not None and attributes.items() <= node["attrs"].items():
-            if node["name"] in guards_before or inputs[0] in ours:
-                return mx.sym.var(rewriting.INPUT)
+        if is_guard(node) and (node["name"] in guards_before or inputs[0] in ours):
+            return mx.sym.var(rewriting.INPUT)
         return None
 
     return rewriting.rewrite(symbol, replace) if ours else symbol
