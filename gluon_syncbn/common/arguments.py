@@ -44,15 +44,15 @@ def is_int(value: object) -> bool:
 
 
 def check_int(
-    name: str, value: Any, least: int | None = None, most: int | None = None
+    name: str, value: Any, minimum: int | None = None, maximum: int | None = None
 ) -> int:
     """TypeError unless an int; ValueError outside of the bounds."""
     if not is_int(value):
         raise TypeError(f"{name} is an int, but got {short_repr(value)}")
-    if least is not None and value < least:
-        raise ValueError(f"{name} is at least {least}, but got {short_repr(value)}")
-    if most is not None and value > most:
-        raise ValueError(f"{name} is at most {most}, but got {short_repr(value)}")
+    if minimum is not None and value < minimum:
+        raise ValueError(f"{name} is at least {minimum}, but got {short_repr(value)}")
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{name} is at most {maximum}, but got {short_repr(value)}")
     return value
 
 

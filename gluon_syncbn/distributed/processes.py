@@ -206,6 +206,6 @@ def groups_of(k: int) -> list[list[int]]:
     >>> groups_of(2)
     [[0]]
     """
-    check_int("k", k, least=1)
+    check_int("k", k, minimum=1)
     ranks = list(range(size()))
     return [ranks[i : i + k] for i in range(0, len(ranks), k)]

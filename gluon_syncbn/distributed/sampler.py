@@ -63,12 +63,12 @@ class ShardSampler(Sampler):
     ) -> None:
         self._rank = world().rank if rank is None else rank
         self._size = world().size if size is None else size
-        check_int("size", self._size, least=1, most=2**31 - 1)
-        check_int("rank", self._rank, least=0, most=self._size - 1)
-        check_int("length", length, least=0, most=2**63 - 1)
+        check_int("size", self._size, minimum=1, maximum=2**31 - 1)
+        check_int("rank", self._rank, minimum=0, maximum=self._size - 1)
+        check_int("length", length, minimum=0, maximum=2**63 - 1)
         check_int("batch_size", batch_size)
         check_bool("shuffle", shuffle)
-        check_int("seed", seed, least=0)
+        check_int("seed", seed, minimum=0)
         if batch_size < self._size:
             raise ValueError(
                 f"batch_size is at least one row for each of the {self._size} "
@@ -81,7 +81,7 @@ class ShardSampler(Sampler):
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the next epoch, from 0; by default it advances
         after each pass."""
-        self.epoch = check_int("epoch", epoch, least=0)
+        self.epoch = check_int("epoch", epoch, minimum=0)
 
     def __iter__(self):
         order = range(self._length)

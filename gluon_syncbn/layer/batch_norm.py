@@ -167,8 +167,8 @@ class SyncBatchNorm(nn.BatchNorm):
         **kwargs: Any,
     ) -> None:
         momentum, epsilon = check_numbers(momentum, epsilon)
-        check_int("axis", axis, least=-5, most=4)
-        check_int("in_channels", in_channels, least=0, most=2**31 - 1)
+        check_int("axis", axis, minimum=-5, maximum=4)
+        check_int("in_channels", in_channels, minimum=0, maximum=2**31 - 1)
         check_bool("center", center)
         check_bool("scale", scale)
         check_bool("use_global_stats", use_global_stats)

@@ -4,7 +4,7 @@ MXNet 1.9.1 frees the plain copy of a blocked input as soon as an asynchronous o
 (ours) is *queued* (``PushOperator`` in imperative_utils.h). So inputs and gradients are
 made plain before; docs/design/mxnet.md says how. A guard may be for one mode or kind of
 device only; an exported graph of such a guard refuses to run (CheckGuard in
-src/mxnet/custom_op.cc), and nets are reverted before an export.
+src/mxnet/guard.cc), and nets are reverted before an export.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_guard(node: dict) -> bool:
 def guard_kind(
     contexts: Sequence[mx.Context], layer: Any, is_symbol: bool, trace: Trace | None
 ) -> str:
-    """The kind of guard that a layer needs, see ``guard`` in src/mxnet/attributes.h.
+    """The kind of guard that a layer needs, see src/mxnet/guard.h.
 
     `contexts` are those where the layer runs, empty if they are not known; `is_symbol`
     says whether its input is a symbol. The kinds are:

@@ -38,7 +38,7 @@ class Settings(NamedTuple):
                 raise TypeError(
                     f"num_devices is an int or None, but got {short_repr(num_devices)}"
                 )
-            check_int("num_devices", num_devices, least=1, most=2**31 - 1)
+            check_int("num_devices", num_devices, minimum=1, maximum=2**31 - 1)
         is_unbiased = check_bool("unbiased_running_var", is_unbiased)
         timeout = None if timeout is None else check_timeout(timeout)
         _check_group(group)

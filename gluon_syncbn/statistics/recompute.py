@@ -115,7 +115,7 @@ def recompute_statistics(
             f"batches is an iterable of batches, but got {short_repr(batches)}"
         )
     if steps is not None:
-        check_int("steps", steps, least=1)
+        check_int("steps", steps, minimum=1)
     check_choice("variance", variance, _VARIANCES)
     with synchronized(net):
         layers = synchronized_layers(net)

@@ -14,9 +14,9 @@ MODELS = ("fastscnn", "fcn", "pspnet", "deeplabv3", "deeplabv3plus", "danet", "i
 MAY_CHANGE = "ctx", "data_root"
 
 
-def _option(default, text, choices=None, least=None):
-    """A field; `least` is the smallest value of a number."""
-    meta = {"help": text, "choices": choices, "least": least}
+def _option(default, text, choices=None, minimum=None):
+    """A field; `minimum` is the smallest value of a number."""
+    meta = {"help": text, "choices": choices, "minimum": minimum}
     return field(default=default, metadata=meta)
 
 
@@ -28,22 +28,24 @@ class Config:
     data_root: str = _option("", "folder of the data set (not for digits)")
     class_names: str = _option("", "of --dataset folder, separated by commas")
     ignore_label: int = _option(255, "another unlabelled value of --dataset folder")
-    train_images: int = _option(0, "train on so many; 0: all (digits: 600)", least=0)
-    val_images: int = _option(0, "validate on so many; 0: all (digits: 100)", least=0)
+    train_images: int = _option(0, "train on so many; 0: all (digits: 600)", minimum=0)
+    val_images: int = _option(0, "validate on so many; 0: all (digits: 100)", minimum=0)
     model: str = _option("fastscnn", "GluonCV model", MODELS)
     backbone: str = _option("", "GluonCV backbone in place of the model's own")
     pretrained: bool = _option(False, "start from GluonCV's ImageNet weights")
-    crop_size: int = _option(96, "side of the square crop, a multiple of 32", least=32)
+    crop_size: int = _option(
+        96, "side of the square crop, a multiple of 32", minimum=32
+    )
     norm: str = _option("syncbn", "of all devices together or each", ("syncbn", "bn"))
     ctx: str = _option("cpu", "kind of device", ("cpu", "gpu"))
-    num_devices: int = _option(2, "CPU contexts share one processor", least=1)
-    epochs: int = _option(12, "times every training image is seen", least=1)
-    batch_size: int = _option(8, "images of a step, over all devices", least=1)
-    lr: float = _option(0.1, "peak; falls to 0 as (1 - t/T)^0.9", least=1e-12)
-    warmup_epochs: float = _option(1.0, "epochs of linear warm-up", least=0)
-    momentum: float = _option(0.9, "momentum of SGD", least=0)
-    weight_decay: float = _option(1e-4, "weight decay of convolutions", least=0)
-    seed: int = _option(0, "seed of everything random", least=0)
+    num_devices: int = _option(2, "CPU contexts share one processor", minimum=1)
+    epochs: int = _option(12, "times every training image is seen", minimum=1)
+    batch_size: int = _option(8, "images of a step, over all devices", minimum=1)
+    lr: float = _option(0.1, "peak; falls to 0 as (1 - t/T)^0.9", minimum=1e-12)
+    warmup_epochs: float = _option(1.0, "epochs of linear warm-up", minimum=0)
+    momentum: float = _option(0.9, "momentum of SGD", minimum=0)
+    weight_decay: float = _option(1e-4, "weight decay of convolutions", minimum=0)
+    seed: int = _option(0, "seed of everything random", minimum=0)
 
     @classmethod
     def add_arguments(cls, parser):
@@ -63,10 +65,10 @@ class Config:
         """The settings in `values`, others by default; UserError for a wrong one."""
         config = cls(**values)
         for item in fields(cls):
-            value, least = getattr(config, item.name), item.metadata["least"]
-            if least is not None and not least <= value < float("inf"):
+            value, minimum = getattr(config, item.name), item.metadata["minimum"]
+            if minimum is not None and not minimum <= value < float("inf"):
                 raise UserError(
-                    f"{flag(item.name)} is {value}, but must be at least {least}."
+                    f"{flag(item.name)} is {value}, but must be at least {minimum}."
                 )
         if config.crop_size % 32:
             raise UserError(

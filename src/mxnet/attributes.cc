@@ -12,8 +12,8 @@
 namespace syncbn {
 namespace {
 
-constexpr int kMostInt = std::numeric_limits<int>::max();
-constexpr double kMost = std::numeric_limits<double>::max();
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr double kMax = std::numeric_limits<double>::max();
 
 // One attribute. Its functions throw Error for a value that is not what they read.
 struct Attribute {
@@ -26,8 +26,8 @@ struct Attribute {
   void Read(std::string* text) const { *text = value; }
 
   template <typename T>
-  void Read(T* number, T least, T most, const char* expected) const {
-    if (!ParseNumber(value, number) || *number < least || *number > most) Fail(expected);
+  void Read(T* number, T min, T max, const char* expected) const {
+    if (!ParseNumber(value, number) || *number < min || *number > max) Fail(expected);
   }
 
   void Read(bool* flag) const {
@@ -47,8 +47,8 @@ struct Attribute {
     std::istringstream numbers(value);
     for (std::string number; numbers >> number;) {
       int rank = 0;
-      const int least = ranks->empty() ? 0 : ranks->back() + 1;
-      if (!ParseNumber(number, &rank) || rank < least) Fail("\"self\" or ascending ranks");
+      const int min = ranks->empty() ? 0 : ranks->back() + 1;
+      if (!ParseNumber(number, &rank) || rank < min) Fail("\"self\" or ascending ranks");
       ranks->push_back(rank);
     }
   }
@@ -61,48 +61,48 @@ struct Attribute {
 };
 
 // Backward reads y where x_hat can be reconstructed from it: a ReLU has no inverse.
-void ReadActivation(const Attribute& of, Options* options) {
-  options->from_output = of.value == "identity" || of.value == "leaky_relu";
-  if (of.value == "relu" || of.value == "leaky_relu") {
+void ReadActivation(const Attribute& attribute, Options* options) {
+  options->from_output = attribute.value == "identity" || attribute.value == "leaky_relu";
+  if (attribute.value == "relu" || attribute.value == "leaky_relu") {
     options->activation.function = Function::kLeakyRelu;
-  } else if (of.value != "None" && of.value != "identity") {
-    of.Fail("None, identity, relu or leaky_relu");
+  } else if (attribute.value != "None" && attribute.value != "identity") {
+    attribute.Fail("None, identity, relu or leaky_relu");
   }
 }
 
-void Set(const Attribute& of, Attributes* out) {
-  const std::string& key = of.key;
+void Set(const Attribute& attribute, Attributes* out) {
+  const std::string& key = attribute.key;
   Options& options = out->options;
   // Symbols that were saved by version 0.2 have "group".
-  if (key == "layer_key" || key == "group") return of.Read(&out->layer_key);
-  if (key == "layer") return of.Read(&out->layer);
-  if (key == "guard") return of.Read(&out->guard);
-  if (key == "chained") return of.Read(&out->chained);
-  if (key == "masked") return of.Read(&options.masked);
-  if (key == "contexts") return of.Read(&options.contexts);
-  if (key == "shared_name") return of.Read(&options.shared_name);
-  if (key == "fix_gamma") return of.Read(&options.fix_gamma);
-  if (key == "use_global_stats") return of.Read(&options.use_global_stats);
-  if (key == "unbiased_running_var") return of.Read(&options.unbiased_running_var);
-  if (key == "nonfinite") return of.Read(&options.nonfinite);
-  if (key == "activation") return ReadActivation(of, &options);
-  if (key == "axis") return of.Read(&options.axis, -kMostInt, kMostInt, "an int");
-  if (key == "slope") return of.Read(&options.activation.slope, -kMost, kMost, "a number");
-  if (key == "eps") return of.Read(&options.epsilon, 0.0, kMost, "a number that is not negative");
+  if (key == "layer_key" || key == "group") return attribute.Read(&out->layer_key);
+  if (key == "layer") return attribute.Read(&out->layer);
+  if (key == "guard") return attribute.Read(&out->guard);
+  if (key == "chained") return attribute.Read(&out->chained);
+  if (key == "masked") return attribute.Read(&options.masked);
+  if (key == "contexts") return attribute.Read(&options.contexts);
+  if (key == "shared_name") return attribute.Read(&options.shared_name);
+  if (key == "fix_gamma") return attribute.Read(&options.fix_gamma);
+  if (key == "use_global_stats") return attribute.Read(&options.use_global_stats);
+  if (key == "unbiased_running_var") return attribute.Read(&options.unbiased_running_var);
+  if (key == "nonfinite") return attribute.Read(&options.nonfinite);
+  if (key == "activation") return ReadActivation(attribute, &options);
+  if (key == "axis") return attribute.Read(&options.axis, -kMaxInt, kMaxInt, "an int");
+  if (key == "slope") return attribute.Read(&options.activation.slope, -kMax, kMax, "a number");
+  if (key == "eps") return attribute.Read(&options.epsilon, 0.0, kMax, "a number that is not negative");
   if (key == "num_devices") {
-    of.Read(&options.num_devices, 0, kMostInt, "a count of devices, or 0 if unknown");
+    attribute.Read(&options.num_devices, 0, kMaxInt, "a count of devices, or 0 if unknown");
   } else if (key == "ranks") {
-    options.across_processes = of.value != "self";
-    if (options.across_processes) of.Read(&options.ranks);
+    options.across_processes = attribute.value != "self";
+    if (options.across_processes) attribute.Read(&options.ranks);
   } else if (key == "momentum") {
     const char expected[] = "a number from 0 to 1; recompute_statistics averages over batches";
-    of.Read(&options.momentum, 0.0, 1.0, expected);
+    attribute.Read(&options.momentum, 0.0, 1.0, expected);
   } else if (key == "timeout") {
     const char expected[] = "a number of seconds, inf for never, or 0 for the default";
-    options.timeout = kMost;
-    if (of.value != "inf") of.Read(&options.timeout, 0.0, kMost, expected);
+    options.timeout = kMax;
+    if (attribute.value != "inf") attribute.Read(&options.timeout, 0.0, kMax, expected);
   } else if (key.compare(0, 2, "__") != 0) {  // MXNet's own, such as __ctx_group__
-    of.Fail("no such attribute");
+    attribute.Fail("no such attribute");
   }
 }
 

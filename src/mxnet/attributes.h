@@ -9,11 +9,7 @@ namespace syncbn {
 struct Attributes {
   std::string layer_key;  // in the Registry
   std::string layer;  // the block's name, for messages
-  // The graph's guard against MXNet's early release of oneDNN copies, see
-  // gluon_syncbn/layer/layout_guard.py. "any": one for every mode; "static_shape": one that is only
-  // enough with static_shape=True; "outside": the layer's own call guards it; "gpu": none, the
-  // graph was traced for GPU contexts.
-  std::string guard = "any";
+  std::string guard = "any";  // see guard.h
   bool chained = false;  // the node has an input "after", see custom_op.cc
   Options options;
 

@@ -57,7 +57,7 @@ struct Watch {
   int turns = 0;
 };
 
-constexpr int kMostTurns = 10000;  // some 0.1 s, in which MXNet leaves the callback
+constexpr int kMaxTurns = 10000;  // some 0.1 s, in which MXNet leaves the callback
 
 void NoteTaken(void* /*run_context*/, void* watch) { static_cast<Watch*>(watch)->is_taken = true; }
 
@@ -65,7 +65,7 @@ void WatchOn(Watch* watch);
 
 void EndOrWatchOn(void* /*run_context*/, void* parameter) {
   std::unique_ptr<Watch> watch(static_cast<Watch*>(parameter));
-  if (watch->is_taken || ++watch->turns == kMostTurns) {
+  if (watch->is_taken || ++watch->turns == kMaxTurns) {
     EndDelivery();
   } else {
     WatchOn(watch.release());

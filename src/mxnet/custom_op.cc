@@ -19,6 +19,7 @@
 #include "mxnet/attributes.h"
 #include "mxnet/callbacks.h"
 #include "mxnet/fork.h"
+#include "mxnet/guard.h"
 #include "mxnet/memory.h"
 #include "mxnet/mxnet_api.h"
 #include "mxnet/ndarray.h"
@@ -49,9 +50,9 @@ WriteMode ToWriteMode(int request) {
 // ---- the operator: one node on one device ------------------------------------------------------
 
 struct Operator {
-  Operator(const Attributes& of, const Device& device, const std::shared_ptr<Layer>& layer)
-      : attributes(of),
-        batch_norm(of.options, device, layer, MakeBackend(device, AllocateFromMxnet)) {}
+  Operator(const Attributes& parsed, const Device& device, const std::shared_ptr<Layer>& layer)
+      : attributes(parsed),
+        batch_norm(parsed.options, device, layer, MakeBackend(device, AllocateFromMxnet)) {}
   const Attributes attributes;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
@@ -76,13 +77,13 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
             void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    const Attributes& of = op->attributes;
-    if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(of.options.num_devices);
-    const int y = of.Inputs();
+    const Options& options = op->attributes.options;
+    if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(options.num_devices);
+    const int y = op->attributes.Inputs();
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
                                       ToWriteMode(requests[0]), arrays[y].View(),
                                       arrays[y + 1].View(), arrays[y + 2].View(),
-                                      of.options.masked ? arrays[y - 1].View() : Tensor()});
+                                      options.masked ? arrays[y - 1].View() : Tensor()});
   });
 }
 
@@ -105,8 +106,8 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
 
 // Throws an Error of the layer.
 template <typename... Parts>
-[[noreturn]] void FailLayer(const Attributes& of, const Parts&... parts) {
-  throw Error(Concat("SyncBatchNorm '", of.layer, "': ", parts...));
+[[noreturn]] void FailLayer(const Attributes& attributes, const Parts&... parts) {
+  throw Error(Concat("SyncBatchNorm '", attributes.layer, "': ", parts...));
 }
 
 struct Properties {
@@ -206,21 +207,6 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
   *size = 2;
   *dependencies = properties->dependencies;
   return 1;
-}
-
-void CheckGuard(const Attributes& attributes, const Device& device) {
-  if (device.type != "cpu" || attributes.guard == "any") return;
-  if (attributes.guard == "gpu") {
-    FailLayer(attributes, "the graph was traced for GPU contexts and now runs on ", device.Name(),
-              "; call net.hybridize() after moving the parameters");
-  }
-  if (!Registry::Get().FindOrCreate(attributes.layer_key, attributes.layer)->has_block) {
-    FailLayer(attributes, "this symbol was traced for ",
-              attributes.guard == "outside" ? "the layer alone" : "static_shape=True",
-              ", and its results are wrong in any other mode on a CPU; before export call "
-              "gluon_syncbn.revert_sync_batchnorm(net), or net.hybridize() without static_shape "
-              "followed by one call of the net");
-  }
 }
 
 // With CUDA graphs MXNet captures what a static_shape graph queues on its stream, and replays that

@@ -38,8 +38,8 @@ inline int Times(int full, int brief) {
 
 template <typename... Parts>
 void Fail(const char* file, int line, const Parts&... parts) {
-  constexpr int kMostShown = 20;
-  if (++Failures() > kMostShown) return;
+  constexpr int kMaxShown = 20;
+  if (++Failures() > kMaxShown) return;
   std::ostringstream text;
   text << file << ":" << line << ": ";
   (void)(text << ... << parts);

@@ -63,7 +63,7 @@ void TestColumns(const Layout& layout, int width, int64_t blocks) {
   const cuda::Columns cut = cuda::CutColumns(layout, width, blocks);
   std::vector<int> visits(static_cast<size_t>(layout.Size()));
   CHECK(cut.rows >= 1 && cut.rows * cut.tile_slots <= cuda::kColumnsThreads, label);
-  CHECK(cut.tile_channels <= cuda::kMostTileSlots * width, label);
+  CHECK(cut.tile_channels <= cuda::kMaxTileSlots * width, label);
   CHECK(cut.Blocks() <= std::max<int64_t>(blocks, cut.tiles), label, " of ", blocks, " blocks");
   for (int64_t index = 0; index < cut.Blocks(); ++index) {
     const cuda::Columns::Block block = cut.At(static_cast<uint32_t>(index));

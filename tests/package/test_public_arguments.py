@@ -40,8 +40,8 @@ positive = partial(checks.check_real, expected="positive", holds=lambda v: v > 0
 seconds = lambda name, value: check_timeout(value, name)  # noqa: E731
 CHECKS = [
     (checks.check_int, TypeError, INT, ["3", None, 1.5, True, [2], NAN]),
-    (partial(checks.check_int, least=1), ValueError, "at least 1", [0, -HUGE]),
-    (partial(checks.check_int, most=1), ValueError, "at most 1", [2, HUGE]),
+    (partial(checks.check_int, minimum=1), ValueError, "at least 1", [0, -HUGE]),
+    (partial(checks.check_int, maximum=1), ValueError, "at most 1", [2, HUGE]),
     (checks.check_bool, TypeError, BOOL, ["no", None, 2]),
     (positive, TypeError, "positive", ["1", None, [1], np.array([3.0])]),
     (positive, ValueError, "positive", [0, -0.5, True, NAN, -INF, -HUGE]),

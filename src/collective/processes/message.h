@@ -36,7 +36,7 @@ enum class MessageKind : int32_t {
 };
 
 struct Message : Agreement {
-  explicit Message(MessageKind of = MessageKind::kPart) : kind(of) {}
+  explicit Message(MessageKind which = MessageKind::kPart) : kind(which) {}
 
   MessageKind kind;
   int32_t round = 0;  // how often all ranks have joined, as the sender knows

@@ -29,10 +29,10 @@ Partition Cut(const Layout& layout) {
   p.inner_step = layout.inner;
   if (layout.inner < kMinPlane) {
     // Rounding up to whole vectors must not pass the most, so only where the most is one.
-    const int64_t most = kMaxColumns / layout.inner;
-    const int64_t multiple = most % 16 == 0 ? 16 : 1;
+    const int64_t max = kMaxColumns / layout.inner;
+    const int64_t multiple = max % 16 == 0 ? 16 : 1;
     p.channel_step =
-        most >= layout.channels ? layout.channels : EvenStep(layout.channels, most, multiple);
+        max >= layout.channels ? layout.channels : EvenStep(layout.channels, max, multiple);
   } else {
     p.inner_step = EvenStep(layout.inner, target, 64);
     p.channel_step = std::clamp<int64_t>(kMinRun / p.inner_step, 1, layout.channels);

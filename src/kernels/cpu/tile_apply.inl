@@ -239,35 +239,35 @@ void ApplyToTile(const Formula& formula, const ElementwisePass& pass, const Tile
 }
 
 void NormalizeTile(const NormalizePass& pass, const Tile& tile, StoreMode mode) {
-  ElementwisePass of = {};
-  of.dtype = pass.dtype;
-  of.in = of.dy = pass.x;  // dy is not read
-  of.out = pass.y;
-  of.center = pass.mean;
-  of.scale_in = pass.scale;
-  of.offset = pass.offset;
-  of.activation = pass.activation;
+  ElementwisePass elementwise = {};
+  elementwise.dtype = pass.dtype;
+  elementwise.in = elementwise.dy = pass.x;  // dy is not read
+  elementwise.out = pass.y;
+  elementwise.center = pass.mean;
+  elementwise.scale_in = pass.scale;
+  elementwise.offset = pass.offset;
+  elementwise.activation = pass.activation;
   ForwardVariants::With(VariantOf(pass.activation, false), [&](auto variant) {
-    ApplyToTile(ForwardFormula<variant.value>(), of, tile, mode);
+    ApplyToTile(ForwardFormula<variant.value>(), elementwise, tile, mode);
   });
 }
 
 void BackwardApplyTile(const ApplyPass& pass, const Tile& tile, StoreMode mode) {
-  ElementwisePass of = {};
-  of.dtype = pass.dtype;
-  of.in = pass.saved;
-  of.dy = pass.dy;
-  of.out = pass.dx;
-  of.center = CenterOf(pass);
-  of.scale_in = pass.b;
-  of.offset = pass.d;
-  of.scale_dz = pass.a;
-  of.scale_of_centered = ScaleOfCentered(pass);
-  of.to_z_scale = pass.scale;
-  of.to_z_offset = pass.offset;
-  of.activation = pass.activation;
+  ElementwisePass elementwise = {};
+  elementwise.dtype = pass.dtype;
+  elementwise.in = pass.saved;
+  elementwise.dy = pass.dy;
+  elementwise.out = pass.dx;
+  elementwise.center = CenterOf(pass);
+  elementwise.scale_in = pass.b;
+  elementwise.offset = pass.d;
+  elementwise.scale_dz = pass.a;
+  elementwise.scale_of_centered = ScaleOfCentered(pass);
+  elementwise.to_z_scale = pass.scale;
+  elementwise.to_z_offset = pass.offset;
+  elementwise.activation = pass.activation;
   BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
-    ApplyToTile(BackwardFormula<variant.value>(), of, tile, mode);
+    ApplyToTile(BackwardFormula<variant.value>(), elementwise, tile, mode);
   });
 }
 

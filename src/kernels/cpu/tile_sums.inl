@@ -99,11 +99,11 @@ SYNCBN_INLINE double Sum(Doubles v) {
 
 template <typename Terms, typename T>
 inline Pair<double> SumPlane(const Terms& terms, const T* x, const T* dy, int64_t n, T first,
-                             const Affine<double>& of) {
+                             const Affine<double>& channel) {
   constexpr int kUnroll = 4;  // chains of additions side by side
   Pair<Doubles> s[kUnroll] = {};
   const Doubles zero = {};
-  const Affine<Doubles> k = {zero + of.center, zero + of.scale, zero + of.offset};
+  const Affine<Doubles> k = {zero + channel.center, zero + channel.scale, zero + channel.offset};
   int64_t i = 0;
   for (; i + kUnroll * kDoubles <= n; i += kUnroll * kDoubles) {
     Prefetch<kUnroll * kDoubles>(x + i);

@@ -21,7 +21,7 @@ auto WithKernels(DType dtype, const Use& use) {
 }  // namespace
 
 int64_t WorkspaceBytes() {
-  return kWorkspaceZeros + int64_t{kMostPartials} * Multiprocessors() * kPartialBytes;
+  return kWorkspaceZeros + int64_t{kMaxPartials} * Multiprocessors() * kPartialBytes;
 }
 
 void LocalMoments(const MomentsPass& pass, void* workspace, Stream stream) {

@@ -10,21 +10,21 @@ namespace {
 
 constexpr int kChannelThreads = 256;
 
-__global__ void CoefficientsKernel(Coefficients of) {
+__global__ void CoefficientsKernel(Coefficients arrays) {
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kChannelThreads + threadIdx.x;
-  if (c >= of.channels) return;
-  const double gamma = of.gamma == nullptr ? 1.0 : of.gamma[c];
-  of.mean[c] = of.running_mean[c];
-  of.scale[c] = gamma * InvStd(of.running_var[c], of.epsilon);
-  of.offset[c] = of.beta[c];
+  if (c >= arrays.channels) return;
+  const double gamma = arrays.gamma == nullptr ? 1.0 : arrays.gamma[c];
+  arrays.mean[c] = arrays.running_mean[c];
+  arrays.scale[c] = gamma * InvStd(arrays.running_var[c], arrays.epsilon);
+  arrays.offset[c] = arrays.beta[c];
 }
 
 }  // namespace
 
-void ComputeCoefficients(const Coefficients& of, Stream stream) {
-  if (of.channels == 0) return;
-  Launch<CoefficientsKernel>("ComputeCoefficients", CeilDiv(of.channels, kChannelThreads),
-                             kChannelThreads, stream, of);
+void ComputeCoefficients(const Coefficients& arrays, Stream stream) {
+  if (arrays.channels == 0) return;
+  Launch<CoefficientsKernel>("ComputeCoefficients", CeilDiv(arrays.channels, kChannelThreads),
+                             kChannelThreads, stream, arrays);
 }
 
 }  // namespace syncbn::cuda

@@ -16,6 +16,6 @@ struct Coefficients {
   double *mean, *scale, *offset;  // of a NormalizePass
 };
 
-void ComputeCoefficients(const Coefficients& of, Stream stream);
+void ComputeCoefficients(const Coefficients& arrays, Stream stream);
 
 }  // namespace syncbn::cuda

@@ -31,23 +31,23 @@ SYNCBN_HOST_DEVICE constexpr int UnrollColumns(int width, bool fused, int unroll
 
 // Vectors of a block of Planes: about so many at least, and at most, so that 32 bits count them.
 constexpr int64_t kFewSlots = 4 * kPlanesThreads;
-constexpr int64_t kMostSlots = int64_t{1} << 30;
+constexpr int64_t kMaxSlots = int64_t{1} << 30;
 // Rounds of blocks that a tensor of planes is cut into at most.
-constexpr int64_t kMostRounds = 16;
+constexpr int64_t kMaxRounds = 16;
 
 // Rounds of vectors after which a thread folds its lanes into totals, see sums.cuh.
 constexpr int kFoldEvery = 16;
 
 // Of Columns, unless one channel needs more: wide enough for whole lines of memory, and narrow,
 // because the last block of a tile reads the partial results of all its channels.
-constexpr int kMostTileSlots = 8;
+constexpr int kMaxTileSlots = 8;
 
 // Splitting a channel's sum over blocks takes a counter for each unit that is split.
 constexpr int64_t kCounters = 8192;
 
 // Partial results of a tensor at most, for each multiprocessor: those of the blocks of planes, or
 // of the tiles of columns, where a tile has at most 16 / ResidentColumns channels for each slot.
-constexpr int kMostPartials = kMostRounds * kResidentPlanes + 16 * kMostTileSlots;
+constexpr int kMaxPartials = kMaxRounds * kResidentPlanes + 16 * kMaxTileSlots;
 constexpr int kPartialBytes = 16;
 
 // Division by a number that is known before the kernel starts, for n < 2^31.
@@ -91,7 +91,7 @@ struct Planes {
   struct Block {
     int64_t channel;
     int64_t plane;       // element where its first plane begins
-    int64_t slot_begin;  // 0, unless a plane has more than kMostSlots
+    int64_t slot_begin;  // 0, unless a plane has more than kMaxSlots
     uint32_t column;
     int split, items;
   };
@@ -108,7 +108,7 @@ struct Planes {
       column -= slots;
     }
     block.plane = (row * layout.channels + block.channel) * layout.inner;
-    const bool huge = slots > kMostSlots;
+    const bool huge = slots > kMaxSlots;
     block.slot_begin = huge ? column : 0;
     block.column = huge ? 0 : static_cast<uint32_t>(column);
     block.items = static_cast<int>(left < step ? left : step);

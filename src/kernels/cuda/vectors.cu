@@ -13,7 +13,7 @@ namespace {
 constexpr int kThreads = 256;
 
 struct Copies {
-  VectorCopy each[kMostVectors];
+  VectorCopy each[kMaxVectors];
 };
 
 __device__ double ReadElement(const void* vector, bool is_double, int64_t i) {
@@ -40,8 +40,8 @@ void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream) {
   int64_t longest = 0;
   for (const VectorCopy& copy : copies) longest = std::max(longest, copy.size);
   if (longest == 0) return;
-  if (copies.size() > kMostVectors) {
-    throw DeviceError(Concat("CopyVectors: ", copies.size(), " vectors, at most ", kMostVectors));
+  if (copies.size() > kMaxVectors) {
+    throw DeviceError(Concat("CopyVectors: ", copies.size(), " vectors, at most ", kMaxVectors));
   }
   Copies all = {};
   std::copy(copies.begin(), copies.end(), all.each);

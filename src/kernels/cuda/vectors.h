@@ -18,9 +18,9 @@ struct VectorCopy {
   bool add;  // to the old values, instead of replacing them
 };
 
-constexpr int kMostVectors = 8;
+constexpr int kMaxVectors = 8;
 
-// At most kMostVectors copies, none of which reads what another writes.
+// At most kMaxVectors copies, none of which reads what another writes.
 void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream);
 
 }  // namespace syncbn::cuda
