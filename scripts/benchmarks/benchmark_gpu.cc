@@ -95,15 +95,15 @@ struct Side {
 
   double* Read(int k) const { return static_cast<double*>(read) + k * of.layout.channels; }
   double* Written(int k) const { return static_cast<double*>(written) + k * of.layout.channels; }
-  syncbn::MomentsPass Moments() const { return {of.dtype, of.layout, x, Written(0), Written(1)}; }
-  syncbn::NormalizePass Normalize() const {
-    return {of.dtype, of.layout, x, Read(0), Read(1), Read(4), {}, kWrite, y};
+  syncbn::PassInput Input() const {
+    return {of.dtype, of.layout, x, dy, {}, false, Read(0), Read(1), Read(4)};
   }
-  syncbn::BackwardInput Input() const {
-    return {of.dtype, of.layout, x, dy, {}, false, Read(0), nullptr, nullptr};
+  syncbn::ReductionPass Moments() const { return {Input(), Written(0), Written(1)}; }
+  syncbn::ElementwisePass Normalize() const {
+    return {Input(), nullptr, nullptr, nullptr, kWrite, y};
   }
-  syncbn::SumsPass Sums() const { return {Input(), Written(2), Written(3)}; }
-  syncbn::ApplyPass Apply() const { return {Input(), Read(1), Read(2), Read(3), kWrite, dx}; }
+  syncbn::ReductionPass Sums() const { return {Input(), Written(2), Written(3)}; }
+  syncbn::ElementwisePass Apply() const { return {Input(), Read(1), Read(2), Read(3), kWrite, dx}; }
 };
 
 // The CPU's passes, and what both sides read.

@@ -11,10 +11,10 @@
 // Both are: centered = (x or f^-1(y)) - center, with center = mean, or offset from y. `centered` is
 // xmu, or from y xmu * scale; a pass divides by that scale once for each channel (the sum of dz *
 // centered, or the coefficient of centered), not for each element.
-inline const double* CenterOf(const BackwardInput& input) {
+inline const double* CenterOf(const PassInput& input) {
   return input.from_output ? input.offset : input.mean;
 }
-inline const double* ScaleOfCentered(const BackwardInput& input) {  // null for 1
+inline const double* ScaleOfCentered(const PassInput& input) {  // null for 1
   return input.from_output ? input.scale : nullptr;
 }
 

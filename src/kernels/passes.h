@@ -1,5 +1,6 @@
-// The four passes over memory, each as one struct of the tensors, sizes and coefficients that its
-// kernels take, the same on the CPU and on a GPU. They own nothing.
+// The four passes over memory: two reductions (moments, sums for backward) and two that write a
+// tensor (normalize, apply), as structs of the tensors, sizes and coefficients that kernels take, the
+// same on the CPU and on a GPU. They own nothing, and are filled by name.
 //
 // Tensors are (outer, channels, inner), row major, of type `dtype`. Per-channel arrays hold
 // `channels` doubles. A shard may be empty (outer or inner is 0): sums are then 0, and no tensor is
@@ -21,48 +22,36 @@ struct Activation {
   double slope = 0;  // of a leaky ReLU for z <= 0; 0 makes it a ReLU
 };
 
-// mean[c], m2[c] = mean and sum of squared deviations of x[:, c, :]; 0, 0 for an empty shard.
-struct MomentsPass {
-  DType dtype;
-  Layout layout;
-  const void* x;
-  double *mean, *m2;
+// What a pass reads. Of each element x the layer computes xmu = x - mean[c], z = xmu * scale[c] +
+// offset[c] and y = f(z); backward dz = dy * f'(z).
+struct PassInput {
+  DType dtype = DType::kFloat32;
+  Layout layout = {};
+  const void* in = nullptr;  // x; in backward what was saved, which is x or y
+  const void* dy = nullptr;  // backward only
+  Activation activation = {};
+  // Backward only. False: x was saved; `scale` and `offset` are not read where f is the identity.
+  // True: y was saved, f's slope is positive, and no scale is 0; `mean` is not read.
+  bool from_output = false;
+  const double* mean = nullptr;
+  const double* scale = nullptr;
+  const double* offset = nullptr;
 };
 
-// y = f((x - mean[c]) * scale[c] + offset[c])
-struct NormalizePass {
-  DType dtype;
-  Layout layout;
-  const void* x;
-  const double *mean, *scale, *offset;
-  Activation activation;
-  WriteMode mode;  // for y: kWrite or kAdd
-  void* y;
+// Two numbers of each channel over [:, c, :]: the mean and the sum of squared deviations of x (0, 0
+// for an empty shard), for which no arrays are read; or the sums of dz and of dz * xmu.
+struct ReductionPass : PassInput {
+  double* first = nullptr;
+  double* second = nullptr;
 };
 
-// A backward pass computes xmu = x - mean[c], z = xmu * scale[c] + offset[c] and dz = dy * f'(z)
-// from each element of dy and of what was saved, which is x or y.
-struct BackwardInput {
-  DType dtype;
-  Layout layout;
-  const void *saved, *dy;
-  Activation activation;
-  // False: x was saved; `scale` and `offset` are not read where f is the identity. True: y was
-  // saved, f's slope is positive, and no scale is 0; `mean` is not read.
-  bool from_output;
-  const double *mean, *scale, *offset;
-};
-
-// sum_dz[c], sum_dz_xmu[c] = sums of dz and of dz * xmu over [:, c, :]
-struct SumsPass : BackwardInput {
-  double *sum_dz, *sum_dz_xmu;
-};
-
-// dx = a[c] * dz + b[c] * xmu + d[c]
-struct ApplyPass : BackwardInput {
-  const double *a, *b, *d;
-  WriteMode mode;  // for dx: kWrite or kAdd
-  void* dx;
+// out = y, or out = scale_dz[c] * dz + scale_xmu[c] * xmu + shift[c]
+struct ElementwisePass : PassInput {
+  const double* scale_dz = nullptr;  // the three in backward only
+  const double* scale_xmu = nullptr;
+  const double* shift = nullptr;
+  WriteMode mode = WriteMode::kWrite;  // or kAdd
+  void* out = nullptr;
 };
 
 }  // namespace syncbn

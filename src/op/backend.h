@@ -48,13 +48,13 @@ class Backend {
   virtual void Write(const std::vector<double>& values, WriteMode mode, const Tensor& vector) = 0;
 
   // The kernels. A pass's tensors are on the device, its per-channel arrays on the host.
-  virtual void LocalMoments(const MomentsPass& pass) = 0;
-  virtual void Normalize(const NormalizePass& pass) = 0;
+  virtual void LocalMoments(const ReductionPass& pass) = 0;
+  virtual void Normalize(const ElementwisePass& pass) = 0;
   // Normalizes by tensors that Begin was given, in place of the pass's per-channel arrays, and
   // returns true. A device where Read does not wait needs none of this: it returns false.
-  virtual bool Predict(NormalizePass /*pass*/, const Prediction& /*by*/) { return false; }
-  virtual void BackwardSums(const SumsPass& pass) = 0;
-  virtual void BackwardApply(const ApplyPass& pass) = 0;
+  virtual bool Predict(ElementwisePass /*pass*/, const Prediction& /*by*/) { return false; }
+  virtual void BackwardSums(const ReductionPass& pass) = 0;
+  virtual void BackwardApply(const ElementwisePass& pass) = 0;
 
   // Copies a tensor on the device, and returns the copy. It lasts from call to call, until the next
   // Keep or Forget, or until the backend ends.

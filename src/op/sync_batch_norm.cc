@@ -8,7 +8,7 @@
 // Backward, with dz = dy * f'(z) and xmu = x - mean:
 //   dbeta = sum_dz, dgamma = sum_dz_xmu * inv_std, of this device's shard; then over the batch
 //   dx = scale * (dz - sum_dz / count - xmu * inv_std^2 * sum_dz_xmu / count)
-//      = a * dz + b * xmu + d
+//      = scale_dz * dz + scale_xmu * xmu + shift
 #include "op/sync_batch_norm.h"
 
 #include <cmath>
@@ -74,7 +74,13 @@ void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& t
   const size_t channels = static_cast<size_t>(layout.channels);
   BatchMoments own{static_cast<double>(layout.PerChannel()), std::vector<double>(channels),
                    std::vector<double>(channels)};
-  backend_->LocalMoments({tensors.x.dtype, layout, tensors.x.data, own.mean.data(), own.m2.data()});
+  ReductionPass pass;
+  pass.dtype = tensors.x.dtype;
+  pass.layout = layout;
+  pass.in = tensors.x.data;
+  pass.first = own.mean.data();
+  pass.second = own.m2.data();
+  backend_->LocalMoments(pass);
   const bool raises = options_.nonfinite == NonFinite::kRaise;
   const std::string own_fault = raises ? FirstNonFinite(own) : "";
 
@@ -95,13 +101,7 @@ void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& t
 void SyncBatchNorm::ForwardByRunning(const Layout& layout, const ForwardTensors& tensors,
                                      ForBackward* left) {
   // On a GPU reading waits, so y comes first.
-  NormalizePass pass = {};
-  pass.dtype = tensors.x.dtype;
-  pass.layout = layout;
-  pass.x = tensors.x.data;
-  pass.activation = options_.activation;
-  pass.mode = tensors.y_mode;
-  pass.y = tensors.y.data;
+  ElementwisePass pass = PassOf(layout, tensors);
   const Tensor* const gamma = options_.fix_gamma ? nullptr : &tensors.gamma;
   const bool is_done = tensors.y_mode != WriteMode::kNull &&
                        backend_->Predict(pass, {tensors.running_mean, tensors.running_var,
@@ -127,17 +127,23 @@ void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensor
 void SyncBatchNorm::Normalize(const Layout& layout, const ForwardTensors& tensors,
                               const ForBackward& by) {
   if (tensors.y_mode == WriteMode::kNull) return;
-  NormalizePass pass = {};
-  pass.dtype = tensors.x.dtype;
-  pass.layout = layout;
-  pass.x = tensors.x.data;
+  ElementwisePass pass = PassOf(layout, tensors);
   pass.mean = by.mean.data();
   pass.scale = by.scale.data();
   pass.offset = by.offset.data();
+  backend_->Normalize(pass);
+}
+
+// From x to y, without the per-channel arrays.
+ElementwisePass SyncBatchNorm::PassOf(const Layout& layout, const ForwardTensors& tensors) const {
+  ElementwisePass pass;
+  pass.dtype = tensors.x.dtype;
+  pass.layout = layout;
+  pass.in = tensors.x.data;
   pass.activation = options_.activation;
   pass.mode = tensors.y_mode;
-  pass.y = tensors.y.data;
-  backend_->Normalize(pass);
+  pass.out = tensors.y.data;
+  return pass;
 }
 
 // ---- backward ----------------------------------------------------------------------------------
@@ -151,10 +157,14 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
   OnBackend("backward", saved, {}, [&](Layout layout) {
     ForBackward& forward = *forward_;
     if (options_.masked) layout.outer = forward.rows;
-    const BackwardInput input = InputOf(layout, dy, saved);
+    const PassInput input = InputOf(layout, dy, saved);
     const size_t channels = forward.mean.size();
     GradientSums sums{std::vector<double>(channels), std::vector<double>(channels)};
-    backend_->BackwardSums({input, sums.dz.data(), sums.dz_xmu.data()});
+    ReductionPass reduction;
+    static_cast<PassInput&>(reduction) = input;
+    reduction.first = sums.dz.data();
+    reduction.second = sums.dz_xmu.data();
+    backend_->BackwardSums(reduction);
     WriteParameterGradients(sums, out);
 
     // Also where no gradient of x is needed: the other devices need this one's sums.
@@ -165,30 +175,30 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     if (out.dx_mode == WriteMode::kNull) return;
 
     // Zeros where the statistics did not depend on x.
-    std::vector<double> b(channels), d(channels);
+    std::vector<double> scale_xmu(channels), shift(channels);
     for (size_t c = 0; c < channels && forward.count > 0; ++c) {
       const double inv_std = forward.inv_std[c];
-      d[c] = -forward.scale[c] * sums.dz[c] / forward.count;
-      b[c] = -forward.scale[c] * inv_std * inv_std * sums.dz_xmu[c] / forward.count;
+      shift[c] = -forward.scale[c] * sums.dz[c] / forward.count;
+      scale_xmu[c] = -forward.scale[c] * inv_std * inv_std * sums.dz_xmu[c] / forward.count;
     }
-    ApplyPass pass = {};
-    static_cast<BackwardInput&>(pass) = input;
-    pass.a = forward.scale.data();
-    pass.b = b.data();
-    pass.d = d.data();
+    ElementwisePass pass;
+    static_cast<PassInput&>(pass) = input;
+    pass.scale_dz = forward.scale.data();
+    pass.scale_xmu = scale_xmu.data();
+    pass.shift = shift.data();
     pass.mode = out.dx_mode;
-    pass.dx = out.dx.data;
+    pass.out = out.dx.data;
     backend_->BackwardApply(pass);
   });
 }
 
 // x or y, as MXNet has kept it, or our copy of x where y does not suffice.
-BackwardInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
+PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
                                      const Tensor& saved) const {
-  BackwardInput input = {};
+  PassInput input;
   input.dtype = saved.dtype;
   input.layout = layout;
-  input.saved = forward_->keeps_x ? forward_->kept_x : saved.data;
+  input.in = forward_->keeps_x ? forward_->kept_x : saved.data;
   input.dy = dy.data;
   input.activation = options_.activation;
   input.from_output = options_.from_output && !forward_->keeps_x;

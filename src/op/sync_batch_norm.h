@@ -67,13 +67,14 @@ class SyncBatchNorm {
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
                 ForBackward* left) const;
   void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForBackward& by);
+  ElementwisePass PassOf(const Layout& layout, const ForwardTensors& tensors) const;
   void TakeStatistics(const Call& call, const std::string& own_fault, const BatchMoments& batch,
                       const ForwardTensors& tensors);
   [[noreturn]] void RaiseNonFinite(const Call& call, const std::string& own_fault);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForBackward* left);
 
-  BackwardInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& saved) const;
+  PassInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& saved) const;
   void WriteParameterGradients(const GradientSums& sums, const Gradients& out);
 
   // Runs body(layout) between the backend's Begin and Finish.

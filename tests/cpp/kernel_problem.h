@@ -128,7 +128,7 @@ struct Problem {
 
   // The input of a backward pass with this activation: from this problem's x, or taking x for y and
   // the mean for the offset.
-  syncbn::BackwardInput From(const Activation& activation, bool from_output) {
+  syncbn::PassInput From(const Activation& activation, bool from_output) {
     const bool reads_z = from_output || activation.function != Function::kIdentity;
     return {c.dtype,     c.layout,    x.data(),    dy.data(),
             activation,  from_output, from_output ? nullptr : mean.data(),
@@ -178,7 +178,7 @@ struct Problem {
   }
 
   // xmu and dz, but for what the arithmetic cannot hold of the mean.
-  Gradient Unwound(const syncbn::BackwardInput& r, int64_t channel, int64_t i, double eps) const {
+  Gradient Unwound(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
     const Value z = r.from_output ? Reconstructed(r.activation, x.Get(i), eps)
                     : r.scale != nullptr ? Z(channel, i, eps) : Value{0, 0};
     const long double unit = r.from_output ? scale[channel] : 1;
@@ -189,7 +189,7 @@ struct Problem {
     return {{xmu, error + 2 * eps * Size(xmu)}, dz};
   }
 
-  Expected Dx(const syncbn::BackwardInput& r) const {
+  Expected Dx(const syncbn::PassInput& r) const {
     const double eps = EpsOf(c.dtype);
     return {Each([&](int64_t channel, int64_t i) {
               const Gradient g = Unwound(r, channel, i, eps);

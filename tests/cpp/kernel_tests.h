@@ -13,7 +13,23 @@
 
 namespace test {
 
-using syncbn::BackwardInput;
+using syncbn::PassInput;
+
+// Without an activation.
+inline syncbn::ElementwisePass NormalizePass(DType dtype, const Layout& layout, const void* x,
+                                             const double* mean, const double* scale,
+                                             const double* offset, WriteMode mode, void* y) {
+  syncbn::ElementwisePass pass;
+  pass.dtype = dtype;
+  pass.layout = layout;
+  pass.in = x;
+  pass.mean = mean;
+  pass.scale = scale;
+  pass.offset = offset;
+  pass.mode = mode;
+  pass.out = y;
+  return pass;
+}
 
 // Calls pass(first result, second result, workspace); returns the results, a number for each
 // channel. They and the workspace are NaN before, but for the zeros that the workspace has before
@@ -35,12 +51,18 @@ template <typename Kernels>
 std::pair<Tensor, Tensor> MomentsOf(Problem& p) {
   return Reduce<Kernels>(
       p.c.layout, p.label, [&](double* mean, double* m2, void* workspace) {
-        Kernels::LocalMoments({p.c.dtype, p.c.layout, p.x.data(), mean, m2}, workspace);
+        syncbn::ReductionPass pass;
+        pass.dtype = p.c.dtype;
+        pass.layout = p.c.layout;
+        pass.in = p.x.data();
+        pass.first = mean;
+        pass.second = m2;
+        Kernels::LocalMoments(pass, workspace);
       });
 }
 
 template <typename Kernels>
-std::pair<Tensor, Tensor> SumsOf(const BackwardInput& input, const std::string& label) {
+std::pair<Tensor, Tensor> SumsOf(const PassInput& input, const std::string& label) {
   return Reduce<Kernels>(
       input.layout, label, [&](double* sum_dz, double* sum_dz_xmu, void* workspace) {
         Kernels::BackwardSums({input, sum_dz, sum_dz_xmu}, workspace);
@@ -68,7 +90,7 @@ inline std::string Describe(const Activation& f, bool from_output) {
 
 // A sum errs by the errors of its terms, and like a sum of as many of the largest term.
 template <typename Kernels>
-void TestSums(Problem& p, const BackwardInput& input) {
+void TestSums(Problem& p, const PassInput& input) {
   const std::string label = p.label + " " + Describe(input.activation, input.from_output);
   const auto sums = SumsOf<Kernels>(input, label);
   const double n = static_cast<double>(p.c.layout.PerChannel());
@@ -131,16 +153,18 @@ template <typename Kernels>
 void TestNormalize(Problem& p, const Activation& activation, const std::vector<Way>& ways) {
   TestWrites(p, ways, "forward " + Describe(activation, false), p.Y(activation),
              [&](const void* x, const void* /*dy*/, WriteMode mode, void* y) {
-               Kernels::Normalize({p.c.dtype, p.c.layout, x, p.mean.data(), p.scale.data(),
-                                   p.offset.data(), activation, mode, y});
+               auto pass = NormalizePass(p.c.dtype, p.c.layout, x, p.mean.data(), p.scale.data(),
+                                         p.offset.data(), mode, y);
+               pass.activation = activation;
+               Kernels::Normalize(pass);
              });
 }
 
 template <typename Kernels>
-void TestBackwardApply(Problem& p, BackwardInput input, const std::vector<Way>& ways) {
+void TestBackwardApply(Problem& p, PassInput input, const std::vector<Way>& ways) {
   TestWrites(p, ways, "backward " + Describe(input.activation, input.from_output), p.Dx(input),
              [&](const void* t, const void* dy, WriteMode mode, void* dx) {
-               input.saved = t;
+               input.in = t;
                input.dy = dy;
                Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), mode, dx});
              });
@@ -148,7 +172,7 @@ void TestBackwardApply(Problem& p, BackwardInput input, const std::vector<Way>& 
 
 template <typename Kernels>
 void TestPlain(Problem& p) {
-  const BackwardInput plain = p.From({}, false);
+  const PassInput plain = p.From({}, false);
   TestMoments<Kernels>(p);
   TestSums<Kernels>(p, plain);
   std::vector<Way> ways;
@@ -167,7 +191,7 @@ struct Fusion {
 
 template <typename Kernels>
 void TestFusion(Problem& p, const Fusion& fusion) {
-  const BackwardInput input = p.From(fusion.activation, fusion.from_output);
+  const PassInput input = p.From(fusion.activation, fusion.from_output);
   if (!fusion.from_output)
     TestNormalize<Kernels>(
         p, fusion.activation, {{WriteMode::kWrite, Way::kApart}, {WriteMode::kAdd, Way::kOnFirst}});
@@ -225,8 +249,8 @@ void TestConversions() {
   const double zero = 0;
   // Scaling by powers of two reaches subnormals and infinity; the other scale makes ties.
   for (double scale : {1.0, 0x1p-9, 0x1p9, 0x1p-3, 1.0 + 0x1p-7, 1.0 + 0x1p-10}) {
-    Kernels::Normalize({dtype, {1, 1, kValues}, x.data(), &zero, &scale, &zero, Activation{},
-                        WriteMode::kWrite, y.data()});
+    Kernels::Normalize(NormalizePass(dtype, {1, 1, kValues}, x.data(), &zero, &scale, &zero,
+                                     WriteMode::kWrite, y.data()));
     for (int64_t i = 0; i < kValues; ++i) {
       const double expected = Round(dtype, x.Get(i) * scale);
       if (std::isnan(expected))
@@ -241,12 +265,12 @@ void TestConversions() {
 template <typename Kernels>
 std::string Bits(DType dtype, const Layout& layout) {
   Problem p({dtype, layout, 0, 0, 1});
-  const BackwardInput input = p.From({}, false);
+  const PassInput input = p.From({}, false);
   const auto [mean, m2] = MomentsOf<Kernels>(p);
   const auto [sum_dz, sum_dz_xmu] = SumsOf<Kernels>(input, p.label);
   Tensor y(dtype, layout.Size()), dx = y;
-  Kernels::Normalize({dtype, layout, p.x.data(), p.mean.data(), p.scale.data(), p.offset.data(), {},
-                      WriteMode::kWrite, y.data()});
+  Kernels::Normalize(NormalizePass(dtype, layout, p.x.data(), p.mean.data(), p.scale.data(),
+                                   p.offset.data(), WriteMode::kWrite, y.data()));
   Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), WriteMode::kWrite, dx.data()});
   return mean.Bits() + m2.Bits() + sum_dz.Bits() + sum_dz_xmu.Bits() + y.Bits() + dx.Bits();
 }

@@ -34,29 +34,30 @@ struct CudaKernels {
     return eps * std::min(n, lane + n / lane) + 0x1p-53 * n;
   }
   static double SumEps(DType dtype) { return test::EpsOf(dtype); }
-  static void LocalMoments(const syncbn::MomentsPass& pass, void* workspace) {
+  static void LocalMoments(const syncbn::ReductionPass& pass, void* workspace) {
     Staging on_gpu(pass.dtype, pass.layout);
-    cuda::LocalMoments({pass.dtype, pass.layout, on_gpu.In(pass.x), on_gpu.Result(pass.mean),
-                        on_gpu.Result(pass.m2)},
+    cuda::LocalMoments({Staged(&on_gpu, pass), on_gpu.Result(pass.first),
+                        on_gpu.Result(pass.second)},
                        Scratch(&on_gpu, workspace), nullptr);
   }
-  static void BackwardSums(const syncbn::SumsPass& pass, void* workspace) {
+  static void BackwardSums(const syncbn::ReductionPass& pass, void* workspace) {
     Staging on_gpu(pass.dtype, pass.layout);
-    cuda::BackwardSums({Staged(&on_gpu, pass), on_gpu.Result(pass.sum_dz),
-                        on_gpu.Result(pass.sum_dz_xmu)},
+    cuda::BackwardSums({Staged(&on_gpu, pass), on_gpu.Result(pass.first),
+                        on_gpu.Result(pass.second)},
                        Scratch(&on_gpu, workspace), nullptr);
   }
-  static void Normalize(const syncbn::NormalizePass& pass) {
+  static void Normalize(const syncbn::ElementwisePass& pass) {
     Staging on_gpu(pass.dtype, pass.layout);
-    cuda::Normalize({pass.dtype, pass.layout, on_gpu.In(pass.x), on_gpu.Vector(pass.mean),
-                     on_gpu.Vector(pass.scale), on_gpu.Vector(pass.offset), pass.activation,
-                     pass.mode, on_gpu.Out(pass.y)},
-                    nullptr);
+    syncbn::ElementwisePass staged = pass;
+    static_cast<syncbn::PassInput&>(staged) = Staged(&on_gpu, pass);
+    staged.out = on_gpu.Out(pass.out);
+    cuda::Normalize(staged, nullptr);
   }
-  static void BackwardApply(const syncbn::ApplyPass& pass) {
+  static void BackwardApply(const syncbn::ElementwisePass& pass) {
     Staging on_gpu(pass.dtype, pass.layout);
-    cuda::BackwardApply({Staged(&on_gpu, pass), on_gpu.Vector(pass.a), on_gpu.Vector(pass.b),
-                         on_gpu.Vector(pass.d), pass.mode, on_gpu.Out(pass.dx)},
+    cuda::BackwardApply({Staged(&on_gpu, pass), on_gpu.Vector(pass.scale_dz),
+                         on_gpu.Vector(pass.scale_xmu), on_gpu.Vector(pass.shift), pass.mode,
+                         on_gpu.Out(pass.out)},
                         nullptr);
   }
 
@@ -64,9 +65,9 @@ struct CudaKernels {
   static void* Scratch(Staging* on_gpu, void* workspace) {
     return on_gpu->Workspace(workspace, cuda::WorkspaceBytes());
   }
-  static syncbn::BackwardInput Staged(Staging* on_gpu, syncbn::BackwardInput input) {
-    input.saved = on_gpu->In(input.saved);
-    input.dy = on_gpu->In(input.dy);
+  static syncbn::PassInput Staged(Staging* on_gpu, syncbn::PassInput input) {
+    input.in = on_gpu->In(input.in);
+    if (input.dy != nullptr) input.dy = on_gpu->In(input.dy);
     for (const double** vector : {&input.mean, &input.scale, &input.offset}) {
       *vector = on_gpu->Vector(*vector);
     }
@@ -117,15 +118,16 @@ void TestManyElements(const Layout& layout) {
   std::vector<double> mean(layout.channels, -1), two(layout.channels, 2), one(layout.channels, 1);
   {
     Staging on_gpu(dtype, layout);
-    cuda::Normalize({dtype, layout, x, on_gpu.Vector(mean.data()), on_gpu.Vector(two.data()),
-                     on_gpu.Vector(one.data()), {}, WriteMode::kWrite, y},
-                    nullptr);
+    const auto pass = test::NormalizePass(
+        dtype, layout, x, on_gpu.Vector(mean.data()), on_gpu.Vector(two.data()),
+        on_gpu.Vector(one.data()), WriteMode::kWrite, y);
+    cuda::Normalize(pass, nullptr);
   }
   const double right = test::Round(dtype, (kValue + 1) * 2 + 1);
   const auto sums = test::Reduce<CudaKernels>(
       layout, label, [&](double* sum, double* sum_product, void* workspace) {
         Staging on_gpu(dtype, layout);
-        const syncbn::BackwardInput input{dtype, layout, x, y, {}, false,
+        const syncbn::PassInput input{dtype, layout, x, y, {}, false,
                                           on_gpu.Vector(mean.data()), nullptr, nullptr};
         void* const scratch = on_gpu.Workspace(workspace, cuda::WorkspaceBytes());
         cuda::BackwardSums({input, on_gpu.Result(sum), on_gpu.Result(sum_product)}, scratch,

@@ -21,9 +21,9 @@ struct CpuKernels {
   // All sums are float64.
   static double SumError(DType /*dtype*/, double n) { return 0x1p-53 * n; }
   static double SumEps(DType /*dtype*/) { return 0x1p-53; }
-  static void LocalMoments(const syncbn::MomentsPass& pass, void*) { cpu::LocalMoments(pass); }
+  static void LocalMoments(const syncbn::ReductionPass& pass, void*) { cpu::LocalMoments(pass); }
   static constexpr auto Normalize = cpu::Normalize;
-  static void BackwardSums(const syncbn::SumsPass& pass, void*) { cpu::BackwardSums(pass); }
+  static void BackwardSums(const syncbn::ReductionPass& pass, void*) { cpu::BackwardSums(pass); }
   static constexpr auto BackwardApply = cpu::BackwardApply;
 };
 

@@ -29,8 +29,8 @@ void ForEachTile(const Partition& partition, const OnTile& on_tile) {
 
 // Reduces a tensor to two numbers of each channel: `kernel` leaves those of a tile, and
 // merge(elements of a channel, first, second) merges them in a fixed order.
-template <typename Pass, typename Kernel, typename Merge>
-void Reduce(const Pass& pass, const Kernel& kernel, const Merge& merge) {
+template <typename Kernel, typename Merge>
+void Reduce(const ReductionPass& pass, const Kernel& kernel, const Merge& merge) {
   const int64_t channels = pass.layout.channels;
   const Partition partition = Cut(pass.layout);
   std::vector<double> partials(static_cast<size_t>(2 * partition.Partials() * channels));
@@ -45,65 +45,64 @@ void Reduce(const Pass& pass, const Kernel& kernel, const Merge& merge) {
   }
 }
 
-template <typename Pass>
-StoreMode ModeOf(const Pass& pass, const void* out) {
+StoreMode ModeOf(const ElementwisePass& pass) {
   if (pass.mode == WriteMode::kAdd) return StoreMode::kAdd;
   const int64_t size = static_cast<int64_t>(SizeOf(pass.dtype));
   // Arrays that wrap foreign memory may be unaligned.
-  const bool aligned = reinterpret_cast<uintptr_t>(out) % SizeOf(pass.dtype) == 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(pass.out) % SizeOf(pass.dtype) == 0;
   const bool large = pass.layout.Size() * size >= kStreamSize;
   return aligned && large ? StoreMode::kStream : StoreMode::kAssign;
 }
 
-// Writes the tensor `out`, tile by tile.
-template <typename Pass, typename Kernel>
-void Write(const Pass& pass, const void* out, const Kernel& kernel) {
+// Writes a tensor, tile by tile.
+template <typename Kernel>
+void Write(const ElementwisePass& pass, const Kernel& kernel) {
   if (pass.layout.Size() == 0) return;
   const Partition partition = Cut(pass.layout);
-  const StoreMode mode = ModeOf(pass, out);
+  const StoreMode mode = ModeOf(pass);
   ForEachTile(partition, [&](int64_t index) { kernel(pass, partition.At(index), mode); });
 }
 
 }  // namespace
 
-void LocalMoments(const MomentsPass& pass) {
+void LocalMoments(const ReductionPass& pass) {
   const int64_t channels = pass.layout.channels;
-  std::fill_n(pass.mean, channels, 0.0);
-  std::fill_n(pass.m2, channels, 0.0);
+  std::fill_n(pass.first, channels, 0.0);
+  std::fill_n(pass.second, channels, 0.0);
   if (pass.layout.Size() == 0) return;
   double done = 0;
   // All channels have the same counts, so the compiler divides once for each partial result.
   const auto merge = [&](double count, const double* mean, const double* m2) {
     for (int64_t c = 0; c < channels; ++c) {
-      const Moments merged = Merge({done, pass.mean[c], pass.m2[c]}, {count, mean[c], m2[c]});
-      pass.mean[c] = merged.mean;
-      pass.m2[c] = merged.m2;
+      const Moments merged = Merge({done, pass.first[c], pass.second[c]}, {count, mean[c], m2[c]});
+      pass.first[c] = merged.mean;
+      pass.second[c] = merged.m2;
     }
     done += count;
   };
   Reduce(pass, ChooseIsa().local_moments, merge);
 }
 
-void BackwardSums(const SumsPass& pass) {
+void BackwardSums(const ReductionPass& pass) {
   const int64_t channels = pass.layout.channels;
-  std::fill_n(pass.sum_dz, channels, 0.0);
-  std::fill_n(pass.sum_dz_xmu, channels, 0.0);
+  std::fill_n(pass.first, channels, 0.0);
+  std::fill_n(pass.second, channels, 0.0);
   if (pass.layout.Size() == 0) return;
   const auto add = [&](double /*count*/, const double* sum_dz, const double* sum_dz_centered) {
     for (int64_t c = 0; c < channels; ++c) {
-      pass.sum_dz[c] += sum_dz[c];
-      pass.sum_dz_xmu[c] += sum_dz_centered[c];
+      pass.first[c] += sum_dz[c];
+      pass.second[c] += sum_dz_centered[c];
     }
   };
   Reduce(pass, ChooseIsa().backward_sums, add);
   if (!pass.from_output) return;
   // From y the tiles' centered is xmu * scale.
-  for (int64_t c = 0; c < channels; ++c) pass.sum_dz_xmu[c] /= pass.scale[c];
+  for (int64_t c = 0; c < channels; ++c) pass.second[c] /= pass.scale[c];
 }
 
-void Normalize(const NormalizePass& pass) { Write(pass, pass.y, ChooseIsa().normalize); }
+void Normalize(const ElementwisePass& pass) { Write(pass, ChooseIsa().normalize); }
 
-void BackwardApply(const ApplyPass& pass) { Write(pass, pass.dx, ChooseIsa().backward_apply); }
+void BackwardApply(const ElementwisePass& pass) { Write(pass, ChooseIsa().backward_apply); }
 
 const char* InstructionSet() { return ChooseIsa().name; }
 

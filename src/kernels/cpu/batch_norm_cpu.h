@@ -6,10 +6,10 @@
 
 namespace syncbn::cpu {
 
-void LocalMoments(const MomentsPass& pass);
-void Normalize(const NormalizePass& pass);
-void BackwardSums(const SumsPass& pass);
-void BackwardApply(const ApplyPass& pass);
+void LocalMoments(const ReductionPass& pass);
+void Normalize(const ElementwisePass& pass);
+void BackwardSums(const ReductionPass& pass);
+void BackwardApply(const ElementwisePass& pass);
 
 // The instruction set that was chosen for this machine: "avx512", "avx2" or "generic".
 const char* InstructionSet();

@@ -32,10 +32,10 @@ struct Isa {
   const char* name;
   // The results of one tile, into these arrays instead of the pass's. From y, sum_dz_centered
   // is still to be divided by the scale.
-  void (*local_moments)(const MomentsPass& pass, const Tile& tile, double* mean, double* m2);
-  void (*backward_sums)(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_centered);
-  void (*normalize)(const NormalizePass& pass, const Tile& tile, StoreMode mode);
-  void (*backward_apply)(const ApplyPass& pass, const Tile& tile, StoreMode mode);
+  void (*local_moments)(const ReductionPass& pass, const Tile& tile, double* mean, double* m2);
+  void (*backward_sums)(const ReductionPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_centered);
+  void (*normalize)(const ElementwisePass& pass, const Tile& tile, StoreMode mode);
+  void (*backward_apply)(const ElementwisePass& pass, const Tile& tile, StoreMode mode);
 };
 
 extern const Isa kGeneric, kAvx2, kAvx512;

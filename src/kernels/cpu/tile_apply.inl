@@ -1,6 +1,6 @@
-// The two passes that write a tensor, for one tile: out = f(in' * scale_in + offset) in forward, and
-// out = in' * scale_in + offset + dz * scale_dz in backward, with in' = in - center, or what
-// activation.inl calls `centered`; plus the old out where it is added to.
+// The two passes that write a tensor, for one tile, see ElementwisePass; plus the old out where it is
+// added to. Both are scale_in * centered + shift, of which forward takes f and to which backward adds
+// scale_dz * dz; activation.inl says what `centered` is.
 // Who includes it: tile_kernels.inl. The output may be one of the inputs (in place).
 //
 // Arithmetic is float32 (float64 for float64 data).
@@ -19,24 +19,11 @@ struct Arithmetic<double> {
   typedef Doubles Vector;
 };
 
-// The tensors, and the per-channel arrays in the terms of the formula above.
-struct ElementwisePass {
-  DType dtype;
-  const void* in;
-  const void* dy;  // backward only
-  void* out;
-  const double *center, *scale_in, *offset;
-  const double* scale_dz;           // backward only
-  const double* scale_of_centered;  // scale_in is divided by it; null for 1
-  const double *to_z_scale, *to_z_offset;  // z = in' * to_z_scale + to_z_offset, for f'(z)
-  Activation activation;
-};
-
 // Scalars of one channel, or vectors over as many columns.
 template <typename Value>
 struct Coefficients {
-  Affine<Value> to_z;  // its center is that of `in`, too
-  Value scale_dz, scale_in, offset;
+  Affine<Value> to_z;  // its center is that of both passes
+  Value scale_dz, scale_in, shift;
 };
 
 // The results that the passes compute from an element.
@@ -47,7 +34,7 @@ struct ForwardFormula {
   template <typename Vector>
   SYNCBN_INLINE Vector Of(Vector x, Vector /*dy*/, const Coefficients<Vector>& k,
                           const Slopes<Vector>& f) const {
-    return Activate<kVariant>(k.scale_in * (x - k.to_z.center) + k.offset, f);
+    return Activate<kVariant>(k.scale_in * (x - k.to_z.center) + k.shift, f);
   }
 };
 
@@ -60,24 +47,27 @@ struct BackwardFormula {
                           const Slopes<Vector>& f) const {
     Vector centered, dz;
     Unwind<kVariant>(saved, dy, k.to_z, f, &centered, &dz);
-    return k.scale_in * centered + k.offset + k.scale_dz * dz;
+    return k.scale_in * centered + k.shift + k.scale_dz * dz;
   }
 };
 
 template <typename Scalar, typename Formula>
 SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Formula&, const ElementwisePass& pass,
                                                   int64_t c) {
-  const double divisor = pass.scale_of_centered == nullptr ? 1 : pass.scale_of_centered[c];
-  const Affine<Scalar> of_in =
-      MakeAffine<Scalar>(pass.center[c], pass.scale_in[c] / divisor, pass.offset[c]);
   Coefficients<Scalar> k = {};
+  Affine<Scalar> of_in;
+  if (Formula::kBackward) {
+    const double center = CenterOf(pass)[c], *const divisors = ScaleOfCentered(pass);
+    const double scale = divisors == nullptr ? pass.scale_xmu[c] : pass.scale_xmu[c] / divisors[c];
+    of_in = MakeAffine<Scalar>(center, scale, pass.shift[c]);
+    if (Formula::kReadsX) k.to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
+    k.scale_dz = Scalar(pass.scale_dz[c]);
+  } else {
+    of_in = MakeAffine<Scalar>(pass.mean[c], pass.scale[c], pass.offset[c]);
+  }
   k.to_z.center = of_in.center;
   k.scale_in = of_in.scale;
-  k.offset = of_in.offset;
-  if (Formula::kReadsX) {
-    k.to_z = MakeAffine<Scalar>(pass.center[c], pass.to_z_scale[c], pass.to_z_offset[c]);
-  }
-  if (Formula::kBackward) k.scale_dz = Scalar(pass.scale_dz[c]);
+  k.shift = of_in.offset;
   return k;
 }
 
@@ -131,7 +121,7 @@ void ApplyPlanes(const Formula& formula, const ElementwisePass& pass, const Tile
       const Vector zero = {};
       const Coefficients<Vector> k = {
           {zero + one.to_z.center, zero + one.to_z.scale, zero + one.to_z.offset},
-          zero + one.scale_dz, zero + one.scale_in, zero + one.offset};
+          zero + one.scale_dz, zero + one.scale_in, zero + one.shift};
       const int64_t at = o * tile.row + c * tile.inner;
       int64_t i = at + tile.inner_begin;
       const int64_t end = at + tile.inner_end;
@@ -155,7 +145,7 @@ struct ColumnCoefficients {
   alignas(64) Scalar center[kSize];
   alignas(64) Scalar scale_dz[kSize];
   alignas(64) Scalar scale_in[kSize];
-  alignas(64) Scalar offset[kSize];
+  alignas(64) Scalar shift[kSize];
   alignas(64) Scalar to_z_scale[kReadsX ? kSize : 1];
   alignas(64) Scalar to_z_offset[kReadsX ? kSize : 1];
 };
@@ -173,7 +163,7 @@ void ApplyRow(const Formula& formula, const T* x, const T* dy, int64_t width,
     if (Formula::kReadsX) Load(columns.to_z_offset + j, &k.to_z.offset);
     if (Formula::kBackward) Load(columns.scale_dz + j, &k.scale_dz);
     Load(columns.scale_in + j, &k.scale_in);
-    Load(columns.offset + j, &k.offset);
+    Load(columns.shift + j, &k.shift);
     if (j + kLanes <= width)
       ApplyVector<kMode>(formula, x + j, dy + j, k, f, out + j);
     else
@@ -194,7 +184,7 @@ void ApplyColumns(const Formula& formula, const ElementwisePass& pass, const Til
     if (Formula::kReadsX) columns.to_z_offset[j] = k.to_z.offset;
     if (Formula::kBackward) columns.scale_dz[j] = k.scale_dz;
     columns.scale_in[j] = k.scale_in;
-    columns.offset[j] = k.offset;
+    columns.shift[j] = k.shift;
   });
   const T *const x = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
   T* const out = static_cast<T*>(pass.out);
@@ -238,36 +228,15 @@ void ApplyToTile(const Formula& formula, const ElementwisePass& pass, const Tile
   });
 }
 
-void NormalizeTile(const NormalizePass& pass, const Tile& tile, StoreMode mode) {
-  ElementwisePass elementwise = {};
-  elementwise.dtype = pass.dtype;
-  elementwise.in = elementwise.dy = pass.x;  // dy is not read
-  elementwise.out = pass.y;
-  elementwise.center = pass.mean;
-  elementwise.scale_in = pass.scale;
-  elementwise.offset = pass.offset;
-  elementwise.activation = pass.activation;
+void NormalizeTile(const ElementwisePass& pass, const Tile& tile, StoreMode mode) {
   ForwardVariants::With(VariantOf(pass.activation, false), [&](auto variant) {
-    ApplyToTile(ForwardFormula<variant.value>(), elementwise, tile, mode);
+    ApplyToTile(ForwardFormula<variant.value>(), pass, tile, mode);
   });
 }
 
-void BackwardApplyTile(const ApplyPass& pass, const Tile& tile, StoreMode mode) {
-  ElementwisePass elementwise = {};
-  elementwise.dtype = pass.dtype;
-  elementwise.in = pass.saved;
-  elementwise.dy = pass.dy;
-  elementwise.out = pass.dx;
-  elementwise.center = CenterOf(pass);
-  elementwise.scale_in = pass.b;
-  elementwise.offset = pass.d;
-  elementwise.scale_dz = pass.a;
-  elementwise.scale_of_centered = ScaleOfCentered(pass);
-  elementwise.to_z_scale = pass.scale;
-  elementwise.to_z_offset = pass.offset;
-  elementwise.activation = pass.activation;
+void BackwardApplyTile(const ElementwisePass& pass, const Tile& tile, StoreMode mode) {
   BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
-    ApplyToTile(BackwardFormula<variant.value>(), elementwise, tile, mode);
+    ApplyToTile(BackwardFormula<variant.value>(), pass, tile, mode);
   });
 }
 

@@ -235,9 +235,9 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
     SumPlanes(terms, x, dy, tile, sum_u, sum_v);
 }
 
-void MomentsOfTile(const MomentsPass& pass, const Tile& tile, double* mean, double* m2) {
+void MomentsOfTile(const ReductionPass& pass, const Tile& tile, double* mean, double* m2) {
   WithType(pass.dtype, [&](auto element) {
-    const auto* x = static_cast<const decltype(element)*>(pass.x);
+    const auto* x = static_cast<const decltype(element)*>(pass.in);
     SumTile(MomentTerms(), x, x, tile, mean, m2);
     const auto* firsts = FirstOf(x, tile);
     const double n = double((tile.outer_end - tile.outer_begin) *
@@ -251,13 +251,13 @@ void MomentsOfTile(const MomentsPass& pass, const Tile& tile, double* mean, doub
   });
 }
 
-void SumsOfTile(const SumsPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_centered) {
+void SumsOfTile(const ReductionPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_centered) {
   BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
     const GradientTerms<variant.value> terms = {CenterOf(pass), pass.scale, pass.offset,
                                              MakeSlopes<Doubles, double>(pass.activation.slope)};
     WithType(pass.dtype, [&](auto element) {
       using T = decltype(element);
-      SumTile(terms, static_cast<const T*>(pass.saved), static_cast<const T*>(pass.dy), tile, sum_dz,
+      SumTile(terms, static_cast<const T*>(pass.in), static_cast<const T*>(pass.dy), tile, sum_dz,
               sum_dz_centered);
     });
   });

@@ -16,7 +16,7 @@ struct Unwinding {
   const double *center, *scale_of_centered, *scale, *offset;
 };
 
-inline Unwinding UnwindingOf(const BackwardInput& input) {
+inline Unwinding UnwindingOf(const PassInput& input) {
   return {CenterOf(input), ScaleOfCentered(input), input.scale, input.offset};
 }
 

@@ -117,18 +117,18 @@ const T* In(const void* tensor) {
 }
 
 template <typename T>
-void BatchNorm<T>::LocalMoments(const MomentsPass& pass, void* workspace, Stream stream) {
-  const MomentArguments<T> arguments{{In<T>(pass.x)}, pass.mean, pass.m2};
-  Reduce<T, MomentSums>("LocalMoments", Choose<T>(pass.layout, {pass.x}), pass.layout, arguments,
+void BatchNorm<T>::LocalMoments(const ReductionPass& pass, void* workspace, Stream stream) {
+  const MomentArguments<T> arguments{{In<T>(pass.in)}, pass.first, pass.second};
+  Reduce<T, MomentSums>("LocalMoments", Choose<T>(pass.layout, {pass.in}), pass.layout, arguments,
                         workspace, stream);
 }
 
 template <typename T>
-void BatchNorm<T>::BackwardSums(const SumsPass& pass, void* workspace, Stream stream) {
+void BatchNorm<T>::BackwardSums(const ReductionPass& pass, void* workspace, Stream stream) {
   const GradientArguments<T> arguments{
-      {In<T>(pass.saved), In<T>(pass.dy)}, UnwindingOf(pass),
-      MakeSlopes<Arithmetic<T>>(pass.activation.slope), pass.sum_dz, pass.sum_dz_xmu};
-  const Choice choice = Choose<T>(pass.layout, {pass.saved, pass.dy});
+      {In<T>(pass.in), In<T>(pass.dy)}, UnwindingOf(pass),
+      MakeSlopes<Arithmetic<T>>(pass.activation.slope), pass.first, pass.second};
+  const Choice choice = Choose<T>(pass.layout, {pass.in, pass.dy});
   BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
     Reduce<T, GradientSumsOf<decltype(variant)::value>::template Sums>(
         "BackwardSums", choice, pass.layout, arguments, workspace, stream);
@@ -136,12 +136,12 @@ void BatchNorm<T>::BackwardSums(const SumsPass& pass, void* workspace, Stream st
 }
 
 template <typename T>
-void BatchNorm<T>::Normalize(const NormalizePass& pass, Stream stream) {
+void BatchNorm<T>::Normalize(const ElementwisePass& pass, Stream stream) {
   const NormalizeArguments<T> arguments{
-      {In<T>(pass.x)}, pass.mean, pass.scale, pass.offset,
-      MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.y),
+      {In<T>(pass.in)}, pass.mean, pass.scale, pass.offset,
+      MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.out),
       pass.mode == WriteMode::kAdd};
-  const Choice choice = Choose<T>(pass.layout, {pass.x, pass.y});
+  const Choice choice = Choose<T>(pass.layout, {pass.in, pass.out});
   ForwardVariants::With(VariantOf(pass.activation, false), [&](auto variant) {
     Apply<T, NormalizeMap<T, decltype(variant)::value>>("Normalize", choice, pass.layout, arguments,
                                                      stream);
@@ -149,12 +149,12 @@ void BatchNorm<T>::Normalize(const NormalizePass& pass, Stream stream) {
 }
 
 template <typename T>
-void BatchNorm<T>::BackwardApply(const ApplyPass& pass, Stream stream) {
+void BatchNorm<T>::BackwardApply(const ElementwisePass& pass, Stream stream) {
   const BackwardArguments<T> arguments{
-      {In<T>(pass.saved), In<T>(pass.dy)}, UnwindingOf(pass), pass.a, pass.b, pass.d,
-      MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.dx),
+      {In<T>(pass.in), In<T>(pass.dy)}, UnwindingOf(pass), pass.scale_dz, pass.scale_xmu, pass.shift,
+      MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.out),
       pass.mode == WriteMode::kAdd};
-  const Choice choice = Choose<T>(pass.layout, {pass.saved, pass.dy, pass.dx});
+  const Choice choice = Choose<T>(pass.layout, {pass.in, pass.dy, pass.out});
   BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
     Apply<T, BackwardMap<T, decltype(variant)::value>>("BackwardApply", choice, pass.layout,
                                                     arguments, stream);

@@ -8,10 +8,10 @@ namespace syncbn::cuda {
 
 template <typename T>
 struct BatchNorm {
-  static void LocalMoments(const MomentsPass& pass, void* workspace, Stream stream);
-  static void Normalize(const NormalizePass& pass, Stream stream);
-  static void BackwardSums(const SumsPass& pass, void* workspace, Stream stream);
-  static void BackwardApply(const ApplyPass& pass, Stream stream);
+  static void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream);
+  static void Normalize(const ElementwisePass& pass, Stream stream);
+  static void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream);
+  static void BackwardApply(const ElementwisePass& pass, Stream stream);
 };
 
 }  // namespace syncbn::cuda

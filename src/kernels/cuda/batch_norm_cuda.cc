@@ -24,19 +24,19 @@ int64_t WorkspaceBytes() {
   return kWorkspaceZeros + int64_t{kMaxPartials} * Multiprocessors() * kPartialBytes;
 }
 
-void LocalMoments(const MomentsPass& pass, void* workspace, Stream stream) {
+void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream) {
   WithKernels(pass.dtype, [&](auto kernels) { kernels.LocalMoments(pass, workspace, stream); });
 }
 
-void Normalize(const NormalizePass& pass, Stream stream) {
+void Normalize(const ElementwisePass& pass, Stream stream) {
   WithKernels(pass.dtype, [&](auto kernels) { kernels.Normalize(pass, stream); });
 }
 
-void BackwardSums(const SumsPass& pass, void* workspace, Stream stream) {
+void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream) {
   WithKernels(pass.dtype, [&](auto kernels) { kernels.BackwardSums(pass, workspace, stream); });
 }
 
-void BackwardApply(const ApplyPass& pass, Stream stream) {
+void BackwardApply(const ElementwisePass& pass, Stream stream) {
   WithKernels(pass.dtype, [&](auto kernels) { kernels.BackwardApply(pass, stream); });
 }
 

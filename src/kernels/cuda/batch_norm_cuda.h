@@ -22,10 +22,10 @@ using Stream = CUstream_st*;
 constexpr int64_t kWorkspaceZeros = 32768;
 int64_t WorkspaceBytes();
 
-void LocalMoments(const MomentsPass& pass, void* workspace, Stream stream);
-void Normalize(const NormalizePass& pass, Stream stream);
-void BackwardSums(const SumsPass& pass, void* workspace, Stream stream);
-void BackwardApply(const ApplyPass& pass, Stream stream);
+void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream);
+void Normalize(const ElementwisePass& pass, Stream stream);
+void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream);
+void BackwardApply(const ElementwisePass& pass, Stream stream);
 
 // The architectures that the library has machine code for, such as "75-real 90-virtual".
 const char* Architectures();

@@ -13,7 +13,7 @@ struct Coefficients {
   const double *running_mean, *running_var, *beta;
   const double* gamma;  // null for ones
   double epsilon;
-  double *mean, *scale, *offset;  // of a NormalizePass
+  double *mean, *scale, *offset;  // of a ElementwisePass
 };
 
 void ComputeCoefficients(const Coefficients& arrays, Stream stream);

@@ -22,13 +22,13 @@ class CpuBackend : public Backend {
     WriteVector(values, mode, vector);
   }
 
-  void LocalMoments(const MomentsPass& pass) override {
+  void LocalMoments(const ReductionPass& pass) override {
     KeepFreedMemory();  // this device trains
     cpu::LocalMoments(pass);
   }
-  void Normalize(const NormalizePass& pass) override { cpu::Normalize(pass); }
-  void BackwardSums(const SumsPass& pass) override { cpu::BackwardSums(pass); }
-  void BackwardApply(const ApplyPass& pass) override { cpu::BackwardApply(pass); }
+  void Normalize(const ElementwisePass& pass) override { cpu::Normalize(pass); }
+  void BackwardSums(const ReductionPass& pass) override { cpu::BackwardSums(pass); }
+  void BackwardApply(const ElementwisePass& pass) override { cpu::BackwardApply(pass); }
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (kept_bytes_ < bytes) {

@@ -75,28 +75,28 @@ class CudaBackend : public Backend {
                        IsDouble(vector), mode == WriteMode::kAdd});
   }
 
-  void LocalMoments(const MomentsPass& pass) override {
+  void LocalMoments(const ReductionPass& pass) override {
     const int64_t n = pass.layout.channels;
-    MomentsPass on_device = pass;
-    on_device.mean = TakePinned(n);
-    on_device.m2 = TakePinned(n);
+    ReductionPass on_device = pass;
+    on_device.first = TakePinned(n);
+    on_device.second = TakePinned(n);
     cuda::LocalMoments(on_device, lane_->Workspace(take_), lane_->Queue());
-    Fetch({{on_device.mean, pass.mean}, {on_device.m2, pass.m2}}, n);
+    Fetch({{on_device.first, pass.first}, {on_device.second, pass.second}}, n);
   }
 
-  void BackwardSums(const SumsPass& pass) override {
+  void BackwardSums(const ReductionPass& pass) override {
     const int64_t n = pass.layout.channels;
-    SumsPass on_device = pass;
+    ReductionPass on_device = pass;
     UploadInput(&on_device);
     Flush();
-    on_device.sum_dz = TakePinned(n);
-    on_device.sum_dz_xmu = TakePinned(n);
+    on_device.first = TakePinned(n);
+    on_device.second = TakePinned(n);
     cuda::BackwardSums(on_device, lane_->Workspace(take_), lane_->Queue());
-    Fetch({{on_device.sum_dz, pass.sum_dz}, {on_device.sum_dz_xmu, pass.sum_dz_xmu}}, n);
+    Fetch({{on_device.first, pass.first}, {on_device.second, pass.second}}, n);
   }
 
-  void Normalize(const NormalizePass& pass) override {
-    NormalizePass on_device = pass;
+  void Normalize(const ElementwisePass& pass) override {
+    ElementwisePass on_device = pass;
     for (const double** vector : {&on_device.mean, &on_device.scale, &on_device.offset}) {
       *vector = Upload(*vector, pass.layout.channels);
     }
@@ -104,7 +104,7 @@ class CudaBackend : public Backend {
     cuda::Normalize(on_device, lane_->Queue());
   }
 
-  bool Predict(NormalizePass pass, const Prediction& by) override {
+  bool Predict(ElementwisePass pass, const Prediction& by) override {
     double *const mean = TakeDevice(channels_), *const scale = TakeDevice(channels_),
                  *const offset = TakeDevice(channels_);
     cuda::ComputeCoefficients(
@@ -118,10 +118,10 @@ class CudaBackend : public Backend {
     return true;
   }
 
-  void BackwardApply(const ApplyPass& pass) override {
-    ApplyPass on_device = pass;
+  void BackwardApply(const ElementwisePass& pass) override {
+    ElementwisePass on_device = pass;
     UploadInput(&on_device);
-    for (const double** vector : {&on_device.a, &on_device.b, &on_device.d}) {
+    for (const double** vector : {&on_device.scale_dz, &on_device.scale_xmu, &on_device.shift}) {
       *vector = Upload(*vector, pass.layout.channels);
     }
     Flush();
@@ -165,7 +165,7 @@ class CudaBackend : public Backend {
   }
 
   // Without the vectors that kernels do not read.
-  void UploadInput(BackwardInput* input) {
+  void UploadInput(PassInput* input) {
     const int64_t n = input->layout.channels;
     const bool reads_z = input->from_output || input->activation.function != Function::kIdentity;
     input->scale = reads_z ? Upload(input->scale, n) : nullptr;
