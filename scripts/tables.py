@@ -132,8 +132,8 @@ def in_readme():
         for net in NETS
     ]
     text = (
-        f"With one image on each of 2 devices, FastSCNN reaches an mIoU of {ours} on the "
-        f"test images of CamVid with `SyncBatchNorm`, and of {plain} with "
+        f"With one image on each of 2 devices, FastSCNN reaches an mIoU of {ours} on "
+        f"the test images of CamVid with `SyncBatchNorm`, and of {plain} with "
         "`nn.BatchNorm`. With more images on a device [recompute the running "
         "statistics](docs/guides/statistics.md) first. A step on two CPU contexts "
         "takes, in the best and the worst of Gluon's four modes "
