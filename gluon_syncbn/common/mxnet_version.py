@@ -43,7 +43,7 @@ except OSError as error:
         )
     raise ImportError(
         f"MXNet for GPUs does not find {library[0]}: {cure}, see "
-        "docs/guides/gpus.md#mxnet-for-gpus"
+        "docs/guides/install.md#mxnet-for-gpus"
     ) from None
 
 _SUPPORTED = re.compile(r"1\.[6-9](\D|$)")

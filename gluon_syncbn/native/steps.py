@@ -1,6 +1,6 @@
 """A step of a gluon.Trainer waits for its gradients, then updates.
 
-It must not know how gradients are computed. docs/design/steps.md says what a failed
+It must not know how gradients are computed. docs/design/mxnet.md says what a failed
 step leaves.
 """
 

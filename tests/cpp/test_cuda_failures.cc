@@ -117,7 +117,7 @@ void TestOtherProcessesLearnOfAFailure() {
            "SyncBatchNorm 'norm3', forward on gpu(3): CUDA: ");
 }
 
-// The launches and waits of a step are those that docs/design/gpu.md tells.
+// The launches and waits of a step are those that docs/design/kernels.md tells.
 void TestLaunchesAndWaits() {
   for (bool training : {true, false}) {
     Setting setting;
