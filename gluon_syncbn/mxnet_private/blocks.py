@@ -96,12 +96,16 @@ class Trace(NamedTuple):
     inputs: dict  # the arrays of its call by the names of their symbols
 
     @property
+    def is_hybridized(self) -> bool:
+        """Tells whether the graph will run; else it is for shapes alone."""
+        return bool(self.block._active)
+
+    @property
     def is_static_shape(self) -> bool:
         """Tells whether the graph will run with static_alloc and static_shape."""
-        block, flags = self.block, dict(self.block._flags)
-        return bool(
-            block._active and flags.get("static_alloc") and flags.get("static_shape")
-        )
+        flags = dict(self.block._flags)
+        is_static = flags.get("static_alloc") and flags.get("static_shape")
+        return bool(self.is_hybridized and is_static)
 
 
 def current_trace() -> Trace | None:

@@ -265,11 +265,15 @@ class ParallelForward(ReplacedForward):
         for parameter in parameters:
             found = contexts_of(parameter)
             if found and found != contexts and set(found) != set(contexts):
+                cure = "make_parallel(..., reset_ctx=True) moves a net"
+                if is_parallel(self.net):
+                    cure = (
+                        "net.collect_params().reset_ctx(net.devices.contexts) moves "
+                        "it, revert_parallel(net) lets it run where it is"
+                    )
                 raise ValueError(
                     f"parameter '{parameter.name}' is initialized on "
-                    f"{comma_list(found)}, expected {comma_list(contexts)}; "
-                    "make_parallel(..., reset_ctx=True) moves a net, and "
-                    "revert_parallel(net) lets it run where it is"
+                    f"{comma_list(found)}, expected {comma_list(contexts)}; {cure}"
                 )
             save_value_of(parameter, contexts[0])
         return list(parameters)
@@ -279,7 +283,7 @@ class ParallelForward(ReplacedForward):
         if not any(isinstance(leaf, mx.sym.Symbol) for leaf in flatten(list(args))):
             return False
         trace = current_trace()
-        if trace and autograd.is_training():
+        if trace and trace.is_hybridized and autograd.is_training():
             raise RuntimeError(
                 f"{trace.block.name} is hybridized, and its graph would run the "
                 f"parallel net {self.net.name} on one device: expected that "

@@ -102,6 +102,26 @@ def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
     assert_same([parent(x).asnumpy()], [right])
 
 
+class OwnDense(HybridBlock):
+    """Gluon traces it for the shape of its weight in the first call."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.weight = self.params.get("w", shape=(1, 0), allow_deferred_init=True)
+
+    def hybrid_forward(self, F, x, weight):
+        return F.FullyConnected(self.net(x), weight, num_hidden=1, no_bias=True)
+
+
+def test_a_parent_that_is_traced_for_shapes_alone(devices):
+    parent = OwnDense(dense(devices.contexts, 3.0))
+    parent.weight.initialize(mx.init.Constant(2))
+    with autograd.record():
+        y = parent(column(1, 2))
+    assert (y.asnumpy()[:, 0] == [6, 12]).all()
+
+
 def test_an_imported_net():
     """A SymbolBlock, beside the net that it was exported from."""
     plain, _ = pair(cpus(2))
