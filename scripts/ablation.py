@@ -23,6 +23,7 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import mxnet as mx
 import numpy as np
 from matplotlib import pyplot
 from mxnet import autograd
@@ -115,7 +116,7 @@ def tested(config, train_set, weights):
     alone = replace(config, num_devices=1, batch_size=16)
     engine = engine_to_test(alone, len(train_set.classes), weights)
     training = Batches(train_set, alone, training=True).epoch(config.epochs)
-    recompute_statistics(engine.net, (x for x, _ in training))
+    recompute_statistics(engine.net, (mx.nd.array(x) for x, _ in training))
     scores["recomputed"] = scored(engine, batches)
     return {
         "test_images": len(test_set),

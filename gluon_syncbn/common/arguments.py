@@ -31,9 +31,9 @@ def comma_list(values: Iterable) -> str:
     return ", ".join(map(str, values))
 
 
-def check_type(name: str, value: Any, kinds: type | tuple, expected: str) -> Any:
+def check_type(name: str, value: Any, types: type | tuple, expected: str) -> Any:
     """TypeError unless an instance; `expected` says in words of what."""
-    if not isinstance(value, kinds):
+    if not isinstance(value, types):
         raise TypeError(f"{name} is {expected}, but got {short_repr(value)}")
     return value
 
@@ -77,8 +77,8 @@ def check_real(
     """A float for which `holds` is true; `expected` says in words which these are."""
     number = as_real(value)
     if not holds(number):
-        kind = ValueError if isinstance(value, Real) else TypeError
-        raise kind(f"{name} is {expected}, but got {short_repr(value)}")
+        error = ValueError if isinstance(value, Real) else TypeError
+        raise error(f"{name} is {expected}, but got {short_repr(value)}")
     return number
 
 

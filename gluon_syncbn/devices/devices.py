@@ -265,8 +265,8 @@ class ContextOfLoop(Devices):
 
 def check_array(batch: Any) -> None:
     """TypeError unless MXNet can take a batch as a dense array."""
-    kinds = mx.nd.NDArray, np.ndarray
-    check_type("batch", batch, kinds, "an NDArray or NumPy array")
+    types = mx.nd.NDArray, np.ndarray
+    check_type("batch", batch, types, "an NDArray or NumPy array")
     if isinstance(batch, mx.nd.sparse.BaseSparseNDArray):
         raise TypeError(f"batch is a dense array, but got a {batch.stype} one")
     if isinstance(batch, np.ndarray) and batch.dtype.type not in DTYPES:
@@ -281,8 +281,8 @@ def _lengths(lists):
     expected = "a list with an element for each context"
     for position, elements in enumerate(lists):
         # An array without axes has no length.
-        kinds = () if getattr(elements, "shape", None) == () else _LISTS
-        check_type(f"list {position}", elements, kinds, expected)
+        types = () if getattr(elements, "shape", None) == () else _LISTS
+        check_type(f"list {position}", elements, types, expected)
     return list(map(len, lists))
 
 

@@ -47,10 +47,10 @@ def validate(activation: str | None, slope: float | None) -> Activation:
 
 def of_block(block: Any) -> Activation | None:
     """The Activation of one of MXNet's blocks; None for another block."""
-    kind = type(block)
-    if kind is nn.Activation and activation_name(block) == "relu":
+    cls = type(block)
+    if cls is nn.Activation and activation_name(block) == "relu":
         return RELU
-    if kind is nn.LeakyReLU:
+    if cls is nn.LeakyReLU:
         slope = slope_of(block)
         return Activation("leaky_relu", slope) if slope > 0 else RELU
     return None

@@ -206,16 +206,16 @@ def _revert_layer(block):
 
 def _own_methods(block):
     """The methods of a layer's own class, which conversion would take away."""
-    kind = type(block)
+    cls = type(block)
     if isinstance(block, SyncBatchNorm):
         return []
-    known = next(base for base in kind.__mro__ if base in _KNOWN).__mro__
-    own = {name for base in kind.__mro__ if base not in known for name in vars(base)}
+    known = next(base for base in cls.__mro__ if base in _KNOWN).__mro__
+    own = {name for base in cls.__mro__ if base not in known for name in vars(base)}
     for name in {"forward", "hybrid_forward"} & vars(block).keys():
         # The parallel nets' own calls that of the class, whichever that is.
         if not getattr(vars(block)[name], "calls_class", False):
             own.add(name)
-    if kind.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
+    if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
         own.remove("hybrid_forward")
     return sorted(n for n in own if n == "__call__" or not n.startswith("__"))
 

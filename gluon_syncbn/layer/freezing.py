@@ -71,8 +71,8 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     check_block("net", net)
     check_bool("frozen", frozen)
     mx.nd.waitall()
-    kinds = BatchNormBase, SymbolBlock
-    changed = [block for block in blocks_of(net) if isinstance(block, kinds)]
+    types = BatchNormBase, SymbolBlock
+    changed = [block for block in blocks_of(net) if isinstance(block, types)]
     for block in changed:
         if isinstance(block, SymbolBlock):
             freeze_graph(block, bool(frozen))

@@ -98,11 +98,11 @@ def _trace_parts(block, traces, loose):
         )
 
 
-def _calls_children(kind):
+def _calls_children(cls):
     """Tells whether a class has the forward of a container, which calls children."""
-    if issubclass(kind, nn.HybridSequential):
-        return kind.hybrid_forward is nn.HybridSequential.hybrid_forward
-    return issubclass(kind, nn.Sequential) and kind.forward is nn.Sequential.forward
+    if issubclass(cls, nn.HybridSequential):
+        return cls.hybrid_forward is nn.HybridSequential.hybrid_forward
+    return issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward
 
 
 def _trace(net, training):

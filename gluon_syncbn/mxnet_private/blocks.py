@@ -19,7 +19,7 @@ from mxnet.gluon import HybridBlock, nn
 # The class that BatchNorm's forward is written in: since MXNet 1.8 a base that it
 # shares with BatchNormReLU, before that BatchNorm itself.
 BatchNormBase = next(
-    kind for kind in nn.BatchNorm.__mro__ if "hybrid_forward" in vars(kind)
+    cls for cls in nn.BatchNorm.__mro__ if "hybrid_forward" in vars(cls)
 )
 
 _TRACE = HybridBlock._get_graph.__code__

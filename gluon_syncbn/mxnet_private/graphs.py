@@ -14,9 +14,9 @@ from mxnet.ndarray import _ndarray_cls
 
 _LIB = mx.base._LIB
 DTYPES = {  # by NumPy's type the name; MXNet publishes no list of its dtypes
-    kind: np.dtype(kind).name
-    for kind in mx.nd.ndarray._DTYPE_NP_TO_MX
-    if isinstance(kind, type)
+    dtype: np.dtype(dtype).name
+    for dtype in mx.nd.ndarray._DTYPE_NP_TO_MX
+    if isinstance(dtype, type)
 }
 
 

@@ -139,14 +139,14 @@ def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
             function.errcheck = _CONVERSIONS[result]
 
 
-def _code(kind):
+def _code(ctype):
     """The type of a result or an argument as the library tells it."""
-    if kind is None:
+    if ctype is None:
         return "void"
-    is_pointer = issubclass(kind, (ctypes.c_void_p, ctypes.c_char_p))
-    is_float = issubclass(kind, ctypes.c_double)
+    is_pointer = issubclass(ctype, (ctypes.c_void_p, ctypes.c_char_p))
+    is_float = issubclass(ctype, ctypes.c_double)
     name = "pointer" if is_pointer else "float" if is_float else "int"
-    return f"{name}{ctypes.sizeof(kind)}"
+    return f"{name}{ctypes.sizeof(ctype)}"
 
 
 def _other_sources(file, fault):

@@ -52,8 +52,8 @@ def synchronized(net: mx.gluon.Block) -> Iterator[None]:
             net.apply(forget_graph)
         yield
     finally:
-        for block, kind, attributes in saved:
-            block.__class__ = kind
+        for block, cls, attributes in saved:
+            block.__class__ = cls
             vars(block).clear()
             vars(block).update(attributes)
         if saved:
@@ -77,9 +77,9 @@ class Collected(NamedTuple):
             self.within + other.within,
         )
 
-    def variance(self, kind: str) -> np.ndarray:
+    def variance(self, which: str) -> np.ndarray:
         """The running variance, "population" or "pooled"."""
-        is_pooled = kind == "pooled"
+        is_pooled = which == "pooled"
         fewer = (self.batches if is_pooled else 1) if self.is_unbiased else 0
         m2 = self.within if is_pooled else self.total.m2
         return m2 / max(1, self.total.count - fewer)  # m2 is 0 where that is 0

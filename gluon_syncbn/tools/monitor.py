@@ -97,8 +97,8 @@ class Monitor:
         next. RuntimeError before or after the ``with`` block.
         """
         self._check("data", "within")
-        kinds = collections.abc.Iterable, mx.gluon.data.Dataset
-        check_type("batches", batches, kinds, "an iterable")
+        types = collections.abc.Iterable, mx.gluon.data.Dataset
+        check_type("batches", batches, types, "an iterable")
         return self._observed(iter(batches))
 
     def _observed(self, iterator):

@@ -27,7 +27,7 @@ void TestDivider() {
   }
 }
 
-template <bool kWhole>
+template <bool kAligned>
 void TestSlots(const cuda::Planes& cut, const std::string& label) {
   const Layout layout = cut.layout;
   std::vector<int> visits(static_cast<size_t>(layout.Size()));
@@ -35,7 +35,7 @@ void TestSlots(const cuda::Planes& cut, const std::string& label) {
     const cuda::Planes::Block block = cut.At(static_cast<uint32_t>(index));
     CHECK(block.split < cut.splits && block.channel < layout.channels, label);
     for (int item = 0; item < block.items; ++item) {
-      const cuda::Slot slot = cut.SlotOf<kWhole>(block, item);
+      const cuda::Slot slot = cut.SlotOf<kAligned>(block, item);
       if (slot.begin >= slot.end) continue;
       CHECK(slot.begin >= 0 && slot.end <= cut.width, label);
       CHECK_EQ((slot.offset + cut.misalign) % cut.width, 0, label);
@@ -44,7 +44,7 @@ void TestSlots(const cuda::Planes& cut, const std::string& label) {
         CHECK_EQ(i / layout.inner % layout.channels, block.channel, label);
       }
     }
-    const cuda::Slot beyond = cut.SlotOf<kWhole>(block, block.items);
+    const cuda::Slot beyond = cut.SlotOf<kAligned>(block, block.items);
     CHECK(beyond.begin >= beyond.end, label);
   }
   for (int count : visits) CHECK_EQ(count, 1, label);
@@ -53,9 +53,9 @@ void TestSlots(const cuda::Planes& cut, const std::string& label) {
 void TestPlanes(const Layout& layout, int width, int misalign) {
   const std::string label = Label(layout, width, misalign);
   const cuda::Planes cut = cuda::CutPlanes(layout, width, misalign, kMultiprocessors);
-  CHECK_EQ(cut.whole, misalign == 0 && layout.inner % width == 0, label);
+  CHECK_EQ(cut.aligned, misalign == 0 && layout.inner % width == 0, label);
   TestSlots<false>(cut, label);
-  if (cut.whole) TestSlots<true>(cut, label);
+  if (cut.aligned) TestSlots<true>(cut, label);
 }
 
 void TestColumns(const Layout& layout, int width, int64_t blocks) {

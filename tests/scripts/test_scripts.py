@@ -107,8 +107,9 @@ def test_the_commands_of_the_guide(tmp_path, monkeypatch):
     (tmp_path / "camvid").symlink_to(CAMVID)
     scene = next((CAMVID / "images" / "val").iterdir())
     Image.open(scene).save(tmp_path / "street.jpg")
-    guide = (ROOT / "docs" / "guides" / "segmentation.md").read_text(encoding="utf-8")
-    block = re.search(r"```\n(python .*?)```", guide, re.S)[1].replace("\\\n", "")
+    guide = (ROOT / "docs" / "guides" / "gluoncv.md").read_text(encoding="utf-8")
+    block = re.search(r"```\n(python scripts/train.*?)```", guide, re.S)[1]
+    block = block.replace("\\\n", "")
     limits = [*TINY, "--stop-after", "1"]
     for line, more in zip(block.splitlines(), (limits, [], [])):
         _, script, *options = shlex.split(line, comments=True)

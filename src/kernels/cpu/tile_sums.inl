@@ -138,7 +138,7 @@ void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, do
 
 // The sums of one row; padded, so that the last vector can be loaded whole.
 template <bool kReadsX>
-struct Columns {
+struct ColumnSums {
   static constexpr int64_t kSize = kMaxColumns + kDoubles;
   alignas(64) double center[kSize];
   alignas(64) double u[kSize];
@@ -148,9 +148,9 @@ struct Columns {
 };
 
 // Adds `n` columns from j on, in several rows at a time to load and store the sums less often.
-template <int kRows, bool kWhole, typename Terms, typename T>
+template <int kRows, bool kFull, typename Terms, typename T>
 SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride,
-                              int64_t j, int64_t n, Columns<Terms::kReadsX>* columns) {
+                              int64_t j, int64_t n, ColumnSums<Terms::kReadsX>* columns) {
   Affine<Doubles> k = {};
   Pair<Doubles> sums;
   Load(columns->center + j, &k.center);
@@ -160,12 +160,12 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
   Load(columns->v + j, &sums.second);
   for (int row = 0; row < kRows; ++row) {
     const int64_t at = row * stride + j;
-    if (kWhole)
+    if (kFull)
       AddVector(terms, x + at, dy + at, k, &sums);
     else
       AddPart(terms, x + at, dy + at, n, T{}, k, &sums);
   }
-  if (kWhole) {
+  if (kFull) {
     Store(columns->u + j, sums.first);
     Store(columns->v + j, sums.second);
   } else {  // a shorter last row: the other lanes hold columns of the longer ones
@@ -178,7 +178,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
 
 template <int kRows, typename Terms, typename T>
 void AddRows(const Terms& terms, const T* x, const T* dy, int64_t stride, int64_t width,
-             Columns<Terms::kReadsX>* columns) {
+             ColumnSums<Terms::kReadsX>* columns) {
   int64_t j = 0;
   for (; j + kDoubles <= width; j += kDoubles)
     AddColumns<kRows, true>(terms, x, dy, stride, j, kDoubles, columns);
@@ -190,7 +190,7 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
                 double* sum_v) {
   const Rows rows = MakeRows(tile);
   const T* firsts = FirstOf(x, tile);
-  Columns<Terms::kReadsX> columns;
+  ColumnSums<Terms::kReadsX> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
     const Affine<double> k = AffineOf(terms, c, firsts[c * tile.inner]);

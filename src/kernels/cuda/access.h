@@ -8,10 +8,10 @@
 
 namespace syncbn::cuda {
 
-// True if all of a slot's vector belongs to the plane; `kWhole` as in Planes::SlotOf.
-template <bool kWhole, int kWidth>
+// True if all of a slot's vector belongs to the plane; `kAligned` as in Planes::SlotOf.
+template <bool kAligned, int kWidth>
 __device__ inline bool IsFull(const Slot& slot) {
-  return kWhole ? slot.end > 0 : slot.begin == 0 && slot.end == kWidth;
+  return kAligned ? slot.end > 0 : slot.begin == 0 && slot.end == kWidth;
 }
 
 // The bits of a vector. A vector has this form until both branches of ReadSlot have ended: the
@@ -25,16 +25,16 @@ struct [[gnu::may_alias]] alignas(sizeof(T) * kWidth) Bits {
 };
 
 // Elements outside of the slot's plane are `filler`.
-template <bool kWhole, int kWidth, typename T>
+template <bool kAligned, int kWidth, typename T>
 __device__ inline Vector<T, kWidth> ReadSlot(const T* tensor, const Slot& slot, T filler) {
   Vector<T, kWidth> vector;
   Bits<T, kWidth> bits;
-  if (IsFull<kWhole, kWidth>(slot)) {
+  if (IsFull<kAligned, kWidth>(slot)) {
     bits = *reinterpret_cast<const Bits<T, kWidth>*>(tensor + slot.offset);
   } else {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      const bool inside = !kWhole && j >= slot.begin && j < slot.end;
+      const bool inside = !kAligned && j >= slot.begin && j < slot.end;
       vector.values[j] = inside ? tensor[slot.offset + j] : filler;
     }
     memcpy(&bits, &vector, sizeof(bits));
@@ -58,11 +58,11 @@ __device__ inline void WriteVector(T* to, const Vector<T, kWidth>& vector) {
   }
 }
 
-template <bool kWhole, int kWidth, typename T>
+template <bool kAligned, int kWidth, typename T>
 __device__ inline void WriteSlot(T* tensor, const Slot& slot, const Vector<T, kWidth>& vector) {
-  if (IsFull<kWhole, kWidth>(slot)) {
+  if (IsFull<kAligned, kWidth>(slot)) {
     WriteVector(tensor + slot.offset, vector);
-  } else if constexpr (!kWhole) {
+  } else if constexpr (!kAligned) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       if (j >= slot.begin && j < slot.end) tensor[slot.offset + j] = vector.values[j];

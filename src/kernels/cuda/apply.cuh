@@ -25,8 +25,8 @@ __device__ void ApplyVector(const Map (&maps)[kMaps], const typename Map::Argume
   }
 }
 
-// `kWhole` as in Planes::SlotOf.
-template <typename T, int kWidth, typename Map, bool kWhole>
+// `kAligned` as in Planes::SlotOf.
+template <typename T, int kWidth, typename Map, bool kAligned>
 __global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
     ApplyPlanes(Planes cut, typename Map::Arguments arguments) {
   constexpr int kUnroll = Map::kUnroll;
@@ -40,19 +40,19 @@ __global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
     Vector<T, kWidth> tensors[kUnroll][Map::kTensors];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const Slot slot = cut.SlotOf<kWhole>(block, item + u * kPlanesThreads);
+      const Slot slot = cut.SlotOf<kAligned>(block, item + u * kPlanesThreads);
 #pragma unroll
       for (int k = 0; k < Map::kTensors; ++k) {
-        tensors[u][k] = ReadSlot<kWhole, kWidth>(arguments.tensors[k], slot, zero);
+        tensors[u][k] = ReadSlot<kAligned, kWidth>(arguments.tensors[k], slot, zero);
       }
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const Slot slot = cut.SlotOf<kWhole>(block, item + u * kPlanesThreads);
+      const Slot slot = cut.SlotOf<kAligned>(block, item + u * kPlanesThreads);
       Vector<T, kWidth> out = {};
-      if (arguments.add) out = ReadSlot<kWhole, kWidth>(arguments.out, slot, zero);
+      if (arguments.add) out = ReadSlot<kAligned, kWidth>(arguments.out, slot, zero);
       ApplyVector(maps, arguments, tensors[u], &out);
-      WriteSlot<kWhole, kWidth>(arguments.out, slot, out);
+      WriteSlot<kAligned, kWidth>(arguments.out, slot, out);
     }
   }
 }

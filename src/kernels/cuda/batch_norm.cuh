@@ -63,7 +63,7 @@ void ReduceBy(const char* name, const Choice& choice, const Layout& layout,
     const Planes cut = CutPlanes(layout, kWidth, choice.misalign, Multiprocessors());
     // Single elements are whole vectors always.
     const auto launch =
-        cut.whole
+        cut.aligned
             ? Launch<ReducePlanes<T, Together, true>, Planes, Arguments, Workspace>
             : Launch<ReducePlanes<T, Together, kWidth == 1>, Planes, Arguments, Workspace>;
     launch(name, cut.Blocks(), kPlanesThreads, stream, cut, arguments, scratch);
@@ -94,7 +94,7 @@ void ApplyBy(const char* name, const Choice& choice, const Layout& layout,
     const Planes cut = CutPlanes(layout, kWidth, choice.misalign, Multiprocessors());
     using Arguments = typename Map::Arguments;
     const auto launch =
-        cut.whole ? Launch<ApplyPlanes<T, kWidth, Map, true>, Planes, Arguments>
+        cut.aligned ? Launch<ApplyPlanes<T, kWidth, Map, true>, Planes, Arguments>
                   : Launch<ApplyPlanes<T, kWidth, Map, kWidth == 1>, Planes, Arguments>;
     launch(name, cut.Blocks(), kPlanesThreads, stream, cut, arguments);
   }

@@ -39,10 +39,10 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocess
   cut.layout = layout;
   cut.width = width;
   cut.misalign = misalign;
-  cut.whole = misalign == 0 && layout.inner % width == 0;
+  cut.aligned = misalign == 0 && layout.inner % width == 0;
   if (layout.Size() == 0) return cut;
   cut.plane_step = layout.channels * layout.inner;
-  cut.slots = cut.whole ? layout.inner / width : (layout.inner + 2 * (width - 1)) / width;
+  cut.slots = cut.aligned ? layout.inner / width : (layout.inner + 2 * (width - 1)) / width;
   const int64_t at_once = int64_t{multiprocessors} * kResidentPlanes;
   const int64_t line = layout.outer * cut.slots;
   const int64_t max = layout.channels > kCounters ? 1 : CeilDiv(line, kFewSlots);
@@ -64,7 +64,7 @@ Planes CutPlanes(const Layout& layout, int width, int misalign, int multiprocess
     const int64_t parts = CeilDiv(cut.slots, cut.step);
     cut.step = CeilDiv(cut.slots, parts);
     cut.slots = parts * cut.step;
-    cut.whole = false;
+    cut.aligned = false;
   }
   cut.splits = static_cast<int>(CeilDiv(layout.outer * cut.slots, cut.step));
   cut.planes_per_slot = (1 - 0x1p-50) / static_cast<double>(cut.slots);

@@ -77,7 +77,7 @@ struct Planes {
   Layout layout;
   int width = 1;
   int misalign = 0;   // elements from the last vector boundary to the tensor's first element
-  bool whole = true;  // no vector belongs to two planes, nor to none in part
+  bool aligned = true;  // no vector belongs to two planes, nor to none in part
   int64_t slots = 1;  // vectors of a plane at most, with those that it shares with its neighbours
   int64_t plane_step = 0;  // elements from a plane to the channel's next
   int64_t step = 0;        // vectors of a block
@@ -116,13 +116,13 @@ struct Planes {
   }
 
   // The vector of a block's item; empty past the last item.
-  // `kWhole` is `whole`, or false: that is right for every cut, and slower.
-  template <bool kWhole>
+  // `kAligned` is `aligned`, or false: that is right for every cut, and slower.
+  template <bool kAligned>
   SYNCBN_HOST_DEVICE Slot SlotOf(const Block& block, int item) const {
     const uint32_t place = static_cast<uint32_t>(item) + block.column;
     const uint32_t row = by_slots.Quotient(place);
     Slot slot;
-    if (kWhole) {
+    if (kAligned) {
       const uint64_t in_line = uint64_t{place} * static_cast<uint32_t>(width);
       const int64_t skip = plane_step - layout.inner;  // the other channels' planes
       slot.offset = block.plane + row * skip + static_cast<int64_t>(in_line);

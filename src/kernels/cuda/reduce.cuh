@@ -82,8 +82,8 @@ __device__ inline Pair ReadPartial(const Pair* partial) {
   return {pair.x, pair.y};
 }
 
-// `kWhole` as in Planes::SlotOf.
-template <typename T, typename Sums, bool kWhole>
+// `kAligned` as in Planes::SlotOf.
+template <typename T, typename Sums, bool kAligned>
 __global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
     ReducePlanes(Planes cut, typename Sums::Arguments arguments, Workspace workspace) {
   constexpr int kUnroll = Sums::kUnroll, kWidth = Sums::kWidth;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
   Sums sums;
   int64_t count = 0;
   if (thread < block.items) {
-    const Slot slot = cut.SlotOf<kWhole>(block, thread);
+    const Slot slot = cut.SlotOf<kAligned>(block, thread);
     const int64_t at = slot.begin < slot.end ? slot.offset + slot.begin : origin;
     sums.Shift(arguments, 0, block.channel, arguments.tensors[0][at]);
   }
@@ -102,11 +102,11 @@ __global__ void __launch_bounds__(kPlanesThreads, kResidentPlanes)
     Vector<T, kWidth> tensors[kUnroll][Sums::kTensors];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const Slot slot = cut.SlotOf<kWhole>(block, item + u * kPlanesThreads);
+      const Slot slot = cut.SlotOf<kAligned>(block, item + u * kPlanesThreads);
       count += slot.end > slot.begin ? slot.end - slot.begin : 0;
 #pragma unroll
       for (int k = 0; k < Sums::kTensors; ++k) {
-        tensors[u][k] = ReadSlot<kWhole, kWidth>(arguments.tensors[k], slot, sums.Filler(k, 0));
+        tensors[u][k] = ReadSlot<kAligned, kWidth>(arguments.tensors[k], slot, sums.Filler(k, 0));
       }
     }
 #pragma unroll
