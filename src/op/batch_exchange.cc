@@ -58,9 +58,8 @@ std::string BatchExchange::Join(const Call& call, const std::string& own) {
   AllReduceOptions options = OptionsOf(call);
   options.repeat = 1;
   options.contribution.operation = ReduceOperation::kConcat;
-  options.arrival.payload.assign(own.begin(), own.end());
-  const auto all = group_->AllReduce(std::move(options));
-  return {all->payload.begin(), all->payload.end()};
+  options.arrival.payload.text = own;
+  return group_->AllReduce(std::move(options))->payload.text;
 }
 
 std::vector<double> BatchExchange::AllReduce(const Call& call, ReduceOperation operation,
@@ -71,10 +70,10 @@ std::vector<double> BatchExchange::AllReduce(const Call& call, ReduceOperation o
   }
   AllReduceOptions options = OptionsOf(call);
   options.contribution.operation = operation;
-  options.arrival.payload = ToBytes(own);
+  options.arrival.payload.numbers = own;
   const std::shared_ptr<const Reduced> reduced = group_->AllReduce(std::move(options));
   call.ticket->key = reduced->key;
-  return FromBytes<double>(reduced->payload);
+  return reduced->payload.numbers;
 }
 
 // Without payload and operation.

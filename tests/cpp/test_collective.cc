@@ -32,14 +32,14 @@ struct Layer {
     options.ticket = ticket;
     options.phase = phase;
     options.device = Cpu(id);
-    options.arrival = {"same", syncbn::Concat("(", id, ")"), ToBytes<double>({number})};
+    options.arrival = {"same", syncbn::Concat("(", id, ")"), {{number}, ""}};
     options.size = size;
     options.contribution.timeout_seconds = timeout;
     return options;
   }
 
   double Sum(AllReduceOptions options) {
-    return syncbn::FromBytes<double>(group.AllReduce(std::move(options))->payload)[0];
+    return group.AllReduce(std::move(options))->payload.numbers[0];
   }
   double Forward(int id, double number = 0) { return Sum(Of(Begin(id), "forward", id, number)); }
   double Backward(const Ticket& ticket, int id, double number = 0) {
@@ -89,7 +89,7 @@ void Train(Layer* layer, const std::vector<int>& ids, int id, int steps) {
       options.contribution.operation = ReduceOperation::kConcat;
       Numbers expected;
       for (int other : ids) expected.push_back(number + other);
-      CHECK(layer->group.AllReduce(std::move(options))->payload == ToBytes(expected), "step ", step);
+      CHECK(layer->group.AllReduce(std::move(options))->payload.numbers == expected, "step ", step);
     }
   }
 }
@@ -185,9 +185,9 @@ TEST(ContributionsThatDoNotFitTogether) {
   CheckHas(ErrorOfTwo(first, blue), "SyncBatchNorm 'layer', forward: devices disagree: cpu(");
   CheckHas(ErrorOfTwo(first, blue), " has same (shape (0))");
   CheckHas(ErrorOfTwo(first, blue), " has blue (shape (1))");
-  longer.arrival.payload = ToBytes(Numbers(2));
+  longer.arrival.payload.numbers = Numbers(2);
   CheckHas(ErrorOfTwo(first, longer),
-           "SyncBatchNorm 'layer', forward: a sum of 8 bytes cannot take one of 16");
+           "SyncBatchNorm 'layer', forward: a sum of 1 numbers cannot take one of 2");
   CheckHas(ErrorOfTwo(first, twice), "SyncBatchNorm 'layer', forward: cpu(0) arrived twice");
 }
 

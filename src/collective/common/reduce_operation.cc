@@ -8,37 +8,21 @@
 namespace syncbn {
 namespace {
 
-// operator new aligns payloads for doubles.
-const double* Numbers(const Bytes& bytes) { return reinterpret_cast<const double*>(bytes.data()); }
-double* Numbers(Bytes* bytes) { return reinterpret_cast<double*>(bytes->data()); }
-
-void CheckSizes(const char* kind, const Bytes& higher, const Bytes& lower) {
-  if (higher.size() == lower.size()) return;
-  throw Error(Concat("a ", kind, " of ", lower.size(), " bytes cannot take one of ",
-                     higher.size()));
+void CheckSizes(const char* what, size_t higher, size_t lower) {
+  if (higher == lower) return;
+  throw Error(Concat("a ", what, " of ", lower, " numbers cannot take one of ", higher));
 }
 
-void Add(const Bytes& higher, Bytes* lower) {
-  CheckSizes("sum", higher, *lower);
-  if (lower->size() % sizeof(double) != 0) {
-    throw Error(Concat("a sum of ", lower->size(), " bytes, expected a multiple of ",
-                       sizeof(double)));
-  }
-  for (size_t i = 0; i < lower->size() / sizeof(double); ++i) {
-    Numbers(lower)[i] += Numbers(higher)[i];
-  }
+void Add(const double* from, double* to, size_t size) {
+  for (size_t i = 0; i < size; ++i) to[i] += from[i];
 }
 
 // Payloads are (count, mean[C], m2[C]).
-void MergeMoments(const Bytes& higher, Bytes* lower) {
-  CheckSizes("set of moments", higher, *lower);
-  if (lower->size() % (2 * sizeof(double)) != sizeof(double)) {
-    throw Error(Concat("moments of ", lower->size(), " bytes, expected a count and two doubles of "
-                       "each channel"));
+void MergeMoments(const double* from, double* to, size_t size) {
+  if (size % 2 != 1) {
+    throw Error(Concat("moments of ", size, " numbers, expected a count and two of each channel"));
   }
-  const double* from = Numbers(higher);
-  double* to = Numbers(lower);
-  const size_t channels = lower->size() / (2 * sizeof(double));
+  const size_t channels = size / 2;
   for (size_t mean = 1; mean <= channels; ++mean) {
     const size_t m2 = mean + channels;
     const Moments merged = Merge({to[0], to[mean], to[m2]}, {from[0], from[mean], from[m2]});
@@ -48,16 +32,35 @@ void MergeMoments(const Bytes& higher, Bytes* lower) {
   to[0] += from[0];
 }
 
+// Not for kConcat.
+void ReduceNumbers(ReduceOperation operation, const double* higher, size_t higher_size,
+                   double* lower, size_t size) {
+  const bool is_sum = operation == ReduceOperation::kSumFloat64;
+  CheckSizes(is_sum ? "sum" : "set of moments", higher_size, size);
+  is_sum ? Add(higher, lower, size) : MergeMoments(higher, lower, size);
+}
+
 }  // namespace
 
-void Reduce(ReduceOperation operation, const Bytes& higher, Bytes* lower) {
-  switch (operation) {
-    case ReduceOperation::kConcat:
-      lower->insert(lower->end(), higher.begin(), higher.end());
-      return;
-    case ReduceOperation::kSumFloat64: return Add(higher, lower);
-    case ReduceOperation::kMoments: return MergeMoments(higher, lower);
+void Reduce(ReduceOperation operation, const Payload& higher, Payload* lower) {
+  if (operation == ReduceOperation::kConcat) {
+    lower->numbers.insert(lower->numbers.end(), higher.numbers.begin(), higher.numbers.end());
+    lower->text += higher.text;
+    return;
   }
+  ReduceNumbers(operation, higher.numbers.data(), higher.numbers.size(), lower->numbers.data(),
+                lower->numbers.size());
+}
+
+void Reduce(ReduceOperation operation, const Bytes& higher, Bytes* lower) {
+  if (operation == ReduceOperation::kConcat) {
+    lower->insert(lower->end(), higher.begin(), higher.end());
+    return;
+  }
+  const std::vector<double> from = FromBytes<double>(higher);
+  std::vector<double> to = FromBytes<double>(*lower);
+  ReduceNumbers(operation, from.data(), from.size(), to.data(), to.size());
+  *lower = ToBytes(to);
 }
 
 }  // namespace syncbn

@@ -2,6 +2,8 @@
 // know whose payloads they are.
 #pragma once
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "collective/common/bytes.h"
 
@@ -14,8 +16,15 @@ inline bool IsReduceOperation(int32_t number) {
   return 0 <= number && number <= static_cast<int32_t>(ReduceOperation::kMoments);
 }
 
-// lower = lower reduced with higher; `lower` is the payload of the lower devices or ranks. Throws
-// Error for payloads that do not fit together.
+// What devices of one process hand over: numbers, or text.
+struct Payload {
+  std::vector<double> numbers{};
+  std::string text{};
+};
+
+// lower = lower reduced with higher; `lower` is the payload of the lower devices or ranks. Bytes are
+// those of text, or of numbers. Throws Error for payloads that do not fit together.
+void Reduce(ReduceOperation operation, const Payload& higher, Payload* lower);
 void Reduce(ReduceOperation operation, const Bytes& higher, Bytes* lower);
 
 }  // namespace syncbn

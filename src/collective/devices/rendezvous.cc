@@ -15,25 +15,32 @@ void Rendezvous::Add(const Device& device, Arrival arrival) {
   arrivals.emplace(device, std::move(arrival));
 }
 
-Bytes Rendezvous::ReducePayloads(ReduceOperation operation) const {
+Payload Rendezvous::ReducePayloads(ReduceOperation operation) const {
   auto arrival = arrivals.begin();
-  Bytes reduced = arrival->second.payload;
+  Payload reduced = arrival->second.payload;
   while (++arrival != arrivals.end()) Reduce(operation, arrival->second.payload, &reduced);
   return reduced;
 }
 
 void ExchangeBetweenProcesses(const AllReduceOptions& options, Reduced* result) {
   if (result->key.empty()) result->key = options.processes->NextKey(options.shared_name);
-  const size_t size = result->payload.size();
+  Payload& payload = result->payload;
+  const bool is_text = options.contribution.operation == ReduceOperation::kConcat;
   Contribution own = options.contribution;
   own.key = Concat(result->key, '|', options.phase, '|', options.repeat);
   own.title = Title(options.shared_name, options.phase);
-  own.payload = std::move(result->payload);
+  own.payload = is_text ? Bytes(payload.text.begin(), payload.text.end())
+                        : ToBytes(payload.numbers);
   const std::string title = own.title;
-  result->payload = options.processes->AllReduce(std::move(own));
-  const bool fits = result->payload.size() == size;
-  if (fits || options.contribution.operation == ReduceOperation::kConcat) return;
-  throw Error(Concat(title, ": other ranks sent ", result->payload.size(), " bytes, expected ",
+  const Bytes all = options.processes->AllReduce(std::move(own));
+  if (is_text) {
+    payload.text.assign(all.begin(), all.end());
+    return;
+  }
+  const size_t size = payload.numbers.size();
+  payload.numbers = FromBytes<double>(all);
+  if (payload.numbers.size() == size) return;
+  throw Error(Concat(title, ": other ranks sent ", payload.numbers.size(), " numbers, expected ",
                      size));
 }
 

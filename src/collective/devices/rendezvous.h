@@ -8,7 +8,7 @@
 #include <string>
 #include <tuple>
 
-#include "collective/common/bytes.h"
+#include "collective/common/reduce_operation.h"
 #include "collective/devices/call_numbers.h"
 #include "collective/devices/device.h"
 #include "collective/processes/communicator.h"
@@ -23,7 +23,7 @@ using RendezvousKey = std::tuple<int64_t, int64_t, std::string>;  // ticket's nu
 struct Arrival {
   std::string signature;  // must be equal on all devices: "channels=64, dtype=float32"
   std::string shape;      // shown in messages
-  Bytes payload;
+  Payload payload;
 };
 
 // One forward call of a device. Its backward calls have the same participants.
@@ -48,7 +48,7 @@ struct AllReduceOptions {
 };
 
 struct Reduced {
-  Bytes payload;
+  Payload payload;
   std::string key;  // of the ticket
 };
 
@@ -58,7 +58,7 @@ struct Rendezvous {
   void Add(const Device& device, Arrival arrival);
 
   // The payloads as one, in the order of the devices. Throws Error if they do not fit together.
-  Bytes ReducePayloads(ReduceOperation operation) const;
+  Payload ReducePayloads(ReduceOperation operation) const;
 
   std::map<Device, Arrival> arrivals;
   std::shared_ptr<const Reduced> result;  // null until the payloads are reduced
