@@ -248,3 +248,4 @@ def test_a_symbol_of_version_0_2_still_loads():
         with autograd.train_mode():
             assert (abs(net(x).asnumpy()) < [[0.1, 0.1], [1.1, 1.1]]).all()
         assert len(synchronized_layers(net)) == 1
+    assert '"group"' not in block(mx.sym.var("data")).tojson()

@@ -5,11 +5,18 @@ GLUON_SYNCBN_REPEAT=250 makes a thousand steps of each.
 
 from concurrent.futures import ThreadPoolExecutor
 
-from gluon_syncbn import check_replicas, make_parallel
+from gluon_syncbn import (
+    SyncBatchNorm,
+    allow_plain_loop,
+    check_replicas,
+    make_parallel,
+)
 
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
 from support.helpers import cpus, repetitions, set_mode, values
 from support.parallel_nets import SHAPE, parameters, small_net, train
 
@@ -42,3 +49,25 @@ def test_parallel_nets_and_a_plain_one(mode):
         assert len(arrays) == len(rights)
         for number, (array, right) in enumerate(zip(arrays, rights)):
             np.testing.assert_array_equal(array, right, err_msg=f"array {number}")
+
+
+def noisy_net(contexts):
+    """Its operators with random numbers share memory if one thread pushes them."""
+    net = nn.HybridSequential()
+    for _ in range(20):
+        net.add(SyncBatchNorm(in_channels=2, timeout=10), nn.Dropout(0.1))
+    net.initialize(ctx=contexts)
+    return allow_plain_loop(net)
+
+
+def test_plain_loops_that_come_to_the_contexts_in_different_orders():
+    """As loops of two training threads do now and then: each net has its threads."""
+    contexts = cpus(2)
+    first, second = noisy_net(contexts), noisy_net(contexts)
+    calls = (first, 0), (second, 1), (first, 1), (second, 0)
+    # Of their own: a call that makes its input plain waits for who reads that.
+    xs = [mx.nd.random.normal(shape=(4, 2), ctx=contexts[k]) for _, k in calls]
+    with autograd.train_mode():
+        ys = [net(x) for (net, _), x in zip(calls, xs)]
+    for y in ys:
+        y.wait_to_read()
