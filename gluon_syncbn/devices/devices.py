@@ -216,22 +216,17 @@ class Devices:
     @contextmanager
     def _turn(self):
         """In the ``with`` block no other thread of the process calls `map`."""
-        turn = _turns[os.getpid()]
-        if not turn.acquire(timeout=_bound()):
+        turn, bound = _turns[os.getpid()], _bound()
+        if not turn.acquire(timeout=bound):
             raise mx.MXNetError(
                 f"waited {failures.get_timeout():g} s for the map of another thread"
             )
         try:
-            self._finish_interrupted()
+            self._workers.finish(bound)  # of a map that was interrupted before
             failures.check_thread()
             yield
         finally:
             turn.release()
-
-    def _finish_interrupted(self):
-        # After a KeyboardInterrupt a thread may be at work still, and MXNet crashes if
-        # two threads call it at once.
-        self._workers.finish(_bound())
 
     @contextmanager
     def _giving_up(self, is_nested):
@@ -245,7 +240,9 @@ class Devices:
             )
             failures.end_waits(reason)
             if not is_nested:
-                self._finish_interrupted()
+                # After a KeyboardInterrupt a thread may be at work still, and MXNet
+                # crashes if two threads call it at once.
+                self._workers.finish(_bound())
             failures.give_up(reason)
             raise
 

@@ -151,10 +151,10 @@ def _write_gradients(calls, leaves, backward, parameters):
 
 
 def _write_gradients_behind_too(calls, leaves, backward, parameters):
-    """Where inputs have gradients: part of the caller's graph lies behind the devices'.
+    """Also differentiates what lies behind the devices', where inputs have gradients.
 
-    It is differentiated for the cut leaves first, call by call, and last, from the
-    heads and all inputs, for its own variables.
+    The caller's graph is differentiated for the cut leaves first, call by call, and
+    last, from the heads and all inputs, for its own variables.
     """
     heads, gradients = backward.heads, backward.gradients
     cut_gradients = _gradients(leaves, heads, gradients, backward.train_mode)

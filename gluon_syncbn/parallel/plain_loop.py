@@ -19,7 +19,7 @@ from ..mxnet_private.blocks import forget_graph
 from ..mxnet_private.graphs import block_number, count_blocks_for
 from ..native import failures
 from . import backward, participation
-from .net import ReplacedForward, check_not_parallel
+from .forward import ReplacedForward, check_not_parallel
 from .shards import Shards
 
 

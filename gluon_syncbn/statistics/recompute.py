@@ -22,7 +22,7 @@ from ..mxnet_private.parameters import data_of
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
 from ..native.world import world
-from ..parallel.net import is_parallel
+from ..parallel.forward import is_parallel
 from ..parallel.participation import calling
 from ..parallel.shards import Shards
 from .collecting import collecting, read_collected, synchronized

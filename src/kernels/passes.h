@@ -22,7 +22,7 @@ struct Activation {
   double slope = 0;  // of a leaky ReLU for z <= 0; 0 makes it a ReLU
 };
 
-// What a pass reads. Of each element x the layer computes xmu = x - mean[c], z = xmu * scale[c] +
+// A pass reads this. Of each element x the layer computes xmu = x - mean[c], z = xmu * scale[c] +
 // offset[c] and y = f(z); backward dz = dy * f'(z).
 struct PassInput {
   DType dtype = DType::kFloat32;

@@ -5,6 +5,7 @@
 
 #include "collective/common/timeout.h"
 #include "core/error.h"
+#include "op/registry.h"
 
 namespace syncbn {
 namespace {
@@ -21,9 +22,6 @@ std::vector<double> Take(std::vector<double>::const_iterator* from, size_t size)
 }
 
 }  // namespace
-
-BatchExchange::BatchExchange(const Options& options, const Device& device, std::shared_ptr<Layer> layer)
-    : options_(options), device_(device), layer_(std::move(layer)), group_(&layer_->group) {}
 
 Ticket BatchExchange::BeginForward() {
   return group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));

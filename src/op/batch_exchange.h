@@ -1,14 +1,13 @@
-// What a device has of a batch, and with all others the whole batch's. It must not know how either
-// is computed.
+// Makes numbers of the whole batch of those that a device has of its shard. It must not know how
+// they are computed.
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "collective/devices/group.h"
 #include "core/layout.h"
 #include "op/options.h"
-#include "op/registry.h"
 #include "op/tensor.h"
 
 namespace syncbn {
@@ -33,8 +32,9 @@ struct Call {
 
 class BatchExchange {
  public:
-  // `device` is the rank among the layer's devices.
-  BatchExchange(const Options& options, const Device& device, std::shared_ptr<Layer> layer);
+  // `device` is the rank among those of the group. All three outlive this object.
+  BatchExchange(const Options& options, const Device& device, Group* group)
+      : options_(options), device_(device), group_(group) {}
 
   // Numbers a forward call. Throws Error, as all below.
   Ticket BeginForward();
@@ -59,9 +59,8 @@ class BatchExchange {
   bool IsAlone() const { return options_.num_devices <= 1 && Processes() == nullptr; }
   Communicator* Processes() const;
 
-  const Options options_;
-  const Device device_;
-  const std::shared_ptr<Layer> layer_;
+  const Options& options_;
+  const Device& device_;
   Group* const group_;
 };
 

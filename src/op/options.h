@@ -1,4 +1,4 @@
-// What a layer is told once: the attributes of its node, without those of MXNet.
+// The settings of a layer: the attributes of its node, without those of MXNet.
 #pragma once
 #include <set>
 #include <string>

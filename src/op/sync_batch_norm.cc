@@ -39,7 +39,7 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       layer_(std::move(layer)),
       name_(layer_->group.layer()),
       backend_(std::move(backend)),
-      exchange_(options, device, layer_) {}
+      exchange_(options_, device_, &layer_->group) {}
 
 bool SyncBatchNorm::TakesBatch(bool training) const {
   return (training || layer_->collected.IsActive()) && !options_.use_global_stats;

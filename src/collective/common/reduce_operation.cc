@@ -57,10 +57,14 @@ void Reduce(ReduceOperation operation, const Bytes& higher, Bytes* lower) {
     lower->insert(lower->end(), higher.begin(), higher.end());
     return;
   }
-  const std::vector<double> from = FromBytes<double>(higher);
-  std::vector<double> to = FromBytes<double>(*lower);
-  ReduceNumbers(operation, from.data(), from.size(), to.data(), to.size());
-  *lower = ToBytes(to);
+  for (const size_t bytes : {higher.size(), lower->size()}) {
+    if (bytes % sizeof(double) == 0) continue;
+    throw Error(Concat("a payload of ", bytes, " bytes, expected a multiple of ", sizeof(double)));
+  }
+  // operator new aligns payloads for doubles.
+  ReduceNumbers(operation, reinterpret_cast<const double*>(higher.data()),
+                higher.size() / sizeof(double), reinterpret_cast<double*>(lower->data()),
+                lower->size() / sizeof(double));
 }
 
 }  // namespace syncbn

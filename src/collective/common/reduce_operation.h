@@ -16,7 +16,7 @@ inline bool IsReduceOperation(int32_t number) {
   return 0 <= number && number <= static_cast<int32_t>(ReduceOperation::kMoments);
 }
 
-// What devices of one process hand over: numbers, or text.
+// Devices of one process hand over numbers, or text.
 struct Payload {
   std::vector<double> numbers{};
   std::string text{};
