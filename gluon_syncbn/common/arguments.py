@@ -14,6 +14,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from .mxnet_version import Context
+
 
 def short_repr(value: object) -> str:
     """A value as a sentence shows it: in one line, and shortened."""
@@ -123,11 +125,11 @@ def check_path(name: str, value: Any) -> str:
 
 def check_contexts(name: str, value: Any) -> list[mx.Context]:
     """A list of distinct contexts, at least one."""
-    if isinstance(value, mx.Context):
+    if isinstance(value, Context):
         value = [value]
     check_type(name, value, (list, tuple), "a list of mxnet.Context")
     for context in value:
-        if not isinstance(context, mx.Context):
+        if not isinstance(context, Context):
             raise TypeError(
                 f"{name} is a list of mxnet.Context, but it holds {short_repr(context)}"
             )

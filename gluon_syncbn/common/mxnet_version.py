@@ -1,4 +1,4 @@
-"""Refuses an MXNet that is missing, lacks CUDA, or that this package cannot work with.
+"""Which MXNet is there; refuses one that is missing, or that does not serve.
 
 It must not know the rest of the package. docs/versions.md lists the versions tried.
 """
@@ -46,16 +46,21 @@ except OSError as error:
         "docs/guides/install.md#mxnet-for-gpus"
     ) from None
 
-_SUPPORTED = re.compile(r"1\.[6-9](\D|$)")
+_SUPPORTED = re.compile(r"(1\.[6-9]|2\.0)(\D|$)")
 
 
 def check(version: str) -> None:
-    """Raises ImportError unless `version` is of the series 1.6 to 1.9."""
+    """Raises ImportError unless `version` is of the series 1.6 to 1.9, or 2.0."""
     if not _SUPPORTED.match(version):
         raise ImportError(
-            "gluon_syncbn works with MXNet 1.6 to 1.9.1, but the installed mxnet is "
-            f"{version}; `pip install mxnet==1.9.1` installs one that it works with"
+            "gluon_syncbn works with MXNet 1.6 to 1.9.1 and 2.0, but the installed "
+            f"mxnet is {version}; `pip install mxnet==1.9.1` installs one that it "
+            "works with"
         )
 
 
 check(mx.__version__)
+# In it blocks have no names, compute with mx.np arrays alone, and are traced by calls
+# with arrays that have no values yet.
+IS_GLUON_2 = mx.__version__.startswith("2.")
+Context = mx.Device if IS_GLUON_2 else mx.Context  # the class

@@ -26,8 +26,10 @@ from ..common.arguments import (
     comma_list,
     pluralize,
 )
+from ..common.mxnet_version import Context
 from ..common.shares import share_bounds
 from ..mxnet_private.graphs import DTYPES
+from ..mxnet_private.library import array_of, to_context
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
 from .workers import Workers
@@ -303,9 +305,9 @@ def split(
             index[batch_axis] = slice(begin, end)
             shard = batch[tuple(index)]
             if isinstance(shard, mx.nd.NDArray):
-                shards.append(shard.as_in_context(context))
+                shards.append(to_context(shard, context))
             else:
-                shards.append(mx.nd.array(shard, ctx=context, dtype=shard.dtype))
+                shards.append(array_of(shard, context))
     return shards
 
 
@@ -319,7 +321,7 @@ def _under_flags(function, contexts):
         former, _within.contexts = _within.contexts, contexts
         try:
             # A copy of the context, because it notes the one that it replaces.
-            with mx.Context(context), record(train_mode=is_training):
+            with Context(context), record(train_mode=is_training):
                 with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
                     return function(*elements)
         finally:

@@ -48,7 +48,7 @@ def sum_in_place(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
         raise
     for array, values in zip(arrays, sums):
         if not _is_in_place(array):
-            array[:] = mx.nd.array(values, dtype=array.dtype)
+            array[:] = values
 
 
 def _check(waited):

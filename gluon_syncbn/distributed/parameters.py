@@ -16,6 +16,7 @@ from mxnet.gluon import Block
 from ..common.arguments import check_int, short_repr
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.blocks import children_of, parameters_by_place
+from ..mxnet_private.library import array_of
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native.world import wait_seconds, world
 from .meeting import allgather, broadcast
@@ -78,9 +79,9 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
                 "net.initialize() before it is broadcast"
             )
     _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
-    for parameter in parameters:
+    for number, parameter in enumerate(parameters):
         if not data_of(parameter):
-            name = f"broadcast_parameters, {parameter.name}"
+            name = f"broadcast_parameters, number {number}, {parameter.name}"
             when_initialized(
                 parameter, partial(_copy, [parameter], root, name, timeout)
             )
@@ -143,6 +144,4 @@ def _copy(parameters, root, name, timeout):
     if world().rank != root:
         with autograd.pause():
             for parameter, value in zip(parameters, values):
-                is_np = isinstance(data_of(parameter)[0], mx.np.ndarray)
-                array = mx.np.array if is_np else mx.nd.array
-                parameter.set_data(array(value, dtype=value.dtype))
+                parameter.set_data(array_of(value, mx.cpu()))

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import mxnet as mx
 from mxnet.gluon import nn
 
 from ..common.arguments import check_choice, check_real, short_repr
+from ..common.mxnet_version import IS_GLUON_2
 from ..mxnet_private.blocks import activation_name, slope_of
 
 
@@ -69,6 +71,15 @@ def apply(F: Any, z: Any, activation: Activation) -> Any:
 class ActivatedBatchNorm(nn.BatchNorm):
     """A BatchNorm with an activation: a reverted SyncBatchNorm that has one."""
 
-    def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
+    def _forward_gluon_1(self, F: Any, x: Any, **parameters: Any) -> Any:
         y = super().hybrid_forward(F, x, **parameters)
         return apply(F, y, self._applied)
+
+    def _forward_gluon_2(self, x: Any) -> Any:
+        y = super().forward(x).as_nd_ndarray()
+        return apply(mx.nd, y, self._applied).as_np_ndarray()
+
+    if IS_GLUON_2:
+        forward = _forward_gluon_2
+    else:
+        hybrid_forward = _forward_gluon_1

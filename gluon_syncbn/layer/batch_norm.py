@@ -6,6 +6,7 @@ the operator.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, NamedTuple, Sequence
 
@@ -14,8 +15,10 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from ..common.arguments import check_bool, check_int, check_real, check_type, pluralize
-from ..mxnet_private.blocks import current_trace
+from ..common.mxnet_version import IS_GLUON_2
+from ..mxnet_private.blocks import call_with_parameters, current_trace, is_traced
 from ..mxnet_private.library import make_plain
+from ..mxnet_private.parameters import contexts_of
 from ..native.static_graphs import order_calls
 from . import layout_guard
 from .activations import apply, validate
@@ -195,7 +198,7 @@ class SyncBatchNorm(nn.BatchNorm):
             **kwargs,
         )
         self._sync = SyncState(activation=built_in)
-        self._sync.synchronize(self.name, settings)
+        self._sync.synchronize(_new_name() if IS_GLUON_2 else self.name, settings)
 
     @property
     def activation(self) -> str | None:
@@ -226,31 +229,31 @@ class SyncBatchNorm(nn.BatchNorm):
 
     def forward(self, x: Any, mask: Any = None) -> Any:
         """Checks what is known before it runs, then calls or traces the layer."""
-        is_array = isinstance(x, mx.nd.NDArray)
+        is_graph = is_traced(x)
         is_frozen = self._kwargs["use_global_stats"]
         self._sync.handle.use(self._reg_params, bool(is_frozen))
         # A symbol that is not traced for a call belongs to no context. Also a frozen
         # layer asks for the trace, which notes the graph that thawing has to forget.
-        has_context = is_array or current_trace() is not None
+        has_context = not is_graph or current_trace() is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
-        if not is_array:
-            check_type("data", x, mx.sym.Symbol, "an NDArray or Symbol")
+        types = mx.nd.NDArray, mx.sym.Symbol
+        check_type("data", x, types, "an NDArray or Symbol")
         inputs = (x,) if mask is None else (x, mask)
         if mask is not None:
             check_mask(self.name, x, mask, self._kwargs["axis"])
-        if not is_array:
-            return super().forward(*inputs)
+        if is_graph:
+            return call_with_parameters(self, *inputs)
         try:
             if is_frozen:
-                return super().forward(*inputs)
+                return call_with_parameters(self, *inputs)
             make_plain(x)
-            return layout_guard.plain_gradient(super().forward(*inputs))
+            return layout_guard.plain_gradient(call_with_parameters(self, *inputs))
         except mx.MXNetError:
             self._check_channels(x)
             raise
 
-    def hybrid_forward(
+    def _compute(
         self,
         F: Any,
         x: Any,
@@ -260,9 +263,9 @@ class SyncBatchNorm(nn.BatchNorm):
         running_mean: Any = None,
         running_var: Any = None,
     ) -> Any:
-        """The layer as symbols or arrays; Gluon gives the parameters by name."""
+        """The layer as symbols or arrays; Gluon 1 calls it as `hybrid_forward`."""
         operands = _Operands(x, gamma, beta, running_mean, running_var)
-        is_np, rows = mx.util.is_np_array(), None
+        is_np, rows = IS_GLUON_2 or mx.util.is_np_array(), None
         if is_np:
             operands = _Operands(*(o.as_nd_ndarray() for o in operands))
             mask = None if mask is None else mask.as_nd_ndarray()
@@ -277,6 +280,16 @@ class SyncBatchNorm(nn.BatchNorm):
             y = rows.put_back(y)
         return y.as_np_ndarray() if is_np else y
 
+    if IS_GLUON_2:
+
+        @property
+        def name(self) -> str:
+            """Where the layer was converted its place in the net, else a number."""
+            return self._sync.handle.name
+
+    else:
+        hybrid_forward = _compute
+
     def _frozen_forward(self, F, operands):
         """MXNet's own operator: nothing is exchanged, so none of ours is needed."""
         y = F.BatchNorm(*operands, name="fwd", **self._kwargs)
@@ -286,12 +299,12 @@ class SyncBatchNorm(nn.BatchNorm):
         """The operator and what it needs around it; `rows` are those of a mask."""
         contexts = self.contexts()
         x, gamma, beta, *statistics = operands
-        is_symbol = F is not mx.nd
-        if is_symbol:
+        is_graph = is_traced(x)
+        if is_graph:
             order_calls()
-        places = contexts if is_symbol else [x.context]
-        trace = current_trace() if is_symbol else None
-        guard = layout_guard.guard_kind(places, self, is_symbol, trace)
+        places = contexts if is_graph else [x.context]
+        trace = current_trace() if is_graph else None
+        guard = layout_guard.guard_kind(places, self, is_graph, trace)
         inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
         attributes = {"guard": guard, **self._attributes(contexts)}
         former_trace, former_y = self._sync.latest_use
@@ -355,20 +368,20 @@ class SyncBatchNorm(nn.BatchNorm):
         return f"{text})"
 
 
+_made = itertools.count()
+
+
+def _new_name():
+    """A name as Gluon 1 would give it."""
+    return f"batchnorm{next(_made)}"
+
+
 class _Operands(NamedTuple):
     x: Any
     gamma: Any
     beta: Any
     running_mean: Any
     running_var: Any
-
-
-def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
-    """Contexts that a parameter is initialized on, or will be; empty without any."""
-    try:
-        return parameter.list_ctx()
-    except RuntimeError:
-        return []
 
 
 def check_numbers(momentum: float, epsilon: float, of: str = "") -> tuple[float, float]:

@@ -18,16 +18,18 @@ from ..mxnet_private.blocks import (
     BatchNormBase,
     blocks_of,
     forget_graph,
+    names_in,
     set_settings,
     settings_of,
 )
 from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers
 from .fusion import check_can_unfold, find_pairs, fold, unfold
-from .symbol_blocks import convert_graph, revert_graph
+from .symbol_blocks import check_symbol_block, convert_graph, revert_graph
 from .synchronization import Settings, SyncState
 
-_CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
+# MXNet 2 has it in nn.
+_CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm
 _RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
 _KNOWN = (ActivatedBatchNorm, _CONTRIB, _RELU, nn.BatchNorm, BatchNormBase)
 
@@ -97,21 +99,23 @@ def convert_sync_batchnorm(
     given = num_devices, unbiased_running_var, timeout, group, nonfinite
     settings = Settings(*given).validate()
     check_bool("fuse", fuse)
-    blocks, left = blocks_of(net), []
+    blocks, names, left = blocks_of(net), names_in(net), []
     for block in blocks:
-        _check_layer(block)
+        _check_layer(block, names[block])
+        check_symbol_block(block)
     pairs = find_pairs(net, _can_take_activation) if fuse else []
     for block in blocks:
         if isinstance(block, SymbolBlock):
-            names = convert_graph(block, settings._asdict())
-            left += [f"{name} (its mean or variance is read)" for name in names]
+            nodes = convert_graph(block, settings._asdict())
+            left += [f"{name} (its mean or variance is read)" for name in nodes]
         elif isinstance(block, BatchNormBase):
             methods = ", ".join(_own_methods(block))
             if methods:
-                left.append(f"{block.name} ({type(block).__name__} defines {methods})")
+                kind = type(block).__name__
+                left.append(f"{names[block]} ({kind} defines {methods})")
             else:
                 _convert_layer(block)
-                block._sync.synchronize(block.name, settings)
+                block._sync.synchronize(names[block], settings)
     for layer, block in pairs:
         fold(layer, block)
     net.apply(forget_graph)
@@ -158,7 +162,10 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """
     check_block("net", net)
     check_can_unfold(net)
-    for block in blocks_of(net):
+    blocks = blocks_of(net)
+    for block in blocks:
+        check_symbol_block(block)
+    for block in blocks:
         if isinstance(block, SymbolBlock):
             revert_graph(block, _revert_layer)
         elif type(block) is SyncBatchNorm:
@@ -167,10 +174,10 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     return net
 
 
-def _check_layer(block):
+def _check_layer(block, name):
     if isinstance(block, BatchNormBase) and not _own_methods(block):
-        momentum, epsilon = (settings_of(block)[name] for name in ("momentum", "eps"))
-        check_numbers(momentum, epsilon, f" of {block.name}")
+        momentum, epsilon = (settings_of(block)[key] for key in ("momentum", "eps"))
+        check_numbers(momentum, epsilon, f" of {name}")
 
 
 def _convert_layer(block):

@@ -15,10 +15,12 @@ from ..mxnet_private.blocks import (
     blocks_of,
     graph_of,
     has_graph,
+    name_of,
     settings_of,
 )
+from ..mxnet_private.parameters import contexts_of
 from ..native.library import load
-from .batch_norm import SyncBatchNorm, contexts_of
+from .batch_norm import SyncBatchNorm
 from .rewriting import nodes_of
 from .synchronization import ranks_of
 
@@ -72,10 +74,10 @@ def unsynchronized_layers(block: mx.gluon.Block) -> list[str]:
     that a block itself is, or that its graph has if it is a SymbolBlock.
     """
     if isinstance(block, SymbolBlock):
-        return _training_nodes(block)
+        return list(_training_nodes(block).values())
     is_plain = isinstance(block, BatchNormBase) and not isinstance(block, SyncBatchNorm)
     if is_plain and not settings_of(block)["use_global_stats"]:
-        return [block.name]
+        return [name_of(block)]
     return []
 
 
@@ -84,21 +86,27 @@ def own_operators(net: mx.gluon.Block) -> list[str]:
 
     Those with fixed statistics are left out: they need no other device.
     """
-    found, known = set(), []
+    found: dict = {}  # nodes by the variables of their running statistics
+    known = []
     for block in blocks_of(net):
         if isinstance(block, BatchNormBase):
-            known.append(block.prefix or "fwd")
+            known.append((block.running_mean.var().name, block.running_var.var().name))
         elif isinstance(block, SymbolBlock):
             known += _training_nodes(block)
         elif isinstance(block, HybridBlock) and has_graph(block):
             found.update(_training_nodes(block))
-    return sorted(name for name in found if not name.startswith(tuple(known)))
+    return sorted(name for which, name in found.items() if which not in known)
 
 
 def _training_nodes(block):
-    """The names of the nodes in a block's graph that MXNet normalizes batches with."""
-    nodes = [node for node, _ in nodes_of(graph_of(block)) if node["op"] in OPERATORS]
-    return [node["name"] for node in nodes if not is_frozen(node)]
+    """The nodes in a block's graph that MXNet normalizes batches with: their names by
+    the names of their running statistics.
+    """
+    return {
+        tuple(inputs[-2:]): node["name"]
+        for node, inputs in nodes_of(graph_of(block))
+        if node["op"] in OPERATORS and not is_frozen(node)
+    }
 
 
 class GraphLayer:

@@ -16,7 +16,7 @@ from ..mxnet_private.blocks import (
     forget_graphs_with,
     settings_of,
 )
-from .symbol_blocks import freeze_graph
+from .symbol_blocks import check_symbol_block, freeze_graph
 
 
 def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Block:
@@ -70,9 +70,11 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     """
     check_block("net", net)
     check_bool("frozen", frozen)
-    mx.nd.waitall()
     types = BatchNormBase, SymbolBlock
     changed = [block for block in blocks_of(net) if isinstance(block, types)]
+    for block in changed:
+        check_symbol_block(block)
+    mx.nd.waitall()
     for block in changed:
         if isinstance(block, SymbolBlock):
             freeze_graph(block, bool(frozen))

@@ -16,7 +16,8 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 
-from ..mxnet_private.blocks import blocks_of, children_of, only_hook
+from ..common.mxnet_version import IS_GLUON_2
+from ..mxnet_private.blocks import blocks_of, children_of, name_of, only_hook
 from . import activations
 
 
@@ -54,8 +55,8 @@ def check_can_unfold(net: mx.gluon.Block) -> None:
         block = getattr(getattr(layer, "_sync", None), "from_block", None)
         if block is not None and block not in inside:
             raise ValueError(
-                f"{layer.name} was fused with {block.name}, which is not part of "
-                f"{net.name}: revert a net that holds both"
+                f"{layer.name} was fused with {name_of(block)}, which is not part of "
+                f"{name_of(net)}: revert a net that holds both"
             )
 
 
@@ -68,13 +69,16 @@ def find_pairs(
     of a pair are used once, because names of nodes do not tell several uses apart.
     """
     traces, loose = [], set()
-    _trace_parts(net, traces, loose)
-    uses = {use for calls, graph in traces for use in _uses(calls, graph, is_layer)}
+    if IS_GLUON_2:
+        uses = list(_uses_in_containers(net, is_layer))
+    else:
+        _trace_parts(net, traces, loose)
+        uses = [use for calls, graph in traces for use in _uses(calls, graph, is_layer)]
+        uses = list(dict.fromkeys(uses))
     found = collections.Counter(member for use in uses for member in use)
     once = {member for member, count in found.items() if count == 1}
     once -= {None, *loose}
-    pairs = [use for use in uses if once.issuperset(use)]
-    return sorted(pairs, key=lambda pair: pair[0].name)
+    return [use for use in uses if once.issuperset(use)]
 
 
 def _trace_parts(block, traces, loose):
@@ -90,10 +94,15 @@ def _trace_parts(block, traces, loose):
         for child in children_of(block).values():
             loose.add(child)
             _trace_parts(child, traces, loose)
-    elif children_of(block):
+    else:
+        _warn_of(block, error)
+
+
+def _warn_of(block, error):
+    if children_of(block):
         warnings.warn(
-            f"{block.name} keeps its activation blocks, because it cannot be traced "
-            f"({error}); convert such parts of it that are called as a whole",
+            f"{name_of(block)} keeps its activation blocks, because it cannot be "
+            f"traced ({error}); convert such parts of it that are called as a whole",
             stacklevel=2,
         )
 
@@ -101,8 +110,24 @@ def _trace_parts(block, traces, loose):
 def _calls_children(cls):
     """Tells whether a class has the forward of a container, which calls children."""
     if issubclass(cls, nn.HybridSequential):
-        return cls.hybrid_forward is nn.HybridSequential.hybrid_forward
+        name = "forward" if IS_GLUON_2 else "hybrid_forward"
+        return getattr(cls, name) is getattr(nn.HybridSequential, name)
     return issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward
+
+
+def _uses_in_containers(block, is_layer):
+    """As `_uses`, for Gluon 2, where nothing is traced without arrays: neighbours."""
+    if not _calls_children(type(block)):
+        _warn_of(block, "MXNet 2 traces no net without arrays")
+        for inner in blocks_of(block):
+            yield inner, None
+        return
+    children = list(children_of(block).values())
+    for before, child, after in zip([None, *children], children, [*children[1:], None]):
+        if is_layer(child) and activations.of_block(after) is not None:
+            yield child, after
+        elif not is_layer(before) or activations.of_block(child) is None:
+            yield from _uses_in_containers(child, is_layer)
 
 
 def _trace(net, training):

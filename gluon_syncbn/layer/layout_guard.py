@@ -15,10 +15,12 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
+from ..common.mxnet_version import IS_GLUON_2
 from ..mxnet_private.blocks import Trace
 
-# That a guard's nodes carry in a graph.
+# That a guard's nodes carry in a graph; those of Gluon 2 can carry nothing.
 _MARK = {"__gluon_syncbn_guard__": "True"}
+_MARKED: dict = {} if IS_GLUON_2 else {"attr": _MARK}
 
 
 def is_guard(node: dict) -> bool:
@@ -27,22 +29,24 @@ def is_guard(node: dict) -> bool:
 
 
 def guard_kind(
-    contexts: Sequence[mx.Context], layer: Any, is_symbol: bool, trace: Trace | None
+    contexts: Sequence[mx.Context], layer: Any, is_graph: bool, trace: Trace | None
 ) -> str:
     """The kind of guard that a layer needs, see src/mxnet/guard.h.
 
-    `contexts` are those where the layer runs, empty if they are not known; `is_symbol`
-    says whether its input is a symbol. The kinds are:
+    `contexts` are those where the layer runs, empty if they are not known; `is_graph`
+    says whether it becomes part of a graph. The kinds are:
 
     * ``"gpu"``: none, because no context is a CPU;
-    * ``"outside"``: `make_plain` and `plain_gradient`, which the layer's caller runs;
+    * ``"outside"``: `make_plain` and `plain_gradient`, which the layer's caller runs
+      (a hybridized layer of Gluon 2 has none);
     * ``"static_shape"``: after the layer an operator that works in place;
     * ``"any"``: copies, which are right in every mode; also for a symbol outside of a
       trace, because it is not known how its graph will run.
     """
     if contexts and all(context.device_type == "gpu" for context in contexts):
         return "gpu"
-    if not is_symbol or (trace is not None and trace.block is layer):
+    is_outermost = trace is not None and trace.block is layer and not IS_GLUON_2
+    if not is_graph or is_outermost:
         return "outside"
     return "static_shape" if trace is not None and trace.is_static_shape else "any"
 
@@ -64,9 +68,9 @@ def guarded_input(F: Any, x: Any, guard: str, trace: Trace | None) -> Any:
         # Converts oneDNN's blocked layout to row-major (in place if allowed); a no-op
         # for row-major arrays. With more dimensions it would not. A static_shape graph
         # would be right without it, but would keep a plain copy of each x.
-        return F.reshape(x, shape=(-2,), attr=_MARK)
+        return F.reshape(x, shape=(-2,), **_MARKED)
     # Not amp_multicast: its backward does not add to the gradient of a graph's input.
-    return F.SliceChannel(x, num_outputs=1, attr=_MARK)
+    return F.SliceChannel(x, num_outputs=1, **_MARKED)
 
 
 def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
@@ -79,17 +83,19 @@ def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
         # dynamic_entries). Not an identity: MXNet cannot infer the storage type of its
         # gradient where the graph's output is the sum of y and an input without one.
         if _dtype(y, trace) == "float32":
-            return F.amp_multicast(y, num_outputs=1, attr=_MARK)
+            return F.amp_multicast(y, num_outputs=1, **_MARKED)
         # It would copy blocked gradients, which other dtypes do not have.
-        return F.reshape(y, shape=(-2,), attr=_MARK)
+        return F.reshape(y, shape=(-2,), **_MARKED)
     if _ndim(y, trace) == 4:
         # Plain in one pass, because it reads blocked layouts; never in place.
-        return F.transpose(y, axes=(0, 1, 2, 3), attr=_MARK)
-    return F.SliceChannel(y, num_outputs=1, attr=_MARK)
+        return F.transpose(y, axes=(0, 1, 2, 3), **_MARKED)
+    return F.SliceChannel(y, num_outputs=1, **_MARKED)
 
 
 def _ndim(symbol, trace):
     """Number of dimensions of a traced symbol; 0 if unknown."""
+    if IS_GLUON_2:
+        return symbol.ndim
     shapes = {} if trace is None else _read(symbol, trace.inputs, "shape")
     outputs = shapes and symbol.infer_shape_partial(**shapes)[1]
     return len(outputs[0] or ()) if outputs else 0
@@ -97,6 +103,8 @@ def _ndim(symbol, trace):
 
 def _dtype(symbol, trace):
     """The dtype of a traced symbol as text; None if unknown."""
+    if IS_GLUON_2:
+        return np.dtype(symbol.dtype).name
     # A parameter's symbol knows the dtype of its first use only.
     arrays = {**trace.inputs, **trace.block.collect_params()}
     dtypes = _read(symbol, arrays, "dtype")

@@ -13,6 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import SymbolBlock
 
+from ..common.mxnet_version import IS_GLUON_2
 from ..mxnet_private.blocks import graph_of, set_graph, set_parameter, settings_of
 from ..native.library import load
 from . import rewriting
@@ -33,6 +34,21 @@ class _Source:
     settings: dict | None = None  # of `convert_graph`; None if it is not converted
     # Made for nodes; the keys in the graph live as long as these.
     layers: dict = dataclasses.field(default_factory=dict)
+
+
+def check_symbol_block(block: mx.gluon.Block) -> None:
+    """Raises NotImplementedError for a SymbolBlock that cannot be changed.
+
+    The blocks of MXNet 2 take no symbols, of which the new nodes would be made.
+    """
+    if not IS_GLUON_2 or not isinstance(block, SymbolBlock):
+        return
+    found = [node["op"] for node, _ in rewriting.nodes_of(graph_of(block))]
+    if not {*OPERATORS, "Custom"}.isdisjoint(found):
+        raise NotImplementedError(
+            "a SymbolBlock with batch normalization cannot be changed in MXNet 2, "
+            "expected the blocks that its graph was made of"
+        )
 
 
 def convert_graph(block: SymbolBlock, settings: dict) -> list[str]:

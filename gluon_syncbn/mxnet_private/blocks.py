@@ -7,20 +7,25 @@ with.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import weakref
 from operator import attrgetter
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
+from ..common.mxnet_version import IS_GLUON_2
+from ..common.nested import flatten
+
+try:
+    from mxnet import _deferred_compute as deferred_compute  # of Gluon 2
+except ImportError:
+    deferred_compute = None
+
 # The class that BatchNorm's forward is written in: since MXNet 1.8 a base that it
 # shares with BatchNormReLU, before that BatchNorm itself.
-BatchNormBase = next(
-    cls for cls in nn.BatchNorm.__mro__ if "hybrid_forward" in vars(cls)
-)
+BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
 
 _TRACE = HybridBlock._get_graph.__code__
 _traced = weakref.WeakSet()  # outermost blocks
@@ -28,7 +33,13 @@ _traced = weakref.WeakSet()  # outermost blocks
 settings_of = attrgetter("_kwargs")  # of a BatchNorm as its operator takes them
 activation_name = attrgetter("_act_type")  # that a nn.Activation was made with
 slope_of = attrgetter("_alpha")  # of a nn.LeakyReLU
-children_of = attrgetter("_children")  # by name; `apply` does not tell where they are
+
+
+def children_of(block: mx.gluon.Block) -> dict:
+    """A block's children by name; `apply` does not tell where they are."""
+    if not IS_GLUON_2:
+        return block._children
+    return {name: child() for name, child in block._children.items()}
 
 
 def blocks_of(net: mx.gluon.Block) -> list:
@@ -36,6 +47,27 @@ def blocks_of(net: mx.gluon.Block) -> list:
     blocks: dict = {}
     net.apply(lambda block: blocks.setdefault(block))
     return list(blocks)
+
+
+def name_of(block: mx.gluon.Block) -> str:
+    """A block's name; in Gluon 2, where blocks have none, that of its class."""
+    return type(block).__name__ if IS_GLUON_2 else block.name
+
+
+def names_in(net: mx.gluon.Block) -> dict:
+    """By block the names in a net; in Gluon 2 these are places, as in files."""
+    if not IS_GLUON_2:
+        return {block: block.name for block in blocks_of(net)}
+    names: dict = {}
+
+    def visit(block, place):
+        if block not in names:
+            names[block] = place or name_of(block)
+            for name, child in children_of(block).items():
+                visit(child, f"{place}.{name}" if place else name)
+
+    visit(net, "")
+    return names
 
 
 def set_settings(block: mx.gluon.Block, settings: dict) -> None:
@@ -84,6 +116,45 @@ def forget_graphs_with(layers: set) -> None:
             forget_graph(block)
 
 
+def is_traced(value: Any) -> bool:
+    """Tells whether a call with such arguments becomes a part of a graph."""
+    if IS_GLUON_2:
+        return deferred_compute.is_deferred_compute()
+    return any(isinstance(leaf, mx.sym.Symbol) for leaf in flatten(value))
+
+
+def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
+    """Calls a block's `_compute`, which takes what `hybrid_forward` of Gluon 1 does."""
+    if not IS_GLUON_2:
+        return HybridBlock.forward(block, *inputs)
+    context = inputs[0].context
+    parameters = {name: p.data(context) for name, p in block._reg_params.items()}
+    return block._compute(mx.nd, *inputs, **parameters)
+
+
+def replace_forward(block: mx.gluon.Block, forward: Callable) -> None:
+    """Replaces what a call of one block runs, hybridized or not."""
+    block.forward = forward
+    if IS_GLUON_2 and isinstance(block, HybridBlock):
+        block._call_cached_op = forward
+
+
+def restore_forward(block: mx.gluon.Block, former: Callable | None) -> None:
+    """Undoes `replace_forward`; None stands for the class's own."""
+    for name in {"forward", "_call_cached_op"} & vars(block).keys():
+        delattr(block, name)
+    if former is not None:
+        replace_forward(block, former)
+
+
+def run_forward(block: mx.gluon.Block, former: Callable | None, args: Sequence) -> Any:
+    """What a call of a block runs without `replace_forward`."""
+    # Gluon 1 decides in the class's `forward` whether a graph runs, Gluon 2 before.
+    if IS_GLUON_2 and getattr(block, "_active", False) and not is_traced(args):
+        return type(block)._call_cached_op(block, *args)
+    return former(*args) if former else type(block).forward(block, *args)
+
+
 class Trace(NamedTuple):
     """A trace of a graph under way: the outermost one, whose flags the graph will have.
 
@@ -130,23 +201,6 @@ def current_trace() -> Trace | None:
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
     """Tells whether a hybridized block was called since."""
     return bool(vars(block).get("_cached_graph"))
-
-
-def wrap_static_calls(wrapper: Callable) -> None:
-    """Replaces each call of a static_shape graph by ``wrapper(block, call)``.
-
-    Forward hooks would be copied and saved with a block.
-    """
-    original = HybridBlock._call_cached_op
-
-    @functools.wraps(original)
-    def call_cached_op(block, *args):
-        call = functools.partial(original, block, *args)
-        if not dict(block._flags).get("static_shape"):
-            return call()
-        return wrapper(block, call)
-
-    HybridBlock._call_cached_op = call_cached_op
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ import numpy as np
 from mxnet.base import check_call
 from mxnet.ndarray.register import _make_ndarray_function
 
+from ..common.mxnet_version import IS_GLUON_2
+
 _LIB = mx.base._LIB
 # Absent from builds of MXNet without oneDNN, which have no other layouts. It has no C
 # interface, only this C++ name.
@@ -78,6 +80,13 @@ def _operator(name):
 broadcast_add = _operator("broadcast_add")
 concat = _operator("Concat")
 _copyto = _operator("_copyto")
+
+
+def array_of(values: np.ndarray, context: mx.Context) -> mx.nd.NDArray:
+    """An array of the kind that blocks take, with the values and dtype of NumPy's."""
+    if IS_GLUON_2:
+        return mx.np.array(values, values.dtype, context)
+    return mx.nd.array(values, context, values.dtype)
 
 
 def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:

@@ -7,10 +7,16 @@ parameters.
 from __future__ import annotations
 
 import functools
-from operator import attrgetter
+import weakref
+from operator import attrgetter, methodcaller
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
+
+from ..common.mxnet_version import IS_GLUON_2
+
+_list_contexts = methodcaller("list_device" if IS_GLUON_2 else "list_ctx")
+_reset_context = "reset_device" if IS_GLUON_2 else "reset_ctx"
 
 # True, in an ``if``, of a parameter that is initialized as soon as its shape is known.
 is_deferred = attrgetter("_deferred_init")
@@ -18,6 +24,19 @@ gradient_storage = attrgetter("_grad_stype")  # the type, known before there are
 # Tells whether backward has written an array's gradient since the last update. A
 # Trainer reads this mark and clears it; it is no part of the public NDArray.
 is_fresh = attrgetter("_fresh_grad")
+
+
+def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
+    """Contexts that a parameter is initialized on, or will be; empty without any."""
+    try:
+        return _list_contexts(parameter)
+    except RuntimeError:
+        return []
+
+
+def move(parameter: mx.gluon.Parameter, contexts: Sequence[mx.Context]) -> None:
+    """Copies a parameter that is initialized, or will be, to other contexts."""
+    getattr(parameter, _reset_context)(contexts)
 
 
 def data_of(parameter: Any) -> Sequence:
@@ -54,8 +73,15 @@ def _on_cpu(parameter, context):
 
 def trainer_of(parameters: Iterable) -> mx.gluon.Trainer | None:
     """The trainer of any of some parameters; only they refer to it."""
-    trainers = (parameter._trainer for parameter in parameters)
-    return next((t for t in trainers if isinstance(t, mx.gluon.Trainer)), None)
+    trainers = (trainer_set(parameter) for parameter in parameters)
+    return next((t for t in trainers if t is not None), None)
+
+
+def trainer_set(parameter: mx.gluon.Parameter) -> mx.gluon.Trainer | None:
+    """The trainer of a parameter; Gluon 2 has a weak reference to it."""
+    trainer = parameter._trainer
+    trainer = trainer() if isinstance(trainer, weakref.ref) else trainer
+    return trainer if isinstance(trainer, mx.gluon.Trainer) else None
 
 
 def when_initialized(parameter: Any, act: Callable[[], None]) -> None:

@@ -11,10 +11,14 @@ from typing import Callable, Iterable
 
 import mxnet as mx
 
+from ..common.mxnet_version import IS_GLUON_2
+from .parameters import trainer_set
+
 # By device and index the number of updates; the public `num_update` is one of all.
 update_counts = attrgetter("_all_index_update_counts")  # of an optimizer
 parameters_of = attrgetter("_params")  # all, in the order of the optimizer's indices
-contexts_of = attrgetter("_contexts")  # of the parameters when the trainer was made
+# Of the parameters when the trainer was made.
+contexts_of = attrgetter("_devices" if IS_GLUON_2 else "_contexts")
 updates_on_kvstore = attrgetter("_update_on_kvstore")  # rather than on each device
 
 
@@ -43,8 +47,9 @@ def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
     A Trainer tells its parameters when it is made, and nobody else.
     """
     parameter._set_trainer = _SetTrainer(parameter, act)
-    if isinstance(parameter._trainer, mx.gluon.Trainer):
-        act(parameter._trainer)
+    trainer = trainer_set(parameter)
+    if trainer is not None:
+        act(trainer)
 
 
 def forget_trainers(parameter: mx.gluon.Parameter) -> None:

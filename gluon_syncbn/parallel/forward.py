@@ -15,11 +15,16 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..common.arguments import check_block, comma_list
-from ..common.nested import flatten
 from ..devices.devices import Devices, inside_map
-from ..layer.batch_norm import contexts_of
-from ..mxnet_private.blocks import blocks_of, current_trace
-from ..mxnet_private.parameters import save_value_of
+from ..mxnet_private.blocks import (
+    blocks_of,
+    current_trace,
+    is_traced,
+    name_of,
+    restore_forward,
+    run_forward,
+)
+from ..mxnet_private.parameters import contexts_of, save_value_of
 from . import backward, warn
 from .participation import participating
 from .shards import Shards
@@ -33,16 +38,18 @@ class ReplacedForward:
         self._former = vars(net).get("forward")
         self.calls_class = self._former is None
 
+    def __call__(self, *args: Any) -> Any:
+        return self.own(*args)
+
     def own(self, *args: Any) -> Any:
         """Calls the forward that is replaced."""
-        forward = self._former or partial(type(self.net).forward, self.net)
-        return forward(*args)
+        if isinstance(self._former, ReplacedForward):
+            return self._former(*args)
+        return run_forward(self.net, self._former, args)
 
     def remove(self) -> None:
         """Restores the former one."""
-        del self.net.forward
-        if self._former:
-            self.net.forward = self._former
+        restore_forward(self.net, self._former)
 
 
 class ParallelForward(ReplacedForward):
@@ -100,8 +107,8 @@ class ParallelForward(ReplacedForward):
                 cure = "make_parallel(..., reset_ctx=True) moves a net"
                 if is_parallel(self.net):
                     cure = (
-                        "net.collect_params().reset_ctx(net.devices.contexts) moves "
-                        "it, revert_parallel(net) lets it run where it is"
+                        "revert_parallel(net), and make_parallel(..., reset_ctx=True) "
+                        "moves it"
                     )
                 raise ValueError(
                     f"parameter '{parameter.name}' is initialized on "
@@ -112,13 +119,13 @@ class ParallelForward(ReplacedForward):
 
     def _is_traced(self, args):
         """Tells whether a call is part of a graph; raises if that cannot train."""
-        if not any(isinstance(leaf, mx.sym.Symbol) for leaf in flatten(list(args))):
+        if not is_traced(args):
             return False
         trace = current_trace()
         if trace and trace.is_hybridized and autograd.is_training():
             raise RuntimeError(
-                f"{trace.block.name} is hybridized, and its graph would run the "
-                f"parallel net {self.net.name} on one device: expected that "
+                f"{name_of(trace.block)} is hybridized, and its graph would run the "
+                f"parallel net {name_of(self.net)} on one device: expected that "
                 "make_parallel is called with the outer one"
             )
         return True

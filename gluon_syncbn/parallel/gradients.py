@@ -12,9 +12,14 @@ from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..layer.batch_norm import contexts_of
 from ..mxnet_private import graphs
-from ..mxnet_private.parameters import data_of, gradients_of, is_fresh, mark_fresh
+from ..mxnet_private.parameters import (
+    contexts_of,
+    data_of,
+    gradients_of,
+    is_fresh,
+    mark_fresh,
+)
 
 
 class Replica(NamedTuple):

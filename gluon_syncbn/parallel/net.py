@@ -20,8 +20,8 @@ from ..common.arguments import (
 from ..devices.devices import Devices
 from ..layer.convert import convert_sync_batchnorm
 from ..layer.synchronization import NONFINITE
-from ..mxnet_private.blocks import forget_graph
-from ..mxnet_private.parameters import data_of, is_deferred, save_value_of
+from ..mxnet_private.blocks import forget_graph, replace_forward
+from ..mxnet_private.parameters import data_of, is_deferred, move, save_value_of
 from .forward import ParallelForward, check_not_parallel, is_parallel
 
 
@@ -133,7 +133,8 @@ def make_parallel(
     net.initialize = partial(_initialize, net, devices.contexts)
     net.load_parameters = partial(_load_parameters, net, devices.contexts)
     net.summary = forward.summary
-    net.forward, net.devices = forward, devices
+    net.devices = devices
+    replace_forward(net, forward)
     return net
 
 
@@ -184,18 +185,22 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     return net
 
 
-def _initialize(net, contexts, init=None, ctx=None, *args, **kwargs):
+def _initialize(net, contexts, init=None, ctx=None, *args, device=None, **kwargs):
     init = mx.init.Uniform() if init is None else init
-    type(net).initialize(net, init, contexts if ctx is None else ctx, *args, **kwargs)
+    type(net).initialize(net, init, _first(ctx, device, contexts), *args, **kwargs)
 
 
-def _load_parameters(net, contexts, filename, ctx=None, *args, **kwargs):
-    ctx = contexts if ctx is None else ctx
-    type(net).load_parameters(net, filename, ctx, *args, **kwargs)
+def _load_parameters(net, contexts, filename, ctx=None, *args, device=None, **kwargs):
+    places = _first(ctx, device, contexts)
+    type(net).load_parameters(net, filename, places, *args, **kwargs)
+
+
+def _first(*values):
+    return next(value for value in values if value is not None)
 
 
 def _move(net: mx.gluon.Block, contexts: Sequence[mx.Context]) -> None:
     """Moves parameters that are initialized, or will be; others have no context yet."""
     for parameter in net.collect_params().values():
         if data_of(parameter) or is_deferred(parameter):
-            parameter.reset_ctx(contexts)
+            move(parameter, contexts)

@@ -14,9 +14,9 @@ from mxnet import autograd
 
 from ..common.nested import arrays_in
 from ..devices.devices import ContextOfLoop, inside_map
-from ..layer.batch_norm import contexts_of
-from ..mxnet_private.blocks import forget_graph
+from ..mxnet_private.blocks import forget_graph, replace_forward
 from ..mxnet_private.graphs import block_number, count_blocks_for
+from ..mxnet_private.parameters import contexts_of
 from ..native import failures
 from . import backward, participation
 from .forward import ReplacedForward, check_not_parallel
@@ -75,7 +75,7 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     """
     check_not_parallel(net, "allow_plain_loop")
     if not isinstance(vars(net).get("forward"), _Forward):
-        net.forward = _Forward(net)  # hooks cannot replace outputs
+        replace_forward(net, _Forward(net))  # hooks cannot replace outputs
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
     return net

@@ -12,11 +12,10 @@ from typing import Sequence
 import mxnet as mx
 
 from ..common.arguments import comma_list, pluralize
-from ..layer.batch_norm import contexts_of
 from ..layer.finding import own_operators, unsynchronized_layers
 from ..mxnet_private import trainers
 from ..mxnet_private.blocks import blocks_of, has_graph
-from ..mxnet_private.parameters import trainer_of
+from ..mxnet_private.parameters import contexts_of, trainer_of
 
 _warned_of = weakref.WeakSet()  # trainers and nets
 _examined = weakref.WeakSet()  # nets

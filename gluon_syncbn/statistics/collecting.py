@@ -18,7 +18,7 @@ from mxnet.gluon import SymbolBlock
 from ..common.moments import Moments
 from ..layer.convert import convert_sync_batchnorm
 from ..layer.finding import unsynchronized_layers
-from ..layer.symbol_blocks import convert_graph
+from ..layer.symbol_blocks import check_symbol_block, convert_graph
 from ..mxnet_private.blocks import blocks_of, forget_graph
 from ..native.library import load
 
@@ -34,6 +34,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[None]:
     left: list = []
     try:
         for block in blocks_of(net):
+            check_symbol_block(block)
             if unsynchronized_layers(block):
                 saved.append((block, type(block), dict(vars(block))))
                 if isinstance(block, SymbolBlock):

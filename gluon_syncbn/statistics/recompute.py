@@ -16,9 +16,9 @@ from mxnet import autograd
 from ..common.arguments import check_block, check_choice, check_int, short_repr
 from ..devices.devices import Devices
 from ..distributed.meeting import allgather
-from ..layer.batch_norm import contexts_of
 from ..layer.finding import synchronized_layers
-from ..mxnet_private.parameters import data_of
+from ..mxnet_private.blocks import name_of
+from ..mxnet_private.parameters import contexts_of, data_of
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
 from ..native.world import world
@@ -121,7 +121,8 @@ def recompute_statistics(
         layers = synchronized_layers(net)
         if not layers:
             raise ValueError(
-                f"{net.name} has no BatchNorm that is not frozen, expected at least one"
+                f"{name_of(net)} has no BatchNorm that is not frozen, expected at "
+                "least one"
             )
         # By key: a layer may be in several places.
         by_key = {layer.key: layer for layer in layers}
@@ -142,7 +143,7 @@ def _run(net, layers, batches):
     contexts = list(dict.fromkeys(itertools.chain(*found)))
     if not contexts:
         raise RuntimeError(
-            f"{net.name} is not initialized: call net.initialize() before its "
+            f"{name_of(net)} is not initialized: call net.initialize() before its "
             "statistics are recomputed"
         )
     # One device takes inputs of any kind, as they are.

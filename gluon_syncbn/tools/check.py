@@ -12,6 +12,7 @@ import numpy as np
 
 from ..devices.devices import Devices
 from ..layer.batch_norm import SyncBatchNorm
+from ..mxnet_private.library import array_of
 from .oracle import backward, forward
 
 SHAPE = 7, 6, 9, 10  # seven rows on two contexts: their shards differ
@@ -98,7 +99,7 @@ def step(
         layer.hybridize(static_alloc=True, static_shape=True)
     devices = Devices(contexts)
     candidate = Candidate(layer, devices, x, dy)
-    layer.gamma.set_data(mx.nd.array(gamma, dtype=gamma.dtype))
+    layer.gamma.set_data(array_of(gamma, contexts[0]))
     candidate.step()
     y, dx = candidate.results()
     return {

@@ -10,10 +10,13 @@ namespace {
 
 MxnetApi api;
 
+// Some functions have another name in MXNet 2.
 template <typename Function>
-void Find(void* library, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-  if (*function == nullptr) throw Error(Concat("libmxnet.so has no function ", name));
+void Find(void* library, const char* name, Function* function, const char* newer = nullptr) {
+  void* found = dlsym(library, name);
+  if (found == nullptr && newer != nullptr) found = dlsym(library, newer);
+  if (found == nullptr) throw Error(Concat("libmxnet.so has no function ", name));
+  *function = reinterpret_cast<Function>(found);
 }
 
 }  // namespace
@@ -24,10 +27,10 @@ void LoadMxnetApi(const char* path) {
     throw Error(Concat("MXNet's library is not loaded: ", path));
   }
   Find(library, "MXCustomOpRegister", &api.CustomOpRegister);
-  Find(library, "MXNDArrayGetShapeEx64", &api.NDArrayGetShapeEx64);
+  Find(library, "MXNDArrayGetShapeEx64", &api.NDArrayGetShapeEx64, "MXNDArrayGetShape64");
   Find(library, "MXNDArrayGetData", &api.NDArrayGetData);
   Find(library, "MXNDArrayGetDType", &api.NDArrayGetDType);
-  Find(library, "MXNDArrayCreateEx64", &api.NDArrayCreateEx64);
+  Find(library, "MXNDArrayCreateEx64", &api.NDArrayCreateEx64, "MXNDArrayCreate64");
   Find(library, "MXNDArrayFree", &api.NDArrayFree);
   Find(library, "MXNDArrayWaitToRead", &api.NDArrayWaitToRead);
   Find(library, "MXNDArrayWaitAll", &api.NDArrayWaitAll);

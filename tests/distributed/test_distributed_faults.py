@@ -8,11 +8,11 @@ import time
 
 from gluon_syncbn import SyncBatchNorm, distributed
 
-import mxnet as mx
 import pytest
 from mxnet import autograd
 from support.helpers import run_python
 from support.mpi import finish, is_mpich, needs_mpi, run_ranks, start
+from support.nd import nd
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
@@ -153,7 +153,7 @@ def test_before_init_there_is_one_process():
     layer.initialize()
     words = "group names the rank 1, expected ranks below 1, the number of processes be"
     with pytest.raises(ValueError, match=words), autograd.train_mode():
-        layer(mx.nd.ones((2, 1)))
+        layer(nd.ones((2, 1)))
     assert distributed.join() == 0
 
 

@@ -23,6 +23,7 @@ from support.helpers import (
     summed_grad,
     train_step,
 )
+from support.nd import nd
 
 X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
 ONES, ZEROS = np.ones(3), np.zeros(3)
@@ -48,14 +49,14 @@ def test_shards_of_different_spatial_sizes(devices):
 
 def test_infinities_in_inference():
     """On the flat side of a ReLU nothing is left of them, as in MXNet."""
-    x = mx.nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
+    x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
     for function, of_minus_infinity in ("relu", 0), ("leaky_relu", -np.inf):
         layer = SyncBatchNorm(num_devices=1, activation=function)
         layer.initialize()
         x.attach_grad()
         with autograd.record(train_mode=False):
             y = layer(x)
-        y.backward(mx.nd.array(np.array([[1, 1, 1, np.inf]]).T))
+        y.backward(nd.array(np.array([[1, 1, 1, np.inf]]).T))
         expected = [of_minus_infinity, np.inf, np.nan]
         np.testing.assert_array_equal(y.asnumpy()[:3, 0], expected)
         slope = 0 if function == "relu" else np.inf  # times dy
@@ -85,12 +86,12 @@ def test_net_that_is_cast_after_it_ran(mode):
         net = nn.HybridSequential()
         net.add(nn.Conv2D(4, 3), norm(), nn.Conv2D(2, 3, activation="sigmoid"))
         net.initialize(mx.init.Xavier())
-        net(mx.nd.ones((2, 3, 8, 8)))
+        net(nd.ones((2, 3, 8, 8)))
         net.cast("float64")
         set_mode(net, mode)
         rng = np.random.default_rng(0)
         with autograd.record():
-            loss = net(mx.nd.array(rng.normal(size=(2, 3, 8, 8)), dtype="float64"))
+            loss = net(nd.array(rng.normal(size=(2, 3, 8, 8)), dtype="float64"))
         loss.backward()
         return [summed_grad(p) for p in net.collect_params(".*(weight|gamma)").values()]
 
@@ -107,7 +108,7 @@ KINDS = {"identity": None, "relu": None, "leaky_relu": 0.01}
 def test_a_reverted_activation_computes_the_same(function):
     layer = SyncBatchNorm(num_devices=1, activation=function)
     layer.initialize()
-    x = mx.nd.array(X)
+    x = nd.array(X)
     y, text = layer(x).asnumpy(), repr(layer)
     assert KINDS[function] is None or f"slope={KINDS[function]}" in text
     assert revert_sync_batchnorm(layer) is layer

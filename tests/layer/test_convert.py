@@ -8,6 +8,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from support.helpers import MODES, set_mode, value, values, whole
+from support.nd import nd
 
 CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 
@@ -31,7 +32,7 @@ class Nested(HybridBlock):
 
 
 def batch():
-    return mx.nd.array(np.random.default_rng(0).normal(1, 2, (4, 3, 8, 8)))
+    return nd.array(np.random.default_rng(0).normal(1, 2, (4, 3, 8, 8)))
 
 
 def initialized(net, ctx=None):
@@ -114,7 +115,7 @@ class Configured(nn.BatchNorm):
 
 class WithRelu(nn.BatchNorm):
     def forward(self, x):
-        return mx.nd.relu(super().forward(x))
+        return nd.relu(super().forward(x))
 
 
 class Called(nn.BatchNorm):

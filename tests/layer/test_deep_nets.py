@@ -12,8 +12,9 @@ import gluon_syncbn
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet.gluon import HybridBlock, Trainer, nn
+from mxnet.gluon import Trainer, nn
 from support import reference
+from support.blocks import Function
 from support.helpers import (
     MODES,
     cpus,
@@ -27,45 +28,44 @@ from support.helpers import (
     twin,
     values,
 )
+from support.nd import nd
 
 REPEAT = repetitions()
 SHAPE = (8, 3, 20, 20)
 STEPS = 4
 
 
-class Unit(HybridBlock):
+class Unit(Function):
     """Two branches and a shortcut; Dropout works beside them, times 0."""
 
     def __init__(self, norm, channels):
         super().__init__()
-        with self.name_scope():
-            self.left = nn.HybridSequential()
-            self.left.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), norm())
-            self.right = nn.HybridSequential()
-            self.right.add(
-                nn.Conv2D(channels, 1, use_bias=False),
-                norm(),
-                nn.Activation("relu"),
-                nn.Conv2D(channels, 3, padding=2, dilation=2, use_bias=False),
-                norm(),
-            )
-            self.dropout = nn.Dropout(0.5)
+        self.left = nn.HybridSequential()
+        self.left.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), norm())
+        self.right = nn.HybridSequential()
+        self.right.add(
+            nn.Conv2D(channels, 1, use_bias=False),
+            norm(),
+            nn.Activation("relu"),
+            nn.Conv2D(channels, 3, padding=2, dilation=2, use_bias=False),
+            norm(),
+        )
+        self.dropout = nn.Dropout(0.5)
 
-    def hybrid_forward(self, F, x):
+    def compute(self, F, x):
         return F.relu(self.left(x) + self.right(x) + x + 0 * self.dropout(x))
 
 
 def deep_net(norm, container=nn.HybridSequential):
     net = container()
-    with net.name_scope():
-        net.add(nn.Conv2D(16, 3, padding=1, use_bias=False), norm())
-        net.add(nn.Activation("relu"))
-        for _ in range(3):
-            net.add(Unit(norm, 16))
-        net.add(nn.MaxPool2D(2), nn.Conv2D(32, 3, padding=1, use_bias=False), norm())
-        for _ in range(2):
-            net.add(Unit(norm, 32))
-        net.add(nn.Conv2D(4, 1), norm())
+    net.add(nn.Conv2D(16, 3, padding=1, use_bias=False), norm())
+    net.add(nn.Activation("relu"))
+    for _ in range(3):
+        net.add(Unit(norm, 16))
+    net.add(nn.MaxPool2D(2), nn.Conv2D(32, 3, padding=1, use_bias=False), norm())
+    for _ in range(2):
+        net.add(Unit(norm, 32))
+    net.add(nn.Conv2D(4, 1), norm())
     return net
 
 
@@ -146,7 +146,7 @@ def test_a_graph_for_each_child_trains_like_one_context(mode, devices):
 def test_gradients_in_blocked_layouts():
     """The gradients of gathered outputs are results of convolutions."""
     rng = np.random.default_rng(0)
-    x = mx.nd.array(rng.normal(size=(5, 3, 20, 20)))
+    x = nd.array(rng.normal(size=(5, 3, 20, 20)))
     net = nn.Conv2D(16, 3, padding=1, use_bias=False)
     net.initialize(mx.init.Xavier(), ctx=cpus(2))
     top = nn.HybridSequential()

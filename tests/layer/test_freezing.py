@@ -28,6 +28,7 @@ from support.helpers import (
     train_step,
     values,
 )
+from support.nd import nd
 
 SHAPE = 5, 4, 6, 3
 LAYERS = {
@@ -43,10 +44,10 @@ def initialized(net, contexts, dtype="float64", shape=None):
     net.cast(dtype)
     net.initialize(ctx=contexts)
     if shape is not None:
-        net(mx.nd.ones(shape, dtype=dtype))
+        net(nd.ones(shape, dtype=dtype))
     rng = np.random.default_rng(3)
     for parameter in net.collect_params().values():
-        parameter.set_data(mx.nd.array(0.5 + rng.random(parameter.shape), dtype=dtype))
+        parameter.set_data(nd.array(0.5 + rng.random(parameter.shape), dtype=dtype))
     return net
 
 
@@ -98,7 +99,7 @@ def statistics(net):
 
 def step(net, rows=5):
     with autograd.record():
-        y = net(mx.nd.random.normal(1, shape=(rows, 3, 4, 4)))
+        y = net(nd.random.normal(1, shape=(rows, 3, 4, 4)))
     y.backward()
     mx.nd.waitall()
 
@@ -154,7 +155,7 @@ def test_symbol_blocks(norm, when):
     freeze_statistics(parallel)
     assert "Custom" not in operators(net)
     assert changes(parallel) == {False} == changes(parallel, rows=1)
-    x = mx.nd.random.normal(shape=(4, 3, 4, 4))
+    x = nd.random.normal(shape=(4, 3, 4, 4))
     frozen = parallel(x).asnumpy()
     freeze_statistics(parallel, False)
     assert operators(net).count("Custom") == 2

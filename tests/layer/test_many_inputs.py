@@ -12,7 +12,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import HybridBlock, nn
+from mxnet.gluon import nn
+from support.blocks import Function
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -22,22 +23,22 @@ from support.helpers import (
     summed_grad,
     twin,
 )
+from support.nd import nd
 
 SHAPE, CHANNELS = (6, 3, 8, 7), 4
 
 
-class Merged(HybridBlock):
+class Merged(Function):
     """Takes any number of inputs; the first goes through the layers."""
 
     def __init__(self, norm, merge):
         super().__init__()
         self.merge = merge
-        with self.name_scope():
-            self.conv = nn.Conv2D(CHANNELS, 3, padding=1, use_bias=False, in_channels=3)
-            self.bn = norm(in_channels=CHANNELS)
-            self.late = norm(in_channels=CHANNELS)
+        self.conv = nn.Conv2D(CHANNELS, 3, padding=1, use_bias=False, in_channels=3)
+        self.bn = norm(in_channels=CHANNELS)
+        self.late = norm(in_channels=CHANNELS)
 
-    def hybrid_forward(self, F, x, *others):
+    def compute(self, F, x, *others):
         return self.merge(self, F, self.bn(self.conv(x)), *others)
 
 
@@ -81,7 +82,7 @@ def random_inputs(count, dtype, attach):
     rng = np.random.default_rng(0)
     shapes = [SHAPE] + [(SHAPE[0], CHANNELS, *SHAPE[2:])] * (count - 1)
     values = (rng.normal(1, 2, shape).astype("float32") for shape in shapes)
-    inputs = [mx.nd.array(array, dtype=dtype) for array in values]
+    inputs = [nd.array(array, dtype=dtype) for array in values]
     for array in inputs if attach == "variables" else []:
         array.attach_grad()
     return inputs

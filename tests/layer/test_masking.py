@@ -8,6 +8,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support import reference
+from support.blocks import Function
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -19,6 +20,7 @@ from support.helpers import (
     value,
     whole,
 )
+from support.nd import nd
 
 LAYOUTS = {  # the data's shape, and the axis of its channels
     "NC": ((6, 3), 1),
@@ -60,8 +62,8 @@ def make_layer(devices, layout, dtype="float64", **arguments):
     layer = SyncBatchNorm(num_devices=len(devices), **arguments)
     layer.cast(dtype)
     layer.initialize(ctx=devices.contexts)
-    layer.gamma.set_data(mx.nd.array(GAMMA))
-    layer.beta.set_data(mx.nd.array(BETA))
+    layer.gamma.set_data(nd.array(GAMMA))
+    layer.beta.set_data(nd.array(BETA))
     return layer
 
 
@@ -109,7 +111,7 @@ def test_selected_rows(devices):
     layer = make_layer(devices, "NC")
 
     def select(rows, mask):
-        return layer(mx.nd.contrib.boolean_mask(rows, mask))
+        return layer(nd.contrib.boolean_mask(rows, mask))
 
     inputs = [put(split_rows(v, ROWS), devices.contexts, "float64") for v in (x, mask)]
     rows, head = (rows_of(v, mask, "NC")[0] for v in (x, dy))
@@ -144,7 +146,7 @@ def test_running_statistics_with_a_mask(devices):
     """In training of a frozen layer."""
     x, dy, mask = problem("NTC")
     layer = make_layer(devices, "NTC", use_global_stats=True)
-    layer.running_mean.set_data(mx.nd.array([1, 2, 3]))
+    layer.running_mean.set_data(nd.array([1, 2, 3]))
     rows, head = (rows_of(v, mask, "NTC")[0] for v in (x, dy))
     statistics = [1, 2, 3], [1, 1, 1]
     expected = reference.inference_forward(rows, GAMMA, BETA, *statistics)
@@ -155,16 +157,15 @@ def test_running_statistics_with_a_mask(devices):
     assert_all_near([summed_grad(layer.gamma)], [dgamma], "float64", COUNT, 10)
 
 
-class Pooled(nn.HybridBlock):
+class Pooled(Function):
     """The mean of the valid steps after a masked layer that is used twice."""
 
     def __init__(self):
         super().__init__()
-        with self.name_scope():
-            self.dense = nn.Dense(3, flatten=False, in_units=4)
-            self.norm = SyncBatchNorm(axis=-1, in_channels=3)
+        self.dense = nn.Dense(3, flatten=False, in_units=4)
+        self.norm = SyncBatchNorm(axis=-1, in_channels=3)
 
-    def hybrid_forward(self, F, x, mask):
+    def compute(self, F, x, mask):
         y = self.norm(self.norm(self.dense(x), mask), mask)
         return F.sum(y, axis=1)
 
@@ -182,7 +183,7 @@ def test_parallel_nets_pass_masks_on(mode, devices):
         net.cast("float64")
         net.initialize(mx.init.Xavier(), ctx=contexts)
         parallel = set_mode(make_parallel(net, ctx=contexts), mode)
-        arguments = [mx.nd.array(v, dtype="float64") for v in (x, mask)]
+        arguments = [nd.array(v, dtype="float64") for v in (x, mask)]
         with autograd.record():
             loss = (parallel(*arguments) ** 2).sum()
         loss.backward()
@@ -214,11 +215,11 @@ def test_numpy_arrays():
         ),
         (
             1,
-            mx.nd.ones((2, 3)),
+            nd.ones((2, 3)),
             ValueError,
             r"mask has shape \(2, 3\), expected \(2, 4\)",
         ),
-        (2, mx.nd.ones((2, 3)), ValueError, "axis is 2, expected 1 or -1 with a mask"),
+        (2, nd.ones((2, 3)), ValueError, "axis is 2, expected 1 or -1 with a mask"),
         (1, mx.sym.var("mask"), TypeError, "mask is an NDArray, as data is, but got"),
     ],
 )
@@ -226,4 +227,4 @@ def test_a_mask_that_does_not_fit(axis, mask, error, text):
     layer = SyncBatchNorm(num_devices=1, axis=axis)
     layer.initialize()
     with pytest.raises(error, match=text):
-        layer(mx.nd.ones((2, 3, 4)), mask)
+        layer(nd.ones((2, 3, 4)), mask)

@@ -10,6 +10,7 @@ from mxnet import autograd
 from mxnet.gluon import SymbolBlock, Trainer, nn
 from support import reference
 from support.helpers import assert_near, cpus, output_of, put, split_rows, value
+from support.nd import nd
 
 GOOD = np.random.default_rng(0).normal(2, 3, (6, 3, 4)).astype("float32")
 
@@ -103,7 +104,7 @@ def test_of_a_whole_net(devices):
         net.initialize()
         with pytest.raises(mx.MXNetError, match="channel 1 of the shard of cpu"):
             with autograd.record():
-                net(mx.nd.array(spoiled(np.nan, 0))).wait_to_read()
+                net(nd.array(spoiled(np.nan, 0))).wait_to_read()
 
 
 ONE_VALUE = """
@@ -133,11 +134,11 @@ def test_one_value_per_channel_is_told_once():
 def test_few_rows_without_synchronization_are_told_once(recwarn):
     net = make_parallel(nn.BatchNorm(prefix="norm_"), cpus(2), sync_bn=False)
     net.initialize()
-    net(mx.nd.ones((2, 3)))
+    net(nd.ones((2, 3)))
     trainer = Trainer(net.collect_params(), "sgd")
     for rows in 6, 4, 2:
         with autograd.record():
-            y = net(mx.nd.ones((rows, 3)))
+            y = net(nd.ones((rows, 3)))
         y.backward()
         trainer.step(rows)
     words = "norm normalizes each device's 2 rows alone, as sync_bn=False was set"
@@ -150,7 +151,7 @@ def test_second_derivatives_are_refused(hybridize):
     layer = SyncBatchNorm(in_channels=3)
     layer.initialize()
     layer.hybridize(hybridize)
-    x = mx.nd.array(GOOD)
+    x = nd.array(GOOD)
     x.attach_grad()
     with autograd.record():
         (dx,) = autograd.grad(layer(x), [x], create_graph=True)

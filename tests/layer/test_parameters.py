@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from support.blocks import name_scope, prefixed
 from support.helpers import cpus, output_of, set_mode, value
+from support.nd import nd
 
 RUN = """
 import sys, gluon_syncbn, numpy as np, mxnet as mx
+from support.blocks import name_scope, prefixed
 from support.helpers import MODES, imported, set_mode
 path = sys.argv[1]
 for mode in MODES:
@@ -24,8 +27,8 @@ for mode in MODES:
 
 
 def conv_net(norm):
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
+    net = nn.HybridSequential(**prefixed("net_"))
+    with name_scope(net):
         net.add(nn.Conv2D(16, 3, padding=1), norm(), nn.Activation("relu"))
         net.add(nn.Conv2D(16, 3), norm())
     return net
@@ -36,7 +39,7 @@ def ours():
 
 
 def batch(seed=0):
-    return mx.nd.array(np.random.default_rng(seed).normal(1, 2, (6, 3, 10, 10)))
+    return nd.array(np.random.default_rng(seed).normal(1, 2, (6, 3, 10, 10)))
 
 
 def trained(devices, mode="hybridize"):

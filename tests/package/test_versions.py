@@ -26,12 +26,12 @@ def import_without(folder, library):
     return run_python("import gluon_syncbn", PYTHONPATH=path).stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("version", ["2.0.0b1", "1.5.1.post0", "1.10.0", "?"])
+@pytest.mark.parametrize("version", ["2.1.0", "1.5.1.post0", "1.10.0", "?"])
 def test_other_versions_are_refused_in_one_sentence(tmp_path, version):
     assert import_beside(tmp_path, version) == (
-        "ImportError: gluon_syncbn works with MXNet 1.6 to 1.9.1, but the installed "
-        f"mxnet is {version}; `pip install mxnet==1.9.1` installs one that it works "
-        "with"
+        "ImportError: gluon_syncbn works with MXNet 1.6 to 1.9.1 and 2.0, but the "
+        f"installed mxnet is {version}; `pip install mxnet==1.9.1` installs one that "
+        "it works with"
     )
 
 

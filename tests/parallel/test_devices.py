@@ -12,6 +12,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.helpers import whole
+from support.nd import nd
 
 
 @pytest.mark.parametrize(
@@ -22,8 +23,8 @@ def test_split_gives_the_first_contexts_one_row_more(rows, count, shards, make_d
     devices = make_devices(count)
     batch = np.arange(rows * 2).reshape(rows, 2)
     for given, axis in (
-        (mx.nd.array(batch), 0),
-        (mx.nd.array(batch.T), 1),
+        (nd.array(batch), 0),
+        (nd.array(batch.T), 1),
         (batch.astype("float16"), 0),
         (batch.astype("uint8"), 0),
     ):
@@ -36,7 +37,7 @@ def test_split_gives_the_first_contexts_one_row_more(rows, count, shards, make_d
 
 
 def test_split_is_not_recorded(devices):
-    x = mx.nd.arange(4)
+    x = nd.arange(4)
     x.attach_grad()
     with autograd.record():
         parts = devices.split(x)
@@ -121,12 +122,12 @@ def test_calls_of_a_static_graph_keep_their_order(devices):
     net.add(nn.HybridLambda(lambda F, x: x + 1), SyncBatchNorm(in_channels=1))
     net.initialize(ctx=devices.contexts)
     net.hybridize(static_alloc=True, static_shape=True)
-    late = mx.nd.ones((2000, 5000), ctx=devices.contexts[1])
-    x = mx.nd.array([[1], [2], [3], [8]])
+    late = nd.ones((2000, 5000), ctx=devices.contexts[1])
+    x = nd.array([[1], [2], [3], [8]])
 
     def call(x, y):
         if x.context == late.context:
-            x = mx.nd.broadcast_add(x, late.sin().sin().sin()[:1, :1] * 0)
+            x = nd.broadcast_add(x, late.sin().sin().sin()[:1, :1] * 0)
         return [net(x), net(y)]
 
     with autograd.record():

@@ -18,6 +18,7 @@ from support.failed_steps import UsersMistake, undone_kinds
 from support.helpers import MODES, repetitions, set_mode
 from support.mistakes import make_layer, make_shards
 from support.mpi import needs_mpi, run_ranks
+from support.nd import nd
 from support.step_program import STEPS, Program, normal_states
 
 REPEAT = repetitions()
@@ -139,7 +140,7 @@ def test_only_trainers_of_layers_wait():
     own = [set(vars(trainer)) for trainer in trainers]
     gluon_syncbn.convert_sync_batchnorm(net)
     with autograd.record():
-        y = net(mx.nd.ones((3, 2)))
+        y = net(nd.ones((3, 2)))
     y.backward()
     trainers[0].step(3)
     later = gluon.Trainer(net.collect_params(), "sgd")
@@ -160,7 +161,7 @@ def test_layers_that_share_parameters_are_reverted_one_by_one():
     nets[1].add(gluon_syncbn.SyncBatchNorm(in_channels=2, params=first.params))
     nets[0].initialize()
     for net in nets:
-        net(mx.nd.ones((1, 2)))
+        net(nd.ones((1, 2)))
     for net, waits in zip(nets, (True, False)):
         gluon_syncbn.revert_sync_batchnorm(net)
         trainer = gluon.Trainer(first.params, "sgd")

@@ -11,6 +11,7 @@ import mxnet as mx
 import pytest
 from mxnet.gluon import Trainer, nn
 from support.helpers import cpus, differentiate, run_python, run_tool
+from support.nd import nd
 from support.parallel_nets import dense
 
 SLOW = 0.05  # seconds
@@ -40,17 +41,16 @@ class SlowProp(mx.operator.CustomOpProp):
 
 
 def slow_block():
-    return nn.Lambda(partial(mx.nd.Custom, op_type="slow_on_one_device"))
+    return nn.Lambda(partial(nd.Custom, op_type="slow_on_one_device"))
 
 
 def watched_run(devices, is_slow=False, rest=0.0):
     """Trains a small net and reports; a batch takes `rest` seconds to make."""
     net = nn.Sequential()
-    with net.name_scope():
-        net.add(nn.Dense(4, in_units=3))
-        if is_slow:
-            net.add(slow_block())
-        net.add(nn.BatchNorm(), nn.Dense(2))
+    net.add(nn.Dense(4, in_units=3))
+    if is_slow:
+        net.add(slow_block())
+    net.add(nn.BatchNorm(), nn.Dense(2))
     net = make_parallel(net, devices.contexts)
     net.initialize()
     trainer = Trainer(net.collect_params(), "sgd")
@@ -58,7 +58,7 @@ def watched_run(devices, is_slow=False, rest=0.0):
     def batches():
         for _ in range(8):
             time.sleep(rest)
-            yield mx.nd.random.normal(shape=(4, 3))
+            yield nd.random.normal(shape=(4, 3))
 
     with Monitor(net) as monitor:
         for x in monitor.data(batches()):
@@ -96,7 +96,7 @@ def test_a_busy_device_does_not_wait_for_data(monkeypatch):
     net = nn.Sequential()
     net.add(slow_block(), nn.Dense(1, in_units=1))
     net.initialize(ctx=mx.cpu(1))
-    x = mx.nd.ones((2, 1), mx.cpu(1))
+    x = nd.ones((2, 1), mx.cpu(1))
     with Monitor(net) as monitor:
         for number, _ in enumerate(monitor.data(range(4))):
             if number > 0:
@@ -153,7 +153,7 @@ def test_trainer_that_lets_replicas_drift(why, devices):
 
 def train_twice(net, trainer):
     for _ in range(2):
-        differentiate(net, mx.nd.array([[1], [2]]))
+        differentiate(net, nd.array([[1], [2]]))
         trainer.step(2)
 
 

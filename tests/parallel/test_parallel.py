@@ -16,6 +16,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, loss, nn
 from support.helpers import MODES, cpus, summed_grad, values
+from support.nd import nd
 from support.parallel_nets import (
     SHAPE,
     assert_same,
@@ -46,13 +47,13 @@ def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
     twin = copy.deepcopy(net)
     net.initialize(mx.init.One())
     twin.initialize(mx.init.Zero())
-    x = mx.nd.ones((1, 2))
+    x = nd.ones((1, 2))
     assert net(x).asnumpy() == 2 and twin(x).asnumpy() == 0
 
 
 @pytest.mark.parametrize("state", ["called", "deferred", "in part"])
 def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
-    net, x = small_net(), mx.nd.ones((3, *SHAPE))
+    net, x = small_net(), nd.ones((3, *SHAPE))
     part = net[0] if state == "in part" else net
     part.initialize(mx.init.Xavier(), ctx=mx.cpu(3))
     if state == "called":
@@ -86,7 +87,7 @@ class Nested(Block):
 def test_nested_inputs_and_outputs(devices):
     net = make_parallel(Nested(), devices.contexts)
     net.initialize(mx.init.One())
-    x, others = np.arange(3, dtype="float32"), mx.nd.arange(6).reshape((3, 2))
+    x, others = np.arange(3, dtype="float32"), nd.arange(6).reshape((3, 2))
     outputs = net({"x": x}, [others, 2 * others], 2.0)
     assert list(outputs) == ["out", "mask", "list"] and outputs["mask"] is None
     assert (outputs["out"].asnumpy() == [0, 2, 4]).all() and outputs["other"] == []
@@ -132,7 +133,7 @@ class NetWithLoss(Block):
 def test_losses_where_the_outputs_are(rows):
     """With gradients of labels, too; the net's own outputs are not joined."""
     ((x, _),) = batches([rows])
-    label = mx.nd.random.normal(shape=(rows, 3), dtype="float64")
+    label = nd.random.normal(shape=(rows, 3), dtype="float64")
     results = {}
     plain, parallel = pair(cpus(3))
     for net in plain, revert_parallel(parallel):

@@ -8,6 +8,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, Trainer, nn
 from support.helpers import MODES, cpus, differentiate, set_mode, summed_grad, value
+from support.nd import nd
 from support.parallel_nets import (
     Traced,
     assert_same,
@@ -68,8 +69,8 @@ def normalizing_net(contexts, seed, mode):
 def results_of(graph, contexts, mode, grad_req):
     """Gradients of all that a graph depends on; without `grad_req` not of x."""
     nets = [normalizing_net(contexts, seed, mode) for seed in range(2)]
-    x = mx.nd.array([[1, 2], [-1, 5], [4, 0], [2, 2], [0, 3]], dtype="float64")
-    upstream = mx.nd.array([3.0], dtype="float64")
+    x = nd.array([[1, 2], [-1, 5], [4, 0], [2, 2], [0, 3]], dtype="float64")
+    upstream = nd.array([3.0], dtype="float64")
     upstream.attach_grad()
     if grad_req:
         x.attach_grad(grad_req)
@@ -93,7 +94,7 @@ def test_graph(graph, mode, grad_req):
 
 
 def test_calls_of_two_scopes_with_one_backward_each(devices):
-    net, other = dense(devices.contexts), mx.nd.ones(1)
+    net, other = dense(devices.contexts), nd.ones(1)
     other.attach_grad()
     with autograd.record():
         first = net(column(1, 2)).sum()
@@ -117,7 +118,7 @@ def two_inputs(devices):
 @pytest.mark.parametrize("how", ["recorded elsewhere", "grad_req='null'"])
 def test_input_that_needs_no_gradient_before_one_that_does(how, devices):
     net = two_inputs(devices)
-    a, upstream = column(1, 2), mx.nd.array([3.0])
+    a, upstream = column(1, 2), nd.array([3.0])
     upstream.attach_grad()
     if how == "grad_req='null'":
         a.attach_grad("null")
@@ -198,7 +199,7 @@ def test_autograd_grad_is_refused(way, devices):
         net.initialize(mx.init.One(), ctx=devices.contexts)
     x.attach_grad()
     with autograd.record():
-        total, log = net(x).sum(), mx.nd.log(x)
+        total, log = net(x).sum(), nd.log(x)
         (first,) = autograd.grad(log, [x], create_graph=True)
     first.backward()
     assert (x.grad == -1 / (x * x)).asnumpy().all()
@@ -231,7 +232,7 @@ def test_an_error_in_backward_reaches_the_caller(devices):
     gluon_syncbn.recover()
     net = dense(devices.contexts)
     with autograd.record():
-        total = (net(x) * mx.nd.random.normal(0, -1, shape=(2, 1))).sum()
+        total = (net(x) * nd.random.normal(0, -1, shape=(2, 1))).sum()
     total.backward()
     with pytest.raises(mx.MXNetError, match="scale parameter"):
         x.grad.wait_to_read()

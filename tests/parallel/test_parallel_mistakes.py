@@ -6,6 +6,8 @@ import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
+from support.blocks import Function
+from support.nd import nd
 from support.parallel_nets import column, dense, weight_gradient
 
 
@@ -19,7 +21,7 @@ def test_net_on_other_contexts(devices):
     parallel = make_parallel(nn.Dense(1), devices.contexts)
     parallel.initialize(ctx=mx.cpu(0))
     with pytest.raises(ValueError, match=r"initialized on cpu\(0\), expected cpu\(0\)"):
-        parallel(mx.nd.ones((2, 2)))
+        parallel(nd.ones((2, 2)))
 
 
 def test_net_called_by_one_that_is_parallel_over_others(devices, make_devices):
@@ -42,12 +44,12 @@ def test_head_gradient_of_another_form(rows, dtype, devices):
         rf"gradient of head 0 has shape \({rows}, 1\) and dtype {dtype}, expected "
         r"shape \(2, 1\) and dtype float32"
     )
-    gradient = mx.nd.ones((rows, 1), dtype=dtype)
+    gradient = nd.ones((rows, 1), dtype=dtype)
     with pytest.raises(ValueError, match=words):
         y.backward(gradient)
     with pytest.raises(ValueError, match=words.replace("head 0", "head 1")):
         autograd.backward([y, y], [None, gradient])
-    y.backward(mx.nd.ones((2, 1)))
+    y.backward(nd.ones((2, 1)))
     assert weight_gradient(net) == 3
 
 
@@ -69,16 +71,16 @@ def test_outputs_that_cannot_be_joined(outputs, words, devices):
         net(x)
 
 
-class OwnNorm(nn.HybridBlock):
+class OwnNorm(Function):
     """A batch normalization that is no layer."""
 
     def __init__(self, prefix, **options):
-        super().__init__(prefix=prefix)
+        super().__init__(prefix)
         self._options = options
         for name in "gamma", "beta", "running_mean", "running_var":
             setattr(self, name, self.params.get(name, shape=(3,)))
 
-    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+    def compute(self, F, x, gamma, beta, running_mean, running_var):
         parameters = gamma, beta, running_mean, running_var
         return F.BatchNorm(x, *parameters, name="norm", **self._options)
 
@@ -94,7 +96,7 @@ def test_batch_normalization_that_is_no_layer(devices, recwarn):
     assert not recwarn
     for _ in range(2):
         with autograd.record():
-            net(mx.nd.ones((4, 3)))
+            net(nd.ones((4, 3)))
     (warning,) = recwarn
     assert "stay unsynchronized: own_norm (a block calls F.B" in str(warning.message)
     assert warning.filename == __file__

@@ -15,7 +15,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer, loss, nn
+from mxnet.gluon import Block, SymbolBlock, Trainer, loss, nn
+from support.blocks import Function
 from support.helpers import (
     MODES,
     cpus,
@@ -24,6 +25,7 @@ from support.helpers import (
     set_mode,
     values,
 )
+from support.nd import nd
 from support.parallel_nets import (
     SHAPE,
     assert_same,
@@ -37,28 +39,26 @@ from support.parallel_nets import (
 
 def test_a_parallel_net_is_the_net_itself(devices):
     net = nn.HybridSequential()
-    with net.name_scope():
-        net.features, net.output = nn.Dense(3), nn.Dense(2)
-        net.add(nn.BatchNorm())
+    net.features, net.output = nn.Dense(3), nn.Dense(2)
+    net.add(nn.BatchNorm())
     names, shape = list(net.collect_params()), (3, 2)
     assert make_parallel(net, devices.contexts) is net
     assert type(net) is nn.HybridSequential and type(net[2]) is SyncBatchNorm
     assert list(net.collect_params()) == names and net[0] is net.features
     assert net.devices.contexts == devices.contexts
     net.initialize()
-    assert net(mx.nd.ones(shape)).shape == shape
-    with net.name_scope():
-        net.output = nn.Dense(5)  # for another task
+    assert net(nd.ones(shape)).shape == shape
+    net.output = nn.Dense(5)  # for another task
     net.output.initialize(ctx=mx.cpu(0))
     with pytest.raises(ValueError, match="is initialized on cpu.0., expected cpu.0., "):
-        net(mx.nd.ones(shape))
+        net(nd.ones(shape))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, "pickle"])
 @pytest.mark.parametrize("mode", MODES)
 def test_copies_are_parallel_nets_of_their_own(mode, copied):
     plain, net = pair(cpus(2))
-    net(mx.nd.ones((3, *SHAPE), dtype="float64"))
+    net(nd.ones((3, *SHAPE), dtype="float64"))
     if copied == "pickle":
         twin = pickle.loads(pickle.dumps(net))
     else:
@@ -91,7 +91,7 @@ def test_in_a_parent(parent_is, mode):
 
 def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
     plain, net = pair(cpus(2))
-    x = mx.nd.ones((3, *SHAPE), dtype="float64")
+    x = nd.ones((3, *SHAPE), dtype="float64")
     right = (2 * plain(x)).asnumpy()
     parent = nn.HybridSequential(prefix="outer_")
     parent.add(net, nn.HybridLambda(lambda F, y: 2 * y))
@@ -102,7 +102,7 @@ def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
     assert_same([parent(x).asnumpy()], [right])
 
 
-class OwnDense(HybridBlock):
+class OwnDense(Function):
     """Gluon traces it for the shape of its weight in the first call."""
 
     def __init__(self, net):
@@ -110,7 +110,7 @@ class OwnDense(HybridBlock):
         self.net = net
         self.weight = self.params.get("w", shape=(1, 0), allow_deferred_init=True)
 
-    def hybrid_forward(self, F, x, weight):
+    def compute(self, F, x, weight):
         return F.FullyConnected(self.net(x), weight, num_hidden=1, no_bias=True)
 
 
@@ -126,7 +126,7 @@ def test_an_imported_net():
     """A SymbolBlock, beside the net that it was exported from."""
     plain, _ = pair(cpus(2))
     plain.hybridize()
-    plain(mx.nd.ones((2, *SHAPE), dtype="float64"))
+    plain(nd.ones((2, *SHAPE), dtype="float64"))
     symbol, params = plain(mx.sym.var("data")), plain.collect_params()
     net = SymbolBlock(symbol, [mx.sym.var("data")])
     make_parallel(net, cpus(3)).initialize()
@@ -162,7 +162,7 @@ def test_gluons_estimator(devices):
     arrays = mx.gluon.data.ArrayDataset(x, y)
     nets = pair(devices.contexts)
     for net in nets:
-        net(mx.nd.array(x[:5], dtype="float64"))
+        net(nd.array(x[:5], dtype="float64"))
         trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
         options = {"trainer": trainer, "context": mx.cpu(0)}
         criterion = loss.SoftmaxCrossEntropyLoss()
@@ -211,12 +211,12 @@ def test_undone_it_trains_on_one_device(mode):
 # ---- files ---------------------------------------------------------------------------
 
 
-class TwoInputs(HybridBlock):
+class TwoInputs(Function):
     def __init__(self):
         super().__init__()
         self.dense, self.norm = nn.Dense(99), nn.BatchNorm()
 
-    def hybrid_forward(self, F, x, others, unused=None):
+    def compute(self, F, x, others, unused=None):
         return self.norm(self.dense(x)) + others[0]
 
 
@@ -230,7 +230,7 @@ def test_files_have_the_bits_of_the_first_device(tmp_path):
     net, other = (make_parallel(TwoInputs(), cpus(3)) for _ in range(2))
     net.initialize(mx.init.Uniform(1))
     net.hybridize()
-    x, others = mx.nd.random.normal(shape=(5, 3)), mx.nd.random.normal(shape=(5, 99))
+    x, others = nd.random.normal(shape=(5, 3)), nd.random.normal(shape=(5, 99))
     y = net(x, [others], None)
     # Gluon would save the mean, which may differ from three equal numbers.
     weight = net.dense.weight
@@ -268,7 +268,7 @@ def test_summary_is_that_of_one_device(devices, capsys):
     plain, net = TwoInputs(), make_parallel(TwoInputs(), devices.contexts)
     x, other = np.ones((5, 3), "f4"), np.ones((5, 99), "f4")
     texts = []
-    for block, array in (plain, mx.nd.array), (net, np.asarray):
+    for block, array in (plain, nd.array), (net, np.asarray):
         block.initialize()
         block.summary(array(x), [array(other)])
         texts.append(capsys.readouterr().out.replace("SyncBatchNorm", "BatchNorm"))

@@ -12,12 +12,12 @@ from gluon_syncbn import (
     make_parallel,
 )
 
-import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.helpers import cpus, repetitions, set_mode, values
+from support.nd import nd
 from support.parallel_nets import SHAPE, parameters, small_net, train
 
 REPEAT = repetitions()
@@ -29,10 +29,10 @@ def trained(mode, contexts):
     if contexts:
         net = make_parallel(net, contexts)
     net.initialize()
-    net(mx.nd.ones((len(contexts) + 1, *SHAPE)))
+    net(nd.ones((len(contexts) + 1, *SHAPE)))
     rng = np.random.default_rng(len(contexts))
     for p in parameters(net):
-        p.set_data(mx.nd.array(rng.uniform(0.1, 0.3, p.shape)))
+        p.set_data(nd.array(rng.uniform(0.1, 0.3, p.shape)))
     losses = train(set_mode(net, mode), [6] * 4 * REPEAT)
     check_replicas(net)
     return losses + values(net)
@@ -66,7 +66,7 @@ def test_plain_loops_that_come_to_the_contexts_in_different_orders():
     first, second = noisy_net(contexts), noisy_net(contexts)
     calls = (first, 0), (second, 1), (first, 1), (second, 0)
     # Of their own: a call that makes its input plain waits for who reads that.
-    xs = [mx.nd.random.normal(shape=(4, 2), ctx=contexts[k]) for _, k in calls]
+    xs = [nd.random.normal(shape=(4, 2), ctx=contexts[k]) for _, k in calls]
     with autograd.train_mode():
         ys = [net(x) for (net, _), x in zip(calls, xs)]
     for y in ys:

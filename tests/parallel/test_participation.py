@@ -13,6 +13,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support.helpers import cpus, whole
+from support.nd import nd
 
 
 def test_who_is_left_out_beside_a_failure_gets_statistics(make_devices):
@@ -20,7 +21,7 @@ def test_who_is_left_out_beside_a_failure_gets_statistics(make_devices):
     net = nn.HybridSequential()
     net.add(SyncBatchNorm(in_channels=1), SyncBatchNorm(in_channels=1, timeout=0.5))
     net.initialize(ctx=devices.contexts)
-    shards = [mx.nd.array([[1.0], [5.0]], ctx=c) for c in devices.contexts]
+    shards = [nd.array([[1.0], [5.0]], ctx=c) for c in devices.contexts]
 
     def call(layers, shard):
         return shard if layers is None else layers(shard)
@@ -37,7 +38,7 @@ def test_mistakes_leave_all_participants(make_devices):
     """A context that is not named, one without the layer, and an error of the user."""
     devices, layer = make_devices(3), SyncBatchNorm(in_channels=1)
     layer.initialize(ctx=devices.contexts)
-    shards = [mx.nd.array([[k]], ctx=c) for k, c in enumerate(devices.contexts)]
+    shards = [nd.array([[k]], ctx=c) for k, c in enumerate(devices.contexts)]
     with pytest.raises(
         mx.MXNetError, match=r"cpu\(\d\) calls the layer, but .* names only cpu\(1\)"
     ):

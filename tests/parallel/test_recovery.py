@@ -15,6 +15,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 from support.helpers import cpus, output_of, run_python
 from support.mistakes import assert_trains, failure_of, make_layer, make_shards
+from support.nd import nd
 
 ONE_STEP = """
 import sys, gluon_syncbn, mxnet as mx
@@ -78,7 +79,7 @@ def test_an_error_stays_with_its_operator():
     """A healthy operator that completes meanwhile does not take it."""
     contexts = cpus(2, 1)  # who waits for an array does it on cpu(0)
     good, bad = (make_layer(contexts, num_devices=2) for _ in range(2))
-    xs = [mx.nd.ones((2, 3), ctx=c) for c in contexts]
+    xs = [nd.ones((2, 3), ctx=c) for c in contexts]
     x = xs[0].copy()
     mx.nd.waitall()  # the worker has nothing queued but what is counted below
     with autograd.train_mode():
@@ -117,10 +118,10 @@ class Fails(autograd.Function):
 def test_an_operator_completes_with_the_error_of_another_one():
     """Of a user's function, whose own operator completes later. Ours is not taken."""
     contexts = cpus(2, 1)
-    elsewhere = mx.nd.ones((2, 3), ctx=mx.cpu(5))
+    elsewhere = nd.ones((2, 3), ctx=mx.cpu(5))
     elsewhere.attach_grad()
     layer, fails = make_layer(contexts, num_devices=2), Fails()
-    good, other = (mx.nd.ones((2, 3), ctx=context) for context in contexts)
+    good, other = (nd.ones((2, 3), ctx=context) for context in contexts)
     with autograd.record():
         y = fails(elsewhere)
     y.backward()

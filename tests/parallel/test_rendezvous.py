@@ -24,6 +24,7 @@ from support.mistakes import (
     make_shards,
     map_and_wait,
 )  # fmt: skip
+from support.nd import nd
 
 # ---- devices that do not arrive ------------------------------------------------------
 
@@ -189,7 +190,7 @@ def test_traced_before_initialization_without_num_devices():
     net = SymbolBlock(symbol, mx.sym.var("data"))
     net.initialize()
     with autograd.train_mode():
-        text = failure_of(net(mx.nd.array(X)).asnumpy)
+        text = failure_of(net(nd.array(X)).asnumpy)
     assert "num_devices=None" in text and "give num_devices" in text
 
 

@@ -13,6 +13,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
 from support import reference
+from support.blocks import Function
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -21,6 +22,7 @@ from support.helpers import (
     set_mode,
     value,
 )
+from support.nd import nd
 
 ROWS = 7, 1, 4  # on two contexts, one of which gets no row of the second batch
 IDENTITY = np.ones(3), np.zeros(3)  # gamma and beta
@@ -89,12 +91,12 @@ def test_equals_all_elements_together(norm, way, mode):
     batches = batches_of()
     as_input = batches
     if way == "one context":
-        as_input = [mx.nd.array(batch, dtype="float64") for batch in batches]
+        as_input = [nd.array(batch, dtype="float64") for batch in batches]
     recompute_statistics(net, as_input)
     expected = oracle(batches)
     assert_statistics(net, expected, batches, len(contexts))
     assert list(map(type, blocks_of(net))) == kinds
-    x = mx.nd.array(batches[0], dtype="float64")
+    x = nd.array(batches[0], dtype="float64")
     y = prediction(batches[0], expected)  # in inference the net takes them
     assert_near(net(x).asnumpy(), y, "float64", x.size, scale=10)
 
@@ -112,7 +114,7 @@ def test_both_variances(dtype, unbiased):
         ("population", together.var(axis=0, ddof=unbiased)),
         ("pooled", within / (len(together) - len(batches) * unbiased)),
     ):
-        as_input = (mx.nd.array(batch, dtype=dtype) for batch in batches)
+        as_input = (nd.array(batch, dtype=dtype) for batch in batches)
         recompute_statistics(layer, as_input, variance=kind)
         var, mean = value(layer.running_var), value(layer.running_mean)
         assert_near(var, right, dtype, 12, conditioning=500, scale=abs(right).max())
@@ -122,7 +124,7 @@ def test_both_variances(dtype, unbiased):
 def test_a_value_for_each_channel_has_no_variance_of_a_batch():
     layer = SyncBatchNorm(in_channels=1, unbiased_running_var=True)
     layer.initialize()
-    batches = [mx.nd.array([[x]]) for x in (1.0, 3.0, 8.0)]
+    batches = [nd.array([[x]]) for x in (1.0, 3.0, 8.0)]
     recompute_statistics(layer, batches, variance="pooled")
     assert value(layer.running_var) == 0
     recompute_statistics(layer, batches)
@@ -135,11 +137,11 @@ def test_nothing_but_the_statistics_changes():
     net.add(nn.Dropout(0.5), nn.Dense(2, in_units=3), SyncBatchNorm(in_channels=2))
     net.initialize()
     net.hybridize()
-    x = mx.nd.array(batches_of()[0])
+    x = nd.array(batches_of()[0])
     with autograd.train_mode():
         net(x).wait_to_read()
     graph = net._cached_op
-    batches = [mx.nd.array(batch) for batch in batches_of()]
+    batches = [nd.array(batch) for batch in batches_of()]
     with autograd.record():
         recompute_statistics(net, batches)
         assert autograd.is_recording() and autograd.is_training()
@@ -157,14 +159,14 @@ def test_frozen_layers_keep_their_statistics():
     net.add(nn.BatchNorm(in_channels=2))
     net.initialize()
     x = np.array([[1.0, 2.0], [3.0, 6.0]], "float32")
-    recompute_statistics(net, [mx.nd.array(x)])
+    recompute_statistics(net, [nd.array(x)])
     for layer in net[:2]:
         assert (value(layer.running_mean) == 0).all()
         assert (value(layer.running_var) == 1).all()
     np.testing.assert_allclose(value(net[2].running_mean), [2, 4], rtol=1e-4)
     for frozen in net[:2]:
         with pytest.raises(ValueError, match="that is not frozen, expected at least"):
-            recompute_statistics(frozen, [mx.nd.array(x)])
+            recompute_statistics(frozen, [nd.array(x)])
 
 
 class Negated(nn.BatchNorm):
@@ -182,12 +184,12 @@ def test_layers_stay_of_their_kind():
     net.initialize()
     net.hybridize()
     with pytest.warns(UserWarning, match=rf"stay unsynchronized: {net[2].name} "):
-        recompute_statistics(net, [mx.nd.array([[[[1.0]]], [[[3.0]]]])])
+        recompute_statistics(net, [nd.array([[[[1.0]]], [[[3.0]]]])])
     assert tuple(map(type, net)) == kinds
     # (-1, 1) after the first layer; the ReLU makes (0, 1) of it.
     means = [value(layer.running_mean) for layer in net]
     np.testing.assert_allclose(np.ravel(means), [2, 0, 0], atol=1e-6)
-    y = net(mx.nd.array([[[[3.0]]]])).asnumpy()
+    y = net(nd.array([[[[3.0]]]])).asnumpy()
     assert y == pytest.approx(-1, rel=1e-4)
 
 
@@ -195,19 +197,19 @@ def test_a_layer_that_is_used_twice_sees_all_that_it_gets():
     """So do two layers that share their statistics."""
     layer = SyncBatchNorm(in_channels=1)
 
-    class Twice(nn.HybridBlock):
+    class Twice(Function):
         def __init__(self, second):
             super().__init__()
             self.first, self.second = layer, second
 
-        def hybrid_forward(self, F, x):
+        def compute(self, F, x):
             return self.first(x) + self.second(x + 2)
 
     for second in layer, SyncBatchNorm(in_channels=1, params=layer.params):
         net = Twice(second)
         layer.initialize(force_reinit=True)
         for _ in range(2):
-            recompute_statistics(net, [mx.nd.array([[1.0], [3.0]])])
+            recompute_statistics(net, [nd.array([[1.0], [3.0]])])
             assert value(layer.running_mean) == 3 and value(layer.running_var) == 2
             net.hybridize()
 
@@ -225,9 +227,7 @@ def test_symbol_blocks(converted, contexts):
     if converted:
         convert_sync_batchnorm(net)
     before = net(data).tojson()
-    recompute_statistics(
-        net, [mx.nd.array(batch, dtype="float64") for batch in batches]
-    )
+    recompute_statistics(net, [nd.array(batch, dtype="float64") for batch in batches])
     assert_statistics(net, expected, batches, contexts)
     assert net(data).tojson() == before
 
@@ -273,14 +273,14 @@ def test_an_error_changes_nothing(norm, batches, error, words, devices):
 def test_a_layer_may_skip_batches_that_are_not_finite():
     layer = SyncBatchNorm(in_channels=1, nonfinite="skip")
     layer.initialize()
-    recompute_statistics(layer, [mx.nd.array([[x]]) for x in (1.0, np.inf, 3.0)])
+    recompute_statistics(layer, [nd.array([[x]]) for x in (1.0, np.inf, 3.0)])
     assert value(layer.running_mean) == 2 and value(layer.running_var) == 1
 
 
 def test_no_more_batches_are_read_than_asked_for():
     layer = SyncBatchNorm(in_channels=1)
     layer.initialize()
-    batches = iter([mx.nd.array([[x]]) for x in (1.0, 2.0, 7.0)])
+    batches = iter([nd.array([[x]]) for x in (1.0, 2.0, 7.0)])
     recompute_statistics(layer, batches, steps=2)
     assert value(layer.running_mean) == 1.5
     assert next(batches).asnumpy() == 7
@@ -289,20 +289,20 @@ def test_no_more_batches_are_read_than_asked_for():
 def test_a_call_before_it_that_is_still_queued_does_not_count():
     layer = SyncBatchNorm(in_channels=1)
     layer.initialize()
-    batches, ones = [mx.nd.array([[1.0], [3.0]])], mx.nd.ones((2000, 2000))
+    batches, ones = [nd.array([[1.0], [3.0]])], nd.ones((2000, 2000))
     mx.nd.waitall()
-    layer(mx.nd.dot(ones, ones)[:, :1])  # some 0.1 s
+    layer(nd.dot(ones, ones)[:, :1])  # some 0.1 s
     recompute_statistics(layer, batches)
     assert value(layer.running_mean) == 2 and value(layer.running_var) == 1
 
 
 def test_several_inputs_and_another_batch_axis():
-    class Add(nn.HybridBlock):
+    class Add(Function):
         def __init__(self):
             super().__init__()
             self.norm = SyncBatchNorm(in_channels=1, axis=0)
 
-        def hybrid_forward(self, F, x, y):
+        def compute(self, F, x, y):
             return self.norm(x + y)
 
     net = make_parallel(Add(), cpus(2), batch_axis=1)

@@ -18,6 +18,7 @@ from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
 
 from support import reference
+from support.nd import nd
 
 ROOT = Path(__file__).resolve().parents[2]
 # For a program without the package: MXNet reads names that newer NumPys lack.
@@ -70,7 +71,7 @@ def set_mode(net, mode):
 
 def put(arrays, contexts, dtype="float32"):
     """NumPy arrays as NDArrays, one on each context."""
-    return [mx.nd.array(a, ctx=c, dtype=dtype) for a, c in zip(arrays, contexts)]
+    return [nd.array(a, ctx=c, dtype=dtype) for a, c in zip(arrays, contexts)]
 
 
 def split_rows(x, rows, axis=0):
@@ -215,7 +216,7 @@ def plain_net(make_net, shape, dtype="float64"):
     net.cast(dtype)
     net.initialize(mx.init.Xavier(), ctx=mx.cpu())
     if shape is not None:
-        net(mx.nd.ones(shape, dtype=dtype))
+        net(nd.ones(shape, dtype=dtype))
     return net
 
 

@@ -15,6 +15,7 @@ from mxnet import autograd
 from mxnet.gluon import Block, Trainer, loss, nn
 
 from support.helpers import assert_all_near, copy_parameters, set_mode, summed_grad
+from support.nd import nd
 
 SHAPE = 3, 6, 6
 
@@ -22,9 +23,8 @@ SHAPE = 3, 6, 6
 def small_net():
     net = nn.HybridSequential()
     norm = partial(nn.BatchNorm, momentum=0.875)  # what float32 holds exactly
-    with net.name_scope():
-        net.add(nn.Conv2D(4, 3, padding=1), norm(), nn.Activation("relu"))
-        net.add(nn.Conv2D(5, 3, strides=2), norm(), nn.Dense(3))
+    net.add(nn.Conv2D(4, 3, padding=1), norm(), nn.Activation("relu"))
+    net.add(nn.Conv2D(5, 3, strides=2), norm(), nn.Dense(3))
     return net
 
 
@@ -35,7 +35,7 @@ def pair(contexts, mode="imperative"):
     parallel.cast("float64")
     mx.random.seed(3)
     plain.initialize(mx.init.Xavier())
-    plain(mx.nd.ones((2, *SHAPE), dtype="float64"))
+    plain(nd.ones((2, *SHAPE), dtype="float64"))
     make_parallel(parallel, contexts).initialize()
     copy_parameters(plain, parallel)
     return set_mode(plain, mode), set_mode(parallel, mode)
@@ -53,8 +53,8 @@ def gradients(net):
 def batches(rows, dtype="float64"):
     rng = np.random.default_rng(0)
     for n in rows:
-        x = mx.nd.array(rng.normal(1, 2, (n, *SHAPE)), dtype=dtype)
-        yield x, mx.nd.array(rng.integers(0, 3, n), dtype=dtype)
+        x = nd.array(rng.normal(1, 2, (n, *SHAPE)), dtype=dtype)
+        yield x, nd.array(rng.integers(0, 3, n), dtype=dtype)
 
 
 def train(net, rows):
@@ -86,7 +86,7 @@ def dense(contexts, weight=1.0):
 
 
 def column(*values):
-    return mx.nd.array(values).reshape((-1, 1))
+    return nd.array(values).reshape((-1, 1))
 
 
 def weight_gradient(net):

@@ -8,14 +8,15 @@ from gluon_syncbn import SyncBatchNorm
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import HybridBlock, nn
+from mxnet.gluon import nn
 
+from support.blocks import Function
 from support.helpers import cpus, set_mode
 
 AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by
 
 
-class Chains(HybridBlock):
+class Chains(Function):
     """Layers in chains that all begin at the input; each call of one gives an output.
 
     Before and after a layer is the identity: as a convolution, which computes it
@@ -28,15 +29,14 @@ class Chains(HybridBlock):
         channels = program.shape[1]
         eye = mx.init.Constant(np.eye(channels).reshape(channels, channels, 1, 1))
         arguments = {"use_bias": False, "in_channels": channels}
-        with self.name_scope():
-            self.layers, self.same = nn.HybridSequential(), nn.HybridSequential()
-            self.layers.add(*layers)
-            if program.convolutions:
-                conv = nn.Conv2D(channels, 1, weight_initializer=eye, **arguments)
-                conv.weight.grad_req = "null"
-                self.same.add(conv)
+        self.layers, self.same = nn.HybridSequential(), nn.HybridSequential()
+        self.layers.add(*layers)
+        if program.convolutions:
+            conv = nn.Conv2D(channels, 1, weight_initializer=eye, **arguments)
+            conv.weight.grad_req = "null"
+            self.same.add(conv)
 
-    def hybrid_forward(self, F, x):
+    def compute(self, F, x):
         outputs = []
         for chain in self._chains:
             y = x

@@ -12,6 +12,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Trainer
 
+from support.nd import nd
 from support.program_checks import LEARNING_RATE, OLD, Checks
 from support.program_net import Data, make_net
 
@@ -140,5 +141,5 @@ class Runner:
 def _array(x, context):
     if x is None:
         return None
-    array = mx.nd.array(x, context, x.dtype)
+    array = nd.array(x, context, x.dtype)
     return array.as_np_ndarray() if mx.util.is_np_array() else array

@@ -16,7 +16,9 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from support.blocks import Function, name_scope
 from support.helpers import MODES, Loop, set_mode
+from support.nd import nd
 
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
@@ -28,12 +30,12 @@ STORES = ("device", None), ("device", False), ("local", True)
 STEPS, ROWS = 4, 6
 
 
-class Net(nn.HybridBlock):
+class Net(Function):
     """Branches between norms, one of which is used twice."""
 
     def __init__(self):
-        super().__init__(prefix="net_")  # parameters keep their order by name
-        with self.name_scope():
+        super().__init__("net_")  # parameters keep their order by name
+        with name_scope(self):
             self.first, self.left, self.right = (
                 nn.HybridSequential() for _ in range(3)
             )
@@ -42,7 +44,7 @@ class Net(nn.HybridBlock):
                 part.add(nn.Conv2D(4, 3, padding=1), norm)
             self.twice, self.last = gluon_syncbn.SyncBatchNorm(), nn.Dense(3)
 
-    def hybrid_forward(self, F, x):
+    def compute(self, F, x):
         h = F.relu(self.first(x))
         h = self.twice(self.twice(self.left(h)) + self.right(h))
         return self.last(F.mean(h, axis=(2, 3)))
@@ -75,11 +77,11 @@ class Program:
         self.net = net
         with autograd.predict_mode():
             for context in self.contexts:
-                net(mx.nd.ones((2, 3, 4, 4), ctx=context)).wait_to_read()
+                net(nd.ones((2, 3, 4, 4), ctx=context)).wait_to_read()
         set_mode(net, mode)
         rng = np.random.RandomState(0)
         for _, p in sorted(net.collect_params().items()):
-            p.set_data(mx.nd.array(rng.uniform(0.1, 0.5, p.shape)))
+            p.set_data(nd.array(rng.uniform(0.1, 0.5, p.shape)))
         mx.nd.waitall()
         arguments = OPTIMIZERS[optimizer]
         if way == "ranks":
@@ -96,7 +98,7 @@ class Program:
         x, y = rng.normal(size=(ROWS, 3, 4, 4)), np.arange(ROWS) % 3
         if self.way == "ranks":
             x, y = (np.split(array, 2)[distributed.rank()] for array in (x, y))
-        return mx.nd.array(x), mx.nd.array(y)
+        return nd.array(x), nd.array(y)
 
     def queue(self, number, saboteur=None):
         """Queues a step, and returns its losses."""
@@ -198,7 +200,7 @@ class DecoupledDecay(mx.optimizer.Optimizer):
     """Most of its operations read no gradient."""
 
     def create_state(self, index, weight):
-        return mx.nd.zeros_like(weight)
+        return nd.zeros_like(weight)
 
     def update(self, index, weight, grad, state):
         self._update_count(index)

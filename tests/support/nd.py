@@ -1,0 +1,47 @@
+"""MXNet's operators on the kind of arrays that its blocks take: `mx.nd`, in Gluon 2 np.
+
+Operators of ``mx.nd`` compute on the arrays of both; of ``mx.np`` MXNet 1.6 has few.
+"""
+
+import sys
+from functools import wraps
+
+from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.common.nested import flatten, rebuild
+
+import mxnet as mx
+
+_NDARRAY = mx.nd.NDArray
+
+
+def _speaks_np(function):
+    @wraps(function)
+    def call(*args, **kwargs):
+        args, kwargs = _map("as_nd_ndarray", [args, kwargs])
+        return _map("as_np_ndarray", function(*args, **kwargs))
+
+    return call
+
+
+def _map(method, values):
+    leaves = [
+        getattr(leaf, method)() if isinstance(leaf, _NDARRAY) else leaf
+        for leaf in flatten(values)
+    ]
+    return rebuild(values, iter(leaves))
+
+
+class _Operators:
+    """A module whose functions take and return arrays of `mx.np`."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def __getattr__(self, name):
+        found = getattr(self._module, name)
+        if isinstance(found, type(sys)):
+            return _Operators(found)
+        return found if isinstance(found, type) else _speaks_np(found)
+
+
+nd = _Operators(mx.nd) if IS_GLUON_2 else mx.nd
