@@ -287,6 +287,17 @@ class SyncBatchNorm(nn.BatchNorm):
             """Where the layer was converted its place in the net, else a number."""
             return self._sync.handle.name
 
+        def infer_shape(self, x: Any, *_mask: Any) -> None:
+            """Sets the parameters' shapes before the first call."""
+            axis = self._kwargs["axis"]
+            if not -x.ndim <= axis < x.ndim:
+                raise ValueError(
+                    f"SyncBatchNorm '{self.name}': axis {axis} is outside of an input "
+                    f"of {x.ndim} dimensions"
+                )
+            self._check_channels(x)
+            super().infer_shape(x)
+
     else:
         hybrid_forward = _compute
 

@@ -7,7 +7,6 @@ nothing has to be registered again.
 
 from __future__ import annotations
 
-import warnings
 from typing import Sequence
 
 import mxnet as mx
@@ -22,6 +21,7 @@ from ..mxnet_private.blocks import (
     set_settings,
     settings_of,
 )
+from ..native.program import warn
 from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers
 from .fusion import check_can_unfold, find_pairs, fold, unfold
@@ -120,10 +120,7 @@ def convert_sync_batchnorm(
         fold(layer, block)
     net.apply(forget_graph)
     if left:
-        warnings.warn(
-            f"these batch normalizations stay unsynchronized: {', '.join(left)}",
-            stacklevel=2,
-        )
+        warn(f"these batch normalizations stay unsynchronized: {', '.join(left)}")
     return net
 
 

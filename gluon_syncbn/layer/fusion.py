@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import json
-import warnings
 from typing import Any, Callable
 
 import mxnet as mx
@@ -18,6 +17,7 @@ from mxnet.gluon import HybridBlock, nn
 
 from ..common.mxnet_version import IS_GLUON_2
 from ..mxnet_private.blocks import blocks_of, children_of, name_of, only_hook
+from ..native.program import warn
 from . import activations
 
 
@@ -100,10 +100,9 @@ def _trace_parts(block, traces, loose):
 
 def _warn_of(block, error):
     if children_of(block):
-        warnings.warn(
+        warn(
             f"{name_of(block)} keeps its activation blocks, because it cannot be "
-            f"traced ({error}); convert such parts of it that are called as a whole",
-            stacklevel=2,
+            f"traced ({error}); convert such parts of it that are called as a whole"
         )
 
 

@@ -132,27 +132,37 @@ def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
     return block._compute(mx.nd, *inputs, **parameters)
 
 
+# What a call of a block runs: Gluon 1 decides in `forward` whether this is a graph,
+# Gluon 2 before.
+_RUNS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
+
+
+def own_forward(block: mx.gluon.Block) -> dict:
+    """What one block runs in place of its class's methods, by name."""
+    return {name: vars(block)[name] for name in _RUNS if name in vars(block)}
+
+
 def replace_forward(block: mx.gluon.Block, forward: Callable) -> None:
     """Replaces what a call of one block runs, hybridized or not."""
-    block.forward = forward
-    if IS_GLUON_2 and isinstance(block, HybridBlock):
-        block._call_cached_op = forward
+    for name in _RUNS if isinstance(block, HybridBlock) else ("forward",):
+        setattr(block, name, forward)
 
 
-def restore_forward(block: mx.gluon.Block, former: Callable | None) -> None:
-    """Undoes `replace_forward`; None stands for the class's own."""
-    for name in {"forward", "_call_cached_op"} & vars(block).keys():
+def restore_forward(block: mx.gluon.Block, former: dict) -> None:
+    """Undoes `replace_forward`; `former` is the `own_forward` of before."""
+    for name in own_forward(block):
         delattr(block, name)
-    if former is not None:
-        replace_forward(block, former)
+    for name, function in former.items():
+        setattr(block, name, function)
 
 
-def run_forward(block: mx.gluon.Block, former: Callable | None, args: Sequence) -> Any:
-    """What a call of a block runs without `replace_forward`."""
-    # Gluon 1 decides in the class's `forward` whether a graph runs, Gluon 2 before.
-    if IS_GLUON_2 and getattr(block, "_active", False) and not is_traced(args):
-        return type(block)._call_cached_op(block, *args)
-    return former(*args) if former else type(block).forward(block, *args)
+def run_forward(block: mx.gluon.Block, former: dict, args: Sequence) -> Any:
+    """Runs what a call of a block runs after `restore_forward`."""
+    is_graph = IS_GLUON_2 and getattr(block, "_active", False) and not is_traced(args)
+    name = "_call_cached_op" if is_graph else "forward"
+    if name in former:
+        return former[name](*args)
+    return getattr(type(block), name)(block, *args)
 
 
 class Trace(NamedTuple):

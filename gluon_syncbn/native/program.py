@@ -1,4 +1,4 @@
-"""Finds the lines at which the program stands; the error of a wait shows them.
+"""Finds the lines at which the program stands: errors of waits and warnings show them.
 
 It must not know what is waited for.
 """
@@ -11,6 +11,7 @@ import os
 import sys
 import sysconfig
 import threading
+import warnings
 
 import mxnet as mx
 
@@ -37,6 +38,15 @@ def tell_where(is_known: bool) -> None:
     load().gluon_syncbn_set_locator(_locate if is_known else None)
 
 
+def warn(text: str) -> None:
+    """Warns with the line of the program that has led here."""
+    frame, level = sys._getframe(), 1  # noqa: SLF001
+    users = _users_frame(frame)
+    while frame is not users and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
 def where_threads_stand() -> str:
     """A line for each thread that runs the user's program, the main thread's first."""
     frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
@@ -52,18 +62,24 @@ def where_threads_stand() -> str:
 
 def _place(frame):
     """File, line, function and source of the innermost frame that is the user's."""
-    while frame is not None:
-        code = frame.f_code
-        path = os.path.abspath(code.co_filename)
-        if not path.startswith(_NOT_THE_USERS) and "<frozen" not in code.co_filename:
-            break
-        frame = frame.f_back
-    else:
+    frame = _users_frame(frame)
+    if frame is None:
         return ""
+    code = frame.f_code
     source = linecache.getline(code.co_filename, frame.f_lineno).strip()
     inside = "" if code.co_name == "<module>" else f", in {code.co_name}"
     source = f": {source}" if source else ""
     return f"{_relative(code.co_filename)}:{frame.f_lineno}{inside}{source}"
+
+
+def _users_frame(frame):
+    """The innermost one that is neither a library's nor Python's own; None if none."""
+    while frame is not None:
+        path = os.path.abspath(frame.f_code.co_filename)
+        if not path.startswith(_NOT_THE_USERS) and "<frozen" not in path:
+            break
+        frame = frame.f_back
+    return frame
 
 
 def _relative(path):

@@ -6,7 +6,6 @@ step leaves.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from contextlib import contextmanager
 from typing import Iterable, Iterator
@@ -19,6 +18,7 @@ from ..mxnet_private.parameters import gradients_of
 from . import failures
 from .interrupts import deferred_interrupt
 from .library import load
+from .program import warn
 
 # With `name`, `parameters` by name, and `is_alone()`.
 layers = weakref.WeakSet()
@@ -110,10 +110,9 @@ def _await_gradients(trainer):
 def _warn_of_single_value():
     layer = load().gluon_syncbn_single_value()
     if layer:
-        warnings.warn(
+        warn(
             f"SyncBatchNorm '{layer}' trained on one value per channel over all "
-            "devices: its output is beta, whatever the input, expected at least two",
-            stacklevel=8,
+            "devices: its output is beta, whatever the input, expected at least two"
         )
 
 
@@ -122,13 +121,12 @@ def _warn_of_shards(trainer):
     workers = trainers.workers_of(trainer)
     alone = [layer.name for layer in _layers_of(trainer) if layer.is_alone()]
     if workers > 1 and alone:
-        warnings.warn(
+        warn(
             f"the trainer's kvstore has {workers} workers, but SyncBatchNorm "
             f"'{alone[0]}' is connected with no other process, so each worker "
             "normalizes over its own shard only: start the workers with mpirun, and "
             "call gluon_syncbn.distributed.init() first, see "
-            "docs/guides/processes.md#gradients-over-mxnets-kvstore",
-            stacklevel=7,
+            "docs/guides/processes.md#gradients-over-mxnets-kvstore"
         )
 
 

@@ -21,6 +21,7 @@ from ..mxnet_private.blocks import (
     current_trace,
     is_traced,
     name_of,
+    own_forward,
     restore_forward,
     run_forward,
 )
@@ -35,16 +36,11 @@ class ReplacedForward:
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net = net
-        self._former = vars(net).get("forward")
-        self.calls_class = self._former is None
-
-    def __call__(self, *args: Any) -> Any:
-        return self.own(*args)
+        self._former = own_forward(net)
+        self.calls_class = not self._former
 
     def own(self, *args: Any) -> Any:
         """Calls the forward that is replaced."""
-        if isinstance(self._former, ReplacedForward):
-            return self._former(*args)
         return run_forward(self.net, self._former, args)
 
     def remove(self) -> None:

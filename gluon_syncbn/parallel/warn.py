@@ -5,7 +5,6 @@ It must not know how a net is driven.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Sequence
 
@@ -16,10 +15,10 @@ from ..layer.finding import own_operators, unsynchronized_layers
 from ..mxnet_private import trainers
 from ..mxnet_private.blocks import blocks_of, has_graph
 from ..mxnet_private.parameters import contexts_of, trainer_of
+from ..native.program import warn
 
 _warned_of = weakref.WeakSet()  # trainers and nets
 _examined = weakref.WeakSet()  # nets
-_CALLER = 4  # the stack level of the line that calls the net
 
 
 def of_trainer(parameters: Sequence[mx.gluon.Parameter]) -> None:
@@ -44,7 +43,7 @@ def of_trainer(parameters: Sequence[mx.gluon.Parameter]) -> None:
         return
     _warned_of.add(trainer)
     message = f"the trainer of this net {fault}. check_replicas(net) tells"
-    warnings.warn(message, stacklevel=_CALLER)
+    warn(message)
 
 
 def of_few_rows(net: mx.gluon.Block, rows: Sequence[int]) -> None:
@@ -54,11 +53,10 @@ def of_few_rows(net: mx.gluon.Block, rows: Sequence[int]) -> None:
     _warned_of.add(net)
     found = sum(map(unsynchronized_layers, blocks_of(net)), [])
     if found:
-        warnings.warn(
+        warn(
             f"{found[0]} normalizes each device's {pluralize(max(rows), 'row')} alone, "
             "as sync_bn=False was set: running statistics of so few are poor, expected "
-            "sync_bn=True or more rows",
-            stacklevel=_CALLER,
+            "sync_bn=True or more rows"
         )
 
 
@@ -69,9 +67,8 @@ def of_operators(net: mx.gluon.Block) -> None:
     _examined.add(net)
     names = own_operators(net)
     if names:
-        warnings.warn(
+        warn(
             f"these batch normalizations stay unsynchronized: {comma_list(names)} (a "
             "block calls F.BatchNorm; only layers, such as "
-            "gluon_syncbn.SyncBatchNorm, synchronize)",
-            stacklevel=_CALLER,
+            "gluon_syncbn.SyncBatchNorm, synchronize)"
         )

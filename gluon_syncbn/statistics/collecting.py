@@ -7,7 +7,6 @@ in a net has to change. It must not know how a net is driven.
 
 from __future__ import annotations
 
-import warnings
 from contextlib import contextmanager
 from typing import Iterable, Iterator, NamedTuple
 
@@ -21,6 +20,7 @@ from ..layer.finding import unsynchronized_layers
 from ..layer.symbol_blocks import check_symbol_block, convert_graph
 from ..mxnet_private.blocks import blocks_of, forget_graph
 from ..native.library import load
+from ..native.program import warn
 
 
 @contextmanager
@@ -44,10 +44,9 @@ def synchronized(net: mx.gluon.Block) -> Iterator[None]:
                 else:
                     convert_sync_batchnorm(block)
         if left:
-            warnings.warn(
+            warn(
                 f"{', '.join(left)} keep their statistics, because their mean or "
-                "variance is read",
-                stacklevel=4,
+                "variance is read"
             )
         if saved:
             net.apply(forget_graph)

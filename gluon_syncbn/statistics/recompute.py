@@ -130,8 +130,8 @@ def recompute_statistics(
             _run(net, layers, itertools.islice(batches, steps))
             found = list(map(read_collected, by_key))
         layers = list(by_key.values())
-        ranks = [layer.ranks() for layer in layers]
-    _write(layers, _of_all_ranks(found, layers, ranks), variance)
+        names, ranks = zip(*((layer.name, layer.ranks()) for layer in layers))
+    _write(layers, _of_all_ranks(found, names, ranks), variance)
 
 
 def _run(net, layers, batches):
@@ -178,13 +178,13 @@ def _told(batches):
         raise
 
 
-def _of_all_ranks(found, layers, ranks):
+def _of_all_ranks(found, names, ranks):
     """The moments of each layer, from the rank of its group that had the most batches.
 
     All ranks of a group have collected the same until the first of them has joined.
     Raises on all ranks what concerns one.
     """
-    faults = filter(None, map(_fault, layers, found))
+    faults = filter(None, map(_fault, names, found))
     everyone = allgather((next(faults, None), found), "recompute_statistics")
     for fault, _ in everyone:
         if fault:
@@ -203,12 +203,12 @@ def _count_batches(collected):
     return collected.batches if collected else 0
 
 
-def _fault(layer, collected):
+def _fault(name, collected):
     """The sentence about a result that is not finite, or None."""
     if not collected or np.isfinite([collected.total.mean, collected.total.m2]).all():
         return None
     return (
-        f"SyncBatchNorm '{layer.name}': the statistics of the batches are not finite, "
+        f"SyncBatchNorm '{name}': the statistics of the batches are not finite, "
         "expected finite parameters and inputs; running statistics keep their values"
     )
 

@@ -9,7 +9,7 @@ STEP = """
 layers = [SyncBatchNorm(in_channels=4) for _ in range(4)]
 for layer in layers:
     layer.initialize()
-x = mx.nd.random.normal(shape=(3, 4))
+x = nd.random.normal(shape=(3, 4))
 x.attach_grad()
 
 def push_step():

@@ -46,20 +46,21 @@ class Unit(Function):
         self.right.add(
             nn.Conv2D(channels, 1, use_bias=False),
             norm(),
-            nn.Activation("relu"),
+            nn.Activation("softrelu"),
             nn.Conv2D(channels, 3, padding=2, dilation=2, use_bias=False),
             norm(),
         )
         self.dropout = nn.Dropout(0.5)
 
     def compute(self, F, x):
-        return F.relu(self.left(x) + self.right(x) + x + 0 * self.dropout(x))
+        total = self.left(x) + self.right(x) + x + 0 * self.dropout(x)
+        return F.Activation(total, act_type="softrelu")
 
 
 def deep_net(norm, container=nn.HybridSequential):
     net = container()
     net.add(nn.Conv2D(16, 3, padding=1, use_bias=False), norm())
-    net.add(nn.Activation("relu"))
+    net.add(nn.Activation("softrelu"))
     for _ in range(3):
         net.add(Unit(norm, 16))
     net.add(nn.MaxPool2D(2), nn.Conv2D(32, 3, padding=1, use_bias=False), norm())
@@ -150,7 +151,7 @@ def test_gradients_in_blocked_layouts():
     net = nn.Conv2D(16, 3, padding=1, use_bias=False)
     net.initialize(mx.init.Xavier(), ctx=cpus(2))
     top = nn.HybridSequential()
-    top.add(nn.Conv2D(16, 3, padding=1), nn.Activation("relu"))
+    top.add(nn.Conv2D(16, 3, padding=1), nn.Activation("softrelu"))
     top.add(nn.Conv2D(4, 3, padding=1))
     top.initialize(mx.init.Xavier())
     gradients = []

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, nn
+from support.blocks import gluon_1_only
 from support.helpers import MODES, assert_all_near, set_mode
+
+traces = gluon_1_only("nets are not traced without arrays")
 
 
 class Net(HybridBlock):
@@ -101,6 +104,7 @@ def assert_same(results, expected):
     assert_all_near(results, expected, "float32", scale=10)
 
 
+@traces
 @pytest.mark.parametrize("mode", MODES)
 def test_folds_what_it_may_and_computes_the_same(mode):
     net = convert_sync_batchnorm(initialized(Net()), 1)
@@ -119,6 +123,7 @@ def test_folds_what_it_may_and_computes_the_same(mode):
     assert_same(values_of(net, mode), expected)
 
 
+@traces
 def test_a_sequential_that_cannot_be_traced_is_taken_apart():
     net = nn.Sequential()
     net.add(nn.Lambda(lambda x: x if x.shape[0] else -x), Net())
@@ -130,6 +135,7 @@ def test_a_sequential_that_cannot_be_traced_is_taken_apart():
     assert_same(values_of(net), expected)
 
 
+@traces
 def test_what_reads_the_inside_of_a_child_stays_with_a_warning():
     net = initialized(Controlled())
     expected = values_of(convert_sync_batchnorm(net, 1))
@@ -140,13 +146,28 @@ def test_what_reads_the_inside_of_a_child_stays_with_a_warning():
     assert_same(values_of(net), expected)
 
 
-def test_arrays_of_numpy_mode():
+def test_sequentials_of_numpy_arrays():
+    """All that is fused in MXNet 2."""
     with mx.util.np_shape(True), mx.util.np_array(True):
-        net = nn.HybridSequential()
-        net.add(nn.BatchNorm(), nn.LeakyReLU(0.25))
-        assert convert_sync_batchnorm(net, 1, fuse=True)[0].activation == "leaky_relu"
+        net, inner, shared = (
+            nn.HybridSequential(),
+            nn.HybridSequential(),
+            nn.BatchNorm(),
+        )
+        inner.add(nn.Conv2D(3, 1), nn.BatchNorm(), nn.Activation("relu"), shared)
+        net.add(nn.BatchNorm(), nn.LeakyReLU(0.25), inner, shared, nn.LeakyReLU(0.5))
+        net.initialize(mx.init.Normal(0.7))
+        x = mx.np.random.normal(size=(4, 3, 4, 5))
+        before = convert_sync_batchnorm(net, 1)(x).asnumpy()
+        convert_sync_batchnorm(net, 1, fuse=True)
+        assert [net[0].activation, inner[1].activation] == ["leaky_relu", "relu"]
+        assert shared.activation is None and type(net[4]) is nn.LeakyReLU
+        np.testing.assert_allclose(net(x).asnumpy(), before, 1e-5, 1e-6)
+        revert_sync_batchnorm(net)
+        assert type(net[1]) is nn.LeakyReLU and type(inner[2]) is nn.Activation
 
 
+@traces
 def test_a_part_is_reverted_if_it_holds_both_and_then_the_rest():
     net = initialized(Net())
     text, expected = repr(net), values_of(net)

@@ -9,6 +9,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, Trainer, nn
 from support import reference
+from support.blocks import gluon_1_only, prefixed
 from support.helpers import assert_near, cpus, output_of, put, split_rows, value
 from support.nd import nd
 
@@ -22,7 +23,7 @@ def spoiled(bad, row):
 
 
 def made(devices, **options):
-    layer = SyncBatchNorm(in_channels=3, prefix="norm_", **options)
+    layer = SyncBatchNorm(in_channels=3, **prefixed("norm_"), **options)
     layer.initialize(ctx=devices.contexts)
     return layer
 
@@ -75,8 +76,8 @@ def test_raise_names_the_shard(row, device, devices):
     call(devices, layer, GOOD)
     before = value(layer.running_mean)
     words = (
-        "SyncBatchNorm 'norm', forward: the mean or variance of channel 1 of the shard "
-        f"of {device} is not finite, in call 2 of the layer"
+        f"SyncBatchNorm '{layer.name}', forward: the mean or variance of channel 1 of "
+        f"the shard of {device} is not finite, in call 2 of the layer"
     )
     with pytest.raises(mx.MXNetError) as caught:
         call(devices, layer, spoiled(np.inf, row))
@@ -93,6 +94,7 @@ def test_the_first_of_several_shards(devices):
         call(devices, made(devices, nonfinite="raise"), x)
 
 
+@gluon_1_only("blocks take no symbols")
 def test_of_a_whole_net(devices):
     """Through convert and make_parallel, in SymbolBlocks too."""
     graph = SymbolBlock(nn.BatchNorm()(mx.sym.var("data")), mx.sym.var("data"))
@@ -109,21 +111,21 @@ def test_of_a_whole_net(devices):
 
 ONE_VALUE = """
 import warnings, gluon_syncbn, mxnet as mx
-layer = gluon_syncbn.SyncBatchNorm(in_channels=3, prefix="norm_")
+from support.nd import nd
+layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
 layer.initialize()
 trainer = mx.gluon.Trainer(layer.collect_params(), "sgd")
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for rows in 2, 1, 1, 1:
         with mx.autograd.record():
-            y = layer(mx.nd.ones((rows, 3)))
+            y = layer(nd.ones((rows, 3)))
         y.backward()
         mx.nd.waitall()
         trainer.step(rows)
-(warning,) = caught
-assert "SyncBatchNorm 'norm' trained on one value per channel over all dev" in str(
-    warning.message
-)
+(warning,) = [w for w in caught if "SyncBatchNorm" in str(w.message)]
+words = "SyncBatchNorm 'batchnorm0' trained on one value per channel over all dev"
+assert words in str(warning.message)
 """
 
 
@@ -132,7 +134,7 @@ def test_one_value_per_channel_is_told_once():
 
 
 def test_few_rows_without_synchronization_are_told_once(recwarn):
-    net = make_parallel(nn.BatchNorm(prefix="norm_"), cpus(2), sync_bn=False)
+    net = make_parallel(nn.BatchNorm(**prefixed("norm_")), cpus(2), sync_bn=False)
     net.initialize()
     net(nd.ones((2, 3)))
     trainer = Trainer(net.collect_params(), "sgd")
@@ -141,7 +143,7 @@ def test_few_rows_without_synchronization_are_told_once(recwarn):
             y = net(nd.ones((rows, 3)))
         y.backward()
         trainer.step(rows)
-    words = "norm normalizes each device's 2 rows alone, as sync_bn=False was set"
+    words = "orm normalizes each device's 2 rows alone, as sync_bn=False was set"
     (warning,) = [w for w in recwarn if "sync_bn" in str(w.message)]
     assert words in str(warning.message) and warning.filename == __file__
 
@@ -153,7 +155,8 @@ def test_second_derivatives_are_refused(hybridize):
     layer.hybridize(hybridize)
     x = nd.array(GOOD)
     x.attach_grad()
-    with autograd.record():
-        (dx,) = autograd.grad(layer(x), [x], create_graph=True)
-    with pytest.raises(mx.MXNetError, match="Custom is non-differentiable"):
+    words = "Custom ?is non-differentiable|not support higher"
+    with pytest.raises(mx.MXNetError, match=words):
+        with autograd.record():
+            (dx,) = autograd.grad(layer(x), [x], create_graph=True)
         dx.backward()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, Trainer, nn
-from mxnet.gluon.contrib.nn import SyncBatchNorm as ContribSyncBatchNorm
+from support.blocks import MXNETS_LAYER, gluon_1_only
 from support.helpers import (
     assert_all_near,
     assert_near,
@@ -29,6 +29,8 @@ from support.helpers import (
     output_of,
     set_mode,
 )
+
+pytestmark = gluon_1_only("blocks take no symbols")
 
 SHAPE = 3, 7, 6
 
@@ -94,7 +96,7 @@ def assert_same(results, expected):
 
 # Rows of steps: all devices, uneven, and one device that sits out.
 ROWS = [5, 1, 4, 1]
-NORMS = {"ours": SyncBatchNorm, "plain": nn.BatchNorm, "contrib": ContribSyncBatchNorm}
+NORMS = {"ours": SyncBatchNorm, "plain": nn.BatchNorm, "contrib": MXNETS_LAYER}
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import copy
 from contextlib import suppress
 
 import gluon_syncbn
+from gluon_syncbn.mxnet_private.parameters import trainer_of
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from support.blocks import sharing
 from support.failed_steps import UsersMistake, undone_kinds
 from support.helpers import MODES, repetitions, set_mode
 from support.mistakes import make_layer, make_shards
@@ -121,6 +123,7 @@ def make_net(devices):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(3, 1, in_channels=3), make_layer(devices.contexts, timeout=0.2))
     net[0].initialize(ctx=devices.contexts)
+    net[0](make_shards(devices)[0])
     return net
 
 
@@ -158,7 +161,7 @@ def test_layers_that_share_parameters_are_reverted_one_by_one():
     first = gluon_syncbn.SyncBatchNorm(in_channels=2)
     nets = nn.HybridSequential(), nn.HybridSequential()
     nets[0].add(first)
-    nets[1].add(gluon_syncbn.SyncBatchNorm(in_channels=2, params=first.params))
+    nets[1].add(sharing(first, gluon_syncbn.SyncBatchNorm, in_channels=2))
     nets[0].initialize()
     for net in nets:
         net(nd.ones((1, 2)))
@@ -174,8 +177,8 @@ def test_copies_of_a_net_have_trainers_of_their_own(devices):
         devices.map(layer, make_shards(devices))
     twin = copy.deepcopy(layer)
     trainer = gluon.Trainer(twin.collect_params(), "sgd")
-    assert twin.gamma._trainer is trainer
-    assert layer.gamma._trainer is None and "step" in vars(trainer)
+    assert trainer_of([twin.gamma]) is trainer
+    assert trainer_of([layer.gamma]) is None and "step" in vars(trainer)
 
 
 def test_a_trainers_first_step_waits_for_the_first_forward(devices):

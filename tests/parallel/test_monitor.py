@@ -64,7 +64,7 @@ def watched_run(devices, is_slow=False, rest=0.0):
         for x in monitor.data(batches()):
             loss = differentiate(lambda x: (net(x) ** 2).sum(), x)
             trainer.step(4)
-            loss.asscalar()
+            loss.wait_to_read()
         mx.nd.waitall()
         return net, monitor.report()
 

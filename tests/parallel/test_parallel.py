@@ -9,6 +9,7 @@ from gluon_syncbn import (
     make_parallel,
     revert_parallel,
 )
+from gluon_syncbn.mxnet_private.parameters import contexts_of
 
 import mxnet as mx
 import numpy as np
@@ -66,7 +67,7 @@ def test_a_net_that_is_initialized_elsewhere_is_moved(state, devices):
         net.initialize()
     assert net(x).shape == (3, 3)
     for parameter in parameters(net):
-        assert parameter.list_ctx() == devices.contexts
+        assert contexts_of(parameter) == devices.contexts
 
 
 # ---- structures ---------------------------------------------------------------------

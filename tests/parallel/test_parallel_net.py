@@ -10,13 +10,15 @@ from gluon_syncbn import (
     revert_parallel,
     revert_sync_batchnorm,
 )
+from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.mxnet_private.parameters import contexts_of
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, SymbolBlock, Trainer, loss, nn
-from support.blocks import Function
+from support.blocks import Double, Function, gluon_1_only, move, prefixed, sharing
 from support.helpers import (
     MODES,
     cpus,
@@ -54,6 +56,7 @@ def test_a_parallel_net_is_the_net_itself(devices):
         net(nd.ones(shape))
 
 
+@gluon_1_only("its nets hold weak references, which are not copied")
 @pytest.mark.parametrize("copied", [copy.deepcopy, "pickle"])
 @pytest.mark.parametrize("mode", MODES)
 def test_copies_are_parallel_nets_of_their_own(mode, copied):
@@ -67,7 +70,7 @@ def test_copies_are_parallel_nets_of_their_own(mode, copied):
     for each in net, twin:
         set_mode(each, mode)
     # Gluon's copies have no gradients, and all arrays are on one context.
-    twin.collect_params().reset_ctx(twin.devices.contexts)
+    move(twin, twin.devices.contexts)
     before = values(twin)
     train(net, [3, 1])
     assert_same(values(twin), before)
@@ -81,7 +84,7 @@ def test_in_a_parent(parent_is, mode):
     results = []
     for child in pair(cpus(2)):
         parent = nn.HybridSequential()
-        parent.add(child, nn.HybridLambda(lambda F, y: 2 * y))
+        parent.add(child, Double())
         if parent_is == "parallel" and results:
             make_parallel(parent, cpus(2))
         set_mode(parent if parent_is == "parallel" else child, mode)
@@ -89,12 +92,13 @@ def test_in_a_parent(parent_is, mode):
     assert_same(*results)
 
 
+@gluon_1_only("a trace does not know whether it is for training")
 def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
     plain, net = pair(cpus(2))
     x = nd.ones((3, *SHAPE), dtype="float64")
     right = (2 * plain(x)).asnumpy()
-    parent = nn.HybridSequential(prefix="outer_")
-    parent.add(net, nn.HybridLambda(lambda F, y: 2 * y))
+    parent = nn.HybridSequential(**prefixed("outer_"))
+    parent.add(net, Double())
     parent.hybridize()
     with pytest.raises(RuntimeError, match="outer is hybridized, .* the outer one"):
         with autograd.record():
@@ -114,6 +118,7 @@ class OwnDense(Function):
         return F.FullyConnected(self.net(x), weight, num_hidden=1, no_bias=True)
 
 
+@gluon_1_only("shapes are not inferred by traces")
 def test_a_parent_that_is_traced_for_shapes_alone(devices):
     parent = OwnDense(dense(devices.contexts, 3.0))
     parent.weight.initialize(mx.init.Constant(2))
@@ -122,6 +127,7 @@ def test_a_parent_that_is_traced_for_shapes_alone(devices):
     assert (y.asnumpy()[:, 0] == [6, 12]).all()
 
 
+@gluon_1_only("blocks take no symbols")
 def test_an_imported_net():
     """A SymbolBlock, beside the net that it was exported from."""
     plain, _ = pair(cpus(2))
@@ -138,7 +144,7 @@ def test_an_imported_net():
 
 def test_nets_that_share_parameters(devices):
     net = dense(devices.contexts)
-    other = nn.Dense(1, use_bias=False, in_units=1, params=net.params)
+    other = sharing(net, nn.Dense, units=1, use_bias=False, in_units=1)
     make_parallel(other, devices.contexts)
     differentiate(lambda x: net(x) + 10 * other(x[:1]), column(1, 2))
     assert weight_gradient(net) == 3 + 2 * 10  # the sum is over rows
@@ -154,6 +160,10 @@ def test_hooks_see_whole_batches(devices):
     assert seen == [(3, 1), (3, 1)]
 
 
+METRIC = mx.gluon.metric if IS_GLUON_2 else mx.metric
+PLACE = "device" if IS_GLUON_2 else "context"
+
+
 def test_gluons_estimator(devices):
     from mxnet.gluon.contrib.estimator import Estimator
 
@@ -164,9 +174,9 @@ def test_gluons_estimator(devices):
     for net in nets:
         net(nd.array(x[:5], dtype="float64"))
         trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-        options = {"trainer": trainer, "context": mx.cpu(0)}
+        options = {"trainer": trainer, PLACE: mx.cpu(0)}
         criterion = loss.SoftmaxCrossEntropyLoss()
-        estimator = Estimator(net, criterion, mx.metric.Loss(), **options)
+        estimator = Estimator(net, criterion, METRIC.Loss(), **options)
         estimator.fit(mx.gluon.data.DataLoader(arrays, 5), epochs=2)
     assert_same(*map(values, nets))
 
@@ -190,7 +200,7 @@ def test_undone_it_is_what_it_was(devices):
     before = dict(vars(net))
     make_parallel(net, devices.contexts).initialize(mx.init.One())
     assert (net(column(1, 2)).asnumpy()[:, 0] == [2, 4]).all()
-    assert copy.deepcopy(net)(column(3)).asscalar() == 6
+    assert copy.deepcopy(net)(column(3)).asnumpy() == 6
     assert revert_parallel(net) is net
     assert vars(net).keys() == before.keys() and net.forward == before["forward"]
     assert "_reduce" not in vars(net.weight)
@@ -204,7 +214,7 @@ def test_undone_it_is_what_it_was(devices):
 def test_undone_it_trains_on_one_device(mode):
     plain, net = pair(cpus(2), mode=mode)
     assert_same(train(net, [3]), train(plain, [3]))
-    revert_sync_batchnorm(revert_parallel(net)).collect_params().reset_ctx(mx.cpu(0))
+    move(revert_sync_batchnorm(revert_parallel(net)), mx.cpu(0))
     assert_same(train(net, [3]), train(plain, [3]))
 
 
@@ -256,9 +266,9 @@ def test_files_go_to_the_devices(tmp_path, devices):
         other = make_parallel(nn.Dense(1, use_bias=False), devices.contexts)
         other.load_parameters(str(tmp_path / "a"), contexts)
         if contexts != mx.cpu(1):
-            assert other.weight.list_ctx() == devices.contexts
+            assert contexts_of(other.weight) == devices.contexts
             check_replicas(other)
-            assert other(column(2)).asscalar() == 6
+            assert other(column(2)).asnumpy() == 6
         else:
             with pytest.raises(ValueError, match="is initialized on cpu.1., expected "):
                 other(column(2))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
+from support.blocks import in_threads
 from support.helpers import cpus, repetitions, set_mode, values
 from support.nd import nd
 from support.parallel_nets import SHAPE, parameters, small_net, train
@@ -23,6 +24,7 @@ from support.parallel_nets import SHAPE, parameters, small_net, train
 REPEAT = repetitions()
 
 
+@in_threads
 def trained(mode, contexts):
     """Losses and parameters of a net; it is plain where there are no contexts."""
     net = small_net()

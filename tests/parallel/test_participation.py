@@ -30,7 +30,7 @@ def test_who_is_left_out_beside_a_failure_gets_statistics(make_devices):
         with autograd.train_mode(), participating(net, devices.contexts[:2]):
             devices.map(call, [net, net[0], None], shards)
     gluon_syncbn.recover()
-    means = [[m.asscalar() for m in n.running_mean.list_data()] for n in net]
+    means = [[m.asnumpy().item() for m in n.running_mean.list_data()] for n in net]
     assert means[0] == pytest.approx([0.3, 0.3, 0.3]) and means[1] == [0, 0, 0]
 
 

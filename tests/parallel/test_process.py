@@ -12,6 +12,7 @@ import os, subprocess, sys, threading
 import gluon_syncbn, mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
+from support.nd import nd
 
 contexts = [mx.cpu(0), mx.cpu(1)]
 net = nn.HybridSequential()
@@ -21,7 +22,7 @@ gluon_syncbn.convert_sync_batchnorm(net, 2)
 net.initialize(ctx=contexts)
 net.hybridize(static_alloc=True, static_shape=True)
 devices = gluon_syncbn.Devices(contexts)
-x = mx.nd.random.normal(shape=(4, 3, 24, 24))
+x = nd.random.normal(shape=(4, 3, 24, 24))
 
 def push_step():
     with autograd.record():
@@ -57,7 +58,7 @@ def fail():
     net = gluon_syncbn.make_parallel(nn.Dense(1, in_units=3), contexts)
     net.initialize()
     with autograd.record():
-        loss = Fails()(net(mx.nd.ones((4, 3))))
+        loss = Fails()(net(nd.ones((4, 3))))
     try:
         loss.backward()
         mx.nd.waitall()
@@ -101,7 +102,7 @@ thread.join()
 mx.nd.waitall()
 """,
     "forks of data loaders and subprocesses": """
-data = mx.gluon.data.ArrayDataset(mx.nd.random.normal(shape=(16, 3, 24, 24)))
+data = mx.gluon.data.ArrayDataset(nd.random.normal(shape=(16, 3, 24, 24)))
 for epoch in range(2):
     push_step()
     for _ in mx.gluon.data.DataLoader(data, 4, num_workers=2):
@@ -109,7 +110,7 @@ for epoch in range(2):
         subprocess.run(['true'], check=True)
 mx.nd.waitall()
 mean = net[0](x).mean(axis=(0, 2, 3)) * (1 - 0.9**10)  # of 10 steps
-assert abs(net[1].running_mean.data(mx.cpu(0)) - mean).max().asscalar() < 1e-5
+assert abs(net[1].running_mean.data(mx.cpu(0)) - mean).max().asnumpy() < 1e-5
 """,
     "a failure before a fork is not lost": """
 gluon_syncbn.set_timeout(1)

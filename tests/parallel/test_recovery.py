@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
+from support.blocks import move
 from support.helpers import cpus, output_of, run_python
 from support.mistakes import assert_trains, failure_of, make_layer, make_shards
 from support.nd import nd
 
 ONE_STEP = """
 import sys, gluon_syncbn, mxnet as mx
+from support.nd import nd
 count = int(sys.argv[1])
 contexts = [mx.cpu(i) for i in range(count)]
 layer = gluon_syncbn.SyncBatchNorm(num_devices=count)
 layer.initialize(ctx=contexts)
-x = [mx.nd.arange(6, ctx=c).reshape((3, 2)) for c in contexts]
+x = [nd.arange(6, ctx=c).reshape((3, 2)) for c in contexts]
 devices = gluon_syncbn.Devices(contexts)
 with mx.autograd.train_mode():
     ys = devices.map(layer, x)
@@ -46,7 +48,7 @@ def test_net_moves_to_other_contexts(make_devices):
     net.hybridize(static_alloc=True, static_shape=True)
     for first in 0, 2, 4:
         moved = make_devices(2, first)
-        net.collect_params().reset_ctx(moved.contexts)
+        move(net, moved.contexts)
         net.hybridize()
         for _ in range(3):
             assert_trains(moved, net)

@@ -15,6 +15,7 @@ import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import SymbolBlock, nn
+from support.blocks import gluon_1_only
 from support.helpers import cpus, queue_step, set_mode, train_step
 from support.mistakes import (
     X,
@@ -185,6 +186,7 @@ def test_one_shard_more_than_devices(make_devices):
     assert_trains(make_devices(2), layer)
 
 
+@gluon_1_only("blocks take no symbols")
 def test_traced_before_initialization_without_num_devices():
     symbol = SyncBatchNorm(in_channels=3, prefix="norm_")(mx.sym.var("data"))
     net = SymbolBlock(symbol, mx.sym.var("data"))

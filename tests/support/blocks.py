@@ -3,11 +3,19 @@
 from contextlib import nullcontext
 
 from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.mxnet_private import parameters
 
+import mxnet as mx
 import pytest
-from mxnet.gluon import HybridBlock
+from mxnet.gluon import HybridBlock, Parameter, contrib, nn
 
 from support.nd import nd
+
+MXNETS_LAYER = nn.SyncBatchNorm if IS_GLUON_2 else contrib.nn.SyncBatchNorm
+
+
+# Other threads than the main one begin without NumPy semantics.
+in_threads = mx.util.use_np if IS_GLUON_2 else lambda function: function
 
 
 def gluon_1_only(reason):
@@ -35,10 +43,38 @@ class Function(HybridBlock):
 
         def forward(self, *inputs):
             context = inputs[0].context
-            parameters = {n: p.data(context) for n, p in self._reg_params.items()}
-            return self.compute(nd, *inputs, **parameters)
+            own = {n: p.data(context) for n, p in self._reg_params.items()}
+            return self.compute(nd, *inputs, **own)
 
     else:
 
         def hybrid_forward(self, F, *inputs, **parameters):
             return self.compute(F, *inputs, **parameters)
+
+
+class Same(Function):
+    def compute(self, F, x):
+        return F.identity(x)
+
+
+class Double(Function):
+    def compute(self, F, x):
+        return 2 * x
+
+
+def new_parameter(block, name, **options):
+    if IS_GLUON_2:
+        return Parameter(name, **options)
+    return block.params.get(name, **options)
+
+
+def sharing(block, cls, **options):
+    """A block of a class with another one's parameters."""
+    if IS_GLUON_2:
+        return cls(**options).share_parameters(block.collect_params())
+    return cls(params=block.params, **options)
+
+
+def move(net, contexts):
+    for parameter in net.collect_params().values():
+        parameters.move(parameter, contexts)

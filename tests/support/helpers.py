@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import gluon_syncbn
+from gluon_syncbn.common.mxnet_version import IS_GLUON_2
 
 import mxnet as mx
 import numpy as np
@@ -151,9 +152,13 @@ def assert_all_near(results, expected, dtype="float64", count=1, scale=1.0):
         assert_near(result, right, dtype, count, scale=scale * largest)
 
 
-def operators(net):
-    """Those of the nodes in the graph of a net that has one input."""
-    symbol = mx.sym.Group(list(net(mx.sym.var("data"))))
+def operators(net, x=None):
+    """Those of the nodes in the graph of a net that has one input, like `x`."""
+    if IS_GLUON_2:
+        _, symbol = net._get_graph(x)
+        net._clear_cached_op()
+    else:
+        symbol = mx.sym.Group(list(net(mx.sym.var("data"))))
     return [node["op"] for node in json.loads(symbol.tojson())["nodes"]]
 
 

@@ -28,6 +28,8 @@ import mxnet as mx, numpy as np
 from mxnet import autograd
 from mxnet.gluon import nn
 from gluon_syncbn import Devices, SyncBatchNorm, distributed
+from support.blocks import name_scope, prefixed
+from support.nd import nd
 
 def error_of(function, *arguments):
     try:

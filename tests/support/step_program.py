@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import gluon_syncbn
 from gluon_syncbn import distributed
+from gluon_syncbn.common.mxnet_version import IS_GLUON_2
 from gluon_syncbn.common.nested import arrays_in
 
 import mxnet as mx
@@ -200,9 +201,11 @@ class DecoupledDecay(mx.optimizer.Optimizer):
     """Most of its operations read no gradient."""
 
     def create_state(self, index, weight):
-        return nd.zeros_like(weight)
+        return 0 * weight
 
     def update(self, index, weight, grad, state):
+        if IS_GLUON_2:  # lists of one
+            (index,), (weight,), (grad,), (state,) = index, weight, grad, state
         self._update_count(index)
         state *= 0.9
         state += 0.1 * self.rescale_grad * grad
