@@ -2,12 +2,12 @@
 
     pip install nox==2024.10.9
     nox                               # all, some hours
-    nox -s "versions-3.8(1.6.0)"      # one row of docs/versions.md
+    nox -s "versions-3.8(1.6.0)"      # one row of docs/guides/mxnet2.md
     nox -s "versions-3.8(1.6.0)" -- tests/layer/test_batch_norm.py    # records nothing
 
 This checkout's library serves all. With pyenv, PYENV_VERSION names the Pythons. A row
 takes the place of the former one in scripts/results/mxnet_versions.json; then
-`cog -r -I scripts docs/versions.md` writes the table.
+`cog -r -I scripts docs/guides/mxnet2.md` writes the table.
 """
 
 import json

@@ -7,7 +7,7 @@ ruff check .
 ruff format --check .
 lint-imports
 mypy
-cog --check -I scripts README.md docs/benchmarks.md docs/versions.md
+cog --check -I scripts README.md docs/benchmarks.md docs/guides/mxnet2.md
 bash -n scripts/*.sh scripts/wheels/*.sh
 # What a folder of src may include, its CMakeLists.txt says, but not of these halves:
 if grep -rn '#include ".*cuda/' src/*/cpu || grep -rn '#include ".*cpu/' src/*/cuda; then

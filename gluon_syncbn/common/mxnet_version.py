@@ -1,6 +1,6 @@
 """Which MXNet is there; refuses one that is missing, or that does not serve.
 
-It must not know the rest of the package. docs/versions.md lists the versions tried.
+It must not know the rest of the package. docs/guides/mxnet2.md has the versions tried.
 """
 
 from __future__ import annotations

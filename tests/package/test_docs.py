@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import SkipTest
 
 import gluon_syncbn
+from gluon_syncbn.common.mxnet_version import IS_GLUON_2
 
 import pytest
 import sybil.parsers.markdown as pages
@@ -20,7 +21,18 @@ from support.mpi import launcher, needs_mpi
 from sybil import Sybil
 from sybil.document import PythonDocStringDocument
 
-SYBIL = Sybil([pages.PythonCodeBlockParser(), pages.SkipParser()])
+
+class FileOfCpp(pages.CodeBlockParser):
+    """Writes a block of C++ to the file that its first line names."""
+
+    language = "cpp"
+
+    def evaluate(self, example):
+        name = example.parsed.split("\n", 1)[0].split()[1]
+        Path(name).write_text(example.parsed)
+
+
+SYBIL = Sybil([pages.PythonCodeBlockParser(), FileOfCpp(), pages.SkipParser()])
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))]
 PAGES = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
 
@@ -34,6 +46,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     """One block after the other; programs for several processes run below."""
     monkeypatch.chdir(tmp_path)
     document, skipped = SYBIL.parse(page), []
+    document.namespace["IS_GLUON_2"] = IS_GLUON_2
     document.namespace["lacks"] = lambda name: not importlib.util.find_spec(name)
     for example in document:
         if not needs_processes(example):

@@ -9,6 +9,7 @@ from gluon_syncbn import (
     make_parallel,
     revert_parallel,
 )
+from gluon_syncbn.common.mxnet_version import IS_GLUON_2
 from gluon_syncbn.mxnet_private.parameters import contexts_of
 
 import mxnet as mx
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, loss, nn
-from support.helpers import MODES, cpus, summed_grad, values
+from support.helpers import MODES, ROOT, cpus, summed_grad, values
 from support.nd import nd
 from support.parallel_nets import (
     SHAPE,
@@ -151,3 +152,9 @@ def test_losses_where_the_outputs_are(rows):
         results[net.net] = [*(a.asnumpy() for a in arrays), *gradients(net)]
     assert seen == cpus(min(rows, 3)) and losses.context == mx.cpu(0)
     assert_same(results[parallel], results[plain])
+
+
+@pytest.mark.skipif(not IS_GLUON_2, reason="the page's program is for MXNet 2")
+def test_the_program_of_the_page_on_mxnet_2():
+    page = (ROOT / "docs" / "guides" / "mxnet2.md").read_text(encoding="utf-8")
+    exec(page.split("```python")[1].split("```")[0], {})
