@@ -6,7 +6,6 @@ Each check returns the value; it must not know what for.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -115,12 +114,6 @@ def check_text(name: str, value: Any) -> str:
             f"{short_repr(value)}"
         )
     return value
-
-
-def check_path(name: str, value: Any) -> str:
-    """A path as a str; TypeError unless a str or os.PathLike."""
-    check_type(name, value, (str, os.PathLike), "a path")
-    return check_text(name, os.fspath(value))
 
 
 def check_contexts(name: str, value: Any) -> list[mx.Context]:

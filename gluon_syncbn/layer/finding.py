@@ -33,7 +33,7 @@ def is_ours(node: dict) -> bool:
 
 
 def key_of(node: dict) -> str:
-    """The key of the layer that a node of ours is; version 0.2 has another name."""
+    """The key of the layer that a node of ours is; older symbols have another name."""
     attributes = node["attrs"]
     return attributes.get("layer_key") or attributes["group"]
 

@@ -49,13 +49,6 @@ def gradients_of(parameter: Any) -> Sequence:
     return parameter._grad or ()
 
 
-def value_of(parameter: Any, context: mx.Context) -> mx.nd.NDArray:
-    """One array with the whole value; `data` gives parts of a sparse parameter only."""
-    if parameter._stype == "default":
-        return parameter.data(context)
-    return parameter._reduce()
-
-
 def save_value_of(parameter: Any, context: mx.Context | None) -> None:
     """Lets files get a parameter's value on a context; None undoes it.
 

@@ -236,7 +236,7 @@ def test_a_graph_outlives_the_block_that_it_was_traced_with(devices):
     assert [y.asnumpy().item() for y in ys] == [0, 2]  # beta is 1
 
 
-def test_a_symbol_of_version_0_2_still_loads():
+def test_a_symbol_of_version_0_3_still_loads():
     """It has another name for a layer's key."""
     net = nn.HybridSequential()
     net.add(SyncBatchNorm(in_channels=2), nn.Activation("relu"))

@@ -50,8 +50,6 @@ CHECKS = [
     (checks.check_callable, TypeError, "a function", [None, 5, "len"]),
     (checks.check_text, TypeError, "a str", [5, None]),
     (checks.check_text, ValueError, TEXT, ["\ud800", "a\0b"]),
-    (checks.check_path, TypeError, "a path", [5, None]),
-    (checks.check_path, ValueError, TEXT, ["a\0b"]),
     (checks.check_contexts, TypeError, CONTEXTS, [2, "cpu", None]),
 ]
 
