@@ -28,6 +28,9 @@ from pathlib import Path
 # contexts share the cores: with more threads than cores a step takes twice as long.
 THREADS = max(1, len(os.sched_getaffinity(0)) // 2)
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+# Contrib's layers wait inside of a context's worker. With one, the branches of FastSCNN
+# deadlocked on two contexts in each of three runs of a fast machine.
+os.environ.setdefault("MXNET_CPU_WORKER_NTHREADS", "2")
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
