@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
     ("py:class", r'([a-z"].*|NDArray|Parameter|ParameterDict|Initializer|SymbolBlock)'),
 ]
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "html_image"]
 myst_heading_anchors = 3
 napoleon_numpy_docstring = True
 napoleon_google_docstring = False
@@ -82,17 +82,19 @@ def read_outer_pages(app, docname, source):
     pages = {ROOT / name: f"{page}.md" for page, name in OUTER_PAGES.items()}
 
     def fit(link):
-        target, anchor = file.parent / link[1], link[2] or ""
+        before, path, after = link.groups()
+        target = file.parent / path
         if not target.exists():
             return link[0]  # of the network, or within the page
         target = Path(app.srcdir, pages[target]) if target in pages else target
         here = Path(app.srcdir, docname).parent
-        return f"]({os.path.relpath(target, here)}{anchor})"
+        return f"{before}{os.path.relpath(target, here)}{after}"
 
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".ipynb":
         text = "\n\n".join(markdown_of(json.loads(text)["cells"]))
-    text = re.sub(r"\]\(([^:)#]+)(#[^)]*)?\)", fit, text)
+    text = re.sub(r"(\]\()([^:)#]+)((?:#[^)]*)?\))", fit, text)
+    text = re.sub(r'(<img src=")([^":]+)(")', fit, text)
     source[0] = f"{text}\n{source[0]}"
 
 
