@@ -28,21 +28,27 @@ except ModuleNotFoundError as error:
         name="mxnet",
     ) from None
 except OSError as error:
-    library = re.match(r"lib(cu|nccl|nv)\S+(?=: cannot open)", str(error))
-    if library is None:
+    found = re.match(r"lib(cu|nccl|nv|gomp|quadmath)\S+(?=: cannot open)", str(error))
+    if found is None:
         raise
+    library = found[0]
+    if library.startswith(("libgomp", "libquadmath")):
+        raise ImportError(
+            f"MXNet does not find {library}, which comes with GCC: without a compiler "
+            "`apt install libgomp1 libquadmath0` on Debian and Ubuntu"
+        ) from None
     cure = (
         "`pip install '.[cuda]'` in a clone of gluon_syncbn installs mxnet-cu112 with "
         "all libraries of CUDA that it loads, and LD_LIBRARY_PATH has to name their "
         "folders"
     )
-    if library[0] == "libcuda.so.1":
+    if library == "libcuda.so.1":
         cure = (
             "it is of NVIDIA's driver, which no pip command installs; without a GPU "
             "use `pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`"
         )
     raise ImportError(
-        f"MXNet for GPUs does not find {library[0]}: {cure}, see "
+        f"MXNet for GPUs does not find {library}: {cure}, see "
         "docs/guides/install.md#mxnet-for-gpus"
     ) from None
 

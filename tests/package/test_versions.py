@@ -62,6 +62,12 @@ def test_a_missing_library_of_cuda_is_named_with_its_cure(tmp_path, library, wor
     assert words in text
 
 
+def test_a_missing_library_of_gcc_is_named_with_its_cure(tmp_path):
+    text = import_without(tmp_path, "libquadmath.so.0")
+    assert text.startswith("ImportError: MXNet does not find libquadmath.so.0, which")
+    assert text.endswith("`apt install libgomp1 libquadmath0` on Debian and Ubuntu")
+
+
 def test_a_missing_library_of_the_system_is_left_to_mxnet(tmp_path):
     text = import_without(tmp_path, "libopenblas.so.0")
     assert text == f"OSError: libopenblas.so.0{CANNOT_OPEN}"
