@@ -46,6 +46,7 @@ fail_for_good(int(sys.argv[1]), sys.argv[2:])
 
 
 @needs_mpi
+@pytest.mark.timeout(100 + 10 * REPEAT)
 @pytest.mark.parametrize("kind", ["exception", "absent", "ended"])
 def test_a_failed_step_is_whole_or_undone_on_each_rank(kind):
     for seed in range(REPEAT):
