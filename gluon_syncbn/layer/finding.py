@@ -7,6 +7,8 @@ are converted.
 
 from __future__ import annotations
 
+import weakref
+
 import mxnet as mx
 from mxnet.gluon import HybridBlock, SymbolBlock
 
@@ -122,6 +124,8 @@ class GraphLayer:
         self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
         self.key = key_of(node)
         load().gluon_syncbn_create_layer(self.key, self.name, False)
+        release = load().gluon_syncbn_release_layer  # its block may be gone
+        weakref.finalize(self, release, self.key).atexit = False
 
     def contexts(self) -> list[mx.Context]:
         """Contexts that the layer is initialized on; empty if there is none."""

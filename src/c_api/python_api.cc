@@ -49,10 +49,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
 SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 
 SYNCBN_EXPORT(int, gluon_syncbn_create_layer, const char* key, const char* layer, int has_block) {
-  return CatchAll([&] {
-    const auto created = Registry::Get().FindOrCreate(key, layer);
-    if (has_block) created->has_block = true;
-  });
+  return CatchAll([&] { Registry::Get().Keep(key, layer, has_block != 0); });
 }
 
 SYNCBN_EXPORT(int, gluon_syncbn_release_layer, const char* key) {

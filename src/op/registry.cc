@@ -35,9 +35,20 @@ std::shared_ptr<Layer> Registry::Find(const std::string& key) const {
   return entry->second;
 }
 
+void Registry::Keep(const std::string& key, const std::string& name, bool is_block) {
+  const std::shared_ptr<Layer> layer = FindOrCreate(key, name);
+  std::lock_guard<std::mutex> lock(mutex_);
+  layers_[key] = layer;
+  ++layer->owners;
+  if (is_block) layer->has_block = true;
+}
+
 void Registry::Release(const std::string& key) {
   std::lock_guard<std::mutex> lock(mutex_);
-  layers_.erase(key);
+  const auto entry = layers_.find(key);
+  if (entry == layers_.end()) return;
+  Layer& layer = *entry->second;
+  if (--layer.owners == 0 && layer.has_block) layers_.erase(entry);
 }
 
 std::string Registry::FirstFailure() const {

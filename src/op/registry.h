@@ -19,6 +19,7 @@ struct Layer {
   Group group;
   CollectedMoments collected;
   std::atomic<bool> has_block{false};  // false for a node of a symbol from a file
+  int owners = 0;  // in Python; under the registry's mutex
 };
 
 class Registry {
@@ -29,7 +30,9 @@ class Registry {
   std::shared_ptr<Layer> FindOrCreate(const std::string& key, const std::string& name);
   // Throws Error if there is none.
   std::shared_ptr<Layer> Find(const std::string& key) const;
-  // Operators keep a released layer alive, and others of its key find it.
+  // The same for an owner: its block, or who looks at the node of a graph that has outlived it.
+  void Keep(const std::string& key, const std::string& name, bool is_block);
+  // Operators keep a layer alive that all owners have released, and others of its key find it.
   void Release(const std::string& key);
 
   // The failure of the first failed layer, or an empty text.

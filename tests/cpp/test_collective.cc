@@ -204,8 +204,13 @@ std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& actio
 // An operator in flight holds a layer that the registry has released.
 TEST(FailAllReachesReleasedLayers) {
   syncbn::Registry& registry = syncbn::Registry::Get();
+  registry.Keep("key", "layer", true);
+  registry.Keep("key", "layer", false);
   const auto layer = registry.FindOrCreate("key", "layer");
   registry.Release("key");
+  CHECK_EQ(registry.Find("key"), layer);  // of the other owner
+  registry.Release("key");
+  CheckHas(ErrorOf([&] { registry.Find("key"); }), "no layer has the key");
   registry.FailAll("all stop");
   CHECK_EQ(layer->group.Failure(), "all stop");
 }
