@@ -1,4 +1,4 @@
-"""Which MXNet is there; refuses one that is missing, or that does not serve.
+"""This module tells which MXNet is there, and refuses one that does not serve.
 
 It must not know the rest of the package. docs/guides/mxnet2.md has the versions tried.
 """

@@ -284,7 +284,7 @@ class SyncBatchNorm(nn.BatchNorm):
 
         @property
         def name(self) -> str:
-            """Where the layer was converted its place in the net, else a number."""
+            """The layer's place in a net that was converted; before, a number."""
             return self._sync.handle.name
 
         def infer_shape(self, x: Any, *_mask: Any) -> None:

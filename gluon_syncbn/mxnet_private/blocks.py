@@ -132,13 +132,13 @@ def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
     return block._compute(mx.nd, *inputs, **parameters)
 
 
-# What a call of a block runs: Gluon 1 decides in `forward` whether this is a graph,
-# Gluon 2 before.
+# A call of a block runs one of these methods: Gluon 1 decides in `forward` whether a
+# graph runs, Gluon 2 before.
 _RUNS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
 
 
 def own_forward(block: mx.gluon.Block) -> dict:
-    """What one block runs in place of its class's methods, by name."""
+    """The functions that stand in for the class's methods on one block, by name."""
     return {name: vars(block)[name] for name in _RUNS if name in vars(block)}
 
 

@@ -3,7 +3,6 @@
 Every program ends by itself: a wait for a missing rank is an error in seconds.
 """
 
-import re
 import sys
 import time
 
@@ -11,6 +10,7 @@ from gluon_syncbn import SyncBatchNorm, distributed
 
 import pytest
 from mxnet import autograd
+from support.blocks import by_gluon
 from support.helpers import run_python
 from support.mpi import finish, is_mpich, needs_mpi, run_ranks, start
 from support.nd import nd
@@ -63,7 +63,8 @@ os._exit(0)
     output = finish(process, status=None)
     for file in files:
         seconds, text = file.read_text().split(" ", 1)
-        assert re.search("SyncBatchNorm '(batch)?norm1', forward: ", text), text
+        name = by_gluon("norm1", "batchnorm1")
+        assert f"SyncBatchNorm '{name}', forward: " in text, text
         assert "waited 2" in text, text
         words = "Arrived: ranks 0, 2. Missing: rank 1, which has sent nothing since Sy"
         assert words in text, text
@@ -121,8 +122,7 @@ def make(order, prefix='net_'):
     return net
 
 text = error_of(distributed.broadcast_parameters, make('ab' if rank == 0 else 'ba'))
-has_names = prefixed('x_')  # of parameters, after their blocks
-if has_names:
+if by_gluon(True, False):  # parameters have names of their blocks
     assert 'the nets differ: rank 0 has net_batchnorm0_gamma' in text, text
     assert 'rank 1 has net_batchnorm1_gamma' in text and 'at a.gamma' in text, text
     text = error_of(distributed.Trainer, make('ab', ['m_', 'n_'][rank]), 'sgd')
@@ -137,7 +137,7 @@ else:
 distributed.Trainer(make('ab', 'z_'), 'sgd')
 dense = nn.Dense(3, in_units=2, **prefixed('dense_'))
 text = error_of(distributed.broadcast_parameters, dense)
-assert 'weight is not initialized' in text, text
+assert f"{by_gluon('dense_weight', 'weight')} is not initialized" in text, text
 """
     run_ranks(2, program)
 

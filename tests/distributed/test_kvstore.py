@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import pytest
 from support import reference
-from support.blocks import gluon_1_only
+from support.blocks import by_gluon, gluon_1_only
 from support.helpers import ROOT, output_of
 from support.mpi import SECONDS, needs_mpi, run_ranks
 
@@ -176,6 +176,7 @@ def test_the_programs_of_the_page(tmp_path, monkeypatch, rank_0_starts):
 @pytest.mark.parametrize("group, warned", [(None, 1), ("process", 0)])
 def test_workers_that_no_mpirun_connected_are_warned(group, warned):
     """Once, though each layer and each step would be unsynchronized."""
+    layer = by_gluon("net_", "batchnorm")
     program = f"""
 import functools, warnings
 norm = functools.partial(gluon_syncbn.SyncBatchNorm, group={group!r})
@@ -185,7 +186,7 @@ with warnings.catch_warnings(record=True) as caught:
 texts = [str(w.message) for w in caught if 'kvstore has' in str(w.message)]
 assert len(texts) == {warned}, [str(w.message) for w in caught]
 for text in texts:
-    assert "the trainer's kvstore has 2 workers, but SyncBatchNorm '" in text
+    assert "the trainer's kvstore has 2 workers, but SyncBatchNorm '{layer}" in text
     assert 'start the workers with mpirun, and call gluon_syncbn.distributed' in text
 """
     with worker_variables() as variables:

@@ -18,7 +18,15 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, SymbolBlock, Trainer, loss, nn
-from support.blocks import Double, Function, gluon_1_only, move, prefixed, sharing
+from support.blocks import (
+    Double,
+    Function,
+    by_gluon,
+    gluon_1_only,
+    move,
+    prefixed,
+    sharing,
+)
 from support.helpers import (
     MODES,
     cpus,
@@ -160,13 +168,10 @@ def test_hooks_see_whole_batches(devices):
     assert seen == [(3, 1), (3, 1)]
 
 
-METRIC = mx.gluon.metric if IS_GLUON_2 else mx.metric
-PLACE = "device" if IS_GLUON_2 else "context"
-
-
 def test_gluons_estimator(devices):
     from mxnet.gluon.contrib.estimator import Estimator
 
+    metric = mx.gluon.metric if IS_GLUON_2 else mx.metric
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(12, *SHAPE)), rng.integers(0, 3, 12)
     arrays = mx.gluon.data.ArrayDataset(x, y)
@@ -174,9 +179,9 @@ def test_gluons_estimator(devices):
     for net in nets:
         net(nd.array(x[:5], dtype="float64"))
         trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-        options = {"trainer": trainer, PLACE: mx.cpu(0)}
+        options = {"trainer": trainer, by_gluon("context", "device"): mx.cpu(0)}
         criterion = loss.SoftmaxCrossEntropyLoss()
-        estimator = Estimator(net, criterion, METRIC.Loss(), **options)
+        estimator = Estimator(net, criterion, metric.Loss(), **options)
         estimator.fit(mx.gluon.data.DataLoader(arrays, 5), epochs=2)
     assert_same(*map(values, nets))
 

@@ -11,11 +11,17 @@ from mxnet.gluon import HybridBlock, Parameter, contrib, nn
 
 from support.nd import nd
 
+# MXNet itself has this layer.
 MXNETS_LAYER = nn.SyncBatchNorm if IS_GLUON_2 else contrib.nn.SyncBatchNorm
 
 
 # Other threads than the main one begin without NumPy semantics.
 in_threads = mx.util.use_np if IS_GLUON_2 else lambda function: function
+
+
+def by_gluon(first, second):
+    """What a test expects of Gluon 1, or of Gluon 2."""
+    return second if IS_GLUON_2 else first
 
 
 def gluon_1_only(reason):
@@ -29,7 +35,7 @@ def prefixed(prefix):
 
 
 def name_scope(block):
-    """Where children get a block's prefix."""
+    """A scope in which children get a block's prefix."""
     return nullcontext() if IS_GLUON_2 else block.name_scope()
 
 

@@ -28,7 +28,7 @@ import mxnet as mx, numpy as np
 from mxnet import autograd
 from mxnet.gluon import nn
 from gluon_syncbn import Devices, SyncBatchNorm, distributed
-from support.blocks import name_scope, prefixed
+from support.blocks import by_gluon, name_scope, prefixed
 from support.nd import nd
 
 def error_of(function, *arguments):
