@@ -137,7 +137,7 @@ class Devices:
                 "make_parallel takes any number, and participating names the contexts "
                 "that have a row"
             )
-        return split(batch, self.contexts, batch_axis)
+        return split(batch, self.contexts, batch_axis, share_bounds(rows, count))
 
     def map(self, function: Callable, *lists: Sequence) -> list:
         """Calls ``function(*elements)`` once per context, from the context's thread.
@@ -295,11 +295,13 @@ def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
 
 
 def split(
-    batch: mx.nd.NDArray | np.ndarray, contexts: Sequence[mx.Context], batch_axis: int
+    batch: mx.nd.NDArray | np.ndarray,
+    contexts: Sequence[mx.Context],
+    batch_axis: int,
+    bounds: Sequence[tuple[int, int]],
 ) -> list[mx.nd.NDArray]:
-    """The shards of :meth:`Devices.split`, one for each of `contexts`."""
+    """The rows (begin, end) of a batch on each of `contexts`, as `bounds` says."""
     shards, index = [], [slice(None)] * batch.ndim
-    bounds = share_bounds(batch.shape[batch_axis], len(contexts))
     with autograd.pause():
         for context, (begin, end) in zip(contexts, bounds):
             index[batch_axis] = slice(begin, end)

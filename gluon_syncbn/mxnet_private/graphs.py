@@ -1,8 +1,9 @@
-"""Autograd's graphs: the variables in them, and what differentiates them."""
+"""Autograd's graphs: the nodes in them, and the functions that differentiate them."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import weakref
 from typing import Any, Callable, Iterable, Sequence
@@ -12,6 +13,8 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import _ndarray_cls
 
+from .library import identity as _identity
+
 _LIB = mx.base._LIB
 DTYPES = {  # by NumPy's type the name; MXNet publishes no list of its dtypes
     dtype: np.dtype(dtype).name
@@ -20,29 +23,61 @@ DTYPES = {  # by NumPy's type the name; MXNet publishes no list of its dtypes
 }
 
 
-# ---- Variables. MXNet numbers those of a process, so names tell them apart. The public
-# autograd.get_symbol raises where nothing is recorded.
+# ---- Nodes. MXNet numbers those of a process, so their names are unique. A variable
+# with a gradient is "var7", an array that an operator has read without one is "null7",
+# and an operator is "node_7". The public autograd.get_symbol raises where nothing is
+# recorded.
 
 
 def is_recorded(array: Any) -> bool:
-    """Tells whether `array` is a result that `autograd` records, or has a gradient."""
-    return isinstance(array, mx.nd.NDArray) and _symbol(array) is not None
+    """Return True if `array` is the result of a recorded operator, or a variable."""
+    return _symbol(array) is not None
 
 
-def name_of(variable: mx.nd.NDArray) -> str | None:
-    """The name of a variable; None if nothing is recorded."""
-    symbol = _symbol(variable)
+def name_of(array: Any) -> str | None:
+    """Return the name of the node that an array is; None if nothing is recorded."""
+    symbol = _symbol(array)
     return None if symbol is None else symbol.name
 
 
+def entry_of(array: Any) -> str | None:
+    """Return the name of a result among all results; None if nothing is recorded."""
+    symbol = _symbol(array)
+    return None if symbol is None else symbol.list_outputs()[0]
+
+
 def names_behind(arrays: Iterable) -> set[str]:
-    """The names of all variables that some arrays depend on."""
+    """Return the names of all variables that some arrays depend on."""
     symbols = [symbol for symbol in map(_symbol, arrays) if symbol is not None]
     return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()
 
 
+def variables_behind(arrays: Iterable) -> set[str]:
+    """Return the names of the variables with a gradient that arrays depend on."""
+    return {name for name in names_behind(arrays) if name.startswith("var")}
+
+
+def operators_behind(arrays: Iterable) -> list[int]:
+    """Return the numbers of all recorded operators that some arrays depend on."""
+    symbols = [symbol for symbol in map(_symbol, arrays) if symbol is not None]
+    if not symbols:
+        return []
+    names = mx.sym.Group(symbols).get_internals().list_outputs()
+    return [int(found.group(1)) for found in map(_OPERATOR.match, names) if found]
+
+
+def operator_number(result: mx.nd.NDArray) -> int:
+    """Return the number of the operator that computed a recorded array."""
+    return operators_behind([result])[-1]
+
+
+_OPERATOR = re.compile(r"node_(\d+)")
+
+
 def _symbol(array):
     symbol = ctypes.c_void_p()
+    if not isinstance(array, mx.nd.NDArray):
+        return None
     if _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(symbol)) != 0:
         return None
     return mx.sym.Symbol(symbol)
@@ -168,6 +203,20 @@ def differentiate(
         _ndarray_cls(ctypes.c_void_p(grads[k]), stype=stypes[k])
         for k in range(len(variables))
     ]
+
+
+def drop(heads: Sequence) -> None:
+    """Drop the graphs behind some heads, as a backward does that retains none.
+
+    Arrays without a gradient are then in no graph any more: otherwise MXNet would go on
+    recording what reads them. One more head whose gradient alone is computed makes it
+    a backward that runs no operator of the graphs.
+    """
+    variable = mx.nd.zeros((1,), ctx=heads[0].context)
+    variable.attach_grad()
+    with autograd.record():
+        heads = [*heads, _identity(variable)]
+    differentiate(heads, heads, [variable], False, True)
 
 
 def _array_of(handle):

@@ -77,8 +77,10 @@ def _operator(name):
     return _make_ndarray_function(handle, name, name)
 
 
+add_n = _operator("add_n")
 broadcast_add = _operator("broadcast_add")
 concat = _operator("Concat")
+identity = _operator("_copy")
 _copyto = _operator("_copyto")
 
 

@@ -34,6 +34,11 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
         return []
 
 
+def is_dense(parameter: mx.gluon.Parameter) -> bool:
+    """Return True if a parameter's values are no sparse arrays."""
+    return parameter._stype == "default"
+
+
 def move(parameter: mx.gluon.Parameter, contexts: Sequence[mx.Context]) -> None:
     """Copies a parameter that is initialized, or will be, to other contexts."""
     getattr(parameter, _reset_context)(contexts)
@@ -56,12 +61,14 @@ def save_value_of(parameter: Any, context: mx.Context | None) -> None:
     """
     if context is None:
         vars(parameter).pop("_reduce", None)
-    elif "_reduce" not in vars(parameter) and parameter._stype == "default":
+    elif "_reduce" not in vars(parameter) and is_dense(parameter):
         parameter._reduce = functools.partial(_on_cpu, parameter, context)
 
 
 def _on_cpu(parameter, context):
-    return parameter.data(context).copyto(mx.cpu())
+    # Not by `data`, which notes for a parallel net that a program may write to it.
+    value = next(data for data in data_of(parameter) if data.context == context)
+    return value.copyto(mx.cpu())
 
 
 def trainer_of(parameters: Iterable) -> mx.gluon.Trainer | None:
@@ -92,3 +99,23 @@ def when_initialized(parameter: Any, act: Callable[[], None]) -> None:
 def mark_fresh(data: mx.nd.NDArray, fresh: bool = True) -> None:
     """Sets the mark that `is_fresh` reads."""
     data._fresh_grad = fresh
+
+
+def is_parallel(parameter: mx.gluon.Parameter) -> bool:
+    """Return True if a parameter belongs to a net that make_parallel was called with."""
+    return hasattr(parameter, "_gluon_syncbn_is_summed")
+
+
+def is_summed(parameter: mx.gluon.Parameter) -> bool:
+    """Return True if each device has the gradient of the whole batch, not its part."""
+    return getattr(parameter, "_gluon_syncbn_is_summed", False)
+
+
+def set_summed(parameter: mx.gluon.Parameter, summed: bool) -> None:
+    """Set what `is_summed` returns, and `is_parallel` to True."""
+    parameter._gluon_syncbn_is_summed = summed
+
+
+def unset_parallel(parameter: mx.gluon.Parameter) -> None:
+    """Undo `set_summed`."""
+    vars(parameter).pop("_gluon_syncbn_is_summed", None)

@@ -5,14 +5,21 @@ A Trainer publishes its learning rate and optimizer only, and has no hooks.
 
 from __future__ import annotations
 
+import contextlib
 from functools import wraps
 from operator import attrgetter
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Iterator
 
 import mxnet as mx
 
 from ..common.mxnet_version import IS_GLUON_2
-from .parameters import trainer_set
+from .parameters import (
+    gradients_of,
+    is_fresh,
+    is_parallel,
+    is_summed,
+    trainer_set,
+)
 
 # By device and index the number of updates; the public `num_update` is one of all.
 update_counts = attrgetter("_all_index_update_counts")  # of an optimizer
@@ -27,18 +34,86 @@ def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
     return [p for p in trainer._params_to_init if not p._deferred_init]
 
 
-def adds_up_gradients(trainer: mx.gluon.Trainer) -> bool:
-    """Tells whether a step adds gradients up over devices.
-
-    Subclasses, as those for several processes, add up in their own way.
-    """
-    is_plain = type(trainer)._allreduce_grads is mx.gluon.Trainer._allreduce_grads
-    return not is_plain or trainer._kvstore_params["kvstore"] is not None
-
-
 def workers_of(trainer: mx.gluon.Trainer) -> int:
     """The processes whose gradients the kvstore adds up; known once a step began."""
     return trainer._kvstore.num_workers if trainer._distributed else 1
+
+
+def has_kvstore(trainer: mx.gluon.Trainer) -> bool:
+    """Return True if a trainer's first step has begun, which makes the kvstore."""
+    return getattr(trainer, "_kv_initialized", False)  # unset while it is made
+
+
+def update_on_devices(trainer: mx.gluon.Trainer) -> None:
+    """Update a trainer's parameters on each device, not on a kvstore of this process.
+
+    A kvstore has weights of its own, which do not know what a program writes to the
+    parameters between two steps. States of its optimizer are kept.
+    """
+    kvstore = trainer._kvstore_params["kvstore"]
+    is_local = "dist" not in getattr(kvstore, "type", kvstore or "")
+    if not is_local or trainer._contains_sparse_weight:
+        return
+    if not any(map(is_parallel, trainer._params)):
+        return
+    trainer._kvstore_params["update_on_kvstore"] = False
+    if trainer._update_on_kvstore:
+        states = trainer._kvstore._updater.get_states()
+        for updater in trainer._updaters:
+            updater.set_states(states)
+        trainer._reset_kvstore()
+
+
+@contextlib.contextmanager
+def one_gradient_each(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    """Hide from a reduction that the gradient of a parameter is on several devices.
+
+    If every device has the sum, there is nothing to reduce in this process, and other
+    processes need one gradient only.
+    """
+    is_done = trainer._kvstore and not trainer._distributed
+    is_done = is_done and not trainer._update_on_kvstore
+    parameters = trainer._params
+    trainer._params = [
+        _WithOneGradient(p, is_done) if is_summed(p) else p for p in parameters
+    ]
+    try:
+        yield
+    finally:
+        trainer._params = parameters
+
+
+class _WithOneGradient:
+    """A parameter as a reduction sees it: with one gradient, or with none at all."""
+
+    def __init__(self, parameter, is_done):
+        self._parameter = parameter
+        self.grad_req = "null" if is_done else parameter.grad_req
+
+    def __getattr__(self, name):
+        return getattr(self._parameter, name)
+
+    def list_grad(self):
+        """Return the gradient that the program gets from `grad()`."""
+        gradients = gradients_of(self._parameter)
+        return [_current(gradients)] if gradients else []
+
+
+def spread_gradients(trainer: mx.gluon.Trainer) -> None:
+    """Copy gradients that the program may have changed to the other devices."""
+    for parameter in trainer._params:
+        gradients = gradients_of(parameter)
+        if is_summed(parameter) and any(map(is_fresh, parameter._data or ())):
+            source = _current(gradients)
+            for gradient in gradients:
+                if gradient is not source:
+                    source.copyto(gradient)
+
+
+def _current(arrays):
+    """Return the array on the current context, which `grad()` returns, or the first."""
+    here = mx.context.current_context()
+    return next((array for array in arrays if array.context == here), arrays[0])
 
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:

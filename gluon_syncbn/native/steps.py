@@ -14,7 +14,7 @@ import mxnet as mx
 
 from ..mxnet_private import trainers
 from ..mxnet_private.library import push
-from ..mxnet_private.parameters import gradients_of
+from ..mxnet_private.parameters import gradients_of, is_parallel
 from . import failures
 from .interrupts import deferred_interrupt
 from .library import load
@@ -35,10 +35,11 @@ def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Undoes `guard_trainers`, but for what other layers have, too."""
     kept = {id(p) for layer in list(layers) for p in layer.parameters.values()}
     for parameter in parameters:
-        if id(parameter) not in kept:
+        if id(parameter) not in kept and not is_parallel(parameter):
             trainers.forget_trainers(parameter)
     for trainer in list(_guarded):
-        if not _layers_of(trainer):
+        is_needed = any(map(is_parallel, trainers.parameters_of(trainer)))
+        if not is_needed and not _layers_of(trainer):
             trainers.unwrap(trainer, _AROUND)
             _guarded.discard(trainer)
 
@@ -47,6 +48,8 @@ def _guard(trainer):
     if trainer not in _guarded:
         trainers.wrap(trainer, **_AROUND)
         _guarded.add(trainer)
+    if trainers.has_kvstore(trainer):
+        trainers.update_on_devices(trainer)
 
 
 @contextmanager
@@ -68,23 +71,37 @@ def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def _around_queueing(trainer: mx.gluon.Trainer, updates: bool) -> Iterator[None]:
-    if updates:
+def _around_kvstore(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    trainers.update_on_devices(trainer)
+    yield
+
+
+@contextmanager
+def _around_reduction(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    # The reduction is what updates on a kvstore; elsewhere it overlaps with backward.
+    if trainers.updates_on_kvstore(trainer):
         _await_gradients(trainer)
-    with deferred_interrupt(all_of_them=True):
+    with deferred_interrupt(all_of_them=True), trainers.one_gradient_each(trainer):
         yield
 
 
-# The reduction is what updates on a kvstore; elsewhere it overlaps with backward.
+@contextmanager
+def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    is_done = trainers.updates_on_kvstore(trainer)
+    if not is_done:
+        _await_gradients(trainer)
+    with deferred_interrupt(all_of_them=True):
+        if not is_done:
+            trainers.spread_gradients(trainer)
+        yield
+
+
 _AROUND = {
     "step": lambda _trainer: deferred_interrupt(all_of_them=True),  # queued as a whole
+    "_init_kvstore": _around_kvstore,
     "_init_params": _around_init,
-    "_allreduce_grads": lambda trainer: _around_queueing(
-        trainer, trainers.updates_on_kvstore(trainer)
-    ),
-    "_update": lambda trainer: _around_queueing(
-        trainer, not trainers.updates_on_kvstore(trainer)
-    ),
+    "_allreduce_grads": _around_reduction,
+    "_update": _around_update,
 }
 
 

@@ -1,21 +1,19 @@
-"""Takes the place of a net's `forward`: runs it on whole batches, on all devices.
-
-A call splits the batch, runs the net on every device through ``Devices.map``, and
-gathers the outputs; ``backward.py`` carries gradients back. It must not know what the
-net computes.
-"""
+"""The functions that take the place of a net's `forward`, and run it on devices."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import collections
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, ContextManager
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.arguments import check_block, comma_list
+from ..common.arguments import check_block, comma_list, pluralize
+from ..common.nested import arrays_in, flatten, rebuild
 from ..devices.devices import Devices, inside_map
+from ..layer.finding import synchronized_layers, unsynchronized_layers
 from ..mxnet_private.blocks import (
     blocks_of,
     current_trace,
@@ -25,10 +23,14 @@ from ..mxnet_private.blocks import (
     restore_forward,
     run_forward,
 )
-from ..mxnet_private.parameters import contexts_of, save_value_of
-from . import backward, warn
-from .participation import participating
-from .shards import Shards
+from ..mxnet_private.graphs import block_number, count_blocks_for, drop, is_recorded
+from ..mxnet_private.parameters import contexts_of
+from ..native import failures
+from . import replicas, warn
+from .backward import replace_backward
+from .participation import calling, participating
+from .recorded_call import RecordedCall, without_twins
+from .shards import Shards, common_form, form_of_arguments, join, structure
 
 
 class ReplacedForward:
@@ -38,47 +40,102 @@ class ReplacedForward:
         self.net = net
         self._former = own_forward(net)
         self.calls_class = not self._former
+        self._variables: dict = {}  # see RecordedCall.whole
 
     def own(self, *args: Any) -> Any:
-        """Calls the forward that is replaced."""
+        """Call the forward that is replaced."""
         return run_forward(self.net, self._former, args)
 
     def remove(self) -> None:
-        """Restores the former one."""
+        """Restore the former one."""
         restore_forward(self.net, self._former)
+
+    def run(
+        self,
+        devices: Devices,
+        shards: Shards,
+        parameters: Sequence,
+        check: Callable = lambda outputs: None,
+    ) -> Any:
+        """Run the net on its devices; return its whole outputs, recorded by autograd.
+
+        `check` is called with what the net returned on each device.
+        """
+        if not autograd.is_recording():
+            outputs = devices.map_first(lambda args: self.own(*args), shards.arguments)
+            check(outputs)
+            columns = zip(*map(flatten, outputs))
+            wholes = (join(c, shards.axis, shards.contexts[0]) for c in columns)
+            return rebuild(outputs[0], wholes)
+        replace_backward()
+        failures.watch_process()
+        call = RecordedCall(self.net, devices, shards, parameters)
+        outputs = devices.map_first(
+            lambda args: without_twins(self.own(*args)), shards.arguments
+        )
+        check(outputs)
+        return call.whole(outputs, self._variables)
 
 
 class ParallelForward(ReplacedForward):
     """Runs a net on whole batches, on its devices."""
 
     def __init__(
-        self, net: mx.gluon.Block, devices: Devices, batch_axis: int, sync_bn: bool
+        self,
+        net: mx.gluon.Block,
+        devices: Devices,
+        batch_axis: int,
+        convert: Callable | None,
     ) -> None:
         super().__init__(net)
         self.devices, self.batch_axis = devices, batch_axis
-        self._synchronizes = sync_bn
+        self._convert = convert  # makes batch normalizations of the net synchronized
+        self._forms: dict = collections.defaultdict(set)
+        self._latest = None, None
+        self._adopted: list = []
+        count_blocks_for(self)
 
     def __call__(self, *args: Any) -> Any:
         contexts = self.devices.contexts
         if inside_map(contexts) or self._is_traced(args):
+            if autograd.is_recording():  # each device's backward writes its part
+                replicas.note_parts(self._adopted)
             return self.own(*args)
-        parameters = self.parameters()
+        self._adopted = parameters = self.parameters()
         if autograd.is_recording():
             warn.of_trainer(parameters)
+            self._check_whole_batch(args)
+        if autograd.is_training() and self._convert:
+            self._convert_later_layers()
+        replicas.update(parameters, contexts)
         shards = Shards.split(args, contexts, self.batch_axis)
-        participants: ContextManager = nullcontext()
-        # Only in training do devices wait for each other.
-        if autograd.is_training() and len(shards.contexts) < len(contexts):
-            participants = participating(self.net, shards.contexts)
-        with participants:
-            outputs = self.devices.map_first(
-                lambda arguments: self.own(*arguments), shards.arguments
-            )
-        if self._synchronizes:
-            warn.of_operators(self.net)
-        elif autograd.is_training():
+        known = self._forms[
+            form_of_arguments(args, self.batch_axis), autograd.is_training()
+        ]
+        expected = None
+        if shards.is_even and not known:
+            expected = self._form_of_other_rows(args, shards, parameters)
+
+        def check(outputs):
+            if len(shards.contexts) > 1:
+                form = common_form(outputs, shards)
+                if shards.is_even and structure(form) not in known:
+                    found = expected
+                    if found != form:  # the net has changed, or chooses by itself
+                        found = self._form_of_other_rows(args, shards, parameters)
+                    _check_same(form, found, shards)
+                known.add(structure(form))
+
+        with ExitStack() as stack:
+            # Only in training do devices wait for each other.
+            if autograd.is_training() and len(shards.contexts) < len(contexts):
+                stack.enter_context(participating(self.net, shards.contexts))
+            whole = self.run(self.devices, shards, parameters, check)
+        if not self._convert and autograd.is_training():
             warn.of_few_rows(self.net, shards.rows)
-        return backward.gather(outputs, shards, self.devices, parameters)
+        elif self._convert:
+            warn.of_operators(self.net)
+        return whole
 
     def summary(self, *inputs: Any) -> None:
         """As :meth:`mxnet.gluon.Block.summary`: of the net on the first device."""
@@ -100,21 +157,24 @@ class ParallelForward(ReplacedForward):
         for parameter in parameters:
             found = contexts_of(parameter)
             if found and found != contexts and set(found) != set(contexts):
-                cure = "make_parallel(..., reset_ctx=True) moves a net"
-                if is_parallel(self.net):
-                    cure = (
-                        "revert_parallel(net), and make_parallel(..., reset_ctx=True) "
-                        "moves it"
-                    )
                 raise ValueError(
                     f"parameter '{parameter.name}' is initialized on "
-                    f"{comma_list(found)}, expected {comma_list(contexts)}; {cure}"
+                    f"{comma_list(found)}, expected {comma_list(contexts)}; "
+                    f"{self._cure()}"
                 )
-            save_value_of(parameter, contexts[0])
+            replicas.adopt(parameter, contexts[0])
         return list(parameters)
 
+    def _cure(self):
+        if is_parallel(self.net):
+            return (
+                "pass ctx=net.devices.contexts where parameters are initialized or "
+                "loaded, or call reset_ctx(net.devices.contexts)"
+            )
+        return "make_parallel(..., reset_ctx=True) moves a net"
+
     def _is_traced(self, args):
-        """Tells whether a call is part of a graph; raises if that cannot train."""
+        """Return True if a call is part of a graph; raise if that cannot train."""
         if not is_traced(args):
             return False
         trace = current_trace()
@@ -126,14 +186,74 @@ class ParallelForward(ReplacedForward):
             )
         return True
 
+    def _check_whole_batch(self, args):
+        """ValueError if a loop over shards calls the net for one device after another."""
+        contexts = [x.context for x in arrays_in(args)][:1]
+        block, latest = self._latest
+        self._latest = block_number(), contexts
+        if block != block_number() or not latest or latest == contexts:
+            return
+        if {*latest, *contexts} <= set(self.devices.contexts):
+            raise ValueError(
+                f"net was called with arrays on {latest[0]} and then with arrays on "
+                f"{contexts[0]} in one block of autograd.record(). A parallel net "
+                "splits its batch itself: pass the whole batch in one call, without "
+                "split_and_load."
+            )
+
+    def _convert_later_layers(self):
+        """Synchronize batch normalizations that have come since make_parallel."""
+        if any(map(unsynchronized_layers, blocks_of(self.net))):
+            self._convert(self.net)
+
+    def _form_of_other_rows(self, args, shards, parameters):
+        """Return the form of the outputs for another number of rows on one device.
+
+        Where all devices have equally many rows, a result of that length need not have
+        rows: it may be a mean of the shard. Statistics of layers are left as they were.
+        None if the net takes no other number, as GluonCV's R-CNN; what else is wrong
+        with a call, the call itself raises.
+        """
+        first, count = self.devices.contexts[:1], 3 if shards.rows[0] == 2 else 2
+        few = Shards.split(args, first, self.batch_axis, count)
+
+        def call(args):
+            try:
+                output = self.own(*args)
+            except Exception:  # noqa: BLE001
+                return None  # an error of this map would end the work under way
+            heads = list(filter(is_recorded, flatten(output)))
+            with suppress(mx.MXNetError):
+                if heads:
+                    drop(heads)
+            return [output]
+
+        with ExitStack() as stack:
+            if autograd.is_training():
+                stack.enter_context(replicas.unchanged(parameters))
+                layers = synchronized_layers(self.net)
+                stack.enter_context(calling(layers, first))
+            (outputs,) = self.devices.map_first(call, few.arguments)
+        return outputs and common_form(outputs, few)
+
+
+def _check_same(form, found, shards):
+    if found not in (form, None):
+        raise ValueError(
+            f"the outputs are {form} for {pluralize(shards.rows[0], 'row')} on each "
+            f"device, but {found} for another number of rows, where * stands for the "
+            "rows, expected the same; what has no rows cannot be joined: a loss inside "
+            "of the net returns one value a row"
+        )
+
 
 def is_parallel(net: Any) -> bool:
-    """Tells whether :func:`make_parallel` was called with a net."""
+    """Return True if :func:`make_parallel` was called with a net."""
     return isinstance(vars(net).get("forward"), ParallelForward)
 
 
 def check_not_parallel(net: Any, function: str) -> None:
-    """Raises an error unless `net` is a Block that is not parallel yet."""
+    """Raise an error unless `net` is a Block that is not parallel yet."""
     check_block("net", net)
     if is_parallel(net):
         raise ValueError(

@@ -1,6 +1,7 @@
 """Gradients of parameters in a backward of several graphs, any of which may write them.
 
-It must not know which graphs these are, nor their order.
+Each device computes its part of a gradient. After a parallel net's backward every
+device has the sum, as if one device had had the whole batch.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..mxnet_private import graphs
+from ..mxnet_private.library import add_n, to_context
 from ..mxnet_private.parameters import (
     contexts_of,
     data_of,
     gradients_of,
+    is_dense,
     is_fresh,
     mark_fresh,
+    set_summed,
 )
 
 
@@ -31,66 +35,88 @@ class Replica(NamedTuple):
 
 
 class ParameterGradients:
-    """The gradients of the nets that were called, on the devices of their calls.
+    """The gradients of the nets that were called.
 
     Attributes
     ----------
-    everywhere : list of Replica
     on : dict of list of Replica
-        By context.
+        The replicas on each context.
     """
 
     def __init__(self, calls: Iterable) -> None:
-        found = {(p, *call.devices.contexts) for call in calls for p in call.parameters}
-        self._parameters = [
-            {
-                context: Replica(data, grad, parameter.grad_req == "write")
-                for context, data, grad in zip(
-                    contexts_of(parameter), data_of(parameter), gradients_of(parameter)
-                )
-                if context in contexts
-            }
-            for parameter, *contexts in found
-        ]
+        self._summed: list = []  # parameters of parallel nets, each with its replicas
         on: dict = collections.defaultdict(dict)
-        for replicas in self._parameters:
-            for context, replica in replicas.items():
+        parallel = {
+            id(p) for call in calls if call.is_parallel for p in call.parameters
+        }
+        for parameter in dict.fromkeys(p for call in calls for p in call.parameters):
+            pairs = zip(data_of(parameter), gradients_of(parameter))
+            replicas = [Replica(*pair, parameter.grad_req == "write") for pair in pairs]
+            for context, replica in zip(contexts_of(parameter), replicas):
                 on[context][id(replica.data)] = replica
+            if id(parameter) in parallel and is_dense(parameter) and replicas:
+                self._summed.append((parameter, replicas))
         self.on = {context: list(found.values()) for context, found in on.items()}
-        self.everywhere = sum(self.on.values(), [])
+
+    def adding(self, contexts: Iterable[mx.Context] | None = None) -> Any:
+        """Add one graph's gradients to those of earlier graphs, on some contexts."""
+        lists = self.on if contexts is None else contexts
+        return _adding([r for context in lists for r in self.on.get(context, ())])
 
     @contextmanager
-    def to_be_written(self) -> Iterator[None]:
-        """In the block a mark tells which gradients this backward has written.
+    def summed(self) -> Iterator[None]:
+        """Sum the gradients that the block writes over devices, at its end.
 
-        Afterwards, also after a failure, those that it has left alone are marked as
-        they were; but devices that had no row get zeros where the others have a
-        gradient.
+        Gradients that the block leaves alone keep their values and marks, also after a
+        failure. With grad_req="add" the sum is added to what was there before.
         """
-        former = [data for data, *_ in self.everywhere if is_fresh(data)]
+        replicas = sum(self.on.values(), [])
+        former = [data for data, *_ in replicas if is_fresh(data)]
+        accumulated = [
+            (grad, grad.copy())
+            for _, replicas in self._summed
+            for _, grad, is_overwritten in replicas
+            if not is_overwritten
+        ]
+        for grad, _ in accumulated:
+            grad[:] = 0
         for data in former:
             mark_fresh(data, False)
         try:
             yield
-            for replicas in self._parameters:
-                self._zero_skipped(list(replicas.values()))
+            for parameter, replicas in self._summed:
+                if _sum(replicas):
+                    set_summed(parameter, True)
         finally:
+            for grad, earlier in accumulated:
+                grad += earlier
             for data in former:
                 mark_fresh(data)
 
-    @staticmethod
-    def _zero_skipped(replicas):
-        if any(is_fresh(data) for data, *_ in replicas):
-            for data, grad, is_overwritten in replicas:
-                if not is_fresh(data):
-                    if is_overwritten:
-                        _set_zero(grad)
-                    mark_fresh(data)
+
+def _sum(replicas):
+    """Write the sum over the devices that have a gradient to all; False if none has."""
+    parts = [grad for data, grad, _ in replicas if is_fresh(data)]
+    if not parts:
+        return False
+    context = parts[0].context
+    if len(parts) > 1 and parts[0].stype == "default":
+        add_n(*(_on(grad, context) for grad in parts), out=_on(parts[0], context))
+    elif len(parts) > 1:
+        mx.nd.add_n(*(grad.as_in_context(context) for grad in parts)).copyto(parts[0])
+    for data, grad, _ in replicas:
+        if grad is not parts[0]:
+            parts[0].copyto(grad)
+        mark_fresh(data)
+    return True
+
+
+def _on(grad, context):
+    return to_context(grad, context).as_nd_ndarray()
 
 
 @contextmanager
-def adding(replicas: Iterable[Replica]) -> Iterator[None]:
-    """In the block one graph's gradients are added to those of earlier ones."""
+def _adding(replicas):
     saved = []
     for data, grad, is_overwritten in replicas:
         if is_overwritten and is_fresh(data):
@@ -104,26 +130,18 @@ def adding(replicas: Iterable[Replica]) -> Iterator[None]:
 
 
 def differentiate(
-    heads: Sequence,
-    gradients: Sequence,
-    variables: Sequence,
-    retain_graph: bool,
-    train_mode: bool,
+    heads: Sequence, gradients: Sequence, variables: Sequence, train_mode: bool
 ) -> list[Any]:
-    """Writes a graph's gradients; returns those of `variables`, zeros without any.
+    """Write a graph's gradients; return those of `variables`, zeros without any.
 
-    `graphs.differentiate` with variables would write no others.
+    The graph is retained. `graphs.differentiate` with variables would write no others.
     """
     for variable in variables:
         mark_fresh(variable, False)
-    graphs.differentiate(heads, gradients, (), retain_graph, train_mode)
+    graphs.differentiate(heads, gradients, (), True, train_mode)
     for variable in variables:
         if not is_fresh(variable):  # these heads do not depend on it
-            _set_zero(variable.grad)
+            with autograd.pause():
+                variable.grad[:] = 0
             mark_fresh(variable)
     return [variable.grad for variable in variables]
-
-
-def _set_zero(grad):
-    with autograd.pause():
-        grad[:] = 0

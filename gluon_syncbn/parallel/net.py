@@ -21,7 +21,8 @@ from ..devices.devices import Devices
 from ..layer.convert import convert_sync_batchnorm
 from ..layer.synchronization import NONFINITE
 from ..mxnet_private.blocks import forget_graph, replace_forward
-from ..mxnet_private.parameters import data_of, is_deferred, move, save_value_of
+from ..mxnet_private.parameters import data_of, is_deferred, move
+from . import replicas
 from .forward import ParallelForward, check_not_parallel, is_parallel
 
 
@@ -112,6 +113,8 @@ def make_parallel(
     >>> net(x).shape
     (5, 1)
     """
+    if is_parallel(check_block("net", net)) and net.devices.contexts == ctx:
+        return net
     check_not_parallel(net, "make_parallel")
     check_int("batch_axis", batch_axis)
     check_bool("sync_bn", sync_bn)
@@ -125,10 +128,15 @@ def make_parallel(
         )
     if reset_ctx:
         _move(net, devices.contexts)
-    forward = ParallelForward(net, devices, batch_axis, sync_bn)
-    forward.parameters()
+    convert = None
     if sync_bn:
-        convert_sync_batchnorm(net, num_devices=len(devices), nonfinite=nonfinite)
+        convert = partial(
+            convert_sync_batchnorm, num_devices=len(devices), nonfinite=nonfinite
+        )
+    forward = ParallelForward(net, devices, batch_axis, convert)
+    forward.parameters()
+    if convert:
+        convert(net)
     net.apply(forget_graph)
     net.initialize = partial(_initialize, net, devices.contexts)
     net.load_parameters = partial(_load_parameters, net, devices.contexts)
@@ -180,7 +188,7 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
         delattr(net, name)
     net.forward.remove()
     for parameter in net.collect_params().values():
-        save_value_of(parameter, None)
+        replicas.release(parameter)
     net.apply(forget_graph)
     return net
 

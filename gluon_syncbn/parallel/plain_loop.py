@@ -18,7 +18,7 @@ from ..mxnet_private.blocks import forget_graph, replace_forward
 from ..mxnet_private.graphs import block_number, count_blocks_for
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
-from . import backward, participation
+from . import participation
 from .forward import ReplacedForward, check_not_parallel
 from .shards import Shards
 
@@ -102,9 +102,8 @@ class _Forward(ReplacedForward):
         if devices is None:
             return self.own(*args)
         shards = Shards.as_is(args, *devices.contexts)
-        outputs = devices.map(lambda args: self.own(*args), shards.arguments)
         parameters = list(self.net.collect_params().values())
-        return backward.gather(outputs, shards, devices, parameters)
+        return self.run(devices, shards, parameters)
 
     def __deepcopy__(self, memo):
         twin = _Forward(memo[id(self.net)])

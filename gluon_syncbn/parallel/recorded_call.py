@@ -12,33 +12,53 @@ through each device's graph, and, where inputs have gradients, on through the ca
 
 from __future__ import annotations
 
+import collections
 import itertools
 import weakref
-from typing import Any, Iterable, Sequence
+from itertools import compress
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
-from ..devices.devices import Devices, inside_map
+from ..common.nested import flatten, rebuild
+from ..devices.devices import Devices
 from ..mxnet_private import graphs
-from ..mxnet_private.library import broadcast_add, concat, to_context
+from ..mxnet_private.blocks import blocks_of, name_of
+from ..mxnet_private.library import broadcast_add, identity, to_context
+from ..mxnet_private.parameters import data_of
 from ..native import failures
-from .shards import Shards
+from .gradients import differentiate
+from .shards import Shards, join
 
 _calls = weakref.WeakValueDictionary()  # in order, by the name of the lifetime anchor
 
 
-def any_alive() -> bool:
-    """Tells whether any recorded call is alive."""
-    return bool(_calls)
+class _Span(NamedTuple):
+    """The operators that a net recorded on its devices in one call."""
+
+    net: str
+    first: int
+    last: int
+    variables: set[str]  # all that the devices' graphs may have
+
+
+# A part of a device's graph that the net has kept may outlive the call.
+_spans: Any = collections.deque(maxlen=100)
+
+
+def any_recorded() -> bool:
+    """Return True if the graph of any net was cut."""
+    return bool(_calls or _spans)
 
 
 def calls_before(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
-    """The calls that some heads depend on, the latest first, and all variables' names.
+    """Return the calls that heads depend on, the latest first, and all variables.
 
     A call's outputs are variables, so what it was called with is looked up here.
     """
     names, found = graphs.names_behind(heads), []
+    _check_results(heads, names)
     for call in reversed(_alive()):
         if call.lifetime_anchor in names:
             found.append(call)
@@ -47,9 +67,22 @@ def calls_before(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
 
 
 def _alive():
-    """All calls in order; a loop over the dictionary fails if a thread changes it."""
+    """Return all calls in order; another thread may change the dictionary."""
     calls = [reference() for reference in _calls.valuerefs()]
     return [call for call in calls if call is not None]
+
+
+def _check_results(heads, names):
+    """ValueError if heads reach a device's graph by another way than its results."""
+    spans = [span for span in list(_spans) if not names.isdisjoint(span.variables)]
+    numbers = graphs.operators_behind(heads) if spans else []
+    for span in spans:
+        if any(span.first < number < span.last for number in numbers):
+            raise ValueError(
+                f"the loss depends on an array that {span.net} computed on a device, "
+                "but did not return, where the rows of the other devices would not "
+                "count. Return it from the net, with one value a row."
+            )
 
 
 class RecordedCall:
@@ -63,106 +96,184 @@ class RecordedCall:
         Heads of the caller's graph before the call.
     cut_leaves : dict of NDArray
         By name the variables of the caller's graph after the call.
-    device_inputs, device_outputs : list of sequences of NDArray
-        For each device the variables and the heads of its graph.
+    is_parallel : bool
+        False in a plain loop, whose caller has split the batch.
+    heads : list of NDArray
+        The devices' outputs that a backward has reached.
     """
 
     def __init__(
-        self, columns: Sequence, shards: Shards, devices: Devices, parameters: Sequence
+        self,
+        net: mx.gluon.Block,
+        devices: Devices,
+        shards: Shards,
+        parameters: Sequence,
     ) -> None:
-        self.devices, self.parameters = devices, parameters
-        self._contexts, self._axis = shards.contexts, shards.axis
-        self.was_in_map = inside_map()
-        self.device_outputs = list(zip(*columns))
-        self._check_not_nested()
+        self.parameters, self._net = parameters, net
+        self._devices, self._shards = devices, shards
+        self.is_parallel = shards.axis is not None
+        self._anchor = mx.nd.zeros((1,), ctx=shards.contexts[0])
+        self._anchor.attach_grad("null")
+        self.lifetime_anchor = graphs.name_of(self._anchor)
+        self._first = graphs.operator_number(identity(self._anchor))
         # Views, because MXNet takes no variable as a head, and none twice.
-        arrays = [x.as_nd_ndarray() for x, _ in shards.recorded]
+        arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
         self.inputs = [x.reshape(x.shape) for x in arrays]
-        per_device = list(zip(*(column for _, column in shards.recorded)))
-        self.device_inputs = per_device or [()] * len(self._contexts)
+        per_device = zip(*(column for _, column, _ in shards.recorded))
+        self._device_inputs = list(per_device) or [()] * len(shards.contexts)
+        self.cut_leaves: dict = {}
+        self.heads: list = []
+
+    def whole(self, outputs: Sequence, known: dict) -> Any:
+        """Return the whole outputs, in the caller's graph, which keeps this object.
+
+        `outputs` has what the net returned on each device. `known` has by context the
+        names of the parameters' variables, as far as earlier calls have met them.
+        """
+        axis, contexts = self._shards.axis, self._shards.contexts
+        columns = list(zip(*map(flatten, outputs)))  # by output the shards
+        self._device_outputs = list(zip(*columns))
+        places = zip(contexts, self._device_outputs, self._device_inputs)
+        is_trained = [self._is_trained(*place, known) for place in places]
+        self._note_span(known)
         with autograd.pause():
-            self._leaves = [list(map(self._cut_leaf, column)) for column in columns]
-        leaves = itertools.chain(*self._leaves)
-        self.cut_leaves = {graphs.name_of(leaf): leaf for leaf in leaves}
+            cut = [list(map(self._cut_leaf, c, is_trained)) for c in columns]
+        self._leaf_names = list(zip(*([name for name, _ in c] for c in cut)))
+        is_cut = [any(name for name, _ in c) for c in cut]
+        linked = iter(self._link([[x for _, x in c] for c in compress(cut, is_cut)]))
+        wholes = [
+            next(linked) if cut_here else join(column, axis, contexts[0])
+            for column, cut_here in zip(columns, is_cut)
+        ]
+        return rebuild(outputs[0], iter(wholes))
 
-    def outputs(self) -> list:
-        """The whole outputs, in the caller's graph, which keeps this object."""
-        context = self._contexts[0]
-        anchor = mx.nd.zeros((1,), ctx=context)
-        anchor.attach_grad("null")
-        failures.function_contexts.add(context)
-        zeros = _GraphLifetime(self, [last for *_, last in self._leaves])(anchor)
-        outputs = []
-        for (*others, last), zero in zip(self._leaves, zeros):
-            linked = [*others, broadcast_add(last, zero)]
-            outputs.append(join(linked, self._axis, context))
-        if isinstance(self.device_outputs[0][0], mx.np.ndarray):
-            outputs = [output.as_np_ndarray() for output in outputs]
-        self.lifetime_anchor = graphs.name_of(anchor)
-        _calls[self.lifetime_anchor] = self
-        return outputs
+    def _is_trained(self, context, outputs, inputs, known):
+        """Return True if a device's graph has a variable.
 
-    def _cut_leaf(self, shard):
-        leaf = to_context(shard.detach().as_nd_ndarray(), self._contexts[0])
+        ValueError if a variable is neither an input nor a parameter of the net.
+        """
+        names = graphs.variables_behind(outputs)
+        own = set(map(graphs.name_of, inputs))
+        if context not in known or not names <= own | known[context]:
+            arrays = [data for p in self.parameters for data in data_of(p)]
+            here = [data for data in arrays if data.context == context]
+            known[context] = set(map(graphs.name_of, here))
+        foreign = names - own - known[context]
+        if foreign:
+            raise ValueError(
+                f"{name_of(self._net)} reads {_holder_of(foreign, self._net)}, which "
+                "depends on a variable that is neither an argument of the call nor a "
+                "parameter of the net, so that its gradient would be one device's. "
+                "Pass the array as an argument, or register the parameter."
+            )
+        return bool(names)
+
+    def _note_span(self, known):
+        """Note which operators belong to devices, if one of them has not all rows."""
+        if self._shards.axis is not None and len(self._shards.contexts) == 1:
+            return
+        last = graphs.operator_number(identity(self._anchor))
+        inputs = itertools.chain(*self._device_inputs)
+        variables = set(map(graphs.name_of, inputs)).union(*known.values())
+        _spans.append(_Span(name_of(self._net), self._first, last, variables))
+
+    def _cut_leaf(self, shard, is_trained):
+        """Return the name of a new variable, None for a constant, and its array."""
+        if not isinstance(shard, mx.nd.NDArray):
+            return None, shard
+        leaf = to_context(shard.detach().as_nd_ndarray(), self._shards.contexts[0])
+        if not is_trained or not graphs.is_recorded(shard):
+            return None, leaf
         gradient = mx.nd.empty(leaf.shape, leaf.context, leaf.dtype)
         autograd.mark_variables([leaf], [gradient])
-        return leaf
+        name = graphs.name_of(leaf)
+        self.cut_leaves[name] = leaf
+        return name, leaf
 
-    def _check_not_nested(self):
-        """RuntimeError if a device's graph holds the call of another parallel net."""
-        nested = {call.lifetime_anchor for call in _alive() if call.was_in_map}
-        outputs = itertools.chain(*self.device_outputs)
-        if nested and not nested.isdisjoint(graphs.names_behind(outputs)):
-            raise RuntimeError(
-                "a net that runs on each device called a net that is parallel over "
-                "other devices, through which no gradient can return; expected that "
-                "both are parallel over the same devices, or only the outer one"
-            )
+    def _link(self, columns):
+        """Join the leaves of each output in a graph that keeps this object."""
+        if not columns:
+            return
+        context = self._shards.contexts[0]
+        failures.function_contexts.add(context)
+        zeros = _GraphLifetime(self, [last for *_, last in columns])(self._anchor)
+        _calls[self.lifetime_anchor] = self
+        is_np = isinstance(self._device_outputs[0][0], mx.np.ndarray)
+        for (*others, last), zero in zip(columns, zeros):
+            leaves = [*others, broadcast_add(last, zero)]
+            whole = join(leaves, self._shards.axis, context)
+            yield whole.as_np_ndarray() if is_np else whole
 
-    def map(self, function: Any, cut_gradients: dict) -> list:
-        """Calls `function` in the thread of each device that a backward has reached.
+    def backward(
+        self, cut_gradients: dict, adding: Callable, train_mode: bool
+    ) -> list[mx.nd.NDArray]:
+        """Differentiate the devices' graphs, each in its thread.
 
-        It gets the context, the device's outputs that were reached, their gradients,
-        and the device's inputs, and returns the gradients of these. `cut_gradients` are
-        those of the cut leaves, by name. Returns the gradients of `inputs`.
+        `cut_gradients` has by name the gradients of the cut leaves that a backward has
+        reached. Returns the gradients of `inputs`.
         """
 
-        def call(context, outputs, leaves, inputs):
-            dys = [cut_gradients.get(graphs.name_of(leaf)) for leaf in leaves]
-            reached = [k for k, dy in enumerate(dys) if dy is not None]
-            if not reached:
-                return []
+        def differentiate_on(context, outputs, names, inputs):
+            reached = [k for k, name in enumerate(names) if name in cut_gradients]
+            heads = [outputs[k] for k in reached]
+            if not graphs.variables_behind(heads):
+                return [], [mx.nd.zeros_like(x) for x in inputs]
             with autograd.pause():
-                dys = [to_context(dys[k], context) for k in reached]
-            dxs = function(context, [outputs[k] for k in reached], dys, inputs)
+                dys = [to_context(cut_gradients[names[k]], context) for k in reached]
+            with adding([context]):
+                dxs = differentiate(heads, dys, inputs, train_mode)
             # Another call may have the same shards, and write to their gradients.
-            return [dx.copy() for dx in dxs]
+            return heads, [dx.copy() for dx in dxs]
 
-        leaves = list(zip(*self._leaves))
-        arguments = self._contexts, self.device_outputs, leaves, self.device_inputs
-        columns = zip(*self.devices.map_first(call, *arguments))
+        arguments = self._device_outputs, self._leaf_names, self._device_inputs
+        found = self._devices.map_first(
+            differentiate_on, self._shards.contexts, *arguments
+        )
+        for heads, _ in found:
+            self.heads += heads
+        columns = zip(*(dxs for _, dxs in found))
         return [
-            join(column, self._axis, x.context)
-            for column, x in zip(columns, self.inputs)
+            join(column, axis, x.context)
+            for column, (x, _, axis) in zip(columns, self._shards.recorded)
         ]
 
     def release(self) -> None:
-        """Drops the devices' graphs."""
-        self.device_outputs = self.device_inputs = self._leaves = self.inputs = []
+        """Drop the devices' graphs."""
+        self._device_outputs = self._device_inputs = self.heads = self.inputs = []
         self.cut_leaves = {}
+        self._shards = None
         _calls.pop(self.lifetime_anchor, None)
 
 
-def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
-    """The shards of one output as a whole; if they are no arrays, the first one."""
-    if not isinstance(shards[0], mx.nd.NDArray):
-        return shards[0]
-    arrays = [to_context(shard, context) for shard in shards]
-    if len(arrays) == 1:
-        return arrays[0]
-    if isinstance(arrays[0], mx.np.ndarray):
-        return mx.np.concatenate(arrays, axis=axis)
-    return concat(*arrays, dim=axis)
+def without_twins(output: Any) -> Any:
+    """Return a net's output in which no recorded array stands twice.
+
+    MXNet keeps one gradient only of a head that it is given twice.
+    """
+    entries = set()
+
+    def view(leaf):
+        entry = graphs.entry_of(leaf)
+        if entry is None or entry not in entries:
+            entries.add(entry)
+            return leaf
+        return leaf.reshape(leaf.shape)
+
+    return rebuild(output, map(view, flatten(output)))
+
+
+def _holder_of(names, net):
+    """Return the words for what holds an array that depends on one of some variables."""
+    if not all(names.isdisjoint(call.cut_leaves) for call in _alive()):
+        return "the result of a net that is parallel over other devices"
+    for block in blocks_of(net):
+        for attribute, value in vars(block).items():
+            for leaf in flatten(value):
+                is_parameter = isinstance(leaf, mx.gluon.Parameter)
+                arrays = data_of(leaf) if is_parameter else [leaf]
+                if not names.isdisjoint(graphs.variables_behind(arrays)):
+                    return f"the attribute '{attribute}' of {name_of(block)}"
+    return "an array"
 
 
 class _GraphLifetime(autograd.Function):

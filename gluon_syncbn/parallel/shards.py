@@ -1,21 +1,21 @@
-"""The arguments of a net's call, checked and split over devices.
-
-It must not know what is done with the shards.
-"""
+"""The arguments of a net's call split over devices, and its results joined again."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from ..common.arguments import comma_list
 from ..common.nested import flatten, rebuild
 from ..common.shares import share_bounds
 from ..devices.devices import check_array, split
-from ..mxnet_private.graphs import is_recorded
+from ..mxnet_private.graphs import variables_behind
+from ..mxnet_private.library import add_n, concat, to_context
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Shards:
     contexts : list of mxnet.Context
         The devices.
     arguments : list
-        For each device those of its call.
-    recorded : list of (NDArray, list of NDArray)
-        Each input that `autograd` records, and its shards, which have gradients.
+        The arguments of each device's call.
+    recorded : list of (NDArray, list of NDArray, int or None)
+        Each input that depends on a variable, its shards, which have gradients, and the
+        axis to join these along. Shards without an axis are copies.
     axis : int or None
-        The axis of the rows; None in a plain loop, where a net gets what its caller
-        has split.
+        The axis of the rows; None in a plain loop, where the caller has split them.
     rows : list of int
-        For each device the number of rows.
+        The number of rows of each device.
     """
 
     contexts: Sequence[mx.Context]
@@ -45,41 +45,137 @@ class Shards:
 
     @classmethod
     def as_is(cls, args: Sequence, context: mx.Context) -> Shards:
-        """The arguments of a call for one device."""
+        """Return the arguments of a call for one device."""
 
-        def is_cut(leaf):
-            return autograd.is_recording() and is_recorded(leaf)
+        def share(leaf):
+            return ([leaf.detach()], None) if _is_differentiated(leaf) else None
 
-        return cls._of(args, [context], is_cut, lambda leaf: [leaf.detach()])
+        return cls._of(args, [context], share)
 
     @classmethod
-    def split(cls, args: Sequence, contexts: Sequence[mx.Context], axis: int) -> Shards:
-        """Whole batches, split over the first contexts: as many as there are rows."""
+    def split(
+        cls,
+        args: Sequence,
+        contexts: Sequence[mx.Context],
+        axis: int,
+        limit: int | None = None,
+    ) -> Shards:
+        """Split whole batches, or their first rows, over as many devices as get a row.
+
+        Arrays without axes are copied to each device.
+        """
         _check_whole(args, contexts)
         count = _rows(flatten(list(args)), axis)
+        count = count if limit is None else min(count, limit)
         contexts = contexts[:count]
-        rows = [end - begin for begin, end in share_bounds(count, len(contexts))]
+        bounds = share_bounds(count, len(contexts))
 
-        def split_leaf(leaf):
-            check_array(leaf)
-            return split(leaf, contexts, axis)
+        def share(leaf):
+            if has_axes(leaf):
+                check_array(leaf)
+                return split(leaf, contexts, axis, bounds), axis
+            if not isinstance(leaf, mx.nd.NDArray):
+                return None
+            with autograd.pause():
+                return [to_context(leaf.copy(), context) for context in contexts], None
 
-        return cls._of(args, contexts, _is_array, split_leaf, axis, rows)
+        rows = [end - begin for begin, end in bounds]
+        return cls._of(args, contexts, share, axis, rows)
 
     @classmethod
-    def _of(cls, args, contexts, is_split, split_leaf, *rows):  # noqa: ANN206
+    def _of(cls, args, contexts, share: Callable, *rows):  # noqa: ANN206
         columns, recorded = [], []
         for leaf in flatten(list(args)):
-            if not is_split(leaf):
+            shared = share(leaf)
+            if shared is None:
                 columns.append([leaf] * len(contexts))
                 continue
-            columns.append(split_leaf(leaf))
-            if autograd.is_recording() and is_recorded(leaf):
-                for shard in columns[-1]:
+            shards, axis = shared
+            columns.append(shards)
+            if _is_differentiated(leaf):
+                for shard in shards:
                     shard.attach_grad()
-                recorded.append((leaf, columns[-1]))
+                recorded.append((leaf, shards, axis))
         arguments = [rebuild(list(args), iter(shards)) for shards in zip(*columns)]
         return cls(contexts, arguments, recorded, *rows)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all of several devices have equally many rows."""
+        return len(self.rows) > 1 and len(set(self.rows)) == 1
+
+
+def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
+    """Return the shards of an array as a whole, or the sum of copies without an axis.
+
+    The whole of anything else is the first device's.
+    """
+    if not isinstance(shards[0], mx.nd.NDArray):
+        return shards[0]
+    arrays = [to_context(shard, context) for shard in shards]
+    if len(arrays) == 1:
+        return arrays[0]
+    is_np = isinstance(arrays[0], mx.np.ndarray)
+    if axis is None:
+        whole = add_n(*(array.as_nd_ndarray() for array in arrays))
+        return whole.as_np_ndarray() if is_np else whole
+    return mx.np.concatenate(arrays, axis) if is_np else concat(*arrays, dim=axis)
+
+
+def form_of_arguments(args: Any, axis: int) -> str:
+    """Return the structure, types and dimensions of arguments, without their sizes."""
+    return structure(
+        str(rebuild(args, iter(_form(leaf, axis) for leaf in flatten(args))))
+    )
+
+
+def structure(form: str) -> str:
+    """Return a form without its sizes, which may differ from call to call."""
+    return re.sub(r"\d+", "n", form)
+
+
+def common_form(outputs: Sequence, shards: Shards) -> str:
+    """Return the form of each device's outputs, in which a star stands for the rows.
+
+    Raises
+    ------
+    ValueError
+        If a result has another length than the rows, or forms differ.
+    """
+    forms = []
+    for output, rows in zip(outputs, shards.rows):
+        leaves = flatten(output)
+        for number, leaf in enumerate(leaves):
+            _check_rows(number, leaf, rows, shards.axis)
+        texts = (_form(leaf, shards.axis) for leaf in leaves)
+        forms.append(str(rebuild(output, texts)))
+    for context, form in zip(shards.contexts, forms):
+        if form != forms[0]:
+            raise ValueError(
+                f"the outputs on {shards.contexts[0]} are {forms[0]}, but those on "
+                f"{context} are {form}, expected the same structure, types, dtypes and "
+                f"shapes apart from the rows (*) along axis {shards.axis}"
+            )
+    return forms[0]
+
+
+def _check_rows(number, leaf, rows, axis):
+    if not isinstance(leaf, mx.nd.NDArray):
+        return
+    if not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != rows:
+        raise ValueError(
+            f"output {number} has shape {leaf.shape} on {leaf.context}, expected "
+            f"{rows} rows along axis {axis} as the input has; what has no rows cannot "
+            "be joined: a loss inside of the net returns one value a row"
+        )
+
+
+def _form(leaf, axis):
+    if not has_axes(leaf):
+        return type(leaf).__name__
+    shape = list(leaf.shape)
+    shape[axis] = "*"
+    return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({comma_list(shape)})"
 
 
 def _check_whole(args, contexts):
@@ -94,13 +190,21 @@ def _check_whole(args, contexts):
             )
 
 
-def _is_array(leaf: Any) -> bool:
+def has_axes(leaf: Any) -> bool:
+    """Return True for an array with at least one axis."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
 
 
+def _is_differentiated(leaf):
+    """Return True if a recorded call has to return a gradient for an argument."""
+    if not autograd.is_recording() or not isinstance(leaf, mx.nd.NDArray):
+        return False
+    return bool(variables_behind([leaf]))
+
+
 def _rows(leaves, axis):
-    """The number of rows that all arrays have."""
-    shapes = [tuple(leaf.shape) for leaf in leaves if _is_array(leaf)]
+    """Return the number of rows that all arrays have."""
+    shapes = [tuple(leaf.shape) for leaf in leaves if has_axes(leaf)]
     for shape in shapes:
         if not -len(shape) <= axis < len(shape):
             raise ValueError(f"batch_axis is {axis}, but an input has shape {shape}")

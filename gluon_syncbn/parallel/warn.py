@@ -33,12 +33,6 @@ def of_trainer(parameters: Sequence[mx.gluon.Parameter]) -> None:
             f"on {comma_list(contexts)}, so its copies drift apart; make the trainer "
             "after make_parallel(..., reset_ctx=True)"
         )
-    elif len(contexts) > 1 and not trainers.adds_up_gradients(trainer):
-        fault = (
-            "has kvstore=None, so it does not add gradients up over devices, and these "
-            "drift apart; expected 'device' or 'local', unless the program adds "
-            "gradients up itself"
-        )
     else:
         return
     _warned_of.add(trainer)

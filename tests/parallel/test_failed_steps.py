@@ -148,7 +148,7 @@ def test_only_trainers_of_layers_wait():
     y.backward()
     trainers[0].step(3)
     later = gluon.Trainer(net.collect_params(), "sgd")
-    methods = {"step", "_init_params", "_allreduce_grads", "_update"}
+    methods = {"step", "_init_kvstore", "_init_params", "_allreduce_grads", "_update"}
     assert set(vars(trainers[0])) - own[0] == methods
     assert set(vars(later)) - own[0] == methods
     gluon_syncbn.revert_sync_batchnorm(net)

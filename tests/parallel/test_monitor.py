@@ -125,25 +125,15 @@ def test_outside_of_its_block(devices):
 # ---- replicas ------------------------------------------------------------------------
 
 
-DRIFTS = {
-    "kvstore=None": "the trainer of this net has kvstore=None",
-    "before make_parallel": (
+def test_trainer_that_lets_replicas_drift(devices):
+    net = dense(None)
+    trainer = Trainer(net.collect_params(), "sgd")
+    net = make_parallel(net, devices.contexts, reset_ctx=True)
+    words = (
         r"the trainer of this net was made for cpu\(0\), but the net is on cpu\(0\), "
         r"cpu\(1\), so its copies drift apart; make the trainer after make_parallel"
-    ),
-}
-
-
-@pytest.mark.parametrize("why", DRIFTS)
-def test_trainer_that_lets_replicas_drift(why, devices):
-    if why == "kvstore=None":
-        net = dense(devices.contexts)
-        trainer = Trainer(net.collect_params(), "sgd", kvstore=None)
-    else:
-        net = dense(None)
-        trainer = Trainer(net.collect_params(), "sgd")
-        net = make_parallel(net, devices.contexts, reset_ctx=True)
-    with pytest.warns(UserWarning, match=DRIFTS[why]) as warned:
+    )
+    with pytest.warns(UserWarning, match=words) as warned:
         train_twice(net, trainer)
     messages = [str(w.message) for w in warned if w.category is UserWarning]
     assert len(messages) == 1, messages

@@ -12,7 +12,7 @@ import gluon_syncbn
 import mxnet as mx
 import numpy as np
 from support import reference
-from support.helpers import assert_near
+from support.helpers import assert_near, summed_grad
 from mxnet import autograd
 from mxnet.contrib import amp
 from mxnet.gluon import loss, nn
@@ -41,7 +41,7 @@ def results(net):
     total.backward()
     assert y.dtype.names == ("bfloat16",), y.dtype
     parameters = net.collect_params().values()
-    gradients = [sum(g.asnumpy() for g in p.list_grad()) for p in parameters]
+    gradients = [summed_grad(p) for p in parameters]
     return [numbers(y), total.asnumpy(), x.grad.asnumpy(), *gradients]
 
 pairs = zip(results(gluon_syncbn.make_parallel(dense(), contexts)), results(dense()))

@@ -33,7 +33,7 @@ def test_net_called_by_one_that_is_parallel_over_others(devices, make_devices):
     outer = nn.Sequential()
     outer.add(nn.Lambda(lambda x: inner(x)))
     make_parallel(outer, devices.contexts)
-    with pytest.raises(RuntimeError, match="that is parallel over other devices, "):
+    with pytest.raises(ValueError, match="a net that is parallel over other devices"):
         with autograd.record():
             outer(x)
     assert (outer(x).asnumpy()[:, 0] == [2, 4]).all()  # nothing is recorded

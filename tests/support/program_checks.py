@@ -101,8 +101,12 @@ class Checks:
         for number, columns in enumerate(elements):
             for name, uses in zip(PARAMETERS, columns):
                 sums = [self._sums(use, data) for use in uses]
-                for k, terms in zip(data.active, zip(*sums)):
-                    fresh[number, name, k] = total(terms, self._kind)
+                parts = [total(terms, self._kind) for terms in zip(*sums)]
+                for k, part in zip(data.active, parts):
+                    fresh[number, name, k] = part
+                if self._program.way == "parallel":  # each device has the sum
+                    for k in range(self._program.contexts):
+                        fresh[number, name, k] = total(parts, self._kind)
         for key, result in self.gradients().items():
             number, name, k = key
             request = self._program.layers[number].requests()[name]
@@ -112,8 +116,6 @@ class Checks:
                 expected = total(terms, self._kind)
             elif key in fresh:
                 expected = fresh[key]
-            elif request == "write" and self._program.way == "parallel":
-                expected = exact(0 * former[key])
             where = f"d{name} of layer {number} on cpu({k})"
             check(where, result, expected, self._kind)
 
@@ -132,7 +134,8 @@ class Checks:
             for name in PARAMETERS:
                 terms = [before[number][name]]
                 for key, gradient in gradients.items():
-                    if key[:2] == (number, name):
+                    is_part = self._program.way != "parallel" or key[2] == 0
+                    if key[:2] == (number, name) and is_part:
                         terms.append(exact(-LEARNING_RATE * gradient))
                 new = total(terms, self._kind) if len(terms) > 1 else terms[0]
                 result = self._arrays(number, name)[0]
