@@ -66,9 +66,11 @@ def operators_behind(arrays: Iterable) -> list[int]:
     return [int(found.group(1)) for found in map(_OPERATOR.match, names) if found]
 
 
-def operator_number(result: mx.nd.NDArray) -> int:
-    """Return the number of the operator that computed a recorded array."""
-    return operators_behind([result])[-1]
+def next_operator() -> int:
+    """Return the number of an operator that is recorded by this call."""
+    array = mx.nd.zeros((1,))
+    array.attach_grad("null")
+    return operators_behind([_identity(array)])[0]
 
 
 _OPERATOR = re.compile(r"node_(\d+)")

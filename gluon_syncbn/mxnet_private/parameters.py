@@ -102,7 +102,7 @@ def mark_fresh(data: mx.nd.NDArray, fresh: bool = True) -> None:
 
 
 def is_parallel(parameter: mx.gluon.Parameter) -> bool:
-    """Return True if a parameter belongs to a net that make_parallel was called with."""
+    """Return True if a parameter belongs to a parallel net."""
     return hasattr(parameter, "_gluon_syncbn_is_summed")
 
 

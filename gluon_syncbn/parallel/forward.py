@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Callable, Sequence
 
@@ -23,13 +23,13 @@ from ..mxnet_private.blocks import (
     restore_forward,
     run_forward,
 )
-from ..mxnet_private.graphs import block_number, count_blocks_for, drop, is_recorded
+from ..mxnet_private.graphs import block_number, count_blocks_for
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
 from . import replicas, warn
 from .backward import replace_backward
 from .participation import calling, participating
-from .recorded_call import RecordedCall, without_twins
+from .recorded_call import RecordedCall, Span, variables_on, without_twins
 from .shards import Shards, common_form, form_of_arguments, join, structure
 
 
@@ -187,7 +187,7 @@ class ParallelForward(ReplacedForward):
         return True
 
     def _check_whole_batch(self, args):
-        """ValueError if a loop over shards calls the net for one device after another."""
+        """Raise ValueError if a loop over shards calls the net."""
         contexts = [x.context for x in arrays_in(args)][:1]
         block, latest = self._latest
         self._latest = block_number(), contexts
@@ -217,16 +217,13 @@ class ParallelForward(ReplacedForward):
         first, count = self.devices.contexts[:1], 3 if shards.rows[0] == 2 else 2
         few = Shards.split(args, first, self.batch_axis, count)
 
+        span = Span(self.net) if autograd.is_recording() else None
+
         def call(args):
             try:
-                output = self.own(*args)
+                return [self.own(*args)]
             except Exception:  # noqa: BLE001
                 return None  # an error of this map would end the work under way
-            heads = list(filter(is_recorded, flatten(output)))
-            with suppress(mx.MXNetError):
-                if heads:
-                    drop(heads)
-            return [output]
 
         with ExitStack() as stack:
             if autograd.is_training():
@@ -234,6 +231,8 @@ class ParallelForward(ReplacedForward):
                 layers = synchronized_layers(self.net)
                 stack.enter_context(calling(layers, first))
             (outputs,) = self.devices.map_first(call, few.arguments)
+        if span:
+            span.end(variables_on(first[0], parameters))
         return outputs and common_form(outputs, few)
 
 

@@ -16,7 +16,7 @@ import collections
 import itertools
 import weakref
 from itertools import compress
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -25,7 +25,7 @@ from ..common.nested import flatten, rebuild
 from ..devices.devices import Devices
 from ..mxnet_private import graphs
 from ..mxnet_private.blocks import blocks_of, name_of
-from ..mxnet_private.library import broadcast_add, identity, to_context
+from ..mxnet_private.library import broadcast_add, to_context
 from ..mxnet_private.parameters import data_of
 from ..native import failures
 from .gradients import differentiate
@@ -34,13 +34,20 @@ from .shards import Shards, join
 _calls = weakref.WeakValueDictionary()  # in order, by the name of the lifetime anchor
 
 
-class _Span(NamedTuple):
-    """The operators that a net recorded on its devices in one call."""
+class Span:
+    """The operators that a net records on devices while this object is not ended.
 
-    net: str
-    first: int
-    last: int
-    variables: set[str]  # all that the devices' graphs may have
+    They have numbers between `first` and `last`; `variables` are the names of all
+    variables that their graphs may have.
+    """
+
+    def __init__(self, net: mx.gluon.Block) -> None:
+        self.net, self.first = name_of(net), graphs.next_operator()
+
+    def end(self, variables: set[str]) -> None:
+        """Refuse losses that depend on these operators from now on."""
+        self.variables, self.last = variables, graphs.next_operator()
+        _spans.append(self)
 
 
 # A part of a device's graph that the net has kept may outlive the call.
@@ -115,7 +122,7 @@ class RecordedCall:
         self._anchor = mx.nd.zeros((1,), ctx=shards.contexts[0])
         self._anchor.attach_grad("null")
         self.lifetime_anchor = graphs.name_of(self._anchor)
-        self._first = graphs.operator_number(identity(self._anchor))
+        self._span = Span(net)
         # Views, because MXNet takes no variable as a head, and none twice.
         arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
         self.inputs = [x.reshape(x.shape) for x in arrays]
@@ -135,7 +142,9 @@ class RecordedCall:
         self._device_outputs = list(zip(*columns))
         places = zip(contexts, self._device_outputs, self._device_inputs)
         is_trained = [self._is_trained(*place, known) for place in places]
-        self._note_span(known)
+        if len(contexts) > 1 or axis is None:
+            inputs = map(graphs.name_of, itertools.chain(*self._device_inputs))
+            self._span.end(set(inputs).union(*known.values()))
         with autograd.pause():
             cut = [list(map(self._cut_leaf, c, is_trained)) for c in columns]
         self._leaf_names = list(zip(*([name for name, _ in c] for c in cut)))
@@ -155,9 +164,7 @@ class RecordedCall:
         names = graphs.variables_behind(outputs)
         own = set(map(graphs.name_of, inputs))
         if context not in known or not names <= own | known[context]:
-            arrays = [data for p in self.parameters for data in data_of(p)]
-            here = [data for data in arrays if data.context == context]
-            known[context] = set(map(graphs.name_of, here))
+            known[context] = variables_on(context, self.parameters)
         foreign = names - own - known[context]
         if foreign:
             raise ValueError(
@@ -167,15 +174,6 @@ class RecordedCall:
                 "Pass the array as an argument, or register the parameter."
             )
         return bool(names)
-
-    def _note_span(self, known):
-        """Note which operators belong to devices, if one of them has not all rows."""
-        if self._shards.axis is not None and len(self._shards.contexts) == 1:
-            return
-        last = graphs.operator_number(identity(self._anchor))
-        inputs = itertools.chain(*self._device_inputs)
-        variables = set(map(graphs.name_of, inputs)).union(*known.values())
-        _spans.append(_Span(name_of(self._net), self._first, last, variables))
 
     def _cut_leaf(self, shard, is_trained):
         """Return the name of a new variable, None for a constant, and its array."""
@@ -245,6 +243,12 @@ class RecordedCall:
         _calls.pop(self.lifetime_anchor, None)
 
 
+def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
+    """Return the names of some parameters' variables on a context."""
+    arrays = [data for parameter in parameters for data in data_of(parameter)]
+    return {graphs.name_of(data) for data in arrays if data.context == context}
+
+
 def without_twins(output: Any) -> Any:
     """Return a net's output in which no recorded array stands twice.
 
@@ -263,7 +267,7 @@ def without_twins(output: Any) -> Any:
 
 
 def _holder_of(names, net):
-    """Return the words for what holds an array that depends on one of some variables."""
+    """Return in words what holds an array that depends on one of some variables."""
     if not all(names.isdisjoint(call.cut_leaves) for call in _alive()):
         return "the result of a net that is parallel over other devices"
     for block in blocks_of(net):

@@ -55,13 +55,14 @@ def note_parts(parameters: Sequence) -> None:
 
 def update(parameters: Sequence, contexts: Sequence[mx.Context]) -> None:
     """Copy arrays that the program got, and may have written to, to other devices."""
-    lent = [(p, p.data) for p in parameters if vars(p).get("data") and p.data.lent]
+    replaced = [vars(p)["data"] for p in parameters if "data" in vars(p)]
+    lent = [data for data in replaced if data.lent]
     if len(contexts) < 2 or not lent:
         return
     # A prediction re-lays weights in place by work that no copy waits for.
     mx.nd.waitall()
     with autograd.pause():
-        for parameter, data in lent:
+        for data in lent:
             data.send()
 
 
