@@ -78,6 +78,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
                 f"the parameter {parameter.name} is not initialized: call "
                 "net.initialize() before it is broadcast"
             )
+    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
     _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
     for number, parameter in enumerate(parameters):
         if not data_of(parameter):

@@ -74,6 +74,7 @@ def average_statistics(
     wait_seconds(timeout)
     if world().size > 1:
         check_equal_nets(net, timeout=timeout)
+    mx.nd.waitall()  # a static_shape graph updates them unknown to MXNet's engine
     pairs = running_statistics(net)
     own = [_moments(weight, *both) for both in pairs]
     everyone = allgather(own, "average_statistics", timeout)

@@ -61,6 +61,7 @@ def save_value_of(parameter: Any, context: mx.Context | None) -> None:
 
 
 def _on_cpu(parameter, context):
+    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
     return parameter.data(context).copyto(mx.cpu())
 
 

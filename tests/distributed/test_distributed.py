@@ -187,6 +187,7 @@ assert 'group names the rank 7, expected ranks below 3' in text, text
 def test_steps_and_copies():
     """Of float16 gradients, too, which MPI cannot add up, and on several contexts."""
     program = """
+from support.helpers import write_from_within
 assert (distributed.local_rank(), distributed.local_size()) == (rank, 3)
 distributed.init()
 for dtype in 'float16', 'float32':
@@ -205,6 +206,10 @@ layer.initialize()
 trainer = distributed.Trainer(layer, 'sgd')
 trainer.step(int(rank == 0), ignore_stale_grad=True)
 assert 'batch_size is positive in at least one' in error_of(trainer.step, 0)
+if rank == 0:
+    write_from_within(layer.running_mean.data())
+distributed.broadcast_parameters(layer)
+assert layer.running_mean.data().asscalar() == 2
 net = nn.Dense(2)  # whose shape is not known yet
 net.initialize(mx.init.Constant(rank))
 distributed.broadcast_parameters(net, root=2)
