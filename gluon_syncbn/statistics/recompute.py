@@ -15,7 +15,7 @@ from mxnet import autograd
 
 from ..common.arguments import check_block, check_choice, check_int, short_repr
 from ..devices.devices import Devices
-from ..distributed.meeting import allgather
+from ..distributed.meeting import allgather, total
 from ..layer.finding import synchronized_layers
 from ..mxnet_private.blocks import name_of
 from ..mxnet_private.parameters import contexts_of, data_of
@@ -83,8 +83,8 @@ def recompute_statistics(
     RuntimeError
         If `net` is not initialized.
     mxnet.MXNetError
-        As in training. After this or any other error the statistics are those from
-        before the call; with several processes all of them get an error, and call
+        As in training, and if not all processes call it within the timeout. After this
+        or any other error the statistics are those from before the call; with several processes all of them get an error, and call
         :func:`gluon_syncbn.recover`.
 
     Notes
@@ -117,6 +117,7 @@ def recompute_statistics(
     if steps is not None:
         check_int("steps", steps, minimum=1)
     check_choice("variance", variance, _VARIANCES)
+    total("recompute_statistics")  # the layers would also meet those of a training rank
     with synchronized(net):
         layers = synchronized_layers(net)
         if not layers:
