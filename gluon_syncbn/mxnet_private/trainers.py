@@ -32,8 +32,18 @@ def adds_up_gradients(trainer: mx.gluon.Trainer) -> bool:
 
     Subclasses, as those for several processes, add up in their own way.
     """
-    is_plain = type(trainer)._allreduce_grads is mx.gluon.Trainer._allreduce_grads
-    return not is_plain or trainer._kvstore_params["kvstore"] is not None
+    return not _is_plain(trainer) or trainer._kvstore_params["kvstore"] is not None
+
+
+def adds_up_in_this_process_only(trainer: mx.gluon.Trainer) -> bool:
+    """Return True if the trainer is none for several processes."""
+    store = trainer._kvstore_params["kvstore"]
+    name = getattr(store, "type", store) or "local"
+    return _is_plain(trainer) and name.startswith(("local", "device", "nccl"))
+
+
+def _is_plain(trainer):
+    return type(trainer)._allreduce_grads is mx.gluon.Trainer._allreduce_grads
 
 
 def workers_of(trainer: mx.gluon.Trainer) -> int:

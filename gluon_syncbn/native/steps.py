@@ -19,8 +19,9 @@ from . import failures
 from .interrupts import deferred_interrupt
 from .library import load
 from .program import warn
+from .world import world
 
-# With `name`, `parameters` by name, and `is_alone()`.
+# With `name`, `parameters` by name, `is_alone()` and `is_connected()`.
 layers = weakref.WeakSet()
 _guarded = weakref.WeakSet()  # trainers
 
@@ -47,6 +48,20 @@ def _guard(trainer):
     if trainer not in _guarded:
         trainers.wrap(trainer, **_AROUND)
         _guarded.add(trainer)
+
+
+@contextmanager
+def _around_step(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    size, is_local = world().size, trainers.adds_up_in_this_process_only(trainer)
+    if size > 1 and is_local and any(x.is_connected() for x in _layers_of(trainer)):
+        raise RuntimeError(
+            f"a gluon.Trainer adds gradients up in its own process only, but {size} "
+            "processes train: use gluon_syncbn.distributed.Trainer, Horovod or "
+            "kvstore='dist_sync'; a program that adds up itself calls "
+            "allreduce_grads() and update() in place of step()"
+        )
+    with deferred_interrupt(all_of_them=True):  # queued as a whole
+        yield
 
 
 @contextmanager
@@ -77,7 +92,7 @@ def _around_queueing(trainer: mx.gluon.Trainer, updates: bool) -> Iterator[None]
 
 # The reduction is what updates on a kvstore; elsewhere it overlaps with backward.
 _AROUND = {
-    "step": lambda _trainer: deferred_interrupt(all_of_them=True),  # queued as a whole
+    "step": _around_step,
     "_init_params": _around_init,
     "_allreduce_grads": lambda trainer: _around_queueing(
         trainer, trainers.updates_on_kvstore(trainer)

@@ -25,7 +25,7 @@ from ..native.world import world
 from ..parallel.forward import is_parallel
 from ..parallel.participation import calling
 from ..parallel.shards import Shards
-from .collecting import collecting, read_collected, synchronized
+from .collecting import Collected, collecting, read_collected, synchronized
 
 _VARIANCES = "population", "pooled"
 
@@ -84,8 +84,8 @@ def recompute_statistics(
         If `net` is not initialized.
     mxnet.MXNetError
         As in training, and if not all processes call it within the timeout. After this
-        or any other error the statistics are those from before the call; with several processes all of them get an error, and call
-        :func:`gluon_syncbn.recover`.
+        or any other error the statistics are those from before the call; with several
+        processes all of them get an error.
 
     Notes
     -----
@@ -197,16 +197,17 @@ def _of_all_ranks(found, names, ranks):
             "one batch and one such layer"
         )
     per_layer = [[collected[r][k] for r in members] for k, members in enumerate(ranks)]
-    return [max(group, key=_count_batches) for group in per_layer]
+    most = [max(group, key=_count_batches) for group in per_layer]
+    return [Collected.of(numbers) if numbers else None for numbers in most]
 
 
-def _count_batches(collected):
-    return collected.batches if collected else 0
+def _count_batches(numbers):
+    return numbers[0] if numbers else 0
 
 
-def _fault(name, collected):
+def _fault(name, numbers):
     """The sentence about a result that is not finite, or None."""
-    if not collected or np.isfinite([collected.total.mean, collected.total.m2]).all():
+    if np.isfinite(numbers).all():
         return None
     return (
         f"SyncBatchNorm '{name}': the statistics of the batches are not finite, "

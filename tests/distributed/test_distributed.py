@@ -219,6 +219,34 @@ assert (net.weight.data() == 2).asnumpy().all()
     run_ranks(3, program)
 
 
+def test_branches_that_not_every_rank_uses():
+    """All ranks update what one has used, on one of its contexts; nothing else."""
+    program = """
+contexts = [mx.cpu(0), mx.cpu(1)]
+net = nn.Sequential()
+for _ in range(3):
+    net.add(nn.Dense(1, in_units=1, use_bias=False))
+net.initialize(mx.init.One(), ctx=contexts)
+trainer = distributed.Trainer(net, 'sgd', {'learning_rate': 0.5, 'momentum': 0.5})
+weights, momenta = np.ones(3), np.zeros(3)
+for used in (0, 1), (1, 0), (0, 0), (2, 0):
+    gradients = np.zeros(3)
+    for other, k in enumerate(used):
+        gradients[k] += (1 + other) / 2
+    used_by_one = gradients > 0
+    momenta[used_by_one] = (momenta / 2 - gradients / 2)[used_by_one]
+    weights[used_by_one] += momenta[used_by_one]
+    with autograd.record():
+        loss = net[used[rank]](nd.full((1, 1), 1 + rank, ctx=contexts[rank]))
+    loss.backward()
+    trainer.step(1, ignore_stale_grad=True)
+    for context in contexts:
+        found = [layer.weight.data(context).asscalar() for layer in net]
+        assert found == weights.tolist(), (used, found, weights)
+"""
+    run_ranks(2, program)
+
+
 def test_waiting_for_long_costs_no_processor():
     program = """
 layer = SyncBatchNorm(in_channels=2)
