@@ -107,6 +107,18 @@ print('told')
     assert "told" in output or not is_mpich(), output
 
 
+def test_an_error_of_mpi_is_told_and_no_crash():
+    program = """
+from gluon_syncbn.native.world import world
+step()
+if rank == 1:  # longer than any message of ours
+    world().comm.Send(np.zeros(40000, np.uint8), 0, tag=2)
+for _ in range(2):
+    assert 'MPI_Test failed' in error_of(step)
+"""
+    run_ranks(2, NET + program)
+
+
 # ---- another model -------------------------------------------------------------------
 
 
