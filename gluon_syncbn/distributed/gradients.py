@@ -5,19 +5,15 @@ It must not know whose gradients they are.
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from ..mxnet_private.library import memory_of
-from ..native import failures
+from .meeting import collectives
 
 _IN_PLACE = np.dtype("float32"), np.dtype("float64")
-_AWAKE, _PAUSE = 0.1, 5e-4  # seconds
-_abandoned: list = []  # MPI may still write into what belongs to requests that failed
 
 
 def sum_in_place(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
@@ -28,39 +24,15 @@ def sum_in_place(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
     """
     from mpi4py import MPI
 
-    sums, requests = [], []
-    try:
+    sums = []
+    with collectives("Trainer.step", memory=arrays) as requests:
         for array in arrays:
             array.wait_to_read()
             sums.append(_memory(array))
             requests.append(comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
-        begin = time.monotonic()
-        while not MPI.Request.Testall(requests):  # which also carries them on
-            waited = time.monotonic() - begin
-            if waited < _AWAKE:
-                os.sched_yield()
-                continue
-            _check(waited)
-            time.sleep(_PAUSE)  # a rank that is late may need this processor
-    except BaseException as error:
-        _abandoned.append((arrays, sums, requests))
-        failures.end_waits(str(error) or repr(error))  # others wait for this rank
-        raise
     for array, values in zip(arrays, sums):
         if not _is_in_place(array):
             array[:] = values
-
-
-def _check(waited):
-    failure = failures.failure()
-    if failure:
-        raise mx.MXNetError(failure)
-    if waited > failures.get_timeout():
-        raise mx.MXNetError(
-            "Trainer.step: gradients did not arrive within "
-            f"{failures.get_timeout():g} s: a rank that had begun this step has died, "
-            "or was stopped"
-        )
 
 
 def _is_in_place(array):

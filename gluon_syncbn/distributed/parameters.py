@@ -78,6 +78,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
                 f"the parameter {parameter.name} is not initialized: call "
                 "net.initialize() before it is broadcast"
             )
+    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
     _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
     for number, parameter in enumerate(parameters):
         if not data_of(parameter):
@@ -103,15 +104,27 @@ def parameters_of(net: Any) -> list:
 
 def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
     """Raises ValueError on all ranks if one has another net than `root`."""
-    everyone = allgather(_description(net), "comparison of nets", timeout)
+    check_equal(
+        "nets",
+        _description(net),
+        "make nets and layers in the same order on all ranks, or give them prefixes",
+        root,
+        timeout,
+    )
+
+
+def check_equal(
+    what: str, lines: list, cure: str, root: int = 0, timeout: float | None = None
+) -> None:
+    """Raises ValueError on all ranks if one has other lines of text than `root`."""
+    everyone = allgather(lines, f"comparison of {what}", timeout)
     for rank, lines in enumerate(everyone):
         pairs = itertools.zip_longest(everyone[root], lines, fillvalue="nothing more")
         for expected, line in pairs:
             if line != expected:
                 raise ValueError(
-                    f"the nets differ: rank {root} has {expected}, but rank {rank} has "
-                    f"{line} in its place; make nets and layers in the same order on "
-                    "all ranks, or give them prefixes"
+                    f"the {what} differ: rank {root} has {expected}, but rank {rank} "
+                    f"has {line} in its place; {cure}"
                 )
 
 
@@ -137,10 +150,8 @@ def _layers(block, place):
 
 
 def _copy(parameters, root, name, timeout):
-    values = None
-    if world().rank == root:
-        values = [p.list_data()[0].asnumpy() for p in parameters]
-    values = broadcast(values, root, name, timeout)
+    values = [p.list_data()[0].asnumpy() for p in parameters]
+    broadcast(values, root, name, timeout)
     if world().rank != root:
         with autograd.pause():
             for parameter, value in zip(parameters, values):

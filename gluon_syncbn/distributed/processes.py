@@ -21,7 +21,8 @@ def init(timeout: float | None = None) -> None:
     ----------
     timeout : float or None, default None
         Seconds to wait for the other processes; None means
-        :func:`gluon_syncbn.get_timeout`.
+        :func:`gluon_syncbn.get_timeout`. Nothing can end MPI's own wait for processes
+        that have not reached ``MPI_Init``, so this process then ends with status 1.
 
     Raises
     ------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import mxnet as mx
@@ -74,26 +75,32 @@ def average_statistics(
     wait_seconds(timeout)
     if world().size > 1:
         check_equal_nets(net, timeout=timeout)
+    mx.nd.waitall()  # a static_shape graph updates them unknown to MXNet's engine
     pairs = running_statistics(net)
-    own = [_moments(weight, *both) for both in pairs]
+    own = [_replicas(weight, *both) for both in pairs]
     everyone = allgather(own, "average_statistics", timeout)
     with autograd.pause(), deferred_interrupt():
         for both, replicas in zip(pairs, zip(*everyone)):
-            total = functools.reduce(Moments.merge, sum(replicas, []))
+            moments = itertools.starmap(_moments, sum(replicas, []))
+            total = functools.reduce(Moments.merge, moments)
             for parameter, value in zip(both, (total.mean, total.m2 / total.count)):
                 for data in data_of(parameter):
                     data[:] = value.astype(data.dtype)
 
 
 def _moments(weight, mean, var):
-    """Those of each replica of a layer."""
+    return Moments(weight, np.array(mean), weight * np.array(var))
+
+
+def _replicas(weight, mean, var):
+    """The arguments of `_moments` for each replica of a layer."""
     if not data_of(mean):
         raise RuntimeError(
             f"the parameter {mean.name} is not initialized: call net.initialize() "
             "before statistics are averaged"
         )
     values = [
-        [array.asnumpy().astype(np.float64) for array in data_of(parameter)]
+        [array.asnumpy().tolist() for array in data_of(parameter)]
         for parameter in (mean, var)
     ]
-    return [Moments(weight, mean, weight * var) for mean, var in zip(*values)]
+    return [[weight, *both] for both in zip(*values)]

@@ -6,20 +6,32 @@ not know the net's layers.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import Block
 
 from ..common.arguments import check_bool, check_real, check_type, short_repr
-from ..mxnet_private.parameters import gradient_storage, gradients_of
+from ..common.nested import arrays_in
+from ..mxnet_private.parameters import (
+    data_of,
+    gradient_storage,
+    gradients_of,
+    is_fresh,
+    mark_fresh,
+)
 from ..mxnet_private.trainers import update_counts
 from ..native.world import world
 from .gradients import sum_in_place
-from .meeting import broadcast, total
-from .parameters import broadcast_parameters, parameters_of
+from .meeting import allgather, broadcast, total
+from .parameters import broadcast_parameters, check_equal, parameters_of
 from .processes import join
+
+_numbers = itertools.count(1)  # of the trainers of this process
 
 
 class Trainer(mx.gluon.Trainer):
@@ -94,6 +106,8 @@ class Trainer(mx.gluon.Trainer):
         ordered = sorted(parameters, key=lambda parameter: parameter.name)
         super().__init__(ordered, optimizer, optimizer_params, update_on_kvstore=False)
         self._in_order_of_forward = parameters
+        self._fresh: list = []  # parameters that have a new gradient on any rank
+        self._number = next(_numbers)
         self._samples, self._total = 0.0, 0.0  # of this rank's step, and of all ranks'
         self._comms: dict = {}  # by the ranks that are in them
         broadcast_parameters(net if isinstance(net, Block) else parameters)
@@ -107,14 +121,17 @@ class Trainer(mx.gluon.Trainer):
             Samples of *this* process, over its contexts. The sum of gradients is
             divided by the sum of all processes' samples, so shards may be uneven.
         ignore_stale_grad : bool, default False
-            As in :class:`mxnet.gluon.Trainer`.
+            If true, parameters without a new gradient are left as they are. If some
+            devices or processes have one, it is zero in the others, and all update.
 
         Raises
         ------
         TypeError
             If `batch_size` is no number, or `ignore_stale_grad` no bool.
         ValueError
-            If `batch_size` is negative or not finite, or 0 in all processes.
+            If `batch_size` is negative or not finite, or 0 in all processes; if
+            processes step different trainers, or with different settings or frozen
+            parameters. The text names the first difference and both ranks.
         """
         samples = check_real(
             "batch_size",
@@ -147,38 +164,72 @@ class Trainer(mx.gluon.Trainer):
         if world().size == 1:
             return
         broadcast_parameters(self._params, last)
-        optimizer = self._optimizer
-        state: Any = None
-        if world().rank == last:
-            numbers = update_counts(optimizer), optimizer.num_update
-            state = self._updaters[0].get_states(), *numbers
-        state = broadcast(state, last, "Trainer.join, optimizer states")
-        if world().rank != last:
-            states, counts, optimizer.num_update = state
-            for updater in self._updaters:
-                updater.set_states(states)
-            update_counts(optimizer).update(counts)
+        self._copy_states(last)
+
+    def _copy_states(self, root):
+        optimizer, first = self._optimizer, self._updaters[0]
+        counts = [[k, list(v.items())] for k, v in update_counts(optimizer).items()]
+        own = [sorted(first.states), counts, optimizer.num_update]
+        name = "Trainer.join, optimizer states"
+        indices, counts, optimizer.num_update = allgather(own, name)[root]
+        update_counts(optimizer).update((k, dict(items)) for k, items in counts)
+        values: list = []
+        for k, updater in enumerate(self._updaters):
+            for i in set(indices) - set(updater.states):
+                weight = self._params[i].list_data()[k]
+                state = optimizer.create_state_multi_precision(i, weight)
+                updater.states[i], updater.states_synced[i] = state, True
+            arrays = arrays_in([updater.states[i] for i in indices])
+            if updater is first:
+                values = [array.asnumpy() for array in arrays]
+                broadcast(values, root, name)
+            for array, value in zip(arrays, values):
+                array[:] = value
 
     def _allreduce_grads(self):
+        is_fresh = [_zero_stale(p) for p in self._in_order_of_forward]
         super()._allreduce_grads()  # over the contexts of this process
+        trained = [p for p in self._in_order_of_forward if p.grad_req != "null"]
+        description = self._description(trained)
+        own = np.zeros(1 + world().size)
+        own[0], own[1 + world().rank] = self._samples, _digest(description)
+        # Here ranks that are missing are named.
+        self._total, *sums = total("Trainer.step", [*own, *is_fresh])
+        digests, is_fresh = np.split(sums, [world().size])
+        if len({*digests} - {0}) > 1:  # 0 of a rank that has joined
+            cure = "step one trainer with the same settings on all ranks"
+            check_equal("steps", description, cure)
+        fresh = zip(self._in_order_of_forward, is_fresh)
+        self._fresh = [parameter for parameter, ranks in fresh if ranks]
         if world().size == 1:
-            self._total = self._samples
             return
-        # Here ranks that are missing, or a step apart, are named.
-        signature = f"{self._optimizer.num_update} updates before this step"
-        own = [0.0] * (1 + world().size)
-        own[0], own[1 + world().rank] = self._samples, 1.0
-        self._total, *active = total("Trainer.step", own, signature)
         # Backward of the last layers ends first.
-        gradients = [
-            gradients_of(parameter)
-            for parameter in reversed(self._in_order_of_forward)
-            if parameter.grad_req != "null"
-        ]
-        sum_in_place([own[0] for own in gradients], self._comm_of(active))
+        gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
+        sum_in_place([own[0] for own in gradients], self._comm_of(digests))
         for first, *others in gradients:
             for other in others:
                 first.copyto(other)
+
+    def _update(self, ignore_stale_grad=False):
+        if ignore_stale_grad:
+            for parameter in self._fresh:
+                for data in data_of(parameter):
+                    mark_fresh(data)
+        self._fresh = []
+        super()._update(ignore_stale_grad)
+
+    def _description(self, trained):
+        """A text for each thing that has to be equal on all ranks in a step."""
+        optimizer = self._optimizer
+        step = (
+            f"trainer {self._number}, {optimizer.num_update} updates before this step, "
+            f"learning rate {self.learning_rate}, weight decay {optimizer.wd}"
+        )
+        return [step] + [
+            f"the gradient of {p.name} (shape {p.shape}, multiplier of the learning "
+            f"rate {p.lr_mult}, of weight decay {p.wd_mult})"
+            for p in trained
+        ]
 
     def _comm_of(self, active):
         """The communicator of the ranks that take this step; others have joined."""
@@ -189,3 +240,20 @@ class Trainer(mx.gluon.Trainer):
             group = world().comm.Get_group().Incl(ranks)
             self._comms[ranks] = world().comm.Create_group(group)
         return self._comms[ranks]
+
+
+def _zero_stale(parameter):
+    """Zeroes gradients that backward has not written; returns whether it wrote one."""
+    found = False
+    if parameter.grad_req != "null":
+        for data, gradient in zip(data_of(parameter), gradients_of(parameter)):
+            if is_fresh(data):
+                found = True
+            else:
+                gradient[:] = 0
+    return found
+
+
+def _digest(lines):
+    """Not zero, and exact in float64."""
+    return 1 + int.from_bytes(hashlib.sha256(repr(lines).encode()).digest()[:6], "big")

@@ -115,6 +115,10 @@ class LayerHandle:
         """Tells whether it would use other processes, and none is connected."""
         return world().size == 1 and self._group != "process"
 
+    def is_connected(self) -> bool:
+        """Return True if it synchronizes with other processes."""
+        return len(ranks_of(group_attributes(self._group, self.name))) > 1
+
 
 def _check_group(group):
     """TypeError or ValueError unless `group` is what a layer takes."""

@@ -66,6 +66,7 @@ def save_value_of(parameter: Any, context: mx.Context | None) -> None:
 
 
 def _on_cpu(parameter, context):
+    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
     # Not by `data`, which notes for a parallel net that a program may write to it.
     value = next(data for data in data_of(parameter) if data.context == context)
     return value.copyto(mx.cpu())

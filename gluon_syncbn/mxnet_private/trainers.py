@@ -34,6 +34,17 @@ def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
     return [p for p in trainer._params_to_init if not p._deferred_init]
 
 
+def sums_in_this_process(trainer: mx.gluon.Trainer) -> bool:
+    """Return True unless a trainer sums gradients over several processes."""
+    is_plain = type(trainer)._allreduce_grads is mx.gluon.Trainer._allreduce_grads
+    return is_plain and _is_local(trainer._kvstore_params["kvstore"])
+
+
+def _is_local(kvstore):
+    name = getattr(kvstore, "type", kvstore) or "local"
+    return name.startswith(("local", "device", "nccl"))
+
+
 def workers_of(trainer: mx.gluon.Trainer) -> int:
     """The processes whose gradients the kvstore adds up; known once a step began."""
     return trainer._kvstore.num_workers if trainer._distributed else 1
@@ -50,8 +61,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
     A kvstore has weights of its own, which do not know what a program writes to the
     parameters between two steps. States of its optimizer are kept.
     """
-    kvstore = trainer._kvstore_params["kvstore"]
-    is_local = "dist" not in getattr(kvstore, "type", kvstore or "")
+    is_local = _is_local(trainer._kvstore_params["kvstore"])
     if not is_local or trainer._contains_sparse_weight:
         return
     if not any(map(is_parallel, trainer._params)):

@@ -85,6 +85,7 @@ _SIGNATURES = {
     "gluon_syncbn_distributed_join": (_int, [_double]),
     "gluon_syncbn_distributed_leave": (Status, []),
     "gluon_syncbn_distributed_stop": (Status, [_double]),
+    "gluon_syncbn_exit_after": (Status, [_double, Text]),
 }
 
 

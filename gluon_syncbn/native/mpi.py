@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .library import declare, mpi_path
+from .library import declare, load, mpi_path
 
 # With these variables launchers tell each process how many they have started.
 _PROMISES = (
@@ -42,7 +42,7 @@ def connect(timeout: float) -> tuple[Any, list]:
     threads, if a launcher promised more processes than MPI knows of, or if not all
     ranks come in time; after that it may be called again.
     """
-    mpi = _import_mpi4py()
+    mpi = _import_mpi4py(timeout)
     size = mpi.COMM_WORLD.Get_size()
     for name in _PROMISES:
         promised = os.environ.get(name, "")
@@ -78,7 +78,13 @@ def _await_step(deadline, timeout):
         time.sleep(2e-4)
 
 
-def _import_mpi4py():
+def _import_mpi4py(timeout):
+    too_late = (
+        f"gluon_syncbn.distributed.init(): MPI_Init waited {timeout:g} s for other "
+        "processes that the launcher started. Call init() in each of them, or import "
+        "mpi4py.MPI. This process ends."
+    )
+    load().gluon_syncbn_exit_after(timeout, too_late)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -86,6 +92,8 @@ def _import_mpi4py():
             "several processes need mpi4py and an MPI: install gluon_syncbn with "
             f"`pip install --force-reinstall '.[mpi]'` ({error})"
         ) from None
+    finally:
+        load().gluon_syncbn_exit_after(0, "")
     if MPI.Is_finalized():
         raise RuntimeError("MPI was finalized already in this process")
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:

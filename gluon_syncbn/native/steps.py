@@ -19,8 +19,9 @@ from . import failures
 from .interrupts import deferred_interrupt
 from .library import load
 from .program import warn
+from .world import world
 
-# With `name`, `parameters` by name, and `is_alone()`.
+# With `name`, `parameters` by name, `is_alone()` and `is_connected()`.
 layers = weakref.WeakSet()
 _guarded = weakref.WeakSet()  # trainers
 
@@ -50,6 +51,20 @@ def _guard(trainer):
         _guarded.add(trainer)
     if trainers.has_kvstore(trainer):
         trainers.update_on_devices(trainer)
+
+
+@contextmanager
+def _around_step(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    size, is_local = world().size, trainers.sums_in_this_process(trainer)
+    if size > 1 and is_local and any(x.is_connected() for x in _layers_of(trainer)):
+        raise RuntimeError(
+            f"a gluon.Trainer adds gradients up in its own process only, but {size} "
+            "processes train: use gluon_syncbn.distributed.Trainer, Horovod or "
+            "kvstore='dist_sync'; a program that adds up itself calls "
+            "allreduce_grads() and update() in place of step()"
+        )
+    with deferred_interrupt(all_of_them=True):  # queued as a whole
+        yield
 
 
 @contextmanager
@@ -97,7 +112,7 @@ def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 
 _AROUND = {
-    "step": lambda _trainer: deferred_interrupt(all_of_them=True),  # queued as a whole
+    "step": _around_step,
     "_init_kvstore": _around_kvstore,
     "_init_params": _around_init,
     "_allreduce_grads": _around_reduction,

@@ -209,6 +209,7 @@ def _first(*values):
 
 def _move(net: mx.gluon.Block, contexts: Sequence[mx.Context]) -> None:
     """Moves parameters that are initialized, or will be; others have no context yet."""
+    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
     for parameter in net.collect_params().values():
         if data_of(parameter) or is_deferred(parameter):
             move(parameter, contexts)

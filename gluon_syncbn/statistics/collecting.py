@@ -8,7 +8,7 @@ in a net has to change. It must not know how a net is driven.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Iterable, Iterator, NamedTuple
+from typing import Iterable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -68,6 +68,13 @@ class Collected(NamedTuple):
     total: Moments
     within: np.ndarray  # the sum of the batches' own m2
 
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Collected:
+        """The moments in numbers of `read_collected`."""
+        batches, count, is_unbiased = numbers[:3]
+        mean, m2, within = np.array(numbers[3:]).reshape(3, -1)
+        return cls(int(batches), bool(is_unbiased), Moments(count, mean, m2), within)
+
     def merge(self, other: Collected) -> Collected:
         """The moments of the batches of both."""
         return Collected(
@@ -98,13 +105,8 @@ def collecting(keys: Iterable[str]) -> Iterator[None]:
             load().gluon_syncbn_collect(key, False)
 
 
-def read_collected(key: str) -> Collected | None:
-    """The moments that a layer has collected; None if it has had no batch."""
-    size = load().gluon_syncbn_collected(key, None, 0)
-    if size == 0:
-        return None
-    numbers = np.empty(size)
-    load().gluon_syncbn_collected(key, numbers.ctypes.data, size)
-    batches, count, is_unbiased = numbers[:3]
-    mean, m2, within = numbers[3:].reshape(3, -1)
-    return Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2), within)
+def read_collected(key: str) -> list[float]:
+    """Numbers that a layer has collected, of batches first; empty without a batch."""
+    numbers = np.empty(load().gluon_syncbn_collected(key, None, 0))
+    load().gluon_syncbn_collected(key, numbers.ctypes.data, numbers.size)
+    return numbers.tolist()

@@ -15,7 +15,7 @@ from mxnet import autograd
 
 from ..common.arguments import check_block, check_choice, check_int, short_repr
 from ..devices.devices import Devices
-from ..distributed.meeting import allgather
+from ..distributed.meeting import allgather, total
 from ..layer.finding import synchronized_layers
 from ..mxnet_private.blocks import name_of
 from ..mxnet_private.parameters import contexts_of, data_of
@@ -25,7 +25,7 @@ from ..native.world import world
 from ..parallel.forward import is_parallel
 from ..parallel.participation import calling
 from ..parallel.shards import Shards
-from .collecting import collecting, read_collected, synchronized
+from .collecting import Collected, collecting, read_collected, synchronized
 
 _VARIANCES = "population", "pooled"
 
@@ -83,9 +83,9 @@ def recompute_statistics(
     RuntimeError
         If `net` is not initialized.
     mxnet.MXNetError
-        As in training. After this or any other error the statistics are those from
-        before the call; with several processes all of them get an error, and call
-        :func:`gluon_syncbn.recover`.
+        As in training, and if not all processes call it within the timeout. After this
+        or any other error the statistics are those from before the call; with several
+        processes all of them get an error.
 
     Notes
     -----
@@ -117,6 +117,7 @@ def recompute_statistics(
     if steps is not None:
         check_int("steps", steps, minimum=1)
     check_choice("variance", variance, _VARIANCES)
+    total("recompute_statistics")  # the layers would also meet those of a training rank
     with synchronized(net):
         layers = synchronized_layers(net)
         if not layers:
@@ -196,16 +197,17 @@ def _of_all_ranks(found, names, ranks):
             "one batch and one such layer"
         )
     per_layer = [[collected[r][k] for r in members] for k, members in enumerate(ranks)]
-    return [max(group, key=_count_batches) for group in per_layer]
+    most = [max(group, key=_count_batches) for group in per_layer]
+    return [Collected.of(numbers) if numbers else None for numbers in most]
 
 
-def _count_batches(collected):
-    return collected.batches if collected else 0
+def _count_batches(numbers):
+    return numbers[0] if numbers else 0
 
 
-def _fault(name, collected):
+def _fault(name, numbers):
     """The sentence about a result that is not finite, or None."""
-    if not collected or np.isfinite([collected.total.mean, collected.total.m2]).all():
+    if np.isfinite(numbers).all():
         return None
     return (
         f"SyncBatchNorm '{name}': the statistics of the batches are not finite, "

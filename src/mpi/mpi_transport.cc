@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <list>
 #include <string>
@@ -25,8 +26,12 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
-int CallClosing(MPI_Comm, int, void* closing, void*) {
-  (*static_cast<std::function<void()>*>(closing))();
+// MPI_Finalize would wait for a rank that hangs without end.
+int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
+  if (!(*static_cast<std::function<bool()>*>(closing))()) {
+    std::fputs("gluon_syncbn: all ranks are ended, because one hangs after a failure\n", stderr);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
   return MPI_SUCCESS;
 }
 
@@ -53,7 +58,7 @@ class MpiTransport : public Transport {
       const size_t size = std::min(kChunkBytes, bytes.size() - at);
       // The last chunk is told by its tag.
       const int tag = at + size < bytes.size() ? kMoreTag : kLastTag;
-      sending.requests.emplace_back();
+      sending.requests.push_back(MPI_REQUEST_NULL);
       Check(MPI_Isend(bytes.data() + at, static_cast<int>(size), MPI_BYTE, to, tag, comm_,
                       &sending.requests.back()), "MPI_Isend");
     }
@@ -62,6 +67,7 @@ class MpiTransport : public Transport {
 
   bool Receive(int* from, Bytes* message) override {
     if (!sends_.empty()) ForgetSent();
+    if (receive_ == MPI_REQUEST_NULL) PostReceive();  // after an error
     int done = 0, bytes = 0;
     MPI_Status status;
     Check(MPI_Test(&receive_, &done, &status), "MPI_Test");
@@ -85,7 +91,7 @@ class MpiTransport : public Transport {
   }
 
   // MPI_Finalize first deletes what is attached to MPI_COMM_SELF (MPI 3.1, 8.7.1).
-  void OnClose(std::function<void()> closing) override {
+  void OnClose(std::function<bool()> closing) override {
     closing_ = std::move(closing);
     int keyval = 0;
     Check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, CallClosing, &keyval, nullptr),
@@ -122,7 +128,7 @@ class MpiTransport : public Transport {
   MPI_Request receive_ = MPI_REQUEST_NULL;
   std::vector<Bytes> partial_;  // by rank: what has arrived of its message
   std::list<Sending> sends_;
-  std::function<void()> closing_;
+  std::function<bool()> closing_;
 };
 
 }  // namespace

@@ -249,6 +249,56 @@ TEST(AThousandRanks) {
   for (const auto& exchange : exchanges) CHECK(exchange->result == syncbn::ToBytes(right));
 }
 
+// Messages that no process of this version sends are refused, whatever they ask of a rank.
+TEST(MessagesThatAreRefused) {
+  using syncbn::MessageKind;
+  struct Case {
+    int rank, from;
+    MessageKind kind;
+    std::vector<int> ranks;
+    int64_t number;
+  };
+  const Case cases[] = {
+      {0, 1, MessageKind::kPart, {1}, 0},       // without the receiver
+      {3, 1, MessageKind::kPart, {1, 2}, 0},    // the same
+      {0, 1, MessageKind::kPart, {0, 100}, 0},  // a rank that there is not
+      {0, 3, MessageKind::kPart, {0, 1}, 0},    // without the sender
+      {1, 0, MessageKind::kPart, {}, 0},        // from the parent
+      {1, 0, MessageKind::kResult, {}, 0},      // of an exchange that has sent nothing
+      {0, 1, MessageKind::kLate, {}, int64_t{1} << 62},
+      {0, 1, MessageKind::kLate, {}, -1},
+  };
+  for (const Case& c : cases) {
+    syncbn::Protocol protocol(c.rank, 4, [](int, Bytes) {});
+    if (c.kind == MessageKind::kResult) {  // which waits for the part of rank 2
+      protocol.Begin(Of("all", "all", {1, 2}), Time());
+    }
+    syncbn::Message message(c.kind);
+    message.key = "all";
+    message.ranks = c.ranks;
+    message.number = c.number;
+    protocol.Handle(c.from, Encode(message), Time());
+    CheckHas(protocol.failure(), "another version");
+    CHECK(protocol.Idle());
+  }
+  syncbn::Protocol protocol(3, 4, [](int, Bytes) {});
+  const auto begin = [&] { protocol.Begin(Of("all", "all", {1, 2}), Time()); };
+  CheckHas(ErrorOf(begin), "synchronizes other ranks, but this is rank 3");
+}
+
+// After a failure a rank ends the others only if one of them does not leave.
+TEST(ARankThatDoesNotLeave) {
+  const auto network = std::make_shared<Network>(2);
+  const auto make = [&](int rank) {
+    return syncbn::Communicator(std::make_unique<LocalTransport>(network, rank));
+  };
+  syncbn::Communicator first = make(0), second = make(1);
+  first.Fail("the ship sinks");
+  second.Leave();
+  CHECK(first.Close());
+  CHECK(second.Close());
+}
+
 // Each rank has three threads, whose exchanges meet in any order; then rank 0 fails, and all waits end.
 TEST(ThreadsThatWait) {
   constexpr int kRanks = 5, kThreads = 3;

@@ -187,6 +187,7 @@ assert 'group names the rank 7, expected ranks below 3' in text, text
 def test_steps_and_copies():
     """Of float16 gradients, too, which MPI cannot add up, and on several contexts."""
     program = """
+from support.helpers import write_from_within
 assert (distributed.local_rank(), distributed.local_size()) == (rank, 3)
 distributed.init()
 for dtype in 'float16', 'float32':
@@ -205,6 +206,10 @@ layer.initialize()
 trainer = distributed.Trainer(layer, 'sgd')
 trainer.step(int(rank == 0), ignore_stale_grad=True)
 assert 'batch_size is positive in at least one' in error_of(trainer.step, 0)
+if rank == 0:
+    write_from_within(layer.running_mean.data())
+distributed.broadcast_parameters(layer)
+assert layer.running_mean.data().asscalar() == 2
 net = nn.Dense(2)  # whose shape is not known yet
 net.initialize(mx.init.Constant(rank))
 distributed.broadcast_parameters(net, root=2)
@@ -212,6 +217,34 @@ net(nd.ones((1, 3)))
 assert (net.weight.data() == 2).asnumpy().all()
 """
     run_ranks(3, program)
+
+
+def test_branches_that_not_every_rank_uses():
+    """All ranks update what one has used, on one of its contexts; nothing else."""
+    program = """
+contexts = [mx.cpu(0), mx.cpu(1)]
+net = nn.Sequential()
+for _ in range(3):
+    net.add(nn.Dense(1, in_units=1, use_bias=False))
+net.initialize(mx.init.One(), ctx=contexts)
+trainer = distributed.Trainer(net, 'sgd', {'learning_rate': 0.5, 'momentum': 0.5})
+weights, momenta = np.ones(3), np.zeros(3)
+for used in (0, 1), (1, 0), (0, 0), (2, 0):
+    gradients = np.zeros(3)
+    for other, k in enumerate(used):
+        gradients[k] += (1 + other) / 2
+    used_by_one = gradients > 0
+    momenta[used_by_one] = (momenta / 2 - gradients / 2)[used_by_one]
+    weights[used_by_one] += momenta[used_by_one]
+    with autograd.record():
+        loss = net[used[rank]](nd.full((1, 1), 1 + rank, ctx=contexts[rank]))
+    loss.backward()
+    trainer.step(1, ignore_stale_grad=True)
+    for context in contexts:
+        found = [layer.weight.data(context).asscalar() for layer in net]
+        assert found == weights.tolist(), (used, found, weights)
+"""
+    run_ranks(2, program)
 
 
 def test_waiting_for_long_costs_no_processor():

@@ -107,6 +107,18 @@ print('told')
     assert "told" in output or not is_mpich(), output
 
 
+def test_an_error_of_mpi_is_told_and_no_crash():
+    program = """
+from gluon_syncbn.native.world import world
+step()
+if rank == 1:  # longer than any message of ours
+    world().comm.Send(np.zeros(40000, np.uint8), 0, tag=2)
+for _ in range(2):
+    assert 'MPI_Test failed' in error_of(step)
+"""
+    run_ranks(2, NET + program)
+
+
 # ---- another model -------------------------------------------------------------------
 
 
@@ -188,24 +200,70 @@ assert 'was built without MPI: install an MPI with its' in error_of(distributed.
     run_ranks(2, program, init="")
 
 
-A_STEP_APART = """
-net = nn.Dense(2, in_units=3)
-net.initialize()
-trainer = distributed.Trainer(net, 'adam')
+STEPS_APART = {  # what one rank does, and how the error describes both ranks
+    "step(update=trainers[0].update) if rank else None": (
+        "1 updates before this step",
+        "2 updates before this step",
+    ),
+    "trainers.reverse(); nets.reverse()": ("1 updates before", "0 updates before"),
+    "(norm.beta if rank else norm.gamma).grad_req = 'null'": ("beta", "gamma"),
+    "norm.beta.grad_req = 'null'": ("beta", "weight"),
+    "dense.bias.grad_req = 'null'": ("bias", "nothing more"),
+    "trainers[0].set_learning_rate(0.5)": ("learning rate 0.25,", "learning rate 0.5,"),
+    "trainers[0].optimizer.wd = 0.125": ("decay 0.0", "decay 0.125"),
+    "dense.bias.lr_mult = 3": ("rate 1.0,", "rate 3,"),
+}
 
-def step(update=trainer.step):
+
+def test_ranks_whose_steps_differ():
+    """An error on both at once, before anything is updated."""
+    program = f"""
+def step(update=None):
     with autograd.record():
-        loss = net(nd.ones((1, 3)) * (rank + 1)).sum()
+        loss = nets[0](nd.ones((1, 3)) * (rank + 1)).sum()
     loss.backward()
-    update(1)
+    (update or trainers[0].step)(1)
 
-step()
-if rank == 1:
-    step(trainer.update)  # a failure has reached rank 0 before its step was whole
-text = error_of(step)
-assert '1 updates before this step' in text and '2 updates before' in text, text
+def values():
+    return [p.data().asnumpy() for p in nets[0].collect_params('.*[^nr]$').values()]
+
+gluon_syncbn.set_timeout(60)
+for k, (change, expected) in enumerate({STEPS_APART}.items()):
+    nets, trainers = [], []
+    for part in 'ab':
+        net = nn.HybridSequential(**prefixed(f'net{{k}}{{part}}_'))
+        with name_scope(net):
+            net.add(nn.BatchNorm(in_channels=3), nn.Dense(2, in_units=3))
+        net.initialize()
+        nets.append(net)
+        trainers.append(distributed.Trainer(net, 'adam', {{'learning_rate': 0.25}}))
+    norm, dense = nets[0]
+    step()
+    if rank == 1 or ' if rank else ' in change:
+        exec(change)
+    before = values()
+    text = error_of(step)
+    for other, (part, words) in enumerate(zip(text.split('but'), expected)):
+        assert f'rank {{other}} has' in part and words in part, text
+    assert len(before) == 4 and all(map(np.array_equal, before, values()))
 """
+    run_ranks(2, program)
 
 
-def test_ranks_that_are_a_step_apart():
-    run_ranks(2, A_STEP_APART)
+def test_a_gluon_trainer_of_one_process_is_refused():
+    program = """
+for layer, others in (SyncBatchNorm(), 2), (SyncBatchNorm(group='process'), 1):
+    layer.initialize()
+    trainer = mx.gluon.Trainer(layer.collect_params(), 'sgd')
+    def step():
+        with autograd.record():
+            loss = layer(nd.ones((2, 3)))
+        loss.backward()
+        trainer.step(2)
+    if others == 1:
+        step()
+    else:
+        text = error_of(step)
+        assert 'use gluon_syncbn.distributed.Trainer' in text, text
+"""
+    run_ranks(2, program)

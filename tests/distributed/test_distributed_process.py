@@ -1,7 +1,7 @@
 """Beginning and end of processes: forks, work in flight, MPI's end, in every order."""
 
 import pytest
-from support.mpi import needs_mpi, run_ranks
+from support.mpi import finish, needs_mpi, run_ranks, start
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
@@ -116,3 +116,49 @@ if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
     assert 'MPI was initialized without MPI_THREAD_MULTIPLE' in text, text
 """
     run_ranks(2, program, init="")
+
+
+@pytest.mark.parametrize(
+    "stop, act",
+    [
+        ("stop()", "error_of_a_step()"),
+        # Between the exchange in which ranks meet and MPI's collective.
+        (
+            "meeting.collectives = stop",
+            "error_of(distributed.broadcast_parameters, layers[0])",
+        ),
+    ],
+)
+def test_a_rank_that_is_stopped_ends_with_the_others(stop, act):
+    program = f"""
+import signal
+from gluon_syncbn.distributed import meeting
+
+def stop(*arguments):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+push_step()
+mx.nd.waitall()
+gluon_syncbn.set_timeout(2)
+if rank == 1:
+    {stop}
+text = {act}
+assert 'waited 2' in text or 'within 2 s' in text, text
+print('told', flush=True)
+"""
+    process = start(2, STEP + program)
+    output = finish(process, status=None)
+    assert process.returncode != 0 and "told" in output, output
+    assert "all ranks are ended, because one hangs after a failure" in output, output
+
+
+def test_init_ends_where_a_process_never_calls_it():
+    program = """
+if int(os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK']) == 0:
+    distributed.init(2)
+time.sleep(60)
+"""
+    process = start(2, program, init="")
+    output = finish(process, status=None)
+    assert process.returncode == 1, output
+    assert "gluon_syncbn.distributed.init()" in output and " 2 s" in output, output

@@ -138,3 +138,23 @@ mean, var = statistics(layer)
 assert (mean == 1).all() and (var == 0).all()
 """
     run_ranks(2, DATA + program)
+
+
+def test_a_rank_that_recomputes_meets_no_training_step():
+    program = """
+gluon_syncbn.set_timeout(2)
+layer = SyncBatchNorm(in_channels=1, momentum=0)
+layer.initialize()
+
+def train():
+    with autograd.train_mode():
+        layer(nd.array([[-1.0], [1.0]])).wait_to_read()
+
+batches = [nd.full((2, 1), 1000)]
+text = error_of(recompute_statistics, layer, batches) if rank == 0 else error_of(train)
+assert 'recompute_statistics: waited 2' in text, text
+assert 'Missing: rank 1, which waits in SyncBatchNorm' in text, text
+failures.give_up('errors in flight')
+assert statistics(layer) == (0, 1)
+"""
+    run_ranks(2, DATA + program)

@@ -6,6 +6,7 @@ import pickle
 from gluon_syncbn import (
     SyncBatchNorm,
     check_replicas,
+    distributed,
     make_parallel,
     revert_parallel,
     revert_sync_batchnorm,
@@ -34,6 +35,7 @@ from support.helpers import (
     imported,
     set_mode,
     values,
+    write_from_within,
 )
 from support.nd import nd
 from support.parallel_nets import (
@@ -289,3 +291,26 @@ def test_summary_is_that_of_one_device(devices, capsys):
         texts.append(capsys.readouterr().out.replace("SyncBatchNorm", "BatchNorm"))
     assert "Total params: 792" in texts[0]
     assert texts[1].split() == texts[0].split()
+
+
+def saved(net, folder):
+    make_parallel(net, cpus(2)).save_parameters(str(folder / "net.params"))
+    net.load_parameters(str(folder / "net.params"))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        saved,
+        lambda net, _: make_parallel(net, cpus(2, first=2), reset_ctx=True),
+        lambda net, _: distributed.average_statistics(net),
+    ],
+)
+def test_values_are_read_when_no_work_may_change_them(read, tmp_path):
+    net = nn.BatchNorm(in_channels=1)
+    net.initialize(ctx=cpus(2))
+    for mean in net.running_mean.list_data():
+        write_from_within(mean)
+    read(net, tmp_path)
+    for mean in net.running_mean.list_data():
+        assert mean.asscalar() == 2

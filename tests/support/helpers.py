@@ -7,11 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
+from ctypes import CFUNCTYPE, c_void_p, cast, py_object
 from functools import partial
 from pathlib import Path
 
 import gluon_syncbn
 from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.mxnet_private.library import push
 from gluon_syncbn.mxnet_private.parameters import is_summed
 
 import mxnet as mx
@@ -171,6 +174,24 @@ def imported(path, *inputs, epoch=0, ctx=None):
     """The files that `export` has written, as a block; the input is called "data"."""
     symbol, parameters = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     return SymbolBlock.imports(symbol, inputs or ["data"], parameters, ctx)
+
+
+_written = []
+
+
+@CFUNCTYPE(None, c_void_p, c_void_p)
+def _write_two(_, array):
+    time.sleep(0.2)  # a reader that does not wait for all work reads meanwhile
+    cast(array, py_object).value[:] = 2
+
+
+def write_from_within(array):
+    """Let running work that only reads an array queue a write of 2s to it.
+
+    oneDNN's convolution changes the layout of its weight like that in inference.
+    """
+    _written.append(array)
+    push(_write_two, id(array), array.context, [array])
 
 
 def run_python(code, *arguments, timeout=60, **environment):

@@ -16,8 +16,8 @@ namespace {
 // A fork does not copy the connection to the other processes.
 std::atomic<bool> forked{false};
 
-// The time for a transport to deliver the last messages, and for others to leave after a failure.
-constexpr double kEndSeconds = 2;
+constexpr double kEndSeconds = 2;     // for a transport to deliver the last messages
+constexpr double kLeaveSeconds = 10;  // for others to leave after a failure
 
 std::atomic<Communicator*> the_communicator{nullptr};
 
@@ -34,7 +34,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport)
       protocol_(rank(), size(), [this](int to, Bytes message) {
         if (!closed_) transport_->Send(to, std::move(message));
       }) {
-  transport_->OnClose([this] { Stop(); });
+  transport_->OnClose([this] { return Close(); });
 }
 
 // Before the mutex, which another thread may have held at the fork.
@@ -129,7 +129,7 @@ void Communicator::AwaitLeave(double timeout_seconds) {
   if (forked) return;
   Lock lock(mutex_);
   // After a failure some may never leave, and others end soon.
-  if (!protocol_.failure().empty()) timeout_seconds = std::min(timeout_seconds, kEndSeconds);
+  if (!protocol_.failure().empty()) timeout_seconds = std::min(timeout_seconds, kLeaveSeconds);
   const Time deadline = Clock::now() + ToDuration(timeout_seconds);
   WaitLocked(&lock, [&] {
     return closed_ || protocol_.AllHaveLeft() || Clock::now() >= deadline;
@@ -144,6 +144,14 @@ void Communicator::Stop() {
   WaitLocked(&lock, [&] { return closed_ || !transport_->Busy() || Clock::now() >= deadline; });
   if (!closed_) transport_->Close();
   closed_ = true;
+}
+
+bool Communicator::Close() {
+  Leave();
+  const bool has_failed = !Failure().empty();
+  if (has_failed) AwaitLeave(kLeaveSeconds);
+  Stop();
+  return !has_failed || protocol_.AllHaveLeft();
 }
 
 }  // namespace syncbn

@@ -48,6 +48,9 @@ class Communicator {
   void AwaitLeave(double timeout_seconds);
   // Ends the use of the transport. Nothing works afterwards.
   void Stop();
+  // Leaves and stops. False if something has failed and another rank does not leave: it hangs, or
+  // was stopped.
+  bool Close();
 
  private:
   using Lock = std::unique_lock<std::mutex>;

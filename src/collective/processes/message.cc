@@ -13,6 +13,7 @@ namespace syncbn {
 namespace {
 
 constexpr uint64_t kMark = 0x53424e36;  // to be changed with the format
+constexpr int64_t kMaxNumber = 2'000'000'000'000;  // milliseconds, twice kNeverSeconds
 
 // Calls `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
@@ -40,10 +41,6 @@ void Write(const Field& field, Bytes* to) {
     Write(uint64_t{field.size()}, to);
     AppendBytes(field.data(), field.size(), to);
   }
-}
-
-[[noreturn]] void Refuse() {
-  throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
 }
 
 // Takes fields one after the other; none reaches past the end.
@@ -81,10 +78,14 @@ bool Ascend(const std::vector<int>& ranks) {
 bool IsValid(const Message& message) {
   return message.kind >= MessageKind::kPart && message.kind <= MessageKind::kLeave &&
          message.round >= 0 && IsReduceOperation(static_cast<int32_t>(message.operation)) &&
-         Ascend(message.ranks);
+         Ascend(message.ranks) && 0 <= message.number && message.number <= kMaxNumber;
 }
 
 }  // namespace
+
+void Refuse() {
+  throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
+}
 
 Bytes Encode(const Message& message) {
   Bytes bytes;

@@ -45,6 +45,9 @@ struct Message : Agreement {
   Bytes payload;
 };
 
+// Throws the Error of a message that no process of this version sends.
+[[noreturn]] void Refuse();
+
 Bytes Encode(const Message& message);
 // Throws Error for bytes that Encode of this version does not make.
 Message Decode(const Bytes& bytes);

@@ -23,6 +23,10 @@ bool Agree(const Agreement& a, const Agreement& b) {
   return a.signature == b.signature && a.operation == b.operation && a.ranks == b.ranks;
 }
 
+bool Contains(const std::vector<int>& ranks, int rank) {
+  return std::binary_search(ranks.begin(), ranks.end(), rank);
+}
+
 int PositionOf(int rank, const std::vector<int>& ranks) {
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
@@ -52,6 +56,10 @@ std::shared_ptr<Exchange> Protocol::Begin(Contribution own, Time now) {
   for (int rank : own.ranks) {
     if (0 <= rank && rank < size_) continue;
     throw Error(Concat(own.title, ": names the rank ", rank, ", expected 0 to ", size_ - 1));
+  }
+  if (!Contains(own.ranks, rank_)) {
+    throw Error(Concat(own.title, ": synchronizes other ranks, but this is rank ", rank_,
+                       ". Was its symbol exported in a process of another group?"));
   }
   Exchange* const exchange = Find(own, rank_, round_);
   if (exchange == nullptr) throw Error(ErrorOf(own.title, failure_));
@@ -143,6 +151,13 @@ void Protocol::Answer(const std::string& key) {
 int Protocol::Parent(const Exchange& exchange) const {
   const std::vector<int>& ranks = exchange.agreement.ranks;
   return ranks[ParentOf(PositionOf(rank_, ranks))];
+}
+
+bool Protocol::IsChild(int rank, const Exchange& exchange) const {
+  return rank != rank_ && std::any_of(exchange.subtrees.begin(), exchange.subtrees.end(),
+                                      [&](const Subtree& subtree) {
+                                        return exchange.agreement.ranks[subtree.begin] == rank;
+                                      });
 }
 
 // A rank joins when the results of all its exchanges are there, so it has no part in this one.
@@ -369,12 +384,16 @@ void Protocol::Handle(int from, const Bytes& bytes, Time now) {
       HandleLate(from, message, now);
     } else if (message.kind == MessageKind::kPart) {
       if (message.ranks.empty()) message.ranks = AllRanks(size_);
+      if (message.ranks.back() >= size_ || !Contains(message.ranks, rank_)) Refuse();
       latest_titles_[from] = message.title;
       Exchange* const exchange = Find(message, from, message.round);
       if (exchange == nullptr) return;
+      if (!IsChild(from, *exchange)) Refuse();
       exchange->parts[from] = std::move(message.payload);
       Advance(message.key);
     } else if (exchanges_.count(message.key)) {
+      const Exchange& exchange = *exchanges_.at(message.key);
+      if (!exchange.sent || from != Parent(exchange)) Refuse();
       exchanges_.at(message.key)->result = std::move(message.payload);
       Answer(message.key);
     }

@@ -90,6 +90,7 @@ class Protocol {
   void EndWaits(const std::string& reason);
 
   int Parent(const Exchange& exchange) const;
+  bool IsChild(int rank, const Exchange& exchange) const;
   bool HasJoined(const Exchange& exchange, int rank) const;
   bool TakesPart(const Exchange& exchange) const;
   std::vector<Subtree> Awaited(const Exchange& exchange) const;

@@ -27,8 +27,9 @@ class Transport {
   // Ends all use of the medium.
   virtual void Close() = 0;
 
-  // `closing` is called, in whatever thread, before the program ends the medium (MPI_Finalize).
-  virtual void OnClose(std::function<void()> closing) = 0;
+  // `closing` is called, in whatever thread, before the program ends the medium (MPI_Finalize),
+  // which waits for all processes. Where it returns false, all are ended instead.
+  virtual void OnClose(std::function<bool()> closing) = 0;
 };
 
 }  // namespace syncbn
