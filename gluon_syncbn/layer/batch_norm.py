@@ -81,16 +81,18 @@ class SyncBatchNorm(nn.BatchNorm):
         a net of such layers keeps about half as much. The function stays exact: a layer
         keeps a copy of its input if the values of any channel cannot be reconstructed.
         These are channels with \|gamma\| below \|beta\| / 8 or near the end of the
-        dtype's range. None and "relu" keep the input. With the others do not write to
-        the output before backward.
+        dtype's range, and nearly constant ones (variance far below epsilon). None and
+        "relu" keep the input. With the others do not write to the output before
+        backward.
     slope : float or None, default None
         For "leaky_relu" the factor of negative values (None: 0.01).
     nonfinite : "propagate", "skip" or "raise", default "propagate"
-        For a training batch whose mean or variance is not finite. "propagate": running
-        statistics take it in, as those of BatchNorm do. "skip": they keep their values.
-        "raise": an MXNetError at the next wait, which names the layer, the call, and
-        the first rank, device and channel whose shard is not finite. The output is what
-        it is.
+        For a training batch whose mean or variance is not finite in the dtype of the
+        running statistics: in float32 a deviation above 1.8e19 is not. "propagate":
+        running statistics take it in, as those of BatchNorm do. "skip": they keep their
+        values. "raise": an MXNetError at the next wait, which names the layer, the
+        call, and the first rank, device and channel whose shard is not finite. The
+        output is not modified.
     **kwargs
         ``prefix`` and ``params`` of :class:`mxnet.gluon.Block`.
 

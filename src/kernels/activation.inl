@@ -68,6 +68,17 @@ SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double off
   return k;
 }
 
+// A power of two with half of the number's exponent. The coefficient of `centered` is about dz / std^2,
+// which float32 may not hold although it holds the product. So a pass multiplies `centered` by this
+// number first, and then by the rest; results of coefficients that float32 holds keep their bits.
+SYNCBN_FORMULA double HalfOfExponent(double number) {
+  uint64_t bits;
+  __builtin_memcpy(&bits, &number, sizeof(bits));
+  bits = ((bits >> 53 & 0x3ff) + 512) << 52;
+  __builtin_memcpy(&number, &bits, sizeof(bits));
+  return number;
+}
+
 template <typename Value>
 struct Slopes {
   Value slope, inverse;

@@ -24,6 +24,12 @@ std::vector<double> Take(std::vector<double>::const_iterator* from, size_t size)
 }  // namespace
 
 Ticket BatchExchange::BeginForward() {
+  // A program can swallow an error, and call the layers after the one that has failed. They fail at
+  // once, because a device that has failed in one layer may not come to the others.
+  if (Group::failed > 0 && !IsAlone()) {
+    const std::string failure = Registry::Get().FirstFailure();
+    if (!failure.empty()) group_->Fail(failure);
+  }
   return group_->BeginForward(device_, static_cast<size_t>(options_.num_devices));
 }
 

@@ -7,8 +7,8 @@
 namespace syncbn {
 namespace {
 
-// The smallest size of y / x_hat, below which digits are lost where |x_hat| is about 1.
-double SmallestScale(DType dtype) {
+// The smallest spread of y without a loss of digits.
+double SmallestSpread(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
       return std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
@@ -19,14 +19,14 @@ double SmallestScale(DType dtype) {
 
 }  // namespace
 
-bool CanReconstruct(const std::vector<double>& gamma, const std::vector<double>& beta,
+bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
                     const Activation& activation, DType dtype) {
-  constexpr double kMaxShift = 8;  // of |beta / gamma|: u |x_hat| + 8 u are lost of x_hat
+  constexpr double kMaxShift = 8;  // |beta| / spread: a spread errs by 8 u and its own rounding
   const bool has_slope = activation.function != Function::kIdentity;
-  const double min = SmallestScale(dtype) / (has_slope ? std::min(1.0, activation.slope) : 1.0);
-  for (size_t c = 0; c < gamma.size(); ++c) {
-    const double size = std::fabs(gamma[c]);
-    if (!(size >= min && std::fabs(beta[c]) <= kMaxShift * size)) return false;  // a NaN, too
+  const double min = SmallestSpread(dtype) / (has_slope ? std::min(1.0, activation.slope) : 1.0);
+  for (size_t c = 0; c < spread.size(); ++c) {
+    const bool suffices = spread[c] >= min && std::fabs(beta[c]) <= kMaxShift * spread[c];
+    if (!suffices) return false;  // also for a NaN
   }
   return true;
 }

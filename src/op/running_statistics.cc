@@ -1,5 +1,7 @@
 #include "op/running_statistics.h"
 
+#include <cmath>
+
 #include "op/single_value.h"
 
 namespace syncbn {
@@ -11,21 +13,39 @@ double WeightedSum(double keep, double old, double batch) {
   return keep == 1 ? old : keep * old + (1 - keep) * batch;
 }
 
+// The variance of a batch that is not empty, as it enters the running one. One element has no
+// unbiased variance; its biased one is 0.
+double VarOf(const BatchMoments& batch, size_t c, const Options& options) {
+  const bool is_unbiased = options.unbiased_running_var && batch.count > 1;
+  return batch.m2[c] / batch.count * (is_unbiased ? batch.count / (batch.count - 1) : 1.0);
+}
+
+bool CanHold(const Tensor& vector, double value) {
+  return std::isfinite(vector.dtype == DType::kFloat64 ? value : static_cast<float>(value));
+}
+
 }  // namespace
+
+std::string FirstNonFinite(const BatchMoments& batch, const Options& options,
+                           const Tensor& running_mean, const Tensor& running_var) {
+  for (size_t c = 0; c < batch.mean.size() && batch.count > 0; ++c) {
+    const bool is_finite = CanHold(running_mean, batch.mean[c]) &&
+                           CanHold(running_var, VarOf(batch, c, options));
+    if (!is_finite) return std::to_string(c);
+  }
+  return "";
+}
 
 void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
                    Backend* backend, const Tensor& running_mean, const Tensor& running_var) {
   if (batch.count == 0) return;
   if (batch.count == 1) NoteSingleValue(layer);
   const double keep = options.momentum;
-  // One element has no unbiased variance; its biased one is 0.
-  const bool is_unbiased = options.unbiased_running_var && batch.count > 1;
-  const double correction = is_unbiased ? batch.count / (batch.count - 1) : 1.0;
   std::vector<double> mean = backend->Read(running_mean);
   std::vector<double> var = backend->Read(running_var);
   for (size_t c = 0; c < mean.size(); ++c) {
     mean[c] = WeightedSum(keep, mean[c], batch.mean[c]);
-    var[c] = WeightedSum(keep, var[c], batch.m2[c] / batch.count * correction);
+    var[c] = WeightedSum(keep, var[c], VarOf(batch, c, options));
   }
   backend->Write(mean, WriteMode::kWrite, running_mean);
   backend->Write(var, WriteMode::kWrite, running_var);

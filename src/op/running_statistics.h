@@ -9,6 +9,11 @@
 
 namespace syncbn {
 
+// The number of the first channel whose mean or variance of the batch is not finite in the dtype of
+// the running one, as text; empty if there is none.
+std::string FirstNonFinite(const BatchMoments& batch, const Options& options,
+                           const Tensor& running_mean, const Tensor& running_var);
+
 // running = momentum * running + (1 - momentum) * batch's, for the mean and the (on request
 // unbiased) variance. Nothing where the batch is empty. `layer` is for a warning of single values.
 void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,

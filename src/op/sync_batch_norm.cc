@@ -20,17 +20,6 @@
 #include "op/running_statistics.h"
 
 namespace syncbn {
-namespace {
-
-// The number of the first channel whose moments are not finite, as text; empty for none.
-std::string FirstNonFinite(const BatchMoments& moments) {
-  for (size_t c = 0; c < moments.mean.size(); ++c) {
-    if (!std::isfinite(moments.mean[c]) || !std::isfinite(moments.m2[c])) return std::to_string(c);
-  }
-  return "";
-}
-
-}  // namespace
 
 SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
                              std::shared_ptr<Layer> layer, std::unique_ptr<Backend> backend)
@@ -81,14 +70,12 @@ void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& t
   pass.first = own.mean.data();
   pass.second = own.m2.data();
   backend_->LocalMoments(pass);
-  const bool raises = options_.nonfinite == NonFinite::kRaise;
-  const std::string own_fault = raises ? FirstNonFinite(own) : "";
 
   pass_.reset();
   const BatchMoments batch = exchange_.Merge(call, own);
   pass_.emplace("second pass", call.phase, name_, device_);
 
-  TakeStatistics(call, own_fault, batch, tensors);
+  TakeStatistics(call, own, batch, tensors);
   left->count = batch.count;
   left->mean = batch.mean;
   std::vector<double> var(channels);
@@ -113,14 +100,15 @@ void SyncBatchNorm::ForwardByRunning(const Layout& layout, const ForwardTensors&
 
 void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
                              ForBackward* left) const {
-  left->gamma = options_.fix_gamma ? std::vector<double>(var.size(), 1.0)
+  left->scale = options_.fix_gamma ? std::vector<double>(var.size(), 1.0)
                                    : backend_->Read(tensors.gamma);
   left->offset = backend_->Read(tensors.beta);
   left->inv_std.resize(var.size());
-  left->scale.resize(var.size());
+  left->spread.resize(var.size());
   for (size_t c = 0; c < var.size(); ++c) {
     left->inv_std[c] = InvStd(var[c], options_.epsilon);
-    left->scale[c] = left->gamma[c] * left->inv_std[c];
+    left->scale[c] *= left->inv_std[c];
+    left->spread[c] = std::fabs(left->scale[c]) * std::sqrt(var[c]);
   }
 }
 
@@ -220,10 +208,15 @@ void SyncBatchNorm::WriteParameterGradients(const GradientSums& sums, const Grad
 // ---- beside the two ----------------------------------------------------------------------------
 
 // Updates the running statistics, or collects the batch's, or ends with an error.
-void SyncBatchNorm::TakeStatistics(const Call& call, const std::string& own_fault,
+void SyncBatchNorm::TakeStatistics(const Call& call, const BatchMoments& own,
                                    const BatchMoments& batch, const ForwardTensors& tensors) {
-  if (options_.nonfinite != NonFinite::kPropagate && !FirstNonFinite(batch).empty()) {
-    if (options_.nonfinite == NonFinite::kRaise) RaiseNonFinite(call, own_fault);
+  const auto fault = [&](const BatchMoments& moments) {
+    return FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
+  };
+  if (options_.nonfinite != NonFinite::kPropagate && !fault(batch).empty()) {
+    if (options_.nonfinite == NonFinite::kRaise) {
+      RaiseNonFinite(call, fault(own), tensors.running_var.dtype);
+    }
   } else if (layer_->collected.IsActive()) {
     layer_->collected.Add(call.ticket->number, batch.count, batch.mean, batch.m2,
                           options_.unbiased_running_var);
@@ -235,7 +228,7 @@ void SyncBatchNorm::TakeStatistics(const Call& call, const std::string& own_faul
 
 // All devices have the same batch, so all come here. Each tells whether its own shard is to blame:
 // `own_fault` names the channel, and is empty if it is not.
-void SyncBatchNorm::RaiseNonFinite(const Call& call, const std::string& own_fault) {
+void SyncBatchNorm::RaiseNonFinite(const Call& call, const std::string& own_fault, DType dtype) {
   std::string shard;
   if (!own_fault.empty()) {
     shard = Concat(own_fault, " of the shard of ", device_.Name());
@@ -247,7 +240,8 @@ void SyncBatchNorm::RaiseNonFinite(const Call& call, const std::string& own_faul
   exchange_.Fail(Concat("SyncBatchNorm '", name_, "', forward: ",
                         first.empty() ? "the mean or variance of the whole batch"
                                       : "the mean or variance of channel " + first,
-                        " is not finite, in call ", call.ticket->number + 1, " of the layer"),
+                        " is not finite in ", Name(dtype), ", in call ", call.ticket->number + 1,
+                        " of the layer"),
                  by_batch_);
 }
 
@@ -264,7 +258,7 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   if (!options_.from_output) return;
   left->keeps_x =
       tensors.y_mode != WriteMode::kWrite ||  // then y is not this call's alone
-      !CanReconstruct(left->gamma, left->offset, options_.activation, tensors.y.dtype);
+      !CanReconstruct(left->spread, left->offset, options_.activation, tensors.y.dtype);
   if (left->keeps_x) {  // y never is in place of x: the operator does not declare it
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
     left->kept_x = backend_->Keep(tensors.x.data, bytes);

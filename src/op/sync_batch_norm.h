@@ -56,8 +56,9 @@ class SyncBatchNorm {
     int64_t calls = 0;  // of backward
     int64_t rows = 0;   // that are valid; only if masked
     double count = 0;   // 0 also where the statistics did not depend on x
-    std::vector<double> mean, inv_std, gamma;
+    std::vector<double> mean, inv_std;
     std::vector<double> scale, offset;  // z = (x - mean) * scale + offset
+    std::vector<double> spread;         // the standard deviation of z
     bool keeps_x = false;               // a copy of x, because y is not enough
     const void* kept_x = nullptr;
   };
@@ -68,9 +69,9 @@ class SyncBatchNorm {
                 ForBackward* left) const;
   void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForBackward& by);
   ElementwisePass PassOf(const Layout& layout, const ForwardTensors& tensors) const;
-  void TakeStatistics(const Call& call, const std::string& own_fault, const BatchMoments& batch,
+  void TakeStatistics(const Call& call, const BatchMoments& own, const BatchMoments& batch,
                       const ForwardTensors& tensors);
-  [[noreturn]] void RaiseNonFinite(const Call& call, const std::string& own_fault);
+  [[noreturn]] void RaiseNonFinite(const Call& call, const std::string& own_fault, DType dtype);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForBackward* left);
 

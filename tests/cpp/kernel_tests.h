@@ -239,6 +239,22 @@ void TestKink(DType dtype, const Fusion& fusion) {
                              {{WriteMode::kWrite, Way::kApart}});
 }
 
+// float32 holds x and dx, but not the coefficient of xmu, which is about dx / x.
+template <typename Kernels>
+void TestWideRange(DType dtype, double deviation) {
+  for (int64_t inner : {1, 70}) {
+    Problem p({dtype, {3, 5, inner}, 0, 0, deviation});
+    for (size_t c = 0; c < p.b.size(); ++c) {
+      for (auto* vector : {&p.scale, &p.a, &p.d}) (*vector)[c] /= deviation;
+      p.b[c] /= deviation * deviation;
+      p.mean[c] *= deviation;
+    }
+    p.label += syncbn::Concat(", deviation ", deviation);
+    for (const Activation& activation : {Activation{}, {Function::kLeakyRelu, 3}})
+      TestBackwardApply<Kernels>(p, p.From(activation, false), {{WriteMode::kWrite, Way::kApart}});
+  }
+}
+
 // Every value of float16 passes through unchanged, and sums are rounded to nearest even.
 template <typename Kernels>
 void TestConversions() {
@@ -309,6 +325,9 @@ void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
   }
   TestCase<Kernels>({DType::kFloat64, {4, 3, 2000}, 0, 1e8, 1}, {});
   TestCase<Kernels>({DType::kFloat32, {30, 4, 3000}, 0, 100, 0.1}, {steep});
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    for (double deviation : {1e-20, 1e23}) TestWideRange<Kernels>(dtype, deviation);
+  }
   TestConversions<Kernels>();
   for (const Layout& layout :
        {Layout{0, 4, 5}, Layout{3, 4, 0}, Layout{0, 2, 1}, Layout{0, 8, 5000}})

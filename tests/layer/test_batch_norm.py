@@ -47,6 +47,34 @@ def test_shards_of_different_spatial_sizes(devices):
     assert_all_near(list(map(flat, results)), expected, count=len(x), scale=10)
 
 
+@pytest.mark.parametrize("deviation, epsilon", [(1e23, 1e-5), (1e-22, 0.0)])
+def test_dx_where_float32_does_not_hold_its_coefficients(deviation, epsilon):
+    x, dy = X * np.float32(deviation), np.random.default_rng(1).normal(size=X.shape)
+    layer = SyncBatchNorm(in_channels=3, epsilon=epsilon)
+    layer.initialize()
+    array = nd.array(x)
+    array.attach_grad()
+    with autograd.record():
+        y = layer(array)
+    y.backward(nd.array(dy))
+    right = reference.backward(x, dy, ONES, eps=epsilon)[0] * deviation
+    assert_near(array.grad.asnumpy() * np.float64(deviation), right, count=120)
+
+
+@pytest.mark.parametrize("function", ["identity", "leaky_relu"])
+def test_dgamma_of_a_constant_channel_is_zero(function):
+    """Rounding of y would be all that its x_hat consists of."""
+    layer = SyncBatchNorm(
+        in_channels=1, activation=function, beta_initializer=mx.init.Constant(3.3)
+    )
+    layer.cast("float16")
+    layer.initialize()
+    with autograd.record():
+        y = layer(nd.array(np.full((8, 1), 0.7), dtype="float16"))
+    y.backward(nd.array(np.random.default_rng(0).normal(size=(8, 1)), dtype="float16"))
+    assert layer.gamma.grad().asscalar() == 0
+
+
 def test_infinities_in_inference():
     """On the flat side of a ReLU nothing is left of them, as in MXNet."""
     x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)

@@ -60,32 +60,48 @@ def test_momentum_0_forgets(bad, count, make_devices):
     assert_running(layer, devices, np.zeros(3), np.ones(3))
 
 
+# The variance of a batch with the last one is finite, but not in float32.
+BAD = np.nan, np.inf, 1e21
+
+
+@pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("count", [1, 2])
-def test_skip(count, make_devices):
+def test_skip(count, bad, make_devices):
     devices = make_devices(count)
     layer = made(devices, momentum=0.5, nonfinite="skip")
     _, mean, var, _ = reference.forward(GOOD, np.ones(3), np.zeros(3))
     call(devices, layer, GOOD)
-    y = call(devices, layer, spoiled(np.nan, 0))
-    assert np.isnan(y[:, 1]).all() and np.isfinite(y[:, [0, 2]]).all()
+    y = call(devices, layer, spoiled(bad, 0))
+    assert np.isfinite(y[:, [0, 2]]).all()
     assert_running(layer, devices, mean / 2, (1 + var) / 2)
 
 
+@pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("row, device", [(0, "cpu(0)"), (3, "cpu(1)")])
-def test_raise_names_the_shard(row, device, devices):
+def test_raise_names_the_shard(row, device, bad, devices):
     layer = made(devices, nonfinite="raise")
     call(devices, layer, GOOD)
     before = value(layer.running_mean)
     words = (
         f"SyncBatchNorm '{layer.name}', forward: the mean or variance of channel 1 of "
-        f"the shard of {device} is not finite, in call 2 of the layer"
+        f"the shard of {device} is not finite in float32, in call 2 of the layer"
     )
     with pytest.raises(mx.MXNetError) as caught:
-        call(devices, layer, spoiled(np.inf, row))
+        call(devices, layer, spoiled(bad, row))
     assert words in str(caught.value)
     gluon_syncbn.recover()
     assert (value(layer.running_mean) == before).all()
     assert np.isfinite(call(devices, layer, GOOD)).all()
+
+
+def test_shards_that_are_finite_each(devices):
+    x = np.full_like(GOOD, 1e20)
+    x[0] = -1e20
+    with pytest.raises(
+        mx.MXNetError, match="variance of the whole batch is not finite"
+    ):
+        call(devices, made(devices, nonfinite="raise"), x)
+    gluon_syncbn.recover()
 
 
 def test_the_first_of_several_shards(devices):

@@ -161,6 +161,18 @@ def test_text_of_a_timeout(devices):
     assert_trains(devices, layer)
 
 
+def test_layers_after_one_that_has_failed_do_not_wait(devices):
+    """A hook or a print can swallow the first error."""
+    first, second = (make_layer(devices.contexts) for _ in range(2))
+    with autograd.train_mode():
+        failure_of(first(make_shards(devices)[0]).asnumpy)
+        text = failure_of(second(make_shards(devices)[0]).asnumpy)
+    assert f"SyncBatchNorm '{second.name}', forward: cpu(0) stopped" in text
+    assert f"earlier error: SyncBatchNorm '{first.name}', forward: waited" in text
+    gluon_syncbn.recover()
+    assert_trains(devices, second)
+
+
 # ---- num_devices ---------------------------------------------------------------------
 
 

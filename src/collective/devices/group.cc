@@ -136,8 +136,14 @@ void Group::Fail(const std::string& text) {
   Lock lock(mutex_);
   // Other processes can notice only an exchange that has begun.
   if (processes_ != nullptr && !rendezvous_.empty()) processes_->Fail(text);
-  if (failure_.empty()) failure_ = text;
+  SetFailure(text);
   changed_.NotifyAll();
+}
+
+void Group::SetFailure(const std::string& text) {
+  if (failure_.empty() == text.empty()) return;
+  failure_ = text;
+  failed += text.empty() ? -1 : 1;
 }
 
 void Group::Reset() {
@@ -145,12 +151,12 @@ void Group::Reset() {
   former_members_.clear();
   numbers_.Restart();
   rendezvous_.clear();
-  failure_.clear();
+  SetFailure("");
   changed_.NotifyAll();
 }
 
 void Group::FailAndThrow(const std::string& text) {
-  if (failure_.empty()) failure_ = text;
+  SetFailure(text);
   if (processes_ != nullptr) processes_->Fail(failure_);
   changed_.NotifyAll();
   throw Error(text);

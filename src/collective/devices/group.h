@@ -32,6 +32,10 @@ class Group {
 
  public:
   explicit Group(std::string layer) : layer_(std::move(layer)) {}
+  ~Group() { SetFailure(""); }
+
+  // The number of groups of the process that have failed and were not reset since then.
+  static inline std::atomic<int> failed{0};
 
   // Enters `device` into the group of `size` devices and numbers its next forward call.
   // Throws Error if the group has failed, or if more than `size` devices call.
@@ -69,6 +73,8 @@ class Group {
 
  private:
   [[noreturn]] void FailAndThrow(const std::string& text);
+  // The first failure since the latest reset; an empty text forgets it.
+  void SetFailure(const std::string& text);
   void CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device);
   void EnterLocked(const Device& device, size_t size);
   void CheckAfterWait(const Ticket& ticket) const;

@@ -1,6 +1,6 @@
 // The two passes that write a tensor, for one tile, see ElementwisePass; plus the old out where it is
-// added to. Both are scale_in * centered + shift, of which forward takes f and to which backward adds
-// scale_dz * dz; activation.inl says what `centered` is.
+// added to. Forward is f(scale_in * centered + shift), and backward
+// scale_in * (unit * centered) + shift + scale_dz * dz; activation.inl defines `centered` and unit.
 // Who includes it: tile_kernels.inl. The output may be one of the inputs (in place).
 //
 // Arithmetic is float32 (float64 for float64 data).
@@ -23,7 +23,7 @@ struct Arithmetic<double> {
 template <typename Value>
 struct Coefficients {
   Affine<Value> to_z;  // its center is that of both passes
-  Value scale_dz, scale_in, shift;
+  Value scale_dz, scale_in, unit, shift;
 };
 
 // The results that the passes compute from an element.
@@ -47,7 +47,7 @@ struct BackwardFormula {
                           const Slopes<Vector>& f) const {
     Vector centered, dz;
     Unwind<kVariant>(saved, dy, k.to_z, f, &centered, &dz);
-    return k.scale_in * centered + k.shift + k.scale_dz * dz;
+    return k.scale_in * (k.unit * centered) + k.shift + k.scale_dz * dz;
   }
 };
 
@@ -59,7 +59,10 @@ SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Formula&, const Elementw
   if (Formula::kBackward) {
     const double center = CenterOf(pass)[c], *const divisors = ScaleOfCentered(pass);
     const double scale = divisors == nullptr ? pass.scale_xmu[c] : pass.scale_xmu[c] / divisors[c];
+    const double unit = HalfOfExponent(scale);
     of_in = MakeAffine<Scalar>(center, scale, pass.shift[c]);
+    of_in.scale = Scalar(scale / unit);
+    k.unit = Scalar(unit);
     if (Formula::kReadsX) k.to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
     k.scale_dz = Scalar(pass.scale_dz[c]);
   } else {
@@ -121,7 +124,7 @@ void ApplyPlanes(const Formula& formula, const ElementwisePass& pass, const Tile
       const Vector zero = {};
       const Coefficients<Vector> k = {
           {zero + one.to_z.center, zero + one.to_z.scale, zero + one.to_z.offset},
-          zero + one.scale_dz, zero + one.scale_in, zero + one.shift};
+          zero + one.scale_dz, zero + one.scale_in, zero + one.unit, zero + one.shift};
       const int64_t at = o * tile.row + c * tile.inner;
       int64_t i = at + tile.inner_begin;
       const int64_t end = at + tile.inner_end;
@@ -145,6 +148,7 @@ struct ColumnCoefficients {
   alignas(64) Scalar center[kSize];
   alignas(64) Scalar scale_dz[kSize];
   alignas(64) Scalar scale_in[kSize];
+  alignas(64) Scalar unit[kSize];
   alignas(64) Scalar shift[kSize];
   alignas(64) Scalar to_z_scale[kReadsX ? kSize : 1];
   alignas(64) Scalar to_z_offset[kReadsX ? kSize : 1];
@@ -163,6 +167,7 @@ void ApplyRow(const Formula& formula, const T* x, const T* dy, int64_t width,
     if (Formula::kReadsX) Load(columns.to_z_offset + j, &k.to_z.offset);
     if (Formula::kBackward) Load(columns.scale_dz + j, &k.scale_dz);
     Load(columns.scale_in + j, &k.scale_in);
+    if (Formula::kBackward) Load(columns.unit + j, &k.unit);
     Load(columns.shift + j, &k.shift);
     if (j + kLanes <= width)
       ApplyVector<kMode>(formula, x + j, dy + j, k, f, out + j);
@@ -184,6 +189,7 @@ void ApplyColumns(const Formula& formula, const ElementwisePass& pass, const Til
     if (Formula::kReadsX) columns.to_z_offset[j] = k.to_z.offset;
     if (Formula::kBackward) columns.scale_dz[j] = k.scale_dz;
     columns.scale_in[j] = k.scale_in;
+    if (Formula::kBackward) columns.unit[j] = k.unit;
     columns.shift[j] = k.shift;
   });
   const T *const x = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);

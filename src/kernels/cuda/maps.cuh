@@ -53,21 +53,24 @@ struct BackwardMap {
   static constexpr bool kFused = kVariant != kPlain;
   static constexpr int kTensors = 2, kUnroll = kFused && sizeof(T) == 8 ? 1 : 2;
   using Arguments = BackwardArguments<T>;
-  A a;
-  Affine<A> of_centered;  // b * xmu + d
+  A a, unit;
+  Affine<A> of_centered;  // b * xmu + d, as scale * (unit * centered) + offset
   Affine<A> to_z;
 
   __device__ void Take(const Arguments& arguments, int64_t channel) {
     a = static_cast<A>(arguments.a[channel]);
-    of_centered = MakeAffine<A>(arguments.by.center[channel],
-                                PerScale(arguments.b[channel], arguments.by, channel),
-                                arguments.d[channel]);
+    const double scale = PerScale(arguments.b[channel], arguments.by, channel);
+    const double power = HalfOfExponent(scale);
+    of_centered =
+        MakeAffine<A>(arguments.by.center[channel], scale, arguments.d[channel]);
+    of_centered.scale = static_cast<A>(scale / power);
+    unit = static_cast<A>(power);
     to_z = AffineToUnwind<kVariant, A>(arguments.by, channel);
   }
   __device__ A Of(const T (&tensors)[2], const Slopes<A>& f) const {
     A centered, dz;
     Unwind<kVariant>(Load(tensors[0]), Load(tensors[1]), to_z, f, &centered, &dz);
-    return a * dz + (of_centered.scale * centered + of_centered.offset);
+    return a * dz + (of_centered.scale * (unit * centered) + of_centered.offset);
   }
 };
 
