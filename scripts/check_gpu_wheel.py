@@ -9,10 +9,7 @@ libmxnet.so takes from it. The stubs are made twice:
 * with no driver and no device: the very library that is in the package loads beside a
   CUDA runtime of another version, and passes the whole suite.
 
-This is no part of every test run, because the wheel is large.
-
     python scripts/check_gpu_wheel.py                  # arguments go to the suite
-    python scripts/check_gpu_wheel.py tests/layer/test_batch_norm.py -x
     python scripts/check_gpu_wheel.py --wheel mxnet-cu110==1.9.1
 
 The environment and the stubs are kept in build/WHEEL; VENV chooses another environment,
@@ -29,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# CUDA's libraries, and how their functions begin where these carry no version.
+# How functions of CUDA's libraries begin, where they carry no version.
 NAMES = "cudnn", "nccl", "nvrtc", "cublas", "cufft", "curand", "cusolver"
 PREFIXES = {
     "libcuda": r"cu[A-Z]", "libcudart": "(__)?cuda", "libnvToolsExt": "nvtx",
@@ -37,17 +34,14 @@ PREFIXES = {
 }  # fmt: skip
 TEXTS = r".*(GetErrorString|GetErrorName)"  # where a pointer is expected
 
-# For each library: code that its stub begins with, and what its other functions return.
 EMULATION = ROOT / "tests/cpp/emulated_cuda"
-NOT_SUPPORTED, NO_DEVICE = 801, 100
+NO_DEVICE = 100
 RUNTIME, DRIVER, REST = (
     (EMULATION / name).read_text()
     for name in ("mxnet_runtime.c", "driver.c", "mxnet_driver.c")
 )
-EMULATED = {
-    "libcudart": (RUNTIME, NOT_SUPPORTED),
-    "libcuda": (DRIVER + REST, NOT_SUPPORTED),
-}
+# For each library: code that its stub begins with, and what its other functions return.
+EMULATED = dict(libcudart=(RUNTIME, 801), libcuda=(DRIVER + REST, 801))  # not supported
 NO_GPU = dict.fromkeys(PREFIXES, ("", NO_DEVICE))
 NO_GPU["libcudart"] = (
     f"""

@@ -3,77 +3,59 @@
 
     python scripts/predict.py --checkpoint runs/RUN --image FILE --output FILE.png
 
-An image of any size is covered by squares of the net's crop size, whose class scores
-are added up where they overlap.
+Squares of the net's crop size cover an image of any size.
 """
 
+import argparse
+import itertools
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
 import mxnet as mx
 import numpy as np
 from PIL import Image
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
-
-from segmentation import pictures, run_folder
-from segmentation.data import read_image
-from segmentation.data.augment import normalized, scaled_to
-from segmentation.errors import Parser, UserError, exit_code
-from segmentation.models import build_model
+from segmentation import model
+from segmentation.data import UserError, assemble, painted, read, save_picture
 
 
-def arguments():
-    parser = Parser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--checkpoint", required=True, type=Path, help="run; its best epoch is taken")
-    add("--image", required=True, type=Path)
-    add("--output", type=Path, help="default: NAME_overlay.png where you are")
-    options = parser.parse_args()
-    options.output = options.output or Path(options.image.stem + "_overlay.png")
-    if options.output.suffix.lower() != ".png":
-        raise UserError(
-            f"--output is {options.output}, but the overlay is a .png file."
-        )
-    return options
-
-
-def tile_starts(length, tile):
-    """Offsets of squares of side `tile` that cover `length` evenly."""
-    count = -(-length // tile)
-    return [round(k * (length - tile) / max(1, count - 1)) for k in range(count)]
-
-
-def segment(net, num_classes, image, crop):
-    """The class map of an image, at the image's own size."""
-    height, width = image.shape[:2]
-    scaled, _ = scaled_to(image, np.zeros((height, width), np.int32), crop)
-    pixels = normalized(scaled)
-    scores = np.zeros((num_classes, *pixels.shape[1:]), np.float32)
-    for y in tile_starts(pixels.shape[1], crop):
-        for x in tile_starts(pixels.shape[2], crop):
-            window = np.s_[:, y : y + crop, x : x + crop]
-            tile = mx.nd.array(pixels[window][None])
-            scores[window] += net(tile)[0].softmax(axis=1).asnumpy()[0]
-    picture = Image.fromarray(scores.argmax(axis=0).astype(np.int32))
-    return np.asarray(picture.resize((width, height), Image.NEAREST))
+def segment(net, image, crop):
+    """Return the class map of an image, at the image's own size."""
+    size = image.shape[1::-1]
+    scaled = [max(crop, round(side * crop / min(size))) for side in size]
+    pixels = np.asarray(Image.fromarray(image).resize(scaled, Image.BILINEAR))
+    classes = np.zeros(pixels.shape[:2], np.int32)
+    starts = [
+        np.linspace(0, n - crop, -(-n // crop)).astype(int) for n in classes.shape
+    ]
+    for y, x in itertools.product(*starts):
+        window = np.s_[y : y + crop, x : x + crop]
+        tile, _ = assemble([(pixels[window], classes[window])])
+        classes[window] = net(mx.nd.array(tile))[0].argmax(axis=1).asnumpy()[0]
+    return np.asarray(Image.fromarray(classes).resize(size, Image.NEAREST))
 
 
 def main():
-    options = arguments()
-    config, classes, log = run_folder.load(options.checkpoint)
-    epoch = run_folder.best_epoch(log)
-    image = read_image(options.image)
-    net = build_model(replace(config, pretrained=False), len(classes), [mx.cpu()])
-    run_folder.restore(net, options.checkpoint, epoch)
-    prediction = segment(net, len(classes), image, config.crop_size)
-    heading = f"{config.model}, epoch {epoch}: {options.image.name[-40:]}"
-    pictures.save_overlay(options.output, image, prediction, classes, heading)
-    for index in np.unique(prediction):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoint", required=True, type=Path, help="a run folder")
+    parser.add_argument("--image", required=True, type=Path)
+    parser.add_argument("--output", default="overlay.png", help="the picture to write")
+    given = parser.parse_args()
+    if not given.output.lower().endswith(".png"):
+        raise UserError(f"--output must end in .png, got {given.output}.")
+    options, classes, _ = model.load(given.checkpoint)
+    args, image = model.Parser().settings(options), read(given.image)
+    net = model.build_model(args, len(classes), [mx.cpu()])
+    model.restore(net, given.checkpoint)
+    prediction = segment(net, image, args.crop_size)
+    overlay = (image * 0.35 + painted(prediction, len(classes)) * 0.65).astype(np.uint8)
+    shown, title = np.unique(prediction), f"{args.model}: {given.image.name}"
+    save_picture(given.output, [[image, overlay]], shown, classes, title)
+    for index in shown:
         print(f"{classes[index]:20s} {(prediction == index).mean():6.1%}")
-    print(f"overlay: {options.output}")
+    print(f"overlay: {given.output}")
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(model.exit_code(main))

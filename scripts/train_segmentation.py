@@ -2,118 +2,104 @@
 """Train a GluonCV segmentation model with synchronized batch norm on several devices.
 
     python scripts/train_segmentation.py                # digits, two CPU contexts
-    python scripts/train_segmentation.py --dataset voc --data-root DIR --crop-size 480
-    python scripts/train_segmentation.py --resume runs/digits-fastscnn-syncbn
+    python scripts/train_segmentation.py --data-root VOC2012 --class-names A,B,C
+    python scripts/train_segmentation.py --resume runs/digits-FastSCNN-syncbn
 
-The run folder receives settings.json, log.json, curves.png, predictions.png, sample.png
-and the parameters and optimizer states of its last and its best epoch.
+The run folder receives run.json, parameters and momenta, curves and predictions.
 """
 
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
-
-from PIL import Image
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
 from gluon_syncbn import distributed
 
-from segmentation import pictures, run_folder
-from segmentation.config import Config
-from segmentation.data import Batches, open_datasets
-from segmentation.engine import Engine
-from segmentation.errors import Parser, UserError, exit_code
-
-
-def arguments():
-    """The options of this script, and the settings of a run among them."""
-    parser = Parser(description=__doc__.splitlines()[0])
-    Config.add_arguments(parser)
-    add = parser.add_argument
-    add("--run-dir", type=Path, help="default: runs/DATASET-MODEL-NORM")
-    add("--resume", type=Path, metavar="RUN_DIR", help="continue the run in a folder")
-    add("--overwrite", action="store_true", help="replace the run in the folder")
-    add("--stop-after", type=int, metavar="N", help="stop when N epochs are done")
-    text = "in all processes of mpirun, which share --batch-size"
-    add("--distributed", action="store_true", help=text)
-    options = parser.parse_args()
-    if options.resume and (options.run_dir or options.overwrite):
-        raise UserError("--resume excludes --run-dir and --overwrite.")
-    return options, {k: v for k, v in vars(options).items() if hasattr(Config, k)}
-
-
-def settings(options, given):
-    """The run's folder, its settings, and the log of its epochs so far."""
-    if options.resume:
-        former, _, log = run_folder.load(options.resume)
-        return options.resume, former.resumed_with(given), log
-    config = Config.from_dict(given)
-    default = Path("runs", f"{config.dataset}-{config.model}-{config.norm}")
-    folder = options.run_dir or default
-    if (folder / "log.json").exists() and not options.overwrite:
-        raise UserError(
-            f"The folder {folder} holds a run already: give another --run-dir, "
-            "continue it with --resume or replace it with --overwrite."
-        )
-    return folder, config, []
+import numpy as np
+from filelock import FileLock, Timeout
+from matplotlib.figure import Figure
+from segmentation import model
+from segmentation.data import UserError, assemble, open_split, painted, save_picture
+from tqdm import tqdm
 
 
 def main():
-    options, given = arguments()
-    if options.distributed:
+    parser = model.Parser(__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--run-dir", type=Path, help="default: runs/DATA-MODEL-NORM")
+    add("--resume", type=Path, metavar="RUN_DIR", help="continue the run in a folder")
+    add("--overwrite", action="store_true", help="replace the run in the folder")
+    add("--distributed", action="store_true", help="in all processes of mpirun")
+    given, options, log = parser.parse_args(), sys.argv[1:], []
+    if given.distributed:
         distributed.init()
-    folder, config, log = settings(options, given)
-    end = config.epochs if options.stop_after is None else options.stop_after
-    if not len(log) < end <= config.epochs:
-        raise UserError(
-            f"The run in {folder} has done {len(log)} of its {config.epochs} epochs, "
-            f"so it cannot stop after epoch {end}."
-        )
-    with run_folder.held(folder):
-        train(folder, config, log, end)
+    if given.resume:
+        former, _, log = model.load(given.resume)
+        options = former + options
+    args = parser.settings(options)
+    name = Path(args.data_root).resolve().name if args.data_root else "digits"
+    default = Path("runs", f"{name}-{args.model}-{args.norm}")
+    folder = given.resume or given.run_dir or default
+    if (folder / "run.json").exists() and not (given.resume or given.overwrite):
+        raise UserError(f"{folder} has a run: add --overwrite, --resume or --run-dir.")
+    if len(log) >= args.epochs:
+        raise UserError(f"The run in {folder} is finished: it has {len(log)} epochs.")
+    if any("\ud800" <= letter <= "\udfff" for letter in str(folder)):
+        raise UserError(f"MXNet cannot write to {folder!r} without LC_ALL=C.UTF-8.")
+    folder.mkdir(parents=True, exist_ok=True)
+    is_first = distributed.rank() == 0
+    lock = FileLock(folder / ".lock", timeout=0) if is_first else nullcontext()
+    try:
+        with lock:
+            train(args, folder, log)
+    except Timeout:
+        raise UserError(f"{folder} is in use by another process.") from None
 
 
-def train(folder, config, log, end):
-    """Train until epoch `end`; rank 0 writes for all."""
-    train_set, val_set = open_datasets(config)
-    classes = train_set.classes
-    batches = Batches(train_set, config, training=True)
-    val_batches = Batches(val_set, config, training=False)
-    shown = range(0, len(val_set), -(-len(val_set) // 4))
-    views = [val_batches.view(0, index) for index in shown]
-    engine = Engine(config, len(classes), batches.count)
-    writes = distributed.rank() == 0
-    title = f"{config.model}, {config.dataset}, {config.norm}"
+def train(args, folder, log):
+    """Train until the last epoch; rank 0 writes for all."""
+    batches, val = open_split("train", args), open_split("val", args)
+    classes, is_writer = batches.classes, distributed.rank() == 0
+    engine = model.Engine(args, len(classes), len(batches), len(log))
     if log:
-        run_folder.restore(engine.net, folder, len(log), engine.trainer)
-    if writes:
-        print(f"{title}: {len(train_set)} images; run folder {folder}")
-    for epoch in range(len(log) + 1, end + 1):
-        started = time.perf_counter()
-        entry = {"epoch": epoch, "train_loss": engine.train_epoch(batches, epoch - 1)}
-        entry["val_loss"], confusion = engine.evaluate(val_batches)
-        entry["pixel_accuracy"] = confusion.pixel_accuracy()
-        entry["mean_iou"] = confusion.mean_iou()
-        entry["seconds"] = time.perf_counter() - started
-        log.append(entry)
-        if writes:
-            run_folder.save(folder, engine, classes, log)
-            print(
-                "epoch {epoch}: loss {train_loss:.4f}, validation loss {val_loss:.4f}, "
-                "pixel accuracy {pixel_accuracy:.3f}, mIoU {mean_iou:.3f}, "
-                "{seconds:.1f} s".format(**entry),
-                flush=True,
-            )
-    if writes:
-        pictures.save_curves(folder / "curves.png", log, title)
-        predictions, _ = engine.predict(*val_batches.assemble(views))
-        rows = [(*view, prediction) for view, prediction in zip(views, predictions)]
-        title += f": epoch {end}, mIoU {entry['mean_iou']:.3f}"
-        pictures.save_predictions(folder / "predictions.png", rows, classes, title)
-        Image.fromarray(views[0][0]).save(folder / "sample.png")
-        print(f"{folder / 'curves.png'}\n{folder / 'predictions.png'}")
+        model.restore(engine.net, folder, engine.optimizer)
+    for epoch in range(len(log), args.epochs):
+        started, batches.epoch = time.perf_counter(), epoch
+        bar = tqdm(batches, f"epoch {epoch + 1}", leave=False, disable=None)
+        with np.errstate(invalid="ignore"):
+            log.append({"train_loss": engine.train_epoch(bar, epoch)})
+            log[-1].update(engine.evaluate(val))
+        if not np.isfinite([*log[-1].values()]).all():
+            raise UserError(f"Lower --lr, or label pixels (--ignore-label): {log[-1]}.")
+        if is_writer:
+            model.save(folder, engine, classes, log)
+            words = [f"{key} {value:.4f}" for key, value in log[-1].items()]
+            words.append(f"{time.perf_counter() - started:.1f} s")
+            print(f"epoch {epoch + 1}:", *words, flush=True)
+    if is_writer:
+        draw(engine, val, folder, log, f"{args.model}, {args.norm}")
+
+
+def draw(engine, val, folder, log, title):
+    """Draw curves, and a few images with their truth and the prediction."""
+    figure, epochs = Figure((9.5, 3.8), layout="constrained"), range(1, len(log) + 1)
+    for k, axis in enumerate(figure.subplots(1, 2)):
+        keys = model.CURVES[2 * k : 2 * k + 2]
+        axis.plot(epochs, [[entry[key] for key in keys] for entry in log], label=keys)
+        axis.legend()
+        axis.set(xlabel=f"epoch of {title}", ylim=(0, None))
+    figure.savefig(folder / "curves.png", dpi=120)
+    views = [val[k] for k in range(min(4, len(val.items)))]
+    found, classes, rows = engine.predict(*assemble(views))[1], val.classes, []
+    for (image, truth), prediction in zip(views, found):
+        maps = (painted(labels, len(classes)) for labels in (truth, prediction))
+        rows.append([image, *maps])
+    title += f": image, truth, prediction; mIoU {log[-1]['mean_iou']:.3f}"
+    save_picture(folder / "predictions.png", rows, np.unique(found), classes, title)
+    print(f"{folder / 'curves.png'}\n{folder / 'predictions.png'}")
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(model.exit_code(main))

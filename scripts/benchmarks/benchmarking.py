@@ -1,11 +1,13 @@
-"""Parts of all benchmark scripts: taking turns, medians, the machine, JSON."""
+"""Parts of all benchmarks: taking turns, medians, the machine, JSON, and figures.
 
+python scripts/benchmarks/benchmarking.py  # draws all JSON of scripts/results
+"""
+
+import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -14,12 +16,28 @@ import gluon_syncbn
 import mxnet as mx
 import numpy as np
 
+RESULTS = Path(__file__).parents[1] / "results"
 # Arguments of hybridize for each mode of a Gluon net; None is imperative.
 MODES = {
     "imperative": None,
     "hybridize": {},
     "static_alloc": {"static_alloc": True},
     "static_shape": {"static_alloc": True, "static_shape": True},
+}
+# name: (title of a panel, group of bars, bar), heights by their labels
+FIGURES = {
+    "benchmark_layer": (
+        ("{place}, contexts: {contexts}", "{mode}", "{layer}"),
+        {"median_ms": "forward + backward, ms"},
+    ),
+    "benchmark_net": (
+        ("{net}, crop {crop}, {contexts} contexts of {batch}", "{mode}", "{layer}"),
+        {"median_ms": "training step, ms"},
+    ),
+    "benchmark_memory": (
+        ("{arrangement}, batch {batch}, crop {crop}", "{mode}", "{variant}"),
+        {"after_forward_mb": "kept after forward, MB", "peak_mb": "peak of a step, MB"},
+    ),
 }
 
 
@@ -29,7 +47,7 @@ def set_mode(net, mode):
 
 
 def take_turns(steps, repetitions, warm_up=3):
-    """Seconds of each of `steps`; they take turns, so noise affects all equally."""
+    """Time `steps` in turns, so that noise affects all equally; return seconds."""
     times = {name: [] for name in steps}
     for repetition in range(warm_up + repetitions):
         for name, step in steps.items():
@@ -41,78 +59,83 @@ def take_turns(steps, repetitions, warm_up=3):
 
 
 def statistics(seconds):
-    """Median, 10th and 90th percentile in milliseconds, and the count."""
-    low, median, high = np.percentile(seconds, [10, 50, 90]) * 1e3
-    return {
-        "median_ms": round(float(median), 4),
-        "p10_ms": round(float(low), 4),
-        "p90_ms": round(float(high), 4),
-        "repetitions": len(seconds),
-    }
+    """Return median, 10th and 90th percentile in milliseconds, and the count."""
+    names = "p10_ms", "median_ms", "p90_ms"
+    values = np.percentile(seconds, [10, 50, 90]) * 1e3
+    rounded = {name: round(float(ms), 4) for name, ms in zip(names, values)}
+    return {**rounded, "repetitions": len(seconds)}
 
 
-def run_apart(*options, launcher=(), **environment):
-    """Runs the calling script again with more options; returns the JSON it wrote."""
-    with tempfile.NamedTemporaryFile() as output:
-        command = [*launcher, sys.executable, *sys.argv, *options]
-        process = subprocess.run(
-            [*command, "--output", output.name],
-            env={**os.environ, **environment},
-            timeout=1500,
-        )
-        if process.returncode:
-            sys.exit(process.returncode)  # it has said why
-        return json.loads(Path(output.name).read_text())
-
-
-def add_output(parser, name):
-    """--output, by default the committed JSON."""
-    output = Path(__file__).parents[1] / "results" / f"{name}.json"
-    parser.add_argument("--output", type=Path, default=output)
+def parser_of(name, description, repetitions):
+    """Return a parser with the options of all benchmarks."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
+    return parser
 
 
 def machine():
-    """Hardware and versions that a figure belongs to."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    settings = {
-        name: os.environ[name]
-        for name in sorted(os.environ)
-        if name.startswith(("OMP_", "MXNET_", "GLUON_SYNCBN_"))
-    }
+    """Return hardware and versions that a figure belongs to."""
+    names = sorted(os.environ)
+    prefixes = "OMP_", "MXNET_", "GLUON_SYNCBN_"
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    models = [line.split(": ")[1] for line in lines if line.startswith("model name")]
     return {
-        "processor": _processor(),
+        "processor": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(memory, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
         "mxnet": mx.__version__,
         "gluon_syncbn": gluon_syncbn.__version__,
         "numpy": np.__version__,
         "instruction_set": gluon_syncbn.features()["instruction_set"],
-        "environment": settings,
+        "environment": {n: os.environ[n] for n in names if n.startswith(prefixes)},
     }
 
 
-def print_rows(rows, *columns):
-    """Prints these columns of some rows as a table."""
-    lines = [columns, *([str(row[name]) for name in columns] for row in rows)]
-    widths = [max(map(len, cells)) for cells in zip(*lines)]
-    for line in lines:
-        cells = (cell.rjust(width) for cell, width in zip(line, widths))
-        print("  ".join(cells), flush=True)
-
-
-def write(path, rows, **others):
-    """Writes the machine and what was measured as JSON, a line for each of the rows."""
-    head = json.dumps({"machine": machine(), **others}, indent=1)[:-2]
+def write(path, rows, *columns):
+    """Print some columns of the rows, and write all with the machine as JSON."""
+    for row in rows:
+        print("  ".join(str(row[name]) for name in columns))
+    head = json.dumps({"machine": machine()}, indent=1)[:-2]
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
     print(f"written to {path}")
 
 
-def _processor():
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+def draw(document, texts, heights):
+    """Return a figure with a line of panels of bars for each kind of height."""
+    from matplotlib import pyplot
+
+    pyplot.style.use(Path(__file__).parents[1] / "figures.mplstyle")
+    panels = {}
+    for row in document["rows"]:
+        title, group, bar = (text.format(**row) for text in texts)
+        panels.setdefault(title, {}).setdefault(bar, {})[group] = row
+    size = {"figsize": (4 * len(panels), 3.4 * len(heights)), "squeeze": False}
+    figure, axes = pyplot.subplots(len(heights), len(panels), **size)
+    for line, (key, label) in zip(axes, heights.items()):
+        line[0].set_ylabel(label)
+        for axis, (title, bars) in zip(line, panels.items()):
+            axis.set_title(title)
+            for k, (bar, rows) in enumerate(bars.items()):
+                width, places = 0.8 / len(bars), np.arange(len(rows))
+                values = [row[key] for row in rows.values()]
+                drawn = axis.bar(places + k * width, values, width, label=bar)
+                axis.bar_label(drawn, fmt="%.3g", fontsize=7, padding=2, rotation=90)
+                axis.set_xticks(places + 0.4, rows, fontsize=8)
+            axis.margins(y=0.16)
+    title = "{cores} cores of {processor}, MXNet {mxnet}, gluon_syncbn {gluon_syncbn}"
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    options = {"title": title.format(**document["machine"]), "ncol": len(labels)}
+    figure.legend(handles, labels, loc="outside upper center", **options)
+    return figure
+
+
+if __name__ == "__main__":
+    for file in Path(*sys.argv[1:] or [RESULTS]).glob("benchmark_*.json"):
+        if file.stem in FIGURES:
+            figure = draw(json.loads(file.read_text()), *FIGURES[file.stem])
+            figure.savefig(file.with_suffix(".png"), dpi=120)
+            print(f"written to {file.with_suffix('.png')}")

@@ -1,0 +1,243 @@
+"""The settings of a run, its net on several devices, and the folder that keeps both.
+
+The net is made parallel here; the rest reads as if there were one device.
+"""
+
+import argparse
+import json
+import os
+import sys
+
+from gluon_syncbn import distributed, make_parallel
+
+import mxnet as mx
+import numpy as np
+from gluoncv import model_zoo as zoo
+from mxnet import autograd, gluon
+
+from .data import UserError
+
+MODELS = [zoo.FastSCNN, zoo.FCN, zoo.PSPNet, zoo.DeepLabV3, zoo.DeepLabV3Plus]
+MODELS = {kind.__name__: kind for kind in (*MODELS, zoo.danet.DANet, zoo.icnet.ICNet)}
+CURVES = "train_loss", "val_loss", "pixel_accuracy", "mean_iou"
+
+
+def exit_code(work):
+    """Run `work()`; return 0, 2 for a user's mistake, or 130 for an interrupt."""
+    try:
+        work()
+    except (UserError, OSError) as error:  # such as a full disk
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: --resume continues after the last epoch", file=sys.stderr)
+        return 130
+    return 0
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a run's settings, whose complaints are a UserError."""
+
+    def __init__(self, description=""):
+        super().__init__(description=description)
+        add = self.add_argument
+        add("--data-root", default="", help="folder of images and labels; else digits")
+        add("--class-names", default="", help="by label, separated by commas")
+        add("--ignore-label", type=int, default=255, help="means unlabelled, as 255")
+        add("--train-images", type=int, default=0, help="train on so many; 0: all")
+        add("--val-images", type=int, default=0, help="validate on so many; 0: all")
+        add("--model", choices=list(MODELS), default="FastSCNN", help="of GluonCV")
+        add("--crop-size", type=int, default=96, help="a multiple of 32")
+        add("--norm", choices=["syncbn", "bn"], default="syncbn", help="of all or each")
+        add("--ctx", choices=["cpu", "gpu"], default="cpu", help="kind of device")
+        add("--num-devices", type=int, default=2, help="CPU contexts share the cores")
+        add("--epochs", type=int, default=12, help="times every image is seen")
+        add("--batch-size", type=int, default=8, help="images, over all devices")
+        add("--lr", type=float, default=0.1, help="peak, after one epoch")
+        add("--seed", type=int, default=0, help="of everything random")
+        self.names = set(vars(self.parse_args([])))
+
+    def error(self, message):
+        raise UserError(f"On the command line, {message} (see --help).")
+
+    def settings(self, options):
+        """Return the settings in a list of options, all within their bounds."""
+        given = vars(self.parse_args(options))
+        least = {"num_devices": 1, "crop_size": 32, "batch_size": distributed.size()}
+        least.update(lr=1e-9, epochs=1, seed=0, train_images=0, val_images=0)
+        for name, value in least.items():
+            if not value <= given[name] < 2**31:
+                self.error(f"{name} must be at least {value}, got {given[name]}")
+        if given["crop_size"] % 32:
+            self.error(f"crop_size must be a multiple of 32, got {given['crop_size']}")
+        return argparse.Namespace(**{name: given[name] for name in self.names})
+
+
+def build_model(args, num_classes, contexts):
+    """Return a net with MXNet's own BatchNorm, which make_parallel converts.
+
+    GluonCV's `norm_layer` does not reach all layers of ICNet and FastSCNN.
+    """
+    try:
+        mx.nd.zeros(1, ctx=contexts[-1]).wait_to_read()
+    except mx.MXNetError:
+        raise UserError(f"MXNet finds no device {contexts[-1]}.") from None
+    mx.random.seed(args.seed)
+    kind, size = MODELS[args.model], args.crop_size
+    options = {"aux": args.model != "FastSCNN", "pretrained_base": False}
+    net = kind(num_classes, crop_size=size, ctx=contexts, **options)
+    net.initialize(mx.init.Xavier(magnitude=2), ctx=contexts, force_reinit=True)
+    net.collect_params().setattr("lr_mult", 1.0)  # GluonCV's heads have 10
+    net.collect_params(".*(gamma|beta|bias)").setattr("wd_mult", 0.0)
+    net(mx.nd.zeros((1, 3, size, size), ctx=contexts[0]))  # allocates the deferred
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+class NetWithLoss(gluon.Block):
+    """The summed cross entropy of each image's labelled pixels, of all outputs.
+
+    In evaluation only that of the first output, and beside it the predicted classes.
+    """
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x, label):
+        outputs, target, losses = self.net(x), mx.nd.maximum(label, 0), []
+        is_training = autograd.is_recording()
+        for output in outputs if is_training else outputs[:1]:
+            if output.shape[2:] != label.shape[1:]:  # ICNet's coarse outputs
+                size = {"height": label.shape[1], "width": label.shape[2]}
+                output = mx.nd.contrib.BilinearResize2D(output, **size)
+            # Classes last: over an inner axis, log_softmax is twice as slow on CPUs.
+            log_p = output.transpose((0, 2, 3, 1)).log_softmax(axis=-1)
+            log_p = log_p.pick(target, axis=-1) * (label >= 0)
+            losses.append(log_p.sum(axis=(1, 2)) * (-0.4 if losses else -1))
+        loss = mx.nd.add_n(*losses)
+        return loss if is_training else (loss, outputs[0].argmax(axis=1))
+
+
+class Momentum(mx.optimizer.SGD):
+    """SGD whose momenta can be saved: Trainer.load_states would run a file's code."""
+
+    momenta = restored = {}
+
+    def create_state(self, index, weight):
+        momentum = super().create_state(index, weight)
+        if self.restored:
+            self.restored[str(index)].copyto(momentum)
+        self.momenta = {**self.momenta, str(index): momentum}  # equal on all devices
+        return momentum
+
+
+class Engine:
+    """A net on its devices, with its optimizer."""
+
+    def __init__(self, args, num_classes, steps=1, done=0):
+        contexts = [mx.Context(args.ctx, k) for k in range(args.num_devices)]
+        net = build_model(args, num_classes, contexts)
+        self.net, self.args, self.num_classes = net, args, num_classes
+        self.parallel = NetWithLoss(net)
+        make_parallel(self.parallel, contexts, sync_bn=args.norm == "syncbn")
+        schedule = {"max_update": steps * args.epochs + 1, "warmup_steps": steps}
+        rate = mx.lr_scheduler.PolyScheduler(base_lr=args.lr, pwr=0.9, **schedule)
+        options = {"momentum": 0.9, "wd": 1e-4, "begin_num_update": steps * done}
+        self.optimizer = Momentum(lr_scheduler=rate, **options)
+        self.trainer = distributed.Trainer(net, self.optimizer)
+        # Makes the trainer copy device 0's parameters to the others now. Left to the
+        # first step, that copy would race with running statistics.
+        self.trainer.allreduce_grads()
+
+    def train_epoch(self, batches, epoch):
+        """Train on some batches; return the mean loss of a labelled pixel."""
+        devices, sums = self.parallel.devices, np.zeros(2)
+        first = 1000 * (self.args.seed + epoch) + len(devices) * distributed.rank()
+        seeds = [first + k for k in range(len(devices))]  # of dropout on each device
+        devices.map(mx.random.seed, seeds, devices.contexts)
+        for x, y in batches:
+            labelled = np.sum(y >= 0)
+            with autograd.record():
+                loss = self.parallel(x, y).sum()
+            loss.backward()
+            self.trainer.step(float(labelled) or 1e-30)  # all may be unlabelled
+            sums += loss.asscalar(), labelled
+        # A static_shape graph updates running statistics behind MXNet's engine.
+        mx.nd.waitall()
+        if self.args.norm == "bn":  # a file has the statistics of one device
+            for parameter in self.net.collect_params(".*running.*").values():
+                parameter.set_data(parameter.list_data()[0])
+        return float(np.divide(*summed(sums)))
+
+    def predict(self, x, y):
+        """Return the summed loss and the class maps of a batch."""
+        losses, classes = self.parallel(x, y)
+        return float(losses.sum().asscalar()), classes.asnumpy().astype(np.int32)
+
+    def evaluate(self, batches):
+        """Return loss, pixel accuracy and mean IoU of some batches."""
+        size, total = self.num_classes, np.zeros(1)
+        counts = np.zeros((size, size))  # by the true and the predicted class
+        for x, y in batches:
+            loss, prediction = self.predict(x, y)
+            code = (y * size + prediction)[y >= 0].astype(int)
+            counts += np.bincount(code, minlength=size * size).reshape(size, size)
+            total += loss
+        total, counts = summed(total), summed(counts)
+        hit, size = np.diag(counts), counts.sum()
+        union = counts.sum(0) + counts.sum(1) - hit
+        iou = np.sum(hit / np.maximum(union, 1)) / np.sum(union > 0)
+        found = total[0] / size, hit.sum() / size, iou
+        return dict(zip(CURVES[1:], map(float, found)))
+
+
+def summed(array):
+    """Return the sum of an array over all processes."""
+    if distributed.size() > 1:
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)
+    return array
+
+
+def save(folder, engine, classes, log):
+    """Save an epoch: parameters and momenta as arrays, without pickles, and JSON."""
+    run = {"settings": vars(engine.args), "classes": classes, "epochs": log}
+    momenta, parts = engine.optimizer.momenta, ("params", "states", "json")
+    try:
+        engine.net.save_parameters(f"{folder}/params.part")
+        mx.nd.save(f"{folder}/states.part", momenta)
+        for name in parts[:2]:  # MXNet does not notice when the last bytes are lost
+            mx.nd.load(f"{folder}/{name}.part")
+    except mx.MXNetError:
+        raise UserError(f"{folder} cannot be written: is the disk full?") from None
+    (folder / "json.part").write_text(json.dumps(run, indent=1) + "\n")
+    for name in parts:
+        os.replace(folder / f"{name}.part", folder / f"run.{name}")
+
+
+def load(folder):
+    """Return the options, the class names and the log of a run."""
+    try:
+        run = json.loads((folder / "run.json").read_text())
+        settings = run["settings"].items()
+        options = [f"--{k.replace('_', '-')}={v}" for k, v in settings]
+        Parser().settings(options)
+        log = [{key: float(entry[key]) for key in CURVES} for entry in run["epochs"]]
+        return options, [str(name) for name in run["classes"]], [log[0], *log[1:]]
+    except Exception:  # a file that is not ours fails in many ways
+        raise UserError(f"{folder}/run.json is not of a run with an epoch.") from None
+
+
+def restore(net, folder, optimizer=None):
+    """Load parameters, and the momenta for an optimizer that continues."""
+    try:
+        net.load_parameters(f"{folder}/run.params")
+        if optimizer:
+            optimizer.restored = mx.nd.load(f"{folder}/run.states")
+            for k, parameter in optimizer.param_dict.items():
+                if parameter.grad_req != "null":
+                    assert optimizer.restored[str(k)].shape == parameter.shape
+    except Exception:  # as above
+        raise UserError(f"{folder}/run.params or .states is damaged.") from None
