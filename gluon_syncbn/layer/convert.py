@@ -12,7 +12,7 @@ from typing import Sequence
 import mxnet as mx
 from mxnet.gluon import SymbolBlock, nn
 
-from ..common.arguments import check_block, check_bool
+from ..common.arguments import check_block
 from ..mxnet_private.blocks import (
     BatchNormBase,
     blocks_of,
@@ -24,7 +24,6 @@ from ..mxnet_private.blocks import (
 from ..native.program import warn
 from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers
-from .fusion import check_can_unfold, find_pairs, fold, unfold
 from .symbol_blocks import check_symbol_block, convert_graph, revert_graph
 from .synchronization import Settings, SyncState
 
@@ -41,7 +40,6 @@ def convert_sync_batchnorm(
     unbiased_running_var: bool = False,
     timeout: float | None = None,
     group: str | Sequence | None = None,
-    fuse: bool = False,
     nonfinite: str = "propagate",
 ) -> mx.gluon.Block:
     """Turns every BatchNorm of a net into a SyncBatchNorm, in place.
@@ -58,13 +56,6 @@ def convert_sync_batchnorm(
     net : mxnet.gluon.Block
     num_devices, unbiased_running_var, timeout, group, nonfinite
         As in :class:`SyncBatchNorm`.
-    fuse : bool, default False
-        Whether layers do the work of a following ReLU or LeakyReLU block, where
-        nothing else in `net` reads the layer's output and the block has no other input.
-        The block stays in its place and returns its input, so names and indices do not
-        change; hooks on the layer see the activated value. Such blocks are found by
-        tracing the net as a function of one array. Saves memory for LeakyReLU, see
-        `activation` of :class:`SyncBatchNorm`.
 
     Returns
     -------
@@ -82,8 +73,7 @@ def convert_sync_batchnorm(
     -----
     UserWarning
         Once, with all that cannot be converted: layers of a subclass that has its own
-        methods, and nodes of a SymbolBlock whose mean or variance is read. With `fuse`,
-        for parts that cannot be traced.
+        methods, and nodes of a SymbolBlock whose mean or variance is read.
 
     Examples
     --------
@@ -98,12 +88,10 @@ def convert_sync_batchnorm(
     check_block("net", net)
     given = num_devices, unbiased_running_var, timeout, group, nonfinite
     settings = Settings(*given).validate()
-    check_bool("fuse", fuse)
     blocks, names, left = blocks_of(net), names_in(net), []
     for block in blocks:
         _check_layer(block, names[block])
         check_symbol_block(block)
-    pairs = find_pairs(net, _can_take_activation) if fuse else []
     for block in blocks:
         if isinstance(block, SymbolBlock):
             nodes = convert_graph(block, settings._asdict())
@@ -116,8 +104,6 @@ def convert_sync_batchnorm(
             else:
                 _convert_layer(block)
                 block._sync.synchronize(names[block], settings)
-    for layer, block in pairs:
-        fold(layer, block)
     net.apply(forget_graph)
     if left:
         warn(f"these batch normalizations stay unsynchronized: {', '.join(left)}")
@@ -130,7 +116,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
     this package is not installed. Layers that were made as SyncBatchNorm or as MXNet's
     contrib layer become :class:`nn.BatchNorm`, or one with the activation that they
-    were made with. Blocks that ``fuse=True`` has folded do their work again.
+    were made with.
 
     Parameters
     ----------
@@ -145,9 +131,6 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     ------
     TypeError
         If `net` is no Block.
-    ValueError
-        If a layer in `net` was fused with an activation block outside of it. Nothing is
-        changed then.
 
     Examples
     --------
@@ -158,7 +141,6 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     'BatchNorm'
     """
     check_block("net", net)
-    check_can_unfold(net)
     blocks = blocks_of(net)
     for block in blocks:
         check_symbol_block(block)
@@ -194,7 +176,6 @@ def _convert_layer(block):
 
 def _revert_layer(block):
     """Makes a SyncBatchNorm the layer that it was."""
-    unfold(block)
     sync = vars(block).pop("_sync")
     sync.handle.release()
     made_with = nn.BatchNorm if sync.activation.name is None else ActivatedBatchNorm
@@ -222,14 +203,6 @@ def _own_methods(block):
     if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
         own.remove("hybrid_forward")
     return sorted(n for n in own if n == "__call__" or not n.startswith("__"))
-
-
-def _can_take_activation(block):
-    if isinstance(block, SyncBatchNorm):
-        return block.activation is None
-    if not isinstance(block, BatchNormBase) or isinstance(block, ActivatedBatchNorm):
-        return False
-    return not _has_relu(block) and not _own_methods(block)
 
 
 def _has_relu(block):

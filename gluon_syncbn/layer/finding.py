@@ -34,12 +34,6 @@ def is_ours(node: dict) -> bool:
     return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
 
 
-def key_of(node: dict) -> str:
-    """The key of the layer that a node of ours is; older symbols have another name."""
-    attributes = node["attrs"]
-    return attributes.get("layer_key") or attributes["group"]
-
-
 def is_frozen(node: dict) -> bool:
     """Tells whether a node normalizes with its running statistics in training too."""
     return node.get("attrs", {}).get("use_global_stats") in ("True", "1")
@@ -122,7 +116,7 @@ class GraphLayer:
         self.name = self._attributes["layer"]
         # By position: data, gamma, beta, (after), (rows), running mean and variance.
         self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
-        self.key = key_of(node)
+        self.key = node["attrs"]["layer_key"]
         load().gluon_syncbn_create_layer(self.key, self.name, False)
         release = load().gluon_syncbn_release_layer  # its block may be gone
         weakref.finalize(self, release, self.key).atexit = False

@@ -19,7 +19,7 @@ from ..native.library import load
 from . import rewriting
 from .activations import Activation
 from .batch_norm import SyncBatchNorm
-from .finding import OPERATORS, is_frozen, is_ours, key_of
+from .finding import OPERATORS, is_frozen, is_ours
 from .layout_guard import is_guard
 
 
@@ -120,10 +120,9 @@ def _remake(block, source):
         # With a guard for one mode the operator says itself how the graph can run.
         if settings and is_ours(node) and node["attrs"]["guard"] == "any":
             # A layer that is used twice stays one.
-            layer = layer_for(key_of(node), node, inputs)
+            layer = layer_for(node["attrs"]["layer_key"], node, inputs)
             attributes = layer._attributes(layer.contexts())
             del attributes["use_global_stats"]  # the node has its own
-            node["attrs"].pop("group", None)  # an old name of the key
             node["attrs"].update((n, str(value)) for n, value in attributes.items())
         return None
 

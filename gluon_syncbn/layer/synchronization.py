@@ -54,7 +54,6 @@ class SyncState:
     ) -> None:
         self.original = original  # the converted BatchNorm's class and settings
         self.activation = activation
-        self.from_block = None  # the block that the activation was taken from
 
     def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""

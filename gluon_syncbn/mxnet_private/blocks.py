@@ -1,4 +1,4 @@
-"""Parts of Gluon's blocks: settings, children, hooks, graphs, and traces under way.
+"""Parts of Gluon's blocks: settings, children, graphs, and traces under way.
 
 Gluon's blocks have no public way to look into them, or to change what they were made
 with.
@@ -6,11 +6,10 @@ with.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
 from operator import attrgetter
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
@@ -31,8 +30,6 @@ _TRACE = HybridBlock._get_graph.__code__
 _traced = weakref.WeakSet()  # outermost blocks
 
 settings_of = attrgetter("_kwargs")  # of a BatchNorm as its operator takes them
-activation_name = attrgetter("_act_type")  # that a nn.Activation was made with
-slope_of = attrgetter("_alpha")  # of a nn.LeakyReLU
 
 
 def children_of(block: mx.gluon.Block) -> dict:
@@ -211,17 +208,3 @@ def current_trace() -> Trace | None:
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
     """Tells whether a hybridized block was called since."""
     return bool(vars(block).get("_cached_graph"))
-
-
-@contextlib.contextmanager
-def only_hook(net: mx.gluon.Block, hook: Callable) -> Iterator[None]:
-    """In the ``with`` block this forward hook replaces all hooks of a net's blocks."""
-    saved = [(b, b._forward_hooks, b._forward_pre_hooks) for b in blocks_of(net)]
-    for block, hooks, before in saved:
-        block._forward_hooks, block._forward_pre_hooks = type(hooks)(), type(before)()
-        block.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        for block, hooks, before in saved:
-            block._forward_hooks, block._forward_pre_hooks = hooks, before

@@ -66,7 +66,6 @@ class Collected(NamedTuple):
     batches: int
     is_unbiased: bool
     total: Moments
-    within: np.ndarray  # the sum of the batches' own m2
 
     def merge(self, other: Collected) -> Collected:
         """The moments of the batches of both."""
@@ -74,15 +73,12 @@ class Collected(NamedTuple):
             self.batches + other.batches,
             self.is_unbiased,
             self.total.merge(other.total),
-            self.within + other.within,
         )
 
-    def variance(self, which: str) -> np.ndarray:
-        """The running variance, "population" or "pooled"."""
-        is_pooled = which == "pooled"
-        fewer = (self.batches if is_pooled else 1) if self.is_unbiased else 0
-        m2 = self.within if is_pooled else self.total.m2
-        return m2 / max(1, self.total.count - fewer)  # m2 is 0 where that is 0
+    def variance(self) -> np.ndarray:
+        """The running variance."""
+        # m2 is 0 where the divisor would be 0.
+        return self.total.m2 / max(1, self.total.count - self.is_unbiased)
 
 
 @contextmanager
@@ -106,5 +102,5 @@ def read_collected(key: str) -> Collected | None:
     numbers = np.empty(size)
     load().gluon_syncbn_collected(key, numbers.ctypes.data, size)
     batches, count, is_unbiased = numbers[:3]
-    mean, m2, within = numbers[3:].reshape(3, -1)
-    return Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2), within)
+    mean, m2, _ = numbers[3:].reshape(3, -1)
+    return Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2))

@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_choice, check_int, short_repr
+from ..common.arguments import check_block, check_int, short_repr
 from ..devices.devices import Devices
 from ..distributed.meeting import allgather
 from ..layer.finding import synchronized_layers
@@ -27,14 +27,11 @@ from ..parallel.participation import calling
 from ..parallel.shards import Shards
 from .collecting import collecting, read_collected, synchronized
 
-_VARIANCES = "population", "pooled"
-
 
 def recompute_statistics(
     net: mx.gluon.Block,
     batches: Iterable,
     steps: int | None = None,
-    variance: str = "population",
 ) -> None:
     r"""Sets the running statistics to those of some batches, with fixed parameters.
 
@@ -54,8 +51,8 @@ def recompute_statistics(
         \sigma^2 = \frac{1}{N} \sum_b n_b \left(\sigma_b^2 + (\mu_b - \mu)^2\right)
 
     is that of all elements together (the law of total variance), whatever the sizes of
-    the batches: also for a layer that sees one element in each. ``"pooled"`` leaves out
-    the second term, and so averages the variances that the layer normalized with.
+    the batches: also for a layer that sees one element in each. Layers with
+    `unbiased_running_var` divide by :math:`N - 1`.
 
     Parameters
     ----------
@@ -72,9 +69,6 @@ def recompute_statistics(
         leaves out those whose moments are not finite.
     steps : int or None, default None
         The largest number of batches; None means all.
-    variance : str, "population" or "pooled", default "population"
-        Layers with `unbiased_running_var` divide by :math:`N - 1`, or for ``"pooled"``
-        by N less the number of batches.
 
     Raises
     ------
@@ -116,7 +110,6 @@ def recompute_statistics(
         )
     if steps is not None:
         check_int("steps", steps, minimum=1)
-    check_choice("variance", variance, _VARIANCES)
     with synchronized(net):
         layers = synchronized_layers(net)
         if not layers:
@@ -131,7 +124,7 @@ def recompute_statistics(
             found = list(map(read_collected, by_key))
         layers = list(by_key.values())
         names, ranks = zip(*((layer.name, layer.ranks()) for layer in layers))
-    _write(layers, _of_all_ranks(found, names, ranks), variance)
+    _write(layers, _of_all_ranks(found, names, ranks))
 
 
 def _run(net, layers, batches):
@@ -213,7 +206,7 @@ def _fault(name, collected):
     )
 
 
-def _write(layers, found, variance):
+def _write(layers, found):
     """Sets the statistics; layers may share them."""
     merged: dict[Any, Any] = {}
     for layer, one in zip(layers, found):
@@ -222,7 +215,7 @@ def _write(layers, found, variance):
             merged[place] = merged[place].merge(one) if place in merged else one
     with autograd.pause(), deferred_interrupt():
         for parameters, one in merged.items():
-            values = one.total.mean, one.variance(variance)
+            values = one.total.mean, one.variance()
             for parameter, value in zip(parameters, values):
                 for data in data_of(parameter):
                     data[:] = value.astype(data.dtype)

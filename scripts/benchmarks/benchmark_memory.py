@@ -1,10 +1,10 @@
-"""Measures the memory of a training step of a 50-layer net, with and without fusion.
+"""Measures the memory of a training step of a 50-layer net, by kind of layer.
 
 ResNet-50 with LeakyReLU, in two arrangements: "pre-activation" (He et al.,
 arXiv:1603.05027), where a LeakyReLU follows every normalization; and "post-activation"
 (He et al., arXiv:1512.03385), where one follows two of three, and the sum of a block is
 activated. Three variants: nn.BatchNorm and SyncBatchNorm with LeakyReLU blocks, and
-SyncBatchNorm with the activation fused, which lets MXNet free the layer's input.
+SyncBatchNorm with the activation built in, which lets MXNet free the layer's input.
 
 Each variant is compared with the first in float64, and measured only if it is right.
 Then each is measured in another process, in its first step of the size, on one CPU
@@ -28,7 +28,7 @@ from pathlib import Path
 # Before MXNet is imported: an explicit, equal number of threads for everyone.
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
-from gluon_syncbn import convert_sync_batchnorm  # noqa: E402
+from gluon_syncbn import SyncBatchNorm  # noqa: E402
 
 import benchmarking  # noqa: E402
 import mxnet as mx  # noqa: E402
@@ -38,9 +38,9 @@ from mxnet.gluon import HybridBlock, nn  # noqa: E402
 
 MODES = list(benchmarking.MODES)
 VARIANTS = {
-    "BatchNorm": lambda net: net,
-    "SyncBatchNorm": lambda net: convert_sync_batchnorm(net, num_devices=1),
-    "fused": lambda net: convert_sync_batchnorm(net, num_devices=1, fuse=True),
+    "BatchNorm": nn.BatchNorm,
+    "SyncBatchNorm": SyncBatchNorm,
+    "activation built in": SyncBatchNorm,
 }
 ARRANGEMENTS = "pre-activation", "post-activation"
 # Blocks, channels and stride of each stage.
@@ -58,26 +58,28 @@ def convolution(channels, size=1, stride=1):
     return nn.Conv2D(channels, size, stride, size // 2, use_bias=False)
 
 
-def norm_and_activation():
-    return nn.BatchNorm(), nn.LeakyReLU(0.01)
+def norm_and_activation(variant):
+    if variant == "activation built in":
+        return (SyncBatchNorm(activation="leaky_relu", slope=0.01),)
+    return VARIANTS[variant](), nn.LeakyReLU(0.01)
 
 
 class Bottleneck(HybridBlock):
     """Normalizes and activates before each convolution; or after it, and the sum."""
 
-    def __init__(self, channels, stride, project, before):
+    def __init__(self, variant, channels, stride, project, before):
         super().__init__()
-        self.before = sequence(*norm_and_activation()) if before else None
+        self.before = sequence(*norm_and_activation(variant)) if before else None
         self.body = sequence(
             convolution(channels // 4),
-            *norm_and_activation(),
+            *norm_and_activation(variant),
             convolution(channels // 4, 3, stride),
-            *norm_and_activation(),
+            *norm_and_activation(variant),
             convolution(channels),
-            *([] if before else [nn.BatchNorm()]),
+            *([] if before else [VARIANTS[variant]()]),
         )
         projection = convolution(channels, 1, stride)
-        projection = projection if before else sequence(projection, nn.BatchNorm())
+        projection = projection if before else sequence(projection, VARIANTS[variant]())
         self.shortcut = projection if project else None
         self.after = None if before else nn.LeakyReLU(0.01)
 
@@ -92,14 +94,13 @@ def make_net(arrangement, variant, mode, dtype="float32"):
     """The net with the same parameters in every variant."""
     before = arrangement == "pre-activation"
     blocks = [
-        Bottleneck(channels, stride if first else 1, first, before)
+        Bottleneck(variant, channels, stride if first else 1, first, before)
         for count, channels, stride in STAGES
         for first in [True] + [False] * (count - 1)
     ]
-    stem = convolution(64, 7, 2), *norm_and_activation(), nn.MaxPool2D(3, 2, 1)
-    last = norm_and_activation() if before else ()
+    stem = convolution(64, 7, 2), *norm_and_activation(variant), nn.MaxPool2D(3, 2, 1)
+    last = norm_and_activation(variant) if before else ()
     net = sequence(*stem, *blocks, *last, nn.GlobalAvgPool2D(), nn.Dense(10))
-    net = VARIANTS[variant](net)
     net.cast(dtype)
     mx.random.seed(0)
     net.initialize(mx.init.Xavier())

@@ -2,9 +2,8 @@
 
 FastSCNN of GluonCV, and its FCN and DeepLabV3 on a dilated ResNet-50, without auxiliary
 head and without dropout: forward, loss, backward and Trainer.step, with each kind of
-normalization, and with this package's layers that have the net's ReLUs built in where
-nothing is added in between ("fused"). The layer is all that differs between them, so
-all are driven by Devices.map.
+normalization. The layer is all that differs between them, so all are driven by
+Devices.map.
 
 The loss of each net's first step, and the gradient of the first weight of its head, are
 compared with those of one context with the whole batch: a layer is timed only if both
@@ -55,7 +54,6 @@ NETS = {
 # Not with norm_kwargs, which do not reach all layers of FastSCNN.
 LAYERS = {
     "gluon_syncbn": functools.partial(gluon_syncbn.SyncBatchNorm, **COUNT),
-    "gluon_syncbn fused": gluon.nn.BatchNorm,  # converted with fuse=True
     "BatchNorm": gluon.nn.BatchNorm,  # each context by itself
     "contrib": functools.partial(gluon.contrib.nn.SyncBatchNorm, **COUNT),
 }
@@ -70,8 +68,6 @@ def make_net(name, layer, crop, contexts):
     net.initialize(mx.init.Xavier(magnitude=2), ctx=contexts, force_reinit=True)
     net(mx.nd.zeros((1, 3, crop, crop), ctx=contexts[0]))  # allocates the deferred
     net.apply(_without_dropout)
-    if layer == "gluon_syncbn fused":
-        gluon_syncbn.convert_sync_batchnorm(net, fuse=True, **COUNT)
     return net
 
 

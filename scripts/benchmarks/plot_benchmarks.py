@@ -17,11 +17,10 @@ from matplotlib import pyplot
 matplotlib.use("Agg")
 COLOURS = {
     "gluon_syncbn": "tab:blue",
-    "gluon_syncbn fused": "tab:red",
     "BatchNorm": "tab:gray",
     "contrib": "tab:orange",
     "SyncBatchNorm": "tab:blue",
-    "fused": "tab:red",
+    "activation built in": "tab:red",
 }
 STYLE = Path(__file__).parents[1] / "figures.mplstyle"
 
