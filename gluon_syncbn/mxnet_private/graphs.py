@@ -37,8 +37,13 @@ def name_of(variable: mx.nd.NDArray) -> str | None:
 
 def names_behind(arrays: Iterable) -> set[str]:
     """The names of all variables that some arrays depend on."""
-    symbols = [symbol for symbol in map(_symbol, arrays) if symbol is not None]
+    symbols = symbols_of(arrays)
     return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()
+
+
+def symbols_of(arrays: Iterable) -> list[mx.sym.Symbol]:
+    """Return the recorded graphs of those arrays that have one."""
+    return [symbol for symbol in map(_symbol, arrays) if symbol is not None]
 
 
 def _symbol(array):

@@ -15,6 +15,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..common.arguments import check_block, comma_list
+from ..common.nested import arrays_in
 from ..devices.devices import Devices, inside_map
 from ..mxnet_private.blocks import (
     blocks_of,
@@ -74,9 +75,9 @@ class ParallelForward(ReplacedForward):
             outputs = self.devices.map_first(
                 lambda arguments: self.own(*arguments), shards.arguments
             )
-        if self._synchronizes:
-            warn.of_operators(self.net)
-        elif autograd.is_training():
+        if autograd.is_recording():
+            warn.of_operators(self.net, arrays_in(outputs[:1]))
+        if autograd.is_training() and not self._synchronizes:
             warn.of_few_rows(self.net, shards.rows)
         return backward.gather(outputs, shards, self.devices, parameters)
 

@@ -18,8 +18,8 @@ from ..common.arguments import (
     short_repr,
 )
 from ..devices.devices import Devices
-from ..layer.convert import convert_sync_batchnorm
-from ..layer.synchronization import NONFINITE
+from ..layer.convert import convert
+from ..layer.synchronization import NONFINITE, Settings
 from ..mxnet_private.blocks import forget_graph, replace_forward
 from ..mxnet_private.parameters import data_of, is_deferred, move, save_value_of
 from .forward import ParallelForward, check_not_parallel, is_parallel
@@ -128,7 +128,7 @@ def make_parallel(
     forward = ParallelForward(net, devices, batch_axis, sync_bn)
     forward.parameters()
     if sync_bn:
-        convert_sync_batchnorm(net, num_devices=len(devices), nonfinite=nonfinite)
+        convert(net, Settings(len(devices), False, None, None, nonfinite))
     net.apply(forget_graph)
     net.initialize = partial(_initialize, net, devices.contexts)
     net.load_parameters = partial(_load_parameters, net, devices.contexts)

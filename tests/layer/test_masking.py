@@ -217,9 +217,10 @@ def test_numpy_arrays():
             1,
             nd.ones((2, 3)),
             ValueError,
-            r"mask has shape \(2, 3\), expected \(2, 4\)",
+            r"mask must have shape \(2, 4\), .* got \(2, 3\)",
         ),
-        (2, nd.ones((2, 3)), ValueError, "axis is 2, expected 1 or -1 with a mask"),
+        (-2, nd.ones((2, 4)), ValueError, "axis must be 1 or the last .* got -2"),
+        (0, nd.ones((3, 4)), ValueError, "axis must be 1 or the last .* got 0"),
         (
             1,
             mx.sym.var("mask"),

@@ -299,7 +299,7 @@ ROWS = [
     ),
     # recompute_statistics
     ("batches is an iterable of batches, but", partial(recompute, layer(), ARRAY)),
-    ("b is not initialized: call net.initialize() be", partial(recompute, b, [ARRAY])),
+    ("b is not initialized. Call net.initialize() be", partial(recompute, b, [ARRAY])),
 ]
 if not mx.runtime.Features().is_enabled("CUDA"):
     gpu = "contexts names gpu(1), but this MXNet was built for CPUs alone: expected"
