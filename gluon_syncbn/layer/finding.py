@@ -108,7 +108,7 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
     graphs = [graph_of(block) for block in blocks if has_graph(block)]
     nodes = [node for graph in graphs + symbols_of(outputs) for node in nodes_of(graph)]
     found = {
-        node["name"]: None
+        f"{node['op']} {node['name']}": None
         for node in nodes
         if node["attrs"].get("normalization") in ("batch", "valid")
         or node["op"] == "IdentityAttachKLSparseReg"

@@ -1,5 +1,7 @@
 """recompute_statistics: those of all elements together, however a net runs."""
 
+import threading
+
 from gluon_syncbn import (
     SyncBatchNorm,
     convert_sync_batchnorm,
@@ -12,8 +14,16 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
+from mxnet.gluon.data import ArrayDataset, DataLoader
 from support import reference
-from support.blocks import MXNETS_LAYER, Function, Same, gluon_1_only, sharing
+from support.blocks import (
+    MXNETS_LAYER,
+    Function,
+    Same,
+    gluon_1_only,
+    in_threads,
+    sharing,
+)
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -297,3 +307,91 @@ def test_several_inputs_and_another_batch_axis():
     x, y = np.array([[1.0, 2, 3]]), np.array([[0.0, 0, 3]])
     recompute_statistics(net, [(x.astype("float32"), y.astype("float32"))])
     assert value(net.norm.running_mean) == 3 and value(net.norm.running_var) == 14 / 3
+
+
+def net_of_one(contexts, parallel):
+    net = nn.HybridSequential()
+    net.add(Same(), SyncBatchNorm(in_channels=1))
+    if parallel:
+        make_parallel(net, contexts)
+    net.initialize(ctx=contexts)
+    return net
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count, parallel", [(1, False), (1, True), (2, True)])
+def test_only_its_own_calls_count(count, parallel, mode):
+    """Pseudo-labels, and another thread that predicts, have the former statistics."""
+    net = set_mode(net_of_one(cpus(count), parallel), mode)
+    x, predictions = nd.array([[1000.0], [1000.0]]), []
+
+    def predict():
+        predictions.append(net(x).asnumpy())
+
+    def batches():
+        for batch in [[0.0], [2.0]], [[10.0], [12.0]]:
+            predict()
+            if parallel:
+                thread = threading.Thread(target=in_threads(predict))
+                thread.start()
+            yield nd.array(batch)
+            if parallel:
+                thread.join()
+
+    recompute_statistics(net, batches())
+    assert_statistics(net, [np.array([6.0]), np.array([26.0])], [x.asnumpy()], count)
+    expected = np.full((2, 1), 1000 / np.sqrt(1 + 1e-5))
+    for prediction in predictions:
+        assert_near(prediction, expected, scale=1000)
+
+
+X8, LABELS = np.arange(8, dtype="float32").reshape(8, 1), np.zeros(8, "float32")
+LOADERS = {
+    "NumPy": lambda: [X8[:5], X8[5:]],
+    "another context": lambda: [nd.array(X8, ctx=mx.cpu(3))],
+    "(x, label)": lambda: DataLoader(ArrayDataset(X8, LABELS), 3),
+    "(x, label, weight)": lambda: [(X8, LABELS, LABELS)],
+    "NDArrayIter": lambda: mx.io.NDArrayIter(X8, LABELS, 4),
+}
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_batches_of_every_kind(kind, count, parallel):
+    net = net_of_one(cpus(count), parallel)
+    recompute_statistics(net, LOADERS[kind]())
+    assert value(net[1].running_mean) == 3.5 and value(net[1].running_var) == 5.25
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    "batches, words",
+    [
+        ([], "at least one batch, got none"),
+        (iter(()), "at least one batch, got none"),
+        ([X8, X8[:0]], "0 rows|at least 1 row"),
+    ],
+)
+def test_batches_that_are_empty(batches, words, count, parallel):
+    net = net_of_one(cpus(count), parallel)
+    with pytest.raises(ValueError, match=words):
+        recompute_statistics(net, batches)
+    assert value(net[1].running_mean) == 0
+
+
+class Unused(Function):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm(in_channels=1)
+
+    def compute(self, F, x):
+        return F.identity(x)
+
+
+def test_a_layer_that_no_batch_reaches():
+    net = Unused()
+    net.initialize()
+    with pytest.raises(ValueError, match="net must call a BatchNorm .* got no call"):
+        recompute_statistics(net, [nd.array(X8)])
