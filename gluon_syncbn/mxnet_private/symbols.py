@@ -19,7 +19,7 @@ def nodes_of(symbol: Any) -> list[dict]:
     A node has ``op`` ("null" is a variable), ``name``, ``attrs``, which is a dict of
     strings, and ``inputs``, each of which begins with a node's number and output.
     """
-    return _parse(symbol)["nodes"]
+    return parse(symbol)["nodes"]
 
 
 def input_names(nodes: list[dict], node: dict) -> list[str]:
@@ -29,7 +29,7 @@ def input_names(nodes: list[dict], node: dict) -> list[str]:
 
 def used_outputs(symbol: Any) -> dict[int, set[int]]:
     """Return the outputs of each node that are read, by the node's number."""
-    graph, used = _parse(symbol), {}
+    graph, used = parse(symbol), {}
     entries = [entry for node in graph["nodes"] for entry in node["inputs"]]
     for number, output, *_ in entries + graph["heads"]:
         used.setdefault(number, set()).add(output)
@@ -45,7 +45,7 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
     :data:`INPUT` is the node's first input, and other variables are the variables of
     the graph that have the same name.
     """
-    old, graph = _parse(symbol), _Graph()
+    old, graph = parse(symbol), _Graph()
     entries: list = []  # a new entry [node, output] for each old node
     for number, node in enumerate(old["nodes"]):
         piece = replace(number, node)
@@ -66,8 +66,10 @@ def from_nodes(symbol: Any, graph: dict, nodes: list, heads: list) -> Any:
     return made if type(symbol) is mx.sym.Symbol else made.as_np_ndarray()
 
 
-def _parse(symbol):
-    graph = json.loads(symbol.tojson())
+def parse(symbol: Any) -> dict:
+    """Return a symbol's JSON form, with ``attrs`` for every node."""
+    # Where it removes casts, MXNet never frees the graph without them.
+    graph = json.loads(symbol.tojson(remove_amp_cast=False))
     for node in graph["nodes"]:
         node.setdefault("attrs", {})
     return graph
@@ -92,7 +94,7 @@ class _Graph:
 
     def splice(self, piece, first_input):
         """Add the nodes of a symbol; return the entry of its output."""
-        graph, entries = json.loads(piece.tojson()), []
+        graph, entries = parse(piece), []
         for node in graph["nodes"]:
             if node["name"] == INPUT:
                 entries.append(first_input[:2])

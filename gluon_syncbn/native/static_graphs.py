@@ -11,7 +11,6 @@ traced without the layer.
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from typing import Any, Sequence
 
@@ -19,7 +18,7 @@ import mxnet as mx
 
 from ..common.nested import arrays_in
 from ..mxnet_private.library import push
-from ..mxnet_private.symbols import from_nodes
+from ..mxnet_private.symbols import from_nodes, parse
 from .library import load
 
 
@@ -32,9 +31,9 @@ def order_calls() -> None:
     class CachedOp(mx.nd.CachedOp):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
             self._statistics: list = []  # their places among the inputs
-            if dict(flags).get("static_shape") and "gluon_syncbn" in graph.tojson():
-                graph = _in_sequence(graph)
-                written = set(graph.list_auxiliary_states())
+            if dict(flags).get("static_shape"):
+                graph, has_ours = _in_sequence(graph)
+                written = set(graph.list_auxiliary_states() if has_ours else ())
                 names = enumerate(graph.list_inputs())
                 self._statistics = [k for k, name in names if name in written]
             super().__init__(graph, flags)
@@ -51,18 +50,19 @@ def order_calls() -> None:
 
 
 def _in_sequence(symbol):
-    """Return the graph with each use of running statistics after the use before it.
+    """Return the graph with each use of our layers' running statistics after the use
+    before it, and whether there are any.
 
     The nodes are in the order in which MXNet visits them, and each new edge leads to
     one that is visited already. So the order of the graph's inputs does not change.
     """
-    graph = json.loads(symbol.tojson())
+    graph = parse(symbol)
     nodes: list = []
     numbers: list = []  # the new number of each old node
     latest: dict = {}  # by running mean the node that used it last
     for node in graph["nodes"]:
         inputs = [[numbers[number], *rest] for number, *rest in node["inputs"]]
-        attributes = node.get("attrs", {})
+        attributes = node["attrs"]
         if node["op"] == "Custom" and attributes["op_type"] == "gluon_syncbn":
             mean = inputs[-2][0]
             if mean in latest and attributes.get("chained") != "True":
@@ -74,6 +74,6 @@ def _in_sequence(symbol):
         numbers.append(len(nodes))
         nodes.append({**node, "inputs": inputs})
     if len(nodes) == len(numbers):
-        return symbol
+        return symbol, bool(latest)
     heads = [[numbers[number], *rest] for number, *rest in graph["heads"]]
-    return from_nodes(symbol, graph, nodes, heads)
+    return from_nodes(symbol, graph, nodes, heads), True
