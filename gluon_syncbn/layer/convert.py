@@ -133,8 +133,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """
     check_block("net", net)
     kinds = SyncBatchNorm, CONTRIB
-    norms = [norm for norm in _norms_to_change(net) if isinstance(norm.layer, kinds)]
-    norms = [norm for norm in norms if not norm.reason]
+    norms = [norm for norm in _norms_to_change(net) if type(norm.layer) in kinds]
     # A frozen node is MXNet's own already.
     masked = [norm.name for norm in norms if norm.is_masked and not norm.is_frozen()]
     if masked:

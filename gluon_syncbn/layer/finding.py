@@ -67,8 +67,7 @@ class Norm(NamedTuple):
 
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
     """Return the batch normalizations of a net, itself included."""
-    names = names_in(net)
-    return [norm for block in blocks_of(net) for norm in _norms_in(block, names[block])]
+    return [norm for place in names_in(net).items() for norm in _norms_in(*place)]
 
 
 def strangers_to(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm]:
@@ -76,8 +75,8 @@ def strangers_to(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm]:
     known = {norm.layer.running_mean for norm in norms}
     reason = "a block calls F.BatchNorm, or has a layer in a list"
     return [
-        Norm(parameter.name, None, reason)
-        for block in blocks_of(net)
+        Norm(f"{place}.{name}" if IS_GLUON_2 else name, None, reason)
+        for block, place in names_in(net).items()
         for name, parameter in block.params.items()
         if name.endswith(("running_mean", "moving_mean")) and parameter not in known
     ]

@@ -189,7 +189,7 @@ class _Run:
 
     def _shards(self, batch):
         if isinstance(batch, mx.io.DataBatch):
-            batch = batch.data
+            batch = [array[: len(array) - (batch.pad or 0)] for array in batch.data]
         elif isinstance(batch, (list, tuple)):
             batch = batch[: count_inputs(self._net)]
         else:

@@ -6,6 +6,7 @@ from functools import partial
 
 from gluon_syncbn import (
     Devices,
+    Monitor,
     SyncBatchNorm,
     check_replicas,
     convert_sync_batchnorm,
@@ -146,6 +147,17 @@ def test_settings_of_a_part_of_a_net_that_was_called(kind):
     with autograd.record():
         nets.devices.map(nets.nets[0], nets.devices.split(X * np.nan))
     assert np.array_equal(before, nets.statistics())
+
+
+@pytest.mark.parametrize("kind", ["layer", "node"])
+def test_a_monitor_outlives_its_layers(kind):
+    nets = Nets(KINDS[kind](), "hybridize", cpus(2))
+    convert_sync_batchnorm(nets.part, 2)
+    with Monitor(nets.nets[0]) as monitor:
+        for _ in monitor.data(range(2)):
+            nets.check("whole")
+        revert_sync_batchnorm(nets.part)
+        assert monitor.report().layers
 
 
 def test_a_copy_has_layers_of_its_own():

@@ -351,7 +351,7 @@ LOADERS = {
     "another context": lambda: [nd.array(X8, ctx=mx.cpu(3))],
     "(x, label)": lambda: DataLoader(ArrayDataset(X8, LABELS), 3),
     "(x, label, weight)": lambda: [(X8, LABELS, LABELS)],
-    "NDArrayIter": lambda: mx.io.NDArrayIter(X8, LABELS, 4),
+    "NDArrayIter": lambda: mx.io.NDArrayIter(X8, LABELS, 3),
 }
 
 
