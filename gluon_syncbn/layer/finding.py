@@ -118,11 +118,7 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
 def _norms_in(block, name):
     """The batch normalizations that a block itself is, or has in its graph."""
     if isinstance(block, SymbolBlock):
-        source = _source_of(block)
-        return [
-            Norm(names, layer, source.reasons.get(layer, ""), block, is_masked)
-            for layer, (names, is_masked) in source.norms.items()
-        ]
+        return list(_source_of(block).norms.values())
     if not isinstance(block, BatchNormBase):
         return []
     methods = ", ".join(own_methods(block))
@@ -157,13 +153,12 @@ class _Source:
     """
 
     graph: Any
-    layers: dict  # by the node's number
-    norms: dict  # by layer its name, and whether it is masked
-    reasons: dict  # by layer
-    made: Any = None  # the graph that was made of these
-    keys: Any = ()  # the layers' keys in it
+    made: Any  # the graph that was made of the layers
+    layers: dict = dataclasses.field(default_factory=dict)  # by the node's number
+    norms: dict = dataclasses.field(default_factory=dict)  # by layer
+    keys: Any = ()  # the layers' keys in `made`
 
-    def current_keys(self):
+    def current_keys(self) -> list[str]:
         layers = [x for x in self.layers.values() if isinstance(x, SyncBatchNorm)]
         return [layer.key for layer in layers]
 
@@ -180,23 +175,24 @@ def _source_of(block):
 def _read(block):
     graph = graph_of(block)
     nodes, used, by_key = nodes_of(graph), used_outputs(graph), {}
-    source = _Source(graph, {}, {}, {}, graph)
+    source = _Source(graph, graph)
     for number, node in enumerate(nodes):
         if node["op"] not in _OPERATORS and not _is_ours(node):
             continue
-        key = node["attrs"].get("layer_key", number)  # a layer may be used twice
         inputs = input_names(nodes, node)
         inputs = inputs[1:3] + inputs[-2:]
+        key = node["attrs"].get("layer_key", number)  # a layer may be used twice
         if key not in by_key:
             by_key[key] = _layer_of(node, inputs, block.params)
         layer = source.layers[number] = by_key[key]
-        name = node["attrs"]["layer"] if _is_ours(node) else _prefix(node)
-        source.norms[layer] = name, node["attrs"].get("masked") in _TRUE
         computed = [n for n, i in zip(_PARAMETERS, inputs) if i not in block.params]
-        if computed:
-            source.reasons[layer] = f"its {' and '.join(computed)} is computed"
-        elif node["op"] in _OPERATORS and used[number] != {0}:
-            source.reasons[layer] = "its mean or variance is read"
+        reason = f"its {' and '.join(computed)} is computed" if computed else ""
+        if node["op"] in _OPERATORS and used[number] != {0}:
+            reason = "its mean or variance is read"
+        name = node["attrs"]["layer"] if _is_ours(node) else _prefix(node)
+        former = source.norms.get(layer)
+        is_masked = _is_masked(node) or bool(former and former.is_masked)
+        source.norms[layer] = Norm(name, layer, reason, block, is_masked)
     source.keys = source.current_keys()
     return source
 
@@ -236,7 +232,7 @@ def remake_graph(block: SymbolBlock) -> None:
     replaced = {
         number
         for number, layer in layers.items()
-        if layer not in source.reasons and _is_replaced(nodes[number], layer)
+        if not source.norms[layer].reason and _is_replaced(nodes[number], layer)
     }
     ours = {number for number in replaced if _is_ours(nodes[number])}
     before = {nodes[number]["inputs"][0][0] for number in ours}
@@ -282,12 +278,15 @@ def _is_replaced(node, layer):
     if type(layer) is not SyncBatchNorm or settings_of(layer)[_FROZEN]:
         return True
     # The rows of a masked node are computed around it.
-    is_masked = node["attrs"].get("masked") in _TRUE
-    return not is_masked and layer.key != node["attrs"]["layer_key"]
+    return not _is_masked(node) and layer.key != node["attrs"]["layer_key"]
 
 
 def _is_ours(node):
     return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
+
+
+def _is_masked(node):
+    return node["attrs"].get("masked") in _TRUE
 
 
 def _is_frozen(node):

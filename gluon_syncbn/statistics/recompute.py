@@ -122,7 +122,7 @@ def recompute_statistics(
     if steps is not None:
         check_int("steps", steps, minimum=1)
     with synchronized(net) as norms:
-        # By key: a layer may be in several places.
+        # Nodes of several places may be one layer.
         layers = {norm.layer.key: norm.layer for norm in norms if not norm.reason}
         passed = [norm for norm in norms if norm.reason]
         if passed:
@@ -134,7 +134,7 @@ def recompute_statistics(
             )
         run = _Run(net, list(layers.values()))
         run.all(itertools.islice(batches, steps))
-        names, ranks = zip(*((norm.name, norm.ranks()) for norm in layers.values()))
+        names, ranks = zip(*((x.name, x.ranks()) for x in layers.values()))
     _write(layers.values(), _of_all_ranks(run, names, ranks))
 
 

@@ -423,10 +423,11 @@ def test_a_graph_with_a_mask(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_numpy_semantics(count, tmp_path):
+@pytest.mark.parametrize("norm", [nn.BatchNorm, SyncBatchNorm])
+def test_numpy_semantics(norm, count, tmp_path):
     with mx.util.np_shape(True), mx.util.np_array(True):
         net = nn.HybridSequential()
-        net.add(nn.BatchNorm(in_channels=3))
+        net.add(norm(in_channels=3))
         net.initialize()
         net.hybridize()
         net(mx.np.ones((2, 3)))

@@ -184,14 +184,6 @@ def test_epsilon_of_a_node_that_does_not_name_one():
     assert_near(*outputs, "float64", count=3 * 7 * 6)
 
 
-def test_nodes_whose_mean_is_read_stay_with_a_warning():
-    y, mean, _ = mx.sym.BatchNorm(mx.sym.var("data"), name="bn", output_mean_var=True)
-    net = SymbolBlock([y, mean], mx.sym.var("data"))
-    with pytest.warns(UserWarning, match=r"stay unsynchronized: bn \(its mean"):
-        convert_sync_batchnorm(net, 2)
-    assert operators(net).count("BatchNorm") == 1
-
-
 MODULE = """
 import sys, gluon_syncbn, numpy as np, mxnet as mx
 from mxnet.gluon import nn
