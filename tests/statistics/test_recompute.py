@@ -355,9 +355,12 @@ LOADERS = {
 }
 
 
+NDARRAY_ITER = pytest.param("NDArrayIter", marks=gluon_1_only("blocks take mx.np"))
+
+
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", [*list(LOADERS)[:-1], NDARRAY_ITER])
 def test_batches_of_every_kind(kind, count, parallel):
     net = net_of_one(cpus(count), parallel)
     recompute_statistics(net, LOADERS[kind]())
