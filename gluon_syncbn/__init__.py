@@ -8,8 +8,11 @@ from . import distributed, gluoncv
 from .common.version import __version__
 from .devices.devices import Devices
 from .layer.batch_norm import SyncBatchNorm
-from .layer.convert import convert_sync_batchnorm, revert_sync_batchnorm
-from .layer.freezing import freeze_statistics
+from .layer.convert import (
+    convert_sync_batchnorm,
+    freeze_statistics,
+    revert_sync_batchnorm,
+)
 from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
 from .native.library import features, keep_freed_memory

@@ -19,13 +19,11 @@ from .processes import (
     size,
 )
 from .sampler import ShardSampler
-from .statistics import average_statistics
 from .trainer import Trainer
 
 __all__ = [
     "ShardSampler",
     "Trainer",
-    "average_statistics",
     "broadcast_parameters",
     "groups_of",
     "init",

@@ -1,4 +1,4 @@
-"""The activations that a SyncBatchNorm can have, and MXNet's own blocks of them.
+"""The activations that a SyncBatchNorm can have.
 
 It must not know what backward reads for each, which src/op/forward.cc decides.
 """
@@ -13,7 +13,6 @@ from mxnet.gluon import nn
 
 from ..common.arguments import check_choice, check_real, short_repr
 from ..common.mxnet_version import IS_GLUON_2
-from ..mxnet_private.blocks import activation_name, slope_of
 
 
 class Activation(NamedTuple):
@@ -45,17 +44,6 @@ def validate(activation: str | None, slope: float | None) -> Activation:
         )
     slope = check_real("slope", slope, "a positive number", lambda v: 0 < v < math.inf)
     return Activation(activation, slope)
-
-
-def of_block(block: Any) -> Activation | None:
-    """The Activation of one of MXNet's blocks; None for another block."""
-    cls = type(block)
-    if cls is nn.Activation and activation_name(block) == "relu":
-        return RELU
-    if cls is nn.LeakyReLU:
-        slope = slope_of(block)
-        return Activation("leaky_relu", slope) if slope > 0 else RELU
-    return None
 
 
 def apply(F: Any, z: Any, activation: Activation) -> Any:

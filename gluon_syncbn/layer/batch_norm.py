@@ -234,16 +234,16 @@ class SyncBatchNorm(nn.BatchNorm):
         is_graph = is_traced(x)
         is_frozen = self._kwargs["use_global_stats"]
         self._sync.handle.use(self._reg_params, bool(is_frozen))
-        # A symbol that is not traced for a call belongs to no context. Also a frozen
-        # layer asks for the trace, which notes the graph that thawing has to forget.
-        has_context = not is_graph or current_trace() is not None
+        # A symbol that is not traced for a call belongs to no context.
+        trace = current_trace() if is_graph else None
+        has_context = not is_graph or trace is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
         types = mx.nd.NDArray, mx.sym.Symbol
         check_type("data", x, types, "an NDArray or Symbol")
         inputs = (x,) if mask is None else (x, mask)
         if mask is not None:
-            check_mask(self.name, x, mask, self._kwargs["axis"])
+            check_mask(self.name, x, mask, self._kwargs["axis"], trace)
         if is_graph:
             return call_with_parameters(self, *inputs)
         try:
@@ -275,7 +275,7 @@ class SyncBatchNorm(nn.BatchNorm):
             rows = MaskedRows(F, operands.x, mask, self._kwargs["axis"])
             operands = operands._replace(x=rows.valid_first())
         if self._kwargs["use_global_stats"]:
-            y = self._frozen_forward(F, operands)
+            y = self._frozen_forward(F, operands, rows)
         else:
             y = self._synchronized_forward(F, operands, rows)
         if rows is not None:
@@ -303,9 +303,10 @@ class SyncBatchNorm(nn.BatchNorm):
     else:
         hybrid_forward = _compute
 
-    def _frozen_forward(self, F, operands):
+    def _frozen_forward(self, F, operands, rows):
         """MXNet's own operator: nothing is exchanged, so none of ours is needed."""
-        y = F.BatchNorm(*operands, name="fwd", **self._kwargs)
+        axis = self._kwargs["axis"] if rows is None else -1
+        y = F.BatchNorm(*operands, name="fwd", **{**self._kwargs, "axis": axis})
         return apply(F, y, self._sync.activation)
 
     def _synchronized_forward(self, F, operands, rows):
@@ -320,18 +321,10 @@ class SyncBatchNorm(nn.BatchNorm):
         guard = layout_guard.guard_kind(places, self, is_graph, trace)
         inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
         attributes = {"guard": guard, **self._attributes(contexts)}
-        former_trace, former_y = self._sync.latest_use
-        if trace is not None and trace.key is former_trace:
-            # The layer is used again in this graph: after its former use, see
-            # custom_op.cc.
-            inputs.append(F.size_array(former_y))
-            attributes["chained"] = True
         if rows is not None:
             inputs.append(rows.count(x))
-            attributes["masked"] = True
+            attributes.update(masked=True, axis=-1)
         y = F.Custom(*inputs, *statistics, name="fwd", **attributes)
-        if trace is not None:
-            self._sync.latest_use = trace.key, y
         return layout_guard.guarded_output(F, y, guard, trace)
 
     def _attributes(self, contexts):

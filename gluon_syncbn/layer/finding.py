@@ -1,136 +1,298 @@
-"""Finds the batch normalizations of a net: layers, and nodes of the graphs in it.
+"""Finds the batch normalizations of a net, each as one kind of thing: a Gluon layer.
 
-Most are blocks; those of a SymbolBlock are nodes of its graph, and what a block
-computes by F.BatchNorm shows in the graph of a trace only. It must not know how layers
-are converted.
+Most are blocks. The layer of a node in a SymbolBlock's graph is made here: it has the
+node's settings and parameters, and the graph is remade when the layer has changed.
 """
 
 from __future__ import annotations
 
-import weakref
+import dataclasses
+from typing import Any, Iterable, NamedTuple
 
 import mxnet as mx
-from mxnet.gluon import HybridBlock, SymbolBlock
+import numpy as np
+from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
+from ..common.mxnet_version import IS_GLUON_2
 from ..mxnet_private.blocks import (
     BatchNormBase,
     blocks_of,
     graph_of,
     has_graph,
     name_of,
+    names_in,
+    set_graph,
+    set_parameter,
+    set_settings,
     settings_of,
 )
-from ..mxnet_private.parameters import contexts_of
-from ..native.library import load
+from ..mxnet_private.graphs import symbols_of
+from ..mxnet_private.symbols import INPUT, input_names, nodes_of, rewrite, used_outputs
+from .activations import ActivatedBatchNorm, Activation
 from .batch_norm import SyncBatchNorm
-from .rewriting import nodes_of
-from .synchronization import ranks_of
+from .layout_guard import is_guard
+from .synchronization import SyncState
 
-OPERATORS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
+# MXNet 2 has it in nn.
+CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm
+_RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
+_KNOWN = (ActivatedBatchNorm, CONTRIB, _RELU, nn.BatchNorm, BatchNormBase)
+# MXNet's operators, and the layers that are these.
+_OPERATORS = {
+    "BatchNorm": nn.BatchNorm,
+    "_contrib_BatchNormWithReLU": _RELU,
+    "_contrib_SyncBatchNorm": CONTRIB,
+}
+_PARAMETERS = "gamma", "beta", "running_mean", "running_var"
+_TRUE = "True", "1"
+_FROZEN = "use_global_stats"
 
 
-def is_ours(node: dict) -> bool:
-    """Tells whether a node is a layer of this package."""
-    return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
+class Norm(NamedTuple):
+    """A batch normalization of a net."""
+
+    name: str
+    layer: Any  # None if only its running mean is known
+    reason: str = ""  # why it cannot synchronize
+    block: Any = None  # the SymbolBlock that it is a node of
+    is_masked: bool = False  # a node that normalizes the rows of a mask
+
+    def is_frozen(self) -> bool:
+        """Return True if it uses its running statistics in training too."""
+        return bool(settings_of(self.layer)[_FROZEN])
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})" if self.reason else self.name
 
 
-def key_of(node: dict) -> str:
-    """The key of the layer that a node of ours is; older symbols have another name."""
-    attributes = node["attrs"]
-    return attributes.get("layer_key") or attributes["group"]
+def norms_of(net: mx.gluon.Block) -> list[Norm]:
+    """Return the batch normalizations of a net, itself included."""
+    return [norm for place in names_in(net).items() for norm in _norms_in(*place)]
 
 
-def is_frozen(node: dict) -> bool:
-    """Tells whether a node normalizes with its running statistics in training too."""
-    return node.get("attrs", {}).get("use_global_stats") in ("True", "1")
+def strangers_to(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm]:
+    """Return the batch normalizations that only the names of parameters show."""
+    known = {norm.layer.running_mean for norm in norms}
+    reason = "a block calls F.BatchNorm, or has a layer in a list"
+    return [
+        Norm(f"{place}.{name}" if IS_GLUON_2 else name, None, reason)
+        for block, place in names_in(net).items()
+        for name, parameter in block.params.items()
+        if name.endswith(("running_mean", "moving_mean")) and parameter not in known
+    ]
 
 
 def synchronized_layers(net: mx.gluon.Block) -> list:
-    """All SyncBatchNorm layers of a net, itself included, and all GraphLayers."""
-    layers: list = []
-    for block in blocks_of(net):
-        if isinstance(block, SyncBatchNorm):
-            layers.append(block)
-        elif isinstance(block, SymbolBlock):
-            nodes = nodes_of(graph_of(block))
-            layers += [GraphLayer(block, *pair) for pair in nodes if is_ours(pair[0])]
-    return layers
-
-
-def running_statistics(net: mx.gluon.Block) -> list[tuple]:
-    """The parameters (mean, variance) of every batch normalization, of any kind."""
-    found = {}  # by identity, because layers may share them
-    for block in blocks_of(net):
-        if "running_mean" in vars(block):
-            found[block.running_mean] = block.running_var
-        elif isinstance(block, SymbolBlock):
-            for node, inputs in nodes_of(graph_of(block)):
-                if node["op"] in OPERATORS or is_ours(node):
-                    mean, var = (block.params[name] for name in inputs[-2:])
-                    found[mean] = var
-    return list(found.items())
+    """Return all SyncBatchNorm layers of a net, itself included."""
+    layers = [norm.layer for norm in norms_of(net)]
+    return [layer for layer in layers if isinstance(layer, SyncBatchNorm)]
 
 
 def unsynchronized_layers(block: mx.gluon.Block) -> list[str]:
-    """The names of MXNet's own batch normalizations that train their statistics: those
-    that a block itself is, or that its graph has if it is a SymbolBlock.
+    """Return the names of MXNet's own batch normalizations that train statistics: the
+    block itself, or the nodes of a SymbolBlock.
     """
+    return [
+        norm.name
+        for norm in _norms_in(block, name_of(block))
+        if not isinstance(norm.layer, SyncBatchNorm) and not norm.is_frozen()
+    ]
+
+
+def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
+    """Return the names of operators whose gradient is divided by the number of rows: on
+    several devices by the rows of one. `outputs` are recorded arrays of one device.
+    """
+    blocks = [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
+    graphs = [graph_of(block) for block in blocks if has_graph(block)]
+    nodes = [node for graph in graphs + symbols_of(outputs) for node in nodes_of(graph)]
+    found = {
+        f"{node['op']} {node['name']}": None
+        for node in nodes
+        if node["attrs"].get("normalization") in ("batch", "valid")
+        or node["op"] == "IdentityAttachKLSparseReg"
+    }
+    return list(found)
+
+
+def _norms_in(block, name):
+    """The batch normalizations that a block itself is, or has in its graph."""
     if isinstance(block, SymbolBlock):
-        return list(_training_nodes(block).values())
-    is_plain = isinstance(block, BatchNormBase) and not isinstance(block, SyncBatchNorm)
-    if is_plain and not settings_of(block)["use_global_stats"]:
-        return [name_of(block)]
-    return []
+        return list(_source_of(block).norms.values())
+    if not isinstance(block, BatchNormBase):
+        return []
+    methods = ", ".join(own_methods(block))
+    reason = f"{type(block).__name__} defines {methods}" if methods else ""
+    return [Norm(name, block, reason)]
 
 
-def own_operators(net: mx.gluon.Block) -> list[str]:
-    """The names of batch normalizations in traced graphs that conversion cannot reach.
+def own_methods(block: mx.gluon.Block) -> list[str]:
+    """Return the methods of a layer's own class, which conversion would take away."""
+    cls = type(block)
+    if isinstance(block, SyncBatchNorm):
+        return []
+    known = next(base for base in cls.__mro__ if base in _KNOWN).__mro__
+    own = {name for base in cls.__mro__ if base not in known for name in vars(base)}
+    for name in {"forward", "hybrid_forward"} & vars(block).keys():
+        # The parallel nets' own calls that of the class, whichever that is.
+        if not getattr(vars(block)[name], "calls_class", False):
+            own.add(name)
+    if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
+        own.remove("hybrid_forward")
+    return sorted(n for n in own if n == "__call__" or not n.startswith("__"))
 
-    Those with fixed statistics are left out: they need no other device.
+
+# ---- The graph of a SymbolBlock, and its layers.
+
+
+@dataclasses.dataclass
+class _Source:
+    """A SymbolBlock's graph as it came, and the layers of its batch normalizations.
+
+    No tuple: MXNet would warn of the layers, as of children that are not registered.
     """
-    found: dict = {}  # nodes by the variables of their running statistics
-    known = []
-    for block in blocks_of(net):
-        if isinstance(block, BatchNormBase):
-            known.append((block.running_mean.var().name, block.running_var.var().name))
-        elif isinstance(block, SymbolBlock):
-            known += _training_nodes(block)
-        elif isinstance(block, HybridBlock) and has_graph(block):
-            found.update(_training_nodes(block))
-    return sorted(name for which, name in found.items() if which not in known)
+
+    graph: Any
+    made: Any  # the graph that was made of the layers
+    layers: dict = dataclasses.field(default_factory=dict)  # by the node's number
+    norms: dict = dataclasses.field(default_factory=dict)  # by layer
+    keys: Any = ()  # the layers' keys in `made`
+
+    def current_keys(self) -> list[str]:
+        layers = [x for x in self.layers.values() if isinstance(x, SyncBatchNorm)]
+        return [layer.key for layer in layers]
 
 
-def _training_nodes(block):
-    """The nodes in a block's graph that MXNet normalizes batches with: their names by
-    the names of their running statistics.
-    """
-    return {
-        tuple(inputs[-2:]): node["name"]
-        for node, inputs in nodes_of(graph_of(block))
-        if node["op"] in OPERATORS and not is_frozen(node)
+def _source_of(block):
+    source = vars(block).get("_source")
+    if source is None or source.made is not graph_of(block):
+        source = block._source = _read(block)
+    elif source.keys != source.current_keys():  # the block is a copy of another one
+        remake_graph(block)
+    return source
+
+
+def _read(block):
+    graph = graph_of(block)
+    nodes, used, by_key = nodes_of(graph), used_outputs(graph), {}
+    source = _Source(graph, graph)
+    for number, node in enumerate(nodes):
+        if node["op"] not in _OPERATORS and not _is_ours(node):
+            continue
+        inputs = input_names(nodes, node)
+        inputs = inputs[1:3] + inputs[-2:]
+        key = node["attrs"].get("layer_key", number)  # a layer may be used twice
+        if key not in by_key:
+            by_key[key] = _layer_of(node, inputs, block.params)
+        layer = source.layers[number] = by_key[key]
+        computed = [n for n, i in zip(_PARAMETERS, inputs) if i not in block.params]
+        reason = f"its {' and '.join(computed)} is computed" if computed else ""
+        if node["op"] in _OPERATORS and used[number] != {0}:
+            reason = "its mean or variance is read"
+        name = node["attrs"]["layer"] if _is_ours(node) else _prefix(node)
+        former = source.norms.get(layer)
+        is_masked = _is_masked(node) or bool(former and former.is_masked)
+        source.norms[layer] = Norm(name, layer, reason, block, is_masked)
+    source.keys = source.current_keys()
+    return source
+
+
+def _layer_of(node, inputs, parameters):
+    """A layer with the settings and parameters of a node."""
+    attributes = node["attrs"]
+    options = {} if IS_GLUON_2 else {"prefix": f"{_prefix(node)}_"}
+    cls = _OPERATORS.get(node["op"], nn.BatchNorm)
+    if cls is CONTRIB:
+        options["num_devices"] = 1  # or it warns
+    layer = cls(**options)
+    settings = {
+        "axis": int(attributes.get("axis", 1)),
+        "eps": float(attributes.get("eps", np.float32(1e-3))),
+        "momentum": float(attributes.get("momentum", 0.9)),
+        "fix_gamma": attributes.get("fix_gamma", "True") in _TRUE,
+        _FROZEN: _is_frozen(node),
+    }
+    set_settings(layer, {**settings_of(layer), **settings})
+    for name, source in zip(_PARAMETERS, inputs):
+        if source in parameters:
+            set_parameter(layer, name, parameters[source])
+    if _is_ours(node):
+        name, slope = attributes.get("activation", "None"), attributes.get("slope", 0)
+        name = None if name == "None" else name
+        layer._sync = SyncState(activation=Activation(name, float(slope) or None))
+        layer._sync.adopt(attributes)
+        layer.__class__ = SyncBatchNorm
+    return layer
+
+
+def remake_graph(block: SymbolBlock) -> None:
+    """Make the graph that runs from the layers of a SymbolBlock."""
+    source = block._source
+    nodes, layers = nodes_of(source.graph), source.layers
+    replaced = {
+        number
+        for number, layer in layers.items()
+        if not source.norms[layer].reason and _is_replaced(nodes[number], layer)
+    }
+    ours = {number for number in replaced if _is_ours(nodes[number])}
+    before = {nodes[number]["inputs"][0][0] for number in ours}
+
+    updated = {
+        number: _new_attributes(nodes[number], layer)
+        for number, layer in layers.items()
+        if number not in replaced
     }
 
+    def replace(number, node):
+        if number in replaced:
+            data = mx.sym.var(INPUT)
+            return layers[number](data.as_np_ndarray() if is_np else data)
+        node["attrs"].update(updated.get(number, {}))
+        follows = bool(node["inputs"]) and node["inputs"][0][0] in ours
+        if is_guard(node) and (number in before or follows):
+            return mx.sym.var(INPUT)
+        return None
 
-class GraphLayer:
-    """A layer that is a node in a SymbolBlock's graph.
+    source.made, is_np = source.graph, mx.util.is_np_array()
+    if replaced or any(updated.values()):
+        source.made = rewrite(source.graph, replace)
+    source.keys = source.current_keys()
+    set_graph(block, source.made)
 
-    It has the attributes of a :class:`SyncBatchNorm` that other modules use.
-    """
 
-    def __init__(self, block: mx.gluon.Block, node: dict, inputs: list[str]) -> None:
-        self._attributes = node["attrs"]
-        self.name = self._attributes["layer"]
-        # By position: data, gamma, beta, (after), (rows), running mean and variance.
-        self.running_mean, self.running_var = (block.params[n] for n in inputs[-2:])
-        self.key = key_of(node)
-        load().gluon_syncbn_create_layer(self.key, self.name, False)
-        release = load().gluon_syncbn_release_layer  # its block may be gone
-        weakref.finalize(self, release, self.key).atexit = False
+def _new_attributes(node, layer):
+    """The attributes of a node that stays where its layer has others."""
+    if not _is_ours(node):
+        is_frozen = settings_of(layer)[_FROZEN]
+        return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
+    if layer.key == node["attrs"]["layer_key"]:
+        return {}
+    attributes = {**layer._attributes(layer.contexts()), "axis": -1}
+    return {name: str(value) for name, value in attributes.items()}
 
-    def contexts(self) -> list[mx.Context]:
-        """Contexts that the layer is initialized on; empty if there is none."""
-        return contexts_of(self.running_mean)
 
-    def ranks(self) -> list[int]:
-        """The ranks that the layer synchronizes with, the own one included."""
-        return ranks_of(self._attributes)
+def _is_replaced(node, layer):
+    """Return True if a node is to become the operators of its layer."""
+    if not _is_ours(node):
+        return type(layer) is not _OPERATORS[node["op"]]
+    if type(layer) is not SyncBatchNorm or settings_of(layer)[_FROZEN]:
+        return True
+    # The rows of a masked node are computed around it.
+    return not _is_masked(node) and layer.key != node["attrs"]["layer_key"]
+
+
+def _is_ours(node):
+    return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
+
+
+def _is_masked(node):
+    return node["attrs"].get("masked") in _TRUE
+
+
+def _is_frozen(node):
+    return node["attrs"].get(_FROZEN) in _TRUE
+
+
+def _prefix(node):
+    name = node["name"]
+    return name[: -len("_fwd")] if name.endswith("_fwd") else name

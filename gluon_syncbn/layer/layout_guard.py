@@ -64,7 +64,7 @@ def guarded_input(F: Any, x: Any, guard: str, trace: Trace | None) -> Any:
     """The operator's input after the guard: plain when the operator is queued."""
     if guard in ("gpu", "outside"):
         return x
-    if 1 <= _ndim(x, trace) <= 4:
+    if 1 <= len(traced_shape(x, trace)) <= 4:
         # Converts oneDNN's blocked layout to row-major (in place if allowed); a no-op
         # for row-major arrays. With more dimensions it would not. A static_shape graph
         # would be right without it, but would keep a plain copy of each x.
@@ -86,19 +86,21 @@ def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
             return F.amp_multicast(y, num_outputs=1, **_MARKED)
         # It would copy blocked gradients, which other dtypes do not have.
         return F.reshape(y, shape=(-2,), **_MARKED)
-    if _ndim(y, trace) == 4:
+    if len(traced_shape(y, trace)) == 4:
         # Plain in one pass, because it reads blocked layouts; never in place.
         return F.transpose(y, axes=(0, 1, 2, 3), **_MARKED)
     return F.SliceChannel(y, num_outputs=1, **_MARKED)
 
 
-def _ndim(symbol, trace):
-    """Number of dimensions of a traced symbol; 0 if unknown."""
-    if IS_GLUON_2:
-        return symbol.ndim
-    shapes = {} if trace is None else _read(symbol, trace.inputs, "shape")
-    outputs = shapes and symbol.infer_shape_partial(**shapes)[1]
-    return len(outputs[0] or ()) if outputs else 0
+def traced_shape(value: Any, trace: Trace | None) -> tuple[int, ...]:
+    """Return the shape of an array or traced symbol, with 0 for an unknown size; of a
+    symbol that nothing is known of, ().
+    """
+    if hasattr(value, "shape"):
+        return tuple(value.shape)
+    shapes = {} if trace is None else _read(value, trace.inputs, "shape")
+    outputs = shapes and value.infer_shape_partial(**shapes)[1]
+    return tuple(outputs[0] or ()) if outputs else ()
 
 
 def _dtype(symbol, trace):

@@ -12,18 +12,25 @@ from typing import Any
 import mxnet as mx
 
 from ..common.arguments import check_type
+from ..mxnet_private.blocks import Trace
+from .layout_guard import traced_shape
 
 
 class MaskedRows:
     """The rows (elements, channels) of a call with a mask, as symbols or arrays."""
 
     def __init__(self, F: Any, x: Any, mask: Any, axis: int) -> None:
+        """`axis` is 1, or else the last axis."""
         self._F, self._x, self._axis = F, x, axis
+        mask = F.cast(F.BlockGrad(mask), dtype="float32")
+        # MXNet checks the shapes of a sum, in a graph too.
+        channel = F.slice_axis(F.BlockGrad(x), axis=axis, begin=0, end=1)
+        channel = F.cast(F.zeros_like(F.squeeze(channel, axis=axis)), dtype="float32")
+        mask = F.elemwise_add(mask, channel, name="mask")
         self._channels_last = x
         if axis == 1:
             x = F.reshape(x, shape=(0, 0, -1))
             self._channels_last = F.swapaxes(x, dim1=1, dim2=2)
-        mask = F.cast(F.BlockGrad(mask), dtype="float32")
         self._is_valid = F.reshape(mask, shape=(-1,)) != 0
         self._order = F.argsort(self._is_valid, is_ascend=False, dtype="int32")
 
@@ -54,23 +61,25 @@ class MaskedRows:
         return self._F.where(self._is_valid, rows, self._F.zeros_like(rows))
 
 
-def check_mask(layer: str, x: Any, mask: Any, axis: int) -> None:
-    """Raises TypeError or ValueError if a layer cannot take this mask with its data."""
+def check_mask(layer: str, x: Any, mask: Any, axis: int, trace: Trace | None) -> None:
+    """Raise TypeError or ValueError if a layer cannot take this mask with its data."""
     is_array = isinstance(x, mx.nd.NDArray)
     if is_array:
         check_type("mask", mask, mx.nd.NDArray, "an NDArray, as data is")
     else:
         check_type("mask", mask, mx.sym.Symbol, "a Symbol, as data is")
-    if axis not in (1, -1):
+    shape, given = traced_shape(x, trace), traced_shape(mask, trace)
+    if axis not in (1, -1, len(shape) - 1):
         raise ValueError(
-            f"SyncBatchNorm '{layer}': axis is {axis}, expected 1 or -1 with a mask"
+            f"SyncBatchNorm '{layer}': axis must be 1 or the last one with a mask, "
+            f"got {axis}"
         )
-    if not is_array:
-        return
-    sizes = list(x.shape)
-    del sizes[axis]
-    if mask.shape != tuple(sizes):
+    if 0 in shape + given:
+        return  # not known in this graph; the operators check their shapes
+    expected = list(shape)
+    del expected[axis]
+    if given != tuple(expected):
         raise ValueError(
-            f"SyncBatchNorm '{layer}': mask has shape {mask.shape}, expected "
-            f"{tuple(sizes)}, which is that of data without its axis {axis}"
+            f"SyncBatchNorm '{layer}': mask must have shape {tuple(expected)}, as data "
+            f"has without axis {axis}, got {given}"
         )

@@ -54,17 +54,31 @@ class SyncState:
     ) -> None:
         self.original = original  # the converted BatchNorm's class and settings
         self.activation = activation
-        self.from_block = None  # the block that the activation was taken from
 
     def synchronize(self, layer: str, settings: Settings) -> None:
         """Sets with whom the layer of that name synchronizes, and how."""
         self.settings = settings
         self.handle = LayerHandle(layer, settings.group)
-        self.latest_use = None, None  # the trace, and the operator's output in it
+
+    def adopt(self, attributes: dict[str, str]) -> None:
+        """Become the layer that an operator of these attributes belongs to."""
+        ranks = attributes.get("ranks")
+        group: Any = ranks and ("process" if ranks == "self" else ranks_of(attributes))
+        self.settings = Settings(
+            int(attributes.get("num_devices", 0)) or None,
+            attributes.get("unbiased_running_var") in ("True", "1"),
+            float(attributes.get("timeout", 0)) or None,
+            group,
+            attributes.get("nonfinite", NONFINITE[0]),
+        )
+        key = attributes["layer_key"]
+        self.handle = LayerHandle(attributes["layer"], group, key)
 
 
 class LayerHandle:
     """A layer in native code, where its devices meet; alive as long as this object.
+
+    With a `key` it is the layer of a graph that is there already.
 
     The key is unique, unlike a block's prefix: two nets may have equal prefixes. Other
     processes know the layer by its name, and if there are several of that name, by
@@ -74,17 +88,21 @@ class LayerHandle:
 
     _made = collections.Counter()
 
-    def __init__(self, layer: str, group: str | Sequence | None = None) -> None:
+    def __init__(
+        self, layer: str, group: str | Sequence | None = None, key: str | None = None
+    ) -> None:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
         self._is_frozen = False
         self._group = group
-        self._made[layer] += 1
-        nth = self._made[layer]
-        self.shared_name = layer if nth == 1 else f"{layer} (number {nth} of that name)"
-        self.key = uuid.uuid4().hex
+        self.shared_name = layer
+        if key is None:  # the layer of a graph has been counted where it was made
+            self._made[layer] += 1
+            if self._made[layer] > 1:
+                self.shared_name += f" (number {self._made[layer]} of that name)"
+        self.key = key or uuid.uuid4().hex
         watch_process()
-        load().gluon_syncbn_create_layer(self.key, layer, True)
+        load().gluon_syncbn_create_layer(self.key, layer, key is None)
         release = load().gluon_syncbn_release_layer
         self._finalizer = weakref.finalize(self, release, self.key)
         self._finalizer.atexit = False

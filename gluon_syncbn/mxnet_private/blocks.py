@@ -1,4 +1,4 @@
-"""Parts of Gluon's blocks: settings, children, hooks, graphs, and traces under way.
+"""Parts of Gluon's blocks: settings, children, graphs, and traces under way.
 
 Gluon's blocks have no public way to look into them, or to change what they were made
 with.
@@ -6,11 +6,11 @@ with.
 
 from __future__ import annotations
 
-import contextlib
+import gc
+import inspect
 import sys
-import weakref
 from operator import attrgetter
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
@@ -28,11 +28,8 @@ except ImportError:
 BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
 
 _TRACE = HybridBlock._get_graph.__code__
-_traced = weakref.WeakSet()  # outermost blocks
 
 settings_of = attrgetter("_kwargs")  # of a BatchNorm as its operator takes them
-activation_name = attrgetter("_act_type")  # that a nn.Activation was made with
-slope_of = attrgetter("_alpha")  # of a nn.LeakyReLU
 
 
 def children_of(block: mx.gluon.Block) -> dict:
@@ -87,6 +84,22 @@ def set_parameter(
     block._reg_params[name] = vars(block)[name] = parameter
 
 
+def count_inputs(block: mx.gluon.Block) -> int | None:
+    """Return how many inputs a block takes at most; None if any number."""
+    if isinstance(block, mx.gluon.SymbolBlock):
+        return len(block._cached_graph[0])
+    forward, names = type(block).forward, {"self", "F", *block._reg_params}
+    if forward is HybridBlock.forward and not IS_GLUON_2:
+        forward = type(block).hybrid_forward
+    parameters = inspect.signature(forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        is_container = isinstance(block, (nn.Sequential, nn.HybridSequential))
+        children = list(children_of(block).values())
+        return count_inputs(children[0]) if is_container and children else None
+    named = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+    return len(named - names)
+
+
 def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol:
     """The graph of a SymbolBlock, or of a hybridized block that was called."""
     return block._cached_graph[1]
@@ -98,7 +111,7 @@ def set_graph(block: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol) -> None:
 
 
 def forget_graph(block: mx.gluon.Block) -> None:
-    """Lets a hybridized block trace its graph in its next call.
+    """Make a hybridized block trace its graph in its next call.
 
     `hybridize` does so too, but sets the flags of all blocks.
     """
@@ -106,14 +119,17 @@ def forget_graph(block: mx.gluon.Block) -> None:
         block._clear_cached_op()
 
 
-def forget_graphs_with(layers: set) -> None:
-    """Lets every block that `current_trace` has found trace again, if it holds a layer.
+def forget_graphs_with(parameters: Iterable) -> None:
+    """Make every block trace again whose graph has any of some parameters.
 
-    A block knows its children, but not what it is part of.
+    A block does not know its parents, nor MXNet the blocks that have made graphs. So
+    this asks Python's garbage collector for all blocks.
     """
-    for block in list(_traced):
-        if not layers.isdisjoint(blocks_of(block)):
-            forget_graph(block)
+    names = {parameter.var().name for parameter in parameters}
+    for block in gc.get_objects() if names else ():
+        if issubclass(type(block), HybridBlock) and has_graph(block):
+            if not names.isdisjoint(graph_of(block).list_inputs()):
+                forget_graph(block)
 
 
 def is_traced(value: Any) -> bool:
@@ -173,7 +189,6 @@ class Trace(NamedTuple):
     """
 
     block: mx.gluon.HybridBlock
-    key: Any  # stands for the trace; compare with ``is``
     inputs: dict  # the arrays of its call by the names of their symbols
 
     @property
@@ -190,10 +205,7 @@ class Trace(NamedTuple):
 
 
 def current_trace() -> Trace | None:
-    """The trace under way in this thread, or None.
-
-    Its block is noted, so that `forget_graphs_with` finds it.
-    """
+    """The trace under way in this thread, or None."""
     found, frame = None, sys._getframe().f_back
     while frame is not None:
         if frame.f_code is _TRACE:
@@ -203,25 +215,10 @@ def current_trace() -> Trace | None:
         return None
     arrays = [value for value in found["flatten_args"] if value is not None]
     symbols = found["symbol_inputs"]
-    _traced.add(found["self"])
     inputs = {symbol.name: value for symbol, value in zip(symbols, arrays)}
-    return Trace(found["self"], symbols, inputs)
+    return Trace(found["self"], inputs)
 
 
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
     """Tells whether a hybridized block was called since."""
     return bool(vars(block).get("_cached_graph"))
-
-
-@contextlib.contextmanager
-def only_hook(net: mx.gluon.Block, hook: Callable) -> Iterator[None]:
-    """In the ``with`` block this forward hook replaces all hooks of a net's blocks."""
-    saved = [(b, b._forward_hooks, b._forward_pre_hooks) for b in blocks_of(net)]
-    for block, hooks, before in saved:
-        block._forward_hooks, block._forward_pre_hooks = type(hooks)(), type(before)()
-        block.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        for block, hooks, before in saved:
-            block._forward_hooks, block._forward_pre_hooks = hooks, before

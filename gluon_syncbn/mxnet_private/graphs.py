@@ -48,7 +48,7 @@ def entry_of(array: Any) -> str | None:
 
 def names_behind(arrays: Iterable) -> set[str]:
     """Return the names of all variables that some arrays depend on."""
-    symbols = [symbol for symbol in map(_symbol, arrays) if symbol is not None]
+    symbols = symbols_of(arrays)
     return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()
 
 
@@ -59,7 +59,7 @@ def variables_behind(arrays: Iterable) -> set[str]:
 
 def operators_behind(arrays: Iterable) -> list[int]:
     """Return the numbers of all recorded operators that some arrays depend on."""
-    symbols = [symbol for symbol in map(_symbol, arrays) if symbol is not None]
+    symbols = symbols_of(arrays)
     if not symbols:
         return []
     names = mx.sym.Group(symbols).get_internals().list_outputs()
@@ -74,6 +74,11 @@ def next_operator() -> int:
 
 
 _OPERATOR = re.compile(r"node_(\d+)")
+
+
+def symbols_of(arrays: Iterable) -> list[mx.sym.Symbol]:
+    """Return the recorded graphs of those arrays that have one."""
+    return [symbol for symbol in map(_symbol, arrays) if symbol is not None]
 
 
 def _symbol(array):

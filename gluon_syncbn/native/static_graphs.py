@@ -1,8 +1,8 @@
-"""Tells MXNet's engine that static_shape graphs write running statistics.
+"""Orders what writes running statistics in static_shape graphs.
 
-MXNet takes them as only read there: nothing would order two calls with independent
-inputs on a device, and devices could pair one's first call with another's second. It
-must not know layers.
+MXNet takes running statistics as only read there. So nothing would order two layers
+that share them, nor two calls with independent inputs, and devices could pair one's
+first use with another's second.
 
 Every block may run such a graph, so the class of graphs is replaced, with the first
 layer that is traced: GluonCV makes SymbolBlocks of a layer's symbols, and these are
@@ -18,21 +18,25 @@ import mxnet as mx
 
 from ..common.nested import arrays_in
 from ..mxnet_private.library import push
+from ..mxnet_private.symbols import from_nodes, parse
 from .library import load
 
 
 @lru_cache(maxsize=None)
 def order_calls() -> None:
-    """Orders the calls of static_shape graphs that write statistics of our layers."""
+    """Order the uses of statistics of our layers, within static_shape graphs and
+    between their calls.
+    """
 
     class CachedOp(mx.nd.CachedOp):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
-            super().__init__(graph, flags)
             self._statistics: list = []  # their places among the inputs
-            if dict(flags).get("static_shape") and "gluon_syncbn" in graph.tojson():
-                written = set(graph.list_auxiliary_states())
+            if dict(flags).get("static_shape"):
+                graph, has_ours = _in_sequence(graph)
+                written = set(graph.list_auxiliary_states() if has_ours else ())
                 names = enumerate(graph.list_inputs())
                 self._statistics = [k for k, name in names if name in written]
+            super().__init__(graph, flags)
 
         def __call__(self, *inputs: Any, **options: Any) -> Any:
             outputs = super().__call__(*inputs, **options)
@@ -43,3 +47,33 @@ def order_calls() -> None:
             return outputs
 
     mx.nd.CachedOp = CachedOp
+
+
+def _in_sequence(symbol):
+    """Return the graph with each use of our layers' running statistics after the use
+    before it, and whether there are any.
+
+    The nodes are in the order in which MXNet visits them, and each new edge leads to
+    one that is visited already. So the order of the graph's inputs does not change.
+    """
+    graph = parse(symbol)
+    nodes: list = []
+    numbers: list = []  # the new number of each old node
+    latest: dict = {}  # by running mean the node that used it last
+    for node in graph["nodes"]:
+        inputs = [[numbers[number], *rest] for number, *rest in node["inputs"]]
+        attributes = node["attrs"]
+        if node["op"] == "Custom" and attributes["op_type"] == "gluon_syncbn":
+            mean = inputs[-2][0]
+            if mean in latest and attributes.get("chained") != "True":
+                after = {"op": "size_array", "name": f"{node['name']}_after"}
+                nodes.append({**after, "inputs": [[latest[mean], 0, 0]]})
+                inputs.insert(3, [len(nodes) - 1, 0, 0])
+                attributes["chained"] = "True"
+            latest[mean] = len(nodes)
+        numbers.append(len(nodes))
+        nodes.append({**node, "inputs": inputs})
+    if len(nodes) == len(numbers):
+        return symbol, bool(latest)
+    heads = [[numbers[number], *rest] for number, *rest in graph["heads"]]
+    return from_nodes(symbol, graph, nodes, heads), True

@@ -13,7 +13,9 @@ from mxnet import autograd
 from ..common.arguments import check_block, comma_list, pluralize
 from ..common.nested import arrays_in, flatten, rebuild
 from ..devices.devices import Devices, inside_map
+from ..layer.convert import convert
 from ..layer.finding import synchronized_layers, unsynchronized_layers
+from ..layer.synchronization import Settings
 from ..mxnet_private.blocks import (
     blocks_of,
     current_trace,
@@ -85,11 +87,12 @@ class ParallelForward(ReplacedForward):
         net: mx.gluon.Block,
         devices: Devices,
         batch_axis: int,
-        convert: Callable | None,
+        settings: Settings | None,
     ) -> None:
         super().__init__(net)
         self.devices, self.batch_axis = devices, batch_axis
-        self._convert = convert  # makes batch normalizations of the net synchronized
+        self._settings = settings  # for layers, which are converted if there are any
+        self._unconverted: set = set()
         self._forms: dict = collections.defaultdict(set)
         self._latest = None, None
         self._adopted: list = []
@@ -105,8 +108,8 @@ class ParallelForward(ReplacedForward):
         if autograd.is_recording():
             warn.of_trainer(parameters)
             self._check_whole_batch(args)
-        if autograd.is_training() and self._convert:
-            self._convert_later_layers()
+        if autograd.is_training():
+            self.convert_layers()
         replicas.update(parameters, contexts)
         shards = Shards.split(args, contexts, self.batch_axis)
         known = self._forms[
@@ -117,6 +120,8 @@ class ParallelForward(ReplacedForward):
             expected = self._form_of_other_rows(args, shards, parameters)
 
         def check(outputs):
+            if autograd.is_recording():
+                warn.of_operators(self.net, arrays_in(outputs[:1]))
             if len(shards.contexts) > 1:
                 form = common_form(outputs, shards)
                 if shards.is_even and structure(form) not in known:
@@ -131,10 +136,8 @@ class ParallelForward(ReplacedForward):
             if autograd.is_training() and len(shards.contexts) < len(contexts):
                 stack.enter_context(participating(self.net, shards.contexts))
             whole = self.run(self.devices, shards, parameters, check)
-        if not self._convert and autograd.is_training():
+        if autograd.is_training() and not self._settings:
             warn.of_few_rows(self.net, shards.rows)
-        elif self._convert:
-            warn.of_operators(self.net)
         return whole
 
     def summary(self, *inputs: Any) -> None:
@@ -201,10 +204,16 @@ class ParallelForward(ReplacedForward):
                 "split_and_load."
             )
 
-    def _convert_later_layers(self):
-        """Synchronize batch normalizations that have come since make_parallel."""
-        if any(map(unsynchronized_layers, blocks_of(self.net))):
-            self._convert(self.net)
+    def convert_layers(self) -> None:
+        """Synchronize batch normalizations that have come since the last call."""
+        if self._settings and not self._unsynchronized() <= self._unconverted:
+            convert(self.net, self._settings)
+            self._unconverted = self._unsynchronized()
+
+    def _unsynchronized(self):
+        return {
+            n for block in blocks_of(self.net) for n in unsynchronized_layers(block)
+        }
 
     def _form_of_other_rows(self, args, shards, parameters):
         """Return the form of the outputs for another number of rows on one device.

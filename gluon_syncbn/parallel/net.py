@@ -18,8 +18,7 @@ from ..common.arguments import (
     short_repr,
 )
 from ..devices.devices import Devices
-from ..layer.convert import convert_sync_batchnorm
-from ..layer.synchronization import NONFINITE
+from ..layer.synchronization import NONFINITE, Settings
 from ..mxnet_private.blocks import forget_graph, replace_forward
 from ..mxnet_private.parameters import data_of, is_deferred, move
 from . import replicas
@@ -128,15 +127,10 @@ def make_parallel(
         )
     if reset_ctx:
         _move(net, devices.contexts)
-    convert = None
-    if sync_bn:
-        convert = partial(
-            convert_sync_batchnorm, num_devices=len(devices), nonfinite=nonfinite
-        )
-    forward = ParallelForward(net, devices, batch_axis, convert)
+    settings = Settings(len(devices), False, None, None, nonfinite)
+    forward = ParallelForward(net, devices, batch_axis, settings if sync_bn else None)
     forward.parameters()
-    if convert:
-        convert(net)
+    forward.convert_layers()
     net.apply(forget_graph)
     net.initialize = partial(_initialize, net, devices.contexts)
     net.load_parameters = partial(_load_parameters, net, devices.contexts)

@@ -6,14 +6,14 @@ It must not know how a net is driven.
 from __future__ import annotations
 
 import weakref
-from typing import Sequence
+from typing import Iterable, Sequence
 
 import mxnet as mx
 
 from ..common.arguments import comma_list, pluralize
-from ..layer.finding import own_operators, unsynchronized_layers
+from ..layer.finding import dividing_operators, unsynchronized_layers
 from ..mxnet_private import trainers
-from ..mxnet_private.blocks import blocks_of, has_graph
+from ..mxnet_private.blocks import blocks_of
 from ..mxnet_private.parameters import contexts_of, trainer_of
 from ..native.program import warn
 
@@ -54,15 +54,19 @@ def of_few_rows(net: mx.gluon.Block, rows: Sequence[int]) -> None:
         )
 
 
-def of_operators(net: mx.gluon.Block) -> None:
-    """Warns of what :func:`convert_sync_batchnorm` could not know of before a call."""
-    if net in _examined or not any(map(has_graph, blocks_of(net))):
+def of_operators(net: mx.gluon.Block, outputs: Iterable) -> None:
+    """Warn once of operators whose gradient depends on the number of devices.
+
+    `outputs` are those of one device in a recorded call.
+    """
+    if net in _examined:
         return
     _examined.add(net)
-    names = own_operators(net)
+    names = dividing_operators(net, outputs)
     if names:
         warn(
-            f"these batch normalizations stay unsynchronized: {comma_list(names)} (a "
-            "block calls F.BatchNorm; only layers, such as "
-            "gluon_syncbn.SyncBatchNorm, synchronize)"
+            f"the gradients of {comma_list(names)} are divided by the rows of each "
+            "device and not of the batch, so their sum is too large. Set "
+            "normalization='null', and divide by the rows of the batch in the loss or "
+            "in trainer.step(rows)."
         )

@@ -1,42 +1,41 @@
 """Running statistics from batches, with the parameters as they are.
 
-It drives the net, and brings together what the ranks of a group have collected;
-``collecting.py`` collects.
+While a layer collects, native code takes each batch's statistics in inference too, and
+leaves the running statistics alone: so nothing else in a net has to change.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterable
+from typing import Any, Iterable, NamedTuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_choice, check_int, short_repr
-from ..devices.devices import Devices
+from ..common.arguments import check_block, check_int, comma_list, short_repr
+from ..common.moments import Moments
+from ..common.nested import flatten, rebuild
+from ..devices.devices import Devices, check_array
 from ..distributed.meeting import allgather, total
-from ..layer.finding import synchronized_layers
-from ..mxnet_private.blocks import name_of
+from ..layer.convert import synchronized
+from ..mxnet_private.blocks import count_inputs, name_of
+from ..mxnet_private.library import array_of, to_context
 from ..mxnet_private.parameters import contexts_of, data_of
 from ..native import failures
 from ..native.interrupts import deferred_interrupt
+from ..native.library import load
+from ..native.program import warn
 from ..native.world import world
 from ..parallel.forward import is_parallel
 from ..parallel.participation import calling
 from ..parallel.shards import Shards
-from .collecting import Collected, collecting, read_collected, synchronized
-
-_VARIANCES = "population", "pooled"
 
 
 def recompute_statistics(
-    net: mx.gluon.Block,
-    batches: Iterable,
-    steps: int | None = None,
-    variance: str = "population",
+    net: mx.gluon.Block, batches: Iterable, steps: int | None = None
 ) -> None:
-    r"""Sets the running statistics to those of some batches, with fixed parameters.
+    r"""Set the running statistics to those of some batches, with fixed parameters.
 
     A running average mixes the statistics of many past nets; those of the final one
     are what inference needs. Layers normalize with each batch's own statistics, as in
@@ -54,27 +53,24 @@ def recompute_statistics(
         \sigma^2 = \frac{1}{N} \sum_b n_b \left(\sigma_b^2 + (\mu_b - \mu)^2\right)
 
     is that of all elements together (the law of total variance), whatever the sizes of
-    the batches: also for a layer that sees one element in each. ``"pooled"`` leaves out
-    the second term, and so averages the variances that the layer normalized with.
+    the batches: also for a layer that sees one element in each. Layers with
+    `unbiased_running_var` divide by :math:`N - 1`.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
         On any contexts, parallel or not, hybridized or not. BatchNorm layers are
         synchronized for the time of the call. Layers that are frozen
-        (``use_global_stats``), that `net` does not call, or that
-        :func:`convert_sync_batchnorm` leaves as they are, keep their statistics.
+        (``use_global_stats``) or that `net` does not call keep their statistics.
     batches : iterable
-        Of inputs: each is an array, or a tuple or list of the arguments of `net`. Where
-        `net` is on several contexts they are whole batches, which are split over these.
+        Each batch is an array, or a tuple or list whose first elements are the inputs
+        of `net`: labels behind them are dropped. Arrays may be NumPy's, and on any
+        context. Where `net` is on several contexts, each batch is split over these.
         With several processes each calls this function, with batches of its own, of
         which it may have more or fewer than others. A layer with ``nonfinite="skip"``
         leaves out those whose moments are not finite.
     steps : int or None, default None
         The largest number of batches; None means all.
-    variance : str, "population" or "pooled", default "population"
-        Layers with `unbiased_running_var` divide by :math:`N - 1`, or for ``"pooled"``
-        by N less the number of batches.
 
     Raises
     ------
@@ -87,8 +83,17 @@ def recompute_statistics(
         or any other error the statistics are those from before the call; with several
         processes all of them get an error.
 
+    Warns
+    -----
+    UserWarning
+        With the names of what keeps its statistics because it cannot be converted, as
+        :func:`convert_sync_batchnorm` says.
+
     Notes
     -----
+    `batches` may call `net`, for pseudo-labels for example: only the calls that this
+    function makes count. Another thread may call a parallel net, but not its children.
+
     Sums are in float64, so a result equals the formula but for the layer's own
     rounding of the batches and one rounding to the dtype of the running statistics.
 
@@ -116,59 +121,148 @@ def recompute_statistics(
         )
     if steps is not None:
         check_int("steps", steps, minimum=1)
-    check_choice("variance", variance, _VARIANCES)
     total("recompute_statistics")  # the layers would also meet those of a training rank
-    with synchronized(net):
-        layers = synchronized_layers(net)
+    with synchronized(net) as norms:
+        # Nodes of several places may be one layer.
+        layers = {norm.layer.key: norm.layer for norm in norms if not norm.reason}
+        passed = [norm for norm in norms if norm.reason]
+        if passed:
+            text = "these batch normalizations keep their statistics: "
+            warn(text + comma_list(passed))
         if not layers:
             raise ValueError(
-                f"{name_of(net)} has no BatchNorm that is not frozen, expected at "
-                "least one"
+                f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
             )
-        # By key: a layer may be in several places.
-        by_key = {layer.key: layer for layer in layers}
-        with collecting(by_key):
-            _run(net, layers, itertools.islice(batches, steps))
-            found = list(map(read_collected, by_key))
-        layers = list(by_key.values())
-        names, ranks = zip(*((layer.name, layer.ranks()) for layer in layers))
-    _write(layers, _of_all_ranks(found, names, ranks), variance)
+        run = _Run(net, list(layers.values()))
+        run.all(itertools.islice(batches, steps))
+        names, ranks = zip(*((x.name, x.ranks()) for x in layers.values()))
+    _write(layers.values(), _of_all_ranks(run, names, ranks))
 
 
-def _run(net, layers, batches):
-    """Calls the net on each batch, and waits for it."""
-    if is_parallel(net):
-        _drive(net, layers, batches, net.devices, net.forward.batch_axis)
-        return
-    found = map(contexts_of, net.collect_params().values())
-    contexts = list(dict.fromkeys(itertools.chain(*found)))
-    if not contexts:
-        raise RuntimeError(
-            f"{name_of(net)} is not initialized: call net.initialize() before its "
-            "statistics are recomputed"
-        )
-    # One device takes inputs of any kind, as they are.
-    axis = None if len(contexts) == 1 else 0
-    _drive(net, layers, batches, Devices(contexts), axis)
+class _Collected(NamedTuple):
+    """The moments of a layer; see src/op/collected_moments.h."""
+
+    batches: int
+    is_unbiased: bool
+    total: Moments
+
+    @classmethod
+    def of(cls, numbers: list) -> _Collected:
+        """Return what `numbers` stand for."""
+        batches, is_unbiased, count, *arrays = numbers
+        return cls(batches, is_unbiased, Moments(count, *map(np.array, arrays)))
+
+    def numbers(self) -> list:
+        """Return numbers and lists of numbers, which JSON can hold."""
+        total = self.total
+        return [*self[:2], total.count, total.mean.tolist(), total.m2.tolist()]
+
+    def merge(self, other: _Collected) -> _Collected:
+        """Return the moments of the batches of both."""
+        total = self.total.merge(other.total)
+        return _Collected(self.batches + other.batches, self.is_unbiased, total)
+
+    def variance(self) -> np.ndarray:
+        """Return the running variance."""
+        # m2 is 0 where the divisor would be 0.
+        return self.total.m2 / max(1, self.total.count - self.is_unbiased)
 
 
-def _drive(net, layers, batches, devices, axis):
-    with autograd.pause(train_mode=False):
-        for arguments in _told(batches):
-            if not isinstance(arguments, (list, tuple)):
-                arguments = (arguments,)
-            if axis is None:
-                shards = Shards.as_is(arguments, *devices.contexts)
-            else:
-                shards = Shards.split(arguments, devices.contexts, axis)
-            with calling(layers, shards.contexts):
-                devices.map_first(lambda args: net(*args), shards.arguments)
-    if world().size > 1:
-        world().join(failures.get_timeout())
+class _Run:
+    """The batches of one call, and what the layers have collected of them."""
+
+    def __init__(self, net: mx.gluon.Block, layers: list) -> None:
+        self._net, self._layers, self._axis = net, layers, 0
+        self.count = 0
+        self.found: list = [None] * len(layers)
+        if is_parallel(net):
+            self._devices, self._axis = net.devices, net.forward.batch_axis
+            return
+        found = map(contexts_of, net.collect_params().values())
+        contexts = list(dict.fromkeys(itertools.chain(*found)))
+        if not contexts:
+            raise RuntimeError(
+                f"{name_of(net)} is not initialized. Call net.initialize() before its "
+                "statistics are recomputed."
+            )
+        self._devices = Devices(contexts)
+
+    def all(self, batches: Iterable) -> None:
+        """Call the net on each batch, wait for it, and collect its moments."""
+        for arguments in _reported(batches):
+            with autograd.pause(train_mode=False):
+                self._call(self._shards(arguments))
+            self.count += 1
+            for k, layer in enumerate(self._layers):
+                one, former = _read(layer.key), self.found[k]
+                self.found[k] = former.merge(one) if former and one else former or one
+        if world().size > 1:
+            world().join(failures.get_timeout())
+
+    def _shards(self, batch):
+        if isinstance(batch, mx.io.DataBatch):
+            batch = [array[: len(array) - (batch.pad or 0)] for array in batch.data]
+        elif isinstance(batch, (list, tuple)):
+            batch = batch[: count_inputs(self._net)]
+        else:
+            batch = [batch]
+        contexts = self._devices.contexts
+        if len(contexts) > 1:
+            return Shards.split(batch, contexts, self._axis)
+        # One device takes inputs of any kind, with any numbers of rows but none.
+        leaves = [_moved(leaf, contexts[0]) for leaf in flatten(list(batch))]
+        return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)
+
+    def _call(self, shards):
+        """Call the net; layers collect as long as no other `map` has its turn."""
+        started = itertools.count(1)
+
+        def call(arguments):
+            number = next(started)
+            if number == 1:
+                mx.nd.waitall()  # what is queued already would count
+                self._collect(True)
+            self._net(*arguments)
+            if number == len(shards.contexts):
+                mx.nd.waitall()
+                self._collect(False)
+
+        try:
+            with calling(self._layers, shards.contexts):
+                self._devices.map_first(call, shards.arguments)
+        finally:
+            self._collect(False)
+
+    def _collect(self, starts):
+        for layer in self._layers:
+            load().gluon_syncbn_collect(layer.key, starts)
 
 
-def _told(batches):
-    """The batches; other processes are told of an error in their source."""
+def _moved(leaf, context):
+    """A leaf of a batch on the context; only arrays are changed."""
+    if not isinstance(leaf, (mx.nd.NDArray, np.ndarray)):
+        return leaf
+    check_array(leaf)
+    if 0 in leaf.shape:
+        raise ValueError(f"a batch must have at least 1 row, got shape {leaf.shape}")
+    is_here = isinstance(leaf, mx.nd.NDArray)
+    return to_context(leaf, context) if is_here else array_of(leaf, context)
+
+
+def _read(key):
+    """The moments that a layer has collected; None if it has had no batch."""
+    size = load().gluon_syncbn_collected(key, None, 0)
+    if size == 0:
+        return None
+    numbers = np.empty(size)
+    load().gluon_syncbn_collected(key, numbers.ctypes.data, size)
+    batches, count, is_unbiased = numbers[:3]
+    mean, m2, _ = numbers[3:].reshape(3, -1)
+    return _Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2))
+
+
+def _reported(batches):
+    """Yield the batches; report an error in their source to other processes."""
     try:
         yield from batches
     except (Exception, KeyboardInterrupt) as error:
@@ -179,35 +273,40 @@ def _told(batches):
         raise
 
 
-def _of_all_ranks(found, names, ranks):
+def _of_all_ranks(run, names, ranks):
     """The moments of each layer, from the rank of its group that had the most batches.
 
     All ranks of a group have collected the same until the first of them has joined.
-    Raises on all ranks what concerns one.
+    Raise on all ranks what concerns one.
     """
-    faults = filter(None, map(_fault, names, found))
-    everyone = allgather((next(faults, None), found), "recompute_statistics")
-    for fault, _ in everyone:
+    faults = filter(None, map(_fault, names, run.found))
+    own = next(faults, None), run.count, [one and one.numbers() for one in run.found]
+    everyone = allgather(own, "recompute_statistics")
+    for fault, *_ in everyone:
         if fault:
             raise ValueError(fault)
-    collected = [theirs for _, theirs in everyone]
-    if not any(map(any, collected)):
+    if not any(count for _, count, _ in everyone):
         raise ValueError(
-            "no batch has reached a BatchNorm that is not frozen, expected at least "
-            "one batch and one such layer"
+            "batches must have at least one batch, got none. A generator and an "
+            "iterator have theirs once; an NDArrayIter needs reset()."
         )
+    collected = [
+        [numbers and _Collected.of(numbers) for numbers in theirs]
+        for *_, theirs in everyone
+    ]
+    if not any(map(any, collected)):
+        raise ValueError("net must call a BatchNorm that is not frozen, got no call")
     per_layer = [[collected[r][k] for r in members] for k, members in enumerate(ranks)]
-    most = [max(group, key=_count_batches) for group in per_layer]
-    return [Collected.of(numbers) if numbers else None for numbers in most]
+    return [max(group, key=_count_batches) for group in per_layer]
 
 
-def _count_batches(numbers):
-    return numbers[0] if numbers else 0
+def _count_batches(collected):
+    return collected.batches if collected else 0
 
 
-def _fault(name, numbers):
+def _fault(name, collected):
     """The sentence about a result that is not finite, or None."""
-    if np.isfinite(numbers).all():
+    if not collected or np.isfinite([collected.total.mean, collected.total.m2]).all():
         return None
     return (
         f"SyncBatchNorm '{name}': the statistics of the batches are not finite, "
@@ -215,8 +314,8 @@ def _fault(name, numbers):
     )
 
 
-def _write(layers, found, variance):
-    """Sets the statistics; layers may share them."""
+def _write(layers, found):
+    """Set the statistics; layers may share them."""
     merged: dict[Any, Any] = {}
     for layer, one in zip(layers, found):
         if one:
@@ -224,7 +323,7 @@ def _write(layers, found, variance):
             merged[place] = merged[place].merge(one) if place in merged else one
     with autograd.pause(), deferred_interrupt():
         for parameters, one in merged.items():
-            values = one.total.mean, one.variance(variance)
+            values = one.total.mean, one.variance()
             for parameter, value in zip(parameters, values):
                 for data in data_of(parameter):
                     data[:] = value.astype(data.dtype)

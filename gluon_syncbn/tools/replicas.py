@@ -23,8 +23,8 @@ def check_replicas(net: mx.gluon.Block) -> None:
 
     Bit by bit, on all devices and in all processes, which all call it. They are if
     every device applies the same gradients; running statistics only with batch
-    normalization that is synchronized over all of them, in one group, or after
-    :func:`gluon_syncbn.distributed.average_statistics`. Waits for the work in flight.
+    normalization that is synchronized over all of them, in one group. Waits for the
+    work in flight.
 
     Parameters
     ----------

@@ -73,8 +73,7 @@ void ReadActivation(const Attribute& attribute, Options* options) {
 void Set(const Attribute& attribute, Attributes* out) {
   const std::string& key = attribute.key;
   Options& options = out->options;
-  // Symbols that were saved by version 0.2 have "group".
-  if (key == "layer_key" || key == "group") return attribute.Read(&out->layer_key);
+  if (key == "layer_key") return attribute.Read(&out->layer_key);
   if (key == "layer") return attribute.Read(&out->layer);
   if (key == "guard") return attribute.Read(&out->guard);
   if (key == "chained") return attribute.Read(&out->chained);

@@ -1,9 +1,9 @@
 // MXNet's callbacks for custom operators: handles in, tensors to op, errors out.
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
-// A chained node has an input "after", an output of the same layer's use before it in the graph. It
-// is not read: it orders the two, which share running statistics and the numbers of calls. (In a
-// static_shape graph MXNet takes auxiliary states for inputs that are only read, and orders
-// nothing.) A masked node has a last input "rows", see ForwardTensors.
+// A chained node has an input "after", computed from the node that uses the same running statistics
+// before it in the graph. It is not read: it orders the two. (In a static_shape graph MXNet takes
+// auxiliary states for inputs that are only read, and orders nothing.) A masked node has a last
+// input "rows", see ForwardTensors.
 // MXNet calls them in this order: the creator (on every imperative call, so it is cheap), the
 // lists, shapes, backward dependencies, CreateOperator, types; then forward and backward on a
 // thread for custom operators, where waiting for other devices blocks no other work.

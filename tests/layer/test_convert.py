@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
-from support.blocks import MXNETS_LAYER, Function, by_gluon, gluon_1_only, name_scope
+from support.blocks import Function, by_gluon, gluon_1_only, name_scope
 from support.helpers import MODES, set_mode, value, values, whole
 from support.nd import nd
 
@@ -90,11 +90,6 @@ def test_revert_is_the_inverse():
     assert set(net.head.__dict__) == attributes
     assert all((a == b).all() for a, b in zip(values(net), before))
     assert (net(batch()).asnumpy() == expected).all()
-
-
-def test_contribs_layer_becomes_batch_norm():
-    net = convert_sync_batchnorm(MXNETS_LAYER(num_devices=2), 1)
-    assert type(revert_sync_batchnorm(net)) is nn.BatchNorm
 
 
 @pytest.mark.skipif(not hasattr(nn, "BatchNormReLU"), reason="MXNet 1.8 brought it")

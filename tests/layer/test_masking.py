@@ -1,5 +1,6 @@
 """Masks: the layer on the valid elements alone, whatever padding holds."""
 
+import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, make_parallel
 
 import mxnet as mx
@@ -12,6 +13,7 @@ from support.blocks import Function, by_gluon
 from support.helpers import (
     MODES,
     assert_all_near,
+    cpus,
     put,
     set_mode,
     split_rows,
@@ -217,9 +219,10 @@ def test_numpy_arrays():
             1,
             nd.ones((2, 3)),
             ValueError,
-            r"mask has shape \(2, 3\), expected \(2, 4\)",
+            r"mask must have shape \(2, 4\), .* got \(2, 3\)",
         ),
-        (2, nd.ones((2, 3)), ValueError, "axis is 2, expected 1 or -1 with a mask"),
+        (-2, nd.ones((2, 4)), ValueError, "axis must be 1 or the last .* got -2"),
+        (0, nd.ones((3, 4)), ValueError, "axis must be 1 or the last .* got 0"),
         (
             1,
             mx.sym.var("mask"),
@@ -233,3 +236,44 @@ def test_a_mask_that_does_not_fit(axis, mask, error, text):
     layer.initialize()
     with pytest.raises(error, match=text):
         layer(nd.ones((2, 3, 4)), mask)
+
+
+class Masked(Function):
+    def __init__(self, axis):
+        super().__init__()
+        self.norm = SyncBatchNorm(axis=axis, in_channels=3)
+
+    def compute(self, F, x, mask):
+        return self.norm(F.identity(x), mask)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("shape", [(5, 6), (6, 5, 1), (6, 1, 5), (30,), (6, 4)])
+@pytest.mark.parametrize("mode", MODES)
+def test_shapes_of_masks_in_every_mode(mode, shape, count):
+    """Transposed, as SequenceMask makes it, or with a third axis, which broadcasts."""
+    x, net = nd.random.normal(shape=(6, 5, 3)), set_mode(Masked(-1), mode)
+    if count > 1:
+        make_parallel(net, cpus(count))
+    net.initialize()
+    refused = pytest.raises((ValueError, mx.MXNetError), match="shape|nput|mask")
+    for _ in range(2):
+        with refused, autograd.record():
+            net(x, nd.ones(shape)).wait_to_read()
+        gluon_syncbn.recover()
+        with autograd.record():  # now it has a graph
+            net(x, nd.ones((6, 5))).wait_to_read()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_axis_by_its_number(mode, frozen, devices):
+    x, _, mask = problem("NTC")
+    found = []
+    for axis in 2, -1:
+        net = set_mode(make_parallel(Masked(axis), devices.contexts), mode)
+        net.initialize()
+        gluon_syncbn.freeze_statistics(net, frozen)
+        with autograd.record():
+            found.append(net(nd.array(x), nd.array(mask)).asnumpy())
+    assert np.array_equal(*found) and np.isfinite(found).all()

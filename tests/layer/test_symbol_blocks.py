@@ -184,14 +184,6 @@ def test_epsilon_of_a_node_that_does_not_name_one():
     assert_near(*outputs, "float64", count=3 * 7 * 6)
 
 
-def test_nodes_whose_mean_is_read_stay_with_a_warning():
-    y, mean, _ = mx.sym.BatchNorm(mx.sym.var("data"), name="bn", output_mean_var=True)
-    net = SymbolBlock([y, mean], mx.sym.var("data"))
-    with pytest.warns(UserWarning, match=r"stay unsynchronized: bn \(its mean"):
-        convert_sync_batchnorm(net, 2)
-    assert operators(net).count("BatchNorm") == 1
-
-
 MODULE = """
 import sys, gluon_syncbn, numpy as np, mxnet as mx
 from mxnet.gluon import nn
@@ -235,21 +227,3 @@ def test_a_graph_outlives_the_block_that_it_was_traced_with(devices):
     with autograd.train_mode():
         ys = devices.map(call, xs)
     assert [y.asnumpy().item() for y in ys] == [0, 2]  # beta is 1
-
-
-def test_a_symbol_of_version_0_3_still_loads():
-    """It has another name for a layer's key."""
-    net = nn.HybridSequential()
-    net.add(SyncBatchNorm(in_channels=2), nn.Activation("relu"))
-    text = net(mx.sym.var("data")).tojson()
-    assert '"layer_key"' in text
-    symbol = mx.sym.load_json(text.replace('"layer_key"', '"group"'))
-    block = SymbolBlock(symbol, [mx.sym.var("data")])
-    block.initialize(mx.init.One())  # beta, too
-    x = mx.nd.array([[1, 2], [3, 6]])
-    for net in block, convert_sync_batchnorm(block, num_devices=1):
-        with autograd.train_mode():
-            y = net(x).asnumpy()
-        np.testing.assert_allclose(y, [[0, 0], [2, 2]], atol=1e-4)
-        assert len(synchronized_layers(net)) == 1
-    assert '"group"' not in block(mx.sym.var("data")).tojson()

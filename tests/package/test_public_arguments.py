@@ -133,7 +133,7 @@ GOOD.update(ctx=TWO, function=len, k=1, length=8, net=layer(), optimizer="sgd")
 GOOD.update(rank=0, size=1, value=5)
 CALLED = {"participating": participate, "Monitor.data": monitored}
 
-BOOLS = "center frozen fuse ignore_stale_grad reset_ctx"
+BOOLS = "center frozen ignore_stale_grad reset_ctx"
 BOOLS += " scale shuffle sync_bn unbiased_running_var use_global_stats"
 INITIALIZERS = "beta gamma running_mean running_variance"
 # Names of arguments with a value that is refused, and what is expected instead.
@@ -162,13 +162,12 @@ REFUSED = [
     ("rank", 1, "at most 0"),
     ("root", 1, "a rank below 1"),
     ("seconds timeout", 0, SECONDS),
-    ("slope weight", 0, "a positive number"),
+    ("slope", 0, "a positive number"),
     ("trainer", 5, "a gluon.Trainer"),
-    ("variance", ["pooled"], "'population' or 'pooled'"),
 ]
 ARGUMENTS = {name: row for names, *row in REFUSED for name in names.split()}
 # Those that are handed on to Gluon, and those whose sentences are in ROWS.
-ELSEWHERE = {*"from_block kwargs lists self array value make_parallel.ctx".split()}
+ELSEWHERE = {*"kwargs lists self array value make_parallel.ctx".split()}
 ELSEWHERE |= {"distributed.ShardSampler.batch_size"}
 # Made or called by MXNet and other functions of ours, or with arrays, as in ROWS.
 MADE = {"SyncBatchNorm.hybrid_forward", "SyncBatchNorm.forward"}
@@ -300,7 +299,7 @@ ROWS = [
     ),
     # recompute_statistics
     ("batches is an iterable of batches, but", partial(recompute, layer(), ARRAY)),
-    ("b is not initialized: call net.initialize() be", partial(recompute, b, [ARRAY])),
+    ("b is not initialized. Call net.initialize() be", partial(recompute, b, [ARRAY])),
 ]
 if not mx.runtime.Features().is_enabled("CUDA"):
     gpu = "contexts names gpu(1), but this MXNet was built for CPUs alone: expected"

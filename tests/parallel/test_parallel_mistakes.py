@@ -1,15 +1,12 @@
 """Bad contexts, batches, outputs and losses of parallel nets: one sentence each."""
 
-import re
-
 from gluon_syncbn import make_parallel
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
 
 import mxnet as mx
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
-from support.blocks import Function, by_gluon, new_parameter, prefixed
+from support.blocks import by_gluon, prefixed
 from support.nd import nd
 from support.parallel_nets import column, dense, weight_gradient
 
@@ -80,36 +77,3 @@ def test_outputs_that_cannot_be_joined(outputs, words, devices):
     net, x = make_parallel(net, devices.contexts), column(1, 2, 3)
     with pytest.raises(ValueError, match=words), autograd.record():
         net(x)
-
-
-class OwnNorm(Function):
-    """A batch normalization that is no layer."""
-
-    def __init__(self, prefix, **options):
-        super().__init__(prefix)
-        self._options = options
-        for name in "gamma", "beta", "running_mean", "running_var":
-            setattr(self, name, new_parameter(self, name, shape=(3,)))
-
-    def compute(self, F, x, gamma, beta, running_mean, running_var):
-        parameters = gamma, beta, running_mean, running_var
-        return F.BatchNorm(x, *parameters, name="norm", **self._options)
-
-
-def test_batch_normalization_that_is_no_layer(devices, recwarn):
-    net = nn.HybridSequential()
-    fixed = OwnNorm("fixed_", use_global_stats=True)
-    norm = nn.BatchNorm(in_channels=3)
-    net.add(OwnNorm("own_"), norm, fixed, nn.Dense(1, in_units=3))
-    net = make_parallel(net, devices.contexts)
-    net.initialize()
-    net.hybridize()
-    assert not recwarn
-    for _ in range(2):
-        with autograd.record():
-            net(nd.ones((4, 3)))
-    (warning,) = [w for w in recwarn if not IS_GLUON_2 or "unsync" in str(w.message)]
-    name = by_gluon("own_norm", r"node_\d+")
-    words = rf"stay unsynchronized: {name} \(a block calls F.B"
-    assert re.search(words, str(warning.message))
-    assert warning.filename == __file__

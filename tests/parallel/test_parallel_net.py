@@ -6,7 +6,6 @@ import pickle
 from gluon_syncbn import (
     SyncBatchNorm,
     check_replicas,
-    distributed,
     make_parallel,
     revert_parallel,
     revert_sync_batchnorm,
@@ -303,7 +302,6 @@ def saved(net, folder):
     [
         saved,
         lambda net, _: make_parallel(net, cpus(2, first=2), reset_ctx=True),
-        lambda net, _: distributed.average_statistics(net),
     ],
 )
 def test_values_are_read_when_no_work_may_change_them(read, tmp_path):

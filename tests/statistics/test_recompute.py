@@ -1,5 +1,7 @@
 """recompute_statistics: those of all elements together, however a net runs."""
 
+import threading
+
 from gluon_syncbn import (
     SyncBatchNorm,
     convert_sync_batchnorm,
@@ -12,8 +14,16 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn
+from mxnet.gluon.data import ArrayDataset, DataLoader
 from support import reference
-from support.blocks import MXNETS_LAYER, Function, Same, gluon_1_only, sharing
+from support.blocks import (
+    MXNETS_LAYER,
+    Function,
+    Same,
+    gluon_1_only,
+    in_threads,
+    sharing,
+)
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -103,32 +113,17 @@ def test_equals_all_elements_together(norm, way, mode):
 
 @pytest.mark.parametrize("unbiased", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_both_variances(dtype, unbiased):
+def test_both_divisors(dtype, unbiased):
     layer = SyncBatchNorm(in_channels=2, unbiased_running_var=unbiased)
     layer.cast(dtype)
     layer.initialize()
     batches = [b.reshape(-1, 2) for b in batches_of((7, 1, 4), (2,), dtype, mean=1000)]
     together = np.concatenate(batches).astype("float64")
-    within = sum(len(b) * b.astype("float64").var(axis=0) for b in batches)
-    for kind, right in (
-        ("population", together.var(axis=0, ddof=unbiased)),
-        ("pooled", within / (len(together) - len(batches) * unbiased)),
-    ):
-        as_input = (nd.array(batch, dtype=dtype) for batch in batches)
-        recompute_statistics(layer, as_input, variance=kind)
-        var, mean = value(layer.running_var), value(layer.running_mean)
-        assert_near(var, right, dtype, 12, conditioning=500, scale=abs(right).max())
-        assert_near(mean, together.mean(axis=0), dtype, 12, scale=1000)
-
-
-def test_a_value_for_each_channel_has_no_variance_of_a_batch():
-    layer = SyncBatchNorm(in_channels=1, unbiased_running_var=True)
-    layer.initialize()
-    batches = [nd.array([[x]]) for x in (1.0, 3.0, 8.0)]
-    recompute_statistics(layer, batches, variance="pooled")
-    assert value(layer.running_var) == 0
-    recompute_statistics(layer, batches)
-    assert value(layer.running_mean) == 4 and value(layer.running_var) == 13
+    recompute_statistics(layer, (nd.array(batch, dtype=dtype) for batch in batches))
+    var, mean = value(layer.running_var), value(layer.running_mean)
+    right = together.var(axis=0, ddof=unbiased)
+    assert_near(var, right, dtype, 12, conditioning=500, scale=abs(right).max())
+    assert_near(mean, together.mean(axis=0), dtype, 12, scale=1000)
 
 
 def test_nothing_but_the_statistics_changes():
@@ -165,7 +160,7 @@ def test_frozen_layers_keep_their_statistics():
         assert (value(layer.running_var) == 1).all()
     np.testing.assert_allclose(value(net[2].running_mean), [2, 4], rtol=1e-4)
     for frozen in net[:2]:
-        with pytest.raises(ValueError, match="that is not frozen, expected at least"):
+        with pytest.raises(ValueError, match="a BatchNorm that is not frozen"):
             recompute_statistics(frozen, [nd.array(x)])
 
 
@@ -184,7 +179,7 @@ def test_layers_stay_of_their_kind():
     net.initialize()
     net.hybridize()
     name = getattr(net[2], "name", "Negated")
-    with pytest.warns(UserWarning, match=rf"stay unsynchronized: {name} "):
+    with pytest.warns(UserWarning, match=rf"keep their statistics: {name} "):
         recompute_statistics(net, [nd.array([[[[1.0]]], [[[3.0]]]])])
     assert tuple(map(type, net)) == kinds
     # (-1, 1) after the first layer; the ReLU makes (0, 1) of it.
@@ -251,7 +246,7 @@ def read(batches):
         (["gone"], KeyError, "gone"),
         ([X, X[:, :2]], ValueError, "expected 3 channels"),
         ([X, X * np.inf], ValueError, "are not finite, expected"),
-        ([], ValueError, "no batch has reached a BatchNorm that is not frozen"),
+        ([], ValueError, "got none"),
     ],
 )
 @pytest.mark.parametrize("norm", [SyncBatchNorm, nn.BatchNorm])
@@ -312,3 +307,94 @@ def test_several_inputs_and_another_batch_axis():
     x, y = np.array([[1.0, 2, 3]]), np.array([[0.0, 0, 3]])
     recompute_statistics(net, [(x.astype("float32"), y.astype("float32"))])
     assert value(net.norm.running_mean) == 3 and value(net.norm.running_var) == 14 / 3
+
+
+def net_of_one(contexts, parallel):
+    net = nn.HybridSequential()
+    net.add(Same(), SyncBatchNorm(in_channels=1))
+    if parallel:
+        make_parallel(net, contexts)
+    net.initialize(ctx=contexts)
+    return net
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count, parallel", [(1, False), (1, True), (2, True)])
+def test_only_its_own_calls_count(count, parallel, mode):
+    """Pseudo-labels, and another thread that predicts, have the former statistics."""
+    net = set_mode(net_of_one(cpus(count), parallel), mode)
+    x, predictions = nd.array([[1000.0], [1000.0]]), []
+
+    def predict():
+        predictions.append(net(x).asnumpy())
+
+    def batches():
+        for batch in [[0.0], [2.0]], [[10.0], [12.0]]:
+            predict()
+            if parallel:
+                thread = threading.Thread(target=in_threads(predict))
+                thread.start()
+            yield nd.array(batch)
+            if parallel:
+                thread.join()
+
+    recompute_statistics(net, batches())
+    assert_statistics(net, [np.array([6.0]), np.array([26.0])], [x.asnumpy()], count)
+    expected = np.full((2, 1), 1000 / np.sqrt(1 + 1e-5))
+    for prediction in predictions:
+        assert_near(prediction, expected, scale=1000)
+
+
+X8, LABELS = np.arange(8, dtype="float32").reshape(8, 1), np.zeros(8, "float32")
+LOADERS = {
+    "NumPy": lambda: [X8[:5], X8[5:]],
+    "another context": lambda: [nd.array(X8, ctx=mx.cpu(3))],
+    "(x, label)": lambda: DataLoader(ArrayDataset(X8, LABELS), 3),
+    "(x, label, weight)": lambda: [(X8, LABELS, LABELS)],
+    "NDArrayIter": lambda: mx.io.NDArrayIter(X8, LABELS, 3),
+}
+
+
+NDARRAY_ITER = pytest.param("NDArrayIter", marks=gluon_1_only("blocks take mx.np"))
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", [*list(LOADERS)[:-1], NDARRAY_ITER])
+def test_batches_of_every_kind(kind, count, parallel):
+    net = net_of_one(cpus(count), parallel)
+    recompute_statistics(net, LOADERS[kind]())
+    assert value(net[1].running_mean) == 3.5 and value(net[1].running_var) == 5.25
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    "batches, words",
+    [
+        ([], "at least one batch, got none"),
+        (iter(()), "at least one batch, got none"),
+        ([X8, X8[:0]], "0 rows|at least 1 row"),
+    ],
+)
+def test_batches_that_are_empty(batches, words, count, parallel):
+    net = net_of_one(cpus(count), parallel)
+    with pytest.raises(ValueError, match=words):
+        recompute_statistics(net, batches)
+    assert value(net[1].running_mean) == 0
+
+
+class Unused(Function):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm(in_channels=1)
+
+    def compute(self, F, x):
+        return F.identity(x)
+
+
+def test_a_layer_that_no_batch_reaches():
+    net = Unused()
+    net.initialize()
+    with pytest.raises(ValueError, match="net must call a BatchNorm .* got no call"):
+        recompute_statistics(net, [nd.array(X8)])

@@ -1,0 +1,114 @@
+"""Symbols as lists of nodes, and copies of symbols with nodes replaced.
+
+MXNet's symbols cannot be changed, so this works on their JSON form.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable
+
+import mxnet as mx
+
+INPUT = "gluon_syncbn_input"  # stands for a replaced node's first input
+
+
+def nodes_of(symbol: Any) -> list[dict]:
+    """Return the nodes of a graph in topological order.
+
+    A node has ``op`` ("null" is a variable), ``name``, ``attrs``, which is a dict of
+    strings, and ``inputs``, each of which begins with a node's number and output.
+    """
+    return parse(symbol)["nodes"]
+
+
+def input_names(nodes: list[dict], node: dict) -> list[str]:
+    """Return the names of the nodes that a node reads."""
+    return [nodes[number]["name"] for number, *_ in node["inputs"]]
+
+
+def used_outputs(symbol: Any) -> dict[int, set[int]]:
+    """Return the outputs of each node that are read, by the node's number."""
+    graph, used = parse(symbol), {}
+    entries = [entry for node in graph["nodes"] for entry in node["inputs"]]
+    for number, output, *_ in entries + graph["heads"]:
+        used.setdefault(number, set()).add(output)
+    return used
+
+
+def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
+    """Return a copy of a symbol with nodes replaced.
+
+    `replace` is called with the number of each node, and the node. If it returns None
+    the node stays, with changes of its ``attrs``; if it returns a symbol with one
+    output, that replaces the node's first output. In that symbol the variable
+    :data:`INPUT` is the node's first input, and other variables are the variables of
+    the graph that have the same name.
+    """
+    old, graph = parse(symbol), _Graph()
+    entries: list = []  # a new entry [node, output] for each old node
+    for number, node in enumerate(old["nodes"]):
+        piece = replace(number, node)
+        if piece is None:
+            entries.append([graph.add(node, entries), None])
+        else:
+            entries.append(graph.splice(piece, _resolve(node["inputs"][0], entries)))
+    heads = [_resolve(head, entries) for head in old["heads"]]
+    return from_nodes(symbol, old, graph.nodes, heads)
+
+
+def from_nodes(symbol: Any, graph: dict, nodes: list, heads: list) -> Any:
+    """Return a symbol of the kind of `symbol`, with other nodes and heads."""
+    graph.update(nodes=nodes, heads=heads)
+    graph["arg_nodes"] = [k for k, node in enumerate(nodes) if node["op"] == "null"]
+    graph.pop("node_row_ptr", None)  # MXNet computes it
+    made = mx.sym.load_json(json.dumps(graph))
+    return made if type(symbol) is mx.sym.Symbol else made.as_np_ndarray()
+
+
+def parse(symbol: Any) -> dict:
+    """Return a symbol's JSON form, with ``attrs`` for every node."""
+    # Where it removes casts, MXNet never frees the graph without them.
+    graph = json.loads(symbol.tojson(remove_amp_cast=False))
+    for node in graph["nodes"]:
+        node.setdefault("attrs", {})
+    return graph
+
+
+class _Graph:
+    """The nodes of a new graph; a variable's name stands for one node."""
+
+    def __init__(self):
+        self.nodes, self._variables = [], {}
+
+    def add(self, node, entries):
+        """Add a node whose inputs are looked up in `entries`; return its number."""
+        if node["op"] == "null" and node["name"] in self._variables:
+            return self._variables[node["name"]]
+        inputs = [_resolve(entry, entries) for entry in node["inputs"]]
+        self.nodes.append({**node, "inputs": inputs})
+        number = len(self.nodes) - 1
+        if node["op"] == "null":
+            self._variables[node["name"]] = number
+        return number
+
+    def splice(self, piece, first_input):
+        """Add the nodes of a symbol; return the entry of its output."""
+        graph, entries = parse(piece), []
+        for node in graph["nodes"]:
+            if node["name"] == INPUT:
+                entries.append(first_input[:2])
+            else:
+                entries.append([self.add(node, entries), None])
+        (head,) = graph["heads"]
+        return _resolve(head, entries)[:2]
+
+
+def _resolve(entry, entries):
+    """Return an old entry [node, output, version] as an entry of the new graph.
+
+    A node that stays has all its outputs; a replaced one has the first only.
+    """
+    source, output, *version = entry
+    number, only_output = entries[source]
+    return [number, output if only_output is None else only_output, *version]
