@@ -173,7 +173,7 @@ class Trainer(mx.gluon.Trainer):
         name = "Trainer.join, optimizer states"
         indices, counts, optimizer.num_update = allgather(own, name)[root]
         update_counts(optimizer).update((k, dict(items)) for k, items in counts)
-        values: list = []
+        values = []
         for k, updater in enumerate(self._updaters):
             for i in set(indices) - set(updater.states):
                 weight = self._params[i].list_data()[k]
