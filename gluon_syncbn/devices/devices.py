@@ -11,7 +11,7 @@ import collections
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import mxnet as mx
@@ -31,11 +31,11 @@ from ..common.shares import share_bounds
 from ..mxnet_private.graphs import DTYPES
 from ..mxnet_private.library import array_of, to_context
 from ..native import failures
-from ..native.interrupts import deferred_interrupt
+from ..native.interrupts import DeferredSignals
 from .workers import Workers
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
-_turns: Any = collections.defaultdict(threading.Lock)  # by process
+_turns: Any = collections.defaultdict(threading.RLock)  # by process
 
 
 class _Within(threading.local):
@@ -208,30 +208,35 @@ class Devices:
             )
         call = _under_flags(function, self.contexts)
         is_nested = inside_map()  # then it is the turn of who called the outer one
-        with nullcontext() if is_nested else self._turn(), deferred_interrupt():
-            with self._giving_up(is_nested):
-                return [
-                    self._workers.of(context).call(call, context, *elements)
-                    for context, *elements in zip(self.contexts, *lists)
-                ]
+        with DeferredSignals() as section:
+            with nullcontext() if is_nested else self._turn(section):
+                with self._giving_up(is_nested, section):
+                    return [
+                        section.wait(
+                            1, self._workers.of(context).call, call, context, *elements
+                        )
+                        for context, *elements in zip(self.contexts, *lists)
+                    ]
 
     @contextmanager
-    def _turn(self):
+    def _turn(self, section):
         """In the ``with`` block no other thread of the process calls `map`."""
         turn, bound = _turns[os.getpid()], _bound()
-        if not turn.acquire(timeout=bound):
-            raise mx.MXNetError(
-                f"waited {failures.get_timeout():g} s for the map of another thread"
-            )
         try:
-            self._workers.finish(bound)  # of a map that was interrupted before
+            if not section.wait(0, turn.acquire, True, bound):
+                raise mx.MXNetError(
+                    f"waited {failures.get_timeout():g} s for the map of another thread"
+                )
+            # Of a map that was interrupted before.
+            section.wait(0, self._workers.finish, bound)
             failures.check_thread()
             yield
         finally:
-            turn.release()
+            with suppress(RuntimeError):  # this thread has not got its turn
+                turn.release()
 
     @contextmanager
-    def _giving_up(self, is_nested):
+    def _giving_up(self, is_nested, section):
         """Gives up the work in flight if the ``with`` block raises."""
         try:
             yield
@@ -244,7 +249,7 @@ class Devices:
             if not is_nested:
                 # After a KeyboardInterrupt a thread may be at work still, and MXNet
                 # crashes if two threads call it at once.
-                self._workers.finish(_bound())
+                section.wait(0, self._workers.finish, _bound())
             failures.give_up(reason)
             raise
 

@@ -13,7 +13,7 @@ from ..common.arguments import check_block, check_real
 from ..common.moments import Moments
 from ..layer.finding import running_statistics
 from ..mxnet_private.parameters import data_of
-from ..native.interrupts import deferred_interrupt
+from ..native.interrupts import DeferredSignals
 from ..native.world import wait_seconds, world
 from .meeting import allgather
 from .parameters import check_equal_nets
@@ -77,7 +77,7 @@ def average_statistics(
     pairs = running_statistics(net)
     own = [_moments(weight, *both) for both in pairs]
     everyone = allgather(own, "average_statistics", timeout)
-    with autograd.pause(), deferred_interrupt():
+    with autograd.pause(), DeferredSignals():
         for both, replicas in zip(pairs, zip(*everyone)):
             total = functools.reduce(Moments.merge, sum(replicas, []))
             for parameter, value in zip(both, (total.mean, total.m2 / total.count)):

@@ -16,7 +16,7 @@ from ..mxnet_private import trainers
 from ..mxnet_private.library import push
 from ..mxnet_private.parameters import gradients_of
 from . import failures
-from .interrupts import deferred_interrupt
+from .interrupts import DeferredSignals
 from .library import load
 from .program import warn
 
@@ -59,7 +59,7 @@ def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
     if trainers.not_copied_yet(trainer):
         _warn_of_shards(trainer)
         mx.nd.waitall()
-    with deferred_interrupt(all_of_them=True):  # a key can be initialized once
+    with DeferredSignals():  # a key can be initialized once
         yield
     if trainers.workers_of(trainer) > 1:
         # MXNet does not order the copies before the first gradients: servers that have
@@ -71,13 +71,13 @@ def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
 def _around_queueing(trainer: mx.gluon.Trainer, updates: bool) -> Iterator[None]:
     if updates:
         _await_gradients(trainer)
-    with deferred_interrupt(all_of_them=True):
+    with DeferredSignals():
         yield
 
 
 # The reduction is what updates on a kvstore; elsewhere it overlaps with backward.
 _AROUND = {
-    "step": lambda _trainer: deferred_interrupt(all_of_them=True),  # queued as a whole
+    "step": lambda _trainer: DeferredSignals(),  # queued as a whole
     "_init_params": _around_init,
     "_allreduce_grads": lambda trainer: _around_queueing(
         trainer, trainers.updates_on_kvstore(trainer)

@@ -20,7 +20,7 @@ from ..layer.finding import synchronized_layers
 from ..mxnet_private.blocks import name_of
 from ..mxnet_private.parameters import contexts_of, data_of
 from ..native import failures
-from ..native.interrupts import deferred_interrupt
+from ..native.interrupts import DeferredSignals
 from ..native.world import world
 from ..parallel.forward import is_parallel
 from ..parallel.participation import calling
@@ -220,7 +220,7 @@ def _write(layers, found, variance):
         if one:
             place = layer.running_mean, layer.running_var
             merged[place] = merged[place].merge(one) if place in merged else one
-    with autograd.pause(), deferred_interrupt():
+    with autograd.pause(), DeferredSignals():
         for parameters, one in merged.items():
             values = one.total.mean, one.variance(variance)
             for parameter, value in zip(parameters, values):

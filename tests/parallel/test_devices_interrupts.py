@@ -32,3 +32,63 @@ print(devices.map(int))
 
 def test_a_function_that_never_ends_can_be_left():
     assert output_of(STUCK).splitlines() == ["interrupted", "[0, 0]"]
+
+
+class Raised(Exception):
+    """What a signal's handler raises."""
+
+
+class SignalAt:
+    """Sends a signal before an operation of Python, counted in ours and some others."""
+
+    FOLDER = os.path.dirname(gluon_syncbn.__file__)
+    FILES = contextlib.__file__, gluon.trainer.__file__
+
+    def __init__(self, place, number):
+        self.left, self._number = place, number
+
+    def __enter__(self):
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *exception):
+        sys.settrace(None)
+
+    def _call(self, frame, _event, _argument):
+        path = frame.f_code.co_filename
+        if path not in self.FILES and not path.startswith(self.FOLDER):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._operate
+
+    def _operate(self, _frame, event, _argument):
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(self._number)
+        return self._operate
+
+
+@pytest.mark.timeout(120 + REPEAT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+def test_a_handler_raises_at_any_instant_of_a_step(number, devices):
+    """Of a batch with fewer rows than contexts. GLUON_SYNCBN_REPEAT=10 for thousands."""
+
+    def handle(*_):
+        raise Raised
+
+    def step():
+        with autograd.record():
+            loss = net(nd.array([[1, 2]])) ** 2
+        loss.backward()
+        trainer.step(1)
+
+    def weights():
+        arrays = [a for p in (net[0].weight, net[2].weight) for a in p.list_data()]
+        return np.concatenate([array.asnumpy().ravel() for array in arrays])
+
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=2), nn.Dense(2), nn.Dense(1, use_bias=False))
+    net.add(SyncBatchNorm(), SyncBatchNorm())
+    net = gluon_syncbn.make_parallel(net, devices.contexts)
+    net.initialize()
