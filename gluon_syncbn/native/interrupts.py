@@ -73,10 +73,13 @@ class DeferredSignals:
         finally:
             self.limits = former
 
-    def note(self, number: int, *call: Any) -> None:
-        """Keep a signal's handler and frame for later, or for now."""
-        self._noted.append((number, *call))
-        self._call_due()
+    def handle(self, number: int, handler: Callable, frame: Any) -> None:
+        """Call a signal's handler, now or later."""
+        if DeferredSignals._open is self:
+            self._noted.append((number, handler, frame))
+            self._call_due()
+        else:
+            handler(number, frame)
 
     def _call_due(self):
         interrupts = [one for one in self._noted if one[0] == signal.SIGINT]
@@ -98,10 +101,7 @@ class _Noting:
         self._section, self.handler = section, handler
 
     def __call__(self, number, frame):
-        if DeferredSignals._open is self._section:
-            self._section.note(number, self.handler, frame)
-        else:
-            self.handler(number, frame)
+        self._section.handle(number, self.handler, frame)
 
 
 def _call_all(noted):
