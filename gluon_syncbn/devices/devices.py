@@ -10,8 +10,9 @@ from __future__ import annotations
 import collections
 import os
 import threading
+import zlib
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import mxnet as mx
@@ -28,28 +29,38 @@ from ..common.arguments import (
 )
 from ..common.mxnet_version import Context
 from ..common.shares import share_bounds
+from ..mxnet_private import seeds
 from ..mxnet_private.graphs import DTYPES
 from ..mxnet_private.library import array_of, to_context
 from ..native import failures
-from ..native.interrupts import deferred_interrupt
+from ..native.interrupts import DeferredSignals
 from .workers import Workers
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
-_turns: Any = collections.defaultdict(threading.Lock)  # by process
+_turns: Any = collections.defaultdict(threading.RLock)  # by process
 
 
 class _Within(threading.local):
     contexts: Sequence = ()  # those of the innermost map that this thread works for
+    seeds = -1  # of mx.random.seed, when this context's thread got its own
 
 
 _within = _Within()
+_seeds = 0  # calls of mx.random.seed
+_drawn = -1, 0  # their number at the latest draw from a caller's generator, and that
+
+
+def _note_seed():
+    global _seeds
+    _seeds += not inside_map()
 
 
 class Devices:
     """The contexts of one data-parallel net, driven one after the other.
 
     A context has one thread in a process, whoever calls it. Each thread has its own
-    random generators.
+    random generators, which the first `map` after ``mx.random.seed`` seeds, from the
+    generator of its caller and differently for each context.
 
     Parameters
     ----------
@@ -79,6 +90,7 @@ class Devices:
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
         self.contexts = check_contexts("contexts", contexts)
+        seeds.watch(_note_seed)
         gpus = [context for context in self.contexts if context.device_type == "gpu"]
         if gpus and not mx.runtime.Features().is_enabled("CUDA"):
             raise ValueError(
@@ -206,32 +218,37 @@ class Devices:
                 f"lists have lengths {comma_list(sorted(lengths))}, expected "
                 f"equal ones, at most {len(self)}"
             )
-        call = _under_flags(function, self.contexts)
         is_nested = inside_map()  # then it is the turn of who called the outer one
-        with nullcontext() if is_nested else self._turn(), deferred_interrupt():
-            with self._giving_up(is_nested):
-                return [
-                    self._workers.of(context).call(call, context, *elements)
-                    for context, *elements in zip(self.contexts, *lists)
-                ]
+        with DeferredSignals() as section:
+            with nullcontext() if is_nested else self._turn(section):
+                call = _under_flags(function, self.contexts, _caller_seed(is_nested))
+                with self._giving_up(is_nested, section):
+                    return [
+                        section.wait(
+                            1, self._workers.of(context).call, call, context, *elements
+                        )
+                        for context, *elements in zip(self.contexts, *lists)
+                    ]
 
     @contextmanager
-    def _turn(self):
+    def _turn(self, section):
         """In the ``with`` block no other thread of the process calls `map`."""
         turn, bound = _turns[os.getpid()], _bound()
-        if not turn.acquire(timeout=bound):
-            raise mx.MXNetError(
-                f"waited {failures.get_timeout():g} s for the map of another thread"
-            )
         try:
-            self._workers.finish(bound)  # of a map that was interrupted before
+            if not section.wait(0, turn.acquire, True, bound):
+                raise mx.MXNetError(
+                    f"waited {failures.get_timeout():g} s for the map of another thread"
+                )
+            # Of a map that was interrupted before.
+            section.wait(0, self._workers.finish, bound)
             failures.check_thread()
             yield
         finally:
-            turn.release()
+            with suppress(RuntimeError):  # this thread has not got its turn
+                turn.release()
 
     @contextmanager
-    def _giving_up(self, is_nested):
+    def _giving_up(self, is_nested, section):
         """Gives up the work in flight if the ``with`` block raises."""
         try:
             yield
@@ -244,7 +261,7 @@ class Devices:
             if not is_nested:
                 # After a KeyboardInterrupt a thread may be at work still, and MXNet
                 # crashes if two threads call it at once.
-                self._workers.finish(_bound())
+                section.wait(0, self._workers.finish, _bound())
             failures.give_up(reason)
             raise
 
@@ -313,7 +330,22 @@ def split(
     return shards
 
 
-def _under_flags(function, contexts):
+def _caller_seed(is_nested):
+    """Return the number of seeds, and what the latest leads to in a caller's thread."""
+    global _drawn
+    # Only then: a draw waits for the generator, and work may use it that waits for us.
+    if _drawn[0] != _seeds and not is_nested:
+        _drawn = _seeds, seeds.draw()
+    return _drawn
+
+
+def _seed_thread(context, number, value):
+    if _within.seeds != number:
+        _within.seeds = number
+        seeds.seed(zlib.crc32(f"{value} {context}".encode()) >> 1, ctx=context)
+
+
+def _under_flags(function, contexts, seed):
     """`function` for other threads, under the thread-local state of this one."""
     record = autograd.record if autograd.is_recording() else autograd.pause
     is_training = autograd.is_training()
@@ -322,6 +354,7 @@ def _under_flags(function, contexts):
     def call(context, *elements):
         former, _within.contexts = _within.contexts, contexts
         try:
+            _seed_thread(context, *seed)
             # A copy of the context, because it notes the one that it replaces.
             with Context(context), record(train_mode=is_training):
                 with mx.util.np_shape(np_shape), mx.util.np_array(np_array):

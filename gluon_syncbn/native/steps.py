@@ -16,7 +16,7 @@ from ..mxnet_private import trainers
 from ..mxnet_private.library import push
 from ..mxnet_private.parameters import gradients_of, is_parallel
 from . import failures
-from .interrupts import deferred_interrupt
+from .interrupts import DeferredSignals
 from .library import load
 from .program import warn
 from .world import world
@@ -63,7 +63,7 @@ def _around_step(trainer: mx.gluon.Trainer) -> Iterator[None]:
             "kvstore='dist_sync'; a program that adds up itself calls "
             "allreduce_grads() and update() in place of step()"
         )
-    with deferred_interrupt(all_of_them=True):  # queued as a whole
+    with DeferredSignals():  # queued as a whole
         yield
 
 
@@ -77,7 +77,7 @@ def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
     if trainers.not_copied_yet(trainer):
         _warn_of_shards(trainer)
         mx.nd.waitall()
-    with deferred_interrupt(all_of_them=True):  # a key can be initialized once
+    with DeferredSignals():  # a key can be initialized once
         yield
     if trainers.workers_of(trainer) > 1:
         # MXNet does not order the copies before the first gradients: servers that have
@@ -96,7 +96,7 @@ def _around_reduction(trainer: mx.gluon.Trainer) -> Iterator[None]:
     # The reduction is what updates on a kvstore; elsewhere it overlaps with backward.
     if trainers.updates_on_kvstore(trainer):
         _await_gradients(trainer)
-    with deferred_interrupt(all_of_them=True), trainers.one_gradient_each(trainer):
+    with DeferredSignals(), trainers.one_gradient_each(trainer):
         yield
 
 
@@ -105,7 +105,7 @@ def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
     is_done = trainers.updates_on_kvstore(trainer)
     if not is_done:
         _await_gradients(trainer)
-    with deferred_interrupt(all_of_them=True):
+    with DeferredSignals():
         if not is_done:
             trainers.spread_gradients(trainer)
         yield

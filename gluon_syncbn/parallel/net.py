@@ -91,8 +91,8 @@ def make_parallel(
 
     `backward` may be called by another thread, and writes the gradients of parameters,
     and of inputs that `attach_grad` was called for. `autograd.grad` raises a
-    ValueError. Each device's thread has its own random generators:
-    ``net.devices.map(lambda: mx.random.seed(0))`` seeds them.
+    ValueError. ``mx.random.seed``, called by the thread that calls the net, decides
+    initialization and Dropout on all devices, and each device draws other numbers.
 
     Examples
     --------

@@ -7,8 +7,9 @@ Here the change is ordered against work in flight; it must not know the rendezvo
 from __future__ import annotations
 
 import itertools
+import math
 from contextlib import contextmanager
-from typing import Iterator, Sequence
+from typing import ContextManager, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -16,6 +17,7 @@ from mxnet import autograd
 from ..common.arguments import check_block, check_contexts, comma_list
 from ..layer.finding import synchronized_layers
 from ..mxnet_private.parameters import data_of
+from ..native.interrupts import ALL_WAIT, DeferredSignals
 from ..native.library import load
 
 _changes = 0  # how often other contexts have become those that call a net
@@ -26,10 +28,9 @@ def changes() -> int:
     return _changes
 
 
-@contextmanager
 def participating(
     net: mx.gluon.Block, contexts: Sequence[mx.Context]
-) -> Iterator[None]:
+) -> ContextManager[None]:
     """In the ``with`` block only these contexts call the net in training.
 
     For a batch that is smaller than the number of devices. Every SyncBatchNorm of the
@@ -79,32 +80,35 @@ def participating(
                 f"contexts names {context}, but SyncBatchNorm '{layer.name}' is "
                 f"initialized on {comma_list(expected)}"
             )
-    try:
-        with calling(layers, contexts):
-            yield
-    finally:
-        # After a failure too: other layers may have finished their step.
-        with autograd.pause():
-            for layer in layers:
-                _copy_running_statistics(layer, contexts)
+    return calling(layers, contexts, levels_statistics=True)
 
 
 @contextmanager
-def calling(layers: Sequence, contexts: Sequence[mx.Context]) -> Iterator[None]:
-    """As `participating`; running statistics of the other contexts stay as they are."""
+def calling(
+    layers: Sequence, contexts: Sequence[mx.Context], levels_statistics: bool = False
+) -> Iterator[None]:
+    """As `participating`, for some layers; it may leave running statistics unequal."""
     global _changes
-    mx.nd.waitall()
-    for layer in layers:
-        _set_participants(layer, contexts)
-    try:
-        yield
-    finally:
+    # An exception of a handler would come between two layers, or before the first line
+    # of __exit__. A second Ctrl-C reaches the block, and the first one its maps.
+    with DeferredSignals() as section:
         try:
             mx.nd.waitall()
-        finally:
-            _changes += 1
             for layer in layers:
-                _set_participants(layer, [])
+                _set_participants(layer, contexts)
+            section.limits = 1, math.inf
+            yield
+        finally:
+            section.limits = ALL_WAIT
+            try:
+                mx.nd.waitall()
+            finally:
+                _changes += 1
+                # After a failure too: other layers may have finished their step.
+                for layer in layers:
+                    _set_participants(layer, [])
+                    if levels_statistics:
+                        _copy_running_statistics(layer, contexts)
 
 
 def _set_participants(layer, contexts):
@@ -112,8 +116,9 @@ def _set_participants(layer, contexts):
 
 
 def _copy_running_statistics(layer, contexts):
-    """From the first active context to the skipped ones."""
+    """Copy those of the first active context to the skipped ones."""
     for parameter in (layer.running_mean, layer.running_var):
         for data in data_of(parameter):  # none, if the net has no shapes yet
             if data.context not in contexts:
-                parameter.data(contexts[0]).copyto(data)
+                with autograd.pause():
+                    parameter.data(contexts[0]).copyto(data)

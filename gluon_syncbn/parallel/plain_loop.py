@@ -54,7 +54,7 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     context: the others have no work yet. Compute the net's inputs before the loop:
     MXNet lets operators of one thread share memory, so those on one context's input
     could wait for another context's loss, which waits for them. Each context's thread
-    has its own random generators.
+    has its own random generators, which ``mx.random.seed`` seeds as it does elsewhere.
 
     Examples
     --------

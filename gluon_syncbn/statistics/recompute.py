@@ -23,7 +23,7 @@ from ..mxnet_private.blocks import count_inputs, name_of
 from ..mxnet_private.library import array_of, to_context
 from ..mxnet_private.parameters import contexts_of, data_of
 from ..native import failures
-from ..native.interrupts import deferred_interrupt
+from ..native.interrupts import DeferredSignals
 from ..native.library import load
 from ..native.program import warn
 from ..native.world import world
@@ -321,7 +321,7 @@ def _write(layers, found):
         if one:
             place = layer.running_mean, layer.running_var
             merged[place] = merged[place].merge(one) if place in merged else one
-    with autograd.pause(), deferred_interrupt():
+    with autograd.pause(), DeferredSignals():
         for parameters, one in merged.items():
             values = one.total.mean, one.variance()
             for parameter, value in zip(parameters, values):

@@ -4,15 +4,15 @@ import threading
 import traceback
 import weakref
 
-from gluon_syncbn import SyncBatchNorm
+from gluon_syncbn import SyncBatchNorm, allow_plain_loop, make_parallel
 
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.blocks import Double
-from support.helpers import whole
+from support.helpers import Loop, cpus, set_mode, whole
 from support.nd import nd
 
 
@@ -136,3 +136,44 @@ def test_calls_of_a_static_graph_keep_their_order(devices):
         outputs = devices.map(call, devices.split(x), devices.split(5 - 2 * x))
     first, second = (whole(column) for column in zip(*outputs))
     np.testing.assert_allclose(first, -second, atol=1e-4)
+
+
+def draws(seed, count, way, mode):
+    """Weights of inferred shape and, for each context, the masks of two calls."""
+    mx.random.seed(seed)
+    contexts = cpus(count)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(50, use_bias=False), nn.Dropout(0.5))
+    loop = Loop(contexts if way is allow_plain_loop else contexts[:1])
+    net = way(net) if way is allow_plain_loop else way(net, contexts)
+    net.initialize(mx.init.Normal(), ctx=contexts)
+    set_mode(net, mode)
+    x = nd.ones((count, 3))
+    masks = []
+    for _ in range(2):
+        with autograd.train_mode():
+            ys = loop.map(net, gluon.utils.split_and_load(x, loop.contexts))
+        masks.append(np.concatenate([y.asnumpy() for y in ys]) == 0)
+    return net[0].weight.data(contexts[0]).asnumpy(), np.concatenate(masks)
+
+
+@pytest.mark.parametrize("mode", ["imperative", "static_shape"])
+@pytest.mark.parametrize("way", [make_parallel, allow_plain_loop])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_seed_decides_weights_and_masks(count, way, mode):
+    """It repeats a run, another one differs, and so do contexts and calls."""
+    (weights, masks), same, other = (draws(s, count, way, mode) for s in (1, 1, 2))
+    assert (same[0] == weights).all() and (same[1] == masks).all()
+    assert (other[0] != weights).any() and (other[1] != masks).any()
+    assert len({row.tobytes() for row in masks}) == 2 * count
+
+
+def test_a_seed_of_a_context_is_kept(devices):
+    def draw():
+        return mx.nd.random.uniform(shape=(3,)).asnumpy().tolist()
+
+    runs = []
+    for _ in range(2):
+        devices.map(lambda: mx.random.seed(3))
+        runs.append(devices.map(draw))
+    assert runs[0] == runs[1]

@@ -1,6 +1,21 @@
-"""Ctrl-C in Devices.map: the first waits for every context, a second does not."""
+"""Signals in training: the first Ctrl-C waits for every context, a second does not."""
 
-from support.helpers import output_of
+import contextlib
+import os
+import random
+import signal
+import sys
+
+import gluon_syncbn
+
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from support.helpers import output_of, repetitions
+from support.nd import nd
+
+TRIALS = 250 * repetitions()
 
 STUCK = """
 import os, signal, threading, time
@@ -32,3 +47,87 @@ print(devices.map(int))
 
 def test_a_function_that_never_ends_can_be_left():
     assert output_of(STUCK).splitlines() == ["interrupted", "[0, 0]"]
+
+
+class Raised(Exception):
+    """What a signal's handler raises."""
+
+
+class SignalAt:
+    """Sends a signal before an operation of Python, counted in ours and some others."""
+
+    FOLDER = os.path.dirname(gluon_syncbn.__file__)
+    FILES = contextlib.__file__, gluon.trainer.__file__
+
+    def __init__(self, place, number):
+        self.left, self._number = place, number
+
+    def __enter__(self):
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *exception):
+        sys.settrace(None)
+
+    def _call(self, frame, _event, _argument):
+        path = frame.f_code.co_filename
+        if path not in self.FILES and not path.startswith(self.FOLDER):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._operate
+
+    def _operate(self, _frame, event, _argument):
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(self._number)
+        return self._operate
+
+
+@pytest.mark.timeout(60 + TRIALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+def test_a_handler_raises_at_any_instant_of_a_step(number, make_devices):
+    """A step of too few rows for all contexts. GLUON_SYNCBN_REPEAT=20 for thousands."""
+
+    def handle(*_):
+        raise Raised
+
+    def step():
+        with autograd.record():
+            loss = net(rows) * nd.array([[1], [2]])
+        loss.backward()
+        trainer.step(2)
+
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(in_channels=2), nn.Dense(1, in_units=2))
+    net = gluon_syncbn.make_parallel(net, make_devices(3).contexts)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
+    trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    rows = nd.array([[1, 2], [3, 5]])
+    step()
+    with SignalAt(0, number) as counter:
+        step()
+    gluon_syncbn.set_timeout(3)
+    former, rng, count = signal.signal(number, handle), random.Random(0), 0
+    try:
+        for _ in range(TRIALS):
+            before = [p.data().asnumpy() for p in trained]
+            try:
+                with SignalAt(rng.randrange(1, -counter.left), number):
+                    step()
+            except Raised:
+                sys.settrace(None)
+                count += 1
+                autograd.set_recording(False)  # MXNet's scopes have such instants, too
+                autograd.set_training(False)
+                gluon_syncbn.recover()
+            gluon_syncbn.check_replicas(net)
+            pairs = zip(before, trained)
+            assert len({np.array_equal(x, p.data().asnumpy()) for x, p in pairs}) == 1
+            with pytest.raises(Raised):
+                signal.raise_signal(number)
+        step()
+        assert count > TRIALS / 2
+    finally:
+        signal.signal(number, former)
