@@ -1,4 +1,4 @@
-"""Finds the batch normalizations of a net, each as one kind of thing: a Gluon layer.
+"""Finds the batch normalizations of a net, each as a Gluon layer.
 
 Most are blocks. The layer of a node in a SymbolBlock's graph is made here: it has the
 node's settings and parameters, and the graph is remade when the layer has changed.
@@ -197,7 +197,7 @@ def _layer_of(node, inputs, parameters):
     options = {} if IS_GLUON_2 else {"prefix": f"{_prefix(node)}_"}
     cls = _OPERATORS.get(node["op"], nn.BatchNorm)
     if cls is CONTRIB:
-        options["num_devices"] = 1  # or it warns
+        options["num_devices"] = 1  # MXNet warns without it
     layer = cls(**options)
     settings = {
         "axis": int(attributes.get("axis", 1)),
