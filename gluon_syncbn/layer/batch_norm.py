@@ -99,8 +99,8 @@ class SyncBatchNorm(nn.BatchNorm):
     Inputs
         - **data**: 2 to 5 dimensions, float16, float32 or float64.
         - **mask** (optional): the shape of `data` without the axis of the channels,
-          which is 1 or -1. Elements where it is 0 are padding: statistics and gradients
-          do not depend on them, and their outputs and gradients are 0.
+          which is 1 or the last one. Elements where it is 0 are padding: statistics and
+          gradients do not depend on them, and their outputs and gradients are 0.
 
     Outputs
         - **out**: shape and dtype of `data`.

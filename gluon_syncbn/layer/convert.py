@@ -259,7 +259,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
 
 def _norms_to_change(net):
     norms = norms_of(net)
-    if IS_GLUON_2 and any(norm.block for norm in norms):
+    if IS_GLUON_2 and any(norm.block is not None for norm in norms):
         # The blocks of MXNet 2 take no symbols, of which the new nodes would be made.
         raise NotImplementedError(
             "a SymbolBlock with batch normalization cannot be changed in MXNet 2, "

@@ -1,4 +1,4 @@
-"""Finds the batch normalizations of a net, each as one kind of thing: a Gluon layer.
+"""Finds the batch normalizations of a net, each as a Gluon layer.
 
 Most are blocks. The layer of a node in a SymbolBlock's graph is made here: it has the
 node's settings and parameters, and the graph is remade when the layer has changed.
@@ -19,7 +19,6 @@ from ..mxnet_private.blocks import (
     blocks_of,
     graph_of,
     has_graph,
-    name_of,
     names_in,
     set_graph,
     set_parameter,
@@ -67,7 +66,15 @@ class Norm(NamedTuple):
 
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
     """Return the batch normalizations of a net, itself included."""
-    return [norm for place in names_in(net).items() for norm in _norms_in(*place)]
+    found = []
+    for block, name in names_in(net).items():
+        if isinstance(block, SymbolBlock):
+            found += _source_of(block).norms.values()
+        elif isinstance(block, BatchNormBase):
+            methods = ", ".join(own_methods(block))
+            reason = f"{type(block).__name__} defines {methods}" if methods else ""
+            found.append(Norm(name, block, reason))
+    return found
 
 
 def strangers_to(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm]:
@@ -88,13 +95,11 @@ def synchronized_layers(net: mx.gluon.Block) -> list:
     return [layer for layer in layers if isinstance(layer, SyncBatchNorm)]
 
 
-def unsynchronized_layers(block: mx.gluon.Block) -> list[str]:
-    """Return the names of MXNet's own batch normalizations that train statistics: the
-    block itself, or the nodes of a SymbolBlock.
-    """
+def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
+    """Return the names of MXNet's own batch normalizations that train statistics."""
     return [
         norm.name
-        for norm in _norms_in(block, name_of(block))
+        for norm in norms_of(net)
         if not isinstance(norm.layer, SyncBatchNorm) and not norm.is_frozen()
     ]
 
@@ -113,17 +118,6 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
         or node["op"] == "IdentityAttachKLSparseReg"
     }
     return list(found)
-
-
-def _norms_in(block, name):
-    """The batch normalizations that a block itself is, or has in its graph."""
-    if isinstance(block, SymbolBlock):
-        return list(_source_of(block).norms.values())
-    if not isinstance(block, BatchNormBase):
-        return []
-    methods = ", ".join(own_methods(block))
-    reason = f"{type(block).__name__} defines {methods}" if methods else ""
-    return [Norm(name, block, reason)]
 
 
 def own_methods(block: mx.gluon.Block) -> list[str]:
@@ -203,7 +197,7 @@ def _layer_of(node, inputs, parameters):
     options = {} if IS_GLUON_2 else {"prefix": f"{_prefix(node)}_"}
     cls = _OPERATORS.get(node["op"], nn.BatchNorm)
     if cls is CONTRIB:
-        options["num_devices"] = 1  # or it warns
+        options["num_devices"] = 1  # MXNet warns without it
     layer = cls(**options)
     settings = {
         "axis": int(attributes.get("axis", 1)),

@@ -74,8 +74,8 @@ def check_mask(layer: str, x: Any, mask: Any, axis: int, trace: Trace | None) ->
             f"SyncBatchNorm '{layer}': axis must be 1 or the last one with a mask, "
             f"got {axis}"
         )
-    if 0 in shape + given:
-        return  # not known in this graph; the operators check their shapes
+    if not is_array and not (shape and given and all(shape + given)):
+        return  # the operators check what this graph does not know
     expected = list(shape)
     del expected[axis]
     if given != tuple(expected):

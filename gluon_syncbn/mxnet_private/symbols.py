@@ -45,16 +45,36 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
     :data:`INPUT` is the node's first input, and other variables are the variables of
     the graph that have the same name.
     """
-    old, graph = parse(symbol), _Graph()
+    old, nodes, variables = parse(symbol), [], {}
+
+    def add(node, entries):
+        """Add a node whose inputs are looked up in `entries`; return its number."""
+        is_variable = node["op"] == "null"  # one node for each name
+        if is_variable and node["name"] in variables:
+            return variables[node["name"]]
+        inputs = [_resolve(entry, entries) for entry in node["inputs"]]
+        nodes.append({**node, "inputs": inputs})
+        if is_variable:
+            variables[node["name"]] = len(nodes) - 1
+        return len(nodes) - 1
+
+    def splice(piece, first_input):
+        """Add the nodes of a symbol; return the entry of its output."""
+        graph, entries = parse(piece), []
+        for node in graph["nodes"]:
+            is_input = node["name"] == INPUT
+            entries.append(first_input[:2] if is_input else [add(node, entries), None])
+        return _resolve(graph["heads"][0], entries)[:2]
+
     entries: list = []  # a new entry [node, output] for each old node
     for number, node in enumerate(old["nodes"]):
         piece = replace(number, node)
         if piece is None:
-            entries.append([graph.add(node, entries), None])
+            entries.append([add(node, entries), None])
         else:
-            entries.append(graph.splice(piece, _resolve(node["inputs"][0], entries)))
+            entries.append(splice(piece, _resolve(node["inputs"][0], entries)))
     heads = [_resolve(head, entries) for head in old["heads"]]
-    return from_nodes(symbol, old, graph.nodes, heads)
+    return from_nodes(symbol, old, nodes, heads)
 
 
 def from_nodes(symbol: Any, graph: dict, nodes: list, heads: list) -> Any:
@@ -73,35 +93,6 @@ def parse(symbol: Any) -> dict:
     for node in graph["nodes"]:
         node.setdefault("attrs", {})
     return graph
-
-
-class _Graph:
-    """The nodes of a new graph; a variable's name stands for one node."""
-
-    def __init__(self):
-        self.nodes, self._variables = [], {}
-
-    def add(self, node, entries):
-        """Add a node whose inputs are looked up in `entries`; return its number."""
-        if node["op"] == "null" and node["name"] in self._variables:
-            return self._variables[node["name"]]
-        inputs = [_resolve(entry, entries) for entry in node["inputs"]]
-        self.nodes.append({**node, "inputs": inputs})
-        number = len(self.nodes) - 1
-        if node["op"] == "null":
-            self._variables[node["name"]] = number
-        return number
-
-    def splice(self, piece, first_input):
-        """Add the nodes of a symbol; return the entry of its output."""
-        graph, entries = parse(piece), []
-        for node in graph["nodes"]:
-            if node["name"] == INPUT:
-                entries.append(first_input[:2])
-            else:
-                entries.append([self.add(node, entries), None])
-        (head,) = graph["heads"]
-        return _resolve(head, entries)[:2]
 
 
 def _resolve(entry, entries):

@@ -13,7 +13,6 @@ import mxnet as mx
 from ..common.arguments import comma_list, pluralize
 from ..layer.finding import dividing_operators, unsynchronized_layers
 from ..mxnet_private import trainers
-from ..mxnet_private.blocks import blocks_of
 from ..mxnet_private.parameters import contexts_of, trainer_of
 from ..native.program import warn
 
@@ -45,7 +44,7 @@ def of_few_rows(net: mx.gluon.Block, rows: Sequence[int]) -> None:
     if max(rows) > 2 or net in _warned_of:
         return
     _warned_of.add(net)
-    found = sum(map(unsynchronized_layers, blocks_of(net)), [])
+    found = unsynchronized_layers(net)
     if found:
         warn(
             f"{found[0]} normalizes each device's {pluralize(max(rows), 'row')} alone, "

@@ -9,7 +9,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support import reference
-from support.blocks import Function, by_gluon
+from support.blocks import Function, by_gluon, gluon_1_only
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -263,6 +263,19 @@ def test_shapes_of_masks_in_every_mode(mode, shape, count):
         gluon_syncbn.recover()
         with autograd.record():  # now it has a graph
             net(x, nd.ones((6, 5))).wait_to_read()
+
+
+@gluon_1_only("blocks take no symbols")
+def test_a_symbol_with_a_mask():
+    """Nothing is known of its shapes before it runs."""
+    inputs = mx.sym.var("data"), mx.sym.var("mask")
+    net = mx.gluon.SymbolBlock(Masked(-1)(*inputs), inputs)
+    net.initialize(mx.init.One())
+    x = nd.random.normal(shape=(6, 5, 3))
+    for _ in range(2):
+        assert net(x, nd.ones((6, 5))).shape == x.shape
+        with pytest.raises(mx.MXNetError, match="mask"):
+            net(x, nd.ones((5, 6))).wait_to_read()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
