@@ -7,8 +7,8 @@
 Runs train_segmentation.py for FastSCNN with unsynchronized and synchronized layers on 2
 and 4 devices with 1, 2 and 4 images each, and on one device with each of these batches,
 with a learning rate in proportion to the batch; FCN on two devices with one image each.
-Tests the last epoch with its running statistics, with recomputed ones, and with those of
-each batch. A run whose JSON is in --results is not repeated.
+Tests the last epoch with its running statistics, with recomputed ones, and with those
+of each batch. A run whose JSON is in --results is not repeated.
 """
 
 import argparse
