@@ -36,7 +36,7 @@ GRIDS = [
     ("--model FastSCNN --crop-size 160 --epochs 8", (2, 4), (1, 2, 4), 3),
     ("--model FCN --crop-size 96 --epochs 3", (2,), (1,), 3),
 ]
-TINY = "--model FastSCNN --crop-size 64 --epochs 1 --train-images 8 --val-images 4"
+TINY = "--model FastSCNN --crop-size 64 --epochs 1 --images 4"
 QUICK = [(TINY, (2,), (1,), 1)]
 # Linear scaling (Goyal et al., arXiv:1706.02677) of what train_segmentation.py takes
 # for its batch: 0.1 for 8 images. No arm has a rate of its own.
