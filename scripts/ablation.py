@@ -7,8 +7,8 @@
 Runs train_segmentation.py for FastSCNN with unsynchronized and synchronized layers on 2
 and 4 devices with 1, 2 and 4 images each, and on one device with each of these batches,
 with a learning rate in proportion to the batch; FCN on two devices with one image each.
-Tests the last epoch with its running statistics, with recomputed ones, and with those of
-each batch. A run whose JSON is in --results is not repeated.
+Tests the last epoch with its running statistics, with recomputed ones, and with those
+of each batch. A run whose JSON is in --results is not repeated.
 """
 
 import argparse
@@ -36,7 +36,7 @@ GRIDS = [
     ("--model FastSCNN --crop-size 160 --epochs 8", (2, 4), (1, 2, 4), 3),
     ("--model FCN --crop-size 96 --epochs 3", (2,), (1,), 3),
 ]
-TINY = "--model FastSCNN --crop-size 64 --epochs 1 --train-images 8 --val-images 4"
+TINY = "--model FastSCNN --crop-size 64 --epochs 1 --images 4"
 QUICK = [(TINY, (2,), (1,), 1)]
 # Linear scaling (Goyal et al., arXiv:1706.02677) of what train_segmentation.py takes
 # for its batch: 0.1 for 8 images. No arm has a rate of its own.

@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Segment an image with a net of train_segmentation.py and write the overlay.
 
-    python scripts/predict.py --checkpoint runs/RUN --image FILE --output FILE.png
-
-Squares of the net's crop size cover an image of any size.
+python scripts/predict.py --checkpoint runs/RUN --image FILE --output FILE.png
 """
 
 import argparse

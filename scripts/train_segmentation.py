@@ -9,7 +9,6 @@ The run folder receives run.json, parameters and momenta, curves and predictions
 """
 
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def main():
         former, _, log = model.load(given.resume)
         options = former + options
     args = parser.settings(options)
-    name = Path(args.data_root).resolve().name if args.data_root else "digits"
+    name = Path(args.data_root or "digits").absolute().name
     default = Path("runs", f"{name}-{args.model}-{args.norm}")
     folder = given.resume or given.run_dir or default
     if (folder / "run.json").exists() and not (given.resume or given.overwrite):
@@ -62,11 +61,11 @@ def train(args, folder, log):
     """Train until the last epoch; rank 0 writes for all."""
     batches, val = open_split("train", args), open_split("val", args)
     classes, is_writer = batches.classes, distributed.rank() == 0
-    engine = model.Engine(args, len(classes), len(batches), len(log))
+    engine = model.Engine(args, len(classes), len(batches.sampler), len(log))
     if log:
         model.restore(engine.net, folder, engine.optimizer)
     for epoch in range(len(log), args.epochs):
-        started, batches.epoch = time.perf_counter(), epoch
+        batches.epoch = epoch
         bar = tqdm(batches, f"epoch {epoch + 1}", leave=False, disable=None)
         with np.errstate(invalid="ignore"):
             log.append({"train_loss": engine.train_epoch(bar, epoch)})
@@ -75,8 +74,7 @@ def train(args, folder, log):
             raise UserError(f"Lower --lr, or label pixels (--ignore-label): {log[-1]}.")
         if is_writer:
             model.save(folder, engine, classes, log)
-            words = [f"{key} {value:.4f}" for key, value in log[-1].items()]
-            words.append(f"{time.perf_counter() - started:.1f} s")
+            words = (f"{key} {value:.4f}" for key, value in log[-1].items())
             print(f"epoch {epoch + 1}:", *words, flush=True)
     if is_writer:
         draw(engine, val, folder, log, f"{args.model}, {args.norm}")
@@ -87,15 +85,15 @@ def draw(engine, val, folder, log, title):
     figure, epochs = Figure((9.5, 3.8), layout="constrained"), range(1, len(log) + 1)
     for k, axis in enumerate(figure.subplots(1, 2)):
         keys = model.CURVES[2 * k : 2 * k + 2]
-        axis.plot(epochs, [[entry[key] for key in keys] for entry in log], label=keys)
+        values = [[entry[key] for key in keys] for entry in log]
+        axis.plot(epochs, values, "o-", label=keys)
         axis.legend()
         axis.set(xlabel=f"epoch of {title}", ylim=(0, None))
     figure.savefig(folder / "curves.png", dpi=120)
     views = [val[k] for k in range(min(4, len(val.items)))]
-    found, classes, rows = engine.predict(*assemble(views))[1], val.classes, []
-    for (image, truth), prediction in zip(views, found):
-        maps = (painted(labels, len(classes)) for labels in (truth, prediction))
-        rows.append([image, *maps])
+    found, classes = engine.predict(*assemble(views))[1], val.classes
+    maps = np.stack([[truth for _, truth in views], found], axis=1)
+    rows = [[view[0], *painted(m, len(classes))] for view, m in zip(views, maps)]
     title += f": image, truth, prediction; mIoU {log[-1]['mean_iou']:.3f}"
     save_picture(folder / "predictions.png", rows, np.unique(found), classes, title)
     print(f"{folder / 'curves.png'}\n{folder / 'predictions.png'}")

@@ -3,7 +3,8 @@
 It must not know what a net computes.
 """
 
-from functools import lru_cache
+import sys
+from functools import lru_cache, wraps
 
 import mxnet as mx
 from mxnet import autograd
@@ -11,6 +12,7 @@ from mxnet import autograd
 from ..common.nested import arrays_in
 from ..devices.devices import ContextOfLoop, inside_map
 from ..layer.batch_norm import SyncBatchNorm
+from ..layer.convert import convert_sync_batchnorm
 from ..layer.finding import synchronized_layers
 from ..parallel.plain_loop import allow_plain_loop
 
@@ -18,6 +20,7 @@ __all__ = ["install", "uninstall"]
 
 _former: list = []  # owner, name and value of what `install` has replaced
 _devices_of = lru_cache(maxsize=None)(ContextOfLoop)
+_CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 
 
 def install() -> None:
@@ -26,7 +29,10 @@ def install() -> None:
     It needs GluonCV. Call it before a script makes its net. Until :func:`uninstall`
 
     * ``mxnet.gluon.contrib.nn.SyncBatchNorm``, which scripts take with ``--syncbn`` or
-      ``--norm-layer``, is :class:`gluon_syncbn.SyncBatchNorm`;
+      ``--norm-layer`` and predefined nets by their names, is
+      :class:`gluon_syncbn.SyncBatchNorm`, in feature pyramids also;
+    * ``ROIAlign`` returns zeros for regions that it skips, which MXNet leaves
+      uninitialized on CPUs;
     * :class:`gluon_syncbn.Devices` run nets that are trained on several contexts, as
       :func:`gluon_syncbn.allow_plain_loop` says, and all that ``Parallel`` is given.
 
@@ -37,9 +43,11 @@ def install() -> None:
         import gluon_syncbn
         gluon_syncbn.gluoncv.install()
     """
+    from gluoncv.nn.feature import FPNFeatureExpander
     from gluoncv.utils import parallel
 
     call, apply = mx.gluon.Block.__call__, parallel.parallel_apply
+    make_pyramid = FPNFeatureExpander.__init__
 
     def called(block, *args):
         if autograd.is_training() and not inside_map() and "forward" not in vars(block):
@@ -56,8 +64,31 @@ def install() -> None:
         run = executor._parallizable.forward_backward
         executor._out_queue.put(*devices.map(run, [shard]))
 
+    @wraps(make_pyramid)
+    def init(block, *args, norm_layer=None, norm_kwargs=None, **kwargs):
+        options = {"norm_layer": norm_layer, "norm_kwargs": norm_kwargs}
+        make_pyramid(block, *args, **options, **kwargs)
+        if norm_layer is mx.sym.contrib.SyncBatchNorm:  # nodes of the pyramid's graph
+            convert_sync_batchnorm(block, (norm_kwargs or {}).get("ndev", 1))
+
+    def aligned(F):
+        align = F.contrib.ROIAlign
+
+        def roi_align(data, rois, *args, **kwargs):
+            # For region n that it skips, MXNet's writes 0 to the n-th number on CPUs,
+            # which is one of the first region's, and leaves the row as memory was.
+            is_used = F.slice_axis(rois, axis=1, begin=0, end=1).reshape((-1,)) >= 0
+            y = align(data, F.where(is_used, rois, rois * 0), *args, **kwargs)
+            return F.where(is_used, y, F.zeros_like(y))
+
+        return F.contrib, "ROIAlign", roi_align
+
     changes = [
         (mx.gluon.contrib.nn, "SyncBatchNorm", SyncBatchNorm),
+        *((module, "SyncBatchNorm", SyncBatchNorm) for module in _modules(_CONTRIB)),
+        (FPNFeatureExpander, "__init__", init),
+        aligned(mx.nd),
+        aligned(mx.sym),
         (mx.gluon.Block, "__call__", called),
         (parallel, "parallel_apply", applied),
         (parallel.Parallel, "put", put),
@@ -77,3 +108,11 @@ def uninstall() -> None:
     """
     while _former:
         setattr(*_former.pop())
+    for module in _modules(SyncBatchNorm):  # imported in between
+        module.SyncBatchNorm = _CONTRIB
+
+
+def _modules(kind):
+    """Return GluonCV's modules that have imported this class as SyncBatchNorm."""
+    loaded = [m for name, m in sys.modules.items() if name.startswith("gluoncv.")]
+    return [m for m in loaded if vars(m).get("SyncBatchNorm") is kind]

@@ -21,29 +21,23 @@ class UserError(Exception):
 
 
 class Split:
-    """Batches (x, y) of a split for this process; a thread loads ahead.
+    """Batches for this process, which depend on (seed, epoch, image) only.
 
-    Order and augmentation depend on (seed, epoch, image) only. `load(item)` returns an
-    image, uint8 (height, width, 3), and its label map, int32, -1 where unlabelled.
+    `load(item)` returns an image and its label map, int32, -1 where unlabelled.
     """
 
     def __init__(self, name, args, items):
-        limit = args.train_images if name == "train" else args.val_images
-        self.items, self.args, self.epoch = items[: limit or None], args, 0
+        self.items, self.args, self.epoch = items[: args.images or None], args, 0
         rows, size, self.is_training = len(self.items), distributed.size(), False
-        own = range(distributed.rank(), rows, size)
-        self.sampler = mx.gluon.data.BatchSampler(own, args.batch_size, "keep")
+        own = range(distributed.rank(), rows, size), args.batch_size, "keep"
+        self.sampler = mx.gluon.data.BatchSampler(*own)
         if name == "train":
             # Each process has a row of the last batch: the first images fill it.
             rows += max(0, size - (rows % args.batch_size or size))
             shards = distributed.ShardSampler(rows, args.batch_size, seed=args.seed)
             self.sampler, self.is_training = shards, True
-        options = {"num_workers": 1, "thread_pool": True, "batchify_fn": assemble}
-        loader = mx.gluon.data.DataLoader(self, batch_sampler=self.sampler, **options)
-        self.loader = loader
-
-    def __len__(self):
-        return len(self.sampler)
+        more = {"num_workers": 1, "thread_pool": True, "batchify_fn": assemble}
+        self.loader = mx.gluon.data.DataLoader(self, batch_sampler=self.sampler, **more)
 
     def __iter__(self):
         if self.is_training:
@@ -70,10 +64,8 @@ class Digits(Split):
         super().__init__(name, args, range(600 if name == "train" else 100))
 
     def load(self, item):
-        half, rng = (
-            self.args.crop_size // 2,
-            np.random.default_rng([item, len(self.ink)]),
-        )
+        rng = np.random.default_rng([item, len(self.ink)])
+        half = self.args.crop_size // 2
         image = rng.normal(40, 15, (2 * half, 2 * half, 3))
         label = np.zeros(image.shape[:2], np.int32)
         for y, x in (0, 0), (0, half), (half, 0), (half, half):

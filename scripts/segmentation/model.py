@@ -1,7 +1,4 @@
-"""The settings of a run, its net on several devices, and the folder that keeps both.
-
-The net is made parallel here; the rest reads as if there were one device.
-"""
+"""The settings of a run, its net on several devices, and the folder that keeps both."""
 
 import argparse
 import json
@@ -44,8 +41,7 @@ class Parser(argparse.ArgumentParser):
         add("--data-root", default="", help="folder of images and labels; else digits")
         add("--class-names", default="", help="by label, separated by commas")
         add("--ignore-label", type=int, default=255, help="means unlabelled, as 255")
-        add("--train-images", type=int, default=0, help="train on so many; 0: all")
-        add("--val-images", type=int, default=0, help="validate on so many; 0: all")
+        add("--images", type=int, default=0, help="so many of each split; 0: all")
         add("--model", choices=list(MODELS), default="FastSCNN", help="of GluonCV")
         add("--crop-size", type=int, default=96, help="a multiple of 32")
         add("--norm", choices=["syncbn", "bn"], default="syncbn", help="of all or each")
@@ -55,7 +51,6 @@ class Parser(argparse.ArgumentParser):
         add("--batch-size", type=int, default=8, help="images, over all devices")
         add("--lr", type=float, default=0.1, help="peak, after one epoch")
         add("--seed", type=int, default=0, help="of everything random")
-        self.names = set(vars(self.parse_args([])))
 
     def error(self, message):
         raise UserError(f"On the command line, {message} (see --help).")
@@ -63,21 +58,18 @@ class Parser(argparse.ArgumentParser):
     def settings(self, options):
         """Return the settings in a list of options, all within their bounds."""
         given = vars(self.parse_args(options))
-        least = {"num_devices": 1, "crop_size": 32, "batch_size": distributed.size()}
-        least.update(lr=1e-9, epochs=1, seed=0, train_images=0, val_images=0)
-        for name, value in least.items():
+        least = dict(num_devices=1, crop_size=32, lr=1e-9, epochs=1, seed=0, images=0)
+        for name, value in {**least, "batch_size": distributed.size()}.items():
             if not value <= given[name] < 2**31:
                 self.error(f"{name} must be at least {value}, got {given[name]}")
         if given["crop_size"] % 32:
             self.error(f"crop_size must be a multiple of 32, got {given['crop_size']}")
-        return argparse.Namespace(**{name: given[name] for name in self.names})
+        names = vars(Parser().parse_args([]))  # not those of a script
+        return argparse.Namespace(**{name: given[name] for name in names})
 
 
 def build_model(args, num_classes, contexts):
-    """Return a net with MXNet's own BatchNorm, which make_parallel converts.
-
-    GluonCV's `norm_layer` does not reach all layers of ICNet and FastSCNN.
-    """
+    """Return a net with MXNet's BatchNorm: `norm_layer` would not reach all layers."""
     try:
         mx.nd.zeros(1, ctx=contexts[-1]).wait_to_read()
     except mx.MXNetError:
@@ -95,10 +87,7 @@ def build_model(args, num_classes, contexts):
 
 
 class NetWithLoss(gluon.Block):
-    """The summed cross entropy of each image's labelled pixels, of all outputs.
-
-    In evaluation only that of the first output, and beside it the predicted classes.
-    """
+    """The cross entropy of each image's pixels; in evaluation also their classes."""
 
     def __init__(self, net):
         super().__init__()
@@ -146,8 +135,7 @@ class Engine:
         options = {"momentum": 0.9, "wd": 1e-4, "begin_num_update": steps * done}
         self.optimizer = Momentum(lr_scheduler=rate, **options)
         self.trainer = distributed.Trainer(net, self.optimizer)
-        # Makes the trainer copy device 0's parameters to the others now. Left to the
-        # first step, that copy would race with running statistics.
+        # Copies device 0's parameters now: later it would race with running statistics.
         self.trainer.allreduce_grads()
 
     def train_epoch(self, batches, epoch):
@@ -193,7 +181,6 @@ class Engine:
 
 
 def summed(array):
-    """Return the sum of an array over all processes."""
     if distributed.size() > 1:
         from mpi4py import MPI
 
@@ -204,16 +191,15 @@ def summed(array):
 def save(folder, engine, classes, log):
     """Save an epoch: parameters and momenta as arrays, without pickles, and JSON."""
     run = {"settings": vars(engine.args), "classes": classes, "epochs": log}
-    momenta, parts = engine.optimizer.momenta, ("params", "states", "json")
     try:
         engine.net.save_parameters(f"{folder}/params.part")
-        mx.nd.save(f"{folder}/states.part", momenta)
-        for name in parts[:2]:  # MXNet does not notice when the last bytes are lost
+        mx.nd.save(f"{folder}/states.part", engine.optimizer.momenta)
+        for name in "params", "states":  # MXNet does not notice that bytes are lost
             mx.nd.load(f"{folder}/{name}.part")
     except mx.MXNetError:
         raise UserError(f"{folder} cannot be written: is the disk full?") from None
     (folder / "json.part").write_text(json.dumps(run, indent=1) + "\n")
-    for name in parts:
+    for name in "params", "states", "json":
         os.replace(folder / f"{name}.part", folder / f"run.{name}")
 
 

@@ -1,7 +1,4 @@
-"""Building: a source distribution, and its wheel with all modules and the commit.
-
-scripts/wheels.sh tries the wheels that it makes.
-"""
+"""Building: a source distribution, and its wheel with all modules and the commit."""
 
 import os
 import subprocess

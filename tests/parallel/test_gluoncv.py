@@ -1,5 +1,9 @@
 """The loops of GluonCV's scripts on two CPU contexts, after `install`."""
 
+import json
+import sys
+from types import ModuleType
+
 import gluon_syncbn
 
 import mxnet as mx
@@ -16,15 +20,22 @@ CONTEXTS, SIZE = cpus(2), 64
 
 
 @pytest.fixture(autouse=True)
-def installed():
+def installed(monkeypatch):
+    rcnn = gluoncv.model_zoo.rcnn
     owners = mx.gluon.contrib.nn, mx.gluon.Block, parallel, parallel.Parallel
+    owners += mx.nd.contrib, mx.sym.contrib, gluoncv.nn.feature.FPNFeatureExpander
+    owners += rcnn.faster_rcnn.predefined_models, rcnn.mask_rcnn.predefined_models
     former = [dict(vars(owner)) for owner in owners]
     gluon_syncbn.gluoncv.install()
     gluon_syncbn.gluoncv.install()
     get_ident = parallel.threading.get_ident
     assert parallel.parallel_apply(get_ident, [()], None, True) == (get_ident(),)
+    late = ModuleType("gluoncv.late")  # as one that is imported after install
+    late.SyncBatchNorm = mx.gluon.contrib.nn.SyncBatchNorm
+    monkeypatch.setitem(sys.modules, late.__name__, late)
     yield
     gluon_syncbn.gluoncv.uninstall()
+    assert late.SyncBatchNorm is mx.gluon.contrib.nn.SyncBatchNorm
     assert [dict(vars(owner)) for owner in owners] == former
 
 
@@ -104,9 +115,43 @@ def test_loop_over_contexts(name, kind):
     train(net, net.collect_params(), step, batch)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "faster_rcnn_fpn_syncbn_resnet50_v1b_coco",
+        "mask_rcnn_fpn_syncbn_resnet18_v1b_coco",
+    ],
+)
+def test_predefined_nets_have_this_layer_only(name):
+    """Their modules have imported contrib's; pyramids have its nodes."""
+    options = {"pretrained_base": False, "num_devices": len(CONTEXTS)}
+    net = gluoncv.model_zoo.get_model(name, **options)
+    kinds = set()
+    net.apply(lambda block: kinds.add(type(block)))
+    assert gluon_syncbn.SyncBatchNorm in kinds
+    graph = json.loads(net.features._cached_graph[1].tojson())
+    norms = [x for x in graph["nodes"] if "Norm" in x["op"] or x["op"] == "Custom"]
+    assert len(norms) > 25
+    assert {node["attrs"].get("num_devices") for node in norms} == {"2"}
+
+
+def test_roi_align_writes_zeros_where_it_skips_and_nowhere_else():
+    x, rois = mx.nd.ones((1, 2, 8, 8)), mx.nd.array([[0, 0, 0, 4, 4], [-1] * 5] * 9)
+    x.attach_grad()
+    with autograd.record():
+        y = mx.nd.contrib.ROIAlign(x, rois, (3, 3), 1.0, sample_ratio=2)
+    y.backward()
+    assert (y[0::2].asnumpy() == 1).all() and (y[1::2].asnumpy() == 0).all()
+    assert x.grad.sum().asscalar() == pytest.approx(9 * 18)
+
+
 def test_faster_rcnn():
     """The executor of train_faster_rcnn.py."""
-    net = nets.thin_rcnn(nets.custom_faster_rcnn_fpn, 1, **synchronized())
+    pyramid = {"sym_norm_layer": mx.sym.contrib.SyncBatchNorm}
+    pyramid["sym_norm_kwargs"] = {"ndev": len(CONTEXTS)}
+    kind = nets.custom_faster_rcnn_fpn
+    net = nets.thin_rcnn(kind, 1, **synchronized(), **pyramid)
+    net._roi_mode = "align"
     net.initialize(ctx=CONTEXTS, force_reinit=True)
     net.hybridize()
     entropy, huber = loss.SigmoidBinaryCrossEntropyLoss(), loss.HuberLoss()

@@ -26,7 +26,7 @@ import train_segmentation
 from filelock import FileLock
 from segmentation import data, model
 
-TINY = "--crop-size 64 --train-images 5 --val-images 3 --batch-size 2 --epochs 2"
+TINY = "--crop-size 64 --images 5 --batch-size 2 --epochs 2"
 TINY = *TINY.split(), "--lr", "0.02"
 CAMVID = ROOT.parent / "shared" / "data" / "camvid"
 SCRIPT = str(ROOT / "scripts/train_segmentation.py")
@@ -177,7 +177,7 @@ class Stranger:
 @needs_mpi
 def test_two_processes_train_like_two_contexts(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    options = *TINY, "--train-images", "2", "--epochs", "1"  # a single step
+    options = *TINY, "--images", "2", "--epochs", "1"  # a single step
     run("train_segmentation.py", *options, "--run-dir", tmp_path / "contexts")
     program = f"import runpy\nrunpy.run_path({SCRIPT!r}, run_name='__main__')"
     options = "--distributed", *options, "--num-devices", "1", "--run-dir", tmp_path
@@ -195,7 +195,7 @@ def args(*options):
 def test_splits_share_no_digit_and_batches_depend_on_seed_and_epoch_only():
     splits = [data.open_split(name, args()) for name in ("train", "val", "test")]
     inks = [ink.tobytes() for split in splits for ink in split.ink]
-    assert len(inks) == 1797 and len({*map(len, splits)}) > 1
+    assert len(inks) == 1797
     split, epochs = splits[0], []
     for split.epoch in 3, 3, 4:
         epochs.append(next(iter(split)))
