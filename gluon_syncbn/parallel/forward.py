@@ -108,8 +108,8 @@ class ParallelForward(ReplacedForward):
         if autograd.is_recording():
             warn.of_trainer(parameters)
             self._check_whole_batch(args)
-        if autograd.is_training():
-            self.convert_layers()
+        if autograd.is_training() and not self._unsynchronized() <= self._unconverted:
+            self.convert_layers()  # some have come since the last call
         replicas.update(parameters, contexts)
         shards = Shards.split(args, contexts, self.batch_axis)
         known = self._forms[
@@ -205,8 +205,8 @@ class ParallelForward(ReplacedForward):
             )
 
     def convert_layers(self) -> None:
-        """Synchronize batch normalizations that have come since the last call."""
-        if self._settings and not self._unsynchronized() <= self._unconverted:
+        """Synchronize all batch normalizations of the net."""
+        if self._settings:
             convert(self.net, self._settings)
             self._unconverted = self._unsynchronized()
 
