@@ -5,10 +5,16 @@ MXNet's symbols cannot be changed, so this works on their JSON form.
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any, Callable
 
 import mxnet as mx
+
+_load = getattr(mx.sym, "load_json", None) or mx.sym.fromjson  # MXNet 2 renamed it
+# MXNet 1.6 keeps casts. Later ones never free the graph that they make without casts.
+_HAS_OPTION = "remove_amp_cast" in inspect.signature(mx.sym.Symbol.tojson).parameters
+_WITH_CASTS: dict = {"remove_amp_cast": False} if _HAS_OPTION else {}
 
 INPUT = "gluon_syncbn_input"  # stands for a replaced node's first input
 
@@ -82,14 +88,13 @@ def from_nodes(symbol: Any, graph: dict, nodes: list, heads: list) -> Any:
     graph.update(nodes=nodes, heads=heads)
     graph["arg_nodes"] = [k for k, node in enumerate(nodes) if node["op"] == "null"]
     graph.pop("node_row_ptr", None)  # MXNet computes it
-    made = mx.sym.load_json(json.dumps(graph))
+    made = _load(json.dumps(graph))
     return made if type(symbol) is mx.sym.Symbol else made.as_np_ndarray()
 
 
 def parse(symbol: Any) -> dict:
     """Return a symbol's JSON form, with ``attrs`` for every node."""
-    # Where it removes casts, MXNet never frees the graph without them.
-    graph = json.loads(symbol.tojson(remove_amp_cast=False))
+    graph = json.loads(symbol.tojson(**_WITH_CASTS))
     for node in graph["nodes"]:
         node.setdefault("attrs", {})
     return graph

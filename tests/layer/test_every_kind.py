@@ -302,17 +302,17 @@ def test_a_net_without_batch_normalization(recwarn):
 @pytest.mark.parametrize(
     "bad, words",
     [
-        (nn.BatchNorm(momentum=-0.1, prefix="bad_"), "momentum of bad is"),
-        (node(name="bad", momentum=-0.1), "momentum of bad is"),
-        (node(name="bad", axis=7), "axis of bad is at most 4, but got 7"),
-        (nn.BatchNorm(axis=7, prefix="bad_"), "axis of bad is at most 4"),
+        (partial(nn.BatchNorm, momentum=-0.1, prefix="bad_"), "momentum of bad is"),
+        (partial(node, name="bad", momentum=-0.1), "momentum of bad is"),
+        (partial(node, name="bad", axis=7), "axis of bad is at most 4, but got 7"),
+        (partial(nn.BatchNorm, axis=7, prefix="bad_"), "axis of bad is at most 4"),
     ],
 )
 @pytest.mark.parametrize(
     "act", [convert_sync_batchnorm, partial(make_parallel, ctx=cpus(2))]
 )
 def test_a_bad_setting_changes_nothing(act, bad, words):
-    net = nn.HybridSequential()
+    net, bad = nn.HybridSequential(), bad()
     net.add(nn.BatchNorm(), node(), bad, nn.BatchNorm())
     net.initialize(ctx=cpus(2))
     before = [type(child) for child in net], operators(net[1]), operators(bad)
@@ -433,6 +433,10 @@ def test_numpy_semantics(norm, count, tmp_path):
         net(mx.np.ones((2, 3)))
         net.export(str(tmp_path / "net"))
         net = imported(tmp_path / "net", ctx=cpus(count))
+        try:
+            net(mx.np.ones((2, 3)))
+        except TypeError as error:
+            pytest.skip(f"MXNet 1.6 imports no graphs of NumPy's arrays: {error}")
         net.cast("float64")
         make_parallel(net, cpus(count))
         x = mx.np.array(X, dtype="float64")
