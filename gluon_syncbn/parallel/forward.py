@@ -211,9 +211,7 @@ class ParallelForward(ReplacedForward):
             self._unconverted = self._unsynchronized()
 
     def _unsynchronized(self):
-        return {
-            n for block in blocks_of(self.net) for n in unsynchronized_layers(block)
-        }
+        return set(unsynchronized_layers(self.net))
 
     def _form_of_other_rows(self, args, shards, parameters):
         """Return the form of the outputs for another number of rows on one device.

@@ -33,30 +33,33 @@ def make_parallel(
     reset_ctx: bool = False,
     nonfinite: str = "propagate",
 ) -> mx.gluon.Block:
-    """Lets a net for one device run on several.
+    """Run a single-device net on several devices.
 
-    Afterwards it takes whole batches and returns whole outputs, equal to those of one
-    device with the whole batch (Dropout aside, which draws other numbers). One loss on
-    its output back-propagates through all devices. Batches may have any number of rows:
+    After this call `net` takes a whole batch, splits it along `batch_axis`, runs each
+    shard on its device and returns the joined output. One loss and one ``backward()``
+    are enough. Results equal those of one device with the whole batch up to rounding,
+    except for Dropout, which draws other numbers. Batches may have any number of rows:
     shards differ by one row at most, and devices that get no row are skipped.
 
-    The net is changed in place, and stays what it is: its class, its parts, its
-    parameters, their names and files, hooks, copies. Its ``initialize`` and
-    ``load_parameters`` take its devices where no ``ctx`` is given, and a file gets the
-    first device's values. :func:`revert_parallel` undoes it.
+    `net` is modified in place and returned. It keeps its class, children, parameters,
+    their names and files. Its ``initialize`` and ``load_parameters`` use its devices if
+    no ``ctx`` is given, and files get the values of the first device.
+    :func:`revert_parallel` undoes the call. Another call with the same `ctx` returns
+    `net` as it is.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. A part of it
-        that is called by itself runs on one device.
+        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. A child block
+        that is called directly runs on one device.
     ctx : list of mxnet.Context
         Distinct contexts.
     sync_bn : bool, default True
-        Whether every BatchNorm of `net` is made a SyncBatchNorm over `ctx`, in place.
-        Without it the result of a net with BatchNorm depends on the number of devices.
+        Whether every BatchNorm of `net` is made a SyncBatchNorm over `ctx`, in place,
+        now and in later training calls. Without it the result of a net with BatchNorm
+        depends on the number of devices.
     batch_axis : int, default 0
-        The axis of the rows, in every input and output.
+        The axis of the rows, in every argument and result.
     reset_ctx : bool, default False
         Whether parameters that are initialized elsewhere are moved to `ctx`. GluonCV
         makes nets of which a part is initialized already.
@@ -72,27 +75,34 @@ def make_parallel(
     ------
     ValueError
         If `ctx` is empty or names a context twice, or `net` is initialized on others
-        and `reset_ctx` is not set; if `net` is parallel already, or has an attribute
-        ``devices`` of its own.
+        and `reset_ctx` is not set; if `net` is parallel over other devices, or has an
+        attribute ``devices`` of its own.
     TypeError
         If `net` is no Block, or `ctx` holds something else than contexts.
 
     Notes
     -----
-    The net's inputs are arrays (NDArray or NumPy, on any context) with equal numbers of
-    rows, also nested in lists, tuples and dicts; every device gets anything else
-    unchanged. Its outputs keep their nesting. Arrays are joined along the batch axis on
-    the first device; of anything else the first device's is returned. Where outputs
-    are large, make a Block parallel that holds net and loss, and returns one value a
-    row.
+    Arguments are arrays (NDArray or NumPy, on any context) with equal numbers of rows,
+    also nested in lists, tuples and dicts. Arrays without axes are copied to every
+    device; anything else is passed to every device unchanged. Results keep their
+    nesting. Arrays are joined along `batch_axis` on the first device; of anything else
+    the first device's is returned. Where results are large, make a Block parallel that
+    holds net and loss, and returns one value a row.
 
-    Inside of a function of its own ``net.devices.map``, and in the graph of a
-    hybridized parent, the net runs on the one device whose array it gets.
+    A result without rows raises ValueError. A length alone cannot show this where all
+    devices have equally many rows: then the first call of its kind runs the net once
+    more, on two or three rows and the first device, without a lasting effect on running
+    statistics.
 
-    `backward` may be called by another thread, and writes the gradients of parameters,
-    and of inputs that `attach_grad` was called for. `autograd.grad` raises a
-    ValueError. ``mx.random.seed``, called by the thread that calls the net, decides
-    initialization and Dropout on all devices, and each device draws other numbers.
+    ``backward`` may be called by another thread. It leaves the gradient of the whole
+    batch on every device, so that clipping and optimizers need no change. It also
+    writes the gradients of arguments that ``attach_grad`` was called for. Other arrays
+    with a gradient that the net reads, and losses that depend on arrays that the net
+    computes but does not return, raise ValueError, and so does ``autograd.grad``.
+    ``mx.random.seed`` decides initialization and Dropout on all devices.
+
+    Inside a function of ``net.devices.map``, and in the graph of a hybridized parent,
+    the net runs on the one device whose array it gets.
 
     Examples
     --------
