@@ -90,6 +90,7 @@ class RecordedCall:
         context = self._contexts[0]
         anchor = mx.nd.zeros((1,), ctx=context)
         anchor.attach_grad("null")
+        failures.watch_process()  # there may be no layer
         failures.function_contexts.add(context)
         zeros = _GraphLifetime(self, [last for *_, last in self._leaves])(anchor)
         outputs = []
