@@ -112,6 +112,7 @@ def calling(
 
 
 def _set_participants(layer, contexts):
+    layer._sync.handle.participants = contexts
     load().gluon_syncbn_set_participants(layer.key, " ".join(map(str, contexts)))
 
 
