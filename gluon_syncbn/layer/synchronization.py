@@ -87,7 +87,6 @@ class LayerHandle:
     def __init__(self, layer: str, group: str | Sequence | None = None) -> None:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
-        self.participants: list = []  # contexts, inside of `participating`
         self._is_frozen = False
         self._group = group
         self._made[layer] += 1
@@ -116,7 +115,7 @@ class LayerHandle:
 
     def check_thread(self, contexts: list, settings: Settings) -> None:
         """Warn of a call that will wait in vain for the other CPU contexts."""
-        contexts = self.participants or contexts
+        contexts = list(here.participants) or contexts
         is_main = threading.current_thread() is threading.main_thread()
         is_loop = is_main and not here.contexts and settings.num_devices != 1
         on_cpus = all(context.device_type == "cpu" for context in contexts)
