@@ -1,7 +1,4 @@
-"""``python -m gluon_syncbn``: tells what was built, and checks that it computes right.
-
-It must not know how results are compared (``check.py``).
-"""
+"""``python -m gluon_syncbn`` checks the installation, ``... hang`` explains a wait."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Sequence
 
 import mxnet as mx
@@ -26,7 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "exist, and compares the layer on two contexts with batch normalization of the "
         "whole batch in float64.",
     )
-    parser.parse_args(arguments)
+    parser.add_argument(
+        "topic",
+        nargs="?",
+        choices=["hang"],
+        help="print why devices wait for each other, and the cures, instead",
+    )
+    if parser.parse_args(arguments).topic == "hang":
+        print(_section_of_waits())
+        return 0
     built = features()
     print(f"gluon_syncbn {built.pop('version')}, MXNet {mx.__version__}")
     for name, value in built.items():
@@ -44,6 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _section_of_waits():
+    """Return the section of docs/guides/hang.md about the error of a timeout."""
+    page = Path(__file__).with_name("hang.md").read_text(encoding="utf-8")
+    return page.split("(waited)=\n")[1].split("\n### ")[0].lstrip("# ")
 
 
 def _places(gpus):

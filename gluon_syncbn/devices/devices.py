@@ -7,8 +7,6 @@ pushing work is quick.
 
 from __future__ import annotations
 
-import collections
-import os
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -37,15 +35,13 @@ from ..native.interrupts import DeferredSignals
 from .workers import Workers
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
-_turns: Any = collections.defaultdict(threading.RLock)  # by process
 
 
-class _Within(threading.local):
-    contexts: Sequence = ()  # those of the innermost map that this thread works for
-    seeds = -1  # of mx.random.seed, when this context's thread got its own
+class _Seeded(threading.local):
+    seeds = -1  # calls of mx.random.seed when this context's thread got its own
 
 
-_within = _Within()
+_seeded = _Seeded()
 _seeds = 0  # calls of mx.random.seed
 _drawn = -1, 0  # their number at the latest draw from a caller's generator, and that
 
@@ -233,7 +229,7 @@ class Devices:
     @contextmanager
     def _turn(self, section):
         """In the ``with`` block no other thread of the process calls `map`."""
-        turn, bound = _turns[os.getpid()], _bound()
+        turn, bound = failures.turn(), failures.bound()
         try:
             if not section.wait(0, turn.acquire, True, bound):
                 raise mx.MXNetError(
@@ -261,7 +257,7 @@ class Devices:
             if not is_nested:
                 # After a KeyboardInterrupt a thread may be at work still, and MXNet
                 # crashes if two threads call it at once.
-                section.wait(0, self._workers.finish, _bound())
+                section.wait(0, self._workers.finish, failures.bound())
             failures.give_up(reason)
             raise
 
@@ -307,7 +303,7 @@ def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
 
     With contexts: one that the innermost `map` calls on just these.
     """
-    within = _within.contexts
+    within = failures.here.contexts
     return bool(within) and (not contexts or list(contexts) == list(within))
 
 
@@ -340,8 +336,8 @@ def _caller_seed(is_nested):
 
 
 def _seed_thread(context, number, value):
-    if _within.seeds != number:
-        _within.seeds = number
+    if _seeded.seeds != number:
+        _seeded.seeds = number
         seeds.seed(zlib.crc32(f"{value} {context}".encode()) >> 1, ctx=context)
 
 
@@ -352,7 +348,7 @@ def _under_flags(function, contexts, seed):
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
-        former, _within.contexts = _within.contexts, contexts
+        former, failures.here.contexts = failures.here.contexts, contexts
         try:
             _seed_thread(context, *seed)
             # A copy of the context, because it notes the one that it replaces.
@@ -360,11 +356,6 @@ def _under_flags(function, contexts, seed):
                 with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
                     return function(*elements)
         finally:
-            _within.contexts = former
+            failures.here.contexts = former
 
     return call
-
-
-def _bound():
-    """The timeout in seconds, as Python's locks take it."""
-    return min(failures.get_timeout(), threading.TIMEOUT_MAX)

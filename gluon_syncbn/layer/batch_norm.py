@@ -239,6 +239,7 @@ class SyncBatchNorm(nn.BatchNorm):
         has_context = not is_graph or trace is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
+            self._sync.handle.check_thread(self.contexts(), self._sync.settings)
         types = mx.nd.NDArray, mx.sym.Symbol
         check_type("data", x, types, "an NDArray or Symbol")
         inputs = (x,) if mask is None else (x, mask)

@@ -6,14 +6,23 @@ It must not know how a layer is computed.
 from __future__ import annotations
 
 import collections
+import threading
 import uuid
 import weakref
 from typing import Any, NamedTuple, Sequence
 
-from ..common.arguments import check_bool, check_choice, check_int, is_int, short_repr
+from ..common.arguments import (
+    check_bool,
+    check_choice,
+    check_int,
+    comma_list,
+    is_int,
+    short_repr,
+)
 from ..native import steps
-from ..native.failures import check_timeout, watch_process
+from ..native.failures import check_timeout, here, watch_process
 from ..native.library import load
+from ..native.program import warn
 from ..native.world import world
 from .activations import NONE, Activation
 
@@ -87,6 +96,7 @@ class LayerHandle:
     """
 
     _made = collections.Counter()
+    has_warned = False  # of a loop over CPU contexts
 
     def __init__(
         self, layer: str, group: str | Sequence | None = None, key: str | None = None
@@ -120,6 +130,22 @@ class LayerHandle:
         if self._is_frozen != is_frozen:
             self._is_frozen = is_frozen
             load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
+
+    def check_thread(self, contexts: list, settings: Settings) -> None:
+        """Warn of a call that will wait in vain for the other CPU contexts."""
+        contexts = list(here.participants) or contexts
+        is_main = threading.current_thread() is threading.main_thread()
+        is_loop = is_main and not here.contexts and settings.num_devices != 1
+        on_cpus = all(context.device_type == "cpu" for context in contexts)
+        if is_loop and on_cpus and len(contexts) > 1 and not LayerHandle.has_warned:
+            LayerHandle.has_warned = True
+            warn(
+                f"SyncBatchNorm '{self.name}' is on {comma_list(contexts)}, and the "
+                "main thread calls it. A loop over CPU contexts can wait until the "
+                "timeout, because operators of one thread share memory. Call "
+                "convert_sync_batchnorm(net) or allow_plain_loop(net) with the net "
+                "that the loop calls"
+            )
 
     def release(self) -> None:
         """The layer is a SyncBatchNorm no longer."""

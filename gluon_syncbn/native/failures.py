@@ -6,25 +6,47 @@ It must not know what a layer computes.
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import threading
+from contextlib import suppress
 from functools import lru_cache
+from typing import Any, Sequence
 
 import mxnet as mx
 
 from ..common.arguments import as_real, check_text, short_repr
+from . import ctrl_c
+from .interrupts import DeferredSignals
 from .library import load
 from .program import tell_where
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
+_MOST_ERRORS = 10_000  # in flight at once
 latest_recovery = 0, 0, ""  # its number, its thread, and its reason
 
 
-class _Seen(threading.local):
+class Here(threading.local):
+    """What concerns the calling thread."""
+
+    participants: Sequence = ()  # the contexts of `participating`
+    contexts: Sequence = ()  # those of the innermost map that this thread works for
     recovery = -1  # the number of the latest one at this thread's latest `check_thread`
+    was_told = False  # by that, of another thread's recovery
 
 
-_seen = _Seen()
+here = Here()
+_turns: Any = collections.defaultdict(threading.RLock)  # by process
+
+
+def turn() -> Any:
+    """Return the lock of the thread that calls MXNet for several contexts, or recovers.
+
+    Between a step's work for two contexts another thread must not give it up.
+    """
+    return _turns[os.getpid()]
+
+
 function_contexts = set()  # contexts that run our autograd.Functions
 
 
@@ -80,6 +102,11 @@ def get_timeout() -> float:
     return load().gluon_syncbn_timeout()
 
 
+def bound() -> float:
+    """Return the timeout in seconds, as Python's locks take it."""
+    return min(get_timeout(), threading.TIMEOUT_MAX)
+
+
 def failure() -> str:
     """The error that a layer has failed with, as text; empty if nothing has failed."""
     return load().gluon_syncbn_failure()
@@ -91,11 +118,13 @@ def check_thread() -> None:
     if failed:
         raise mx.MXNetError(failed)
     number, by, reason = latest_recovery
-    seen, _seen.recovery = _seen.recovery, number
-    if seen not in (-1, number) and by != threading.get_ident():
+    seen, here.recovery = here.recovery, number
+    here.was_told = seen not in (-1, number) and by != threading.get_ident()
+    if here.was_told:
         raise mx.MXNetError(
             "what this thread had in flight was given up by another one, which called "
-            f"gluon_syncbn.recover ({reason}); its results are undefined"
+            f"gluon_syncbn.recover ({reason}); its results are undefined: repeat the "
+            "step without recover()"
         )
 
 
@@ -128,7 +157,8 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     Gradients are undefined: with ``grad_req="add"`` set them to zero.
 
     Threads that train other nets get an error at their next :meth:`Devices.map`,
-    because their work in flight is given up too.
+    because their work in flight is given up too. They repeat their step; the call of
+    one that calls `recover` after that error has no effect.
 
     Parameters
     ----------
@@ -160,7 +190,20 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     True True
     """
     check_text("reason", reason)
-    give_up(reason)
+    was_told, here.was_told = here.was_told, False
+    if was_told and not failure():
+        return
+    with DeferredSignals() as section:
+        lock = turn()
+        try:
+            # Another thread's function may wait in vain, and have the turn.
+            load().gluon_syncbn_fail_all(reason, False)
+            if not here.contexts:
+                section.wait(0, lock.acquire, True, bound())
+            give_up(reason)
+        finally:
+            with suppress(RuntimeError):  # this thread has not got its turn
+                lock.release()
     if failure():  # the processes'
         raise mx.MXNetError(
             "recover() cannot bring several processes together again: start the "
@@ -173,7 +216,8 @@ def give_up(reason: str) -> None:
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)
-    while True:  # it ends, because MXNet drops each error that it throws
+    # MXNet drops each error that it throws; without an engine it throws always.
+    for _ in range(_MOST_ERRORS):
         try:
             mx.nd.waitall()
             break
@@ -203,6 +247,7 @@ def watch_process() -> None:
     # operators before it waits for all work: it would wait forever for our operators.
     atexit.register(_finish_work)
     tell_where(True)
+    ctrl_c.watch()
 
 
 def _set_timeout_from_environment():

@@ -17,6 +17,7 @@ from mxnet import autograd
 from ..common.arguments import check_block, check_contexts, comma_list
 from ..layer.finding import synchronized_layers
 from ..mxnet_private.parameters import data_of
+from ..native.failures import here
 from ..native.interrupts import ALL_WAIT, DeferredSignals
 from ..native.library import load
 
@@ -96,10 +97,11 @@ def calling(
             mx.nd.waitall()
             for layer in layers:
                 _set_participants(layer, contexts)
+            here.participants = contexts
             section.limits = 1, math.inf
             yield
         finally:
-            section.limits = ALL_WAIT
+            section.limits, here.participants = ALL_WAIT, ()
             try:
                 mx.nd.waitall()
             finally:

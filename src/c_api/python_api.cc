@@ -86,6 +86,11 @@ SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key) {
   return CatchAll(0.0, [&] { return LayerOf(key)->group.WaitSeconds(); });
 }
 
+// Seconds that the longest wait of a device has lasted.
+SYNCBN_EXPORT(double, gluon_syncbn_longest_wait) {
+  return CatchAll(0.0, [] { return Registry::Get().LongestWait(); });
+}
+
 // Takes the layer to warn of, see op/single_value.h; "" for none.
 SYNCBN_EXPORT(const char*, gluon_syncbn_single_value) {
   const std::string* const layer = syncbn::single_value.exchange(nullptr);

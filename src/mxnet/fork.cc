@@ -13,6 +13,7 @@
 
 #include <cstdio>
 
+#include "core/program.h"
 #include "mxnet/mxnet_api.h"
 
 namespace syncbn {
@@ -26,6 +27,12 @@ void WaitBeforeFork() {
   }
 }
 
-void ArmForkGuard() { pthread_atfork(WaitBeforeFork, nullptr, nullptr); }
+void ArmForkGuard() {
+  const auto prepare = [] {
+    BeginFork();
+    WaitBeforeFork();
+  };
+  pthread_atfork(prepare, EndFork, EndFork);
+}
 
 }  // namespace syncbn

@@ -1,6 +1,7 @@
 // The layers of the process.
 #include "op/registry.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "core/error.h"
@@ -58,6 +59,13 @@ std::string Registry::FirstFailure() const {
     if (!failure.empty()) return failure;
   }
   return "";
+}
+
+double Registry::LongestWait() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  double longest = 0;
+  for (const auto& entry : layers_) longest = std::max(longest, entry.second->group.LongestWait());
+  return longest;
 }
 
 void Registry::ResetAll() {

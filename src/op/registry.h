@@ -37,6 +37,7 @@ class Registry {
 
   // The failure of the first failed layer, or an empty text.
   std::string FirstFailure() const;
+  double LongestWait() const;  // of all groups
   // After one failure devices have called other layers unequally often, so all are reset.
   void ResetAll();
   // Fails every layer that is alive, the released ones with work in flight included.

@@ -2,9 +2,16 @@
 
 import threading
 import traceback
+import warnings
 import weakref
 
-from gluon_syncbn import SyncBatchNorm, allow_plain_loop, make_parallel
+from gluon_syncbn import (
+    SyncBatchNorm,
+    allow_plain_loop,
+    make_parallel,
+    participating,
+)
+from gluon_syncbn.layer.synchronization import LayerHandle
 
 import mxnet as mx
 import numpy as np
@@ -136,6 +143,26 @@ def test_calls_of_a_static_graph_keep_their_order(devices):
         outputs = devices.map(call, devices.split(x), devices.split(5 - 2 * x))
     first, second = (whole(column) for column in zip(*outputs))
     np.testing.assert_allclose(first, -second, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["imperative", "hybridize"])
+def test_a_loop_of_the_main_thread_is_warned_of(mode, devices, monkeypatch):
+    """Once, at the first call, with its cure."""
+    monkeypatch.setattr(LayerHandle, "has_warned", False)
+    net = set_mode(nn.HybridSequential(), mode)
+    net.add(SyncBatchNorm(in_channels=1))
+    net.initialize(ctx=devices.contexts)
+    shards = [nd.ones((2, 1), ctx=c) for c in devices.contexts]
+    with warnings.catch_warnings(), autograd.train_mode():
+        warnings.simplefilter("error")
+        devices.map(net, shards)
+        with participating(net, devices.contexts[:1]):
+            net(shards[0])
+        net.hybridize(net._active)  # forgets the graph
+        with pytest.warns(UserWarning, match=r"allow_plain_loop\(net\)"):
+            net(shards[0])
+        net(shards[1])
+        mx.nd.waitall()
 
 
 def draws(seed, count, way, mode):

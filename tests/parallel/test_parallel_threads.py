@@ -4,13 +4,16 @@ GLUON_SYNCBN_REPEAT=250 makes a thousand steps of each.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 from gluon_syncbn import (
     SyncBatchNorm,
     allow_plain_loop,
     check_replicas,
     make_parallel,
+    recover,
 )
+from gluon_syncbn.native import failures
 
 import numpy as np
 import pytest
@@ -51,6 +54,39 @@ def test_parallel_nets_and_a_plain_one(mode):
         assert len(arrays) == len(rights)
         for number, (array, right) in enumerate(zip(arrays, rights)):
             np.testing.assert_array_equal(array, right, err_msg=f"array {number}")
+
+
+def test_recover_waits_for_the_turn_of_another_thread(devices):
+    """A step that is given up between two contexts would leave one waiting."""
+    layer = SyncBatchNorm(num_devices=2, in_channels=1, timeout=5)
+    layer.initialize(ctx=devices.contexts)
+    shards = [nd.ones((2, 1), ctx=c) for c in devices.contexts]
+    begun, recovering = Event(), Event()
+
+    def call(shard):
+        y = layer(shard)
+        if shard.context == devices.contexts[0]:
+            begun.set()
+            recovering.wait(0.5)
+        return y
+
+    def step():
+        with autograd.train_mode():
+            ys = devices.map(call, shards)
+        for y in ys:
+            y.wait_to_read()
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(step)
+        begun.wait()
+        recover()
+        assert "waited" not in str(first.exception())
+        error = threads.submit(step).exception()
+        assert "called gluon_syncbn.recover" in str(error)
+        number = failures.latest_recovery[0]
+        threads.submit(recover).result()  # it has been told, so it cancels nothing
+        assert failures.latest_recovery[0] == number
+        threads.submit(step).result()
 
 
 def noisy_net(contexts):

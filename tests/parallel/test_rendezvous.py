@@ -117,7 +117,7 @@ def test_the_line_that_waits(mistake, devices):
     place, source = line_of(mistake)
     (line,) = (x for x in text.splitlines() if x.startswith("The program stands at "))
     assert place in line and line.endswith(source)
-    assert text.splitlines()[-1].endswith("docs/guides/hang.md#waited")
+    assert text.splitlines()[-1].endswith("python -m gluon_syncbn hang")
     gluon_syncbn.recover()
     assert_trains(devices, layer)
 

@@ -1,6 +1,9 @@
 // One mutex guards it all: it is held briefly, and devices of one layer wait for each other anyway.
 #include "collective/devices/group.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <utility>
 
 #include "collective/common/timeout.h"
@@ -10,6 +13,12 @@
 #include "core/program.h"
 
 namespace syncbn {
+namespace {
+
+constexpr std::chrono::seconds kNotice{10};
+std::atomic<bool> notice_given{false};  // since the latest Reset
+
+}  // namespace
 
 Ticket Group::BeginForward(const Device& device, size_t size) {
   Lock lock(mutex_);
@@ -98,22 +107,37 @@ void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduc
     return rendezvous.result != nullptr || !failure_.empty() ||
            numbers_.IsVoid(options.ticket.number);
   };
-  std::string where;
-  if (!changed_.WaitUntil(lock, deadline, over) && rendezvous.arrivals.size() < options.size) {
-    lock->unlock();
-    where = WhereProgramStands();
-    lock->lock();
+  const Time notice = std::min(deadline, start + kNotice);
+  std::string report;
+  bool is_over = changed_.WaitUntil(lock, notice, over);
+  const auto seconds = [&] { return ToSeconds(Clock::now() - start); };
+  const auto is_missing = [&] { return !is_over && rendezvous.arrivals.size() < options.size; };
+  if (notice < deadline && is_missing()) {
+    if (!notice_given.exchange(true)) {
+      report = ReportTimeoutLocked(lock, rendezvous, options, seconds());
+      std::fprintf(stderr, "gluon_syncbn raises this error after %g s:\n%s\n",
+                   options.contribution.timeout_seconds, report.c_str());
+    }
+    is_over = changed_.WaitUntil(lock, Clock::now() + (deadline - notice), over);
   }
+  if (is_missing()) report = ReportTimeoutLocked(lock, rendezvous, options, seconds());
   if (rendezvous.arrivals.size() == options.size) {
     changed_.Wait(lock, over);  // the exchange with other processes has its own deadline
   }
-  const double waited = ToSeconds(Clock::now() - start);
-  wait_seconds_ = wait_seconds_ + waited;
+  wait_seconds_ = wait_seconds_ + seconds();
   if (rendezvous.result != nullptr) return;
   CheckAfterWait(options.ticket);
+  FailAndThrow(report);
+}
+
+std::string Group::ReportTimeoutLocked(Lock* lock, const Rendezvous& rendezvous,
+                                       const AllReduceOptions& options, double waited) const {
+  lock->unlock();
+  const std::string where = WhereProgramStands();
+  lock->lock();
   const bool are_expected = options.expected.size() == options.size;
-  FailAndThrow(TimeoutReport(Title(layer_, options.phase), rendezvous, options.size,
-                             are_expected ? options.expected : numbers_.Members(), waited, where));
+  return TimeoutReport(Title(layer_, options.phase), rendezvous, options.size,
+                       are_expected ? options.expected : numbers_.Members(), waited, where);
 }
 
 void Group::CheckAfterWait(const Ticket& ticket) const {
@@ -132,6 +156,16 @@ void Group::SetParticipants(std::set<Device> participants) {
   }
 }
 
+double Group::LongestWait() const {
+  Lock lock(mutex_);
+  if (!failure_.empty() || rendezvous_.empty()) return 0;
+  const auto is_older = [](const auto& a, const auto& b) {
+    return a.second->start < b.second->start;
+  };
+  const auto oldest = std::min_element(rendezvous_.begin(), rendezvous_.end(), is_older);
+  return ToSeconds(Clock::now() - oldest->second->start);
+}
+
 void Group::Fail(const std::string& text) {
   Lock lock(mutex_);
   // Other processes can notice only an exchange that has begun.
@@ -147,6 +181,7 @@ void Group::SetFailure(const std::string& text) {
 }
 
 void Group::Reset() {
+  notice_given = false;
   Lock lock(mutex_);
   former_members_.clear();
   numbers_.Restart();

@@ -58,6 +58,9 @@ class Group {
   // Seconds that devices have waited for others since the group was made, summed over devices.
   double WaitSeconds() const { return wait_seconds_; }
 
+  // Seconds since the first device arrived at the oldest rendezvous that is not complete; 0 if none.
+  double LongestWait() const;
+
   // Fails everyone who waits, now and later, with this text.
   void Fail(const std::string& text);
   // Empty if nothing has failed.
@@ -78,6 +81,8 @@ class Group {
   void CheckLocked(const Ticket& ticket, const std::string& phase, const Device& device);
   void EnterLocked(const Device& device, size_t size);
   void CheckAfterWait(const Ticket& ticket) const;
+  std::string ReportTimeoutLocked(Lock* lock, const Rendezvous& rendezvous,
+                                  const AllReduceOptions& options, double waited) const;
   void AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduceOptions& options);
   void ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced* result);
 

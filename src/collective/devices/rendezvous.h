@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "collective/common/reduce_operation.h"
+#include "collective/common/timeout.h"
 #include "collective/devices/call_numbers.h"
 #include "collective/devices/device.h"
 #include "collective/processes/communicator.h"
@@ -60,6 +61,7 @@ struct Rendezvous {
   // The payloads as one, in the order of the devices. Throws Error if they do not fit together.
   Payload ReducePayloads(ReduceOperation operation) const;
 
+  const Time start = Clock::now();
   std::map<Device, Arrival> arrivals;
   std::shared_ptr<const Reduced> result;  // null until the payloads are reduced
 };

@@ -39,7 +39,7 @@ std::string TimeoutReport(const std::string& title, const Rendezvous& rendezvous
   return Concat(title, ": waited ", std::setprecision(4), seconds, " s for ",
                 size - arrived.size(), " of ", size, " devices. Arrived: ",
                 Join(arrived), ". Missing: ", Join(missing), ".", kRecover, where,
-                "\nThe usual causes, each with its cure: docs/guides/hang.md#waited");
+                "\nThe usual causes, each with its cure: python -m gluon_syncbn hang");
 }
 
 std::string DisagreementReport(const std::pair<const Device, Arrival>& a,
