@@ -28,6 +28,7 @@ from ..common.arguments import (
 )
 from ..common.mxnet_version import Context
 from ..common.shares import share_bounds
+from ..common.within import within
 from ..mxnet_private.graphs import DTYPES
 from ..mxnet_private.library import array_of, to_context
 from ..native import failures
@@ -36,13 +37,6 @@ from .workers import Workers
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 _turns: Any = collections.defaultdict(threading.Lock)  # by process
-
-
-class _Within(threading.local):
-    contexts: Sequence = ()  # those of the innermost map that this thread works for
-
-
-_within = _Within()
 
 
 class Devices:
@@ -290,8 +284,8 @@ def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
 
     With contexts: one that the innermost `map` calls on just these.
     """
-    within = _within.contexts
-    return bool(within) and (not contexts or list(contexts) == list(within))
+    mapped = within.contexts
+    return bool(mapped) and (not contexts or list(contexts) == list(mapped))
 
 
 def split(
@@ -318,14 +312,14 @@ def _under_flags(function, contexts):
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
 
     def call(context, *elements):
-        former, _within.contexts = _within.contexts, contexts
+        former, within.contexts = within.contexts, contexts
         try:
             # A copy of the context, because it notes the one that it replaces.
             with Context(context), record(train_mode=is_training):
                 with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
                     return function(*elements)
         finally:
-            _within.contexts = former
+            within.contexts = former
 
     return call
 

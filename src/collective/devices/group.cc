@@ -112,6 +112,10 @@ void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduc
   if (rendezvous.result != nullptr) return;
   CheckAfterWait(options.ticket);
   const bool are_expected = options.expected.size() == options.size;
+  for (const auto& [device, arrival] : rendezvous.arrivals) {
+    if (!are_expected || options.expected.count(device)) continue;
+    FailAndThrow(TooManyDevicesReport(layer_, device, options.expected, options.size));
+  }
   FailAndThrow(TimeoutReport(Title(layer_, options.phase), rendezvous, options.size,
                              are_expected ? options.expected : numbers_.Members(), waited, where));
 }
