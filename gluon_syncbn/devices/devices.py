@@ -303,8 +303,8 @@ def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
 
     With contexts: one that the innermost `map` calls on just these.
     """
-    within = failures.here.contexts
-    return bool(within) and (not contexts or list(contexts) == list(within))
+    mapped = failures.here.contexts
+    return bool(mapped) and (not contexts or list(contexts) == list(mapped))
 
 
 def split(

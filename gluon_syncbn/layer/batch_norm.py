@@ -19,7 +19,8 @@ from ..common.mxnet_version import IS_GLUON_2
 from ..mxnet_private.blocks import call_with_parameters, current_trace, is_traced
 from ..mxnet_private.library import make_plain
 from ..mxnet_private.parameters import contexts_of
-from ..native.static_graphs import order_calls
+from ..native import failures
+from ..native.static_graphs import call_guarded, order_calls
 from . import layout_guard
 from .activations import apply, validate
 from .masking import MaskedRows, check_mask
@@ -251,7 +252,9 @@ class SyncBatchNorm(nn.BatchNorm):
             if is_frozen:
                 return call_with_parameters(self, *inputs)
             make_plain(x)
-            return layout_guard.plain_gradient(call_with_parameters(self, *inputs))
+            with call_guarded("outside"):
+                y = call_with_parameters(self, *inputs)
+            return layout_guard.plain_gradient(y)
         except mx.MXNetError:
             self._check_channels(x)
             raise
@@ -320,13 +323,14 @@ class SyncBatchNorm(nn.BatchNorm):
         places = contexts if is_graph else [x.context]
         trace = current_trace() if is_graph else None
         guard = layout_guard.guard_kind(places, self, is_graph, trace)
-        inputs = [layout_guard.guarded_input(F, x, guard, trace), gamma, beta]
+        ndim = layout_guard.count_dimensions(x, guard, trace)
+        inputs = [layout_guard.guarded_input(F, x, guard, ndim), gamma, beta]
         attributes = {"guard": guard, **self._attributes(contexts)}
         if rows is not None:
             inputs.append(rows.count(x))
             attributes.update(masked=True, axis=-1)
         y = F.Custom(*inputs, *statistics, name="fwd", **attributes)
-        return layout_guard.guarded_output(F, y, guard, trace)
+        return layout_guard.guarded_output(F, y, guard, ndim, trace)
 
     def _attributes(self, contexts):
         sync, settings = self._sync, self._sync.settings
@@ -362,6 +366,14 @@ class SyncBatchNorm(nn.BatchNorm):
                 f"SyncBatchNorm '{self.name}': num_devices={expected}, but "
                 f"the layer is initialized on {pluralize(len(contexts), 'context')} "
                 f"({', '.join(map(str, contexts))}), so the others can never arrive"
+            )
+        shared = [c for c in failures.here.contexts if c in contexts]
+        if expected == 1 < len(shared):
+            raise ValueError(
+                f"SyncBatchNorm '{self.name}': num_devices must be {len(shared)} or "
+                f"None for a map over {', '.join(map(str, shared))}, got 1. Call "
+                f"convert_sync_batchnorm(net, num_devices={len(shared)}), or "
+                "initialize the layer on one context."
             )
 
     def __repr__(self):

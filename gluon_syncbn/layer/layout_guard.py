@@ -60,11 +60,19 @@ def plain_gradient(y: mx.nd.NDArray) -> mx.nd.NDArray:
     return y.reshape(y.shape)
 
 
-def guarded_input(F: Any, x: Any, guard: str, trace: Trace | None) -> Any:
+def count_dimensions(x: Any, guard: str, trace: Trace | None) -> int:
+    """Return the number of dimensions of x and y; 0 if it is unknown or not needed.
+
+    MXNet infers it for all that the graph has so far, which takes most of a trace.
+    """
+    return 0 if guard in ("gpu", "outside") else len(traced_shape(x, trace))
+
+
+def guarded_input(F: Any, x: Any, guard: str, ndim: int) -> Any:
     """The operator's input after the guard: plain when the operator is queued."""
     if guard in ("gpu", "outside"):
         return x
-    if 1 <= len(traced_shape(x, trace)) <= 4:
+    if 1 <= ndim <= 4:
         # Converts oneDNN's blocked layout to row-major (in place if allowed); a no-op
         # for row-major arrays. With more dimensions it would not. A static_shape graph
         # would be right without it, but would keep a plain copy of each x.
@@ -73,7 +81,7 @@ def guarded_input(F: Any, x: Any, guard: str, trace: Trace | None) -> Any:
     return F.SliceChannel(x, num_outputs=1, **_MARKED)
 
 
-def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
+def guarded_output(F: Any, y: Any, guard: str, ndim: int, trace: Trace | None) -> Any:
     """The operator's output after the guard: its gradient will be plain."""
     if guard in ("gpu", "outside"):
         return y
@@ -86,7 +94,7 @@ def guarded_output(F: Any, y: Any, guard: str, trace: Trace | None) -> Any:
             return F.amp_multicast(y, num_outputs=1, **_MARKED)
         # It would copy blocked gradients, which other dtypes do not have.
         return F.reshape(y, shape=(-2,), **_MARKED)
-    if len(traced_shape(y, trace)) == 4:
+    if ndim == 4:
         # Plain in one pass, because it reads blocked layouts; never in place.
         return F.transpose(y, axes=(0, 1, 2, 3), **_MARKED)
     return F.SliceChannel(y, num_outputs=1, **_MARKED)
@@ -116,5 +124,5 @@ def _dtype(symbol, trace):
 
 def _read(symbol, arrays, of):
     """Shapes or dtypes of what `symbol` depends on; MXNet refuses other names."""
-    names = [n for n in symbol.list_inputs() if hasattr(arrays.get(n), of)]
-    return {name: getattr(arrays[name], of) for name in names}
+    names = {name for name, array in arrays.items() if hasattr(array, of)}
+    return {name: getattr(arrays[name], of) for name in names & {*symbol.list_inputs()}}

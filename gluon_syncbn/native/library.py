@@ -8,14 +8,21 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
+from ..common.arguments import check_choice
 from ..common.version import __version__
 from ..mxnet_private import library as mxnet_library
 
 _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
+_CURE = (
+    "`pip install .`, or for development with `pip install --no-build-isolation -e .`"
+)
+_SEAL = b"gluon_syncbn"  # as in setup.py
 
 
 class Text(ctypes.c_char_p):
@@ -57,6 +64,7 @@ _SIGNATURES = {
     "gluon_syncbn_last_error": (Text, []),
     "gluon_syncbn_register": (_int, [Text]),
     "gluon_syncbn_wait_before_fork": (None, []),
+    "gluon_syncbn_call_guarded": (Status, [Text, _int]),
     "gluon_syncbn_create_layer": (Status, [Text, Text, _int]),
     "gluon_syncbn_release_layer": (Status, [Text]),
     "gluon_syncbn_collect": (Status, [Text, _int]),
@@ -107,15 +115,41 @@ def load() -> ctypes.CDLL:
     file = path()
     if not file.exists():
         raise ImportError(
-            f"{file} does not exist: build it with `pip install .`, or for development "
-            "with `pip install --no-build-isolation -e .`; if it is installed, start "
+            f"{file} does not exist: build it with {_CURE}; if it is installed, start "
             f"Python outside of {file.parent.parent}, where it finds these sources"
         )
-    library = ctypes.CDLL(str(file))
+    limit = os.environ.get("GLUON_SYNCBN_INSTRUCTION_SET")
+    if limit:
+        limits = "generic", "avx2", "avx512"
+        check_choice("GLUON_SYNCBN_INSTRUCTION_SET", limit, limits)
+    try:
+        _check_whole(file)
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise ImportError(
+            f"{file} cannot be loaded ({error}): build it again with {_CURE}"
+        ) from None
     declare(library, file, _SIGNATURES)
     if library.gluon_syncbn_register(mxnet_library.path()) != 0:
         raise ImportError(library.gluon_syncbn_last_error())
     return library
+
+
+def _check_whole(file):
+    """Raise OSError if the file is damaged: to load it would crash the process.
+
+    The end of the file is the seal that setup.py appends; tools such as strip remove
+    it. What stands before it ends with the table of an ELF file's sections.
+    """
+    content = file.read_bytes()
+    if len(content) < 64 or content[:4] != b"\x7fELF":
+        raise OSError("it is no library")
+    offset, size, count = struct.unpack_from("<Q10xHH", content, 40)
+    if len(content) < offset + size * count:
+        raise OSError("its end is missing")
+    sum_of_content = zlib.crc32(content[:-16]).to_bytes(4, "little")
+    if content[-16:-4] == _SEAL and content[-4:] != sum_of_content:
+        raise OSError("it differs from the file that was built")
 
 
 def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
@@ -153,9 +187,7 @@ def _code(ctype):
 
 def _other_sources(file, fault):
     return ImportError(
-        f"{file} was built from other sources, as {fault}: rebuild it with "
-        "`pip install .`, or for development with "
-        "`pip install --no-build-isolation -e .`"
+        f"{file} was built from other sources, as {fault}: rebuild it with {_CURE}"
     )
 
 

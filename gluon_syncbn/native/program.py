@@ -75,8 +75,11 @@ def _place(frame):
 def _users_frame(frame):
     """The innermost one that is neither a library's nor Python's own; None if none."""
     while frame is not None:
-        path = os.path.abspath(frame.f_code.co_filename)
-        if not path.startswith(_NOT_THE_USERS) and "<frozen" not in path:
+        file = frame.f_code.co_filename
+        is_main = frame.f_globals.get("__name__") == "__main__"
+        # MXNet generates its operators' functions from text, with the file "<string>".
+        is_generated = file.startswith("<") and not is_main
+        if not (is_generated or os.path.abspath(file).startswith(_NOT_THE_USERS)):
             break
         frame = frame.f_back
     return frame

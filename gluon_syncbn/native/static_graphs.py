@@ -11,8 +11,9 @@ traced without the layer.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 
@@ -20,6 +21,16 @@ from ..common.nested import arrays_in
 from ..mxnet_private.library import push
 from ..mxnet_private.symbols import from_nodes, parse
 from .library import load
+
+
+@contextmanager
+def call_guarded(guard: str) -> Iterator[None]:
+    """Allow calls of graphs of this guard in the ``with`` block."""
+    load().gluon_syncbn_call_guarded(guard, True)
+    try:
+        yield
+    finally:
+        load().gluon_syncbn_call_guarded(guard, False)
 
 
 @lru_cache(maxsize=None)
@@ -39,11 +50,14 @@ def order_calls() -> None:
             super().__init__(graph, flags)
 
         def __call__(self, *inputs: Any, **options: Any) -> Any:
-            outputs = super().__call__(*inputs, **options)
             written = [inputs[k] for k in self._statistics]
-            if written:  # what uses them later waits for the end of the call
-                end, context = load().gluon_syncbn_do_nothing, written[0].context
-                push(end, 0, context, arrays_in(outputs), written)
+            if not written:
+                return super().__call__(*inputs, **options)
+            with call_guarded("static_shape"):
+                outputs = super().__call__(*inputs, **options)
+            # What uses the statistics later waits for the end of the call.
+            end, context = load().gluon_syncbn_do_nothing, written[0].context
+            push(end, 0, context, arrays_in(outputs), written)
             return outputs
 
     mx.nd.CachedOp = CachedOp

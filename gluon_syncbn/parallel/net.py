@@ -50,8 +50,8 @@ def make_parallel(
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. A child block
-        that is called directly runs on one device.
+        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. A child
+        block that is called directly runs on one device.
     ctx : list of mxnet.Context
         Distinct contexts.
     sync_bn : bool, default True

@@ -99,11 +99,9 @@ struct Side {
     return {of.dtype, of.layout, x, dy, {}, false, Read(0), Read(1), Read(4)};
   }
   syncbn::ReductionPass Moments() const { return {Input(), Written(0), Written(1)}; }
-  syncbn::ElementwisePass Normalize() const {
-    return {Input(), nullptr, nullptr, nullptr, kWrite, y};
-  }
+  syncbn::ElementwisePass Normalize() const { return {Input(), nullptr, nullptr, kWrite, y}; }
   syncbn::ReductionPass Sums() const { return {Input(), Written(2), Written(3)}; }
-  syncbn::ElementwisePass Apply() const { return {Input(), Read(1), Read(2), Read(3), kWrite, dx}; }
+  syncbn::ElementwisePass Apply() const { return {Input(), Read(2), Read(3), kWrite, dx}; }
 };
 
 // The CPU's passes, and what both sides read.

@@ -19,6 +19,7 @@
 #include "mxnet/callbacks.h"
 #include "mxnet/custom_op.h"
 #include "mxnet/fork.h"
+#include "mxnet/guard.h"
 #include "mxnet/mxnet_api.h"
 #include "op/registry.h"
 #include "op/single_value.h"
@@ -47,6 +48,11 @@ SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
 
 // To be called before a fork, without the GIL.
 SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
+
+// See mxnet/guard.h.
+SYNCBN_EXPORT(int, gluon_syncbn_call_guarded, const char* guard, int begins) {
+  return CatchAll([&] { syncbn::CallGuarded(guard, begins != 0); });
+}
 
 SYNCBN_EXPORT(int, gluon_syncbn_create_layer, const char* key, const char* layer, int has_block) {
   return CatchAll([&] { Registry::Get().Keep(key, layer, has_block != 0); });

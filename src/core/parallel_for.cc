@@ -31,8 +31,8 @@ struct Job {
   std::atomic<int64_t> next{0};
   std::atomic<int> helpers{0};  // raised under the mutex, and only while the job is in the list
 
-  // Runs up to `turn` tasks.
-  void Run(int64_t turn) {
+  // Runs up to `turn` tasks. One that throws ends the process, because others hold this job.
+  void Run(int64_t turn) noexcept {
     for (; turn > 0; --turn) {
       const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
       if (i >= tasks) return;

@@ -68,15 +68,19 @@ SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double off
   return k;
 }
 
-// A power of two with half of the number's exponent. The coefficient of `centered` is about dz / std^2,
-// which float32 may not hold although it holds the product. So a pass multiplies `centered` by this
-// number first, and then by the rest; results of coefficients that float32 holds keep their bits.
-SYNCBN_FORMULA double HalfOfExponent(double number) {
+// Splits a coefficient of `centered` into a power of two with half of its exponent, `unit`, and the
+// rest, which is returned. The coefficient is about dz / std^2, which float32 may not hold although it
+// holds the product, so a pass multiplies by one after the other. Where float32 holds the coefficient,
+// that does not change any bit. (No division, whose registers a GPU lacks here.)
+SYNCBN_FORMULA double SplitCoefficient(double coefficient, double* unit) {
   uint64_t bits;
-  __builtin_memcpy(&bits, &number, sizeof(bits));
+  __builtin_memcpy(&bits, &coefficient, sizeof(bits));
   bits = ((bits >> 53 & 0x3ff) + 512) << 52;
-  __builtin_memcpy(&number, &bits, sizeof(bits));
-  return number;
+  __builtin_memcpy(unit, &bits, sizeof(bits));
+  bits = (uint64_t{2046} << 52) - bits;  // of 1 / unit
+  double inverse;
+  __builtin_memcpy(&inverse, &bits, sizeof(bits));
+  return coefficient * inverse;
 }
 
 template <typename Value>

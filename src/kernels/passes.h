@@ -30,7 +30,7 @@ struct PassInput {
   const void* in = nullptr;  // x; in backward what was saved, which is x or y
   const void* dy = nullptr;  // backward only
   Activation activation = {};
-  // Backward only. False: x was saved; `scale` and `offset` are not read where f is the identity.
+  // Backward only. False: x was saved; `offset` is not read where f is the identity.
   // True: y was saved, f's slope is positive, and no scale is 0; `mean` is not read.
   bool from_output = false;
   const double* mean = nullptr;
@@ -45,10 +45,9 @@ struct ReductionPass : PassInput {
   double* second = nullptr;
 };
 
-// out = y, or out = scale_dz[c] * dz + scale_xmu[c] * xmu + shift[c]
+// out = y, or out = scale[c] * dz + scale_xmu[c] * xmu + shift[c]
 struct ElementwisePass : PassInput {
-  const double* scale_dz = nullptr;  // the three in backward only
-  const double* scale_xmu = nullptr;
+  const double* scale_xmu = nullptr;  // backward only, as shift
   const double* shift = nullptr;
   WriteMode mode = WriteMode::kWrite;  // or kAdd
   void* out = nullptr;

@@ -72,25 +72,30 @@ void EndOrWatchOn(void* /*run_context*/, void* parameter) {
   }
 }
 
+// Where MXNet refuses work, nobody ends the watch: it leaks, because the first work may use it.
 void WatchOn(Watch* watch) {
-  PushToEngine(NoteTaken, watch, nullptr, {}, {watch->array.Handle()}, kCPUPrioritized);
-  PushToEngine(EndOrWatchOn, watch, nullptr, {}, {watch->array.Handle()}, kNoSkip);
+  const NDArrayHandle array = watch->array.Handle();
+  if (PushToEngine(NoteTaken, watch, nullptr, {}, {array}, kCPUPrioritized) != 0 ||
+      PushToEngine(EndOrWatchOn, watch, nullptr, {}, {array}, kNoSkip) != 0) {
+    EndDelivery();
+  }
 }
 
 }  // namespace
 
 void FailOperator(NDArray array, const std::string& text) {
+  auto watch = std::make_unique<Watch>(Watch{std::move(array)});
   {
     std::unique_lock<std::mutex> lock(state.mutex);
     state.delivered.wait(lock, [] { return !state.is_delivering; });
     state.is_delivering = true;
   }
-  if (PushError(array.Handle(), text) != 0) {
+  if (PushError(watch->array.Handle(), text) != 0) {
     // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, at once in this thread.
     EndDelivery();
     throw dmlc::Error(text);
   }
-  WatchOn(new Watch{std::move(array)});
+  WatchOn(watch.release());
 }
 
 void ReserveErrors() {

@@ -46,8 +46,10 @@ std::shared_ptr<void> AllocateFromMxnet(const Device& device, MemoryKind kind, s
                                 device.id, 0, kFloat64, &array) != 0) {
     throw DeviceError(Concat("MXNet has no ", bytes, " bytes: ", ErrorText()));
   }
-  Mxnet().NDArrayGetData(array, &data);
-  return std::shared_ptr<void>(data, [array](void*) { Mxnet().NDArrayFree(array); });
+  const bool has_data = Mxnet().NDArrayGetData(array, &data) == 0;
+  std::shared_ptr<void> memory(data, [array](void*) { Mxnet().NDArrayFree(array); });
+  if (!has_data) throw DeviceError(Concat("MXNet has no ", bytes, " bytes: ", ErrorText()));
+  return memory;
 }
 
 }  // namespace syncbn

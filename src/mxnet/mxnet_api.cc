@@ -41,6 +41,7 @@ void LoadMxnetApi(const char* path) {
   Find(library, "MXProfileDurationStop", &api.ProfileDurationStop);
   Find(library, "MXProfileDestroyHandle", &api.ProfileDestroyHandle);
   Find(library, "MXGetLastError", &api.GetLastError);
+  Find(library, "MXGetVersion", &api.GetVersion);
   api.GetProfiler = reinterpret_cast<decltype(api.GetProfiler)>(
       dlsym(library, "_ZN5mxnet8profiler8Profiler3GetEPSt10shared_ptrIS1_E"));
 }

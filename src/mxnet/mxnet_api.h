@@ -64,6 +64,7 @@ struct MxnetApi {
   int (*ProfileDurationStop)(void* task);
   int (*ProfileDestroyHandle)(void* task);
   const char* (*GetLastError)();
+  int (*GetVersion)(int* version);  // 10901 for 1.9.1
   // mxnet::profiler::Profiler::Get, which has no C interface; null where it has another C++ name.
   const void* (*GetProfiler)(void* owner);
 };

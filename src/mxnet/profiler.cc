@@ -14,7 +14,8 @@
 namespace syncbn {
 namespace {
 
-// The first members of mxnet::profiler::Profiler in all releases from 1.6.0 to 1.9.1 (profiler.h).
+// The first members of mxnet::profiler::Profiler in all releases from 1.6.0 to 2.0.0 (profiler.h).
+constexpr int kLatestKnown = 20000;
 struct ProfilerHead {
   void* virtual_functions;
   std::recursive_mutex mutex;
@@ -53,7 +54,9 @@ void End(void* task) {
 
 void ShowSpansInMxnetProfiler() {
   static const Profiler tasks{IsRunning, Begin, End};
-  if (Mxnet().GetProfiler != nullptr) profiler = &tasks;
+  int version = 0;
+  CheckMxnet(Mxnet().GetVersion(&version));
+  if (Mxnet().GetProfiler != nullptr && version <= kLatestKnown) profiler = &tasks;
 }
 
 }  // namespace syncbn

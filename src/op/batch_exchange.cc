@@ -1,5 +1,6 @@
 #include "op/batch_exchange.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -120,7 +121,16 @@ Communicator* BatchExchange::Processes() const {
                        options_.ranks.size(), " ranks, but gluon_syncbn.distributed.init() was not "
                        "called in this process"));
   }
-  return processes != nullptr && processes->size() > 1 ? processes : nullptr;
+  if (processes == nullptr || processes->size() == 1) return nullptr;
+  const std::vector<int>& ranks = options_.ranks;
+  const bool is_member = std::binary_search(ranks.begin(), ranks.end(), processes->rank());
+  if (!ranks.empty() && (!is_member || ranks.back() >= processes->size())) {
+    throw Error(Concat("SyncBatchNorm '", group_->layer(), "': its group must hold rank ",
+                       processes->rank(), " and ranks below ", processes->size(), " only, got ",
+                       "ranks up to ", ranks.back(), "; call gluon_syncbn.revert_sync_batchnorm "
+                       "before a net is exported"));
+  }
+  return processes;
 }
 
 }  // namespace syncbn

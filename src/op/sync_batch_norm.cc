@@ -8,7 +8,7 @@
 // Backward, with dz = dy * f'(z) and xmu = x - mean:
 //   dbeta = sum_dz, dgamma = sum_dz_xmu * inv_std, of this device's shard; then over the batch
 //   dx = scale * (dz - sum_dz / count - xmu * inv_std^2 * sum_dz_xmu / count)
-//      = scale_dz * dz + scale_xmu * xmu + shift
+//      = scale * dz + scale_xmu * xmu + shift
 #include "op/sync_batch_norm.h"
 
 #include <cmath>
@@ -171,7 +171,6 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     }
     ElementwisePass pass;
     static_cast<PassInput&>(pass) = input;
-    pass.scale_dz = forward.scale.data();
     pass.scale_xmu = scale_xmu.data();
     pass.shift = shift.data();
     pass.mode = out.dx_mode;
@@ -267,8 +266,9 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   }
 }
 
-// A device whose runtime fails never arrives at a rendezvous, so the others are told at once. So
-// are other processes, which may wait for an exchange that this process has not begun.
+// A device that fails never arrives at a rendezvous, so the others are told at once. So are other
+// processes, which may wait for an exchange that this process has not begun. Only the exchange tells
+// them of its own errors, which are plain ones.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                               const std::vector<const Tensor*>& vectors, const Body& body) {
@@ -277,18 +277,23 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
   try {
     pass_.emplace("local pass", phase, name_, device_);
+    for (const Tensor* vector : vectors) {  // a symbol from a file can be bound to other shapes
+      if (vector->shape == std::vector<int64_t>{layout.channels}) continue;
+      throw DeviceError(Concat("parameters and running statistics must have the shape (",
+                               layout.channels, "), got ", ShapeText(vector->shape)));
+    }
     backend_->Begin(layout, vectors);
     body(layout);
     backend_->Finish();
     pass_.reset();
-  } catch (const DeviceError& error) {
+  } catch (const std::exception& error) {
     Abandon();
+    const bool is_plain = dynamic_cast<const Error*>(&error) != nullptr &&
+                          dynamic_cast<const DeviceError*>(&error) == nullptr;
+    if (is_plain) throw;
     exchange_.Fail(Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ",
                           error.what()),
                    by_batch_);
-  } catch (...) {
-    Abandon();
-    throw;
   }
 }
 

@@ -26,8 +26,8 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 
 void CheckIsParameter(const Tensor& vector) {
   if (vector.dtype != DType::kFloat32 && vector.dtype != DType::kFloat64) {
-    throw Error(Concat("parameters and running statistics are float32 or float64, but got ",
-                       Name(vector.dtype)));
+    throw DeviceError(Concat("parameters and running statistics are float32 or float64, but got ",
+                             Name(vector.dtype)));
   }
 }
 

@@ -17,7 +17,7 @@ struct Tensor {
 
 std::string ShapeText(const std::vector<int64_t>& shape);  // "(8, 64, 60, 60)"
 
-// Per-channel parameters, statistics and their gradients: float32 or float64, or Error.
+// Per-channel parameters, statistics and their gradients: float32 or float64, or DeviceError.
 void CheckIsParameter(const Tensor& vector);
 // In host memory.
 std::vector<double> ReadVector(const Tensor& vector);

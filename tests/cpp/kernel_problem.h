@@ -103,7 +103,7 @@ inline unsigned& Seed() {
 struct Problem {
   Case c;
   Tensor x, dy;
-  std::vector<double> mean, scale, offset, a, b, d;
+  std::vector<double> mean, scale, offset, scale_xmu, shift;
   std::string label;
 
   explicit Problem(const Case& of)
@@ -121,7 +121,7 @@ struct Problem {
     }
     for (int64_t i = 0; i < c.layout.channels; ++i) {
       mean.push_back(c.center + 0.1 * normal(generator));
-      for (auto* vector : {&scale, &offset, &a, &b, &d}) vector->push_back(normal(generator));
+      for (auto* vector : {&scale, &offset, &scale_xmu, &shift}) vector->push_back(normal(generator));
       scale.back() += std::copysign(0.5, scale.back());  // passes from y divide by it
     }
   }
@@ -132,8 +132,7 @@ struct Problem {
     const bool reads_z = from_output || activation.function != Function::kIdentity;
     return {c.dtype,     c.layout,    x.data(),    dy.data(),
             activation,  from_output, from_output ? nullptr : mean.data(),
-            reads_z ? scale.data() : nullptr,
-            from_output ? mean.data() : reads_z ? offset.data() : nullptr};
+            scale.data(), from_output ? mean.data() : reads_z ? offset.data() : nullptr};
   }
 
   int64_t Index(int64_t outer, int64_t channel, int64_t inner) const {
@@ -180,7 +179,7 @@ struct Problem {
   // xmu and dz, but for what the arithmetic cannot hold of the mean.
   Gradient Unwound(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
     const Value z = r.from_output ? Reconstructed(r.activation, x.Get(i), eps)
-                    : r.scale != nullptr ? Z(channel, i, eps) : Value{0, 0};
+                    : r.offset != nullptr ? Z(channel, i, eps) : Value{0, 0};
     const long double unit = r.from_output ? scale[channel] : 1;
     const long double xmu = ((r.from_output ? z.value : x.Get(i)) - mean[channel]) / unit;
     const Value dz = r.from_output ? UnwindOutput(r.activation, x.Get(i), dy.Get(i), eps)
@@ -193,14 +192,14 @@ struct Problem {
     const double eps = EpsOf(c.dtype);
     return {Each([&](int64_t channel, int64_t i) {
               const Gradient g = Unwound(r, channel, i, eps);
-              const long double of_dz = a[channel] * g.dz.value;
-              const long double of_xmu = b[channel] * g.xmu.value;
+              const long double of_dz = scale[channel] * g.dz.value;
+              const long double of_xmu = scale_xmu[channel] * g.xmu.value;
               const double unit = r.from_output ? scale[channel] : 1;
-              const double split = std::fabs(b[channel] / unit * mean[channel]) * eps;
-              const double terms = Size(of_dz) + Size(of_xmu) + std::fabs(d[channel]) + split;
-              return Value{of_dz + of_xmu + d[channel], std::fabs(a[channel]) * g.dz.error +
-                                                            std::fabs(b[channel]) * g.xmu.error +
-                                                            6 * eps * terms};
+              const double split = std::fabs(scale_xmu[channel] / unit * mean[channel]) * eps;
+              const double terms = Size(of_dz) + Size(of_xmu) + std::fabs(shift[channel]) + split;
+              const double of_inputs = std::fabs(scale[channel]) * g.dz.error +
+                                       std::fabs(scale_xmu[channel]) * g.xmu.error;
+              return Value{of_dz + of_xmu + shift[channel], of_inputs + 6 * eps * terms};
             }),
             6 * eps};
   }

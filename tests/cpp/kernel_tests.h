@@ -166,7 +166,7 @@ void TestBackwardApply(Problem& p, PassInput input, const std::vector<Way>& ways
              [&](const void* t, const void* dy, WriteMode mode, void* dx) {
                input.in = t;
                input.dy = dy;
-               Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), mode, dx});
+               Kernels::BackwardApply({input, p.scale_xmu.data(), p.shift.data(), mode, dx});
              });
 }
 
@@ -244,9 +244,9 @@ template <typename Kernels>
 void TestWideRange(DType dtype, double deviation) {
   for (int64_t inner : {1, 70}) {
     Problem p({dtype, {3, 5, inner}, 0, 0, deviation});
-    for (size_t c = 0; c < p.b.size(); ++c) {
-      for (auto* vector : {&p.scale, &p.a, &p.d}) (*vector)[c] /= deviation;
-      p.b[c] /= deviation * deviation;
+    for (size_t c = 0; c < p.shift.size(); ++c) {
+      for (auto* vector : {&p.scale, &p.shift}) (*vector)[c] /= deviation;
+      p.scale_xmu[c] /= deviation * deviation;
       p.mean[c] *= deviation;
     }
     p.label += syncbn::Concat(", deviation ", deviation);
@@ -287,7 +287,7 @@ std::string Bits(DType dtype, const Layout& layout) {
   Tensor y(dtype, layout.Size()), dx = y;
   Kernels::Normalize(NormalizePass(dtype, layout, p.x.data(), p.mean.data(), p.scale.data(),
                                    p.offset.data(), WriteMode::kWrite, y.data()));
-  Kernels::BackwardApply({input, p.a.data(), p.b.data(), p.d.data(), WriteMode::kWrite, dx.data()});
+  Kernels::BackwardApply({input, p.scale_xmu.data(), p.shift.data(), WriteMode::kWrite, dx.data()});
   return mean.Bits() + m2.Bits() + sum_dz.Bits() + sum_dz_xmu.Bits() + y.Bits() + dx.Bits();
 }
 

@@ -217,6 +217,15 @@ TEST(FailAllReachesReleasedLayers) {
 
 // ---- other devices than before -----------------------------------------------------------------
 
+// A device that is none of those whose names the caller knows, as in a graph that was moved.
+TEST(AnotherDeviceThanExpected) {
+  Layer layer{2, 0.1};
+  AllReduceOptions options = layer.Of(layer.Begin(2), "forward", 2, 0);
+  options.expected = {Cpu(0), Cpu(1)};
+  CheckHas(ErrorOf([&] { layer.Sum(options); }),
+           "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
+}
+
 // A third device looks like a net that has moved, until one of the old devices calls again.
 TEST(MoreDevicesThanTheGroupHas) {
   for (const bool in_backward : {true, false}) {

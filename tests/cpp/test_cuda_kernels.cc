@@ -55,9 +55,8 @@ struct CudaKernels {
   }
   static void BackwardApply(const syncbn::ElementwisePass& pass) {
     Staging on_gpu(pass.dtype, pass.layout);
-    cuda::BackwardApply({Staged(&on_gpu, pass), on_gpu.Vector(pass.scale_dz),
-                         on_gpu.Vector(pass.scale_xmu), on_gpu.Vector(pass.shift), pass.mode,
-                         on_gpu.Out(pass.out)},
+    cuda::BackwardApply({Staged(&on_gpu, pass), on_gpu.Vector(pass.scale_xmu),
+                         on_gpu.Vector(pass.shift), pass.mode, on_gpu.Out(pass.out)},
                         nullptr);
   }
 

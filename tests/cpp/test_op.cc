@@ -1,6 +1,8 @@
 // Tests op/ apart from the passes: the choice of a backend, and the ends of spans.
 #include "check.h"
+#include "collective/processes/communicator.h"
 #include "layer_shard.h"
+#include "local_transport.h"
 #include "op/backend.h"
 
 namespace {
@@ -32,6 +34,47 @@ TEST(ACallThatFailsEndsItsSpans) {
   CheckHas(ErrorOf([&] { shard.Step(layer.get(), setting, test::InPlace); }), "a failure");
   syncbn::profiler = nullptr;
   CHECK(all_spans == 1 && open_spans == 0);
+}
+
+// As for a symbol from a file, which can be bound to arrays of other shapes.
+TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
+  const auto shared = std::make_shared<syncbn::Layer>("layer");
+  std::string errors[2];
+  Parallel(2, [&](int id) {
+    const auto layer = test::MakeLayer({}, 2, {"cpu", id}, shared, syncbn::MakeCpuBackend());
+    test::Shard shard(syncbn::DType::kFloat32, 2, 0, false);
+    const auto vector = [&](test::Tensor& t, int64_t size) {
+      return syncbn::Tensor{t.data(), {size}, syncbn::DType::kFloat32};
+    };
+    const int64_t channels = test::kChannels;
+    errors[id] = ErrorOf([&] {
+      layer->Forward(true, {{shard.x.data(), shard.shape, shard.dtype},
+                            vector(shard.gamma, channels),
+                            vector(shard.beta, channels),
+                            syncbn::WriteMode::kWrite,
+                            {shard.y.data(), shard.shape, shard.dtype},
+                            vector(shard.mean, channels),
+                            vector(shard.var, id == 1 ? 0 : channels)});
+    });
+  });
+  for (const std::string& error : errors) {
+    CheckHas(error, "forward on cpu(1): parameters and running statistics must have the shape (5)");
+  }
+}
+
+TEST(RanksThatDoNotHoldTheOwnOneAreRefused) {
+  const auto network = std::make_shared<Network>(4);
+  syncbn::OpenCommunicator(std::make_unique<LocalTransport>(network, 0));
+  for (const std::vector<int>& ranks : {std::vector<int>{1, 2}, {0, 4}}) {
+    syncbn::Options options;
+    options.ranks = ranks;
+    options.timeout = 1;
+    syncbn::SyncBatchNorm layer(options, {"cpu", 0}, std::make_shared<syncbn::Layer>("layer"),
+                                syncbn::MakeCpuBackend());
+    test::Shard shard(syncbn::DType::kFloat32, 2, 0, false);
+    CheckHas(ErrorOf([&] { shard.Step(&layer, {}, test::InPlace); }),
+             "'layer': its group must hold rank 0 and ranks below 4 only, got ranks up to");
+  }
 }
 
 }  // namespace

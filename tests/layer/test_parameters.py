@@ -10,7 +10,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.blocks import move, name_scope, prefixed
-from support.helpers import cpus, output_of, set_mode, value
+from support.helpers import MODES, cpus, imported, output_of, set_mode, value
 from support.nd import nd
 
 RUN = """
@@ -101,13 +101,24 @@ def test_exported_net_runs_elsewhere_in_every_mode(tmp_path):
 
 
 def test_graph_that_is_guarded_for_one_mode_is_refused_elsewhere(tmp_path):
+    """In this process, where the block that was exported is alive, too."""
     graphs = {"static_shape=True": conv_net(gluon_syncbn.SyncBatchNorm)}
     if not IS_GLUON_2:
         graphs["the layer alone"] = gluon_syncbn.SyncBatchNorm()
     for what, block in graphs.items():
         block.initialize()
-        exported(set_mode(block, "static_shape"), tmp_path / what, batch())
-        for text in output_of(RUN, tmp_path / what).splitlines():
+        path, x = tmp_path / what, batch()
+        exported(set_mode(block, "static_shape"), path, x)
+        texts = output_of(RUN, path).splitlines()
+        for mode in MODES:
+            again = set_mode(imported(path), mode)
+            if what.startswith(mode):
+                np.testing.assert_array_equal(again(x).asnumpy(), block(x).asnumpy())
+                continue
+            with pytest.raises(mx.MXNetError) as caught:
+                again(x).asnumpy()
+            texts.append(str(caught.value))
+        for text in texts:
             assert f"was traced for {what}, and its results are wrong in any" in text
             assert "before export call gluon_syncbn.revert_sync_batchnorm" in text
 

@@ -63,6 +63,33 @@ def test_a_library_of_other_sources_is_named():
     )
 
 
+DAMAGE = {
+    "it is no library": lambda content: b"text\n" * 100,
+    "its end is missing": lambda content: content[: len(content) // 2],
+    "it differs from": lambda content: content[:65536] + bytes(99) + content[65635:],
+    "wrong ELF class": lambda content: content[:4] + b"\1" + content[5:-16],
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGE)
+def test_a_damaged_library_is_not_loaded(fault, tmp_path, monkeypatch):
+    file = tmp_path / "damaged.so"
+    file.write_bytes(DAMAGE[fault](library.path().read_bytes()))
+    monkeypatch.setenv("GLUON_SYNCBN_LIBRARY", str(file))
+    words = rf"damaged.so cannot be loaded \(.*{fault}.*\): build it again with `pip"
+    with pytest.raises(ImportError, match=words):
+        library.load.__wrapped__()
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch):
+    monkeypatch.setenv("GLUON_SYNCBN_INSTRUCTION_SET", "avx9000")
+    words = (
+        "GLUON_SYNCBN_INSTRUCTION_SET is 'generic', 'avx2' or 'avx512', but got 'avx9"
+    )
+    with pytest.raises(ValueError, match=words):
+        library.load.__wrapped__()
+
+
 def test_types_of_native_functions_are_compared():
     """ctypes would call them with other ones, and corrupt memory."""
     file, wrong = library.path(), {"gluon_syncbn_set_timeout": (None, [ctypes.c_int])}

@@ -16,7 +16,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import SymbolBlock, nn
 from support.blocks import gluon_1_only
-from support.helpers import cpus, queue_step, set_mode, train_step
+from support.helpers import MODES, cpus, put, queue_step, set_mode, train_step
 from support.mistakes import (
     X,
     assert_trains,
@@ -122,17 +122,23 @@ def test_the_line_that_waits(mistake, devices):
     assert_trains(devices, layer)
 
 
-def test_the_line_inside_of_map(devices):
+def read(y):
+    return y.asnumpy()  # here
+
+
+def mask_rows(y):
+    """MXNet waits for inputs of an operator whose output's shape depends on them."""
+    return mx.nd.contrib.boolean_mask(y, mx.nd.ones(2, ctx=y.context))  # here
+
+
+@pytest.mark.parametrize("wait", [read, mask_rows])
+def test_the_line_inside_of_map(wait, devices):
     """Each thread's; its name tells the context."""
     layer = make_layer(devices.contexts)
-
-    def call(x):
-        return layer(x).asnumpy()  # here
-
     with autograd.train_mode():
-        text = failure_of(devices.map, call, make_shards(devices))
-    place, source = line_of(call)
-    line = rf"\nIts thread 'gluon_syncbn-cpu\(0\)' stands at .*{place}call: "
+        text = failure_of(devices.map, lambda x: wait(layer(x)), make_shards(devices))
+    place, source = line_of(wait)
+    line = rf"\nIts thread 'gluon_syncbn-cpu\(0\)' stands at .*{place}{wait.__name__}: "
     assert re.search(line + re.escape(source), text)
     assert "cpu(1)' stands" not in text
 
@@ -181,6 +187,21 @@ def test_more_devices_than_contexts(devices):
     words = r"num_devices=3, but the layer is initialized on 2 contexts \(cpu\(0\), cpu"
     with pytest.raises(ValueError, match=words), autograd.train_mode():
         devices.map(layer, make_shards(devices))
+    gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
+    assert_trains(devices, layer)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_device_on_two_contexts(mode, devices):
+    """Each would normalize its own shard, until backward or the next step fails."""
+    layer = set_mode(make_layer(devices.contexts, num_devices=1), mode)
+    words = r"num_devices must be 2 or None for a map over cpu\(0\), cpu\(1\), got 1"
+    with pytest.raises(ValueError, match=words), autograd.train_mode():
+        devices.map(layer, make_shards(devices))
+    for context in devices.contexts:  # one after the other, as a net that moves
+        with autograd.train_mode():
+            (x,) = put([X], [context])
+            map_and_wait(gluon_syncbn.Devices([context]), layer, [x])
     gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
     assert_trains(devices, layer)
 

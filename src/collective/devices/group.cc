@@ -136,6 +136,10 @@ std::string Group::ReportTimeoutLocked(Lock* lock, const Rendezvous& rendezvous,
   const std::string where = WhereProgramStands();
   lock->lock();
   const bool are_expected = options.expected.size() == options.size;
+  for (const auto& [device, arrival] : rendezvous.arrivals) {
+    if (!are_expected || options.expected.count(device)) continue;
+    return TooManyDevicesReport(layer_, device, options.expected, options.size);
+  }
   return TimeoutReport(Title(layer_, options.phase), rendezvous, options.size,
                        are_expected ? options.expected : numbers_.Members(), waited, where);
 }

@@ -59,12 +59,12 @@ SYNCBN_INLINE Coefficients<Scalar> CoefficientsOf(const Formula&, const Elementw
   if (Formula::kBackward) {
     const double center = CenterOf(pass)[c], *const divisors = ScaleOfCentered(pass);
     const double scale = divisors == nullptr ? pass.scale_xmu[c] : pass.scale_xmu[c] / divisors[c];
-    const double unit = HalfOfExponent(scale);
     of_in = MakeAffine<Scalar>(center, scale, pass.shift[c]);
-    of_in.scale = Scalar(scale / unit);
+    double unit;
+    of_in.scale = Scalar(SplitCoefficient(scale, &unit));
     k.unit = Scalar(unit);
     if (Formula::kReadsX) k.to_z = MakeAffine<Scalar>(center, pass.scale[c], pass.offset[c]);
-    k.scale_dz = Scalar(pass.scale_dz[c]);
+    k.scale_dz = Scalar(pass.scale[c]);
   } else {
     of_in = MakeAffine<Scalar>(pass.mean[c], pass.scale[c], pass.offset[c]);
   }

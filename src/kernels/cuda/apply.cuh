@@ -61,7 +61,9 @@ template <typename T, int kWidth, typename Map>
 __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::kFused))
     ApplyColumns(Columns cut, typename Map::Arguments arguments) {
   using Wide = Vector<T, kWidth>;
-  constexpr int kUnroll = UnrollColumns(kWidth, Map::kFused, Map::kUnroll);
+  // Four columns of a fused pass have the most coefficients: registers suffice for three rows.
+  constexpr int kUnroll =
+      Map::kFused && kWidth == 4 ? 3 : UnrollColumns(kWidth, Map::kFused, Map::kUnroll);
   const Columns::Block block = cut.At(gridDim.x - 1 - blockIdx.x);
   const Columns::Place place = cut.PlaceOf(block, static_cast<int>(threadIdx.x));
   if (place.count == 0) return;

@@ -151,7 +151,7 @@ void BatchNorm<T>::Normalize(const ElementwisePass& pass, Stream stream) {
 template <typename T>
 void BatchNorm<T>::BackwardApply(const ElementwisePass& pass, Stream stream) {
   const BackwardArguments<T> arguments{
-      {In<T>(pass.in), In<T>(pass.dy)}, UnwindingOf(pass), pass.scale_dz, pass.scale_xmu, pass.shift,
+      {In<T>(pass.in), In<T>(pass.dy)}, UnwindingOf(pass), pass.scale_xmu, pass.shift,
       MakeSlopes<Arithmetic<T>>(pass.activation.slope), static_cast<T*>(pass.out),
       pass.mode == WriteMode::kAdd};
   const Choice choice = Choose<T>(pass.layout, {pass.in, pass.dy, pass.out});

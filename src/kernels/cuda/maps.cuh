@@ -40,37 +40,36 @@ template <typename T>
 struct BackwardArguments {
   const T* tensors[2];  // saved, dy
   Unwinding by;
-  const double *a, *b, *d;
+  const double *scale_xmu, *shift;
   Slopes<Arithmetic<T>> f;
   T* out;
   bool add;
 };
 
-// dx = a * dz + b * xmu + d
+// dx = scale * dz + scale_xmu * xmu + shift
 template <typename T, Variant kVariant>
 struct BackwardMap {
   using A = Arithmetic<T>;
   static constexpr bool kFused = kVariant != kPlain;
   static constexpr int kTensors = 2, kUnroll = kFused && sizeof(T) == 8 ? 1 : 2;
   using Arguments = BackwardArguments<T>;
-  A a, unit;
-  Affine<A> of_centered;  // b * xmu + d, as scale * (unit * centered) + offset
+  A scale_dz, unit;
+  Affine<A> of_centered;  // scale_xmu * xmu + shift, as scale * (unit * centered) + offset
   Affine<A> to_z;
 
   __device__ void Take(const Arguments& arguments, int64_t channel) {
-    a = static_cast<A>(arguments.a[channel]);
-    const double scale = PerScale(arguments.b[channel], arguments.by, channel);
-    const double power = HalfOfExponent(scale);
-    of_centered =
-        MakeAffine<A>(arguments.by.center[channel], scale, arguments.d[channel]);
-    of_centered.scale = static_cast<A>(scale / power);
+    scale_dz = static_cast<A>(arguments.by.scale[channel]);
+    const double scale = PerScale(arguments.scale_xmu[channel], arguments.by, channel);
+    of_centered = MakeAffine<A>(arguments.by.center[channel], scale, arguments.shift[channel]);
+    double power;
+    of_centered.scale = static_cast<A>(SplitCoefficient(scale, &power));
     unit = static_cast<A>(power);
     to_z = AffineToUnwind<kVariant, A>(arguments.by, channel);
   }
   __device__ A Of(const T (&tensors)[2], const Slopes<A>& f) const {
     A centered, dz;
     Unwind<kVariant>(Load(tensors[0]), Load(tensors[1]), to_z, f, &centered, &dz);
-    return a * dz + (of_centered.scale * (unit * centered) + of_centered.offset);
+    return scale_dz * dz + (of_centered.scale * (unit * centered) + of_centered.offset);
   }
 };
 

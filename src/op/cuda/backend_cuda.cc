@@ -19,9 +19,9 @@ namespace syncbn {
 namespace {
 
 // The most per-channel vectors of one call, a backward from x through an activation: 3 for sums, 2
-// sums, 2 written, 6 coefficients. (A forward has 5 read, 2 moments, 2 written, 3 coefficients.)
-constexpr int64_t kPinnedVectors = 13;
-constexpr int64_t kDeviceVectors = 9;
+// sums, 2 written, 5 coefficients. (A forward has 5 read, 2 moments, 2 written, 3 coefficients.)
+constexpr int64_t kPinnedVectors = 12;
+constexpr int64_t kDeviceVectors = 8;
 
 bool IsDouble(const Tensor& vector) { return vector.dtype == DType::kFloat64; }
 
@@ -121,9 +121,8 @@ class CudaBackend : public Backend {
   void BackwardApply(const ElementwisePass& pass) override {
     ElementwisePass on_device = pass;
     UploadInput(&on_device);
-    for (const double** vector : {&on_device.scale_dz, &on_device.scale_xmu, &on_device.shift}) {
-      *vector = Upload(*vector, pass.layout.channels);
-    }
+    on_device.scale_xmu = Upload(pass.scale_xmu, pass.layout.channels);
+    on_device.shift = Upload(pass.shift, pass.layout.channels);
     Flush();
     cuda::BackwardApply(on_device, lane_->Queue());
   }
@@ -140,21 +139,25 @@ class CudaBackend : public Backend {
 
  private:
   double* TakePinned(int64_t size) {
-    double* const pinned = lane_->pinned() + pinned_used_;
-    pinned_used_ += size;
-    return pinned;
+    return Take(lane_->pinned(), &pinned_used_, kPinnedVectors, size);
+  }
+
+  double* TakeDevice(int64_t size) {
+    return Take(lane_->device(), &device_used_, kDeviceVectors, size);
+  }
+
+  // The next `size` numbers of what Begin has reserved.
+  double* Take(double* reserved, int64_t* used, int64_t vectors, int64_t size) const {
+    double* const taken = reserved + *used;
+    *used += size;
+    if (*used <= vectors * channels_) return taken;
+    throw DeviceError(Concat("a call needs more than ", vectors, " vectors"));
   }
 
   double* Pin(const double* values, int64_t size) {
     double* const pinned = TakePinned(size);
     std::copy_n(values, size, pinned);
     return pinned;
-  }
-
-  double* TakeDevice(int64_t size) {
-    double* const device = lane_->device() + device_used_;
-    device_used_ += size;
-    return device;
   }
 
   // The address on the device that has the values after the next Flush.
@@ -168,7 +171,7 @@ class CudaBackend : public Backend {
   void UploadInput(PassInput* input) {
     const int64_t n = input->layout.channels;
     const bool reads_z = input->from_output || input->activation.function != Function::kIdentity;
-    input->scale = reads_z ? Upload(input->scale, n) : nullptr;
+    input->scale = Upload(input->scale, n);
     input->offset = reads_z ? Upload(input->offset, n) : nullptr;
     input->mean = input->from_output ? nullptr : Upload(input->mean, n);
   }

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "kernels/cuda/check.h"
@@ -65,10 +66,14 @@ Lane* Lane::Acquire(int ordinal) {
   return new Lane;
 }
 
-void Lane::Release(int ordinal, Lane* lane) {
+void Lane::Release(int ordinal, Lane* lane) noexcept {
   Pool& pool = ThePool();
   std::lock_guard<std::mutex> lock(pool.mutex);
-  pool.free[ordinal].emplace_back(lane);
+  try {
+    pool.free[ordinal].emplace_back(lane);
+  } catch (const std::bad_alloc&) {
+    // The lane leaks.
+  }
 }
 
 }  // namespace syncbn::cuda

@@ -63,7 +63,7 @@ class Lane {
 
   // A free lane of the current device, whose number is `ordinal`; created if all are in use.
   static Lane* Acquire(int ordinal);
-  static void Release(int ordinal, Lane* lane);
+  static void Release(int ordinal, Lane* lane) noexcept;
 
  private:
   Stream stream_ = nullptr;
