@@ -195,6 +195,15 @@ def test_splits_share_no_digit_and_batches_depend_on_seed_and_epoch_only():
         assert not np.array_equal(former, other)
 
 
+def test_crops_keep_image_and_label_together():
+    split = data.open_split("train", args())
+    for index in range(20):
+        image, label = split[index]
+        assert image.shape == (64, 64, 3) and label.shape == (64, 64)
+        brightest = image.max(axis=2).astype(float)
+        assert brightest[label > 0].mean() > brightest[label == 0].mean() + 50
+
+
 def test_folders(tmp_path):
     options = write_folder(tmp_path, Image.new("L", (4, 1)), np.uint8([[0, 1, 2, 255]]))
     split = data.open_split("val", args(*options, "--ignore-label", 2))
