@@ -20,7 +20,6 @@ __all__ = ["install", "uninstall"]
 
 _former: list = []  # owner, name and value of what `install` has replaced
 _devices_of = lru_cache(maxsize=None)(ContextOfLoop)
-_CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 
 
 def install() -> None:
@@ -83,9 +82,10 @@ def install() -> None:
 
         return F.contrib, "ROIAlign", roi_align
 
+    contrib = mx.gluon.contrib.nn
+    users = contrib, *_modules(contrib.SyncBatchNorm)
     changes = [
-        (mx.gluon.contrib.nn, "SyncBatchNorm", SyncBatchNorm),
-        *((module, "SyncBatchNorm", SyncBatchNorm) for module in _modules(_CONTRIB)),
+        *((module, "SyncBatchNorm", SyncBatchNorm) for module in users),
         (FPNFeatureExpander, "__init__", init),
         aligned(mx.nd),
         aligned(mx.sym),
@@ -109,7 +109,7 @@ def uninstall() -> None:
     while _former:
         setattr(*_former.pop())
     for module in _modules(SyncBatchNorm):  # imported in between
-        module.SyncBatchNorm = _CONTRIB
+        module.SyncBatchNorm = mx.gluon.contrib.nn.SyncBatchNorm
 
 
 def _modules(kind):

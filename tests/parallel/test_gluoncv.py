@@ -94,6 +94,8 @@ def train(net, parameters, step, batch):
     gluon_syncbn.check_replicas(net)
     for mean in net.collect_params(".*running_mean").values():
         assert mean.data().asnumpy().any()
+    for statistic in net.collect_params(".*running.*").values():
+        assert np.isfinite(statistic.data().asnumpy()).all()
 
 
 @pytest.mark.parametrize("name, kind", [("yolo3", "yolo3"), ("ssd", "ssd_300")])

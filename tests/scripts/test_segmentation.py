@@ -1,8 +1,8 @@
 """The segmentation scripts: end to end in a tiny size, their parts, and odd input."""
 
+import functools
 import json
 import os
-import pickle
 import re
 import resource
 import shlex
@@ -37,16 +37,18 @@ def run(script, *arguments):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Run a script's work in this process; return its exit code and errors."""
+def refuse(monkeypatch, capsys, tmp_path):
+    """Run a script's work in this process, which ends with a code and a sentence."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments, work=train_segmentation.main):
-        monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
-        code, text = model.exit_code(work), capsys.readouterr().err
-        return code, [line for line in text.splitlines() if line.startswith("error: ")]
+    def refuse(words, *options, work=train_segmentation.main, code=2, start="error: "):
+        monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])
+        assert model.exit_code(work) == code
+        lines = capsys.readouterr().err.splitlines()
+        (error,) = [line for line in lines if line.startswith(start)]
+        assert words in error
 
-    return call
+    return refuse
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +60,15 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_an_interrupted_run_continues_exactly(trained, tmp_path, call, monkeypatch):
+def test_an_interrupted_run_continues_exactly(trained, tmp_path, refuse, monkeypatch):
     def save(*arguments, save=model.save):
         save(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "save", save)
-        assert call(*TINY, "--run-dir", tmp_path) == (130, [])
+        options = *TINY, "--run-dir", tmp_path
+        refuse("--resume continues", *options, code=130, start="interrupted")
     run("train_segmentation.py", "--resume", tmp_path)
     for name in "run.params", "run.states":
         assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
@@ -80,7 +83,7 @@ def test_the_commands_of_the_guide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "camvid").symlink_to(CAMVID)
     shutil.copy(next((CAMVID / "images" / "val").iterdir()), "street.jpg")
-    guide = (ROOT / "docs" / "guides" / "gluoncv.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs/guides/gluoncv.md").read_text(encoding="utf-8")
     block = re.search(r"```\n(python scripts/train.*?)```", guide, re.S)[1]
     limits = [*TINY, "--epochs", "1"], ["--epochs", "2"], []
     for line, more in zip(block.replace("\\\n", "").splitlines(), limits):
@@ -106,7 +109,6 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("invalid choice: 'unet'", ["--model", "unet"]),
         ("a multiple of 32", ["--crop-size", 50]),
         ("epochs must be at least 1", ["--epochs", 0]),
-        ("lr must be at least 1e-09", ["--lr", "nan"]),
         ("finds no device gpu(98)", ["--ctx", "gpu", "--num-devices", 99]),
         ("Lower --lr", ["--lr", 2e9]),
         ("Give --class-names", ["--data-root", "none"]),
@@ -122,56 +124,45 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("the shape (2, 2)", (SMALL, LABEL[:1])),
     ],
 )
-def test_odd_input_is_one_sentence(words, arguments, trained, tmp_path, call):
+def test_odd_input_is_one_sentence(words, arguments, trained, tmp_path, refuse):
     (tmp_path / "RUN").symlink_to(trained)
     before = {path.name: path.read_bytes() for path in trained.iterdir()}
     if isinstance(arguments, tuple):
         arguments = write_folder(tmp_path, *arguments)
-    code, errors = call(*TINY, *arguments)
-    assert (code, len(errors)) == (2, 1) and words in errors[0], errors
+    refuse(words, *TINY, *arguments)
     assert before == {path.name: path.read_bytes() for path in trained.iterdir()}
 
 
-def test_odd_run_folders_are_one_sentence(trained, tmp_path, call):
+def test_odd_run_folders_are_one_sentence(trained, tmp_path, refuse):
     copy = shutil.copytree(trained, tmp_path / "copy")
+    resume = "--resume", copy, "--epochs", 3
+    to_predict = functools.partial(refuse, work=predict.main)
     SMALL.save("a.png")
-    training, predicting = train_segmentation.main, predict.main
-    options = {training: ["--resume", copy, "--epochs", 3]}
-    options[predicting] = ["--checkpoint", copy, "--image", "a.png"]
-
-    def refuse(words, work, *arguments):
-        code, errors = call(*options[work], *arguments, work=work)
-        assert (code, len(errors)) == (2, 1) and words in errors[0], errors
-
-    refuse("must end in .png", predicting, "--output", "x.xyz")
+    image = "--checkpoint", copy, "--image", "a.png"
+    to_predict("must end in .png", *image, "--output", "x.xyz")
     with FileLock(copy / ".lock"):
-        refuse("is in use", training)
+        refuse("is in use", *resume)
     for lost in 10**6, 100:  # bytes, as on a full disk
         former = resource.getrlimit(resource.RLIMIT_FSIZE)
         limit = (copy / "run.params").stat().st_size - lost
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, former[1]))
         try:
-            refuse("is the disk full", training)
+            refuse("is the disk full", *resume)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, former)
     states = (copy / "run.states").read_bytes()
-    for content in b"", pickle.dumps(Stranger()), states[:-200]:
+    for content in b"", b"cos\nmkdir\n(S'ran'\ntR.", states[:-200]:
         (copy / "run.states").write_bytes(content)
-        refuse("is damaged", training)
-    assert not Path("code of a stranger ran").exists()
+        refuse("is damaged", *resume)
+    assert not Path("ran").exists()  # which the second one, a pickle, would make
     (copy / "run.params").write_bytes((copy / "run.params").read_bytes()[:-200])
-    refuse("is damaged", predicting)
+    to_predict("is damaged", *image)
     run = json.loads((copy / "run.json").read_text())
     wrong = {"epochs": []}, {"epochs": [1]}, {"classes": 5}, {"settings": {"lr": None}}
     for value in ([], {}, None, *({**run, **values} for values in wrong)):
         (copy / "run.json").write_text(json.dumps(value))
-        refuse("is not of a run", training)
-        refuse("is not of a run", predicting)
-
-
-class Stranger:
-    def __reduce__(self):
-        return os.mkdir, ("code of a stranger ran",)
+        refuse("is not of a run", *resume)
+        to_predict("is not of a run", *image)
 
 
 @needs_mpi
@@ -198,9 +189,19 @@ def test_splits_share_no_digit_and_batches_depend_on_seed_and_epoch_only():
     assert len(inks) == 1797
     split, epochs = splits[0], []
     for split.epoch in 3, 3, 4:
-        epochs.append(next(iter(split)))
+        epochs.append([next(iter(split))[0], split[0][0]])
     np.testing.assert_equal(epochs[0], epochs[1])
-    assert not np.array_equal(epochs[0][0], epochs[2][0])
+    for former, other in zip(epochs[0], epochs[2]):
+        assert not np.array_equal(former, other)
+
+
+def test_crops_keep_image_and_label_together():
+    split = data.open_split("train", args())
+    for index in range(20):
+        image, label = split[index]
+        assert image.shape == (64, 64, 3) and label.shape == (64, 64)
+        brightest = image.max(axis=2).astype(float)
+        assert brightest[label > 0].mean() > brightest[label == 0].mean() + 50
 
 
 def test_folders(tmp_path):
