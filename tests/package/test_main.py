@@ -16,7 +16,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import nn
-from support.helpers import run_python, run_tool
+from support.helpers import ROOT, run_python, run_tool
 
 
 def test_it_tells_what_there_is_and_that_it_is_right():
@@ -30,6 +30,13 @@ def test_it_tells_what_there_is_and_that_it_is_right():
     for mode in ("imperative", "hybridized"):
         for dtype in ("float32", "float64"):
             assert f"right on cpu(0) and cpu(1), {mode}, {dtype}: " in output
+
+
+def test_it_prints_the_causes_of_a_wait():
+    text = run_tool(sys.executable, "-m", "gluon_syncbn", "hang")
+    page = (ROOT / "docs/guides/hang.md").read_text()
+    assert text.strip() in page and "python -m gluon_syncbn hang" in text
+    assert "allow_plain_loop(net)" in text and "devices disagree" not in text
 
 
 def test_a_reader_may_end_before_it():
