@@ -8,7 +8,7 @@ nothing has to be registered again.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -29,6 +29,10 @@ from .batch_norm import SyncBatchNorm, check_numbers
 from .finding import CONTRIB, Norm, norms_of, own_methods, remake_graph, strangers_to
 from .synchronization import NONFINITE, Settings, SyncState, group_attributes
 
+# What else happens to a net; parallel/plain_loop.py, which is above this file, sets it.
+after_conversion: list[Callable[[mx.gluon.Block], None]] = []
+after_reverting: list[Callable[[mx.gluon.Block], None]] = []
+
 
 def convert_sync_batchnorm(
     net: mx.gluon.Block,
@@ -47,6 +51,9 @@ def convert_sync_batchnorm(
     settings. A subclass that defines more than ``__init__`` stays as it is, and so do
     InstanceNorm, LayerNorm and GroupNorm. Every hybridized block that has one of the
     layers in its graph traces it again, also where `net` is a part of that block.
+
+    Afterwards the main thread may call `net` in a plain loop over several CPU contexts,
+    as after :func:`allow_plain_loop`.
 
     Parameters
     ----------
@@ -95,6 +102,8 @@ def convert_sync_batchnorm(
     given = num_devices, unbiased_running_var, timeout, group, nonfinite
     if not convert(net, Settings(*given).validate()):
         warn(f"{name_of(net)} has no batch normalization to convert")
+    for act in after_conversion:
+        act(net)
     return net
 
 
@@ -146,6 +155,8 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
         if not norm.is_masked:
             _revert_layer(norm.layer)
     _apply(norms)
+    for act in after_reverting:
+        act(net)
     return net
 
 

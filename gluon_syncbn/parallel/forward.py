@@ -41,7 +41,8 @@ class ReplacedForward:
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net = net
         self._former = own_forward(net)
-        self.calls_class = not self._former
+        former = self._former.values()
+        self.calls_class = all(getattr(f, "calls_class", False) for f in former)
         self._variables: dict = {}  # see RecordedCall.whole
 
     def own(self, *args: Any) -> Any:

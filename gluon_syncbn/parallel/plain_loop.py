@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import collections
 import copy
+import threading
 
 import mxnet as mx
 from mxnet import autograd
 
 from ..common.nested import arrays_in
 from ..devices.devices import ContextOfLoop, inside_map
-from ..mxnet_private.blocks import forget_graph, replace_forward
+from ..layer.convert import after_conversion, after_reverting
+from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
 from ..mxnet_private.graphs import block_number, count_blocks_for
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
 from . import participation
-from .forward import ReplacedForward, check_not_parallel
+from .forward import ReplacedForward, check_not_parallel, is_parallel
 from .shards import Shards
 
 
 def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
-    """Lets a net be called in a plain loop over several CPU contexts.
+    """Let a net be called in a plain loop over several CPU contexts.
 
     On CPU contexts such a loop deadlocks inside MXNet, see :class:`Devices`. After this
     call the net runs each shard in a thread of the shard's context, while the loop, the
     loss and one ``backward`` stay as they are. A net on GPUs or on one context runs as
-    before.
+    before. :func:`convert_sync_batchnorm` does the same for training loops of the main
+    thread, so this function is for nets whose layers were written by hand, and for
+    loops of other threads.
 
     Parameters
     ----------
@@ -74,11 +78,33 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     >>> trainer.step(6)
     """
     check_not_parallel(net, "allow_plain_loop")
-    if not isinstance(vars(net).get("forward"), _Forward):
-        replace_forward(net, _Forward(net))  # hooks cannot replace outputs
+    _allow(net).is_for_all_threads = True
+    return net
+
+
+def _allow(net):
+    forward = vars(net).get("forward")
+    if not isinstance(forward, _Forward):
+        forward = _Forward(net)
+        replace_forward(net, forward)  # hooks cannot replace outputs
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
-    return net
+    return forward
+
+
+def _allow_converted(net):
+    if not is_parallel(net):
+        _allow(net)
+
+
+def _remove_converted(net):
+    forward = vars(net).get("forward")
+    if isinstance(forward, _Forward) and not forward.is_for_all_threads:
+        forward.remove()
+
+
+after_conversion.append(_allow_converted)
+after_reverting.append(_remove_converted)
 
 
 def _latest_idle():
@@ -91,11 +117,14 @@ class _Forward(ReplacedForward):
 
     def __init__(self, net):
         super().__init__(net)
+        # False after convert_sync_batchnorm: a program may have threads of its own.
+        self.is_for_all_threads = False
         self._devices, self._contexts = {}, set()
         count_blocks_for(self)
         # The round under way: by context the blocks of its calls since each context was
         # last called equally often, and the latest moment at which it could have begun.
         self._round, self._when = collections.defaultdict(list), None
+        self._is_loop = False  # a round was complete
 
     def __call__(self, *args):
         devices = self._devices_of(args)
@@ -108,6 +137,7 @@ class _Forward(ReplacedForward):
     def __deepcopy__(self, memo):
         twin = _Forward(memo[id(self.net)])
         twin._former = copy.deepcopy(self._former, memo)
+        twin.is_for_all_threads = self.is_for_all_threads
         return twin
 
     def _devices_of(self, args):
@@ -115,10 +145,12 @@ class _Forward(ReplacedForward):
         arrays = arrays_in(args)
         if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
             return None
+        is_main = threading.current_thread() is threading.main_thread()
+        if not (self.is_for_all_threads or is_main and autograd.is_training()):
+            return None
         context = arrays[0].context
         if context not in self._devices:
-            parameters = self.net.collect_params().values()
-            contexts = {c for p in parameters for c in contexts_of(p)}
+            contexts = self._contexts_of_net()
             if len(contexts) < 2 or context not in contexts:
                 return None
             self._devices[context] = ContextOfLoop(context)
@@ -127,8 +159,16 @@ class _Forward(ReplacedForward):
             self._note_call(context)
         return self._devices[context]
 
+    def _contexts_of_net(self):
+        """Return the contexts of the first parameter that has some."""
+        for block in blocks_of(self.net):
+            for parameter in block.params.values():
+                if contexts_of(parameter):
+                    return set(contexts_of(parameter))
+        return set()
+
     def _note_call(self, context):
-        """Ends a round that was interrupted.
+        """End a round that was interrupted.
 
         A loop that is interrupted between two contexts leaves one call waiting for the
         others. Started again, it calls the net for the first context in another block
@@ -137,7 +177,11 @@ class _Forward(ReplacedForward):
         if self._when != _latest_idle():
             self._round.clear()
         blocks, block = self._round[context], block_number()
-        if blocks and blocks[-1] != block:
+        if (
+            blocks
+            and blocks[-1] != block
+            and (self.is_for_all_threads or self._is_loop)
+        ):
             failures.recover(
                 f"the net was called for {context} again, before it was called for all "
                 "other contexts"
@@ -146,4 +190,5 @@ class _Forward(ReplacedForward):
         self._round[context].append(block)
         if len({len(self._round[c]) for c in self._contexts}) == 1:
             self._round.clear()
+            self._is_loop = True
         self._when = _latest_idle()
