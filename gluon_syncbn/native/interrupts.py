@@ -39,14 +39,19 @@ class DeferredSignals:
             return self
         if DeferredSignals._open is not None:
             return DeferredSignals._open
-        for number in range(1, signal.NSIG):
-            handler = _handler_of(number)
-            if callable(handler):
-                # A section that an exception has entered or left halfway leaves some.
-                handler = getattr(handler, "handler", handler)
-                self._former[number] = handler
-                _set_handler(number, _Noting(self, handler))
-        DeferredSignals._open = self  # nothing raises from here on
+        try:
+            for number in range(1, signal.NSIG):
+                handler = _handler_of(number)
+                if callable(handler):
+                    handler = getattr(
+                        handler, "handler", handler
+                    )  # of a former section
+                    self._former[number] = handler
+                    _set_handler(number, _Noting(self, handler))
+            DeferredSignals._open = self  # nothing raises from here on
+        except BaseException:
+            self._put_back()
+            raise
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -54,10 +59,16 @@ class DeferredSignals:
             return
         try:
             DeferredSignals._open = None  # from here on each handler is called at once
-            for number, handler in self._former.items():
-                _set_handler(number, handler)
+            self._put_back()
         finally:
-            _call_all(self._noted)
+            try:
+                self._put_back()  # a handler that was put back may have raised
+            finally:
+                _call_all(self._noted)
+
+    def _put_back(self):
+        for number, handler in self._former.items():
+            _set_handler(number, handler)
 
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
         """Return the result of a function that a signal may interrupt.
