@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import threading
 import weakref
@@ -68,9 +69,15 @@ def operators_behind(arrays: Iterable) -> list[int]:
 
 def next_operator() -> int:
     """Return the number of an operator that is recorded by this call."""
-    array = mx.nd.zeros((1,))
-    array.attach_grad("null")
-    return operators_behind([_identity(array)])[0]
+    return operators_behind([_identity(_marked("null", mx.cpu()))])[0]
+
+
+@functools.lru_cache(maxsize=None)
+def _marked(grad_req, context):
+    """Return an array that makes operators recorded; no graph keeps it."""
+    array = mx.nd.zeros((1,), ctx=context)
+    array.attach_grad(grad_req)
+    return array
 
 
 _OPERATOR = re.compile(r"node_(\d+)")
@@ -219,8 +226,7 @@ def drop(heads: Sequence) -> None:
     recording what reads them. One more head whose gradient alone is computed makes it
     a backward that runs no operator of the graphs.
     """
-    variable = mx.nd.zeros((1,), ctx=heads[0].context)
-    variable.attach_grad()
+    variable = _marked("write", heads[0].context)
     with autograd.record():
         heads = [*heads, _identity(variable)]
     differentiate(heads, heads, [variable], False, True)
