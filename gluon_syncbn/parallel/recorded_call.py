@@ -215,7 +215,7 @@ class RecordedCall:
             reached = [k for k, name in enumerate(names) if name in cut_gradients]
             heads = [outputs[k] for k in reached]
             if not graphs.variables_behind(heads):
-                return [], [mx.nd.zeros_like(x) for x in inputs]
+                return [], [mx.nd.zeros_like(x.as_nd_ndarray()) for x in inputs]
             with autograd.pause():
                 dys = [to_context(cut_gradients[names[k]], context) for k in reached]
             with adding([context]):
