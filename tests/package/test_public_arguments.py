@@ -156,6 +156,7 @@ REFUSED = [
     ("num_devices", "2", "an int or None"),
     ("optimizer", 5, "a name or mxnet.optimizer.Optimizer"),
     ("optimizer_params", 5, "a dict or None"),
+    ("reason", 5, "a str"),
     ("root", 1, "a rank below 1"),
     ("seconds timeout", 0, SECONDS),
     ("slope", 0, "a positive number"),
