@@ -122,8 +122,8 @@ def make_parallel(
     >>> net(x).shape
     (5, 1)
     """
-    if is_parallel(check_block("net", net)) and net.devices.contexts == ctx:
-        return net
+    if is_parallel(check_block("net", net)) and net.devices.contexts == list(ctx):
+        return net  # as a cell of a notebook that is run twice
     check_not_parallel(net, "make_parallel")
     check_int("batch_axis", batch_axis)
     check_bool("sync_bn", sync_bn)

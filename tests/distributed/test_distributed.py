@@ -313,3 +313,41 @@ with autograd.train_mode():
     assert words in text, text
 """
     run_ranks(2, program, *bad)
+
+
+def test_parallel_nets_of_ranks_equal_one_device():
+    """Each device has its rank's gradient, which the trainer sums over ranks only."""
+    program = """
+def train(ranks, make_trainer):
+    net = nn.HybridSequential(**prefixed('net_'))
+    with name_scope(net):
+        net.add(nn.Dense(3, in_units=2), nn.BatchNorm(in_channels=3, momentum=0.875))
+        net.add(nn.Dense(1, in_units=3))
+    net.cast('float64')
+    if ranks > 1:
+        gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
+    mx.random.seed(1)
+    net.initialize(mx.init.Xavier())
+    net(nd.ones((2, 2), dtype='float64'))
+    for parameter in net.collect_params().values():
+        values = np.random.default_rng(0).normal(1, 0.2, parameter.shape)
+        parameter.set_data(nd.array(values, dtype='float64'))
+    trainer = make_trainer(net)
+    x = np.random.default_rng(2).normal(size=(10, 2))
+    mine = nd.array(np.split(x, ranks)[rank % ranks], dtype='float64')
+    for _ in range(3):
+        with autograd.record():
+            loss = (net(mine) ** 2).sum()
+        loss.backward()
+        trainer.step(len(mine))
+    gluon_syncbn.check_replicas(net) if ranks > 1 else mx.nd.waitall()
+    return [p.list_data()[0].asnumpy() for p in net.collect_params().values()]
+
+settings = 'sgd', {'learning_rate': 0.01, 'momentum': 0.9}
+right = train(1, lambda net: mx.gluon.Trainer(net.collect_params(), *settings))
+for result, expected in zip(
+    train(2, lambda net: distributed.Trainer(net, *settings)), right
+):
+    np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-12)
+"""
+    run_ranks(2, program)

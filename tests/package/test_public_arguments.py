@@ -252,7 +252,7 @@ ROWS = [
     (f"contexts is {CONTEXTS}, but got 'cpu'", partial(dense, "cpu")),
     (
         "net is parallel already, over cpu(0), cpu(1), and needs no make_p",
-        lambda: parallel(dense(), TWO),
+        lambda: parallel(dense(), TWO[:1]),
     ),
     ("needs no allow_plain_loop", lambda: g.allow_plain_loop(dense())),
     (

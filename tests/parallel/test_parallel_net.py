@@ -312,3 +312,9 @@ def test_values_are_read_when_no_work_may_change_them(read, tmp_path):
     read(net, tmp_path)
     for mean in net.running_mean.list_data():
         assert mean.asscalar() == 2
+
+
+def test_a_second_call_with_the_same_devices_changes_nothing(devices):
+    net = make_parallel(nn.Dense(1, in_units=1), devices.contexts)
+    forward = net.forward
+    assert make_parallel(net, devices.contexts) is net and net.forward is forward
