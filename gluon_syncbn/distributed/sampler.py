@@ -12,9 +12,8 @@ from ..native.world import world
 class ShardSampler(Sampler):
     """This process's rows of batches over all processes, for `batch_sampler`.
 
-    All processes draw one order and cut it into the same batches, so each has the same
-    number of them. A last batch with fewer rows than processes takes more rows from the
-    beginning of the order; all other samples occur once in an epoch.
+    All processes have the same number of batches, cut from one order. A last batch with
+    fewer rows than processes takes more rows from the beginning of the order.
 
     Parameters
     ----------
@@ -42,8 +41,7 @@ class ShardSampler(Sampler):
         self._batch_size = check_int("batch_size", batch_size, minimum=self._size)
         self._shuffle = check_bool("shuffle", shuffle)
         self._seed, self.epoch = check_int("seed", seed, minimum=0), 0
-        last = length % batch_size or self._size
-        self._rows = length + max(0, self._size - last)
+        self._rows = length + max(0, self._size - (length % batch_size or self._size))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; each pass adds one to it."""
