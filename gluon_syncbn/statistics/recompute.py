@@ -66,17 +66,17 @@ def recompute_statistics(
         Each batch is an array, or a tuple or list whose first elements are the inputs
         of `net`: labels behind them are dropped. Arrays may be NumPy's, and on any
         context. Where `net` is on several contexts, each batch is split over these.
-        With several processes each calls this function with as many batches, its own
-        ones. A layer with ``nonfinite="skip"`` leaves out those whose moments are not
-        finite.
+        With several processes each calls this function, with equally many batches of
+        its own. A layer with ``nonfinite="skip"`` leaves out those whose moments are
+        not finite.
     steps : int or None, default None
         The largest number of batches; None means all.
 
     Raises
     ------
     ValueError
-        If `batches` is empty or reaches no layer, a result is not finite, or other
-        processes have more batches.
+        If `batches` is empty or reaches no layer, a result is not finite, or the
+        processes have different numbers of batches.
     RuntimeError
         If `net` is not initialized.
     mxnet.MXNetError
