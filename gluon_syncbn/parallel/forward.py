@@ -13,12 +13,14 @@ from mxnet import autograd
 from ..common.arguments import check_block, comma_list, pluralize
 from ..common.nested import arrays_in, flatten, rebuild
 from ..devices.devices import Devices, inside_map
+from ..devices.workers import Workers
 from ..layer.convert import convert
 from ..layer.finding import synchronized_layers, unsynchronized_layers
 from ..layer.synchronization import Settings
 from ..mxnet_private.blocks import (
     blocks_of,
     current_trace,
+    forget_graph,
     is_traced,
     name_of,
     own_forward,
@@ -33,6 +35,12 @@ from .backward import replace_backward
 from .participation import calling, participating
 from .recorded_call import RecordedCall, Span, variables_on, without_twins
 from .shards import Shards, common_form, form_of_arguments, join, structure
+
+
+class _Lookers(Devices):
+    """Devices whose threads have random generators of their own."""
+
+    _workers = Workers()
 
 
 class ReplacedForward:
@@ -92,6 +100,7 @@ class ParallelForward(ReplacedForward):
     ) -> None:
         super().__init__(net)
         self.devices, self.batch_axis = devices, batch_axis
+        self._lookers = _Lookers(devices.contexts)
         self._settings = settings  # for layers, which are converted if there are any
         self._unconverted: set = set()
         self._forms: dict = collections.defaultdict(set)
@@ -218,7 +227,8 @@ class ParallelForward(ReplacedForward):
         """Return the form of the outputs for another number of rows on one device.
 
         Where all devices have equally many rows, a result of that length need not have
-        rows: it may be a mean of the shard. Statistics of layers are left as they were.
+        rows: it may be a mean of the shard. Statistics of layers, and the generators of
+        random numbers, are left as they were.
         None if the net takes no other number, as GluonCV's R-CNN; what else is wrong
         with a call, the call itself raises.
         """
@@ -238,7 +248,8 @@ class ParallelForward(ReplacedForward):
                 stack.enter_context(replicas.unchanged(parameters))
                 layers = synchronized_layers(self.net)
                 stack.enter_context(calling(layers, first))
-            (outputs,) = self.devices.map_first(call, few.arguments)
+            (outputs,) = self._lookers.map_first(call, few.arguments)
+            self.net.apply(forget_graph)  # static graphs keep a thread's generator
         if span:
             span.end(variables_on(first[0], parameters))
         return outputs and common_form(outputs, few)

@@ -51,7 +51,8 @@ net.add(BeLate(), nn.Dense(2))
 net = gluon_syncbn.make_parallel(net, cpus(devices))
 net.initialize()
 net.hybridize(static_alloc=static, static_shape=static)
-trainer = gluon.Trainer(net.collect_params(), "sgd")
+trainer_of = gluon.Trainer if devices > 1 else gluon_syncbn.distributed.Trainer
+trainer = trainer_of(net.collect_params(), "sgd")
 mx.profiler.set_config(profile_all=True, filename=trace)
 
 def step():

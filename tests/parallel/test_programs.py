@@ -549,6 +549,17 @@ def test_the_look_for_rows_changes_nothing(train):
     assert_same(*results)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_look_for_rows_draws_no_random_numbers(mode):
+    net = started(Net(dense(), nn.Dropout(0.5)), cpus(2), mode)
+    masks = []
+    for _ in range(2):  # the second call does not look
+        mx.random.seed(5)
+        with autograd.train_mode():
+            masks.append(net(array(X)).asnumpy())
+    assert (masks[0] == 0).any() and (masks[0] == masks[1]).all()
+
+
 def test_a_loop_over_shards_is_refused():
     net = started(Normalized(), cpus(2))
     shards = gluon.utils.split_and_load(array(X), cpus(2))
