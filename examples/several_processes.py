@@ -46,6 +46,7 @@ def main():
     sampler = distributed.ShardSampler(len(data), batch_size=50)  # over all processes
     batches = gluon.data.DataLoader(data, batch_sampler=sampler)
     for epoch in range(options.epochs):
+        sampler.set_epoch(epoch)  # another order in each
         right = 0
         for x, label in batches:
             with autograd.record():
@@ -54,7 +55,6 @@ def main():
             losses.backward()
             trainer.step(len(x))
             right += int((output.argmax(1) == label.astype("float32")).sum().asscalar())
-        trainer.join()  # a process without a last batch waits here for the others
         right = MPI.COMM_WORLD.allreduce(right)
         if distributed.rank() == 0:
             print(f"epoch {epoch}: training accuracy {right / len(data):.3f}")

@@ -5,19 +5,20 @@ It must not know whose gradients they are.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Sequence
 
 import mxnet as mx
 import numpy as np
 
 from ..mxnet_private.library import memory_of
+from ..native.world import world
 from .meeting import collectives
 
 _IN_PLACE = np.dtype("float32"), np.dtype("float64")
 
 
-def sum_in_place(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
-    """Adds arrays up over the ranks of a communicator of mpi4py's, as they get ready.
+def sum_in_place(arrays: Sequence[mx.nd.NDArray]) -> None:
+    """Sum arrays over all ranks, as they get ready.
 
     Raises :class:`mxnet.MXNetError`, on all ranks, if an array has an error on one, or
     if a rank does not come within the timeout.
@@ -29,7 +30,7 @@ def sum_in_place(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
         for array in arrays:
             array.wait_to_read()
             sums.append(_memory(array))
-            requests.append(comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
+            requests.append(world().comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
     for array, values in zip(arrays, sums):
         if not _is_in_place(array):
             array[:] = values

@@ -32,9 +32,9 @@ def total(
 ) -> list[float]:
     """The sums over all processes; equal bits in all.
 
-    Calls of one name match by their order on each rank, whatever else runs. A process
-    that has joined counts as zero. Raises :class:`mxnet.MXNetError` if not all come
-    within the timeout, or their signatures differ; the text names the ranks.
+    Calls of one name match by their order on each rank, whatever else runs. Raises
+    :class:`mxnet.MXNetError` if not all come within the timeout, or their signatures
+    differ; the text names the ranks.
     """
     sums = np.array(numbers, np.float64)
     sent = sums.ctypes.data, sums.size, wait_seconds(timeout)

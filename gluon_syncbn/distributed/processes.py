@@ -115,52 +115,6 @@ def local_size() -> int:
     return len(world().of_machine)
 
 
-def join(timeout: float | None = None) -> int:
-    """Contributes nothing to the others' exchanges, until all have joined.
-
-    To be called where a process has no batch left while others may have: at the end of
-    an epoch, by every process. Until all have joined, its layers count as empty shards
-    and its gradients as zero. Its parameters and running statistics stay as they are,
-    so give it those of the returned rank: :meth:`Trainer.join` does all of it.
-
-    Parameters
-    ----------
-    timeout : float or None, default None
-        Seconds without any message of the others, after which that is an error; None
-        means :func:`gluon_syncbn.get_timeout`. How long they train is not limited.
-
-    Returns
-    -------
-    int
-        The rank with the most exchanges, the lowest of several; the same
-        on every rank.
-
-    Raises
-    ------
-    mxnet.MXNetError
-        If a rank fails or has left, or nothing is heard for so long.
-
-    Examples
-    --------
-    Rank 1 has one batch more than rank 0:
-
-    .. code-block:: python
-
-        from gluon_syncbn import SyncBatchNorm, distributed
-        import mxnet as mx
-
-        distributed.init()
-        layer = SyncBatchNorm()
-        layer.initialize()
-        for _ in range(1 + distributed.rank()):
-            with mx.autograd.train_mode():
-                layer(mx.nd.ones((3, 2)))
-        assert distributed.join() == 1
-    """
-    seconds = wait_seconds(timeout)
-    return world().join(seconds) if size() > 1 else rank()
-
-
 def shutdown() -> None:
     """Leaves the other processes, without waiting for them.
 

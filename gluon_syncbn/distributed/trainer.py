@@ -16,7 +16,6 @@ import numpy as np
 from mxnet.gluon import Block
 
 from ..common.arguments import check_bool, check_real, check_type, short_repr
-from ..common.nested import arrays_in
 from ..mxnet_private.parameters import (
     data_of,
     gradient_storage,
@@ -24,12 +23,10 @@ from ..mxnet_private.parameters import (
     is_fresh,
     mark_fresh,
 )
-from ..mxnet_private.trainers import update_counts
 from ..native.world import world
 from .gradients import sum_in_place
-from .meeting import allgather, broadcast, total
+from .meeting import total
 from .parameters import broadcast_parameters, check_equal, parameters_of
-from .processes import join
 
 _numbers = itertools.count(1)  # of the trainers of this process
 
@@ -76,7 +73,6 @@ class Trainer(mx.gluon.Trainer):
             loss = layer(shard) ** 2
         loss.backward()
         trainer.step(len(shard))
-        trainer.join()
     """
 
     def __init__(
@@ -109,7 +105,6 @@ class Trainer(mx.gluon.Trainer):
         self._fresh: list = []  # parameters that have a new gradient on any rank
         self._number = next(_numbers)
         self._samples, self._total = 0.0, 0.0  # of this rank's step, and of all ranks'
-        self._comms: dict = {}  # by the ranks that are in them
         broadcast_parameters(net if isinstance(net, Block) else parameters)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
@@ -148,44 +143,6 @@ class Trainer(mx.gluon.Trainer):
             )
         self.update(self._total, ignore_stale_grad)
 
-    def join(self, timeout: float | None = None) -> None:
-        """Ends an epoch: waits for processes that have batches left, and catches up.
-
-        Every process calls it where its batches end. It contributes nothing to the
-        others' steps, and gets parameters, running statistics and optimizer states of
-        the process that made the most steps, so that all are equal again.
-
-        Parameters
-        ----------
-        timeout : float or None, default None
-            As in :func:`join`.
-        """
-        last = join(timeout)
-        if world().size == 1:
-            return
-        broadcast_parameters(self._params, last)
-        self._copy_states(last)
-
-    def _copy_states(self, root):
-        optimizer, first = self._optimizer, self._updaters[0]
-        counts = [[k, list(v.items())] for k, v in update_counts(optimizer).items()]
-        own = [sorted(first.states), counts, optimizer.num_update]
-        name = "Trainer.join, optimizer states"
-        indices, counts, optimizer.num_update = allgather(own, name)[root]
-        update_counts(optimizer).update((k, dict(items)) for k, items in counts)
-        values = []
-        for k, updater in enumerate(self._updaters):
-            for i in set(indices) - set(updater.states):
-                weight = self._params[i].list_data()[k]
-                state = optimizer.create_state_multi_precision(i, weight)
-                updater.states[i], updater.states_synced[i] = state, True
-            arrays = arrays_in([updater.states[i] for i in indices])
-            if updater is first:
-                values = [array.asnumpy() for array in arrays]
-                broadcast(values, root, name)
-            for array, value in zip(arrays, values):
-                array[:] = value
-
     def _allreduce_grads(self):
         is_fresh = [_zero_stale(p) for p in self._in_order_of_forward]
         super()._allreduce_grads()  # over the contexts of this process
@@ -196,7 +153,7 @@ class Trainer(mx.gluon.Trainer):
         # Here ranks that are missing are named.
         self._total, *sums = total("Trainer.step", [*own, *is_fresh])
         digests, is_fresh = np.split(sums, [world().size])
-        if len({*digests} - {0}) > 1:  # 0 of a rank that has joined
+        if len({*digests}) > 1:
             cure = "step one trainer with the same settings on all ranks"
             check_equal("steps", description, cure)
         fresh = zip(self._in_order_of_forward, is_fresh)
@@ -205,7 +162,7 @@ class Trainer(mx.gluon.Trainer):
             return
         # Backward of the last layers ends first.
         gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
-        sum_in_place([own[0] for own in gradients], self._comm_of(digests))
+        sum_in_place([own[0] for own in gradients])
         for first, *others in gradients:
             for other in others:
                 first.copyto(other)
@@ -231,16 +188,6 @@ class Trainer(mx.gluon.Trainer):
             for p in trained
         ]
 
-    def _comm_of(self, active):
-        """The communicator of the ranks that take this step; others have joined."""
-        if all(active):
-            return world().comm
-        ranks = tuple(rank for rank, one in enumerate(active) if one)
-        if ranks not in self._comms:
-            group = world().comm.Get_group().Incl(ranks)
-            self._comms[ranks] = world().comm.Create_group(group)
-        return self._comms[ranks]
-
 
 def _zero_stale(parameter):
     """Zeroes gradients that backward has not written; returns whether it wrote one."""
@@ -255,5 +202,5 @@ def _zero_stale(parameter):
 
 
 def _digest(lines):
-    """Not zero, and exact in float64."""
-    return 1 + int.from_bytes(hashlib.sha256(repr(lines).encode()).digest()[:6], "big")
+    """Return a number that is exact in float64."""
+    return int.from_bytes(hashlib.sha256(repr(lines).encode()).digest()[:6], "big")

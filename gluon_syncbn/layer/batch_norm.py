@@ -24,7 +24,7 @@ from ..native.static_graphs import call_guarded, order_calls
 from . import layout_guard
 from .activations import apply, validate
 from .masking import MaskedRows, check_mask
-from .synchronization import Settings, SyncState, group_attributes, ranks_of
+from .synchronization import Settings, SyncState, group_attributes
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 
@@ -225,10 +225,6 @@ class SyncBatchNorm(nn.BatchNorm):
     def key(self) -> str:
         """The key of the layer's devices in native code."""
         return self._sync.handle.key
-
-    def ranks(self) -> list[int]:
-        """The ranks that the layer synchronizes with, the own one included."""
-        return ranks_of(group_attributes(self._sync.settings.group, self.name))
 
     def forward(self, x: Any, mask: Any = None) -> Any:
         """Checks what is known before it runs, then calls or traces the layer."""

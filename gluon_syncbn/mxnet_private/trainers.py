@@ -21,8 +21,6 @@ from .parameters import (
     trainer_set,
 )
 
-# By device and index the number of updates; the public `num_update` is one of all.
-update_counts = attrgetter("_all_index_update_counts")  # of an optimizer
 parameters_of = attrgetter("_params")  # all, in the order of the optimizer's indices
 # Of the parameters when the trainer was made.
 contexts_of = attrgetter("_devices" if IS_GLUON_2 else "_contexts")

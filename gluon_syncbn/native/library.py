@@ -91,7 +91,6 @@ _SIGNATURES = {
     "gluon_syncbn_distributed_open": (Status, [_pointer]),
     "gluon_syncbn_distributed_sum": (_int, [Text, Text, _array, _int64, _double]),
     "gluon_syncbn_note_frozen": (Status, [Text, _int]),
-    "gluon_syncbn_distributed_join": (_int, [_double]),
     "gluon_syncbn_distributed_leave": (Status, []),
     "gluon_syncbn_distributed_stop": (Status, [_double]),
     "gluon_syncbn_exit_after": (Status, [_double, Text]),

@@ -33,11 +33,6 @@ class World:
     def is_connected(self) -> bool:
         return self.comm is not None
 
-    def join(self, timeout: float) -> int:
-        """Contributes nothing until all have joined; the rank that came furthest."""
-        mx.nd.waitall()
-        return failures.check(load().gluon_syncbn_distributed_join(timeout))
-
     def leave(self) -> None:
         """Leaves the other processes, without waiting for them."""
         if self.is_connected and not self._has_left:

@@ -66,16 +66,17 @@ def recompute_statistics(
         Each batch is an array, or a tuple or list whose first elements are the inputs
         of `net`: labels behind them are dropped. Arrays may be NumPy's, and on any
         context. Where `net` is on several contexts, each batch is split over these.
-        With several processes each calls this function, with batches of its own, of
-        which it may have more or fewer than others. A layer with ``nonfinite="skip"``
-        leaves out those whose moments are not finite.
+        With several processes each calls this function, with equally many batches of
+        its own. A layer with ``nonfinite="skip"`` leaves out those whose moments are
+        not finite.
     steps : int or None, default None
         The largest number of batches; None means all.
 
     Raises
     ------
     ValueError
-        If `batches` is empty or reaches no layer, or a result is not finite.
+        If `batches` is empty or reaches no layer, a result is not finite, or the
+        processes have different numbers of batches.
     RuntimeError
         If `net` is not initialized.
     mxnet.MXNetError
@@ -135,32 +136,20 @@ def recompute_statistics(
             )
         run = _Run(net, list(layers.values()))
         run.all(itertools.islice(batches, steps))
-        names, ranks = zip(*((x.name, x.ranks()) for x in layers.values()))
-    _write(layers.values(), _of_all_ranks(run, names, ranks))
+        names = [layer.name for layer in layers.values()]
+    _check_all_ranks(names, run)
+    _write(layers.values(), run.found)
 
 
 class _Collected(NamedTuple):
     """The moments of a layer; see src/op/collected_moments.h."""
 
-    batches: int
     is_unbiased: bool
     total: Moments
 
-    @classmethod
-    def of(cls, numbers: list) -> _Collected:
-        """Return what `numbers` stand for."""
-        batches, is_unbiased, count, *arrays = numbers
-        return cls(batches, is_unbiased, Moments(count, *map(np.array, arrays)))
-
-    def numbers(self) -> list:
-        """Return numbers and lists of numbers, which JSON can hold."""
-        total = self.total
-        return [*self[:2], total.count, total.mean.tolist(), total.m2.tolist()]
-
     def merge(self, other: _Collected) -> _Collected:
         """Return the moments of the batches of both."""
-        total = self.total.merge(other.total)
-        return _Collected(self.batches + other.batches, self.is_unbiased, total)
+        return self._replace(total=self.total.merge(other.total))
 
     def variance(self) -> np.ndarray:
         """Return the running variance."""
@@ -189,15 +178,13 @@ class _Run:
 
     def all(self, batches: Iterable) -> None:
         """Call the net on each batch, wait for it, and collect its moments."""
-        for arguments in _reported(batches):
+        for arguments in _equally_many(_reported(batches)):
             with autograd.pause(train_mode=False):
                 self._call(self._shards(arguments))
             self.count += 1
             for k, layer in enumerate(self._layers):
                 one, former = _read(layer.key), self.found[k]
                 self.found[k] = former.merge(one) if former and one else former or one
-        if world().size > 1:
-            world().join(failures.get_timeout())
 
     def _shards(self, batch):
         if isinstance(batch, mx.io.DataBatch):
@@ -256,9 +243,9 @@ def _read(key):
         return None
     numbers = np.empty(size)
     load().gluon_syncbn_collected(key, numbers.ctypes.data, size)
-    batches, count, is_unbiased = numbers[:3]
-    mean, m2, _ = numbers[3:].reshape(3, -1)
-    return _Collected(int(batches), bool(is_unbiased), Moments(count, mean, m2))
+    count, is_unbiased = numbers[:2]
+    mean, m2 = numbers[2:].reshape(2, -1)
+    return _Collected(bool(is_unbiased), Moments(count, mean, m2))
 
 
 def _reported(batches):
@@ -273,35 +260,37 @@ def _reported(batches):
         raise
 
 
-def _of_all_ranks(run, names, ranks):
-    """The moments of each layer, from the rank of its group that had the most batches.
+def _equally_many(batches):
+    """Yield the batches; raise ValueError on all ranks where some have one more."""
+    end = object()
+    for count in itertools.count():
+        batch = next(batches, end)
+        has_batch = np.zeros(world().size)
+        has_batch[world().rank] = batch is not end
+        found = total("recompute_statistics, next batch", has_batch)
+        if not any(found):
+            return
+        if not all(found):
+            raise ValueError(
+                "batches must be equally many on all ranks, got "
+                f"{count} on rank {found.index(0)} and more on rank {found.index(1)}"
+            )
+        yield batch
 
-    All ranks of a group have collected the same until the first of them has joined.
-    Raise on all ranks what concerns one.
-    """
-    faults = filter(None, map(_fault, names, run.found))
-    own = next(faults, None), run.count, [one and one.numbers() for one in run.found]
-    everyone = allgather(own, "recompute_statistics")
-    for fault, *_ in everyone:
-        if fault:
-            raise ValueError(fault)
-    if not any(count for _, count, _ in everyone):
-        raise ValueError(
+
+def _check_all_ranks(names, run):
+    """Raise on all ranks what concerns one. All have collected the same in a group."""
+    faults = [*filter(None, map(_fault, names, run.found))]
+    if not run.count:
+        faults = [
             "batches must have at least one batch, got none. A generator and an "
             "iterator have theirs once; an NDArrayIter needs reset()."
-        )
-    collected = [
-        [numbers and _Collected.of(numbers) for numbers in theirs]
-        for *_, theirs in everyone
-    ]
-    if not any(map(any, collected)):
-        raise ValueError("net must call a BatchNorm that is not frozen, got no call")
-    per_layer = [[collected[r][k] for r in members] for k, members in enumerate(ranks)]
-    return [max(group, key=_count_batches) for group in per_layer]
-
-
-def _count_batches(collected):
-    return collected.batches if collected else 0
+        ]
+    elif not any(run.found):
+        faults = ["net must call a BatchNorm that is not frozen, got no call"]
+    for fault in allgather(faults, "recompute_statistics"):
+        if fault:
+            raise ValueError(fault[0])
 
 
 def _fault(name, collected):

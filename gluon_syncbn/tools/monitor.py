@@ -40,8 +40,6 @@ class Monitor:
     ----------
     net : mxnet.gluon.Block
         Its SyncBatchNorm layers count how long devices wait in them.
-    trainer : mxnet.gluon.Trainer, optional
-        Not used. Monitors of earlier versions observed it.
 
     Examples
     --------
@@ -65,12 +63,8 @@ class Monitor:
     waited for data ... %, for each other ... %
     """
 
-    def __init__(
-        self, net: mx.gluon.Block, trainer: mx.gluon.Trainer | None = None
-    ) -> None:
+    def __init__(self, net: mx.gluon.Block) -> None:
         check_block("net", net)
-        if trainer is not None:
-            check_type("trainer", trainer, mx.gluon.Trainer, "a gluon.Trainer")
         self._net = net
         # Their handles stay what they are where a layer is converted or reverted.
         self._layers = [(x.name, x._sync.handle) for x in synchronized_layers(net)]

@@ -28,12 +28,14 @@ class Split:
 
     def __init__(self, name, args, items):
         self.items, self.args, self.epoch = items[: args.images or None], args, 0
-        rows, size, self.is_training = len(self.items), distributed.size(), False
-        own = range(distributed.rank(), rows, size), args.batch_size, "keep"
+        rows, self.is_training = len(self.items), False
+        own = (
+            range(distributed.rank(), rows, distributed.size()),
+            args.batch_size,
+            "keep",
+        )
         self.sampler = mx.gluon.data.BatchSampler(*own)
         if name == "train":
-            # Each process has a row of the last batch: the first images fill it.
-            rows += max(0, size - (rows % args.batch_size or size))
             shards = distributed.ShardSampler(rows, args.batch_size, seed=args.seed)
             self.sampler, self.is_training = shards, True
         more = {"num_workers": 1, "thread_pool": True, "batchify_fn": assemble}
@@ -46,7 +48,7 @@ class Split:
 
     def __getitem__(self, index):
         """Return the crop of an image, uint8, and of its label map."""
-        index, rng = index % len(self.items), None
+        rng = None
         if self.is_training:
             rng = np.random.default_rng([self.args.seed, self.epoch, index])
         return square(*self.load(self.items[index]), self.args.crop_size, rng)

@@ -13,16 +13,13 @@ namespace syncbn {
 
 class CollectedMoments {
  public:
-  // All as double, for the C interface: three numbers, and then a vector of each channel's means,
-  // one of m2 over all batches, and one of the sums of the batches' own m2.
-  enum { kBatches, kCount, kUnbiased, kMean };
+  // All as double, for the C interface: two numbers, each channel's mean, and each channel's m2.
+  enum { kCount, kUnbiased, kMean };
 
   void Start() {
     std::lock_guard<std::mutex> lock(mutex_);
     latest_call_ = -1;
-    batches_ = 0;
     total_.clear();
-    within_.clear();
     is_active_ = true;
   }
   void End() { is_active_ = false; }
@@ -35,13 +32,10 @@ class CollectedMoments {
     std::lock_guard<std::mutex> lock(mutex_);
     if (call == latest_call_ || count == 0) return;
     latest_call_ = call;
-    ++batches_;
     is_unbiased_ = unbiased;
     total_.resize(mean.size());
-    within_.resize(mean.size());
     for (size_t c = 0; c < mean.size(); ++c) {
       total_[c] = Merge(total_[c], {count, mean[c], m2[c]});
-      within_[c] += m2[c];
     }
   }
 
@@ -50,14 +44,12 @@ class CollectedMoments {
     std::lock_guard<std::mutex> lock(mutex_);
     if (total_.empty()) return {};
     const size_t channels = total_.size();
-    std::vector<double> numbers(kMean + 3 * channels);
-    numbers[kBatches] = static_cast<double>(batches_);
+    std::vector<double> numbers(kMean + 2 * channels);
     numbers[kCount] = total_[0].count;
     numbers[kUnbiased] = is_unbiased_;
     for (size_t c = 0; c < channels; ++c) {
       numbers[kMean + c] = total_[c].mean;
       numbers[kMean + channels + c] = total_[c].m2;
-      numbers[kMean + 2 * channels + c] = within_[c];
     }
     return numbers;
   }
@@ -66,10 +58,8 @@ class CollectedMoments {
   mutable std::mutex mutex_;
   std::atomic<bool> is_active_{false};
   int64_t latest_call_ = -1;
-  int64_t batches_ = 0;
   bool is_unbiased_ = false;
   std::vector<Moments> total_;
-  std::vector<double> within_;
 };
 
 }  // namespace syncbn

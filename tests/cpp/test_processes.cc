@@ -16,7 +16,7 @@ using syncbn::ReduceOperation;
 using syncbn::Time;
 
 constexpr double kTimeout = 1;  // seconds
-constexpr int kRounds = 2, kSteps = 4;
+constexpr int kSteps = 8;
 
 syncbn::Contribution Of(const std::string& name, const std::string& key, std::vector<int> ranks) {
   syncbn::Contribution own;
@@ -32,23 +32,16 @@ syncbn::Contribution Of(const std::string& name, const std::string& key, std::ve
 enum class End { kWell, kDies, kStops, kFails, kLeaves, kDisagrees };
 constexpr int kEnds = 6;
 
-// Ranks take steps, in which all exchange in one group and some in another one, in any order; where
-// a rank's steps of a round end, it joins.
+// Ranks take steps, in which all exchange in one group and some in another one, in any order.
 class Program {
  public:
   Program(int size, uint32_t seed, End end)
-      : size_(size), end_(end), sim_(size, seed), state_(size), group_(2), steps_(kRounds) {
+      : size_(size), end_(end), sim_(size, seed), state_(size), group_(2) {
     culprit_ = static_cast<int>(sim_.random() % size);
     for (int rank = 0; rank < size; ++rank) {
       group_[0].push_back(rank);
       if (sim_.random() % 3 > 0) group_[1].push_back(rank);
     }
-    for (auto& steps : steps_) {
-      for (int rank = 0; rank < size; ++rank) steps.push_back(sim_.random() % (kSteps + 1));
-      if (end != End::kWell) steps[culprit_] = kSteps;
-    }
-    // The culprit's last step is all ranks', or its own, for which those that have joined wait.
-    if (seed % 2 == 0) steps_.back().assign(size, kSteps);
   }
 
   void Run() {
@@ -70,25 +63,19 @@ class Program {
 
  private:
   struct State {
-    int round = 0, step = 0;
-    bool joins = false, late = false, over = false;
+    int step = 0;
+    bool late = false, over = false;
     std::vector<std::pair<std::shared_ptr<syncbn::Exchange>, Bytes>> pending;  // and their results
   };
 
-  bool TakesPart(int rank, int group, int round, int step) const {
-    const auto& ranks = group_[group];
-    return step < steps_[round][rank] && std::count(ranks.begin(), ranks.end(), rank);
-  }
-
-  Bytes ResultOf(int group, int round, int step) const {
-    Bytes joined;
+  Bytes ResultOf(int group, int step) const {
+    Bytes ranks;
     double sum = 0;
-    for (int rank = 0; rank < size_; ++rank) {
-      if (!TakesPart(rank, group, round, step)) continue;
-      joined.push_back(static_cast<char>(rank));
+    for (const int rank : group_[group]) {
+      ranks.push_back(static_cast<char>(rank));
       sum += rank + 1e3 * step;
     }
-    return group == 1 ? joined : syncbn::ToBytes<double>({sum});
+    return group == 1 ? ranks : syncbn::ToBytes<double>({sum});
   }
 
   void Continue(int rank) {
@@ -113,24 +100,12 @@ class Program {
       CHECK(exchange->result == right, "rank ", rank);
     }
     state->pending.clear();
-    if (state->joins) {
-      if (protocol->joining()) return false;
-      if (!protocol->failure().empty()) throw syncbn::Error(protocol->failure());
-      state->joins = false;
-      CheckLast(protocol->last(), state->round++);
-      state->step = 0;
-    }
-    if (state->round == kRounds) {
+    if (state->step == kSteps) {
       protocol->Leave();
       state->over = true;
       return false;
     }
-    if (state->step == steps_[state->round][rank]) {
-      state->joins = true;
-      protocol->Join(0.9 * kTimeout, sim_.now());  // rounds take longer
-      return true;
-    }
-    if (rank == culprit_ && state->round == kRounds - 1 && state->step == kSteps - 1) {
+    if (rank == culprit_ && state->step == kSteps - 1) {
       if (Ends(rank, state)) return false;
     }
     if (sim_.random() % 8 == 0) {
@@ -148,7 +123,7 @@ class Program {
   void BeginStep(int rank, State* state) {
     const int first = static_cast<int>(sim_.random() % 2);
     for (const int group : {first, 1 - first}) {
-      if (!TakesPart(rank, group, state->round, state->step)) continue;
+      if (!std::count(group_[group].begin(), group_[group].end(), rank)) continue;
       const std::string name = group == 0 ? "all" : "some";
       const std::string key = sim_.ranks[rank]->NextKey(name);
       syncbn::Contribution own = Of(name, key, group_[group]);
@@ -158,7 +133,7 @@ class Program {
       if (disagrees_ && rank == culprit_) own.signature = "channels=2";
       try {
         auto exchange = sim_.ranks[rank]->Begin(std::move(own), sim_.now());
-        state->pending.emplace_back(exchange, ResultOf(group, state->round, state->step));
+        state->pending.emplace_back(exchange, ResultOf(group, state->step));
       } catch (const syncbn::Error& error) {
         state->over = true;
         return CheckError(rank, error.what());
@@ -178,17 +153,6 @@ class Program {
     return state->over;
   }
 
-  // The rank with the most exchanges of the round.
-  void CheckLast(int last, int round) const {
-    std::vector<int> exchanges(size_);
-    for (int rank = 0; rank < size_; ++rank) {
-      for (int step = 0; step < kSteps; ++step) {
-        for (int group : {0, 1}) exchanges[rank] += TakesPart(rank, group, round, step);
-      }
-    }
-    CHECK_EQ(last, std::max_element(exchanges.begin(), exchanges.end()) - exchanges.begin());
-  }
-
   // All are told of the culprit, or wait for it by themselves.
   void CheckError(int rank, const std::string& error) const {
     const std::string culprit = "rank " + std::to_string(culprit_);
@@ -204,7 +168,6 @@ class Program {
   Simulation sim_;
   std::vector<State> state_;
   std::vector<std::vector<int>> group_;
-  std::vector<std::vector<int>> steps_;  // by round and rank
   int culprit_;
   bool disagrees_ = false;
 };

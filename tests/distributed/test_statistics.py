@@ -14,7 +14,8 @@ from gluon_syncbn import check_replicas, make_parallel, recompute_statistics
 from gluon_syncbn.native import failures
 from support.helpers import assert_near, cpus, value
 
-rows = [[[3, 2], [4], [1]], [[2], [5]]]  # for each rank its batches, on its contexts
+# For each rank its batches, on its contexts.
+rows = [[[3, 2], [4], [1]], [[2], [5], [3]]]
 rng = np.random.default_rng(5)
 shards = [[rng.normal(3, 2, (sum(n), 3)) for n in of_rank] for of_rank in rows]
 
@@ -27,8 +28,8 @@ def assert_moments(layer, elements):
 """
 
 
-def test_unequal_numbers_of_batches():
-    """Rank 0 has a batch more; it has two contexts, of which one is without a row."""
+def test_ranks_with_batches_of_their_own():
+    """Rank 0 has two contexts, of which one is without a row in the last batch."""
     program = """
 for norm in SyncBatchNorm, nn.BatchNorm:
     contexts = cpus(2 if rank == 0 else 1)
@@ -52,13 +53,32 @@ net.hybridize()
 recompute_statistics(net, [nd.array(x, dtype='float64') for x in shards[rank]])
 seen = []
 for k in range(3):
-    both = [of_rank[k] for of_rank in shards if k < len(of_rank)]
-    x = np.concatenate(both)
+    x = np.concatenate([of_rank[k] for of_rank in shards])
     seen.append(np.maximum((x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5), 0))
 assert_moments(net[2], np.concatenate(seen))
 assert_same_bits(*statistics(net[2]))
 """
     run_ranks(2, DATA + program)
+
+
+@pytest.mark.parametrize("few", [0, 1])
+def test_other_numbers_of_batches_are_an_error_on_all_ranks(few):
+    """At once, and all ranks can go on."""
+    program = """
+few = int(sys.argv[1])
+layer = SyncBatchNorm(in_channels=3)
+layer.cast('float64')
+layer.initialize()
+batches = [nd.array(x, dtype='float64') for x in shards[rank]]
+text = error_of(recompute_statistics, layer, batches[1:] if rank == few else batches)
+assert text == ('batches must be equally many on all ranks, got '
+                f'2 on rank {few} and more on rank {1 - few}'), text
+mean, var = statistics(layer)
+assert (mean == 0).all() and (var == 1).all()
+recompute_statistics(layer, batches)
+assert_moments(layer, np.concatenate(sum(shards, [])))
+"""
+    run_ranks(2, DATA + program, few)
 
 
 def test_checks_find_differences():

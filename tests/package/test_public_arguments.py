@@ -9,6 +9,7 @@ import inspect
 import re
 from fractions import Fraction
 from functools import partial
+from types import SimpleNamespace
 
 import gluon_syncbn as g
 from gluon_syncbn import distributed as d
@@ -29,7 +30,7 @@ BOOL, INT = "True or False", "an int"
 SECONDS = "a positive number of seconds, or inf for never"
 CONTEXTS = "a list of mxnet.Context"
 TEXT = "a str without NUL and lone surrogates"
-PATH, INITIALIZER = "a path", "a str or mxnet.init.Initializer"
+INITIALIZER = "a str or mxnet.init.Initializer"
 GROUP = 'None, "machine", "process", a list of ranks, or a list of such lists'
 ERRORS = TypeError, ValueError, AttributeError, AssertionError, RuntimeError
 
@@ -123,14 +124,12 @@ OBJECTS = {
 }
 GOOD = {
     "activation": "leaky_relu",
-    "array": 5,
     "batch": ARRAY,
     "batch_size": 4,
     "batches": [ARRAY],
     "contexts": TWO,
 }
 GOOD.update(ctx=TWO, function=len, k=1, length=8, net=layer(), optimizer="sgd")
-GOOD.update(rank=0, size=1, value=5)
 CALLED = {"participating": participate, "Monitor.data": monitored}
 
 BOOLS = "center frozen ignore_stale_grad reset_ctx"
@@ -141,34 +140,30 @@ REFUSED = [
     (BOOLS, 2, "True or False"),
     (INITIALIZERS.replace(" ", "_initializer ") + "_initializer", 5, INITIALIZER),
     ("activation", ["relu"], "None, 'identity', 'relu' or 'leaky_relu'"),
-    ("array value", None, ""),  # any; what arrays must hold is in ROWS
     ("axis batch_axis in_channels", "3", "an int"),
     ("batch", [1, 2], "an NDArray or NumPy array"),
-    ("batch_size", -1, "a finite number of samples, not negative"),
+    ("distributed.Trainer.step.batch_size", -1, "a finite number of samples, not neg"),
     ("batches", 5, "an iterable"),
     ("contexts ctx", "cpu", CONTEXTS),
-    ("epoch length seed", -1, "at least 0"),
+    ("epoch seed", -1, "at least 0"),
     ("epsilon", -1e-5, "a finite number, not negative"),
     ("function", 5, "a function"),
     ("group", [0, mx.cpu()], GROUP),
-    ("k size steps", 0, "at least 1"),
+    ("batch_size k length steps", 0, "at least 1"),
     ("momentum", 1.5, "between 0 and 1"),
-    ("name reason", 5, "a str"),
     ("net", 3, "a gluon.Block"),
     ("nonfinite", "ignore", "'propagate', 'skip' or 'raise'"),
     ("num_devices", "2", "an int or None"),
     ("optimizer", 5, "a name or mxnet.optimizer.Optimizer"),
     ("optimizer_params", 5, "a dict or None"),
-    ("rank", 1, "at most 0"),
+    ("reason", 5, "a str"),
     ("root", 1, "a rank below 1"),
     ("seconds timeout", 0, SECONDS),
     ("slope", 0, "a positive number"),
-    ("trainer", 5, "a gluon.Trainer"),
 ]
 ARGUMENTS = {name: row for names, *row in REFUSED for name in names.split()}
 # Those that are handed on to Gluon, and those whose sentences are in ROWS.
-ELSEWHERE = {*"kwargs lists self array value make_parallel.ctx".split()}
-ELSEWHERE |= {"distributed.ShardSampler.batch_size"}
+ELSEWHERE = {*"kwargs lists self make_parallel.ctx".split()}
 # Made or called by MXNet and other functions of ours, or with arrays, as in ROWS.
 MADE = {"SyncBatchNorm.hybrid_forward", "SyncBatchNorm.forward"}
 
@@ -198,7 +193,7 @@ def checked():
 
 @pytest.mark.parametrize("name, argument", checked())
 def test_each_argument_is_checked(name, argument):
-    value, expected = ARGUMENTS[argument]
+    value, expected = ARGUMENTS.get(f"{name}.{argument}") or ARGUMENTS[argument]
     options = {
         a: GOOD[a] for a in inspect.signature(PUBLIC[name]).parameters if a in GOOD
     }
@@ -291,12 +286,6 @@ ROWS = [
     ("net has no parameters, expected at least one", partial(d.Trainer, [], "sgd")),
     ("is row_sparse, expected a dense one", trainer_of_an_embedding),
     ("positive in at least one process, but got 0", partial(of(trainer, "step"), 0)),
-    (f"length is at most {2**63 - 1}, but got {2**70}", partial(sampled, 2**70)),
-    ("size is at most", partial(sampled, rank=0, size=2**40)),
-    (
-        "batch_size is at least one row for each of the 2 processes, but got 1",
-        partial(sampled, batch_size=1, rank=0, size=2),
-    ),
     # recompute_statistics
     ("batches is an iterable of batches, but", partial(recompute, layer(), ARRAY)),
     ("b is not initialized. Call net.initialize() be", partial(recompute, b, [ARRAY])),
@@ -316,12 +305,22 @@ def test_refused_in_one_sentence(words, call):
         assert "\n" not in text
 
 
-def test_length_of_a_sampler_is_the_number_of_its_batches():
-    for length in range(14):
-        for rank in range(3):
-            sampler = d.ShardSampler(length, 4, rank=rank, size=3)
-            assert len(sampler) == len(list(sampler))
-    assert len(d.ShardSampler(2**63 - 1, 4, rank=2, size=3)) == 2**61
+@pytest.mark.parametrize("length", range(1, 14))
+def test_samplers_of_all_ranks_have_equally_many_batches(length, monkeypatch):
+    """Which hold all samples, and as few twice as give each rank a row."""
+    shards = []
+    for rank in range(3):
+        world = partial(SimpleNamespace, rank=rank, size=3)
+        monkeypatch.setattr("gluon_syncbn.distributed.sampler.world", world)
+        sampler = sampled(length, 4)
+        shards.append([*sampler])
+        assert len(sampler) == len(shards[rank]) == len(shards[0])
+        assert all(shards[rank])
+        sampler.set_epoch(0)
+        assert [*sampler] == shards[rank]
+    samples = sum(sum(shards, []), [])
+    assert {*samples} == {*range(length)}
+    assert len(samples) == length + max(0, 3 - (length % 4 or 4))
 
 
 def test_what_is_meant_is_taken():
@@ -331,4 +330,4 @@ def test_what_is_meant_is_taken():
     with mx.autograd.train_mode():
         half(ARRAY).wait_to_read()
     assert (half.running_mean.data() == 0.5).asnumpy().all()
-    sampled(np.int64(8), np.int32(4), rank=np.int64(0), size=1)
+    assert len(sampled(np.int64(8), np.int32(4))) == 2

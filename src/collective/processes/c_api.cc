@@ -55,11 +55,6 @@ SYNCBN_EXPORT(int, gluon_syncbn_note_frozen, const char* layer, int is_frozen) {
   return CatchAll([&] { syncbn::NoteFrozen(layer, is_frozen != 0); });
 }
 
-// Returns the rank that joined with the most exchanges, or -1.
-SYNCBN_EXPORT(int, gluon_syncbn_distributed_join, double timeout) {
-  return CatchAll(-1, [&] { return Connected().Join(timeout); });
-}
-
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
   return CatchAll([&] { Connected().Leave(); });
 }

@@ -91,15 +91,6 @@ Bytes Communicator::AllReduce(Contribution contribution) {
   return std::move(exchange->result);
 }
 
-int Communicator::Join(double timeout_seconds) {
-  CheckNotForked(kJoin);
-  Lock lock(mutex_);
-  protocol_.Join(timeout_seconds, Clock::now());
-  WaitLocked(&lock, [&] { return !protocol_.joining(); });
-  if (protocol_.failure().empty()) return protocol_.last();
-  throw Error(Concat(kJoin, ": ", protocol_.failure()));
-}
-
 std::string Communicator::NextKey(const std::string& name) {
   if (forked) return name;
   Lock lock(mutex_);

@@ -22,24 +22,18 @@ class Communicator {
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
 
-  // Blocks until every rank has contributed or has joined; returns all payloads reduced in the
-  // order of ranks, the same bytes on every rank. Throws Error that names the ranks present and
-  // missing if that takes longer than the timeout, if signatures differ, or if another rank has
-  // failed.
+  // Blocks until every rank has contributed; returns all payloads reduced in the order of ranks,
+  // the same bytes on every rank. Throws Error that names the ranks present and missing if that
+  // takes longer than the timeout, if signatures differ, or if another rank has failed.
   Bytes AllReduce(Contribution contribution);
 
-  // The key of the next call of this name, for calls that match by their order in each round.
+  // The key of the next call of this name, for calls that match by their order on the ranks.
   std::string NextKey(const std::string& name);
 
   // Fails the exchanges of this process and of all others, for good.
   void Fail(const std::string& text);
   // The text of the failure, also of one of which a message has come; empty if nothing has failed.
   std::string Failure();
-
-  // Contributes nothing to others' exchanges until every rank has joined. Returns the rank that
-  // made the most exchanges, the same on every rank. Throws Error if a rank fails or, when
-  // nothing was heard for `timeout_seconds`.
-  int Join(double timeout_seconds);
 
   // Tells the other ranks that this process ends, and ends its waits. Returns at once.
   void Leave();

@@ -12,14 +12,13 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e36;  // to be changed with the format
+constexpr uint64_t kMark = 0x53424e37;  // to be changed with the format
 constexpr int64_t kMaxNumber = 2'000'000'000'000;  // milliseconds, twice kNeverSeconds
 
 // Calls `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
 void ForEachField(AnyMessage* message, const Visit& visit) {
   visit(message->kind);
-  visit(message->round);
   visit(message->number);
   visit(message->operation);
   visit(message->key);
@@ -77,7 +76,7 @@ bool Ascend(const std::vector<int>& ranks) {
 
 bool IsValid(const Message& message) {
   return message.kind >= MessageKind::kPart && message.kind <= MessageKind::kLeave &&
-         message.round >= 0 && IsReduceOperation(static_cast<int32_t>(message.operation)) &&
+         IsReduceOperation(static_cast<int32_t>(message.operation)) &&
          Ascend(message.ranks) && 0 <= message.number && message.number <= kMaxNumber;
 }
 

@@ -31,7 +31,6 @@ enum class MessageKind : int32_t {
   kResult,  // back to a child: key and payload
   kLate,    // to the parent or a child: time is over, who is missing? Key, and milliseconds waited
   kFail,    // to all: the sender has failed; text
-  kJoin,    // to all: the sender contributes nothing more to this round; number of its exchanges
   kLeave,   // to all: the sender's program ends, nothing follows
 };
 
@@ -39,8 +38,7 @@ struct Message : Agreement {
   explicit Message(MessageKind which = MessageKind::kPart) : kind(which) {}
 
   MessageKind kind;
-  int32_t round = 0;  // how often all ranks have joined, as the sender knows
-  int64_t number = 0;
+  int64_t number = 0;  // of milliseconds
   std::string text;
   Bytes payload;
 };

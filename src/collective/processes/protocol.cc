@@ -1,5 +1,5 @@
 // In the order of an exchange's life: it begins, parts arrive, it is reduced and answered; then what
-// ends it otherwise, joining, leaving, and messages.
+// ends it otherwise, leaving, and messages.
 #include "collective/processes/protocol.h"
 
 #include <algorithm>
@@ -61,7 +61,7 @@ std::shared_ptr<Exchange> Protocol::Begin(Contribution own, Time now) {
     throw Error(Concat(own.title, ": synchronizes other ranks, but this is rank ", rank_,
                        ". Was its symbol exported in a process of another group?"));
   }
-  Exchange* const exchange = Find(own, rank_, round_);
+  Exchange* const exchange = Find(own, rank_);
   if (exchange == nullptr) throw Error(ErrorOf(own.title, failure_));
   if (exchange->begun) throw Error(Concat(own.title, ": this rank began one exchange twice"));
   const Duration timeout = ToDuration(own.timeout_seconds);
@@ -70,14 +70,13 @@ std::shared_ptr<Exchange> Protocol::Begin(Contribution own, Time now) {
   exchange->start = now;
   exchange->deadline = now + timeout;
   exchange->parts[rank_] = std::move(own.payload);
-  ++contributed_;
   const Shared kept = exchanges_.at(own.key);
   Advance(own.key);
   return kept;
 }
 
 // The exchange of this key; null, after a failure, if another rank has agreed on another one.
-Exchange* Protocol::Find(const Agreement& agreement, int from, int round) {
+Exchange* Protocol::Find(const Agreement& agreement, int from) {
   const auto finished = finished_.find(agreement.key);
   if (finished != finished_.end()) {
     Fail(SignaturesDifferReport(finished->second, rank_, agreement, from));
@@ -87,7 +86,6 @@ Exchange* Protocol::Find(const Agreement& agreement, int from, int round) {
   if (!exchange) {
     exchange = std::make_shared<Exchange>();
     exchange->agreement = agreement;
-    exchange->round = round;
     const int position = PositionOf(rank_, agreement.ranks);
     exchange->subtrees = ChildrenOf(position, static_cast<int>(agreement.ranks.size()));
     exchange->subtrees.insert(exchange->subtrees.begin(), {position, position + 1});
@@ -103,9 +101,7 @@ Exchange* Protocol::Find(const Agreement& agreement, int from, int round) {
 void Protocol::Advance(const std::string& key) {
   const Shared exchange = exchanges_.at(key);
   if (!failure_.empty() || leaving_ || exchange->sent) return;
-  const bool all_here = exchange->parts.size() == exchange->subtrees.size();
-  const bool some_have_joined = joined_.count(exchange->round) > 0;
-  if (!all_here && !(some_have_joined && Awaited(*exchange).empty())) return CheckLeft(*exchange);
+  if (exchange->parts.size() < exchange->subtrees.size()) return CheckLeft(*exchange);
   auto part = exchange->parts.begin();
   Bytes reduced = std::move(part->second);
   try {
@@ -127,7 +123,7 @@ void Protocol::Advance(const std::string& key) {
   CheckLeft(*exchange);
 }
 
-// Passes the result on. Ranks that have joined get none, only a sign of life.
+// Passes the result on.
 void Protocol::Answer(const std::string& key) {
   const Shared exchange = exchanges_.at(key);
   for (const Subtree& subtree : exchange->subtrees) {
@@ -135,8 +131,8 @@ void Protocol::Answer(const std::string& key) {
     if (to == rank_) continue;
     Message message(MessageKind::kResult);
     message.key = key;
-    if (exchange->parts.count(to)) message.payload = exchange->result;
-    if (exchange->parts.count(to) || HasJoined(*exchange, to)) Send(to, std::move(message));
+    message.payload = exchange->result;
+    Send(to, std::move(message));
   }
   exchange->done = true;
   finished_.emplace(key, std::move(exchange->agreement));
@@ -160,26 +156,12 @@ bool Protocol::IsChild(int rank, const Exchange& exchange) const {
                                       });
 }
 
-// A rank joins when the results of all its exchanges are there, so it has no part in this one.
-bool Protocol::HasJoined(const Exchange& exchange, int rank) const {
-  const auto round = joined_.find(exchange.round);
-  return round != joined_.end() && round->second.count(rank) > 0;
-}
-
-bool Protocol::TakesPart(const Exchange& exchange) const {
-  return exchange.begun || HasJoined(exchange, rank_);
-}
-
 // The subtrees whose part is missing.
 std::vector<Subtree> Protocol::Awaited(const Exchange& exchange) const {
-  const std::vector<int>& ranks = exchange.agreement.ranks;
   std::vector<Subtree> awaited;
   for (const Subtree& subtree : exchange.subtrees) {
-    if (exchange.parts.count(ranks[subtree.begin])) continue;
-    const bool all_joined =
-        std::all_of(ranks.begin() + subtree.begin, ranks.begin() + subtree.end,
-                    [&](int rank) { return HasJoined(exchange, rank); });
-    if (!all_joined) awaited.push_back(subtree);
+    const int rank = exchange.agreement.ranks[subtree.begin];
+    if (!exchange.parts.count(rank)) awaited.push_back(subtree);
   }
   return awaited;
 }
@@ -193,12 +175,6 @@ void Protocol::Tick(Time now) {
     const Duration patience = AnswerTime(exchange->deadline - exchange->start);
     return EndWait(exchange.get(), now - exchange->start, now + patience);
   }
-  if (!joining_ || now < heard_ + join_timeout_) return;
-  std::vector<std::string> missing;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (!joined_[round_].count(rank)) missing.push_back(WhatIsKnownOf(rank));
-  }
-  Fail(NothingHeardReport(ToSeconds(join_timeout_), missing));
 }
 
 // Time is over. Those who may know more of who is missing are asked, if there are any: they fail.
@@ -287,7 +263,6 @@ void Protocol::EndWaits(const std::string& reason) {
     entry.second->error = ErrorOf(entry.second->agreement.title, reason);
   }
   exchanges_.clear();
-  joining_ = false;
 }
 
 void Protocol::CheckUsable(const std::string& title) const {
@@ -299,42 +274,7 @@ void Protocol::CheckUsable(const std::string& title) const {
   }
 }
 
-// ---- joining and leaving -----------------------------------------------------------------------
-
-void Protocol::Join(double timeout_seconds, Time now) {
-  CheckUsable(kJoin);
-  for (const auto& entry : exchanges_) {
-    if (!entry.second->begun) continue;
-    throw Error(Concat(kJoin, ": called while this rank waits in ", entry.second->agreement.title));
-  }
-  joining_ = true;
-  join_timeout_ = ToDuration(timeout_seconds);
-  heard_ = now;
-  Message message(MessageKind::kJoin);
-  message.round = round_;
-  message.number = contributed_;
-  SendAll(message);
-  HandleJoin(rank_, message);
-  for (int rank : left_) {
-    if (joining_ && !joined_[round_].count(rank)) Fail(RankLeftReport(kJoin, rank));
-  }
-}
-
-void Protocol::HandleJoin(int from, const Message& message) {
-  joined_[message.round][from] = message.number;
-  const std::map<std::string, Shared> exchanges = exchanges_;
-  for (const auto& entry : exchanges) {
-    if (exchanges_.count(entry.first)) Advance(entry.first);
-  }
-  const std::map<int, int64_t>& joined = joined_[round_];
-  if (static_cast<int>(joined.size()) < size_) return;
-  const auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
-  last_ = std::max_element(joined.begin(), joined.end(), less)->first;
-  joined_.erase(round_++);
-  numbers_.clear();
-  contributed_ = 0;
-  joining_ = false;
-}
+// ---- leaving -----------------------------------------------------------------------------------
 
 // To those that have left, too: they wait for it.
 void Protocol::Leave() {
@@ -348,7 +288,7 @@ void Protocol::Leave() {
 
 // A rank that has left sends no part, and no result.
 void Protocol::CheckLeft(const Exchange& exchange) {
-  if (left_.empty() || !TakesPart(exchange)) return;
+  if (left_.empty() || !exchange.begun) return;
   const std::vector<int>& ranks = exchange.agreement.ranks;
   std::vector<int> needed;
   for (const Subtree& subtree : Awaited(exchange)) needed.push_back(ranks[subtree.begin]);
@@ -358,15 +298,14 @@ void Protocol::CheckLeft(const Exchange& exchange) {
   }
 }
 
-// A name's calls have other keys in each round, and backward's begin with those of forward.
+// Backward's keys begin with those of forward.
 std::string Protocol::NextKey(const std::string& name) {
-  return Concat(name, '|', round_, '.', numbers_[name]++);
+  return Concat(name, '|', numbers_[name]++);
 }
 
 // ---- messages ----------------------------------------------------------------------------------
 
 void Protocol::Handle(int from, const Bytes& bytes, Time now) {
-  heard_ = now;
   try {
     Message message = Decode(bytes);
     if (message.kind == MessageKind::kFail) {
@@ -375,18 +314,15 @@ void Protocol::Handle(int from, const Bytes& bytes, Time now) {
       left_.insert(from);
       const std::map<std::string, Shared> exchanges = exchanges_;
       for (const auto& entry : exchanges) CheckLeft(*entry.second);
-      if (joining_ && !joined_[round_].count(from)) Fail(RankLeftReport(kJoin, from));
     } else if (!failure_.empty() || leaving_) {
       return;
-    } else if (message.kind == MessageKind::kJoin) {
-      HandleJoin(from, message);
     } else if (message.kind == MessageKind::kLate) {
       HandleLate(from, message, now);
     } else if (message.kind == MessageKind::kPart) {
       if (message.ranks.empty()) message.ranks = AllRanks(size_);
       if (message.ranks.back() >= size_ || !Contains(message.ranks, rank_)) Refuse();
       latest_titles_[from] = message.title;
-      Exchange* const exchange = Find(message, from, message.round);
+      Exchange* const exchange = Find(message, from);
       if (exchange == nullptr) return;
       if (!IsChild(from, *exchange)) Refuse();
       exchange->parts[from] = std::move(message.payload);
@@ -403,10 +339,7 @@ void Protocol::Handle(int from, const Bytes& bytes, Time now) {
 }
 
 void Protocol::Send(int to, Message message) {
-  if (message.kind == MessageKind::kPart) {
-    message.round = exchanges_.at(message.key)->round;
-    if (static_cast<int>(message.ranks.size()) == size_) message.ranks.clear();  // all
-  }
+  if (static_cast<int>(message.ranks.size()) == size_) message.ranks.clear();  // all
   try {
     send_(to, Encode(message));
   } catch (const std::exception& error) {

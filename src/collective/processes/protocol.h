@@ -11,8 +11,6 @@
 // * A failure of one rank is a failure of all, for good: every exchange, now and later, ends with
 //   the text of the first one. A failure reaches one rank before its update and another after it,
 //   so nobody could know where all would go on.
-// * A rank that has joined contributes nothing more to this round, but passes on what others
-//   contribute, until all have joined. Then a new round begins.
 // * A rank that leaves says so, and exchanges that need it end at once.
 #pragma once
 #include <deque>
@@ -32,7 +30,6 @@ namespace syncbn {
 // One exchange, from the first part that arrives, its own or another's, until its result is there.
 struct Exchange {
   Agreement agreement;
-  int round = 0;
   std::vector<Subtree> subtrees;  // whose parts this rank reduces: its own, and its children's
   std::map<int, Bytes> parts;     // of the subtrees, by their first rank
   bool begun = false;             // this rank contributes, and waits
@@ -57,33 +54,26 @@ class Protocol {
   void Handle(int from, const Bytes& bytes, Time now);
   void Tick(Time now);
 
-  // The key of the next call of this name, for calls that match by their order in each round.
+  // The key of the next call of this name, for calls that match by their order on the ranks.
   std::string NextKey(const std::string& name);
 
   void Fail(const std::string& text);
   const std::string& failure() const { return failure_; }
 
-  // Contributes nothing to this round until all ranks have joined, which `joining` tells; then
-  // `last` is the one that made the most exchanges. Nothing may be in flight.
-  void Join(double timeout_seconds, Time now);
-  bool joining() const { return joining_; }
-  int last() const { return last_; }
-
   // Tells the others that this process ends, and ends its waits.
   void Leave();
   bool AllHaveLeft() const { return static_cast<int>(left_.size()) == size_ - 1; }
 
-  bool Idle() const { return exchanges_.empty() && !joining_; }  // for tests
+  bool Idle() const { return exchanges_.empty(); }  // for tests
 
  private:
   using Shared = std::shared_ptr<Exchange>;
 
-  Exchange* Find(const Agreement& agreement, int from, int round);
+  Exchange* Find(const Agreement& agreement, int from);
   void Advance(const std::string& key);
   void Answer(const std::string& key);
   void EndWait(Exchange* exchange, Duration waited, Time deadline);
   void HandleLate(int from, const Message& message, Time now);
-  void HandleJoin(int from, const Message& message);
   void CheckLeft(const Exchange& exchange);
   void CheckUsable(const std::string& title) const;
   bool SetFailure(std::string text);
@@ -91,8 +81,6 @@ class Protocol {
 
   int Parent(const Exchange& exchange) const;
   bool IsChild(int rank, const Exchange& exchange) const;
-  bool HasJoined(const Exchange& exchange, int rank) const;
-  bool TakesPart(const Exchange& exchange) const;
   std::vector<Subtree> Awaited(const Exchange& exchange) const;
   std::string MissingReport(const Exchange& exchange, double seconds) const;
   std::string WhatIsKnownOf(int rank) const;
@@ -108,14 +96,6 @@ class Protocol {
   std::map<std::string, int64_t> numbers_;     // of calls, by name
   std::map<int, std::string> latest_titles_;   // of the parts of each rank
   std::string failure_;
-
-  int round_ = 0;
-  std::map<int, std::map<int, int64_t>> joined_;  // by round and rank: its exchanges
-  int64_t contributed_ = 0;                       // in this round
-  bool joining_ = false;
-  int last_ = 0;
-  Duration join_timeout_{};
-  Time heard_;  // of another rank
 
   bool leaving_ = false;
   std::set<int> left_;

@@ -33,11 +33,6 @@ std::string RanksMissingReport(const Agreement& own, const std::vector<int>& pre
                 ".", kStartAgain, WhereProgramStands());
 }
 
-std::string NothingHeardReport(double seconds, const std::vector<std::string>& missing) {
-  return Concat(kJoin, ": nothing was heard for ", std::setprecision(4), seconds,
-                " s. Missing: ", Join(missing, "; "), ".", kStartAgain, WhereProgramStands());
-}
-
 std::string SignaturesDifferReport(const Agreement& own, int own_rank, const Agreement& other,
                                    int other_rank) {
   return Concat(own.title, ": processes disagree: rank ", own_rank, " has ", own.signature,

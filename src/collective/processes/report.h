@@ -11,14 +11,10 @@ namespace syncbn {
 // Functions of the Python package.
 constexpr char kInit[] = "gluon_syncbn.distributed.init()";
 constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
-constexpr char kJoin[] = "distributed.join";
 
 // `missing` says of each missing rank what is known of it: "rank 1, which ...".
 std::string RanksMissingReport(const Agreement& own, const std::vector<int>& present,
                                const std::vector<std::string>& missing, double seconds);
-
-// For a rank that has joined.
-std::string NothingHeardReport(double seconds, const std::vector<std::string>& missing);
 
 std::string SignaturesDifferReport(const Agreement& own, int own_rank, const Agreement& other,
                                    int other_rank);

@@ -43,25 +43,10 @@ __device__ inline Vector<T, kWidth> ReadSlot(const T* tensor, const Slot& slot, 
   return vector;
 }
 
-// Whether vectors that are written leave the second-level cache first: x then stays in it for the
-// second pass over a large tensor, and y does not for the next layer.
-constexpr bool kStreamOutputs = false;
-
-template <typename T, int kWidth>
-__device__ inline void WriteVector(T* to, const Vector<T, kWidth>& vector) {
-  if constexpr (kStreamOutputs && sizeof(vector) == sizeof(float4)) {
-    float4 bits;
-    memcpy(&bits, &vector, sizeof(bits));
-    __stcs(reinterpret_cast<float4*>(to), bits);
-  } else {
-    *reinterpret_cast<Vector<T, kWidth>*>(to) = vector;
-  }
-}
-
 template <bool kAligned, int kWidth, typename T>
 __device__ inline void WriteSlot(T* tensor, const Slot& slot, const Vector<T, kWidth>& vector) {
   if (IsFull<kAligned, kWidth>(slot)) {
-    WriteVector(tensor + slot.offset, vector);
+    *reinterpret_cast<Vector<T, kWidth>*>(tensor + slot.offset) = vector;
   } else if constexpr (!kAligned) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {

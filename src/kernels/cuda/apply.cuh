@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kColumnsThreads, ResidentColumns(kWidth, Map::
       Wide out = {};
       if (arguments.add) out = *reinterpret_cast<const Wide*>(to);
       ApplyVector(maps, arguments, vectors, &out);
-      WriteVector(to, out);
+      *reinterpret_cast<Wide*>(to) = out;
     }
     left -= kUnroll;
     if (left <= 0) return;

@@ -127,7 +127,3 @@ template <typename T>
 T __ldcg(const T* address) {
   return *address;
 }
-template <typename T>
-void __stcs(T* address, const T& value) {
-  *address = value;
-}
