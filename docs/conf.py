@@ -37,7 +37,7 @@ templates_path = ["_templates"]  # the theme's sidebar, and in it a link to the 
 nitpicky = True  # a name of this package that leads nowhere is an error
 # Names of MXNet and NumPy, and words that describe a parameter, have no pages here.
 nitpick_ignore_regex = [
-    ("py:.*", r"(mxnet|numpy|nn)\..*"),
+    ("py:.*", r"(mxnet|numpy|nn|subprocess)\..*"),
     ("py:class", r'([a-z"].*|NDArray|Parameter|ParameterDict|Initializer|SymbolBlock)'),
 ]
 

@@ -44,7 +44,7 @@ class Span:
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net, self.first = name_of(net), graphs.next_operator()
 
-    def end(self, variables: set[str]) -> None:
+    def end(self, variables: set) -> None:
         """Refuse losses that depend on these operators from now on."""
         self.variables, self.last = variables, graphs.next_operator()
         _spans.append(self)
@@ -239,7 +239,7 @@ class RecordedCall:
         """Drop the devices' graphs."""
         self._device_outputs = self._device_inputs = self.heads = self.inputs = []
         self.cut_leaves = {}
-        self._shards = None
+        del self._shards
         _calls.pop(self.lifetime_anchor, None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -83,7 +83,7 @@ class Shards:
         return cls._of(args, contexts, share, axis, rows)
 
     @classmethod
-    def _of(cls, args, contexts, share: Callable, *rows):  # noqa: ANN206
+    def _of(cls, args, contexts, share, *rows):  # noqa: ANN206
         columns, recorded = [], []
         for leaf in flatten(list(args)):
             shared = share(leaf)

@@ -311,7 +311,7 @@ def test_values_are_read_when_no_work_may_change_them(read, tmp_path):
         write_from_within(mean)
     read(net, tmp_path)
     for mean in net.running_mean.list_data():
-        assert mean.asscalar() == 2
+        assert mean.asnumpy() == 2
 
 
 def test_a_second_call_with_the_same_devices_changes_nothing(devices):
