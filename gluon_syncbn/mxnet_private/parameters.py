@@ -7,6 +7,7 @@ parameters.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from operator import attrgetter, methodcaller
 from typing import Any, Callable, Iterable, Sequence
@@ -120,3 +121,49 @@ def set_summed(parameter: mx.gluon.Parameter, summed: bool) -> None:
 def unset_parallel(parameter: mx.gluon.Parameter) -> None:
     """Undo `set_summed`."""
     vars(parameter).pop("_gluon_syncbn_is_summed", None)
+
+
+def lend_data(parameter: mx.gluon.Parameter, is_own_call: Callable[[], bool]) -> None:
+    """Note what a parameter's method `data` returns to the program."""
+    parameter.data = _LentData(parameter, is_own_call)
+
+
+def keep_data(parameter: mx.gluon.Parameter) -> None:
+    """Undo `lend_data`."""
+    vars(parameter).pop("data", None)
+
+
+def collect_lent(parameters: Iterable) -> None:
+    """Copy arrays that a program got, and may have written to, to the other devices."""
+    replaced = [vars(p)["data"] for p in parameters if "data" in vars(p)]
+    lent = [data for data in replaced if data.lent]
+    if lent:
+        # A prediction re-lays weights in place by work that no copy waits for.
+        mx.nd.waitall()
+        with mx.autograd.pause():
+            for data in lent:
+                data.collect()
+
+
+class _LentData:
+    """Takes the place of a parameter's method `data`."""
+
+    def __init__(self, parameter, is_own_call):
+        self._parameter, self._is_own_call = parameter, is_own_call
+        self.lent = None  # the context of the array that was returned last
+
+    def __call__(self, *args, **kwargs):
+        array = type(self._parameter).data(self._parameter, *args, **kwargs)
+        if not self._is_own_call():
+            self.lent = array.context
+        return array
+
+    def collect(self):
+        """Copy the array that was returned to the other devices."""
+        arrays = {data.context: data for data in data_of(self._parameter)}
+        source = arrays.pop(self.lent)
+        for data in arrays.values():
+            source.copyto(data)
+        # References: the parameter's, and two here. A program may have kept another.
+        if sys.getrefcount(source) <= 3:
+            self.lent = None

@@ -14,10 +14,13 @@ import mxnet as mx
 
 from ..common.mxnet_version import IS_GLUON_2
 from .parameters import (
+    collect_lent,
+    data_of,
     gradients_of,
     is_fresh,
     is_parallel,
     is_summed,
+    mark_fresh,
     trainer_set,
 )
 
@@ -73,49 +76,89 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
 
 
 @contextlib.contextmanager
-def one_gradient_each(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Hide from a reduction that the gradient of a parameter is on several devices.
+def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    """Let a reduction take one gradient of a parameter whose devices all have the sum.
 
-    If every device has the sum, there is nothing to reduce in this process, and other
-    processes need one gradient only.
+    In this process there is nothing to reduce then. Other processes need one gradient,
+    and each device gets the result.
     """
     is_done = trainer._kvstore and not trainer._distributed
     is_done = is_done and not trainer._update_on_kvstore
-    parameters = trainer._params
+    summed = [p for p in trainer._params if is_summed(p) and gradients_of(p)]
+    with _one_replica_each(trainer, summed, "null" if is_done else None):
+        yield
+    if not is_done:
+        for parameter in summed:
+            _copy_first(gradients_of(parameter))
+
+
+@contextlib.contextmanager
+def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
+    """Let an update change the first replica of parallel nets' parameters only.
+
+    Then each optimizer does what it does on one device: some draw random numbers, or
+    count their updates. The first replica has what the program may have written to the
+    replica on its current context, and is copied to the others.
+    """
+    parallel = [p for p in trainer._params if is_parallel(p) and gradients_of(p)]
+    for parameter in parallel:
+        gradients = gradients_of(parameter)
+        current = _current(gradients)
+        # What is added to is equal everywhere; else the first device's is enough.
+        count = None if parameter.grad_req == "add" else 1
+        for gradient in gradients[:count]:
+            if gradient is not current:
+                current.copyto(gradient)
+    collect_lent(parallel)
+    with _one_replica_each(trainer, parallel):
+        yield
+    for parameter in parallel:
+        first, *others = data_of(parameter)
+        if not is_fresh(first):  # MXNet clears the mark of what it updates
+            _copy_first([first, *others])
+            for other in others:
+                mark_fresh(other, False)
+
+
+def share_states(trainer: mx.gluon.Trainer) -> None:
+    """Give all devices the optimizer states of the first one, after `updated_once`."""
+    first, *others = trainer._updaters
+    for other in others:
+        other.set_states(first.get_states())
+
+
+@contextlib.contextmanager
+def _one_replica_each(trainer, parameters, grad_req=None):
+    former, chosen = trainer._params, set(map(id, parameters))
     trainer._params = [
-        _WithOneGradient(p, is_done) if is_summed(p) else p for p in parameters
+        _OneReplica(p, grad_req or p.grad_req) if id(p) in chosen else p for p in former
     ]
     try:
         yield
     finally:
-        trainer._params = parameters
+        trainer._params = former
 
 
-class _WithOneGradient:
-    """A parameter as a reduction sees it: with one gradient, or with none at all."""
+class _OneReplica:
+    """A parameter as a trainer sees it: on its first device alone.
 
-    def __init__(self, parameter, is_done):
-        self._parameter = parameter
-        self.grad_req = "null" if is_done else parameter.grad_req
+    A kvstore, which updates by itself, still sends the result to all devices.
+    """
+
+    def __init__(self, parameter, grad_req):
+        self._parameter, self.grad_req = parameter, grad_req
 
     def __getattr__(self, name):
         return getattr(self._parameter, name)
 
     def list_grad(self):
-        """Return the gradient that the program gets from `grad()`."""
-        gradients = gradients_of(self._parameter)
-        return [_current(gradients)] if gradients else []
+        return self._parameter.list_grad()[:1]
 
 
-def spread_gradients(trainer: mx.gluon.Trainer) -> None:
-    """Copy gradients that the program may have changed to the other devices."""
-    for parameter in trainer._params:
-        gradients = gradients_of(parameter)
-        if is_summed(parameter) and any(map(is_fresh, parameter._data or ())):
-            source = _current(gradients)
-            for gradient in gradients:
-                if gradient is not source:
-                    source.copyto(gradient)
+def _copy_first(arrays):
+    first, *others = arrays
+    for other in others:
+        first.copyto(other)
 
 
 def _current(arrays):

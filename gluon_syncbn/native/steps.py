@@ -7,7 +7,7 @@ step leaves.
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Iterable, Iterator
 
 import mxnet as mx
@@ -96,7 +96,7 @@ def _around_reduction(trainer: mx.gluon.Trainer) -> Iterator[None]:
     # The reduction is what updates on a kvstore; elsewhere it overlaps with backward.
     if trainers.updates_on_kvstore(trainer):
         _await_gradients(trainer)
-    with DeferredSignals(), trainers.one_gradient_each(trainer):
+    with DeferredSignals(), trainers.reduced_once(trainer):
         yield
 
 
@@ -105,9 +105,8 @@ def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
     is_done = trainers.updates_on_kvstore(trainer)
     if not is_done:
         _await_gradients(trainer)
-    with DeferredSignals():
-        if not is_done:
-            trainers.spread_gradients(trainer)
+    is_once = nullcontext() if is_done else trainers.updated_once(trainer)
+    with DeferredSignals(), is_once:
         yield
 
 

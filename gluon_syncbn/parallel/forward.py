@@ -28,7 +28,7 @@ from ..mxnet_private.blocks import (
     run_forward,
 )
 from ..mxnet_private.graphs import block_number, count_blocks_for
-from ..mxnet_private.parameters import contexts_of
+from ..mxnet_private.parameters import collect_lent, contexts_of
 from ..native import failures
 from . import replicas, warn
 from .backward import replace_backward
@@ -120,7 +120,7 @@ class ParallelForward(ReplacedForward):
             self._check_whole_batch(args)
         if autograd.is_training() and not self._unsynchronized() <= self._unconverted:
             self.convert_layers()  # some have come since the last call
-        replicas.update(parameters, contexts)
+        collect_lent(parameters)
         shards = Shards.split(args, contexts, self.batch_axis)
         known = self._forms[
             form_of_arguments(args, self.batch_axis), autograd.is_training()

@@ -20,7 +20,8 @@ from ..common.arguments import (
 from ..devices.devices import Devices
 from ..layer.synchronization import NONFINITE, Settings
 from ..mxnet_private.blocks import forget_graph, replace_forward
-from ..mxnet_private.parameters import data_of, is_deferred, move
+from ..mxnet_private.parameters import data_of, is_deferred, move, trainer_set
+from ..mxnet_private.trainers import share_states
 from . import replicas
 from .forward import ParallelForward, check_not_parallel, is_parallel
 
@@ -191,7 +192,10 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     for name in ("initialize", "load_parameters", "summary", "devices"):
         delattr(net, name)
     net.forward.remove()
-    for parameter in net.collect_params().values():
+    parameters = list(net.collect_params().values())
+    for trainer in set(filter(None, map(trainer_set, parameters))):
+        share_states(trainer)
+    for parameter in parameters:
         replicas.release(parameter)
     net.apply(forget_graph)
     return net

@@ -7,10 +7,9 @@ expects that the change counts.
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Iterator, Sequence
+from typing import Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -21,6 +20,8 @@ from ..mxnet_private.parameters import (
     is_deferred,
     is_dense,
     is_parallel,
+    keep_data,
+    lend_data,
     save_value_of,
     set_summed,
     unset_parallel,
@@ -35,14 +36,14 @@ def adopt(parameter: mx.gluon.Parameter, context: mx.Context) -> None:
     if not is_parallel(parameter) and is_dense(parameter):
         set_summed(parameter, False)
         steps.guard_trainers([parameter])
-        parameter.data = _LentData(parameter)
+        lend_data(parameter, inside_map)
 
 
 def release(parameter: mx.gluon.Parameter) -> None:
     """Undo `adopt`."""
     save_value_of(parameter, None)
     unset_parallel(parameter)
-    vars(parameter).pop("data", None)
+    keep_data(parameter)
     steps.release_trainers([parameter])
 
 
@@ -51,19 +52,6 @@ def note_parts(parameters: Sequence) -> None:
     for parameter in parameters:
         if is_parallel(parameter):
             set_summed(parameter, False)
-
-
-def update(parameters: Sequence, contexts: Sequence[mx.Context]) -> None:
-    """Copy arrays that the program got, and may have written to, to other devices."""
-    replaced = [vars(p)["data"] for p in parameters if "data" in vars(p)]
-    lent = [data for data in replaced if data.lent]
-    if len(contexts) < 2 or not lent:
-        return
-    # A prediction re-lays weights in place by work that no copy waits for.
-    mx.nd.waitall()
-    with autograd.pause():
-        for data in lent:
-            data.send()
 
 
 @contextmanager
@@ -85,27 +73,3 @@ def unchanged(parameters: Sequence) -> Iterator[None]:
         with autograd.pause():
             for data, value in saved:
                 value.copyto(data)
-
-
-class _LentData:
-    """Takes the place of a parameter's method `data`, and notes what it returns."""
-
-    def __init__(self, parameter: mx.gluon.Parameter) -> None:
-        self._parameter = parameter
-        self.lent: Any = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.nd.NDArray:
-        array = type(self._parameter).data(self._parameter, *args, **kwargs)
-        if not inside_map():
-            self.lent = array.context
-        return array
-
-    def send(self) -> None:
-        """Copy the array that was returned to the other devices."""
-        arrays = {data.context: data for data in data_of(self._parameter)}
-        source = arrays.pop(self.lent)
-        for data in arrays.values():
-            source.copyto(data)
-        # References: the parameter's, and two here. A program may have kept another.
-        if sys.getrefcount(source) <= 3:
-            self.lent = None
