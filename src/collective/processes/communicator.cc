@@ -18,6 +18,7 @@ std::atomic<bool> forked{false};
 
 constexpr double kEndSeconds = 2;     // for a transport to deliver the last messages
 constexpr double kLeaveSeconds = 10;  // for others to leave after a failure
+constexpr double kCloseSeconds = 30;  // before all are ended, on a busy machine
 
 std::atomic<Communicator*> the_communicator{nullptr};
 
@@ -117,10 +118,14 @@ void Communicator::Leave() {
 }
 
 void Communicator::AwaitLeave(double timeout_seconds) {
+  // After a failure some may never leave, and others end soon.
+  if (!Failure().empty()) timeout_seconds = std::min(timeout_seconds, kLeaveSeconds);
+  AwaitLeaveFor(timeout_seconds);
+}
+
+void Communicator::AwaitLeaveFor(double timeout_seconds) {
   if (forked) return;
   Lock lock(mutex_);
-  // After a failure some may never leave, and others end soon.
-  if (!protocol_.failure().empty()) timeout_seconds = std::min(timeout_seconds, kLeaveSeconds);
   const Time deadline = Clock::now() + ToDuration(timeout_seconds);
   WaitLocked(&lock, [&] {
     return closed_ || protocol_.AllHaveLeft() || Clock::now() >= deadline;
@@ -140,7 +145,7 @@ void Communicator::Stop() {
 bool Communicator::Close() {
   Leave();
   const bool has_failed = !Failure().empty();
-  if (has_failed) AwaitLeave(kLeaveSeconds);
+  if (has_failed) AwaitLeaveFor(kCloseSeconds);
   Stop();
   return !has_failed || protocol_.AllHaveLeft();
 }

@@ -49,6 +49,7 @@ class Communicator {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  void AwaitLeaveFor(double timeout_seconds);
   bool ServeLocked();
   template <typename Predicate>
   void WaitLocked(Lock* lock, const Predicate& over);
