@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Callable, Sequence
@@ -118,8 +119,9 @@ class ParallelForward(ReplacedForward):
         if autograd.is_recording():
             warn.of_trainer(parameters)
             self._check_whole_batch(args)
-        if autograd.is_training() and not self._unsynchronized() <= self._unconverted:
-            self.convert_layers()  # some have come since the last call
+        if autograd.is_training() and self._settings:
+            if not self._unsynchronized() <= self._unconverted:
+                self.convert_layers()  # some have come since the last call
         collect_lent(parameters)
         shards = Shards.split(args, contexts, self.batch_axis)
         known = self._forms[
@@ -202,9 +204,10 @@ class ParallelForward(ReplacedForward):
     def _check_whole_batch(self, args):
         """Raise ValueError if a loop over shards calls the net."""
         contexts = [x.context for x in arrays_in(args)][:1]
-        block, latest = self._latest
-        self._latest = block_number(), contexts
-        if block != block_number() or not latest or latest == contexts:
+        former, latest = self._latest
+        block = threading.get_ident(), block_number()
+        self._latest = block, contexts
+        if former != block or not latest or latest == contexts:
             return
         if {*latest, *contexts} <= set(self.devices.contexts):
             raise ValueError(
@@ -229,12 +232,12 @@ class ParallelForward(ReplacedForward):
         Where all devices have equally many rows, a result of that length need not have
         rows: it may be a mean of the shard. Statistics of layers, and the generators of
         random numbers, are left as they were.
+
         None if the net takes no other number, as GluonCV's R-CNN; what else is wrong
         with a call, the call itself raises.
         """
         first, count = self.devices.contexts[:1], 3 if shards.rows[0] == 2 else 2
         few = Shards.split(args, first, self.batch_axis, count)
-
         span = Span(self.net) if autograd.is_recording() else None
 
         def call(args):
