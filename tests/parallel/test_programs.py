@@ -88,19 +88,30 @@ def backward(head_of):
 # ---- Arrays that several graphs share.
 
 
+class Scaled(gluon.Block):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.scale = dense(), array([1.0, 2.0])
+
+    def forward(self, x):
+        return self.dense(x) * self.scale.as_in_context(x.context)
+
+
 def constant_of_the_net(start):
-    scale = array([1.0, 2.0])
-
-    class Scaled(gluon.Block):
-        def __init__(self):
-            super().__init__()
-            self.dense, self.scale = dense(), scale
-
-        def forward(self, x):
-            return self.dense(x) * self.scale.as_in_context(x.context)
-
     net = start(Scaled(), "imperative")
     return [backward(lambda: (net(array(X)) ** 2).sum()) for _ in range(2)], net
+
+
+def constant_that_is_written(start):
+    """MXNet refuses that while the array is in a graph, so backward has to drop it."""
+    net, found = start(Scaled(), "imperative"), []
+    for factor in range(1, 4):
+        with autograd.record():
+            net.scale[:] = factor
+            loss = (net(array(X)) ** 2).sum()
+        loss.backward()
+        found.append(loss.asnumpy())
+    return found, net
 
 
 def parameters_in_the_loss(start):
@@ -328,6 +339,7 @@ def later_norm(start):
 
 PROGRAMS = [
     constant_of_the_net,
+    constant_that_is_written,
     parameters_in_the_loss,
     input_of_two_calls,
     the_same_array_twice,
@@ -589,6 +601,15 @@ def test_the_look_for_rows_changes_nothing(train):
             y = net(array(X[:4]))
         results.append([y.asnumpy(), *map(value, net.collect_params().values())])
     assert_same(*results)
+
+
+@gluon_1_only("hybrid_forward")
+def test_the_look_for_rows_is_before_the_call():
+    """What a net keeps is of the call: here of two devices, the second one's rows."""
+    net = started(Kept(), cpus(2))
+    net(array(X[:4]))
+    h = net.dense(array(X[2:4]))
+    assert_same([net.penalty.asnumpy()], [(h**2).sum().asnumpy()])
 
 
 @pytest.mark.parametrize("mode", MODES)
