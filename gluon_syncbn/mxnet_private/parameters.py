@@ -73,12 +73,6 @@ def _on_cpu(parameter, context):
     return value.copyto(mx.cpu())
 
 
-def trainer_of(parameters: Iterable) -> mx.gluon.Trainer | None:
-    """The trainer of any of some parameters; only they refer to it."""
-    trainers = (trainer_set(parameter) for parameter in parameters)
-    return next((t for t in trainers if t is not None), None)
-
-
 def trainer_set(parameter: mx.gluon.Parameter) -> mx.gluon.Trainer | None:
     """The trainer of a parameter; Gluon 2 has a weak reference to it."""
     trainer = parameter._trainer

@@ -12,7 +12,6 @@ from typing import Callable, Iterable, Iterator
 
 import mxnet as mx
 
-from ..common.mxnet_version import IS_GLUON_2
 from .parameters import (
     collect_lent,
     data_of,
@@ -25,8 +24,6 @@ from .parameters import (
 )
 
 parameters_of = attrgetter("_params")  # all, in the order of the optimizer's indices
-# Of the parameters when the trainer was made.
-contexts_of = attrgetter("_devices" if IS_GLUON_2 else "_contexts")
 updates_on_kvstore = attrgetter("_update_on_kvstore")  # rather than on each device
 
 

@@ -117,7 +117,6 @@ class ParallelForward(ReplacedForward):
             return self.own(*args)
         self._adopted = parameters = self.parameters()
         if autograd.is_recording():
-            warn.of_trainer(parameters)
             self._check_whole_batch(args)
         if autograd.is_training() and self._settings:
             if not self._unsynchronized() <= self._unconverted:

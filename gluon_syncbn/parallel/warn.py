@@ -12,31 +12,10 @@ import mxnet as mx
 
 from ..common.arguments import comma_list, pluralize
 from ..layer.finding import dividing_operators, unsynchronized_layers
-from ..mxnet_private import trainers
-from ..mxnet_private.parameters import contexts_of, trainer_of
 from ..native.program import warn
 
-_warned_of = weakref.WeakSet()  # trainers and nets
+_warned_of = weakref.WeakSet()  # nets
 _examined = weakref.WeakSet()  # nets
-
-
-def of_trainer(parameters: Sequence[mx.gluon.Parameter]) -> None:
-    """Warns once of a trainer that lets the copies of a parameter drift apart."""
-    trainer = trainer_of(parameters)
-    if trainer is None or trainer in _warned_of:
-        return
-    contexts = contexts_of(parameters[0])
-    if set(trainers.contexts_of(trainer)) != set(contexts):
-        fault = (
-            f"was made for {comma_list(trainers.contexts_of(trainer))}, but the net is "
-            f"on {comma_list(contexts)}, so its copies drift apart; make the trainer "
-            "after make_parallel(..., reset_ctx=True)"
-        )
-    else:
-        return
-    _warned_of.add(trainer)
-    message = f"the trainer of this net {fault}. check_replicas(net) tells"
-    warn(message)
 
 
 def of_few_rows(net: mx.gluon.Block, rows: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ import copy
 from contextlib import suppress
 
 import gluon_syncbn
-from gluon_syncbn.mxnet_private.parameters import trainer_of
+from gluon_syncbn.mxnet_private.parameters import trainer_set
 
 import mxnet as mx
 import numpy as np
@@ -178,8 +178,8 @@ def test_copies_of_a_net_have_trainers_of_their_own(devices):
         devices.map(layer, make_shards(devices))
     twin = copy.deepcopy(layer)
     trainer = gluon.Trainer(twin.collect_params(), "sgd")
-    assert trainer_of([twin.gamma]) is trainer
-    assert trainer_of([layer.gamma]) is None and "step" in vars(trainer)
+    assert trainer_set(twin.gamma) is trainer
+    assert trainer_set(layer.gamma) is None and "step" in vars(trainer)
 
 
 def test_a_trainers_first_step_waits_for_the_first_forward(devices):
