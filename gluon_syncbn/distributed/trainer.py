@@ -23,6 +23,7 @@ from ..mxnet_private.parameters import (
     is_fresh,
     mark_fresh,
 )
+from ..mxnet_private.trainers import copy_first
 from ..native.world import world
 from .gradients import sum_in_place
 from .meeting import total
@@ -163,9 +164,8 @@ class Trainer(mx.gluon.Trainer):
         # Backward of the last layers ends first.
         gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
         sum_in_place([own[0] for own in gradients])
-        for first, *others in gradients:
-            for other in others:
-                first.copyto(other)
+        for replicas in gradients:
+            copy_first(replicas)
 
     def _update(self, ignore_stale_grad=False):
         if ignore_stale_grad:

@@ -148,7 +148,7 @@ class _LentData:
 
     def __call__(self, *args, **kwargs):
         array = type(self._parameter).data(self._parameter, *args, **kwargs)
-        if not self._is_own_call():
+        if len(data_of(self._parameter)) > 1 and not self._is_own_call():
             self.lent = array.context
         return array
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from functools import wraps
 from operator import attrgetter
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 
@@ -86,7 +86,7 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
         yield
     if not is_done:
         for parameter in summed:
-            _copy_first(gradients_of(parameter))
+            copy_first(gradients_of(parameter))
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     for parameter in parallel:
         first, *others = data_of(parameter)
         if not is_fresh(first):  # MXNet clears the mark of what it updates
-            _copy_first([first, *others])
+            copy_first([first, *others])
             for other in others:
                 mark_fresh(other, False)
 
@@ -152,7 +152,8 @@ class _OneReplica:
         return self._parameter.list_grad()[:1]
 
 
-def _copy_first(arrays):
+def copy_first(arrays: Sequence) -> None:
+    """Copy the first array of a parameter to its other devices."""
     first, *others = arrays
     for other in others:
         first.copyto(other)
