@@ -13,77 +13,22 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import Trainer, nn
-from support.blocks import Function, gluon_1_only, move
-from support.helpers import (
-    MODES,
-    assert_all_near,
-    cpus,
-    set_mode,
-    summed_grad,
-    value,
-)
+from support.blocks import gluon_1_only, move
+from support.helpers import MODES, cpus, value
 from support.nd import nd
 from support.parallel_nets import assert_same
-
-array = partial(nd.array, dtype="float64")
-X = [[1.0, 2], [3, 5], [-1, 2], [0, 1], [4, -2], [2, 2]]
-
-
-def dense(units=2, inputs=2, **options):
-    return nn.Dense(units, in_units=inputs, **options)
-
-
-class Net(Function):
-    """Layers, and a function of what they compute."""
-
-    def __init__(self, *layers, function=None):
-        super().__init__()
-        self.layers = nn.HybridSequential()
-        self.layers.add(*layers)
-        self.function = function
-
-    def compute(self, F, x, *others):
-        h = self.layers(x)
-        return self.function(F, h, *others) if self.function else h
-
-
-class Normalized(Net):
-    def __init__(self, **options):
-        norm = nn.BatchNorm(in_channels=2, momentum=0.875)
-        super().__init__(dense(), norm, dense(), **options)
-
-
-def started(net, contexts, mode="imperative", seed=1):
-    """A net on its devices, with random parameters that are equal everywhere."""
-    net.cast("float64")
-    if contexts:
-        make_parallel(net, contexts)
-    net.initialize(ctx=contexts or mx.cpu())
-    rng = np.random.default_rng(seed)
-    for parameter in net.collect_params().values():
-        if parameter.shape and np.prod(parameter.shape) > 0:
-            parameter.set_data(array(rng.uniform(0.5, 1.5, parameter.shape)))
-    return set_mode(net, mode)
-
-
-def state_of(*nets):
-    """Parameters, which are equal on all devices, and the gradients of the program."""
-    found = []
-    for net in nets:
-        check_replicas(net)
-        for parameter in net.collect_params().values():
-            found.append(parameter.list_data()[0].asnumpy())
-            if parameter.grad_req != "null":
-                found.append(parameter.grad().asnumpy())
-    return found
-
-
-def backward(head_of):
-    with autograd.record():
-        heads = head_of()
-    heads.backward()
-    return heads.asnumpy()
-
+from support.whole_programs import (
+    Net,
+    Normalized,
+    X,
+    array,
+    backward,
+    clip_gradients,
+    dense,
+    parameters_of,
+    results_of,
+    started,
+)
 
 # ---- Arrays that several graphs share.
 
@@ -211,20 +156,6 @@ def trained(between, start, steps=3, net=None, **options):
         between(net, trainer, step)
         mx.nd.waitall()  # MXNet's own static_shape nets read statistics too early
     return [net(array(X)).asnumpy()], net  # what was written last counts from here on
-
-
-def parameters_of(net):
-    found = net.collect_params().values()
-    return [parameter for parameter in found if parameter.grad_req != "null"]
-
-
-def clip_gradients(net):
-    """As gluon.utils.clip_global_norm, which is for float32 alone."""
-    gradients = [parameter.grad() for parameter in parameters_of(net)]
-    norm = sum((gradient.asnumpy() ** 2).sum() for gradient in gradients) ** 0.5
-    assert norm > 0.5
-    for gradient in gradients:
-        gradient *= 0.5 / norm
 
 
 def clip(net, trainer, step):
@@ -365,16 +296,6 @@ def test_program(program, mode, count, tmp_path, monkeypatch):
     assert_same(results, results_of(program, None, mode))
 
 
-def results_of(program, contexts, mode="imperative"):
-    def start(net, mode=mode, seed=1):
-        return started(net, contexts, mode, seed)
-
-    values, *nets = program(start)
-    mx.nd.waitall()
-    values = [*values, *(net.predicted for net in nets if hasattr(net, "predicted"))]
-    return values + state_of(*nets)
-
-
 # ---- Trainers.
 
 
@@ -482,186 +403,3 @@ def test_trainer_that_was_made_before():
         return [value(p) for p in parameters_of(net)]
 
     assert_same(program(cpus(2)), program(cpus(1)))
-
-
-# ---- What cannot be right on several devices is refused.
-
-
-class Kept(gluon.HybridBlock):
-    """A penalty that is kept in an attribute."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = dense()
-
-    def hybrid_forward(self, F, x):
-        h = self.dense(x)
-        self.penalty = (h**2).sum()
-        return h
-
-
-class Reads(gluon.Block):
-    """An attribute that has a gradient, or depends on an array with one."""
-
-    def __init__(self, given):
-        super().__init__()
-        self.dense, self.given = dense(), given
-
-    def forward(self, x):
-        given = self.given
-        if isinstance(given, list):
-            given = given[0].data(x.context)
-        return self.dense(x) * given.as_in_context(x.context)
-
-
-def loss_of_an_attribute(net, x):
-    net(x)
-    return net.penalty
-
-
-def loss_with_an_attribute(net, x):
-    return net(x).sum() + net.penalty.as_in_context(mx.cpu())
-
-
-def loss_of_a_hook(net, x):
-    found = []
-    net.dense.register_forward_hook(lambda block, inputs, output: found.append(output))
-    return net(x).sum() + found[0].sum()
-
-
-@gluon_1_only("hybrid_forward")
-@pytest.mark.parametrize(
-    "loss", [loss_of_an_attribute, loss_with_an_attribute, loss_of_a_hook]
-)
-def test_loss_that_reads_what_a_device_has_kept(loss):
-    net = started(Kept(), cpus(2))
-    with autograd.record():
-        total = loss(net, array(X))
-    with pytest.raises(ValueError, match=rf"{net.name} computed on a device, but did"):
-        total.backward()
-
-
-@gluon_1_only("hybrid_forward")
-def test_penalty_of_the_one_device_that_has_rows():
-    """It is that of the whole batch."""
-    results = []
-    for contexts in cpus(2), None:
-        net = started(Kept(), contexts)
-        backward(lambda net=net: loss_with_an_attribute(net, array(X[:1])))
-        results.append(state_of(net))
-    assert_same(*results)
-
-
-@gluon_1_only("Block.params")
-@pytest.mark.parametrize("way", ["variable", "recorded", "parameter"])
-def test_net_that_reads_a_variable_that_is_no_argument(way):
-    delta = array([[1.0, 1]])
-    if way == "parameter":
-        parameter = gluon.Parameter("delta", shape=(1, 2), dtype="float64")
-        parameter.initialize(ctx=cpus(2))
-        delta = [parameter]
-    else:
-        delta.attach_grad()
-    net = started(Reads(delta), cpus(2))
-    words = rf"the attribute 'given' of {net.name}, which depends on a variable"
-    with pytest.raises(ValueError, match=words), autograd.record():
-        if way == "recorded":
-            net.given = delta * 2
-        net(array(X))
-
-
-def mean(F, h):
-    return h.mean()
-
-
-def similarities(F, h):
-    return F.dot(h, h, transpose_b=True)
-
-
-def rows_last(F, h):
-    return F.transpose(F.expand_dims(h, axis=0), axes=(2, 1, 0))
-
-
-@pytest.mark.parametrize("rows", [2, 4, 5])
-@pytest.mark.parametrize("function", [mean, similarities, rows_last])
-def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
-    net = started(Net(dense(), function=function), cpus(2))
-    with pytest.raises(ValueError, match=r"has shape|\*, \d.*, expected the same"):
-        with autograd.record():
-            net(array(X[:rows]))
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_the_look_for_rows_changes_nothing(train):
-    """It is one more call, on one device, of the first batch that is even."""
-    results = []
-    for contexts in cpus(2), cpus(1):
-        net = started(Normalized(), contexts, "hybridize")
-        with autograd.record(train_mode=train):
-            y = net(array(X[:4]))
-        results.append([y.asnumpy(), *map(value, net.collect_params().values())])
-    assert_same(*results)
-
-
-@gluon_1_only("hybrid_forward")
-def test_the_look_for_rows_is_before_the_call():
-    """What a net keeps is of the call: here of two devices, the second one's rows."""
-    net = started(Kept(), cpus(2))
-    net(array(X[:4]))
-    h = net.dense(array(X[2:4]))
-    assert_same([net.penalty.asnumpy()], [(h**2).sum().asnumpy()])
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_look_for_rows_draws_no_random_numbers(mode):
-    net = started(Net(dense(), nn.Dropout(0.5)), cpus(2), mode)
-    masks = []
-    for _ in range(2):  # the second call does not look
-        mx.random.seed(5)
-        with autograd.train_mode():
-            masks.append(net(array(X)).asnumpy())
-    assert (masks[0] == 0).any() and (masks[0] == masks[1]).all()
-
-
-def test_a_loop_over_shards_is_refused():
-    net = started(Normalized(), cpus(2))
-    shards = gluon.utils.split_and_load(array(X), cpus(2))
-    with pytest.raises(ValueError, match=r"cpu\(1\) in one block.*the whole batch"):
-        with autograd.record():
-            [net(x) for x in shards]
-    for x in shards:  # predictions of each are right
-        assert net(x).shape == (3, 2)
-
-
-@gluon_1_only("mx.npx.set_np")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("is_variable", [True, False])
-def test_argument_without_axes(is_variable, mode):
-    """A temperature, which NumPy semantics have."""
-
-    class Scaled(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.dense = dense()
-
-        def hybrid_forward(self, F, x, temperature):
-            return self.dense(x) * temperature
-
-    results = []
-    for contexts in cpus(2), None:
-        with mx.util.np_shape(True), mx.util.np_array(True):
-            net = set_mode(Scaled(), mode)
-            if contexts:
-                make_parallel(net, contexts)
-            net.initialize(mx.init.One(), ctx=contexts or mx.cpu())
-            temperature = mx.np.array(3.0)
-            if is_variable:
-                temperature.attach_grad()
-            with autograd.record():
-                loss = (net(mx.np.array(X), temperature) ** 2).sum()
-            loss.backward()
-            found = [loss.asnumpy(), summed_grad(net.dense.weight)]
-            if is_variable:
-                found.append(temperature.grad.asnumpy())
-        results.append(found)
-    assert_all_near(*results, dtype="float32", count=50)

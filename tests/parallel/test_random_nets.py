@@ -16,7 +16,7 @@ from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only
 from support.helpers import MODES, cpus, set_mode
 from support.parallel_nets import assert_same
-from test_programs import (
+from support.whole_programs import (
     X,
     array,
     clip_gradients,
