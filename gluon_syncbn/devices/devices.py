@@ -235,7 +235,7 @@ class Devices:
                 raise mx.MXNetError(
                     f"waited {failures.get_timeout():g} s for the map of another thread"
                 )
-            # Of a map that was interrupted before.
+            # Calls of a map that was interrupted may still run.
             section.wait(0, self._workers.finish, bound)
             failures.check_thread()
             yield

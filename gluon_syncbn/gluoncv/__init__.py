@@ -74,8 +74,8 @@ def install() -> None:
         align = F.contrib.ROIAlign
 
         def roi_align(data, rois, *args, **kwargs):
-            # For region n that it skips, MXNet's writes 0 to the n-th number on CPUs,
-            # which is one of the first region's, and leaves the row as memory was.
+            # If MXNet skips region n on CPUs, it writes 0 to the n-th number, which is
+            # one of the first region's, and leaves the row as memory was.
             is_used = F.slice_axis(rois, axis=1, begin=0, end=1).reshape((-1,)) >= 0
             y = align(data, F.where(is_used, rois, rois * 0), *args, **kwargs)
             return F.where(is_used, y, F.zeros_like(y))

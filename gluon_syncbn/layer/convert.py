@@ -29,7 +29,7 @@ from .batch_norm import SyncBatchNorm, check_numbers
 from .finding import CONTRIB, Norm, norms_of, own_methods, remake_graph, strangers_to
 from .synchronization import NONFINITE, Settings, SyncState, group_attributes
 
-# What else happens to a net; parallel/plain_loop.py, which is above this file, sets it.
+# Further actions on a net. parallel/plain_loop.py, which is above this file, adds them.
 after_conversion: list[Callable[[mx.gluon.Block], None]] = []
 after_reverting: list[Callable[[mx.gluon.Block], None]] = []
 

@@ -155,7 +155,10 @@ class _LentData:
     def collect(self):
         """Copy the array that was returned to the other devices."""
         arrays = {data.context: data for data in data_of(self._parameter)}
-        source = arrays.pop(self.lent)
+        source = arrays.pop(self.lent, None)
+        if source is None:  # the parameter has been moved
+            self.lent = None
+            return
         for data in arrays.values():
             source.copyto(data)
         # References: the parameter's, and two here. A program may have kept another.

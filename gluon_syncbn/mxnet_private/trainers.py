@@ -101,7 +101,7 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     for parameter in parallel:
         gradients = gradients_of(parameter)
         current = _current(gradients)
-        # What is added to is equal everywhere; else the first device's is enough.
+        # Sums of several backwards stay equal everywhere; others are read here only.
         count = None if parameter.grad_req == "add" else 1
         for gradient in gradients[:count]:
             if gradient is not current:

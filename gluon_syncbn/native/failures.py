@@ -27,7 +27,7 @@ latest_recovery = 0, 0, ""  # its number, its thread, and its reason
 
 
 class Here(threading.local):
-    """What concerns the calling thread."""
+    """State of the calling thread."""
 
     participants: Sequence = ()  # the contexts of `participating`
     contexts: Sequence = ()  # those of the innermost map that this thread works for

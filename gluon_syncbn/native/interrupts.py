@@ -99,7 +99,7 @@ class DeferredSignals:
         for signals, limit in zip((interrupts, others), self.limits):
             (due if len(signals) > limit else kept).extend(signals)
         if due:
-            # What an exception unwinds is not interrupted by another one.
+            # A second exception must not interrupt what the first one unwinds.
             limits, self.limits, self._noted = self.limits, ALL_WAIT, kept
             _call_all(due)
             self.limits = limits

@@ -55,7 +55,7 @@ def order_calls() -> None:
                 return super().__call__(*inputs, **options)
             with call_guarded("static_shape"):
                 outputs = super().__call__(*inputs, **options)
-            # What uses the statistics later waits for the end of the call.
+            # Later uses of the statistics wait for the end of the call.
             end, context = load().gluon_syncbn_do_nothing, written[0].context
             push(end, 0, context, arrays_in(outputs), written)
             return outputs

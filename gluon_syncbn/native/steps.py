@@ -21,7 +21,7 @@ from .library import load
 from .program import warn
 from .world import world
 
-# With `name`, `parameters` by name, `is_alone()` and `is_connected()`.
+# Objects with `name`, `parameters` by name, `is_alone()` and `is_connected()`.
 layers = weakref.WeakSet()
 _guarded = weakref.WeakSet()  # trainers
 

@@ -6,7 +6,12 @@ one to three. What it returns has to be equal: results, gradients and parameters
 
 from functools import partial
 
-from gluon_syncbn import check_replicas, make_parallel, revert_parallel
+from gluon_syncbn import (
+    allow_plain_loop,
+    check_replicas,
+    make_parallel,
+    revert_parallel,
+)
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +19,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only, move
-from support.helpers import MODES, cpus, value
+from support.helpers import MODES, cpus, set_mode, summed_grad, value
 from support.nd import nd
 from support.parallel_nets import assert_same
 from support.whole_programs import (
@@ -259,8 +264,28 @@ def stale_branch(start):
     return trained(step_of, start, net=start(Heads(), "imperative"))
 
 
+def norm_of_the_first_call(start):
+    """A block that makes its layer when it is called first, and names its contexts."""
+
+    class Lazy(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.norm = dense(), None
+
+        def forward(self, x):
+            if self.norm is None:
+                self.norm = nn.BatchNorm(in_channels=2, momentum=0.875)
+                self.norm.cast("float64")
+                self.norm.initialize(ctx=self.dense.weight.list_ctx())
+            return self.norm(self.dense(x))
+
+    net = start(Lazy(), "imperative")
+    net(array(X))  # a first look; what trains later is converted
+    return trained(lambda net, trainer, step: trainer.step(6), start, net=net)
+
+
 def later_norm(start):
-    """A new head for fine-tuning, and a norm that the first call makes."""
+    """A new head for fine-tuning."""
     net = start(Net(dense()))
     net.layers.add(nn.BatchNorm(in_channels=2, momentum=0.875))
     net.cast("float64")
@@ -279,6 +304,7 @@ PROGRAMS = [
     pytest.param(constant_parameter, marks=gluon_1_only("a Constant is an attribute")),
     stale_branch,
     later_norm,
+    pytest.param(norm_of_the_first_call, marks=gluon_1_only("list_ctx")),
     *(partial(trained, between) for between in BETWEEN),
 ]
 
@@ -294,6 +320,33 @@ def test_program(program, mode, count, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = results_of(program, cpus(count), mode)
     assert_same(results, results_of(program, None, mode))
+
+
+# ---- Plain loops.
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_plain_loop_whose_loss_reads_inputs_and_parameters(mode, count):
+    """An autoencoder with a penalty, two calls of the net, and an array twice."""
+    results = []
+    for contexts in cpus(count), cpus(1):
+        net = started(Net(dense(), function=lambda F, h: (h, [h])), None)
+        move(net, contexts)
+        set_mode(allow_plain_loop(net), mode)
+        for _ in range(2):
+            losses = []
+            with autograd.record():
+                for x in gluon.utils.split_and_load(array(X), contexts):
+                    y, (again,) = net(x)
+                    loss = ((y - x) ** 2).sum() + (again * net(x)[0]).sum()
+                    for p in net.collect_params().values():
+                        loss = loss + (p.data(x.context) ** 2).sum() / len(contexts)
+                    losses.append(loss)
+            autograd.backward(losses)
+        total = sum(loss.asnumpy() for loss in losses)
+        results.append([total, *map(summed_grad, parameters_of(net))])
+    assert_same(*results)
 
 
 # ---- Trainers.
