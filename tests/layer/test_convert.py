@@ -2,7 +2,12 @@
 
 from operator import attrgetter
 
-from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
+from gluon_syncbn import (
+    SyncBatchNorm,
+    convert_sync_batchnorm,
+    recover,
+    revert_sync_batchnorm,
+)
 
 import mxnet as mx
 import numpy as np
@@ -76,8 +81,8 @@ def test_keeps_what_each_layer_was_set_to():
     assert net.head._kwargs["fix_gamma"] is True
     assert net.body[2][0].beta.grad_req == "null"
     assert net.head.num_devices == 2
-    attributes = net.head._attributes(net.head.contexts())
-    assert attributes["unbiased_running_var"] is True and attributes["timeout"] == 7
+    settings = net.head._sync.settings
+    assert settings.unbiased_running_var is True and settings.timeout == 7
 
 
 def test_revert_is_the_inverse():
@@ -156,3 +161,39 @@ def test_bad_settings_leave_the_net_unchanged():
     with pytest.raises(ValueError, match="timeout is a positive number"):
         convert_sync_batchnorm(net, 2, timeout=-1)
     assert kinds(net) == before
+
+
+def test_other_settings_hold_without_a_new_trace(devices):
+    net = set_mode(convert_sync_batchnorm(initialized(Nested()), 1), "hybridize")
+    with autograd.record():
+        net(batch())
+    graph, key = net._cached_op, net.head.key
+    convert_sync_batchnorm(net, 2, timeout=0.1)
+    with pytest.raises(mx.MXNetError, match="for 1 of 2 devices"):
+        with autograd.record():
+            net(batch()).wait_to_read()
+    recover()
+    convert_sync_batchnorm(net, 1, nonfinite="skip")
+    mean = value(net.head.running_mean)
+    with autograd.record():
+        net(batch() * np.nan).wait_to_read()
+    assert (value(net.head.running_mean) == mean).all()
+    assert net._cached_op is graph and net.head.key == key
+
+
+def test_a_trace_infers_shapes_once(monkeypatch):
+    """A trace that infers them for each layer is quadratic in the layers."""
+    net = nn.HybridSequential()
+    for _ in range(10):
+        net.add(nn.Conv2D(3, 1), SyncBatchNorm())
+    initialized(net)
+    infer, calls = mx.sym.Symbol.infer_shape_partial, []
+
+    def counted(*args, **options):
+        calls.append(args)
+        return infer(*args, **options)
+
+    monkeypatch.setattr(mx.sym.Symbol, "infer_shape_partial", counted)
+    with autograd.record():
+        set_mode(net, "static_shape")(batch())
+    assert len(calls) == 1
