@@ -262,6 +262,8 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
         yield norms + strangers
     finally:
         for layer, cls, attributes in saved:
+            if isinstance(layer, SyncBatchNorm):
+                layer._sync.keep(False)
             layer.__class__ = cls
             vars(layer).clear()
             vars(layer).update(attributes)

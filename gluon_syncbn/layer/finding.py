@@ -254,11 +254,12 @@ def remake_graph(block: SymbolBlock) -> None:
 
 
 def _new_attributes(node, layer):
-    """The attributes of a node that stays where its layer has others."""
+    """Return the attributes that change of a node that stays."""
     if not is_ours(node):
         is_frozen = settings_of(layer)[_FROZEN]
         return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
     layer._sync.update(layer.contexts(), settings_of(layer))
+    layer._sync.keep()
     return {"layer_key": layer.key}
 
 

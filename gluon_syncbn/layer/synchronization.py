@@ -111,9 +111,9 @@ class Synchronization:
         values = self.name, self.settings, self.activation, self.original
         return Synchronization, values
 
-    def keep(self) -> None:
-        """Keep the layer for a symbol that may outlive its block."""
-        self._of_symbols.add(self)
+    def keep(self, is_kept: bool = True) -> None:
+        """Keep the layer for a symbol that may outlive its block, or no longer."""
+        (self._of_symbols.add if is_kept else self._of_symbols.discard)(self)
 
     def use(self, parameters: Iterable, is_frozen: bool) -> None:
         """Note what a call of the layer has.
