@@ -8,6 +8,7 @@ from gluon_syncbn import (
     recover,
     revert_sync_batchnorm,
 )
+from gluon_syncbn.layer import graphs
 
 import mxnet as mx
 import numpy as np
@@ -181,19 +182,30 @@ def test_other_settings_hold_without_a_new_trace(devices):
     assert net._cached_op is graph and net.head.key == key
 
 
-def test_a_trace_infers_shapes_once(monkeypatch):
-    """A trace that infers them for each layer is quadratic in the layers."""
+@pytest.mark.parametrize(
+    "mode, guard", [("hybridize", "transpose"), ("static_shape", "amp_multicast")]
+)
+def test_guards_are_chosen_by_one_inference(mode, guard, monkeypatch):
+    """An inference of shapes for each layer would be quadratic in the layers."""
     net = nn.HybridSequential()
     for _ in range(10):
         net.add(nn.Conv2D(3, 1), SyncBatchNorm())
     initialized(net)
-    infer, calls = mx.sym.Symbol.infer_shape_partial, []
+    infer, make = mx.sym.Symbol.infer_shape_partial, graphs.from_nodes
+    inferences, nodes = [], []
 
     def counted(*args, **options):
-        calls.append(args)
+        inferences.append(args)
         return infer(*args, **options)
 
+    def noted(*args):
+        nodes[:] = args[2]
+        return make(*args)
+
     monkeypatch.setattr(mx.sym.Symbol, "infer_shape_partial", counted)
+    monkeypatch.setattr(graphs, "from_nodes", noted)
     with autograd.record():
-        set_mode(net, "static_shape")(batch())
-    assert len(calls) == 1
+        set_mode(net, mode)(batch())
+    assert len(inferences) == 1
+    names = [node["op"] for node in nodes if node["op"] not in ("null", "Convolution")]
+    assert names == ["Reshape", "Custom", guard] * 10

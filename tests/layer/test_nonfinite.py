@@ -1,7 +1,7 @@
 """Batches that are not finite, or have one value: what they leave, and reports."""
 
 import gluon_syncbn
-from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, make_parallel
+from gluon_syncbn import SyncBatchNorm, make_parallel
 from gluon_syncbn.common.mxnet_version import IS_GLUON_2
 
 import mxnet as mx
