@@ -165,11 +165,17 @@ def test_bad_settings_leave_the_net_unchanged():
 
 
 def test_other_settings_hold_without_a_new_trace(devices):
-    net = set_mode(convert_sync_batchnorm(initialized(Nested()), 1), "hybridize")
+    net = convert_sync_batchnorm(initialized(Nested(), devices.contexts), 1)
+    set_mode(net, "hybridize")
     with autograd.record():
-        net(batch())
+        for context in devices.contexts[:1] * 2 + devices.contexts[1:]:
+            net(batch().copyto(context))
     graph, key = net._cached_op, net.head.key
-    convert_sync_batchnorm(net, 2, timeout=0.1)
+    convert_sync_batchnorm(net, 2, timeout=60)
+    with autograd.record():
+        devices.map(net, devices.split(batch()))
+    mx.nd.waitall()  # they called it unequally often before
+    convert_sync_batchnorm(net, timeout=0.1)
     with pytest.raises(mx.MXNetError, match="for 1 of 2 devices"):
         with autograd.record():
             net(batch()).wait_to_read()
