@@ -115,8 +115,11 @@ def watch_graphs() -> None:
     save_symbol = mx.sym.Symbol.save
 
     def save(symbol: Any, *args: Any, **options: Any) -> Any:
-        names = [f"'{layer.name}'" for layer in layers_in(symbol)]
-        if names:
+        layers = layers_in(symbol)
+        for layer in layers:
+            layer.keep()  # the file may be loaded when its block is gone
+        if layers:
+            names = [f"'{layer.name}'" for layer in layers]
             warn(
                 f"the graph has the SyncBatchNorm layers {comma_list(names)}, which "
                 "only this process can run. Call revert_sync_batchnorm(net), then the "

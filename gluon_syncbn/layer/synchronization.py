@@ -57,7 +57,7 @@ class Settings(NamedTuple):
 
 
 class Synchronization:
-    """All that a layer has beyond a BatchNorm, and its end in native code.
+    """All that a layer has beyond a BatchNorm, in Python and in native code.
 
     Nodes of graphs have the key of their layer alone. It is unique, unlike a block's
     prefix: two nets may have equal prefixes. Other processes know the layer by its
