@@ -144,7 +144,7 @@ def _words(parameter):
 
 def _layers(block, place):
     if isinstance(block, SyncBatchNorm):
-        yield f"the layer '{block._sync.handle.shared_name}' at {place[:-1]}"
+        yield f"the layer '{block._sync.shared_name}' at {place[:-1]}"
     for name, child in children_of(block).items():
         yield from _layers(child, f"{place}{name}.")
 

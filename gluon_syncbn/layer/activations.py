@@ -1,6 +1,6 @@
 """The activations that a SyncBatchNorm can have.
 
-It must not know what backward reads for each, which src/op/forward.cc decides.
+src/c_api/python_api.cc decides what backward reads for each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Activation(NamedTuple):
 
 NONE, RELU = Activation(), Activation("relu")
 
-_NAMES = None, "identity", "relu", "leaky_relu"
+NAMES = None, "identity", "relu", "leaky_relu"  # in the order of native code
 
 
 def validate(activation: str | None, slope: float | None) -> Activation:
@@ -34,7 +34,7 @@ def validate(activation: str | None, slope: float | None) -> Activation:
             "activation is None, 'identity', 'relu' or 'leaky_relu', but got "
             f"{short_repr(activation)}: an ELU is a layer of its own after this one"
         )
-    is_leaky = check_choice("activation", activation, _NAMES) == "leaky_relu"
+    is_leaky = check_choice("activation", activation, NAMES) == "leaky_relu"
     if slope is None:
         return Activation(activation, 0.01 if is_leaky else None)
     if not is_leaky:

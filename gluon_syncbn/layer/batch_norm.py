@@ -20,11 +20,10 @@ from ..mxnet_private.blocks import call_with_parameters, current_trace, is_trace
 from ..mxnet_private.library import make_plain
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
-from ..native.static_graphs import call_guarded, order_calls
-from . import layout_guard
 from .activations import apply, validate
+from .graphs import guarded, plain_gradient, watch_graphs
 from .masking import MaskedRows, check_mask
-from .synchronization import Settings, SyncState, group_attributes
+from .synchronization import Settings, Synchronization
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 
@@ -200,8 +199,8 @@ class SyncBatchNorm(nn.BatchNorm):
             in_channels=in_channels,
             **kwargs,
         )
-        self._sync = SyncState(activation=built_in)
-        self._sync.synchronize(_new_name() if IS_GLUON_2 else self.name, settings)
+        name = _new_name() if IS_GLUON_2 else self.name
+        self._sync = Synchronization(name, settings, built_in)
 
     @property
     def activation(self) -> str | None:
@@ -224,19 +223,19 @@ class SyncBatchNorm(nn.BatchNorm):
     @property
     def key(self) -> str:
         """The key of the layer's devices in native code."""
-        return self._sync.handle.key
+        return self._sync.key
 
     def forward(self, x: Any, mask: Any = None) -> Any:
         """Checks what is known before it runs, then calls or traces the layer."""
         is_graph = is_traced(x)
         is_frozen = self._kwargs["use_global_stats"]
-        self._sync.handle.use(self._reg_params, bool(is_frozen))
+        self._sync.use(self._reg_params.values(), bool(is_frozen))
         # A symbol that is not traced for a call belongs to no context.
         trace = current_trace() if is_graph else None
         has_context = not is_graph or trace is not None
         if autograd.is_training() and not is_frozen and has_context:
             self._check_enough_contexts()
-            self._sync.handle.check_thread(self.contexts(), self._sync.settings)
+            self._sync.check_thread(self.contexts())
         types = mx.nd.NDArray, mx.sym.Symbol
         check_type("data", x, types, "an NDArray or Symbol")
         inputs = (x,) if mask is None else (x, mask)
@@ -248,9 +247,7 @@ class SyncBatchNorm(nn.BatchNorm):
             if is_frozen:
                 return call_with_parameters(self, *inputs)
             make_plain(x)
-            with call_guarded("outside"):
-                y = call_with_parameters(self, *inputs)
-            return layout_guard.plain_gradient(y)
+            return plain_gradient(call_with_parameters(self, *inputs))
         except mx.MXNetError:
             self._check_channels(x)
             raise
@@ -287,7 +284,7 @@ class SyncBatchNorm(nn.BatchNorm):
         @property
         def name(self) -> str:
             """The layer's place in a net that was converted; before, a number."""
-            return self._sync.handle.name
+            return self._sync.name
 
         def infer_shape(self, x: Any, *_mask: Any) -> None:
             """Sets the parameters' shapes before the first call."""
@@ -311,40 +308,19 @@ class SyncBatchNorm(nn.BatchNorm):
 
     def _synchronized_forward(self, F, operands, rows):
         """The operator and what it needs around it; `rows` are those of a mask."""
-        contexts = self.contexts()
-        x, gamma, beta, *statistics = operands
-        is_graph = is_traced(x)
-        if is_graph:
-            order_calls()
-        places = contexts if is_graph else [x.context]
-        trace = current_trace() if is_graph else None
-        guard = layout_guard.guard_kind(places, self, is_graph, trace)
-        ndim = layout_guard.count_dimensions(x, guard, trace)
-        inputs = [layout_guard.guarded_input(F, x, guard, ndim), gamma, beta]
-        attributes = {"guard": guard, **self._attributes(contexts)}
+        x, *parameters = operands
+        is_graph, node = is_traced(x), {"layer_key": self.key}
+        self._sync.update(self.contexts(), self._kwargs)
         if rows is not None:
-            inputs.append(rows.count(x))
-            attributes.update(masked=True, axis=-1)
-        y = F.Custom(*inputs, *statistics, name="fwd", **attributes)
-        return layout_guard.guarded_output(F, y, guard, ndim, trace)
-
-    def _attributes(self, contexts):
-        sync, settings = self._sync, self._sync.settings
-        return {
-            "op_type": "gluon_syncbn",
-            "layer_key": sync.handle.key,
-            "layer": self.name,
-            "num_devices": settings.num_devices or len(contexts),
-            "contexts": " ".join(map(str, contexts)),
-            "unbiased_running_var": settings.unbiased_running_var,
-            "timeout": settings.timeout or 0,
-            "nonfinite": settings.nonfinite,
-            "activation": sync.activation.name,
-            "slope": sync.activation.slope or 0,
-            "shared_name": sync.handle.shared_name,
-            **group_attributes(settings.group, self.name),
-            **self._kwargs,
-        }
+            parameters.insert(2, rows.count(x))
+            node["masked"] = "True"
+        if is_graph:
+            watch_graphs()
+            x = guarded(F, x)
+            if current_trace() is None:
+                self._sync.keep()
+        y = F.Custom(x, *parameters, name="fwd", op_type="gluon_syncbn", **node)
+        return guarded(F, y) if is_graph else y
 
     def _check_channels(self, x):
         """Raises a ValueError that says more than MXNet's "Shape inconsistent"."""

@@ -27,7 +27,7 @@ from ..native.program import warn
 from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers
 from .finding import CONTRIB, Norm, norms_of, own_methods, remake_graph, strangers_to
-from .synchronization import NONFINITE, Settings, SyncState, group_attributes
+from .synchronization import Settings, Synchronization, ranks_of
 
 # Further actions on a net. parallel/plain_loop.py, which is above this file, adds them.
 after_conversion: list[Callable[[mx.gluon.Block], None]] = []
@@ -258,10 +258,12 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
     plain = [n for n in norms if not (n.reason or isinstance(n.layer, SyncBatchNorm))]
     saved = [(n.layer, type(n.layer), dict(vars(n.layer))) for n in plain]
     try:
-        _synchronize(plain, Settings(None, False, None, None, NONFINITE[0]))
+        _synchronize(plain, Settings())
         yield norms + strangers
     finally:
         for layer, cls, attributes in saved:
+            if isinstance(layer, SyncBatchNorm):
+                layer._sync.keep(False)
             layer.__class__ = cls
             vars(layer).clear()
             vars(layer).update(attributes)
@@ -283,10 +285,9 @@ def _synchronize(norms, settings):
     """Make layers synchronize; raise before any of them changes."""
     for norm in norms:
         _check(norm, settings)
-    for norm in norms:
-        _convert_layer(norm.layer)
-        norm.layer._sync.synchronize(norm.name, settings)
-    _apply(norms)
+    if any(isinstance(norm.layer, SyncBatchNorm) for norm in norms):
+        mx.nd.waitall()  # calls in flight keep their settings
+    _apply([norm for norm in norms if _convert_layer(norm, settings)])
 
 
 def _check(norm, settings):
@@ -295,7 +296,7 @@ def _check(norm, settings):
     # contrib's layer has no axis: it is 1
     check_int(f"axis{where}", made_with.get("axis", 1), minimum=-5, maximum=4)
     if norm.block is not None:
-        group_attributes(settings.group, norm.name)
+        ranks_of(settings.group, norm.name)
         if not settings.num_devices and not contexts_of(norm.layer.running_mean):
             raise ValueError(
                 f"{norm.name} is in a SymbolBlock that is not initialized, so the "
@@ -312,18 +313,28 @@ def _apply(norms: Iterable[Norm]) -> None:
     forget_graphs_with([norm.layer.running_mean for norm in norms])
 
 
-def _convert_layer(block):
-    """Make a layer a SyncBatchNorm, unless it is one."""
-    _set_fixed_gamma(block)
-    if isinstance(block, SyncBatchNorm):
-        return
-    # MXNet before 1.8 has no layer with a ReLU.
-    activation = RELU if getattr(block, "fuse_relu", False) else NONE
-    if isinstance(block, ActivatedBatchNorm):
-        activation = vars(block).pop("_applied")
-    block._sync = SyncState((type(block), settings_of(block)), activation)
-    _keep_settings(block)
-    block.__class__ = SyncBatchNorm
+def _convert_layer(norm, settings):
+    """Make a layer a SyncBatchNorm; return whether its graphs are to be made anew."""
+    layer = norm.layer
+    _set_fixed_gamma(layer)
+    if isinstance(layer, SyncBatchNorm):
+        sync = layer._sync
+        # A node may share it with the block that it was made of.
+        if norm.block is None and sync.name == norm.name:
+            sync.settings = settings
+            sync.update(layer.contexts(), settings_of(layer), restarts=True)
+            return False
+        values = sync.activation, sync.original
+    else:
+        # MXNet before 1.8 has no layer with a ReLU.
+        activation = RELU if getattr(layer, "fuse_relu", False) else NONE
+        if isinstance(layer, ActivatedBatchNorm):
+            activation = vars(layer).pop("_applied")
+        values = activation, (type(layer), settings_of(layer))
+        _keep_settings(layer)
+        layer.__class__ = SyncBatchNorm
+    layer._sync = Synchronization(norm.name, settings, *values)
+    return True
 
 
 def _revert_layer(block):
@@ -332,7 +343,7 @@ def _revert_layer(block):
     original, former = nn.BatchNorm, {}
     if isinstance(block, SyncBatchNorm):
         sync = vars(block).pop("_sync")
-        sync.handle.release()
+        sync.release()
         if sync.original is not None and sync.original[0] is not CONTRIB:
             original, former = sync.original
         elif sync.activation.name is not None:

@@ -27,10 +27,10 @@ from ..mxnet_private.blocks import (
 )
 from ..mxnet_private.graphs import symbols_of
 from ..mxnet_private.symbols import INPUT, input_names, nodes_of, rewrite, used_outputs
-from .activations import ActivatedBatchNorm, Activation
+from .activations import ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm
-from .layout_guard import is_guard
-from .synchronization import SyncState
+from .graphs import is_guard, is_ours
+from .synchronization import Synchronization
 
 # MXNet 2 has it in nn.
 CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm
@@ -171,7 +171,7 @@ def _read(block):
     nodes, used, by_key = nodes_of(graph), used_outputs(graph), {}
     source = _Source(graph, graph)
     for number, node in enumerate(nodes):
-        if node["op"] not in _OPERATORS and not _is_ours(node):
+        if node["op"] not in _OPERATORS and not is_ours(node):
             continue
         inputs = input_names(nodes, node)
         inputs = inputs[1:3] + inputs[-2:]
@@ -183,7 +183,7 @@ def _read(block):
         reason = f"its {' and '.join(computed)} is computed" if computed else ""
         if node["op"] in _OPERATORS and used[number] != {0}:
             reason = "its mean or variance is read"
-        name = node["attrs"]["layer"] if _is_ours(node) else _prefix(node)
+        name = layer._sync.name if is_ours(node) else _prefix(node)
         former = source.norms.get(layer)
         is_masked = _is_masked(node) or bool(former and former.is_masked)
         source.norms[layer] = Norm(name, layer, reason, block, is_masked)
@@ -199,23 +199,22 @@ def _layer_of(node, inputs, parameters):
     if cls is CONTRIB:
         options["num_devices"] = 1  # MXNet warns without it
     layer = cls(**options)
-    settings = {
-        "axis": int(attributes.get("axis", 1)),
-        "eps": float(attributes.get("eps", np.float32(1e-3))),
-        "momentum": float(attributes.get("momentum", 0.9)),
-        "fix_gamma": attributes.get("fix_gamma", "True") in _TRUE,
-        _FROZEN: _is_frozen(node),
-    }
+    if is_ours(node):
+        layer._sync = Synchronization.of(attributes["layer_key"])
+        layer.__class__ = SyncBatchNorm
+        settings = {**layer._sync.numbers, _FROZEN: False}
+    else:
+        settings = {
+            "axis": int(attributes.get("axis", 1)),
+            "eps": float(attributes.get("eps", np.float32(1e-3))),
+            "momentum": float(attributes.get("momentum", 0.9)),
+            "fix_gamma": attributes.get("fix_gamma", "True") in _TRUE,
+            _FROZEN: _is_frozen(node),
+        }
     set_settings(layer, {**settings_of(layer), **settings})
     for name, source in zip(_PARAMETERS, inputs):
         if source in parameters:
             set_parameter(layer, name, parameters[source])
-    if _is_ours(node):
-        name, slope = attributes.get("activation", "None"), attributes.get("slope", 0)
-        name = None if name == "None" else name
-        layer._sync = SyncState(activation=Activation(name, float(slope) or None))
-        layer._sync.adopt(attributes)
-        layer.__class__ = SyncBatchNorm
     return layer
 
 
@@ -228,7 +227,7 @@ def remake_graph(block: SymbolBlock) -> None:
         for number, layer in layers.items()
         if not source.norms[layer].reason and _is_replaced(nodes[number], layer)
     }
-    ours = {number for number in replaced if _is_ours(nodes[number])}
+    ours = {number for number in replaced if is_ours(nodes[number])}
     before = {nodes[number]["inputs"][0][0] for number in ours}
 
     updated = {
@@ -255,28 +254,20 @@ def remake_graph(block: SymbolBlock) -> None:
 
 
 def _new_attributes(node, layer):
-    """The attributes of a node that stays where its layer has others."""
-    if not _is_ours(node):
+    """Return the attributes that change of a node that stays."""
+    if not is_ours(node):
         is_frozen = settings_of(layer)[_FROZEN]
         return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
-    if layer.key == node["attrs"]["layer_key"]:
-        return {}
-    attributes = {**layer._attributes(layer.contexts()), "axis": -1}
-    return {name: str(value) for name, value in attributes.items()}
+    layer._sync.update(layer.contexts(), settings_of(layer))
+    layer._sync.keep()
+    return {"layer_key": layer.key}
 
 
 def _is_replaced(node, layer):
     """Return True if a node is to become the operators of its layer."""
-    if not _is_ours(node):
+    if not is_ours(node):
         return type(layer) is not _OPERATORS[node["op"]]
-    if type(layer) is not SyncBatchNorm or settings_of(layer)[_FROZEN]:
-        return True
-    # The rows of a masked node are computed around it.
-    return not _is_masked(node) and layer.key != node["attrs"]["layer_key"]
-
-
-def _is_ours(node):
-    return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
+    return type(layer) is not SyncBatchNorm or settings_of(layer)[_FROZEN]
 
 
 def _is_masked(node):

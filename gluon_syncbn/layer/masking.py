@@ -13,7 +13,6 @@ import mxnet as mx
 
 from ..common.arguments import check_type
 from ..mxnet_private.blocks import Trace
-from .layout_guard import traced_shape
 
 
 class MaskedRows:
@@ -83,3 +82,16 @@ def check_mask(layer: str, x: Any, mask: Any, axis: int, trace: Trace | None) ->
             f"SyncBatchNorm '{layer}': mask must have shape {tuple(expected)}, as data "
             f"has without axis {axis}, got {given}"
         )
+
+
+def traced_shape(value: Any, trace: Trace | None) -> tuple[int, ...]:
+    """Return the shape of an array or traced symbol, with 0 for an unknown size; of a
+    symbol that nothing is known of, ().
+    """
+    if hasattr(value, "shape"):
+        return tuple(value.shape)
+    inputs = {} if trace is None else trace.inputs
+    known = {*value.list_inputs()}  # MXNet refuses other names
+    shapes = {name: array.shape for name, array in inputs.items() if name in known}
+    outputs = shapes and value.infer_shape_partial(**shapes)[1]
+    return tuple(outputs[0] or ()) if outputs else ()

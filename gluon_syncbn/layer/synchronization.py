@@ -6,10 +6,11 @@ It must not know how a layer is computed.
 from __future__ import annotations
 
 import collections
+import ctypes
 import threading
 import uuid
 import weakref
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from ..common.arguments import (
     check_bool,
@@ -21,10 +22,10 @@ from ..common.arguments import (
 )
 from ..native import steps
 from ..native.failures import check_timeout, here, watch_process
-from ..native.library import load
+from ..native.library import LayerOptions, load
 from ..native.program import warn
 from ..native.world import world
-from .activations import NONE, Activation
+from .activations import NAMES, NONE, Activation
 
 NONFINITE = "propagate", "skip", "raise"
 _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such lists'
@@ -33,11 +34,11 @@ _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such list
 class Settings(NamedTuple):
     """With whom a layer synchronizes, and how; see the arguments of SyncBatchNorm."""
 
-    num_devices: int | None
-    unbiased_running_var: bool
-    timeout: float | None
-    group: str | Sequence | None
-    nonfinite: str
+    num_devices: int | None = None
+    unbiased_running_var: bool = False
+    timeout: float | None = None
+    group: str | Sequence | None = None
+    nonfinite: str = NONFINITE[0]
 
     def validate(self) -> Settings:
         """The same ones; TypeError or ValueError for a bad one."""
@@ -55,90 +56,120 @@ class Settings(NamedTuple):
         return Settings(num_devices, is_unbiased, timeout, group, nonfinite)
 
 
-class SyncState:
-    """A layer's settings, its handle, its activation, and what it was before."""
+class Synchronization:
+    """All that a layer has beyond a BatchNorm, in Python and in native code.
 
-    def __init__(
-        self, original: tuple[type, dict] | None = None, activation: Activation = NONE
-    ) -> None:
-        self.original = original  # the converted BatchNorm's class and settings
-        self.activation = activation
-
-    def synchronize(self, layer: str, settings: Settings) -> None:
-        """Sets with whom the layer of that name synchronizes, and how."""
-        self.settings = settings
-        self.handle = LayerHandle(layer, settings.group)
-
-    def adopt(self, attributes: dict[str, str]) -> None:
-        """Become the layer that an operator of these attributes belongs to."""
-        ranks = attributes.get("ranks")
-        group: Any = ranks and ("process" if ranks == "self" else ranks_of(attributes))
-        self.settings = Settings(
-            int(attributes.get("num_devices", 0)) or None,
-            attributes.get("unbiased_running_var") in ("True", "1"),
-            float(attributes.get("timeout", 0)) or None,
-            group,
-            attributes.get("nonfinite", NONFINITE[0]),
-        )
-        key = attributes["layer_key"]
-        self.handle = LayerHandle(attributes["layer"], group, key)
-
-
-class LayerHandle:
-    """A layer in native code, where its devices meet; alive as long as this object.
-
-    With a `key` it is the layer of a graph that is there already.
-
-    The key is unique, unlike a block's prefix: two nets may have equal prefixes. Other
-    processes know the layer by its name, and if there are several of that name, by
-    which one of them was made first: a program that is the same on all ranks makes them
-    in the same order.
+    Nodes of graphs have the key of their layer alone. It is unique, unlike a block's
+    prefix: two nets may have equal prefixes. Other processes know the layer by its
+    name, and if there are several of that name, by which one of them was made first: a
+    program that is the same on all ranks makes them in the same order.
     """
 
     _made = collections.Counter()
+    _of_symbols: set = set()  # they outlive their blocks, as their symbols may do
     has_warned = False  # of a loop over CPU contexts
 
     def __init__(
-        self, layer: str, group: str | Sequence | None = None, key: str | None = None
+        self,
+        name: str,
+        settings: Settings,
+        activation: Activation = NONE,
+        original: tuple[type, dict] | None = None,
     ) -> None:
-        self.name = layer
-        self.parameters: dict = {}  # of the layer, by name
+        self.name, self.settings, self.activation = name, settings, activation
+        self.original = original  # the converted BatchNorm's class and settings
+        # As of the latest call from Python, or trace:
+        self.contexts: list = []
+        self.numbers: dict = {}  # the BatchNorm's own settings
+        self.parameters: Any = weakref.WeakSet()  # of the layer
+        self._parameter_ids: list = []
         self._is_frozen = False
-        self._group = group
-        self.shared_name = layer
-        if key is None:  # the layer of a graph has been counted where it was made
-            self._made[layer] += 1
-            if self._made[layer] > 1:
-                self.shared_name += f" (number {self._made[layer]} of that name)"
-        self.key = key or uuid.uuid4().hex
+        self._options: tuple = ()  # those that native code has
+        self._made[name] += 1
+        self.shared_name, count = name, self._made[name]
+        if count > 1:
+            self.shared_name += f" (number {count} of that name)"
+        self.key = uuid.uuid4().hex
         watch_process()
-        load().gluon_syncbn_create_layer(self.key, layer, key is None)
-        release = load().gluon_syncbn_release_layer
-        self._finalizer = weakref.finalize(self, release, self.key)
-        self._finalizer.atexit = False
-        steps.layers.add(self)
+        layer = load().gluon_syncbn_create_layer(self.key, name)
+        release = weakref.finalize(self, load().gluon_syncbn_release_layer, layer)
+        release.atexit = False
+        steps.layers[self.key] = self
 
-    def use(self, parameters: dict, is_frozen: bool) -> None:
-        """Notes what a call of the layer has.
+    @staticmethod
+    def of(key: str) -> Synchronization:
+        """Return what the layer of a graph has; ValueError if the layer is gone."""
+        found = steps.layers.get(key)
+        if found is None:
+            raise ValueError(
+                "net has a SyncBatchNorm in its graph, and the layer that it was made "
+                "of is gone. Call revert_sync_batchnorm before you export a net."
+            )
+        return found
 
-        Steps of the trainers of its parameters, by name, wait from now on; and this
-        rank can say why others wait for it, if they have not frozen the layer.
+    def __reduce__(self):  # a copy gets another key
+        values = self.name, self.settings, self.activation, self.original
+        return Synchronization, values
+
+    def keep(self, is_kept: bool = True) -> None:
+        """Keep the layer for a symbol that may outlive its block, or no longer."""
+        (self._of_symbols.add if is_kept else self._of_symbols.discard)(self)
+
+    def use(self, parameters: Iterable, is_frozen: bool) -> None:
+        """Note what a call of the layer has.
+
+        Steps of the trainers of its parameters wait from now on; and this rank can say
+        why others wait for it, if they have not frozen the layer.
         """
-        if self.parameters is not parameters:
-            self.parameters = parameters
-            steps.guard_trainers(parameters.values())
+        parameters = list(parameters)
+        if self._parameter_ids != list(map(id, parameters)):
+            self._parameter_ids = list(map(id, parameters))
+            self.parameters = weakref.WeakSet(parameters)
+            steps.guard_trainers(parameters)
         if self._is_frozen != is_frozen:
             self._is_frozen = is_frozen
             load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
 
-    def check_thread(self, contexts: list, settings: Settings) -> None:
+    def update(self, contexts: Sequence, numbers: dict, restarts: bool = False) -> None:
+        """Give native code the options that have changed.
+
+        `numbers` are the BatchNorm's own settings. It `restarts` when no call is in
+        flight.
+        """
+        self.contexts, self.numbers = list(contexts), dict(numbers)
+        settings = self.settings
+        ranks = ranks_of(settings.group, self.name)
+        options = (
+            " ".join(map(str, contexts)).encode(),
+            self.shared_name.encode(),
+            tuple(ranks),
+            numbers["eps"],
+            numbers["momentum"],
+            settings.timeout or 0,
+            self.activation.slope or 0,
+            len(ranks),
+            settings.num_devices or len(contexts),
+            numbers["axis"],
+            numbers["fix_gamma"],
+            settings.unbiased_running_var,
+            NONFINITE.index(settings.nonfinite),
+            NAMES.index(self.activation.name),
+        )
+        if options != self._options:
+            array = (ctypes.c_int * len(ranks))(*ranks)
+            given = LayerOptions(*options[:2], array, *options[3:])
+            load().gluon_syncbn_set_options(self.key, given, restarts)
+            self._options = options
+
+    def check_thread(self, contexts: Sequence) -> None:
         """Warn of a call that will wait in vain for the other CPU contexts."""
         contexts = list(here.participants) or contexts
         is_main = threading.current_thread() is threading.main_thread()
-        is_loop = is_main and not here.contexts and settings.num_devices != 1
+        is_loop = is_main and not here.contexts and self.settings.num_devices != 1
         on_cpus = all(context.device_type == "cpu" for context in contexts)
-        if is_loop and on_cpus and len(contexts) > 1 and not LayerHandle.has_warned:
-            LayerHandle.has_warned = True
+        warned = Synchronization.has_warned
+        if is_loop and on_cpus and len(contexts) > 1 and not warned:
+            Synchronization.has_warned = True
             warn(
                 f"SyncBatchNorm '{self.name}' is on {comma_list(contexts)}, and the "
                 "main thread calls it. A loop over CPU contexts can wait until the "
@@ -148,20 +179,19 @@ class LayerHandle:
             )
 
     def release(self) -> None:
-        """The layer is a SyncBatchNorm no longer."""
-        parameters, self.parameters = self.parameters, {}
-        steps.release_trainers(parameters.values())
-
-    def __reduce__(self):  # a copy gets another key
-        return LayerHandle, (self.name, self._group)
+        """Undo `use`: the layer is no SyncBatchNorm any more."""
+        parameters, self.parameters = list(self.parameters), weakref.WeakSet()
+        self._parameter_ids = []
+        steps.release_trainers(parameters)
 
     def is_alone(self) -> bool:
-        """Tells whether it would use other processes, and none is connected."""
-        return world().size == 1 and self._group != "process"
+        """Return True if it would use other processes, and none is connected."""
+        return world().size == 1 and self.settings.group != "process"
 
     def is_connected(self) -> bool:
         """Return True if it synchronizes with other processes."""
-        return len(ranks_of(group_attributes(self._group, self.name))) > 1
+        ranks = ranks_of(self.settings.group, self.name)
+        return len(ranks or range(world().size)) > 1
 
 
 def _check_group(group):
@@ -183,23 +213,17 @@ def _check_group(group):
             raise ValueError(f"group names the rank {member}, expected 0 or more")
 
 
-def group_attributes(group: Any, layer: str) -> dict[str, str]:
-    """The operator's attributes for the group of a layer's settings."""
+def ranks_of(group: Any, layer: str) -> list[int]:
+    """Return the ranks, ascending, that a layer of this group synchronizes with; all
+    ranks if there are none in the list.
+    """
     if group is None:
-        return {}
+        return []
     if group == "process":
-        return {"ranks": "self"}
+        return [world().rank]
     if group == "machine":
-        return {"ranks": _ranks(world().of_machine)}
-    return {"ranks": _ranks(_own_ranks(_groups(group), layer))}
-
-
-def ranks_of(attributes: dict[str, str]) -> list[int]:
-    """The ranks that an operator of these attributes synchronizes with, its own too."""
-    ranks = attributes.get("ranks")
-    if ranks is None:
-        return list(range(world().size))
-    return [world().rank] if ranks == "self" else list(map(int, ranks.split()))
+        return world().of_machine
+    return _own_ranks(_groups(group), layer)
 
 
 def _own_ranks(groups, layer):
@@ -227,7 +251,3 @@ def _groups(group):
     if all(isinstance(element, (list, tuple)) for element in group):
         return group
     return [group]
-
-
-def _ranks(ranks):
-    return " ".join(map(str, ranks)) if len(ranks) > 1 else "self"

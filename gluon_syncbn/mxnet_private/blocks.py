@@ -28,6 +28,7 @@ except ImportError:
 BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
 
 _TRACE = HybridBlock._get_graph.__code__
+_BUILD = HybridBlock._build_cache.__code__
 
 settings_of = attrgetter("_kwargs")  # of a BatchNorm as its operator takes them
 
@@ -182,30 +183,30 @@ def run_forward(block: mx.gluon.Block, former: dict, args: Sequence) -> Any:
 
 
 class Trace(NamedTuple):
-    """A trace of a graph under way: the outermost one, whose flags the graph will have.
+    """A block whose graph is made, and the arrays of its call by their symbols' names.
 
-    Gluon hands nothing of it down to the blocks that are traced, so the call stack is
-    asked. That happens once per layer and trace.
+    Gluon hands neither down to the blocks that are traced, nor to a graph. So the call
+    stack is searched.
     """
 
     block: mx.gluon.HybridBlock
-    inputs: dict  # the arrays of its call by the names of their symbols
+    inputs: dict
 
     @property
     def is_hybridized(self) -> bool:
-        """Tells whether the graph will run; else it is for shapes alone."""
+        """Return True if the graph will run; else it is for shapes alone."""
         return bool(self.block._active)
 
-    @property
-    def is_static_shape(self) -> bool:
-        """Tells whether the graph will run with static_alloc and static_shape."""
-        flags = dict(self.block._flags)
-        is_static = flags.get("static_alloc") and flags.get("static_shape")
-        return bool(self.is_hybridized and is_static)
+    @classmethod
+    def of(cls, block: Any, symbols: Sequence, arguments: Any) -> Trace:
+        """Return that of a call with nested arguments, some of which may be None."""
+        arrays = [value for value in flatten(arguments) if value is not None]
+        names = [symbol.name for symbol in symbols]
+        return cls(block, dict(zip(names, arrays)))
 
 
 def current_trace() -> Trace | None:
-    """The trace under way in this thread, or None."""
+    """Return the outermost trace under way in this thread, or None."""
     found, frame = None, sys._getframe().f_back
     while frame is not None:
         if frame.f_code is _TRACE:
@@ -213,10 +214,21 @@ def current_trace() -> Trace | None:
         frame = frame.f_back
     if found is None:
         return None
-    arrays = [value for value in found["flatten_args"] if value is not None]
-    symbols = found["symbol_inputs"]
-    inputs = {symbol.name: value for symbol, value in zip(symbols, arrays)}
-    return Trace(found["self"], inputs)
+    return Trace.of(found["self"], found["symbol_inputs"], found["flatten_args"])
+
+
+def current_build() -> Trace | None:
+    """Return the block that is making a CachedOp of its graph in this thread, or None.
+
+    The trace has ended by then.
+    """
+    frame = sys._getframe().f_back
+    while frame is not None and frame.f_code is not _BUILD:
+        frame = frame.f_back
+    if frame is None:
+        return None
+    found = frame.f_locals
+    return Trace.of(found["self"], found["data"], found["args"])
 
 
 def has_graph(block: mx.gluon.HybridBlock) -> bool:

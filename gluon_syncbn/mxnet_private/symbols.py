@@ -92,9 +92,14 @@ def from_nodes(symbol: Any, graph: dict, nodes: list, heads: list) -> Any:
     return made if type(symbol) is mx.sym.Symbol else made.as_np_ndarray()
 
 
+def to_json(symbol: Any) -> str:
+    """Return a symbol's JSON form as text."""
+    return symbol.tojson(**_WITH_CASTS)
+
+
 def parse(symbol: Any) -> dict:
     """Return a symbol's JSON form, with ``attrs`` for every node."""
-    graph = json.loads(symbol.tojson(**_WITH_CASTS))
+    graph = json.loads(to_json(symbol))
     for node in graph["nodes"]:
         node.setdefault("attrs", {})
     return graph

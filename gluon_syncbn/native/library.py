@@ -56,6 +56,29 @@ _CONVERSIONS = {
     Count: _count,
     Status: _status,
 }
+
+
+class LayerOptions(ctypes.Structure):
+    """The options of a layer, as src/c_api/python_api.cc reads and checks them."""
+
+    _fields_ = [
+        ("contexts", ctypes.c_char_p),
+        ("shared_name", ctypes.c_char_p),
+        ("ranks", ctypes.POINTER(ctypes.c_int)),
+        ("epsilon", ctypes.c_double),
+        ("momentum", ctypes.c_double),
+        ("timeout", ctypes.c_double),
+        ("slope", ctypes.c_double),
+        ("num_ranks", ctypes.c_int),
+        ("num_devices", ctypes.c_int),
+        ("axis", ctypes.c_int),
+        ("fix_gamma", ctypes.c_int),
+        ("unbiased_running_var", ctypes.c_int),
+        ("nonfinite", ctypes.c_int),
+        ("activation", ctypes.c_int),
+    ]
+
+
 _pointer, _int = ctypes.c_void_p, ctypes.c_int
 _array = ctypes.c_void_p  # the address of a NumPy array's values: `array.ctypes.data`
 _int64, _double = ctypes.c_int64, ctypes.c_double
@@ -64,9 +87,9 @@ _SIGNATURES = {
     "gluon_syncbn_last_error": (Text, []),
     "gluon_syncbn_register": (_int, [Text]),
     "gluon_syncbn_wait_before_fork": (None, []),
-    "gluon_syncbn_call_guarded": (Status, [Text, _int]),
-    "gluon_syncbn_create_layer": (Status, [Text, Text, _int]),
-    "gluon_syncbn_release_layer": (Status, [Text]),
+    "gluon_syncbn_create_layer": (_pointer, [Text, Text]),
+    "gluon_syncbn_release_layer": (None, [_pointer]),
+    "gluon_syncbn_set_options": (Status, [Text, LayerOptions, _int]),
     "gluon_syncbn_collect": (Status, [Text, _int]),
     "gluon_syncbn_collected": (Count, [Text, _array, _int64]),
     "gluon_syncbn_set_participants": (Status, [Text, Text]),
@@ -178,10 +201,10 @@ def _code(ctype):
     """The type of a result or an argument as the library tells it."""
     if ctype is None:
         return "void"
-    is_pointer = issubclass(ctype, (ctypes.c_void_p, ctypes.c_char_p))
-    is_float = issubclass(ctype, ctypes.c_double)
-    name = "pointer" if is_pointer else "float" if is_float else "int"
-    return f"{name}{ctypes.sizeof(ctype)}"
+    pointers = ctypes.c_void_p, ctypes.c_char_p
+    kinds = ((pointers, "pointer"), (ctypes.Structure, "struct"), (_double, "float"))
+    kind = next((name for types, name in kinds if issubclass(ctype, types)), "int")
+    return f"{kind}{ctypes.sizeof(ctype)}"
 
 
 def _other_sources(file, fault):

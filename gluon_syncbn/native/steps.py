@@ -21,8 +21,9 @@ from .library import load
 from .program import warn
 from .world import world
 
-# Objects with `name`, `parameters` by name, `is_alone()` and `is_connected()`.
-layers = weakref.WeakSet()
+# By key the layers of the process; they have `name`, `parameters`, `is_alone()` and
+# `is_connected()`.
+layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _guarded = weakref.WeakSet()  # trainers
 
 
@@ -34,7 +35,7 @@ def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
 
 def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Undoes `guard_trainers`, but for what other layers have, too."""
-    kept = {id(p) for layer in list(layers) for p in layer.parameters.values()}
+    kept = {id(p) for layer in _live_layers() for p in layer.parameters}
     for parameter in parameters:
         if id(parameter) not in kept and not is_parallel(parameter):
             trainers.forget_trainers(parameter)
@@ -163,4 +164,10 @@ def _warn_of_shards(trainer):
 
 def _layers_of(trainer):
     own = set(map(id, trainers.parameters_of(trainer)))
-    return [x for x in list(layers) if own & set(map(id, x.parameters.values()))]
+    return [x for x in _live_layers() if own & set(map(id, x.parameters))]
+
+
+def _live_layers():
+    # Another thread may make a layer: only the list of references is made at once.
+    found = [reference() for reference in layers.valuerefs()]
+    return [layer for layer in found if layer is not None]

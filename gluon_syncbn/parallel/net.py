@@ -138,7 +138,7 @@ def make_parallel(
         )
     if reset_ctx:
         _move(net, devices.contexts)
-    settings = Settings(len(devices), False, None, None, nonfinite)
+    settings = Settings(len(devices), nonfinite=nonfinite)
     forward = ParallelForward(net, devices, batch_axis, settings if sync_bn else None)
     forward.parameters()
     forward.convert_layers()

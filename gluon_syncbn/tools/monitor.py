@@ -66,8 +66,8 @@ class Monitor:
     def __init__(self, net: mx.gluon.Block) -> None:
         check_block("net", net)
         self._net = net
-        # Their handles stay what they are where a layer is converted or reverted.
-        self._layers = [(x.name, x._sync.handle) for x in synchronized_layers(net)]
+        # These keep native layers alive where blocks are converted or reverted.
+        self._layers = [x._sync for x in synchronized_layers(net)]
         self._when = "before"  # "within" or "after" the ``with`` block
         self._steps = collections.deque()  # steps that devices may be busy with
         self._finished = []  # when each device had finished the step before those
@@ -121,7 +121,7 @@ class Monitor:
         whole = self._devices * max(seconds, 1e-9)
         pairs = zip(self._waits_before, self._layer_waits())
         shares = [(after - before) / whole for before, after in pairs]
-        layers = zip((name for name, _ in self._layers), shares)
+        layers = zip((layer.name for layer in self._layers), shares)
         report = Waits(
             steps=self._count,
             seconds=seconds,
@@ -149,7 +149,7 @@ class Monitor:
 
     def _layer_waits(self):
         seconds = load().gluon_syncbn_wait_seconds
-        return [seconds(handle.key) for _, handle in self._layers]
+        return [seconds(layer.key) for layer in self._layers]
 
     def _note_finished(self):
         """For each device the time when all work on the net is done: 0 until then.

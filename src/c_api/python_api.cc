@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "collective/processes/communicator.h"
 #include "core/c_interface.h"
+#include "core/error.h"
 #include "core/freed_memory.h"
 #include "core/parallel_for.h"
 #include "core/program.h"
@@ -19,7 +21,6 @@
 #include "mxnet/callbacks.h"
 #include "mxnet/custom_op.h"
 #include "mxnet/fork.h"
-#include "mxnet/guard.h"
 #include "mxnet/mxnet_api.h"
 #include "op/registry.h"
 #include "op/single_value.h"
@@ -28,9 +29,51 @@ using syncbn::CatchAll;
 using syncbn::Layer;
 using syncbn::Registry;
 
+// As Options of gluon_syncbn/layer/synchronization.py.
+struct LayerOptions {
+  const char* contexts;     // "cpu(0) cpu(1)"
+  const char* shared_name;
+  const int* ranks;
+  double epsilon, momentum, timeout, slope;
+  int num_ranks, num_devices, axis, fix_gamma, unbiased_running_var;
+  int nonfinite;   // a NonFinite
+  int activation;  // 0: none, 1: identity, 2: relu, 3: leaky_relu
+};
+
 namespace {
 
 std::shared_ptr<Layer> LayerOf(const char* key) { return Registry::Get().Find(key); }
+
+// Throws Error for options that Python must not hand over.
+syncbn::Options Checked(const LayerOptions& given) {
+  const int last_policy = static_cast<int>(syncbn::NonFinite::kRaise);
+  const bool is_leaky = given.activation == 3;
+  const std::vector<int> ranks(given.ranks, given.ranks + given.num_ranks);
+  const bool in_range = given.num_devices >= 0 && given.nonfinite >= 0 &&
+                        given.nonfinite <= last_policy && given.activation >= 0 &&
+                        given.activation <= 3 && given.epsilon >= 0 && given.momentum >= 0 &&
+                        given.momentum <= 1 && given.timeout >= 0 && (!is_leaky || given.slope > 0);
+  const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(),
+                                            std::greater_equal<int>()) == ranks.end();
+  if (!in_range || !ascending) throw syncbn::Error("the options of a layer are out of range");
+  syncbn::Options options;
+  options.contexts = syncbn::ParseDevices(given.contexts);
+  options.shared_name = given.shared_name;
+  options.ranks = ranks;
+  options.epsilon = given.epsilon;
+  options.momentum = given.momentum;
+  options.timeout = given.timeout;
+  options.num_devices = given.num_devices;
+  options.axis = given.axis;
+  options.fix_gamma = given.fix_gamma != 0;
+  options.unbiased_running_var = given.unbiased_running_var != 0;
+  options.nonfinite = static_cast<syncbn::NonFinite>(given.nonfinite);
+  // Backward reads y where x_hat can be reconstructed from it: a ReLU has no inverse.
+  options.from_output = given.activation == 1 || is_leaky;
+  if (given.activation >= 2) options.activation.function = syncbn::Function::kLeakyRelu;
+  options.activation.slope = given.slope;
+  return options;
+}
 
 }  // namespace
 
@@ -49,17 +92,25 @@ SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
 // To be called before a fork, without the GIL.
 SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 
-// See mxnet/guard.h.
-SYNCBN_EXPORT(int, gluon_syncbn_call_guarded, const char* guard, int begins) {
-  return CatchAll([&] { syncbn::CallGuarded(guard, begins != 0); });
+// Makes a layer; it is to be released. Null after an error.
+SYNCBN_EXPORT(void*, gluon_syncbn_create_layer, const char* key, const char* name) {
+  return CatchAll<void*>(nullptr, [&] {
+    return new std::shared_ptr<Layer>(Registry::Get().Create(key, name));
+  });
 }
 
-SYNCBN_EXPORT(int, gluon_syncbn_create_layer, const char* key, const char* layer, int has_block) {
-  return CatchAll([&] { Registry::Get().Keep(key, layer, has_block != 0); });
+SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
+  delete static_cast<std::shared_ptr<Layer>*>(layer);
 }
 
-SYNCBN_EXPORT(int, gluon_syncbn_release_layer, const char* key) {
-  return CatchAll([&] { Registry::Get().Release(key); });
+// Sets the options of a layer, which hold from its next forward calls on. If it `restarts`, no call
+// is in flight, and its devices may have called it unequally often.
+SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions options, int restarts) {
+  return CatchAll([&] {
+    const auto layer = LayerOf(key);
+    layer->SetOptions(Checked(options));
+    if (restarts) layer->group.Reset();
+  });
 }
 
 // Starts or ends the collection of a group's moments, see op/collected_moments.h.

@@ -25,6 +25,7 @@ std::string TypeCode() {
     return " void";
   } else {
     const char* const kind = std::is_pointer_v<Type>         ? " pointer"
+                             : std::is_class_v<Type>          ? " struct"
                              : std::is_floating_point_v<Type> ? " float"
                                                               : " int";
     return kind + std::to_string(sizeof(Type));

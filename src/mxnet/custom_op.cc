@@ -16,15 +16,14 @@
 #include <vector>
 
 #include "core/error.h"
-#include "mxnet/attributes.h"
 #include "mxnet/callbacks.h"
 #include "mxnet/fork.h"
-#include "mxnet/guard.h"
 #include "mxnet/memory.h"
 #include "mxnet/mxnet_api.h"
 #include "mxnet/ndarray.h"
+#include "mxnet/node.h"
 #include "mxnet/profiler.h"
-#include "op/registry.h"
+#include "op/sync_batch_norm.h"
 
 namespace syncbn {
 namespace {
@@ -50,10 +49,10 @@ WriteMode ToWriteMode(int request) {
 // ---- the operator: one node on one device ------------------------------------------------------
 
 struct Operator {
-  Operator(const Attributes& parsed, const Device& device, const std::shared_ptr<Layer>& layer)
-      : attributes(parsed),
-        batch_norm(parsed.options, device, layer, MakeBackend(device, AllocateFromMxnet)) {}
-  const Attributes attributes;
+  Operator(const Node& of, const Device& device)
+      : node(of),
+        batch_norm(of.GetOptions(), device, of.layer, MakeBackend(device, AllocateFromMxnet)) {}
+  const Node node;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
 };
@@ -77,13 +76,14 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
             void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    const Options& options = op->attributes.options;
+    const Options options = op->node.GetOptions();
+    op->batch_norm.SetOptions(options);
     if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(options.num_devices);
-    const int y = op->attributes.Inputs();
+    const int y = op->node.Inputs();
     op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
                                       ToWriteMode(requests[0]), arrays[y].View(),
                                       arrays[y + 1].View(), arrays[y + 2].View(),
-                                      options.masked ? arrays[y - 1].View() : Tensor()});
+                                      op->node.masked ? arrays[y - 1].View() : Tensor()});
   });
 }
 
@@ -93,8 +93,8 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
     Operator* op = static_cast<Operator*>(state);
-    const int t = op->attributes.options.from_output ? op->attributes.Inputs() + 1 : 1;
-    const int dx = op->attributes.Inputs() + 2;
+    const int t = op->batch_norm.IsFromOutput() ? op->node.Inputs() + 1 : 1;
+    const int dx = op->node.Inputs() + 2;
     const Gradients gradients{ToWriteMode(requests[0]), ToWriteMode(requests[1]),
                               ToWriteMode(requests[2]), arrays[dx].View(), arrays[dx + 1].View(),
                               arrays[dx + 2].View()};
@@ -106,13 +106,14 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
 
 // Throws an Error of the layer.
 template <typename... Parts>
-[[noreturn]] void FailLayer(const Attributes& attributes, const Parts&... parts) {
-  throw Error(Concat("SyncBatchNorm '", attributes.layer, "': ", parts...));
+[[noreturn]] void FailLayer(const Node& node, const Parts&... parts) {
+  throw Error(Concat("SyncBatchNorm '", node.layer->group.layer(), "': ", parts...));
 }
 
 struct Properties {
-  Attributes attributes;
-  std::string error;  // of the attributes; the creator itself must not throw, see Create
+  Node node;
+  Options options;
+  std::string error;  // of the node; the creator itself must not throw, see Create
   std::vector<const char*> arguments;
   std::vector<int> x_shape, channel_shape, after_shape = {1};
   int dependencies[2];
@@ -125,8 +126,8 @@ int ListArguments(char*** names, void* state) {
     if (!properties->error.empty()) throw Error(properties->error);
     std::vector<const char*>& arguments = properties->arguments;
     arguments = {"data", "gamma", "beta"};
-    if (properties->attributes.chained) arguments.push_back("after");
-    if (properties->attributes.options.masked) arguments.push_back("rows");
+    if (properties->node.chained) arguments.push_back("after");
+    if (properties->node.masked) arguments.push_back("rows");
     arguments.push_back(nullptr);
     *names = const_cast<char**>(arguments.data());
   });
@@ -151,20 +152,20 @@ int InferShape(int size, int* ndims, int** shapes, void* state) {
     if (ndims[0] <= 0) return;  // not known yet
     const int ndim = ndims[0];
     if (ndim < 2 || ndim > 5) {
-      FailLayer(properties->attributes, "data has 2 to 5 dimensions, but got ", ndim);
+      FailLayer(properties->node, "data has 2 to 5 dimensions, but got ", ndim);
     }
-    const int axis = properties->attributes.options.axis;
+    const int axis = properties->options.axis;
     const int position = axis < 0 ? axis + ndim : axis;
     properties->x_shape.assign(shapes[0], shapes[0] + ndim);
     if (position < 0 || position >= ndim) {
-      FailLayer(properties->attributes, "axis ", axis, " is outside of an input of ", ndim,
+      FailLayer(properties->node, "axis ", axis, " is outside of an input of ", ndim,
                 " dimensions");
     }
     properties->channel_shape.assign(1, properties->x_shape[position]);
     for (int i = 1; i < size; ++i) {
       std::vector<int>* shape = &properties->channel_shape;
-      if (i == properties->attributes.Inputs()) shape = &properties->x_shape;
-      if (i == 3 && properties->attributes.chained) shape = &properties->after_shape;
+      if (i == properties->node.Inputs()) shape = &properties->x_shape;
+      if (i == 3 && properties->node.chained) shape = &properties->after_shape;
       ndims[i] = static_cast<int>(shape->size());
       shapes[i] = shape->data();
     }
@@ -178,19 +179,19 @@ int InferType(int size, int* types, void* state) {
     const int float32 = static_cast<int>(DType::kFloat32);
     const int float64 = static_cast<int>(DType::kFloat64);
     const int int64 = 6;
-    const int y = properties.attributes.Inputs();
+    const int y = properties.node.Inputs();
     if (types[0] != unknown && !IsSupported(types[0])) {
-      FailLayer(properties.attributes, "data is float16, float32 or float64, but got ",
+      FailLayer(properties.node, "data is float16, float32 or float64, but got ",
                 NameOfFlag(types[0]), "; cast it with its astype method");
     }
     if (types[0] == unknown) types[0] = types[y] == unknown ? float32 : types[y];
     types[y] = types[0];
-    if (properties.attributes.chained) types[3] = int64;
+    if (properties.node.chained) types[3] = int64;
     for (int i = 1; i < size; ++i) {
       if (i == 3 || i == y) continue;
       if (types[i] == unknown) types[i] = types[0] == float64 ? float64 : float32;
       if (types[i] != float32 && types[i] != float64) {
-        FailLayer(properties.attributes, "parameters and running statistics are float32 or "
+        FailLayer(properties.node, "parameters and running statistics are float32 or "
                   "float64, but got ", NameOfFlag(types[i]), "; cast the net with its cast method");
       }
     }
@@ -203,7 +204,7 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
   Properties* properties = static_cast<Properties*>(state);
   properties->dependencies[0] = out_grads[0];
   properties->dependencies[1] =
-      properties->attributes.options.from_output ? outputs[0] : inputs[0];
+      properties->options.from_output ? outputs[0] : inputs[0];
   *size = 2;
   *dependencies = properties->dependencies;
   return 1;
@@ -212,13 +213,12 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
 // With CUDA graphs MXNet captures what a static_shape graph queues on its stream, and replays that
 // from then on (cuda_graphs.h, OpOK). It leaves out Custom, because that has a state, but not
 // _backward_Custom, which has none and queues nothing: the callback would never run again.
-void CheckCudaGraphs(const Attributes& attributes, const Device& device) {
+void CheckCudaGraphs(const Node& node, const Device& device) {
   const char* graphs = std::getenv("MXNET_ENABLE_CUDA_GRAPHS");
   const std::string value = graphs == nullptr ? "" : graphs;
   if (device.type != "gpu" || value.empty() || value == "0" || value == "false") return;
-  throw Error(Concat("SyncBatchNorm '", attributes.layer, "' on ", device.Name(),
-                     ": MXNET_ENABLE_CUDA_GRAPHS=", value, " lets MXNet replay backward without "
-                     "this layer, which would never end; unset it"));
+  FailLayer(node, "MXNET_ENABLE_CUDA_GRAPHS=", value, " lets MXNet replay backward on ",
+            device.Name(), " without this layer, which would never end; unset it");
 }
 
 int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, const int* /*ndims*/,
@@ -226,16 +226,14 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
   return Callback([&] {
     static AnyCallback callbacks[] = {Any(Delete<Operator>), Any(Forward), Any(Backward)};
     const Device device = ParseDevice(context);
-    const Attributes& attributes = static_cast<Properties*>(state)->attributes;
-    CheckGuard(attributes, device);
-    CheckCudaGraphs(attributes, device);
+    const Node& node = static_cast<Properties*>(state)->node;
+    CheckCudaGraphs(node, device);
     static std::once_flag first;
     std::call_once(first, [] {
       ReserveErrors();
       ArmForkGuard();
     });
-    Operator* op = new Operator(attributes, device,
-                                Registry::Get().FindOrCreate(attributes.layer_key, attributes.layer));
+    Operator* op = new Operator(node, device);
     list->num_callbacks = 3;
     list->callbacks = callbacks;
     list->contexts = op->contexts;
@@ -243,7 +241,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
 }
 
 // If the creator throws, MXNet deletes `list` through its callbacks, which are not set yet. So the
-// error of bad attributes is kept, and thrown by ListArguments.
+// error of a bad node is kept, and thrown by ListArguments.
 int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
            MXCallbackList* list) {
   static AnyCallback callbacks[] = {
@@ -251,7 +249,8 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
       Any(InferShape), Any(DeclareBackwardDependency), Any(CreateOperator), Any(InferType)};
   Properties* properties = new Properties;
   try {
-    properties->attributes = ParseAttributes(size, keys, values);
+    properties->node = ReadNode(size, keys, values);
+    properties->options = properties->node.GetOptions();
   } catch (const std::exception& error) {
     properties->error = error.what();
   }

@@ -114,7 +114,7 @@ int BatchExchange::Rank() const { return Processes() == nullptr ? -1 : Processes
 
 // The processes to synchronize with; null for none.
 Communicator* BatchExchange::Processes() const {
-  if (!options_.across_processes || options_.ranks.size() == 1) return nullptr;
+  if (options_.ranks.size() == 1) return nullptr;
   Communicator* processes = TheCommunicator();
   if (processes == nullptr && !options_.ranks.empty()) {
     throw Error(Concat("SyncBatchNorm '", group_->layer(), "': its group has ",

@@ -1,4 +1,4 @@
-// The settings of a layer: the attributes of its node, without those of MXNet.
+// The options of a layer, and whether one of its nodes has a mask.
 #pragma once
 #include <set>
 #include <string>
@@ -19,7 +19,6 @@ struct Options {
   double momentum = 0.9;  // fraction of the old running value that is kept
   int axis = 1;           // one of x's; negative from the end
   bool fix_gamma = false;
-  bool use_global_stats = false;
   bool unbiased_running_var = false;
   NonFinite nonfinite = NonFinite::kPropagate;
   Activation activation;     // of the output
@@ -27,8 +26,7 @@ struct Options {
   bool masked = false;       // only the first rows of x are valid, see ForwardTensors
   double timeout = 0;  // seconds; 0 means default_timeout
   std::set<Device> contexts;  // of the layer's parameters, if known; for messages
-  bool across_processes = true;  // false: the devices of this process only
-  std::vector<int> ranks;        // that synchronize, ascending; empty for all
+  std::vector<int> ranks;        // that synchronize, ascending; empty for all ranks
   std::string shared_name;       // of the layer, equal in all processes and unique in each
 };
 

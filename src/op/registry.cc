@@ -13,71 +13,55 @@ Registry& Registry::Get() {
   return *registry;
 }
 
-std::shared_ptr<Layer> Registry::FindOrCreate(const std::string& key, const std::string& name) {
+std::shared_ptr<Layer> Registry::Create(const std::string& key, const std::string& name) {
+  const auto layer = std::make_shared<Layer>(name);
   std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<Layer>& layer = layers_[key];
-  if (layer) return layer;
-  // A graph outlives the block that it was traced with. If that is collected between the calls for
-  // two devices, they must meet nevertheless.
-  layer = all_[key].lock();
-  if (layer) return layer;
-  for (auto other = all_.begin(); other != all_.end();) {
-    other = other->second.expired() ? all_.erase(other) : std::next(other);
+  for (auto other = layers_.begin(); other != layers_.end();) {
+    other = other->second.expired() ? layers_.erase(other) : std::next(other);
   }
-  layer = std::make_shared<Layer>(name);
-  all_[key] = layer;
+  layers_[key] = layer;
   return layer;
 }
 
 std::shared_ptr<Layer> Registry::Find(const std::string& key) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto entry = layers_.find(key);
-  if (entry == layers_.end()) throw Error(Concat("no layer has the key \"", key, "\""));
-  return entry->second;
+  const auto layer = entry == layers_.end() ? nullptr : entry->second.lock();
+  if (layer) return layer;
+  throw Error("a graph has a SyncBatchNorm layer that is not in this process. Call "
+              "gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
 }
 
-void Registry::Keep(const std::string& key, const std::string& name, bool is_block) {
-  const std::shared_ptr<Layer> layer = FindOrCreate(key, name);
+std::vector<std::shared_ptr<Layer>> Registry::Layers() const {
+  std::vector<std::shared_ptr<Layer>> layers;
   std::lock_guard<std::mutex> lock(mutex_);
-  layers_[key] = layer;
-  ++layer->owners;
-  if (is_block) layer->has_block = true;
-}
-
-void Registry::Release(const std::string& key) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto entry = layers_.find(key);
-  if (entry == layers_.end()) return;
-  Layer& layer = *entry->second;
-  if (--layer.owners == 0 && layer.has_block) layers_.erase(entry);
+  for (const auto& entry : layers_) {
+    if (auto layer = entry.second.lock()) layers.push_back(std::move(layer));
+  }
+  return layers;
 }
 
 std::string Registry::FirstFailure() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : layers_) {
-    const std::string failure = entry.second->group.Failure();
+  if (Group::failed == 0) return "";
+  for (const auto& layer : Layers()) {
+    const std::string failure = layer->group.Failure();
     if (!failure.empty()) return failure;
   }
   return "";
 }
 
 double Registry::LongestWait() const {
-  std::lock_guard<std::mutex> lock(mutex_);
   double longest = 0;
-  for (const auto& entry : layers_) longest = std::max(longest, entry.second->group.LongestWait());
+  for (const auto& layer : Layers()) longest = std::max(longest, layer->group.LongestWait());
   return longest;
 }
 
 void Registry::ResetAll() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : layers_) entry.second->group.Reset();
+  for (const auto& layer : Layers()) layer->group.Reset();
 }
 
 void Registry::FailAll(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : all_) {
-    if (const auto layer = entry.second.lock()) layer->group.Fail(text);
-  }
+  for (const auto& layer : Layers()) layer->group.Fail(text);
 }
 
 }  // namespace syncbn

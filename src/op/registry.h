@@ -1,4 +1,4 @@
-// Finds by a layer's key what its devices in this process share. Keys are unique for each block (a
+// Finds by a layer's key what its devices in this process share. Keys are unique for each layer (a
 // UUID), so two nets with equal prefixes share nothing.
 #pragma once
 #include <atomic>
@@ -6,47 +6,54 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "collective/devices/group.h"
 #include "op/collected_moments.h"
+#include "op/options.h"
 
 namespace syncbn {
 
 // Devices that normalize together.
-struct Layer {
+class Layer {
+ public:
   explicit Layer(const std::string& name) : group(name) {}
+
+  std::shared_ptr<const Options> options() const { return std::atomic_load(&options_); }
+  void SetOptions(Options options) {
+    std::atomic_store(&options_, std::make_shared<const Options>(std::move(options)));
+  }
 
   Group group;
   CollectedMoments collected;
-  std::atomic<bool> has_block{false};  // false for a node of a symbol from a file
-  int owners = 0;  // in Python; under the registry's mutex
+
+ private:
+  std::shared_ptr<const Options> options_ = std::make_shared<const Options>();
 };
 
 class Registry {
  public:
   static Registry& Get();
 
-  // The layer with this key; created at the first call.
-  std::shared_ptr<Layer> FindOrCreate(const std::string& key, const std::string& name);
+  // Makes the layer with this key. Python and operators keep it alive.
+  std::shared_ptr<Layer> Create(const std::string& key, const std::string& name);
   // Throws Error if there is none.
   std::shared_ptr<Layer> Find(const std::string& key) const;
-  // The same for an owner: its block, or who looks at the node of a graph that has outlived it.
-  void Keep(const std::string& key, const std::string& name, bool is_block);
-  // Operators keep a layer alive that all owners have released, and others of its key find it.
-  void Release(const std::string& key);
 
   // The failure of the first failed layer, or an empty text.
   std::string FirstFailure() const;
   double LongestWait() const;  // of all groups
   // After one failure devices have called other layers unequally often, so all are reset.
   void ResetAll();
-  // Fails every layer that is alive, the released ones with work in flight included.
   void FailAll(const std::string& text);
 
  private:
+  // Layers with work in flight are among them, even if Python has released them.
+  std::vector<std::shared_ptr<Layer>> Layers() const;
+
   mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Layer>> layers_;
-  std::map<std::string, std::weak_ptr<Layer>> all_;  // the released ones, too
+  std::map<std::string, std::weak_ptr<Layer>> layers_;
 };
 
 // The timeout in seconds of layers that have none. Longer than the slowest healthy first step that

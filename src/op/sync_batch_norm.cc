@@ -31,7 +31,7 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       exchange_(options_, device_, &layer_->group) {}
 
 bool SyncBatchNorm::TakesBatch(bool training) const {
-  return (training || layer_->collected.IsActive()) && !options_.use_global_stats;
+  return training || layer_->collected.IsActive();
 }
 
 // ---- forward -----------------------------------------------------------------------------------

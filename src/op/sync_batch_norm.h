@@ -37,8 +37,14 @@ class SyncBatchNorm {
   SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Layer> layer,
                 std::unique_ptr<Backend> backend);
 
+  // Changes the options of the next forward call, and of its backward calls.
+  void SetOptions(const Options& options) { options_ = options; }
+
+  // True if backward reads y instead of x.
+  bool IsFromOutput() const { return options_.from_output; }
+
   // True if a forward call takes the statistics of the batch, not the running ones: in training, or
-  // while moments are collected, unless use_global_stats.
+  // while moments are collected.
   bool TakesBatch(bool training) const;
 
   // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). Statistics of the batch update the
@@ -84,7 +90,7 @@ class SyncBatchNorm {
                  const Body& body);
   void Abandon() noexcept;
 
-  const Options options_;
+  Options options_;
   const Device device_;
   const std::shared_ptr<Layer> layer_;
   const std::string& name_;  // the layer's

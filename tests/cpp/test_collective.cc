@@ -201,18 +201,16 @@ std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& actio
   return text;
 }
 
-// An operator in flight holds a layer that the registry has released.
+// An operator in flight holds a layer that Python has released.
 TEST(FailAllReachesReleasedLayers) {
   syncbn::Registry& registry = syncbn::Registry::Get();
-  registry.Keep("key", "layer", true);
-  registry.Keep("key", "layer", false);
-  const auto layer = registry.FindOrCreate("key", "layer");
-  registry.Release("key");
-  CHECK_EQ(registry.Find("key"), layer);  // of the other owner
-  registry.Release("key");
-  CheckHas(ErrorOf([&] { registry.Find("key"); }), "no layer has the key");
+  auto layer = registry.Create("key", "layer");
+  CHECK_EQ(registry.Find("key"), layer);
   registry.FailAll("all stop");
-  CHECK_EQ(layer->group.Failure(), "all stop");
+  CHECK_EQ(registry.FirstFailure(), "all stop");
+  layer.reset();
+  CHECK_EQ(registry.FirstFailure(), "");
+  CheckHas(ErrorOf([&] { registry.Find("key"); }), "layer that is not in this process");
 }
 
 // ---- other devices than before -----------------------------------------------------------------

@@ -1,6 +1,4 @@
-"""Bad arguments, attributes and dtypes: one sentence, as early as can be."""
-
-import json
+"""Bad arguments and dtypes: one sentence, as early as can be."""
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm
@@ -8,7 +6,7 @@ from gluon_syncbn import SyncBatchNorm
 import mxnet as mx
 import pytest
 from mxnet import autograd
-from support.blocks import by_gluon, gluon_1_only
+from support.blocks import by_gluon
 from support.helpers import output_of, run_python
 from support.mistakes import (
     assert_trains,
@@ -66,23 +64,3 @@ def test_data_of_integers(devices):
         assert f"'{layer.name}': {words}" in text
         gluon_syncbn.recover()
     assert_trains(devices, layer)
-
-
-@gluon_1_only("blocks take no symbols")
-@pytest.mark.parametrize(
-    "key, value, expected",
-    [
-        ("momentum", "None", "a number from 0 to 1; recompute_statistics averages"),
-        ("num_devices", "1e10", "a count of devices, or 0 if unknown"),
-        ("contexts", "cpu(x)", 'devices like "cpu(0) cpu(1)"'),
-        ("flavour", "sweet", "no such attribute"),
-    ],
-)
-def test_bad_attribute_in_a_symbol_file(key, value, expected):
-    symbol = SyncBatchNorm(in_channels=3, num_devices=1)(mx.sym.var("data"))
-    graph = json.loads(symbol.tojson())
-    for node in graph["nodes"]:
-        if node["op"] == "Custom":
-            node["attrs"][key] = value
-    text = failure_of(mx.sym.load_json, json.dumps(graph))
-    assert f'SyncBatchNorm attribute {key}="{value}": expected {expected}' in text

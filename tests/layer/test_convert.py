@@ -2,7 +2,13 @@
 
 from operator import attrgetter
 
-from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
+from gluon_syncbn import (
+    SyncBatchNorm,
+    convert_sync_batchnorm,
+    recover,
+    revert_sync_batchnorm,
+)
+from gluon_syncbn.layer import graphs
 
 import mxnet as mx
 import numpy as np
@@ -76,8 +82,8 @@ def test_keeps_what_each_layer_was_set_to():
     assert net.head._kwargs["fix_gamma"] is True
     assert net.body[2][0].beta.grad_req == "null"
     assert net.head.num_devices == 2
-    attributes = net.head._attributes(net.head.contexts())
-    assert attributes["unbiased_running_var"] is True and attributes["timeout"] == 7
+    settings = net.head._sync.settings
+    assert settings.unbiased_running_var is True and settings.timeout == 7
 
 
 def test_revert_is_the_inverse():
@@ -156,3 +162,56 @@ def test_bad_settings_leave_the_net_unchanged():
     with pytest.raises(ValueError, match="timeout is a positive number"):
         convert_sync_batchnorm(net, 2, timeout=-1)
     assert kinds(net) == before
+
+
+def test_other_settings_hold_without_a_new_trace(devices):
+    net = convert_sync_batchnorm(initialized(Nested(), devices.contexts), 1)
+    set_mode(net, "hybridize")
+    with autograd.record():
+        for context in devices.contexts[:1] * 2 + devices.contexts[1:]:
+            net(batch().copyto(context))
+    graph, key = net._cached_op, net.head.key
+    convert_sync_batchnorm(net, 2, timeout=60)
+    with autograd.record():
+        devices.map(net, devices.split(batch()))
+    mx.nd.waitall()  # they called it unequally often before
+    convert_sync_batchnorm(net, timeout=0.1)
+    with pytest.raises(mx.MXNetError, match="for 1 of 2 devices"):
+        with autograd.record():
+            net(batch()).wait_to_read()
+    recover()
+    convert_sync_batchnorm(net, 1, nonfinite="skip")
+    mean = value(net.head.running_mean)
+    with autograd.record():
+        net(batch() * np.nan).wait_to_read()
+    assert (value(net.head.running_mean) == mean).all()
+    assert net._cached_op is graph and net.head.key == key
+
+
+@pytest.mark.parametrize(
+    "mode, guard", [("hybridize", "transpose"), ("static_shape", "amp_multicast")]
+)
+def test_guards_are_chosen_by_one_inference(mode, guard, monkeypatch):
+    """An inference of shapes for each layer would be quadratic in the layers."""
+    net = nn.HybridSequential()
+    for _ in range(10):
+        net.add(nn.Conv2D(3, 1), SyncBatchNorm())
+    initialized(net)
+    infer, make = mx.sym.Symbol.infer_shape_partial, graphs.from_nodes
+    inferences, nodes = [], []
+
+    def counted(*args, **options):
+        inferences.append(args)
+        return infer(*args, **options)
+
+    def noted(*args):
+        nodes[:] = args[2]
+        return make(*args)
+
+    monkeypatch.setattr(mx.sym.Symbol, "infer_shape_partial", counted)
+    monkeypatch.setattr(graphs, "from_nodes", noted)
+    with autograd.record():
+        set_mode(net, mode)(batch())
+    assert len(inferences) == 1
+    names = [node["op"] for node in nodes if node["op"] not in ("null", "Convolution")]
+    assert names == ["Reshape", "Custom", guard] * 10

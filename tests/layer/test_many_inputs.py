@@ -1,6 +1,6 @@
 """Nets with several inputs, as detection nets have them, in every graph mode.
 
-The guard of a traced layer asks for the shape of what it gets (`layout_guard.py`),
+The guard of a traced layer asks for the shape of what it gets (`graphs.py`),
 which depends on some of the net's inputs only.
 """
 

@@ -1,7 +1,6 @@
 """Parameter files and exported symbols: nn.BatchNorm's, one set for all devices."""
 
 import gluon_syncbn
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
 from gluon_syncbn.mxnet_private.parameters import contexts_of
 
 import mxnet as mx
@@ -10,22 +9,8 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support.blocks import move, name_scope, prefixed
-from support.helpers import MODES, cpus, imported, output_of, set_mode, value
+from support.helpers import MODES, cpus, imported, run_python, set_mode, value
 from support.nd import nd
-
-RUN = """
-import sys, gluon_syncbn, numpy as np, mxnet as mx
-from support.blocks import name_scope, prefixed
-from support.helpers import MODES, imported, set_mode
-path = sys.argv[1]
-for mode in MODES:
-    net = set_mode(imported(path), mode)
-    try:
-        y = net(mx.nd.array(np.load(path + 'x.npy'))).asnumpy()
-        print(abs(y - np.load(path + 'y.npy')).max() < 1e-5)
-    except mx.MXNetError as error:
-        print(str(error).splitlines()[-1])
-"""
 
 
 def conv_net(norm):
@@ -86,41 +71,38 @@ def test_batch_norm_loads_and_saves_the_same_files(devices, tmp_path):
     np.testing.assert_allclose(plain(x).asnumpy(), y, rtol=1e-4, atol=1e-5)
 
 
-def exported(net, path, x):
-    """Runs a net, and saves its graph, x and y below a path."""
-    np.save(f"{path}x.npy", x.asnumpy())
-    np.save(f"{path}y.npy", net(x).asnumpy())
-    net.export(str(path))
+LOAD = """
+import sys, gluon_syncbn
+from support.helpers import imported
+imported(sys.argv[1])
+"""
 
 
-def test_exported_net_runs_elsewhere_in_every_mode(tmp_path):
-    net = conv_net(gluon_syncbn.SyncBatchNorm)
+def test_an_export_runs_in_its_process_only(tmp_path):
+    """There in every mode, also if it was traced for static_shape."""
+    net, x = conv_net(gluon_syncbn.SyncBatchNorm), batch()
     net.initialize(mx.init.Xavier())
-    exported(set_mode(net, "static_alloc"), tmp_path / "net", batch())
-    assert output_of(RUN, tmp_path / "net").split() == ["True"] * 4
+    set_mode(net, "static_shape")(x)
+    with pytest.warns(UserWarning, match="'.*', '.*'.*revert_sync_batchnorm") as caught:
+        net.export(str(tmp_path / "net"))
+    assert [warning.filename for warning in caught] == [__file__]
+    set_mode(net, "hybridize")
+    expected = gradient(net, x)
+    for mode in MODES:
+        again = set_mode(imported(tmp_path / "net"), mode)
+        for _ in range(5):
+            np.testing.assert_allclose(gradient(again, x), expected, 1e-3, 1e-5)
+    error = run_python(LOAD, tmp_path / "net").stderr
+    assert "SyncBatchNorm layer that is not in this process" in error
+    assert "Call gluon_syncbn.revert_sync_batchnorm(net) before" in error
 
 
-def test_graph_that_is_guarded_for_one_mode_is_refused_elsewhere(tmp_path):
-    """In this process, where the block that was exported is alive, too."""
-    graphs = {"static_shape=True": conv_net(gluon_syncbn.SyncBatchNorm)}
-    if not IS_GLUON_2:
-        graphs["the layer alone"] = gluon_syncbn.SyncBatchNorm()
-    for what, block in graphs.items():
-        block.initialize()
-        path, x = tmp_path / what, batch()
-        exported(set_mode(block, "static_shape"), path, x)
-        texts = output_of(RUN, path).splitlines()
-        for mode in MODES:
-            again = set_mode(imported(path), mode)
-            if what.startswith(mode):
-                np.testing.assert_array_equal(again(x).asnumpy(), block(x).asnumpy())
-                continue
-            with pytest.raises(mx.MXNetError) as caught:
-                again(x).asnumpy()
-            texts.append(str(caught.value))
-        for text in texts:
-            assert f"was traced for {what}, and its results are wrong in any" in text
-            assert "before export call gluon_syncbn.revert_sync_batchnorm" in text
+def gradient(net, x):
+    x.attach_grad()
+    with autograd.record():
+        y = net(x)
+    y.backward(y)
+    return x.grad.asnumpy()
 
 
 def test_graph_for_gpus_is_refused_on_a_cpu(monkeypatch):

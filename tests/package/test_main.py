@@ -103,8 +103,16 @@ def test_types_of_native_functions_are_compared():
     words = "its gluon_syncbn_set_timeout has the types void float8, expected void int4"
     with pytest.raises(ImportError, match=words):
         library.declare(ctypes.CDLL(str(file)), file, wrong)
-    wrong = {"gluon_syncbn_create_layer": (library.Status, [library.Text] * 2)}
-    with pytest.raises(ImportError, match="int4 pointer8 pointer8 int4, expected int4"):
+    wrong = {"gluon_syncbn_collect": (library.Status, [library.Text])}
+    with pytest.raises(ImportError, match="int4 pointer8 int4, expected int4 pointer8"):
+        library.declare(ctypes.CDLL(str(file)), file, wrong)
+
+    class Options(ctypes.Structure):
+        _fields_ = library.LayerOptions._fields_[1:]
+
+    types = [library.Text, Options, ctypes.c_int]
+    wrong = {"gluon_syncbn_set_options": (library.Status, types)}
+    with pytest.raises(ImportError, match=r"struct\d+ int4, expected int4 "):
         library.declare(ctypes.CDLL(str(file)), file, wrong)
 
 

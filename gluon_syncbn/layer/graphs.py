@@ -1,0 +1,237 @@
+"""Graphs that have layers: what MXNet needs to run them right, and warnings.
+
+Every block may run such a graph, so the class of MXNet's graphs is replaced, with the
+first layer that is traced: GluonCV makes SymbolBlocks of a layer's symbols, and these
+are traced without the layer.
+
+**The guard.** MXNet frees the plain copy of a blocked input as soon as an asynchronous
+operator (ours) is *queued* (``PushOperator`` in imperative_utils.h). So an operator
+before a layer makes its input plain, and one behind it its gradient. In symbols these
+are copies, which are right in every mode. A graph that runs knows its mode, devices and
+shapes, and has cheaper ones, or none.
+
+**The order.** MXNet takes running statistics as only read in static_shape graphs. So
+nothing would order two layers that share them, nor two calls with independent inputs,
+and devices could pair one's first use with another's second.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from ..common.arguments import comma_list
+from ..common.mxnet_version import IS_GLUON_2
+from ..common.nested import arrays_in
+from ..mxnet_private.blocks import BatchNormBase, current_build
+from ..mxnet_private.library import push
+from ..mxnet_private.symbols import from_nodes, parse, to_json
+from ..native import steps
+from ..native.library import load
+from ..native.program import warn
+
+
+def guarded(F: Any, value: Any) -> Any:
+    """Return a copy of a layer's input or output, which is or has a plain gradient."""
+    # Not amp_multicast: its backward does not add to the gradient of a graph's input.
+    return F.SliceChannel(value, num_outputs=1)
+
+
+def plain_gradient(y: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a view of `y` whose gradient reaches `y` in the plain layout."""
+    if y.context.device_type == "gpu" or not autograd.is_recording():
+        return y
+    if isinstance(y, mx.np.ndarray):
+        return y.as_nd_ndarray().reshape(y.shape).as_np_ndarray()
+    return y.reshape(y.shape)
+
+
+def is_ours(node: dict) -> bool:
+    """Return True if a node of a graph is a layer."""
+    return node["op"] == "Custom" and node["attrs"]["op_type"] == "gluon_syncbn"
+
+
+def is_guard(node: dict) -> bool:
+    """Return True if a node of a graph is like a guard: it only copies."""
+    return node["op"] == "SliceChannel" and node["attrs"]["num_outputs"] == "1"
+
+
+def layers_in(symbol: Any) -> list:
+    """Return what the layers in a graph have, each once."""
+    keys = re.findall(r'"layer_key": "(\w+)"', to_json(symbol))
+    found = [steps.layers.get(key) for key in dict.fromkeys(keys)]
+    return [layer for layer in found if layer is not None]
+
+
+@lru_cache(maxsize=None)
+def watch_graphs() -> None:
+    """Replace MXNet's class of graphs, and warn where graphs with layers are saved."""
+
+    class CachedOp(mx.nd.CachedOp):
+        def __init__(self, graph: Any, flags: Sequence = ()) -> None:
+            self._statistics: list = []  # their places among the inputs
+            self._layers = layers_in(graph)
+            self._is_for_gpus = bool(self._layers) and all(
+                context.device_type == "gpu"
+                for layer in self._layers
+                for context in layer.contexts or [mx.cpu()]
+            )
+            if self._layers:
+                is_static = bool(dict(flags).get("static_shape"))
+                graph = _prepared(graph, is_static, self._is_for_gpus)
+                if is_static:
+                    written = set(graph.list_auxiliary_states())
+                    names = enumerate(graph.list_inputs())
+                    self._statistics = [k for k, name in names if name in written]
+            super().__init__(graph, flags)
+
+        def __call__(self, *inputs: Any, **options: Any) -> Any:
+            if self._layers:
+                self._check(inputs[0].context)
+            outputs = super().__call__(*inputs, **options)
+            written = [inputs[k] for k in self._statistics]
+            if written:
+                # Later uses of the statistics wait for the end of the call.
+                end, context = load().gluon_syncbn_do_nothing, written[0].context
+                push(end, 0, context, arrays_in(outputs), written)
+            return outputs
+
+        def _check(self, context: mx.Context) -> None:
+            first = self._layers[0]
+            if self._is_for_gpus and context.device_type == "cpu":
+                raise mx.MXNetError(
+                    f"SyncBatchNorm '{first.name}': the graph was traced for GPU "
+                    f"contexts and now runs on {context}. Call net.hybridize() after "
+                    "moving the parameters."
+                )
+            if autograd.is_training():
+                first.check_thread(first.contexts)
+
+    save_symbol = mx.sym.Symbol.save
+
+    def save(symbol: Any, *args: Any, **options: Any) -> Any:
+        layers = layers_in(symbol)
+        for layer in layers:
+            layer.keep()  # the file may be loaded when its block is gone
+        if layers:
+            names = [f"'{layer.name}'" for layer in layers]
+            warn(
+                f"the graph has the SyncBatchNorm layers {comma_list(names)}, which "
+                "only this process can run. Call revert_sync_batchnorm(net), then the "
+                "net, before you export it."
+            )
+        return save_symbol(symbol, *args, **options)
+
+    mx.nd.CachedOp, mx.sym.Symbol.save = CachedOp, save
+
+
+def _prepared(symbol, is_static, is_for_gpus):
+    """Return the graph as it runs: with the guards that it needs, and in order.
+
+    The nodes are in the order in which MXNet visits them, and each new edge leads to
+    one that is visited already. So the order of the graph's inputs does not change.
+    """
+    graph, build = parse(symbol), current_build()
+    # A layer that is called by itself guards its call.
+    is_own = build is not None and not IS_GLUON_2
+    is_own = is_own and isinstance(build.block, BatchNormBase)
+    if is_for_gpus or is_own:
+        dropped = set(_guards(graph))
+    else:
+        dropped = set()
+        _choose_guards(symbol, graph, is_static, build)
+    nodes: list = []
+    entries: list = []  # the new entry of each old node; None for its own outputs
+    latest: dict = {}  # by running mean the node that used it last
+
+    def moved(entry):
+        number, output, *version = entry
+        number, only_output = entries[number]
+        return [number, output if only_output is None else only_output, *version]
+
+    for number, node in enumerate(graph["nodes"]):
+        inputs = [moved(entry) for entry in node["inputs"]]
+        if number in dropped:
+            entries.append(inputs[0][:2])
+            continue
+        attributes = node["attrs"]
+        if is_static and is_ours(node):
+            mean = inputs[-2][0]
+            if mean in latest and attributes.get("chained") != "True":
+                after = {"op": "size_array", "name": f"{node['name']}_after"}
+                nodes.append({**after, "inputs": [[latest[mean], 0, 0]]})
+                inputs.insert(3, [len(nodes) - 1, 0, 0])
+                attributes["chained"] = "True"
+            latest[mean] = len(nodes)
+        entries.append([len(nodes), None])
+        nodes.append({**node, "inputs": inputs})
+    heads = [moved(head) for head in graph["heads"]]
+    return from_nodes(symbol, graph, nodes, heads)
+
+
+def _guards(graph):
+    """Return the guards of a graph by number: True for one behind a layer."""
+    nodes, found = graph["nodes"], {}
+    for number, node in enumerate(nodes):
+        if is_ours(node) and is_guard(nodes[node["inputs"][0][0]]):
+            found[node["inputs"][0][0]] = False
+        if is_guard(node) and is_ours(nodes[node["inputs"][0][0]]):
+            found[number] = True
+    return found
+
+
+def _choose_guards(symbol, graph, is_static, build):
+    """Replace the guards of a graph by cheaper ones."""
+    guards = _guards(graph)
+    forms = _infer(symbol, graph, list(guards), build)
+    for (number, is_behind), (ndim, dtype) in zip(guards.items(), forms):
+        if not is_behind:
+            # Converts oneDNN's blocked layout to row-major (in place if allowed); a
+            # no-op for row-major arrays. With more dimensions it would not. A
+            # static_shape graph would be right without it, but would keep a plain copy
+            # of each x.
+            if 1 <= ndim <= 4:
+                _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
+        elif not is_static:
+            # Plain in one pass, because it reads blocked layouts; never in place.
+            if ndim == 4:
+                _replace(graph["nodes"][number], "transpose", axes="(0, 1, 2, 3)")
+        # In place, so that no output of the graph is the layer's: MXNet runs nodes with
+        # one as in other modes (src/imperative/cached_op.cc, StaticInitExec:
+        # dynamic_entries). Not an identity: MXNet cannot infer the storage type of its
+        # gradient where the graph's output is the sum of y and an input without one.
+        elif dtype == "float32":
+            _replace(graph["nodes"][number], "amp_multicast", num_outputs="1")
+        # It would copy blocked gradients, which other dtypes do not have.
+        elif dtype is not None:
+            _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
+
+
+def _replace(node, operator, **attributes):
+    node.update(op=operator, attrs=attributes)
+
+
+def _infer(symbol, graph, numbers, build):
+    """Return the number of dimensions, 0 if unknown, and the dtype of some nodes."""
+    if build is None or not numbers:
+        return [(0, None)] * len(numbers)
+    heads = [[number, 0, 0] for number in numbers]
+    outputs = from_nodes(symbol, dict(graph), graph["nodes"], heads)
+    # A parameter's symbol knows the dtype of its first use only.
+    arrays = {p.var().name: p for p in build.block.collect_params().values()}
+    arrays = {**arrays, **build.inputs}
+    known = [name for name in outputs.list_inputs() if name in arrays]
+    dtypes = {name: np.dtype(arrays[name].dtype).type for name in known}
+    shapes = {name: tuple(arrays[name].shape or ()) for name in known}
+    shapes = {name: shape for name, shape in shapes.items() if shape and min(shape) > 0}
+    _, shapes_of_outputs, _ = outputs.infer_shape_partial(**shapes)
+    _, types_of_outputs, _ = outputs.infer_type_partial(**dtypes)
+    return [
+        (len(shape or ()), None if dtype is None else np.dtype(dtype).name)
+        for shape, dtype in zip(shapes_of_outputs, types_of_outputs)
+    ]
