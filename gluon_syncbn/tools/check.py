@@ -29,10 +29,11 @@ class WrongResultError(Exception):
     """A result differs from the reference by more than rounding explains."""
 
 
-def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> str:
-    """One training step on shards of a batch; returns a sentence on its error.
+def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> tuple[float, float]:
+    """Return the largest error of a training step on shards, and the allowed error.
 
-    Raises WrongResultError with the first result that is wrong, and by how much.
+    Both are relative to the largest value of a result. Raise WrongResultError, which
+    names the first wrong result.
     """
     x, dy, gamma = example(dtype)
     layer = SyncBatchNorm(num_devices=len(contexts), timeout=SECONDS)
@@ -48,7 +49,7 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> str:
                 f"{error:.2g} of the largest value, expected {bound:.2g} at most"
             )
         worst = max(worst, error)
-    return f"right {place}: within {worst:.1g} of float64, {bound:.1g} are allowed"
+    return worst, bound
 
 
 def example(dtype: Any, shape: tuple = SHAPE) -> list[np.ndarray]:
