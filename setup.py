@@ -70,7 +70,7 @@ def check_compiler():
         sys.exit(
             "building gluon_syncbn needs a C++ compiler such as g++, but PATH has none "
             f"of {', '.join(names)}: install one, or a wheel of gluon_syncbn, which is "
-            "built on a machine that has one (docs/guides/install.md#wheels)"
+            "built on a machine that has one (docs/design/gpus.md#build-a-wheel)"
         )
 
 

@@ -11,7 +11,7 @@
 #
 # Only `build` needs nvcc and cmake: BUILD may come from elsewhere, its programs alone are enough.
 # `benchmark` needs a python3 (or PYTHON), `mxnet` what scripts/pack_mxnet.py packs into BUILD. OUT
-# receives logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/guides/install.md.
+# receives logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/design/gpus.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)

@@ -3,7 +3,7 @@
 `--program` is benchmark_gpu.cc, built (scripts/check_gpu.sh does that): it verifies and
 times each of the four passes, all of them in a row, and a copy of a tensor. Forward and
 backward of torch.nn.BatchNorm2d are timed in the same way where there is PyTorch for
-the GPU. Writes JSON, and beside it the table of docs/guides/install.md.
+the GPU. Writes JSON, and beside it the table of docs/design/gpus.md.
 
     python scripts/benchmarks/benchmark_gpu.py --program build/gpu/benchmark_gpu
 """

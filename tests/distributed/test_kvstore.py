@@ -162,7 +162,7 @@ if rank == 0:
 @pytest.mark.parametrize("rank_0_starts", [False, True])
 def test_the_programs_of_the_page(tmp_path, monkeypatch, rank_0_starts):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "guides" / "processes.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "kvstore.md").read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- tested: (\w+) -->\n\n```python\n(.*?)```", page, re.S)
     servers, program = dict(blocks)["servers"], dict(blocks)["kvstore"]
     if rank_0_starts:
