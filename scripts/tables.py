@@ -6,7 +6,6 @@ scripts/lint.sh compares. Nothing but Python's own library, so that it runs anyw
 
 import json
 import statistics
-import textwrap
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results")
@@ -83,9 +82,6 @@ def nets(columns):
 # ---- the ablation --------------------------------------------------------------------
 
 
-NORMS = "syncbn", "bn"
-
-
 def load(folder=RESULTS / "ablation"):
     """All runs in a folder by name, in the order of names."""
     paths = sorted(Path(folder).glob("*-seed*.json"))
@@ -93,7 +89,7 @@ def load(folder=RESULTS / "ablation"):
 
 
 def select(found, **wanted):
-    """The runs with these values."""
+    """Return the runs with these values."""
     return [run for run in found.values() if wanted.items() <= run.items()]
 
 
@@ -122,42 +118,18 @@ def table(found):
     return markdown([*heads, *SCORES.values(), "pixel accuracy"], rows)
 
 
-def in_readme():
-    """When the layer helps, and what it costs, in sentences."""
-    runs = select(load(), model="fastscnn", images=1, devices=2)
-    ours, plain = (in_words([r for r in runs if r["norm"] == n]) for n in NORMS)
-    costs = [
-        f"* {net}: {ratio(net, 'gluon_syncbn')} times as long as with `nn.BatchNorm`, "
-        f"and {ratio(net, 'contrib')} times with MXNet's own layer."
-        for net in NETS
-    ]
-    text = (
-        f"With one image on each of 2 devices, FastSCNN reaches an mIoU of {ours} on "
-        f"the test images of CamVid with `SyncBatchNorm`, and of {plain} with "
-        "`nn.BatchNorm`. With more images on a device [recompute the running "
-        "statistics](docs/guides/statistics.md) first. A step on two CPU contexts "
-        "takes, in the best and the worst of Gluon's four modes "
-        "([benchmarks](docs/benchmarks.md))"
-    )
-    return "\n".join([textwrap.fill(text, 120), "", *costs, ""])
-
-
-def summary(found):
-    """FastSCNN's mIoU by images per device as Markdown, for each number of devices."""
-    fast = {name: run for name, run in found.items() if run["model"] == "fastscnn"}
+def summary(found, devices):
+    """FastSCNN's mIoU by images per device, as Markdown."""
     columns = {
-        f"{count} devices, {name}": (count, norm, kind)
-        for count in sorted({run["devices"] for run in fast.values()} - {1})
-        for norm, kind, name in (
-            ("bn", "running", "`nn.BatchNorm`"),
-            ("bn", "recomputed", "recomputed"),
-            ("syncbn", "running", "`SyncBatchNorm`"),
-        )
+        "`nn.BatchNorm`": ("bn", "running"),
+        "`nn.BatchNorm`, recomputed": ("bn", "recomputed"),
+        "`SyncBatchNorm`": ("syncbn", "running"),
     }
     rows = []
-    for images in sorted({run["images"] for run in select(fast, norm="bn")}):
+    fast = select(found, model="fastscnn", devices=devices)
+    for images in sorted({run["images"] for run in fast}):
         rows.append([images])
-        for count, norm, kind in columns.values():
-            runs = select(fast, images=images, devices=count, norm=norm)
+        for norm, kind in columns.values():
+            runs = [r for r in fast if (r["images"], r["norm"]) == (images, norm)]
             rows[-1].append(in_words(runs, kind))
     return markdown(["images per device", *columns], rows)
