@@ -42,6 +42,7 @@ nitpick_ignore_regex = [
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "html_image"]
 myst_heading_anchors = 3
+myst_html_meta = {"description": "Batch normalization over all devices for MXNet Gluon"}
 napoleon_numpy_docstring = True
 napoleon_google_docstring = False
 napoleon_use_rtype = False
