@@ -39,7 +39,7 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> tuple[float,
     layer = SyncBatchNorm(num_devices=len(contexts), timeout=SECONDS)
     results = step(layer, contexts, mode, (x, dy, gamma))
     place = f"on {' and '.join(map(str, contexts))}, {mode}, {dtype}"
-    bound, worst = _BOUND * np.finfo(dtype).eps, 0.0
+    bound, worst = _BOUND * float(np.finfo(dtype).eps), 0.0
     for (name, result), expected in zip(results.items(), oracle(x, dy, gamma)):
         # A NaN has to be wrong too, so nothing is compared with "greater".
         error = abs(result - expected).max() / abs(expected).max()
