@@ -10,7 +10,7 @@ does the same with augmentation, checkpoints and figures.
 import argparse
 from pathlib import Path
 
-import gluon_syncbn  # first, so that MXNet works with today's NumPy
+import gluon_syncbn  # before mxnet
 
 import mxnet as mx
 import numpy as np

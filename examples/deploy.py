@@ -9,7 +9,7 @@ digits-0000.params, which mxnet.gluon.SymbolBlock imports.
 import argparse
 from pathlib import Path
 
-import gluon_syncbn  # first, so that MXNet works with today's NumPy
+import gluon_syncbn  # before mxnet
 
 import mxnet as mx
 from mxnet import autograd, gluon

@@ -8,7 +8,7 @@ about it.
 
 import argparse
 
-import gluon_syncbn  # first, so that MXNet works with today's NumPy
+import gluon_syncbn  # before mxnet
 
 import mxnet as mx
 from mxnet import autograd, gluon

@@ -9,7 +9,7 @@ work yet.
 
 import argparse
 
-import gluon_syncbn  # first, so that MXNet works with today's NumPy
+import gluon_syncbn  # before mxnet
 
 import mxnet as mx
 from mxnet import autograd, gluon

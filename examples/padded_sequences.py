@@ -7,7 +7,7 @@ numbers of valid steps, maybe none. The layer takes a mask of them: statistics a
 gradients are those of all valid steps on all devices, and padding stays zero.
 """
 
-import gluon_syncbn  # first, so that MXNet works with today's NumPy
+import gluon_syncbn  # before mxnet
 
 import mxnet as mx
 import numpy as np

@@ -8,7 +8,7 @@ all of them, so all end with the same parameters.
 
 import argparse
 
-import gluon_syncbn  # first, so that MXNet works with today's NumPy
+import gluon_syncbn  # before mxnet
 from gluon_syncbn import distributed
 
 import mxnet as mx
