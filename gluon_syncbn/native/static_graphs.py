@@ -1,12 +1,12 @@
-"""Orders what writes running statistics in static_shape graphs.
+"""Order the uses of running statistics in static_shape graphs.
 
-MXNet takes running statistics as only read there. So nothing would order two layers
-that share them, nor two calls with independent inputs, and devices could pair one's
-first use with another's second.
+MXNet treats running statistics in such graphs as inputs that are only read. Nothing
+would order two layers that share them, or two calls with independent inputs, so one
+device's first use could meet another device's second use.
 
-Every block may run such a graph, so the class of graphs is replaced, with the first
-layer that is traced: GluonCV makes SymbolBlocks of a layer's symbols, and these are
-traced without the layer.
+Any block may run such a graph. GluonCV for example makes SymbolBlocks of a layer's
+symbols, which are traced without the layer. So the first layer that is traced replaces
+the class of all graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .library import load
 
 @contextmanager
 def call_guarded(guard: str) -> Iterator[None]:
-    """Allow calls of graphs of this guard in the ``with`` block."""
+    """Allow calls of graphs with this guard in the ``with`` block."""
     load().gluon_syncbn_call_guarded(guard, True)
     try:
         yield
@@ -35,13 +35,11 @@ def call_guarded(guard: str) -> Iterator[None]:
 
 @lru_cache(maxsize=None)
 def order_calls() -> None:
-    """Order the uses of statistics of our layers, within static_shape graphs and
-    between their calls.
-    """
+    """Order the uses of our layers' statistics in and between static_shape graphs."""
 
     class CachedOp(mx.nd.CachedOp):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
-            self._statistics: list = []  # their places among the inputs
+            self._statistics: list = []  # positions of running statistics in the inputs
             if dict(flags).get("static_shape"):
                 graph, has_ours = _in_sequence(graph)
                 written = set(graph.list_auxiliary_states() if has_ours else ())
@@ -64,16 +62,15 @@ def order_calls() -> None:
 
 
 def _in_sequence(symbol):
-    """Return the graph with each use of our layers' running statistics after the use
-    before it, and whether there are any.
+    """Return a graph in which uses of the same statistics are ordered, and if any are.
 
-    The nodes are in the order in which MXNet visits them, and each new edge leads to
-    one that is visited already. So the order of the graph's inputs does not change.
+    MXNet visits nodes in the listed order, and a new edge leads only to an earlier
+    node. So the order of the graph's inputs does not change.
     """
     graph = parse(symbol)
     nodes: list = []
     numbers: list = []  # the new number of each old node
-    latest: dict = {}  # by running mean the node that used it last
+    latest: dict = {}  # the last node that used each running mean
     for node in graph["nodes"]:
         inputs = [[numbers[number], *rest] for number, *rest in node["inputs"]]
         attributes = node["attrs"]
