@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{name} must be at least {bound}, got {values[name]}")
         if values["crop_size"] % 32:
             self.error(f"crop_size must be a multiple of 32, got {values['crop_size']}")
-        names = vars(Parser().parse_args([]))  # without a script's own options
+        names = vars(Parser().parse_args([]))  # a script may add others
         return argparse.Namespace(**{name: values[name] for name in names})
 
 
