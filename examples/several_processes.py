@@ -43,7 +43,7 @@ def main():
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 1, 8, 8).astype("float32") / 16
     data = gluon.data.ArrayDataset(images, labels)
-    sampler = distributed.ShardSampler(len(data), batch_size=50)  # one batch over all processes
+    sampler = distributed.ShardSampler(len(data), batch_size=50)
     batches = gluon.data.DataLoader(data, batch_sampler=sampler)
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)  # chooses the order of this epoch
