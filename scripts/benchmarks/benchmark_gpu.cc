@@ -94,7 +94,9 @@ struct Side {
   void *x, *dy, *y, *dx, *read, *written;
 
   double* Read(int k) const { return static_cast<double*>(read) + k * format.layout.channels; }
-  double* Written(int k) const { return static_cast<double*>(written) + k * format.layout.channels; }
+  double* Written(int k) const {
+    return static_cast<double*>(written) + k * format.layout.channels;
+  }
   syncbn::PassInput Input() const {
     return {format.dtype, format.layout, x, dy, {}, false, Read(0), Read(1), Read(4)};
   }
@@ -163,7 +165,7 @@ void Measure(const Format& format, const OnGpu& flush, int repetitions) {
   const OnGpu gpu_x(&x), gpu_dy(&dy), gpu_y(gpu_x.bytes, 0xff), gpu_dx(gpu_x.bytes, 0xff);
   const OnGpu gpu_read(&read), gpu_written(written.Bits().size(), 0xff);
   const OnGpu scratch(static_cast<size_t>(cuda::WorkspaceBytes()), 0);
-  const Side gpu{format,          gpu_x.data,    gpu_dy.data,     gpu_y.data,
+  const Side gpu{format,      gpu_x.data,    gpu_dy.data,     gpu_y.data,
                  gpu_dx.data, gpu_read.data, gpu_written.data};
   const std::pair<const char*, Work> steps[] = {
       {"moments", [&] { cuda::LocalMoments(gpu.Moments(), scratch.data, nullptr); }},

@@ -88,12 +88,10 @@ class Folder(Split):
         else:
             images = sorted((root / "images" / name).glob("*.*"))
             labels = root / "labels" / name
-        if not images or len(self.classes) < 2:
-            found = f"{len(self.classes)} and {len(images)}"
-            raise UserError(
-                "--class-names must name at least 2 classes, and "
-                f"{root}/images/{name} must contain images, got {found}."
-            )
+        if len(self.classes) < 2:
+            raise UserError("--class-names must name at least 2 classes, as in A,B.")
+        if not images:
+            raise UserError(f"{root}/images/{name} must contain images, got none.")
         pairs = [(path, labels / f"{path.stem}.png") for path in images]
         super().__init__(name, args, pairs)
 
@@ -101,10 +99,12 @@ class Folder(Split):
         image, label = read(item[0]), read(item[1], is_label=True)
         unlabelled = np.isin(label, [255, self.args.ignore_label])
         label = np.where(unlabelled, -1, label.astype(np.int32))
-        if label.shape != image.shape[:2] or label.max() >= len(self.classes):
-            wanted = f"{image.shape[:2]} and labels below {len(self.classes)}"
-            found = f"{label.shape} and {label.max()} (see --ignore-label)"
-            raise UserError(f"{item[1]} must have the shape {wanted}, got {found}.")
+        if label.shape != image.shape[:2]:
+            shapes = f"{image.shape[:2]}, got {label.shape}"
+            raise UserError(f"{item[1]} must have the shape {shapes}.")
+        if label.max() >= len(self.classes):
+            labels = f"{len(self.classes)}, got {label.max()} (see --ignore-label)"
+            raise UserError(f"Labels in {item[1]} must be below {labels}.")
         return image, label
 
 

@@ -111,7 +111,8 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("epochs must be at least 1", ["--epochs", 0]),
         ("finds no device gpu(98)", ["--ctx", "gpu", "--num-devices", 99]),
         ("Lower --lr", ["--lr", 2e9]),
-        ("none/images/train", ["--data-root", "none"]),
+        ("--class-names must", ["--data-root", "none"]),
+        ("none/images/train", ["--data-root", "none", "--class-names", "A,B"]),
         ("has a run", ["--run-dir", "RUN"]),
         ("is finished", ["--resume", "RUN"]),
         ("none/run.json", ["--resume", "none"]),
@@ -120,8 +121,8 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("cannot be read", (Image.new("1", (13500, 13500)), LABEL)),
         ("must have 8 bits", (Image.new("I;16", (2, 2), 500), LABEL)),
         ("label pixels", (SMALL, LABEL + 255)),
-        ("labels below 2, got (2, 2) and 7", (SMALL, LABEL + 7)),
-        ("the shape (2, 2)", (SMALL, LABEL[:1])),
+        ("below 2, got 7", (SMALL, LABEL + 7)),
+        ("the shape (2, 2), got (1, 2)", (SMALL, LABEL[:1])),
     ],
 )
 def test_odd_input_is_one_sentence(words, arguments, trained, tmp_path, refuse):
