@@ -4,11 +4,7 @@
     python scripts/ablation.py --data-root camvid   # everything, some hours
     python scripts/ablation.py --quick              # a tiny grid of digits, a minute
 
-The script trains FastSCNN with plain and synchronized layers on 2 and 4 devices with 1,
-2 and 4 images each, and on one device with batches of the same sizes. FCN is trained on
-2 devices with 1 image each. The learning rate is proportional to the batch size. The
-last epoch is tested with running statistics, recomputed statistics, and statistics of
-each test batch. A run whose JSON is in --results is not repeated.
+docs/benchmarks.md describes the runs. A run whose JSON is in --results is not repeated.
 """
 
 import argparse

@@ -34,21 +34,22 @@ PREFIXES = {
 RETURNS_TEXT = r".*(GetErrorString|GetErrorName)"
 
 EMULATION = ROOT / "tests/cpp/emulated_cuda"
-NO_DEVICE = 100
+NOT_SUPPORTED, NO_DEVICE = 801, 100  # values of cudaError_t
 RUNTIME, DRIVER, REST = (
     (EMULATION / name).read_text()
     for name in ("mxnet_runtime.c", "driver.c", "mxnet_driver.c")
 )
 # Code of each stub, and the status that its other functions return.
-EMULATED = dict(libcudart=(RUNTIME, 801), libcuda=(DRIVER + REST, 801))  # not supported
-NO_GPU = dict.fromkeys(PREFIXES, ("", NO_DEVICE))
-NO_GPU["libcudart"] = (
-    f"""
+EMULATED = {
+    "libcudart": (RUNTIME, NOT_SUPPORTED),
+    "libcuda": (DRIVER + REST, NOT_SUPPORTED),
+}
+NO_RUNTIME = f"""
 int cudaDriverGetVersion(int* version) {{ return *version = 0, 0; }}
 int cudaGetDeviceCount(int* count) {{ return *count = 0, {NO_DEVICE}; }}
-""",
-    NO_DEVICE,
-)
+"""
+NO_GPU = dict.fromkeys(PREFIXES, ("", NO_DEVICE))
+NO_GPU["libcudart"] = NO_RUNTIME, NO_DEVICE
 
 SHOW = """
 import gluon_syncbn, mxnet

@@ -1,13 +1,7 @@
-"""Time the layer beside MXNet's own layers.
+"""Time what a layer adds to forward and backward of a net, beside MXNet's own layers.
 
-A time is the forward and backward time that a layer adds to a net: the time of a net
-with the layer between two neighbours, less the time of the net without it. In the place
-"inside" the neighbours are identities. In the place "convolutions" they are
-convolutions that compute the identity. oneDNN has a layout of its own for them, so
-MXNet converts arrays before and after a custom operator.
-
-A candidate is timed only if its results equal a float64 batch normalization of the
-whole batch. All candidates take turns.
+docs/benchmarks.md explains the places "inside" and "convolutions". A layer is only
+timed if its results equal a float64 batch normalization. All layers take turns.
 
     python scripts/benchmarks/benchmark_layer.py  # as in docs/benchmarks.md
     python scripts/benchmarks/benchmark_layer.py --repetitions 3 --output layer.json

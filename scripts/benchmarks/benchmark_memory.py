@@ -1,13 +1,9 @@
 """Measure the memory of a training step of a 50-layer net with and without fusion.
 
 The net is ResNet-50 with LeakyReLU after every normalization ("pre-activation", He et
-al., arXiv:1603.05027). It has nn.BatchNorm or SyncBatchNorm with LeakyReLU blocks, or
-SyncBatchNorm with the activation built in ("fused"), so that MXNet frees its input.
-
-A variant is measured only if its float64 results equal the first variant's. Each
-variant runs in a new process on one CPU context. MXNet's profiler reports the bytes
-that its storage holds during a step, relative to before. "after forward" is the memory
-that backward needs.
+al., arXiv:1603.05027). Only the variant "fused" has the activation in the layer. A
+variant is measured, in a new process on one CPU context, only if its float64 results
+equal the first variant's. "after forward" is the memory that backward needs.
 
     python scripts/benchmarks/benchmark_memory.py  # about 5 minutes
     python scripts/benchmarks/benchmark_memory.py --batch 2 --crop 96 --modes hybridize

@@ -1,13 +1,10 @@
 """Time training steps of segmentation nets on two CPU contexts.
 
-A step is forward, loss, backward and Trainer.step. The nets are GluonCV's FastSCNN, and
-FCN and DeepLabV3 on a dilated ResNet-50, without auxiliary head and dropout. All run in
-Devices.map, so only the normalization layer differs.
-
-A layer is timed only if it trains like one context with the whole batch: the loss of
-the first step, and the gradient of the first weight of the head, must be ten times
-closer to one context's than without synchronization. Deeper gradients are no better
-test, because fifty layers of float32 amplify rounding.
+A step is forward, loss, backward and Trainer.step of GluonCV's FastSCNN, FCN or
+DeepLabV3. A layer is timed only if it trains like one context with the whole batch: the
+loss of the first step, and the gradient of the first weight of the head, must be ten
+times closer to one context's than without synchronization. (Deeper gradients are no
+better test, because fifty layers of float32 amplify rounding.)
 
     python scripts/benchmarks/benchmark_net.py  # about 7 minutes
     python scripts/benchmarks/benchmark_net.py --nets FCN --crop 240
