@@ -42,8 +42,8 @@ struct Affine {
   SYNCBN_FORMULA Value Of(Value x) const { return (x - center) * scale + offset; }
 };
 
-// In the arithmetic of a pass. The part of the center that this cannot hold goes into the offset, so
-// nothing is lost where the center is far from zero.
+// An Affine in the arithmetic of a pass. The part of the center that this cannot hold goes into the
+// offset, so nothing is lost where the center is far from zero.
 template <typename Scalar>
 SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double offset) {
   Affine<Scalar> k;

@@ -10,6 +10,7 @@ namespace {
 template <typename T>
 struct ApplyFormula {
   using A = Arithmetic<T>;
+  static constexpr char kName[] = "BackwardApply";
   static constexpr bool kBackward = true;
   A scale_dz, unit;
   Affine<A> of_centered, to_z;
@@ -35,9 +36,9 @@ struct ApplyFormula {
 
 void BackwardApply(const ElementwisePass& pass, Stream stream) {
   switch (pass.dtype) {
-    case DType::kFloat32: return Map<float, ApplyFormula<float>>("BackwardApply", pass, stream);
-    case DType::kFloat64: return Map<double, ApplyFormula<double>>("BackwardApply", pass, stream);
-    case DType::kFloat16: return Map<__half, ApplyFormula<__half>>("BackwardApply", pass, stream);
+    case DType::kFloat32: return Map<float, ApplyFormula<float>>(pass, stream);
+    case DType::kFloat64: return Map<double, ApplyFormula<double>>(pass, stream);
+    case DType::kFloat16: return Map<__half, ApplyFormula<__half>>(pass, stream);
   }
 }
 

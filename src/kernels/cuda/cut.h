@@ -1,11 +1,11 @@
 // The cut of a tensor into the work of blocks and threads: index arithmetic for host and device,
 // without any CUDA.
 //
-// A block has some neighbouring channels, its tile, and a part of their elements. There are two ways
-// to cut. Planes: the tile is one channel, and all threads walk along its planes. Columns, for small
-// planes and channels last: threads are rows and columns, and each walks along the outer axis.
-// Either way a thread reads vectors of 16 bytes where every tensor and every row of memory begins at
-// one, else single elements.
+// A block has some neighbouring channels, its tile, and a part of their elements. There are two
+// ways to cut. Planes: the tile is one channel, and all threads walk along its planes. Columns, for
+// small planes and channels last: threads are rows and columns, and each walks along the outer
+// axis. Either way a thread reads vectors of 16 bytes where every tensor and every row of memory
+// begins at one, else single elements.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -2,7 +2,7 @@
 // the inputs.
 //
 // `Formula` has Begin(pass, activation, c), for channel c; Of(activation, x, dy), the result; and
-// kBackward, whether dy is read.
+// kBackward and kName, as in reduce.cuh.
 #pragma once
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
@@ -51,17 +51,18 @@ __global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass p
 }
 
 template <typename T, typename Formula>
-void Map(const char* name, const ElementwisePass& pass, Stream stream) {
+void Map(const ElementwisePass& pass, Stream stream) {
   if (pass.layout.Size() == 0) return;
   const bool aligned = AreAligned({pass.in, pass.dy, pass.out});
   const Cut cut = MakeCut(pass.layout, sizeof(T), aligned, Multiprocessors());
   const int64_t blocks = cut.tiles * cut.splits;
   if (cut.width == 1) {
-    Launch<MapKernel<T, 1, 1, Formula>>(name, blocks, kThreads, stream, cut, pass);
+    Launch<MapKernel<T, 1, 1, Formula>>(Formula::kName, blocks, kThreads, stream, cut, pass);
   } else if (cut.columns) {
-    Launch<MapKernel<T, kWide<T>, kWide<T>, Formula>>(name, blocks, kThreads, stream, cut, pass);
+    Launch<MapKernel<T, kWide<T>, kWide<T>, Formula>>(Formula::kName, blocks, kThreads, stream, cut,
+                                                      pass);
   } else {
-    Launch<MapKernel<T, kWide<T>, 1, Formula>>(name, blocks, kThreads, stream, cut, pass);
+    Launch<MapKernel<T, kWide<T>, 1, Formula>>(Formula::kName, blocks, kThreads, stream, cut, pass);
   }
 }
 

@@ -14,6 +14,7 @@ namespace {
 template <typename T>
 struct MomentTerms {
   using A = Arithmetic<T>;
+  static constexpr char kName[] = "LocalMoments";
   static constexpr bool kBackward = false;
   A shift;
 
@@ -53,12 +54,9 @@ int64_t WorkspaceBytes() {
 
 void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream) {
   switch (pass.dtype) {
-    case DType::kFloat32:
-      return Reduce<float, MomentTerms<float>>("LocalMoments", pass, workspace, stream);
-    case DType::kFloat64:
-      return Reduce<double, MomentTerms<double>>("LocalMoments", pass, workspace, stream);
-    case DType::kFloat16:
-      return Reduce<__half, MomentTerms<__half>>("LocalMoments", pass, workspace, stream);
+    case DType::kFloat32: return Reduce<float, MomentTerms<float>>(pass, workspace, stream);
+    case DType::kFloat64: return Reduce<double, MomentTerms<double>>(pass, workspace, stream);
+    case DType::kFloat16: return Reduce<__half, MomentTerms<__half>>(pass, workspace, stream);
   }
 }
 

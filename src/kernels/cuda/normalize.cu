@@ -7,6 +7,7 @@ namespace {
 template <typename T>
 struct NormalizeFormula {
   using A = Arithmetic<T>;
+  static constexpr char kName[] = "Normalize";
   static constexpr bool kBackward = false;
   Affine<A> to_z;
 
@@ -23,9 +24,9 @@ struct NormalizeFormula {
 
 void Normalize(const ElementwisePass& pass, Stream stream) {
   switch (pass.dtype) {
-    case DType::kFloat32: return Map<float, NormalizeFormula<float>>("Normalize", pass, stream);
-    case DType::kFloat64: return Map<double, NormalizeFormula<double>>("Normalize", pass, stream);
-    case DType::kFloat16: return Map<__half, NormalizeFormula<__half>>("Normalize", pass, stream);
+    case DType::kFloat32: return Map<float, NormalizeFormula<float>>(pass, stream);
+    case DType::kFloat64: return Map<double, NormalizeFormula<double>>(pass, stream);
+    case DType::kFloat16: return Map<__half, NormalizeFormula<__half>>(pass, stream);
   }
 }
 

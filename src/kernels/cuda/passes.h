@@ -1,5 +1,5 @@
-// Batch normalization of one device's shard on a GPU: the mirror of cpu/passes.h. Pointers, sizes and
-// a stream: no locks, no allocation, no MXNet, and nothing of other devices.
+// Batch normalization of one device's shard on a GPU: the mirror of cpu/passes.h. Pointers, sizes
+// and a stream: no locks, no allocation, no MXNet, and nothing of other devices.
 //
 // A pass's tensors are on the current device, its per-channel arrays in memory that the device can
 // reach (results may go straight to pinned host memory). Results are the same in every run on the

@@ -1,11 +1,11 @@
 // Reduces each channel to two numbers; moments.cu and sums.cu say which. One launch: blocks that
-// share channels leave partial results in the workspace, and the last of them to finish merges these
-// in their order, so the bits are the same in every run.
+// share channels leave partial results in the workspace, and the last of them to finish merges
+// these in their order, so the bits are the same in every run.
 //
 // `Terms` has Begin(pass, activation, c, x), for a thread's first element of channel c; Add(
 // activation, x, dy, first, second), which adds an element's terms to two sums; Of(sums), what a
 // thread contributes; Merge(a, b), of two contributions; Finish(pass, c, all), which writes the
-// results; and kBackward, whether dy is read.
+// results; kBackward, whether dy is read; and kName, for errors.
 #pragma once
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
@@ -24,13 +24,14 @@ struct Workspace {
 };
 static_assert(kWorkspaceZeros == kCounters * sizeof(unsigned));
 
-// Splits * tiles are at most as many blocks, and a tile has at most kMaxTileChannels.
+// Where splits > 1, splits * tiles is at most the number of blocks that are wanted.
 inline int64_t MaxPartials(int multiprocessors) {
   return kBlocksEach * multiprocessors * kMaxTileChannels;
 }
 
-// Merges at(channel, i), i < entries, of each of the block's channels, and calls use(channel, all) in
-// one thread. The order of merging depends on sizes alone. `shared` holds kThreads in shared memory.
+// Merges at(channel, i), i < entries, of each of the block's channels, and calls use(channel, all)
+// in one thread. The order of merging depends on sizes alone. `shared` holds kThreads in shared
+// memory.
 template <typename Terms, typename At, typename Use>
 __device__ void MergeByChannel(int channels, int entries, const At& at, const Use& use,
                                Partial* shared) {
@@ -66,13 +67,13 @@ __device__ inline bool IsLast(unsigned* counter, unsigned blocks) {
   return last;
 }
 
-// kChannels is kWidth for columns, where each element of a vector may have a channel of its own, and
-// 1 for planes.
+// kChannels is kWidth for columns, where each element of a vector may have a channel of its own,
+// and 1 for planes.
 template <typename T, int kWidth, int kChannels, typename Terms>
 __global__ void __launch_bounds__(kThreads)
     ReduceKernel(Cut cut, ReductionPass pass, Workspace workspace) {
   using A = Arithmetic<T>;
-  constexpr int kUnroll = Terms::kBackward ? 2 : 4;  // vectors of a tensor that are asked for at once
+  constexpr int kUnroll = Terms::kBackward ? 2 : 4;  // vectors of a tensor, asked for at once
   const Work work = cut.At(blockIdx.x, static_cast<int>(threadIdx.x));
   const FusedActivation<A> activation(pass);
   Terms terms[kChannels];
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(kThreads)
   MergeByChannel<Terms>(
       work.channels, static_cast<int>(cut.splits),
       [&](int channel, int split) -> Partial {
-        // Past the first-level cache, which does not follow what other multiprocessors write.
+        // Volatile reads go past the first-level cache, which other multiprocessors do not update.
         const volatile Partial* const partial = partial_of(channel, split);
         return {partial->count, partial->first, partial->second, partial->origin};
       },
@@ -153,26 +154,28 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, typename Terms>
-void Reduce(const char* name, const ReductionPass& pass, void* workspace, Stream stream) {
+void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
   if (pass.layout.channels == 0) return;
   const int multiprocessors = Multiprocessors();
   const Cut cut =
       MakeCut(pass.layout, sizeof(T), AreAligned({pass.in, pass.dy}), multiprocessors);
   if (cut.splits > 1 && cut.splits * pass.layout.channels > MaxPartials(multiprocessors)) {
-    throw DeviceError(Concat(name, ": ", cut.splits, " partial results of ", pass.layout.channels,
-                             " channels are more than the workspace holds"));
+    throw DeviceError(Concat(Terms::kName, ": ", cut.splits, " partial results of ",
+                             pass.layout.channels, " channels are more than the workspace holds"));
   }
   char* const bytes = static_cast<char*>(workspace);
   const Workspace scratch{reinterpret_cast<unsigned*>(bytes),
                           reinterpret_cast<Partial*>(bytes + kWorkspaceZeros)};
   const int64_t blocks = cut.tiles * cut.splits;
   if (cut.width == 1) {
-    Launch<ReduceKernel<T, 1, 1, Terms>>(name, blocks, kThreads, stream, cut, pass, scratch);
+    Launch<ReduceKernel<T, 1, 1, Terms>>(Terms::kName, blocks, kThreads, stream, cut, pass,
+                                         scratch);
   } else if (cut.columns) {
-    Launch<ReduceKernel<T, kWide<T>, kWide<T>, Terms>>(name, blocks, kThreads, stream, cut, pass,
-                                                       scratch);
+    Launch<ReduceKernel<T, kWide<T>, kWide<T>, Terms>>(Terms::kName, blocks, kThreads, stream, cut,
+                                                       pass, scratch);
   } else {
-    Launch<ReduceKernel<T, kWide<T>, 1, Terms>>(name, blocks, kThreads, stream, cut, pass, scratch);
+    Launch<ReduceKernel<T, kWide<T>, 1, Terms>>(Terms::kName, blocks, kThreads, stream, cut, pass,
+                                                scratch);
   }
 }
 

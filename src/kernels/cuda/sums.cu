@@ -1,7 +1,7 @@
 // The first pass of backward: the sums of dz and of dz * xmu of each channel.
 //
-// Elements are taken about the center as the arithmetic can hold it; what that loses of the center is
-// corrected at the end.
+// Elements are taken about the center as the arithmetic can hold it; what that loses of the center
+// is corrected at the end.
 #include "kernels/cuda/reduce.cuh"
 
 namespace syncbn::cuda {
@@ -10,6 +10,7 @@ namespace {
 template <typename T>
 struct GradientTerms {
   using A = Arithmetic<T>;
+  static constexpr char kName[] = "BackwardSums";
   static constexpr bool kBackward = true;
   Affine<A> to_z;
 
@@ -40,12 +41,9 @@ struct GradientTerms {
 
 void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream) {
   switch (pass.dtype) {
-    case DType::kFloat32:
-      return Reduce<float, GradientTerms<float>>("BackwardSums", pass, workspace, stream);
-    case DType::kFloat64:
-      return Reduce<double, GradientTerms<double>>("BackwardSums", pass, workspace, stream);
-    case DType::kFloat16:
-      return Reduce<__half, GradientTerms<__half>>("BackwardSums", pass, workspace, stream);
+    case DType::kFloat32: return Reduce<float, GradientTerms<float>>(pass, workspace, stream);
+    case DType::kFloat64: return Reduce<double, GradientTerms<double>>(pass, workspace, stream);
+    case DType::kFloat16: return Reduce<__half, GradientTerms<__half>>(pass, workspace, stream);
   }
 }
 

@@ -49,7 +49,7 @@ struct alignas(sizeof(T) * kWidth) Vector {
 template <typename T>
 constexpr int kWide = kVectorBytes / sizeof(T);
 
-// Past the first-level cache: each element is read once.
+// Reads past the first-level cache, because each element is read once.
 template <typename T, int kWidth>
 __device__ Vector<T, kWidth> Read(const void* tensor, int64_t at) {
   const T* const from = static_cast<const T*>(tensor) + at;
