@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/batch_norm_cpu.h"
-#include "kernels/cuda/batch_norm_cuda.h"
+#include "kernels/cpu/passes.h"
+#include "kernels/cuda/passes.h"
 #include "kernels/cuda/check.h"
 #include "tensor.h"
 
