@@ -198,7 +198,7 @@ class Trace(NamedTuple):
 
     @classmethod
     def of(cls, block: Any, symbols: Sequence, arguments: Any) -> Trace:
-        """Return the Trace of a call with nested arguments, some of which may be None."""
+        """Return the Trace of a call whose nested arguments may be None."""
         arrays = [value for value in flatten(arguments) if value is not None]
         names = [symbol.name for symbol in symbols]
         return cls(block, dict(zip(names, arrays)))
