@@ -3,7 +3,7 @@
 A program is data: a small net, where and how it runs, and its steps; program_runner.py
 runs it against the oracle. Each choice begins with the simplest value, to which
 hypothesis reduces a program that fails. Steps that fail are the subject of
-failed_steps.py.
+parallel/test_failed_steps.py.
 """
 
 from dataclasses import dataclass
