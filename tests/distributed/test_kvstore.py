@@ -183,11 +183,10 @@ norm = functools.partial(gluon_syncbn.SyncBatchNorm, group={group!r})
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter('always')
     train(norm, kvstore='dist_sync')
-texts = [str(w.message) for w in caught if 'kvstore has' in str(w.message)]
+texts = [str(w.message) for w in caught if 'kvstore' in str(w.message)]
 assert len(texts) == {warned}, [str(w.message) for w in caught]
 for text in texts:
-    assert "the trainer's kvstore has 2 workers, but SyncBatchNorm '{layer}" in text
-    assert 'start the workers with mpirun, and call gluon_syncbn.distributed' in text
+    assert '2 workers' in text and "'{layer}" in text and 'mpirun' in text
 """
     with worker_variables() as variables:
         code = BEGIN + TRAIN + program

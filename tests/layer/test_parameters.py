@@ -119,8 +119,7 @@ def test_graph_that_is_guarded_for_one_mode_is_refused_elsewhere(tmp_path):
                 again(x).asnumpy()
             texts.append(str(caught.value))
         for text in texts:
-            assert f"was traced for {what}, and its results are wrong in any" in text
-            assert "before export call gluon_syncbn.revert_sync_batchnorm" in text
+            assert what in text and "revert_sync_batchnorm" in text
 
 
 def test_graph_for_gpus_is_refused_on_a_cpu(monkeypatch):
@@ -131,7 +130,7 @@ def test_graph_for_gpus_is_refused_on_a_cpu(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(gluon_syncbn.SyncBatchNorm, "contexts", lambda _: [mx.gpu(0)])
         net._get_graph(batch())
-    with pytest.raises(mx.MXNetError, match=r"for GPU contexts and now runs on cpu\(0"):
+    with pytest.raises(mx.MXNetError, match=r"GPU.*cpu\(0\)"):
         net(batch()).asnumpy()
 
 

@@ -14,14 +14,14 @@ from support.parallel_nets import column, dense, weight_gradient
 def test_net_on_other_contexts(devices):
     net = nn.Dense(1, **prefixed("mine_"))
     net.initialize(ctx=mx.cpu(3))
-    expected = r"' is initialized on cpu\(3\), expected cpu\(0\), cpu\(1\)"
+    expected = r"'.* cpu\(3\).* cpu\(0\), cpu\(1\)"
     expected = by_gluon("'mine_weight", "'weight") + expected
     with pytest.raises(ValueError, match=expected):
         make_parallel(net, devices.contexts)
     assert "forward" not in vars(net)
     parallel = make_parallel(nn.Dense(1), devices.contexts)
     parallel.initialize(ctx=mx.cpu(0))
-    with pytest.raises(ValueError, match=r"initialized on cpu\(0\), expected cpu\(0\)"):
+    with pytest.raises(ValueError, match=r"cpu\(0\).* cpu\(0\), cpu\(1\)"):
         parallel(nd.ones((2, 2)))
 
 
@@ -30,7 +30,7 @@ def test_net_called_by_one_that_is_parallel_over_others(devices, make_devices):
     outer = nn.Sequential()
     outer.add(nn.Lambda(lambda x: inner(x)))
     make_parallel(outer, devices.contexts)
-    with pytest.raises(ValueError, match="a net that is parallel over other devices"):
+    with pytest.raises(ValueError, match="parallel"):
         with autograd.record():
             outer(x)
     assert (outer(x).asnumpy()[:, 0] == [2, 4]).all()  # nothing is recorded
@@ -41,10 +41,7 @@ def test_head_gradient_of_another_form(rows, dtype, devices):
     net, x = dense(devices.contexts), column(1, 2)
     with autograd.record():
         y = net(x)
-    words = (
-        rf"gradient of head 0 has shape \({rows}, 1\) and dtype {dtype}, expected "
-        r"shape \(2, 1\) and dtype float32"
-    )
+    words = rf"head 0.*\({rows}, 1\).*{dtype}.*\(2, 1\).*float32"
     gradient = nd.ones((rows, 1), dtype=dtype)
     with pytest.raises(ValueError, match=words):
         y.backward(gradient)
@@ -61,15 +58,12 @@ ONE, KIND = by_gluon(("1,", "NDArray"), ("", "ndarray"))
 @pytest.mark.parametrize(
     "outputs, words",
     [
-        (
-            lambda x: [x.mean()] * 2,
-            rf"\({ONE}\) on cpu\(0\), expected 2 rows along axis",
-        ),
-        (lambda x: ([x], [x, x]), rf"\['{KIND} float32 \(\*, 1\)'\], but .* cpu\(1\)"),
-        (lambda x: (x, None), rf"{KIND} float32 \(\*, 1\), but .* are NoneType, exp"),
-        (lambda x: ({"a": x, "b": x}, {"b": x, "a": x}), "expected the same struct"),
-        (lambda x: (x, x.tile((1, 2))), r"\(\*, 1\), but .* \(\*, 2\), expected"),
-        (lambda x: (x, x.astype("float64")), rf"float32 .*, but .* {KIND} float64"),
+        (lambda x: [x.mean()] * 2, rf"\({ONE}\).*cpu\(0\).*2 rows"),
+        (lambda x: ([x], [x, x]), rf"{KIND} float32 \(\*, 1\).*cpu\(1\)"),
+        (lambda x: (x, None), rf"{KIND} float32 \(\*, 1\).*NoneType"),
+        (lambda x: ({"a": x, "b": x}, {"b": x, "a": x}), r"\['b', 'a'\]|cpu\(1\)"),
+        (lambda x: (x, x.tile((1, 2))), r"\(\*, 1\).*\(\*, 2\)"),
+        (lambda x: (x, x.astype("float64")), rf"float32.*{KIND} float64"),
     ],
 )
 def test_outputs_that_cannot_be_joined(outputs, words, devices):

@@ -80,7 +80,7 @@ def test_recover_waits_for_the_turn_of_another_thread(devices):
         first = threads.submit(step)
         begun.wait()
         recover()
-        assert "waited" not in str(first.exception())
+        assert "cpu(1)" not in str(first.exception())  # as a timeout names it
         error = threads.submit(step).exception()
         assert "called gluon_syncbn.recover" in str(error)
         number = failures.latest_recovery[0]

@@ -81,7 +81,7 @@ def test_loss_that_reads_what_a_device_has_kept(loss):
     net = started(Kept(), cpus(2))
     with autograd.record():
         total = loss(net, array(X))
-    with pytest.raises(ValueError, match=rf"{net.name} computed on a device, but did"):
+    with pytest.raises(ValueError, match=net.name):
         total.backward()
 
 
@@ -107,7 +107,7 @@ def test_net_that_reads_a_variable_that_is_no_argument(way):
     else:
         delta.attach_grad()
     net = started(Reads(delta), cpus(2))
-    words = rf"the attribute 'given' of {net.name}, which depends on a variable"
+    words = rf"'given' .*{net.name}"
     with pytest.raises(ValueError, match=words), autograd.record():
         if way == "recorded":
             net.given = delta * 2
@@ -130,7 +130,7 @@ def rows_last(F, h):
 @pytest.mark.parametrize("function", [mean, similarities, rows_last])
 def test_result_whose_length_is_that_of_the_rows_by_chance(function, rows):
     net = started(Net(dense(), function=function), cpus(2))
-    with pytest.raises(ValueError, match=r"has shape|\*, \d.*, expected the same"):
+    with pytest.raises(ValueError, match=r"shape|\*, \d"):
         with autograd.record():
             net(array(X[:rows]))
 
@@ -170,7 +170,7 @@ def test_the_look_for_rows_draws_no_random_numbers(mode):
 def test_a_loop_over_shards_is_refused():
     net = started(Normalized(), cpus(2))
     shards = gluon.utils.split_and_load(array(X), cpus(2))
-    with pytest.raises(ValueError, match=r"cpu\(1\) in one block.*the whole batch"):
+    with pytest.raises(ValueError, match=r"cpu\(1\).*batch"):
         with autograd.record():
             [net(x) for x in shards]
     for x in shards:  # predictions of each are right
