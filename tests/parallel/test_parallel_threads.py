@@ -109,3 +109,6 @@ def test_plain_loops_that_come_to_the_contexts_in_different_orders():
         ys = [net(x) for (net, _), x in zip(calls, xs)]
     for y in ys:
         y.wait_to_read()
+    for net in first, second:  # statistics of both contexts together
+        check_replicas(net)
+        assert (net[0].running_mean.data() != 0).asnumpy().all()
