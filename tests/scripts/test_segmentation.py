@@ -1,11 +1,8 @@
 """The segmentation scripts: end to end in a tiny size, their parts, and odd input."""
 
-import functools
 import json
 import os
-import re
 import resource
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -16,7 +13,6 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from PIL import Image
-from scipy.special import log_softmax
 from support.helpers import ROOT, run_tool
 from support.mpi import finish, needs_mpi, start
 
@@ -28,7 +24,6 @@ from segmentation import data, model
 
 TINY = "--crop-size 64 --images 5 --batch-size 2 --epochs 2"
 TINY = *TINY.split(), "--lr", "0.02"
-CAMVID = ROOT.parent / "shared" / "data" / "camvid"
 SCRIPT = str(ROOT / "scripts/train_segmentation.py")
 
 
@@ -73,23 +68,11 @@ def test_an_interrupted_run_continues_exactly(trained, tmp_path, refuse, monkeyp
     for name in "run.params", "run.states":
         assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == set(os.listdir(trained))
-    for name in "curves.png", "predictions.png":
-        assert min(Image.open(tmp_path / name).size) > 300
-
-
-@pytest.mark.skipif(not CAMVID.is_dir(), reason=f"{CAMVID} is not a folder")
-def test_the_commands_of_the_guide(tmp_path, monkeypatch):
-    """As printed, but on fewer images and for fewer epochs."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "camvid").symlink_to(CAMVID)
-    shutil.copy(next((CAMVID / "images" / "val").iterdir()), "street.jpg")
-    guide = (ROOT / "docs/guides/gluoncv.md").read_text(encoding="utf-8")
-    block = re.search(r"```\n(python scripts/train.*?)```", guide, re.S)[1]
-    limits = [*TINY, "--epochs", "1"], ["--epochs", "2"], []
-    for line, more in zip(block.replace("\\\n", "").splitlines(), limits):
-        _, script, *options = shlex.split(line, comments=True)
-        run(Path(script).name, *options, *more)
-    assert min(Image.open("overlay.png").size) > 200
+    SMALL.save("a.png")
+    image = "--checkpoint", trained, "--image", "a.png", "--output", tmp_path / "y.png"
+    run("predict.py", *image)
+    for name in "curves.png", "predictions.png", "y.png":
+        assert min(Image.open(tmp_path / name).size) > 200
 
 
 def write_folder(root, image, label):
@@ -108,7 +91,7 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
     [
         ("invalid choice: 'unet'", ["--model", "unet"]),
         ("a multiple of 32", ["--crop-size", 50]),
-        ("epochs must be at least 1", ["--epochs", 0]),
+        ("epochs must be", ["--epochs", 0]),
         ("finds no device gpu(98)", ["--ctx", "gpu", "--num-devices", 99]),
         ("Lower --lr", ["--lr", 2e9]),
         ("Give --class-names", ["--data-root", "none"]),
@@ -116,9 +99,7 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("is finished", ["--resume", "RUN"]),
         ("none/run.json is not of a run", ["--resume", "none"]),
         ("File name too long", ["--run-dir", "x" * 300]),
-        ("without LC_ALL=C.UTF-8", ["--run-dir", "\udcc3\udca4"]),
         ("cannot be read", (Image.new("1", (13500, 13500)), LABEL)),
-        ("must have 8 bits", (Image.new("I;16", (2, 2), 500), LABEL)),
         ("label pixels", (SMALL, LABEL + 255)),
         ("labels below 2, got (2, 2) and 7", (SMALL, LABEL + 7)),
         ("the shape (2, 2)", (SMALL, LABEL[:1])),
@@ -136,33 +117,27 @@ def test_odd_input_is_one_sentence(words, arguments, trained, tmp_path, refuse):
 def test_odd_run_folders_are_one_sentence(trained, tmp_path, refuse):
     copy = shutil.copytree(trained, tmp_path / "copy")
     resume = "--resume", copy, "--epochs", 3
-    to_predict = functools.partial(refuse, work=predict.main)
-    SMALL.save("a.png")
-    image = "--checkpoint", copy, "--image", "a.png"
-    to_predict("must end in .png", *image, "--output", "x.xyz")
     with FileLock(copy / ".lock"):
-        refuse("is in use", *resume)
-    for lost in 10**6, 100:  # bytes, as on a full disk
-        former = resource.getrlimit(resource.RLIMIT_FSIZE)
-        limit = (copy / "run.params").stat().st_size - lost
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, former[1]))
-        try:
-            refuse("is the disk full", *resume)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, former)
+        refuse("in use", *resume)
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, former[1]))  # as on a full disk
+    try:
+        refuse("disk full", *resume)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
     states = (copy / "run.states").read_bytes()
     for content in b"", b"cos\nmkdir\n(S'ran'\ntR.", states[:-200]:
         (copy / "run.states").write_bytes(content)
-        refuse("is damaged", *resume)
+        refuse("damaged", *resume)
     assert not Path("ran").exists()  # which the second one, a pickle, would make
-    (copy / "run.params").write_bytes((copy / "run.params").read_bytes()[:-200])
-    to_predict("is damaged", *image)
     run = json.loads((copy / "run.json").read_text())
-    wrong = {"epochs": []}, {"epochs": [1]}, {"classes": 5}, {"settings": {"lr": None}}
-    for value in ([], {}, None, *({**run, **values} for values in wrong)):
+    for value in [], None, {**run, "epochs": [1]}, {**run, "settings": {"lr": None}}:
         (copy / "run.json").write_text(json.dumps(value))
-        refuse("is not of a run", *resume)
-        to_predict("is not of a run", *image)
+        refuse("not of a run", *resume)
+    SMALL.save("a.png")
+    image = "--checkpoint", copy, "--image", "a.png"
+    refuse("not of a run", *image, work=predict.main)
+    refuse(".png", *image, "--output", "x.xyz", work=predict.main)
 
 
 @needs_mpi
@@ -183,25 +158,19 @@ def args(*options):
     return model.Parser().settings(["--crop-size", "64", *map(str, options)])
 
 
-def test_splits_share_no_digit_and_batches_depend_on_seed_and_epoch_only():
+def test_splits_and_batches_of_digits():
     splits = [data.open_split(name, args()) for name in ("train", "val", "test")]
     inks = [ink.tobytes() for split in splits for ink in split.ink]
     assert len(inks) == 1797
     split, epochs = splits[0], []
+    for image, label in (split[index] for index in range(20)):
+        brightest = image.max(axis=2).astype(float)
+        assert brightest[label > 0].mean() > brightest[label == 0].mean() + 50
     for split.epoch in 3, 3, 4:
         epochs.append([next(iter(split))[0], split[0][0]])
     np.testing.assert_equal(epochs[0], epochs[1])
     for former, other in zip(epochs[0], epochs[2]):
         assert not np.array_equal(former, other)
-
-
-def test_crops_keep_image_and_label_together():
-    split = data.open_split("train", args())
-    for index in range(20):
-        image, label = split[index]
-        assert image.shape == (64, 64, 3) and label.shape == (64, 64)
-        brightest = image.max(axis=2).astype(float)
-        assert brightest[label > 0].mean() > brightest[label == 0].mean() + 50
 
 
 def test_folders(tmp_path):
@@ -220,18 +189,6 @@ def test_evaluation_by_hand():
     engine = SimpleNamespace(num_classes=3, predict=lambda *_: next(found))
     expected = {"val_loss": 1, "pixel_accuracy": 0.8, "mean_iou": 2 / 3}
     assert model.Engine.evaluate(engine, batches) == pytest.approx(expected)
-
-
-def test_losses_of_shards_sum_to_that_of_the_batch():
-    rng = np.random.default_rng(0)
-    scores, label = rng.normal(size=(3, 4, 5, 5)), rng.integers(-1, 4, (3, 5, 5))
-    log_p = np.moveaxis(log_softmax(scores, axis=1), 1, -1)[label >= 0]
-    right = -1.4 * log_p[np.arange(len(log_p)), label[label >= 0]].sum()
-    loss = model.NetWithLoss(lambda x: (x, x))
-    x, y = (mx.nd.array(array, dtype="float64") for array in (scores, label))
-    with autograd.record():
-        total = loss(x[:1], y[:1]).sum() + loss(x[1:], y[1:]).sum()
-    assert total.asscalar() == pytest.approx(right, 1e-12)
 
 
 @pytest.mark.parametrize("name", model.MODELS)
