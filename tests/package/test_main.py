@@ -127,23 +127,3 @@ def test_each_result_is_compared(monkeypatch, capsys, name, error):
     monkeypatch.setattr(check, "step", slightly_wrong)
     assert __main__.main([]) == 1
     assert f"error: {name} is wrong on cpu(0)" in capsys.readouterr().err
-
-
-def test_an_error_of_a_layer_is_a_sentence(monkeypatch, capsys):
-    def fails(*arguments):
-        raise mx.MXNetError("SyncBatchNorm 'norm', forward: something failed")
-
-    monkeypatch.setattr(check, "step", fails)
-    assert __main__.main([]) == 1
-    assert capsys.readouterr().err == (
-        "error: SyncBatchNorm 'norm', forward: something failed\n"
-    )
-
-
-def test_gpus_are_checked_where_there_are_kernels_for_them(monkeypatch):
-    gpus = [mx.gpu(k) for k in range(4)]
-    monkeypatch.setattr(__main__, "features", lambda: {"cuda": True})
-    assert __main__._places(gpus)[1] == [mx.gpu(0), mx.gpu(1)]
-    assert __main__._places([]) == [[mx.cpu(0), mx.cpu(1)]]
-    monkeypatch.setattr(__main__, "features", lambda: {"cuda": False})
-    assert __main__._places(gpus) == [[mx.cpu(0), mx.cpu(1)]]
