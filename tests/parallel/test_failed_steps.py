@@ -205,7 +205,7 @@ def fail(program, kind, place, number):
         program.net.forward = loop_of_net
 
 
-@pytest.mark.filterwarnings("ignore:SyncBatchNorm .* main thread calls it")  # deadlock
+@pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")
 @pytest.mark.parametrize(
     "way, mode, optimizer, kvstore, on_kvstore, kind",
     [

@@ -77,6 +77,7 @@ class BusyWorker:
         self._end.set()
 
 
+@pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")
 def test_an_error_stays_with_its_operator():
     """A healthy operator that completes meanwhile does not take it."""
     contexts = cpus(2, 1)  # who waits for an array does it on cpu(0)
