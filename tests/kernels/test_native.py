@@ -1,7 +1,7 @@
 """Builds the native tests of tests/cpp and runs them, plain and under sanitizers.
 
-They need neither MXNet nor Python. The plain build also serves scripts/check_gpu.sh,
-all but one part of which runs on the emulated GPU. Sanitized builds have the generic
+They need neither MXNet nor Python. With --full the plain build also serves
+scripts/check_gpu.sh on the emulated GPU. Sanitized builds have the generic
 kernels only and no emulated GPU, because compiling takes most of the time;
 GLUON_SYNCBN_NATIVE=full builds and runs everything.
 """
@@ -37,7 +37,7 @@ TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
         pytest.param("thread", marks=pytest.mark.full),
     ],
 )
-def test_native(sanitizer):
+def test_native(sanitizer, tmp_path, request):
     build = ROOT / "build" / f"tests_{sanitizer}"  # kept, as compiling takes minutes
     options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]
     # Headers take most of the time of small sources, so several are compiled as one.
@@ -61,11 +61,11 @@ def test_native(sanitizer):
     options = ["--output-on-failure", "--parallel", "2"]
     output = run_tool("ctest", "--test-dir", build, *options, *excluded)
     assert "100% tests passed" in output and "test_collective" in output
+    if not sanitizer and request.config.getoption("full"):
+        check_all_parts_on_the_emulated_gpu(build, tmp_path / "out")
 
 
-@pytest.mark.full
-def test_all_parts_of_the_check_of_gpus_run_on_an_emulated_one(tmp_path):
-    build, out = ROOT / "build" / "tests_", tmp_path / "out"
+def check_all_parts_on_the_emulated_gpu(build, out):
     variables = {"PYTHON": sys.executable, "EMULATED": "1", "BUILD": str(build)}
     done = subprocess.run(
         ["bash", ROOT / "scripts/check_gpu.sh", out],
