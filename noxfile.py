@@ -1,12 +1,12 @@
-"""Runs the tests with each MXNet, Python and NumPy that the package is for.
+"""Run the tests with each supported version of MXNet, Python and NumPy.
 
     pip install nox==2024.10.9
     nox                               # all, some hours
     nox -s "versions-3.8(1.6.0)"      # one row of docs/guides/mxnet2.md
     nox -s "versions-3.8(1.6.0)" -- tests/layer/test_batch_norm.py    # records nothing
 
-This checkout's library serves all. With pyenv, PYENV_VERSION names the Pythons. A row
-takes the place of the former one in scripts/results/mxnet_versions.json; then
+All sessions use this checkout's library. With pyenv, PYENV_VERSION names the Pythons.
+A result replaces the former one in scripts/results/mxnet_versions.json. Then
 `cog -r -I scripts docs/guides/mxnet2.md` writes the table.
 """
 
@@ -43,7 +43,7 @@ def versions(session, mxnet):
         output = session.run(*command, *(session.posargs or TESTS), **options)
         last = output.strip().splitlines()[-1]
         found = re.findall(r"(\d+) (passed|failed|skipped|error)", last)
-        counts = {what: int(number) for number, what in found}
+        counts = {name: int(number) for number, name in found}
         good = "passed" in counts and not {"failed", "error"} & set(counts)
         outcome = "passed" if good else "failed"
     session.log(f"{outcome}: {counts}")
@@ -59,6 +59,7 @@ def versions(session, mxnet):
 
 
 def record(new):
+    """Write a row of the results, in place of the former row of these versions."""
     report = json.loads(RESULTS.read_text())
     rows = {(row["mxnet"], row["python"]): row for row in [*report["rows"], new]}
     order = [(mxnet, python) for mxnet in MXNETS for python in NUMPYS]

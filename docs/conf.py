@@ -1,7 +1,7 @@
 """Settings of the documentation site, which scripts/docs.sh builds with Sphinx.
 
-The site loads nothing from the network: the theme brings its fonts and scripts along,
-and formulas are MathML, which browsers show by themselves.
+The site loads nothing from the network: the theme includes its fonts and scripts, and
+browsers display formulas, which are MathML, without a library.
 """
 
 import json
@@ -32,8 +32,8 @@ extensions = [
     "sphinx_design",
 ]
 exclude_patterns = ["_build"]
-templates_path = ["_templates"]  # the theme's sidebar, and in it a link to the sources
-nitpicky = True  # a name of this package that leads nowhere is an error
+templates_path = ["_templates"]  # the theme's sidebar with a link to the sources
+nitpicky = True  # a link to an unknown name of this package is an error
 # Names of MXNet and NumPy, and words that describe a parameter, have no pages here.
 nitpick_ignore_regex = [
     ("py:.*", r"(mxnet|numpy|nn|subprocess)\..*"),
@@ -53,7 +53,7 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
 
-highlight_language = "none"  # of blocks that name no language
+highlight_language = "none"  # the default of code blocks
 html_theme = "furo"
 html_title = f"gluon_syncbn {VERSION}"
 if "GITHUB_REPOSITORY" in os.environ:  # a site that GitHub builds has links to edit
@@ -69,11 +69,11 @@ html_search_scorer = str(ROOT / "docs" / "scorer.js")
 html_show_copyright = False
 html_show_sphinx = False
 html_math_renderer = "mathml"
-copybutton_selector = "div:not(.highlight-text) > .highlight > pre"  # no output
+copybutton_selector = "div:not(.highlight-text) > .highlight > pre"  # not for output
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
-# Pages that are files outside of this folder, which GitHub shows too.
+# Pages whose text is a file outside of docs, which GitHub also displays.
 OUTER_PAGES = {
     "index": "README.md",
     "changelog": "CHANGELOG.md",
@@ -83,7 +83,7 @@ OUTER_PAGES = {
 
 
 def read_outer_pages(app, docname, source):
-    """Puts such a file before what the page itself holds; its links are made to fit."""
+    """Put an outer page before the page's own text, with links relative to the page."""
     if docname not in OUTER_PAGES:
         return
     file = ROOT / OUTER_PAGES[docname]
@@ -94,7 +94,7 @@ def read_outer_pages(app, docname, source):
         before, path, after = link.groups()
         target = file.parent / path
         if not target.exists():
-            return link[0]  # of the network, or within the page
+            return link[0]  # an address, or an anchor of the page
         target = Path(app.srcdir, pages[target]) if target in pages else target
         here = Path(app.srcdir, docname).parent
         return f"{before}{os.path.relpath(target, here)}{after}"
@@ -108,7 +108,7 @@ def read_outer_pages(app, docname, source):
 
 
 def markdown_of(cells):
-    """The texts of a notebook, its code, and what the code has printed and drawn."""
+    """Yield the text, code, printed output and pictures of a notebook."""
     for cell in cells:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
@@ -124,9 +124,9 @@ def markdown_of(cells):
 
 
 def visit_image(translator, node):
-    """A figure links to itself in full size."""
+    """Make a figure link to itself in full size."""
     builder, uri = translator.builder, node["uri"]
-    if uri in builder.images:  # others are data of a notebook
+    if uri in builder.images:  # the pictures of a notebook are no files
         full = f"{builder.imgpath}/{builder.images[uri]}"
         translator.body.append(f'<a class="figure" href="{full}">')
         translator.context.append("</a>")
@@ -141,12 +141,12 @@ def depart_image(translator, node):
 
 
 def break_long_names(app, pagename, templatename, context, doctree):
-    """In the table of contents, which is narrow, lines may break after underscores."""
+    """Let lines of the narrow table of contents break after underscores."""
     context["toc"] = re.sub("_(?=[^<>]*<)", "_<wbr>", context.get("toc", ""))
 
 
 def visit_math(translator, node):
-    """Writes a formula as MathML."""
+    """Write a formula as MathML."""
     inline = node.tagname == "math"
     formula = latex2mathml.tex2mathml(node.astext(), inline=inline)
     translator.body.append(formula if inline else f'<div class="math">{formula}</div>')
@@ -154,7 +154,7 @@ def visit_math(translator, node):
 
 
 def setup(app):
-    """Called by Sphinx."""
+    """Register the functions above. Sphinx calls this function."""
     app.connect("source-read", read_outer_pages)
     app.connect("html-page-context", break_long_names)
     app.add_node(nodes.image, override=True, html=(visit_image, depart_image))

@@ -1,16 +1,16 @@
-"""Trains GluonCV's DeepLabV3 on a folder of pictures and label maps, on two devices.
+"""Train GluonCV's DeepLabV3 on a folder of pictures and label maps, on two devices.
 
     python examples/deeplab_folder.py FOLDER --classes 11
 
-The folder has images/NAME.jpg or .png, and labels/NAME.png of the same size, whose
-values are class numbers from 0; 255 means unlabelled. `scripts/train_segmentation.py`
-does the same with augmentation, checkpoints and figures.
+The folder has images/NAME.jpg or .png, and labels/NAME.png of the same size. The values
+of a label map are class numbers from 0; 255 means unlabelled. To train with
+augmentation, checkpoints and figures, see `scripts/train_segmentation.py`.
 """
 
 import argparse
 from pathlib import Path
 
-import gluon_syncbn  # before mxnet
+import gluon_syncbn  # before mxnet: restores aliases that NumPy has removed
 
 import mxnet as mx
 import numpy as np
@@ -45,7 +45,7 @@ class Folder(gluon.data.Dataset):
 
 
 class NetWithLoss(gluon.Block):
-    """One value for each picture, computed where the net's outputs are."""
+    """A loss value for each picture, computed on the device of the net's output."""
 
     def __init__(self, net, loss):
         super().__init__()
@@ -65,7 +65,7 @@ def main():
     parser.add_argument("--from-scratch", action="store_true", help="load no weights")
     options = parser.parse_args()
     mx.random.seed(0)
-    np.random.seed(0)  # for the order of the pictures
+    np.random.seed(0)  # the DataLoader shuffles with NumPy
 
     contexts = [mx.cpu(0), mx.cpu(1)]  # or gpu(0) and gpu(1)
     net = DeepLabV3(
@@ -74,9 +74,9 @@ def main():
         pretrained_base=not options.from_scratch,
         crop_size=options.size,
     )
-    net.initialize(mx.init.Xavier())  # what GluonCV has left uninitialized
+    net.initialize(mx.init.Xavier())  # skips what GluonCV has initialized
     net.hybridize(static_alloc=True, static_shape=True)
-    # Outputs stay on their devices; reset_ctx moves the parameters there.
+    # The criterion keeps outputs on their devices; reset_ctx moves the parameters.
     criterion = NetWithLoss(net, MixSoftmaxCrossEntropyLoss(aux=True))
     gluon_syncbn.make_parallel(criterion, contexts, reset_ctx=True)
     settings = {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-4}
@@ -93,7 +93,7 @@ def main():
             trainer.step(len(images))
             total += losses.sum().asscalar()
         print(f"epoch {epoch}: loss {total / len(data):.3f}", flush=True)
-    net.save_parameters("deeplab.params")  # those of a plain DeepLabV3
+    net.save_parameters("deeplab.params")  # a plain DeepLabV3 loads this file
 
 
 if __name__ == "__main__":

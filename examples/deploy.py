@@ -1,15 +1,15 @@
-"""From training on several devices to files that run without this package.
+"""Train on two devices, and write files that run without this package.
 
     python examples/deploy.py FOLDER
 
-Writes digits.params, which the net of nn.BatchNorm loads, and digits-symbol.json with
-digits-0000.params, which mxnet.gluon.SymbolBlock imports.
+The program writes digits.params, which a net with nn.BatchNorm loads, and
+digits-symbol.json with digits-0000.params, which mxnet.gluon.SymbolBlock imports.
 """
 
 import argparse
 from pathlib import Path
 
-import gluon_syncbn  # before mxnet
+import gluon_syncbn  # before mxnet: restores aliases that NumPy has removed
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -25,18 +25,17 @@ def make_net():
 
 
 def train(net, batches):
-    """One epoch on two contexts."""
+    """Train for one epoch on two contexts."""
     contexts = [mx.cpu(0), mx.cpu(1)]
-    parallel = gluon_syncbn.make_parallel(net, contexts)  # changes the layers of `net`
-    parallel.initialize(mx.init.Xavier())
+    gluon_syncbn.make_parallel(net, contexts)
+    net.initialize(mx.init.Xavier())
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 3e-3})
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     for x, label in batches:
         with autograd.record():
-            total = loss(parallel(x), label)
+            total = loss(net(x), label)
         total.backward()
         trainer.step(len(x))
-    return parallel
 
 
 def main():
@@ -47,17 +46,17 @@ def main():
     images = images.reshape(-1, 1, 8, 8).astype("float32") / 16
     data = gluon.data.ArrayDataset(images, labels)
     net = make_net()
-    parallel = train(net, gluon.data.DataLoader(data, 50, shuffle=True))
+    train(net, gluon.data.DataLoader(data, 50, shuffle=True))
     x = mx.nd.array(images[:10])
-    expected = parallel(x)
+    expected = net(x)
 
-    # One set of parameters, under the names that they have in the net of BatchNorm.
-    parallel.save_parameters(str(folder / "digits.params"))
+    # The file has one set of parameters, with the names of the net with nn.BatchNorm.
+    net.save_parameters(str(folder / "digits.params"))
     plain = make_net()
     plain.load_parameters(str(folder / "digits.params"))
     print(f"loaded: differs by {abs(plain(x) - expected).max().asscalar():.1e}")
 
-    # Back to nn.BatchNorm; then the net exports as any other.
+    # Convert back to nn.BatchNorm and export.
     gluon_syncbn.revert_sync_batchnorm(net)
     net.hybridize()
     net(x)

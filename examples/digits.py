@@ -1,14 +1,13 @@
-"""A classifier of scikit-learn's digits on two devices, with make_parallel.
+"""Train a classifier of scikit-learn's digits on two devices, with make_parallel.
 
     python examples/digits.py
 
-The last batch of an epoch has 47 rows, so shards are uneven; nothing has to be done
-about it.
+The last batch of an epoch has 47 rows. make_parallel splits it into uneven shards.
 """
 
 import argparse
 
-import gluon_syncbn  # before mxnet
+import gluon_syncbn  # before mxnet: restores aliases that NumPy has removed
 
 import mxnet as mx
 from mxnet import autograd, gluon

@@ -1,15 +1,14 @@
-"""The digits classifier with a training loop of its own over the contexts.
+"""Train the digits classifier with your own loop over the contexts.
 
     python examples/own_loop.py
 
-Devices splits batches and calls a function once for each context, from a thread of that
-context. Results are read outside of `map`, because inside it the other contexts have no
-work yet.
+`Devices` splits batches, and `map` calls a function for each context in its own thread.
+Read results after `map`. Inside it, other contexts have not started their work yet.
 """
 
 import argparse
 
-import gluon_syncbn  # before mxnet
+import gluon_syncbn  # before mxnet: restores aliases that NumPy has removed
 
 import mxnet as mx
 from mxnet import autograd, gluon

@@ -1,13 +1,13 @@
-"""Normalizes sequences of different lengths over their valid steps only.
+"""Normalize sequences of different lengths over their valid steps only.
 
     python examples/padded_sequences.py
 
-A batch of padded sequences (N, T, C) is split by sequences, so devices hold different
-numbers of valid steps, maybe none. The layer takes a mask of them: statistics and
-gradients are those of all valid steps on all devices, and padding stays zero.
+make_parallel splits a batch of padded sequences (N, T, C) by sequences, so a device may
+have few valid steps, or none. The layer takes a mask of the valid steps. It computes
+statistics and gradients over the valid steps on all devices, and padding stays zero.
 """
 
-import gluon_syncbn  # before mxnet
+import gluon_syncbn  # before mxnet: restores aliases that NumPy has removed
 
 import mxnet as mx
 import numpy as np
@@ -17,14 +17,14 @@ LENGTHS = np.array([9, 1, 4, 2, 7])
 
 
 def mask_of(lengths, steps):
-    """1 for the valid steps of sequences that are padded to `steps`, else 0."""
+    """Return an array (N, T) with 1 for valid steps and 0 for padding."""
     ones = mx.nd.ones((steps, len(lengths)))
     lengths = mx.nd.array(lengths)
     return mx.nd.SequenceMask(ones, lengths, use_sequence_length=True).T
 
 
 def reference(rows, dy, epsilon=1e-5):
-    """y and dx of the rows (count, C) of all sequences without padding, in float64."""
+    """Return y and dx of the rows (count, C) of all valid steps, in float64."""
     inv_std = 1 / np.sqrt(rows.var(0) + epsilon)
     x_hat = (rows - rows.mean(0)) * inv_std
     return x_hat, (dy - dy.mean(0) - x_hat * (dy * x_hat).mean(0)) * inv_std
@@ -47,7 +47,7 @@ def main():
     expected = reference(x[valid], dy[valid])
     for name, result, right in zip(("y", "dx"), (y, data.grad), expected):
         error = abs(result.asnumpy()[valid] - right).max()
-        print(f"{name} differs from that of the unpadded rows by {error:.1e}")
+        print(f"{name} differs from the result without padding by {error:.1e}")
 
 
 if __name__ == "__main__":

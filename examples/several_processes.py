@@ -1,14 +1,14 @@
-"""The digits classifier in several processes, which may be on several machines.
+"""Train the digits classifier in several processes, on one or several machines.
 
     mpirun -n 2 python examples/several_processes.py
 
-Each process trains on its share of every batch. Normalization and gradients are over
-all of them, so all end with the same parameters.
+Each process trains on its share of every batch. Statistics and gradients are computed
+over all processes, so all of them end with the same parameters.
 """
 
 import argparse
 
-import gluon_syncbn  # before mxnet
+import gluon_syncbn  # before mxnet: restores aliases that NumPy has removed
 from gluon_syncbn import distributed
 
 import mxnet as mx
@@ -32,7 +32,7 @@ def main():
     options = parser.parse_args()
 
     distributed.init()
-    context = mx.cpu()  # with a GPU for each process: mx.gpu(distributed.local_rank())
+    context = mx.cpu()  # or mx.gpu(distributed.local_rank())
     net = gluon_syncbn.convert_sync_batchnorm(make_net())
     net.initialize(mx.init.Xavier(), ctx=context)
     net.hybridize(static_alloc=True, static_shape=True)
@@ -43,10 +43,10 @@ def main():
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 1, 8, 8).astype("float32") / 16
     data = gluon.data.ArrayDataset(images, labels)
-    sampler = distributed.ShardSampler(len(data), batch_size=50)  # over all processes
+    sampler = distributed.ShardSampler(len(data), batch_size=50)
     batches = gluon.data.DataLoader(data, batch_sampler=sampler)
     for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)  # another order in each
+        sampler.set_epoch(epoch)  # chooses the order of this epoch
         right = 0
         for x, label in batches:
             with autograd.record():

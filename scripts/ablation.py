@@ -1,14 +1,10 @@
 #!/usr/bin/env python3
-"""Measures the gain of synchronized batch normalization by images per device.
+"""Measure the gain from synchronized batch normalization by images per device.
 
     python scripts/ablation.py --data-root camvid   # everything, some hours
     python scripts/ablation.py --quick              # a tiny grid of digits, a minute
 
-Runs train_segmentation.py for FastSCNN with unsynchronized and synchronized layers on 2
-and 4 devices with 1, 2 and 4 images each, and on one device with each of these batches,
-with a learning rate in proportion to the batch; FCN on two devices with one image each.
-Tests the last epoch with its running statistics, with recomputed ones, and with those
-of each batch. A run whose JSON is in --results is not repeated.
+docs/benchmarks.md describes the runs. A run whose JSON is in --results is not repeated.
 """
 
 import argparse
@@ -17,8 +13,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
 from gluon_syncbn import recompute_statistics
 
@@ -31,15 +25,15 @@ from segmentation.data import open_split
 from tables import load, summary, table
 
 CAMVID = "Sky Building Pole Road Pavement Tree Sign Fence Car Pedestrian Bicyclist"
-# Options of a model; numbers of devices, and of images on each; seeds.
+# (options of a model, numbers of devices, images per device, seeds)
 GRIDS = [
     ("--model FastSCNN --crop-size 160 --epochs 8", (2, 4), (1, 2, 4), 3),
     ("--model FCN --crop-size 96 --epochs 3", (2,), (1,), 3),
 ]
 TINY = "--model FastSCNN --crop-size 64 --epochs 1 --images 4"
 QUICK = [(TINY, (2,), (1,), 1)]
-# Linear scaling (Goyal et al., arXiv:1706.02677) of what train_segmentation.py takes
-# for its batch: 0.1 for 8 images. No arm has a rate of its own.
+# The defaults of train_segmentation.py (0.1 for 8 images), scaled linearly with the
+# batch in every arm (Goyal et al., arXiv:1706.02677).
 RATE_PER_IMAGE = 0.1 / 8
 
 
@@ -58,8 +52,8 @@ def runs_of(grid, data):
             yield about, [*data, *options.split(), *own.split()]
 
 
-def carry_out(about, options):
-    """Train, test the last epoch, and return the result."""
+def train_and_test(about, options):
+    """Return the result of a run."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(__file__).with_name("train_segmentation.py")
         command = [sys.executable, script, *options, "--run-dir", folder]
@@ -69,61 +63,62 @@ def carry_out(about, options):
             return {**result, "diverged": done.stderr}
         if done.returncode:
             sys.exit(done.stderr)
-        return {**result, "diverged": None, **tested(Path(folder))}
+        return {**result, "diverged": None, **test(Path(folder))}
 
 
-def tested(folder):
+def test(folder):
     """Return the scores on the test split with each kind of statistics."""
     options, classes, log = model.load(folder)
     args = model.Parser().settings(options)
-    test = open_split("test", args)  # in another order: neighbours are of one film
-    order = np.random.default_rng(0).permutation(len(test.items))
-    test.items = [test.items[k] for k in order]
+    split = open_split("test", args)
+    # Neighbouring images come from one film, so a batch of them would be too uniform.
+    order = np.random.default_rng(0).permutation(len(split.items))
+    split.items = [split.items[k] for k in order]
     engine = engine_to_test(args, classes, folder)
-    scores = {"running": engine.evaluate(test)}
-    with autograd.train_mode():  # on as many devices, together or each by itself
-        scores["batch"] = engine.evaluate(test)
-    # Of all training images, augmented as in one more epoch, whatever the run's batch.
+    scores = {"running": engine.evaluate(split)}
+    with autograd.train_mode():
+        scores["batch"] = engine.evaluate(split)
+    # The statistics are recomputed over all training images, augmented as in one more
+    # epoch, with the same batch size for all runs.
     alone = model.Parser().settings([*options, "--num-devices=1", "--batch-size=16"])
     training = open_split("train", alone)
     engine = engine_to_test(alone, classes, folder)
     training.epoch = args.epochs
     recompute_statistics(engine.net, (mx.nd.array(x) for x, _ in training))
-    scores["recomputed"] = engine.evaluate(test)
-    found = {"settings": {**vars(args), "data_root": ""}, "classes": classes}
-    return {**found, "epochs": log, "test_images": len(order), "test": scores}
+    scores["recomputed"] = engine.evaluate(split)
+    result = {"settings": {**vars(args), "data_root": ""}, "classes": classes}
+    return {**result, "epochs": log, "test_images": len(order), "test": scores}
 
 
 def engine_to_test(args, classes, folder):
-    """Return a net with a run's weights, without Dropout, which differs by device."""
+    """Return an engine with the weights of a run, with dropout disabled."""
     engine = model.Engine(args, len(classes))
     model.restore(engine.net, folder)
-    engine.net.apply(lambda block: setattr(block, "_rate", 0))
+    engine.net.apply(lambda block: setattr(block, "_rate", 0))  # a field of Dropout
     return engine
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", help="folder of CamVid; else digits")
-    parser.add_argument("--quick", action="store_true", help="a tiny grid")
+    parser.add_argument("--data-root", help="folder of CamVid; default: digits")
+    parser.add_argument("--quick", action="store_true", help="use a tiny grid")
     parser.add_argument("--results", type=Path, default=Path("runs/ablation"))
-    given = parser.parse_args()
-    data, name = [], "digits"
-    if given.data_root:
-        data = ["--data-root", given.data_root, "--ignore-label", "11"]
-        data, name = (
-            [*data, "--class-names", CAMVID.replace(" ", ",")],
-            Path(given.data_root).name,
-        )
-    given.results.mkdir(parents=True, exist_ok=True)
-    for grid in QUICK if given.quick else GRIDS:
+    arguments = parser.parse_args()
+    data, name, results = [], "digits", arguments.results
+    if arguments.data_root:
+        data = ["--data-root", arguments.data_root, "--ignore-label", "11"]
+        data += ["--class-names", CAMVID.replace(" ", ",")]
+        name = Path(arguments.data_root).name
+    results.mkdir(parents=True, exist_ok=True)
+    for grid in QUICK if arguments.quick else GRIDS:
         for about, options in runs_of(grid, data):
             file = "{model}-{norm}-{devices}x{images}-seed{seed}.json".format(**about)
-            if not (given.results / f"{name}-{file}").exists():
-                text = json.dumps(carry_out(about, options), indent=1)
-                (given.results / f"{name}-{file}").write_text(text + "\n")
-    found = load(given.results)
-    print(table(found), summary(found), sep="\n\n")
+            path = results / f"{name}-{file}"
+            if not path.exists():
+                result = train_and_test(about, options)
+                path.write_text(json.dumps(result, indent=1) + "\n")
+    runs = load(results)
+    print(table(runs), summary(runs), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Runs all that needs a GPU: builds programs for it, times the kernels beside cudaMemcpy and
-# PyTorch's layer, compares the layer with CPUs, checks the kernels thoroughly, and looks for
-# races and bad accesses. A step that takes more than 8 minutes ends with status 124.
+# Run all checks that need a GPU: build the programs, time the kernels beside cudaMemcpy and
+# PyTorch's layer, compare layer and kernels with CPUs, and look for races and bad accesses.
+# A step that takes more than 8 minutes ends with status 124.
 #
 #     bash scripts/check_gpu.sh OUT
-#     PARTS="benchmark layer" bash scripts/check_gpu.sh OUT      # some of PARTS
+#     PARTS="benchmark layer" bash scripts/check_gpu.sh OUT
 #     PARTS=build GENERATION=90 BUILD=FOLDER bash scripts/check_gpu.sh OUT    # needs no GPU
-#     EMULATED=1 bash scripts/check_gpu.sh OUT                   # on a CPU, in a small form
+#     EMULATED=1 bash scripts/check_gpu.sh OUT                   # small sizes on a CPU
 #     PARTS="build mxnet" bash scripts/check_gpu.sh OUT          # with MXNet, see pack_mxnet.py
 #
-# Only `build` needs nvcc and cmake: BUILD may come from elsewhere, its programs alone are enough.
-# `benchmark` needs a python3 (or PYTHON), `mxnet` what scripts/pack_mxnet.py packs into BUILD. OUT
-# receives logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/design/gpus.md.
+# Only `build` needs nvcc and cmake, so BUILD may be copied from another machine. `benchmark` needs
+# python3 (or PYTHON), `mxnet` the archive that scripts/pack_mxnet.py writes to BUILD. OUT receives
+# logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/design/gpus.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)
@@ -20,16 +20,16 @@ emulated=${EMULATED:-}
 parts=${PARTS:-build benchmark layer kernels memcheck racecheck synccheck initcheck}
 build=${BUILD:-build/gpu${emulated:+_emulated}}
 build=$(mkdir -p "$build" && cd "$build" && pwd)
-library=gluon_syncbn${emulated:+_emulated} # of the part `mxnet`
+library=gluon_syncbn${emulated:+_emulated}
 if [ -n "$emulated" ]; then size=small; else size=large; fi
 passed=() failed=() left_out=()
 
 if [[ -z $emulated && $parts != build ]] && ! nvidia-smi -L >/dev/null 2>&1; then
-    echo "nvidia-smi finds no GPU here; EMULATED=1 runs all parts on a CPU, in a small form"
+    echo "nvidia-smi must find a GPU. Set EMULATED=1 to run all parts on a CPU in small sizes."
     exit 2
 fi
 
-# Runs a step. Its output goes to a log, and the last lines to the terminal.
+# Run a step, write its output to a log, and print the last lines.
 step() {
     local name=$1 status=0
     shift
@@ -57,7 +57,7 @@ run_build() {
     [ ${#failed[@]} -eq 0 ] || exit 1
 }
 
-run_mxnet() { # through the layer, on a runtime that launches none of MXNet's own kernels
+run_mxnet() { # on a runtime that does not launch MXNet's own kernels
     local folder=$build/mxnet
     if [ ! -d "$folder" ]; then tar -xJf "$folder.tar.xz" -C "$build"; fi
     step mxnet env GLUON_SYNCBN_LIBRARY="$build/lib$library.so" \
@@ -75,15 +75,15 @@ for part in $parts; do
             --program "$build/benchmark_gpu" --output "$out/benchmark_gpu.json" \
             ${emulated:+--shape 2,8,6,6 --repetitions 2}
         ;;
-    layer) step layer "$build/test_cuda_op" ;; # beside the layer on CPUs
+    layer) step layer "$build/test_cuda_op" ;;
     kernels) step kernels "$build/test_cuda_kernels" "$size" ;;
-    memcheck | racecheck | synccheck | initcheck) # of kernels, which are code for CPUs in emulation
+    memcheck | racecheck | synccheck | initcheck) # tools for GPUs, so not in emulation
         if [ -z "$emulated" ] && command -v compute-sanitizer >/dev/null; then
             step "$part" compute-sanitizer --tool "$part" --error-exitcode 9 \
                 "$build/test_cuda_kernels" small
         else left_out+=("$part"); fi
         ;;
-    *) echo "PARTS has '$part', which is none of the parts that this script names" && exit 2 ;;
+    *) echo "PARTS must name parts of this script, got '$part'" && exit 2 ;;
     esac
 done
 echo "== passed: ${passed[*]:-none}; left out: ${left_out[*]:-none}; FAILED: ${failed[*]:-none}"

@@ -1,19 +1,18 @@
-"""Runs the tests inside MXNet's wheel for GPUs on a machine without one.
+"""Run tests with MXNet's wheel for GPUs on a machine without a GPU.
 
-The wheel loads CUDA's libraries. Each is replaced by a stub with the functions that
-libmxnet.so takes from it. The stubs are made twice:
+The wheel loads CUDA's libraries. The script replaces each of them by a stub with the
+functions that libmxnet.so imports. It builds the stubs twice:
 
-* with two GPUs emulated on the CPU (tests/cpp/emulated_cuda), for which the library is
-  built anew, kernels included: tests/layer/test_gpu_contexts.py runs the layer on
-  gpu(0) and gpu(1) through MXNet;
-* with no driver and no device: the very library that is in the package loads beside a
-  CUDA runtime of another version, and passes the whole suite.
+* with two GPUs emulated on the CPU (tests/cpp/emulated_cuda). A library with emulated
+  kernels runs tests/layer/test_gpu_contexts.py on gpu(0) and gpu(1);
+* with no driver and no device. The library of the package loads beside a CUDA runtime
+  of another version and passes the whole suite.
 
     python scripts/check_gpu_wheel.py                  # arguments go to the suite
     python scripts/check_gpu_wheel.py --wheel mxnet-cu110==1.9.1
 
-The environment and the stubs are kept in build/WHEEL; VENV chooses another environment,
-which has to hold the wheel and the test requirements.
+build/WHEEL keeps the environment and the stubs. VENV names another environment, which
+must have the wheel and the test requirements.
 """
 
 import argparse
@@ -26,30 +25,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# How functions of CUDA's libraries begin, where they carry no version.
+# Prefixes of functions by library, for libraries whose functions have no version.
 NAMES = "cudnn", "nccl", "nvrtc", "cublas", "cufft", "curand", "cusolver"
 PREFIXES = {
     "libcuda": r"cu[A-Z]", "libcudart": "(__)?cuda", "libnvToolsExt": "nvtx",
     **{f"lib{name}": name for name in NAMES},
 }  # fmt: skip
-TEXTS = r".*(GetErrorString|GetErrorName)"  # where a pointer is expected
+RETURNS_TEXT = r".*(GetErrorString|GetErrorName)"
 
 EMULATION = ROOT / "tests/cpp/emulated_cuda"
-NO_DEVICE = 100
+NOT_SUPPORTED, NO_DEVICE = 801, 100  # values of cudaError_t
 RUNTIME, DRIVER, REST = (
     (EMULATION / name).read_text()
     for name in ("mxnet_runtime.c", "driver.c", "mxnet_driver.c")
 )
-# For each library: code that its stub begins with, and what its other functions return.
-EMULATED = dict(libcudart=(RUNTIME, 801), libcuda=(DRIVER + REST, 801))  # not supported
-NO_GPU = dict.fromkeys(PREFIXES, ("", NO_DEVICE))
-NO_GPU["libcudart"] = (
-    f"""
+# Code of each stub, and the status that its other functions return.
+EMULATED = {
+    "libcudart": (RUNTIME, NOT_SUPPORTED),
+    "libcuda": (DRIVER + REST, NOT_SUPPORTED),
+}
+NO_RUNTIME = f"""
 int cudaDriverGetVersion(int* version) {{ return *version = 0, 0; }}
 int cudaGetDeviceCount(int* count) {{ return *count = 0, {NO_DEVICE}; }}
-""",
-    NO_DEVICE,
-)
+"""
+NO_GPU = dict.fromkeys(PREFIXES, ("", NO_DEVICE))
+NO_GPU["libcudart"] = NO_RUNTIME, NO_DEVICE
 
 SHOW = """
 import gluon_syncbn, mxnet
@@ -59,14 +59,14 @@ print(mxnet.__version__, "with CUDA;", gluon_syncbn.features())
 
 
 def make_environment(wheel, build):
-    """A Python with the wheel and what the tests need; returns its interpreter."""
+    """Install the wheel and the test requirements; return the interpreter."""
     folder = Path(os.environ.get("VENV", build / "venv"))
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
         lines = (ROOT / "requirements.txt").read_text().splitlines()
-        others = [line for line in lines if re.match(r"(?!mxnet)\w", line)]
-        pip = [python, "-m", "pip", "install", "--quiet", wheel, *others]
+        tools = [line for line in lines if re.match(r"\w", line)]
+        pip = [python, "-m", "pip", "install", "--quiet", wheel, *tools]
         subprocess.run(pip, check=True)
     return python
 
@@ -78,7 +78,10 @@ def libmxnet(python):
 
 
 def wanted_functions(library):
-    """Functions that `library` takes from each of CUDA's, and which carry versions."""
+    """Return the functions that `library` imports from each CUDA library.
+
+    The second result is the set of CUDA libraries whose functions have versions.
+    """
     dynamic = subprocess.check_output(["readelf", "-d", library], text=True)
     needed = re.findall(r"NEEDED.*\[((\w+)\.so.*)\]", dynamic)
     prefixes = {name: PREFIXES[base] for name, base in needed if base in PREFIXES}
@@ -100,15 +103,12 @@ def wanted_functions(library):
 
 
 def make_stub(library, functions, versioned, folder, codes):
-    """Compiles a shared library of this name, of functions that do nothing.
-
-    Those for which `codes` has code do what it says.
-    """
+    """Compile a shared library whose functions do nothing, unless `codes` has code."""
     code, status = codes.get(library.split(".")[0], ("", 0))
     present = set(re.findall(r"^(?:int|const char\*) (\w+)\(", code, re.MULTILINE))
     lines = [code]
     for name in sorted(functions - present):
-        if re.match(TEXTS, name):
+        if re.match(RETURNS_TEXT, name):
             text = f'"a stub of {library}"'
             lines.append(f"const char* {name}(void) {{ return {text}; }}")
         else:
@@ -124,7 +124,7 @@ def make_stub(library, functions, versioned, folder, codes):
 
 
 def make_stubs(library, folder, codes):
-    """Makes stubs of all that `library` loads in this folder, and returns it."""
+    """Build a stub of each CUDA library that `library` loads; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted, versioned = wanted_functions(library)
     for name, functions in wanted.items():
@@ -133,7 +133,7 @@ def make_stubs(library, folder, codes):
 
 
 def make_emulated_library(build):
-    """The package's library with the emulated kernels."""
+    """Build the package's library with emulated kernels; return its path."""
     options = ["-G", "Ninja", "-DGLUON_SYNCBN_BUILD_TESTS=ON"]
     subprocess.run(["cmake", "-S", ROOT / "src", "-B", build, *options], check=True)
     target = "gluon_syncbn_emulated"
@@ -142,7 +142,7 @@ def make_emulated_library(build):
 
 
 def run(python, stubs, tests, **variables):
-    """Runs pytest on `tests` with these libraries; returns its status."""
+    """Run pytest on `tests` with the stubs; return its status."""
     paths = {"LD_LIBRARY_PATH": str(stubs), "PYTHONPATH": str(ROOT)}
     environment = {**os.environ, **paths, **variables}
     subprocess.run([python, "-c", SHOW], env=environment, cwd=ROOT, check=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets everything up and trains a segmentation net on two CPU contexts, a few minutes in all.
+# Install everything and train a segmentation net on two CPU contexts in a few minutes.
 # Arguments go to scripts/train_segmentation.py.
 set -u
 cd "$(dirname "$0")/.." || exit 1

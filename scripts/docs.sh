@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Sets everything up, builds the documentation into docs/_build/html, and runs its tests: links and
-# anchors, of which a wrong one is an error, examples of docstrings and pages, and the notebook.
-# Arguments go to sphinx-build.
+# Install everything, build the documentation in docs/_build/html, and test it: links, anchors,
+# the examples in docstrings and pages, and the notebook. Arguments go to sphinx-build.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 . scripts/environment.sh

@@ -1,7 +1,7 @@
-# Makes and enters the project's own virtual environment: pinned packages, and this package built
-# from source. Sourced by demo.sh and test.sh, from the repository's root. Repeating it is quick.
+# Create and activate the project's virtual environment: pinned packages, and this package built
+# from source. Other scripts source this file in the repository's root. Repeating it is quick.
 #
-# PYTHON chooses the interpreter (3.8 to 3.13), VENV the folder (.venv).
+# PYTHON is the interpreter (3.8 to 3.13), VENV the folder (default: .venv).
 
 find_python() {
     local candidate usual="python3.11 python3.12 python3.10 python3.9 python3.8 python3.13 python3 python"
@@ -12,19 +12,18 @@ find_python() {
             return
         fi
     done
-    echo "error: gluon_syncbn needs Python 3.8 to 3.13, found none of them as" \
-        "${PYTHON:-${usual// /, }}" >&2
+    echo "error: Python must be 3.8 to 3.13. None of ${PYTHON:-${usual// /, }} is." >&2
     return 1
 }
 VENV=${VENV:-.venv}
 if [ ! -x "$VENV/bin/python" ]; then
     python=$(find_python) || exit 1
-    echo "making the environment $VENV with $("$python" --version)"
+    echo "creating the environment $VENV with $("$python" --version)"
     "$python" -m venv "$VENV" || exit 1
 fi
 . "$VENV/bin/activate" || exit 1
 
-# Everything that is installed or compiled: as long as it is the same, there is nothing to do.
+# Nothing needs to be done while these inputs are unchanged.
 inputs=$({
     cat scripts/environment.sh requirements.txt docs/requirements.txt pyproject.toml setup.py $(find src -type f | sort)
     echo "${GLUON_SYNCBN_CUDA:-}" "${CUDAARCHS:-}" "$(command -v nvcc)"
@@ -34,7 +33,7 @@ if [ "$(cat "$VENV/installed" 2>/dev/null)" != "$inputs" ]; then
     echo "installing pinned packages and building the library (a few minutes)"
     pip install --quiet --disable-pip-version-check -r requirements.txt || exit 1
     pip install --quiet --disable-pip-version-check --no-deps mxnet==1.9.1 || exit 1
-    # pip hides what a build says, or shows it among much else: only its own lines are for all.
+    # pip hides the output of a build or prints all of it, so print the build's own lines only.
     PIP_VERBOSE=1 pip install --disable-pip-version-check -e . 2>&1 | tee "$VENV/install.log" |
         sed -un 's/^.*-- gluon_syncbn: /gluon_syncbn: /p'
     if [ "${PIPESTATUS[0]}" != 0 ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What needs no test: style, private names, imports of the wings, types, tables of pages.
+# Check style, private names, imports between folders, types, and tables of pages.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -9,8 +9,8 @@ lint-imports
 mypy
 cog --check -I scripts README.md docs/benchmarks.md docs/guides/mxnet2.md
 bash -n scripts/*.sh
-# What a folder of src may include, its CMakeLists.txt says, but not of these halves:
+# CMakeLists.txt limits what each folder of src includes, except between these two halves.
 if grep -rn '#include ".*cuda/' src/*/cpu || grep -rn '#include ".*cpu/' src/*/cuda; then
-    echo "the CPU and the CUDA half include nothing of each other" >&2
+    echo "cpu and cuda folders must not include headers of each other" >&2
     exit 1
 fi

@@ -1,9 +1,9 @@
-"""Packs mxnet-cu112 for a machine with a GPU and Python, but without a network.
+"""Pack mxnet-cu112 for a machine with a GPU and Python, but without a network.
 
-The archive has MXNet without its device code, which is most of it, the packages that it
-needs, and stubs of CUDA's libraries. The stub of the runtime takes memory and streams
-from the driver and launches none of MXNet's kernels, so MXNet runs on GPUs for which
-it has none. The emulated driver is there, too, apart from the others.
+The archive contains MXNet without its device code, which is most of it, MXNet's
+dependencies, and stubs of CUDA's libraries. The stub of the runtime gets memory and
+streams from the driver but launches no kernel of MXNet, so MXNet runs on GPUs for which
+it has no kernels. A separate folder contains the emulated driver.
 
     python scripts/pack_mxnet.py BUILD --python 3.12
     PARTS="build mxnet" GENERATION=90 BUILD=BUILD bash scripts/check_gpu.sh OUT
@@ -16,30 +16,30 @@ from pathlib import Path
 
 from check_gpu_wheel import EMULATED, make_stubs
 
-# A large dictionary finds what kernels' host code has in common: 38 MB instead of 350.
+# The host code of kernels is repetitive: a large dictionary packs 350 MB into 38 MB.
 COMPRESSION = "xz --x86 --lzma2=preset=4,dict=256MiB"
 PACKAGES = "numpy<2", "pytest==8.3.5", "setuptools<81"
-# MXNet imports both of these names, and newer Pythons and NumPys lack them.
-RENAMED = """
+# MXNet imports distutils and numpy.bool, which newer Pythons and NumPys lack.
+SITE_CUSTOMIZE = """
 import numpy
-import setuptools  # it has distutils
+import setuptools  # provides distutils
 numpy.bool = bool
 """
 
 
 def install(wheel, version, site):
-    """Installs the wheel and its needs for another version of Python."""
+    """Install the wheel and its dependencies for another version of Python."""
     target = ["--python-version", version, "--platform", "manylinux2014_x86_64"]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", *target]
     options = ["--only-binary=:all:", "--target", site]
     subprocess.run([*pip, *options, wheel, *PACKAGES], check=True)
-    (site / "sitecustomize.py").write_text(RENAMED)
+    (site / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("build", type=Path, help="where to write mxnet.tar.xz")
-    parser.add_argument("--python", default="3.12", help="version on that machine")
+    parser.add_argument("--python", default="3.12", help="version on the GPU machine")
     parser.add_argument("--wheel", default="mxnet-cu112==1.9.1")
     options = parser.parse_args()
     folder = options.build / "mxnet"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Segment an image with a net of train_segmentation.py and write the overlay.
+"""Segment an image with a net that train_segmentation.py has trained.
 
 python scripts/predict.py --checkpoint runs/RUN --image FILE --output FILE.png
 """
@@ -9,7 +9,7 @@ import itertools
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
+import gluon_syncbn  # noqa: F401, restores names that mxnet needs in NumPy
 
 import mxnet as mx
 import numpy as np
@@ -19,7 +19,7 @@ from segmentation.data import UserError, assemble, painted, read, save_picture
 
 
 def segment(net, image, crop):
-    """Return the class map of an image, at the image's own size."""
+    """Return the class map of an image, in the size of the image."""
     size = image.shape[1::-1]
     scaled = [max(crop, round(side * crop / min(size))) for side in size]
     pixels = np.asarray(Image.fromarray(image).resize(scaled, Image.BILINEAR))
@@ -38,21 +38,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", required=True, type=Path, help="a run folder")
     parser.add_argument("--image", required=True, type=Path)
-    parser.add_argument("--output", default="overlay.png", help="the picture to write")
-    given = parser.parse_args()
-    if not given.output.lower().endswith(".png"):
-        raise UserError(f"--output must end in .png, got {given.output}.")
-    options, classes, _ = model.load(given.checkpoint)
-    args, image = model.Parser().settings(options), read(given.image)
+    parser.add_argument("--output", default="overlay.png", help="picture to write")
+    arguments = parser.parse_args()
+    if not arguments.output.lower().endswith(".png"):
+        raise UserError(f"--output must end in .png, got {arguments.output}.")
+    options, classes, _ = model.load(arguments.checkpoint)
+    args, image = model.Parser().settings(options), read(arguments.image)
     net = model.build_model(args, len(classes), [mx.cpu()])
-    model.restore(net, given.checkpoint)
+    model.restore(net, arguments.checkpoint)
     prediction = segment(net, image, args.crop_size)
     overlay = (image * 0.35 + painted(prediction, len(classes)) * 0.65).astype(np.uint8)
-    shown, title = np.unique(prediction), f"{args.model}: {given.image.name}"
-    save_picture(given.output, [[image, overlay]], shown, classes, title)
+    shown, title = np.unique(prediction), f"{args.model}: {arguments.image.name}"
+    save_picture(arguments.output, [[image, overlay]], shown, classes, title)
     for index in shown:
         print(f"{classes[index]:20s} {(prediction == index).mean():6.1%}")
-    print(f"overlay: {given.output}")
+    print(f"overlay: {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Tables of pages, made of the JSON in scripts/results.
+"""Tables for the pages, made from the JSON files in scripts/results.
 
-`cog -r -I scripts PAGE` calls them where a page has a block [[[cog ...]]], and
-scripts/lint.sh compares. Nothing but Python's own library, so that it runs anywhere.
+`cog -r -I scripts PAGE` writes them into the [[[cog ...]]] blocks of a page, and
+scripts/lint.sh checks that they are up to date. cog needs only the standard library.
 """
 
+import itertools
 import json
 import statistics
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results")
-# The statistics that a net of the ablation was tested with, as a table names them.
+# Kinds of statistics in the ablation, and headings for the scores with them.
 SCORES = {
     "running": "mIoU",
     "recomputed": "with recomputed statistics",
@@ -27,34 +28,29 @@ def rows_of(name):
 
 
 def versions():
-    """The tests' results by versions of MXNet, Python and NumPy."""
-    counts = "passed", "failed", "error", "skipped"
-    rows = [
-        [row["mxnet"], row["python"], row["numpy"]]
-        + [
-            ", ".join(f"{row['counts'][c]} {c}" for c in counts if c in row["counts"])
-            or row["outcome"]
+    """Return a table of test results by versions of MXNet, Python and NumPy."""
+    rows = []
+    for row in rows_of("mxnet_versions"):
+        names = [
+            n for n in ("passed", "failed", "error", "skipped") if n in row["counts"]
         ]
-        for row in rows_of("mxnet_versions")
-    ]
+        counts = ", ".join(f"{row['counts'][name]} {name}" for name in names)
+        versions = row["mxnet"], row["python"], row["numpy"]
+        rows.append([*versions, counts or row["outcome"]])
     return markdown(["MXNet", "Python", "NumPy", "tests"], rows)
 
 
 def layer():
-    """Milliseconds of one layer, forward and backward."""
+    """Return a table of milliseconds of one layer, forward and backward."""
     times = {
         (row["contexts"], row["place"], row["mode"], row["layer"]): row["median_ms"]
         for row in rows_of("benchmark_layer")
     }
+    modes = "static_shape", "static_alloc", "hybridize", "imperative"
+    layers = "gluon_syncbn", "BatchNorm", "contrib"
     rows = [
-        [contexts, place, mode]
-        + [
-            f"{times[contexts, place, mode, name]:.0f}"
-            for name in ("gluon_syncbn", "BatchNorm", "contrib")
-        ]
-        for contexts in (1, 2)
-        for place in ("inside", "convolutions")
-        for mode in ("static_shape", "static_alloc", "hybridize", "imperative")
+        [*case, *(f"{times[(*case, name)]:.0f}" for name in layers)]
+        for case in itertools.product((1, 2), ("inside", "convolutions"), modes)
     ]
     ours = "gluon_syncbn", "`nn.BatchNorm` (unsynchronized)", "contrib `SyncBatchNorm`"
     return markdown(["contexts", "place", "mode", *ours], rows)
@@ -64,7 +60,10 @@ NETS = "FastSCNN", "FCN", "DeepLabV3"
 
 
 def ratio(net, layer):
-    """A step as a multiple of that with nn.BatchNorm, least and most of the modes."""
+    """Return the time of a step divided by the time with nn.BatchNorm.
+
+    It is a range over Gluon's modes, from the lowest to the highest ratio.
+    """
     times = {}
     for row in rows_of("benchmark_net"):
         if row["net"] == net:
@@ -74,62 +73,58 @@ def ratio(net, layer):
 
 
 def nets(columns):
-    """`ratio` of each net; names of layers by the headings of their columns."""
+    """Return a table of `ratio`; `columns` maps headings to layers."""
     rows = [[net, *(ratio(net, layer) for layer in columns.values())] for net in NETS]
     return markdown(["net", *columns], rows)
 
 
-# ---- the ablation --------------------------------------------------------------------
-
-
 def load(folder=RESULTS / "ablation"):
-    """All runs in a folder by name, in the order of names."""
+    """Return the runs of an ablation by file name."""
     paths = sorted(Path(folder).glob("*-seed*.json"))
     return {path.stem: json.loads(path.read_text()) for path in paths}
 
 
-def select(found, **wanted):
-    """Return the runs with these values."""
-    return [run for run in found.values() if wanted.items() <= run.items()]
+def select(runs, **wanted):
+    """Return the runs with the wanted values."""
+    return [run for run in runs.values() if wanted.items() <= run.items()]
 
 
 def score(run, kind="running", name="mean_iou"):
-    """A score on the test split; 0 for a run that diverged."""
+    """Return a score on the test split, or 0 if the run diverged."""
     return run["test"][kind][name] if "test" in run else 0.0
 
 
-def in_words(runs, kind="running", name="mean_iou"):
-    """Mean and standard deviation of the scores of some runs, which no line breaks."""
+def mean_score(runs, kind="running", name="mean_iou"):
+    """Return the mean and the standard deviation of the scores of some runs."""
     values = [score(run, kind, name) for run in runs]
-    words, space = f"{statistics.fmean(values):.3f}", "\N{NO-BREAK SPACE}"
+    text, space = f"{statistics.fmean(values):.3f}", "\N{NO-BREAK SPACE}"
     if len(values) > 1:
-        words += f"{space}±{space}{statistics.stdev(values):.3f}"
-    return words
+        text += f"{space}±{space}{statistics.stdev(values):.3f}"
+    return text
 
 
-def table(found):
-    """Test scores of every arm as Markdown: mean and spread over the seeds."""
+def table(runs):
+    """Return a table of the test scores of every arm, over its seeds."""
     keys, rows = ("model", "devices", "images", "norm"), []
-    for arm in sorted({tuple(run[key] for key in keys) for run in found.values()}):
-        runs = select(found, **dict(zip(keys, arm)))
-        scores = [in_words(runs, kind) for kind in SCORES]
-        rows.append([*arm, len(runs), *scores, in_words(runs, name="pixel_accuracy")])
+    for arm in sorted({tuple(run[key] for key in keys) for run in runs.values()}):
+        own = select(runs, **dict(zip(keys, arm)))
+        scores = [mean_score(own, kind) for kind in SCORES]
+        rows.append([*arm, len(own), *scores, mean_score(own, name="pixel_accuracy")])
     heads = ["net", "devices", "images each", "norm", "runs"]
     return markdown([*heads, *SCORES.values(), "pixel accuracy"], rows)
 
 
-def summary(found, devices):
-    """FastSCNN's mIoU by images per device, as Markdown."""
+def summary(runs, devices):
+    """Return a table of FastSCNN's mIoU on some devices by images per device."""
     columns = {
         "`nn.BatchNorm`": ("bn", "running"),
         "`nn.BatchNorm`, recomputed": ("bn", "recomputed"),
         "`SyncBatchNorm`": ("syncbn", "running"),
     }
-    rows = []
-    fast = select(found, model="fastscnn", devices=devices)
-    for images in sorted({run["images"] for run in fast}):
+    rows, case = [], {"model": "fastscnn", "devices": devices}
+    for images in sorted({run["images"] for run in select(runs, **case)}):
         rows.append([images])
         for norm, kind in columns.values():
-            runs = [r for r in fast if (r["images"], r["norm"]) == (images, norm)]
-            rows[-1].append(in_words(runs, kind))
+            own = select(runs, **case, images=images, norm=norm)
+            rows[-1].append(mean_score(own, kind))
     return markdown(["images per device", *columns], rows)

@@ -5,14 +5,12 @@
     python scripts/train_segmentation.py --data-root VOC2012 --class-names A,B,C
     python scripts/train_segmentation.py --resume runs/digits-FastSCNN-syncbn
 
-The run folder receives run.json, parameters and momenta, curves and predictions.
+The script writes run.json, parameters, momenta, curves and predictions to a run folder.
 """
 
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout not installed
 
 from gluon_syncbn import distributed
 
@@ -30,18 +28,18 @@ def main():
     add("--run-dir", type=Path, help="default: runs/DATA-MODEL-NORM")
     add("--resume", type=Path, metavar="RUN_DIR", help="continue the run in a folder")
     add("--overwrite", action="store_true", help="replace the run in the folder")
-    add("--distributed", action="store_true", help="in all processes of mpirun")
-    given, options, log = parser.parse_args(), sys.argv[1:], []
-    if given.distributed:
+    add("--distributed", action="store_true", help="use all processes of mpirun")
+    arguments, options, log = parser.parse_args(), sys.argv[1:], []
+    if arguments.distributed:
         distributed.init()
-    if given.resume:
-        former, _, log = model.load(given.resume)
+    if arguments.resume:
+        former, _, log = model.load(arguments.resume)
         options = former + options
     args = parser.settings(options)
     name = Path(args.data_root or "digits").absolute().name
     default = Path("runs", f"{name}-{args.model}-{args.norm}")
-    folder = given.resume or given.run_dir or default
-    if (folder / "run.json").exists() and not (given.resume or given.overwrite):
+    folder = arguments.resume or arguments.run_dir or default
+    if (folder / "run.json").exists() and not (arguments.resume or arguments.overwrite):
         raise UserError(f"{folder} has a run: add --overwrite, --resume or --run-dir.")
     if len(log) >= args.epochs:
         raise UserError(f"The run in {folder} is finished: it has {len(log)} epochs.")
@@ -58,7 +56,7 @@ def main():
 
 
 def train(args, folder, log):
-    """Train until the last epoch; rank 0 writes for all."""
+    """Train until the last epoch. Only rank 0 writes files."""
     batches, val = open_split("train", args), open_split("val", args)
     classes, is_writer = batches.classes, distributed.rank() == 0
     engine = model.Engine(args, len(classes), len(batches.sampler), len(log))
@@ -74,14 +72,14 @@ def train(args, folder, log):
             raise UserError(f"Lower --lr, or label pixels (--ignore-label): {log[-1]}.")
         if is_writer:
             model.save(folder, engine, classes, log)
-            words = (f"{key} {value:.4f}" for key, value in log[-1].items())
-            print(f"epoch {epoch + 1}:", *words, flush=True)
+            scores = (f"{key} {value:.4f}" for key, value in log[-1].items())
+            print(f"epoch {epoch + 1}:", *scores, flush=True)
     if is_writer:
         draw(engine, val, folder, log, f"{args.model}, {args.norm}")
 
 
 def draw(engine, val, folder, log, title):
-    """Draw curves, and a few images with their truth and the prediction."""
+    """Draw the curves, and a few images beside their labels and predictions."""
     figure, epochs = Figure((9.5, 3.8), layout="constrained"), range(1, len(log) + 1)
     for k, axis in enumerate(figure.subplots(1, 2)):
         keys = model.CURVES[2 * k : 2 * k + 2]
@@ -91,11 +89,11 @@ def draw(engine, val, folder, log, title):
         axis.set(xlabel=f"epoch of {title}", ylim=(0, None))
     figure.savefig(folder / "curves.png", dpi=120)
     views = [val[k] for k in range(min(4, len(val.items)))]
-    found, classes = engine.predict(*assemble(views))[1], val.classes
-    maps = np.stack([[truth for _, truth in views], found], axis=1)
+    predicted, classes = engine.predict(*assemble(views))[1], val.classes
+    maps = np.stack([[truth for _, truth in views], predicted], axis=1)
     rows = [[view[0], *painted(m, len(classes))] for view, m in zip(views, maps)]
     title += f": image, truth, prediction; mIoU {log[-1]['mean_iou']:.3f}"
-    save_picture(folder / "predictions.png", rows, np.unique(found), classes, title)
+    save_picture(folder / "predictions.png", rows, np.unique(predicted), classes, title)
     print(f"{folder / 'curves.png'}\n{folder / 'predictions.png'}")
 
 

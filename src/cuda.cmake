@@ -72,8 +72,6 @@ file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS kernels/cuda/*.cc kernels/cuda/*.cu op/
 target_sources(gluon_syncbn_objects PRIVATE ${CUDA_SOURCES})
 target_compile_definitions(gluon_syncbn_objects PUBLIC SYNCBN_CUDA)
 list(JOIN GLUON_SYNCBN_CUDA_ARCHITECTURES " " architectures)
-set_source_files_properties(kernels/cuda/batch_norm_cuda.cc PROPERTIES COMPILE_DEFINITIONS
-                            "SYNCBN_CUDA_ARCHITECTURES=\"${architectures}\"")
 # -Xptxas=-v tells of registers and spills, which keep_report.sh keeps for a test.
 set_target_properties(gluon_syncbn_objects PROPERTIES
                       CUDA_ARCHITECTURES "${GLUON_SYNCBN_CUDA_ARCHITECTURES}" CUDA_STANDARD 17

@@ -22,7 +22,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Comparisons of what is random are repeated so often."""
-    repetitions = "10" if config.getoption("full") else "3"
+    repetitions = "10" if config.getoption("full") else "1"
     os.environ.setdefault("GLUON_SYNCBN_REPEAT", repetitions)
 
 

@@ -1,4 +1,1 @@
-"""Small things that every wing uses: checks of arguments, nested lists, shares of rows.
-
-It must not know native code, layers or devices.
-"""
+"""Shared helpers: checks of arguments and versions, nested lists, shares of rows."""

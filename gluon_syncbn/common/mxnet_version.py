@@ -1,6 +1,6 @@
-"""This module tells which MXNet is there, and refuses one that does not serve.
+"""The installed MXNet and a check of its version.
 
-It must not know the rest of the package. docs/guides/mxnet2.md has the versions tried.
+docs/guides/mxnet2.md lists the versions that were tested.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ except ModuleNotFoundError as error:
             "`pip install requests 'graphviz<0.9'`"
         )
     raise ModuleNotFoundError(
-        "gluon_syncbn needs MXNet, which comes as one of several packages and is not "
-        f"installed: {command}, or mxnet-cu112 for GPUs",
+        f"gluon_syncbn needs MXNet, which is not installed. Call {command}, or install "
+        "mxnet-cu112 for GPUs.",
         name="mxnet",
     ) from None
 except OSError as error:
@@ -34,39 +34,37 @@ except OSError as error:
     library = found[0]
     if library.startswith(("libgomp", "libquadmath")):
         raise ImportError(
-            f"MXNet does not find {library}, which comes with GCC: without a compiler "
-            "`apt install libgomp1 libquadmath0` on Debian and Ubuntu"
+            f"MXNet does not find {library}, which is a library of GCC. On Debian or "
+            "Ubuntu call `apt install libgomp1 libquadmath0`."
         ) from None
     cure = (
-        "`pip install '.[cuda]'` in a clone of gluon_syncbn installs mxnet-cu112 with "
-        "all libraries of CUDA that it loads, and LD_LIBRARY_PATH has to name their "
-        "folders"
+        "`pip install '.[cuda]'` in a clone of gluon_syncbn installs mxnet-cu112 and "
+        "the CUDA libraries that it loads. Add their folders to LD_LIBRARY_PATH."
     )
     if library == "libcuda.so.1":
         cure = (
-            "it is of NVIDIA's driver, which no pip command installs; without a GPU "
-            "use `pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`"
+            "It is a part of NVIDIA's driver, which no pip command installs. Without a "
+            "GPU call `pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`."
         )
     raise ImportError(
-        f"MXNet for GPUs does not find {library}: {cure}, see "
-        "docs/guides/install.md#mxnet-for-gpus"
+        f"MXNet for GPUs does not find {library}. {cure} See "
+        "docs/guides/install.md#mxnet-for-gpus."
     ) from None
 
 _SUPPORTED = re.compile(r"(1\.[6-9]|2\.0)(\D|$)")
 
 
 def check(version: str) -> None:
-    """Raises ImportError unless `version` is of the series 1.6 to 1.9, or 2.0."""
+    """Raise ImportError unless `version` is 1.6 to 1.9, or 2.0."""
     if not _SUPPORTED.match(version):
         raise ImportError(
-            "gluon_syncbn works with MXNet 1.6 to 1.9.1 and 2.0, but the installed "
-            f"mxnet is {version}; `pip install mxnet==1.9.1` installs one that it "
-            "works with"
+            "the version of MXNet must be 1.6 to 1.9.1 or 2.0, got "
+            f"{version}. Call `pip install mxnet==1.9.1`."
         )
 
 
 check(mx.__version__)
-# In it blocks have no names, compute with mx.np arrays alone, and are traced by calls
-# with arrays that have no values yet.
+# Blocks of Gluon 2 have no names, compute only with mx.np arrays, and are traced by
+# calls with arrays without values.
 IS_GLUON_2 = mx.__version__.startswith("2.")
 Context = mx.Device if IS_GLUON_2 else mx.Context  # the class

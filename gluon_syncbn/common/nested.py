@@ -1,7 +1,4 @@
-"""Takes nested lists, tuples and dicts of arrays apart, and puts them together again.
-
-It knows nothing of devices or of what the arrays mean.
-"""
+"""Flatten and rebuild nested lists, tuples and dicts of arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import mxnet as mx
 
 
 def flatten(value: Any) -> list:
-    """The leaves of nested lists, tuples and dicts, in order."""
+    """Return the leaves of nested lists, tuples and dicts in order."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in flatten(item)]
     if isinstance(value, (list, tuple)):
@@ -21,18 +18,18 @@ def flatten(value: Any) -> list:
 
 
 def arrays_in(value: Any) -> list[mx.nd.NDArray]:
-    """The leaves that are NDArrays."""
+    """Return the leaves that are NDArrays."""
     return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
 
 
 def rebuild(value: Any, leaves: Iterator) -> Any:
-    """`value` with its leaves replaced by those of the iterator `leaves`."""
+    """Return `value` with its leaves replaced by the items of `leaves`."""
     if isinstance(value, dict):
         rebuilt = copy.copy(value)
         rebuilt.update((key, rebuild(item, leaves)) for key, item in value.items())
         return rebuilt
     if isinstance(value, (list, tuple)):
         items = [rebuild(item, leaves) for item in value]
-        # A named tuple takes its fields one by one.
+        # The constructor of a named tuple takes each field as an argument.
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return next(leaves)

@@ -1,7 +1,7 @@
-"""Puts back the names of NumPy that MXNet and GluonCV read and newer NumPys lack.
+"""Restore NumPy aliases that MXNet and GluonCV use and newer versions of NumPy lack.
 
-Imported before MXNet. A name that NumPy has is left alone, so nothing changes with
-NumPy below 1.24.
+This module is imported before MXNet. It does not change names that NumPy has, so it
+changes nothing with NumPy below 1.24.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NAMES = {
 
 def _has(name: str) -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of names that are only deprecated
+        warnings.simplefilter("ignore")  # some names are only deprecated
         return hasattr(np, name)
 
 

@@ -1,3 +1,3 @@
-"""The version, in a file that the build reads without importing MXNet."""
+"""The version, which the build reads without importing MXNet."""
 
 __version__ = "0.5.0"

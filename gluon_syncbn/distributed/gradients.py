@@ -1,7 +1,4 @@
-"""Sums of gradients over processes, by MPI and in the arrays' own memory.
-
-It must not know whose gradients they are.
-"""
+"""Sums of gradients over processes with MPI, in the arrays' own memory."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ _IN_PLACE = np.dtype("float32"), np.dtype("float64")
 
 
 def sum_in_place(arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Sum arrays over all ranks, as they get ready.
+    """Sum arrays over all ranks as soon as each array is ready.
 
-    Raises :class:`mxnet.MXNetError`, on all ranks, if an array has an error on one, or
-    if a rank does not come within the timeout.
+    Raises :class:`mxnet.MXNetError` on all ranks if an array has an error on one rank,
+    or if a rank does not arrive within the timeout.
     """
     from mpi4py import MPI
 
@@ -42,7 +39,7 @@ def _is_in_place(array):
 
 
 def _memory(array):
-    """NumPy's view of the array's memory; a copy where MPI cannot add up in it."""
+    """Return a view of an array's memory, or a copy if MPI cannot sum in it."""
     if _is_in_place(array):
         return memory_of(array)
     values = array.asnumpy()

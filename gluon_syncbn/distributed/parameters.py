@@ -1,7 +1,4 @@
-"""Gives all processes the same parameters, after checking that they have the same net.
-
-It must not know optimizers.
-"""
+"""Copies of parameters to all processes, after a check that their nets are equal."""
 
 from __future__ import annotations
 
@@ -23,20 +20,18 @@ from .meeting import allgather, broadcast
 
 
 def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) -> None:
-    """Copies parameters and running statistics of the process `root` to all others.
+    """Copy parameters and running statistics of the process `root` to all others.
 
-    First compares the nets: parameters and layers that have the same name by accident,
-    because a rank has made its layers in another order or has made another net before,
-    would otherwise be mixed silently. Given a Block, it compares the places of
-    parameters and layers in the net as well as their names.
+    The nets are compared first. Without that, parameters that have the same name by
+    accident would be mixed silently, for example if a rank makes its layers in another
+    order. For a Block the places of parameters and layers in the net are also compared.
 
     Parameters
     ----------
     net : mxnet.gluon.Block, ParameterDict or list of Parameter
-        Parameters whose shapes are not known yet are copied as soon as they are, in the
-        first forward call.
+        Parameters with an unknown shape are copied in the first forward call.
     root : int, default 0
-        A rank.
+        The rank to copy from.
     timeout : float or None, default None
         Seconds to wait for the other processes; None means
         :func:`gluon_syncbn.get_timeout`.
@@ -67,7 +62,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     """
     parameters = parameters_of(net)
     if not 0 <= check_int("root", root) < world().size:
-        raise ValueError(f"root is a rank below {world().size}, but got {root}")
+        raise ValueError(f"root must be a rank below {world().size}, got {root}")
     wait_seconds(timeout)
     if world().size == 1:
         return
@@ -75,8 +70,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     for parameter in parameters:
         if not data_of(parameter) and not is_deferred(parameter):
             raise RuntimeError(
-                f"the parameter {parameter.name} is not initialized: call "
-                "net.initialize() before it is broadcast"
+                f"the parameter {parameter.name} is not initialized. Call "
+                "net.initialize() before broadcast_parameters."
             )
     mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
     _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
@@ -89,25 +84,25 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
 
 
 def parameters_of(net: Any) -> list:
-    """The list of parameters of a net, a ParameterDict or a list, in its order."""
+    """Return the parameters of a net, ParameterDict or list as a list in order."""
     found = net.collect_params() if isinstance(net, Block) else net
     found = list(found.values()) if hasattr(found, "values") else found
     if not isinstance(found, (list, tuple)) or not all(
         isinstance(parameter, mx.gluon.Parameter) for parameter in found
     ):
         raise TypeError(
-            "net is a gluon.Block, a ParameterDict or a list of Parameter, but got "
+            "net must be a gluon.Block, a ParameterDict or a list of Parameter, got "
             f"{short_repr(net)}"
         )
     return list(found)
 
 
 def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
-    """Raises ValueError on all ranks if one has another net than `root`."""
+    """Raise ValueError on all ranks if a rank's net differs from `root`'s."""
     check_equal(
         "nets",
         _description(net),
-        "make nets and layers in the same order on all ranks, or give them prefixes",
+        "Make nets and layers in the same order on all ranks, or give them prefixes.",
         root,
         timeout,
     )
@@ -116,20 +111,20 @@ def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> N
 def check_equal(
     what: str, lines: list, cure: str, root: int = 0, timeout: float | None = None
 ) -> None:
-    """Raises ValueError on all ranks if one has other lines of text than `root`."""
+    """Raise ValueError on all ranks if a rank's lines of text differ from `root`'s."""
     everyone = allgather(lines, f"comparison of {what}", timeout)
     for rank, lines in enumerate(everyone):
         pairs = itertools.zip_longest(everyone[root], lines, fillvalue="nothing more")
         for expected, line in pairs:
             if line != expected:
                 raise ValueError(
-                    f"the {what} differ: rank {root} has {expected}, but rank {rank} "
-                    f"has {line} in its place; {cure}"
+                    f"{what} must be equal on all ranks, got {expected} on rank {root} "
+                    f"and {line} on rank {rank}. {cure}"
                 )
 
 
 def _description(net):
-    """A text for each thing that has to be equal, and in equal order, on all ranks."""
+    """Return the lines of text that must be equal on all ranks, in equal order."""
     if not isinstance(net, Block):
         return [_words(parameter) for parameter in parameters_of(net)]
     found = parameters_by_place(net)

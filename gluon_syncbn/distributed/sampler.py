@@ -10,21 +10,21 @@ from ..native.world import world
 
 
 class ShardSampler(Sampler):
-    """This process's rows of batches over all processes, for `batch_sampler`.
+    """A sampler of this process's rows, for the DataLoader's `batch_sampler`.
 
-    All processes have the same number of batches, cut from one order. A last batch with
-    fewer rows than processes takes more rows from the beginning of the order.
+    All processes get equally many batches of the same order. If the last batch has
+    fewer rows than there are processes, it repeats rows from the beginning.
 
     Parameters
     ----------
     length : int
         Number of samples of the data set.
     batch_size : int
-        Rows of a batch over *all* processes, at least one for each.
+        Rows of a batch, summed over *all* processes; at least one row for each.
     shuffle : bool, default True
-        Whether every epoch has a new order; otherwise it is the data set's.
+        If true, every epoch has a new order; otherwise the data set's order is kept.
     seed : int, default 0
-        The order depends only on the seed and the number of the epoch.
+        Seed of the order, which depends only on it and on the epoch's number.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class ShardSampler(Sampler):
         self._rows = length + max(0, self._size - (length % batch_size or self._size))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch; each pass adds one to it."""
+        """Set the number of the next epoch; each epoch increments it."""
         self.epoch = check_int("epoch", epoch, minimum=0)
 
     def __iter__(self):

@@ -1,7 +1,6 @@
-"""A Gluon Trainer that adds gradients up over all processes, on the CPU over MPI.
+"""A Gluon Trainer that sums gradients over all processes with MPI on the CPU.
 
-With Horovod installed, ``hvd.DistributedTrainer`` does the same on GPUs too. It must
-not know the net's layers.
+Horovod's ``hvd.DistributedTrainer`` also sums on GPUs.
 """
 
 from __future__ import annotations
@@ -29,23 +28,24 @@ from .gradients import sum_in_place
 from .meeting import total
 from .parameters import broadcast_parameters, check_equal, parameters_of
 
-_numbers = itertools.count(1)  # of the trainers of this process
+_trainer_numbers = itertools.count(1)  # ordered by construction
 
 
 class Trainer(mx.gluon.Trainer):
     """A :class:`mxnet.gluon.Trainer` over all contexts of all processes.
 
-    If the loss is the sum over samples, a step equals that of one device with all
-    processes' samples: gradients and numbers of samples are added up over the
-    processes, and MPI gives all ranks the same bits. On CPUs it adds up in the
-    gradients' own memory, the last layers' first, while the first layers' backward
-    still runs.
+    If the loss is the sum over samples, a step equals the step of one device with all
+    processes' samples, because gradients and numbers of samples are summed over the
+    processes. All ranks get the same bits. On CPUs the sums are computed in the
+    gradients' own memory. They start with the last layers, while the backward of the
+    first layers still runs.
 
     Parameters
     ----------
     net : mxnet.gluon.Block, ParameterDict or list of Parameter
         Rank 0's parameters are copied to all processes, see
-        :func:`broadcast_parameters`; give the Block, which is checked best.
+        :func:`broadcast_parameters`. If you pass the Block, the places of layers are
+        also compared.
     optimizer, optimizer_params
         As in :class:`mxnet.gluon.Trainer`.
 
@@ -89,45 +89,44 @@ class Trainer(mx.gluon.Trainer):
         parameters = parameters_of(net)
         if not parameters:
             raise ValueError(
-                "net has no parameters, expected at least one, but got "
-                f"{short_repr(net)}"
+                f"net must have at least one parameter, got {short_repr(net)}"
             )
         for parameter in parameters:
             storage = gradient_storage(parameter)
             if storage != "default":
                 raise TypeError(
-                    f"the gradient of {parameter.name} is {storage}, expected a dense "
-                    "one"
+                    f"the gradient of {parameter.name} must be dense, got {storage}"
                 )
-        # In the order of names, as in mxnet.gluon.Trainer: states are saved by it.
+        # mxnet.gluon.Trainer has the same order, and saves optimizer states by it.
         ordered = sorted(parameters, key=lambda parameter: parameter.name)
         super().__init__(ordered, optimizer, optimizer_params, update_on_kvstore=False)
         self._in_order_of_forward = parameters
         self._fresh: list = []  # parameters that have a new gradient on any rank
-        self._number = next(_numbers)
-        self._samples, self._total = 0.0, 0.0  # of this rank's step, and of all ranks'
+        self._number = next(_trainer_numbers)
+        self._samples, self._total = 0.0, 0.0  # this rank's and all ranks'
         broadcast_parameters(net if isinstance(net, Block) else parameters)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """Adds gradients up over contexts and processes, and updates the parameters.
+        """Sum gradients over contexts and processes, and update the parameters.
 
         Parameters
         ----------
         batch_size : int or float
-            Samples of *this* process, over its contexts. The sum of gradients is
-            divided by the sum of all processes' samples, so shards may be uneven.
+            Number of samples of *this* process, summed over its contexts. Gradients are
+            divided by the number of samples of all processes, so shards may be uneven.
         ignore_stale_grad : bool, default False
-            If true, parameters without a new gradient are left as they are. If some
-            devices or processes have one, it is zero in the others, and all update.
+            If true, a parameter without a new gradient is not updated. If some devices
+            or processes have a new gradient, it counts as zero on the others, and all
+            update.
 
         Raises
         ------
         TypeError
-            If `batch_size` is no number, or `ignore_stale_grad` no bool.
+            If `batch_size` is not a number, or `ignore_stale_grad` not a bool.
         ValueError
-            If `batch_size` is negative or not finite, or 0 in all processes; if
-            processes step different trainers, or with different settings or frozen
-            parameters. The text names the first difference and both ranks.
+            If `batch_size` is negative or not finite, or 0 in all processes, or if
+            processes step different trainers, settings or sets of frozen parameters.
+            The text names the first difference and both ranks.
         """
         samples = check_real(
             "batch_size",
@@ -140,28 +139,28 @@ class Trainer(mx.gluon.Trainer):
         self.allreduce_grads()
         if self._total == 0:
             raise ValueError(
-                "batch_size is positive in at least one process, but got 0 in all"
+                "batch_size must be positive in at least one process, got 0 in all"
             )
         self.update(self._total, ignore_stale_grad)
 
     def _allreduce_grads(self):
         is_fresh = [_zero_stale(p) for p in self._in_order_of_forward]
-        super()._allreduce_grads()  # over the contexts of this process
+        super()._allreduce_grads()  # sums over this process's contexts only
         trained = [p for p in self._in_order_of_forward if p.grad_req != "null"]
         description = self._description(trained)
         own = np.zeros(1 + world().size)
         own[0], own[1 + world().rank] = self._samples, _digest(description)
-        # Here ranks that are missing are named.
+        # An error of this exchange names missing ranks.
         self._total, *sums = total("Trainer.step", [*own, *is_fresh])
         digests, is_fresh = np.split(sums, [world().size])
         if len({*digests}) > 1:
-            cure = "step one trainer with the same settings on all ranks"
+            cure = "Step the same trainer with the same settings on all ranks."
             check_equal("steps", description, cure)
         fresh = zip(self._in_order_of_forward, is_fresh)
         self._fresh = [parameter for parameter, ranks in fresh if ranks]
         if world().size == 1:
             return
-        # Backward of the last layers ends first.
+        # The backward of the last layers ends first.
         gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
         sum_in_place([own[0] for own in gradients])
         for replicas in gradients:
@@ -176,7 +175,7 @@ class Trainer(mx.gluon.Trainer):
         super()._update(ignore_stale_grad)
 
     def _description(self, trained):
-        """A text for each thing that has to be equal on all ranks in a step."""
+        """Return the lines of text that must be equal on all ranks in a step."""
         optimizer = self._optimizer
         step = (
             f"trainer {self._number}, {optimizer.num_update} updates before this step, "
@@ -190,7 +189,7 @@ class Trainer(mx.gluon.Trainer):
 
 
 def _zero_stale(parameter):
-    """Zeroes gradients that backward has not written; returns whether it wrote one."""
+    """Zero gradients that backward has not written; return True if it wrote any."""
     found = False
     if parameter.grad_req != "null":
         for data, gradient in zip(data_of(parameter), gradients_of(parameter)):

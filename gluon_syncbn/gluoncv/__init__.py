@@ -1,7 +1,4 @@
-"""GluonCV's training scripts on several CPU contexts, as on GPUs.
-
-It must not know what a net computes.
-"""
+"""Support for GluonCV's training scripts on several CPU contexts."""
 
 import sys
 from functools import lru_cache, wraps
@@ -18,22 +15,22 @@ from ..parallel.plain_loop import allow_plain_loop
 
 __all__ = ["install", "uninstall"]
 
-_former: list = []  # owner, name and value of what `install` has replaced
+_former: list = []  # owner, name and value of each replaced attribute
 _devices_of = lru_cache(maxsize=None)(ContextOfLoop)
 
 
 def install() -> None:
-    """Lets GluonCV's training scripts run on several CPU contexts, as on GPUs.
+    """Make GluonCV's training scripts use this package, also on several CPU contexts.
 
-    It needs GluonCV. Call it before a script makes its net. Until :func:`uninstall`
+    Call it before a script makes its net. The following holds until :func:`uninstall`:
 
-    * ``mxnet.gluon.contrib.nn.SyncBatchNorm``, which scripts take with ``--syncbn`` or
-      ``--norm-layer`` and predefined nets by their names, is
-      :class:`gluon_syncbn.SyncBatchNorm`, in feature pyramids also;
-    * ``ROIAlign`` returns zeros for regions that it skips, which MXNet leaves
-      uninitialized on CPUs;
-    * :class:`gluon_syncbn.Devices` run nets that are trained on several contexts, as
-      :func:`gluon_syncbn.allow_plain_loop` says, and all that ``Parallel`` is given.
+    * ``mxnet.gluon.contrib.nn.SyncBatchNorm`` is :class:`gluon_syncbn.SyncBatchNorm`.
+      Scripts choose it with ``--syncbn`` or ``--norm-layer``, and predefined nets by
+      their names. Feature pyramids are included.
+    * ``ROIAlign`` returns zeros for regions that it skips. MXNet leaves their memory
+      uninitialized on CPUs.
+    * Nets that are trained on several contexts run as
+      :func:`gluon_syncbn.allow_plain_loop` describes, and so does ``Parallel``.
 
     Examples
     --------
@@ -74,8 +71,8 @@ def install() -> None:
         align = F.contrib.ROIAlign
 
         def roi_align(data, rois, *args, **kwargs):
-            # If MXNet skips region n on CPUs, it writes 0 to the n-th number, which is
-            # one of the first region's, and leaves the row as memory was.
+            # If MXNet skips region n on CPUs, it writes 0 to the n-th number, which
+            # belongs to the first region, and does not initialize region n.
             is_used = F.slice_axis(rois, axis=1, begin=0, end=1).reshape((-1,)) >= 0
             y = align(data, F.where(is_used, rois, rois * 0), *args, **kwargs)
             return F.where(is_used, y, F.zeros_like(y))
@@ -99,7 +96,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Restores what `install` has replaced; nets stay as they are.
+    """Undo `install`; existing nets are not changed.
 
     Examples
     --------
@@ -108,7 +105,7 @@ def uninstall() -> None:
     """
     while _former:
         setattr(*_former.pop())
-    for module in _modules(SyncBatchNorm):  # imported in between
+    for module in _modules(SyncBatchNorm):  # modules imported after `install`
         module.SyncBatchNorm = mx.gluon.contrib.nn.SyncBatchNorm
 
 

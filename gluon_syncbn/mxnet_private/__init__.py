@@ -1,7 +1,7 @@
-"""Everything that MXNet's public interface lacks: private names, C calls, patches.
+"""Access to MXNet beyond its public interface: private names, C calls, patches.
 
-It must not know native code, layers or devices. Each name was checked on MXNet 1.6.0,
-1.7.0.post2, 1.9.1 and 2.0.0b1, and where they differ `IS_GLUON_2` tells; the text
-beside it says why nothing public serves. For another version, read MXNet's code of
-what stands here.
+Every private name was checked on MXNet 1.6.0, 1.7.0.post2, 1.9.1 and 2.0.0b1; code
+branches on `IS_GLUON_2` where these versions differ. The text beside a name explains
+why no public name serves. Before you support another version, read MXNet's code behind
+each name.
 """

@@ -1,7 +1,6 @@
-"""Parts of Gluon's blocks: settings, children, graphs, and traces under way.
+"""Private state of Gluon's blocks: settings, children, graphs and running traces.
 
-Gluon's blocks have no public way to look into them, or to change what they were made
-with.
+Gluon has no public interface to read this state, or to change a block's settings.
 """
 
 from __future__ import annotations
@@ -19,41 +18,41 @@ from ..common.mxnet_version import IS_GLUON_2
 from ..common.nested import flatten
 
 try:
-    from mxnet import _deferred_compute as deferred_compute  # of Gluon 2
+    from mxnet import _deferred_compute as deferred_compute  # Gluon 2 only
 except ImportError:
     deferred_compute = None
 
-# The class that BatchNorm's forward is written in: since MXNet 1.8 a base that it
-# shares with BatchNormReLU, before that BatchNorm itself.
+# The class that defines BatchNorm's forward: BatchNorm itself before MXNet 1.8, later a
+# base class of BatchNorm and BatchNormReLU.
 BatchNormBase = getattr(nn.basic_layers, "_BatchNorm", nn.BatchNorm)
 
 _TRACE = HybridBlock._get_graph.__code__
 _BUILD = HybridBlock._build_cache.__code__
 
-settings_of = attrgetter("_kwargs")  # of a BatchNorm as its operator takes them
+settings_of = attrgetter("_kwargs")  # the arguments of a BatchNorm's operator
 
 
 def children_of(block: mx.gluon.Block) -> dict:
-    """A block's children by name; `apply` does not tell where they are."""
+    """Return a block's children by name, which `apply` does not report."""
     if not IS_GLUON_2:
         return block._children
     return {name: child() for name, child in block._children.items()}
 
 
 def blocks_of(net: mx.gluon.Block) -> list:
-    """The blocks of a net, children first, each once."""
+    """Return the blocks of a net without duplicates, children first."""
     blocks: dict = {}
     net.apply(lambda block: blocks.setdefault(block))
     return list(blocks)
 
 
 def name_of(block: mx.gluon.Block) -> str:
-    """A block's name; in Gluon 2, where blocks have none, that of its class."""
+    """Return a block's name, or its class's name in Gluon 2, where blocks have none."""
     return type(block).__name__ if IS_GLUON_2 else block.name
 
 
 def names_in(net: mx.gluon.Block) -> dict:
-    """By block the names in a net; in Gluon 2 these are places, as in files."""
+    """Return each block's name in a net; in Gluon 2 its path, as in parameter files."""
     if not IS_GLUON_2:
         return {block: block.name for block in blocks_of(net)}
     names: dict = {}
@@ -69,24 +68,24 @@ def names_in(net: mx.gluon.Block) -> dict:
 
 
 def set_settings(block: mx.gluon.Block, settings: dict) -> None:
-    """Replaces `settings_of`."""
+    """Replace `settings_of(block)`."""
     block._kwargs = settings
 
 
 def parameters_by_place(net: mx.gluon.Block, prefix: str = "") -> dict:
-    """All parameters by place in the net, as in files; `collect_params` has names."""
+    """Return parameters by their path in the net, as in files, not by their name."""
     return net._collect_params_with_prefix(prefix)
 
 
 def set_parameter(
     block: mx.gluon.Block, name: str, parameter: mx.gluon.Parameter
 ) -> None:
-    """Replaces a parameter; Gluon refuses to set an attribute that holds one."""
+    """Replace a parameter of a block, which Gluon's `__setattr__` refuses."""
     block._reg_params[name] = vars(block)[name] = parameter
 
 
 def count_inputs(block: mx.gluon.Block) -> int | None:
-    """Return how many inputs a block takes at most; None if any number."""
+    """Return the largest number of inputs that a block takes; None without a limit."""
     if isinstance(block, mx.gluon.SymbolBlock):
         return len(block._cached_graph[0])
     forward, names = type(block).forward, {"self", "F", *block._reg_params}
@@ -102,29 +101,29 @@ def count_inputs(block: mx.gluon.Block) -> int | None:
 
 
 def graph_of(block: mx.gluon.HybridBlock) -> mx.sym.Symbol:
-    """The graph of a SymbolBlock, or of a hybridized block that was called."""
+    """Return the graph of a SymbolBlock, or of a hybridized block after its call."""
     return block._cached_graph[1]
 
 
 def set_graph(block: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol) -> None:
-    """Replaces `graph_of`; the inputs stay."""
+    """Replace the graph of a SymbolBlock, but not its inputs."""
     block._cached_graph = block._cached_graph[0], symbol
 
 
 def forget_graph(block: mx.gluon.Block) -> None:
     """Make a hybridized block trace its graph in its next call.
 
-    `hybridize` does so too, but sets the flags of all blocks.
+    `hybridize` would also reset the flags of all its child blocks.
     """
     if isinstance(block, HybridBlock):
         block._clear_cached_op()
 
 
 def forget_graphs_with(parameters: Iterable) -> None:
-    """Make every block trace again whose graph has any of some parameters.
+    """Make every block trace again whose graph contains one of the parameters.
 
-    A block does not know its parents, nor MXNet the blocks that have made graphs. So
-    this asks Python's garbage collector for all blocks.
+    Neither a block nor MXNet has a list of the blocks that contain a block, so this
+    function asks Python's garbage collector for all blocks.
     """
     names = {parameter.var().name for parameter in parameters}
     for block in gc.get_objects() if names else ():
@@ -134,14 +133,14 @@ def forget_graphs_with(parameters: Iterable) -> None:
 
 
 def is_traced(value: Any) -> bool:
-    """Tells whether a call with such arguments becomes a part of a graph."""
+    """Return True if a call with these arguments is being traced."""
     if IS_GLUON_2:
         return deferred_compute.is_deferred_compute()
     return any(isinstance(leaf, mx.sym.Symbol) for leaf in flatten(value))
 
 
 def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
-    """Calls a block's `_compute`, which takes what `hybrid_forward` of Gluon 1 does."""
+    """Call a block's `_compute(F, *inputs, **parameters)` in Gluon 1 or 2."""
     if not IS_GLUON_2:
         return HybridBlock.forward(block, *inputs)
     context = inputs[0].context
@@ -149,24 +148,24 @@ def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:
     return block._compute(mx.nd, *inputs, **parameters)
 
 
-# A call of a block runs one of these methods: Gluon 1 decides in `forward` whether a
-# graph runs, Gluon 2 before.
+# The methods that a call of a block may run. Gluon 1 decides inside of `forward`
+# whether to run the graph; Gluon 2 decides before.
 _RUNS = ("forward", "_call_cached_op") if IS_GLUON_2 else ("forward",)
 
 
 def own_forward(block: mx.gluon.Block) -> dict:
-    """The functions that stand in for the class's methods on one block, by name."""
+    """Return the functions that replace the class's methods on one block, by name."""
     return {name: vars(block)[name] for name in _RUNS if name in vars(block)}
 
 
 def replace_forward(block: mx.gluon.Block, forward: Callable) -> None:
-    """Replaces what a call of one block runs, hybridized or not."""
+    """Replace the function that a call of one block runs, hybridized or not."""
     for name in _RUNS if isinstance(block, HybridBlock) else ("forward",):
         setattr(block, name, forward)
 
 
 def restore_forward(block: mx.gluon.Block, former: dict) -> None:
-    """Undoes `replace_forward`; `former` is the `own_forward` of before."""
+    """Undo `replace_forward`; `former` is the earlier result of `own_forward`."""
     for name in own_forward(block):
         delattr(block, name)
     for name, function in former.items():
@@ -174,7 +173,7 @@ def restore_forward(block: mx.gluon.Block, former: dict) -> None:
 
 
 def run_forward(block: mx.gluon.Block, former: dict, args: Sequence) -> Any:
-    """Runs what a call of a block runs after `restore_forward`."""
+    """Run the function that a call of a block ran before `replace_forward`."""
     is_graph = IS_GLUON_2 and getattr(block, "_active", False) and not is_traced(args)
     name = "_call_cached_op" if is_graph else "forward"
     if name in former:
@@ -183,10 +182,10 @@ def run_forward(block: mx.gluon.Block, former: dict, args: Sequence) -> Any:
 
 
 class Trace(NamedTuple):
-    """A block whose graph is made, and the arrays of its call by their symbols' names.
+    """A block that is being traced, and the arrays of its call by symbol name.
 
-    Gluon hands neither down to the blocks that are traced, nor to a graph. So the call
-    stack is searched.
+    Gluon passes neither on to the block's children or to the graph, so both are read
+    from the call stack.
     """
 
     block: mx.gluon.HybridBlock
@@ -194,19 +193,19 @@ class Trace(NamedTuple):
 
     @property
     def is_hybridized(self) -> bool:
-        """Return True if the graph will run; else it is for shapes alone."""
+        """Return True if the graph will run, not only infer shapes."""
         return bool(self.block._active)
 
     @classmethod
     def of(cls, block: Any, symbols: Sequence, arguments: Any) -> Trace:
-        """Return that of a call with nested arguments, some of which may be None."""
+        """Return the Trace of a call whose nested arguments may be None."""
         arrays = [value for value in flatten(arguments) if value is not None]
         names = [symbol.name for symbol in symbols]
         return cls(block, dict(zip(names, arrays)))
 
 
 def current_trace() -> Trace | None:
-    """Return the outermost trace under way in this thread, or None."""
+    """Return the outermost running trace of this thread, or None."""
     found, frame = None, sys._getframe().f_back
     while frame is not None:
         if frame.f_code is _TRACE:
@@ -232,5 +231,5 @@ def current_build() -> Trace | None:
 
 
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
-    """Tells whether a hybridized block was called since."""
+    """Return True if a hybridized block has a graph."""
     return bool(vars(block).get("_cached_graph"))

@@ -1,4 +1,4 @@
-"""Autograd's graphs: the nodes in them, and the functions that differentiate them."""
+"""Autograd's graphs: their nodes, the blocks that record them, and backward."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mxnet.ndarray import _ndarray_cls
 from .library import identity as _identity
 
 _LIB = mx.base._LIB
-DTYPES = {  # by NumPy's type the name; MXNet publishes no list of its dtypes
+DTYPES = {  # names of MXNet's dtypes by NumPy type; MXNet publishes no list
     dtype: np.dtype(dtype).name
     for dtype in mx.nd.ndarray._DTYPE_NP_TO_MX
     if isinstance(dtype, type)
 }
 
 
-# ---- Nodes. MXNet numbers those of a process, so their names are unique. A variable
-# with a gradient is "var7", an array that an operator has read without one is "null7",
-# and an operator is "node_7". The public autograd.get_symbol raises where nothing is
+# ---- Nodes. MXNet numbers all nodes of a process, so their names are unique: "var7" is
+# a variable with a gradient, "null7" an array without a gradient that an operator has
+# read, "node_7" an operator. The public autograd.get_symbol raises if nothing is
 # recorded.
 
 
@@ -36,13 +36,13 @@ def is_recorded(array: Any) -> bool:
 
 
 def name_of(array: Any) -> str | None:
-    """Return the name of the node that an array is; None if nothing is recorded."""
+    """Return the name of an array's node; None if nothing is recorded."""
     symbol = _symbol(array)
     return None if symbol is None else symbol.name
 
 
 def entry_of(array: Any) -> str | None:
-    """Return the name of a result among all results; None if nothing is recorded."""
+    """Return the unique name of an operator's output; None if nothing is recorded."""
     symbol = _symbol(array)
     return None if symbol is None else symbol.list_outputs()[0]
 
@@ -68,13 +68,13 @@ def operators_behind(arrays: Iterable) -> list[int]:
 
 
 def next_operator() -> int:
-    """Return the number of an operator that is recorded by this call."""
+    """Record an operator and return its number."""
     return operators_behind([_identity(_marked("null", mx.cpu()))])[0]
 
 
 @functools.lru_cache(maxsize=None)
 def _marked(grad_req, context):
-    """Return an array that makes operators recorded; no graph keeps it."""
+    """Return a variable that makes operators recorded; no graph refers to it."""
     array = mx.nd.zeros((1,), ctx=context)
     array.attach_grad(grad_req)
     return array
@@ -84,7 +84,7 @@ _OPERATOR = re.compile(r"node_(\d+)")
 
 
 def symbols_of(arrays: Iterable) -> list[mx.sym.Symbol]:
-    """Return the recorded graphs of those arrays that have one."""
+    """Return the recorded graphs of the arrays that have one."""
     return [symbol for symbol in map(_symbol, arrays) if symbol is not None]
 
 
@@ -97,7 +97,7 @@ def _symbol(array):
     return mx.sym.Symbol(symbol)
 
 
-# ---- Blocks of `autograd.record()`. Autograd tells whether one is open, not which.
+# ---- Blocks of `autograd.record()`. Autograd has no public identity of the open block.
 
 _scope = autograd._RecordingStateScope
 _MXNET_ENTER, _MXNET_EXIT = _scope.__enter__, _scope.__exit__
@@ -105,10 +105,10 @@ _counting = 0  # owners
 
 
 class _Blocks(threading.local):
-    """A thread's count, and the scopes that are open.
+    """The number of blocks that a thread has entered, and its open scopes.
 
-    Ctrl-C may raise in the first line of `__enter__` or `__exit__`, so that a scope is
-    never left. Then nothing else holds it, and it is no longer open.
+    Ctrl-C may raise in the first line of `__enter__` or `__exit__`, so that `__exit__`
+    never ends. The weak set then drops the scope, because nothing else refers to it.
     """
 
     def __init__(self):
@@ -119,7 +119,7 @@ _blocks = _Blocks()
 
 
 def count_blocks_for(owner: Any) -> None:
-    """Lets threads count the blocks that they enter, as long as `owner` lives."""
+    """Count the blocks that threads enter, until `owner` is deleted."""
     global _counting
     _counting += 1
     _scope.__enter__, _scope.__exit__ = _enter, _exit
@@ -127,7 +127,7 @@ def count_blocks_for(owner: Any) -> None:
 
 
 def block_number() -> int:
-    """How many outermost blocks this thread has entered since blocks are counted."""
+    """Return how many outermost blocks this thread has entered while counting."""
     return _blocks.number
 
 
@@ -149,8 +149,8 @@ def _exit(self, *exception):
     return _MXNET_EXIT(self, *exception)
 
 
-# ---- Backward. MXNet has no hook in it: `backward` and `autograd.grad` both call one
-# function of the library, which `replace_backward` replaces.
+# ---- Backward. MXNet has no hook for it, but `backward` and `autograd.grad` call the
+# same C function, which `replace_backward` replaces.
 
 _mxnet_differentiate = _LIB.MXAutogradBackwardEx
 
@@ -171,14 +171,14 @@ class BackwardCall:
         self.retain_graph, self.train_mode = bool(retain_graph), bool(train_mode)
 
     def run(self) -> None:
-        """Does what MXNet would do."""
+        """Run MXNet's own backward."""
         mx.base.check_call(_mxnet_differentiate(*self._arguments))
 
 
 def replace_backward(
     backward: Callable[[BackwardCall], None], concerns: Callable[[], Any]
 ) -> None:
-    """Calls `backward` in place of MXNet's function, while it concerns any graph."""
+    """Call `backward` in place of MXNet's function whenever `concerns()` is true."""
 
     def replacement(*arguments):
         if not concerns():
@@ -196,19 +196,18 @@ def differentiate(
     retain_graph: bool,
     train_mode: bool,
 ) -> list[mx.nd.NDArray]:
-    """As `autograd.backward`, or `autograd.grad` if there are variables.
+    """Run MXNet's own `autograd.backward`, or `autograd.grad` if there are variables.
 
-    A gradient that is None stands for ones. Calls MXNet's own function, not the one
-    that replaces it.
+    A gradient that is None stands for ones.
     """
     grads = ctypes.POINTER(ctypes.c_void_p)()
     stypes = ctypes.POINTER(ctypes.c_int)()
-    of_heads = (ctypes.c_void_p * len(heads))(
+    head_gradients = (ctypes.c_void_p * len(heads))(
         *(None if gradient is None else gradient.handle for gradient in gradients)
     )
     flags = map(ctypes.c_int, (retain_graph, False, train_mode))
     code = _mxnet_differentiate(
-        *(len(heads), mx.base.c_handle_array(heads), of_heads),
+        *(len(heads), mx.base.c_handle_array(heads), head_gradients),
         *(len(variables), mx.base.c_handle_array(variables), *flags),
         *(ctypes.byref(grads), ctypes.byref(stypes)),
     )
@@ -220,11 +219,11 @@ def differentiate(
 
 
 def drop(heads: Sequence) -> None:
-    """Drop the graphs behind some heads, as a backward does that retains none.
+    """Free the graphs behind some heads without running their backward.
 
-    Arrays without a gradient are then in no graph any more: otherwise MXNet would go on
-    recording what reads them. One more head whose gradient alone is computed makes it
-    a backward that runs no operator of the graphs.
+    Arrays without a gradient leave their graph; otherwise MXNet would go on recording
+    the operators that read them. The backward computes the gradient of one additional
+    head only, so it runs no operator of the graphs.
     """
     variable = _marked("write", heads[0].context)
     with autograd.record():
@@ -233,7 +232,7 @@ def drop(heads: Sequence) -> None:
 
 
 def _array_of(handle):
-    """A new NDArray for the array that a handle stands for; None for no handle."""
+    """Return a new NDArray for a handle, or None for no handle."""
     if handle is None:
         return None
     copy = ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""MXNet's C library, where its Python offers no function."""
+"""Functions of MXNet's C library that its Python interface lacks."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from mxnet.ndarray.register import _make_ndarray_function
 from ..common.mxnet_version import IS_GLUON_2
 
 _LIB = mx.base._LIB
-# Absent from builds of MXNet without oneDNN, which have no other layouts. It has no C
-# interface, only this C++ name.
+# The function has no C interface, only this C++ name. Builds of MXNet without oneDNN
+# lack it, because they have no blocked layouts.
 _reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
 def path() -> str:
-    """The libmxnet.so that is loaded; `mx.libinfo` searches, and may find another."""
+    """Return the path of the loaded libmxnet.so; `mx.libinfo` may find another file."""
     return _LIB._name
 
 
 def push(
-    function: Any,  # of a library that ctypes has loaded
+    function: Any,  # a C function of a library that ctypes has loaded
     address: int,
     context: mx.Context,
     read: Sequence,
     written: Sequence = (),
 ) -> None:
-    """Lets MXNet's engine call a C function with `address` once `read` are ready.
+    """Let MXNet's engine call a C function with `address` once `read` are ready.
 
-    What is queued later waits for it before it uses `written`, which hold no array
-    twice. Python's `mx.engine` only sets the size of bulks.
+    Work that is queued later waits for this call before it uses the arrays `written`,
+    which must not contain an array twice. Python's `mx.engine` only sets bulk sizes.
     """
     place = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
     lists = []
@@ -48,7 +48,7 @@ def push(
 
 
 def memory_of(array: mx.nd.NDArray) -> np.ndarray:
-    """NumPy's view of a CPU array's own memory; the work on it must have ended."""
+    """Return a NumPy view of a CPU array's memory; wait for pending work before."""
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     dtype = np.dtype(array.dtype)
@@ -57,18 +57,17 @@ def memory_of(array: mx.nd.NDArray) -> np.ndarray:
 
 
 def make_plain(x: mx.nd.NDArray) -> None:
-    """Converts oneDNN's blocked layout to row-major, in place; else a no-op.
+    """Convert oneDNN's blocked layout to row-major in place, before later work.
 
-    It happens before what is queued next; every public operator makes a copy.
+    Arrays with another layout are unchanged. Every public operator would make a copy.
     """
     if _reorder is not None and x.context.device_type != "gpu":
         _reorder(x.handle)
 
 
-# ---- Operators without the casts that ``contrib.amp`` puts around ``mx.nd``, and
-# around copies to another context: with them parts of an output, and gradients, would
-# not keep their dtype. `amp` replaces the public functions, so these are made as MXNet
-# makes its own.
+# ---- Operators without the casts of ``contrib.amp``, which replaces the public
+# functions of ``mx.nd``. Its casts would change the dtype of outputs and gradients.
+# These operators are made in the way in which MXNet makes its own.
 
 
 def _operator(name):
@@ -85,14 +84,14 @@ _copyto = _operator("_copyto")
 
 
 def array_of(values: np.ndarray, context: mx.Context) -> mx.nd.NDArray:
-    """An array of the kind that blocks take, with the values and dtype of NumPy's."""
+    """Return an array of the type that blocks take, with NumPy's values and dtype."""
     if IS_GLUON_2:
         return mx.np.array(values, values.dtype, context)
     return mx.nd.array(values, context, values.dtype)
 
 
 def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
-    """The array on a context; unchanged if already on that context."""
+    """Return a copy on another context, or the array itself if it is there."""
     if array.context == context:
         return array
     copy = mx.nd.empty(array.shape, context, array.dtype)

@@ -1,7 +1,7 @@
-"""Arrays and marks of Gluon's parameters.
+"""Arrays of Gluon's parameters, and marks on them.
 
-The public `list_data` and `list_grad` raise where there are none yet, and for sparse
-parameters.
+The public `list_data` and `list_grad` raise for sparse parameters, and for parameters
+without arrays.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..common.mxnet_version import IS_GLUON_2
 _list_contexts = methodcaller("list_device" if IS_GLUON_2 else "list_ctx")
 _reset_context = "reset_device" if IS_GLUON_2 else "reset_ctx"
 
-# True, in an ``if``, of a parameter that is initialized as soon as its shape is known.
+# Truthy if initialization waits for the shape.
 is_deferred = attrgetter("_deferred_init")
-gradient_storage = attrgetter("_grad_stype")  # the type, known before there are any
-# Tells whether backward has written an array's gradient since the last update. A
-# Trainer reads this mark and clears it; it is no part of the public NDArray.
+gradient_storage = attrgetter("_grad_stype")  # known before gradients exist
+# True if backward has written an array's gradient since the last update. A Trainer
+# reads and clears this mark, which the public NDArray does not have.
 is_fresh = attrgetter("_fresh_grad")
 
 
 def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
-    """Contexts that a parameter is initialized on, or will be; empty without any."""
+    """Return the contexts that a parameter is or will be initialized on, or []."""
     try:
         return _list_contexts(parameter)
     except RuntimeError:
@@ -36,29 +36,29 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
 
 
 def is_dense(parameter: mx.gluon.Parameter) -> bool:
-    """Return True if a parameter's values are no sparse arrays."""
+    """Return True if a parameter's values are not sparse arrays."""
     return parameter._stype == "default"
 
 
 def move(parameter: mx.gluon.Parameter, contexts: Sequence[mx.Context]) -> None:
-    """Copies a parameter that is initialized, or will be, to other contexts."""
+    """Move a parameter to other contexts, before or after its initialization."""
     getattr(parameter, _reset_context)(contexts)
 
 
 def data_of(parameter: Any) -> Sequence:
-    """A parameter's arrays on its contexts; none before it is initialized."""
+    """Return a parameter's arrays on its contexts; () before it is initialized."""
     return parameter._data or ()
 
 
 def gradients_of(parameter: Any) -> Sequence:
-    """The gradients of `data_of`; none where it has no gradient."""
+    """Return the gradients of `data_of`; () without a gradient."""
     return parameter._grad or ()
 
 
 def save_value_of(parameter: Any, context: mx.Context | None) -> None:
-    """Lets files get a parameter's value on a context; None undoes it.
+    """Make Gluon save a parameter's value on one context; None undoes it.
 
-    Gluon saves the mean over contexts, which may differ from equal numbers.
+    Gluon saves the mean over contexts, which rounds even if all values are equal.
     """
     if context is None:
         vars(parameter).pop("_reduce", None)
@@ -68,20 +68,21 @@ def save_value_of(parameter: Any, context: mx.Context | None) -> None:
 
 def _on_cpu(parameter, context):
     mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
-    # Not by `data`, which notes for a parallel net that a program may write to it.
+    # The method `data` would record that a program may write to the array
+    # (`lend_data`).
     value = next(data for data in data_of(parameter) if data.context == context)
     return value.copyto(mx.cpu())
 
 
 def trainer_set(parameter: mx.gluon.Parameter) -> mx.gluon.Trainer | None:
-    """The trainer of a parameter; Gluon 2 has a weak reference to it."""
+    """Return a parameter's trainer or None; Gluon 2 stores a weak reference."""
     trainer = parameter._trainer
     trainer = trainer() if isinstance(trainer, weakref.ref) else trainer
     return trainer if isinstance(trainer, mx.gluon.Trainer) else None
 
 
 def when_initialized(parameter: Any, act: Callable[[], None]) -> None:
-    """Calls `act` once the parameter gets its values; Gluon has no hook for that."""
+    """Call `act` once the parameter gets its values; Gluon has no hook for that."""
     initialize = parameter._init_impl
 
     def initialize_and_act(data, ctx_list):
@@ -93,7 +94,7 @@ def when_initialized(parameter: Any, act: Callable[[], None]) -> None:
 
 
 def mark_fresh(data: mx.nd.NDArray, fresh: bool = True) -> None:
-    """Sets the mark that `is_fresh` reads."""
+    """Set the mark that `is_fresh` reads."""
     data._fresh_grad = fresh
 
 
@@ -103,7 +104,7 @@ def is_parallel(parameter: mx.gluon.Parameter) -> bool:
 
 
 def is_summed(parameter: mx.gluon.Parameter) -> bool:
-    """Return True if each device has the gradient of the whole batch, not its part."""
+    """Return True if each device has the gradient of the whole batch."""
     return getattr(parameter, "_gluon_syncbn_is_summed", False)
 
 
@@ -118,7 +119,7 @@ def unset_parallel(parameter: mx.gluon.Parameter) -> None:
 
 
 def lend_data(parameter: mx.gluon.Parameter, is_own_call: Callable[[], bool]) -> None:
-    """Note what a parameter's method `data` returns to the program."""
+    """Record which array a parameter's method `data` returns to the program."""
     parameter.data = _LentData(parameter, is_own_call)
 
 
@@ -128,7 +129,7 @@ def keep_data(parameter: mx.gluon.Parameter) -> None:
 
 
 def collect_lent(parameters: Iterable) -> None:
-    """Copy arrays that a program got, and may have written to, to the other devices."""
+    """Copy lent arrays, to which a program may have written, to the other devices."""
     replaced = [vars(p)["data"] for p in parameters if "data" in vars(p)]
     lent = [data for data in replaced if data.lent]
     if lent:
@@ -140,7 +141,7 @@ def collect_lent(parameters: Iterable) -> None:
 
 
 class _LentData:
-    """Takes the place of a parameter's method `data`."""
+    """Replacement for a parameter's method `data`."""
 
     def __init__(self, parameter, is_own_call):
         self._parameter, self._is_own_call = parameter, is_own_call
@@ -161,6 +162,7 @@ class _LentData:
             return
         for data in arrays.values():
             source.copyto(data)
-        # References: the parameter's, and two here. A program may have kept another.
+        # The parameter has one reference, this function two. A program may keep
+        # another.
         if sys.getrefcount(source) <= 3:
             self.lent = None

@@ -1,4 +1,4 @@
-"""Calls of mx.random.seed, which MXNet applies to the calling thread only."""
+"""Calls of mx.random.seed, which sets the seed of the calling thread only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ seed = mx.random.seed
 
 @lru_cache(maxsize=None)
 def watch(note: Callable[[], None]) -> None:
-    """Call `note` after each call of mx.random.seed from now on."""
+    """Call `note` after each later call of mx.random.seed."""
 
     @wraps(seed)
     def noted(*args, **kwargs):

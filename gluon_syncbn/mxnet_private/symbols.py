@@ -1,6 +1,6 @@
 """Symbols as lists of nodes, and copies of symbols with nodes replaced.
 
-MXNet's symbols cannot be changed, so this works on their JSON form.
+MXNet's symbols are immutable, so these functions work on the JSON form.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Callable
 import mxnet as mx
 
 _load = getattr(mx.sym, "load_json", None) or mx.sym.fromjson  # MXNet 2 renamed it
-# MXNet 1.6 keeps casts. Later ones never free the graph that they make without casts.
+# MXNet 1.6 keeps casts. Later versions remove them by default, and leak the graph
+# without.
 _HAS_OPTION = "remove_amp_cast" in inspect.signature(mx.sym.Symbol.tojson).parameters
 _WITH_CASTS: dict = {"remove_amp_cast": False} if _HAS_OPTION else {}
 
@@ -45,11 +46,11 @@ def used_outputs(symbol: Any) -> dict[int, set[int]]:
 def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
     """Return a copy of a symbol with nodes replaced.
 
-    `replace` is called with the number of each node, and the node. If it returns None
-    the node stays, with changes of its ``attrs``; if it returns a symbol with one
-    output, that replaces the node's first output. In that symbol the variable
-    :data:`INPUT` is the node's first input, and other variables are the variables of
-    the graph that have the same name.
+    `replace` is called with each node's number and the node. If it returns None, the
+    node is kept, including changes that `replace` made to its ``attrs``. If it returns
+    a symbol with one output, this output replaces the node's first output. In that
+    symbol the variable :data:`INPUT` stands for the node's first input, and any other
+    variable is the graph's variable of the same name.
     """
     old, nodes, variables = parse(symbol), [], {}
 
@@ -108,7 +109,7 @@ def parse(symbol: Any) -> dict:
 def _resolve(entry, entries):
     """Return an old entry [node, output, version] as an entry of the new graph.
 
-    A node that stays has all its outputs; a replaced one has the first only.
+    A node that was replaced has its first output only.
     """
     source, output, *version = entry
     number, only_output = entries[source]

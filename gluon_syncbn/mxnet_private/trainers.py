@@ -1,6 +1,6 @@
-"""What a gluon.Trainer holds, and its methods, which are wrapped here.
+"""Private state of gluon.Trainer, and wrappers of its methods.
 
-A Trainer publishes its learning rate and optimizer only, and has no hooks.
+A Trainer publishes only its learning rate and optimizer, and has no hooks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .parameters import (
     trainer_set,
 )
 
-parameters_of = attrgetter("_params")  # all, in the order of the optimizer's indices
-updates_on_kvstore = attrgetter("_update_on_kvstore")  # rather than on each device
+parameters_of = attrgetter("_params")  # ordered by the optimizer's index
+updates_on_kvstore = attrgetter("_update_on_kvstore")  # or on each device
 
 
 def not_copied_yet(trainer: mx.gluon.Trainer) -> list:
-    """Initialized parameters that the trainer has not copied to its kvstore yet."""
+    """Return initialized parameters that the kvstore does not have yet."""
     return [p for p in trainer._params_to_init if not p._deferred_init]
 
 
@@ -44,20 +44,20 @@ def _is_local(kvstore):
 
 
 def workers_of(trainer: mx.gluon.Trainer) -> int:
-    """The processes whose gradients the kvstore adds up; known once a step began."""
+    """Return how many processes the kvstore sums over; known once a step has begun."""
     return trainer._kvstore.num_workers if trainer._distributed else 1
 
 
 def has_kvstore(trainer: mx.gluon.Trainer) -> bool:
-    """Return True if a trainer's first step has begun, which makes the kvstore."""
+    """Return True if a trainer has made its kvstore, which its first step does."""
     return getattr(trainer, "_kv_initialized", False)  # unset while it is made
 
 
 def update_on_devices(trainer: mx.gluon.Trainer) -> None:
     """Update a trainer's parameters on each device, not on a kvstore of this process.
 
-    A kvstore has weights of its own, which do not know what a program writes to the
-    parameters between two steps. States of its optimizer are kept.
+    A kvstore has its own weights, which miss what a program writes to the parameters
+    between two steps. Optimizer states are kept.
     """
     is_local = _is_local(trainer._kvstore_params["kvstore"])
     if not is_local or trainer._contains_sparse_weight:
@@ -74,10 +74,10 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
 
 @contextlib.contextmanager
 def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Let a reduction take one gradient of a parameter whose devices all have the sum.
+    """Reduce one gradient of each parameter whose devices all have the sum.
 
-    In this process there is nothing to reduce then. Other processes need one gradient,
-    and each device gets the result.
+    Within this process there is nothing to reduce. Between processes one gradient is
+    reduced, and the result is copied to each device.
     """
     is_done = trainer._kvstore and not trainer._distributed
     is_done = is_done and not trainer._update_on_kvstore
@@ -91,17 +91,17 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Let an update change the first replica of parallel nets' parameters only.
+    """Update only the first replica of a parallel net's parameters, then copy it.
 
-    Then each optimizer does what it does on one device: some draw random numbers, or
-    count their updates. The first replica has what the program may have written to the
-    replica on its current context, and is copied to the others.
+    Every optimizer then works as on one device, including optimizers that draw random
+    numbers or count their updates. Before the update the first replica receives what
+    the program may have written to the replica on its current context.
     """
     parallel = [p for p in trainer._params if is_parallel(p) and gradients_of(p)]
     for parameter in parallel:
         gradients = gradients_of(parameter)
         current = _current(gradients)
-        # Sums of several backwards stay equal everywhere; others are read here only.
+        # All replicas of an "add" gradient must stay equal for the next backward.
         count = None if parameter.grad_req == "add" else 1
         for gradient in gradients[:count]:
             if gradient is not current:
@@ -137,9 +137,9 @@ def _one_replica_each(trainer, parameters, grad_req=None):
 
 
 class _OneReplica:
-    """A parameter as a trainer sees it: on its first device alone.
+    """A parameter's gradient on its first device only.
 
-    A kvstore, which updates by itself, still sends the result to all devices.
+    A kvstore that updates still sends the result to all devices.
     """
 
     def __init__(self, parameter, grad_req):
@@ -166,10 +166,7 @@ def _current(arrays):
 
 
 def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
-    """Calls `act` with each trainer that gets the parameter; with its present one, too.
-
-    A Trainer tells its parameters when it is made, and nobody else.
-    """
+    """Call `act` with the parameter's trainer, and with each later one."""
     parameter._set_trainer = _SetTrainer(parameter, act)
     trainer = trainer_set(parameter)
     if trainer is not None:
@@ -177,12 +174,12 @@ def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
 
 
 def forget_trainers(parameter: mx.gluon.Parameter) -> None:
-    """Undoes :func:`when_trainer_is_set`."""
+    """Undo :func:`when_trainer_is_set`."""
     vars(parameter).pop("_set_trainer", None)
 
 
 class _SetTrainer:
-    """Takes the place of a parameter's method, also in copies of the parameter."""
+    """Replacement for `Parameter._set_trainer` that also serves copies."""
 
     def __init__(self, parameter, act):
         self.parameter, self.act = parameter, act
@@ -194,18 +191,18 @@ class _SetTrainer:
 
 
 def wrap(trainer: mx.gluon.Trainer, **arounds: Callable) -> None:
-    """Runs methods of one trainer inside of context managers, until `unwrap`.
+    """Run methods of one trainer inside of context managers, until `unwrap`.
 
-    Each function takes the trainer, and returns the context manager of the method of
-    that name. The methods: ``step``, ``_init_params`` copies parameters to all contexts
-    once; ``_allreduce_grads`` updates, too, if the kvstore does; else ``_update`` does.
+    Each keyword names a method; its value takes the trainer and returns the context
+    manager. ``_init_params`` copies parameters to all contexts once.
+    ``_allreduce_grads`` also updates if the kvstore does; otherwise ``_update`` does.
     """
     for name, around in arounds.items():
         setattr(trainer, name, _wrapped(trainer, getattr(trainer, name), around))
 
 
 def unwrap(trainer: mx.gluon.Trainer, names: Iterable[str]) -> None:
-    """Gives a trainer its own methods back."""
+    """Restore a trainer's own methods."""
     for name in names:
         vars(trainer).pop(name, None)
 

@@ -1,7 +1,7 @@
-"""Ends a wait of layers after a Ctrl-C for which the main thread has no time.
+"""A thread that ends the wait of a layer after Ctrl-C.
 
-Python handles signals between two operations of the main thread, which may wait inside
-of MXNet for an array that waits for a layer.
+Python handles signals between two operations of the main thread. The main thread may be
+inside of MXNet, where it waits for an array that waits for a layer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SECONDS = 1.5
 
 
 def watch() -> None:
-    """Watch for SIGINT from now on, unless another library has the wakeup descriptor.
+    """Start the thread, unless another library has the wakeup descriptor.
 
-    Python writes the number of each signal there at once.
+    Python writes each signal's number to this descriptor at once.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -40,7 +40,7 @@ def watch() -> None:
         if found not in (-1, write):
             signal.set_wakeup_fd(found)
 
-    os.register_at_fork(after_in_child=in_child)  # the pipe is the parent's
+    os.register_at_fork(after_in_child=in_child)  # a child has no such thread
 
 
 def _listen(descriptor):
@@ -58,6 +58,6 @@ def _listen(descriptor):
 
 
 def _place():
-    """Return the frame and the operation at which the main thread stands."""
+    """Return the current frame and operation of the main thread."""
     frame = sys._current_frames().get(threading.main_thread().ident)  # noqa: SLF001
     return id(frame), frame and frame.f_lasti

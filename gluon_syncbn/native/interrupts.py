@@ -1,8 +1,8 @@
-"""Defers signals to a moment when an exception of their handlers does no harm.
+"""Sections in which signal handlers wait, because an exception of theirs would do harm.
 
-An exception between the calls for two contexts would leave one without the work that
-the others wait for, one while another thread calls MXNet crashes it, and one inside of
-an update leaves half a step.
+An exception between the calls for two contexts leaves one context without the work that
+the other one waits for. An exception while another thread calls MXNet crashes MXNet. An
+exception inside of an update leaves half a step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import threading
 from typing import Any, Callable
 
-# The functions of C: the enums that Python's return take 170 us for all signals.
+# The C functions behind Python's: converting to enums takes 170 us for all signals.
 _handler_of = inspect.unwrap(signal.getsignal)
 _set_handler = inspect.unwrap(signal.signal)
 ALL_WAIT = math.inf, math.inf
@@ -22,8 +22,8 @@ ALL_WAIT = math.inf, math.inf
 class DeferredSignals:
     """A section that calls the program's signal handlers when it ends, or in `wait`.
 
-    Only the main thread runs handlers: in other threads a section changes nothing. A
-    section inside of another one is that one.
+    Python runs handlers in the main thread only, so a section of another thread changes
+    nothing. A nested section is the outer one.
     """
 
     _open: DeferredSignals | None = None
@@ -31,7 +31,7 @@ class DeferredSignals:
     def __init__(self) -> None:
         self._former: dict = {}
         self._noted: list[tuple] = []
-        # How many of SIGINT, and how many other signals, wait for the section's end.
+        # The numbers of SIGINTs, and of other signals, that wait for the section's end.
         self.limits: tuple[float, float] = ALL_WAIT
 
     def __enter__(self) -> DeferredSignals:
@@ -43,12 +43,11 @@ class DeferredSignals:
             for number in range(1, signal.NSIG):
                 handler = _handler_of(number)
                 if callable(handler):
-                    handler = getattr(
-                        handler, "handler", handler
-                    )  # of a former section
+                    # An earlier section may have left its replacement.
+                    handler = getattr(handler, "handler", handler)
                     self._former[number] = handler
                     _set_handler(number, _Noting(self, handler))
-            DeferredSignals._open = self  # nothing raises from here on
+            DeferredSignals._open = self  # no later statement raises
         except BaseException:
             self._put_back()
             raise
@@ -58,11 +57,11 @@ class DeferredSignals:
         if DeferredSignals._open is not self:
             return
         try:
-            DeferredSignals._open = None  # from here on each handler is called at once
+            DeferredSignals._open = None  # later signals call their handlers at once
             self._put_back()
         finally:
             try:
-                self._put_back()  # a handler that was put back may have raised
+                self._put_back()  # a handler may have raised during the first attempt
             finally:
                 _call_all(self._noted)
 
@@ -73,8 +72,9 @@ class DeferredSignals:
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
         """Return the result of a function that a signal may interrupt.
 
-        A SIGINT does so after `patience` of them, other signals do so at once. The
-        function may have ended when its caller gets the exception.
+        The first `patience` SIGINTs wait for the section's end; later ones, and other
+        signals, interrupt at once. The function may have ended when its caller gets the
+        exception.
         """
         former = self.limits
         try:
@@ -106,7 +106,7 @@ class DeferredSignals:
 
 
 class _Noting:
-    """Takes a handler's place; outside of its section it is that handler."""
+    """Replacement for a handler, which calls the handler outside of its section."""
 
     def __init__(self, section, handler):
         self._section, self.handler = section, handler
@@ -116,7 +116,7 @@ class _Noting:
 
 
 def _call_all(noted):
-    """Call the handlers in order, each also after an exception of the one before."""
+    """Call the handlers in order, even if one raises."""
     if noted:
         (number, handler, frame), *others = noted
         try:

@@ -1,7 +1,4 @@
-"""Finds the lines at which the program stands: errors of waits and warnings show them.
-
-It must not know what is waited for.
-"""
+"""The user's current lines, which timeouts and warnings show."""
 
 from __future__ import annotations
 
@@ -29,17 +26,17 @@ _NOT_THE_USERS = tuple(os.path.join(path, "") for path in _LIBRARIES)
 def _locate():
     try:
         load().gluon_syncbn_tell_where(where_threads_stand())
-    except BaseException:  # the error of the wait is told without it
+    except BaseException:  # the timeout's error is raised without these lines
         pass
 
 
 def tell_where(is_known: bool) -> None:
-    """Lets errors of waits show where the program stands, or no longer."""
+    """Make errors of waits show the program's lines, or stop that."""
     load().gluon_syncbn_set_locator(_locate if is_known else None)
 
 
 def warn(text: str) -> None:
-    """Warns with the line of the program that has led here."""
+    """Issue a warning for the user's line that has called this package."""
     frame, level = sys._getframe(), 1  # noqa: SLF001
     users = _users_frame(frame)
     while frame is not users and frame.f_back is not None:
@@ -48,7 +45,7 @@ def warn(text: str) -> None:
 
 
 def where_threads_stand() -> str:
-    """A line for each thread that runs the user's program, the main thread's first."""
+    """Return a line of text for each thread of the user's program, main first."""
     frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
     threads = {main.ident: main, **{t.ident: t for t in threading.enumerate()}}
     lines = ""
@@ -61,7 +58,7 @@ def where_threads_stand() -> str:
 
 
 def _place(frame):
-    """File, line, function and source of the innermost frame that is the user's."""
+    """Return file, line, function and source of the user's innermost frame."""
     frame = _users_frame(frame)
     if frame is None:
         return ""
@@ -73,7 +70,7 @@ def _place(frame):
 
 
 def _users_frame(frame):
-    """The innermost one that is neither a library's nor Python's own; None if none."""
+    """Return the innermost frame that is not a library's or Python's own, or None."""
     while frame is not None:
         file = frame.f_code.co_filename
         is_main = frame.f_globals.get("__name__") == "__main__"
@@ -86,6 +83,6 @@ def _users_frame(frame):
 
 
 def _relative(path):
-    """The path as seen from the working directory, if it is below that."""
+    """Return the path relative to the working directory if it is below it."""
     here = os.path.join(os.getcwd(), "")
     return path[len(here) :] if path.startswith(here) else path

@@ -1,4 +1,1 @@
-"""Running statistics of whole nets, after training.
-
-It must not know how a layer normalizes.
-"""
+"""Running statistics of whole nets, recomputed after training."""

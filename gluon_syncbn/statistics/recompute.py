@@ -1,7 +1,7 @@
-"""Running statistics from batches, with the parameters as they are.
+"""Running statistics computed from batches with fixed parameters.
 
-While a layer collects, native code takes each batch's statistics in inference too, and
-leaves the running statistics alone: so nothing else in a net has to change.
+While a layer collects, native code uses batch statistics also in inference, and does
+not change the running statistics. So nothing else in a net has to change.
 """
 
 from __future__ import annotations
@@ -35,68 +35,68 @@ from ..parallel.shards import Shards
 def recompute_statistics(
     net: mx.gluon.Block, batches: Iterable, steps: int | None = None
 ) -> None:
-    r"""Set the running statistics to those of some batches, with fixed parameters.
+    r"""Recompute running statistics from some batches, with fixed parameters.
 
-    A running average mixes the statistics of many past nets; those of the final one
-    are what inference needs. Layers normalize with each batch's own statistics, as in
-    training, over all devices and processes of their group. Everything else is in
-    inference mode: Dropout drops nothing. With batches of :math:`n_b` elements,
-    mean :math:`\mu_b` and biased variance :math:`\sigma_b^2` of a channel, the running
-    mean is
+    A running average mixes the statistics of many earlier states of the net, but
+    inference needs the statistics of the final state. This function calls `net` on the
+    batches. Layers normalize with each batch's own statistics, as in training, over all
+    devices and processes of their group. Everything else is in inference mode, so
+    Dropout drops nothing. If batch :math:`b` has :math:`n_b` elements of a channel with
+    mean :math:`\mu_b` and biased variance :math:`\sigma_b^2`, the running mean becomes
 
     .. math::
         \mu = \frac{1}{N} \sum_b n_b \mu_b, \qquad N = \sum_b n_b,
 
-    and the running variance
+    and the running variance becomes
 
     .. math::
-        \sigma^2 = \frac{1}{N} \sum_b n_b \left(\sigma_b^2 + (\mu_b - \mu)^2\right)
+        \sigma^2 = \frac{1}{N} \sum_b n_b \left(\sigma_b^2 + (\mu_b - \mu)^2\right),
 
-    is that of all elements together (the law of total variance), whatever the sizes of
-    the batches: also for a layer that sees one element in each. Layers with
-    `unbiased_running_var` divide by :math:`N - 1`.
+    the variance of all elements of all batches, whatever the sizes of the batches.
+    Layers with `unbiased_running_var` divide by :math:`N - 1` instead.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        On any contexts, parallel or not, hybridized or not. BatchNorm layers are
-        synchronized for the time of the call. Layers that are frozen
-        (``use_global_stats``) or that `net` does not call keep their statistics.
+        An initialized net on any contexts, parallel or not, hybridized or not. Its
+        BatchNorm layers are synchronized during the call. Frozen layers
+        (``use_global_stats``) and layers that `net` does not call keep their
+        statistics.
     batches : iterable
-        Each batch is an array, or a tuple or list whose first elements are the inputs
-        of `net`: labels behind them are dropped. Arrays may be NumPy's, and on any
-        context. Where `net` is on several contexts, each batch is split over these.
-        With several processes each calls this function, with equally many batches of
-        its own. A layer with ``nonfinite="skip"`` leaves out those whose moments are
-        not finite.
+        Each batch is an array, or a tuple or list that begins with the inputs of `net`;
+        later elements such as labels are ignored. Arrays are NumPy's or MXNet's, on any
+        context. If `net` is on several contexts, each batch is split over them. With
+        several processes every process calls this function with equally many batches.
+        A layer with ``nonfinite="skip"`` ignores batches whose moments are not finite.
     steps : int or None, default None
-        The largest number of batches; None means all.
+        Maximum number of batches. By default all batches are used.
 
     Raises
     ------
     ValueError
-        If `batches` is empty or reaches no layer, a result is not finite, or the
+        If `batches` is empty, no layer is called, a result is not finite, or the
         processes have different numbers of batches.
     RuntimeError
         If `net` is not initialized.
     mxnet.MXNetError
-        As in training, and if not all processes call it within the timeout. After this
-        or any other error the statistics are those from before the call; with several
-        processes all of them get an error.
+        For the same reasons as in training, or if not all processes call this function
+        within the timeout. After any error the running statistics are unchanged, and
+        all processes get an error.
 
     Warns
     -----
     UserWarning
-        With the names of what keeps its statistics because it cannot be converted, as
-        :func:`convert_sync_batchnorm` says.
+        With the names of batch normalizations that keep their statistics because they
+        cannot be converted, see :func:`convert_sync_batchnorm`.
 
     Notes
     -----
-    `batches` may call `net`, for pseudo-labels for example: only the calls that this
-    function makes count. Another thread may call a parallel net, but not its children.
+    The iterable `batches` may call `net` itself, for example to make pseudo-labels;
+    such calls are not counted. Another thread may call a parallel net, but not its
+    children.
 
-    Sums are in float64, so a result equals the formula but for the layer's own
-    rounding of the batches and one rounding to the dtype of the running statistics.
+    Sums are computed in float64. Besides the layer's rounding of each batch, a result
+    is rounded once, to the dtype of the running statistics.
 
     References
     ----------
@@ -118,18 +118,18 @@ def recompute_statistics(
     is_array = isinstance(batches, (mx.nd.NDArray, np.ndarray))
     if is_array or not hasattr(batches, "__iter__"):
         raise TypeError(
-            f"batches is an iterable of batches, but got {short_repr(batches)}"
+            f"batches must be an iterable of batches, got {short_repr(batches)}"
         )
     if steps is not None:
         check_int("steps", steps, minimum=1)
-    total("recompute_statistics")  # the layers would also meet those of a training rank
+    total("recompute_statistics")  # a rank that trains would exchange with these layers
     with synchronized(net) as norms:
-        # Nodes of several places may be one layer.
+        # Several nodes may share one layer.
         layers = {norm.layer.key: norm.layer for norm in norms if not norm.reason}
         passed = [norm for norm in norms if norm.reason]
         if passed:
-            text = "these batch normalizations keep their statistics: "
-            warn(text + comma_list(passed))
+            kept = comma_list(passed)
+            warn(f"these batch normalizations keep their statistics: {kept}")
         if not layers:
             raise ValueError(
                 f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
@@ -153,12 +153,12 @@ class _Collected(NamedTuple):
 
     def variance(self) -> np.ndarray:
         """Return the running variance."""
-        # m2 is 0 where the divisor would be 0.
+        # If the divisor would be 0, m2 is 0.
         return self.total.m2 / max(1, self.total.count - self.is_unbiased)
 
 
 class _Run:
-    """The batches of one call, and what the layers have collected of them."""
+    """The calls of the net on all batches, and the moments that layers collected."""
 
     def __init__(self, net: mx.gluon.Block, layers: list) -> None:
         self._net, self._layers, self._axis = net, layers, 0
@@ -171,8 +171,7 @@ class _Run:
         contexts = list(dict.fromkeys(itertools.chain(*found)))
         if not contexts:
             raise RuntimeError(
-                f"{name_of(net)} is not initialized. Call net.initialize() before its "
-                "statistics are recomputed."
+                f"{name_of(net)} is not initialized. Call net.initialize() first."
             )
         self._devices = Devices(contexts)
 
@@ -196,18 +195,18 @@ class _Run:
         contexts = self._devices.contexts
         if len(contexts) > 1:
             return Shards.split(batch, contexts, self._axis)
-        # One device takes inputs of any kind, with any numbers of rows but none.
+        # One device accepts inputs of any type, and any number of rows except 0.
         leaves = [_moved(leaf, contexts[0]) for leaf in flatten(list(batch))]
         return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)
 
     def _call(self, shards):
-        """Call the net; layers collect as long as no other `map` has its turn."""
+        """Call the net on all devices while its layers collect."""
         started = itertools.count(1)
 
         def call(arguments):
             number = next(started)
             if number == 1:
-                mx.nd.waitall()  # what is queued already would count
+                mx.nd.waitall()  # else the layers would collect from pending work
                 self._collect(True)
             self._net(*arguments)
             if number == len(shards.contexts):
@@ -226,7 +225,7 @@ class _Run:
 
 
 def _moved(leaf, context):
-    """A leaf of a batch on the context; only arrays are changed."""
+    """Return a leaf of a batch, copied to the context if it is an array."""
     if not isinstance(leaf, (mx.nd.NDArray, np.ndarray)):
         return leaf
     check_array(leaf)
@@ -237,7 +236,7 @@ def _moved(leaf, context):
 
 
 def _read(key):
-    """The moments that a layer has collected; None if it has had no batch."""
+    """Return the moments that a layer has collected; None without a batch."""
     size = load().gluon_syncbn_collected(key, None, 0)
     if size == 0:
         return None
@@ -279,12 +278,12 @@ def _equally_many(batches):
 
 
 def _check_all_ranks(names, run):
-    """Raise on all ranks what concerns one. All have collected the same in a group."""
+    """Raise an error on all ranks if one rank has a fault."""
     faults = [*filter(None, map(_fault, names, run.found))]
     if not run.count:
         faults = [
-            "batches must have at least one batch, got none. A generator and an "
-            "iterator have theirs once; an NDArrayIter needs reset()."
+            "batches must have at least one batch, got none. Was this generator or "
+            "iterator used before? Call reset() on an NDArrayIter."
         ]
     elif not any(run.found):
         faults = ["net must call a BatchNorm that is not frozen, got no call"]
@@ -294,17 +293,17 @@ def _check_all_ranks(names, run):
 
 
 def _fault(name, collected):
-    """The sentence about a result that is not finite, or None."""
+    """Return an error text if the result is not finite, else None."""
     if not collected or np.isfinite([collected.total.mean, collected.total.m2]).all():
         return None
     return (
-        f"SyncBatchNorm '{name}': the statistics of the batches are not finite, "
-        "expected finite parameters and inputs; running statistics keep their values"
+        f"SyncBatchNorm '{name}': the statistics of the batches must be finite. Check "
+        "the parameters and inputs. The running statistics are unchanged."
     )
 
 
 def _write(layers, found):
-    """Set the statistics; layers may share them."""
+    """Set the running statistics, which layers may share."""
     merged: dict[Any, Any] = {}
     for layer, one in zip(layers, found):
         if one:

@@ -1,6 +1,6 @@
-"""Batch normalization of a whole batch in one float64 array, in NumPy.
+"""A float64 reference of batch normalization in NumPy.
 
-It shares no code and no formula order with the library, and knows nothing of devices.
+It shares neither code nor the order of formulas with the library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def reduction_axes(x: np.ndarray, axis: int) -> tuple[tuple[int, ...], list[int]]:
-    """All axes but `axis`, and the shape that broadcasts a channel vector over `x`."""
+    """Return all axes but `axis`, and the shape that broadcasts a channel vector."""
     axis = axis % x.ndim
     shape = [1] * x.ndim
     shape[axis] = x.shape[axis]
@@ -21,7 +21,7 @@ def reduction_axes(x: np.ndarray, axis: int) -> tuple[tuple[int, ...], list[int]
 def forward(
     x: Any, gamma: Any, beta: Any, axis: int = 1, eps: float = 1e-5
 ) -> tuple[np.ndarray, ...]:
-    """y = (x - mean) / sqrt(var + eps) * gamma + beta, with the moments of `x` itself.
+    """Compute y = (x - mean) / sqrt(var + eps) * gamma + beta with the moments of `x`.
 
     Returns
     -------
@@ -31,7 +31,7 @@ def forward(
     axes, shape = reduction_axes(x, axis)
     mean = x.mean(axes)
     centered = x - mean.reshape(shape)
-    mean += centered.mean(axes)  # what rounding left over matters where |mean| >> std
+    mean += centered.mean(axes)  # the rounding error matters if |mean| >> std
     centered = x - mean.reshape(shape)
     var = np.square(centered).mean(axes)
     inv_std = 1 / np.sqrt(var + eps)
@@ -42,7 +42,7 @@ def forward(
 def backward(
     x: Any, dy: Any, gamma: Any, axis: int = 1, eps: float = 1e-5
 ) -> tuple[np.ndarray, ...]:
-    """Gradients of sum(y * dy), y = forward(x, gamma, beta), through the moments too.
+    """Compute the gradients of sum(y * dy) with y = forward(x, gamma, beta).
 
     Returns
     -------

@@ -1,7 +1,4 @@
-"""Checks whether a net is the same on all its devices, and in all processes.
-
-It must not know how devices are driven.
-"""
+"""A check that a net is the same on all its devices and in all processes."""
 
 from __future__ import annotations
 
@@ -11,35 +8,35 @@ import itertools
 import mxnet as mx
 import numpy as np
 
-from ..common.arguments import check_block, pluralize
+from ..common.arguments import check_block
 from ..distributed.meeting import allgather
 from ..mxnet_private.parameters import data_of
 
-_FEW = 3  # names in a sentence
+_SHOWN_NAMES = 3
 
 
 def check_replicas(net: mx.gluon.Block) -> None:
-    """Checks that parameters and running statistics are identical everywhere.
+    """Check that all devices and processes have identical parameters.
 
-    Bit by bit, on all devices and in all processes, which all call it. They are if
-    every device applies the same gradients; running statistics only with batch
-    normalization that is synchronized over all of them, in one group. Waits for the
-    work in flight.
+    Parameters and running statistics are compared bit by bit. All processes must call
+    this function, which waits for pending work. Parameters are identical if every
+    device applies the same gradients. Running statistics are identical only if one
+    group of synchronized layers spans all devices and processes.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Also one that :func:`make_parallel` returned. Parameters that are not
-        initialized yet are skipped.
+        The net, parallel or not. Parameters that are not initialized are skipped.
 
     Raises
     ------
     ValueError
-        If there is a difference. The text names the first parameter that differs
-        between contexts, these and the largest difference; or the first parameters that
-        differ between two ranks. All processes raise it.
+        If there is a difference. Between contexts, the text names the first parameter,
+        the contexts and the largest difference. Between ranks, it names the first
+        parameters. All processes raise the error.
     mxnet.MXNetError
-        If not all processes call it within the timeout. The text names the ranks.
+        If not all processes call this function within the timeout. The text names the
+        missing ranks.
 
     Examples
     --------
@@ -69,16 +66,17 @@ def check_replicas(net: mx.gluon.Block) -> None:
             n for n in {**expected, **digests} if expected.get(n) != digests.get(n)
         ]
         if names:
-            shown = ", ".join(f"'{name}'" for name in names[:_FEW])
-            more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+            shown = ", ".join(f"'{name}'" for name in names[:_SHOWN_NAMES])
+            others = len(names) - _SHOWN_NAMES
+            more = f" and {others} more" if others > 0 else ""
             raise ValueError(
-                f"{pluralize(len(names), 'parameter')} of rank {rank} and of rank 0 "
-                f"differ, expected the same bits: {shown}{more}"
+                f"parameters must be equal on all ranks, got {len(names)} that differ "
+                f"between rank 0 and rank {rank}: {shown}{more}"
             )
 
 
 def _between_devices(name, parameter):
-    """The sentence about a parameter that differs between contexts, or None."""
+    """Return an error text if a parameter differs between contexts, else None."""
     first, *others = data_of(parameter)
     expected = first.asnumpy()
     for other in others:

@@ -1,9 +1,9 @@
-// Times the four passes of the CUDA kernels beside a copy by cudaMemcpy. Each is first compared
-// with the CPU's on the same data, and timed only if it is right.
-// Run by benchmark_gpu.py as `benchmark_gpu REPETITIONS CASE...`, a case being
-// N,C,H,W,DTYPE,LAYOUT. It writes a JSON object a line: first the GPU's, then one for each case.
+// Time the four passes of the CUDA kernels beside a copy by cudaMemcpy. Each pass is timed only
+// after its result has been compared with the CPU's.
 //
-// Before each repetition the second-level cache is overwritten, and times are those of CUDA events.
+// benchmark_gpu.py runs `benchmark_gpu REPETITIONS CASE...`, where a case is N,C,H,W,DTYPE,LAYOUT.
+// Each line of the output is a JSON object: the first describes the GPU, the others one case each.
+// CUDA events measure the times. Each repetition begins with overwriting the second-level cache.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/batch_norm_cpu.h"
-#include "kernels/cuda/batch_norm_cuda.h"
+#include "kernels/cpu/passes.h"
+#include "kernels/cuda/passes.h"
 #include "kernels/cuda/check.h"
 #include "tensor.h"
 
@@ -28,21 +28,21 @@ using Work = std::function<void()>;  // queues kernels
 namespace {
 
 constexpr syncbn::WriteMode kWrite = syncbn::WriteMode::kWrite;
-// Of a sum, relative to the sizes of its terms: each joins a lane of at most 136, which then joins
-// as many, see sums.cuh; four times that for what is computed from sums.
+// Bound of a sum's error, relative to its terms' sizes. A lane sums at most 136 terms, and at most
+// 136 lanes are summed (sums.cuh). Results computed from sums may have four times this error.
 constexpr double kSumError = 4 * 272 * 0x1p-24;
 
-struct Case {
+struct Format {
   DType dtype;
   Layout layout;
 };
 
 // Writes the case to stdout, as the beginning of a JSON object.
-Case Parse(const char* text) {
+Format Parse(const char* text) {
   int n, c, h, w;
   char dtype[16], layout[16];
   if (std::sscanf(text, "%d,%d,%d,%d,%15[^,],%15s", &n, &c, &h, &w, dtype, layout) != 6) {
-    throw syncbn::Error(syncbn::Concat("a case is ", text, ", not N,C,H,W,DTYPE,LAYOUT"));
+    throw syncbn::Error(syncbn::Concat("a case must be N,C,H,W,DTYPE,LAYOUT, got ", text));
   }
   std::printf("{\"shape\": [%d, %d, %d, %d], \"dtype\": \"%s\", \"layout\": \"%s\"", n, c, h, w,
               dtype, layout);
@@ -52,15 +52,15 @@ Case Parse(const char* text) {
           last ? Layout{rows * inner, c, 1} : Layout{rows, c, inner}};
 }
 
-// Normal numbers about `center`, which repeat after a prime number of elements.
-Tensor Random(const Case& of, double center, unsigned seed) {
-  Tensor some(of.dtype, 65521), all(of.dtype, of.layout.Size());
+// Normal numbers around `center`, repeated after a prime number of elements.
+Tensor Random(const Format& format, double center, unsigned seed) {
+  Tensor some(format.dtype, 65521), all(format.dtype, format.layout.Size());
   std::mt19937 generator(seed);
   std::normal_distribution<double> normal(center, 1);
   for (int64_t i = 0; i < some.size(); ++i) some.Set(i, normal(generator));
   const std::string bits = some.Bits();
   char* const to = static_cast<char*>(all.data());
-  const int64_t width = static_cast<int64_t>(syncbn::SizeOf(of.dtype));
+  const int64_t width = static_cast<int64_t>(syncbn::SizeOf(format.dtype));
   for (int64_t i = 0; i < all.size(); ++i) {
     std::memcpy(to + i * width, bits.data() + i % some.size() * width, width);
   }
@@ -71,7 +71,7 @@ void Copy(void* to, const void* from, size_t bytes) {
   SYNCBN_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
 }
 
-// Memory of the GPU, each byte of which is `fill`; NaN in every dtype if that is 0xff.
+// GPU memory whose bytes are all `fill`. The fill 0xff is NaN in every dtype.
 struct OnGpu {
   OnGpu(size_t size, int fill) : bytes(size) {
     SYNCBN_CUDA_CHECK(cudaMalloc(&data, bytes));
@@ -87,16 +87,18 @@ struct OnGpu {
   const size_t bytes;
 };
 
-// The arrays of one side, CPU or GPU. Passes read mean, a, b, d and offset, one after the other,
-// and write mean, m2, sum_dy and sum_dy_xmu.
+// The arrays of one side, CPU or GPU. `read` contains mean, a, b, d and offset, one after the
+// other, and `written` contains mean, m2, sum_dy and sum_dy_xmu.
 struct Side {
-  const Case& of;
+  const Format& format;
   void *x, *dy, *y, *dx, *read, *written;
 
-  double* Read(int k) const { return static_cast<double*>(read) + k * of.layout.channels; }
-  double* Written(int k) const { return static_cast<double*>(written) + k * of.layout.channels; }
+  double* Read(int k) const { return static_cast<double*>(read) + k * format.layout.channels; }
+  double* Written(int k) const {
+    return static_cast<double*>(written) + k * format.layout.channels;
+  }
   syncbn::PassInput Input() const {
-    return {of.dtype, of.layout, x, dy, {}, false, Read(0), Read(1), Read(4)};
+    return {format.dtype, format.layout, x, dy, {}, false, Read(0), Read(1), Read(4)};
   }
   syncbn::ReductionPass Moments() const { return {Input(), Written(0), Written(1)}; }
   syncbn::ElementwisePass Normalize() const { return {Input(), nullptr, nullptr, kWrite, y}; }
@@ -104,9 +106,9 @@ struct Side {
   syncbn::ElementwisePass Apply() const { return {Input(), Read(2), Read(3), kWrite, dx}; }
 };
 
-// The CPU's passes, and what both sides read.
+// Runs the CPU's passes and fills `read`, which both sides share.
 void RunOnCpu(const Side& side) {
-  const Layout& layout = side.of.layout;
+  const Layout& layout = side.format.layout;
   cpu::LocalMoments(side.Moments());
   std::copy_n(side.Written(0), layout.channels, side.Read(0));
   cpu::BackwardSums(side.Sums());
@@ -121,7 +123,7 @@ void RunOnCpu(const Side& side) {
   cpu::BackwardApply(side.Apply());
 }
 
-// `bound(i, value)` is the largest error that element i may have, whose right value this is.
+// Throws if the error of an element i exceeds `bound(i, right value)`.
 template <typename Bound>
 void Compare(const char* what, const OnGpu& on_gpu, const Tensor& right, const Bound& bound) {
   Tensor result = right;
@@ -130,18 +132,18 @@ void Compare(const char* what, const OnGpu& on_gpu, const Tensor& right, const B
     const double error = std::fabs(result.Get(i) - right.Get(i));
     const double most = bound(i, right.Get(i));
     if (error <= most) continue;
-    throw syncbn::Error(syncbn::Concat(what, " is wrong by ", error, ", expected ", most));
+    throw syncbn::Error(
+        syncbn::Concat("the error of ", what, " must be at most ", most, ", got ", error));
   }
 }
 
-// Median microseconds of `work`.
-double Microseconds(const Work& work, const OnGpu& flush, int repetitions) {
+double MedianMicroseconds(const Work& work, const OnGpu& flush, int repetitions) {
   std::vector<float> times;
   cudaEvent_t begin, end;
   SYNCBN_CUDA_CHECK(cudaEventCreate(&begin));
   SYNCBN_CUDA_CHECK(cudaEventCreate(&end));
   for (int i = -3; i < repetitions; ++i) {  // three to warm up
-    // Long enough for the host to queue the rest meanwhile.
+    // It takes long enough for the host to queue the rest meanwhile.
     SYNCBN_CUDA_CHECK(cudaMemsetAsync(flush.data, i, flush.bytes, nullptr));
     SYNCBN_CUDA_CHECK(cudaEventRecord(begin, nullptr));
     work();
@@ -155,15 +157,15 @@ double Microseconds(const Work& work, const OnGpu& flush, int repetitions) {
   return times[times.size() / 2];
 }
 
-void Measure(const Case& of, const OnGpu& flush, int repetitions) {
-  const int64_t channels = of.layout.channels;
-  Tensor x = Random(of, 3, 1), dy = Random(of, 0, 2), y(of.dtype, x.size()), dx = y;
+void Measure(const Format& format, const OnGpu& flush, int repetitions) {
+  const int64_t channels = format.layout.channels;
+  Tensor x = Random(format, 3, 1), dy = Random(format, 0, 2), y(format.dtype, x.size()), dx = y;
   Tensor read(DType::kFloat64, 5 * channels), written(DType::kFloat64, 4 * channels);
-  RunOnCpu({of, x.data(), dy.data(), y.data(), dx.data(), read.data(), written.data()});
+  RunOnCpu({format, x.data(), dy.data(), y.data(), dx.data(), read.data(), written.data()});
   const OnGpu gpu_x(&x), gpu_dy(&dy), gpu_y(gpu_x.bytes, 0xff), gpu_dx(gpu_x.bytes, 0xff);
   const OnGpu gpu_read(&read), gpu_written(written.Bits().size(), 0xff);
   const OnGpu scratch(static_cast<size_t>(cuda::WorkspaceBytes()), 0);
-  const Side gpu{of,          gpu_x.data,    gpu_dy.data,     gpu_y.data,
+  const Side gpu{format,      gpu_x.data,    gpu_dy.data,     gpu_y.data,
                  gpu_dx.data, gpu_read.data, gpu_written.data};
   const std::pair<const char*, Work> steps[] = {
       {"moments", [&] { cuda::LocalMoments(gpu.Moments(), scratch.data, nullptr); }},
@@ -173,17 +175,18 @@ void Measure(const Case& of, const OnGpu& flush, int repetitions) {
       {"all", [&] { for (int k = 0; k < 4; ++k) steps[k].second(); }},
       {"copy", [&] { Copy(gpu.y, gpu.x, gpu_x.bytes); }}};
   steps[4].second();
-  // Terms are about as large as 1, the deviation of x and dy.
-  const double terms = static_cast<double>(of.layout.PerChannel());
+  // Terms have a size of about 1, the standard deviation of x and dy.
+  const double terms = static_cast<double>(format.layout.PerChannel());
   Compare("a mean or sum", gpu_written, written,
           [&](int64_t i, double) { return kSumError * (i < channels ? 1 : terms); });
-  // Either side rounds a few terms, below 32 here, and then the result.
-  const double unit = of.dtype == DType::kFloat16 ? 0x1p-10 : 0x1p-23;
+  // Either side rounds a few terms, which are below 32 here, and then the result.
+  const double unit = format.dtype == DType::kFloat16 ? 0x1p-10 : 0x1p-23;
   const auto rounding = [&](int64_t, double value) { return 0x1p-14 + unit * std::fabs(value); };
   Compare("y", gpu_y, y, rounding);
   Compare("dx", gpu_dx, dx, rounding);
   for (const auto& step : steps) {
-    std::printf(", \"%s\": %.3f", step.first, Microseconds(step.second, flush, repetitions));
+    const double median = MedianMicroseconds(step.second, flush, repetitions);
+    std::printf(", \"%s\": %.3f", step.first, median);
   }
   std::printf("}\n");
 }

@@ -1,9 +1,9 @@
-"""Times the CUDA kernels on one GPU beside cudaMemcpy, and PyTorch's layer after them.
+"""Time the CUDA kernels on one GPU beside cudaMemcpy and PyTorch's layer.
 
-`--program` is benchmark_gpu.cc, built (scripts/check_gpu.sh does that): it verifies and
-times each of the four passes, all of them in a row, and a copy of a tensor. Forward and
-backward of torch.nn.BatchNorm2d are timed in the same way where there is PyTorch for
-the GPU. Writes JSON, and beside it the table of docs/design/gpus.md.
+`--program` is the built benchmark_gpu.cc (scripts/check_gpu.sh builds it). It verifies
+and times each of the four passes, all passes in a row, and the copy of a tensor. If
+PyTorch for the GPU is installed, torch.nn.BatchNorm2d is timed in the same way. The
+script writes JSON and, beside it, the table of docs/design/gpus.md.
 
     python scripts/benchmarks/benchmark_gpu.py --program build/gpu/benchmark_gpu
 """
@@ -24,11 +24,11 @@ except ImportError:
 SHAPES = ["4,64,240,240", "4,256,120,120", "4,2048,60,60", "4,512,6,6"]
 SHAPES += ["16,256,129,129", "64,2048,7,7"]
 DTYPES, LAYOUTS = ("float32", "float16"), ("contiguous", "channels-last")
-TENSORS = {"moments": 1, "normalize": 2, "sums": 2, "apply": 3}  # read and written
+TENSORS = {"moments": 1, "normalize": 2, "sums": 2, "apply": 3}  # read or written
 
 
 def microseconds_of_pytorch(case, flush, repetitions):
-    """Median of forward and backward of PyTorch's layer, as in benchmark_gpu.cc."""
+    """Return the median of forward and backward of PyTorch's layer."""
     last = case["layout"] == "channels-last"
     order = torch.channels_last if last else torch.contiguous_format
     x = torch.randn(case["shape"], dtype=getattr(torch, case["dtype"]), device="cuda")
@@ -46,7 +46,7 @@ def microseconds_of_pytorch(case, flush, repetitions):
 
 
 def cells_of(row):
-    """A line of the table; shares are those of the copy's bytes in a second."""
+    """Return a row of the table; shares are relative to the copy's bandwidth."""
     cells = [f"{row['shape']}", row["dtype"], row["layout"], f"{row['copy']:.1f}"]
     for name, tensors in TENSORS.items():
         share = tensors / 2 * row["copy"] / row[name]
@@ -59,8 +59,8 @@ def table_of(machine, rows):
     heads += ["PyTorch's layer"] * ("pytorch" in rows[0])
     lines = [heads, ["---"] * len(heads), *map(cells_of, rows)]
     about = (
-        f"Median microseconds on one {machine['gpu']}; in brackets the bytes in a "
-        "second as a share of those that cudaMemcpy moves."
+        f"Median microseconds on one {machine['gpu']}. The percentage is the bandwidth "
+        "relative to cudaMemcpy."
     )
     return "\n".join([about, "", *(f"| {' | '.join(c)} |" for c in lines), ""])
 

@@ -1,13 +1,7 @@
-"""Times the layer beside MXNet's own layers, in one run.
+"""Time what a layer adds to forward and backward of a net, beside MXNet's own layers.
 
-Two places are timed, forward plus backward. "inside": what a layer adds to a net, that
-is a net of two identities with the layer between them, less the same net without it,
-pair by pair. "convolutions": the same with convolutions that compute the identity; what
-they exchange with nn.BatchNorm is in a layout of oneDNN's, and for custom operators
-MXNet makes it plain and back.
-
-Each candidate is compared with a float64 batch normalization of the whole batch first,
-and timed only if it is right. Then all candidates take turns.
+docs/benchmarks.md explains the places "inside" and "convolutions". A layer is only
+timed if its results equal a float64 batch normalization. All layers take turns.
 
     python scripts/benchmarks/benchmark_layer.py  # as in docs/benchmarks.md
     python scripts/benchmarks/benchmark_layer.py --repetitions 3 --output layer.json
@@ -16,7 +10,7 @@ and timed only if it is right. Then all candidates take turns.
 import os
 import sys
 
-# Contexts share the cores. MXNet reads its number of threads when it starts.
+# Contexts share the cores. MXNet reads its number of threads when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", str(-(-len(os.sched_getaffinity(0)) // 2)))
 
 import gluon_syncbn  # noqa: E402
@@ -33,18 +27,18 @@ LAYERS = {
     "contrib": lambda count: contrib.nn.SyncBatchNorm(num_devices=count),
     None: lambda count: nn.HybridLambda("identity"),
 }
-# The operators before and after the layer, for its number of channels.
+# The operators before and after a layer.
 PLACES = {
     "inside": lambda channels: nn.HybridLambda("identity"),
     "convolutions": lambda channels: nn.Conv2D(
         channels, 1, groups=channels, use_bias=False, weight_initializer="ones"
     ),
 }
-BOUND = 1e-4  # of errors in float32, of results about as large as 1
+ERROR_BOUND = 1e-4  # results are about 1 and computed in float32
 
 
 def oracle(x, dy):
-    """Return y and dx of one float64 batch normalization."""
+    """Return y and dx of a float64 batch normalization."""
     x, dy, axes = x.astype(float), dy.astype(float), (0, 2, 3)
     inv_std = 1 / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
     y = (x - x.mean(axes, keepdims=True)) * inv_std
@@ -53,7 +47,7 @@ def oracle(x, dy):
 
 
 def step_of(name, place, mode, devices, x, dy):
-    """Return a function that makes a step of a layer, after it has been verified."""
+    """Verify a layer and return a function that runs forward and backward."""
     net = nn.HybridSequential()
     before, after = (PLACES[place](x.shape[1]) for _ in range(2))
     net.add(before, LAYERS[name](len(devices)), after)
@@ -75,10 +69,12 @@ def step_of(name, place, mode, devices, x, dy):
         abs(np.concatenate([a.asnumpy() for a in arrays]) - right).max()
         for arrays, right in zip(found, oracle(x, dy))
     ]
-    # On several contexts nn.BatchNorm computes another function.
+    # nn.BatchNorm on several contexts computes another function.
     has_oracle = name in ("gluon_syncbn", "contrib") or name and len(devices) == 1
-    if has_oracle and not max(errors) < BOUND:
-        sys.exit(f"{name} differs from float64 by {max(errors):.2g}: it is not timed")
+    if has_oracle and not max(errors) < ERROR_BOUND:
+        sys.exit(
+            f"{name} differs from float64 by {max(errors):.2g}, so no time is valid"
+        )
     return step
 
 

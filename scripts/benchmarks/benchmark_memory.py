@@ -1,14 +1,9 @@
-"""Measures the memory of a training step of a 50-layer net, with activations built in.
+"""Measure the memory of a training step of a 50-layer net with and without fusion.
 
-ResNet-50 with LeakyReLU after every normalization ("pre-activation", He et al.,
-arXiv:1603.05027). Three variants: nn.BatchNorm and SyncBatchNorm with LeakyReLU blocks,
-and SyncBatchNorm with the activation built in ("fused"), which lets MXNet free the
-layer's input.
-
-Each variant is compared with the first in float64, and measured only if it is right.
-Then each is measured in another process, in its first step of the size, on one CPU
-context: bytes that MXNet's storage holds, by its own profiler, relative to before the
-step. "after forward" is what backward needs.
+The net is ResNet-50 with LeakyReLU after every normalization ("pre-activation", He et
+al., arXiv:1603.05027). Only the variant "fused" has the activation in the layer. A
+variant is measured, in a new process on one CPU context, only if its float64 results
+equal the first variant's. "after forward" is the memory that backward needs.
 
     python scripts/benchmarks/benchmark_memory.py  # about 5 minutes
     python scripts/benchmarks/benchmark_memory.py --batch 2 --crop 96 --modes hybridize
@@ -36,7 +31,7 @@ VARIANTS = {
         SyncBatchNorm(num_devices=1, activation="leaky_relu", slope=0.01),
     ),
 }
-# Blocks, channels and stride of each stage.
+# (blocks, channels, stride) of each stage
 STAGES = (3, 256, 1), (4, 512, 2), (6, 1024, 2), (3, 2048, 2)
 COUNTER = "Memory: cpu/0"
 
@@ -52,7 +47,7 @@ def convolution(channels, size=1, stride=1):
 
 
 class Bottleneck(HybridBlock):
-    """Normalizes and activates before each convolution."""
+    """A residual block that normalizes and activates before each convolution."""
 
     def __init__(self, channels, stride, project, norm):
         super().__init__()
@@ -70,7 +65,7 @@ class Bottleneck(HybridBlock):
 
 
 def make_net(variant, mode, dtype="float32"):
-    """Return the net, with the same parameters in every variant."""
+    """Return the net of a variant. All variants have the same parameters."""
     norm = VARIANTS[variant]
     blocks = [
         Bottleneck(channels, stride if first else 1, first, norm)
@@ -82,7 +77,7 @@ def make_net(variant, mode, dtype="float32"):
     net.cast(dtype)
     mx.random.seed(0)
     net.initialize(mx.init.Xavier())
-    net(mx.nd.zeros((1, 3, 32, 32), dtype=dtype))  # allocates the deferred
+    net(mx.nd.zeros((1, 3, 32, 32), dtype=dtype))  # deferred initialization
     benchmarking.set_mode(net, mode)
     return net
 
@@ -95,7 +90,7 @@ def forward(net, x):
 
 
 def verify(mode):
-    """Raise unless the variants' outputs and gradients are those of the first."""
+    """Raise unless all variants have the same outputs and gradients."""
     x = np.random.default_rng(0).normal(size=(2, 3, 33, 33))  # 2 x 2 in the last stage
     expected = None
     for variant in VARIANTS:
@@ -105,14 +100,15 @@ def verify(mode):
         results = [y.asnumpy(), net[0].weight.grad().asnumpy()]
         expected = expected or results
         for result, right in zip(results, expected):
-            # LeakyReLU holds its slope in float32, off by a relative 2e-8.
             error = abs(result - right).max() / abs(right).max()
-            if not error < 1e-6:
-                raise ValueError(f"{variant}, {mode} is wrong by {error:.2g}")
+            if not error < 1e-6:  # LeakyReLU rounds its slope to float32 (2e-8)
+                raise ValueError(
+                    f"{variant}, {mode}: the relative error is {error:.2g}"
+                )
 
 
 def measure(variant, mode, batch, crop):
-    """Return a row of results; in a process that has done nothing else."""
+    """Return a row of results. The process must have allocated nothing before."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         kinds = "symbolic", "imperative", "api"
@@ -120,7 +116,7 @@ def measure(variant, mode, batch, crop):
         profiler.set_config(profile_memory=True, filename=str(trace), **others)
         profiler.set_state("run")
         net = make_net(variant, mode)
-        forward(net, mx.nd.zeros((1, 3, 32, 32))).backward()  # gradients, threads
+        forward(net, mx.nd.zeros((1, 3, 32, 32))).backward()  # allocates gradients
         x = mx.nd.random.normal(shape=(batch, 3, crop, crop))
         mx.nd.waitall()
         begin = time.time()
@@ -136,7 +132,7 @@ def measure(variant, mode, batch, crop):
     samples = sorted((e["ts"] / 1e6, e["args"][COUNTER] / 1e6) for e in changes)
 
     def highest(start, stop):
-        """Return the largest value in a span, that at its beginning included."""
+        """Return the largest value from `start` to `stop`."""
         former = [size for when, size in samples if when <= start][-1:]
         return max(former + [size for when, size in samples if start < when <= stop])
 

@@ -1,13 +1,10 @@
-"""Times training steps of whole segmentation nets on two CPU contexts.
+"""Time training steps of segmentation nets on two CPU contexts.
 
-FastSCNN of GluonCV, and its FCN and DeepLabV3 on a dilated ResNet-50, without auxiliary
-head and without dropout: forward, loss, backward and Trainer.step, with each kind of
-normalization. The layer is all that differs, so all are driven by Devices.map.
-
-The loss of each net's first step, and the gradient of the first weight of its head, are
-compared with those of one context with the whole batch: a layer is timed only if both
-are ten times nearer than without synchronization. Deeper gradients would say less,
-because fifty layers of float32 amplify rounding.
+A step is forward, loss, backward and Trainer.step of GluonCV's FastSCNN, FCN or
+DeepLabV3. A layer is timed only if it trains like one context with the whole batch: the
+loss of the first step, and the gradient of the first weight of the head, must be ten
+times closer to one context's than without synchronization. (Deeper gradients are no
+better test, because fifty layers of float32 amplify rounding.)
 
     python scripts/benchmarks/benchmark_net.py  # about 7 minutes
     python scripts/benchmarks/benchmark_net.py --nets FCN --crop 240
@@ -19,11 +16,11 @@ import os
 import sys
 from pathlib import Path
 
-# Before MXNet is imported: the contexts share the cores, and with more threads than
-# cores a step takes twice as long.
+# Contexts share the cores, and a step takes twice as long with more threads than cores.
+# MXNet reads its number of threads when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", str(-(-len(os.sched_getaffinity(0)) // 2)))
-# Contrib's layers wait inside of a context's worker. With one, the branches of FastSCNN
-# deadlocked on two contexts in each of three runs of a fast machine.
+# Contrib's layers block a worker thread of their context. With one worker, the branches
+# of FastSCNN deadlocked on two contexts in three of three runs.
 os.environ.setdefault("MXNET_CPU_WORKER_NTHREADS", "2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -41,21 +38,16 @@ CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 COUNT = {"num_devices": len(CONTEXTS)}
 NETS = {"FastSCNN": {}, "FCN": {"backbone": "resnet50"}}
 NETS["DeepLabV3"] = NETS["FCN"]
-# Not with norm_kwargs, which do not reach all layers of FastSCNN.
+# The arguments are bound here because norm_kwargs does not reach all FastSCNN layers.
 LAYERS = {
     "gluon_syncbn": functools.partial(gluon_syncbn.SyncBatchNorm, **COUNT),
-    "BatchNorm": gluon.nn.BatchNorm,  # each context by itself
+    "BatchNorm": gluon.nn.BatchNorm,
     "contrib": functools.partial(gluon.contrib.nn.SyncBatchNorm, **COUNT),
 }
 
 
-def without_dropout(block):
-    if isinstance(block, gluon.nn.Dropout):
-        block._rate = 0
-
-
 class Candidate:
-    """A net with one kind of layer in one graph mode, on a batch."""
+    """A net with one kind of layer in one graph mode, and a batch."""
 
     def __init__(self, name, layer, mode, devices, x, y):
         options = {"aux": False, "crop_size": x.shape[-1], "norm_layer": LAYERS[layer]}
@@ -64,8 +56,8 @@ class Candidate:
         mx.random.seed(0)  # the same parameters for every kind of layer
         xavier = mx.init.Xavier(magnitude=2)
         net.initialize(xavier, ctx=devices.contexts, force_reinit=True)
-        net(mx.nd.zeros(x.shape, ctx=devices.contexts[0]))  # allocates the deferred
-        net.apply(without_dropout)
+        net(mx.nd.zeros(x.shape, ctx=devices.contexts[0]))  # deferred initialization
+        net.apply(lambda block: setattr(block, "_rate", 0))  # a field of Dropout
         benchmarking.set_mode(net, mode)
         self.net, self.devices, self.pixels = NetWithLoss(net), devices, y.size
         options = {"learning_rate": 0.001, "momentum": 0.9}
@@ -73,7 +65,7 @@ class Candidate:
         self.shards = devices.split(x), devices.split(y)
 
     def step(self):
-        """Train; return the losses of the images."""
+        """Run a training step; return the losses of the images."""
         with autograd.record():
             losses = self.devices.map(self.net, *self.shards)
         self.devices.map(lambda loss: loss.backward(), losses)
@@ -82,7 +74,7 @@ class Candidate:
         return losses
 
     def results(self):
-        """Return the loss of a step, and the gradient of the head's first weight."""
+        """Run a step; return its loss and the gradient of the head's first weight."""
         loss, net = sum(shard.sum().asscalar() for shard in self.step()), self.net.net
         head = getattr(net, "head", None) or net.classifier
         weight = next(iter(head.collect_params().values()))
@@ -100,11 +92,11 @@ def verify(name, mode, candidates, x, y):
     bounds = [error / 10 for error in errors.pop("BatchNorm")]
     for layer, found in errors.items():
         if not (found[0] < bounds[0] and found[1] < bounds[1]):
-            sys.exit(f"{layer}, {mode} is off by {found}, {bounds} are allowed")
+            sys.exit(f"{layer}, {mode}: errors must be below {bounds}, got {found}")
 
 
 def measure(name, mode, options):
-    """Return rows of results of one net in one mode, one for each layer."""
+    """Return a row of results for each layer."""
     rng, crop = np.random.default_rng(0), options.crop
     batch = options.batch * len(CONTEXTS)
     x = rng.normal(size=(batch, 3, crop, crop)).astype("float32")

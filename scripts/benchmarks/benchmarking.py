@@ -1,4 +1,4 @@
-"""Parts of all benchmarks: taking turns, medians, the machine, JSON, and figures.
+"""Functions of all benchmarks: time in turns, compute medians, write JSON, draw.
 
 python scripts/benchmarks/benchmarking.py  # draws all JSON of scripts/results
 """
@@ -24,7 +24,7 @@ MODES = {
     "static_alloc": {"static_alloc": True},
     "static_shape": {"static_alloc": True, "static_shape": True},
 }
-# name: (title of a panel, group of bars, bar), heights by their labels
+# name: (title of a panel, group of bars, bar), labels of heights
 FIGURES = {
     "benchmark_layer": (
         ("{place}, contexts: {contexts}", "{mode}", "{layer}"),
@@ -47,7 +47,7 @@ def set_mode(net, mode):
 
 
 def take_turns(steps, repetitions, warm_up=3):
-    """Time `steps` in turns, so that noise affects all equally; return seconds."""
+    """Return seconds of each of `steps`, timed in turns so that all share the noise."""
     times = {name: [] for name in steps}
     for repetition in range(warm_up + repetitions):
         for name, step in steps.items():
@@ -59,7 +59,7 @@ def take_turns(steps, repetitions, warm_up=3):
 
 
 def statistics(seconds):
-    """Return median, 10th and 90th percentile in milliseconds, and the count."""
+    """Return the median, 10th and 90th percentile (ms) and the number of times."""
     names = "p10_ms", "median_ms", "p90_ms"
     values = np.percentile(seconds, [10, 50, 90]) * 1e3
     rounded = {name: round(float(ms), 4) for name, ms in zip(names, values)}
@@ -67,7 +67,7 @@ def statistics(seconds):
 
 
 def parser_of(name, description, repetitions):
-    """Return a parser with the options of all benchmarks."""
+    """Return a parser with the common options of benchmarks."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--repetitions", type=int, default=repetitions)
@@ -76,7 +76,7 @@ def parser_of(name, description, repetitions):
 
 
 def machine():
-    """Return hardware and versions that a figure belongs to."""
+    """Return the hardware and the versions of this run."""
     names = sorted(os.environ)
     prefixes = "OMP_", "MXNET_", "GLUON_SYNCBN_"
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -95,7 +95,7 @@ def machine():
 
 
 def write(path, rows, *columns):
-    """Print some columns of the rows, and write all with the machine as JSON."""
+    """Print some columns of the rows, and write all columns and the machine as JSON."""
     for row in rows:
         print("  ".join(str(row[name]) for name in columns))
     head = json.dumps({"machine": machine()}, indent=1)[:-2]
@@ -105,7 +105,7 @@ def write(path, rows, *columns):
 
 
 def draw(document, texts, heights):
-    """Return a figure with a line of panels of bars for each kind of height."""
+    """Return a figure with a row of bar charts for each kind of height."""
     from matplotlib import pyplot
 
     pyplot.style.use(Path(__file__).parents[1] / "figures.mplstyle")

@@ -1,10 +1,10 @@
-"""Splits of data sets in batches, and pictures of predictions."""
+"""Data sets for segmentation, and pictures of predictions."""
 
 from pathlib import Path
 
 from gluon_syncbn import distributed
 
-import gluoncv.data  # noqa: F401, as it sets what is set below
+import gluoncv.data  # noqa: F401, it sets LOAD_TRUNCATED_IMAGES
 import mxnet as mx
 import numpy as np
 from matplotlib import colormaps
@@ -13,28 +13,24 @@ from matplotlib.patches import Patch
 from PIL import Image, ImageFile
 from sklearn.datasets import load_digits
 
-ImageFile.LOAD_TRUNCATED_IMAGES = False  # where it is True, missing data turn grey
+ImageFile.LOAD_TRUNCATED_IMAGES = False  # if it is True, missing data become grey
 
 
 class UserError(Exception):
-    """A user's mistake in one sentence."""
+    """A mistake of the user, described in one sentence."""
 
 
 class Split:
-    """Batches for this process, which depend on (seed, epoch, image) only.
+    """Batches for this process, which only depend on seed, epoch and image.
 
-    `load(item)` returns an image and its label map, int32, -1 where unlabelled.
+    `load(item)` returns an image and its int32 label map; -1 means unlabelled.
     """
 
     def __init__(self, name, args, items):
         self.items, self.args, self.epoch = items[: args.images or None], args, 0
         rows, self.is_training = len(self.items), False
-        own = (
-            range(distributed.rank(), rows, distributed.size()),
-            args.batch_size,
-            "keep",
-        )
-        self.sampler = mx.gluon.data.BatchSampler(*own)
+        own_rows = range(distributed.rank(), rows, distributed.size())
+        self.sampler = mx.gluon.data.BatchSampler(own_rows, args.batch_size, "keep")
         if name == "train":
             shards = distributed.ShardSampler(rows, args.batch_size, seed=args.seed)
             self.sampler, self.is_training = shards, True
@@ -47,7 +43,7 @@ class Split:
         return iter(self.loader)
 
     def __getitem__(self, index):
-        """Return the crop of an image, uint8, and of its label map."""
+        """Return a square crop of an image (uint8) and of its label map."""
         rng = None
         if self.is_training:
             rng = np.random.default_rng([self.args.seed, self.epoch, index])
@@ -55,7 +51,7 @@ class Split:
 
 
 class Digits(Split):
-    """Scenes of four of scikit-learn's handwritten digits; splits share no digit."""
+    """Scenes of four handwritten digits from scikit-learn; splits share no digit."""
 
     classes = ["background", *map(str, range(10))]
 
@@ -80,7 +76,7 @@ class Digits(Split):
 
 
 class Folder(Split):
-    """images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png, or the folders of Pascal VOC."""
+    """A folder with images/SPLIT/NAME.jpg and labels/SPLIT/NAME.png, or Pascal VOC."""
 
     def __init__(self, name, args):
         root, self.classes = Path(args.data_root), args.class_names.split(",")
@@ -92,9 +88,10 @@ class Folder(Split):
         else:
             images = sorted((root / "images" / name).glob("*.*"))
             labels = root / "labels" / name
-        if not images or len(self.classes) < 2:
-            found = f"got {len(self.classes)} and {len(images)}"
-            raise UserError(f"Give --class-names A,B, {root}/images/{name}, {found}.")
+        if len(self.classes) < 2:
+            raise UserError("--class-names must name at least 2 classes, as in A,B.")
+        if not images:
+            raise UserError(f"{root}/images/{name} must contain images, got none.")
         pairs = [(path, labels / f"{path.stem}.png") for path in images]
         super().__init__(name, args, pairs)
 
@@ -102,10 +99,12 @@ class Folder(Split):
         image, label = read(item[0]), read(item[1], is_label=True)
         unlabelled = np.isin(label, [255, self.args.ignore_label])
         label = np.where(unlabelled, -1, label.astype(np.int32))
-        if label.shape != image.shape[:2] or label.max() >= len(self.classes):
-            wanted = f"{image.shape[:2]} and labels below {len(self.classes)}"
-            found = f"{label.shape} and {label.max()}, see --ignore-label"
-            raise UserError(f"{item[1]} must have the shape {wanted}, got {found}.")
+        if label.shape != image.shape[:2]:
+            shapes = f"{image.shape[:2]}, got {label.shape}"
+            raise UserError(f"{item[1]} must have the shape {shapes}.")
+        if label.max() >= len(self.classes):
+            labels = f"{len(self.classes)}, got {label.max()} (see --ignore-label)"
+            raise UserError(f"Labels in {item[1]} must be below {labels}.")
         return image, label
 
 
@@ -114,19 +113,19 @@ def open_split(name, args):
 
 
 def read(path, is_label=False):
-    """Return an image as uint8 (height, width, 3), or a label map as it is."""
+    """Return an image as uint8 (height, width, 3), or a label map unchanged."""
     try:
         picture = Image.open(path)
         picture.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"The image {path} cannot be read: {error}.") from None
-    if picture.mode[0] in "IF" and not is_label:  # conversion would clip them to white
+    if picture.mode[0] in "IF" and not is_label:  # convert() would clip them to white
         raise UserError(f"The image {path} must have 8 bits, got mode {picture.mode}.")
     return np.asarray(picture if is_label else picture.convert("RGB"))
 
 
 def square(image, label, crop, rng=None):
-    """Return the middle square, or by `rng` one of a random scale and place."""
+    """Return the middle square or, given `rng`, a square of random scale and place."""
     short = round(crop * (rng.uniform(1, 1.5) if rng else 1))
     size = [max(short, round(s * short / min(label.shape))) for s in label.shape[::-1]]
     image = np.asarray(Image.fromarray(image).resize(size, Image.BILINEAR))
@@ -137,20 +136,20 @@ def square(image, label, crop, rng=None):
 
 
 def assemble(views):
-    """Return crops as float32 (n, 3, crop, crop) about 0, and (n, crop, crop)."""
+    """Return images as float32 (n, 3, crop, crop) with mean about 0, and labels."""
     images, labels = map(np.stack, zip(*views))
     x = (images.transpose(0, 3, 1, 2).astype(np.float32, "C") - 118) / 58
     return x, labels.astype(np.float32)
 
 
 def painted(label, num_classes):
-    """Return the label map in colours; unlabelled pixels, of label -1, are grey."""
+    """Return the label map in colours; unlabelled pixels (-1) are grey."""
     colours = colormaps["nipy_spectral"].resampled(num_classes + 1)
     return colours(label % (num_classes + 1), bytes=True)[..., :3]
 
 
 def save_picture(path, rows, shown, classes, title):
-    """Draw rows of pictures of one shape, and a legend of the classes `shown`."""
+    """Draw rows of pictures of equal shape above a legend of the classes `shown`."""
     grid = np.vstack([np.hstack(row) for row in rows])
     figure = Figure((9, 9 * len(grid) / len(grid[0]) + 1.5), layout="constrained")
     axis = figure.add_subplot(title=title, frame_on=False, xticks=[], yticks=[])

@@ -1,4 +1,4 @@
-"""The settings of a run, its net on several devices, and the folder that keeps both."""
+"""The settings of a run, its net on several devices, and its folder."""
 
 import argparse
 import json
@@ -33,43 +33,46 @@ def exit_code(work):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a run's settings, whose complaints are a UserError."""
+    """A parser for the settings of a run. It raises UserError."""
 
     def __init__(self, description=""):
         super().__init__(description=description)
         add = self.add_argument
-        add("--data-root", default="", help="folder of images and labels; else digits")
-        add("--class-names", default="", help="by label, separated by commas")
-        add("--ignore-label", type=int, default=255, help="means unlabelled, as 255")
-        add("--images", type=int, default=0, help="so many of each split; 0: all")
-        add("--model", choices=list(MODELS), default="FastSCNN", help="of GluonCV")
-        add("--crop-size", type=int, default=96, help="a multiple of 32")
-        add("--norm", choices=["syncbn", "bn"], default="syncbn", help="of all or each")
-        add("--ctx", choices=["cpu", "gpu"], default="cpu", help="kind of device")
+        add("--data-root", default="", help="images and labels; default: digits")
+        add("--class-names", default="", help="in label order, separated by commas")
+        add("--ignore-label", type=int, default=255, help="unlabelled, like 255")
+        add("--images", type=int, default=0, help="images per split; 0 means all")
+        add("--model", choices=list(MODELS), default="FastSCNN", help="GluonCV's net")
+        add("--crop-size", type=int, default=96, help="pixels, a multiple of 32")
+        add("--norm", choices=["syncbn", "bn"], default="syncbn", help="norm layer")
+        add("--ctx", choices=["cpu", "gpu"], default="cpu", help="device type")
         add("--num-devices", type=int, default=2, help="CPU contexts share the cores")
-        add("--epochs", type=int, default=12, help="times every image is seen")
-        add("--batch-size", type=int, default=8, help="images, over all devices")
-        add("--lr", type=float, default=0.1, help="peak, after one epoch")
-        add("--seed", type=int, default=0, help="of everything random")
+        add("--epochs", type=int, default=12, help="passes over the training images")
+        add("--batch-size", type=int, default=8, help="images on all devices together")
+        add("--lr", type=float, default=0.1, help="highest rate, after one epoch")
+        add("--seed", type=int, default=0, help="seed for all random numbers")
 
     def error(self, message):
         raise UserError(f"On the command line, {message} (see --help).")
 
     def settings(self, options):
-        """Return the settings in a list of options, all within their bounds."""
-        given = vars(self.parse_args(options))
+        """Return the settings in a list of options after checking their bounds."""
+        values = vars(self.parse_args(options))
         least = dict(num_devices=1, crop_size=32, lr=1e-9, epochs=1, seed=0, images=0)
-        for name, value in {**least, "batch_size": distributed.size()}.items():
-            if not value <= given[name] < 2**31:
-                self.error(f"{name} must be at least {value}, got {given[name]}")
-        if given["crop_size"] % 32:
-            self.error(f"crop_size must be a multiple of 32, got {given['crop_size']}")
-        names = vars(Parser().parse_args([]))  # not those of a script
-        return argparse.Namespace(**{name: given[name] for name in names})
+        for name, bound in {**least, "batch_size": distributed.size()}.items():
+            if not bound <= values[name] < 2**31:
+                self.error(f"{name} must be at least {bound}, got {values[name]}")
+        if values["crop_size"] % 32:
+            self.error(f"crop_size must be a multiple of 32, got {values['crop_size']}")
+        names = vars(Parser().parse_args([]))  # a script may add others
+        return argparse.Namespace(**{name: values[name] for name in names})
 
 
 def build_model(args, num_classes, contexts):
-    """Return a net with MXNet's BatchNorm: `norm_layer` would not reach all layers."""
+    """Return a net with MXNet's BatchNorm, which make_parallel converts.
+
+    GluonCV's own argument `norm_layer` does not reach all layers.
+    """
     try:
         mx.nd.zeros(1, ctx=contexts[-1]).wait_to_read()
     except mx.MXNetError:
@@ -79,15 +82,15 @@ def build_model(args, num_classes, contexts):
     options = {"aux": args.model != "FastSCNN", "pretrained_base": False}
     net = kind(num_classes, crop_size=size, ctx=contexts, **options)
     net.initialize(mx.init.Xavier(magnitude=2), ctx=contexts, force_reinit=True)
-    net.collect_params().setattr("lr_mult", 1.0)  # GluonCV's heads have 10
+    net.collect_params().setattr("lr_mult", 1.0)  # GluonCV sets 10 in the heads
     net.collect_params(".*(gamma|beta|bias)").setattr("wd_mult", 0.0)
-    net(mx.nd.zeros((1, 3, size, size), ctx=contexts[0]))  # allocates the deferred
+    net(mx.nd.zeros((1, 3, size, size), ctx=contexts[0]))  # deferred initialization
     net.hybridize(static_alloc=True, static_shape=True)
     return net
 
 
 class NetWithLoss(gluon.Block):
-    """The cross entropy of each image's pixels; in evaluation also their classes."""
+    """The summed cross entropy of each image; in evaluation also predicted classes."""
 
     def __init__(self, net):
         super().__init__()
@@ -109,7 +112,7 @@ class NetWithLoss(gluon.Block):
 
 
 class Momentum(mx.optimizer.SGD):
-    """SGD whose momenta can be saved: Trainer.load_states would run a file's code."""
+    """SGD whose momenta are saved as arrays: Trainer.load_states unpickles a file."""
 
     momenta = restored = {}
 
@@ -135,25 +138,26 @@ class Engine:
         options = {"momentum": 0.9, "wd": 1e-4, "begin_num_update": steps * done}
         self.optimizer = Momentum(lr_scheduler=rate, **options)
         self.trainer = distributed.Trainer(net, self.optimizer)
-        # Copies device 0's parameters now: later it would race with running statistics.
+        # The trainer's first call copies the parameters of device 0. In the first step
+        # the copy would race with updates of the running statistics.
         self.trainer.allreduce_grads()
 
     def train_epoch(self, batches, epoch):
-        """Train on some batches; return the mean loss of a labelled pixel."""
+        """Train on some batches; return the mean loss per labelled pixel."""
         devices, sums = self.parallel.devices, np.zeros(2)
         first = 1000 * (self.args.seed + epoch) + len(devices) * distributed.rank()
-        seeds = [first + k for k in range(len(devices))]  # of dropout on each device
-        devices.map(mx.random.seed, seeds, devices.contexts)
+        dropout_seeds = [first + k for k in range(len(devices))]
+        devices.map(mx.random.seed, dropout_seeds, devices.contexts)
         for x, y in batches:
             labelled = np.sum(y >= 0)
             with autograd.record():
                 loss = self.parallel(x, y).sum()
             loss.backward()
-            self.trainer.step(float(labelled) or 1e-30)  # all may be unlabelled
+            self.trainer.step(float(labelled) or 1e-30)  # 0 if all are unlabelled
             sums += loss.asscalar(), labelled
-        # A static_shape graph updates running statistics behind MXNet's engine.
+        # A static_shape graph updates running statistics unknown to MXNet's engine.
         mx.nd.waitall()
-        if self.args.norm == "bn":  # a file has the statistics of one device
+        if self.args.norm == "bn":  # a file holds the statistics of one device
             for parameter in self.net.collect_params(".*running.*").values():
                 parameter.set_data(parameter.list_data()[0])
         return float(np.divide(*summed(sums)))
@@ -166,7 +170,7 @@ class Engine:
     def evaluate(self, batches):
         """Return loss, pixel accuracy and mean IoU of some batches."""
         size, total = self.num_classes, np.zeros(1)
-        counts = np.zeros((size, size))  # by the true and the predicted class
+        counts = np.zeros((size, size))  # pixels per true and predicted class
         for x, y in batches:
             loss, prediction = self.predict(x, y)
             code = (y * size + prediction)[y >= 0].astype(int)
@@ -176,11 +180,12 @@ class Engine:
         hit, size = np.diag(counts), counts.sum()
         union = counts.sum(0) + counts.sum(1) - hit
         iou = np.sum(hit / np.maximum(union, 1)) / np.sum(union > 0)
-        found = total[0] / size, hit.sum() / size, iou
-        return dict(zip(CURVES[1:], map(float, found)))
+        scores = total[0] / size, hit.sum() / size, iou
+        return dict(zip(CURVES[1:], map(float, scores)))
 
 
 def summed(array):
+    """Return the sum of an array over all processes."""
     if distributed.size() > 1:
         from mpi4py import MPI
 
@@ -189,12 +194,12 @@ def summed(array):
 
 
 def save(folder, engine, classes, log):
-    """Save an epoch: parameters and momenta as arrays, without pickles, and JSON."""
+    """Save parameters and momenta as arrays, without pickles, and the log as JSON."""
     run = {"settings": vars(engine.args), "classes": classes, "epochs": log}
     try:
         engine.net.save_parameters(f"{folder}/params.part")
         mx.nd.save(f"{folder}/states.part", engine.optimizer.momenta)
-        for name in "params", "states":  # MXNet does not notice that bytes are lost
+        for name in "params", "states":  # mx.nd.save does not report a full disk
             mx.nd.load(f"{folder}/{name}.part")
     except mx.MXNetError:
         raise UserError(f"{folder} cannot be written: is the disk full?") from None
@@ -212,12 +217,12 @@ def load(folder):
         Parser().settings(options)
         log = [{key: float(entry[key]) for key in CURVES} for entry in run["epochs"]]
         return options, [str(name) for name in run["classes"]], [log[0], *log[1:]]
-    except Exception:  # a file that is not ours fails in many ways
-        raise UserError(f"{folder}/run.json is not of a run with an epoch.") from None
+    except Exception:  # a foreign file fails in many ways
+        raise UserError(f"{folder}/run.json does not describe a run.") from None
 
 
 def restore(net, folder, optimizer=None):
-    """Load parameters, and the momenta for an optimizer that continues."""
+    """Load the parameters of a run, and the momenta if there is an optimizer."""
     try:
         net.load_parameters(f"{folder}/run.params")
         if optimizer:
@@ -225,5 +230,5 @@ def restore(net, folder, optimizer=None):
             for k, parameter in optimizer.param_dict.items():
                 if parameter.grad_req != "null":
                     assert optimizer.restored[str(k)].shape == parameter.shape
-    except Exception:  # as above
+    except Exception:  # a damaged file fails in many ways
         raise UserError(f"{folder}/run.params or .states is damaged.") from None

@@ -16,8 +16,7 @@
 #include "core/freed_memory.h"
 #include "core/parallel_for.h"
 #include "core/program.h"
-#include "kernels/cpu/batch_norm_cpu.h"
-#include "kernels/cuda/batch_norm_cuda.h"
+#include "kernels/cpu/passes.h"
 #include "mxnet/callbacks.h"
 #include "mxnet/custom_op.h"
 #include "mxnet/fork.h"
@@ -206,11 +205,7 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_instruction_set) { return syncbn::cpu::I
 
 // The architectures that the library has machine code for; empty in a build without CUDA.
 SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_architectures) {
-#if defined(SYNCBN_CUDA)
-  return syncbn::cuda::Architectures();
-#else
-  return "";
-#endif
+  return SYNCBN_CUDA_ARCHITECTURES;
 }
 
 // Why a build has no CUDA; empty in one that has.

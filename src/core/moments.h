@@ -15,7 +15,7 @@ struct Moments {
 
 // Chan, Golub, LeVeque: Algorithms for computing the sample variance,
 // doi:10.1080/00031305.1983.10483115.
-inline Moments Merge(const Moments& a, const Moments& b) {
+SYNCBN_HOST_DEVICE inline Moments Merge(const Moments& a, const Moments& b) {
   if (b.count == 0) return a;
   if (a.count == 0) return b;
   const double count = a.count + b.count;
@@ -24,8 +24,7 @@ inline Moments Merge(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * weight, a.m2 + b.m2 + delta * delta * a.count * weight};
 }
 
-// Has the same bits on a GPU: it adds no product, which a compiler could fuse.
-SYNCBN_HOST_DEVICE inline double InvStd(double var, double epsilon) {
+inline double InvStd(double var, double epsilon) {
   return 1.0 / std::sqrt(var + epsilon);
 }
 

@@ -1,6 +1,6 @@
 // The activation, forward and backward, for a Value: a number, or a vector of numbers on the CPU.
-// Who includes it: cpu/tile_kernels.inl and cuda/activation.cuh, each in its own namespace, after
-// SYNCBN_FORMULA, which marks its functions. Nothing here knows memory layouts.
+// Who includes it: cpu/tile.inl and cuda/tensor.cuh, each in its own namespace, after
+// SYNCBN_FORMULA, which marks its functions. Memory layouts are theirs.
 //
 // Forward:   z = (x - mean) * scale + offset,  y = f(z),  f(z) = z for z > 0, else slope * z
 //
@@ -11,11 +11,13 @@
 // Both are: centered = (x or f^-1(y)) - center, with center = mean, or offset from y. `centered` is
 // xmu, or from y xmu * scale; a pass divides by that scale once for each channel (the sum of dz *
 // centered, or the coefficient of centered), not for each element.
-inline const double* CenterOf(const PassInput& input) {
+SYNCBN_FORMULA const double* CenterOf(const PassInput& input) {
   return input.from_output ? input.offset : input.mean;
 }
-inline const double* ScaleOfCentered(const PassInput& input) {  // null for 1
-  return input.from_output ? input.scale : nullptr;
+
+// A coefficient or a sum of xmu as one of `centered`, in channel c; and back.
+SYNCBN_FORMULA double PerScale(double value, const PassInput& input, int64_t c) {
+  return input.from_output ? value / input.scale[c] : value;
 }
 
 // The ways in which a pass uses the element that it reads.
@@ -25,29 +27,12 @@ enum Variant {
   kLeakyOfY,  // backward from y
 };
 
-SYNCBN_HOST_DEVICE constexpr bool ReadsX(Variant variant) { return variant == kLeakyOfX; }
+SYNCBN_FORMULA constexpr bool ReadsX(Variant variant) { return variant == kLeakyOfX; }
 
-inline Variant VariantOf(const Activation& activation, bool from_output) {
-  if (activation.function != Function::kLeakyRelu) return kPlain;
-  return from_output ? kLeakyOfY : kLeakyOfX;
+SYNCBN_FORMULA Variant VariantOf(const PassInput& input) {
+  if (input.activation.function != Function::kLeakyRelu) return kPlain;
+  return input.from_output ? kLeakyOfY : kLeakyOfX;
 }
-
-template <Variant kVariant>
-struct VariantConstant {
-  static constexpr Variant value = kVariant;
-};
-
-// The variants that a pass has code for.
-template <Variant... kVariants>
-struct Variants {
-  // Calls run(constant of `variant`), which makes one at run time a template argument.
-  template <typename Run>
-  static void With(Variant variant, const Run& run) {
-    (void)((variant == kVariants && (run(VariantConstant<kVariants>()), true)) || ...);
-  }
-};
-using ForwardVariants = Variants<kPlain, kLeakyOfX>;
-using BackwardVariants = Variants<kPlain, kLeakyOfX, kLeakyOfY>;
 
 // (value - center) * scale + offset of one channel, or of as many columns as a vector holds.
 template <typename Value>
@@ -57,8 +42,8 @@ struct Affine {
   SYNCBN_FORMULA Value Of(Value x) const { return (x - center) * scale + offset; }
 };
 
-// In the arithmetic of a pass. The part of the center that this cannot hold goes into the offset, so
-// nothing is lost where the center is far from zero.
+// An Affine in the arithmetic of a pass. The part of the center that this cannot hold goes into the
+// offset, so nothing is lost where the center is far from zero.
 template <typename Scalar>
 SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double offset) {
   Affine<Scalar> k;
@@ -89,7 +74,7 @@ struct Slopes {
 };
 
 template <typename Value, typename Scalar = Value>
-inline Slopes<Value> MakeSlopes(double slope) {
+SYNCBN_FORMULA Slopes<Value> MakeSlopes(double slope) {
   return {Value{} + Scalar(slope), Value{} + Scalar(1 / slope)};
 }
 
@@ -100,22 +85,22 @@ SYNCBN_FORMULA Value OnSlope(const Slopes<Value>& f, Value v) {
 }
 
 // f(z)
-template <Variant kVariant, typename Value>
-SYNCBN_FORMULA Value Activate(Value z, const Slopes<Value>& f) {
-  if (kVariant == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
+template <typename Value>
+SYNCBN_FORMULA Value Activate(Variant variant, Value z, const Slopes<Value>& f) {
+  if (variant == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
   return z;
 }
 
 // From what was saved and dy to `centered` and dz. `to_z` has the center; its scale and offset are
 // read where the variant reads x.
-template <Variant kVariant, typename Value>
-SYNCBN_FORMULA void Unwind(Value saved, Value dy, const Affine<Value>& to_z,
+template <typename Value>
+SYNCBN_FORMULA void Unwind(Variant variant, Value saved, Value dy, const Affine<Value>& to_z,
                            const Slopes<Value>& f, Value* centered, Value* dz) {
   *dz = dy;
-  if (kVariant == kLeakyOfY) {
+  if (variant == kLeakyOfY) {
     *dz = saved > 0 ? dy : f.slope * dy;
     saved = saved > 0 ? saved : f.inverse * saved;
   }
   *centered = saved - to_z.center;
-  if (ReadsX(kVariant)) *dz = to_z.Of(saved) <= 0 ? OnSlope(f, dy) : dy;
+  if (ReadsX(variant)) *dz = to_z.Of(saved) <= 0 ? OnSlope(f, dy) : dy;
 }

@@ -24,14 +24,6 @@ enum class MemoryKind { kDevice, kPinned };
 // Throws DeviceError.
 using Allocator = std::shared_ptr<void> (*)(const Device& device, MemoryKind kind, size_t bytes);
 
-// The per-channel tensors that a layer predicts with, and their epsilon: the mean and the offset of
-// a pass are `mean` and `beta`, its scale is gamma / sqrt(var + epsilon).
-struct Prediction {
-  const Tensor &mean, &var, &beta;
-  const Tensor* gamma;  // null for ones
-  double epsilon;
-};
-
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -50,9 +42,6 @@ class Backend {
   // The kernels. A pass's tensors are on the device, its per-channel arrays on the host.
   virtual void LocalMoments(const ReductionPass& pass) = 0;
   virtual void Normalize(const ElementwisePass& pass) = 0;
-  // Normalizes by tensors that Begin was given, in place of the pass's per-channel arrays, and
-  // returns true. A device where Read does not wait needs none of this: it returns false.
-  virtual bool Predict(ElementwisePass /*pass*/, const Prediction& /*by*/) { return false; }
   virtual void BackwardSums(const ReductionPass& pass) = 0;
   virtual void BackwardApply(const ElementwisePass& pass) = 0;
 

@@ -87,15 +87,9 @@ void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& t
 // For prediction.
 void SyncBatchNorm::ForwardByRunning(const Layout& layout, const ForwardTensors& tensors,
                                      ForBackward* left) {
-  // On a GPU reading waits, so y comes first.
-  ElementwisePass pass = PassOf(layout, tensors);
-  const Tensor* const gamma = options_.fix_gamma ? nullptr : &tensors.gamma;
-  const bool is_done = tensors.y_mode != WriteMode::kNull &&
-                       backend_->Predict(pass, {tensors.running_mean, tensors.running_var,
-                                                tensors.beta, gamma, options_.epsilon});
   left->mean = backend_->Read(tensors.running_mean);
   SetScale(backend_->Read(tensors.running_var), tensors, left);
-  if (!is_done) Normalize(layout, tensors, *left);
+  Normalize(layout, tensors, *left);
 }
 
 void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
@@ -115,15 +109,6 @@ void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensor
 void SyncBatchNorm::Normalize(const Layout& layout, const ForwardTensors& tensors,
                               const ForBackward& by) {
   if (tensors.y_mode == WriteMode::kNull) return;
-  ElementwisePass pass = PassOf(layout, tensors);
-  pass.mean = by.mean.data();
-  pass.scale = by.scale.data();
-  pass.offset = by.offset.data();
-  backend_->Normalize(pass);
-}
-
-// From x to y, without the per-channel arrays.
-ElementwisePass SyncBatchNorm::PassOf(const Layout& layout, const ForwardTensors& tensors) const {
   ElementwisePass pass;
   pass.dtype = tensors.x.dtype;
   pass.layout = layout;
@@ -131,7 +116,10 @@ ElementwisePass SyncBatchNorm::PassOf(const Layout& layout, const ForwardTensors
   pass.activation = options_.activation;
   pass.mode = tensors.y_mode;
   pass.out = tensors.y.data;
-  return pass;
+  pass.mean = by.mean.data();
+  pass.scale = by.scale.data();
+  pass.offset = by.offset.data();
+  backend_->Normalize(pass);
 }
 
 // ---- backward ----------------------------------------------------------------------------------

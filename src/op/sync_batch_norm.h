@@ -74,7 +74,6 @@ class SyncBatchNorm {
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
                 ForBackward* left) const;
   void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForBackward& by);
-  ElementwisePass PassOf(const Layout& layout, const ForwardTensors& tensors) const;
   void TakeStatistics(const Call& call, const BatchMoments& own, const BatchMoments& batch,
                       const ForwardTensors& tensors);
   [[noreturn]] void RaiseNonFinite(const Call& call, const std::string& own_fault, DType dtype);

@@ -1,5 +1,5 @@
 // Checks the four passes against kernel_problem.h, over dtypes, layouts, alignments, activations
-// and ways to write. `Kernels` has the static functions of batch_norm_cpu.h; SumError(dtype, n), a
+// and ways to write. `Kernels` has the static functions of kernels/cpu/passes.h; SumError(dtype, n), a
 // bound of the error of a sum of n terms, relative to n times the largest; and SumEps(dtype), the
 // eps of each term.
 #pragma once

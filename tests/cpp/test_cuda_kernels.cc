@@ -7,11 +7,9 @@
 #include <iostream>
 #include <random>
 
-#include "core/moments.h"
 #include "kernel_tests.h"
-#include "kernels/cuda/batch_norm_cuda.h"
-#include "kernels/cuda/coefficients.h"
-#include "kernels/cuda/partition.h"
+#include "kernels/cuda/cut.h"
+#include "kernels/cuda/passes.h"
 #include "kernels/cuda/vectors.h"
 #include "staging.h"
 
@@ -27,11 +25,10 @@ namespace {
 struct CudaKernels {
   static constexpr int64_t kWorkspaceZeros = cuda::kWorkspaceZeros;
   static int64_t WorkspaceBytes(const Layout& /*layout*/) { return cuda::WorkspaceBytes(); }
-  // A term is added to its lane, with its lane to the thread's total, and in double from there.
+  // The terms of four vectors are added in the data's arithmetic, and these sums in double.
   static double SumError(DType dtype, double n) {
     const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
-    const double lane = 8 * cuda::kFoldEvery + 8;
-    return eps * std::min(n, lane + n / lane) + 0x1p-53 * n;
+    return eps * std::min(n, 4.0 * 8) + 0x1p-53 * n;
   }
   static double SumEps(DType dtype) { return test::EpsOf(dtype); }
   static void LocalMoments(const syncbn::ReductionPass& pass, void* workspace) {
@@ -158,37 +155,64 @@ void TestCopies() {
   }
 }
 
-// Coefficients have the bits of those that the host computes.
-void TestCoefficients() {
-  constexpr int64_t kChannels = 1000;
-  constexpr double kEpsilon = 1e-5;
-  std::mt19937 generator(test::Seed());
-  std::lognormal_distribution<double> sizes(0, 5);
-  std::vector<double> mean(kChannels), var(mean), beta(mean), gamma(mean);
-  for (std::vector<double>* vector : {&mean, &var, &beta, &gamma}) {
-    for (double& value : *vector) value = sizes(generator);
-  }
-  for (const double* given : std::vector<const double*>{gamma.data(), nullptr}) {
-    Tensor mean_out(DType::kFloat64, kChannels), scale(mean_out), offset(mean_out);
-    {
-      Staging on_gpu(DType::kFloat64, {1, kChannels, 1});
-      cuda::ComputeCoefficients(
-          {kChannels, on_gpu.Vector(mean.data()), on_gpu.Vector(var.data()),
-           on_gpu.Vector(beta.data()), on_gpu.Vector(given), kEpsilon,
-           on_gpu.Result(mean_out.doubles()), on_gpu.Result(scale.doubles()),
-           on_gpu.Result(offset.doubles())},
-          nullptr);
+// The work of all threads covers a tensor of any size.
+void TestCut(const Layout& layout, int bytes, bool aligned) {
+  const cuda::Cut cut = cuda::MakeCut(layout, bytes, aligned, 132);
+  const std::string label = syncbn::Concat(test::Describe(layout), " of ", bytes, " bytes");
+  int64_t vectors = 0, last = -1;
+  for (int64_t block = 0; block < cut.tiles * cut.splits; ++block) {
+    for (int thread = 0; thread < cuda::kThreads; ++thread) {
+      const cuda::Work work = cut.At(static_cast<unsigned>(block), thread);
+      if (work.begin >= work.end) continue;
+      const int64_t count = syncbn::CeilDiv(work.end - work.begin, cut.rows);
+      vectors += count;
+      last = std::max(last, cut.OffsetOf(work, work.begin + (count - 1) * cut.rows));
     }
-    CHECK(mean_out.Guarded() && scale.Guarded() && offset.Guarded());
-    for (int64_t c = 0; c < kChannels; ++c) {
-      CHECK_EQ(mean_out.Get(c), mean[c]);
-      CHECK_EQ(scale.Get(c), (given == nullptr ? 1 : gamma[c]) * syncbn::InvStd(var[c], kEpsilon));
-      CHECK_EQ(offset.Get(c), beta[c]);
+  }
+  CHECK_EQ(vectors * cut.width, layout.Size(), label);
+  CHECK_EQ(last + cut.width, layout.Size(), label);
+  CHECK(cut.tile_channels <= cuda::kMaxTileChannels || cut.splits == 1, label);
+}
+
+#ifdef EMULATED_CUDA
+int Launches() {
+  int sum = 0;
+  for (const auto& kernel : emulated::Launches()) sum += kernel.second;
+  return sum;
+}
+
+// A pass is one launch, and reads each element of its tensors once.
+void TestBytes(const Layout& layout) {
+  for (DType dtype : test::kDTypes) {
+    for (int misalign : {0, 1}) {
+      test::Problem p({dtype, layout, misalign, 0, 1});
+      Tensor out(dtype, layout.Size(), misalign);
+      const int64_t bytes = layout.Size() * static_cast<int64_t>(syncbn::SizeOf(dtype));
+      const auto check = [&](const char* pass, int tensors, const auto& run) {
+        const int64_t bytes_before = emulated::bytes_read;
+        const int launches_before = Launches();
+        run();
+        CHECK_EQ(emulated::bytes_read - bytes_before, tensors * bytes, p.label, " ", pass);
+        CHECK_EQ(Launches() - launches_before, 1, p.label, " ", pass);
+      };
+      const syncbn::PassInput input = p.From({syncbn::Function::kLeakyRelu, 0.1}, false);
+      check("moments", 1, [&] { test::MomentsOf<CudaKernels>(p); });
+      check("sums", 2, [&] { test::SumsOf<CudaKernels>(input, p.label); });
+      for (WriteMode mode : {WriteMode::kWrite, WriteMode::kAdd}) {
+        const int old = mode == WriteMode::kAdd;
+        syncbn::ElementwisePass pass;
+        static_cast<syncbn::PassInput&>(pass) = input;
+        pass.scale_xmu = p.scale_xmu.data();
+        pass.shift = p.shift.data();
+        pass.mode = mode;
+        pass.out = out.data();
+        check("normalize", 1 + old, [&] { CudaKernels::Normalize(pass); });
+        check("apply", 2 + old, [&] { CudaKernels::BackwardApply(pass); });
+      }
     }
   }
 }
 
-#ifdef EMULATED_CUDA
 void TestEveryKernelRan() {
   for (const auto& kernel : emulated::Launches())
     CHECK(kernel.second > 0, kernel.first, " never ran");
@@ -201,7 +225,14 @@ int main(int arguments, char** values) {
   const std::string form = arguments > 1 ? values[1] : "";
   test::Check(cudaSetDevice(0));
   TestCopies();
-  TestCoefficients();
+  for (int bytes : {2, 4, 8}) {
+    for (bool aligned : {false, true}) {
+      for (const Layout& layout :
+           {Layout{3, 4, (1 << 28) - 5}, Layout{3, 4, 1 << 28}, Layout{(1 << 28) + 3, 8, 1},
+            Layout{1 << 20, 2048, 49}, Layout{40, 9000, 4}, Layout{6, 40, 196}, Layout{9, 33, 49}})
+        TestCut(layout, bytes, aligned);
+    }
+  }
   TestOutlier();
   TestSameBitsInEveryRun({6, 40, 49});
   TestManyElements({3, 4, 10007});
@@ -232,6 +263,9 @@ int main(int arguments, char** values) {
   test::TestCase<CudaKernels>({DType::kFloat32, {2, 0, 5}, 0, 0, 1}, {});
   test::TestAll<CudaKernels>(layouts, form == "large");
 #ifdef EMULATED_CUDA
+  for (const Layout& layout : {Layout{9, 40, 49}, Layout{530, 128, 1}, Layout{3, 5, 1040},
+                               Layout{300, 19, 129}, Layout{3, 5, 7}})
+    TestBytes(layout);
   TestEveryKernelRan();
 #endif
   return check::Result();

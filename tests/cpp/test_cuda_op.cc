@@ -71,7 +71,6 @@ void TestRequests() {
   }
 }
 
-// Coefficients are computed on the GPU.
 void TestPrediction() {
   const Activation none, leaky{Function::kLeakyRelu, 0.1};
   for (DType dtype : test::kDTypes) {

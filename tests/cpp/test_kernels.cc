@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kernel_tests.h"
-#include "kernels/cpu/batch_norm_cpu.h"
+#include "kernels/cpu/passes.h"
 
 namespace cpu = syncbn::cpu;
 using syncbn::DType;

@@ -3,8 +3,13 @@
 Each program runs on every rank and asserts there.
 """
 
+from functools import partial
+from types import SimpleNamespace
+
+from gluon_syncbn.distributed import ShardSampler
+
 import pytest
-from support.mpi import needs_mpi, run_ranks
+from support.mpi import in_turns, needs_mpi, run_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(150)]
 
@@ -55,19 +60,80 @@ def check_layer(per_rank, dtype='float32', mode='imperative'):
 """
 
 
-def test_a_layer_equals_the_oracle():
-    """Uneven shards, unequal numbers of contexts, a static graph, all dtypes."""
-    program = """
+OF_THREE_RANKS = {
+    # Uneven shards, unequal numbers of contexts, a static graph, all dtypes.
+    "a layer equals the oracle": LAYER
+    + """
 check_layer([[2, 1], [4], [1, 1, 3]], 'float64')
 check_layer([[5], [1], [2]], mode='static_shape')
 check_layer([[3, 2], [2, 2], [1]], 'float16')
-"""
-    run_ranks(3, LAYER + program)
+""",
+    # A layer of a group has the group's mean and variance.
+    "groups": """
+def running_mean(group, contexts=1):
+    contexts = [mx.cpu(i) for i in range(contexts)]
+    layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
+    layer.initialize(ctx=contexts)
+    # Before map, which would tell the other ranks of an error.
+    gluon_syncbn.layer.synchronization.ranks_of(group, layer.name)
+    devices = Devices(contexts)
+    with autograd.train_mode():
+        xs = [nd.full((2, 1), 10 * rank + i, ctx=c) for i, c in enumerate(contexts)]
+        for y in devices.map(layer, xs):
+            y.wait_to_read()
+    return [v.asnumpy().item() for v in layer.running_mean.list_data()]
+
+assert distributed.groups_of(2) == [[0, 1], [2]]
+assert running_mean(None) == [10]
+assert running_mean('machine') == [10]
+assert running_mean('process') == [10 * rank]
+assert running_mean(distributed.groups_of(2)) == [[5], [5], [20]][rank]
+assert running_mean([[0, 2], [1]]) == [[10], [10], [10]][rank]
+if rank != 1:
+    assert running_mean([2, 0], 2) == [10.5, 10.5]
+else:
+    text = error_of(running_mean, [0, 2])
+    assert '[0, 2]' in text and 'rank 1' in text, text
+text = error_of(running_mean, [0, 7])
+assert 'group' in text and '7' in text and '3' in text, text
+""",
+    # Of float16 gradients, too, which MPI cannot add up, and on several contexts.
+    "steps and copies": """
+from support.helpers import write_from_within
+assert (distributed.local_rank(), distributed.local_size()) == (rank, 3)
+distributed.init()
+for dtype in 'float16', 'float32':
+    weight = mx.gluon.Parameter('weight', shape=(2, 3), dtype=dtype)
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    weight.initialize(mx.init.One(), ctx=contexts)
+    trainer = distributed.Trainer([weight], 'sgd', {'learning_rate': 6})
+    with autograd.record():
+        losses = [(weight.data(c) * rank).sum() for c in contexts]
+    autograd.backward(losses)
+    trainer.step(2)
+    for context in contexts:  # 1 - 6 * 2 * (0 + 1 + 2) / 6
+        assert (weight.data(context) == -5).asnumpy().all()
+layer = SyncBatchNorm(in_channels=1)
+layer.initialize()
+trainer = distributed.Trainer(layer, 'sgd')
+trainer.step(int(rank == 0), ignore_stale_grad=True)
+assert 'batch_size' in error_of(trainer.step, 0)
+if rank == 0:
+    write_from_within(layer.running_mean.data())
+distributed.broadcast_parameters(layer)
+assert layer.running_mean.data().asscalar() == 2
+net = nn.Dense(2)  # whose shape is not known yet
+net.initialize(mx.init.Constant(rank))
+distributed.broadcast_parameters(net, root=2)
+net(nd.ones((1, 3)))
+assert (net.weight.data() == 2).asnumpy().all()
+""",
+}
 
 
-def test_ranks_push_in_another_order():
-    """Branches begin in opposite orders on the two ranks, forward and backward."""
-    program = """
+OF_TWO_RANKS = {
+    # Branches begin in opposite orders on the two ranks, forward and backward.
+    "ranks push in another order": """
 layers = [SyncBatchNorm(in_channels=4, **prefixed(f'branch{i}_')) for i in range(6)]
 for layer in layers:
     layer.initialize()
@@ -89,13 +155,9 @@ for step in range(20):
         assert abs(ys[i].asnumpy() - right).max() < 1e-4, (step, i)
         xs[i].grad.wait_to_read()
     assert_same_bits(*[l.running_var.data().asnumpy() for l in layers])
-"""
-    run_ranks(2, program)
-
-
-def test_training_equals_that_of_one_device():
-    """Losses and parameters; uneven shards, a last batch that wraps around."""
-    program = """
+""",
+    # Parallel nets with a trainer over ranks; the last batch wraps around.
+    "training equals that of one device": """
 rng = np.random.default_rng(0)
 data, labels = rng.normal(1, 2, (13, 3, 6, 6)), rng.normal(size=(13, 5))
 STEPS = dict(optimizer='sgd', optimizer_params={'learning_rate': 0.03, 'momentum': 0.5})
@@ -109,6 +171,8 @@ def make(norm):
             net.add(norm(in_channels=channels, momentum=0.5), nn.Activation('relu'))
         net.add(nn.Dense(5, in_units=6 * 36))
     net.cast('float64')
+    if norm is SyncBatchNorm:
+        gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
     net.initialize(mx.init.Xavier())
     net(nd.ones((1, 3, 6, 6), dtype='float64'))
     return net
@@ -147,81 +211,10 @@ for value, other in zip(values, plain.collect_params().values()):
 momenta = [s.asnumpy() for s in trainer._updaters[0].states.values() if s is not None]
 assert len(momenta) == 10
 assert_same_bits(*values, *momenta)
-"""
-    run_ranks(2, program)
-
-
-def test_groups():
-    """A layer of a group has the group's mean and variance."""
-    program = """
-def running_mean(group, contexts=1):
-    contexts = [mx.cpu(i) for i in range(contexts)]
-    layer = SyncBatchNorm(in_channels=1, momentum=0, group=group)
-    layer.initialize(ctx=contexts)
-    # Before map, which would tell the other ranks of an error.
-    gluon_syncbn.layer.synchronization.ranks_of(group, layer.name)
-    devices = Devices(contexts)
-    with autograd.train_mode():
-        xs = [nd.full((2, 1), 10 * rank + i, ctx=c) for i, c in enumerate(contexts)]
-        for y in devices.map(layer, xs):
-            y.wait_to_read()
-    return [v.asnumpy().item() for v in layer.running_mean.list_data()]
-
-assert distributed.groups_of(2) == [[0, 1], [2]]
-assert running_mean(None) == [10]
-assert running_mean('machine') == [10]
-assert running_mean('process') == [10 * rank]
-assert running_mean(distributed.groups_of(2)) == [[5], [5], [20]][rank]
-assert running_mean([[0, 2], [1]]) == [[10], [10], [10]][rank]
-if rank != 1:
-    assert running_mean([2, 0], 2) == [10.5, 10.5]
-else:
-    text = error_of(running_mean, [0, 2])
-    assert 'group=[0, 2] does not hold the rank 1 of this process' in text, text
-text = error_of(running_mean, [0, 7])
-assert 'group names the rank 7, expected ranks below 3' in text, text
-"""
-    run_ranks(3, program)
-
-
-def test_steps_and_copies():
-    """Of float16 gradients, too, which MPI cannot add up, and on several contexts."""
-    program = """
-from support.helpers import write_from_within
-assert (distributed.local_rank(), distributed.local_size()) == (rank, 3)
-distributed.init()
-for dtype in 'float16', 'float32':
-    weight = mx.gluon.Parameter('weight', shape=(2, 3), dtype=dtype)
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    weight.initialize(mx.init.One(), ctx=contexts)
-    trainer = distributed.Trainer([weight], 'sgd', {'learning_rate': 6})
-    with autograd.record():
-        losses = [(weight.data(c) * rank).sum() for c in contexts]
-    autograd.backward(losses)
-    trainer.step(2)
-    for context in contexts:  # 1 - 6 * 2 * (0 + 1 + 2) / 6
-        assert (weight.data(context) == -5).asnumpy().all()
-layer = SyncBatchNorm(in_channels=1)
-layer.initialize()
-trainer = distributed.Trainer(layer, 'sgd')
-trainer.step(int(rank == 0), ignore_stale_grad=True)
-assert 'batch_size is positive in at least one' in error_of(trainer.step, 0)
-if rank == 0:
-    write_from_within(layer.running_mean.data())
-distributed.broadcast_parameters(layer)
-assert layer.running_mean.data().asscalar() == 2
-net = nn.Dense(2)  # whose shape is not known yet
-net.initialize(mx.init.Constant(rank))
-distributed.broadcast_parameters(net, root=2)
-net(nd.ones((1, 3)))
-assert (net.weight.data() == 2).asnumpy().all()
-"""
-    run_ranks(3, program)
-
-
-def test_branches_that_not_every_rank_uses():
-    """All ranks update what one has used, on one of its contexts; nothing else."""
-    program = """
+gluon_syncbn.check_replicas(ours)
+""",
+    # All ranks update what one has used, on one of its contexts; nothing else.
+    "branches that not every rank uses": """
 contexts = [mx.cpu(0), mx.cpu(1)]
 net = nn.Sequential()
 for _ in range(3):
@@ -243,12 +236,8 @@ for used in (0, 1), (1, 0), (0, 0), (2, 0):
     for context in contexts:
         found = [layer.weight.data(context).asscalar() for layer in net]
         assert found == weights.tolist(), (used, found, weights)
-"""
-    run_ranks(2, program)
-
-
-def test_waiting_for_long_costs_no_processor():
-    program = """
+""",
+    "waiting for long costs no processor": """
 layer = SyncBatchNorm(in_channels=2)
 layer.initialize()
 x = nd.ones((2, 2))
@@ -262,8 +251,14 @@ used = time.process_time()
 train()
 used = time.process_time() - used
 assert used < 0.5, used
-"""
-    run_ranks(2, program)
+""",
+}
+
+
+@pytest.mark.parametrize("ranks, programs", [(3, OF_THREE_RANKS), (2, OF_TWO_RANKS)])
+def test_numbers_of_several_ranks(ranks, programs):
+    """One program after the other, in the same processes."""
+    run_ranks(ranks, in_turns(programs))
 
 
 @pytest.mark.parametrize("patient", [0, 1])
@@ -288,14 +283,12 @@ step()
 gluon_syncbn.freeze_statistics(net[0], rank == 0)
 gluon_syncbn.set_timeout(60 if rank == int(sys.argv[1]) else 1)
 text = error_of(step)
-cause = f"has frozen '{net[0].name}': call gluon_syncbn.freeze_statistics on all"
-assert f"{cause} ranks or" in text, text
+assert f"'{net[0].name}'" in text and 'freeze_statistics' in text, text
 """
     run_ranks(2, program, patient)
 
 
-@pytest.mark.parametrize("bad", [(0, 1), (1, 0)])
-def test_the_rank_of_a_shard_that_is_not_finite_is_named(bad):
+def test_the_rank_of_a_shard_that_is_not_finite_is_named():
     program = """
 layer = SyncBatchNorm(in_channels=2, **prefixed('norm_'), nonfinite='raise')
 contexts = [mx.cpu(0), mx.cpu(1)]
@@ -305,49 +298,29 @@ with autograd.train_mode():
     xs = [nd.array(np.random.default_rng(k).normal(size=(3, 2)), ctx=c)
           for k, c in enumerate(contexts)]
     devices.map(layer, xs)
-    bad_rank, bad_context = map(int, sys.argv[1:])
+    bad_rank, bad_context = 1, 0
     if bad_rank == rank:
         xs[bad_context][2, 1] = np.inf
     text = error_of(lambda: [y.wait_to_read() for y in devices.map(layer, xs)])
-    words = f'channel 1 of the shard of cpu({bad_context}) on rank {bad_rank} is not'
-    assert words in text, text
-"""
-    run_ranks(2, program, *bad)
-
-
-def test_parallel_nets_of_ranks_equal_one_device():
-    """Each device has its rank's gradient, which the trainer sums over ranks only."""
-    program = """
-def train(ranks, make_trainer):
-    net = nn.HybridSequential(**prefixed('net_'))
-    with name_scope(net):
-        net.add(nn.Dense(3, in_units=2), nn.BatchNorm(in_channels=3, momentum=0.875))
-        net.add(nn.Dense(1, in_units=3))
-    net.cast('float64')
-    if ranks > 1:
-        gluon_syncbn.make_parallel(net, [mx.cpu(0), mx.cpu(1)])
-    mx.random.seed(1)
-    net.initialize(mx.init.Xavier())
-    net(nd.ones((2, 2), dtype='float64'))
-    for parameter in net.collect_params().values():
-        values = np.random.default_rng(0).normal(1, 0.2, parameter.shape)
-        parameter.set_data(nd.array(values, dtype='float64'))
-    trainer = make_trainer(net)
-    x = np.random.default_rng(2).normal(size=(10, 2))
-    mine = nd.array(np.split(x, ranks)[rank % ranks], dtype='float64')
-    for _ in range(3):
-        with autograd.record():
-            loss = (net(mine) ** 2).sum()
-        loss.backward()
-        trainer.step(len(mine))
-    gluon_syncbn.check_replicas(net) if ranks > 1 else mx.nd.waitall()
-    return [p.list_data()[0].asnumpy() for p in net.collect_params().values()]
-
-settings = 'sgd', {'learning_rate': 0.01, 'momentum': 0.9}
-right = train(1, lambda net: mx.gluon.Trainer(net.collect_params(), *settings))
-for result, expected in zip(
-    train(2, lambda net: distributed.Trainer(net, *settings)), right
-):
-    np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-12)
+    for fact in 'channel 1', f'cpu({bad_context})', f'rank {bad_rank}':
+        assert fact in text, text
 """
     run_ranks(2, program)
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+def test_samplers_of_all_ranks_have_equally_many_batches(length, monkeypatch):
+    """Which hold all samples, and as few twice as give each rank a row."""
+    shards = []
+    for rank in range(3):
+        world = partial(SimpleNamespace, rank=rank, size=3)
+        monkeypatch.setattr("gluon_syncbn.distributed.sampler.world", world)
+        sampler = ShardSampler(length, 4)
+        shards.append([*sampler])
+        assert len(sampler) == len(shards[rank]) == len(shards[0])
+        assert all(shards[rank])
+        sampler.set_epoch(0)
+        assert [*sampler] == shards[rank]
+    samples = sum(sum(shards, []), [])
+    assert {*samples} == {*range(length)}
+    assert len(samples) == length + max(0, 3 - (length % 4 or 4))

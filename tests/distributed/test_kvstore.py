@@ -124,7 +124,10 @@ np.savez(sys.argv[1], *[np.stack([a, b]) for (a,), (b,) in zip(right, rounded)])
 @needs_mpi
 @pytest.mark.parametrize(
     "mode, on_kvstore, first",
-    [({}, True, 8), ({"static_alloc": True, "static_shape": True}, False, 11)],
+    [
+        pytest.param({}, True, 8, marks=pytest.mark.full),
+        ({"static_alloc": True, "static_shape": True}, False, 11),
+    ],
 )
 def test_training_equals_that_of_one_process(whole, tmp_path, mode, on_kvstore, first):
     """Each worker ends with status 0, although a net lives as long as the program.
@@ -159,35 +162,24 @@ if rank == 0:
 
 @needs_mpi
 @gluon_1_only("the page has programs for Gluon 1")
-@pytest.mark.parametrize("rank_0_starts", [False, True])
-def test_the_programs_of_the_page(tmp_path, monkeypatch, rank_0_starts):
+def test_the_programs_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "guides" / "kvstore.md").read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- tested: (\w+) -->\n\n```python\n(.*?)```", page, re.S)
-    servers, program = dict(blocks)["servers"], dict(blocks)["kvstore"]
-    if rank_0_starts:
-        run_ranks(2, servers + program, init="")
-    else:
-        with worker_variables() as variables:
-            run_ranks(2, program, init="", **variables)
+    run_ranks(2, dict(blocks)["servers"] + dict(blocks)["kvstore"], init="")
     assert (tmp_path / "net.params").exists()
 
 
-@pytest.mark.parametrize("group, warned", [(None, 1), ("process", 0)])
-def test_workers_that_no_mpirun_connected_are_warned(group, warned):
+def test_workers_that_no_mpirun_connected_are_warned():
     """Once, though each layer and each step would be unsynchronized."""
     layer = by_gluon("net_", "batchnorm")
     program = f"""
-import functools, warnings
-norm = functools.partial(gluon_syncbn.SyncBatchNorm, group={group!r})
+import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter('always')
-    train(norm, kvstore='dist_sync')
-texts = [str(w.message) for w in caught if 'kvstore has' in str(w.message)]
-assert len(texts) == {warned}, [str(w.message) for w in caught]
-for text in texts:
-    assert "the trainer's kvstore has 2 workers, but SyncBatchNorm '{layer}" in text
-    assert 'start the workers with mpirun, and call gluon_syncbn.distributed' in text
+    train(gluon_syncbn.SyncBatchNorm, kvstore='dist_sync')
+(text,) = [str(w.message) for w in caught if 'kvstore' in str(w.message)]
+assert '2 workers' in text and "'{layer}" in text and 'mpirun' in text
 """
     with worker_variables() as variables:
         code = BEGIN + TRAIN + program

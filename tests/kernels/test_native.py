@@ -1,13 +1,14 @@
 """Builds the native tests of tests/cpp and runs them, plain and under sanitizers.
 
-They need neither MXNet nor Python. The plain build also serves scripts/check_gpu.sh,
-all but one part of which runs on the emulated GPU. Sanitized builds have the generic
+They need neither MXNet nor Python. With --full the plain build also serves
+scripts/check_gpu.sh on the emulated GPU. Sanitized builds have the generic
 kernels only and no emulated GPU, because compiling takes most of the time;
 GLUON_SYNCBN_NATIVE=full builds and runs everything.
 """
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ pytestmark = [
 FULL = os.environ.get("GLUON_SYNCBN_NATIVE") == "full"
 # They need tests/cpp/emulated_cuda.
 EMULATED = {"test_cuda_failures", "test_cuda_kernels", "test_cuda_op"}
-ONE_THREAD = {"test_cuda_partition", "test_op"}
+ONE_THREAD = {"test_op"}
 TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
 
 
@@ -37,7 +38,7 @@ TESTS = {path.stem for path in (ROOT / "tests/cpp").glob("*.cc")}
         pytest.param("thread", marks=pytest.mark.full),
     ],
 )
-def test_native(sanitizer, tmp_path):
+def test_native(sanitizer, tmp_path, request):
     build = ROOT / "build" / f"tests_{sanitizer}"  # kept, as compiling takes minutes
     options = ["-DGLUON_SYNCBN_BUILD_TESTS=ON", f"-DGLUON_SYNCBN_SANITIZE={sanitizer}"]
     # Headers take most of the time of small sources, so several are compiled as one.
@@ -62,7 +63,18 @@ def test_native(sanitizer, tmp_path):
     output = run_tool("ctest", "--test-dir", build, *options, *excluded)
     assert "100% tests passed" in output and "test_collective" in output
     if not sanitizer:
+        check_no_wide_code_is_shared(build)
+    if not sanitizer and request.config.getoption("full"):
         check_all_parts_on_the_emulated_gpu(build, tmp_path / "out")
+
+
+def check_no_wide_code_is_shared(build):
+    """The linker may keep any file's copy of a weak symbol, for all processors."""
+    objects = [*build.rglob("isa_avx2.cc.o"), *build.rglob("isa_avx512.cc.o")]
+    assert len(objects) >= 2 or platform.machine() != "x86_64"
+    for wide in objects:
+        symbols = run_tool("nm", "--defined-only", wide).splitlines()
+        assert [line for line in symbols if set(line.split()) & {"W", "V", "u"}] == []
 
 
 def check_all_parts_on_the_emulated_gpu(build, out):

@@ -21,8 +21,7 @@ def test_timeout_of_the_environment_is_a_positive_number():
     program = "import gluon_syncbn; print(gluon_syncbn.get_timeout())"
     assert output_of(program, GLUON_SYNCBN_TIMEOUT="7.5") == "7.5\n"
     error = run_python(program, GLUON_SYNCBN_TIMEOUT="soon").stderr.splitlines()[-1]
-    words = "GLUON_SYNCBN_TIMEOUT is a positive number of seconds, or inf for never"
-    assert error == f"ValueError: {words}, but got 'soon'"
+    assert error.startswith("ValueError: GLUON_SYNCBN_TIMEOUT") and "'soon'" in error
 
 
 @pytest.mark.parametrize("seconds", [9.3e9, 1e10, 10**400, float("inf")])
@@ -36,7 +35,7 @@ def test_timeout_beyond_all_bounds_means_never(seconds, devices):
 def test_axis_outside_of_the_input(axis, devices):
     layer = SyncBatchNorm(axis=axis, in_channels=3, num_devices=2)
     layer.initialize(ctx=devices.contexts)
-    text = f"'{layer.name}': axis {axis} is outside of an input of 4 dimensions"
+    text = f"'{layer.name}'.*axis.*{axis}.*4"
     with pytest.raises(by_gluon(mx.MXNetError, ValueError), match=text):
         with autograd.train_mode():
             map_and_wait(devices, layer, make_shards(devices))
@@ -47,8 +46,7 @@ def test_parameters_in_float16(devices):
     layer.gamma.cast("float16")
     with autograd.train_mode():
         text = failure_of(map_and_wait, devices, layer, make_shards(devices))
-    assert "parameters and running statistics are float32 or float64" in text
-    assert f"'{layer.name}'" in text and "cast the net with its cast method" in text
+    assert f"'{layer.name}'" in text and "float32 or float64" in text and "cast" in text
     layer.cast("float32")
     layer.gamma.cast("float32")
     assert_trains(devices, layer)
@@ -60,7 +58,6 @@ def test_data_of_integers(devices):
         shards = [x.astype(dtype) for x in make_shards(devices)]
         with autograd.train_mode():
             text = failure_of(map_and_wait, devices, layer, shards)
-        words = f"data is float16, float32 or float64, but got {dtype}; cast"
-        assert f"'{layer.name}': {words}" in text
+        assert f"'{layer.name}'" in text and dtype in text
         gluon_syncbn.recover()
     assert_trains(devices, layer)

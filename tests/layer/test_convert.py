@@ -139,14 +139,12 @@ def test_what_a_subclass_does_is_never_lost():
     initialized(net)
     with autograd.record():
         expected = net(batch()).asnumpy()
-    words = (
-        "these batch normalizations stay unsynchronized: WithRelu (WithRelu defines "
-        "forward), Called (Called defines __call__), Squared (Squared defines "
-        f"hybrid_forward), {net[4].name} (BatchNorm defines hybrid_forward)"
-    )
     with pytest.warns(UserWarning) as caught:
         convert_sync_batchnorm(net, 1)
-    assert [str(warning.message) for warning in caught] == [words]
+    (text,) = [str(warning.message) for warning in caught]
+    facts = "WithRelu forward Called __call__ Squared hybrid_forward".split()
+    assert all(fact in text for fact in [*facts, net[4].name])
+    assert "Configured" not in text
     assert [type(layer) for layer in net][1:] == [*kinds[1:], nn.BatchNorm]
     assert type(net[0]) is SyncBatchNorm and net[0]._kwargs["momentum"] == 0.5
     with autograd.record():
@@ -157,9 +155,9 @@ def test_what_a_subclass_does_is_never_lost():
 def test_bad_settings_leave_the_net_unchanged():
     net = Nested()
     before = kinds(net)
-    with pytest.raises(ValueError, match="num_devices is at least 1, but got 0"):
+    with pytest.raises(ValueError, match="num_devices .*1.* 0"):
         convert_sync_batchnorm(net, 0)
-    with pytest.raises(ValueError, match="timeout is a positive number"):
+    with pytest.raises(ValueError, match="timeout .*-1"):
         convert_sync_batchnorm(net, 2, timeout=-1)
     assert kinds(net) == before
 

@@ -126,25 +126,21 @@ def reconstructing_net(norm):
     return deep_net(norm)
 
 
-@pytest.mark.timeout(60 + 30 * REPEAT)
-@pytest.mark.parametrize("rows", [[3, 5], [2, 3, 1, 2]], ids=str)
-@pytest.mark.parametrize("mode", MODES)
-def test_trains_like_one_context(mode, rows, make_devices):
-    check(mode, rows, make_devices(len(rows)), deep_net)
-
-
-@pytest.mark.timeout(60 + 30 * REPEAT)
-@pytest.mark.parametrize("mode", MODES)
-def test_layers_that_free_their_input_train_like_one_context(mode, devices):
-    check(mode, [3, 5], devices, reconstructing_net)
-
-
 # Gluon's Sequential has a graph for each child: there a layer is a graph of its own,
 # whose inputs and incoming gradients are results of convolutions.
+NETS = {
+    "plain": deep_net,
+    "frees its input": reconstructing_net,
+    "a graph for each child": functools.partial(deep_net, container=nn.Sequential),
+}
+
+
 @pytest.mark.timeout(60 + 30 * REPEAT)
-@pytest.mark.parametrize("mode", ["hybridize", "static_alloc", "static_shape"])
-def test_a_graph_for_each_child_trains_like_one_context(mode, devices):
-    check(mode, [3, 5], devices, functools.partial(deep_net, container=nn.Sequential))
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("net", NETS)
+def test_trains_like_one_context(net, mode, make_devices):
+    rows = [2, 3, 1, 2] if net == "plain" else [3, 5]
+    check(mode, rows, make_devices(len(rows)), NETS[net])
 
 
 def test_gradients_in_blocked_layouts():

@@ -257,16 +257,10 @@ OTHERS = {
     "computed gamma": with_computed_gamma,
 }
 ACTIONS = {
-    "convert": (convert_sync_batchnorm, "stay unsynchronized: own"),
-    "make_parallel": (
-        partial(make_parallel, ctx=cpus(1)),
-        "stay unsynchronized: own",
-    ),
-    "recompute": (
-        lambda net: recompute_statistics(net, [mx.nd.ones((2, 1))]),
-        "keep their statistics: own",
-    ),
-    "freeze": (freeze_statistics, "may not freeze own"),
+    "convert": convert_sync_batchnorm,
+    "make_parallel": partial(make_parallel, ctx=cpus(1)),
+    "recompute": lambda net: recompute_statistics(net, [mx.nd.ones((2, 1))]),
+    "freeze": freeze_statistics,
 }
 
 
@@ -277,15 +271,14 @@ def test_what_is_not_reached_is_named(other, action):
     net = nn.Sequential()
     net.add(nn.BatchNorm(in_channels=1), OTHERS[other]())
     net.initialize()
-    act, words = ACTIONS[action]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        act(net)
+        ACTIONS[action](net)
     caught = [w for w in caught if w.filename == __file__]
     texts = [str(w.message) for w in caught if "own" in str(w.message)]
     # MXNet's own node can be frozen wherever its parameters are from.
     is_reached = action == "freeze" and isinstance(net[1], SymbolBlock)
-    assert len(texts) == (not is_reached) and all(words in text for text in texts)
+    assert len(texts) == (not is_reached)
     if is_reached:
         assert '"use_global_stats": "True"' in net[1](DATA)[0].tojson()
 
@@ -295,17 +288,17 @@ def test_a_net_without_batch_normalization(recwarn):
     revert_sync_batchnorm(nn.Dense(1))
     assert not recwarn
     for act in convert_sync_batchnorm, freeze_statistics:
-        with pytest.warns(UserWarning, match="dense0 has no batch normalization"):
+        with pytest.warns(UserWarning, match="dense0"):
             act(nn.Dense(1, prefix="dense0_"))
 
 
 @pytest.mark.parametrize(
     "bad, words",
     [
-        (partial(nn.BatchNorm, momentum=-0.1, prefix="bad_"), "momentum of bad is"),
-        (partial(node, name="bad", momentum=-0.1), "momentum of bad is"),
-        (partial(node, name="bad", axis=7), "axis of bad is at most 4, but got 7"),
-        (partial(nn.BatchNorm, axis=7, prefix="bad_"), "axis of bad is at most 4"),
+        (partial(nn.BatchNorm, momentum=-0.1, prefix="bad_"), "momentum .*bad.*-0.1"),
+        (partial(node, name="bad", momentum=-0.1), "momentum .*bad.*-0.1"),
+        (partial(node, name="bad", axis=7), "axis .*bad.*4.*7"),
+        (partial(nn.BatchNorm, axis=7, prefix="bad_"), "axis .*bad.*4.*7"),
     ],
 )
 @pytest.mark.parametrize(
@@ -322,7 +315,7 @@ def test_a_bad_setting_changes_nothing(act, bad, words):
 
 
 def test_a_graph_needs_the_number_of_its_devices():
-    with pytest.raises(ValueError, match="bn is in a SymbolBlock that is not init"):
+    with pytest.raises(ValueError, match="bn.*initialize"):
         convert_sync_batchnorm(node())
     net = node()
     net.initialize(ctx=cpus(2))
@@ -408,7 +401,7 @@ def test_a_graph_with_a_mask(tmp_path):
         with autograd.record():
             y = net(x, mask)
         np.testing.assert_allclose(y.asnumpy().ravel(), [-1, 1, 0], atol=1e-4)
-        with pytest.raises(ValueError, match="batchnorm.* cannot be reverted"):
+        with pytest.raises(ValueError, match="batchnorm"):
             revert_sync_batchnorm(net)
         convert_sync_batchnorm(net)
     mx.nd.waitall()

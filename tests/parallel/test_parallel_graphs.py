@@ -206,7 +206,7 @@ def test_autograd_grad_is_refused(way, devices):
         (first,) = autograd.grad(log, [x], create_graph=True)
     first.backward()
     assert (x.grad == -1 / (x * x)).asnumpy().all()
-    with pytest.raises(ValueError, match="expected attach_grad of .*, and backward"):
+    with pytest.raises(ValueError, match="attach_grad.*backward"):
         autograd.grad(total, [x])
     total.backward()
     assert weight_gradient(net) == x.sum() and (x.grad == 1).asnumpy().all()

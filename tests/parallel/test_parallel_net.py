@@ -61,7 +61,7 @@ def test_a_parallel_net_is_the_net_itself(devices):
     assert net(nd.ones(shape)).shape == shape
     net.output = nn.Dense(5)  # for another task
     net.output.initialize(ctx=mx.cpu(0))
-    with pytest.raises(ValueError, match="is initialized on cpu.0., expected cpu.0., "):
+    with pytest.raises(ValueError, match=r"cpu\(0\).*cpu\(0\), cpu\(1\)"):
         net(nd.ones(shape))
 
 
@@ -109,7 +109,7 @@ def test_a_hybridized_parent_predicts_on_one_device_and_refuses_to_train():
     parent = nn.HybridSequential(**prefixed("outer_"))
     parent.add(net, Double())
     parent.hybridize()
-    with pytest.raises(RuntimeError, match="outer is hybridized, .* the outer one"):
+    with pytest.raises(RuntimeError, match="outer.*hybridize"):
         with autograd.record():
             parent(x)
     assert_same([parent(x).asnumpy()], [right])
@@ -276,7 +276,7 @@ def test_files_go_to_the_devices(tmp_path, devices):
             check_replicas(other)
             assert other(column(2)).asnumpy() == 6
         else:
-            with pytest.raises(ValueError, match="is initialized on cpu.1., expected "):
+            with pytest.raises(ValueError, match=r"cpu\(1\).*cpu\(0\)"):
                 other(column(2))
 
 

@@ -1,17 +1,156 @@
 """Random programs agree with the oracle: 100 that are always the same.
 
-hypothesis reduces a program that fails, and prints it. GLUON_SYNCBN_PROGRAMS=10000 runs
-so many, and other ones each time.
+Before each step the oracle is given the program's own parameters, statistics and
+gradients, so that each step is compared independently. hypothesis reduces a program
+that fails, and prints it. GLUON_SYNCBN_PROGRAMS=10000 runs so many, and other ones each
+time.
 """
 
 import os
+from contextlib import ExitStack, nullcontext
 
 import gluon_syncbn
+from gluon_syncbn.common.mxnet_version import IS_GLUON_2
 
+import mxnet as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
-from support import program_runner
+from mxnet import autograd
+from mxnet.gluon import Trainer
+from support.nd import nd
+from support.program_checks import LEARNING_RATE, OLD, Checks
+from support.program_net import Data, make_net
 from support.program_strategy import programs
+
+
+def run(program):
+    """Runs a program; raises AssertionError where a result is not the oracle's."""
+    with ExitStack() as stack:
+        empty = any(0 in step.rows for step in program.steps)
+        is_np = program.numpy or IS_GLUON_2
+        # Without it 0 is an unknown size.
+        stack.enter_context(mx.util.np_shape(empty or is_np))
+        stack.enter_context(mx.util.np_array(is_np))
+        runner = Runner(program)
+        for number, step in enumerate(program.steps):
+            try:
+                runner.run(step, Data(program, number, step))
+            except AssertionError as error:
+                raise AssertionError(f"step {number}: {error}") from error
+
+
+class Runner:
+    """A program's net, devices and trainer."""
+
+    def __init__(self, program):
+        self._program = program
+        self._net, self._norms = make_net(program)
+        if program.way == "parallel":
+            self.devices = self._net.devices
+        else:
+            self.devices = gluon_syncbn.Devices(self._norms[0].contexts())
+        self._contexts = self.devices.contexts
+        self._checks = Checks(program, self._norms)
+        self._trainer = None
+        if program.trainer:
+            settings = {"learning_rate": LEARNING_RATE}
+            self._trainer = Trainer(self._net.collect_params(), "sgd", settings)
+
+    def run(self, step, data):
+        """Does a step, and compares."""
+        checks = self._checks
+        states, gradients = checks.states(), checks.gradients()
+        training = step.kind.startswith("train")
+        recording = step.kind in ("train", "predict_recorded")
+        x = self._inputs(data, recording)
+        flags = autograd.record if recording else autograd.pause
+        with flags(train_mode=training), self._participating(data, training):
+            ys = self._forward(x)
+        if recording:
+            for left in reversed(range(step.backwards)):
+                options = {"train_mode": training, "retain_graph": left > 0}
+                self._backward(ys, data, **options)
+        trained = step.kind == "train" and self._trainer is not None
+        if trained:
+            self._trainer.step(1)
+        mx.nd.waitall()
+        ys = [
+            checks.by_context([None if y is None else y[number] for y in ys], data)
+            for number in range(len(data.dys))
+        ]
+        net = checks.expected(states, data, training, ys)
+        checks.check_outputs(ys, data, net)
+        checks.check_statistics(net)
+        if recording:
+            checks.check_input_gradients(x, step, data, net)
+            checks.check_gradients(step, data, net, gradients)
+            checks.check_parameters(states, trained)
+
+    def _inputs(self, data, recording):
+        """Per context the array that the net is called with, or the whole one."""
+        xs, contexts = data.x, self._contexts
+        if self._program.way == "parallel":
+            xs, contexts = [data.join(xs)], contexts[:1]
+        arrays = [_array(x, context) for x, context in zip(xs, contexts)]
+        request = self._program.x_request
+        for array in arrays:
+            if recording and request != "null" and array is not None:
+                array.attach_grad(request)
+                array.grad[:] = OLD
+        return arrays
+
+    def _forward(self, xs):
+        """Per element of xs the list of outputs."""
+
+        def call(x):
+            if x is None:
+                return None
+            outputs = self._net(x)
+            outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+            assert {type(y) for y in outputs} == {type(x)}
+            return outputs
+
+        if self._program.way == "devices":
+            return self.devices.map(call, xs)
+        return [call(x) for x in xs]
+
+    def _backward(self, ys, data, **options):
+        if self._program.way == "parallel":
+            dys = [_array(data.join(dy), self._contexts[0]) for dy in data.dys]
+            autograd.backward(ys[0], dys, **options)
+            return
+        pairs = [None] * len(self._contexts)
+        for k in data.active:
+            pairs[k] = ys[k], [_array(dy[k], self._contexts[k]) for dy in data.dys]
+        if self._program.way == "plain_loop":
+            active = list(filter(None, pairs))
+            # Each context may have its own backward if inputs have no gradients.
+            is_each = self._program.x_request == "null"
+            for part in [[pair] for pair in active] if is_each else [active]:
+                heads, dys = (sum(column, []) for column in zip(*part))
+                autograd.backward(heads, dys, **options)
+            return
+
+        def backward(pair):
+            if pair is not None:
+                autograd.backward(*pair, **options)
+
+        self.devices.map(backward, pairs)
+
+    def _participating(self, data, training):
+        contexts = [self._contexts[k] for k in data.active]
+        everyone = contexts == self._contexts
+        if everyone or not training or self._program.way == "parallel":
+            return nullcontext()
+        return gluon_syncbn.participating(self._net, contexts)
+
+
+def _array(x, context):
+    if x is None:
+        return None
+    array = nd.array(x, context, x.dtype)
+    return array.as_np_ndarray() if mx.util.is_np_array() else array
+
 
 MORE = os.environ.get("GLUON_SYNCBN_PROGRAMS")
 
@@ -27,7 +166,7 @@ MORE = os.environ.get("GLUON_SYNCBN_PROGRAMS")
 @given(programs())
 def test_equals_the_oracle(program):
     try:
-        program_runner.run(program)
+        run(program)
     except Exception:
         gluon_syncbn.recover()  # for the next one
         raise

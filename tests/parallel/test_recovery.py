@@ -37,7 +37,7 @@ def test_naive_engine_runs_one_device_and_refuses_two():
     naive = {"MXNET_ENGINE_TYPE": "NaiveEngine"}
     assert output_of(ONE_STEP, 1, **naive) == "[-2.0, 0.0, 2.0]\n"
     result = run_python(ONE_STEP, 2, **naive)
-    assert "MXNET_ENGINE_TYPE=NaiveEngine runs one operator at a time" in result.stderr
+    assert "MXNET_ENGINE_TYPE=NaiveEngine" in result.stderr
     assert "num_devices=2" in result.stderr and result.returncode == 1
 
 
@@ -77,6 +77,7 @@ class BusyWorker:
         self._end.set()
 
 
+@pytest.mark.filterwarnings("ignore:SyncBatchNorm .*allow_plain_loop")
 def test_an_error_stays_with_its_operator():
     """A healthy operator that completes meanwhile does not take it."""
     contexts = cpus(2, 1)  # who waits for an array does it on cpu(0)
@@ -97,7 +98,7 @@ def test_an_error_stays_with_its_operator():
             time.sleep(0.2)  # the error leaves its operator meanwhile
     np.testing.assert_array_equal(healthy.asnumpy(), 0)
     for y in failing, other:
-        assert "devices disagree" in failure_of(y.wait_to_read)
+        assert "float64" in failure_of(y.wait_to_read)
 
 
 class Fails(autograd.Function):
@@ -135,7 +136,7 @@ def test_an_operator_completes_with_the_error_of_another_one():
             layer(good), layer(other.astype("float64"))
         while not failures.failure():
             time.sleep(0.01)
-    assert "devices disagree" in failures.failure()
+    assert "float64" in failures.failure()
     gluon_syncbn.recover()
     devices = Devices(contexts)
     assert_trains(devices, layer)

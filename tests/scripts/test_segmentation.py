@@ -53,7 +53,7 @@ def refuse(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of two epochs on the embedded digits."""
+    """Run two epochs on the embedded digits."""
     folder = tmp_path_factory.mktemp("trained")
     output = run("train_segmentation.py", *TINY, "--run-dir", folder)
     assert "epoch 2: train_loss" in output and "predictions.png" in output
@@ -111,17 +111,18 @@ SMALL, LABEL = Image.new("L", (2, 2)), np.zeros((2, 2), np.uint8)
         ("epochs must be at least 1", ["--epochs", 0]),
         ("finds no device gpu(98)", ["--ctx", "gpu", "--num-devices", 99]),
         ("Lower --lr", ["--lr", 2e9]),
-        ("Give --class-names", ["--data-root", "none"]),
+        ("--class-names must", ["--data-root", "none"]),
+        ("none/images/train", ["--data-root", "none", "--class-names", "A,B"]),
         ("has a run", ["--run-dir", "RUN"]),
         ("is finished", ["--resume", "RUN"]),
-        ("none/run.json is not of a run", ["--resume", "none"]),
+        ("none/run.json", ["--resume", "none"]),
         ("File name too long", ["--run-dir", "x" * 300]),
         ("without LC_ALL=C.UTF-8", ["--run-dir", "\udcc3\udca4"]),
         ("cannot be read", (Image.new("1", (13500, 13500)), LABEL)),
         ("must have 8 bits", (Image.new("I;16", (2, 2), 500), LABEL)),
         ("label pixels", (SMALL, LABEL + 255)),
-        ("labels below 2, got (2, 2) and 7", (SMALL, LABEL + 7)),
-        ("the shape (2, 2)", (SMALL, LABEL[:1])),
+        ("below 2, got 7", (SMALL, LABEL + 7)),
+        ("the shape (2, 2), got (1, 2)", (SMALL, LABEL[:1])),
     ],
 )
 def test_odd_input_is_one_sentence(words, arguments, trained, tmp_path, refuse):
@@ -154,15 +155,15 @@ def test_odd_run_folders_are_one_sentence(trained, tmp_path, refuse):
     for content in b"", b"cos\nmkdir\n(S'ran'\ntR.", states[:-200]:
         (copy / "run.states").write_bytes(content)
         refuse("is damaged", *resume)
-    assert not Path("ran").exists()  # which the second one, a pickle, would make
+    assert not Path("ran").exists()  # the second content is a pickle that makes it
     (copy / "run.params").write_bytes((copy / "run.params").read_bytes()[:-200])
     to_predict("is damaged", *image)
     run = json.loads((copy / "run.json").read_text())
     wrong = {"epochs": []}, {"epochs": [1]}, {"classes": 5}, {"settings": {"lr": None}}
     for value in ([], {}, None, *({**run, **values} for values in wrong)):
         (copy / "run.json").write_text(json.dumps(value))
-        refuse("is not of a run", *resume)
-        to_predict("is not of a run", *image)
+        refuse("run.json", *resume)
+        to_predict("run.json", *image)
 
 
 @needs_mpi

@@ -109,6 +109,17 @@ def finish(process, status=0):
     return output
 
 
+def in_turns(programs):
+    """Return the body of one program that runs several, which it has by their names."""
+    return f"""
+for name, program in {programs!r}.items():
+    print('begin', name, flush=True)
+    exec(compile(program, name, 'exec'), dict(globals()))
+    mx.nd.waitall()
+    MPI.COMM_WORLD.Barrier()
+"""
+
+
 def run_ranks(ranks, body, *arguments, status=0, **options):
     """Runs `body` on each rank; returns all output. Every rank has to print 'done'."""
     output = finish(

@@ -1,9 +1,7 @@
 """Random training programs, as a strategy of hypothesis.
 
-A program is data: a small net, where and how it runs, and its steps; program_runner.py
-runs it against the oracle. Each choice begins with the simplest value, to which
-hypothesis reduces a program that fails. Steps that fail are the subject of
-failed_steps.py.
+A program is data: a small net, where and how it runs, and its steps. Each choice begins
+with the simplest value, to which hypothesis reduces a program that fails.
 """
 
 from dataclasses import dataclass

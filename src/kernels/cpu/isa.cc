@@ -1,12 +1,16 @@
-// Chooses the instruction set at run time. It must not know what the kernels compute.
-#include "kernels/cpu/isa.h"
-
+// Chooses the instruction set at run time.
 #include <cstdlib>
 #include <string>
+
+#include "kernels/cpu/passes.h"
+#include "kernels/cpu/tiles.h"
 
 namespace syncbn::cpu {
 namespace {
 
+// The widest that both this build and this machine have; no wider than the one that the variable
+// GLUON_SYNCBN_INSTRUCTION_SET names ("generic", "avx2", "avx512"), for the same results on
+// different machines, and for tests.
 const Isa* Detect() {
   const char* variable = std::getenv("GLUON_SYNCBN_INSTRUCTION_SET");
   const std::string limit = variable == nullptr ? "" : variable;
@@ -22,11 +26,18 @@ const Isa* Detect() {
   return &kGeneric;
 }
 
-}  // namespace
-
-const Isa& ChooseIsa() {
+const Isa& TheIsa() {
   static const Isa* const isa = Detect();
   return *isa;
 }
+
+}  // namespace
+
+void LocalMoments(const ReductionPass& pass) { TheIsa().local_moments(pass); }
+void Normalize(const ElementwisePass& pass) { TheIsa().normalize(pass); }
+void BackwardSums(const ReductionPass& pass) { TheIsa().backward_sums(pass); }
+void BackwardApply(const ElementwisePass& pass) { TheIsa().backward_apply(pass); }
+
+const char* InstructionSet() { return TheIsa().name; }
 
 }  // namespace syncbn::cpu

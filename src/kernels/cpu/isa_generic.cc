@@ -1,10 +1,10 @@
 // The kernels for any processor: loads and stores of every element type in plain C++, lane by lane.
-// tile_kernels.inl has the rest.
+// tile.inl has the rest.
 #define SYNCBN_ISA kGeneric
 #define SYNCBN_ISA_NAME "generic"
 #define SYNCBN_VECTOR_BYTES 16
 #define SYNCBN_HAS_STREAM false
-#include "kernels/cpu/simd_types.inl"
+#include "kernels/cpu/vectors.inl"
 
 namespace syncbn::cpu {
 namespace {
@@ -70,4 +70,4 @@ SYNCBN_INLINE void EndStream() {}
 }  // namespace
 }  // namespace syncbn::cpu
 
-#include "kernels/cpu/tile_kernels.inl"
+#include "kernels/cpu/tile.inl"

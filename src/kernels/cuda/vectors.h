@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/batch_norm_cuda.h"
+#include "kernels/cuda/passes.h"
 
 namespace syncbn::cuda {
 

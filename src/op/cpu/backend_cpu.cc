@@ -3,7 +3,7 @@
 
 #include "core/freed_memory.h"
 #include "core/parallel_for.h"
-#include "kernels/cpu/batch_norm_cpu.h"
+#include "kernels/cpu/passes.h"
 #include "op/backend.h"
 
 namespace syncbn {

@@ -1,5 +1,5 @@
 // A GPU as a backend: one call at a time on a lane. In a training step the host waits twice for one
-// layer and phase: for the sums, and at the end; in prediction once. Kernels write sums straight to
+// layer and phase: for the sums, and at the end. Kernels write sums straight to
 // pinned memory, and all per-channel vectors of a phase move in one launch, so no copy of them is
 // queued.
 #include <algorithm>
@@ -7,9 +7,8 @@
 #include <utility>
 
 #include "core/error.h"
-#include "kernels/cuda/batch_norm_cuda.h"
+#include "kernels/cuda/passes.h"
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/coefficients.h"
 #include "kernels/cuda/vectors.h"
 #include "op/backend.h"
 #include "op/cuda/current_device.h"
@@ -102,20 +101,6 @@ class CudaBackend : public Backend {
     }
     Flush();
     cuda::Normalize(on_device, lane_->Queue());
-  }
-
-  bool Predict(ElementwisePass pass, const Prediction& by) override {
-    double *const mean = TakeDevice(channels_), *const scale = TakeDevice(channels_),
-                 *const offset = TakeDevice(channels_);
-    cuda::ComputeCoefficients(
-        {channels_, read_.at(by.mean.data), read_.at(by.var.data), read_.at(by.beta.data),
-         by.gamma == nullptr ? nullptr : read_.at(by.gamma->data), by.epsilon, mean, scale, offset},
-        lane_->Queue());
-    pass.mean = mean;
-    pass.scale = scale;
-    pass.offset = offset;
-    cuda::Normalize(pass, lane_->Queue());
-    return true;
   }
 
   void BackwardApply(const ElementwisePass& pass) override {

@@ -10,7 +10,7 @@
 #include <functional>
 #include <memory>
 
-#include "kernels/cuda/batch_norm_cuda.h"
+#include "kernels/cuda/passes.h"
 #include "op/backend.h"
 
 namespace syncbn::cuda {

@@ -1,5 +1,5 @@
 // Emulates as much of CUDA as the kernels need to run on the CPU as C++, so that their logic is
-// tested where there is no GPU: thread indices, barriers, shuffles, shared memory, and a runtime
+// tested where there is no GPU: thread indices, barriers, shared memory, and a runtime
 // whose device memory is the host's. It is no model of speed, nor of memory ordering:
 // compute-sanitizer looks for races between blocks on a GPU.
 //
@@ -25,11 +25,8 @@
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-struct double2 {
-  double x, y;
-};
-struct float4 {
-  float x, y, z, w;
+struct uint4 {
+  unsigned x, y, z, w;
 };
 
 extern thread_local dim3 threadIdx, blockIdx, gridDim;
@@ -42,10 +39,10 @@ namespace emulated {
 
 constexpr int kMultiprocessors = 3;
 
-// The value of the thread's partner in the same shuffle.
-uint64_t Exchange(uint64_t bits, int offset);
+// Bytes of tensors that kernels of this thread have read so far.
+inline thread_local int64_t bytes_read = 0;
 
-// Runs `thread` for every thread of every block. Aborts with a message if a block cannot continue.
+// Runs `thread` for every thread of every block.
 void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread);
 
 }  // namespace emulated
@@ -109,14 +106,6 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 
 // ---- what kernels call -------------------------------------------------------------------------
 
-inline double __shfl_xor_sync(unsigned /*mask*/, double value, int offset) {
-  uint64_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  bits = emulated::Exchange(bits, offset);
-  std::memcpy(&value, &bits, sizeof(bits));
-  return value;
-}
-
 inline unsigned atomicAdd(unsigned* address, unsigned value) {
   const unsigned old = *address;
   *address += value;
@@ -125,5 +114,6 @@ inline unsigned atomicAdd(unsigned* address, unsigned value) {
 
 template <typename T>
 T __ldcg(const T* address) {
+  emulated::bytes_read += sizeof(T);
   return *address;
 }

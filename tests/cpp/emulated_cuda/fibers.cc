@@ -1,4 +1,4 @@
-// The threads of an emulated block: a fiber each, run in turn until all wait for the same thing.
+// The threads of an emulated block: a fiber each, run in turn from barrier to barrier.
 //
 // A fiber is made once and then runs the same thread of one block after another. Fibers are
 // switched by the compiler's own setjmp and longjmp: swapcontext makes a system call each time,
@@ -18,19 +18,13 @@ namespace emulated {
 namespace {
 
 constexpr size_t kStack = 64 << 10;
-constexpr unsigned kWarp = 32;
-
-enum class State { kReady, kAtBarrier, kInShuffle, kDone };
 
 using Place = void*[5];  // where something waits
 
 struct Fiber {
   Place place;
   std::unique_ptr<char[]> stack{new char[kStack]};
-  State state = State::kDone;
-  // Two, because a partner may be in the next shuffle before this one has read.
-  uint64_t given[2] = {};
-  unsigned shuffles = 0;
+  bool done = true;
 };
 
 struct Block {
@@ -47,15 +41,15 @@ thread_local Block* block = nullptr;  // the one that this thread runs
   __builtin_longjmp(place, 1);
 }
 
-void Wait(State state) {
+void Wait() {
   Fiber& fiber = block->fibers[threadIdx.x];
-  fiber.state = state;
   if (__builtin_setjmp(fiber.place) == 0) JumpTo(block->scheduler);
 }
 
 void RunThreads() {
   while (true) {
-    Wait(State::kDone);
+    block->fibers[threadIdx.x].done = true;
+    Wait();
     (*block->thread)();
   }
 }
@@ -78,58 +72,18 @@ void Resume(unsigned thread) {
   if (__builtin_setjmp(block->scheduler) == 0) JumpTo(block->fibers[thread].place);
 }
 
-// Makes fibers [begin, end) ready if all that are not done wait in `state`.
-bool Release(unsigned begin, unsigned end, State state) {
-  bool any = false;
-  for (unsigned t = begin; t < end; ++t) {
-    if (block->fibers[t].state == State::kDone) continue;
-    if (block->fibers[t].state != state) return false;
-    any = true;
-  }
-  for (unsigned t = begin; t < end; ++t) {
-    if (block->fibers[t].state != State::kDone) block->fibers[t].state = State::kReady;
-  }
-  return any;
-}
-
 void RunBlock(unsigned threads) {
-  for (unsigned t = 0; t < threads; ++t) {
-    block->fibers[t].state = State::kReady;
-    block->fibers[t].shuffles = 0;
-  }
-  for (unsigned left = threads; left > 0;) {
-    left = 0;
-    bool moved = false;
+  for (unsigned t = 0; t < threads; ++t) block->fibers[t].done = false;
+  for (unsigned waiting = threads; waiting > 0;) {
+    waiting = 0;
     for (unsigned t = 0; t < threads; ++t) {
-      if (block->fibers[t].state == State::kReady) {
-        Resume(t);
-        moved = true;
-      }
-      left += block->fibers[t].state != State::kDone;
-    }
-    for (unsigned t = 0; t < threads; t += kWarp) moved |= Release(t, t + kWarp, State::kInShuffle);
-    moved |= Release(0, threads, State::kAtBarrier);
-    if (left > 0 && !moved) {
-      std::fprintf(stderr, "emulated block %u: its threads wait for different things\n", blockIdx.x);
-      std::abort();
+      if (!block->fibers[t].done) Resume(t);
+      waiting += !block->fibers[t].done;
     }
   }
 }
 
 }  // namespace
-
-uint64_t Exchange(uint64_t bits, int offset) {
-  Fiber& fiber = block->fibers[threadIdx.x];
-  const unsigned turn = fiber.shuffles++ % 2;
-  fiber.given[turn] = bits;
-  Wait(State::kInShuffle);
-  const Fiber& partner = block->fibers[threadIdx.x ^ static_cast<unsigned>(offset)];
-  if (partner.shuffles < fiber.shuffles) {
-    std::fprintf(stderr, "emulated shuffle: thread %u has no partner\n", threadIdx.x);
-    std::abort();
-  }
-  return partner.given[turn];
-}
 
 void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread) {
   static thread_local Block own;
@@ -142,7 +96,7 @@ void Run(unsigned blocks, unsigned threads, const std::function<void()>& thread)
 
 }  // namespace emulated
 
-void __syncthreads() { emulated::Wait(emulated::State::kAtBarrier); }
+void __syncthreads() { emulated::Wait(); }
 
 int __syncthreads_or(int any) {
   static thread_local int result;

@@ -1,7 +1,7 @@
 // Element types and vectors common to all instruction sets.
-// Who includes it: isa_<set>.cc, after SYNCBN_VECTOR_BYTES and SYNCBN_HAS_STREAM. Like all .inl
-// files here it lives in an unnamed namespace and uses no std template, so that the linker cannot
-// take code of one instruction set for another.
+// Who includes it: isa_generic.cc and isa_x86.inl, after SYNCBN_VECTOR_BYTES and SYNCBN_HAS_STREAM.
+// Like all .inl files here it has an unnamed namespace and uses no std template, so that the linker
+// cannot take code of one instruction set for another.
 #include <cstdint>
 
 #define SYNCBN_INLINE inline __attribute__((always_inline))

@@ -1,5 +1,5 @@
-// Batch normalization of one device's shard on a GPU: the mirror of cpu/batch_norm_cpu.h. Pointers,
-// sizes and a stream: no locks, no allocation, no MXNet, and nothing of other devices.
+// Batch normalization of one device's shard on a GPU: the mirror of cpu/passes.h. Pointers, sizes
+// and a stream: no locks, no allocation, no MXNet, and nothing of other devices.
 //
 // A pass's tensors are on the current device, its per-channel arrays in memory that the device can
 // reach (results may go straight to pinned host memory). Results are the same in every run on the
@@ -26,8 +26,5 @@ void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream);
 void Normalize(const ElementwisePass& pass, Stream stream);
 void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream);
 void BackwardApply(const ElementwisePass& pass, Stream stream);
-
-// The architectures that the library has machine code for, such as "75-real 90-virtual".
-const char* Architectures();
 
 }  // namespace syncbn::cuda

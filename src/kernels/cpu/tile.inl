@@ -1,17 +1,26 @@
-// Common part of the tile kernels, and the table of one instruction set.
-// Who includes it: isa_<set>.cc, after SYNCBN_ISA, SYNCBN_ISA_NAME and the set's loads and stores.
+// Common part of the passes on a tile, and the table of one instruction set.
+// Who includes it: isa_generic.cc and isa_x86.inl, after SYNCBN_ISA, SYNCBN_ISA_NAME and the set's
+// loads and stores.
 #include "core/host_device.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/tiles.h"
 
 namespace syncbn::cpu {
 namespace {
 
-// The first n elements at p, fewer than a vector, and `fill` in the other lanes.
-template <typename T, typename Vector>
-SYNCBN_INLINE void LoadPart(const T* p, int64_t n, T fill, Vector* v) {
-  T padded[kFloats];
-  for (int i = 0; i < kFloats; ++i) padded[i] = i < n ? p[i] : fill;
-  Load(padded, v);
+#define SYNCBN_FORMULA SYNCBN_INLINE
+#include "kernels/activation.inl"
+#undef SYNCBN_FORMULA
+
+template <Variant kVariant>
+struct VariantConstant {
+  static constexpr Variant value = kVariant;
+};
+
+// Calls run(a constant of the pass's variant), which is one of kVariants.
+template <Variant... kVariants, typename Run>
+SYNCBN_INLINE void WithVariant(const PassInput& pass, const Run& run) {
+  const Variant variant = VariantOf(pass);
+  (void)((variant == kVariants && (run(VariantConstant<kVariants>()), true)) || ...);
 }
 
 // Calls run(an element of the type).
@@ -24,13 +33,19 @@ SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
   }
 }
 
+// The first n elements at p, fewer than a vector, and `fill` in the other lanes.
+template <typename T, typename Vector>
+SYNCBN_INLINE void LoadPart(const T* p, int64_t n, T fill, Vector* v) {
+  T padded[kFloats];
+  for (int i = 0; i < kFloats; ++i) padded[i] = i < n ? p[i] : fill;
+  Load(padded, v);
+}
+
 // The address of the tile's first element of channel c, less c * tile.inner.
 template <typename T>
 SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
   return x + tile.outer_begin * tile.row + tile.inner_begin;
 }
-
-inline bool HasShortPlanes(const Tile& tile) { return tile.inner < kMinPlane; }
 
 // A tile of short planes, seen as `count` rows of `width` columns that lie `stride` apart, and a
 // last row of `rest` columns. Short rows that follow each other in memory are joined, so that
@@ -73,19 +88,19 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
   }
 }
 
-#define SYNCBN_FORMULA SYNCBN_INLINE
-#include "kernels/activation.inl"
-#undef SYNCBN_FORMULA
-
 }  // namespace
 }  // namespace syncbn::cpu
 
-#include "kernels/cpu/tile_sums.inl"
-#include "kernels/cpu/tile_apply.inl"
+#include "kernels/cpu/reduce.inl"
+#include "kernels/cpu/map.inl"
+
+#include "kernels/cpu/moments.inl"
+#include "kernels/cpu/normalize.inl"
+#include "kernels/cpu/sums.inl"
+#include "kernels/cpu/apply.inl"
 
 namespace syncbn::cpu {
 
-const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, MomentsOfTile, SumsOfTile, NormalizeTile,
-                         BackwardApplyTile};
+const Isa SYNCBN_ISA = {SYNCBN_ISA_NAME, RunMoments, RunNormalize, RunSums, RunApply};
 
 }  // namespace syncbn::cpu

@@ -1,48 +1,12 @@
-// The two reductions, of one tile: sums of u and u * u with u = x - first, or of dz and dz *
-// centered, see activation.inl.
-// Who includes it: tile_kernels.inl. Sums are float64 at once: memory is still what takes the time.
+// Sums two numbers of each channel over a tile; moments.inl and sums.inl say which.
+// Who includes it: tile.inl. Sums are float64 at once: memory is still what takes the time.
 //
-// For moments u is taken from the channel's first value in the tile. That is within
-// sqrt(m2 * n / (n - 1)) of the mean of all, so m2 = sum u^2 - (sum u)^2 / n loses at most a factor
-// of about n, the elements of one tile, whatever the mean.
+// `Terms` has Of(x, dy, numbers of the channel), the two terms that an element adds; Channel(c,
+// first), these numbers, where `first` is the channel's first value in the tile; kBackward, whether
+// dy is read; and kReadsX, whether z is computed.
 
 namespace syncbn::cpu {
 namespace {
-
-// The terms that an element adds to the sums, of each reduction, and the arrays they depend on.
-struct MomentTerms {
-  static constexpr bool kBackward = false, kReadsX = false;
-
-  SYNCBN_INLINE void Of(Doubles x, Doubles /*dy*/, const Affine<Doubles>& k, Doubles* first,
-                        Doubles* second) const {
-    *first = x - k.center;
-    *second = *first * *first;
-  }
-};
-
-template <Variant kVariant>
-struct GradientTerms {
-  static constexpr bool kBackward = true, kReadsX = ReadsX(kVariant);
-  const double *center, *scale, *offset;
-  Slopes<Doubles> f;
-
-  SYNCBN_INLINE void Of(Doubles saved, Doubles dy, const Affine<Doubles>& k, Doubles* first,
-                        Doubles* second) const {
-    Doubles centered;
-    Unwind<kVariant>(saved, dy, k, f, &centered, first);
-    *second = *first * centered;
-  }
-};
-
-// The numbers of channel c that the terms depend on; its first value in the tile is `first`.
-template <typename T>
-SYNCBN_INLINE Affine<double> AffineOf(const MomentTerms&, int64_t /*c*/, T first) {
-  return {ToDouble(first), 0, 0};
-}
-template <Variant kVariant, typename T>
-SYNCBN_INLINE Affine<double> AffineOf(const GradientTerms<kVariant>& terms, int64_t c, T /*first*/) {
-  return {terms.center[c], ReadsX(kVariant) ? terms.scale[c] : 0, ReadsX(kVariant) ? terms.offset[c] : 0};
-}
 
 // Fetches ahead of the loads: one stream of them alone does not keep memory busy.
 template <int64_t kSize, typename T>
@@ -129,7 +93,7 @@ void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, do
       const int64_t at = o * tile.row + c * tile.inner + tile.inner_begin;
       const T first = firsts[c * tile.inner];
       const Pair<double> sums =
-          SumPlane(terms, x + at, dy + at, n, first, AffineOf(terms, c, first));
+          SumPlane(terms, x + at, dy + at, n, first, terms.Channel(c, first));
       sum_u[c] += sums.first;
       sum_v[c] += sums.second;
     }
@@ -193,7 +157,7 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
   ColumnSums<Terms::kReadsX> columns;
   __builtin_memset(&columns, 0, sizeof(columns));
   ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
-    const Affine<double> k = AffineOf(terms, c, firsts[c * tile.inner]);
+    const Affine<double> k = terms.Channel(c, firsts[c * tile.inner]);
     columns.center[j] = k.center;
     if (Terms::kReadsX) columns.scale[j] = k.scale;
     if (Terms::kReadsX) columns.offset[j] = k.offset;
@@ -222,7 +186,7 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
 // By columns, each column's sums are added to its channel's one by one at the end: for few rows of
 // columns that takes longer than the planes' shorter loops.
 inline bool PrefersColumns(const Tile& tile) {
-  return HasShortPlanes(tile) && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
+  return tile.inner < kMinPlane && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
 }
 
 template <typename Terms, typename T>
@@ -233,34 +197,6 @@ void SumTile(const Terms& terms, const T* x, const T* dy, const Tile& tile, doub
     SumColumns(terms, x, dy, tile, sum_u, sum_v);
   else
     SumPlanes(terms, x, dy, tile, sum_u, sum_v);
-}
-
-void MomentsOfTile(const ReductionPass& pass, const Tile& tile, double* mean, double* m2) {
-  WithType(pass.dtype, [&](auto element) {
-    const auto* x = static_cast<const decltype(element)*>(pass.in);
-    SumTile(MomentTerms(), x, x, tile, mean, m2);
-    const auto* firsts = FirstOf(x, tile);
-    const double n = double((tile.outer_end - tile.outer_begin) *
-                            (tile.inner_end - tile.inner_begin));
-    for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
-      const double sum = mean[c];
-      const double rest = m2[c] - sum * (sum / n);
-      mean[c] = ToDouble(firsts[c * tile.inner]) + sum / n;
-      m2[c] = rest < 0 ? 0 : rest;  // a NaN stays one
-    }
-  });
-}
-
-void SumsOfTile(const ReductionPass& pass, const Tile& tile, double* sum_dz, double* sum_dz_centered) {
-  BackwardVariants::With(VariantOf(pass.activation, pass.from_output), [&](auto variant) {
-    const GradientTerms<variant.value> terms = {CenterOf(pass), pass.scale, pass.offset,
-                                             MakeSlopes<Doubles, double>(pass.activation.slope)};
-    WithType(pass.dtype, [&](auto element) {
-      using T = decltype(element);
-      SumTile(terms, static_cast<const T*>(pass.in), static_cast<const T*>(pass.dy), tile, sum_dz,
-              sum_dz_centered);
-    });
-  });
 }
 
 }  // namespace

@@ -1,0 +1,199 @@
+// Writes a tile element by element; normalize.inl and apply.inl say what.
+// Who includes it: tile.inl. The output may be one of the inputs (in place). Arithmetic is float32
+// (float64 for float64 data).
+//
+// `Formula` has Of(x, dy, coefficients of the channel, slopes), the result; Channel(pass, c), these
+// coefficients; kBackward, whether dy is read; and kReadsX, whether z is computed.
+
+namespace syncbn::cpu {
+namespace {
+
+template <typename T>
+struct Arithmetic {
+  typedef float Scalar;
+  typedef Floats Vector;
+};
+template <>
+struct Arithmetic<double> {
+  typedef double Scalar;
+  typedef Doubles Vector;
+};
+
+// Scalars of one channel, or vectors over as many columns.
+template <typename Value>
+struct Coefficients {
+  Affine<Value> to_z;  // its center is the one of both passes
+  Value scale_dz, scale_in, unit, shift;
+
+  SYNCBN_INLINE void Set(const Affine<Value>& of_in) {
+    to_z.center = of_in.center;
+    scale_in = of_in.scale;
+    shift = of_in.offset;
+  }
+};
+
+// The ways to store results. kStream is kAssign past the caches, for outputs that would leave them
+// before they are read.
+enum class StoreMode { kAssign, kStream, kAdd };
+
+template <StoreMode kMode, typename Formula, typename T, typename Vector>
+SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>& k,
+                             const Slopes<Vector>& f, T* out) {
+  Vector x_vector, dy_vector = {}, old = {};
+  Load(x, &x_vector);
+  if (Formula::kBackward) Load(dy, &dy_vector);
+  if (kMode == StoreMode::kAdd) Load(out, &old);
+  const Vector value = Formula::Of(x_vector, dy_vector, k, f);
+  if constexpr (kMode == StoreMode::kStream)
+    Stream(out, value);
+  else
+    Store(out, kMode == StoreMode::kAdd ? value + old : value);
+}
+
+// The first n elements, fewer than a vector. Not inline, which would double every loop's code; by
+// value, so that the caller's coefficients stay in registers.
+template <StoreMode kMode, typename Formula, typename T, typename Vector>
+SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Vector> k,
+                             Slopes<Vector> f, T* out) {
+  Vector x_vector, dy_vector = {}, old = {};
+  LoadPart(x, n, T{}, &x_vector);
+  if (Formula::kBackward) LoadPart(dy, n, T{}, &dy_vector);
+  if (kMode == StoreMode::kAdd) LoadPart(out, n, T{}, &old);
+  const Vector value = Formula::Of(x_vector, dy_vector, k, f);
+  T padded[kFloats];
+  Store(padded, kMode == StoreMode::kAdd ? value + old : value);
+  for (int i = 0; i < n; ++i) out[i] = padded[i];
+}
+
+// The elements from p on, fewer than a vector, before the next address that can be streamed to.
+template <typename T>
+SYNCBN_INLINE int64_t UnalignedHead(const T* p) {
+  const int64_t beyond = int64_t(reinterpret_cast<uintptr_t>(p) % kVectorBytes);
+  return beyond == 0 ? 0 : (kVectorBytes - beyond) / int64_t(sizeof(T));
+}
+
+template <StoreMode kMode, typename Formula, typename T>
+void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
+  typedef typename Arithmetic<T>::Scalar Scalar;
+  typedef typename Arithmetic<T>::Vector Vector;
+  constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
+  const T *const x = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
+  T* const out = static_cast<T*>(pass.out);
+  const Slopes<Vector> f = MakeSlopes<Vector, Scalar>(pass.activation.slope);
+  for (int64_t o = tile.outer_begin; o < tile.outer_end; ++o) {
+    for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
+      const Coefficients<Scalar> one = Formula::template Channel<Scalar>(pass, c);
+      const Vector zero = {};
+      const Coefficients<Vector> k = {
+          {zero + one.to_z.center, zero + one.to_z.scale, zero + one.to_z.offset},
+          zero + one.scale_dz, zero + one.scale_in, zero + one.unit, zero + one.shift};
+      const int64_t at = o * tile.row + c * tile.inner;
+      int64_t i = at + tile.inner_begin;
+      const int64_t end = at + tile.inner_end;
+      if constexpr (kMode == StoreMode::kStream) {
+        int64_t head = UnalignedHead(out + i);
+        if (head > end - i) head = end - i;
+        if (head > 0) MapPart<kMode, Formula>(x + i, dy + i, head, k, f, out + i);
+        i += head;
+      }
+      for (; i + kLanes <= end; i += kLanes)
+        MapVector<kMode, Formula>(x + i, dy + i, k, f, out + i);
+      if (i < end) MapPart<kMode, Formula>(x + i, dy + i, end - i, k, f, out + i);
+    }
+  }
+  if constexpr (kMode == StoreMode::kStream) EndStream();
+}
+
+template <typename Scalar, bool kReadsX>
+struct ColumnCoefficients {
+  static constexpr int64_t kSize = kMaxColumns + kFloats;
+  alignas(64) Scalar center[kSize];
+  alignas(64) Scalar scale_dz[kSize];
+  alignas(64) Scalar scale_in[kSize];
+  alignas(64) Scalar unit[kSize];
+  alignas(64) Scalar shift[kSize];
+  alignas(64) Scalar to_z_scale[kReadsX ? kSize : 1];
+  alignas(64) Scalar to_z_offset[kReadsX ? kSize : 1];
+};
+
+template <StoreMode kMode, typename Formula, typename T, typename Scalar>
+void MapRow(const T* x, const T* dy, int64_t width,
+            const ColumnCoefficients<Scalar, Formula::kReadsX>& columns,
+            const Slopes<typename Arithmetic<T>::Vector>& f, T* out) {
+  typedef typename Arithmetic<T>::Vector Vector;
+  constexpr int64_t kLanes = sizeof(Vector) / sizeof(Scalar);
+  for (int64_t j = 0; j < width; j += kLanes) {
+    Coefficients<Vector> k = {};
+    Load(columns.center + j, &k.to_z.center);
+    if (Formula::kReadsX) Load(columns.to_z_scale + j, &k.to_z.scale);
+    if (Formula::kReadsX) Load(columns.to_z_offset + j, &k.to_z.offset);
+    if (Formula::kBackward) Load(columns.scale_dz + j, &k.scale_dz);
+    Load(columns.scale_in + j, &k.scale_in);
+    if (Formula::kBackward) Load(columns.unit + j, &k.unit);
+    Load(columns.shift + j, &k.shift);
+    if (j + kLanes <= width)
+      MapVector<kMode, Formula>(x + j, dy + j, k, f, out + j);
+    else
+      MapPart<kMode, Formula>(x + j, dy + j, width - j, k, f, out + j);
+  }
+}
+
+// True if all vectors of the rows begin at addresses that can be streamed to.
+template <typename T>
+bool HasAlignedRows(const T* out, const Rows& rows) {
+  out += rows.offset;
+  return UnalignedHead(out) == 0 && UnalignedHead(out + rows.stride) == 0;
+}
+
+template <StoreMode kMode, typename Formula, typename T>
+void MapColumns(const ElementwisePass& pass, const Tile& tile) {
+  typedef typename Arithmetic<T>::Scalar Scalar;
+  const Rows rows = MakeRows(tile);
+  T* const out = static_cast<T*>(pass.out);
+  if constexpr (kMode == StoreMode::kStream) {
+    if (!HasAlignedRows(out, rows)) return MapColumns<StoreMode::kAssign, Formula, T>(pass, tile);
+  }
+  ColumnCoefficients<Scalar, Formula::kReadsX> columns;
+  __builtin_memset(&columns, 0, sizeof(columns));
+  ForEachColumn(rows, tile, [&](int64_t j, int64_t c) {
+    const Coefficients<Scalar> k = Formula::template Channel<Scalar>(pass, c);
+    columns.center[j] = k.to_z.center;
+    if (Formula::kReadsX) columns.to_z_scale[j] = k.to_z.scale;
+    if (Formula::kReadsX) columns.to_z_offset[j] = k.to_z.offset;
+    if (Formula::kBackward) columns.scale_dz[j] = k.scale_dz;
+    columns.scale_in[j] = k.scale_in;
+    if (Formula::kBackward) columns.unit[j] = k.unit;
+    columns.shift[j] = k.shift;
+  });
+  const T *const x = static_cast<const T*>(pass.in), *const dy = static_cast<const T*>(pass.dy);
+  const auto f = MakeSlopes<typename Arithmetic<T>::Vector, Scalar>(pass.activation.slope);
+  for (int64_t row = 0; row <= rows.count; ++row) {
+    const int64_t at = rows.offset + row * rows.stride;
+    const int64_t width = row < rows.count ? rows.width : rows.rest;
+    MapRow<kMode, Formula>(x + at, dy + at, width, columns, f, out + at);
+  }
+  if constexpr (kMode == StoreMode::kStream) EndStream();
+}
+
+// The function that writes a tile of the pass.
+template <typename Formula, typename T>
+MapTile MapOf(const ElementwisePass& pass) {
+  const bool columns = pass.layout.inner < kMinPlane;
+  if (pass.mode == WriteMode::kAdd) {
+    return columns ? MapColumns<StoreMode::kAdd, Formula, T>
+                   : MapPlanes<StoreMode::kAdd, Formula, T>;
+  }
+  if constexpr (kCanStream<T>) {
+    // Arrays that wrap foreign memory may be unaligned.
+    const bool aligned = reinterpret_cast<uintptr_t>(pass.out) % sizeof(T) == 0;
+    if (aligned && LeavesCaches(pass)) {
+      return columns ? MapColumns<StoreMode::kStream, Formula, T>
+                     : MapPlanes<StoreMode::kStream, Formula, T>;
+    }
+  }
+  return columns ? MapColumns<StoreMode::kAssign, Formula, T>
+                 : MapPlanes<StoreMode::kAssign, Formula, T>;
+}
+
+}  // namespace
+}  // namespace syncbn::cpu

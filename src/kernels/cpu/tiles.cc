@@ -1,0 +1,153 @@
+// The sizes of tiles, their threads, and the order of merging their results; see tiles.h.
+#include "kernels/cpu/tiles.h"
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "core/moments.h"
+#include "core/parallel_for.h"
+
+namespace syncbn::cpu {
+namespace {
+
+// A tile of 128 KiB of float32 takes about 10 us, which hides handing it over, and stays in a
+// core's cache. Large tensors have larger tiles, so that partial results remain few.
+constexpr int64_t kMinTile = 32768;
+constexpr int64_t kMaxTiles = 256;
+
+// Shorter runs of memory than this are not read efficiently.
+constexpr int64_t kMinRun = 4096;
+
+// Tensors up to this many elements are done before another thread has woken up.
+constexpr int64_t kAloneSize = 32768;
+
+// Outputs of this many bytes leave the caches.
+constexpr int64_t kStreamSize = 8 << 20;
+
+// As even as can be, in as many blocks as steps of `step` need.
+int64_t EvenStep(int64_t size, int64_t step, int64_t multiple) {
+  const int64_t even = CeilDiv(size, CeilDiv(size, step));
+  return std::min(size, CeilDiv(even, multiple) * multiple);
+}
+
+struct Partition {
+  Layout layout;
+  int64_t outer_step, channel_step, inner_step;
+  int64_t outer_blocks, channel_blocks, inner_blocks;
+
+  // `of` is not empty.
+  explicit Partition(const Layout& of) : layout(of), inner_step(of.inner) {
+    const int64_t target = std::max(kMinTile, CeilDiv(layout.Size(), kMaxTiles));
+    if (layout.inner < kMinPlane) {
+      // Rounding up to whole vectors must not pass the most, so only where the most is one.
+      const int64_t max = kMaxColumns / layout.inner;
+      const int64_t multiple = max % 16 == 0 ? 16 : 1;
+      channel_step =
+          max >= layout.channels ? layout.channels : EvenStep(layout.channels, max, multiple);
+    } else {
+      inner_step = EvenStep(layout.inner, target, 64);
+      channel_step = std::clamp<int64_t>(kMinRun / inner_step, 1, layout.channels);
+    }
+    const int64_t run = channel_step * inner_step;
+    outer_step = EvenStep(layout.outer, std::clamp<int64_t>(target / run, 1, layout.outer), 1);
+    if (layout.inner >= kMinPlane && outer_step == layout.outer) {
+      channel_step =
+          std::clamp(target / (layout.outer * inner_step), channel_step, layout.channels);
+    }
+    outer_blocks = CeilDiv(layout.outer, outer_step);
+    channel_blocks = CeilDiv(layout.channels, channel_step);
+    inner_blocks = CeilDiv(layout.inner, inner_step);
+  }
+
+  int64_t Tiles() const { return outer_blocks * channel_blocks * inner_blocks; }
+  // Tiles that cover one channel; each gives a partial result for it.
+  int64_t Partials() const { return outer_blocks * inner_blocks; }
+
+  // The number of the partial result that tile `index` contributes to its channels, and the
+  // elements of each channel that it covers.
+  int64_t PartialOf(int64_t index) const {
+    return index / (inner_blocks * channel_blocks) * inner_blocks + index % inner_blocks;
+  }
+  int64_t Count(int64_t partial) const {
+    const int64_t outer_begin = partial / inner_blocks * outer_step;
+    const int64_t inner_begin = partial % inner_blocks * inner_step;
+    return std::min(outer_step, layout.outer - outer_begin) *
+           std::min(inner_step, layout.inner - inner_begin);
+  }
+
+  // Tiles next to each other in memory have neighbouring numbers.
+  Tile At(int64_t index) const {
+    const int64_t inner_begin = index % inner_blocks * inner_step;
+    const int64_t channel_begin = index / inner_blocks % channel_blocks * channel_step;
+    const int64_t outer_begin = index / inner_blocks / channel_blocks * outer_step;
+    return {layout.channels * layout.inner,
+            layout.inner,
+            outer_begin,
+            std::min(outer_begin + outer_step, layout.outer),
+            channel_begin,
+            std::min(channel_begin + channel_step, layout.channels),
+            inner_begin,
+            std::min(inner_begin + inner_step, layout.inner)};
+  }
+};
+
+template <typename OnTile>
+void ForEachTile(const Partition& partition, const OnTile& on_tile) {
+  const int64_t tiles = partition.Tiles();
+  if (partition.layout.Size() > kAloneSize) return ParallelFor(tiles, std::cref(on_tile));
+  for (int64_t index = 0; index < tiles; ++index) on_tile(index);
+}
+
+}  // namespace
+
+// All channels have the same counts, so the compiler divides once for each partial result.
+void MergeMoments(const ReductionPass& pass, double done, double count, const double* mean,
+                  const double* m2) {
+  for (int64_t c = 0; c < pass.layout.channels; ++c) {
+    const Moments merged = Merge({done, pass.first[c], pass.second[c]}, {count, mean[c], m2[c]});
+    pass.first[c] = merged.mean;
+    pass.second[c] = merged.m2;
+  }
+}
+
+void AddSums(const ReductionPass& pass, double /*done*/, double /*count*/, const double* first,
+             const double* second) {
+  for (int64_t c = 0; c < pass.layout.channels; ++c) {
+    pass.first[c] += first[c];
+    pass.second[c] += second[c];
+  }
+}
+
+void Reduce(const ReductionPass& pass, ReduceTile reduce, MergeTile merge) {
+  const int64_t channels = pass.layout.channels;
+  std::fill_n(pass.first, channels, 0.0);
+  std::fill_n(pass.second, channels, 0.0);
+  if (pass.layout.Size() == 0) return;
+  const Partition partition(pass.layout);
+  std::vector<double> partials(static_cast<size_t>(2 * partition.Partials() * channels));
+  const auto of_partial = [&](int64_t partial) { return &partials[2 * partial * channels]; };
+  ForEachTile(partition, [&](int64_t index) {
+    double* const first = of_partial(partition.PartialOf(index));
+    reduce(pass, partition.At(index), first, first + channels);
+  });
+  double done = 0;
+  for (int64_t partial = 0; partial < partition.Partials(); ++partial) {
+    const double* const first = of_partial(partial);
+    const double count = static_cast<double>(partition.Count(partial));
+    merge(pass, done, count, first, first + channels);
+    done += count;
+  }
+}
+
+void Map(const ElementwisePass& pass, MapTile map) {
+  if (pass.layout.Size() == 0) return;
+  const Partition partition(pass.layout);
+  ForEachTile(partition, [&](int64_t index) { map(pass, partition.At(index)); });
+}
+
+bool LeavesCaches(const ElementwisePass& pass) {
+  return pass.layout.Size() * static_cast<int64_t>(SizeOf(pass.dtype)) >= kStreamSize;
+}
+
+}  // namespace syncbn::cpu

@@ -1,4 +1,0 @@
-// The kernels for float32 data.
-#include "kernels/cuda/batch_norm.cuh"
-
-template struct syncbn::cuda::BatchNorm<float>;

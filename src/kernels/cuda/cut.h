@@ -1,0 +1,105 @@
+// The cut of a tensor into the work of blocks and threads: index arithmetic for host and device,
+// without any CUDA.
+//
+// A block has some neighbouring channels, its tile, and a part of their elements. There are two
+// ways to cut. Planes: the tile is one channel, and all threads walk along its planes. Columns, for
+// small planes and channels last: threads are rows and columns, and each walks along the outer
+// axis. Either way a thread reads vectors of 16 bytes where every tensor and every row of memory
+// begins at one, else single elements.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "core/layout.h"
+
+namespace syncbn::cuda {
+
+constexpr int kThreads = 128;  // of a block
+constexpr int kVectorBytes = 16;
+constexpr int kMinPlane = 128;   // elements
+constexpr int kTileBytes = 128;  // of a row of a tile of columns, unless its channels need more
+// Blocks for each multiprocessor, so that there are several rounds; but a thread has some vectors.
+constexpr int64_t kBlocksEach = 16;
+constexpr int64_t kFewVectors = 8;
+// Sharing channels among blocks takes a counter for each tile, and partial results.
+constexpr int64_t kCounters = 8192;
+constexpr int64_t kMaxTileChannels = kTileBytes / 2;
+
+// The work of one thread: the vectors begin, begin + rows, ... below `end` of its column.
+struct Work {
+  int64_t channel, begin, end;
+  int tile, split, channels, column;
+};
+
+struct Cut {
+  Layout layout;
+  int width = 1;  // elements of a vector
+  bool columns = false;
+  int tile_channels = 1, tile_slots = 1;  // of a row of a tile: channels, and vectors
+  int rows = kThreads;                    // of a block
+  int64_t slots = 1;                      // vectors of a plane; 1 for columns
+  int64_t line = 0, step = 0;             // vectors of a column, and those of one block
+  int64_t tiles = 1, splits = 1;          // splits: blocks that share a tile
+
+  SYNCBN_HOST_DEVICE Work At(unsigned block, int thread) const {
+    Work work;
+    work.tile = static_cast<int>(block % tiles);
+    work.split = static_cast<int>(block / tiles);
+    work.channel = static_cast<int64_t>(work.tile) * tile_channels;
+    const int64_t left = layout.channels - work.channel;
+    work.channels = static_cast<int>(left < tile_channels ? left : tile_channels);
+    const int row = thread / tile_slots;
+    work.column = thread % tile_slots * width;
+    const int64_t first = work.split * step, end = first + step < line ? first + step : line;
+    const bool outside = row >= rows || (columns && work.column >= work.channels * layout.inner);
+    work.begin = first + row;
+    work.end = outside ? 0 : end;
+    return work;
+  }
+
+  // The first element of the column's vector i.
+  SYNCBN_HOST_DEVICE int64_t OffsetOf(const Work& work, int64_t i) const {
+    const int64_t plane = slots == 1 ? i : static_cast<int64_t>(uint64_t(i) / uint64_t(slots));
+    const int64_t in_plane = (i - plane * slots) * width + work.column;
+    return (plane * layout.channels + work.channel) * layout.inner + in_plane;
+  }
+
+  SYNCBN_HOST_DEVICE int64_t ChannelOf(const Work& work, int in_vector) const {
+    return columns ? work.channel + (work.column + in_vector) / layout.inner : work.channel;
+  }
+};
+
+// `bytes` is the size of an element; `aligned`, whether all tensors begin at a vector's address.
+inline Cut MakeCut(const Layout& layout, int bytes, bool aligned, int multiprocessors) {
+  Cut cut;
+  cut.layout = layout;
+  const int64_t inner = std::max<int64_t>(layout.inner, 1);
+  int64_t unit = 1;  // channels that together fill whole vectors
+  for (int width : {aligned ? kVectorBytes / bytes : 1, 1}) {
+    cut.width = width;
+    for (unit = width; unit > 1 && unit / 2 * inner % width == 0;) unit /= 2;
+    if (inner >= kMinPlane && unit == 1) break;
+    cut.columns = layout.channels % unit == 0 && unit * inner <= kThreads * width;
+    if (cut.columns) break;
+  }
+  if (cut.columns) {
+    const int64_t units = layout.channels / unit;
+    const int64_t most = std::max<int64_t>(kTileBytes / (unit * inner * bytes), 1);
+    cut.tile_channels = static_cast<int>(CeilDiv(units, CeilDiv(units, most)) * unit);
+    cut.tile_slots = static_cast<int>(cut.tile_channels * inner / cut.width);
+    cut.rows = kThreads / cut.tile_slots;
+  } else {
+    cut.slots = inner / cut.width;
+  }
+  cut.tiles = CeilDiv(layout.channels, cut.tile_channels);
+  if (layout.Size() == 0) return cut;
+  cut.line = layout.outer * cut.slots;
+  const int64_t most = cut.tiles > kCounters ? 1 : CeilDiv(cut.line, cut.rows * kFewVectors);
+  cut.splits = std::clamp<int64_t>(kBlocksEach * multiprocessors / cut.tiles, 1, most);
+  cut.step = CeilDiv(cut.line, cut.splits);
+  cut.splits = CeilDiv(cut.line, cut.step);
+  return cut;
+}
+
+}  // namespace syncbn::cuda

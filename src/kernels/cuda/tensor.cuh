@@ -1,0 +1,93 @@
+// Elements of a tensor on the device, vectors of them, and the activation. Arithmetic is float, or
+// double for double data.
+#pragma once
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#include "kernels/cuda/cut.h"
+#include "kernels/passes.h"
+
+namespace syncbn::cuda {
+
+#define SYNCBN_FORMULA __device__ inline
+#include "kernels/activation.inl"
+#undef SYNCBN_FORMULA
+
+template <typename T>
+struct Numeric {
+  using Arithmetic = float;
+};
+template <>
+struct Numeric<double> {
+  using Arithmetic = double;
+};
+template <typename T>
+using Arithmetic = typename Numeric<T>::Arithmetic;
+
+__device__ inline float Load(float value) { return value; }
+__device__ inline double Load(double value) { return value; }
+__device__ inline float Load(__half value) { return __half2float(value); }
+
+// Rounds to nearest, ties to even.
+template <typename T>
+__device__ inline T Store(Arithmetic<T> value) {
+  return value;
+}
+template <>
+__device__ inline __half Store<__half>(float value) {
+  return __float2half_rn(value);
+}
+
+template <typename T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Vector {
+  T values[kWidth];
+};
+
+template <typename T>
+constexpr int kWide = kVectorBytes / sizeof(T);
+
+// Reads past the first-level cache, because each element is read once.
+template <typename T, int kWidth>
+__device__ Vector<T, kWidth> Read(const void* tensor, int64_t at) {
+  const T* const from = static_cast<const T*>(tensor) + at;
+  Vector<T, kWidth> vector;
+  if constexpr (kWidth == 1) {
+    vector.values[0] = __ldcg(from);
+  } else {
+    const uint4 bits = __ldcg(reinterpret_cast<const uint4*>(from));
+    memcpy(&vector, &bits, sizeof(bits));
+  }
+  return vector;
+}
+
+template <typename T, int kWidth>
+__device__ void Write(void* tensor, int64_t at, const Vector<T, kWidth>& vector) {
+  *reinterpret_cast<Vector<T, kWidth>*>(static_cast<T*>(tensor) + at) = vector;
+}
+
+// The activation of a pass.
+template <typename A>
+struct FusedActivation {
+  Variant variant;
+  Slopes<A> slopes;
+
+  __device__ explicit FusedActivation(const PassInput& pass)
+      : variant(VariantOf(pass)), slopes(MakeSlopes<A>(pass.activation.slope)) {}
+
+  // The numbers of a channel that Unwind reads.
+  __device__ Affine<A> ToUnwind(const PassInput& pass, int64_t c) const {
+    if (!ReadsX(variant)) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
+    return MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);
+  }
+};
+
+inline bool AreAligned(std::initializer_list<const void*> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
+    return reinterpret_cast<uintptr_t>(tensor) % kVectorBytes == 0;
+  });
+}
+
+}  // namespace syncbn::cuda
