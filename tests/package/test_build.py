@@ -54,7 +54,7 @@ def test_a_source_distribution_knows_its_commit_and_builds(tmp_path, monkeypatch
     run_tool(python, "-m", "pip", "install", "-q", "setuptools>=70.1,<81")
 
     def make_sdist(source, name):
-        """Makes it from the folder `source`; returns the archive and its root."""
+        """Build it from the folder `source`; return the archive and its root."""
         monkeypatch.chdir(source)
         (tmp_path / name).mkdir()
         run_tool(python, "-c", MAKE_SDIST, tmp_path / name)
@@ -72,7 +72,7 @@ def test_a_source_distribution_knows_its_commit_and_builds(tmp_path, monkeypatch
     changed = make_sdist(checkout, "changed")[1] / "COMMIT"
     assert changed.read_text().strip() == f"{head}-dirty"
 
-    # With no MPI beside this Python and on PATH, the isolated build brings one.
+    # The isolated build brings an MPI if none is beside this Python and on PATH.
     monkeypatch.setenv("GLUON_SYNCBN_CUDA", "0")
     monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")
     wheel = "wheel", "--no-deps", "--wheel-dir", tmp_path, archive
