@@ -17,7 +17,6 @@ from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
 from .native.library import features, keep_freed_memory
 from .parallel.net import make_parallel, revert_parallel
-from .parallel.participation import participating
 from .parallel.plain_loop import allow_plain_loop
 from .statistics.recompute import recompute_statistics
 from .tools.contexts import available_contexts
@@ -39,7 +38,6 @@ __all__ = [
     "gluoncv",
     "keep_freed_memory",
     "make_parallel",
-    "participating",
     "recompute_statistics",
     "recover",
     "revert_parallel",

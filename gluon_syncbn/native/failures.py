@@ -29,7 +29,6 @@ latest_recovery = 0, 0, ""  # its number, its thread, and its reason
 class Here(threading.local):
     """State of the calling thread."""
 
-    participants: Sequence = ()  # the contexts of `participating`
     contexts: Sequence = ()  # those of the innermost map that this thread works for
     recovery = -1  # the number of the latest one at this thread's latest `check_thread`
     was_told = False  # by that, of another thread's recovery

@@ -13,7 +13,7 @@ from mxnet import autograd
 
 from ..common.arguments import check_block, comma_list, pluralize
 from ..common.nested import arrays_in, flatten, rebuild
-from ..devices.devices import Devices, inside_map
+from ..devices.devices import Devices, inside_map, restricted
 from ..devices.workers import Workers
 from ..layer.convert import convert
 from ..layer.finding import synchronized_layers, unsynchronized_layers
@@ -33,7 +33,6 @@ from ..mxnet_private.parameters import collect_lent, contexts_of
 from ..native import failures
 from . import replicas, warn
 from .backward import replace_backward
-from .participation import calling, participating
 from .recorded_call import RecordedCall, Span, variables_on, without_twins
 from .shards import Shards, common_form, form_of_arguments, join, structure
 
@@ -145,7 +144,8 @@ class ParallelForward(ReplacedForward):
         with ExitStack() as stack:
             # Only in training do devices wait for each other.
             if autograd.is_training() and len(shards.contexts) < len(contexts):
-                stack.enter_context(participating(self.net, shards.contexts))
+                layers = synchronized_layers(self.net)
+                stack.enter_context(restricted(layers, shards.contexts, True))
             whole = self.run(self.devices, shards, parameters, check)
         if autograd.is_training() and not self._settings:
             warn.of_few_rows(self.net, shards.rows)
@@ -249,7 +249,7 @@ class ParallelForward(ReplacedForward):
             if autograd.is_training():
                 stack.enter_context(replicas.unchanged(parameters))
                 layers = synchronized_layers(self.net)
-                stack.enter_context(calling(layers, first))
+                stack.enter_context(restricted(layers, first))
             (outputs,) = self._lookers.map_first(call, few.arguments)
             self.net.apply(forget_graph)  # static graphs keep a thread's generator
         if span:

@@ -16,7 +16,7 @@ from mxnet import autograd
 from ..common.arguments import check_block, check_int, comma_list, short_repr
 from ..common.moments import Moments
 from ..common.nested import flatten, rebuild
-from ..devices.devices import Devices, check_array
+from ..devices.devices import Devices, check_array, restricted
 from ..distributed.meeting import allgather, total
 from ..layer.convert import synchronized
 from ..mxnet_private.blocks import count_inputs, name_of
@@ -28,7 +28,6 @@ from ..native.library import load
 from ..native.program import warn
 from ..native.world import world
 from ..parallel.forward import is_parallel
-from ..parallel.participation import calling
 from ..parallel.shards import Shards
 
 
@@ -214,7 +213,7 @@ class _Run:
                 self._collect(False)
 
         try:
-            with calling(self._layers, shards.contexts):
+            with restricted(self._layers, shards.contexts):
                 self._devices.map_first(call, shards.arguments)
         finally:
             self._collect(False)

@@ -3,6 +3,7 @@
 import collections
 import copy
 
+import gluon_syncbn
 from gluon_syncbn import (
     allow_plain_loop,
     check_replicas,
@@ -50,6 +51,25 @@ def test_every_batch_size_trains_and_predicts_like_one_device(mode):
     y = parallel(x)
     assert y.context == mx.cpu(0)
     assert_same([y.asnumpy()], [plain(x).asnumpy()])
+
+
+def test_devices_without_a_row_get_statistics_beside_a_failure():
+    norms, divisors = [nn.BatchNorm(in_channels=1) for _ in range(2)], [0, 1]
+    net = nn.Sequential()
+    net.add(norms[0], nn.Lambda(lambda x: x / divisors[-1]), norms[1])
+    net = make_parallel(net, cpus(3), nonfinite="raise")
+    net.initialize()
+    x = nd.array([[1.0], [5.0]])
+    with autograd.train_mode():
+        net(x).wait_to_read()
+        divisors.pop()
+        with pytest.raises(mx.MXNetError, match="not finite"):
+            net(x).wait_to_read()
+    gluon_syncbn.recover()
+    means = [
+        [mean.asnumpy().item() for mean in n.running_mean.list_data()] for n in norms
+    ]
+    assert means == [pytest.approx([0.57] * 3), pytest.approx([0] * 3, abs=1e-6)]
 
 
 def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
