@@ -95,7 +95,7 @@ _SIGNATURES = {
     "gluon_syncbn_set_participants": (Status, [Text, Text]),
     "gluon_syncbn_set_locator": (None, [_pointer]),
     "gluon_syncbn_tell_where": (None, [Text]),
-    "gluon_syncbn_wait_seconds": (_double, [Text]),
+    "gluon_syncbn_wait_seconds": (_double, [Text, Text]),
     "gluon_syncbn_longest_wait": (_double, []),
     "gluon_syncbn_single_value": (Text, []),
     "gluon_syncbn_note_time": (None, [_pointer, _pointer]),

@@ -137,9 +137,11 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* d
   });
 }
 
-// Seconds that devices have waited for others in this layer, summed over devices.
-SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key) {
-  return CatchAll(0.0, [&] { return LayerOf(key)->group.WaitSeconds(); });
+// Seconds that `device`, such as "cpu(0)", has waited for others in this layer.
+SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* device) {
+  return CatchAll(0.0, [&] {
+    return LayerOf(key)->group.WaitSeconds(*syncbn::ParseDevices(device).begin());
+  });
 }
 
 // Seconds that the longest wait of a device has lasted.
