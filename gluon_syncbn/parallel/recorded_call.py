@@ -28,6 +28,7 @@ from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.library import broadcast_add, to_context
 from ..mxnet_private.parameters import data_of
 from ..native import failures
+from ..native.steps import alive
 from .gradients import differentiate
 from .shards import Shards, join
 
@@ -66,17 +67,11 @@ def calls_before(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     """
     names, found = graphs.names_behind(heads), []
     _check_results(heads, names)
-    for call in reversed(_alive()):
+    for call in reversed(alive(_calls)):
         if call.lifetime_anchor in names:
             found.append(call)
             names |= graphs.names_behind(call.inputs)
     return found, names
-
-
-def _alive():
-    """Return all calls in order; another thread may change the dictionary."""
-    calls = [reference() for reference in _calls.valuerefs()]
-    return [call for call in calls if call is not None]
 
 
 def _check_results(heads, names):
@@ -268,7 +263,7 @@ def without_twins(output: Any) -> Any:
 
 def _holder_of(names, net):
     """Return in words what holds an array that depends on one of some variables."""
-    if not all(names.isdisjoint(call.cut_leaves) for call in _alive()):
+    if not all(names.isdisjoint(call.cut_leaves) for call in alive(_calls)):
         return "the result of a net that is parallel over other devices"
     for block in blocks_of(net):
         for attribute, value in vars(block).items():
