@@ -292,8 +292,9 @@ def _lengths(lists):
     expected = "a list with an element for each context"
     for position, elements in enumerate(lists):
         # An array without axes has no length.
-        types = () if getattr(elements, "shape", None) == () else _LISTS
-        check_type(f"list {position}", elements, types, expected)
+        has_length = getattr(elements, "shape", None) != ()
+        if not (has_length and isinstance(elements, _LISTS)):
+            check_type(f"list {position}", elements, (), expected)
     return list(map(len, lists))
 
 
@@ -314,7 +315,8 @@ def split(
 ) -> list[mx.nd.NDArray]:
     """The rows (begin, end) of a batch on each of `contexts`, as `bounds` says."""
     shards, index = [], [slice(None)] * batch.ndim
-    with autograd.pause():
+    is_recording = autograd.set_recording(False)
+    try:
         for context, (begin, end) in zip(contexts, bounds):
             index[batch_axis] = slice(begin, end)
             shard = batch[tuple(index)]
@@ -322,6 +324,8 @@ def split(
                 shards.append(to_context(shard, context))
             else:
                 shards.append(array_of(shard, context))
+    finally:
+        autograd.set_recording(is_recording)
     return shards
 
 

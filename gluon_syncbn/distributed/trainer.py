@@ -170,7 +170,7 @@ class Trainer(mx.gluon.Trainer):
         if ignore_stale_grad:
             for parameter in self._fresh:
                 for data in data_of(parameter):
-                    mark_fresh(data)
+                    mark_fresh([data])
         self._fresh = []
         super()._update(ignore_stale_grad)
 

@@ -41,9 +41,13 @@ def children_of(block: mx.gluon.Block) -> dict:
 
 def blocks_of(net: mx.gluon.Block) -> list:
     """Return the blocks of a net without duplicates, children first."""
-    blocks: dict = {}
-    net.apply(lambda block: blocks.setdefault(block))
-    return list(blocks)
+    found, pending = [], [net]
+    while pending:
+        block = pending.pop()
+        found.append(block)
+        children = block._children.values()
+        pending.extend([child() for child in children] if IS_GLUON_2 else children)
+    return list(dict.fromkeys(reversed(found)))
 
 
 def name_of(block: mx.gluon.Block) -> str:

@@ -33,6 +33,9 @@ class Here(threading.local):
     recovery = -1  # the number of the latest one at this thread's latest `check_thread`
     was_told = False  # by that, of another thread's recovery
 
+    def __reduce__(self) -> str:  # a copy of a net has the same threads
+        return "here"
+
 
 here = Here()
 _turns: Any = collections.defaultdict(threading.RLock)  # by process
@@ -103,7 +106,7 @@ def get_timeout() -> float:
 
 def bound() -> float:
     """Return the timeout in seconds, as Python's locks take it."""
-    return min(get_timeout(), threading.TIMEOUT_MAX)
+    return min(load().gluon_syncbn_timeout(), threading.TIMEOUT_MAX)
 
 
 def failure() -> str:

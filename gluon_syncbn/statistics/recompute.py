@@ -197,7 +197,8 @@ class _Run:
             batch = [batch]
         contexts = self._devices.contexts
         if len(contexts) > 1:
-            return Shards.split(batch, contexts, self._axis)
+            leaves = flatten(batch)
+            return Shards.split(batch, leaves, contexts, self._axis)
         # One device accepts inputs of any type, and any number of rows except 0.
         leaves = [_moved(leaf, contexts[0]) for leaf in flatten(list(batch))]
         return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)

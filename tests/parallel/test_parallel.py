@@ -2,6 +2,8 @@
 
 import collections
 import copy
+import sys
+from pathlib import Path
 
 import gluon_syncbn
 from gluon_syncbn import (
@@ -70,6 +72,53 @@ def test_devices_without_a_row_get_statistics_beside_a_failure():
         [mean.asnumpy().item() for mean in n.running_mean.list_data()] for n in norms
     ]
     assert means == [pytest.approx([0.57] * 3), pytest.approx([0] * 3, abs=1e-6)]
+
+
+def functions_called(devices, call):
+    """Return the names of our functions that a call enters, in all threads."""
+    folder, frames = str(Path(gluon_syncbn.__file__).parent), {}
+
+    def note(frame, event, _):
+        # A generator's frame is entered several times, a comprehension's not always.
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(folder):
+            if code.co_name not in COMPREHENSIONS:
+                frames[id(frame)] = frame, code.co_name
+
+    devices.map(lambda: sys.setprofile(note))
+    frames.clear()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    names = [name for _, name in frames.values()]
+    devices.map(lambda: sys.setprofile(None))
+    return names
+
+
+COMPREHENSIONS = "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"
+
+
+def test_a_step_enters_few_functions():
+    """Three layers on two contexts; Gluon looks each parameter up on each context."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
+    net = make_parallel(net, cpus(2))
+    net.initialize()
+    net.hybridize()
+    x, losses = nd.random.normal(shape=(6, 3)), []
+
+    def forward():
+        with autograd.record():
+            losses.append((net(x) ** 2).mean())
+
+    for _ in range(2):
+        forward()
+        losses[-1].backward()
+    assert len(functions_called(net.devices, forward)) <= 145
+    assert len(functions_called(net.devices, losses[-1].backward)) <= 90
+    mx.nd.waitall()
 
 
 def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():
