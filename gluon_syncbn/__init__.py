@@ -14,7 +14,7 @@ from .layer.convert import (
     revert_sync_batchnorm,
 )
 from .native.failures import get_timeout, recover, set_timeout
-from .native.library import features, keep_freed_memory
+from .native.library import features
 from .parallel.net import make_parallel, revert_parallel
 from .parallel.plain_loop import allow_plain_loop
 from .statistics.recompute import recompute_statistics
@@ -36,7 +36,6 @@ __all__ = [
     "freeze_statistics",
     "get_timeout",
     "gluoncv",
-    "keep_freed_memory",
     "make_parallel",
     "recompute_statistics",
     "recover",

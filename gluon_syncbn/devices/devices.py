@@ -208,12 +208,13 @@ class Devices:
         """
         check_callable("function", function)
         lengths = set(_lengths(lists))
-        if len(lengths) > 1 or max(lengths, default=0) > len(self):
+        if len(lengths) > 1 or max(lengths, default=0) > len(self.contexts):
             raise ValueError(
                 f"lists have lengths {comma_list(sorted(lengths))}, expected "
                 f"equal ones, at most {len(self)}"
             )
-        is_nested = inside_map()  # then it is the turn of who called the outer one
+        # In a nested call it is the turn of who called the outer one.
+        is_nested = bool(failures.here.contexts)
         with DeferredSignals() as section:
             with nullcontext() if is_nested else self._turn(section):
                 call = _under_flags(function, self.contexts, _caller_seed(is_nested))
@@ -230,7 +231,8 @@ class Devices:
         """In the ``with`` block no other thread of the process calls `map`."""
         turn, bound = failures.turn(), failures.bound()
         try:
-            if not section.wait(0, turn.acquire, True, bound):
+            is_free = turn.acquire(False)
+            if not (is_free or section.wait(0, turn.acquire, True, bound)):
                 raise mx.MXNetError(
                     f"waited {failures.get_timeout():g} s for the map of another thread"
                 )

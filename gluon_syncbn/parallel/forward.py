@@ -134,8 +134,8 @@ class ParallelForward(ReplacedForward):
         shards = Shards.split(args, leaves, contexts, self.batch_axis)
         form_of_call = form_of_arguments(args, leaves, self.batch_axis)
         known = self._forms[form_of_call, autograd.is_training()]
-        expected = None
-        if shards.is_even and not known:
+        expected, is_even = None, shards.is_even
+        if is_even and not known:
             expected = self._form_of_other_rows(args, shards, parameters)
 
         def check(outputs, leaves):
@@ -144,7 +144,7 @@ class ParallelForward(ReplacedForward):
             if len(shards.contexts) > 1:
                 form = common_form(outputs, leaves, shards)
                 known_form = structure(form)
-                if shards.is_even and known_form not in known:
+                if is_even and known_form not in known:
                     found = expected
                     if found != form:  # the net has changed, or chooses by itself
                         found = self._form_of_other_rows(args, shards, parameters)

@@ -13,7 +13,6 @@
 #include "collective/processes/communicator.h"
 #include "core/c_interface.h"
 #include "core/error.h"
-#include "core/freed_memory.h"
 #include "core/parallel_for.h"
 #include "core/program.h"
 #include "kernels/cpu/passes.h"
@@ -218,7 +217,5 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) {
   return SYNCBN_CUDA_MISSING;
 #endif
 }
-
-SYNCBN_EXPORT(int, gluon_syncbn_keep_freed_memory) { return syncbn::KeepFreedMemory() ? 1 : 0; }
 
 SYNCBN_EXPORT(int, gluon_syncbn_num_threads) { return syncbn::NumThreads(); }
