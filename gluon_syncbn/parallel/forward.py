@@ -119,12 +119,12 @@ class ParallelForward(ReplacedForward):
         count_blocks_for(self)
 
     def __call__(self, *args: Any) -> Any:
-        contexts = self.devices.contexts
-        if inside_map(contexts) or self._is_traced(args):
+        contexts, leaves = self.devices.contexts, flatten(args)
+        if inside_map(contexts) or self._is_traced(leaves):
             if autograd.is_recording():  # each device's backward writes its part
                 replicas.note_parts(list(self._adopted))
             return self.own(*args)
-        parameters, leaves = self.parameters(), flatten(args)
+        parameters = self.parameters()
         if autograd.is_recording():
             self._check_whole_batch(leaves)
         if autograd.is_training() and self._settings:
@@ -201,9 +201,9 @@ class ParallelForward(ReplacedForward):
             )
         return "make_parallel(..., reset_ctx=True) moves a net"
 
-    def _is_traced(self, args):
+    def _is_traced(self, leaves):
         """Return True if a call is part of a graph; raise if that cannot train."""
-        if not is_traced(args):
+        if not is_traced(leaves):
             return False
         trace = current_trace()
         if trace and trace.is_hybridized and autograd.is_training():

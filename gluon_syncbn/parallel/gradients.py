@@ -124,7 +124,7 @@ class ParameterGradients:
         set_summed((parameter for parameter, *_ in summed), True)
 
 
-def differentiate(
+def write_gradients(
     heads: Sequence, gradients: Sequence, variables: Sequence, train_mode: bool
 ) -> list[Any]:
     """Write a graph's gradients; return those of `variables`, zeros without any.

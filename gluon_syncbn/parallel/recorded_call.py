@@ -28,7 +28,7 @@ from ..mxnet_private.library import broadcast_add, to_context
 from ..mxnet_private.parameters import data_of
 from ..native import failures
 from ..native.steps import alive
-from .gradients import differentiate
+from .gradients import write_gradients
 from .shards import Shards, join
 
 _calls = weakref.WeakValueDictionary()  # in order, by the name of the lifetime anchor
@@ -221,7 +221,7 @@ class RecordedCall:
                 return [], [mx.nd.zeros_like(x.as_nd_ndarray()) for x in inputs]
             dys = [to_context(cut_gradients[names[k]], context) for k in reached]
             with adding([context]):
-                dxs = differentiate(heads, dys, inputs, train_mode)
+                dxs = write_gradients(heads, dys, inputs, train_mode)
             # Another call may have the same shards, and write to their gradients.
             return heads, [dx.copy() for dx in dxs]
 
