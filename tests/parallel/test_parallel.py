@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import gc
 import sys
 from pathlib import Path
 
@@ -86,12 +87,15 @@ def functions_called(devices, call):
                 frames[id(frame)] = frame, code.co_name
 
     devices.map(lambda: sys.setprofile(note))
+    gc.collect()  # what is left of other nets would call the library
+    gc.disable()
     frames.clear()
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     names = [name for _, name in frames.values()]
     devices.map(lambda: sys.setprofile(None))
     return names
