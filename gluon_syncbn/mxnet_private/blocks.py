@@ -15,6 +15,7 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
 from ..common.mxnet_version import IS_GLUON_2
+from ..common.nested import flatten
 
 try:
     from mxnet import _deferred_compute as deferred_compute  # Gluon 2 only
@@ -136,7 +137,7 @@ def forget_graphs_with(parameters: Iterable) -> None:
 
 
 def is_traced(leaves: Iterable) -> bool:
-    """Return True if a call with these arguments becomes a part of a graph."""
+    """Return True if a call with these arguments is being traced."""
     if IS_GLUON_2:
         return deferred_compute.is_deferred_compute()
     return any(isinstance(leaf, mx.sym.Symbol) for leaf in leaves)
