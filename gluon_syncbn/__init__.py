@@ -13,14 +13,13 @@ from .layer.convert import (
     freeze_statistics,
     revert_sync_batchnorm,
 )
-from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
-from .native.library import features, keep_freed_memory
+from .native.library import features
 from .parallel.net import make_parallel, revert_parallel
-from .parallel.participation import participating
 from .parallel.plain_loop import allow_plain_loop
 from .statistics.recompute import recompute_statistics
 from .tools.contexts import available_contexts
+from .tools.monitor import Monitor
 from .tools.replicas import check_replicas
 
 __all__ = [
@@ -37,9 +36,7 @@ __all__ = [
     "freeze_statistics",
     "get_timeout",
     "gluoncv",
-    "keep_freed_memory",
     "make_parallel",
-    "participating",
     "recompute_statistics",
     "recover",
     "revert_parallel",

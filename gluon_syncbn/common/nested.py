@@ -10,11 +10,16 @@ import mxnet as mx
 
 def flatten(value: Any) -> list:
     """Return the leaves of nested lists, tuples and dicts in order."""
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in flatten(item)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in flatten(item)]
-    return [value]
+    leaves, pending = [], [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending.extend(reversed(list(item.values())))
+        elif isinstance(item, (list, tuple)):
+            pending.extend(reversed(item))
+        else:
+            leaves.append(item)
+    return leaves
 
 
 def arrays_in(value: Any) -> list[mx.nd.NDArray]:
@@ -24,12 +29,15 @@ def arrays_in(value: Any) -> list[mx.nd.NDArray]:
 
 def rebuild(value: Any, leaves: Iterator) -> Any:
     """Return `value` with its leaves replaced by the items of `leaves`."""
+    if not isinstance(value, (dict, list, tuple)):
+        return next(leaves)
+    items = [
+        rebuild(item, leaves) if isinstance(item, (dict, list, tuple)) else next(leaves)
+        for item in (value.values() if isinstance(value, dict) else value)
+    ]
     if isinstance(value, dict):
         rebuilt = copy.copy(value)
-        rebuilt.update((key, rebuild(item, leaves)) for key, item in value.items())
+        rebuilt.update(zip(value, items))
         return rebuilt
-    if isinstance(value, (list, tuple)):
-        items = [rebuild(item, leaves) for item in value]
-        # The constructor of a named tuple takes each field as an argument.
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return next(leaves)
+    # The constructor of a named tuple takes each field as an argument.
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -7,9 +7,10 @@ pushing work is quick.
 
 from __future__ import annotations
 
+import math
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -30,8 +31,10 @@ from ..common.shares import share_bounds
 from ..mxnet_private import seeds
 from ..mxnet_private.graphs import DTYPES
 from ..mxnet_private.library import array_of, to_context
+from ..mxnet_private.parameters import data_of
 from ..native import failures
-from ..native.interrupts import DeferredSignals
+from ..native.interrupts import ALL_WAIT, DeferredSignals
+from ..native.library import load
 from .workers import Workers
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
@@ -141,9 +144,8 @@ class Devices:
         if rows < count:
             raise ValueError(
                 f"batch has {pluralize(rows, 'row')} along axis {batch_axis}, expected "
-                f"at least one for each of the {pluralize(count, 'context')}; "
-                "make_parallel takes any number, and participating names the contexts "
-                "that have a row"
+                f"at least one for each of the {pluralize(count, 'context')}. "
+                "A net of make_parallel takes any number of rows."
             )
         return split(batch, self.contexts, batch_axis, share_bounds(rows, count))
 
@@ -188,10 +190,7 @@ class Devices:
         """
         for position, length in enumerate(_lengths(lists)):
             if length != len(self):
-                cure = (
-                    "; make_parallel takes batches with fewer rows than contexts, and "
-                    "participating names contexts that have a shard"
-                )
+                cure = ". A net of make_parallel takes batches with fewer rows."
                 raise ValueError(
                     f"list {position} has {pluralize(length, 'element')}, expected one "
                     f"for each of the {pluralize(len(self), 'context')}"
@@ -209,12 +208,13 @@ class Devices:
         """
         check_callable("function", function)
         lengths = set(_lengths(lists))
-        if len(lengths) > 1 or max(lengths, default=0) > len(self):
+        if len(lengths) > 1 or max(lengths, default=0) > len(self.contexts):
             raise ValueError(
                 f"lists have lengths {comma_list(sorted(lengths))}, expected "
                 f"equal ones, at most {len(self)}"
             )
-        is_nested = inside_map()  # then it is the turn of who called the outer one
+        # In a nested call it is the turn of who called the outer one.
+        is_nested = bool(failures.here.contexts)
         with DeferredSignals() as section:
             with nullcontext() if is_nested else self._turn(section):
                 call = _under_flags(function, self.contexts, _caller_seed(is_nested))
@@ -231,7 +231,8 @@ class Devices:
         """In the ``with`` block no other thread of the process calls `map`."""
         turn, bound = failures.turn(), failures.bound()
         try:
-            if not section.wait(0, turn.acquire, True, bound):
+            is_free = turn.acquire(False)
+            if not (is_free or section.wait(0, turn.acquire, True, bound)):
                 raise mx.MXNetError(
                     f"waited {failures.get_timeout():g} s for the map of another thread"
                 )
@@ -293,8 +294,9 @@ def _lengths(lists):
     expected = "a list with an element for each context"
     for position, elements in enumerate(lists):
         # An array without axes has no length.
-        types = () if getattr(elements, "shape", None) == () else _LISTS
-        check_type(f"list {position}", elements, types, expected)
+        has_length = getattr(elements, "shape", None) != ()
+        if not (has_length and isinstance(elements, _LISTS)):
+            check_type(f"list {position}", elements, (), expected)
     return list(map(len, lists))
 
 
@@ -315,7 +317,8 @@ def split(
 ) -> list[mx.nd.NDArray]:
     """The rows (begin, end) of a batch on each of `contexts`, as `bounds` says."""
     shards, index = [], [slice(None)] * batch.ndim
-    with autograd.pause():
+    is_recording = autograd.set_recording(False)
+    try:
         for context, (begin, end) in zip(contexts, bounds):
             index[batch_axis] = slice(begin, end)
             shard = batch[tuple(index)]
@@ -323,7 +326,56 @@ def split(
                 shards.append(to_context(shard, context))
             else:
                 shards.append(array_of(shard, context))
+    finally:
+        autograd.set_recording(is_recording)
     return shards
+
+
+@contextmanager
+def restricted(
+    layers: Sequence, contexts: Sequence[mx.Context], copies_statistics: bool = False
+) -> Iterator[None]:
+    """Let SyncBatchNorm layers wait for these contexts only, in training.
+
+    For a batch with fewer rows than contexts. With `copies_statistics` the other
+    contexts get the running statistics of the first one at the end. Backward may follow
+    later: it waits for the contexts of its forward call.
+
+    Waits for all pending work at the beginning and at the end, because a device that is
+    still busy with an earlier step belongs to the devices of that step.
+    """
+    # An exception of a handler would come between two layers, or before the first line
+    # of __exit__. A second Ctrl-C reaches the block, and the first one its maps.
+    with DeferredSignals() as section:
+        try:
+            mx.nd.waitall()
+            for layer in layers:
+                _set_participants(layer, contexts)
+            section.limits = 1, math.inf
+            yield
+        finally:
+            section.limits = ALL_WAIT
+            try:
+                mx.nd.waitall()
+            finally:
+                # After a failure too: other layers may have finished their step.
+                for layer in layers:
+                    _set_participants(layer, [])
+                    if copies_statistics:
+                        _copy_running_statistics(layer, contexts)
+
+
+def _set_participants(layer, contexts):
+    load().gluon_syncbn_set_participants(layer.key, " ".join(map(str, contexts)))
+
+
+def _copy_running_statistics(layer, contexts):
+    """Copy the first context's running statistics to all but `contexts`."""
+    for parameter in (layer.running_mean, layer.running_var):
+        for data in data_of(parameter):  # none, if the net has no shapes yet
+            if data.context not in contexts:
+                with autograd.pause():
+                    parameter.data(contexts[0]).copyto(data)
 
 
 def _caller_seed(is_nested):

@@ -70,7 +70,8 @@ class Worker:
         if own is self._calls:
             return function(*arguments)
         result: Future = Future()
-        if self.is_idle(0):
+        outermost = self._outermost()
+        if outermost is None or outermost.done():
             self._outermost = weakref.ref(result)
         self._calls.put((result, function, arguments))
         try:

@@ -60,7 +60,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
         distributed.broadcast_parameters(net)
         assert (net.weight.data() == 0).asnumpy().all()
     """
-    parameters = parameters_of(net)
+    parameters = check_parameters(net)
     if not 0 <= check_int("root", root) < world().size:
         raise ValueError(f"root must be a rank below {world().size}, got {root}")
     wait_seconds(timeout)
@@ -83,7 +83,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
             )
 
 
-def parameters_of(net: Any) -> list:
+def check_parameters(net: Any) -> list:
     """Return the parameters of a net, ParameterDict or list as a list in order."""
     found = net.collect_params() if isinstance(net, Block) else net
     found = list(found.values()) if hasattr(found, "values") else found
@@ -126,7 +126,7 @@ def check_equal(
 def _description(net):
     """Return the lines of text that must be equal on all ranks, in equal order."""
     if not isinstance(net, Block):
-        return [_words(parameter) for parameter in parameters_of(net)]
+        return [_words(parameter) for parameter in check_parameters(net)]
     found = parameters_by_place(net)
     lines = [f"{_words(parameter)} at {place}" for place, parameter in found.items()]
     return lines + list(_layers(net, ""))

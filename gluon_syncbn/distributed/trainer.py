@@ -26,7 +26,7 @@ from ..mxnet_private.trainers import copy_first
 from ..native.world import world
 from .gradients import sum_in_place
 from .meeting import total
-from .parameters import broadcast_parameters, check_equal, parameters_of
+from .parameters import broadcast_parameters, check_equal, check_parameters
 
 _trainer_numbers = itertools.count(1)  # ordered by construction
 
@@ -86,7 +86,7 @@ class Trainer(mx.gluon.Trainer):
         check_type("optimizer", optimizer, names, "a name or mxnet.optimizer.Optimizer")
         dicts = dict, type(None)
         check_type("optimizer_params", optimizer_params, dicts, "a dict or None")
-        parameters = parameters_of(net)
+        parameters = check_parameters(net)
         if not parameters:
             raise ValueError(
                 f"net must have at least one parameter, got {short_repr(net)}"
@@ -170,7 +170,7 @@ class Trainer(mx.gluon.Trainer):
         if ignore_stale_grad:
             for parameter in self._fresh:
                 for data in data_of(parameter):
-                    mark_fresh(data)
+                    mark_fresh([data])
         self._fresh = []
         super()._update(ignore_stale_grad)
 

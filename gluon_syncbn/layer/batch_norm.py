@@ -227,7 +227,7 @@ class SyncBatchNorm(nn.BatchNorm):
 
     def forward(self, x: Any, mask: Any = None) -> Any:
         """Checks what is known before it runs, then calls or traces the layer."""
-        is_graph = is_traced(x)
+        is_graph = is_traced([x])
         is_frozen = self._kwargs["use_global_stats"]
         self._sync.use(self._reg_params.values(), bool(is_frozen))
         # A symbol that is not traced for a call belongs to no context.
@@ -309,7 +309,7 @@ class SyncBatchNorm(nn.BatchNorm):
     def _synchronized_forward(self, F, operands, rows):
         """The operator and what it needs around it; `rows` are those of a mask."""
         x, *parameters = operands
-        is_graph, node = is_traced(x), {"layer_key": self.key}
+        is_graph, node = is_traced([x]), {"layer_key": self.key}
         self._sync.update(self.contexts(), self._kwargs)
         if rows is not None:
             parameters.insert(2, rows.count(x))

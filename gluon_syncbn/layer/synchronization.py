@@ -163,7 +163,6 @@ class Synchronization:
 
     def check_thread(self, contexts: Sequence) -> None:
         """Warn of a call that will wait in vain for the other CPU contexts."""
-        contexts = list(here.participants) or contexts
         is_main = threading.current_thread() is threading.main_thread()
         is_loop = is_main and not here.contexts and self.settings.num_devices != 1
         on_cpus = all(context.device_type == "cpu" for context in contexts)

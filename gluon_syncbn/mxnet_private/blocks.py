@@ -41,9 +41,13 @@ def children_of(block: mx.gluon.Block) -> dict:
 
 def blocks_of(net: mx.gluon.Block) -> list:
     """Return the blocks of a net without duplicates, children first."""
-    blocks: dict = {}
-    net.apply(lambda block: blocks.setdefault(block))
-    return list(blocks)
+    found, pending = [], [net]
+    while pending:
+        block = pending.pop()
+        found.append(block)
+        children = block._children.values()
+        pending.extend([child() for child in children] if IS_GLUON_2 else children)
+    return list(dict.fromkeys(reversed(found)))
 
 
 def name_of(block: mx.gluon.Block) -> str:
@@ -132,11 +136,11 @@ def forget_graphs_with(parameters: Iterable) -> None:
                 forget_graph(block)
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(leaves: Iterable) -> bool:
     """Return True if a call with these arguments is being traced."""
     if IS_GLUON_2:
         return deferred_compute.is_deferred_compute()
-    return any(isinstance(leaf, mx.sym.Symbol) for leaf in flatten(value))
+    return any(isinstance(leaf, mx.sym.Symbol) for leaf in leaves)
 
 
 def call_with_parameters(block: mx.gluon.HybridBlock, *inputs: Any) -> Any:

@@ -30,26 +30,20 @@ DTYPES = {  # names of MXNet's dtypes by NumPy type; MXNet publishes no list
 # recorded.
 
 
-def is_recorded(array: Any) -> bool:
-    """Return True if `array` is the result of a recorded operator, or a variable."""
-    return _symbol(array) is not None
+def names_of(arrays: Iterable) -> list[str | None]:
+    """Return the name of each array's node; None where nothing is recorded."""
+    return [None if s is None else s.name for s in _symbols(arrays)]
 
 
-def name_of(array: Any) -> str | None:
-    """Return the name of an array's node; None if nothing is recorded."""
-    symbol = _symbol(array)
-    return None if symbol is None else symbol.name
-
-
-def entry_of(array: Any) -> str | None:
-    """Return the unique name of an operator's output; None if nothing is recorded."""
-    symbol = _symbol(array)
-    return None if symbol is None else symbol.list_outputs()[0]
+def entries_of(arrays: Iterable) -> list[str | None]:
+    """Return the unique name of each output; None where nothing is recorded."""
+    symbols = _symbols(arrays)
+    return [None if s is None else s.list_outputs()[0] for s in symbols]
 
 
 def names_behind(arrays: Iterable) -> set[str]:
     """Return the names of all variables that some arrays depend on."""
-    symbols = symbols_of(arrays)
+    symbols = [symbol for symbol in _symbols(arrays) if symbol is not None]
     return set(mx.sym.Group(symbols).list_arguments()) if symbols else set()
 
 
@@ -69,7 +63,8 @@ def operators_behind(arrays: Iterable) -> list[int]:
 
 def next_operator() -> int:
     """Record an operator and return its number."""
-    return operators_behind([_identity(_marked("null", mx.cpu()))])[0]
+    (symbol,) = _symbols([_identity(_marked("null", mx.cpu()))])
+    return int(symbol.name.split("_")[1])
 
 
 @functools.lru_cache(maxsize=None)
@@ -85,16 +80,19 @@ _OPERATOR = re.compile(r"node_(\d+)")
 
 def symbols_of(arrays: Iterable) -> list[mx.sym.Symbol]:
     """Return the recorded graphs of the arrays that have one."""
-    return [symbol for symbol in map(_symbol, arrays) if symbol is not None]
+    return [symbol for symbol in _symbols(arrays) if symbol is not None]
 
 
-def _symbol(array):
-    symbol = ctypes.c_void_p()
-    if not isinstance(array, mx.nd.NDArray):
-        return None
-    if _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(symbol)) != 0:
-        return None
-    return mx.sym.Symbol(symbol)
+def _symbols(arrays):
+    """Return each array's recorded graph, or None."""
+    symbols = []
+    for array in arrays:
+        symbol = ctypes.c_void_p()
+        is_recorded = isinstance(array, mx.nd.NDArray) and (
+            _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(symbol)) == 0
+        )
+        symbols.append(mx.sym.Symbol(symbol) if is_recorded else None)
+    return symbols
 
 
 # ---- Blocks of `autograd.record()`. Autograd has no public identity of the open block.
@@ -226,8 +224,11 @@ def drop(heads: Sequence) -> None:
     head only, so it runs no operator of the graphs.
     """
     variable = _marked("write", heads[0].context)
-    with autograd.record():
+    was_recording = autograd.set_recording(True)
+    try:
         heads = [*heads, _identity(variable)]
+    finally:
+        autograd.set_recording(was_recording)
     differentiate(heads, heads, [variable], False, True)
 
 

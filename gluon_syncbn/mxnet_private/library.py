@@ -90,6 +90,17 @@ def array_of(values: np.ndarray, context: mx.Context) -> mx.nd.NDArray:
     return mx.nd.array(values, context, values.dtype)
 
 
+def sum_into_first(lists: Sequence[Sequence]) -> None:
+    """Add the dense arrays of each list, on several contexts, to its first one."""
+    for first, *others in lists:
+        total, copies = first.as_nd_ndarray(), []
+        for array in others:
+            copy = mx.nd.empty(array.shape, first.context, array.dtype)
+            copies.append(_copyto(array.as_nd_ndarray(), out=copy))
+        if copies:
+            add_n(total, *copies, out=total)
+
+
 def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
     """Return a copy on another context, or the array itself if it is there."""
     if array.context == context:

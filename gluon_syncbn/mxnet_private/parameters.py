@@ -93,9 +93,26 @@ def when_initialized(parameter: Any, act: Callable[[], None]) -> None:
     parameter._init_impl = initialize_and_act
 
 
-def mark_fresh(data: mx.nd.NDArray, fresh: bool = True) -> None:
+def mark_fresh(arrays: Iterable[mx.nd.NDArray], fresh: bool = True) -> None:
     """Set the mark that `is_fresh` reads."""
-    data._fresh_grad = fresh
+    for data in arrays:
+        data._fresh_grad = fresh
+
+
+def with_gradients(parameters: Iterable) -> list[tuple[Any, list]]:
+    """Return the parameters that have gradients, each with its (data, gradient)s."""
+    return [(p, list(zip(p._data, p._grad))) for p in parameters if p._data and p._grad]
+
+
+def not_adopted(parameters: Iterable, arrays: dict) -> list:
+    """Return the parameters without a mark, or with other arrays than in `arrays`."""
+    return [
+        parameter
+        for parameter in parameters
+        if parameter._data is None
+        or arrays.get(parameter) is not parameter._data
+        or not hasattr(parameter, "_gluon_syncbn_is_summed")
+    ]
 
 
 def is_parallel(parameter: mx.gluon.Parameter) -> bool:
@@ -108,9 +125,10 @@ def is_summed(parameter: mx.gluon.Parameter) -> bool:
     return getattr(parameter, "_gluon_syncbn_is_summed", False)
 
 
-def set_summed(parameter: mx.gluon.Parameter, summed: bool) -> None:
+def set_summed(parameters: Iterable[mx.gluon.Parameter], summed: bool) -> None:
     """Set what `is_summed` returns, and `is_parallel` to True."""
-    parameter._gluon_syncbn_is_summed = summed
+    for parameter in parameters:
+        parameter._gluon_syncbn_is_summed = summed
 
 
 def unset_parallel(parameter: mx.gluon.Parameter) -> None:
@@ -118,9 +136,12 @@ def unset_parallel(parameter: mx.gluon.Parameter) -> None:
     vars(parameter).pop("_gluon_syncbn_is_summed", None)
 
 
-def lend_data(parameter: mx.gluon.Parameter, is_own_call: Callable[[], bool]) -> None:
-    """Record which array a parameter's method `data` returns to the program."""
-    parameter.data = _LentData(parameter, is_own_call)
+def lend_data(parameter: mx.gluon.Parameter, here: Any) -> None:
+    """Record which array a parameter's method `data` returns to the program.
+
+    `here.contexts` is empty in a call by the program.
+    """
+    parameter.data = _LentData(parameter, here)
 
 
 def keep_data(parameter: mx.gluon.Parameter) -> None:
@@ -143,13 +164,13 @@ def collect_lent(parameters: Iterable) -> None:
 class _LentData:
     """Replacement for a parameter's method `data`."""
 
-    def __init__(self, parameter, is_own_call):
-        self._parameter, self._is_own_call = parameter, is_own_call
+    def __init__(self, parameter, here):
+        self._parameter, self._here = parameter, here
         self.lent = None  # the context of the array that was returned last
 
     def __call__(self, *args, **kwargs):
         array = type(self._parameter).data(self._parameter, *args, **kwargs)
-        if len(data_of(self._parameter)) > 1 and not self._is_own_call():
+        if not self._here.contexts and len(self._parameter._data) > 1:
             self.lent = array.context
         return array
 

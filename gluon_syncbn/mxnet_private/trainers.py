@@ -114,7 +114,7 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
         if not is_fresh(first):  # MXNet clears the mark of what it updates
             copy_first([first, *others])
             for other in others:
-                mark_fresh(other, False)
+                mark_fresh([other], False)
 
 
 def share_states(trainer: mx.gluon.Trainer) -> None:

@@ -29,10 +29,12 @@ latest_recovery = 0, 0, ""  # its number, its thread, and its reason
 class Here(threading.local):
     """State of the calling thread."""
 
-    participants: Sequence = ()  # the contexts of `participating`
     contexts: Sequence = ()  # those of the innermost map that this thread works for
     recovery = -1  # the number of the latest one at this thread's latest `check_thread`
     was_told = False  # by that, of another thread's recovery
+
+    def __reduce__(self) -> str:  # a copy of a net has the same threads
+        return "here"
 
 
 here = Here()
@@ -104,7 +106,7 @@ def get_timeout() -> float:
 
 def bound() -> float:
     """Return the timeout in seconds, as Python's locks take it."""
-    return min(get_timeout(), threading.TIMEOUT_MAX)
+    return min(load().gluon_syncbn_timeout(), threading.TIMEOUT_MAX)
 
 
 def failure() -> str:

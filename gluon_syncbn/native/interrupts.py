@@ -63,7 +63,8 @@ class DeferredSignals:
             try:
                 self._put_back()  # a handler may have raised during the first attempt
             finally:
-                _call_all(self._noted)
+                if self._noted:
+                    _call_all(self._noted)
 
     def _put_back(self):
         for number, handler in self._former.items():
@@ -79,7 +80,8 @@ class DeferredSignals:
         former = self.limits
         try:
             self.limits = patience, 0
-            self._call_due()
+            if self._noted:
+                self._call_due()
             return function(*arguments)
         finally:
             self.limits = former

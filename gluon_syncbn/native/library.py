@@ -95,7 +95,7 @@ _SIGNATURES = {
     "gluon_syncbn_set_participants": (Status, [Text, Text]),
     "gluon_syncbn_set_locator": (None, [_pointer]),
     "gluon_syncbn_tell_where": (None, [Text]),
-    "gluon_syncbn_wait_seconds": (_double, [Text]),
+    "gluon_syncbn_wait_seconds": (_double, [Text, Text]),
     "gluon_syncbn_longest_wait": (_double, []),
     "gluon_syncbn_single_value": (Text, []),
     "gluon_syncbn_note_time": (None, [_pointer, _pointer]),
@@ -108,7 +108,6 @@ _SIGNATURES = {
     "gluon_syncbn_commit": (Text, []),
     "gluon_syncbn_instruction_set": (Text, []),
     "gluon_syncbn_num_threads": (_int, []),
-    "gluon_syncbn_keep_freed_memory": (_int, []),
     "gluon_syncbn_cuda_architectures": (Text, []),
     "gluon_syncbn_cuda_missing": (Text, []),
     "gluon_syncbn_distributed_open": (Status, [_pointer]),
@@ -249,32 +248,3 @@ def features() -> dict[str, Any]:
         "mpi": mpi_path().exists(),
         "library": str(path()),
     }
-
-
-def keep_freed_memory() -> bool:
-    """Makes this process keep the memory that its arrays on CPUs free.
-
-    The layer does this in its first training step on a CPU, so that only steps before
-    that one gain from a call. Outside static graphs (``hybridize(static_alloc=True)``)
-    MXNet takes every array from the system and frees it in each step, and getting 30 MB
-    in fresh pages takes longer than normalizing them. Pages that are kept serve the
-    next step: all CPU operators of such nets get faster, not only this package's. The
-    process stays at its largest size from then on, as it does on GPUs. Forked processes
-    inherit the setting. Arrays of more than 64 MB that one of MXNet's threads allocates
-    are still returned.
-
-    It tells the C library (``mallopt``) to serve all sizes from heaps that never
-    shrink. The environment variable ``GLUON_SYNCBN_KEEP_MEMORY=0`` refuses.
-
-    Returns
-    -------
-    bool
-        Whether freed memory is kept: False if the environment variable is 0, or with a
-        C library other than glibc.
-
-    Examples
-    --------
-    >>> import gluon_syncbn
-    >>> kept = gluon_syncbn.keep_freed_memory()  # before the first step
-    """
-    return bool(load().gluon_syncbn_keep_freed_memory())

@@ -24,7 +24,12 @@ from .world import world
 # By key the layers of the process; they have `name`, `parameters`, `is_alone()` and
 # `is_connected()`.
 layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
-_guarded = weakref.WeakSet()  # trainers
+_guarded: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # trainers, by id
+
+
+def alive(values: weakref.WeakValueDictionary) -> list:
+    """Return the values in order, also while another thread adds some."""
+    return [value for value in (r() for r in values.valuerefs()) if value is not None]
 
 
 def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
@@ -35,21 +40,21 @@ def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
 
 def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Undoes `guard_trainers`, but for what other layers have, too."""
-    kept = {id(p) for layer in _live_layers() for p in layer.parameters}
+    kept = {id(p) for layer in alive(layers) for p in layer.parameters}
     for parameter in parameters:
         if id(parameter) not in kept and not is_parallel(parameter):
             trainers.forget_trainers(parameter)
-    for trainer in list(_guarded):
+    for trainer in alive(_guarded):
         is_needed = any(map(is_parallel, trainers.parameters_of(trainer)))
         if not is_needed and not _layers_of(trainer):
             trainers.unwrap(trainer, _AROUND)
-            _guarded.discard(trainer)
+            _guarded.pop(id(trainer), None)
 
 
 def _guard(trainer):
-    if trainer not in _guarded:
+    if id(trainer) not in _guarded:
         trainers.wrap(trainer, **_AROUND)
-        _guarded.add(trainer)
+        _guarded[id(trainer)] = trainer
     if trainers.has_kvstore(trainer):
         trainers.update_on_devices(trainer)
 
@@ -164,10 +169,4 @@ def _warn_of_shards(trainer):
 
 def _layers_of(trainer):
     own = set(map(id, trainers.parameters_of(trainer)))
-    return [x for x in _live_layers() if own & set(map(id, x.parameters))]
-
-
-def _live_layers():
-    # Another thread may make a layer: only the list of references is made at once.
-    found = [reference() for reference in layers.valuerefs()]
-    return [layer for layer in found if layer is not None]
+    return [x for x in alive(layers) if own & set(map(id, x.parameters))]

@@ -12,7 +12,7 @@ import numpy as np
 from mxnet import autograd
 
 from ..mxnet_private import graphs
-from .gradients import ParameterGradients, differentiate
+from .gradients import ParameterGradients, write_gradients
 from .recorded_call import any_recorded, calls_before
 
 
@@ -43,7 +43,7 @@ def _backward(backward):
     parameters, is_kept = ParameterGradients(calls), False
     try:
         with autograd.pause(), parameters.summed():
-            _write_gradients(calls, leaves, backward, parameters)
+            _follow_calls(calls, leaves, backward, parameters)
         is_kept = backward.retain_graph
         if not is_kept:
             # Graphs may share an array without a gradient, so none is dropped before.
@@ -73,7 +73,7 @@ def _check_head_gradients(backward):
             )
 
 
-def _write_gradients(calls, leaves, backward, parameters):
+def _follow_calls(calls, leaves, backward, parameters):
     """Differentiate the caller's graph for the cut leaves, then call by call.
 
     Where inputs of calls have gradients, the caller's own variables behind them are
@@ -85,7 +85,7 @@ def _write_gradients(calls, leaves, backward, parameters):
         cut_gradients = _gradients_of(leaves, heads, gradients, mode)
     else:
         with parameters.adding():
-            found = differentiate(heads, gradients, list(leaves.values()), mode)
+            found = write_gradients(heads, gradients, list(leaves.values()), mode)
         cut_gradients = dict(zip(leaves, found))
     for call in calls:
         found = call.backward(cut_gradients, parameters.adding, mode)
@@ -98,7 +98,7 @@ def _write_gradients(calls, leaves, backward, parameters):
             heads, gradients = heads + call.inputs, gradients + found
     if has_inputs:
         with parameters.adding():
-            differentiate(heads, gradients, (), mode)
+            write_gradients(heads, gradients, (), mode)
 
 
 def _gradients_of(leaves, heads, gradients, train_mode):

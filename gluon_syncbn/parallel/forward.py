@@ -12,8 +12,8 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..common.arguments import check_block, comma_list, pluralize
-from ..common.nested import arrays_in, flatten, rebuild
-from ..devices.devices import Devices, inside_map
+from ..common.nested import flatten, rebuild
+from ..devices.devices import Devices, inside_map, restricted
 from ..devices.workers import Workers
 from ..layer.convert import convert
 from ..layer.finding import synchronized_layers, unsynchronized_layers
@@ -29,11 +29,15 @@ from ..mxnet_private.blocks import (
     run_forward,
 )
 from ..mxnet_private.graphs import block_number, count_blocks_for
-from ..mxnet_private.parameters import collect_lent, contexts_of
+from ..mxnet_private.parameters import (
+    collect_lent,
+    contexts_of,
+    data_of,
+    not_adopted,
+)
 from ..native import failures
 from . import replicas, warn
 from .backward import replace_backward
-from .participation import calling, participating
 from .recorded_call import RecordedCall, Span, variables_on, without_twins
 from .shards import Shards, common_form, form_of_arguments, join, structure
 
@@ -67,26 +71,31 @@ class ReplacedForward:
         devices: Devices,
         shards: Shards,
         parameters: Sequence,
-        check: Callable = lambda outputs: None,
+        check: Callable = lambda outputs, leaves: None,
     ) -> Any:
         """Run the net on its devices; return its whole outputs, recorded by autograd.
 
-        `check` is called with what the net returned on each device.
+        `check` is called with what the net returned on each device, and its leaves.
         """
         if not autograd.is_recording():
-            outputs = devices.map_first(lambda args: self.own(*args), shards.arguments)
-            check(outputs)
-            columns = zip(*map(flatten, outputs))
-            wholes = (join(c, shards.axis, shards.contexts[0]) for c in columns)
+            outputs, leaves = zip(*devices.map_first(self._call, shards.arguments))
+            check(outputs, leaves)
+            wholes = (join(c, shards.axis, shards.contexts[0]) for c in zip(*leaves))
             return rebuild(outputs[0], wholes)
         replace_backward()
         failures.watch_process()
         call = RecordedCall(self.net, devices, shards, parameters)
-        outputs = devices.map_first(
-            lambda args: without_twins(self.own(*args)), shards.arguments
-        )
-        check(outputs)
-        return call.whole(outputs, self._variables)
+        outputs, leaves = zip(*devices.map_first(self._call, shards.arguments))
+        check(outputs, leaves)
+        return rebuild(outputs[0], iter(call.whole(leaves, self._variables)))
+
+    def _call(self, args):
+        """Return what the net returns on this thread's device, and its leaves."""
+        output = run_forward(self.net, self._former, args)
+        leaves = flatten(output)
+        if len(leaves) > 1 and autograd.is_recording():
+            leaves = without_twins(leaves)
+        return output, leaves
 
 
 class ParallelForward(ReplacedForward):
@@ -106,46 +115,47 @@ class ParallelForward(ReplacedForward):
         self._unconverted: set = set()
         self._forms: dict = collections.defaultdict(set)
         self._latest = None, None
-        self._adopted: list = []
+        self._adopted: dict = {}  # by parameter its arrays in the latest call
         count_blocks_for(self)
 
     def __call__(self, *args: Any) -> Any:
-        contexts = self.devices.contexts
-        if inside_map(contexts) or self._is_traced(args):
+        contexts, leaves = self.devices.contexts, flatten(args)
+        if inside_map(contexts) or self._is_traced(leaves):
             if autograd.is_recording():  # each device's backward writes its part
-                replicas.note_parts(self._adopted)
+                replicas.note_parts(list(self._adopted))
             return self.own(*args)
-        self._adopted = parameters = self.parameters()
+        parameters = self.parameters()
         if autograd.is_recording():
-            self._check_whole_batch(args)
+            self._check_whole_batch(leaves)
         if autograd.is_training() and self._settings:
             if not self._unsynchronized() <= self._unconverted:
                 self.convert_layers()  # some have come since the last call
         collect_lent(parameters)
-        shards = Shards.split(args, contexts, self.batch_axis)
-        known = self._forms[
-            form_of_arguments(args, self.batch_axis), autograd.is_training()
-        ]
-        expected = None
-        if shards.is_even and not known:
+        shards = Shards.split(args, leaves, contexts, self.batch_axis)
+        form_of_call = form_of_arguments(args, leaves, self.batch_axis)
+        known = self._forms[form_of_call, autograd.is_training()]
+        expected, is_even = None, shards.is_even
+        if is_even and not known:
             expected = self._form_of_other_rows(args, shards, parameters)
 
-        def check(outputs):
+        def check(outputs, leaves):
             if autograd.is_recording():
-                warn.of_operators(self.net, arrays_in(outputs[:1]))
+                warn.of_operators(self.net, leaves[0])
             if len(shards.contexts) > 1:
-                form = common_form(outputs, shards)
-                if shards.is_even and structure(form) not in known:
+                form = common_form(outputs, leaves, shards)
+                known_form = structure(form)
+                if is_even and known_form not in known:
                     found = expected
                     if found != form:  # the net has changed, or chooses by itself
                         found = self._form_of_other_rows(args, shards, parameters)
                     _check_same(form, found, shards)
-                known.add(structure(form))
+                known.add(known_form)
 
         with ExitStack() as stack:
             # Only in training do devices wait for each other.
             if autograd.is_training() and len(shards.contexts) < len(contexts):
-                stack.enter_context(participating(self.net, shards.contexts))
+                layers = synchronized_layers(self.net)
+                stack.enter_context(restricted(layers, shards.contexts, True))
             whole = self.run(self.devices, shards, parameters, check)
         if autograd.is_training() and not self._settings:
             warn.of_few_rows(self.net, shards.rows)
@@ -153,7 +163,8 @@ class ParallelForward(ReplacedForward):
 
     def summary(self, *inputs: Any) -> None:
         """As :meth:`mxnet.gluon.Block.summary`: of the net on the first device."""
-        shards = Shards.split(inputs, self.devices.contexts[:1], self.batch_axis)
+        contexts, axis = self.devices.contexts[:1], self.batch_axis
+        shards = Shards.split(inputs, flatten(inputs), contexts, axis)
         summary = partial(type(self.net).summary, self.net)
         with autograd.pause():
             self.devices.map_first(lambda args: summary(*args), shards.arguments)
@@ -168,7 +179,9 @@ class ParallelForward(ReplacedForward):
             for block in blocks_of(self.net)
             for parameter in block.params.values()
         )
-        for parameter in parameters:
+        if self._adopted.keys() - parameters.keys():
+            self._adopted = {}
+        for parameter in not_adopted(parameters, self._adopted):
             found = contexts_of(parameter)
             if found and found != contexts and set(found) != set(contexts):
                 raise ValueError(
@@ -177,6 +190,7 @@ class ParallelForward(ReplacedForward):
                     f"{self._cure()}"
                 )
             replicas.adopt(parameter, contexts[0])
+            self._adopted[parameter] = data_of(parameter)
         return list(parameters)
 
     def _cure(self):
@@ -187,9 +201,9 @@ class ParallelForward(ReplacedForward):
             )
         return "make_parallel(..., reset_ctx=True) moves a net"
 
-    def _is_traced(self, args):
+    def _is_traced(self, leaves):
         """Return True if a call is part of a graph; raise if that cannot train."""
-        if not is_traced(args):
+        if not is_traced(leaves):
             return False
         trace = current_trace()
         if trace and trace.is_hybridized and autograd.is_training():
@@ -200,9 +214,9 @@ class ParallelForward(ReplacedForward):
             )
         return True
 
-    def _check_whole_batch(self, args):
+    def _check_whole_batch(self, leaves):
         """Raise ValueError if a loop over shards calls the net."""
-        contexts = [x.context for x in arrays_in(args)][:1]
+        contexts = [x.context for x in leaves if isinstance(x, mx.nd.NDArray)][:1]
         former, latest = self._latest
         block = threading.get_ident(), block_number()
         self._latest = block, contexts
@@ -236,12 +250,12 @@ class ParallelForward(ReplacedForward):
         with a call, the call itself raises.
         """
         first, count = self.devices.contexts[:1], 3 if shards.rows[0] == 2 else 2
-        few = Shards.split(args, first, self.batch_axis, count)
+        few = Shards.split(args, flatten(args), first, self.batch_axis, count)
         span = Span(self.net) if autograd.is_recording() else None
 
         def call(args):
             try:
-                return [self.own(*args)]
+                return self._call(args)
             except Exception:  # noqa: BLE001
                 return None  # an error of this map would end the work under way
 
@@ -249,12 +263,12 @@ class ParallelForward(ReplacedForward):
             if autograd.is_training():
                 stack.enter_context(replicas.unchanged(parameters))
                 layers = synchronized_layers(self.net)
-                stack.enter_context(calling(layers, first))
-            (outputs,) = self._lookers.map_first(call, few.arguments)
+                stack.enter_context(restricted(layers, first))
+            (found,) = self._lookers.map_first(call, few.arguments)
             self.net.apply(forget_graph)  # static graphs keep a thread's generator
         if span:
             span.end(variables_on(first[0], parameters))
-        return outputs and common_form(outputs, few)
+        return found and common_form(*zip(found), few)
 
 
 def _check_same(form, found, shards):

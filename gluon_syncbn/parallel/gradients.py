@@ -14,15 +14,12 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..mxnet_private import graphs
-from ..mxnet_private.library import add_n, to_context
+from ..mxnet_private.library import sum_into_first
 from ..mxnet_private.parameters import (
-    contexts_of,
-    data_of,
-    gradients_of,
-    is_dense,
     is_fresh,
     mark_fresh,
     set_summed,
+    with_gradients,
 )
 
 
@@ -45,23 +42,38 @@ class ParameterGradients:
 
     def __init__(self, calls: Iterable) -> None:
         self._summed: list = []  # parameters of parallel nets, each with its replicas
-        on: dict = collections.defaultdict(dict)
+        self.on: dict = collections.defaultdict(list)
         parallel = {
             id(p) for call in calls if call.is_parallel for p in call.parameters
         }
-        for parameter in dict.fromkeys(p for call in calls for p in call.parameters):
-            pairs = zip(data_of(parameter), gradients_of(parameter))
-            replicas = [Replica(*pair, parameter.grad_req == "write") for pair in pairs]
-            for context, replica in zip(contexts_of(parameter), replicas):
-                on[context][id(replica.data)] = replica
-            if id(parameter) in parallel and is_dense(parameter) and replicas:
+        known = set()  # arrays; parameters may share them
+        parameters = dict.fromkeys(p for call in calls for p in call.parameters)
+        for parameter, pairs in with_gradients(parameters):
+            is_overwritten = parameter.grad_req == "write"
+            replicas = [Replica(data, grad, is_overwritten) for data, grad in pairs]
+            for replica in replicas:
+                if id(replica.data) not in known:
+                    known.add(id(replica.data))
+                    self.on[replica.data.context].append(replica)
+            if id(parameter) in parallel and replicas[0].data.stype == "default":
                 self._summed.append((parameter, replicas))
-        self.on = {context: list(found.values()) for context, found in on.items()}
 
-    def adding(self, contexts: Iterable[mx.Context] | None = None) -> Any:
+    @contextmanager
+    def adding(self, contexts: Iterable[mx.Context] | None = None) -> Iterator[None]:
         """Add one graph's gradients to those of earlier graphs, on some contexts."""
-        lists = self.on if contexts is None else contexts
-        return _adding([r for context in lists for r in self.on.get(context, ())])
+        saved = [
+            (data, grad, grad.copy())
+            for context in (list(self.on) if contexts is None else contexts)
+            for data, grad, is_overwritten in self.on.get(context, ())
+            if is_overwritten and is_fresh(data)
+        ]
+        for data, *_ in saved:
+            mark_fresh([data], False)
+        yield
+        for data, grad, earlier in saved:
+            if is_fresh(data):
+                grad += earlier
+            mark_fresh([data])
 
     @contextmanager
     def summed(self) -> Iterator[None]:
@@ -80,68 +92,51 @@ class ParameterGradients:
         ]
         for grad, _ in accumulated:
             grad[:] = 0
-        for data in former:
-            mark_fresh(data, False)
+        mark_fresh(former, False)
         try:
             yield
-            for parameter, replicas in self._summed:
-                if _sum(replicas):
-                    set_summed(parameter, True)
+            self._sum()
         finally:
             for grad, earlier in accumulated:
                 grad += earlier
-            for data in former:
-                mark_fresh(data)
+            mark_fresh(former)
+
+    def _sum(self):
+        """Write the sum over the devices that have a gradient to all devices."""
+        summed, dense = [], []
+        for parameter, replicas in self._summed:
+            parts = [grad for data, grad, _ in replicas if is_fresh(data)]
+            if not parts:
+                continue
+            summed.append((parameter, replicas, parts))
+            if parts[0].stype == "default":
+                dense.append(parts)
+            elif len(parts) > 1:
+                context = parts[0].context
+                copies = [grad.as_in_context(context) for grad in parts]
+                mx.nd.add_n(*copies).copyto(parts[0])
+        sum_into_first(dense)
+        for _, replicas, parts in summed:
+            for _, grad, _ in replicas:
+                if grad is not parts[0]:
+                    parts[0].copyto(grad)
+        mark_fresh(data for _, replicas, _ in summed for data, *_ in replicas)
+        set_summed((parameter for parameter, *_ in summed), True)
 
 
-def _sum(replicas):
-    """Write the sum over the devices that have a gradient to all; False if none has."""
-    parts = [grad for data, grad, _ in replicas if is_fresh(data)]
-    if not parts:
-        return False
-    context = parts[0].context
-    if len(parts) > 1 and parts[0].stype == "default":
-        add_n(*(_on(grad, context) for grad in parts), out=_on(parts[0], context))
-    elif len(parts) > 1:
-        mx.nd.add_n(*(grad.as_in_context(context) for grad in parts)).copyto(parts[0])
-    for data, grad, _ in replicas:
-        if grad is not parts[0]:
-            parts[0].copyto(grad)
-        mark_fresh(data)
-    return True
-
-
-def _on(grad, context):
-    return to_context(grad, context).as_nd_ndarray()
-
-
-@contextmanager
-def _adding(replicas):
-    saved = []
-    for data, grad, is_overwritten in replicas:
-        if is_overwritten and is_fresh(data):
-            saved.append((data, grad, grad.copy()))
-            mark_fresh(data, False)
-    yield
-    for data, grad, earlier in saved:
-        if is_fresh(data):
-            grad += earlier
-        mark_fresh(data)
-
-
-def differentiate(
+def write_gradients(
     heads: Sequence, gradients: Sequence, variables: Sequence, train_mode: bool
 ) -> list[Any]:
     """Write a graph's gradients; return those of `variables`, zeros without any.
 
     The graph is retained. `graphs.differentiate` with variables would write no others.
     """
-    for variable in variables:
-        mark_fresh(variable, False)
+    if variables:
+        mark_fresh(variables, False)
     graphs.differentiate(heads, gradients, (), True, train_mode)
     for variable in variables:
         if not is_fresh(variable):  # these heads do not depend on it
             with autograd.pause():
                 variable.grad[:] = 0
-            mark_fresh(variable)
+            mark_fresh([variable])
     return [variable.grad for variable in variables]

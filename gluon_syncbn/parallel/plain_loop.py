@@ -20,7 +20,6 @@ from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
 from ..mxnet_private.graphs import block_number, count_blocks_for
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
-from . import participation
 from .forward import ReplacedForward, check_not_parallel, is_parallel
 from .shards import Shards
 
@@ -107,11 +106,6 @@ after_conversion.append(_allow_converted)
 after_reverting.append(_remove_converted)
 
 
-def _latest_idle():
-    """Differs if nothing was in flight in between, so that no round was incomplete."""
-    return failures.latest_recovery[0], participation.changes()
-
-
 class _Forward(ReplacedForward):
     """Calls a net in the thread of a context."""
 
@@ -122,8 +116,8 @@ class _Forward(ReplacedForward):
         self._devices, self._contexts = {}, set()
         count_blocks_for(self)
         # The round under way: by context the blocks of its calls since each context was
-        # last called equally often, and the latest moment at which it could have begun.
-        self._round, self._when = collections.defaultdict(list), None
+        # last called equally often, and the number of recoveries before it.
+        self._round, self._recovery = collections.defaultdict(list), 0
         self._is_loop = False  # a round was complete
 
     def __call__(self, *args):
@@ -174,7 +168,7 @@ class _Forward(ReplacedForward):
         others. Started again, it calls the net for the first context in another block
         of ``autograd.record()``; within one a context may be called several times.
         """
-        if self._when != _latest_idle():
+        if self._recovery != failures.latest_recovery[0]:
             self._round.clear()
         blocks, block = self._round[context], block_number()
         if (
@@ -191,4 +185,4 @@ class _Forward(ReplacedForward):
         if len({len(self._round[c]) for c in self._contexts}) == 1:
             self._round.clear()
             self._is_loop = True
-        self._when = _latest_idle()
+        self._recovery = failures.latest_recovery[0]

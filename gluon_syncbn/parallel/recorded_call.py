@@ -13,7 +13,6 @@ through each device's graph, and, where inputs have gradients, on through the ca
 from __future__ import annotations
 
 import collections
-import itertools
 import weakref
 from itertools import compress
 from typing import Any, Callable, Iterable, Sequence
@@ -21,14 +20,15 @@ from typing import Any, Callable, Iterable, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.nested import flatten, rebuild
+from ..common.nested import flatten
 from ..devices.devices import Devices
 from ..mxnet_private import graphs
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.library import broadcast_add, to_context
 from ..mxnet_private.parameters import data_of
 from ..native import failures
-from .gradients import differentiate
+from ..native.steps import alive
+from .gradients import write_gradients
 from .shards import Shards, join
 
 _calls = weakref.WeakValueDictionary()  # in order, by the name of the lifetime anchor
@@ -66,17 +66,11 @@ def calls_before(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     """
     names, found = graphs.names_behind(heads), []
     _check_results(heads, names)
-    for call in reversed(_alive()):
+    for call in reversed(alive(_calls)):
         if call.lifetime_anchor in names:
             found.append(call)
             names |= graphs.names_behind(call.inputs)
     return found, names
-
-
-def _alive():
-    """Return all calls in order; another thread may change the dictionary."""
-    calls = [reference() for reference in _calls.valuerefs()]
-    return [call for call in calls if call is not None]
 
 
 def _check_results(heads, names):
@@ -121,7 +115,7 @@ class RecordedCall:
         self.is_parallel = shards.axis is not None
         self._anchor = mx.nd.zeros((1,), ctx=shards.contexts[0])
         self._anchor.attach_grad("null")
-        self.lifetime_anchor = graphs.name_of(self._anchor)
+        (self.lifetime_anchor,) = graphs.names_of([self._anchor])
         self._span = Span(net)
         # Views, because MXNet takes no variable as a head, and none twice.
         arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
@@ -131,38 +125,40 @@ class RecordedCall:
         self.cut_leaves: dict = {}
         self.heads: list = []
 
-    def whole(self, outputs: Sequence, known: dict) -> Any:
+    def whole(self, leaves: Sequence, known: dict) -> list:
         """Return the whole outputs, in the caller's graph, which keeps this object.
 
-        `outputs` has what the net returned on each device. `known` has by context the
-        names of the parameters' variables, as far as earlier calls have met them.
+        `leaves` has the outputs of each device. `known` has by context the names of the
+        parameters' variables, as far as earlier calls have met them.
         """
         axis, contexts = self._shards.axis, self._shards.contexts
-        columns = list(zip(*map(flatten, outputs)))  # by output the shards
+        columns = list(zip(*leaves))  # by output the shards
         self._device_outputs = list(zip(*columns))
         places = zip(contexts, self._device_outputs, self._device_inputs)
-        is_trained = [self._is_trained(*place, known) for place in places]
+        variables = [self._variables(*place, known) for place in places]
         if len(contexts) > 1 or axis is None:
-            inputs = map(graphs.name_of, itertools.chain(*self._device_inputs))
-            self._span.end(set(inputs).union(*known.values()))
-        with autograd.pause():
-            cut = [list(map(self._cut_leaf, c, is_trained)) for c in columns]
-        self._leaf_names = list(zip(*([name for name, _ in c] for c in cut)))
-        is_cut = [any(name for name, _ in c) for c in cut]
-        linked = iter(self._link([[x for _, x in c] for c in compress(cut, is_cut)]))
-        wholes = [
+            self._span.end(set().union(*known.values(), *(own for own, _ in variables)))
+        are_trained = [is_trained for _, is_trained in variables]
+        autograd.set_recording(False)
+        try:
+            cut = [self._cut(column, are_trained) for column in columns]
+        finally:
+            autograd.set_recording(True)
+        self._leaf_names = list(zip(*(names for names, _ in cut)))
+        is_cut = [any(names) for names, _ in cut]
+        linked = iter(self._link([x for _, x in compress(cut, is_cut)]))
+        return [
             next(linked) if cut_here else join(column, axis, contexts[0])
             for column, cut_here in zip(columns, is_cut)
         ]
-        return rebuild(outputs[0], iter(wholes))
 
-    def _is_trained(self, context, outputs, inputs, known):
-        """Return True if a device's graph has a variable.
+    def _variables(self, context, outputs, inputs, known):
+        """Return the names of a device's inputs, and if its graph has any variable.
 
         ValueError if a variable is neither an input nor a parameter of the net.
         """
         names = graphs.variables_behind(outputs)
-        own = set(map(graphs.name_of, inputs))
+        own = set(graphs.names_of(inputs)) if inputs else set()
         if context not in known or not names <= own | known[context]:
             known[context] = variables_on(context, self.parameters)
         foreign = names - own - known[context]
@@ -173,20 +169,27 @@ class RecordedCall:
                 "parameter of the net, so that its gradient would be one device's. "
                 "Pass the array as an argument, or register the parameter."
             )
-        return bool(names)
+        return own, bool(names)
 
-    def _cut_leaf(self, shard, is_trained):
-        """Return the name of a new variable, None for a constant, and its array."""
-        if not isinstance(shard, mx.nd.NDArray):
-            return None, shard
-        leaf = to_context(shard.detach().as_nd_ndarray(), self._shards.contexts[0])
-        if not is_trained or not graphs.is_recorded(shard):
-            return None, leaf
-        gradient = mx.nd.empty(leaf.shape, leaf.context, leaf.dtype)
-        autograd.mark_variables([leaf], [gradient])
-        name = graphs.name_of(leaf)
-        self.cut_leaves[name] = leaf
-        return name, leaf
+    def _cut(self, column, are_trained):
+        """Return the names of new variables, None for constants, and their arrays."""
+        if not isinstance(column[0], mx.nd.NDArray):
+            return [None] * len(column), column
+        context, leaves = self._shards.contexts[0], []
+        for shard in column:
+            leaf = shard.detach().as_nd_ndarray()
+            is_there = leaf.context == context
+            leaves.append(leaf if is_there else to_context(leaf, context))
+        recorded = zip(are_trained, graphs.names_of(column))
+        are_variables = [
+            is_trained and name is not None for is_trained, name in recorded
+        ]
+        variables = list(compress(leaves, are_variables))
+        gradients = [mx.nd.empty(x.shape, context, x.dtype) for x in variables]
+        autograd.mark_variables(variables, gradients)
+        names = graphs.names_of(leaves)
+        self.cut_leaves.update((n, x) for n, x in zip(names, leaves) if n)
+        return names, leaves
 
     def _link(self, columns):
         """Join the leaves of each output in a graph that keeps this object."""
@@ -216,10 +219,9 @@ class RecordedCall:
             heads = [outputs[k] for k in reached]
             if not graphs.variables_behind(heads):
                 return [], [mx.nd.zeros_like(x.as_nd_ndarray()) for x in inputs]
-            with autograd.pause():
-                dys = [to_context(cut_gradients[names[k]], context) for k in reached]
+            dys = [to_context(cut_gradients[names[k]], context) for k in reached]
             with adding([context]):
-                dxs = differentiate(heads, dys, inputs, train_mode)
+                dxs = write_gradients(heads, dys, inputs, train_mode)
             # Another call may have the same shards, and write to their gradients.
             return heads, [dx.copy() for dx in dxs]
 
@@ -246,29 +248,25 @@ class RecordedCall:
 def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
     """Return the names of some parameters' variables on a context."""
     arrays = [data for parameter in parameters for data in data_of(parameter)]
-    return {graphs.name_of(data) for data in arrays if data.context == context}
+    return set(graphs.names_of(data for data in arrays if data.context == context))
 
 
-def without_twins(output: Any) -> Any:
-    """Return a net's output in which no recorded array stands twice.
+def without_twins(leaves: list) -> list:
+    """Return a net's results, with a view where a recorded array stands again.
 
     MXNet keeps one gradient only of a head that it is given twice.
     """
-    entries = set()
-
-    def view(leaf):
-        entry = graphs.entry_of(leaf)
-        if entry is None or entry not in entries:
-            entries.add(entry)
-            return leaf
-        return leaf.reshape(leaf.shape)
-
-    return rebuild(output, map(view, flatten(output)))
+    entries, views = set(), []
+    for leaf, entry in zip(leaves, graphs.entries_of(leaves)):
+        is_twin = entry is not None and entry in entries
+        views.append(leaf.reshape(leaf.shape) if is_twin else leaf)
+        entries.add(entry)
+    return views
 
 
 def _holder_of(names, net):
     """Return in words what holds an array that depends on one of some variables."""
-    if not all(names.isdisjoint(call.cut_leaves) for call in _alive()):
+    if not all(names.isdisjoint(call.cut_leaves) for call in alive(_calls)):
         return "the result of a net that is parallel over other devices"
     for block in blocks_of(net):
         for attribute, value in vars(block).items():

@@ -14,7 +14,6 @@ from typing import Iterator, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..devices.devices import inside_map
 from ..mxnet_private.parameters import (
     data_of,
     is_deferred,
@@ -27,16 +26,16 @@ from ..mxnet_private.parameters import (
     unset_parallel,
     when_initialized,
 )
-from ..native import steps
+from ..native import failures, steps
 
 
 def adopt(parameter: mx.gluon.Parameter, context: mx.Context) -> None:
     """Make a parameter one of a parallel net, whose first device is on `context`."""
     save_value_of(parameter, context)
     if not is_parallel(parameter) and is_dense(parameter):
-        set_summed(parameter, False)
+        set_summed([parameter], False)
         steps.guard_trainers([parameter])
-        lend_data(parameter, inside_map)
+        lend_data(parameter, failures.here)
 
 
 def release(parameter: mx.gluon.Parameter) -> None:
@@ -49,9 +48,7 @@ def release(parameter: mx.gluon.Parameter) -> None:
 
 def note_parts(parameters: Sequence) -> None:
     """Note that the next gradients are one device's parts, which a Trainer sums."""
-    for parameter in parameters:
-        if is_parallel(parameter):
-            set_summed(parameter, False)
+    set_summed(filter(is_parallel, parameters), False)
 
 
 @contextmanager

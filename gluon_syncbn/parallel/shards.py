@@ -46,58 +46,50 @@ class Shards:
     @classmethod
     def as_is(cls, args: Sequence, context: mx.Context) -> Shards:
         """Return the arguments of a call for one device."""
-
-        def share(leaf):
-            return ([leaf.detach()], None) if _is_differentiated(leaf) else None
-
-        return cls._of(args, [context], share)
+        leaves, recorded = flatten(args), []
+        for k, leaf in enumerate(leaves):
+            if autograd.is_recording() and variables_behind([leaf]):
+                leaves[k] = leaf.detach()
+                leaves[k].attach_grad()
+                recorded.append((leaf, [leaves[k]], None))
+        return cls([context], [rebuild(list(args), iter(leaves))], recorded)
 
     @classmethod
     def split(
         cls,
         args: Sequence,
+        leaves: Sequence,
         contexts: Sequence[mx.Context],
         axis: int,
         limit: int | None = None,
     ) -> Shards:
         """Split whole batches, or their first rows, over as many devices as get a row.
 
-        Arrays without axes are copied to each device.
+        `leaves` are those of `args`. Arrays without axes are copied to each device.
         """
         _check_whole(args, contexts)
-        count = _rows(flatten(list(args)), axis)
+        count = _rows(leaves, axis)
         count = count if limit is None else min(count, limit)
         contexts = contexts[:count]
         bounds = share_bounds(count, len(contexts))
-
-        def share(leaf):
+        rows = [end - begin for begin, end in bounds]
+        columns, recorded = [], []
+        for leaf in leaves:
             if has_axes(leaf):
                 check_array(leaf)
-                return split(leaf, contexts, axis, bounds), axis
-            if not isinstance(leaf, mx.nd.NDArray):
-                return None
-            with autograd.pause():
-                return [to_context(leaf.copy(), context) for context in contexts], None
-
-        rows = [end - begin for begin, end in bounds]
-        return cls._of(args, contexts, share, axis, rows)
-
-    @classmethod
-    def _of(cls, args, contexts, share, *rows):  # noqa: ANN206
-        columns, recorded = [], []
-        for leaf in flatten(list(args)):
-            shared = share(leaf)
-            if shared is None:
-                columns.append([leaf] * len(contexts))
-                continue
-            shards, axis = shared
-            columns.append(shards)
-            if _is_differentiated(leaf):
-                for shard in shards:
+                column = split(leaf, contexts, axis, bounds)
+            elif isinstance(leaf, mx.nd.NDArray):
+                with autograd.pause():
+                    column = [to_context(leaf.copy(), context) for context in contexts]
+            else:
+                column = [leaf] * len(contexts)
+            columns.append(column)
+            if autograd.is_recording() and variables_behind([leaf]):
+                for shard in column:
                     shard.attach_grad()
-                recorded.append((leaf, shards, axis))
-        arguments = [rebuild(list(args), iter(shards)) for shards in zip(*columns)]
-        return cls(contexts, arguments, recorded, *rows)
+                recorded.append((leaf, column, axis if has_axes(leaf) else None))
+        arguments = [rebuild(list(args), iter(row)) for row in zip(*columns)]
+        return cls(contexts, arguments, recorded, axis, rows)
 
     @property
     def is_even(self) -> bool:
@@ -112,7 +104,7 @@ def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     """
     if not isinstance(shards[0], mx.nd.NDArray):
         return shards[0]
-    arrays = [to_context(shard, context) for shard in shards]
+    arrays = [x if x.context == context else to_context(x, context) for x in shards]
     if len(arrays) == 1:
         return arrays[0]
     is_np = isinstance(arrays[0], mx.np.ndarray)
@@ -122,11 +114,9 @@ def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     return mx.np.concatenate(arrays, axis) if is_np else concat(*arrays, dim=axis)
 
 
-def form_of_arguments(args: Any, axis: int) -> str:
+def form_of_arguments(args: Any, leaves: Sequence, axis: int) -> str:
     """Return the structure, types and dimensions of arguments, without their sizes."""
-    return structure(
-        str(rebuild(args, iter(_form(leaf, axis) for leaf in flatten(args))))
-    )
+    return structure(str(rebuild(args, iter([_form(leaf, axis) for leaf in leaves]))))
 
 
 def structure(form: str) -> str:
@@ -134,48 +124,46 @@ def structure(form: str) -> str:
     return re.sub(r"\d+", "n", form)
 
 
-def common_form(outputs: Sequence, shards: Shards) -> str:
+def common_form(outputs: Sequence, leaves: Sequence, shards: Shards) -> str:
     """Return the form of each device's outputs, in which a star stands for the rows.
+
+    `outputs` and their `leaves` are in the order of the devices.
 
     Raises
     ------
     ValueError
         If a result has another length than the rows, or forms differ.
     """
-    forms = []
-    for output, rows in zip(outputs, shards.rows):
-        leaves = flatten(output)
-        for number, leaf in enumerate(leaves):
-            _check_rows(number, leaf, rows, shards.axis)
-        texts = (_form(leaf, shards.axis) for leaf in leaves)
-        forms.append(str(rebuild(output, texts)))
+    axis, forms = shards.axis, []
+    for output, arrays, rows in zip(outputs, leaves, shards.rows):
+        for number, leaf in enumerate(arrays):
+            if not isinstance(leaf, mx.nd.NDArray):
+                continue
+            if not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != rows:
+                raise ValueError(
+                    f"output {number} has shape {leaf.shape} on {leaf.context}, "
+                    f"expected {rows} rows along axis {axis} as the input has; what "
+                    "has no rows cannot be joined: a loss inside of the net returns "
+                    "one value a row"
+                )
+        texts = [_form(leaf, axis) for leaf in arrays]
+        forms.append(str(rebuild(output, iter(texts))))
     for context, form in zip(shards.contexts, forms):
         if form != forms[0]:
             raise ValueError(
                 f"the outputs on {shards.contexts[0]} are {forms[0]}, but those on "
                 f"{context} are {form}, expected the same structure, types, dtypes and "
-                f"shapes apart from the rows (*) along axis {shards.axis}"
+                f"shapes apart from the rows (*) along axis {axis}"
             )
     return forms[0]
 
 
-def _check_rows(number, leaf, rows, axis):
-    if not isinstance(leaf, mx.nd.NDArray):
-        return
-    if not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != rows:
-        raise ValueError(
-            f"output {number} has shape {leaf.shape} on {leaf.context}, expected "
-            f"{rows} rows along axis {axis} as the input has; what has no rows cannot "
-            "be joined: a loss inside of the net returns one value a row"
-        )
-
-
 def _form(leaf, axis):
-    if not has_axes(leaf):
+    shape = list(map(str, getattr(leaf, "shape", ())))
+    if not shape:
         return type(leaf).__name__
-    shape = list(leaf.shape)
     shape[axis] = "*"
-    return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({comma_list(shape)})"
+    return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({', '.join(shape)})"
 
 
 def _check_whole(args, contexts):
@@ -193,13 +181,6 @@ def _check_whole(args, contexts):
 def has_axes(leaf: Any) -> bool:
     """Return True for an array with at least one axis."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
-
-
-def _is_differentiated(leaf):
-    """Return True if a recorded call has to return a gradient for an argument."""
-    if not autograd.is_recording() or not isinstance(leaf, mx.nd.NDArray):
-        return False
-    return bool(variables_behind([leaf]))
 
 
 def _rows(leaves, axis):

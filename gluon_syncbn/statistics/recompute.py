@@ -14,9 +14,8 @@ import numpy as np
 from mxnet import autograd
 
 from ..common.arguments import check_block, check_int, comma_list, short_repr
-from ..common.moments import Moments
 from ..common.nested import flatten, rebuild
-from ..devices.devices import Devices, check_array
+from ..devices.devices import Devices, check_array, restricted
 from ..distributed.meeting import allgather, total
 from ..layer.convert import synchronized
 from ..mxnet_private.blocks import count_inputs, name_of
@@ -28,7 +27,6 @@ from ..native.library import load
 from ..native.program import warn
 from ..native.world import world
 from ..parallel.forward import is_parallel
-from ..parallel.participation import calling
 from ..parallel.shards import Shards
 
 
@@ -142,19 +140,24 @@ def recompute_statistics(
 
 
 class _Collected(NamedTuple):
-    """The moments of a layer; see src/op/collected_moments.h."""
+    """The moments of a layer in float64; see src/op/collected_moments.h."""
 
     is_unbiased: bool
-    total: Moments
+    size: float
+    mean: np.ndarray
+    m2: np.ndarray  # the sum of (x - mean)^2
 
     def merge(self, other: _Collected) -> _Collected:
-        """Return the moments of the batches of both."""
-        return self._replace(total=self.total.merge(other.total))
+        """Return the moments of both; doi:10.1080/00031305.1983.10483115."""
+        size = self.size + other.size
+        delta, weight = other.mean - self.mean, other.size / size
+        m2 = self.m2 + other.m2 + delta**2 * self.size * weight
+        return _Collected(self.is_unbiased, size, self.mean + delta * weight, m2)
 
     def variance(self) -> np.ndarray:
         """Return the running variance."""
-        # If the divisor would be 0, m2 is 0.
-        return self.total.m2 / max(1, self.total.count - self.is_unbiased)
+        # m2 is 0 where the divisor would be 0.
+        return self.m2 / max(1, self.size - self.is_unbiased)
 
 
 class _Run:
@@ -194,7 +197,8 @@ class _Run:
             batch = [batch]
         contexts = self._devices.contexts
         if len(contexts) > 1:
-            return Shards.split(batch, contexts, self._axis)
+            leaves = flatten(batch)
+            return Shards.split(batch, leaves, contexts, self._axis)
         # One device accepts inputs of any type, and any number of rows except 0.
         leaves = [_moved(leaf, contexts[0]) for leaf in flatten(list(batch))]
         return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)
@@ -214,7 +218,7 @@ class _Run:
                 self._collect(False)
 
         try:
-            with calling(self._layers, shards.contexts):
+            with restricted(self._layers, shards.contexts):
                 self._devices.map_first(call, shards.arguments)
         finally:
             self._collect(False)
@@ -236,15 +240,15 @@ def _moved(leaf, context):
 
 
 def _read(key):
-    """Return the moments that a layer has collected; None without a batch."""
-    size = load().gluon_syncbn_collected(key, None, 0)
-    if size == 0:
+    """The moments that a layer has collected; None if it has had no batch."""
+    length = load().gluon_syncbn_collected(key, None, 0)
+    if length == 0:
         return None
-    numbers = np.empty(size)
-    load().gluon_syncbn_collected(key, numbers.ctypes.data, size)
-    count, is_unbiased = numbers[:2]
+    numbers = np.empty(length)
+    load().gluon_syncbn_collected(key, numbers.ctypes.data, length)
+    size, is_unbiased = numbers[:2]
     mean, m2 = numbers[2:].reshape(2, -1)
-    return _Collected(bool(is_unbiased), Moments(count, mean, m2))
+    return _Collected(bool(is_unbiased), size, mean, m2)
 
 
 def _reported(batches):
@@ -294,7 +298,7 @@ def _check_all_ranks(names, run):
 
 def _fault(name, collected):
     """Return an error text if the result is not finite, else None."""
-    if not collected or np.isfinite([collected.total.mean, collected.total.m2]).all():
+    if not collected or np.isfinite([collected.mean, collected.m2]).all():
         return None
     return (
         f"SyncBatchNorm '{name}': the statistics of the batches must be finite. Check "
@@ -311,7 +315,7 @@ def _write(layers, found):
             merged[place] = merged[place].merge(one) if place in merged else one
     with autograd.pause(), DeferredSignals():
         for parameters, one in merged.items():
-            values = one.total.mean, one.variance()
+            values = one.mean, one.variance()
             for parameter, value in zip(parameters, values):
                 for data in data_of(parameter):
                     data[:] = value.astype(data.dtype)

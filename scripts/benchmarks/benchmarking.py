@@ -16,14 +16,11 @@ import gluon_syncbn
 import mxnet as mx
 import numpy as np
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+
+from support.helpers import MODES, set_mode  # noqa: E402, F401
+
 RESULTS = Path(__file__).parents[1] / "results"
-# Arguments of hybridize for each mode of a Gluon net; None is imperative.
-MODES = {
-    "imperative": None,
-    "hybridize": {},
-    "static_alloc": {"static_alloc": True},
-    "static_shape": {"static_alloc": True, "static_shape": True},
-}
 # name: (title of a panel, group of bars, bar), labels of heights
 FIGURES = {
     "benchmark_layer": (
@@ -39,11 +36,6 @@ FIGURES = {
         {"after_forward_mb": "kept after forward, MB", "peak_mb": "peak of a step, MB"},
     ),
 }
-
-
-def set_mode(net, mode):
-    if MODES[mode] is not None:
-        net.hybridize(**MODES[mode])
 
 
 def take_turns(steps, repetitions, warm_up=3):

@@ -13,7 +13,6 @@
 #include "collective/processes/communicator.h"
 #include "core/c_interface.h"
 #include "core/error.h"
-#include "core/freed_memory.h"
 #include "core/parallel_for.h"
 #include "core/program.h"
 #include "kernels/cpu/passes.h"
@@ -137,9 +136,11 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* d
   });
 }
 
-// Seconds that devices have waited for others in this layer, summed over devices.
-SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key) {
-  return CatchAll(0.0, [&] { return LayerOf(key)->group.WaitSeconds(); });
+// Seconds that `device`, such as "cpu(0)", has waited for others in this layer.
+SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* device) {
+  return CatchAll(0.0, [&] {
+    return LayerOf(key)->group.WaitSeconds(*syncbn::ParseDevices(device).begin());
+  });
 }
 
 // Seconds that the longest wait of a device has lasted.
@@ -216,7 +217,5 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) {
   return SYNCBN_CUDA_MISSING;
 #endif
 }
-
-SYNCBN_EXPORT(int, gluon_syncbn_keep_freed_memory) { return syncbn::KeepFreedMemory() ? 1 : 0; }
 
 SYNCBN_EXPORT(int, gluon_syncbn_num_threads) { return syncbn::NumThreads(); }

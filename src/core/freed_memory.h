@@ -7,8 +7,8 @@
 
 namespace syncbn {
 
-// Tells the C library once, for this process and its children. Returns whether freed memory is
-// kept: false with a C library other than glibc, or where GLUON_SYNCBN_KEEP_MEMORY is 0.
-bool KeepFreedMemory();
+// Tells the C library once, for this process and its children. A no-op with a C library other than
+// glibc, or where GLUON_SYNCBN_KEEP_MEMORY is 0.
+void KeepFreedMemory();
 
 }  // namespace syncbn

@@ -22,7 +22,6 @@
 #include "mxnet/mxnet_api.h"
 #include "mxnet/ndarray.h"
 #include "mxnet/node.h"
-#include "mxnet/profiler.h"
 #include "op/sync_batch_norm.h"
 
 namespace syncbn {
@@ -264,7 +263,6 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 }  // namespace
 
 void RegisterCustomOp() {
-  ShowSpansInMxnetProfiler();
   CheckMxnet(Mxnet().CustomOpRegister("gluon_syncbn", Create));
 }
 

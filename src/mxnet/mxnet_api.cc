@@ -35,15 +35,7 @@ void LoadMxnetApi(const char* path) {
   Find(library, "MXNDArrayWaitToRead", &api.NDArrayWaitToRead);
   Find(library, "MXNDArrayWaitAll", &api.NDArrayWaitAll);
   Find(library, "MXEnginePushSyncND", &api.EnginePushSyncND);
-  Find(library, "MXProfileCreateDomain", &api.ProfileCreateDomain);
-  Find(library, "MXProfileCreateTask", &api.ProfileCreateTask);
-  Find(library, "MXProfileDurationStart", &api.ProfileDurationStart);
-  Find(library, "MXProfileDurationStop", &api.ProfileDurationStop);
-  Find(library, "MXProfileDestroyHandle", &api.ProfileDestroyHandle);
   Find(library, "MXGetLastError", &api.GetLastError);
-  Find(library, "MXGetVersion", &api.GetVersion);
-  api.GetProfiler = reinterpret_cast<decltype(api.GetProfiler)>(
-      dlsym(library, "_ZN5mxnet8profiler8Profiler3GetEPSt10shared_ptrIS1_E"));
 }
 
 const MxnetApi& Mxnet() { return api; }

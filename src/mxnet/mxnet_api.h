@@ -58,15 +58,7 @@ struct MxnetApi {
                           void (*deleter)(void* parameter), const MxnetContext* context,
                           NDArrayHandle* read, int num_read, NDArrayHandle* written,
                           int num_written, const int* property, int priority, const char* name);
-  int (*ProfileCreateDomain)(const char* name, void** domain);
-  int (*ProfileCreateTask)(void* domain, const char* name, void** task);
-  int (*ProfileDurationStart)(void* task);
-  int (*ProfileDurationStop)(void* task);
-  int (*ProfileDestroyHandle)(void* task);
   const char* (*GetLastError)();
-  int (*GetVersion)(int* version);  // 10901 for 1.9.1
-  // mxnet::profiler::Profiler::Get, which has no C interface; null where it has another C++ name.
-  const void* (*GetProfiler)(void* owner);
 };
 
 // Throws Error if `path` is not loaded in this process or lacks a function.

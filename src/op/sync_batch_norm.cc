@@ -71,9 +71,7 @@ void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& t
   pass.second = own.m2.data();
   backend_->LocalMoments(pass);
 
-  pass_.reset();
   const BatchMoments batch = exchange_.Merge(call, own);
-  pass_.emplace("second pass", call.phase, name_, device_);
 
   TakeStatistics(call, own, batch, tensors);
   left->count = batch.count;
@@ -145,9 +143,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
 
     // Also where no gradient of x is needed: the other devices need this one's sums.
     const Call call{"backward", saved, layout, &forward.ticket, forward.calls++};
-    pass_.reset();
     if (by_batch_) sums = exchange_.Add(call, sums);
-    pass_.emplace("second pass", call.phase, name_, device_);
     if (out.dx_mode == WriteMode::kNull) return;
 
     // Zeros where the statistics did not depend on x.
@@ -264,7 +260,6 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
   try {
-    pass_.emplace("local pass", phase, name_, device_);
     for (const Tensor* vector : vectors) {  // a symbol from a file can be bound to other shapes
       if (vector->shape == std::vector<int64_t>{layout.channels}) continue;
       throw DeviceError(Concat("parameters and running statistics must have the shape (",
@@ -273,9 +268,8 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
     backend_->Begin(layout, vectors);
     body(layout);
     backend_->Finish();
-    pass_.reset();
   } catch (const std::exception& error) {
-    Abandon();
+    backend_->Abandon();
     const bool is_plain = dynamic_cast<const Error*>(&error) != nullptr &&
                           dynamic_cast<const DeviceError*>(&error) == nullptr;
     if (is_plain) throw;
@@ -283,11 +277,6 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                           error.what()),
                    by_batch_);
   }
-}
-
-void SyncBatchNorm::Abandon() noexcept {
-  backend_->Abandon();
-  pass_.reset();
 }
 
 }  // namespace syncbn

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "collective/devices/span.h"
 #include "core/layout.h"
 #include "op/backend.h"
 #include "op/batch_exchange.h"
@@ -87,7 +86,6 @@ class SyncBatchNorm {
   template <typename Body>
   void OnBackend(const char* phase, const Tensor& x, const std::vector<const Tensor*>& vectors,
                  const Body& body);
-  void Abandon() noexcept;
 
   Options options_;
   const Device device_;
@@ -95,8 +93,7 @@ class SyncBatchNorm {
   const std::string& name_;  // the layer's
   const std::unique_ptr<Backend> backend_;
   BatchExchange exchange_;
-  std::optional<Span> pass_;  // of the call under way: before its exchange, or after it
-  bool by_batch_ = false;     // of the latest forward call
+  bool by_batch_ = false;  // of the latest forward call
   std::optional<ForBackward> forward_;  // none if it has failed
 };
 

@@ -258,6 +258,9 @@ TEST(ParticipantsChangeBetweenForwardAndBackward) {
     if (id != 1) CHECK_EQ(layer.Backward(tickets[id], id, 10 * id), 20);
     CHECK_EQ(layer.Forward(id, 1 + id), 6);
   });
+  layer.group.SetParticipants({Cpu(0)});
+  CheckHas(ErrorOf([&] { layer.Begin(1); }), "cpu(1) calls the layer, but this step has shards on "
+                                             "cpu(0) only");
 }
 
 }  // namespace

@@ -39,7 +39,6 @@ TABLE = [
     (norm, {}, {**LAYER, "activation": ["relu"]}),
     (convert, {"net": b}, {"net": 3, **SETTINGS}),
     (parallel, {"net": b, "ctx": TWO}, {"net": 3, "ctx": TWO * 2, **FLAGS}),
-    (g.participating, {"net": layer, "contexts": TWO}, {"net": 3, "contexts": 2}),
     (g.recompute_statistics, {"net": b, "batches": [X]}, {"net": 3, "batches": 5}),
     (partial(g.recompute_statistics, layer, [X]), {}, {"steps": 0}),
     (g.freeze_statistics, {"net": b}, {"net": 3, "frozen": 2}),

@@ -9,7 +9,6 @@ from gluon_syncbn import (
     SyncBatchNorm,
     allow_plain_loop,
     make_parallel,
-    participating,
 )
 from gluon_syncbn.layer.synchronization import Synchronization
 
@@ -156,8 +155,6 @@ def test_a_loop_of_the_main_thread_is_warned_of(mode, devices, monkeypatch):
     with warnings.catch_warnings(), autograd.train_mode():
         warnings.simplefilter("error")
         devices.map(net, shards)
-        with participating(net, devices.contexts[:1]):
-            net(shards[0])
         with pytest.warns(UserWarning, match=r"allow_plain_loop\(net\)"):
             net(shards[0])
         net(shards[1])

@@ -2,7 +2,11 @@
 
 import collections
 import copy
+import gc
+import sys
+from pathlib import Path
 
+import gluon_syncbn
 from gluon_syncbn import (
     allow_plain_loop,
     check_replicas,
@@ -50,6 +54,75 @@ def test_every_batch_size_trains_and_predicts_like_one_device(mode):
     y = parallel(x)
     assert y.context == mx.cpu(0)
     assert_same([y.asnumpy()], [plain(x).asnumpy()])
+
+
+def test_devices_without_a_row_get_statistics_beside_a_failure():
+    norms, divisors = [nn.BatchNorm(in_channels=1) for _ in range(2)], [0, 1]
+    net = nn.Sequential()
+    net.add(norms[0], nn.Lambda(lambda x: x / divisors[-1]), norms[1])
+    net = make_parallel(net, cpus(3), nonfinite="raise")
+    net.initialize()
+    x = nd.array([[1.0], [5.0]])
+    with autograd.train_mode():
+        net(x).wait_to_read()
+        divisors.pop()
+        with pytest.raises(mx.MXNetError, match="not finite"):
+            net(x).wait_to_read()
+    gluon_syncbn.recover()
+    means = [
+        [mean.asnumpy().item() for mean in n.running_mean.list_data()] for n in norms
+    ]
+    assert means == [pytest.approx([0.57] * 3), pytest.approx([0] * 3, abs=1e-6)]
+
+
+def functions_called(devices, call):
+    """Return the names of our functions that a call enters, in all threads."""
+    folder, frames = str(Path(gluon_syncbn.__file__).parent), {}
+
+    def note(frame, event, _):
+        # A generator's frame is entered several times, a comprehension's not always.
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(folder):
+            if code.co_name not in COMPREHENSIONS:
+                frames[id(frame)] = frame, code.co_name
+
+    devices.map(lambda: sys.setprofile(note))
+    gc.collect()  # what is left of other nets would call the library
+    gc.disable()
+    frames.clear()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    names = [name for _, name in frames.values()]
+    devices.map(lambda: sys.setprofile(None))
+    return names
+
+
+COMPREHENSIONS = "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"
+
+
+def test_a_step_enters_few_functions():
+    """Three layers on two contexts; Gluon looks each parameter up on each context."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
+    net = make_parallel(net, cpus(2))
+    net.initialize()
+    net.hybridize()
+    x, losses = nd.random.normal(shape=(6, 3)), []
+
+    def forward():
+        with autograd.record():
+            losses.append((net(x) ** 2).mean())
+
+    for _ in range(2):
+        forward()
+        losses[-1].backward()
+    assert len(functions_called(net.devices, forward)) <= 145
+    assert len(functions_called(net.devices, losses[-1].backward)) <= 90
+    mx.nd.waitall()
 
 
 def test_a_copy_of_a_net_in_a_plain_loop_has_parameters_of_its_own():

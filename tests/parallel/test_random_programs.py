@@ -7,7 +7,7 @@ time.
 """
 
 import os
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 
 import gluon_syncbn
 from gluon_syncbn.common.mxnet_version import IS_GLUON_2
@@ -64,7 +64,7 @@ class Runner:
         recording = step.kind in ("train", "predict_recorded")
         x = self._inputs(data, recording)
         flags = autograd.record if recording else autograd.pause
-        with flags(train_mode=training), self._participating(data, training):
+        with flags(train_mode=training):
             ys = self._forward(x)
         if recording:
             for left in reversed(range(step.backwards)):
@@ -75,7 +75,7 @@ class Runner:
             self._trainer.step(1)
         mx.nd.waitall()
         ys = [
-            checks.by_context([None if y is None else y[number] for y in ys], data)
+            checks.by_context([y[number] for y in ys], data)
             for number in range(len(data.dys))
         ]
         net = checks.expected(states, data, training, ys)
@@ -94,7 +94,7 @@ class Runner:
         arrays = [_array(x, context) for x, context in zip(xs, contexts)]
         request = self._program.x_request
         for array in arrays:
-            if recording and request != "null" and array is not None:
+            if recording and request != "null":
                 array.attach_grad(request)
                 array.grad[:] = OLD
         return arrays
@@ -103,8 +103,6 @@ class Runner:
         """Per element of xs the list of outputs."""
 
         def call(x):
-            if x is None:
-                return None
             outputs = self._net(x)
             outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
             assert {type(y) for y in outputs} == {type(x)}
@@ -119,35 +117,21 @@ class Runner:
             dys = [_array(data.join(dy), self._contexts[0]) for dy in data.dys]
             autograd.backward(ys[0], dys, **options)
             return
-        pairs = [None] * len(self._contexts)
-        for k in data.active:
-            pairs[k] = ys[k], [_array(dy[k], self._contexts[k]) for dy in data.dys]
+        pairs = [
+            (y, [_array(dy[k], self._contexts[k]) for dy in data.dys])
+            for k, y in enumerate(ys)
+        ]
         if self._program.way == "plain_loop":
-            active = list(filter(None, pairs))
             # Each context may have its own backward if inputs have no gradients.
             is_each = self._program.x_request == "null"
-            for part in [[pair] for pair in active] if is_each else [active]:
+            for part in [[pair] for pair in pairs] if is_each else [pairs]:
                 heads, dys = (sum(column, []) for column in zip(*part))
                 autograd.backward(heads, dys, **options)
             return
-
-        def backward(pair):
-            if pair is not None:
-                autograd.backward(*pair, **options)
-
-        self.devices.map(backward, pairs)
-
-    def _participating(self, data, training):
-        contexts = [self._contexts[k] for k in data.active]
-        everyone = contexts == self._contexts
-        if everyone or not training or self._program.way == "parallel":
-            return nullcontext()
-        return gluon_syncbn.participating(self._net, contexts)
+        self.devices.map(lambda pair: autograd.backward(*pair, **options), pairs)
 
 
 def _array(x, context):
-    if x is None:
-        return None
     array = nd.array(x, context, x.dtype)
     return array.as_np_ndarray() if mx.util.is_np_array() else array
 

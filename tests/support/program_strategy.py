@@ -39,7 +39,7 @@ class Step:
     """One thing that the program does.
 
     kind is "train", "train_unrecorded", "predict" or "predict_recorded". rows has an
-    element for each context: None where it is skipped, 0 for an empty shard.
+    element for each context: None without a shard, 0 for an empty shard.
     """
 
     kind: str
@@ -162,10 +162,6 @@ def rows_of(draw, program):
         shares = [share + (k < more) for k in range(active)]
         return shares + [None] * (count - active)
     rows = [draw(st.integers(1, 4)) for _ in range(count)]
-    if not program.trainer and draw(once_in(4)):  # a trainer wants all gradients
-        skipped = st.sets(st.integers(0, count - 1), max_size=count - 1)
-        for k in draw(skipped):
-            rows[k] = None
     # MXNet's own float32 operators, which are around a layer elsewhere, refuse them.
     alone = program.bare or program.dtype != "float32"
     if alone and program.way == "devices" and draw(once_in(5)):

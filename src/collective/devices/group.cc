@@ -8,7 +8,6 @@
 
 #include "collective/common/timeout.h"
 #include "collective/devices/report.h"
-#include "collective/devices/span.h"
 #include "core/error.h"
 #include "core/program.h"
 
@@ -85,7 +84,7 @@ std::shared_ptr<const Reduced> Group::AllReduce(AllReduceOptions options) {
 
 // Processes exchange without the mutex, which devices need in order to arrive and to fail.
 void Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced* result) {
-  const Span span("exchange between processes", options.phase, layer_, options.device);
+  const Time start = Clock::now();
   std::string error;
   lock->unlock();
   try {
@@ -94,12 +93,12 @@ void Group::ExchangeLocked(Lock* lock, const AllReduceOptions& options, Reduced*
     error = raised.what();
   }
   lock->lock();
+  wait_seconds_[options.device] += ToSeconds(Clock::now() - start);
   CheckAfterWait(options.ticket);
   if (!error.empty()) FailAndThrow(error);
 }
 
 void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduceOptions& options) {
-  const Span span("wait for others", options.phase, layer_, options.device);
   const Time start = Clock::now();
   const Time deadline = start + ToDuration(options.contribution.timeout_seconds);
   // A result counts even if the group fails, or time runs out, before this thread is awake again.
@@ -124,7 +123,7 @@ void Group::AwaitLocked(Lock* lock, const Rendezvous& rendezvous, const AllReduc
   if (rendezvous.arrivals.size() == options.size) {
     changed_.Wait(lock, over);  // the exchange with other processes has its own deadline
   }
-  wait_seconds_ = wait_seconds_ + seconds();
+  wait_seconds_[options.device] += seconds();
   if (rendezvous.result != nullptr) return;
   CheckAfterWait(options.ticket);
   FailAndThrow(report);
@@ -158,6 +157,12 @@ void Group::SetParticipants(std::set<Device> participants) {
   if (!participants.empty()) {
     participants_ = std::make_shared<const std::set<Device>>(std::move(participants));
   }
+}
+
+double Group::WaitSeconds(const Device& device) const {
+  Lock lock(mutex_);
+  const auto found = wait_seconds_.find(device);
+  return found == wait_seconds_.end() ? 0 : found->second;
 }
 
 double Group::LongestWait() const {

@@ -55,8 +55,8 @@ class Group {
   // Must be called with no call in flight: all devices continue with the same number.
   void SetParticipants(std::set<Device> participants);
 
-  // Seconds that devices have waited for others since the group was made, summed over devices.
-  double WaitSeconds() const { return wait_seconds_; }
+  // Seconds that a device has waited for other devices and processes.
+  double WaitSeconds(const Device& device) const;
 
   // Seconds since the first device arrived at the oldest rendezvous that is not complete; 0 if none.
   double LongestWait() const;
@@ -96,7 +96,7 @@ class Group {
   size_t size_ = 0;                  // of the latest forward call
   Communicator* processes_ = nullptr;  // of the latest rendezvous
   std::string failure_;
-  std::atomic<double> wait_seconds_{0};
+  std::map<Device, double> wait_seconds_;
 };
 
 }  // namespace syncbn

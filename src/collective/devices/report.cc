@@ -60,7 +60,7 @@ std::string TooManyDevicesReport(const std::string& layer, const Device& device,
 std::string NoParticipantReport(const std::string& layer, const Device& device,
                           const std::set<Device>& participants) {
   return Concat(Quoted(layer), ": ", device.Name(), " calls the layer, but "
-                "gluon_syncbn.participating() names only ", Names(participants), ".", kRecover);
+                "this step has shards on ", Names(participants), " only.", kRecover);
 }
 
 std::string TwiceReport(const Device& device) {
