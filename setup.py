@@ -1,9 +1,8 @@
-"""Builds the shared library with CMake, and puts it in the package."""
+"""Build the shared library with CMake, and put it in the package."""
 
 import ctypes
 import fcntl
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,24 +10,25 @@ import tempfile
 import zlib
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError
-from wheel.bdist_wheel import bdist_wheel
 
 ROOT = Path(__file__).parent.resolve()
-# One folder for every Python and for every way to install, so that nothing is compiled
-# twice: the library depends on none of that.
+# All Pythons and ways to install share this folder, because the library depends on
+# neither.
 BUILD = ROOT / "build" / "native"
 INSTALLED = BUILD / "installed"
-# Written into a source distribution, which has no git to ask.
+# The file of a source distribution, which is no git checkout.
 KEPT_COMMIT = "COMMIT"
 LIBRARY = "libgluon_syncbn"
 
 
 def mpi_wrapper():
-    """The MPI compiler wrapper: the one that is asked for, of the environment, or any.
+    """Return the MPI compiler wrapper: GLUON_SYNCBN_MPICXX, the environment's, or any.
 
     An isolated build puts an MPICH of its own first on PATH, which must not win over
     the one that the package is going to run with.
@@ -46,15 +46,15 @@ def mpi_wrapper():
 
 
 def commit():
-    """The commit of this checkout, with "-dirty" where tracked files differ from it.
+    """Return the commit of this checkout, with "-dirty" if tracked files differ.
 
-    A source distribution keeps the one that it was made of. Empty where nobody knows.
+    A source distribution has it in a file. Return "" if it is unknown.
     """
     kept = ROOT / KEPT_COMMIT
     if kept.exists():
         return kept.read_text(encoding="utf-8").strip()
     if not (ROOT / ".git").exists():
-        return ""  # git would tell of a checkout around this folder
+        return ""  # git would answer for a checkout around this folder
     git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty"]
     try:
         return subprocess.check_output([*git, "--exclude=*"], text=True).strip()
@@ -63,51 +63,36 @@ def commit():
 
 
 def check_compiler():
-    """Ends the build in one sentence where CMake would take thirty lines."""
+    """End the build in one sentence if there is no compiler."""
     names = "c++", "g++", "clang++"
     chosen = {"CXX", "CMAKE_TOOLCHAIN_FILE"} & os.environ.keys()
     if not chosen and not any(map(shutil.which, names)):
         sys.exit(
             "building gluon_syncbn needs a C++ compiler such as g++, but PATH has none "
             f"of {', '.join(names)}: install one, or a wheel of gluon_syncbn, which is "
-            "built on a machine that has one (docs/guides/install.md#wheels)"
+            "built on a machine that has one (docs/design/gpus.md#build-a-wheel)"
         )
 
 
 def cmake(*arguments):
-    """Runs CMake, whose output `pip install -v` shows; a failure tells its reason."""
+    """Run CMake. pip shows its output after a failure, and always with -v."""
     command = ["cmake", *map(str, arguments)]
     try:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="backslashreplace",  # a compiler may print what the locale lacks
-        )
+        status = subprocess.call(command)
     except OSError as error:
         sys.exit(
             f"building gluon_syncbn needs CMake and ninja ({error}): pip brings them, "
             "but with --no-build-isolation they have to be installed"
         )
-    lines = []
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line.strip())
-    if process.wait() != 0:
-        # CMake's errors are paragraphs, a compiler's are lines.
-        error = re.compile(r"\b([Ee]rror|fatal)\b")
-        first = next((n for n, s in enumerate(lines) if error.search(s)), 0)
-        reason = " ".join(filter(None, lines[first : first + 8]))
-        sys.exit(f"building gluon_syncbn failed in `{' '.join(command)}`: {reason}")
+    if status:
+        sys.exit(f"building gluon_syncbn failed in `{' '.join(command)}`")
 
 
 def build_libraries():
-    """Builds what is not built yet, and leaves it in INSTALLED.
+    """Build into INSTALLED.
 
-    Objects of earlier builds stay: ninja compiles again what has another command,
-    source or header. Nothing else of theirs does, because the tools that they knew may
-    be gone, as those of an isolated build are.
+    Object files of earlier builds are reused, CMake's cache is not: it has the paths of
+    tools that may be gone, as the tools of an isolated build are.
     """
     check_compiler()
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -150,10 +135,10 @@ class CMakeBuild(build_ext):
 
 
 class AnyPythonWheel(bdist_wheel):
-    """The library is for one platform, but for every Python 3.
+    """The wheel is for one platform, but for every Python 3.
 
-    The wheel's name tells what is in it, because pip without -v says nothing else of a
-    build: `1cuda.75.80.90` or `0cpu`, of which the former wins in a folder of wheels.
+    Its build tag shows what was built, `1cuda.75.80.90` or `0cpu`, because pip without
+    -v shows nothing else. In a folder of wheels pip prefers the former.
     """
 
     def run(self):
@@ -168,7 +153,7 @@ class AnyPythonWheel(bdist_wheel):
 
 
 class SourcesWithCommit(sdist):
-    """What MANIFEST.in lists, and the commit that it is."""
+    """The files of MANIFEST.in, and a file with the commit."""
 
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
@@ -186,7 +171,10 @@ def build_tag():
     return "0cpu.nvcc_does_not_work" if broken else "0cpu"
 
 
+# The field of PEP 639, which setuptools below 77, the newest for Python 3.8, lacks.
+LICENSE = "license_expression" if setuptools.__version__ >= "77" else "license"
 setup(
+    **{LICENSE: "Apache-2.0"},
     ext_modules=[
         Extension(f"gluon_syncbn.{LIBRARY}", sources=[]),
         Extension(f"gluon_syncbn.{LIBRARY}_mpi", sources=[], optional=True),

@@ -20,12 +20,11 @@ VERSION = runpy.run_path(str(ROOT / "gluon_syncbn" / "common" / "version.py"))[
 ]
 
 project = "gluon_syncbn"
-author = "the gluon_syncbn developers"
+author = "gluon_syncbn maintainers"
 copyright = author
 version = release = VERSION
 extensions = [
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "myst_parser",
@@ -43,17 +42,27 @@ nitpick_ignore_regex = [
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "html_image"]
 myst_heading_anchors = 3
+myst_html_meta = {"description": "Batch normalization over all devices for MXNet Gluon"}
 napoleon_numpy_docstring = True
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
-autosummary_generate = False
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 80
 
 highlight_language = "none"  # the default of code blocks
 html_theme = "furo"
 html_title = f"gluon_syncbn {VERSION}"
+if "GITHUB_REPOSITORY" in os.environ:  # a site that GitHub builds has links to edit
+    html_theme_options = {
+        "source_repository": os.environ["GITHUB_SERVER_URL"]
+        + f"/{os.environ['GITHUB_REPOSITORY']}",
+        "source_branch": os.environ["GITHUB_REF_NAME"],
+        "source_directory": "docs/",
+    }
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(ROOT / "docs" / "scorer.js")

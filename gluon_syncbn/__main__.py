@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,27 +12,32 @@ from typing import Sequence
 
 import mxnet as mx
 
+from .common.version import __version__
 from .native.library import features
 from .tools import check
 from .tools.contexts import available_contexts
 
+ROW = "{:<4}{:<18}{:<12}{:<9}{:<8}{}"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the report; returns the exit status, 1 if a result is wrong."""
+    """Print the report; return the exit status, 1 if a result is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m gluon_syncbn",
-        description="Prints what gluon_syncbn was built with and which devices "
-        "exist, and compares the layer on two contexts with batch normalization of the "
-        "whole batch in float64.",
+        description="Print what gluon_syncbn was built with and which devices exist, "
+        "and compare training steps of the layer on two contexts with batch "
+        "normalization of the whole batch in float64.",
+        epilog="The exit status is 1 if a result is wrong or a layer fails, else 0.",
     )
+    parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument(
         "topic",
         nargs="?",
         choices=["hang"],
-        help="print why devices wait for each other, and the cures, instead",
+        help="print instead why a program waits for a device, with causes and cures",
     )
     if parser.parse_args(arguments).topic == "hang":
-        print(_section_of_waits())
+        print(_causes_of_waits())
         return 0
     built = features()
     print(f"gluon_syncbn {built.pop('version')}, MXNet {mx.__version__}")
@@ -40,22 +46,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpus = [c for c in available_contexts() if c.device_type == "gpu"]
     places = _places(gpus)
     cores = len(os.sched_getaffinity(0))
-    print(f"devices: {cores} CPU cores, {_gpus_in_words(gpus, places)}")
+    print(f"devices: {cores} CPU cores, {_gpus_in_words(gpus, places)}\n")
     try:
-        for contexts in places:
-            for mode in check.MODES:
-                for dtype in check.DTYPES:
-                    print(check.check(contexts, mode, dtype))
+        _check(places)
     except (check.WrongResultError, mx.MXNetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    print("All checks passed.")
     return 0
 
 
-def _section_of_waits():
-    """Return the section of docs/guides/hang.md about the error of a timeout."""
+def _check(places):
+    print(ROW.format("", "contexts", "mode", "dtype", "error", "limit"))
+    for contexts in places:
+        for mode in check.MODES:
+            for dtype in check.DTYPES:
+                error, limit = check.check(contexts, mode, dtype)
+                names = ", ".join(map(str, contexts))
+                numbers = f"{error:.0e}", f"{limit:.0e}"
+                print(ROW.format("ok", names, mode, dtype, *numbers))
+
+
+def _causes_of_waits():
+    """Return the first part of docs/guides/hang.md, without its links."""
     page = Path(__file__).with_name("hang.md").read_text(encoding="utf-8")
-    return page.split("(waited)=\n")[1].split("\n### ")[0].lstrip("# ")
+    part = page.split("\n## After an error")[0].lstrip("# ")
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", part)
 
 
 def _places(gpus):
@@ -68,7 +84,7 @@ def _gpus_in_words(gpus, places):
     if not mx.runtime.Features().is_enabled("CUDA"):
         return "no GPUs, because this MXNet was built without CUDA"
     if gpus and len(places) == 1:
-        return f"{len(gpus)} GPUs, which gluon_syncbn was built without CUDA for"
+        return f"{len(gpus)} GPUs, but gluon_syncbn was built without CUDA"
     return f"{len(gpus)} GPUs"
 
 

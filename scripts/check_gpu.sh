@@ -11,7 +11,7 @@
 #
 # Only `build` needs nvcc and cmake, so BUILD may be copied from another machine. `benchmark` needs
 # python3 (or PYTHON), `mxnet` the archive that scripts/pack_mxnet.py writes to BUILD. OUT receives
-# logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/guides/install.md.
+# logs, benchmark_gpu.json, and benchmark_gpu.md, the table for docs/design/gpus.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?where logs go}" && cd "$1" && pwd)

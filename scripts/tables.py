@@ -7,11 +7,9 @@ scripts/lint.sh checks that they are up to date. cog needs only the standard lib
 import itertools
 import json
 import statistics
-import textwrap
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results")
-NORMS = "syncbn", "bn"
 # Kinds of statistics in the ablation, and headings for the scores with them.
 SCORES = {
     "running": "mIoU",
@@ -116,42 +114,17 @@ def table(runs):
     return markdown([*heads, *SCORES.values(), "pixel accuracy"], rows)
 
 
-def in_readme():
-    """Return the README's sentences about the gain and the cost of the layer."""
-    runs, case = load(), {"model": "fastscnn", "images": 1, "devices": 2}
-    ours, plain = (mean_score(select(runs, **case, norm=norm)) for norm in NORMS)
-    costs = [
-        f"* {net}: {ratio(net, 'gluon_syncbn')} times as long as with `nn.BatchNorm`, "
-        f"and {ratio(net, 'contrib')} times with MXNet's own layer."
-        for net in NETS
-    ]
-    text = (
-        f"With one image on each of 2 devices, FastSCNN reaches an mIoU of {ours} on "
-        f"the test images of CamVid with `SyncBatchNorm`, and of {plain} with "
-        "`nn.BatchNorm`. With more images on a device [recompute the running "
-        "statistics](docs/guides/statistics.md) first. A step on two CPU contexts "
-        "takes, in the best and the worst of Gluon's four modes "
-        "([benchmarks](docs/benchmarks.md))"
-    )
-    return "\n".join([textwrap.fill(text, 120), "", *costs, ""])
-
-
-def summary(runs):
-    """Return a table of FastSCNN's mIoU by images per device and number of devices."""
-    fast = {name: run for name, run in runs.items() if run["model"] == "fastscnn"}
+def summary(runs, devices):
+    """Return a table of FastSCNN's mIoU on some devices by images per device."""
     columns = {
-        f"{count} devices, {name}": (count, norm, kind)
-        for count in sorted({run["devices"] for run in fast.values()} - {1})
-        for norm, kind, name in (
-            ("bn", "running", "`nn.BatchNorm`"),
-            ("bn", "recomputed", "recomputed"),
-            ("syncbn", "running", "`SyncBatchNorm`"),
-        )
+        "`nn.BatchNorm`": ("bn", "running"),
+        "`nn.BatchNorm`, recomputed": ("bn", "recomputed"),
+        "`SyncBatchNorm`": ("syncbn", "running"),
     }
-    rows = []
-    for images in sorted({run["images"] for run in select(fast, norm="bn")}):
+    rows, case = [], {"model": "fastscnn", "devices": devices}
+    for images in sorted({run["images"] for run in select(runs, **case)}):
         rows.append([images])
-        for count, norm, kind in columns.values():
-            own = select(fast, images=images, devices=count, norm=norm)
+        for norm, kind in columns.values():
+            own = select(runs, **case, images=images, norm=norm)
             rows[-1].append(mean_score(own, kind))
     return markdown(["images per device", *columns], rows)

@@ -1,9 +1,8 @@
-"""Several processes: ``mpirun -n 8 python train.py``.
+"""Train in several processes: ``mpirun -n 8 python train.py``.
 
-Statistics travel over MPI, in one exchange per layer, phase and process. Gradients go
-over MPI too (:class:`Trainer`), over MXNet's kvstore, or over Horovod. Metrics are
-mpi4py's matter. Nothing needs MPI before :func:`init` is called. It must not know which
-devices a process trains on.
+After :func:`init` each layer exchanges its statistics over MPI, once per phase and
+process. :class:`Trainer` also sums gradients over MPI; MXNet's kvstore or Horovod can
+do that instead. Use mpi4py to sum metrics. Nothing needs MPI before :func:`init`.
 """
 
 from .parameters import broadcast_parameters

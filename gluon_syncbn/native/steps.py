@@ -163,7 +163,7 @@ def _warn_of_shards(trainer):
             f"'{alone[0]}' is connected with no other process, so each worker "
             "normalizes over its own shard only: start the workers with mpirun, and "
             "call gluon_syncbn.distributed.init() first, see "
-            "docs/guides/processes.md#gradients-over-mxnets-kvstore"
+            "docs/guides/kvstore.md"
         )
 
 

@@ -1,6 +1,6 @@
-"""Compares the layer on several contexts with one float64 batch normalization in NumPy.
+"""Compare the layer on several contexts with one float64 batch normalization in NumPy.
 
-The right numbers are those of ``oracle.py``.
+``oracle.py`` computes the latter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHAPE = 7, 6, 9, 10  # seven rows on two contexts: their shards differ
 MODES = "imperative", "hybridized"
 DTYPES = "float32", "float64"
 MOMENTUM = 0.9
-SECONDS = 60  # for one wait
+TIMEOUT = 60  # seconds
 # In units of the dtype's epsilon, of the largest value: rounding stays far below, and
 # statistics of one device alone would be off by a large part of the value.
 _BOUND = 100
@@ -29,16 +29,17 @@ class WrongResultError(Exception):
     """A result differs from the reference by more than rounding explains."""
 
 
-def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> str:
-    """One training step on shards of a batch; returns a sentence on its error.
+def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> tuple[float, float]:
+    """Return the largest error of a training step on shards, and the allowed error.
 
-    Raises WrongResultError with the first result that is wrong, and by how much.
+    Both are relative to the largest value of a result. Raise WrongResultError, which
+    names the first wrong result.
     """
     x, dy, gamma = example(dtype)
-    layer = SyncBatchNorm(num_devices=len(contexts), timeout=SECONDS)
+    layer = SyncBatchNorm(num_devices=len(contexts), timeout=TIMEOUT)
     results = step(layer, contexts, mode, (x, dy, gamma))
     place = f"on {' and '.join(map(str, contexts))}, {mode}, {dtype}"
-    bound, worst = _BOUND * np.finfo(dtype).eps, 0.0
+    bound, worst = _BOUND * float(np.finfo(dtype).eps), 0.0
     for (name, result), expected in zip(results.items(), oracle(x, dy, gamma)):
         # A NaN has to be wrong too, so nothing is compared with "greater".
         error = abs(result - expected).max() / abs(expected).max()
@@ -48,11 +49,11 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> str:
                 f"{error:.2g} of the largest value, expected {bound:.2g} at most"
             )
         worst = max(worst, error)
-    return f"right {place}: within {worst:.1g} of float64, {bound:.1g} are allowed"
+    return worst, bound
 
 
 def example(dtype: Any, shape: tuple = SHAPE) -> list[np.ndarray]:
-    """x, dy and gamma; the channels' means and deviations differ, and so do rows'."""
+    """Return x, dy and gamma; means and deviations differ by channel and by row."""
     rng = np.random.default_rng(0)
     x = rng.normal(3, 2, shape) + rng.normal(0, 4, (shape[0], shape[1], 1, 1))
     return [
@@ -78,14 +79,14 @@ class Candidate:
             shard.attach_grad()
 
     def step(self) -> None:
-        """Forward and backward, up to finished arrays."""
+        """Run forward and backward, and wait for the results."""
         with mx.autograd.record():
             self._ys = self._map(self._net, self._xs)
         self._map(lambda y, dy: y.backward(dy), self._ys, self._dys)
         mx.nd.waitall()
 
     def results(self) -> list[np.ndarray]:
-        """y and dx of the last step, each of the whole batch."""
+        """Return y and dx of the last step, for the whole batch."""
         dxs = [shard.grad for shard in self._xs]
         return [np.concatenate([a.asnumpy() for a in part]) for part in (self._ys, dxs)]
 
@@ -93,7 +94,7 @@ class Candidate:
 def step(
     layer: Any, contexts: Sequence[mx.Context], mode: str, arrays: Sequence
 ) -> dict[str, np.ndarray]:
-    """Forward and backward on the shards; the results by name, as NumPy arrays."""
+    """Run forward and backward on the shards; return NumPy arrays by name."""
     x, dy, gamma = arrays
     if mode == "hybridized":
         layer.hybridize(static_alloc=True, static_shape=True)
@@ -115,7 +116,7 @@ def step(
 def oracle(
     x: np.ndarray, dy: np.ndarray, gamma: np.ndarray, axis: int = 1
 ) -> tuple[np.ndarray, ...]:
-    """The same arrays as `step` returns, of the whole batch in float64; beta is 0."""
+    """Return the arrays of `step` for the whole batch in float64, with beta 0."""
     y, mean, var, _ = forward(x, gamma, np.zeros(gamma.shape), axis)
     running = (1 - MOMENTUM) * mean, MOMENTUM + (1 - MOMENTUM) * var
     return (y, *backward(x, dy, gamma, axis), *running)

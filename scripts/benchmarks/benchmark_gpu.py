@@ -3,7 +3,7 @@
 `--program` is the built benchmark_gpu.cc (scripts/check_gpu.sh builds it). It verifies
 and times each of the four passes, all passes in a row, and the copy of a tensor. If
 PyTorch for the GPU is installed, torch.nn.BatchNorm2d is timed in the same way. The
-script writes JSON and, beside it, the table of docs/guides/install.md.
+script writes JSON and, beside it, the table of docs/design/gpus.md.
 
     python scripts/benchmarks/benchmark_gpu.py --program build/gpu/benchmark_gpu
 """

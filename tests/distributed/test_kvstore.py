@@ -164,7 +164,7 @@ if rank == 0:
 @gluon_1_only("the page has programs for Gluon 1")
 def test_the_programs_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "guides" / "processes.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "kvstore.md").read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- tested: (\w+) -->\n\n```python\n(.*?)```", page, re.S)
     run_ranks(2, dict(blocks)["servers"] + dict(blocks)["kvstore"], init="")
     assert (tmp_path / "net.params").exists()

@@ -25,15 +25,11 @@ print(gluon_syncbn.features()["version"], gluon_syncbn.features()["commit"])
 def test_without_a_compiler_the_build_ends_in_one_sentence(tmp_path):
     chosen = "CXX", "CMAKE_TOOLCHAIN_FILE"
     environment = {k: v for k, v in os.environ.items() if k not in chosen}
-    # An isolated build has the package wheel, which this environment may lack.
-    stub = tmp_path / "wheel" / "bdist_wheel.py"
-    stub.parent.mkdir()
-    stub.write_text("from setuptools import Command as bdist_wheel")
     folders = "--build-lib", str(tmp_path), "--build-temp", str(tmp_path)
     result = subprocess.run(
         [sys.executable, "setup.py", "build_ext", *folders],
         cwd=ROOT,
-        env={**environment, "PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)},
+        env={**environment, "PATH": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
         check=False,
@@ -55,10 +51,10 @@ def test_a_source_distribution_knows_its_commit_and_builds(tmp_path, monkeypatch
     run_tool("git", "clone", "--quiet", ROOT, checkout)
     head = run_tool("git", "-C", checkout, "rev-parse", "HEAD").strip()
     run_tool(sys.executable, "-m", "venv", tmp_path / "venv")
-    run_tool(python, "-m", "pip", "install", "-q", "setuptools>=64,<81", "wheel")
+    run_tool(python, "-m", "pip", "install", "-q", "setuptools>=70.1,<81")
 
     def make_sdist(source, name):
-        """Makes it from the folder `source`; returns the archive and its root."""
+        """Build it from the folder `source`; return the archive and its root."""
         monkeypatch.chdir(source)
         (tmp_path / name).mkdir()
         run_tool(python, "-c", MAKE_SDIST, tmp_path / name)
@@ -76,7 +72,7 @@ def test_a_source_distribution_knows_its_commit_and_builds(tmp_path, monkeypatch
     changed = make_sdist(checkout, "changed")[1] / "COMMIT"
     assert changed.read_text().strip() == f"{head}-dirty"
 
-    # With no MPI beside this Python and on PATH, the isolated build brings one.
+    # The isolated build brings an MPI if none is beside this Python and on PATH.
     monkeypatch.setenv("GLUON_SYNCBN_CUDA", "0")
     monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")
     wheel = "wheel", "--no-deps", "--wheel-dir", tmp_path, archive
@@ -87,7 +83,7 @@ def test_a_source_distribution_knows_its_commit_and_builds(tmp_path, monkeypatch
         archive.extractall(tmp_path / "site")
     modules = {f for f in files_below(sdist / "gluon_syncbn") if f.endswith(".py")}
     installed = files_below(tmp_path / "site" / "gluon_syncbn")
-    others = {"libgluon_syncbn.so", "hang.md"}
+    others = {"libgluon_syncbn.so", "hang.md", "py.typed"}
     assert installed - {"libgluon_syncbn_mpi.so"} == modules | others
     for library in (tmp_path / "site").rglob("*.so"):
         assert "build-env" not in run_tool("readelf", "-d", library)  # it is gone
