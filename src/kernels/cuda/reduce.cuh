@@ -67,10 +67,14 @@ __device__ inline bool IsLast(unsigned* counter, unsigned blocks) {
   return last;
 }
 
+// Blocks of a multiprocessor that have all the registers that their threads need; without this
+// number the compiler spills some to fit more blocks.
+constexpr int kBlocksWithRegisters = 3;
+
 // kChannels is kWidth for columns, where each element of a vector may have a channel of its own,
 // and 1 for planes.
 template <typename T, int kWidth, int kChannels, typename Terms>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
     ReduceKernel(Cut cut, ReductionPass pass, Workspace workspace) {
   using A = Arithmetic<T>;
   constexpr int kUnroll = Terms::kBackward ? 2 : 4;  // vectors of a tensor, asked for at once
