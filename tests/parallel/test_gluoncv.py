@@ -294,7 +294,7 @@ def test_predefined_nets_have_this_layer_only(kind, net):
     assert gluon_syncbn.SyncBatchNorm in kinds
     norms = norms_of(net.features)
     assert len(norms) > 25
-    assert {norm.layer.settings.num_devices for norm in norms} == {2}
+    assert {norm.layer._sync.settings.num_devices for norm in norms} == {2}
 
 
 @pytest.mark.usefixtures("installed")
