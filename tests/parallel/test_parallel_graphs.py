@@ -266,6 +266,19 @@ def test_graphs_are_freed(way, devices):
     assert traced.count_graphs() == 0
 
 
+def test_a_result_without_a_variable_has_no_backward(devices):
+    """Its factors are in another graph, so that MXNet records the product."""
+    weight = dense(devices.contexts).weight
+    factors = {context: nd.ones(1, ctx=context) for context in devices.contexts}
+    net = make_parallel(nn.Lambda(lambda x: x * factors[x.context]), devices.contexts)
+    with autograd.record():
+        others = [weight.data(c) * factor for c, factor in factors.items()]
+        y = net(column(1, 2))
+    with pytest.raises(mx.MXNetError):
+        y.backward()
+    autograd.backward(others)
+
+
 class TwoOutputs(Block):
     def __init__(self):
         super().__init__()
