@@ -121,7 +121,7 @@ assert 'batch_size' in error_of(trainer.step, 0)
 if rank == 0:
     write_from_within(layer.running_mean.data())
 distributed.broadcast_parameters(layer)
-assert layer.running_mean.data().asscalar() == 2
+assert layer.running_mean.data().asnumpy() == 2
 net = nn.Dense(2)  # whose shape is not known yet
 net.initialize(mx.init.Constant(rank))
 distributed.broadcast_parameters(net, root=2)
@@ -234,7 +234,7 @@ for used in (0, 1), (1, 0), (0, 0), (2, 0):
     loss.backward()
     trainer.step(1, ignore_stale_grad=True)
     for context in contexts:
-        found = [layer.weight.data(context).asscalar() for layer in net]
+        found = [layer.weight.data(context).asnumpy().item() for layer in net]
         assert found == weights.tolist(), (used, found, weights)
 """,
     "waiting for long costs no processor": """

@@ -8,6 +8,7 @@ from gluon_syncbn import (
     SyncBatchNorm,
     check_replicas,
     convert_sync_batchnorm,
+    freeze_statistics,
     make_parallel,
     revert_sync_batchnorm,
 )
@@ -138,16 +139,21 @@ def test_converted_twice_and_reverted(norm):
         convert_sync_batchnorm(net, num_devices=count)
         assert operators(net).count("Custom") == 3
     assert_same([net(x).asnumpy()], [y])
+    freeze_statistics(net)
+    assert "Custom" not in operators(net)
+    # MXNet computes a LeakyReLU in float32.
+    dtype = "float32" if norm is LEAKY_RELU else "float64"
+    assert_all_near([net(x).asnumpy()], [y], dtype, count=500, scale=10)
+    freeze_statistics(net, False)
+    assert operators(net).count("Custom") == 3
     found = operators(revert_sync_batchnorm(net))
     assert found.count("BatchNorm") == 3
     assert not {"Custom", "SliceChannel"} & set(found)
-    if norm is LEAKY_RELU:  # MXNet's own computes negative values in float32
+    assert_all_near([net(x).asnumpy()], [y], dtype, count=500, scale=10)
+    if norm is LEAKY_RELU:
         graph = mx.sym.Group(list(net(mx.sym.var("data")))).attr_dict()
         slopes = [node["slope"] for node in graph.values() if "slope" in node]
         assert slopes == ["0.25", "0.25"]
-        assert_all_near([net(x).asnumpy()], [y], "float32")
-    else:
-        assert_same([net(x).asnumpy()], [y])
 
 
 def converted_and_plain(operator, x, value):

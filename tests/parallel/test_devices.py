@@ -153,7 +153,7 @@ def test_a_loop_of_the_main_thread_is_warned_of(mode, devices, monkeypatch):
     net.initialize(ctx=devices.contexts)
     shards = [nd.ones((2, 1), ctx=c) for c in devices.contexts]
     with warnings.catch_warnings(), autograd.train_mode():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         devices.map(net, shards)
         with pytest.warns(UserWarning, match=r"allow_plain_loop\(net\)"):
             net(shards[0])
