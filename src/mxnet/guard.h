@@ -10,7 +10,7 @@
 #pragma once
 #include <string>
 
-#include "collective/devices/device.h"
+#include "core/device.h"
 #include "mxnet/attributes.h"
 
 namespace syncbn {

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "collective/devices/span.h"
+#include "core/span.h"
 #include "mxnet/mxnet_api.h"
 
 namespace syncbn {

@@ -1,7 +1,6 @@
 // The layers of the process.
 #include "op/registry.h"
 
-#include <algorithm>
 #include <iterator>
 
 #include "core/error.h"
@@ -50,34 +49,6 @@ void Registry::Release(const std::string& key) {
   if (entry == layers_.end()) return;
   Layer& layer = *entry->second;
   if (--layer.owners == 0 && layer.has_block) layers_.erase(entry);
-}
-
-std::string Registry::FirstFailure() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : layers_) {
-    const std::string failure = entry.second->group.Failure();
-    if (!failure.empty()) return failure;
-  }
-  return "";
-}
-
-double Registry::LongestWait() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  double longest = 0;
-  for (const auto& entry : layers_) longest = std::max(longest, entry.second->group.LongestWait());
-  return longest;
-}
-
-void Registry::ResetAll() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : layers_) entry.second->group.Reset();
-}
-
-void Registry::FailAll(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : all_) {
-    if (const auto layer = entry.second.lock()) layer->group.Fail(text);
-  }
 }
 
 }  // namespace syncbn

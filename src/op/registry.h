@@ -7,16 +7,16 @@
 #include <mutex>
 #include <string>
 
-#include "collective/devices/group.h"
+#include "exchange/table.h"
 #include "op/collected_moments.h"
 
 namespace syncbn {
 
 // Devices that normalize together.
 struct Layer {
-  explicit Layer(const std::string& name) : group(name) {}
+  explicit Layer(const std::string& name) : members(name) {}
 
-  Group group;
+  Members members;
   CollectedMoments collected;
   std::atomic<bool> has_block{false};  // false for a node of a symbol from a file
   int owners = 0;  // in Python; under the registry's mutex
@@ -35,22 +35,10 @@ class Registry {
   // Operators keep a layer alive that all owners have released, and others of its key find it.
   void Release(const std::string& key);
 
-  // The failure of the first failed layer, or an empty text.
-  std::string FirstFailure() const;
-  double LongestWait() const;  // of all groups
-  // After one failure devices have called other layers unequally often, so all are reset.
-  void ResetAll();
-  // Fails every layer that is alive, the released ones with work in flight included.
-  void FailAll(const std::string& text);
-
  private:
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Layer>> layers_;
   std::map<std::string, std::weak_ptr<Layer>> all_;  // the released ones, too
 };
-
-// The timeout in seconds of layers that have none. Longer than the slowest healthy first step that
-// was seen (autotuning, cold caches, a busy machine), and short enough to wait for the message.
-inline std::atomic<double> default_timeout{300.0};
 
 }  // namespace syncbn

@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "collective/devices/span.h"
 #include "core/layout.h"
+#include "core/span.h"
+#include "exchange/table.h"
 #include "op/backend.h"
-#include "op/batch_exchange.h"
 #include "op/options.h"
 #include "op/registry.h"
+#include "op/running_statistics.h"
 #include "op/tensor.h"
 
 namespace syncbn {
@@ -24,6 +25,11 @@ struct ForwardTensors {
   // If masked: the number of valid rows (of the axes before the channels), once for each channel.
   // Others are neither read nor written, in forward and backward.
   Tensor rows = {};
+};
+
+// Of each channel, in a shard or in the whole batch.
+struct GradientSums {
+  std::vector<double> dz, dz_xmu;
 };
 
 struct Gradients {
@@ -69,11 +75,19 @@ class SyncBatchNorm {
                 ForBackward* left) const;
   void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForBackward& by);
   ElementwisePass PassOf(const Layout& layout, const ForwardTensors& tensors) const;
-  void TakeStatistics(const Call& call, const BatchMoments& own, const BatchMoments& batch,
+  void TakeStatistics(const Ticket& ticket, const BatchMoments& batch,
                       const ForwardTensors& tensors);
-  [[noreturn]] void RaiseNonFinite(const Call& call, const std::string& own_fault, DType dtype);
+  // Ends with an error for all devices if moments are not finite.
+  void CheckFinite(const BatchMoments& moments, const std::string& whose, const ForwardTensors& tensors);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForBackward* left);
+
+  BatchMoments Merge(const Tensor& x, const BatchMoments& own, Ticket* ticket);
+  GradientSums Add(const Tensor& saved, const GradientSums& own, Ticket* ticket, int64_t repeat);
+  Numbers AllReduce(Phase phase, const Tensor& x, Operation operation, int64_t repeat,
+                    Numbers own, Ticket* ticket);
+  // Fails all who wait, now and later, with this text; other ranks, too, if they may wait.
+  [[noreturn]] void Fail(const std::string& text);
 
   PassInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& saved) const;
   void WriteParameterGradients(const GradientSums& sums, const Gradients& out);
@@ -89,7 +103,6 @@ class SyncBatchNorm {
   const std::shared_ptr<Layer> layer_;
   const std::string& name_;  // the layer's
   const std::unique_ptr<Backend> backend_;
-  BatchExchange exchange_;
   std::optional<Span> pass_;  // of the call under way: before its exchange, or after it
   bool by_batch_ = false;     // of the latest forward call
   std::optional<ForBackward> forward_;  // none if it has failed

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "collective/processes/transport.h"
 #include "core/c_interface.h"
 #include "core/error.h"
+#include "exchange/transport.h"
 
 namespace syncbn {
 namespace {

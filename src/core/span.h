@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "collective/devices/device.h"
+#include "core/device.h"
 #include "core/error.h"
 
 namespace syncbn {
