@@ -103,7 +103,6 @@ class LayerHandle:
     ) -> None:
         self.name = layer
         self.parameters: dict = {}  # of the layer, by name
-        self._is_frozen = False
         self._group = group
         self.shared_name = layer
         if key is None:  # the layer of a graph has been counted where it was made
@@ -118,18 +117,11 @@ class LayerHandle:
         self._finalizer.atexit = False
         steps.layers.add(self)
 
-    def use(self, parameters: dict, is_frozen: bool) -> None:
-        """Notes what a call of the layer has.
-
-        Steps of the trainers of its parameters, by name, wait from now on; and this
-        rank can say why others wait for it, if they have not frozen the layer.
-        """
+    def use(self, parameters: dict) -> None:
+        """Register a call's parameters, by name: their trainers' steps wait."""
         if self.parameters is not parameters:
             self.parameters = parameters
             steps.guard_trainers(parameters.values())
-        if self._is_frozen != is_frozen:
-            self._is_frozen = is_frozen
-            load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
 
     def check_thread(self, contexts: list, settings: Settings) -> None:
         """Warn of a call that will wait in vain for the other CPU contexts."""

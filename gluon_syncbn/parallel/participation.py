@@ -1,7 +1,7 @@
 """Steps in which only some of the devices hold a shard.
 
 Here the change is ordered against work in flight; it must not know the rendezvous
-(``src/collective/devices/group.cc``).
+(``src/exchange/table.cc``).
 """
 
 from __future__ import annotations

@@ -67,12 +67,12 @@ void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& t
   pass.second = own.m2.data();
   backend_->LocalMoments(pass);
 
-  CheckFinite(own, Concat("the shard of ", device_.Name()), tensors);
+  CheckFinite(own, Concat("the shard of ", device_.Name()), "", tensors);
   pass_.reset();
   const BatchMoments batch = Merge(tensors.x, own, &left->ticket);
   pass_.emplace("second pass", "forward", name_, device_);
 
-  CheckFinite(batch, "the whole batch, though each shard's are", tensors);
+  CheckFinite(batch, "the whole batch", ", though that of each shard is", tensors);
   TakeStatistics(left->ticket, batch, tensors);
   left->count = batch.count;
   left->mean = batch.mean;
@@ -267,13 +267,13 @@ void SyncBatchNorm::TakeStatistics(const Ticket& ticket, const BatchMoments& bat
 }
 
 void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const std::string& whose,
-                                const ForwardTensors& tensors) {
+                                const std::string& beside, const ForwardTensors& tensors) {
   if (options_.nonfinite != NonFinite::kRaise) return;
   const std::string channel =
       FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
   if (channel.empty()) return;
   Fail(Concat("SyncBatchNorm '", name_, "', forward: the mean or variance of channel ", channel,
-              " is not finite in ", Name(tensors.running_var.dtype), ", of ", whose));
+              " of ", whose, " is not finite in ", Name(tensors.running_var.dtype), beside));
 }
 
 int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const {

@@ -78,7 +78,8 @@ class SyncBatchNorm {
   void TakeStatistics(const Ticket& ticket, const BatchMoments& batch,
                       const ForwardTensors& tensors);
   // Ends with an error for all devices if moments are not finite.
-  void CheckFinite(const BatchMoments& moments, const std::string& whose, const ForwardTensors& tensors);
+  void CheckFinite(const BatchMoments& moments, const std::string& whose,
+                   const std::string& beside, const ForwardTensors& tensors);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForBackward* left);
 
