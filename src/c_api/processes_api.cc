@@ -65,7 +65,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
 // Waits until all others have left, too, for the timeout at most.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_stop, double timeout) {
   return CatchAll([&] {
-    Table::Get().AwaitLeave(timeout);
-    Table::Get().Stop();
+    constexpr double kAfterFailure = 10;  // some may never leave, and others end soon
+    Table::Get().Disconnect(timeout, std::min(timeout, kAfterFailure));
   });
 }

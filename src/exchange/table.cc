@@ -21,8 +21,7 @@ namespace {
 
 constexpr std::chrono::seconds kNotice{10};  // before a wait says what it waits for
 constexpr double kEndSeconds = 2;            // for a transport to deliver the last messages
-constexpr double kLeaveSeconds = 10;         // for others to leave after a failure
-constexpr double kCloseSeconds = 30;         // before all are ended, on a busy machine
+constexpr double kCloseSeconds = 30;         // for others to leave before they are ended
 
 // A fork does not copy the connection to the other processes.
 std::atomic<bool> forked{false};
@@ -137,7 +136,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
       !own.members->former_.count(own.device)) {
     throw Error(EarlierFailureReport(key, own.device, kWasReset));
   }
-  const std::set<Device>* expected = &own.expected;
+  const std::set<Device>* expected = own.expected;
   size_t devices = own.devices;
   try {
     if (own.members == nullptr) {
@@ -258,7 +257,8 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
                                  const std::string& where) const {
   const Exchange& exchange = *waiting.exchange;
   if (!exchange.AllDevicesAreHere()) {
-    const bool are_expected = waiting.expected->size() == exchange.devices;
+    const bool are_expected =
+        waiting.expected != nullptr && waiting.expected->size() == exchange.devices;
     for (const auto& [place, part] : exchange.parts) {
       if (!are_expected || place.rank != OwnRank() || waiting.expected->count(place.device)) continue;
       return TooManyDevicesReport(exchange.members->layer, place.device, *waiting.expected,
@@ -446,7 +446,7 @@ Table& Table::Get() {
 
 void Table::Connect(std::unique_ptr<Transport> transport) {
   Lock lock(mutex_);
-  transport->OnClose([this] { return Close(); });
+  transport->OnClose([this] { return Disconnect(0, kCloseSeconds); });
   peers_ = std::make_unique<Peers>(std::move(transport));
   // Another thread may have held the mutex at the fork.
   pthread_atfork(nullptr, nullptr, [] {
@@ -502,44 +502,20 @@ void Table::CheckLeft(const Exchange& exchange) {
 
 void Table::Leave() {
   Lock lock(mutex_);
-  LeaveLocked();
-}
-
-void Table::LeaveLocked() {
   if (!peers_ || forked) return;
   peers_->Leave();
   EndWhere("the program ends", [](const Exchange& exchange) { return !exchange.key.is_local; });
 }
 
-void Table::AwaitLeave(double timeout_seconds) {
-  Lock lock(mutex_);
-  if (!peers_ || forked) return;
-  Serve(&lock);
-  if (failed_for_good_) timeout_seconds = std::min(timeout_seconds, kLeaveSeconds);
-  ServeUntil(&lock, timeout_seconds, [&] { return peers_->AllHaveLeft(); });
-}
-
-void Table::Stop() {
-  Lock lock(mutex_);
-  StopLocked(&lock);
-}
-
-void Table::StopLocked(Lock* lock) {
-  if (!peers_ || forked) return;
-  LeaveLocked();
-  ServeUntil(lock, kEndSeconds, [&] { return !peers_->Busy(); });
-  peers_->Close();
-}
-
-bool Table::Close() {
+bool Table::Disconnect(double seconds, double seconds_after_failure) {
+  Leave();
   Lock lock(mutex_);
   if (!peers_ || forked) return true;
-  LeaveLocked();
   Serve(&lock);
-  const bool has_failed = failed_for_good_;
-  if (has_failed) ServeUntil(&lock, kCloseSeconds, [&] { return peers_->AllHaveLeft(); });
-  StopLocked(&lock);
-  return !has_failed || peers_->AllHaveLeft();
+  ServeUntil(&lock, failed_for_good_ ? seconds_after_failure : seconds, [&] { return peers_->AllHaveLeft(); });
+  ServeUntil(&lock, kEndSeconds, [&] { return !peers_->Busy(); });
+  peers_->Close();
+  return !failed_for_good_ || peers_->AllHaveLeft();
 }
 
 template <typename Predicate>

@@ -78,7 +78,7 @@ struct Contribution {
   Signature signature{};
   Numbers numbers{};
   size_t devices = 1;          // of this process, if the ticket names none
-  std::set<Device> expected{};  // as far as the caller knows them; for messages
+  const std::set<Device>* expected = nullptr;  // if the caller knows them; for messages
   bool across_processes = true;
   std::vector<int> ranks{};  // ascending; empty for all
   std::string shared_name{};  // of the layer or call, equal on all ranks
@@ -127,14 +127,10 @@ class Table {
   bool IsConnected() const;
   // Tells the other ranks that this process ends, and ends its exchanges with them.
   void Leave();
-  // Waits until every other rank has left as well, or for the timeout, which is short after a
-  // failure.
-  void AwaitLeave(double timeout_seconds);
-  // Leaves and ends the use of the transport.
-  void Stop();
-  // Leaves and stops. False if something has failed and another rank does not leave: it hangs, or
-  // was stopped.
-  bool Close();
+  // Leaves, waits until every other rank has left as well or the time is over, and ends the use of
+  // the transport. False if something has failed and another rank does not leave: it hangs, or was
+  // stopped.
+  bool Disconnect(double seconds, double seconds_after_failure);
 
  protected:  // for tests in simulated time
   Waiting Arrive(const Contribution& own, Ticket* ticket, Time now);
@@ -179,8 +175,6 @@ class Table {
 
   void FailLocked(const std::string& text, bool tell_ranks);
   void CheckLeft(const Exchange& exchange);
-  void LeaveLocked();
-  void StopLocked(Lock* lock);
   template <typename Predicate>
   void ServeUntil(Lock* lock, double seconds, const Predicate& over);
 

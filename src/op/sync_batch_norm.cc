@@ -233,7 +233,7 @@ Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, Operation operati
   contribution.signature = {operation, x.dtype, x.shape[axis], options_.axis, options_.epsilon, ""};
   contribution.numbers = std::move(own);
   contribution.devices = static_cast<size_t>(options_.num_devices);
-  contribution.expected = options_.contexts;
+  contribution.expected = &options_.contexts;
   contribution.across_processes = options_.across_processes;
   contribution.ranks = options_.ranks;
   contribution.shared_name = options_.shared_name;

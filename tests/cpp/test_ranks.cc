@@ -3,6 +3,7 @@
 // GLUON_SYNCBN_NATIVE=full runs more of them.
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "check.h"
@@ -104,37 +105,21 @@ class Program {
     return std::pow(10, (7 * rank + 5 * id + phases) % 17) * (1 + rank) / 3;
   }
 
-  // All get the same bits, which are those of the sum in order if the ranks are a star.
+  // All get the same bits: those of the sum in the order of devices and ranks, if these are a star.
   void CheckResult(const Actor& actor, const syncbn::Exchange& exchange) {
-    const Key& key = exchange.key;
-    const auto known = results_.emplace(key, exchange.result).first;
-    CHECK(known->second == exchange.result, "rank ", actor.rank);
-    double count = 0, sum = 0;
-    const bool all = key.layer == "all";
-    for (int rank = 0; rank < size_; ++rank) {
-      if (!all && !std::binary_search(some_.begin(), some_.end(), rank)) continue;
-      for (int id = 0; id < devices_[rank]; ++id) {
-        const double number = NumberOf(rank, id, actor.phases - 1);
-        sum = ++count == 1 ? number : sum + number;
-      }
+    const Numbers& known = results_.emplace(exchange.key, exchange.result).first->second;
+    CHECK(known == exchange.result, "rank ", actor.rank);
+    Numbers sums;
+    double count = 0;
+    for (const int rank : exchange.ranks) {
+      double sum = NumberOf(rank, 0, actor.phases - 1);
+      for (int id = 1; id < devices_[rank]; ++id) sum += NumberOf(rank, id, actor.phases - 1);
+      sums.push_back(sum);
+      count += devices_[rank];
     }
-    CHECK_EQ(exchange.result[0], count);
-    if (exchange.ranks.size() <= 32) return CheckStar(exchange.result[1], all, actor.phases - 1);
-    CHECK_NEAR(exchange.result[1], sum, 1e-12 * sum);
-  }
-
-  // A rank's devices first, then ranks.
-  void CheckStar(double result, bool all, int phases) {
-    double sum = 0;
-    bool is_first = true;
-    for (int rank = 0; rank < size_; ++rank) {
-      if (!all && !std::binary_search(some_.begin(), some_.end(), rank)) continue;
-      double own = NumberOf(rank, 0, phases);
-      for (int id = 1; id < devices_[rank]; ++id) own += NumberOf(rank, id, phases);
-      sum = is_first ? own : sum + own;
-      is_first = false;
-    }
-    CHECK_EQ(result, sum);
+    const double sum = std::accumulate(sums.begin() + 1, sums.end(), sums[0]);
+    CHECK_EQ(known[0], count);
+    CHECK_NEAR(known[1], sum, sums.size() <= 32 ? 0 : 1e-12 * sum);
   }
 
   void Continue(Actor* actor) {
@@ -431,8 +416,11 @@ TEST(ARankThatDoesNotLeave) {
   Rank first(network, 0), second(network, 1);
   first.Fail("the ship sinks", true);
   second.Leave();
-  CHECK(first.Close());
-  CHECK(second.Close());
+  CHECK(first.Disconnect(1, 1));
+  CHECK(second.Disconnect(1, 1));
+  Rank third(std::make_shared<Network>(2), 0);
+  third.Fail("the ship sinks", true);
+  CHECK(!third.Disconnect(1, 0.01));
 }
 
 // Each rank has two devices and three layers, whose exchanges meet in any order; then rank 0 fails,
@@ -474,9 +462,7 @@ TEST(ThreadsThatWait) {
     }
   });
   Parallel(kRanks, [&](int rank) {
-    ranks[rank]->Leave();
-    ranks[rank]->AwaitLeave(10);
-    CHECK(ranks[rank]->AllHaveLeft());
+    CHECK(ranks[rank]->Disconnect(10, 10));
     CheckHas(ranks[rank]->Failure(), "the ship sinks");
   });
 }
