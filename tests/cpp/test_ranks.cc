@@ -111,7 +111,8 @@ class Program {
     CHECK(known == exchange.result, "rank ", actor.rank);
     Numbers sums;
     double count = 0;
-    for (const int rank : exchange.ranks) {
+    const bool is_local = exchange.ranks.empty();
+    for (const int rank : is_local ? std::vector<int>{actor.rank} : exchange.ranks) {
       double sum = NumberOf(rank, 0, actor.phases - 1);
       for (int id = 1; id < devices_[rank]; ++id) sum += NumberOf(rank, id, actor.phases - 1);
       sums.push_back(sum);
