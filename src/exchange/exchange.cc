@@ -72,8 +72,8 @@ Numbers Exchange::Reduce() {
   Numbers reduced = std::move(part->second.numbers);
   const bool is_sum = signature.operation == Operation::kSum;
   if (!is_sum && reduced.size() % 2 != 1) {
-    throw Error(Concat(key.Title(), ": moments must be a count and two numbers of each channel, got ",
-                       reduced.size(), " numbers"));
+    throw Error(Concat(key.Title(), ": moments must be a count and two numbers of each channel, ",
+                       "got ", reduced.size(), " numbers"));
   }
   while (++part != parts.end()) {
     const Numbers& higher = part->second.numbers;

@@ -57,8 +57,8 @@ void Table::SetParticipants(Members* members, std::set<Device> participants) {
 }
 
 // Numbers a forward call. One device too many means that either the net has moved to other devices,
-// and the old ones no longer call; or more devices are in use than the layer is for. A former member
-// must not take the place of a new one: its batch would be reduced with their older one.
+// and the old ones no longer call; or more devices are in use than the layer is for. A former
+// member must not take a new one's place: its batch would be reduced with their older one.
 void Table::Enter(const Contribution& own, Key* key, Ticket* ticket) {
   Members& members = *own.members;
   const Participants& participants = members.participants_;
@@ -260,7 +260,9 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
     const bool are_expected =
         waiting.expected != nullptr && waiting.expected->size() == exchange.devices;
     for (const auto& [place, part] : exchange.parts) {
-      if (!are_expected || place.rank != OwnRank() || waiting.expected->count(place.device)) continue;
+      const bool is_other = are_expected && place.rank == OwnRank() &&
+                            !waiting.expected->count(place.device);
+      if (!is_other) continue;
       return TooManyDevicesReport(exchange.members->layer, place.device, *waiting.expected,
                                   exchange.devices);
     }
@@ -382,7 +384,7 @@ void Table::EndWhere(const std::string& reason, const Predicate& ends) {
 
 void Table::Fail(const std::string& text, bool tell_ranks) {
   Lock lock(mutex_);
-  FailLocked(text, tell_ranks);
+  if (Members::alive > 0 || IsConnected()) FailLocked(text, tell_ranks);
 }
 
 void Table::FailLocked(const std::string& text, bool tell_ranks) {
@@ -470,8 +472,8 @@ std::vector<int> Table::RanksOf(const Contribution& own) const {
   }
   if (!peers_ || peers_->size() == 1) return {};
   if (forked) {
-    throw Error(Concat(own.shared_name, ": called in a process that was forked from rank ", peers_->rank(),
-                       "; only the process that called ", kInit, " synchronizes"));
+    throw Error(Concat(own.shared_name, ": called in a process that was forked from rank ",
+                       peers_->rank(), "; only the process that called ", kInit, " synchronizes"));
   }
   if (ranks.empty()) {
     std::vector<int> all(static_cast<size_t>(peers_->size()));
@@ -512,7 +514,8 @@ bool Table::Disconnect(double seconds, double seconds_after_failure) {
   Lock lock(mutex_);
   if (!peers_ || forked) return true;
   Serve(&lock);
-  ServeUntil(&lock, failed_for_good_ ? seconds_after_failure : seconds, [&] { return peers_->AllHaveLeft(); });
+  ServeUntil(&lock, failed_for_good_ ? seconds_after_failure : seconds,
+             [&] { return peers_->AllHaveLeft(); });
   ServeUntil(&lock, kEndSeconds, [&] { return !peers_->Busy(); });
   peers_->Close();
   return !failed_for_good_ || peers_->AllHaveLeft();

@@ -40,11 +40,13 @@ using Participants = std::shared_ptr<const std::set<Device>>;
 // The devices of a layer in this process, of which each has made some forward calls.
 class Members {
  public:
-  explicit Members(std::string layer) : layer(std::move(layer)) {}
+  explicit Members(std::string layer) : layer(std::move(layer)) { ++alive; }
+  ~Members() { --alive; }
   const std::string layer;
 
  private:
   friend class Table;
+  static inline std::atomic<int> alive{0};
 
   std::set<Device> Devices() const;
   // All devices continue with the same call.
@@ -114,8 +116,8 @@ class Table {
   // Seconds since the first device arrived at the oldest exchange in flight; 0 if there is none.
   double LongestWait();
 
-  // Ends all exchanges, now and until Reset, with this text. Other ranks are told if they may wait
-  // for this one: if an exchange with them has begun, or `tell_ranks`.
+  // Ends all exchanges, now and until Reset, with this text; nothing without a layer. Other ranks
+  // are told if they may wait for this one: if an exchange with them has begun, or `tell_ranks`.
   void Fail(const std::string& text, bool tell_ranks);
   // Empty if nothing has failed.
   std::string Failure();

@@ -1,5 +1,5 @@
-// Carries messages between processes: a small part of MPI, or the queues of a test. A Table calls it
-// under its mutex, so an implementation needs no lock.
+// Carries messages between processes: a small part of MPI, or the queues of a test. A Table calls
+// it under its mutex, so an implementation needs no lock.
 #pragma once
 #include <functional>
 #include <vector>

@@ -1,5 +1,5 @@
-// The pauses of a thread that waits. It stays awake at first, because waking a sleeping thread takes
-// longer than an exchange, and sleeps then.
+// The pauses of a thread that waits. It stays awake at first, because waking a sleeping thread
+// takes longer than an exchange, and sleeps then.
 #pragma once
 #include <sys/prctl.h>
 

@@ -323,7 +323,8 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
     const bool is_plain = dynamic_cast<const Error*>(&error) != nullptr &&
                           dynamic_cast<const DeviceError*>(&error) == nullptr;
     if (is_plain) throw;
-    Fail(Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ", error.what()));
+    Fail(Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ",
+                error.what()));
   }
 }
 

@@ -1,6 +1,6 @@
 // Tests exchanges of the devices of one process: many of random devices under random delays,
-// failures, resets, moves. A device is a thread here. A lost wake-up ends in a timeout, of the table
-// or of ctest.
+// failures, resets, moves. A device is a thread here. A lost wake-up ends in a timeout, of the
+// table or of ctest.
 #include <functional>
 #include <random>
 #include <set>
@@ -186,12 +186,11 @@ TEST(ContributionsThatDoNotFitTogether) {
   const Contribution first = layer.Of(0, 0);
   Contribution blue = layer.Of(1, 0), longer = blue, more = blue;
   blue.signature.channels = 2;
-  CheckHas(ErrorOfTwo(&layer, first, blue), "SyncBatchNorm 'layer', forward: devices disagree: cpu(");
+  CheckHas(ErrorOfTwo(&layer, first, blue), "'layer', forward: devices disagree: cpu(");
   CheckHas(ErrorOfTwo(&layer, first, blue), "cpu(0) has channels=1, dtype=float32, axis=0");
   CheckHas(ErrorOfTwo(&layer, first, blue), "num_devices=2 (shape (1))");
   more.devices = 3;
-  CheckHas(ErrorOfTwo(&layer, first, more), "cpu(1) has channels=1, dtype=float32, axis=0, epsilon=0, "
-                                            "num_devices=3 (shape (1))");
+  CheckHas(ErrorOfTwo(&layer, first, more), "epsilon=0, num_devices=3 (shape (1))");
   longer.numbers = Numbers(2);
   CheckHas(ErrorOfTwo(&layer, first, longer), "SyncBatchNorm 'layer', forward: all places must");
   Ticket ticket;
@@ -227,7 +226,7 @@ TEST(OneFailureEndsAllWaits) {
     own.timeout_seconds = 0.01;
     CheckHas(ErrorOf([&] { layer.Sum(own, &ticket); }), "'other', forward: waited");
   };
-  CheckHas(ErrorOfWait(&layer, 0, fail), "'layer', forward: SyncBatchNorm 'other', forward: waited");
+  CheckHas(ErrorOfWait(&layer, 0, fail), "forward: SyncBatchNorm 'other', forward: waited");
   CheckHas(ErrorOf([&] { layer.Forward(1); }), "cpu(1) stopped because of an earlier error");
   layer.table.Fail("a later failure", false);
   CheckHas(layer.table.Failure(), "'other', forward: waited");
