@@ -304,8 +304,8 @@ TEST(MessagesThatAreRefused) {
   std::vector<Case> cases = {
       {0, 1, PartOf({1})},              // without the receiver
       {3, 1, PartOf({1, 2})},           // the same
-      {0, 1, PartOf({0, 100})},         // a rank that there is not
-      {0, 1, PartOf({-1, 0, 1})},       // the same
+      {0, 1, PartOf({0, 1, 100})},      // a rank that there is not
+      {1, 2, PartOf({-1, 1, 2})},       // the same
       {0, 1, PartOf({1, 0})},           // not ascending
       {0, 3, PartOf({0, 1})},           // without the sender
       {1, 0, PartOf({})},               // from the parent
@@ -324,6 +324,13 @@ TEST(MessagesThatAreRefused) {
     receiver.Handle(c.from, Encode(c.message));
     CheckHas(receiver.table.Failure(), "another version", "test_ranks.cc", c.rank);
     CHECK_EQ(receiver.table.InFlight(), 0u);
+  }
+  for (const size_t size : {0, 9, 1000}) {  // cut, or with something behind its end
+    Receiver receiver(0);
+    Bytes bytes = Encode(PartOf({}));
+    bytes.resize(size);
+    receiver.Handle(1, bytes);
+    CheckHas(receiver.table.Failure(), "another version");
   }
 }
 
