@@ -1,6 +1,6 @@
 """Steps in which only some of the devices hold a shard.
 
-Here the change is ordered against work in flight; it must not know the rendezvous
+Here the change is ordered against work in flight; it must not know the exchange
 (``src/exchange/table.cc``).
 """
 

@@ -93,7 +93,7 @@ void TestFailures(const Setting& setting) {
   Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
 }
 
-// A process fails before its first rendezvous, while the others wait already; in prediction, nobody
+// A process fails before its first exchange, while the others wait already; in prediction, nobody
 // waits, and nobody is told.
 void TestOtherProcessesLearnOfAFailure() {
   const auto network = std::make_shared<Network>(2);
