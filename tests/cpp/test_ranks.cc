@@ -136,15 +136,16 @@ class Program {
   // True if the actor need not wait.
   bool Advance(Actor* actor) {
     Rank* const rank = sim_.ranks[actor->rank].get();
+    // Each wait is one of a thread, and ends by itself.
+    for (Pending& pending : actor->pending) rank->IsOver(&pending.waiting, sim_.now());
     for (Pending& pending : actor->pending) {
-      const bool is_over = rank->IsOver(&pending.waiting, sim_.now());
       const syncbn::Exchange& exchange = *pending.waiting.exchange;
       const auto waited = sim_.now() - pending.waiting.start;
       // The timeout, the time in which others are late, and the patience of the tree.
       CHECK(waited < std::chrono::milliseconds(exchange.ranks.size() > 32 ? 5550 : 2950), "rank ",
             actor->rank, " of ", size_, " end ", static_cast<int>(end_));
       if (!exchange.error.empty()) throw syncbn::Error(exchange.error);
-      if (!is_over) return false;
+      if (!exchange.over) return false;
       CheckResult(*actor, exchange);
     }
     actor->pending.clear();
