@@ -14,16 +14,20 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..common.arguments import check_bool, check_int, check_real, check_type, pluralize
-from ..common.mxnet_version import IS_GLUON_2
+from ..arguments import check_bool, check_int, check_real, check_type, pluralize
+from ..compat import IS_GLUON_2
+from ..mxnet_private.arrays import make_plain
 from ..mxnet_private.blocks import call_with_parameters, current_trace, is_traced
-from ..mxnet_private.library import make_plain
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
-from .activations import apply, validate
 from .graphs import guarded, plain_gradient, watch_graphs
 from .masking import MaskedRows, check_mask
-from .synchronization import Settings, Synchronization
+from .synchronization import (
+    Settings,
+    Synchronization,
+    apply_activation,
+    check_activation,
+)
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))  # all that MXNet takes
 
@@ -179,7 +183,7 @@ class SyncBatchNorm(nn.BatchNorm):
         check_bool("use_global_stats", use_global_stats)
         others = num_devices, unbiased_running_var, timeout, group, nonfinite
         settings = Settings(*others).validate()
-        built_in = validate(activation, slope)
+        built_in = check_activation(activation, slope)
         initializers = {
             "beta_initializer": beta_initializer,
             "gamma_initializer": gamma_initializer,
@@ -304,7 +308,7 @@ class SyncBatchNorm(nn.BatchNorm):
         """MXNet's own operator: nothing is exchanged, so none of ours is needed."""
         axis = self._kwargs["axis"] if rows is None else -1
         y = F.BatchNorm(*operands, name="fwd", **{**self._kwargs, "axis": axis})
-        return apply(F, y, self._sync.activation)
+        return apply_activation(F, y, self._sync.activation)
 
     def _synchronized_forward(self, F, operands, rows):
         """The operator and what it needs around it; `rows` are those of a mask."""

@@ -14,8 +14,8 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..common.arguments import check_block, check_bool, check_int, comma_list
-from ..common.mxnet_version import IS_GLUON_2
+from ..arguments import check_block, check_bool, check_int, comma_list
+from ..compat import IS_GLUON_2
 from ..mxnet_private.blocks import (
     forget_graphs_with,
     name_of,
@@ -24,10 +24,16 @@ from ..mxnet_private.blocks import (
 )
 from ..mxnet_private.parameters import contexts_of, data_of
 from ..native.program import warn
-from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers
 from .finding import CONTRIB, Norm, norms_of, own_methods, remake_graph, strangers_to
-from .synchronization import Settings, Synchronization, ranks_of
+from .synchronization import (
+    NO_ACTIVATION,
+    RELU,
+    ActivatedBatchNorm,
+    Settings,
+    Synchronization,
+    ranks_of,
+)
 
 # Further actions on a net. parallel/plain_loop.py, which is above this file, adds them.
 after_conversion: list[Callable[[mx.gluon.Block], None]] = []
@@ -327,7 +333,7 @@ def _convert_layer(norm, settings):
         values = sync.activation, sync.original
     else:
         # MXNet before 1.8 has no layer with a ReLU.
-        activation = RELU if getattr(layer, "fuse_relu", False) else NONE
+        activation = RELU if getattr(layer, "fuse_relu", False) else NO_ACTIVATION
         if isinstance(layer, ActivatedBatchNorm):
             activation = vars(layer).pop("_applied")
         values = activation, (type(layer), settings_of(layer))

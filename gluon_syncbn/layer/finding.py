@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
-from ..common.mxnet_version import IS_GLUON_2
+from ..compat import IS_GLUON_2
 from ..mxnet_private.blocks import (
     BatchNormBase,
     blocks_of,
@@ -25,12 +25,17 @@ from ..mxnet_private.blocks import (
     set_settings,
     settings_of,
 )
-from ..mxnet_private.graphs import symbols_of
-from ..mxnet_private.symbols import INPUT, input_names, nodes_of, rewrite, used_outputs
-from .activations import ActivatedBatchNorm
+from ..mxnet_private.graphs import (
+    INPUT,
+    input_names,
+    nodes_of,
+    rewrite,
+    symbols_of,
+    used_outputs,
+)
 from .batch_norm import SyncBatchNorm
 from .graphs import is_guard, is_ours
-from .synchronization import Synchronization
+from .synchronization import ActivatedBatchNorm, Synchronization
 
 # MXNet 2 has it in nn.
 CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm

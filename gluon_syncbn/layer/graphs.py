@@ -25,12 +25,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import comma_list
-from ..common.mxnet_version import IS_GLUON_2
-from ..common.nested import arrays_in
+from ..arguments import comma_list
+from ..compat import IS_GLUON_2
+from ..mxnet_private.arrays import arrays_in, push
 from ..mxnet_private.blocks import BatchNormBase, current_build
-from ..mxnet_private.library import push
-from ..mxnet_private.symbols import from_nodes, parse, to_json
+from ..mxnet_private.graphs import from_nodes, parse, to_json
 from ..native import steps
 from ..native.library import load
 from ..native.program import warn

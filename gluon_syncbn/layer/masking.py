@@ -11,7 +11,7 @@ from typing import Any
 
 import mxnet as mx
 
-from ..common.arguments import check_type
+from ..arguments import check_type
 from ..mxnet_private.blocks import Trace
 
 

@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import math
 import threading
 import uuid
 import weakref
 from typing import Any, Iterable, NamedTuple, Sequence
 
-from ..common.arguments import (
+import mxnet as mx
+from mxnet.gluon import nn
+
+from ..arguments import (
     check_bool,
     check_choice,
     check_int,
+    check_real,
     comma_list,
     is_int,
     short_repr,
 )
+from ..compat import IS_GLUON_2
 from ..native import steps
 from ..native.failures import check_timeout, here, watch_process
 from ..native.library import LayerOptions, load
 from ..native.program import warn
 from ..native.world import world
-from .activations import NAMES, NONE, Activation
 
 NONFINITE = "propagate", "skip", "raise"
 _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such lists'
@@ -56,6 +61,47 @@ class Settings(NamedTuple):
         return Settings(num_devices, is_unbiased, timeout, group, nonfinite)
 
 
+class Activation(NamedTuple):
+    """An activation's name, and its slope if it has one; no name means none."""
+
+    name: str | None = None
+    slope: float | None = None
+
+
+NO_ACTIVATION, RELU = Activation(), Activation("relu")
+
+ACTIVATIONS = None, "identity", "relu", "leaky_relu"  # in the order of native code
+
+
+def check_activation(activation: str | None, slope: float | None) -> Activation:
+    """The Activation; TypeError or ValueError for a bad name or slope."""
+    if activation == "elu" or isinstance(activation, nn.ELU):
+        raise ValueError(
+            "activation is None, 'identity', 'relu' or 'leaky_relu', but got "
+            f"{short_repr(activation)}: an ELU is a layer of its own after this one"
+        )
+    is_leaky = check_choice("activation", activation, ACTIVATIONS) == "leaky_relu"
+    if slope is None:
+        return Activation(activation, 0.01 if is_leaky else None)
+    if not is_leaky:
+        raise ValueError(
+            f"slope is for 'leaky_relu', but got {short_repr(slope)} with "
+            f"activation={activation!r}"
+        )
+    slope = check_real("slope", slope, "a positive number", lambda v: 0 < v < math.inf)
+    return Activation(activation, slope)
+
+
+def apply_activation(F: Any, z: Any, activation: Activation) -> Any:
+    """Applies an Activation with MXNet's own operators."""
+    name, slope = activation
+    if name == "relu":
+        return F.relu(z)
+    if name == "leaky_relu":
+        return F.LeakyReLU(z, act_type="leaky", slope=slope)
+    return z
+
+
 class Synchronization:
     """All that a layer has beyond a BatchNorm, in Python and in native code.
 
@@ -73,7 +119,7 @@ class Synchronization:
         self,
         name: str,
         settings: Settings,
-        activation: Activation = NONE,
+        activation: Activation = NO_ACTIVATION,
         original: tuple[type, dict] | None = None,
     ) -> None:
         self.name, self.settings, self.activation = name, settings, activation
@@ -153,7 +199,7 @@ class Synchronization:
             numbers["fix_gamma"],
             settings.unbiased_running_var,
             NONFINITE.index(settings.nonfinite),
-            NAMES.index(self.activation.name),
+            ACTIVATIONS.index(self.activation.name),
         )
         if options != self._options:
             array = (ctypes.c_int * len(ranks))(*ranks)
@@ -250,3 +296,20 @@ def _groups(group):
     if all(isinstance(element, (list, tuple)) for element in group):
         return group
     return [group]
+
+
+class ActivatedBatchNorm(nn.BatchNorm):
+    """A BatchNorm with an activation: a reverted SyncBatchNorm that has one."""
+
+    def _forward_gluon_1(self, F: Any, x: Any, **parameters: Any) -> Any:
+        y = super().hybrid_forward(F, x, **parameters)
+        return apply_activation(F, y, self._applied)
+
+    def _forward_gluon_2(self, x: Any) -> Any:
+        y = super().forward(x).as_nd_ndarray()
+        return apply_activation(mx.nd, y, self._applied).as_np_ndarray()
+
+    if IS_GLUON_2:
+        forward = _forward_gluon_2
+    else:
+        hybrid_forward = _forward_gluon_1

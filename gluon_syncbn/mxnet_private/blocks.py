@@ -14,8 +14,8 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
-from ..common.mxnet_version import IS_GLUON_2
-from ..common.nested import flatten
+from ..compat import IS_GLUON_2
+from .arrays import flatten
 
 try:
     from mxnet import _deferred_compute as deferred_compute  # Gluon 2 only

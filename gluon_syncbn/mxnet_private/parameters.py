@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 
-from ..common.mxnet_version import IS_GLUON_2
+from ..compat import IS_GLUON_2
 
 _list_contexts = methodcaller("list_device" if IS_GLUON_2 else "list_ctx")
 _reset_context = "reset_device" if IS_GLUON_2 else "reset_ctx"

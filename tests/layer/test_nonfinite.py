@@ -4,7 +4,7 @@ import re
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, make_parallel
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.compat import IS_GLUON_2
 
 import mxnet as mx
 import numpy as np
@@ -122,7 +122,7 @@ def test_of_a_whole_net(devices):
 
 ONE_VALUE = """
 import warnings, gluon_syncbn, mxnet as mx
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.compat import IS_GLUON_2
 from support.nd import nd
 layer = gluon_syncbn.SyncBatchNorm(in_channels=3)
 layer.initialize()

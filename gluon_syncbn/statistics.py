@@ -13,21 +13,20 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_int, comma_list, short_repr
-from ..common.nested import flatten, rebuild
-from ..devices.devices import Devices, check_array, restricted
-from ..distributed.meeting import allgather, total
-from ..layer.convert import synchronized
-from ..mxnet_private.blocks import count_inputs, name_of
-from ..mxnet_private.library import array_of, to_context
-from ..mxnet_private.parameters import contexts_of, data_of
-from ..native import failures
-from ..native.interrupts import DeferredSignals
-from ..native.library import load
-from ..native.program import warn
-from ..native.world import world
-from ..parallel.forward import is_parallel
-from ..parallel.shards import Shards
+from .arguments import check_block, check_int, comma_list, short_repr
+from .devices.devices import Devices, check_array, restricted
+from .distributed.meeting import allgather, total
+from .layer.convert import synchronized
+from .mxnet_private.arrays import array_of, flatten, rebuild, to_context
+from .mxnet_private.blocks import count_inputs, name_of
+from .mxnet_private.parameters import contexts_of, data_of
+from .native import failures
+from .native.interrupts import DeferredSignals
+from .native.library import load
+from .native.program import warn
+from .native.world import world
+from .parallel.forward import is_parallel
+from .parallel.shards import Shards
 
 
 def recompute_statistics(

@@ -1,19 +1,61 @@
-"""Compare the layer on several contexts with one float64 batch normalization in NumPy.
-
-``oracle.py`` computes the latter.
-"""
+"""Check an installation: the devices, and the layer against float64 in NumPy."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
 
-from ..devices.devices import Devices
-from ..layer.batch_norm import SyncBatchNorm
-from ..mxnet_private.library import array_of
-from .oracle import backward, forward
+from .devices.devices import Devices
+from .layer.batch_norm import SyncBatchNorm
+from .mxnet_private.arrays import array_of
+
+# The driver knows CUDA_VISIBLE_DEVICES and partitioned GPUs. Another process asks it,
+# because one that has started CUDA cannot fork workers that use it.
+_PATIENCE = 60
+_COUNT = """
+import ctypes
+driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+assert driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+print(count.value)
+"""
+
+
+def available_contexts() -> list[mx.Context]:
+    """Return the contexts that a net can be made parallel over: all GPUs, else the CPU.
+
+    Makes no context, allocates no device memory and does not start CUDA in this
+    process. ``CUDA_VISIBLE_DEVICES`` counts.
+
+    Returns
+    -------
+    list of mxnet.Context
+        ``[gpu(0), gpu(1), ...]``, or ``[cpu(0)]`` where there is no GPU or MXNet was
+        built without CUDA.
+
+    Raises
+    ------
+    subprocess.TimeoutExpired
+        If the driver does not answer within a minute.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import available_contexts
+    >>> contexts = available_contexts()
+    """
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        return [mx.cpu(0)]
+    command = [sys.executable, "-c", _COUNT]
+    # The count fails without a driver, or without a device.
+    found = subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False)
+    count = int(found.stdout) if found.returncode == 0 else 0
+    return [mx.gpu(k) for k in range(count)] or [mx.cpu(0)]
+
+
+# ---- Training steps of the layer beside the reference.
 
 SHAPE = 7, 6, 9, 10  # seven rows on two contexts: their shards differ
 MODES = "imperative", "hybridized"
@@ -117,6 +159,60 @@ def oracle(
     x: np.ndarray, dy: np.ndarray, gamma: np.ndarray, axis: int = 1
 ) -> tuple[np.ndarray, ...]:
     """Return the arrays of `step` for the whole batch in float64, with beta 0."""
-    y, mean, var, _ = forward(x, gamma, np.zeros(gamma.shape), axis)
+    y, mean, var, _ = oracle_forward(x, gamma, np.zeros(gamma.shape), axis)
     running = (1 - MOMENTUM) * mean, MOMENTUM + (1 - MOMENTUM) * var
-    return (y, *backward(x, dy, gamma, axis), *running)
+    return (y, *oracle_backward(x, dy, gamma, axis), *running)
+
+
+# ---- The reference. It shares neither code nor the order of formulas with the library.
+
+
+def reduction_axes(x: np.ndarray, axis: int) -> tuple[tuple[int, ...], list[int]]:
+    """Return all axes but `axis`, and the shape that broadcasts a channel vector."""
+    axis = axis % x.ndim
+    shape = [1] * x.ndim
+    shape[axis] = x.shape[axis]
+    return tuple(i for i in range(x.ndim) if i != axis), shape
+
+
+def oracle_forward(
+    x: Any, gamma: Any, beta: Any, axis: int = 1, eps: float = 1e-5
+) -> tuple[np.ndarray, ...]:
+    """Compute y = (x - mean) / sqrt(var + eps) * gamma + beta with the moments of `x`.
+
+    Returns
+    -------
+    y, mean, var, inv_std : float64 arrays; `var` has divisor count (biased).
+    """
+    x, gamma, beta = (np.asarray(v, np.float64) for v in (x, gamma, beta))
+    axes, shape = reduction_axes(x, axis)
+    mean = x.mean(axes)
+    centered = x - mean.reshape(shape)
+    mean += centered.mean(axes)  # the rounding error matters if |mean| >> std
+    centered = x - mean.reshape(shape)
+    var = np.square(centered).mean(axes)
+    inv_std = 1 / np.sqrt(var + eps)
+    y = centered * (inv_std * gamma).reshape(shape) + beta.reshape(shape)
+    return y, mean, var, inv_std
+
+
+def oracle_backward(
+    x: Any, dy: Any, gamma: Any, axis: int = 1, eps: float = 1e-5
+) -> tuple[np.ndarray, ...]:
+    """Compute the gradients of sum(y * dy) with y = oracle_forward(x, gamma, beta).
+
+    Returns
+    -------
+    dx, dgamma, dbeta : float64 arrays
+    """
+    dy = np.asarray(dy, np.float64)
+    gamma = np.asarray(gamma, np.float64)
+    axes, shape = reduction_axes(dy, axis)
+    x_hat, _, _, inv_std = oracle_forward(
+        x, np.ones(gamma.shape), np.zeros(gamma.shape), axis, eps
+    )
+    dx_hat = dy * gamma.reshape(shape)
+    mean_dx_hat = dx_hat.mean(axes).reshape(shape)
+    mean_dx_hat_x_hat = (dx_hat * x_hat).mean(axes).reshape(shape)
+    dx = inv_std.reshape(shape) * (dx_hat - mean_dx_hat - x_hat * mean_dx_hat_x_hat)
+    return dx, (dy * x_hat).sum(axes), dy.sum(axes)

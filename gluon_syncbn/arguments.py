@@ -14,7 +14,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from .mxnet_version import Context
+from .compat import Context
 
 
 def short_repr(value: object) -> str:

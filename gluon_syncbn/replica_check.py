@@ -8,9 +8,9 @@ import itertools
 import mxnet as mx
 import numpy as np
 
-from ..common.arguments import check_block
-from ..distributed.meeting import allgather
-from ..mxnet_private.parameters import data_of
+from .arguments import check_block
+from .distributed.meeting import allgather
+from .mxnet_private.parameters import data_of
 
 _SHOWN_NAMES = 3
 

@@ -1,16 +1,19 @@
-"""Functions of MXNet's C library that its Python interface lacks."""
+"""Arrays: nested lists of them, functions of MXNet's C library, random seeds."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
-from typing import Any, Sequence
+from functools import lru_cache, wraps
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.base import check_call
 from mxnet.ndarray.register import _make_ndarray_function
 
-from ..common.mxnet_version import IS_GLUON_2
+from ..compat import IS_GLUON_2
 
 _LIB = mx.base._LIB
 # The function has no C interface, only this C++ name. Builds of MXNet without oneDNN
@@ -18,7 +21,55 @@ _LIB = mx.base._LIB
 _reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
-def path() -> str:
+# ---- Nested lists of arrays, and even shares of their rows.
+
+
+def flatten(value: Any) -> list:
+    """Return the leaves of nested lists, tuples and dicts in order."""
+    leaves, pending = [], [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending.extend(reversed(list(item.values())))
+        elif isinstance(item, (list, tuple)):
+            pending.extend(reversed(item))
+        else:
+            leaves.append(item)
+    return leaves
+
+
+def arrays_in(value: Any) -> list[mx.nd.NDArray]:
+    """Return the leaves that are NDArrays."""
+    return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
+
+
+def rebuild(value: Any, leaves: Iterator) -> Any:
+    """Return `value` with its leaves replaced by the items of `leaves`."""
+    if not isinstance(value, (dict, list, tuple)):
+        return next(leaves)
+    items = [
+        rebuild(item, leaves) if isinstance(item, (dict, list, tuple)) else next(leaves)
+        for item in (value.values() if isinstance(value, dict) else value)
+    ]
+    if isinstance(value, dict):
+        rebuilt = copy.copy(value)
+        rebuilt.update(zip(value, items))
+        return rebuilt
+    # The constructor of a named tuple takes each field as an argument.
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
+    """Return (begin, end) of each of `count` shares of `rows` rows."""
+    share, more = divmod(rows, count)
+    bounds = [k * share + min(k, more) for k in range(count + 1)]
+    return list(zip(bounds, bounds[1:]))
+
+
+# ---- MXNet's C library.
+
+
+def mxnet_path() -> str:
     """Return the path of the loaded libmxnet.so; `mx.libinfo` may find another file."""
     return _LIB._name
 
@@ -108,3 +159,27 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
     copy = mx.nd.empty(array.shape, context, array.dtype)
     copy = _copyto(array.as_nd_ndarray(), out=copy)
     return copy.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copy
+
+
+# ---- Random seeds.
+
+set_seed = mx.random.seed  # of the calling thread only
+
+
+@lru_cache(maxsize=None)
+def watch_seed(note: Callable[[], None]) -> None:
+    """Call `note` after each later call of mx.random.seed."""
+
+    @wraps(set_seed)
+    def noted(*args, **kwargs):
+        set_seed(*args, **kwargs)
+        note()
+
+    mx.random.seed = noted
+
+
+def draw_seed() -> int:
+    """Return a seed from the calling thread's generator, which the draw advances."""
+    with autograd.pause(), mx.util.np_array(False):
+        value = mx.nd.random.randint(0, 2**31 - 1, (1,), ctx=mx.cpu(), dtype="int32")
+    return int(value.asscalar())

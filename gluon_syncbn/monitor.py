@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 
 import mxnet as mx
 
-from ..common.arguments import check_block, check_type
-from ..layer.finding import synchronized_layers
-from ..mxnet_private.library import push
-from ..mxnet_private.parameters import contexts_of, data_of, gradients_of
-from ..native.library import load
+from .arguments import check_block, check_type
+from .layer.finding import synchronized_layers
+from .mxnet_private.arrays import push
+from .mxnet_private.parameters import contexts_of, data_of, gradients_of
+from .native.library import load
 
 _NEGLIGIBLE = 0.05  # smaller shares are not worth a hint
 _written: list = []  # times that MXNet may still write
