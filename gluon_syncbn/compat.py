@@ -1,8 +1,8 @@
-"""Versions: the package's own, NumPy names that MXNet needs, and MXNet's.
+"""Compatibility with versions of NumPy and MXNet.
 
-Newer versions of NumPy lack aliases that MXNet and GluonCV use. They are restored here,
-before MXNet is imported; names that NumPy has do not change. docs/guides/mxnet2.md
-lists the versions of MXNet that were tested.
+Newer versions of NumPy lack aliases that MXNet and GluonCV use. This module restores
+them before it imports MXNet, and does not change names that NumPy has.
+docs/guides/mxnet2.md lists the versions of MXNet that were tested.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check an installation: the devices, and the layer against float64 in NumPy."""
+"""Find the devices of this machine, and compare the layer with float64 in NumPy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .devices.devices import Devices
 from .layer.batch_norm import SyncBatchNorm
 from .mxnet_private.arrays import array_of
 
-# The driver knows CUDA_VISIBLE_DEVICES and partitioned GPUs. Another process asks it,
-# because one that has started CUDA cannot fork workers that use it.
-_PATIENCE = 60
+_PATIENCE = 60  # seconds
+# Only the driver respects CUDA_VISIBLE_DEVICES and partitioned GPUs. Another process
+# calls it, because a process that has started CUDA cannot fork workers that use it.
 _COUNT = """
 import ctypes
 driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
@@ -25,16 +25,16 @@ print(count.value)
 
 
 def available_contexts() -> list[mx.Context]:
-    """Return the contexts that a net can be made parallel over: all GPUs, else the CPU.
+    """Return the contexts of all GPUs, or the CPU, for :func:`make_parallel`.
 
-    Makes no context, allocates no device memory and does not start CUDA in this
-    process. ``CUDA_VISIBLE_DEVICES`` counts.
+    The call makes no context, allocates no device memory and does not start CUDA in
+    this process. It respects ``CUDA_VISIBLE_DEVICES``.
 
     Returns
     -------
     list of mxnet.Context
-        ``[gpu(0), gpu(1), ...]``, or ``[cpu(0)]`` where there is no GPU or MXNet was
-        built without CUDA.
+        ``[gpu(0), gpu(1), ...]``, or ``[cpu(0)]`` if there is no GPU or MXNet was built
+        without CUDA.
 
     Raises
     ------
@@ -55,15 +55,15 @@ def available_contexts() -> list[mx.Context]:
     return [mx.gpu(k) for k in range(count)] or [mx.cpu(0)]
 
 
-# ---- Training steps of the layer beside the reference.
+# ---- Training steps of the layer, compared with the reference.
 
-SHAPE = 7, 6, 9, 10  # seven rows on two contexts: their shards differ
+SHAPE = 7, 6, 9, 10  # the shards of seven rows on two contexts differ in size
 MODES = "imperative", "hybridized"
 DTYPES = "float32", "float64"
 MOMENTUM = 0.9
 TIMEOUT = 60  # seconds
-# In units of the dtype's epsilon, of the largest value: rounding stays far below, and
-# statistics of one device alone would be off by a large part of the value.
+# The allowed error, relative to the largest value, in units of the dtype's epsilon.
+# Rounding errors are far smaller; statistics of one device alone differ far more.
 _BOUND = 100
 
 
@@ -74,8 +74,8 @@ class WrongResultError(Exception):
 def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> tuple[float, float]:
     """Return the largest error of a training step on shards, and the allowed error.
 
-    Both are relative to the largest value of a result. Raise WrongResultError, which
-    names the first wrong result.
+    Both are relative to the largest value of a result. A WrongResultError names the
+    first wrong result.
     """
     x, dy, gamma = example(dtype)
     layer = SyncBatchNorm(num_devices=len(contexts), timeout=TIMEOUT)
@@ -83,12 +83,12 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> tuple[float,
     place = f"on {' and '.join(map(str, contexts))}, {mode}, {dtype}"
     bound, worst = _BOUND * float(np.finfo(dtype).eps), 0.0
     for (name, result), expected in zip(results.items(), oracle(x, dy, gamma)):
-        # A NaN has to be wrong too, so nothing is compared with "greater".
+        # "not <=" is true for NaN also.
         error = abs(result - expected).max() / abs(expected).max()
         if not error <= bound:
             raise WrongResultError(
-                f"{name} is wrong {place}: it differs from the float64 reference by "
-                f"{error:.2g} of the largest value, expected {bound:.2g} at most"
+                f"{name} is wrong {place}: the difference from the float64 reference "
+                f"must be at most {bound:.2g} of the largest value, got {error:.2g}"
             )
         worst = max(worst, error)
     return worst, bound
@@ -164,7 +164,7 @@ def oracle(
     return (y, *oracle_backward(x, dy, gamma, axis), *running)
 
 
-# ---- The reference. It shares neither code nor the order of formulas with the library.
+# ---- The reference, which shares neither code nor the order of formulas with src.
 
 
 def reduction_axes(x: np.ndarray, axis: int) -> tuple[tuple[int, ...], list[int]]:

@@ -60,7 +60,7 @@ def rebuild(value: Any, leaves: Iterator) -> Any:
 
 
 def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
-    """Return (begin, end) of each of `count` shares of `rows` rows."""
+    """Return (begin, end) of each share; the first shares get the remaining rows."""
     share, more = divmod(rows, count)
     bounds = [k * share + min(k, more) for k in range(count + 1)]
     return list(zip(bounds, bounds[1:]))
@@ -81,7 +81,7 @@ def push(
     read: Sequence,
     written: Sequence = (),
 ) -> None:
-    """Let MXNet's engine call a C function with `address` once `read` are ready.
+    """Make MXNet's engine call a C function with `address` once `read` are ready.
 
     Work that is queued later waits for this call before it uses the arrays `written`,
     which must not contain an array twice. Python's `mx.engine` only sets bulk sizes.
@@ -99,7 +99,7 @@ def push(
 
 
 def memory_of(array: mx.nd.NDArray) -> np.ndarray:
-    """Return a NumPy view of a CPU array's memory; wait for pending work before."""
+    """Return a NumPy view of a CPU array's memory; call `wait_to_read` first."""
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     dtype = np.dtype(array.dtype)
@@ -116,9 +116,8 @@ def make_plain(x: mx.nd.NDArray) -> None:
         _reorder(x.handle)
 
 
-# ---- Operators without the casts of ``contrib.amp``, which replaces the public
-# functions of ``mx.nd``. Its casts would change the dtype of outputs and gradients.
-# These operators are made in the way in which MXNet makes its own.
+# ---- Operators without casts. ``contrib.amp`` adds casts to the public functions of
+# ``mx.nd``, which would change the dtype of outputs and gradients.
 
 
 def _operator(name):
@@ -163,7 +162,7 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
 
 # ---- Random seeds.
 
-set_seed = mx.random.seed  # of the calling thread only
+set_seed = mx.random.seed  # it sets the seed of the calling thread only
 
 
 @lru_cache(maxsize=None)
