@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "topic",
         nargs="?",
         choices=["hang"],
-        help="print instead why a program waits for a device, with causes and cures",
+        help="print why a program waits for a device, with causes and cures, instead",
     )
     if parser.parse_args(arguments).topic == "hang":
         print(_causes_of_waits())
@@ -75,7 +75,7 @@ def _causes_of_waits():
 
 
 def _places(gpus):
-    """The lists of contexts that are checked: two of the CPU, and the first GPUs."""
+    """Return the lists of contexts to check: two CPU contexts and the first GPUs."""
     two_cpus = [mx.cpu(0), mx.cpu(1)]
     return [two_cpus, gpus[:2]] if gpus and features()["cuda"] else [two_cpus]
 

@@ -79,7 +79,6 @@ def check_int(
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """Raise TypeError unless `value` is True or False."""
     return bool(check_type(name, value, (bool, np.bool_), "True or False"))
 
 
@@ -105,12 +104,10 @@ def check_real(
 
 
 def check_block(name: str, value: Any) -> Any:
-    """Raise TypeError unless `value` is a Block."""
     return check_type(name, value, mx.gluon.Block, "a gluon.Block")
 
 
 def check_callable(name: str, value: Any) -> Callable:
-    """Raise TypeError unless `value` is callable."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, got {short_repr(value)}")
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -57,11 +57,8 @@ def available_contexts() -> list[mx.Context]:
 
 # ---- Training steps of the layer, compared with the reference.
 
-SHAPE = 7, 6, 9, 10  # the shards of seven rows on two contexts differ in size
 MODES = "imperative", "hybridized"
 DTYPES = "float32", "float64"
-MOMENTUM = 0.9
-TIMEOUT = 60  # seconds
 # The allowed error, relative to the largest value, in units of the dtype's epsilon.
 # Rounding errors are far smaller; statistics of one device alone differ far more.
 _BOUND = 100
@@ -71,66 +68,34 @@ class WrongResultError(Exception):
     """A result differs from the reference by more than rounding explains."""
 
 
-def check(contexts: Sequence[mx.Context], mode: str, dtype: Any) -> tuple[float, float]:
+def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> tuple[float, float]:
     """Return the largest error of a training step on shards, and the allowed error.
 
     Both are relative to the largest value of a result. A WrongResultError names the
     first wrong result.
     """
-    x, dy, gamma = example(dtype)
-    layer = SyncBatchNorm(num_devices=len(contexts), timeout=TIMEOUT)
+    rng = np.random.default_rng(0)
+    shape = 7, 6, 9, 10  # the shards of seven rows on two contexts differ in size
+    # Means and deviations differ by channel and by row.
+    x = rng.normal(3, 2, shape) + rng.normal(0, 4, (*shape[:2], 1, 1))
+    arrays = x, rng.normal(size=shape), rng.uniform(0.5, 2, shape[1])
+    x, dy, gamma = (array.astype(dtype) for array in arrays)
+    layer = SyncBatchNorm(num_devices=len(contexts), timeout=60)
     results = step(layer, contexts, mode, (x, dy, gamma))
-    place = f"on {' and '.join(map(str, contexts))}, {mode}, {dtype}"
+    y, mean, var, _ = oracle_forward(x, gamma, np.zeros(gamma.shape))
+    running = 0.1 * mean, 0.9 + 0.1 * var
+    expected_results = y, *oracle_backward(x, dy, gamma), *running
     bound, worst = _BOUND * float(np.finfo(dtype).eps), 0.0
-    for (name, result), expected in zip(results.items(), oracle(x, dy, gamma)):
-        # "not <=" is true for NaN also.
+    for (name, result), expected in zip(results.items(), expected_results):
         error = abs(result - expected).max() / abs(expected).max()
-        if not error <= bound:
+        if not error <= bound:  # a NaN is wrong also
             raise WrongResultError(
-                f"{name} is wrong {place}: the difference from the float64 reference "
-                f"must be at most {bound:.2g} of the largest value, got {error:.2g}"
+                f"{name} is wrong on {' and '.join(map(str, contexts))}, {mode}, "
+                f"{dtype}: the difference from the float64 reference must be at most "
+                f"{bound:.2g} of the largest value, got {error:.2g}"
             )
         worst = max(worst, error)
     return worst, bound
-
-
-def example(dtype: Any, shape: tuple = SHAPE) -> list[np.ndarray]:
-    """Return x, dy and gamma; means and deviations differ by channel and by row."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(3, 2, shape) + rng.normal(0, 4, (shape[0], shape[1], 1, 1))
-    return [
-        array.astype(dtype)
-        for array in (x, rng.normal(size=shape), rng.uniform(0.5, 2, shape[1]))
-    ]
-
-
-class Candidate:
-    """A net on the shards of a batch; one device is driven without its thread."""
-
-    def __init__(
-        self, net: mx.gluon.Block, devices: Devices, x: np.ndarray, dy: np.ndarray
-    ) -> None:
-        net.cast(x.dtype)
-        net.initialize(ctx=devices.contexts)
-        self._net: Callable = net
-        self._map: Callable = devices.map
-        if len(devices) == 1:
-            self._map = lambda function, *lists: [function(*e) for e in zip(*lists)]
-        self._xs, self._dys = devices.split(x), devices.split(dy)
-        for shard in self._xs:
-            shard.attach_grad()
-
-    def step(self) -> None:
-        """Run forward and backward, and wait for the results."""
-        with mx.autograd.record():
-            self._ys = self._map(self._net, self._xs)
-        self._map(lambda y, dy: y.backward(dy), self._ys, self._dys)
-        mx.nd.waitall()
-
-    def results(self) -> list[np.ndarray]:
-        """Return y and dx of the last step, for the whole batch."""
-        dxs = [shard.grad for shard in self._xs]
-        return [np.concatenate([a.asnumpy() for a in part]) for part in (self._ys, dxs)]
 
 
 def step(
@@ -140,28 +105,26 @@ def step(
     x, dy, gamma = arrays
     if mode == "hybridized":
         layer.hybridize(static_alloc=True, static_shape=True)
-    devices = Devices(contexts)
-    candidate = Candidate(layer, devices, x, dy)
+    layer.cast(x.dtype)
+    layer.initialize(ctx=contexts)
     layer.gamma.set_data(array_of(gamma, contexts[0]))
-    candidate.step()
-    y, dx = candidate.results()
+    devices = Devices(contexts)
+    xs = devices.split(x)
+    for shard in xs:
+        shard.attach_grad()
+    with mx.autograd.record():
+        ys = devices.map(layer, xs)
+    devices.map(lambda y, dy: y.backward(dy), ys, devices.split(dy))
+    mx.nd.waitall()
+    dxs = [shard.grad for shard in xs]
     return {
-        "y": y,
-        "dx": dx,
+        "y": np.concatenate([y.asnumpy() for y in ys]),
+        "dx": np.concatenate([dx.asnumpy() for dx in dxs]),
         "dgamma": sum(grad.asnumpy() for grad in layer.gamma.list_grad()),
         "dbeta": sum(grad.asnumpy() for grad in layer.beta.list_grad()),
         "the running mean": layer.running_mean.list_data()[-1].asnumpy(),
         "the running variance": layer.running_var.list_data()[-1].asnumpy(),
     }
-
-
-def oracle(
-    x: np.ndarray, dy: np.ndarray, gamma: np.ndarray, axis: int = 1
-) -> tuple[np.ndarray, ...]:
-    """Return the arrays of `step` for the whole batch in float64, with beta 0."""
-    y, mean, var, _ = oracle_forward(x, gamma, np.zeros(gamma.shape), axis)
-    running = (1 - MOMENTUM) * mean, MOMENTUM + (1 - MOMENTUM) * var
-    return (y, *oracle_backward(x, dy, gamma, axis), *running)
 
 
 # ---- The reference, which shares neither code nor the order of formulas with src.

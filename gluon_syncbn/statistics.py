@@ -154,13 +154,12 @@ class _Collected(NamedTuple):
         return _Collected(self.is_unbiased, size, self.mean + delta * weight, m2)
 
     def variance(self) -> np.ndarray:
-        """Return the running variance."""
         # m2 is 0 where the divisor would be 0.
         return self.m2 / max(1, self.size - self.is_unbiased)
 
 
 class _Run:
-    """The calls of the net on all batches, and the moments that layers collected."""
+    """Calls of the net on all batches, and the moments that its layers collect."""
 
     def __init__(self, net: mx.gluon.Block, layers: list) -> None:
         self._net, self._layers, self._axis = net, layers, 0
@@ -239,7 +238,7 @@ def _moved(leaf, context):
 
 
 def _read(key):
-    """The moments that a layer has collected; None if it has had no batch."""
+    """Return the moments that a layer has collected, or None if it had no batch."""
     length = load().gluon_syncbn_collected(key, None, 0)
     if length == 0:
         return None

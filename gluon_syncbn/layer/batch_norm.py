@@ -6,7 +6,6 @@ The block has the parameters and checks its inputs. The operator computes and ex
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
@@ -16,7 +15,6 @@ from mxnet.gluon import nn
 from ..arguments import (
     check_bool,
     check_int,
-    check_real,
     check_type,
     comma_list,
     pluralize,
@@ -28,12 +26,13 @@ from ..mxnet_private.blocks import call_with_parameters, current_trace, is_trace
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
 from .graphs import guarded, plain_gradient, watch_graphs
-from .masking import MaskedRows, check_mask
+from .masking import MaskedElements, check_mask
 from .synchronization import (
     Settings,
     Synchronization,
     apply_activation,
     check_activation,
+    check_numbers,
 )
 
 _INITIALIZERS = (str, dict, mx.init.Initializer, type(None))
@@ -285,19 +284,19 @@ class SyncBatchNorm(nn.BatchNorm):
     ) -> Any:
         """Compute arrays, or make symbols; Gluon 1 calls this `hybrid_forward`."""
         operands = _Operands(x, gamma, beta, running_mean, running_var)
-        is_np, rows = IS_GLUON_2 or mx.util.is_np_array(), None
+        is_np, masked = IS_GLUON_2 or mx.util.is_np_array(), None
         if is_np:
             operands = _Operands(*(o.as_nd_ndarray() for o in operands))
             mask = None if mask is None else mask.as_nd_ndarray()
         if mask is not None:
-            rows = MaskedRows(F, operands.x, mask, self._kwargs["axis"])
-            operands = operands._replace(x=rows.valid_first())
+            masked = MaskedElements(F, operands.x, mask, self._kwargs["axis"])
+            operands = operands._replace(x=masked.valid_first())
         if self._kwargs["use_global_stats"]:
-            y = self._frozen_forward(F, operands, rows)
+            y = self._frozen_forward(F, operands, masked)
         else:
-            y = self._synchronized_forward(F, operands, rows)
-        if rows is not None:
-            y = rows.put_back(y)
+            y = self._synchronized_forward(F, operands, masked)
+        if masked is not None:
+            y = masked.put_back(y)
         return y.as_np_ndarray() if is_np else y
 
     if IS_GLUON_2:
@@ -321,17 +320,17 @@ class SyncBatchNorm(nn.BatchNorm):
     else:
         hybrid_forward = _compute
 
-    def _frozen_forward(self, F, operands, rows):
-        axis = self._kwargs["axis"] if rows is None else -1
+    def _frozen_forward(self, F, operands, masked):
+        axis = self._kwargs["axis"] if masked is None else -1
         y = F.BatchNorm(*operands, name="fwd", **{**self._kwargs, "axis": axis})
         return apply_activation(F, y, self._sync.activation)
 
-    def _synchronized_forward(self, F, operands, rows):
+    def _synchronized_forward(self, F, operands, masked):
         x, *parameters = operands
         is_graph, node = is_traced([x]), {"layer_key": self.key}
         self._sync.update(self.contexts(), self._kwargs)
-        if rows is not None:
-            parameters.insert(2, rows.count(x))
+        if masked is not None:
+            parameters.insert(2, masked.count(x))
             node["masked"] = "True"
         if is_graph:
             watch_graphs()
@@ -388,21 +387,3 @@ class _Operands(NamedTuple):
     beta: Any
     running_mean: Any
     running_var: Any
-
-
-def check_numbers(
-    momentum: float, epsilon: float, place: str = ""
-) -> tuple[float, float]:
-    """Return momentum and epsilon as floats; errors have `place` after the name."""
-    name = f"momentum{place}"
-    if momentum is None:
-        raise ValueError(
-            f"{name} must be between 0 and 1, got None. To average over batches, call "
-            "gluon_syncbn.recompute_statistics after training."
-        )
-    momentum = check_real(name, momentum, "between 0 and 1", lambda v: 0 <= v <= 1)
-    expected = "a finite number of at least 0"
-    epsilon = check_real(
-        f"epsilon{place}", epsilon, expected, lambda v: 0 <= v < math.inf
-    )
-    return momentum, epsilon

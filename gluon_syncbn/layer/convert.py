@@ -29,14 +29,14 @@ from ..mxnet_private.blocks import (
 )
 from ..mxnet_private.parameters import contexts_of, data_of
 from ..native.program import warn
-from .batch_norm import SyncBatchNorm, check_numbers
+from .batch_norm import SyncBatchNorm
 from .finding import (
     CONTRIB,
     Norm,
     norms_of,
+    norms_without_layer,
     own_methods,
     remake_graph,
-    norms_without_layer,
 )
 from .synchronization import (
     NO_ACTIVATION,
@@ -44,6 +44,7 @@ from .synchronization import (
     ActivatedBatchNorm,
     Settings,
     Synchronization,
+    check_numbers,
     ranks_of,
 )
 
@@ -128,18 +129,9 @@ def convert_sync_batchnorm(
 def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """Convert every SyncBatchNorm in a net back to the original BatchNorm, in place.
 
-    Afterwards you can export the net and run it where gluon_syncbn is not installed.
-    Layers that were created as SyncBatchNorm, and MXNet's contrib layers, become
-    :class:`nn.BatchNorm`, followed by their activation if they have one.
-
-    Parameters
-    ----------
-    net : mxnet.gluon.Block
-
-    Returns
-    -------
-    mxnet.gluon.Block
-        `net` itself.
+    `net` is returned. Afterwards you can export it, and run it where gluon_syncbn is
+    not installed. Layers that were created as SyncBatchNorm, and MXNet's contrib
+    layers, become :class:`nn.BatchNorm`, followed by their activation if they have one.
 
     Raises
     ------
@@ -181,7 +173,8 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 
     A frozen layer normalizes with its running statistics in training also, and does not
     update them. gamma and beta still train. In a graph the layer is MXNet's own
-    BatchNorm, so it waits for no other device and can be exported.
+    BatchNorm, so it waits for no other device and can be exported. `net` is changed in
+    place and returned.
 
     Parameters
     ----------
@@ -191,11 +184,6 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
         the layers in its graph traces it again.
     frozen : bool, default True
         False unfreezes all layers, including those made with ``use_global_stats=True``.
-
-    Returns
-    -------
-    mxnet.gluon.Block
-        `net` itself.
 
     Raises
     ------
@@ -351,7 +339,6 @@ def _convert_layer(norm, settings):
 
 
 def _revert_layer(block):
-    """Revert a SyncBatchNorm or MXNet's contrib layer."""
     _set_fixed_gamma(block)
     original, former = nn.BatchNorm, {}
     if isinstance(block, SyncBatchNorm):

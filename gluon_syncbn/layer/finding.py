@@ -271,7 +271,6 @@ def _new_attributes(node, layer):
 
 
 def _is_replaced(node, layer):
-    """Return True if the operators of its layer must replace a node."""
     if not is_ours(node):
         return type(layer) is not _OPERATORS[node["op"]]
     return type(layer) is not SyncBatchNorm or settings_of(layer)[_FROZEN]

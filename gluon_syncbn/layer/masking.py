@@ -1,7 +1,7 @@
-"""Masked data as rows with the valid rows first.
+"""Masked data as a matrix (elements, channels) with the valid elements first.
 
-The operator reads and writes only the valid rows. So the result is bitwise the result
-for the valid elements alone, and a device may have only padding.
+The operator reads and writes only the valid elements. So the result is bitwise the
+result for these alone, and a device may have only padding.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..arguments import check_type
 from ..mxnet_private.blocks import Trace
 
 
-class MaskedRows:
-    """The rows (elements, channels) of a call with a mask, as symbols or arrays."""
+class MaskedElements:
+    """The elements of a call with a mask, as symbols or arrays."""
 
     def __init__(self, F: Any, x: Any, mask: Any, axis: int) -> None:
         self._F, self._x, self._axis = F, x, axis
@@ -32,30 +32,32 @@ class MaskedRows:
         self._order = F.argsort(self._is_valid, is_ascend=False, dtype="int32")
 
     def valid_first(self) -> Any:
-        """Return the rows of the data, with rows of padding last."""
-        rows = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
-        return self._F.take(self._without_padding(rows), self._order)
+        """Return the elements of the data, with padding last."""
+        elements = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
+        return self._F.take(self._without_padding(elements), self._order)
 
-    def count(self, rows: Any) -> Any:
-        """Return the number of valid rows, repeated for each channel of `rows`."""
+    def count(self, elements: Any) -> Any:
+        """Return the number of valid elements, repeated for each channel."""
         F = self._F
         count = F.sum(F.cast(self._is_valid, dtype="float64"), axis=0, keepdims=True)
         # The shape of gamma may be unknown before the first call.
-        channels = F.reshape(F.slice_axis(rows, axis=0, begin=0, end=1), shape=(-1,))
+        channels = F.reshape(
+            F.slice_axis(elements, axis=0, begin=0, end=1), shape=(-1,)
+        )
         return F.broadcast_like(count, F.cast(F.BlockGrad(channels), dtype="float64"))
 
-    def put_back(self, rows: Any) -> Any:
-        """Return rows in the order and shape of the data, with 0 for padding."""
+    def put_back(self, elements: Any) -> Any:
+        """Return elements in the order and shape of the data, with 0 for padding."""
         F = self._F
-        rows = F.contrib.index_copy(F.zeros_like(rows), self._order, rows)
-        y = F.reshape_like(self._without_padding(rows), self._channels_last)
+        elements = F.contrib.index_copy(F.zeros_like(elements), self._order, elements)
+        y = F.reshape_like(self._without_padding(elements), self._channels_last)
         if self._axis == 1:
             y = F.reshape_like(F.swapaxes(y, dim1=1, dim2=2), self._x)
         return y
 
-    def _without_padding(self, rows):
+    def _without_padding(self, elements):
         """Replace padding by zeros, whose gradients are zeros also."""
-        return self._F.where(self._is_valid, rows, self._F.zeros_like(rows))
+        return self._F.where(self._is_valid, elements, self._F.zeros_like(elements))
 
 
 def check_mask(layer: str, x: Any, mask: Any, axis: int, trace: Trace | None) -> None:

@@ -58,6 +58,24 @@ class Settings(NamedTuple):
         return Settings(num_devices, is_unbiased, timeout, group, nonfinite)
 
 
+def check_numbers(
+    momentum: float, epsilon: float, place: str = ""
+) -> tuple[float, float]:
+    """Return momentum and epsilon as floats; errors have `place` after the name."""
+    name = f"momentum{place}"
+    if momentum is None:
+        raise ValueError(
+            f"{name} must be between 0 and 1, got None. To average over batches, call "
+            "gluon_syncbn.recompute_statistics after training."
+        )
+    momentum = check_real(name, momentum, "between 0 and 1", lambda v: 0 <= v <= 1)
+    expected = "a finite number of at least 0"
+    epsilon = check_real(
+        f"epsilon{place}", epsilon, expected, lambda v: 0 <= v < math.inf
+    )
+    return momentum, epsilon
+
+
 class Activation(NamedTuple):
     """An activation and its slope, which only "leaky_relu" has.
 

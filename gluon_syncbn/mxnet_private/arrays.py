@@ -39,7 +39,6 @@ def flatten(value: Any) -> list:
 
 
 def arrays_in(value: Any) -> list[mx.nd.NDArray]:
-    """Return the leaves that are NDArrays."""
     return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
 
 

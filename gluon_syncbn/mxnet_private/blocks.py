@@ -72,7 +72,6 @@ def names_in(net: mx.gluon.Block) -> dict:
 
 
 def set_settings(block: mx.gluon.Block, settings: dict) -> None:
-    """Replace `settings_of(block)`."""
     block._kwargs = settings
 
 
@@ -235,5 +234,4 @@ def current_build() -> Trace | None:
 
 
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
-    """Return True if a hybridized block has a graph."""
     return bool(vars(block).get("_cached_graph"))

@@ -47,7 +47,6 @@ def nodes_of(symbol: Any) -> list[dict]:
 
 
 def input_names(nodes: list[dict], node: dict) -> list[str]:
-    """Return the names of the nodes that a node reads."""
     return [nodes[number]["name"] for number, *_ in node["inputs"]]
 
 
@@ -111,7 +110,6 @@ def from_nodes(symbol: Any, graph: dict, nodes: list, heads: list) -> Any:
 
 
 def to_json(symbol: Any) -> str:
-    """Return a symbol's JSON form as text."""
     return symbol.tojson(**_WITH_CASTS)
 
 
@@ -188,7 +186,6 @@ _OPERATOR = re.compile(r"node_(\d+)")
 
 
 def symbols_of(arrays: Iterable) -> list[mx.sym.Symbol]:
-    """Return the recorded graphs of the arrays that have one."""
     return [symbol for symbol in _symbols(arrays) if symbol is not None]
 
 
