@@ -13,9 +13,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from ..common.arguments import check_choice
-from ..common.version import __version__
-from ..mxnet_private import library as mxnet_library
+from ..arguments import check_choice
+from ..compat import __version__
+from ..mxnet_private.arrays import mxnet_path
 
 _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
@@ -97,7 +97,6 @@ _SIGNATURES = {
     "gluon_syncbn_tell_where": (None, [Text]),
     "gluon_syncbn_wait_seconds": (_double, [Text, Text]),
     "gluon_syncbn_longest_wait": (_double, []),
-    "gluon_syncbn_single_value": (Text, []),
     "gluon_syncbn_note_time": (None, [_pointer, _pointer]),
     "gluon_syncbn_do_nothing": (None, [_pointer, _pointer]),
     "gluon_syncbn_set_timeout": (None, [_double]),
@@ -112,7 +111,6 @@ _SIGNATURES = {
     "gluon_syncbn_cuda_missing": (Text, []),
     "gluon_syncbn_distributed_open": (Status, [_pointer]),
     "gluon_syncbn_distributed_sum": (_int, [Text, Text, _array, _int64, _double]),
-    "gluon_syncbn_note_frozen": (Status, [Text, _int]),
     "gluon_syncbn_distributed_leave": (Status, []),
     "gluon_syncbn_distributed_stop": (Status, [_double]),
     "gluon_syncbn_exit_after": (Status, [_double, Text]),
@@ -151,7 +149,7 @@ def load() -> ctypes.CDLL:
             f"{file} cannot be loaded ({error}): build it again with {_CURE}"
         ) from None
     declare(library, file, _SIGNATURES)
-    if library.gluon_syncbn_register(mxnet_library.path()) != 0:
+    if library.gluon_syncbn_register(mxnet_path()) != 0:
         raise ImportError(library.gluon_syncbn_last_error())
     return library
 

@@ -9,7 +9,7 @@ from gluon_syncbn import (
     make_parallel,
     revert_parallel,
 )
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.compat import IS_GLUON_2
 from gluon_syncbn.mxnet_private.parameters import contexts_of
 
 import mxnet as mx

@@ -1,0 +1,156 @@
+"""Checks of users' arguments.
+
+A check returns the value, or raises an error with the name of the argument.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any, Callable, TypeVar
+
+import mxnet as mx
+import numpy as np
+
+from .compat import Context
+
+_Function = TypeVar("_Function", bound=Callable)
+
+
+def suggest_keywords(function: _Function) -> _Function:
+    """Make a function suggest its own argument for a misspelt keyword."""
+    known = {*inspect.signature(function).parameters, "prefix", "params"}
+
+    @functools.wraps(function)
+    def checked(*args, **kwargs):
+        for name in kwargs.keys() - known:
+            for similar in difflib.get_close_matches(name, known, 1):
+                raise TypeError(
+                    f"unexpected keyword argument {name!r}. Did you mean {similar}?"
+                )
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def short_repr(value: object) -> str:
+    """Return a value's repr in one line of at most some 200 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"
+
+
+def pluralize(number: int, noun: str) -> str:
+    """Return a count with its noun: "1 row", "2 rows"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def comma_list(values: Iterable) -> str:
+    """Return values as text: "cpu(0), cpu(1)"."""
+    return ", ".join(map(str, values))
+
+
+def check_type(name: str, value: Any, types: type | tuple, expected: str) -> Any:
+    """Raise TypeError unless `value` is an instance; `expected` describes `types`."""
+    if not isinstance(value, types):
+        raise TypeError(f"{name} must be {expected}, got {short_repr(value)}")
+    return value
+
+
+def is_int(value: object) -> bool:
+    """Return True if a value is an int and not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_int(
+    name: str, value: Any, minimum: int | None = None, maximum: int | None = None
+) -> int:
+    """Raise TypeError unless `value` is an int, ValueError if it is out of bounds."""
+    if not is_int(value):
+        raise TypeError(f"{name} must be an int, got {short_repr(value)}")
+    if minimum is not None and value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {short_repr(value)}")
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {short_repr(value)}")
+    return value
+
+
+def check_bool(name: str, value: Any) -> bool:
+    return bool(check_type(name, value, (bool, np.bool_), "True or False"))
+
+
+def as_real(value: object) -> float:
+    """Return a number as a float (infinite if too large), or NaN for another type."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return -math.inf if value < 0 else math.inf
+
+
+def check_real(
+    name: str, value: object, expected: str, holds: Callable[[float], bool]
+) -> float:
+    """Raise an error unless `holds(value)`, which `expected` describes."""
+    number = as_real(value)
+    if not holds(number):
+        error = ValueError if isinstance(value, Real) else TypeError
+        raise error(f"{name} must be {expected}, got {short_repr(value)}")
+    return number
+
+
+def check_block(name: str, value: Any) -> Any:
+    return check_type(name, value, mx.gluon.Block, "a gluon.Block")
+
+
+def check_callable(name: str, value: Any) -> Callable:
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {short_repr(value)}")
+    return value
+
+
+def check_choice(name: str, value: Any, choices: Sequence) -> Any:
+    """Raise ValueError unless `value` is one of `choices`: strings, perhaps None."""
+    if not isinstance(value, (str, type(None))) or value not in choices:
+        *others, last = map(repr, choices)
+        raise ValueError(
+            f"{name} must be {comma_list(others)} or {last}, got {short_repr(value)}"
+        )
+    return value
+
+
+def check_text(name: str, value: Any) -> str:
+    """Raise an error unless `value` is a str that native code can take."""
+    check_type(name, value, str, "a str")
+    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(
+            f"{name} must be a str without NUL and lone surrogates, got "
+            f"{short_repr(value)}"
+        )
+    return value
+
+
+def check_contexts(name: str, value: Any) -> list[mx.Context]:
+    """Return a list of one or more distinct contexts; `value` may be one context."""
+    if isinstance(value, Context):
+        value = [value]
+    check_type(name, value, (list, tuple), "a list of mxnet.Context")
+    for context in value:
+        if not isinstance(context, Context):
+            raise TypeError(
+                f"{name} must be a list of mxnet.Context, got {short_repr(context)} in "
+                "it"
+            )
+    if not value:
+        raise ValueError(f"{name} must have at least one context, got []")
+    for context in value:
+        if value.count(context) > 1:
+            raise ValueError(
+                f"{name} must have distinct contexts, got {context} "
+                f"{value.count(context)} times"
+            )
+    return list(value)

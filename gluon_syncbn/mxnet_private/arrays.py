@@ -1,0 +1,183 @@
+"""Arrays: nested lists of them, functions of MXNet's C library, random seeds."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from functools import lru_cache, wraps
+from typing import Any, Callable, Iterator, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.base import check_call
+from mxnet.ndarray.register import _make_ndarray_function
+
+from ..compat import IS_GLUON_2
+
+_LIB = mx.base._LIB
+# The function has no C interface, only this C++ name. Builds of MXNet without oneDNN
+# lack it, because they have no blocked layouts.
+_reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
+
+
+# ---- Nested lists of arrays, and even shares of their rows.
+
+
+def flatten(value: Any) -> list:
+    """Return the leaves of nested lists, tuples and dicts in order."""
+    leaves, pending = [], [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending.extend(reversed(list(item.values())))
+        elif isinstance(item, (list, tuple)):
+            pending.extend(reversed(item))
+        else:
+            leaves.append(item)
+    return leaves
+
+
+def arrays_in(value: Any) -> list[mx.nd.NDArray]:
+    return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
+
+
+def rebuild(value: Any, leaves: Iterator) -> Any:
+    """Return `value` with its leaves replaced by the items of `leaves`."""
+    if not isinstance(value, (dict, list, tuple)):
+        return next(leaves)
+    items = [
+        rebuild(item, leaves) if isinstance(item, (dict, list, tuple)) else next(leaves)
+        for item in (value.values() if isinstance(value, dict) else value)
+    ]
+    if isinstance(value, dict):
+        rebuilt = copy.copy(value)
+        rebuilt.update(zip(value, items))
+        return rebuilt
+    # The constructor of a named tuple takes each field as an argument.
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
+    """Return (begin, end) of each share; the first shares get the remaining rows."""
+    share, more = divmod(rows, count)
+    bounds = [k * share + min(k, more) for k in range(count + 1)]
+    return list(zip(bounds, bounds[1:]))
+
+
+# ---- MXNet's C library.
+
+
+def mxnet_path() -> str:
+    """Return the path of the loaded libmxnet.so; `mx.libinfo` may find another file."""
+    return _LIB._name
+
+
+def push(
+    function: Any,  # a C function of a library that ctypes has loaded
+    address: int,
+    context: mx.Context,
+    read: Sequence,
+    written: Sequence = (),
+) -> None:
+    """Make MXNet's engine call a C function with `address` once `read` are ready.
+
+    Work that is queued later waits for this call before it uses the arrays `written`,
+    which must not contain an array twice. Python's `mx.engine` only sets bulk sizes.
+    """
+    place = (ctypes.c_int * 2)(context.device_typeid, context.device_id)
+    lists = []
+    for arrays in read, written:
+        handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+        lists += [handles, len(arrays)]
+    code = _LIB.MXEnginePushSyncND(
+        *(function, ctypes.c_void_p(address), None, place),
+        *(*lists, None, 0, b"gluon_syncbn"),
+    )
+    mx.base.check_call(code)
+
+
+def memory_of(array: mx.nd.NDArray) -> np.ndarray:
+    """Return a NumPy view of a CPU array's memory; call `wait_to_read` first."""
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    dtype = np.dtype(array.dtype)
+    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(pointer.value)
+    return np.frombuffer(memory, dtype)
+
+
+def make_plain(x: mx.nd.NDArray) -> None:
+    """Convert oneDNN's blocked layout to row-major in place, before later work.
+
+    Arrays with another layout are unchanged. Every public operator would make a copy.
+    """
+    if _reorder is not None and x.context.device_type != "gpu":
+        _reorder(x.handle)
+
+
+# ---- Operators without casts. ``contrib.amp`` adds casts to the public functions of
+# ``mx.nd``, which would change the dtype of outputs and gradients.
+
+
+def _operator(name):
+    handle = ctypes.c_void_p()
+    mx.base.check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
+    return _make_ndarray_function(handle, name, name)
+
+
+add_n = _operator("add_n")
+broadcast_add = _operator("broadcast_add")
+concat = _operator("Concat")
+identity = _operator("_copy")
+_copyto = _operator("_copyto")
+
+
+def array_of(values: np.ndarray, context: mx.Context) -> mx.nd.NDArray:
+    """Return an array of the type that blocks take, with NumPy's values and dtype."""
+    if IS_GLUON_2:
+        return mx.np.array(values, values.dtype, context)
+    return mx.nd.array(values, context, values.dtype)
+
+
+def sum_into_first(lists: Sequence[Sequence]) -> None:
+    """Add the dense arrays of each list, on several contexts, to its first one."""
+    for first, *others in lists:
+        total, copies = first.as_nd_ndarray(), []
+        for array in others:
+            copy = mx.nd.empty(array.shape, first.context, array.dtype)
+            copies.append(_copyto(array.as_nd_ndarray(), out=copy))
+        if copies:
+            add_n(total, *copies, out=total)
+
+
+def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
+    """Return a copy on another context, or the array itself if it is there."""
+    if array.context == context:
+        return array
+    copy = mx.nd.empty(array.shape, context, array.dtype)
+    copy = _copyto(array.as_nd_ndarray(), out=copy)
+    return copy.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copy
+
+
+# ---- Random seeds.
+
+set_seed = mx.random.seed  # it sets the seed of the calling thread only
+
+
+@lru_cache(maxsize=None)
+def watch_seed(note: Callable[[], None]) -> None:
+    """Call `note` after each later call of mx.random.seed."""
+
+    @wraps(set_seed)
+    def noted(*args, **kwargs):
+        set_seed(*args, **kwargs)
+        note()
+
+    mx.random.seed = noted
+
+
+def draw_seed() -> int:
+    """Return a seed from the calling thread's generator, which the draw advances."""
+    with autograd.pause(), mx.util.np_array(False):
+        value = mx.nd.random.randint(0, 2**31 - 1, (1,), ctx=mx.cpu(), dtype="int32")
+    return int(value.asscalar())

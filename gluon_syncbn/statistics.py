@@ -1,0 +1,319 @@
+"""Running statistics computed from batches with fixed parameters.
+
+While a layer collects, native code uses batch statistics also in inference, and does
+not change the running statistics. So nothing else in a net has to change.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Iterable, NamedTuple
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from .arguments import check_block, check_int, comma_list, short_repr
+from .devices.devices import Devices, check_array, restricted
+from .distributed.meeting import allgather, total
+from .layer.convert import synchronized
+from .mxnet_private.arrays import array_of, flatten, rebuild, to_context
+from .mxnet_private.blocks import count_inputs, name_of
+from .mxnet_private.parameters import contexts_of, data_of
+from .native import failures
+from .native.interrupts import DeferredSignals
+from .native.library import load
+from .native.program import warn
+from .native.world import world
+from .parallel.forward import is_parallel
+from .parallel.shards import Shards
+
+
+def recompute_statistics(
+    net: mx.gluon.Block, batches: Iterable, steps: int | None = None
+) -> None:
+    r"""Recompute running statistics from some batches, with fixed parameters.
+
+    A running average mixes the statistics of many earlier states of the net, but
+    inference needs the statistics of the final state. This function calls `net` on the
+    batches. Layers normalize with each batch's own statistics, as in training, over all
+    devices and processes of their group. Everything else is in inference mode, so
+    Dropout drops nothing. If batch :math:`b` has :math:`n_b` elements of a channel with
+    mean :math:`\mu_b` and biased variance :math:`\sigma_b^2`, the running mean becomes
+
+    .. math::
+        \mu = \frac{1}{N} \sum_b n_b \mu_b, \qquad N = \sum_b n_b,
+
+    and the running variance becomes
+
+    .. math::
+        \sigma^2 = \frac{1}{N} \sum_b n_b \left(\sigma_b^2 + (\mu_b - \mu)^2\right),
+
+    the variance of all elements of all batches, whatever the sizes of the batches.
+    Layers with `unbiased_running_var` divide by :math:`N - 1` instead.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block
+        An initialized net on any contexts, parallel or not, hybridized or not. Its
+        BatchNorm layers are synchronized during the call. Frozen layers
+        (``use_global_stats``) and layers that `net` does not call keep their
+        statistics.
+    batches : iterable
+        Each batch is an array, or a tuple or list that begins with the inputs of `net`;
+        later elements such as labels are ignored. Arrays are NumPy's or MXNet's, on any
+        context. If `net` is on several contexts, each batch is split over them. With
+        several processes every process calls this function with equally many batches.
+        A layer with ``nonfinite="skip"`` ignores batches whose moments are not finite.
+    steps : int or None, default None
+        Maximum number of batches. By default all batches are used.
+
+    Raises
+    ------
+    ValueError
+        If `batches` is empty, no layer is called, a result is not finite, or the
+        processes have different numbers of batches.
+    RuntimeError
+        If `net` is not initialized.
+    mxnet.MXNetError
+        For the same reasons as in training, or if not all processes call this function
+        within the timeout. After any error the running statistics are unchanged, and
+        all processes get an error.
+
+    Warns
+    -----
+    UserWarning
+        With the names of batch normalizations that keep their statistics because they
+        cannot be converted, see :func:`convert_sync_batchnorm`.
+
+    Notes
+    -----
+    The iterable `batches` may call `net` itself, for example to make pseudo-labels;
+    such calls are not counted. Another thread may call a parallel net, but not its
+    children.
+
+    Sums are computed in float64. Besides the layer's rounding of each batch, a result
+    is rounded once, to the dtype of the running statistics.
+
+    References
+    ----------
+    Wu and Johnson, Rethinking "Batch" in BatchNorm, arXiv:2105.07576, section 3.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import recompute_statistics
+    >>> import mxnet as mx
+    >>> layer = mx.gluon.nn.BatchNorm()
+    >>> layer.initialize()
+    >>> batches = mx.nd.array([[1.0], [3.0]]), mx.nd.array([[8.0]])
+    >>> recompute_statistics(layer, batches)
+    >>> mean, var = layer.running_mean.data(), layer.running_var.data()
+    >>> float(mean.asscalar()), round(float(var.asscalar()), 4)
+    (4.0, 8.6667)
+    """
+    check_block("net", net)
+    is_array = isinstance(batches, (mx.nd.NDArray, np.ndarray))
+    if is_array or not hasattr(batches, "__iter__"):
+        raise TypeError(
+            f"batches must be an iterable of batches, got {short_repr(batches)}"
+        )
+    if steps is not None:
+        check_int("steps", steps, minimum=1)
+    total("recompute_statistics")  # a rank that trains would exchange with these layers
+    with synchronized(net) as norms:
+        # Several nodes may share one layer.
+        layers = {norm.layer.key: norm.layer for norm in norms if not norm.reason}
+        passed = [norm for norm in norms if norm.reason]
+        if passed:
+            kept = comma_list(passed)
+            warn(f"these batch normalizations keep their statistics: {kept}")
+        if not layers:
+            raise ValueError(
+                f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
+            )
+        run = _Run(net, list(layers.values()))
+        run.all(itertools.islice(batches, steps))
+        names = [layer.name for layer in layers.values()]
+    _check_all_ranks(names, run)
+    _write(layers.values(), run.found)
+
+
+class _Collected(NamedTuple):
+    """The moments of a layer in float64; see src/op/collected_moments.h."""
+
+    is_unbiased: bool
+    size: float
+    mean: np.ndarray
+    m2: np.ndarray  # the sum of (x - mean)^2
+
+    def merge(self, other: _Collected) -> _Collected:
+        """Return the moments of both; doi:10.1080/00031305.1983.10483115."""
+        size = self.size + other.size
+        delta, weight = other.mean - self.mean, other.size / size
+        m2 = self.m2 + other.m2 + delta**2 * self.size * weight
+        return _Collected(self.is_unbiased, size, self.mean + delta * weight, m2)
+
+    def variance(self) -> np.ndarray:
+        # m2 is 0 where the divisor would be 0.
+        return self.m2 / max(1, self.size - self.is_unbiased)
+
+
+class _Run:
+    """Calls of the net on all batches, and the moments that its layers collect."""
+
+    def __init__(self, net: mx.gluon.Block, layers: list) -> None:
+        self._net, self._layers, self._axis = net, layers, 0
+        self.count = 0
+        self.found: list = [None] * len(layers)
+        if is_parallel(net):
+            self._devices, self._axis = net.devices, net.forward.batch_axis
+            return
+        found = map(contexts_of, net.collect_params().values())
+        contexts = list(dict.fromkeys(itertools.chain(*found)))
+        if not contexts:
+            raise RuntimeError(
+                f"{name_of(net)} is not initialized. Call net.initialize() first."
+            )
+        self._devices = Devices(contexts)
+
+    def all(self, batches: Iterable) -> None:
+        """Call the net on each batch, wait for it, and collect its moments."""
+        for arguments in _equally_many(_reported(batches)):
+            with autograd.pause(train_mode=False):
+                self._call(self._shards(arguments))
+            self.count += 1
+            for k, layer in enumerate(self._layers):
+                one, former = _read(layer.key), self.found[k]
+                self.found[k] = former.merge(one) if former and one else former or one
+
+    def _shards(self, batch):
+        if isinstance(batch, mx.io.DataBatch):
+            batch = [array[: len(array) - (batch.pad or 0)] for array in batch.data]
+        elif isinstance(batch, (list, tuple)):
+            batch = batch[: count_inputs(self._net)]
+        else:
+            batch = [batch]
+        contexts = self._devices.contexts
+        if len(contexts) > 1:
+            leaves = flatten(batch)
+            return Shards.split(batch, leaves, contexts, self._axis)
+        # One device accepts inputs of any type, and any number of rows except 0.
+        leaves = [_moved(leaf, contexts[0]) for leaf in flatten(list(batch))]
+        return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)
+
+    def _call(self, shards):
+        """Call the net on all devices while its layers collect."""
+        started = itertools.count(1)
+
+        def call(arguments):
+            number = next(started)
+            if number == 1:
+                mx.nd.waitall()  # else the layers would collect from pending work
+                self._collect(True)
+            self._net(*arguments)
+            if number == len(shards.contexts):
+                mx.nd.waitall()
+                self._collect(False)
+
+        try:
+            with restricted(self._layers, shards.contexts):
+                self._devices.map_first(call, shards.arguments)
+        finally:
+            self._collect(False)
+
+    def _collect(self, starts):
+        for layer in self._layers:
+            load().gluon_syncbn_collect(layer.key, starts)
+
+
+def _moved(leaf, context):
+    """Return a leaf of a batch, copied to the context if it is an array."""
+    if not isinstance(leaf, (mx.nd.NDArray, np.ndarray)):
+        return leaf
+    check_array(leaf)
+    if 0 in leaf.shape:
+        raise ValueError(f"a batch must have at least 1 row, got shape {leaf.shape}")
+    is_here = isinstance(leaf, mx.nd.NDArray)
+    return to_context(leaf, context) if is_here else array_of(leaf, context)
+
+
+def _read(key):
+    """Return the moments that a layer has collected, or None if it had no batch."""
+    length = load().gluon_syncbn_collected(key, None, 0)
+    if length == 0:
+        return None
+    numbers = np.empty(length)
+    load().gluon_syncbn_collected(key, numbers.ctypes.data, length)
+    size, is_unbiased = numbers[:2]
+    mean, m2 = numbers[2:].reshape(2, -1)
+    return _Collected(bool(is_unbiased), size, mean, m2)
+
+
+def _reported(batches):
+    """Yield the batches; report an error in their source to other processes."""
+    try:
+        yield from batches
+    except (Exception, KeyboardInterrupt) as error:
+        if world().size > 1:
+            reason = f"recompute_statistics raised {type(error).__name__}: {error}"
+            failures.end_waits(reason)
+            failures.give_up(reason)
+        raise
+
+
+def _equally_many(batches):
+    """Yield the batches; raise ValueError on all ranks where some have one more."""
+    end = object()
+    for count in itertools.count():
+        batch = next(batches, end)
+        has_batch = np.zeros(world().size)
+        has_batch[world().rank] = batch is not end
+        found = total("recompute_statistics, next batch", has_batch)
+        if not any(found):
+            return
+        if not all(found):
+            raise ValueError(
+                "batches must be equally many on all ranks, got "
+                f"{count} on rank {found.index(0)} and more on rank {found.index(1)}"
+            )
+        yield batch
+
+
+def _check_all_ranks(names, run):
+    """Raise an error on all ranks if one rank has a fault."""
+    faults = [*filter(None, map(_fault, names, run.found))]
+    if not run.count:
+        faults = [
+            "batches must have at least one batch, got none. Was this generator or "
+            "iterator used before? Call reset() on an NDArrayIter."
+        ]
+    elif not any(run.found):
+        faults = ["net must call a BatchNorm that is not frozen, got no call"]
+    for fault in allgather(faults, "recompute_statistics"):
+        if fault:
+            raise ValueError(fault[0])
+
+
+def _fault(name, collected):
+    """Return an error text if the result is not finite, else None."""
+    if not collected or np.isfinite([collected.mean, collected.m2]).all():
+        return None
+    return (
+        f"SyncBatchNorm '{name}': the statistics of the batches must be finite. Check "
+        "the parameters and inputs. The running statistics are unchanged."
+    )
+
+
+def _write(layers, found):
+    """Set the running statistics, which layers may share."""
+    merged: dict[Any, Any] = {}
+    for layer, one in zip(layers, found):
+        if one:
+            place = layer.running_mean, layer.running_var
+            merged[place] = merged[place].merge(one) if place in merged else one
+    with autograd.pause(), DeferredSignals():
+        for parameters, one in merged.items():
+            values = one.mean, one.variance()
+            for parameter, value in zip(parameters, values):
+                for data in data_of(parameter):
+                    data[:] = value.astype(data.dtype)
