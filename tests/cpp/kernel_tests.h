@@ -15,7 +15,7 @@ namespace test {
 
 using syncbn::PassInput;
 
-// Without an activation.
+// Has no activation.
 inline syncbn::ElementwisePass NormalizePass(DType dtype, const Layout& layout, const void* x,
                                              const double* mean, const double* scale,
                                              const double* offset, WriteMode mode, void* y) {
@@ -224,7 +224,7 @@ void TestNonFinite(DType dtype, const Layout& layout) {
   }
 }
 
-// At 0 an activation has the slope of its negative side, and it keeps NaN.
+// The slope at 0 is the slope of the negative side. NaN stays NaN.
 template <typename Kernels>
 void TestKink(DType dtype, const Fusion& fusion) {
   const double values[] = {0.0, -0.0, 1.0, NAN};

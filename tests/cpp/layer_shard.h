@@ -95,7 +95,7 @@ struct Shard {
   Tensor valid_rows{vector_dtype, kChannels};
 };
 
-// On the CPU a layer computes where the test's tensors are.
+// A layer on the CPU computes in the test's own tensors.
 inline void* InPlace(Tensor& tensor) { return tensor.data(); }
 
 inline std::unique_ptr<syncbn::SyncBatchNorm> MakeLayer(const Setting& setting, size_t devices,

@@ -23,8 +23,8 @@ inline std::string Describe(const syncbn::Layout& layout) {
 }
 
 struct Precision {
-  int digits;  // of the significand, its leading one included
-  int min_exponent;  // of normal numbers
+  int significand_digits;  // including the leading one
+  int min_normal_exponent;
   double max;
 };
 
@@ -40,8 +40,8 @@ constexpr Precision PrecisionOf(syncbn::DType dtype) {
 // The distance between neighbours at `value`.
 inline double Ulp(syncbn::DType dtype, double value) {
   const Precision precision = PrecisionOf(dtype);
-  const int exponent = std::max(std::ilogb(value), precision.min_exponent);
-  return std::ldexp(1.0, exponent - precision.digits + 1);
+  const int exponent = std::max(std::ilogb(value), precision.min_normal_exponent);
+  return std::ldexp(1.0, exponent - precision.significand_digits + 1);
 }
 
 // The nearest number of this dtype; of two that are as near, the even one.
@@ -89,7 +89,7 @@ class Tensor {
   static constexpr int64_t kGuard = 128;  // bytes on either side
 
   void* data() { return bytes_.data() + begin_; }
-  double* doubles() { return static_cast<double*>(data()); }  // of a float64 tensor
+  double* doubles() { return static_cast<double*>(data()); }  // the tensor must be float64
   int64_t size() const { return size_; }
 
   void Set(int64_t i, double value) {

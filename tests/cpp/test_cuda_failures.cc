@@ -13,7 +13,7 @@ using namespace test;
 namespace {
 
 // Allocations of a framework, which may leave the thread with another device.
-int pieces_taken[2], pieces_back[2];  // by kind
+int pieces_taken[2], pieces_back[2];  // pageable, pinned
 bool framework_is_full = false;
 
 std::shared_ptr<void> Allocate(const Device& device, syncbn::MemoryKind kind, size_t bytes) {
@@ -150,6 +150,6 @@ int main() {
     TestFailures({{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, keeps_x});
   }
   TestNoSuchDevice();
-  TestOtherProcessesLearnOfAFailure();  // from then on there are several processes
+  TestOtherProcessesLearnOfAFailure();  // It comes last, because it opens a communicator.
   return check::Result();
 }

@@ -46,7 +46,7 @@ TEST(TheRegistryKeepsALayerForEachOwner) {
   registry.Keep("key", "layer", false);
   const auto layer = registry.FindOrCreate("key", "layer");
   registry.Release("key");
-  CHECK_EQ(registry.Find("key"), layer);  // of the other owner
+  CHECK_EQ(registry.Find("key"), layer);  // the other owner has it
   registry.Release("key");
   CheckHas(ErrorOf([&] { registry.Find("key"); }), "no layer has the key");
   CHECK_EQ(registry.FindOrCreate("key", "layer"), layer);

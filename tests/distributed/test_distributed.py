@@ -97,7 +97,7 @@ else:
 text = error_of(running_mean, [0, 7])
 assert 'group' in text and '7' in text and '3' in text, text
 """,
-    # Of float16 gradients, too, which MPI cannot add up, and on several contexts.
+    # MPI cannot sum float16, so the trainer has to. Each rank has several contexts.
     "steps and copies": """
 from support.helpers import write_from_within
 assert (distributed.local_rank(), distributed.local_size()) == (rank, 3)
@@ -157,7 +157,7 @@ for step in range(20):
     assert_same_bits(*[l.running_var.data().asnumpy() for l in layers])
 """,
     # Parallel nets with a trainer over ranks; the last batch wraps around.
-    "training equals that of one device": """
+    "training equals one device": """
 rng = np.random.default_rng(0)
 data, labels = rng.normal(1, 2, (13, 3, 6, 6)), rng.normal(size=(13, 5))
 STEPS = dict(optimizer='sgd', optimizer_params={'learning_rate': 0.03, 'momentum': 0.5})

@@ -79,7 +79,7 @@ def values(net):
 
 @contextmanager
 def worker_variables():
-    """A scheduler and a server wait for two workers, and have to end after them."""
+    """Start a scheduler and a server for two workers; both have to end after them."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     variables = {

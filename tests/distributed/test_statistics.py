@@ -58,7 +58,7 @@ for k in range(3):
 assert_moments(net[2], np.concatenate(seen))
 assert_same_bits(*statistics(net[2]))
 """,
-    # At once, and all ranks can go on.
+    # All ranks get the error at once, and can go on.
     "other numbers of batches": """
 batches = [nd.array(x, dtype='float64') for x in shards[rank]]
 for few in 0, 1:

@@ -76,7 +76,7 @@ def test_dgamma_of_a_constant_channel_is_zero(function):
 
 
 def test_infinities_in_inference():
-    """On the flat side of a ReLU nothing is left of them, as in MXNet."""
+    """The flat side of a ReLU removes them, as in MXNet."""
     x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
     for function, of_minus_infinity in ("relu", 0), ("leaky_relu", -np.inf):
         layer = SyncBatchNorm(num_devices=1, activation=function)

@@ -34,7 +34,7 @@ from support.nd import nd
 REPEAT = repetitions()
 SHAPE = (8, 3, 20, 20)
 STEPS = 4
-# With the random numbers of MXNet 2 one unit of a ReLU is at zero, and switches.
+# MXNet 2 draws numbers for which one unit of a ReLU is at zero, and switches.
 ACTIVATION = by_gluon("relu", "softrelu")
 
 
@@ -74,7 +74,7 @@ def deep_net(norm, container=nn.HybridSequential):
 
 
 def train(net, devices, rows, dtype="float32"):
-    """Outputs and gradients of steps with shards of so many rows, and parameters."""
+    """Train on shards of so many rows; return outputs, gradients and parameters."""
     settings = {"learning_rate": 0.01, "momentum": 0.9}
     trainer = Trainer(net.collect_params(), "sgd", settings)
     rng, found = np.random.default_rng(0), []

@@ -322,7 +322,7 @@ def test_a_graph_needs_the_number_of_its_devices():
 
 
 def heads(normalization):
-    """Nets with the gradient of MXNet's loss operator, by how they are written."""
+    """Return an imperative net, a hybrid one and a graph with MXNet's loss operator."""
     options = {"normalization": normalization, "use_ignore": True}
 
     class Net(HybridBlock):

@@ -107,7 +107,7 @@ def changes(net, **options):
 
 def backbone_and_head(norm=nn.BatchNorm):
     net = nn.HybridSequential()
-    for _ in range(2):  # without a ReLU the second mean would be the same each time
+    for _ in range(2):  # the ReLU lets the second mean change
         net.add(nn.HybridSequential())
         net[-1].add(nn.Conv2D(3, 1, in_channels=3), norm(in_channels=3))
         net[-1].add(nn.Activation("relu"))

@@ -29,7 +29,7 @@ LAYOUTS = {  # the data's shape, and the axis of its channels
     "NTNC": ((6, 2, 2, 3), -1),
     "NCHW": ((6, 3, 4, 5), 1),
 }
-ROWS = [2, 4]  # on each device
+ROWS = [2, 4]  # one number for each device
 COUNT = 100  # elements of a channel, for tolerances
 GAMMA, BETA = np.array([1.5, -0.5, 1.0]), np.array([0.25, 0.0, -1.0])
 

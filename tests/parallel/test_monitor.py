@@ -46,7 +46,7 @@ def slow_block():
 
 
 def watched_run(devices, is_slow=False, rest=0.0):
-    """Trains a small net and reports; a batch takes `rest` seconds to make."""
+    """Train a small net and report; making a batch takes `rest` seconds."""
     net = nn.Sequential()
     net.add(nn.Dense(4, in_units=3))
     if is_slow:
@@ -185,7 +185,7 @@ int cuDeviceGetCount(int* n) { *n = 2; return 0; }
     ],
 )
 def test_the_driver_counts_in_another_process(init, patience, expected, tmp_path):
-    """With a driver made for the test."""
+    """The driver is made for the test."""
     code = tmp_path / "cuda.c"
     code.write_text(DRIVER % init)
     run_tool("gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", code)

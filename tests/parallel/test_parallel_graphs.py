@@ -94,7 +94,7 @@ def test_calls_of_two_scopes_with_one_backward_each(devices):
     with autograd.record():
         second = net(column(5, 6)).sum()
         second.backward(retain_graph=True)  # inside of the scope
-    beside.backward()  # of another graph
+    beside.backward()  # it is in another graph
     assert weight_gradient(net) == 11
     for grad in net.weight.list_grad():
         grad[:] = 0
@@ -252,7 +252,7 @@ def test_graphs_are_freed(way, devices):
     for _ in range(3):  # two without backward
         with autograd.record():
             totals = [net(x).sum() for x in xs]
-    assert traced.count_graphs() == 2  # of the last step, on two devices
+    assert traced.count_graphs() == 2  # the last step's, on two devices
     autograd.backward(totals)
     assert traced.count_graphs() == 0
 

@@ -58,7 +58,7 @@ def test_a_parallel_net_is_the_net_itself(devices):
     assert net.devices.contexts == devices.contexts
     net.initialize()
     assert net(nd.ones(shape)).shape == shape
-    net.output = nn.Dense(5)  # for another task
+    net.output = nn.Dense(5)  # the next task has other classes
     net.output.initialize(ctx=mx.cpu(0))
     with pytest.raises(ValueError, match=r"cpu\(0\).*cpu\(0\), cpu\(1\)"):
         net(nd.ones(shape))

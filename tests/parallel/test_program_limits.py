@@ -89,7 +89,7 @@ def test_loss_that_reads_what_a_device_has_kept(loss):
 
 @gluon_1_only("hybrid_forward")
 def test_penalty_of_the_one_device_that_has_rows():
-    """It is that of the whole batch."""
+    """The penalty is computed from the whole batch."""
     results = []
     for contexts in cpus(2), None:
         net = started(Kept(), contexts)

@@ -79,7 +79,7 @@ def constant_parameter(start):
 
 
 def trained(between, start, steps=3, net=None, **options):
-    """The net after steps in which the program does something between the usual."""
+    """Train a net; `between` is what the program does after each backward."""
     net = net or start(Normalized())
     settings = {"learning_rate": 0.01, "momentum": 0.9}
     trainer = Trainer(net.collect_params(), "sgd", settings, **options)
@@ -97,7 +97,7 @@ def reduce_clip_update(net, trainer, step):
 
 
 def kept_arrays(net, trainer, step):
-    """Arrays that the program got once, and goes on writing to."""
+    """Write to arrays that the program got once."""
     if step == 0:
         net.kept = [parameter.data() for parameter in parameters_of(net)]
     trainer.step(6)
@@ -106,7 +106,7 @@ def kept_arrays(net, trainer, step):
 
 
 def swap_for_an_average(net, trainer, step):
-    """Predictions with other weights, as of EMA and SWA, and back."""
+    """Predict with other weights, as EMA and SWA do, and put the weights back."""
     trainer.step(6)
     former = [parameter.data().copy() for parameter in parameters_of(net)]
     for parameter in parameters_of(net):
@@ -134,7 +134,7 @@ BETWEEN = [
 
 
 def stale_branch(start):
-    """A head that some steps leave out, with ignore_stale_grad."""
+    """Leave a head out in some steps, with ignore_stale_grad."""
 
     class Heads(gluon.Block):
         def __init__(self):
@@ -152,7 +152,7 @@ def stale_branch(start):
 
 
 def norm_of_the_first_call(start):
-    """A block that makes its layer when it is called first, and names its contexts."""
+    """Make a layer in the first call of a block, on the block's contexts."""
 
     class Lazy(gluon.Block):
         def __init__(self):

@@ -33,9 +33,9 @@ CHANGES = "nothing", "clip", "set_data", "in place", "own optimizer"
 @dataclass
 class Program:
     contexts: int
-    mode: str  # of the net's children
-    rows: list  # of each step
-    change: str  # between backward and the next step
+    mode: str  # the net's children have it
+    rows: list  # one number for each step
+    change: str  # the program does it after each backward
     has_constant: bool  # an attribute without a gradient
     is_doubled: bool  # the result holds an array twice
     branches: bool  # rows without a label have no graph
@@ -60,7 +60,7 @@ def programs():
 
 
 def norm_of(program):
-    """A layer that is used twice updates its statistics twice, unlike MXNet's."""
+    """Return no norm if it is used twice: only ours updates its statistics twice."""
     if program.is_called_twice:
         return dense()
     return nn.BatchNorm(in_channels=2, momentum=0.875)

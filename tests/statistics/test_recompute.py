@@ -1,4 +1,4 @@
-"""recompute_statistics: those of all elements together, however a net runs."""
+"""recompute_statistics gives the statistics of all elements, however a net runs."""
 
 import threading
 
@@ -34,7 +34,7 @@ from support.helpers import (
 )
 from support.nd import nd
 
-ROWS = 7, 1, 4  # on two contexts, one of which gets no row of the second batch
+ROWS = 7, 1, 4  # one of two contexts gets no row of the second batch
 IDENTITY = np.ones(3), np.zeros(3)  # gamma and beta
 
 
@@ -57,7 +57,7 @@ def statistics(net, index=0):
 
 
 def oracle(batches):
-    """The right `statistics` of a `small_net` with equal gammas."""
+    """Return the right `statistics` of a `small_net`."""
     ys = [reference.forward(batch, *IDENTITY)[0] for batch in batches]
     found = []
     for inputs in batches, [np.maximum(y, 0).mean((2, 3)) for y in ys]:
@@ -67,7 +67,7 @@ def oracle(batches):
 
 
 def prediction(x, statistics):
-    """What a `small_net` predicts with these."""
+    """Return the prediction of a `small_net` with these statistics."""
     y = reference.inference_forward(x, *IDENTITY, *statistics[:2])
     y = np.maximum(y, 0).mean((2, 3))
     return reference.inference_forward(y, *IDENTITY, *statistics[2:])
@@ -125,7 +125,7 @@ def test_equals_all_elements_together(make, way, mode):
     assert_statistics(net, expected, batches, len(contexts))
     assert kinds_of(net) == kinds
     x = nd.array(batches[0], dtype="float64")
-    y = prediction(batches[0], expected)  # in inference the net takes them
+    y = prediction(batches[0], expected)  # the net uses them in inference
     assert_near(net(x).asnumpy(), y, "float64", x.size, scale=10)
 
 
@@ -232,7 +232,7 @@ X = np.ones((4, 3, 6, 5), "float32")
 
 
 def read(batches):
-    """A batch, and an error where one is not there."""
+    """Yield batches; raise KeyError where a name stands for one."""
     for batch in batches:
         if isinstance(batch, str):
             raise KeyError(batch)

@@ -10,7 +10,7 @@ import numpy as np
 
 from support import reference
 
-OLD = 0.5  # in the inputs' gradients before a step; only "add" keeps it
+OLD = 0.5  # the inputs' gradients before a step; only "add" keeps it
 STATISTICS = "running_mean", "running_var"
 PARAMETERS = "gamma", "beta"
 
@@ -28,19 +28,19 @@ def exact(array):
 
 
 def stored(value, dtype):
-    """A value that was rounded to `dtype`."""
+    """Return a value after rounding to `dtype`."""
     return Value(value.value, value.error + unit_roundoff(dtype) * abs(value.value))
 
 
 def total(values, dtype):
-    """The sum, of which every partial sum may be rounded to `dtype`."""
+    """Return the sum; every partial sum may be rounded to `dtype`."""
     terms = sum(abs(v.value) for v in values)
     error = sum(v.error for v in values) + unit_roundoff(dtype) * len(values) * terms
     return Value(sum(v.value for v in values), error)
 
 
 def kind_of(dtype):
-    """The dtype of parameters and statistics."""
+    """Return the dtype of parameters and statistics."""
     return "float64" if dtype == "float64" else "float32"
 
 
@@ -95,7 +95,7 @@ class Use:
         if self._layer.unbiased_running_var and count > 1:
             factor = count / (count - 1)
         std = np.sqrt(var)
-        mean_error = unit_roundoff("float64") * abs(mean)  # of each device's
+        mean_error = unit_roundoff("float64") * abs(mean)  # each device has one
         var_error = 2 * factor * mean_error * (std + mean_error)
         for name, batch, size, error in (
             ("running_mean", mean, abs(mean) + std, mean_error),
@@ -140,7 +140,7 @@ class Use:
         error = abs(slopes) * dy.error
         if layer.activation in (None, "identity"):
             return dz, error
-        # On the other side of the kink, where the error decides on which one z is.
+        # The error decides on which side of the kink z is.
         near = abs(self._z) <= self._z_error
         return dz, error + np.where(near, abs(dy.value * (1 - slope)), 0.0)
 
@@ -186,7 +186,7 @@ class Net:
 
 
 def check(name, result, expected, dtype):
-    """Raises AssertionError unless `result` has the dtype and is near a Value."""
+    """Raise AssertionError unless `result` has the dtype and is near a Value."""
     assert result.dtype == dtype, f"{name} is {result.dtype}, expected {dtype}"
     shape = expected.value.shape
     assert result.shape == shape, f"{name} has shape {result.shape}, expected {shape}"
@@ -211,7 +211,7 @@ class Checks:
         return [array.asnumpy() for array in getattr(parameter, f"list_{kind}")()]
 
     def states(self):
-        """The state of each layer, equal on all contexts."""
+        """Return the state of each layer, which has to be equal on all contexts."""
         return [self._state(number) for number in range(len(self._norms))]
 
     def _state(self, number):
@@ -224,12 +224,12 @@ class Checks:
         return state
 
     def expected(self, states, data, train, ys):
-        """What the oracle computes; `ys` has the outputs per context."""
+        """Return the oracle's net; `ys` has the outputs per context."""
         ys = list(map(data.join, ys))
         return Net(self._program, states, data.join(data.x), ys, train)
 
     def by_context(self, arrays, data):
-        """Results per context, also where they are whole."""
+        """Return results per context, also where they are whole."""
         if self._program.way == "parallel":
             return data.split(arrays[0].asnumpy())
         return [array.asnumpy() for array in arrays]
@@ -266,7 +266,7 @@ class Checks:
         }
 
     def check_gradients(self, step, data, net, former):
-        """Compares each context's own with those before, `former`, and the oracle's."""
+        """Compare gradients on each context with the oracle's and the `former` ones."""
         fresh = {}
         _, elements = net.backward(list(map(data.join, data.dys)))
         for number, columns in enumerate(elements):

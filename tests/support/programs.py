@@ -37,7 +37,7 @@ class Layer:
     gammas: str  # "ones" and zero statistics, as initialized; "normal"; "awkward"
 
     def requests(self):
-        """The grad_req of each parameter that has a gradient."""
+        """Return the grad_req of each parameter that has a gradient."""
         asked = {
             "gamma": self.gamma_request if self.scale else "null",
             "beta": self.beta_request if self.center else "null",
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass
 class Program:
-    seed: int  # of the values
+    seed: int  # decides all values
     way: str  # "devices", "parallel" or "plain_loop"
     contexts: int
     mode: str
@@ -68,7 +68,7 @@ class Program:
     bare: bool  # the layer itself is the net
     convolutions: bool  # around layers, for oneDNN's layouts
     dtype: str
-    shape: List[int]  # with 0 for the rows
+    shape: List[int]  # 0 stands for the rows
     batch_axis: int
     axis: int
     data: str
@@ -212,7 +212,7 @@ class Chains(Function):
 
 
 def make_net(program):
-    """The net on its contexts, what is called on each of these, and its layers."""
+    """Return the net on its contexts, and its layers."""
     contexts = cpus(program.contexts)
     rng = np.random.default_rng(program.seed)
     norms = [_norm(program, layer, rng) for layer in program.layers]
@@ -276,7 +276,7 @@ class Data:
         return [shard if k in self.active else None for k, shard in enumerate(shards)]
 
     def join(self, shards):
-        """Those of the active contexts."""
+        """Join the shards of the active contexts."""
         return np.concatenate([shards[k] for k in self.active], self._axis)
 
 

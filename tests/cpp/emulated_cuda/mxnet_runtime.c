@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { kNoKernel = 209 }; /* The driver's codes are the runtime's, too. */
+enum { kNoKernel = 209 }; /* Driver and runtime have the same codes. */
 
 /* From cuda.h; a device's address is a pointer here. */
 int cuInit(unsigned flags);
@@ -135,7 +135,7 @@ int cudaLaunchKernel(const void* function) {
   size_t k = 0;
   while (k < count && kernels[k].function != function) ++k;
   const char* name = k < count ? kernels[k].name : "unknown";
-  if (strstr(name, "set_to_int") != NULL) return 0; /* zeros() and ones(), of new gradients, too */
+  if (strstr(name, "set_to_int") != NULL) return 0; /* zeros() and ones(), also of new gradients */
   snprintf(text, sizeof text, "MXNet's kernel %s is not launched by the tests' runtime", name);
   return last = kNoKernel;
 }
@@ -144,7 +144,7 @@ int cudaGetLastError(void) {
   last = 0;
   return status;
 }
-/* Unlike CUDA's it forgets, or all that follows would fail, too. */
+/* Unlike CUDA's it forgets, or all later calls would fail. */
 int cudaPeekAtLastError(void) { return cudaGetLastError(); }
 const char* cudaGetErrorString(int status) {
   const char* driver_text = "unknown error";

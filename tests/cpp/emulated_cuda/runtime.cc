@@ -6,7 +6,7 @@
 
 #include "cuda_runtime.h"
 
-extern "C" int* emulated_device();  // of driver.c
+extern "C" int* emulated_device();  // driver.c has it
 
 namespace {
 
@@ -59,7 +59,7 @@ std::map<std::string, std::atomic<int>>& Launches() {
 
 }  // namespace emulated
 
-// For tests/layer/test_gpu_contexts.py.
+// tests/layer/test_gpu_contexts.py calls it.
 extern "C" __attribute__((visibility("default"))) int emulated_cuda_allocations() {
   return allocations;
 }
