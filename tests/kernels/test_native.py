@@ -69,7 +69,7 @@ def test_native(sanitizer, tmp_path, request):
 
 
 def check_no_wide_code_is_shared(build):
-    """Check for weak symbols: the linker may keep any file's copy for all processors."""
+    """Check for weak symbols: the linker may keep any file's copy for all CPUs."""
     objects = [*build.rglob("isa_avx2.cc.o"), *build.rglob("isa_avx512.cc.o")]
     assert len(objects) >= 2 or platform.machine() != "x86_64"
     for wide in objects:

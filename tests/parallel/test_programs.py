@@ -259,29 +259,31 @@ def test_optimizer(name):
     assert_same(results_of(program, cpus(2)), results_of(program, None))
 
 
-def test_a_reverted_net_keeps_its_momentum_on_all_devices():
-    """A loop over its devices then trains on as one device."""
+@pytest.mark.parametrize("change", [make_parallel, revert_parallel])
+def test_momentum_stays_when_a_net_becomes_parallel_or_stops(change):
+    """The net trains for two steps before the change and for two steps after it."""
 
     def program(contexts):
-        net = started(Net(dense()), contexts)
+        is_parallel = change is revert_parallel and len(contexts) > 1
+        net = started(Net(dense()), contexts if is_parallel else None)
+        move(net, contexts)
         settings = {"learning_rate": 0.01, "momentum": 0.9}
         trainer = Trainer(net.collect_params(), "sgd", settings)
         for step in range(4):
-            if step == 2 and contexts:
-                revert_parallel(net)
-            if step < 2:
-                backward(lambda: (net(array(X)) ** 2).sum())
-            else:
-                places = contexts or [mx.cpu()]
-                shards = gluon.utils.split_and_load(array(X), places)
-                with autograd.record():
-                    losses = [(net(x) ** 2).sum() for x in shards]
-                autograd.backward(losses)
+            if step == 2 and len(contexts) > 1:
+                change(net, *[contexts] * (not is_parallel))
+                is_parallel = not is_parallel
+            shards = gluon.utils.split_and_load(
+                array(X), contexts[:1] if is_parallel else contexts
+            )
+            with autograd.record():
+                losses = [(net(x) ** 2).sum() for x in shards]
+            autograd.backward(losses)
             trainer.step(6)
         check_replicas(net)
         return [value(p) for p in parameters_of(net)]
 
-    assert_same(program(cpus(2)), program(None))
+    assert_same(program(cpus(2)), program(cpus(1)))
 
 
 class OfHorovod(Trainer):
@@ -303,27 +305,3 @@ def test_trainer_that_sums_one_gradient_over_processes():
 
     results = results_of(partial(program, OfHorovod, 1), cpus(2))
     assert_same(results, results_of(partial(program, Trainer, 2), None))
-
-
-def test_trainer_that_was_made_before():
-    """It has trained on several devices, and its momentum stays."""
-
-    def program(contexts):
-        net = started(Net(dense()), None)
-        move(net, contexts)
-        settings = {"learning_rate": 0.01, "momentum": 0.9}
-        trainer = Trainer(net.collect_params(), "sgd", settings)
-        for step in range(4):
-            if step == 2 and len(contexts) > 1:
-                make_parallel(net, contexts)
-            if step < 2:
-                shards = gluon.utils.split_and_load(array(X), contexts)
-                with autograd.record():
-                    losses = [(net(x) ** 2).sum() for x in shards]
-                autograd.backward(losses)
-            else:
-                backward(lambda: (net(array(X)) ** 2).sum())
-            trainer.step(6)
-        return [value(p) for p in parameters_of(net)]
-
-    assert_same(program(cpus(2)), program(cpus(1)))
