@@ -7,7 +7,7 @@ from gluon_syncbn.mxnet_private import parameters
 
 import mxnet as mx
 import pytest
-from mxnet.gluon import HybridBlock, Parameter, contrib, nn
+from mxnet.gluon import HybridBlock, contrib, nn
 
 from support.nd import nd
 
@@ -66,12 +66,6 @@ class Same(Function):
 class Double(Function):
     def compute(self, F, x):
         return 2 * x
-
-
-def new_parameter(block, name, **options):
-    if IS_GLUON_2:
-        return Parameter(name, **options)
-    return block.params.get(name, **options)
 
 
 def sharing(block, cls, **options):

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import time
 from ctypes import CFUNCTYPE, c_void_p, cast, py_object
-from functools import partial
 from pathlib import Path
 
-import gluon_syncbn
 from gluon_syncbn.compat import IS_GLUON_2
 from gluon_syncbn.mxnet_private.arrays import push
 from gluon_syncbn.mxnet_private.parameters import is_summed
@@ -20,7 +18,7 @@ from gluon_syncbn.mxnet_private.parameters import is_summed
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import SymbolBlock, nn
+from mxnet.gluon import SymbolBlock
 
 from support import reference
 from support.nd import nd
@@ -230,31 +228,3 @@ def run_tool(*command, timeout=800):
     )
     assert result.returncode == 0, result.stdout[-6000:]
     return result.stdout
-
-
-# MXNet keeps momentum in float32, which 0.875 loses nothing in.
-MOMENTUM = 0.875
-
-
-def plain_net(make_net, shape, dtype="float64"):
-    """Make a net of nn.BatchNorm on one context.
-
-    `shape` is the shape of an input, or None if layers have all their shapes.
-    """
-    mx.random.seed(1)
-    net = make_net(partial(nn.BatchNorm, momentum=MOMENTUM))
-    net.cast(dtype)
-    net.initialize(mx.init.Xavier(), ctx=mx.cpu())
-    if shape is not None:
-        net(nd.ones(shape, dtype=dtype))
-    return net
-
-
-def twin(plain, make_net, contexts, dtype="float64"):
-    """Make a net of SyncBatchNorm on `contexts` with parameters of a `plain_net`."""
-    norm = partial(gluon_syncbn.SyncBatchNorm, num_devices=len(contexts))
-    net = make_net(partial(norm, momentum=MOMENTUM))
-    net.cast(dtype)
-    net.initialize(ctx=contexts)
-    copy_parameters(plain, net)
-    return net
