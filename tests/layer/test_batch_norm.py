@@ -178,7 +178,7 @@ def test_timeout_beyond_all_bounds_means_never(seconds, devices):
 def test_axis_outside_of_the_input(axis, devices):
     layer = SyncBatchNorm(axis=axis, in_channels=3, num_devices=2)
     layer.initialize(ctx=devices.contexts)
-    text = f"'{layer.name}'.*axis.*{axis}.*4"
+    text = rf"'{layer.name}'(?=.*\b4\b).*axis.*{axis}\b"
     with pytest.raises(by_gluon(mx.MXNetError, ValueError), match=text):
         with autograd.train_mode():
             map_and_wait(devices, layer, make_shards(devices))

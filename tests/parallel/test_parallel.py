@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, nn
-from support.blocks import Function
+from support.blocks import Function, by_gluon
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -104,7 +104,7 @@ COMPREHENSIONS = "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"
 
 
 def test_a_step_enters_few_functions():
-    """Three layers on two contexts; Gluon looks each parameter up on each context."""
+    """The net has three layers; Gluon looks up each parameter on each context."""
     net = nn.HybridSequential()
     net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
     net = make_parallel(net, cpus(2))
@@ -119,7 +119,8 @@ def test_a_step_enters_few_functions():
     for _ in range(2):
         forward()
         losses[-1].backward()
-    assert len(functions_called(net.devices, forward)) <= 145
+    limit = by_gluon(145, 155)
+    assert len(functions_called(net.devices, forward)) <= limit
     assert len(functions_called(net.devices, losses[-1].backward)) <= 90
     mx.nd.waitall()
 
