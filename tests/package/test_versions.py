@@ -64,7 +64,7 @@ def test_another_missing_library_is_left_to_mxnet(tmp_path):
 
 @pytest.mark.parametrize("version", ["1.6.0", "1.7.0.post2", "1.9.1", "1.9.0b20210101"])
 def test_versions_in_between_are_not(tmp_path, version):
-    assert "works with" not in import_beside(tmp_path, version)
+    assert f"got {version}" not in import_beside(tmp_path, version)
 
 
 @pytest.mark.skipif(

@@ -123,17 +123,6 @@ def test_input_that_needs_no_gradient_before_one_that_does(how, devices):
     assert upstream.grad.asnumpy() == 5 * 1 + 6 * 2
 
 
-def test_outputs_that_depend_on_one_input_each(devices):
-    net, a, b = two_inputs(devices), column(1, 2), column(5, 6)
-    for x in a, b:
-        x.attach_grad("add")
-    with autograd.record():
-        product, triple = net(a, b)
-    product.backward(retain_graph=True)
-    triple.backward()
-    assert (a.grad == b).asnumpy().all() and (b.grad == a + 3).asnumpy().all()
-
-
 class Sparse(Block):
     """An embedding, and a sparse parameter that is not used."""
 
