@@ -188,8 +188,8 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     Notes
     -----
     Call it between steps, because it waits for pending work. With several processes
-    call it on all ranks. Otherwise the other ranks wait for the frozen layers until the
-    timeout, and the error mentions this.
+    call it on all ranks. Otherwise the other ranks wait for the frozen layers and raise
+    an error after the timeout.
 
     Examples
     --------
