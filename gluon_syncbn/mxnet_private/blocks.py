@@ -45,7 +45,8 @@ def blocks_of(net: mx.gluon.Block) -> list:
     while pending:
         block = pending.pop()
         found.append(block)
-        pending.extend(children_of(block).values())
+        children = block._children.values()
+        pending.extend([child() for child in children] if IS_GLUON_2 else children)
     return list(dict.fromkeys(reversed(found)))
 
 
