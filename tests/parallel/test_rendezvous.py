@@ -154,7 +154,7 @@ def test_more_contexts_than_shards(devices):
 
 
 def test_text_of_a_timeout(devices):
-    """The layer does not know which two of three contexts get a shard."""
+    """Of a layer that does not know which two of three contexts get a shard."""
     layer = make_layer(cpus(3), num_devices=2)
     with autograd.train_mode():
         y = layer(make_shards(devices)[1])
@@ -184,8 +184,8 @@ def test_layers_after_one_that_has_failed_do_not_wait(devices):
 
 def test_more_devices_than_contexts(devices):
     layer = make_layer(devices.contexts, num_devices=3)
-    words = r"num_devices .* 2, .*cpu\(0\), cpu\(1\), got 3"
-    with pytest.raises(ValueError, match=words), autograd.train_mode():
+    facts = rf"'{layer.name}'.*num_devices.* 2.*cpu\(0\), cpu\(1\).* 3"
+    with pytest.raises(ValueError, match=facts), autograd.train_mode():
         devices.map(layer, make_shards(devices))
     gluon_syncbn.convert_sync_batchnorm(layer, num_devices=2)
     assert_trains(devices, layer)
