@@ -6,19 +6,16 @@ that fails, and prints it. GLUON_SYNCBN_PROGRAMS=10000 runs so many, and other o
 time.
 """
 
-import os
 from contextlib import ExitStack
 
 import gluon_syncbn
 from gluon_syncbn.compat import IS_GLUON_2
 
 import mxnet as mx
-import pytest
-from hypothesis import HealthCheck, given, settings
 from mxnet import autograd
 from support.nd import nd
 from support.program_oracle import OLD, Checks
-from support.programs import Data, make_net, programs
+from support.programs import Data, make_net, programs, random_test
 
 
 def run(program):
@@ -126,18 +123,7 @@ def _array(x, context):
     return array.as_np_ndarray() if mx.util.is_np_array() else array
 
 
-MORE = os.environ.get("GLUON_SYNCBN_PROGRAMS")
-
-
-@pytest.mark.timeout(int(MORE or 0) + 300)
-@settings(
-    max_examples=int(MORE or 100),
-    derandomize=not MORE,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(programs())
+@random_test(programs(), 100)
 def test_equals_the_oracle(program):
     try:
         run(program)
