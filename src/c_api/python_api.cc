@@ -16,9 +16,7 @@
 #include "core/parallel_for.h"
 #include "core/program.h"
 #include "kernels/cpu/passes.h"
-#include "mxnet/callbacks.h"
-#include "mxnet/custom_op.h"
-#include "mxnet/fork.h"
+#include "mxnet/engine.h"
 #include "mxnet/mxnet_api.h"
 #include "op/registry.h"
 #include "op/single_value.h"
@@ -83,7 +81,7 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_last_error) { return syncbn::LastError()
 SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
   return CatchAll([&] {
     syncbn::LoadMxnetApi(libmxnet_path);
-    syncbn::RegisterCustomOp();
+    syncbn::RegisterOperator();
   });
 }
 

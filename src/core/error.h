@@ -1,5 +1,5 @@
-// The exception types of the library, and how their texts are put together. Only mxnet/ turns them
-// into MXNet's own error.
+// The exception types of the library, and functions that build their texts. Only mxnet/ converts
+// them to MXNet's own error.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -12,7 +12,7 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A device's runtime has refused a call. Kernels know no layer: op adds its name.
+// An error of one device; the operator adds the names of the layer and the device.
 struct DeviceError : Error {
   using Error::Error;
 };

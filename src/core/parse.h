@@ -1,4 +1,4 @@
-// Numbers out of text, in one form only, whatever the program's locale.
+// Locale-independent number parsing.
 #pragma once
 #include <cctype>
 #include <locale>
@@ -7,8 +7,8 @@
 
 namespace syncbn {
 
-// The number that is the whole text: "-3", and for a double "0.5" and "1e-05" too. False if it is
-// none, or beyond the type's range.
+// Sets the number and returns true if it is the whole text and in the type's range: "-3", and for
+// a double also "0.5" and "1e-05".
 template <typename T>
 bool ParseNumber(const std::string& text, T* number) {
   if (text.empty() || !(text[0] == '-' || std::isdigit(static_cast<unsigned char>(text[0])))) {
