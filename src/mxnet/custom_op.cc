@@ -133,7 +133,7 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
 
 template <typename... Parts>
 [[noreturn]] void ThrowError(const Node& node, const Parts&... parts) {
-  throw Error(Concat("SyncBatchNorm '", node.layer->group.layer(), "': ", parts...));
+  throw Error(Concat("SyncBatchNorm '", node.layer->members.layer, "': ", parts...));
 }
 
 struct Properties {
@@ -244,7 +244,7 @@ void CheckCudaGraphs(const Node& node, const Device& device) {
   const char* graphs = std::getenv("MXNET_ENABLE_CUDA_GRAPHS");
   const std::string value = graphs == nullptr ? "" : graphs;
   if (device.type != "gpu" || value.empty() || value == "0" || value == "false") return;
-  throw Error(Concat("SyncBatchNorm '", node.layer->group.layer(), "' on ", device.Name(),
+  throw Error(Concat("SyncBatchNorm '", node.layer->members.layer, "' on ", device.Name(),
                      ": expected no CUDA graphs, got MXNET_ENABLE_CUDA_GRAPHS=", value,
                      ". Unset it: MXNet would replay backward without this layer."));
 }
