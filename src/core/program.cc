@@ -43,6 +43,6 @@ void EndFork() { --forks; }
 
 void SetLocator(void (*locate)()) { locator = locate; }
 
-void TellWhere(const char* text) { reported = text; }
+void ReportWhere(const char* text) { reported = text; }
 
 }  // namespace syncbn

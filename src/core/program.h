@@ -13,8 +13,8 @@ std::string WhereProgramStands();
 void BeginFork();
 void EndFork();
 
-// `locate` reports the lines with TellWhere, on the calling thread. Pass null to disable.
+// `locate` reports the lines with ReportWhere, on the calling thread. Pass null to disable.
 void SetLocator(void (*locate)());
-void TellWhere(const char* text);
+void ReportWhere(const char* text);
 
 }  // namespace syncbn

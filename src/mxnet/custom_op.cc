@@ -105,7 +105,7 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
     Operator* op = static_cast<Operator*>(state);
     const Options options = op->node.GetOptions();
     op->batch_norm.SetOptions(options);
-    if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(options.num_devices);
+    if (op->batch_norm.UsesBatch(training)) CheckCanSynchronize(options.num_devices);
     const int y = op->node.Inputs();
     op->batch_norm.Forward(
         training, {arrays[0].View(), arrays[1].View(), arrays[2].View(), ToWriteMode(requests[0]),
@@ -236,10 +236,10 @@ int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int
   return 1;
 }
 
-// With CUDA graphs MXNet captures the work that a static_shape graph queues on its stream, and
-// replays it later (cuda_graphs.h, OpOK). It does not capture Custom, because Custom has a state,
-// but it captures _backward_Custom, which has no state and queues nothing: the callback would never
-// run again.
+// MXNet's CUDA graphs capture the work that a static_shape graph queues on its stream, and replay
+// it later (cuda_graphs.h, OpOK). They do not capture Custom, because Custom has a state, but they
+// capture _backward_Custom, which has no state and queues nothing: the callback would never run
+// again.
 void CheckCudaGraphs(const Node& node, const Device& device) {
   const char* graphs = std::getenv("MXNET_ENABLE_CUDA_GRAPHS");
   const std::string value = graphs == nullptr ? "" : graphs;

@@ -9,7 +9,6 @@
 #include "core/error.h"
 #include "mxnet/mxnet_api.h"
 #include "op/backend.h"
-#include "op/tensor.h"
 
 namespace syncbn {
 

@@ -65,30 +65,30 @@ inline int RunTests() {
 
 }  // namespace check
 
-#define TEST(Name)                                                                        \
-  void Name();                                                                            \
-  [[maybe_unused]] const bool Name##_is_listed = (check::Tests().push_back(Name), true);  \
+#define TEST(Name)                                                                       \
+  void Name();                                                                           \
+  [[maybe_unused]] const bool Name##_is_listed = (check::Tests().push_back(Name), true); \
   void Name()
 
-#define CHECK(condition, ...)                                                             \
-  do {                                                                                    \
-    if (!(condition)) check::Fail(__FILE__, __LINE__, #condition, " ", ##__VA_ARGS__);     \
+#define CHECK(condition, ...)                                                          \
+  do {                                                                                 \
+    if (!(condition)) check::Fail(__FILE__, __LINE__, #condition, " ", ##__VA_ARGS__); \
   } while (false)
 
-#define CHECK_EQ(a, b, ...)                                                               \
-  do {                                                                                    \
-    const auto a_ = (a);                                                                  \
-    const auto b_ = (b);                                                                  \
-    if (!(a_ == b_))                                                                      \
+#define CHECK_EQ(a, b, ...)                                                                    \
+  do {                                                                                         \
+    const auto a_ = (a);                                                                       \
+    const auto b_ = (b);                                                                       \
+    if (!(a_ == b_))                                                                           \
       check::Fail(__FILE__, __LINE__, #a " == " #b ": ", a_, " and ", b_, " ", ##__VA_ARGS__); \
   } while (false)
 
 // Fails on NaN too.
-#define CHECK_NEAR(a, b, tolerance, ...)                                                  \
-  do {                                                                                    \
-    const auto a_ = (a);                                                                  \
-    const auto b_ = (b);                                                                  \
-    const auto tolerance_ = (tolerance);                                                  \
+#define CHECK_NEAR(a, b, tolerance, ...)                                                   \
+  do {                                                                                     \
+    const auto a_ = (a);                                                                   \
+    const auto b_ = (b);                                                                   \
+    const auto tolerance_ = (tolerance);                                                   \
     if (!((a_ < b_ ? b_ - a_ : a_ - b_) <= tolerance_))                                    \
       check::Fail(__FILE__, __LINE__, #a " near " #b ": ", a_, " and ", b_, " differ by ", \
                   a_ - b_, ", tolerance ", tolerance_, " ", ##__VA_ARGS__);                \

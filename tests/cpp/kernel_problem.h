@@ -121,7 +121,8 @@ struct Problem {
     }
     for (int64_t i = 0; i < c.layout.channels; ++i) {
       mean.push_back(c.center + 0.1 * normal(generator));
-      for (auto* vector : {&scale, &offset, &scale_xmu, &shift}) vector->push_back(normal(generator));
+      for (auto* vector : {&scale, &offset, &scale_xmu, &shift})
+        vector->push_back(normal(generator));
       scale.back() += std::copysign(0.5, scale.back());  // passes from y divide by it
     }
   }
@@ -130,9 +131,17 @@ struct Problem {
   // the mean for the offset.
   syncbn::PassInput From(const Activation& activation, bool from_output) {
     const bool reads_z = from_output || activation.function != Function::kIdentity;
-    return {c.dtype,     c.layout,    x.data(),    dy.data(),
-            activation,  from_output, from_output ? nullptr : mean.data(),
-            scale.data(), from_output ? mean.data() : reads_z ? offset.data() : nullptr};
+    return {c.dtype,
+            c.layout,
+            x.data(),
+            dy.data(),
+            activation,
+            from_output,
+            from_output ? nullptr : mean.data(),
+            scale.data(),
+            from_output ? mean.data()
+            : reads_z   ? offset.data()
+                        : nullptr};
   }
 
   int64_t Index(int64_t outer, int64_t channel, int64_t inner) const {
@@ -178,8 +187,9 @@ struct Problem {
 
   // xmu and dz, but for what the arithmetic cannot hold of the mean.
   Gradient Unwound(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
-    const Value z = r.from_output ? Reconstructed(r.activation, x.Get(i), eps)
-                    : r.offset != nullptr ? Z(channel, i, eps) : Value{0, 0};
+    const Value z = r.from_output         ? Reconstructed(r.activation, x.Get(i), eps)
+                    : r.offset != nullptr ? Z(channel, i, eps)
+                                          : Value{0, 0};
     const long double unit = r.from_output ? scale[channel] : 1;
     const long double xmu = ((r.from_output ? z.value : x.Get(i)) - mean[channel]) / unit;
     const Value dz = r.from_output ? UnwindOutput(r.activation, x.Get(i), dy.Get(i), eps)

@@ -1,7 +1,7 @@
 // Checks the four passes against kernel_problem.h, over dtypes, layouts, alignments, activations
-// and ways to write. `Kernels` has the static functions of kernels/cpu/passes.h; SumError(dtype, n), a
-// bound of the error of a sum of n terms, relative to n times the largest; and SumEps(dtype), the
-// eps of each term.
+// and ways to write. `Kernels` has the static functions of kernels/cpu/passes.h; SumError(dtype,
+// n), a bound of the error of a sum of n terms, relative to n times the largest; and SumEps(dtype),
+// the eps of each term.
 #pragma once
 #include <cmath>
 #include <string>
@@ -35,8 +35,7 @@ inline syncbn::ElementwisePass NormalizePass(DType dtype, const Layout& layout, 
 // channel. They and the workspace are NaN before, but for the zeros that the workspace has before
 // and after.
 template <typename Kernels, typename Pass>
-std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label,
-                                 const Pass& pass) {
+std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label, const Pass& pass) {
   Tensor first(DType::kFloat64, layout.channels), second = first;
   Tensor workspace(DType::kFloat64, (Kernels::WorkspaceBytes(layout) + 7) / 8);
   const int64_t zeros = Kernels::kWorkspaceZeros / 8;
@@ -49,24 +48,23 @@ std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label,
 
 template <typename Kernels>
 std::pair<Tensor, Tensor> MomentsOf(Problem& p) {
-  return Reduce<Kernels>(
-      p.c.layout, p.label, [&](double* mean, double* m2, void* workspace) {
-        syncbn::ReductionPass pass;
-        pass.dtype = p.c.dtype;
-        pass.layout = p.c.layout;
-        pass.in = p.x.data();
-        pass.first = mean;
-        pass.second = m2;
-        Kernels::LocalMoments(pass, workspace);
-      });
+  return Reduce<Kernels>(p.c.layout, p.label, [&](double* mean, double* m2, void* workspace) {
+    syncbn::ReductionPass pass;
+    pass.dtype = p.c.dtype;
+    pass.layout = p.c.layout;
+    pass.in = p.x.data();
+    pass.first = mean;
+    pass.second = m2;
+    Kernels::LocalMoments(pass, workspace);
+  });
 }
 
 template <typename Kernels>
 std::pair<Tensor, Tensor> SumsOf(const PassInput& input, const std::string& label) {
-  return Reduce<Kernels>(
-      input.layout, label, [&](double* sum_dz, double* sum_dz_xmu, void* workspace) {
-        Kernels::BackwardSums({input, sum_dz, sum_dz_xmu}, workspace);
-      });
+  return Reduce<Kernels>(input.layout, label,
+                         [&](double* sum_dz, double* sum_dz_xmu, void* workspace) {
+                           Kernels::BackwardSums({input, sum_dz, sum_dz_xmu}, workspace);
+                         });
 }
 
 template <typename Kernels>
@@ -108,8 +106,8 @@ void TestSums(Problem& p, const PassInput& input) {
       largest_xmu = std::max(largest_xmu, Size(g.xmu.value) + g.xmu.error);
     });
     CHECK_NEAR(sums.first.Get(c), dz, 2 * error * n * largest_dz + dz_error, label);
-    CHECK_NEAR(sums.second.Get(c), dz_xmu,
-               4 * error * n * largest_dz * largest_xmu + dz_xmu_error, label);
+    CHECK_NEAR(sums.second.Get(c), dz_xmu, 4 * error * n * largest_dz * largest_xmu + dz_xmu_error,
+               label);
   });
 }
 
@@ -130,9 +128,12 @@ void TestWrites(Problem& p, const std::vector<Way>& ways, const std::string& wha
                                              way.place == Way::kApart ? "" : " in place");
     Tensor out(p.c.dtype, p.x.size(), p.c.misalign);
     for (int64_t i = 0; i < out.size(); ++i) {
-      if (way.place == Way::kOnFirst) out.Set(i, p.x.Get(i));
-      else if (way.place == Way::kOnDy) out.Set(i, p.dy.Get(i));
-      else if (add) out.Set(i, 0.25 * (i % 13));
+      if (way.place == Way::kOnFirst)
+        out.Set(i, p.x.Get(i));
+      else if (way.place == Way::kOnDy)
+        out.Set(i, p.dy.Get(i));
+      else if (add)
+        out.Set(i, 0.25 * (i % 13));
     }
     const Tensor old = out;
     apply(way.place == Way::kOnFirst ? out.data() : p.x.data(),
@@ -193,11 +194,11 @@ template <typename Kernels>
 void TestFusion(Problem& p, const Fusion& fusion) {
   const PassInput input = p.From(fusion.activation, fusion.from_output);
   if (!fusion.from_output)
-    TestNormalize<Kernels>(
-        p, fusion.activation, {{WriteMode::kWrite, Way::kApart}, {WriteMode::kAdd, Way::kOnFirst}});
+    TestNormalize<Kernels>(p, fusion.activation,
+                           {{WriteMode::kWrite, Way::kApart}, {WriteMode::kAdd, Way::kOnFirst}});
   TestSums<Kernels>(p, input);
-  TestBackwardApply<Kernels>(
-      p, input, {{WriteMode::kWrite, Way::kOnDy}, {WriteMode::kAdd, Way::kOnFirst}});
+  TestBackwardApply<Kernels>(p, input,
+                             {{WriteMode::kWrite, Way::kOnDy}, {WriteMode::kAdd, Way::kOnFirst}});
 }
 
 template <typename Kernels>
@@ -303,8 +304,8 @@ void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
     bool even = true;  // half of the activations at either alignment, alternately
     for (const Layout& layout : layouts) {
       for (int misalign : {0, 1}) {
-        const std::vector<Fusion> half = even ? std::vector<Fusion>{relu, steep_of_y}
-                                              : std::vector<Fusion>{steep, leaky_of_y};
+        const std::vector<Fusion> half =
+            even ? std::vector<Fusion>{relu, steep_of_y} : std::vector<Fusion>{steep, leaky_of_y};
         TestCase<Kernels>({dtype, layout, misalign, 0.5, 1}, thorough ? all : half);
         even = !even;
       }

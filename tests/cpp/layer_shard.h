@@ -77,9 +77,8 @@ struct Shard {
     const auto vector = [&](Tensor& t) {
       return syncbn::Tensor{place(t), {kChannels}, vector_dtype};
     };
-    layer->Forward(setting.training,
-                   {data(x), vector(gamma), vector(beta), setting.y_mode, data(y),
-                    vector(mean), vector(var), vector(valid_rows)});
+    layer->Forward(setting.training, {data(x), vector(gamma), vector(beta), setting.y_mode, data(y),
+                                      vector(mean), vector(var), vector(valid_rows)});
     layer->Backward(data(dy), data(setting.from_output ? y : x),
                     {setting.dx_mode, WriteMode::kAdd, WriteMode::kWrite, data(dx), vector(dgamma),
                      vector(dbeta)});
@@ -129,7 +128,7 @@ inline std::vector<Shard> TrainOnCpu(DType dtype, const std::vector<int64_t>& ro
 }
 
 inline void Compare(Tensor& result, Tensor& expected, DType dtype, double error,
-             const std::string& name) {
+                    const std::string& name) {
   CHECK(result.Guarded(), name);
   const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
   for (int64_t i = 0; i < result.size(); ++i) {

@@ -23,7 +23,7 @@ inline std::string Describe(const syncbn::Layout& layout) {
 }
 
 struct Precision {
-  int digits;  // of the significand, its leading one included
+  int digits;        // of the significand, its leading one included
   int min_exponent;  // of normal numbers
   double max;
 };

@@ -28,7 +28,8 @@ std::shared_ptr<void> Allocate(const Device& device, syncbn::MemoryKind kind, si
   });
 }
 
-const Setting kKeepsX{{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, true};
+const Setting kKeepsX{
+    {Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, true};
 
 std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
                                              std::shared_ptr<syncbn::Layer> layer) {
@@ -134,7 +135,7 @@ void TestLaunchesAndWaits() {
 
 void TestNoSuchDevice() {
   CHECK_EQ(ErrorOf([] { syncbn::MakeCudaBackend({"gpu", 4}, Allocate); }),
-           "SyncBatchNorm on gpu(4): this process sees 4 CUDA devices");
+           "SyncBatchNorm on gpu(4): the device must be one of the 4 CUDA devices of this process");
 }
 
 }  // namespace
@@ -147,7 +148,8 @@ int main() {
   prediction.training = false;
   TestFailures(prediction);
   for (bool keeps_x : {false, true}) {
-    TestFailures({{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, keeps_x});
+    TestFailures(
+        {{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, keeps_x});
   }
   TestNoSuchDevice();
   TestOtherProcessesLearnOfAFailure();  // from then on there are several processes

@@ -91,7 +91,8 @@ void TestMasks() {
   const Activation leaky{Function::kLeakyRelu, 0.1};
   for (DType dtype : test::kDTypes) {
     for (bool training : {true, false}) {
-      const Setting setting{leaky, true, WriteMode::kWrite, WriteMode::kWrite, false, training, true};
+      const Setting setting{leaky,    true, WriteMode::kWrite, WriteMode::kWrite, false,
+                            training, true};
       TestSetting(dtype, {3, 1, 4}, setting, "masked");
     }
   }
@@ -110,7 +111,8 @@ void TestActivations() {
       }
     }
     TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kAdd}, "leaky_relu_onto_y");
-    TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kNull}, "leaky_relu_without_y");
+    TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kNull},
+                "leaky_relu_without_y");
   }
 }
 

@@ -30,9 +30,9 @@ struct CpuKernels {
 void PrintHash() {
   std::string bits;
   for (DType dtype : test::kDTypes) {
-    for (const Layout& layout : {Layout{1, 1, 1}, Layout{4, 3, 25}, Layout{2, 5, 1000},
-                                 Layout{8, 3, 40000}, Layout{50, 64, 1}, Layout{9000, 3, 1},
-                                 Layout{2, 2048, 1}, Layout{6, 40, 49}}) {
+    for (const Layout& layout :
+         {Layout{1, 1, 1}, Layout{4, 3, 25}, Layout{2, 5, 1000}, Layout{8, 3, 40000},
+          Layout{50, 64, 1}, Layout{9000, 3, 1}, Layout{2, 2048, 1}, Layout{6, 40, 49}}) {
       bits += test::Bits<CpuKernels>(dtype, layout);
     }
   }
@@ -77,10 +77,24 @@ int main(int arguments, char** values) {
 #if !defined(__SANITIZE_THREAD__)  // which has seen all passes by now
   std::cout << cpu::InstructionSet() << std::endl;
   if (cpu::InstructionSet() != std::string("generic")) TestStreamedStores();
-  test::TestAll<CpuKernels>(
-      {{1, 1, 1},    {3, 5, 7},     {2, 3, 64},     {2, 3, 65},   {5, 3, 1},    {20011, 3, 1},
-       {7, 1024, 1}, {3, 1025, 1},  {2, 2048, 1},   {37, 17, 3},  {4, 6, 1023}, {1, 2, 40001},
-       {9, 33, 49},  {530, 130, 1}, {60, 3, 700},   {3, 2000, 2}, {1, 70000, 1}, {12, 40, 127}});
+  test::TestAll<CpuKernels>({{1, 1, 1},
+                             {3, 5, 7},
+                             {2, 3, 64},
+                             {2, 3, 65},
+                             {5, 3, 1},
+                             {20011, 3, 1},
+                             {7, 1024, 1},
+                             {3, 1025, 1},
+                             {2, 2048, 1},
+                             {37, 17, 3},
+                             {4, 6, 1023},
+                             {1, 2, 40001},
+                             {9, 33, 49},
+                             {530, 130, 1},
+                             {60, 3, 700},
+                             {3, 2000, 2},
+                             {1, 70000, 1},
+                             {12, 40, 127}});
 #endif
   return check::Result();
 }

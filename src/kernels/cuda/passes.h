@@ -1,4 +1,4 @@
-// The four passes of kernels/passes.h on a GPU.
+// The kernels of a GPU: the four passes of kernels/passes.h, and copies of per-channel vectors.
 //
 // A pass's tensors are on the current device, and its per-channel arrays in memory that the device
 // can access; results may be in pinned host memory. Results are the same in every run on the same
@@ -6,6 +6,7 @@
 // DeviceError with the name of the kernel.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "kernels/passes.h"
 
@@ -25,5 +26,21 @@ void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream);
 void Normalize(const ElementwisePass& pass, Stream stream);
 void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream);
 void BackwardApply(const ElementwisePass& pass, Stream stream);
+
+// Both ends are `size` numbers, float32 or float64, in memory that the device can access.
+struct VectorCopy {
+  const void* from;
+  void* to;
+  int64_t size;
+  bool from_double, to_double;
+  bool add;  // adds to the old values instead of replacing them
+};
+
+constexpr int kMaxVectors = 8;
+
+// Copies several per-channel vectors in one launch, because separate copies would take longer than
+// a small layer's kernels. There must be at most kMaxVectors copies, and no copy may read a vector
+// that another writes.
+void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream);
 
 }  // namespace syncbn::cuda

@@ -1,11 +1,10 @@
 // Each element has a thread, and each vector a row of blocks.
-#include "kernels/cuda/vectors.h"
-
 #include <algorithm>
 
 #include "core/error.h"
 #include "core/layout.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/passes.h"
 
 namespace syncbn::cuda {
 namespace {

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kStack = 64 << 10;
 
-using Place = void*[5];  // where something waits
+using Place = void* [5];  // where something waits
 
 struct Fiber {
   Place place;

@@ -116,7 +116,7 @@ int cudaEventRecord(void* event, void* stream) { return Enter() ?: cuEventRecord
 static struct {
   const void* function;
   const char* name;
-} *kernels;
+}* kernels;
 static size_t count;
 static _Thread_local int last;
 static _Thread_local char text[1000];
