@@ -27,8 +27,8 @@ std::shared_ptr<Layer> Registry::Find(const std::string& key) const {
   const auto layer = entry == layers_.end() ? nullptr : entry->second.lock();
   if (layer) return layer;
   throw Error(
-      "the layers of a graph must be in this process, got a SyncBatchNorm layer that is not. Call "
-      "gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
+      "a graph must have layers of this process, got a SyncBatchNorm layer that is not in this "
+      "process. Call gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
 }
 
 }  // namespace syncbn

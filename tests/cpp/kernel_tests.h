@@ -1,7 +1,7 @@
-// Checks the four passes against kernel_problem.h, over dtypes, layouts, alignments, activations
+// Checks the four passes against kernel_problem.h, for all dtypes, layouts, alignments, activations
 // and ways to write. `Kernels` has the static functions of kernels/cpu/passes.h; SumError(dtype,
-// n), a bound of the error of a sum of n terms, relative to n times the largest; and SumEps(dtype),
-// the eps of each term.
+// n), a bound of the error of a sum of n terms, relative to n times the largest term; and
+// SumEps(dtype), the eps of each term.
 #pragma once
 #include <cmath>
 #include <string>
@@ -15,7 +15,7 @@ namespace test {
 
 using syncbn::PassInput;
 
-// Without an activation.
+// A pass without an activation.
 inline syncbn::ElementwisePass NormalizePass(DType dtype, const Layout& layout, const void* x,
                                              const double* mean, const double* scale,
                                              const double* offset, WriteMode mode, void* y) {
@@ -31,9 +31,8 @@ inline syncbn::ElementwisePass NormalizePass(DType dtype, const Layout& layout, 
   return pass;
 }
 
-// Calls pass(first result, second result, workspace); returns the results, a number for each
-// channel. They and the workspace are NaN before, but for the zeros that the workspace has before
-// and after.
+// Calls pass(first results, second results, workspace) and returns the results. Results and
+// workspace are initially NaN, except the zeros of the workspace, which must be zeros afterwards.
 template <typename Kernels, typename Pass>
 std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label, const Pass& pass) {
   Tensor first(DType::kFloat64, layout.channels), second = first;
@@ -86,7 +85,7 @@ inline std::string Describe(const Activation& f, bool from_output) {
                         from_output ? " from y" : " from x");
 }
 
-// A sum errs by the errors of its terms, and like a sum of as many of the largest term.
+// The error of a sum includes the errors of its terms, and the error of as many largest terms.
 template <typename Kernels>
 void TestSums(Problem& p, const PassInput& input) {
   const std::string label = p.label + " " + Describe(input.activation, input.from_output);
@@ -117,8 +116,8 @@ struct Way {
   enum { kApart, kOnFirst, kOnDy } place;
 };
 
-// Runs apply(t, dy, mode, out) in each of these ways, and checks the output. Separate memory is
-// NaN before it is overwritten.
+// Calls apply(t, dy, mode, out) in each of these ways and checks the output. Separate memory is
+// initially NaN.
 template <typename Apply>
 void TestWrites(Problem& p, const std::vector<Way>& ways, const std::string& what,
                 const Expected& expected, const Apply& apply) {
@@ -208,7 +207,7 @@ void TestCase(const Case& c, const std::vector<Fusion>& fusions) {
   for (const Fusion& fusion : fusions) TestFusion<Kernels>(problem, fusion);
 }
 
-// A bad value makes the moments of its own channel bad, and of no other.
+// A NaN or infinity affects only the moments of its own channel.
 template <typename Kernels>
 void TestNonFinite(DType dtype, const Layout& layout) {
   for (double bad : {double(NAN), double(INFINITY), -double(INFINITY)}) {
@@ -225,7 +224,7 @@ void TestNonFinite(DType dtype, const Layout& layout) {
   }
 }
 
-// At 0 an activation has the slope of its negative side, and it keeps NaN.
+// An activation has the slope of its negative side at 0, and it keeps NaN.
 template <typename Kernels>
 void TestKink(DType dtype, const Fusion& fusion) {
   const double values[] = {0.0, -0.0, 1.0, NAN};
@@ -278,7 +277,7 @@ void TestConversions() {
   }
 }
 
-// The bits of all that the four passes write.
+// Returns the bits of all results of the four passes.
 template <typename Kernels>
 std::string Bits(DType dtype, const Layout& layout) {
   Problem p({dtype, layout, 0, 0, 1});
@@ -292,7 +291,7 @@ std::string Bits(DType dtype, const Layout& layout) {
   return mean.Bits() + m2.Bits() + sum_dz.Bits() + sum_dz_xmu.Bits() + y.Bits() + dx.Bits();
 }
 
-// Each layout has each activation only if the test is to be thorough, which takes minutes.
+// A thorough test, which takes minutes, combines all layouts with all activations.
 template <typename Kernels>
 void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
   // ReLU is the slope 0; a slope above 1 makes f steeper where z is negative.
@@ -301,7 +300,7 @@ void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
   const Fusion identity_of_y{{}, true}, steep_of_y{{Function::kLeakyRelu, 1.5}, true};
   const std::vector<Fusion> all = {relu, steep, leaky_of_y, identity_of_y, steep_of_y};
   for (DType dtype : kDTypes) {
-    bool even = true;  // half of the activations at either alignment, alternately
+    bool even = true;  // each alignment has half of the activations, alternately
     for (const Layout& layout : layouts) {
       for (int misalign : {0, 1}) {
         const std::vector<Fusion> half =

@@ -1,9 +1,9 @@
-// Tests the CUDA kernels, see kernel_tests.h: for ctest on the emulated GPU of emulated_cuda, and
-// for scripts/check_gpu.sh on a real one.
+// Tests the CUDA kernels by kernel_tests.h. ctest runs them on the emulated GPU, and
+// scripts/check_gpu.sh on a GPU.
 //
-//     test_cuda_kernels          all that takes less than minutes in emulation
-//     test_cuda_kernels small    only some of the layouts, enough to start every kernel
-//     test_cuda_kernels large    thoroughly, on new data, with tensors that are for a real GPU
+//     test_cuda_kernels          all tests that take less than minutes in emulation
+//     test_cuda_kernels small    some layouts, enough to start every kernel
+//     test_cuda_kernels large    all combinations, on new data, with tensors for a GPU
 #include <iostream>
 #include <random>
 
@@ -24,7 +24,7 @@ namespace {
 struct CudaKernels {
   static constexpr int64_t kWorkspaceZeros = cuda::kWorkspaceZeros;
   static int64_t WorkspaceBytes(const Layout& /*layout*/) { return cuda::WorkspaceBytes(); }
-  // The terms of four vectors are added in the data's arithmetic, and these sums in double.
+  // Sums of four vectors are in the data's arithmetic, and sums of these in double.
   static double SumError(DType dtype, double n) {
     const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
     return eps * std::min(n, 4.0 * 8) + 0x1p-53 * n;
@@ -70,8 +70,8 @@ struct CudaKernels {
   }
 };
 
-// The first value of a thread may be far from all others. Sums are taken about it in float32, and
-// still the moments of other threads and channels are not to suffer.
+// The first value of a thread, which its float32 sums subtract, may be far from all others. The
+// moments of other threads and channels must keep their precision.
 void TestOutlier() {
   for (const Layout& layout : {Layout{8, 2, 20000}, Layout{60000, 4, 1}}) {
     test::Problem p({DType::kFloat32, layout, 0, 1e4, 1});
@@ -93,8 +93,8 @@ void TestSameBitsInEveryRun(const Layout& layout) {
   }
 }
 
-// A tensor that may have more than 2^31 elements, of one value. Sums of it count the elements that
-// are read, and sums of what was written those that are.
+// A tensor with one value, and maybe more than 2^31 elements. Sums of the tensor count the elements
+// that were read, and sums of the output count the elements that were written.
 void TestManyElements(const Layout& layout) {
   constexpr DType dtype = DType::kFloat16;
   constexpr double kValue = 1 + 0x3cp-10;  // 0x3c3c
@@ -137,7 +137,7 @@ void TestManyElements(const Layout& layout) {
   test::Check(cudaFree(y));
 }
 
-// Numbers of either type arrive in the other, alone or added.
+// Copies convert float32 and float64 numbers to each other, and replace or add them.
 void TestCopies() {
   Tensor floats(DType::kFloat32, 1000), doubles(DType::kFloat64, 1000);
   for (int64_t i = 0; i < 1000; ++i) floats.Set(i, static_cast<double>(i));
