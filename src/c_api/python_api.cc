@@ -24,7 +24,7 @@ using syncbn::Layer;
 using syncbn::Registry;
 using syncbn::Table;
 
-// Options in gluon_syncbn/layer/synchronization.py has the same fields.
+// LayerOptions in gluon_syncbn/native/library.py has the same fields.
 struct LayerOptions {
   const char* contexts;  // "cpu(0) cpu(1)"
   const char* shared_name;

@@ -15,18 +15,8 @@ const char kStartAgain[] = " The program has to be started again, from its check
 
 std::string Quoted(const std::string& layer) { return Concat("SyncBatchNorm '", layer, "'"); }
 
-// "(8, 64)"
-template <typename Numbers>
-std::string List(const Numbers& numbers) {
-  std::vector<std::string> texts;
-  for (const auto number : numbers) texts.push_back(std::to_string(number));
-  return Join(texts);
-}
-
-std::string Shape(const std::vector<int64_t>& shape) { return "(" + List(shape) + ")"; }
-
 std::string Ranks(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + List(ranks);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + JoinNumbers(ranks);
 }
 
 std::string Text(const Signature& signature) {
@@ -42,7 +32,7 @@ std::string Text(const Terms& terms, bool of_device) {
                   " (synchronized: ", Ranks(terms.ranks), ")");
   }
   return Concat(terms.place.device.Name(), " has ", signature, ", num_devices=", terms.devices,
-                " (shape ", Shape(terms.shape), ")");
+                " (shape ", ShapeText(terms.shape), ")");
 }
 
 }  // namespace
@@ -52,7 +42,7 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
   std::vector<std::string> arrived, missing;
   for (const auto& [place, part] : exchange.parts) {
     if (place.rank == rank) {
-      arrived.push_back(place.device.Name() + " with shape " + Shape(part.shape));
+      arrived.push_back(place.device.Name() + " with shape " + ShapeText(part.shape));
     }
   }
   for (const Device& device : known) {

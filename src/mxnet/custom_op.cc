@@ -76,9 +76,9 @@ Node ReadNode(int size, const char** keys, const char** values) {
 // ---- the operator: one node on one device ------------------------------------------------------
 
 struct Operator {
-  Operator(const Node& node, const Device& device)
-      : node(node),
-        batch_norm(node.GetOptions(), device, node.layer, MakeBackend(device, AllocateFromMxnet)) {}
+  Operator(const Node& from, const Device& device)
+      : node(from),
+        batch_norm(from.GetOptions(), device, from.layer, MakeBackend(device, AllocateFromMxnet)) {}
   const Node node;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};

@@ -18,12 +18,6 @@ auto WithNumbers(const Tensor& vector, const Use& use) {
 
 }  // namespace
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  std::string text = "(";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + ")";
-}
-
 void CheckIsParameter(const Tensor& vector) {
   if (vector.dtype != DType::kFloat32 && vector.dtype != DType::kFloat64) {
     throw DeviceError(Concat("parameters and running statistics must be float32 or float64, got ",

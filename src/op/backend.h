@@ -22,8 +22,6 @@ struct Tensor {
   DType dtype = DType::kFloat32;
 };
 
-std::string ShapeText(const std::vector<int64_t>& shape);  // "(8, 64, 60, 60)"
-
 // Throws DeviceError unless a per-channel tensor is float32 or float64.
 void CheckIsParameter(const Tensor& vector);
 // Convert a per-channel tensor in host memory from and to double.
