@@ -139,7 +139,7 @@ def recompute_statistics(
 
 
 class _Collected(NamedTuple):
-    """The moments of a layer in float64; see src/op/collected_moments.h."""
+    """The moments of a layer in float64; see src/op/statistics.h."""
 
     is_unbiased: bool
     size: float
