@@ -37,8 +37,8 @@ def activation_gradient(z, function, slope=0.0):
 def reconstruction_error(dtype, function, x_hat):
     """Return the largest error of an x_hat that is reconstructed from a stored y.
 
-    `x_hat` is the largest there is. src/op/sync_batch_norm.cc does so for "identity" and
-    "leaky_relu", where u (|x_hat| + 8) bounds the error; elsewhere backward reads x.
+    `x_hat` is the largest one, and y is stored in `dtype`. src/op/sync_batch_norm.cc
+    reconstructs for "identity" and "leaky_relu", where u (|x_hat| + 8) bounds the error.
     """
     if function not in ("identity", "leaky_relu"):
         return 0.0
