@@ -38,7 +38,8 @@ def reconstruction_error(dtype, function, x_hat):
     """Return the largest error of an x_hat that is reconstructed from a stored y.
 
     `x_hat` is the largest one, and y is stored in `dtype`. src/op/sync_batch_norm.cc
-    reconstructs for "identity" and "leaky_relu", where u (|x_hat| + 8) bounds the error.
+    reconstructs x_hat for "identity" and "leaky_relu", and u (|x_hat| + 8) bounds the
+    error.
     """
     if function not in ("identity", "leaky_relu"):
         return 0.0
