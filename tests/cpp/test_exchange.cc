@@ -163,7 +163,7 @@ TEST(TimeoutNamesWhoIsMissing) {
 
 TEST(TimeoutShowsWhereTheProgramStands) {
   Layer layer{2, 0.02};
-  syncbn::SetLocator([] { syncbn::TellWhere("\nThe program stands at a line"); });
+  syncbn::SetLocator([] { syncbn::ReportWhere("\nThe program stands at a line"); });
   const std::string text = ErrorOf([&] { layer.Forward(0); });
   syncbn::SetLocator(nullptr);
   CheckHas(text, "clears the error.\nThe program stands at a line\nThe usual causes");
