@@ -163,7 +163,7 @@ TEST(TimeoutNamesWhoIsMissing) {
 
 TEST(TimeoutShowsWhereTheProgramStands) {
   Layer layer{2, 0.02};
-  syncbn::SetLocator([] { syncbn::TellWhere("\nThe program stands at a line"); });
+  syncbn::SetLocator([] { syncbn::ReportWhere("\nThe program stands at a line"); });
   const std::string text = ErrorOf([&] { layer.Forward(0); });
   syncbn::SetLocator(nullptr);
   CheckHas(text, "clears the error.\nThe program stands at a line\nThe usual causes");
@@ -215,7 +215,7 @@ std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& actio
   return text;
 }
 
-// The first failure is that of all layers of the process.
+// All layers of the process get the first failure.
 TEST(OneFailureEndsAllWaits) {
   Layer layer{2};
   syncbn::Members other("other");
@@ -262,7 +262,7 @@ TEST(MoreDevicesThanTheLayerHas) {
     Layer layer{2};
     Ticket tickets[2];
     Parallel(2, [&](int id) { layer.Forward(id, 0, &tickets[id]); });
-    // Its number must not be reduced with that of the third device.
+    // Its number must not be reduced with the third device's number.
     const auto call_again = [&] { in_backward ? layer.Backward(tickets[0], 0) : layer.Forward(0); };
     std::string text;
     const std::string third = ErrorOfWait(&layer, 2, [&] { text = ErrorOf(call_again); });

@@ -179,7 +179,7 @@ def test_without_mpi4py(monkeypatch):
 
 
 def test_without_mpi(monkeypatch):
-    """In another process each, as importing mpi4py initializes MPI."""
+    """Each case is a process of its own, because importing mpi4py initializes MPI."""
     program = """
 from gluon_syncbn.native import library, mpi
 

@@ -122,7 +122,7 @@ if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
     "stop, act",
     [
         ("stop()", "error_of_a_step()"),
-        # Between the exchange in which ranks meet and MPI's collective.
+        # It stops between the exchange in which ranks meet and MPI's collective.
         (
             "meeting.collectives = stop",
             "error_of(distributed.broadcast_parameters, layers[0])",

@@ -91,7 +91,7 @@ def assert_names(call, *facts):
     with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
         call()
     text = str(caught.value)
-    assert "\n" not in text or isinstance(caught.value, mx.MXNetError)  # with a trace
+    assert "\n" not in text or isinstance(caught.value, mx.MXNetError)  # it has a trace
     assert all(fact in text for fact in facts) and len(text) < 400, text
 
 
