@@ -6,7 +6,6 @@ from .common import mxnet_version  # noqa: F401
 # isort: split
 from . import distributed, gluoncv
 from .common.version import __version__
-from .devices.devices import Devices
 from .layer.batch_norm import SyncBatchNorm
 from .layer.convert import (
     convert_sync_batchnorm,
@@ -15,6 +14,7 @@ from .layer.convert import (
 )
 from .native.failures import get_timeout, recover, set_timeout
 from .native.library import features
+from .parallel.devices import Devices
 from .parallel.net import make_parallel, revert_parallel
 from .parallel.plain_loop import allow_plain_loop
 from .statistics.recompute import recompute_statistics

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import collections
 import threading
+import weakref
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
 from ..common.arguments import check_block, comma_list, pluralize
 from ..common.nested import flatten, rebuild
-from ..devices.devices import Devices, inside_map, restricted
-from ..devices.workers import Workers
 from ..layer.convert import convert
-from ..layer.finding import synchronized_layers, unsynchronized_layers
+from ..layer.finding import (
+    dividing_operators,
+    synchronized_layers,
+    unsynchronized_layers,
+)
 from ..layer.synchronization import Settings
 from ..mxnet_private.blocks import (
     blocks_of,
@@ -36,10 +39,15 @@ from ..mxnet_private.parameters import (
     not_adopted,
 )
 from ..native import failures
-from . import replicas, warn
+from ..native.program import warn
+from . import replicas
 from .backward import replace_backward
+from .devices import Devices, Workers, inside_map
 from .recorded_call import RecordedCall, Span, variables_on, without_twins
 from .shards import Shards, common_form, form_of_arguments, join, structure
+
+_warned_of = weakref.WeakSet()  # nets
+_examined = weakref.WeakSet()  # nets
 
 
 class _Lookers(Devices):
@@ -140,7 +148,7 @@ class ParallelForward(ReplacedForward):
 
         def check(outputs, leaves):
             if autograd.is_recording():
-                warn.of_operators(self.net, leaves[0])
+                _warn_of_operators(self.net, leaves[0])
             if len(shards.contexts) > 1:
                 form = common_form(outputs, leaves, shards)
                 known_form = structure(form)
@@ -155,10 +163,10 @@ class ParallelForward(ReplacedForward):
             # Only in training do devices wait for each other.
             if autograd.is_training() and len(shards.contexts) < len(contexts):
                 layers = synchronized_layers(self.net)
-                stack.enter_context(restricted(layers, shards.contexts, True))
+                stack.enter_context(replicas.restricted(layers, shards.contexts, True))
             whole = self.run(self.devices, shards, parameters, check)
         if autograd.is_training() and not self._settings:
-            warn.of_few_rows(self.net, shards.rows)
+            _warn_of_few_rows(self.net, shards.rows)
         return whole
 
     def summary(self, *inputs: Any) -> None:
@@ -263,7 +271,7 @@ class ParallelForward(ReplacedForward):
             if autograd.is_training():
                 stack.enter_context(replicas.unchanged(parameters))
                 layers = synchronized_layers(self.net)
-                stack.enter_context(restricted(layers, first))
+                stack.enter_context(replicas.restricted(layers, first))
             (found,) = self._lookers.map_first(call, few.arguments)
             self.net.apply(forget_graph)  # static graphs keep a thread's generator
         if span:
@@ -293,4 +301,36 @@ def check_not_parallel(net: Any, function: str) -> None:
         raise ValueError(
             f"net is parallel already, over {comma_list(net.devices.contexts)}, and "
             f"needs no {function}: expected another one, or revert_parallel(net) before"
+        )
+
+
+def _warn_of_few_rows(net: mx.gluon.Block, rows: Sequence[int]) -> None:
+    """Warns once of batch normalization whose batches are a row or two."""
+    if max(rows) > 2 or net in _warned_of:
+        return
+    _warned_of.add(net)
+    found = unsynchronized_layers(net)
+    if found:
+        warn(
+            f"{found[0]} normalizes each device's {pluralize(max(rows), 'row')} alone, "
+            "as sync_bn=False was set: running statistics of so few are poor, expected "
+            "sync_bn=True or more rows"
+        )
+
+
+def _warn_of_operators(net: mx.gluon.Block, outputs: Iterable) -> None:
+    """Warn once of operators whose gradient depends on the number of devices.
+
+    `outputs` are those of one device in a recorded call.
+    """
+    if net in _examined:
+        return
+    _examined.add(net)
+    names = dividing_operators(net, outputs)
+    if names:
+        warn(
+            f"the gradients of {comma_list(names)} are divided by the rows of each "
+            "device and not of the batch, so their sum is too large. Set "
+            "normalization='null', and divide by the rows of the batch in the loss or "
+            "in trainer.step(rows)."
         )

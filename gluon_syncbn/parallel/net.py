@@ -17,12 +17,12 @@ from ..common.arguments import (
     check_int,
     short_repr,
 )
-from ..devices.devices import Devices
 from ..layer.synchronization import NONFINITE, Settings
 from ..mxnet_private.blocks import forget_graph, replace_forward
 from ..mxnet_private.parameters import data_of, is_deferred, move, trainer_set
 from ..mxnet_private.trainers import share_states
 from . import replicas
+from .devices import Devices
 from .forward import ParallelForward, check_not_parallel, is_parallel
 
 

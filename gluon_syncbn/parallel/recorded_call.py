@@ -21,14 +21,13 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..common.nested import flatten
-from ..devices.devices import Devices
 from ..mxnet_private import graphs
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.library import broadcast_add, to_context
-from ..mxnet_private.parameters import data_of
+from ..mxnet_private.parameters import data_of, is_fresh, mark_fresh
 from ..native import failures
 from ..native.steps import alive
-from .gradients import write_gradients
+from .devices import Devices
 from .shards import Shards, join
 
 _calls = weakref.WeakValueDictionary()  # in order, by the name of the lifetime anchor
@@ -290,3 +289,21 @@ class _GraphLifetime(autograd.Function):
 
     def forward(self, anchor):
         return [mx.nd.zeros(*form) for form in self._forms]
+
+
+def write_gradients(
+    heads: Sequence, gradients: Sequence, variables: Sequence, train_mode: bool
+) -> list[Any]:
+    """Write a graph's gradients; return those of `variables`, zeros without any.
+
+    The graph is retained. `graphs.differentiate` with variables would write no others.
+    """
+    if variables:
+        mark_fresh(variables, False)
+    graphs.differentiate(heads, gradients, (), True, train_mode)
+    for variable in variables:
+        if not is_fresh(variable):  # these heads do not depend on it
+            with autograd.pause():
+                variable.grad[:] = 0
+            mark_fresh([variable])
+    return [variable.grad for variable in variables]

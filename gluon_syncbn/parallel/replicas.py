@@ -7,6 +7,7 @@ expects that the change counts.
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from functools import partial
 from typing import Iterator, Sequence
@@ -27,6 +28,8 @@ from ..mxnet_private.parameters import (
     when_initialized,
 )
 from ..native import failures, steps
+from ..native.interrupts import ALL_WAIT, DeferredSignals
+from ..native.library import load
 
 
 def adopt(parameter: mx.gluon.Parameter, context: mx.Context) -> None:
@@ -70,3 +73,50 @@ def unchanged(parameters: Sequence) -> Iterator[None]:
         with autograd.pause():
             for data, value in saved:
                 value.copyto(data)
+
+
+@contextmanager
+def restricted(
+    layers: Sequence, contexts: Sequence[mx.Context], copies_statistics: bool = False
+) -> Iterator[None]:
+    """Let SyncBatchNorm layers wait for these contexts only, in training.
+
+    For a batch with fewer rows than contexts. With `copies_statistics` the other
+    contexts get the running statistics of the first one at the end. Backward may follow
+    later: it waits for the contexts of its forward call.
+
+    Waits for all pending work at the beginning and at the end, because a device that is
+    still busy with an earlier step belongs to the devices of that step.
+    """
+    # An exception of a handler would come between two layers, or before the first line
+    # of __exit__. A second Ctrl-C reaches the block, and the first one its maps.
+    with DeferredSignals() as section:
+        try:
+            mx.nd.waitall()
+            for layer in layers:
+                _set_participants(layer, contexts)
+            section.limits = 1, math.inf
+            yield
+        finally:
+            section.limits = ALL_WAIT
+            try:
+                mx.nd.waitall()
+            finally:
+                # After a failure too: other layers may have finished their step.
+                for layer in layers:
+                    _set_participants(layer, [])
+                    if copies_statistics:
+                        _copy_running_statistics(layer, contexts)
+
+
+def _set_participants(layer, contexts):
+    load().gluon_syncbn_set_participants(layer.key, " ".join(map(str, contexts)))
+
+
+def _copy_running_statistics(layer, contexts):
+    """Copy the first context's running statistics to all but `contexts`."""
+    for parameter in (layer.running_mean, layer.running_var):
+        for data in data_of(parameter):  # none, if the net has no shapes yet
+            if data.context not in contexts:
+                with autograd.pause():
+                    parameter.data(contexts[0]).copyto(data)

@@ -10,12 +10,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import comma_list
+from ..common.arguments import check_type, comma_list
 from ..common.nested import flatten, rebuild
 from ..common.shares import share_bounds
-from ..devices.devices import check_array, split
-from ..mxnet_private.graphs import variables_behind
-from ..mxnet_private.library import add_n, concat, to_context
+from ..mxnet_private.graphs import DTYPES, variables_behind
+from ..mxnet_private.library import add_n, array_of, concat, to_context
 
 
 @dataclass(frozen=True)
@@ -200,3 +199,38 @@ def _rows(leaves, axis):
     if counts == {0}:
         raise ValueError(f"the batch has 0 rows along axis {axis}, expected at least 1")
     return counts.pop()
+
+
+def split(
+    batch: mx.nd.NDArray | np.ndarray,
+    contexts: Sequence[mx.Context],
+    batch_axis: int,
+    bounds: Sequence[tuple[int, int]],
+) -> list[mx.nd.NDArray]:
+    """The rows (begin, end) of a batch on each of `contexts`, as `bounds` says."""
+    shards, index = [], [slice(None)] * batch.ndim
+    is_recording = autograd.set_recording(False)
+    try:
+        for context, (begin, end) in zip(contexts, bounds):
+            index[batch_axis] = slice(begin, end)
+            shard = batch[tuple(index)]
+            if isinstance(shard, mx.nd.NDArray):
+                shards.append(to_context(shard, context))
+            else:
+                shards.append(array_of(shard, context))
+    finally:
+        autograd.set_recording(is_recording)
+    return shards
+
+
+def check_array(batch: Any) -> None:
+    """TypeError unless MXNet can take a batch as a dense array."""
+    types = mx.nd.NDArray, np.ndarray
+    check_type("batch", batch, types, "an NDArray or NumPy array")
+    if isinstance(batch, mx.nd.sparse.BaseSparseNDArray):
+        raise TypeError(f"batch is a dense array, but got a {batch.stype} one")
+    if isinstance(batch, np.ndarray) and batch.dtype.type not in DTYPES:
+        raise TypeError(
+            f"batch has a dtype of MXNet ({', '.join(sorted(DTYPES.values()))}), but "
+            f"got the dtype {batch.dtype}"
+        )

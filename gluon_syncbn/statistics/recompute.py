@@ -15,7 +15,6 @@ from mxnet import autograd
 
 from ..common.arguments import check_block, check_int, comma_list, short_repr
 from ..common.nested import flatten, rebuild
-from ..devices.devices import Devices, check_array, restricted
 from ..distributed.meeting import allgather, total
 from ..layer.convert import synchronized
 from ..mxnet_private.blocks import count_inputs, name_of
@@ -26,8 +25,10 @@ from ..native.interrupts import DeferredSignals
 from ..native.library import load
 from ..native.program import warn
 from ..native.world import world
+from ..parallel.devices import Devices
 from ..parallel.forward import is_parallel
-from ..parallel.shards import Shards
+from ..parallel.replicas import restricted
+from ..parallel.shards import Shards, check_array
 
 
 def recompute_statistics(

@@ -10,9 +10,9 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from ..devices.devices import Devices
 from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.library import array_of
+from ..parallel.devices import Devices
 from .oracle import backward, forward
 
 SHAPE = 7, 6, 9, 10  # seven rows on two contexts: their shards differ

@@ -7,10 +7,13 @@ pushing work is quick.
 
 from __future__ import annotations
 
-import math
+import os
+import queue
 import threading
+import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -29,13 +32,93 @@ from ..common.arguments import (
 from ..common.mxnet_version import Context
 from ..common.shares import share_bounds
 from ..mxnet_private import seeds
-from ..mxnet_private.graphs import DTYPES
-from ..mxnet_private.library import array_of, to_context
-from ..mxnet_private.parameters import data_of
 from ..native import failures
-from ..native.interrupts import ALL_WAIT, DeferredSignals
-from ..native.library import load
-from .workers import Workers
+from ..native.interrupts import DeferredSignals
+from .shards import check_array, split
+
+
+class Workers:
+    """The workers of contexts; those of a parent process are not a fork's child's."""
+
+    def __init__(self) -> None:
+        self._workers: dict = {}
+
+    def of(self, context: mx.Context) -> Worker:
+        """The worker of a context."""
+        key = os.getpid(), context
+        if key not in self._workers:
+            self._workers[key] = Worker(f"gluon_syncbn-{context}")
+        return self._workers[key]
+
+    def finish(self, timeout: float) -> None:
+        """Waits for calls whose caller was interrupted.
+
+        A thread whose call does not end is not used again; it ends after that call.
+        """
+        for key, worker in list(self._workers.items()):
+            if key[0] == os.getpid() and not worker.is_idle(timeout):
+                del self._workers[key]
+
+
+class _Own(threading.local):
+    calls: Any = None  # the queue of the worker whose thread this is
+
+
+_own = _Own()
+
+
+class Worker:
+    """A thread that makes the calls it is given, in order, while this object lives.
+
+    A daemon: a call that never ends does not keep the interpreter from exiting.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: Any = queue.SimpleQueue()
+        self._outermost = weakref.ref(Future())  # weak, because it holds the result
+        threading.Thread(
+            target=_serve, args=(self._calls,), name=name, daemon=True
+        ).start()
+        weakref.finalize(self, self._calls.put, None).atexit = False
+
+    def call(self, function: Callable, *arguments: Any) -> Any:
+        """The result of a call in this thread.
+
+        A worker that waits for another one's result makes its own calls meanwhile, so
+        that calls of workers may be nested in any order.
+        """
+        own = _own.calls
+        if own is self._calls:
+            return function(*arguments)
+        result: Future = Future()
+        outermost = self._outermost()
+        if outermost is None or outermost.done():
+            self._outermost = weakref.ref(result)
+        self._calls.put((result, function, arguments))
+        try:
+            if own is not None:
+                result.add_done_callback(lambda _: own.put(None))
+                _serve(own)
+            return result.result()
+        finally:
+            del result  # an error's traceback holds this frame
+
+    def is_idle(self, timeout: float) -> bool:
+        """Tells whether all calls have ended, or do so within some seconds."""
+        call = self._outermost()
+        return call is None or call.done() or not wait([call], timeout).not_done
+
+
+def _serve(calls):
+    """Makes a worker's calls in this thread, which is the worker's, until a None."""
+    _own.calls = calls
+    for result, function, arguments in iter(calls.get, None):
+        try:
+            result.set_result(function(*arguments))
+        except BaseException as error:
+            result.set_exception(error)
+        del result, function, arguments  # otherwise the last results stay alive
+
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 
@@ -276,19 +359,6 @@ class ContextOfLoop(Devices):
         self._workers = Workers()
 
 
-def check_array(batch: Any) -> None:
-    """TypeError unless MXNet can take a batch as a dense array."""
-    types = mx.nd.NDArray, np.ndarray
-    check_type("batch", batch, types, "an NDArray or NumPy array")
-    if isinstance(batch, mx.nd.sparse.BaseSparseNDArray):
-        raise TypeError(f"batch is a dense array, but got a {batch.stype} one")
-    if isinstance(batch, np.ndarray) and batch.dtype.type not in DTYPES:
-        raise TypeError(
-            f"batch has a dtype of MXNet ({', '.join(sorted(DTYPES.values()))}), but "
-            f"got the dtype {batch.dtype}"
-        )
-
-
 def _lengths(lists):
     """The length of each list; TypeError for what has none."""
     expected = "a list with an element for each context"
@@ -307,75 +377,6 @@ def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
     """
     mapped = failures.here.contexts
     return bool(mapped) and (not contexts or list(contexts) == list(mapped))
-
-
-def split(
-    batch: mx.nd.NDArray | np.ndarray,
-    contexts: Sequence[mx.Context],
-    batch_axis: int,
-    bounds: Sequence[tuple[int, int]],
-) -> list[mx.nd.NDArray]:
-    """The rows (begin, end) of a batch on each of `contexts`, as `bounds` says."""
-    shards, index = [], [slice(None)] * batch.ndim
-    is_recording = autograd.set_recording(False)
-    try:
-        for context, (begin, end) in zip(contexts, bounds):
-            index[batch_axis] = slice(begin, end)
-            shard = batch[tuple(index)]
-            if isinstance(shard, mx.nd.NDArray):
-                shards.append(to_context(shard, context))
-            else:
-                shards.append(array_of(shard, context))
-    finally:
-        autograd.set_recording(is_recording)
-    return shards
-
-
-@contextmanager
-def restricted(
-    layers: Sequence, contexts: Sequence[mx.Context], copies_statistics: bool = False
-) -> Iterator[None]:
-    """Let SyncBatchNorm layers wait for these contexts only, in training.
-
-    For a batch with fewer rows than contexts. With `copies_statistics` the other
-    contexts get the running statistics of the first one at the end. Backward may follow
-    later: it waits for the contexts of its forward call.
-
-    Waits for all pending work at the beginning and at the end, because a device that is
-    still busy with an earlier step belongs to the devices of that step.
-    """
-    # An exception of a handler would come between two layers, or before the first line
-    # of __exit__. A second Ctrl-C reaches the block, and the first one its maps.
-    with DeferredSignals() as section:
-        try:
-            mx.nd.waitall()
-            for layer in layers:
-                _set_participants(layer, contexts)
-            section.limits = 1, math.inf
-            yield
-        finally:
-            section.limits = ALL_WAIT
-            try:
-                mx.nd.waitall()
-            finally:
-                # After a failure too: other layers may have finished their step.
-                for layer in layers:
-                    _set_participants(layer, [])
-                    if copies_statistics:
-                        _copy_running_statistics(layer, contexts)
-
-
-def _set_participants(layer, contexts):
-    load().gluon_syncbn_set_participants(layer.key, " ".join(map(str, contexts)))
-
-
-def _copy_running_statistics(layer, contexts):
-    """Copy the first context's running statistics to all but `contexts`."""
-    for parameter in (layer.running_mean, layer.running_var):
-        for data in data_of(parameter):  # none, if the net has no shapes yet
-            if data.context not in contexts:
-                with autograd.pause():
-                    parameter.data(contexts[0]).copyto(data)
 
 
 def _caller_seed(is_nested):
