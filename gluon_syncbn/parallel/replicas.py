@@ -1,8 +1,8 @@
-"""The replicas of a parallel net's parameters: which of them counts, and when.
+"""The replicas of a parallel net's parameters and running statistics.
 
 A program for one device has one array of a parameter and one of its gradient. On
-several devices it gets the replica on its current context, changes that one, and
-expects that the change counts.
+several devices it gets the replica on its current context, changes that replica, and
+expects all devices to use the change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..native.library import load
 
 
 def adopt(parameter: mx.gluon.Parameter, context: mx.Context) -> None:
-    """Make a parameter one of a parallel net, whose first device is on `context`."""
+    """Make a parameter belong to a parallel net, whose first device is `context`."""
     save_value_of(parameter, context)
     if not is_parallel(parameter) and is_dense(parameter):
         set_summed([parameter], False)
@@ -49,14 +49,14 @@ def release(parameter: mx.gluon.Parameter) -> None:
     steps.release_trainers([parameter])
 
 
-def note_parts(parameters: Sequence) -> None:
-    """Note that the next gradients are one device's parts, which a Trainer sums."""
+def mark_not_summed(parameters: Sequence) -> None:
+    """Record that the next gradients are each device's part, which a Trainer sums."""
     set_summed(filter(is_parallel, parameters), False)
 
 
 @contextmanager
 def unchanged(parameters: Sequence) -> Iterator[None]:
-    """Put arrays without a gradient back at the end, such as running statistics."""
+    """Restore arrays without a gradient (running statistics) after the block."""
     saved = []
 
     def save(parameter):
@@ -79,17 +79,17 @@ def unchanged(parameters: Sequence) -> Iterator[None]:
 def restricted(
     layers: Sequence, contexts: Sequence[mx.Context], copies_statistics: bool = False
 ) -> Iterator[None]:
-    """Let SyncBatchNorm layers wait for these contexts only, in training.
+    """Make SyncBatchNorm layers wait for these contexts only, in training.
 
-    For a batch with fewer rows than contexts. With `copies_statistics` the other
-    contexts get the running statistics of the first one at the end. Backward may follow
-    later: it waits for the contexts of its forward call.
+    A batch may have fewer rows than there are contexts. With `copies_statistics` the
+    other contexts then get the running statistics of the first one. Backward may follow
+    later, because it waits for the contexts of its forward call.
 
-    Waits for all pending work at the beginning and at the end, because a device that is
-    still busy with an earlier step belongs to the devices of that step.
+    Pending work is awaited before and after the block, because a device that is still
+    busy with an earlier step belongs to the devices of that step.
     """
-    # An exception of a handler would come between two layers, or before the first line
-    # of __exit__. A second Ctrl-C reaches the block, and the first one its maps.
+    # A handler's exception could come between two layers, or before the first line of
+    # __exit__. A second Ctrl-C reaches the block, and the first one its maps.
     with DeferredSignals() as section:
         try:
             mx.nd.waitall()
@@ -102,7 +102,7 @@ def restricted(
             try:
                 mx.nd.waitall()
             finally:
-                # After a failure too: other layers may have finished their step.
+                # Also after a failure: other layers may have finished their step.
                 for layer in layers:
                     _set_participants(layer, [])
                     if copies_statistics:
@@ -116,7 +116,7 @@ def _set_participants(layer, contexts):
 def _copy_running_statistics(layer, contexts):
     """Copy the first context's running statistics to all but `contexts`."""
     for parameter in (layer.running_mean, layer.running_var):
-        for data in data_of(parameter):  # none, if the net has no shapes yet
+        for data in data_of(parameter):  # empty if the shape is not known yet
             if data.context not in contexts:
                 with autograd.pause():
                     parameter.data(contexts[0]).copyto(data)
