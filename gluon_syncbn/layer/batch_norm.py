@@ -229,7 +229,7 @@ class SyncBatchNorm(nn.BatchNorm):
         """Checks what is known before it runs, then calls or traces the layer."""
         is_graph = is_traced([x])
         is_frozen = self._kwargs["use_global_stats"]
-        self._sync.use(self._reg_params.values(), bool(is_frozen))
+        self._sync.use(self._reg_params.values())
         # A symbol that is not traced for a call belongs to no context.
         trace = current_trace() if is_graph else None
         has_context = not is_graph or trace is not None

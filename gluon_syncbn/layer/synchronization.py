@@ -83,7 +83,6 @@ class Synchronization:
         self.numbers: dict = {}  # the BatchNorm's own settings
         self.parameters: Any = weakref.WeakSet()  # of the layer
         self._parameter_ids: list = []
-        self._is_frozen = False
         self._options: tuple = ()  # those that native code has
         self._made[name] += 1
         self.shared_name, count = name, self._made[name]
@@ -115,20 +114,13 @@ class Synchronization:
         """Keep the layer for a symbol that may outlive its block, or no longer."""
         (self._of_symbols.add if is_kept else self._of_symbols.discard)(self)
 
-    def use(self, parameters: Iterable, is_frozen: bool) -> None:
-        """Note what a call of the layer has.
-
-        Steps of the trainers of its parameters wait from now on; and this rank can say
-        why others wait for it, if they have not frozen the layer.
-        """
+    def use(self, parameters: Iterable) -> None:
+        """Register a call's parameters, whose trainers' steps wait from now on."""
         parameters = list(parameters)
         if self._parameter_ids != list(map(id, parameters)):
             self._parameter_ids = list(map(id, parameters))
             self.parameters = weakref.WeakSet(parameters)
             steps.guard_trainers(parameters)
-        if self._is_frozen != is_frozen:
-            self._is_frozen = is_frozen
-            load().gluon_syncbn_note_frozen(self.shared_name, is_frozen)
 
     def update(self, contexts: Sequence, numbers: dict, restarts: bool = False) -> None:
         """Give native code the options that have changed.

@@ -141,16 +141,6 @@ def _await_gradients(trainer):
     push(load().gluon_syncbn_do_nothing, 0, ready.context, gradients, [ready])
     ready.wait_to_read()
     failures.check_thread()
-    _warn_of_single_value()
-
-
-def _warn_of_single_value():
-    layer = load().gluon_syncbn_single_value()
-    if layer:
-        warn(
-            f"SyncBatchNorm '{layer}' trained on one value per channel over all "
-            "devices: its output is beta, whatever the input, expected at least two"
-        )
 
 
 def _warn_of_shards(trainer):

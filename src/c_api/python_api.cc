@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "collective/processes/communicator.h"
 #include "core/c_interface.h"
 #include "core/error.h"
 #include "core/parallel_for.h"
@@ -21,11 +20,11 @@
 #include "mxnet/fork.h"
 #include "mxnet/mxnet_api.h"
 #include "op/registry.h"
-#include "op/single_value.h"
 
 using syncbn::CatchAll;
 using syncbn::Layer;
 using syncbn::Registry;
+using syncbn::Table;
 
 // As Options of gluon_syncbn/layer/synchronization.py.
 struct LayerOptions {
@@ -107,7 +106,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions optio
   return CatchAll([&] {
     const auto layer = LayerOf(key);
     layer->SetOptions(Checked(options));
-    if (restarts) layer->group.Reset();
+    if (restarts) Table::Get().Restart(&layer->members);
   });
 }
 
@@ -132,26 +131,21 @@ SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers,
 // `devices` is "cpu(0) cpu(1)"; an empty text means all devices of the group.
 SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* devices) {
   return CatchAll([&] {
-    LayerOf(key)->group.SetParticipants(syncbn::ParseDevices(devices));
+    Table::Get().SetParticipants(&LayerOf(key)->members, syncbn::ParseDevices(devices));
   });
 }
 
 // Seconds that `device`, such as "cpu(0)", has waited for others in this layer.
 SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* device) {
   return CatchAll(0.0, [&] {
-    return LayerOf(key)->group.WaitSeconds(*syncbn::ParseDevices(device).begin());
+    const syncbn::Device waiting = *syncbn::ParseDevices(device).begin();
+    return Table::Get().WaitSeconds(LayerOf(key)->members, waiting);
   });
 }
 
 // Seconds that the longest wait of a device has lasted.
 SYNCBN_EXPORT(double, gluon_syncbn_longest_wait) {
-  return CatchAll(0.0, [] { return Registry::Get().LongestWait(); });
-}
-
-// Takes the layer to warn of, see op/single_value.h; "" for none.
-SYNCBN_EXPORT(const char*, gluon_syncbn_single_value) {
-  const std::string* const layer = syncbn::single_value.exchange(nullptr);
-  return layer == nullptr ? "" : layer->c_str();
+  return CatchAll(0.0, [] { return Table::Get().LongestWait(); });
 }
 
 // ---- times and failures ------------------------------------------------------------------------
@@ -174,29 +168,20 @@ SYNCBN_EXPORT(void, gluon_syncbn_set_timeout, double seconds) { syncbn::default_
 
 SYNCBN_EXPORT(double, gluon_syncbn_timeout) { return syncbn::default_timeout; }
 
-// The text of the first failed layer, else of the processes, "" if none; valid until this thread's
-// next call.
+// The text of the failure, "" if there is none; valid until this thread's next call.
 SYNCBN_EXPORT(const char*, gluon_syncbn_failure) {
   thread_local std::string text;
-  CatchAll([&] {
-    text = Registry::Get().FirstFailure();
-    if (text.empty() && syncbn::TheCommunicator() != nullptr) {
-      text = syncbn::TheCommunicator()->Failure();
-    }
-  });
+  CatchAll([&] { text = Table::Get().Failure(); });
   return text.c_str();
 }
 
 // Other processes learn of it if they can be waiting for this one; with `everywhere` in any case.
 SYNCBN_EXPORT(int, gluon_syncbn_fail_all, const char* text, int everywhere) {
-  return CatchAll([&] {
-    if (everywhere && syncbn::TheCommunicator() != nullptr) syncbn::TheCommunicator()->Fail(text);
-    Registry::Get().FailAll(text);
-  });
+  return CatchAll([&] { Table::Get().Fail(text, everywhere != 0); });
 }
 
 SYNCBN_EXPORT(int, gluon_syncbn_reset_all) {
-  return CatchAll([&] { Registry::Get().ResetAll(); });
+  return CatchAll([&] { Table::Get().Reset(); });
 }
 
 // Of the checkout that was built; empty where the build does not know it.

@@ -106,7 +106,7 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
 // Throws an Error of the layer.
 template <typename... Parts>
 [[noreturn]] void FailLayer(const Node& node, const Parts&... parts) {
-  throw Error(Concat("SyncBatchNorm '", node.layer->group.layer(), "': ", parts...));
+  throw Error(Concat("SyncBatchNorm '", node.layer->members.layer, "': ", parts...));
 }
 
 struct Properties {

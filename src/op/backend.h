@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "collective/devices/device.h"
+#include "core/device.h"
 #include "core/layout.h"
 #include "kernels/passes.h"
 #include "op/tensor.h"

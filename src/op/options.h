@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/devices/device.h"
+#include "core/device.h"
 #include "kernels/passes.h"
 
 namespace syncbn {

@@ -1,7 +1,6 @@
 // The layers of the process.
 #include "op/registry.h"
 
-#include <algorithm>
 #include <iterator>
 
 #include "core/error.h"
@@ -30,38 +29,6 @@ std::shared_ptr<Layer> Registry::Find(const std::string& key) const {
   if (layer) return layer;
   throw Error("a graph has a SyncBatchNorm layer that is not in this process. Call "
               "gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
-}
-
-std::vector<std::shared_ptr<Layer>> Registry::Layers() const {
-  std::vector<std::shared_ptr<Layer>> layers;
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : layers_) {
-    if (auto layer = entry.second.lock()) layers.push_back(std::move(layer));
-  }
-  return layers;
-}
-
-std::string Registry::FirstFailure() const {
-  if (Group::failed == 0) return "";
-  for (const auto& layer : Layers()) {
-    const std::string failure = layer->group.Failure();
-    if (!failure.empty()) return failure;
-  }
-  return "";
-}
-
-double Registry::LongestWait() const {
-  double longest = 0;
-  for (const auto& layer : Layers()) longest = std::max(longest, layer->group.LongestWait());
-  return longest;
-}
-
-void Registry::ResetAll() {
-  for (const auto& layer : Layers()) layer->group.Reset();
-}
-
-void Registry::FailAll(const std::string& text) {
-  for (const auto& layer : Layers()) layer->group.Fail(text);
 }
 
 }  // namespace syncbn

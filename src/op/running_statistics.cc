@@ -1,8 +1,8 @@
 #include "op/running_statistics.h"
 
 #include <cmath>
-
-#include "op/single_value.h"
+#include <cstdio>
+#include <mutex>
 
 namespace syncbn {
 namespace {
@@ -18,6 +18,15 @@ double WeightedSum(double keep, double old, double batch) {
 double VarOf(const BatchMoments& batch, size_t c, const Options& options) {
   const bool is_unbiased = options.unbiased_running_var && batch.count > 1;
   return batch.m2[c] / batch.count * (is_unbiased ? batch.count / (batch.count - 1) : 1.0);
+}
+
+// Its output is beta, whatever the input.
+void WarnOfSingleValue(const std::string& layer) {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    std::fprintf(stderr, "gluon_syncbn: SyncBatchNorm '%s' trains on one value per channel over all "
+                 "devices, so that its output is beta; expected at least two\n", layer.c_str());
+  });
 }
 
 bool CanHold(const Tensor& vector, double value) {
@@ -39,7 +48,7 @@ std::string FirstNonFinite(const BatchMoments& batch, const Options& options,
 void UpdateRunning(const BatchMoments& batch, const Options& options, const std::string& layer,
                    Backend* backend, const Tensor& running_mean, const Tensor& running_var) {
   if (batch.count == 0) return;
-  if (batch.count == 1) NoteSingleValue(layer);
+  if (batch.count == 1) WarnOfSingleValue(layer);
   const double keep = options.momentum;
   std::vector<double> mean = backend->Read(running_mean);
   std::vector<double> var = backend->Read(running_var);

@@ -17,7 +17,6 @@
 #include "core/error.h"
 #include "core/moments.h"
 #include "op/reconstruction.h"
-#include "op/running_statistics.h"
 
 namespace syncbn {
 
@@ -26,9 +25,8 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
     : options_(options),
       device_(device),
       layer_(std::move(layer)),
-      name_(layer_->group.layer()),
-      backend_(std::move(backend)),
-      exchange_(options_, device_, &layer_->group) {}
+      name_(layer_->members.layer),
+      backend_(std::move(backend)) {}
 
 bool SyncBatchNorm::TakesBatch(bool training) const {
   return training || layer_->collected.IsActive();
@@ -58,8 +56,6 @@ void SyncBatchNorm::Forward(bool training, const ForwardTensors& tensors) {
 // For training batches, and those that are collected.
 void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& tensors,
                                    ForBackward* left) {
-  left->ticket = exchange_.BeginForward();
-  const Call call{"forward", tensors.x, layout, &left->ticket, 0};
   const size_t channels = static_cast<size_t>(layout.channels);
   BatchMoments own{static_cast<double>(layout.PerChannel()), std::vector<double>(channels),
                    std::vector<double>(channels)};
@@ -71,9 +67,10 @@ void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& t
   pass.second = own.m2.data();
   backend_->LocalMoments(pass);
 
-  const BatchMoments batch = exchange_.Merge(call, own);
-
-  TakeStatistics(call, own, batch, tensors);
+  CheckFinite(own, Concat("the shard of ", device_.Name()), "", tensors);
+  const BatchMoments batch = Merge(tensors.x, own, &left->ticket);
+  CheckFinite(batch, "the whole batch", ", though that of each shard is", tensors);
+  TakeStatistics(left->ticket, batch, tensors);
   left->count = batch.count;
   left->mean = batch.mean;
   std::vector<double> var(channels);
@@ -126,7 +123,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
   // MXNet skips the backward of a failed forward only until the error has been raised.
   if (!forward_) {
     throw Error(Concat("SyncBatchNorm '", name_, "', backward: the forward call that it belongs to "
-                       "has failed. ", layer_->group.Failure()));
+                       "has failed. ", Table::Get().Failure()));
   }
   OnBackend("backward", saved, {}, [&](Layout layout) {
     ForBackward& forward = *forward_;
@@ -142,8 +139,7 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     WriteParameterGradients(sums, out);
 
     // Also where no gradient of x is needed: the other devices need this one's sums.
-    const Call call{"backward", saved, layout, &forward.ticket, forward.calls++};
-    if (by_batch_) sums = exchange_.Add(call, sums);
+    if (by_batch_) sums = Add(saved, sums, &forward.ticket, forward.calls++);
     if (out.dx_mode == WriteMode::kNull) return;
 
     // Zeros where the statistics did not depend on x.
@@ -188,20 +184,63 @@ void SyncBatchNorm::WriteParameterGradients(const GradientSums& sums, const Grad
   backend_->Write(dgamma, out.dgamma_mode, out.dgamma);
 }
 
+// ---- the exchange ------------------------------------------------------------------------------
+
+BatchMoments SyncBatchNorm::Merge(const Tensor& x, const BatchMoments& own, Ticket* ticket) {
+  Numbers numbers{own.count};
+  numbers.insert(numbers.end(), own.mean.begin(), own.mean.end());
+  numbers.insert(numbers.end(), own.m2.begin(), own.m2.end());
+  numbers = AllReduce(Phase::kForward, x, Operation::kMoments, 0, std::move(numbers), ticket);
+  const auto m2 = numbers.end() - static_cast<std::ptrdiff_t>(own.m2.size());
+  return {numbers[0], {numbers.begin() + 1, m2}, {m2, numbers.end()}};
+}
+
+GradientSums SyncBatchNorm::Add(const Tensor& saved, const GradientSums& own, Ticket* ticket,
+                                int64_t repeat) {
+  Numbers numbers = own.dz;
+  numbers.insert(numbers.end(), own.dz_xmu.begin(), own.dz_xmu.end());
+  numbers = AllReduce(Phase::kBackward, saved, Operation::kSum, repeat, std::move(numbers), ticket);
+  const auto middle = numbers.begin() + static_cast<std::ptrdiff_t>(own.dz.size());
+  return {{numbers.begin(), middle}, {middle, numbers.end()}};
+}
+
+Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, Operation operation, int64_t repeat,
+                                 Numbers own, Ticket* ticket) {
+  const size_t axis = options_.axis < 0 ? options_.axis + x.shape.size() : options_.axis;
+  Contribution contribution;
+  contribution.phase = phase;
+  contribution.members = &layer_->members;
+  contribution.device = device_;
+  contribution.shape = x.shape;
+  contribution.repeat = repeat;
+  contribution.signature = {operation, x.dtype, x.shape[axis], options_.axis, options_.epsilon, ""};
+  contribution.numbers = std::move(own);
+  contribution.devices = static_cast<size_t>(options_.num_devices);
+  contribution.expected = &options_.contexts;
+  contribution.ranks = options_.ranks;
+  contribution.shared_name = options_.shared_name;
+  contribution.timeout_seconds = options_.timeout > 0 ? options_.timeout : default_timeout.load();
+  return Table::Get().Contribute(contribution, ticket);
+}
+
+void SyncBatchNorm::Fail(const std::string& text) {
+  // Prediction exchanges nothing, so nobody waits.
+  const bool is_across = by_batch_ && options_.ranks.size() != 1;
+  Table::Get().Fail(text, is_across);
+  throw Error(text);
+}
+
 // ---- beside the two ----------------------------------------------------------------------------
 
-// Updates the running statistics, or collects the batch's, or ends with an error.
-void SyncBatchNorm::TakeStatistics(const Call& call, const BatchMoments& own,
-                                   const BatchMoments& batch, const ForwardTensors& tensors) {
-  const auto fault = [&](const BatchMoments& moments) {
-    return FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
-  };
-  if (options_.nonfinite != NonFinite::kPropagate && !fault(batch).empty()) {
-    if (options_.nonfinite == NonFinite::kRaise) {
-      RaiseNonFinite(call, fault(own), tensors.running_var.dtype);
-    }
-  } else if (layer_->collected.IsActive()) {
-    layer_->collected.Add(call.ticket->number, batch.count, batch.mean, batch.m2,
+// Updates the running statistics, or collects the batch's.
+void SyncBatchNorm::TakeStatistics(const Ticket& ticket, const BatchMoments& batch,
+                                   const ForwardTensors& tensors) {
+  const bool is_skipped = options_.nonfinite == NonFinite::kSkip &&
+                          !FirstNonFinite(batch, options_, tensors.running_mean,
+                                          tensors.running_var).empty();
+  if (is_skipped) return;
+  if (layer_->collected.IsActive()) {
+    layer_->collected.Add(ticket.number, batch.count, batch.mean, batch.m2,
                           options_.unbiased_running_var);
   } else {
     UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
@@ -209,23 +248,14 @@ void SyncBatchNorm::TakeStatistics(const Call& call, const BatchMoments& own,
   }
 }
 
-// All devices have the same batch, so all come here. Each tells whether its own shard is to blame:
-// `own_fault` names the channel, and is empty if it is not.
-void SyncBatchNorm::RaiseNonFinite(const Call& call, const std::string& own_fault, DType dtype) {
-  std::string shard;
-  if (!own_fault.empty()) {
-    shard = Concat(own_fault, " of the shard of ", device_.Name());
-    if (exchange_.Rank() >= 0) shard += Concat(" on rank ", exchange_.Rank());
-    shard += '\n';
-  }
-  const std::string shards = exchange_.Join(call, shard);
-  const std::string first = shards.substr(0, shards.find('\n'));
-  exchange_.Fail(Concat("SyncBatchNorm '", name_, "', forward: ",
-                        first.empty() ? "the mean or variance of the whole batch"
-                                      : "the mean or variance of channel " + first,
-                        " is not finite in ", Name(dtype), ", in call ", call.ticket->number + 1,
-                        " of the layer"),
-                 by_batch_);
+void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const std::string& whose,
+                                const std::string& beside, const ForwardTensors& tensors) {
+  if (options_.nonfinite != NonFinite::kRaise) return;
+  const std::string channel =
+      FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
+  if (channel.empty()) return;
+  Fail(Concat("SyncBatchNorm '", name_, "', forward: the mean or variance of channel ", channel,
+              " of ", whose, " is not finite in ", Name(tensors.running_var.dtype), beside));
 }
 
 int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const {
@@ -250,9 +280,9 @@ void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors
   }
 }
 
-// A device that fails never arrives at a rendezvous, so the others are told at once. So are other
-// processes, which may wait for an exchange that this process has not begun. Only the exchange tells
-// them of its own errors, which are plain ones.
+// A device that fails never arrives, so the others are told at once. So are other
+// processes, which may wait for an exchange that this process has not begun. The table tells them
+// of its own errors, which are plain ones.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                               const std::vector<const Tensor*>& vectors, const Body& body) {
@@ -273,9 +303,8 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
     const bool is_plain = dynamic_cast<const Error*>(&error) != nullptr &&
                           dynamic_cast<const DeviceError*>(&error) == nullptr;
     if (is_plain) throw;
-    exchange_.Fail(Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ",
-                          error.what()),
-                   by_batch_);
+    Fail(Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ",
+                error.what()));
   }
 }
 

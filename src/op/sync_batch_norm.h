@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "core/layout.h"
+#include "exchange/table.h"
 #include "op/backend.h"
-#include "op/batch_exchange.h"
 #include "op/options.h"
 #include "op/registry.h"
+#include "op/running_statistics.h"
 #include "op/tensor.h"
 
 namespace syncbn {
@@ -23,6 +24,11 @@ struct ForwardTensors {
   // If masked: the number of valid rows (of the axes before the channels), once for each channel.
   // Others are neither read nor written, in forward and backward.
   Tensor rows = {};
+};
+
+// Of each channel, in a shard or in the whole batch.
+struct GradientSums {
+  std::vector<double> dz, dz_xmu;
 };
 
 struct Gradients {
@@ -73,11 +79,20 @@ class SyncBatchNorm {
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
                 ForBackward* left) const;
   void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForBackward& by);
-  void TakeStatistics(const Call& call, const BatchMoments& own, const BatchMoments& batch,
+  void TakeStatistics(const Ticket& ticket, const BatchMoments& batch,
                       const ForwardTensors& tensors);
-  [[noreturn]] void RaiseNonFinite(const Call& call, const std::string& own_fault, DType dtype);
+  // Ends with an error for all devices if moments are not finite.
+  void CheckFinite(const BatchMoments& moments, const std::string& whose,
+                   const std::string& beside, const ForwardTensors& tensors);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
   void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForBackward* left);
+
+  BatchMoments Merge(const Tensor& x, const BatchMoments& own, Ticket* ticket);
+  GradientSums Add(const Tensor& saved, const GradientSums& own, Ticket* ticket, int64_t repeat);
+  Numbers AllReduce(Phase phase, const Tensor& x, Operation operation, int64_t repeat,
+                    Numbers own, Ticket* ticket);
+  // Fails all who wait, now and later, with this text; other ranks, too, if they may wait.
+  [[noreturn]] void Fail(const std::string& text);
 
   PassInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& saved) const;
   void WriteParameterGradients(const GradientSums& sums, const Gradients& out);
@@ -92,8 +107,7 @@ class SyncBatchNorm {
   const std::shared_ptr<Layer> layer_;
   const std::string& name_;  // the layer's
   const std::unique_ptr<Backend> backend_;
-  BatchExchange exchange_;
-  bool by_batch_ = false;  // of the latest forward call
+  bool by_batch_ = false;     // of the latest forward call
   std::optional<ForBackward> forward_;  // none if it has failed
 };
 

@@ -4,10 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "collective/processes/communicator.h"
 #include "cuda_runtime.h"
 #include "layer_shard.h"
-#include "local_transport.h"
+#include "ranks.h"
 
 using namespace test;
 
@@ -59,6 +58,7 @@ void TestMemory() {
   framework_is_full = true;
   CHECK_EQ(ErrorOf([] { StepOfNewLayer(30); }),
            "SyncBatchNorm 'layer', forward on gpu(3): the framework has no memory");
+  syncbn::Table::Get().Reset();
   framework_is_full = false;
   CHECK_EQ(emulated::Device(), -1);
 }
@@ -80,8 +80,8 @@ void TestFailures(const Setting& setting) {
       CHECK(text.find("SyncBatchNorm 'norm3', ") == 0, text);
       CheckHas(text, " on gpu(3): CUDA: ");
       CheckHas(text, "failed: out of memory (cudaErrorMemoryAllocation)");
-      CHECK_EQ(shared->group.Failure(), text);
-      shared->group.Reset();
+      CHECK_EQ(syncbn::Table::Get().Failure(), text);
+      syncbn::Table::Get().Reset();
     }
     CHECK(calls < 1000);
     CHECK_EQ(emulated::Device(), 9);
@@ -93,12 +93,12 @@ void TestFailures(const Setting& setting) {
   Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
 }
 
-// A process fails before its first rendezvous, while the others wait already; in prediction, nobody
+// A process fails before its first exchange, while the others wait already; in prediction, nobody
 // waits, and nobody is told.
 void TestOtherProcessesLearnOfAFailure() {
   const auto network = std::make_shared<Network>(2);
-  syncbn::OpenCommunicator(std::make_unique<LocalTransport>(network, 0));
-  syncbn::Communicator other(std::make_unique<LocalTransport>(network, 1));
+  syncbn::Table::Get().Connect(std::make_unique<LocalTransport>(network, 0));
+  Rank other(network, 1);
   const auto layer = OnGpu({}, std::make_shared<syncbn::Layer>("norm3"));
   Shard shard(DType::kFloat32, 3, 0, false);
   for (bool training : {false, true}) {
@@ -107,14 +107,10 @@ void TestOtherProcessesLearnOfAFailure() {
     emulated::FailAfter(0);
     CHECK(ErrorOf([&] { shard.Step(layer.get(), setting, InPlace); }) != kNoError);
     emulated::FailAfter(-1);
-    CHECK_EQ(syncbn::TheCommunicator()->Failure().empty(), !training);
+    CHECK_EQ(other.Failure().empty(), !training);
+    syncbn::Table::Get().Reset();
   }
-  syncbn::Contribution contribution;
-  contribution.key = contribution.title = "norm3";
-  contribution.operation = syncbn::ReduceOperation::kSumFloat64;
-  contribution.timeout_seconds = 20;
-  CheckHas(ErrorOf([&] { other.AllReduce(contribution); }),
-           "SyncBatchNorm 'norm3', forward on gpu(3): CUDA: ");
+  CheckHas(other.Failure(), "SyncBatchNorm 'norm3', forward on gpu(3): CUDA: ");
 }
 
 // The launches and waits of a step are those that docs/design/kernels.md tells.

@@ -1,9 +1,8 @@
 // Tests op/ apart from the passes: the choice of a backend, and what it refuses.
 #include "check.h"
-#include "collective/processes/communicator.h"
 #include "layer_shard.h"
-#include "local_transport.h"
 #include "op/backend.h"
+#include "ranks.h"
 
 namespace {
 
@@ -37,11 +36,25 @@ TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
   for (const std::string& error : errors) {
     CheckHas(error, "forward on cpu(1): parameters and running statistics must have the shape (5)");
   }
+  syncbn::Table::Get().Reset();
+}
+
+// An operator in flight holds a layer that the registry has released.
+TEST(TheRegistryKeepsALayerForEachOwner) {
+  syncbn::Registry& registry = syncbn::Registry::Get();
+  registry.Keep("key", "layer", true);
+  registry.Keep("key", "layer", false);
+  const auto layer = registry.FindOrCreate("key", "layer");
+  registry.Release("key");
+  CHECK_EQ(registry.Find("key"), layer);  // of the other owner
+  registry.Release("key");
+  CheckHas(ErrorOf([&] { registry.Find("key"); }), "no layer has the key");
+  CHECK_EQ(registry.FindOrCreate("key", "layer"), layer);
 }
 
 TEST(RanksThatDoNotHoldTheOwnOneAreRefused) {
   const auto network = std::make_shared<Network>(4);
-  syncbn::OpenCommunicator(std::make_unique<LocalTransport>(network, 0));
+  syncbn::Table::Get().Connect(std::make_unique<LocalTransport>(network, 0));
   for (const std::vector<int>& ranks : {std::vector<int>{1, 2}, {0, 4}}) {
     syncbn::Options options;
     options.ranks = ranks;

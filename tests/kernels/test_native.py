@@ -61,7 +61,7 @@ def test_native(sanitizer, tmp_path, request):
     run_tool("cmake", "--build", build, "--parallel", "2", "--target", *targets)
     options = ["--output-on-failure", "--parallel", "2"]
     output = run_tool("ctest", "--test-dir", build, *options, *excluded)
-    assert "100% tests passed" in output and "test_collective" in output
+    assert "100% tests passed" in output and "test_exchange" in output
     if not sanitizer:
         check_no_wide_code_is_shared(build)
     if not sanitizer and request.config.getoption("full"):

@@ -1,7 +1,7 @@
 """Deep, branched float32 nets train on several CPU contexts, again and again.
 
 They show what one layer does not: inputs in oneDNN's blocked layouts that MXNet frees
-too early, contributions to the wrong rendezvous, and operators that wait for each
+too early, contributions to the wrong exchange, and operators that wait for each
 other's CPU resources. GLUON_SYNCBN_REPEAT=100 repeats each comparison so often.
 """
 

@@ -1,4 +1,4 @@
-"""Errors of devices that do not arrive at a rendezvous, and training afterwards.
+"""Errors of devices that do not arrive at an exchange, and training afterwards.
 
 Each test makes one mistake, checks that the message names what is needed to find it,
 and then trains a step whose numbers are compared with the oracle. Native tests have the

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "collective/processes/transport.h"
 #include "core/c_interface.h"
 #include "core/error.h"
+#include "exchange/transport.h"
 
 namespace syncbn {
 namespace {
@@ -28,7 +28,9 @@ void Check(int code, const char* function) {
 
 // MPI_Finalize would wait for a rank that hangs without end.
 int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
-  if (!(*static_cast<std::function<bool()>*>(closing))()) {
+  bool all_end = false;
+  syncbn::CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });
+  if (!all_end) {
     std::fputs("gluon_syncbn: all ranks are ended, because one hangs after a failure\n", stderr);
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
@@ -73,7 +75,8 @@ class MpiTransport : public Transport {
     Check(MPI_Test(&receive_, &done, &status), "MPI_Test");
     if (!done) return false;
     Check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-    Bytes& partial = partial_[status.MPI_SOURCE];
+    Bytes& partial = partial_.at(static_cast<size_t>(status.MPI_SOURCE));
+    if (partial.size() > kMostBytes) throw Error("a message of another process has no end");
     partial.insert(partial.end(), chunk_.begin(), chunk_.begin() + bytes);
     PostReceive();
     if (status.MPI_TAG == kMoreTag) return false;
@@ -97,10 +100,12 @@ class MpiTransport : public Transport {
     Check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, CallClosing, &keyval, nullptr),
           "MPI_Comm_create_keyval");
     Check(MPI_Comm_set_attr(MPI_COMM_SELF, keyval, &closing_), "MPI_Comm_set_attr");
+    MPI_Comm_free_keyval(&keyval);  // as soon as nothing has the attribute
   }
 
  private:
   static constexpr size_t kChunkBytes = 1 << 15;
+  static constexpr size_t kMostBytes = 1 << 28;
   static constexpr int kMoreTag = 1, kLastTag = 2;
 
   struct Sending {  // MPI reads it until the requests are done

@@ -1,12 +1,12 @@
-// Carries messages between processes: a small part of MPI, or the queues of a test.
-// A Communicator calls it under its mutex, so an implementation needs no lock. It must not know
-// what the messages mean.
+// Carries messages between processes: a small part of MPI, or the queues of a test. A Table calls
+// it under its mutex, so an implementation needs no lock.
 #pragma once
 #include <functional>
-
-#include "collective/common/bytes.h"
+#include <vector>
 
 namespace syncbn {
+
+using Bytes = std::vector<char>;
 
 class Transport {
  public:

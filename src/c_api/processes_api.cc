@@ -9,27 +9,20 @@
 #include <string>
 #include <thread>
 
-#include "collective/processes/communicator.h"
-#include "collective/processes/report.h"
 #include "core/c_interface.h"
-#include "core/error.h"
+#include "exchange/table.h"
 
 namespace {
 
 using syncbn::CatchAll;
-using syncbn::TheCommunicator;
-
-syncbn::Communicator& Connected() {
-  if (TheCommunicator() != nullptr) return *TheCommunicator();
-  throw syncbn::Error(syncbn::Concat(syncbn::kInit, " was not called in this process"));
-}
+using syncbn::Table;
 
 }  // namespace
 
 // Takes over a syncbn::Transport that was made with new.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
   return CatchAll([&] {
-    syncbn::OpenCommunicator(
+    Table::Get().Connect(
         std::unique_ptr<syncbn::Transport>(static_cast<syncbn::Transport*>(transport)));
   });
 }
@@ -39,24 +32,18 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_sum, const char* name, const char* s
                                                double* numbers, int64_t size, double timeout) {
   return CatchAll([&] {
     syncbn::Contribution own;
-    own.title = name;
-    own.signature = signature;
+    own.phase = syncbn::Phase::kCall;
+    own.shared_name = name;
+    own.signature.text = signature;
+    own.numbers.assign(numbers, numbers + size);
     own.timeout_seconds = timeout;
-    own.key = Connected().NextKey(syncbn::Concat("call|", name));
-    syncbn::AppendBytes(numbers, static_cast<size_t>(size), &own.payload);
-    const auto sums = syncbn::FromBytes<double>(Connected().AllReduce(std::move(own)));
-    if (static_cast<int64_t>(sums.size()) != size) syncbn::Refuse();
+    const syncbn::Numbers sums = Table::Get().Contribute(own, nullptr);
     std::copy(sums.begin(), sums.end(), numbers);
   });
 }
 
-// Tells other ranks, if a failure concerns this layer, that this one has frozen it; or no longer.
-SYNCBN_EXPORT(int, gluon_syncbn_note_frozen, const char* layer, int is_frozen) {
-  return CatchAll([&] { syncbn::NoteFrozen(layer, is_frozen != 0); });
-}
-
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
-  return CatchAll([&] { Connected().Leave(); });
+  return CatchAll([&] { Table::Get().Leave(); });
 }
 
 // Ends the process with this text after so many seconds, unless it is called again before. Another
@@ -78,7 +65,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
 // Waits until all others have left, too, for the timeout at most.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_stop, double timeout) {
   return CatchAll([&] {
-    Connected().AwaitLeave(timeout);
-    Connected().Stop();
+    constexpr double kAfterFailure = 10;  // some may never leave, and others end soon
+    Table::Get().Disconnect(timeout, std::min(timeout, kAfterFailure));
   });
 }

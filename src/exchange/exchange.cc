@@ -1,0 +1,90 @@
+#include "exchange/exchange.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/moments.h"
+
+namespace syncbn {
+namespace {
+
+constexpr int kArity = 32;
+
+void Add(const Numbers& from, Numbers* to) {
+  for (size_t i = 0; i < from.size(); ++i) (*to)[i] += from[i];
+}
+
+void MergeMoments(const Numbers& from, Numbers* to) {
+  Numbers& all = *to;
+  const size_t channels = all.size() / 2;
+  for (size_t mean = 1; mean <= channels; ++mean) {
+    const size_t m2 = mean + channels;
+    const Moments merged = Merge({all[0], all[mean], all[m2]}, {from[0], from[mean], from[m2]});
+    all[mean] = merged.mean;
+    all[m2] = merged.m2;
+  }
+  all[0] += from[0];
+}
+
+}  // namespace
+
+std::string Key::Title() const {
+  if (phase == Phase::kCall) return layer;
+  return Concat("SyncBatchNorm '", layer, "', ", phase == Phase::kForward ? "forward" : "backward");
+}
+
+// A rank is known here by its index in `ranks`, and a subtree is as wide as a power of kArity.
+Position PositionOf(int rank, const std::vector<int>& ranks) {
+  const int size = static_cast<int>(ranks.size());
+  const int index =
+      static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  Position position;
+  int level = 0;
+  for (int64_t width = 1; width < size; width *= kArity, ++level) {
+    if (index % (width * kArity) != 0) {
+      position.parent = ranks[index - index % (width * kArity)];
+      break;
+    }
+    for (int64_t begin = index + width; begin < std::min<int64_t>(size, index + width * kArity);
+         begin += width) {
+      const int below = static_cast<int>(std::min<int64_t>(size, begin + width) - begin);
+      position.children.push_back({ranks[begin], below, below > 1 ? level : 0});
+    }
+  }
+  for (int64_t width = 1; width < size; width *= kArity) {
+    ++position.height;
+    position.depth += index % (width * kArity) / width != 0;
+  }
+  return position;
+}
+
+std::vector<Subtree> Exchange::Missing() const {
+  std::vector<Subtree> missing;
+  for (const Subtree& child : position.children) {
+    if (!parts.count({child.rank})) missing.push_back(child);
+  }
+  return missing;
+}
+
+Numbers Exchange::Reduce() {
+  auto part = parts.begin();
+  Numbers reduced = std::move(part->second.numbers);
+  const bool is_sum = signature.operation == Operation::kSum;
+  if (!is_sum && reduced.size() % 2 != 1) {
+    throw Error(Concat(key.Title(), ": moments must be a count and two numbers of each channel, ",
+                       "got ", reduced.size(), " numbers"));
+  }
+  while (++part != parts.end()) {
+    const Numbers& higher = part->second.numbers;
+    if (higher.size() != reduced.size()) {
+      throw Error(Concat(key.Title(), ": all places must contribute ", reduced.size(),
+                         " numbers, got ", higher.size()));
+    }
+    is_sum ? Add(higher, &reduced) : MergeMoments(higher, &reduced);
+  }
+  parts.clear();
+  return reduced;
+}
+
+}  // namespace syncbn

@@ -1,0 +1,152 @@
+// Messages to bytes and back: a mark, then one field after the other, texts and arrays after their
+// lengths.
+#include "exchange/message.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <type_traits>
+
+#include "core/error.h"
+
+namespace syncbn {
+namespace {
+
+constexpr uint64_t kMark = 0x53424e38;  // to be changed with the format
+constexpr int64_t kMost = int64_t{1} << 53;  // of a call and of repeats
+
+// Calls `visit` for each field of a message, in the order of their bytes.
+template <typename AnyMessage, typename Visit>
+void ForEachField(AnyMessage* message, const Visit& visit) {
+  visit(message->kind);
+  visit(message->key.layer);
+  visit(message->key.phase);
+  visit(message->key.call);
+  visit(message->key.repeat);
+  visit(message->signature.operation);
+  visit(message->signature.dtype);
+  visit(message->signature.channels);
+  visit(message->signature.axis);
+  visit(message->signature.epsilon);
+  visit(message->signature.text);
+  visit(message->ranks);
+  visit(message->text);
+  visit(message->numbers);
+}
+
+template <typename Field>
+constexpr bool kIsNumber = std::is_arithmetic_v<Field> || std::is_enum_v<Field>;
+
+template <typename T>
+void Append(const T* numbers, size_t size, Bytes* to) {
+  const char* const begin = reinterpret_cast<const char*>(numbers);
+  to->insert(to->end(), begin, begin + size * sizeof(T));
+}
+
+template <typename Field>
+void Write(const Field& field, Bytes* to) {
+  if constexpr (kIsNumber<Field>) {
+    Append(&field, 1, to);
+  } else {
+    Write(uint64_t{field.size()}, to);
+    Append(field.data(), field.size(), to);
+  }
+}
+
+// Takes fields one after the other; none reaches past the end.
+struct Reader {
+  template <typename Field>
+  void Read(Field* field) {
+    if constexpr (kIsNumber<Field>) {
+      Copy(1, field);
+    } else {
+      uint64_t size = 0;
+      Read(&size);
+      if (size > left / sizeof(typename Field::value_type)) Refuse();
+      field->resize(size);
+      Copy(size, field->data());
+    }
+  }
+
+  template <typename T>
+  void Copy(uint64_t size, T* to) {
+    if (size > left / sizeof(T)) Refuse();
+    if (size > 0) std::memcpy(to, from, size * sizeof(T));
+    from += size * sizeof(T);
+    left -= size * sizeof(T);
+  }
+
+  const char* from;
+  size_t left;
+};
+
+template <typename Enum>
+bool IsUpTo(Enum last, Enum value) {
+  return Enum{} <= value && value <= last;
+}
+
+bool IsCount(int64_t number) { return 0 <= number && number <= kMost; }
+
+// Ascending, below `size`, and with the rank of this process.
+bool AreRanks(const std::vector<int>& ranks, int rank, int size) {
+  const auto not_ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>());
+  return !ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
+         not_ascending == ranks.end() && std::binary_search(ranks.begin(), ranks.end(), rank);
+}
+
+bool IsChild(int from, int rank, const std::vector<int>& ranks) {
+  const std::vector<Subtree> children = PositionOf(rank, ranks).children;
+  return std::any_of(children.begin(), children.end(),
+                     [&](const Subtree& child) { return child.rank == from; });
+}
+
+}  // namespace
+
+void Refuse() {
+  throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
+}
+
+Bytes Encode(const Message& message) {
+  Bytes bytes;
+  bytes.reserve(256 + message.numbers.size() * sizeof(double));
+  Write(kMark, &bytes);
+  ForEachField(&message, [&](const auto& field) { Write(field, &bytes); });
+  return bytes;
+}
+
+Message Decode(const Bytes& bytes, int from, int rank, int size) {
+  Reader reader{bytes.data(), bytes.size()};
+  uint64_t mark = 0;
+  reader.Read(&mark);
+  if (mark != kMark) Refuse();
+  Message message;
+  ForEachField(&message, [&](auto& field) { reader.Read(&field); });
+  if (message.ranks.empty()) {
+    message.ranks.resize(static_cast<size_t>(size));
+    std::iota(message.ranks.begin(), message.ranks.end(), 0);
+  }
+  const Signature& signature = message.signature;
+  const bool is_valid =
+      reader.left == 0 && from != rank && 0 <= from && from < size &&
+      IsUpTo(MessageKind::kLeave, message.kind) && IsUpTo(Phase::kCall, message.key.phase) &&
+      IsCount(message.key.call) && IsCount(message.key.repeat) &&
+      IsUpTo(Operation::kMoments, signature.operation) &&
+      IsSupported(static_cast<int>(signature.dtype)) && AreRanks(message.ranks, rank, size);
+  if (!is_valid) Refuse();
+  if (message.kind == MessageKind::kPart && !IsChild(from, rank, message.ranks)) Refuse();
+  return message;
+}
+
+void CheckPart(const Exchange& exchange, int from) {
+  if (exchange.sent || exchange.parts.count({from})) Refuse();
+}
+
+void CheckResult(const Exchange* exchange, int from, const Message& result) {
+  const bool is_awaited = exchange != nullptr && exchange->sent &&
+                          exchange->position.parent == from &&
+                          *exchange->sent == result.numbers.size();
+  if (!is_awaited) Refuse();
+}
+
+}  // namespace syncbn

@@ -1,0 +1,72 @@
+// The pauses of a thread that waits. It stays awake at first, because waking a sleeping thread
+// takes longer than an exchange, and sleeps then.
+#pragma once
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "exchange/clock.h"
+
+namespace syncbn {
+
+class Pause {
+ public:
+  // A thread that `carries` messages looks for them between its pauses, which stay short.
+  explicit Pause(bool carries) : carries_(carries) {}
+  ~Pause() {
+    if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_);
+  }
+  Pause(const Pause&) = delete;
+
+  void Restart() { start_ = Clock::now(); }
+
+  // Lets others have the mutex until `over`, which `changed` announces, until the time `until`, or
+  // for one pause. Returns the time in which the process was stopped (Ctrl-Z, a debugger, a
+  // suspended job): no deadline counts it, because nobody can arrive in it.
+  Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
+                      std::condition_variable* changed, Time until) {
+    const Time now = Clock::now();
+    const Duration waited = now - start_;
+    if (waited < (carries_ ? Duration(kAwakeForMessages) : Duration(kAwake))) {
+      lock->unlock();
+      std::this_thread::yield();  // another device or process may need this processor to arrive
+      while (!carries_ && !over && Clock::now() < start_ + kAwake) std::this_thread::yield();
+      lock->lock();
+      return {};
+    }
+    Duration longest = kSleep;
+    if (carries_) {
+      LowerSlack();
+      longest = std::min<Duration>(waited / 16, kSleepForMessages);
+    }
+    const Time end = std::min(std::max(until, now), now + longest);
+    changed->wait_until(*lock, end);
+    const Duration late = Clock::now() - end;
+    return late > kSleep ? late : Duration();
+  }
+
+ private:
+  // By default the shortest sleep takes 50 us on Linux, which would slow down processes that wait
+  // for each other in turn.
+  void LowerSlack() {
+    if (slack_ > 0) return;
+    slack_ = std::max(1, prctl(PR_GET_TIMERSLACK));
+    prctl(PR_SET_TIMERSLACK, 1);
+  }
+
+  // Devices or processes of one machine that arrive together take less; computing takes more.
+  static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
+  static constexpr std::chrono::seconds kSleep{1};
+  static constexpr std::chrono::microseconds kSleepForMessages{500};
+
+  const bool carries_;
+  Time start_ = Clock::now();
+  int slack_ = 0;  // of the thread, in nanoseconds, once it was changed
+};
+
+}  // namespace syncbn
