@@ -15,21 +15,22 @@ from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.blocks import children_of, parameters_by_place
 from ..mxnet_private.library import array_of
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
-from ..native.world import wait_seconds, world
-from .meeting import allgather, broadcast
+from ..native.processes import wait_seconds, world
+from .collectives import allgather, broadcast
 
 
 def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) -> None:
     """Copy parameters and running statistics of the process `root` to all others.
 
-    The nets are compared first. Without that, parameters that have the same name by
-    accident would be mixed silently, for example if a rank makes its layers in another
-    order. For a Block the places of parameters and layers in the net are also compared.
+    The nets are compared first, so different parameters with the same name are an
+    error, for example if a rank makes its layers in another order. For a Block the
+    places of parameters and layers in the net are also compared.
 
     Parameters
     ----------
     net : mxnet.gluon.Block, ParameterDict or list of Parameter
-        Parameters with an unknown shape are copied in the first forward call.
+        The parameters to copy. A parameter with an unknown shape is copied in the first
+        forward call.
     root : int, default 0
         The rank to copy from.
     timeout : float or None, default None
@@ -41,7 +42,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     ValueError
         If the nets differ. The text names the first difference and both ranks.
     RuntimeError
-        If a parameter was not initialized.
+        If a parameter is not initialized.
     mxnet.MXNetError
         If not all processes call it within the timeout. The text names the ranks.
 

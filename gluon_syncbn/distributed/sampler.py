@@ -1,4 +1,4 @@
-"""A sampler that shares the batches of an epoch among the processes."""
+"""A sampler that divides the batches of an epoch among the processes."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import numpy as np
 from mxnet.gluon.data import Sampler
 
 from ..common.arguments import check_bool, check_int
-from ..native.world import world
+from ..native.processes import world
 
 
 class ShardSampler(Sampler):
     """A sampler of this process's rows, for the DataLoader's `batch_sampler`.
 
-    All processes get equally many batches of the same order. If the last batch has
-    fewer rows than there are processes, it repeats rows from the beginning.
+    All processes draw from one order and get equally many batches. If the last batch
+    has fewer rows than there are processes, it is filled with rows from the beginning.
 
     Parameters
     ----------
     length : int
         Number of samples of the data set.
     batch_size : int
-        Rows of a batch, summed over *all* processes; at least one row for each.
+        Number of rows of a batch over *all* processes, at least one for each.
     shuffle : bool, default True
-        If true, every epoch has a new order; otherwise the data set's order is kept.
+        If True, every epoch has a new random order. If False, the order is the data
+        set's.
     seed : int, default 0
-        Seed of the order, which depends only on it and on the epoch's number.
+        Seed of the order, which depends only on the seed and the epoch's number.
 
     Examples
     --------

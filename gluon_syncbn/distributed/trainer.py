@@ -1,7 +1,4 @@
-"""A Gluon Trainer that sums gradients over all processes with MPI on the CPU.
-
-Horovod's ``hvd.DistributedTrainer`` also sums on GPUs.
-"""
+"""A Gluon Trainer that sums gradients over all processes with MPI, on the CPU."""
 
 from __future__ import annotations
 
@@ -23,9 +20,8 @@ from ..mxnet_private.parameters import (
     mark_fresh,
 )
 from ..mxnet_private.trainers import copy_first
-from ..native.world import world
-from .gradients import sum_in_place
-from .meeting import total
+from ..native.processes import world
+from .collectives import sum_in_place, total
 from .parameters import broadcast_parameters, check_equal, check_parameters
 
 _trainer_numbers = itertools.count(1)  # ordered by construction
@@ -34,11 +30,11 @@ _trainer_numbers = itertools.count(1)  # ordered by construction
 class Trainer(mx.gluon.Trainer):
     """A :class:`mxnet.gluon.Trainer` over all contexts of all processes.
 
-    If the loss is the sum over samples, a step equals the step of one device with all
-    processes' samples, because gradients and numbers of samples are summed over the
-    processes. All ranks get the same bits. On CPUs the sums are computed in the
-    gradients' own memory. They start with the last layers, while the backward of the
-    first layers still runs.
+    Gradients and numbers of samples are summed over all processes. So if the loss is a
+    sum over samples, a step equals the step of one device with all processes' samples.
+    All ranks get the same bits. On CPUs the sums are computed in the gradients' own
+    memory, from the last layer on, while the backward of the first layers still runs.
+    Horovod's ``hvd.DistributedTrainer`` also sums on GPUs.
 
     Parameters
     ----------
@@ -46,15 +42,17 @@ class Trainer(mx.gluon.Trainer):
         Rank 0's parameters are copied to all processes, see
         :func:`broadcast_parameters`. If you pass the Block, the places of layers are
         also compared.
-    optimizer, optimizer_params
-        As in :class:`mxnet.gluon.Trainer`.
+    optimizer : str or mxnet.optimizer.Optimizer
+        The optimizer or its name.
+    optimizer_params : dict or None, default None
+        Arguments of the optimizer.
 
     Raises
     ------
     ValueError
         If the nets differ between ranks, or `net` has no parameters.
     TypeError
-        If a gradient is sparse, or an argument has another type.
+        If a gradient is sparse, or an argument has a wrong type.
 
     Examples
     --------
@@ -115,18 +113,18 @@ class Trainer(mx.gluon.Trainer):
             Number of samples of *this* process, summed over its contexts. Gradients are
             divided by the number of samples of all processes, so shards may be uneven.
         ignore_stale_grad : bool, default False
-            If true, a parameter without a new gradient is not updated. If some devices
-            or processes have a new gradient, it counts as zero on the others, and all
-            update.
+            If True, a parameter without a new gradient is not updated. If only some
+            devices or processes have a new gradient, the other gradients count as zero,
+            and all devices update.
 
         Raises
         ------
         TypeError
-            If `batch_size` is not a number, or `ignore_stale_grad` not a bool.
+            If `batch_size` is not a number, or `ignore_stale_grad` is not a bool.
         ValueError
-            If `batch_size` is negative or not finite, or 0 in all processes, or if
-            processes step different trainers, settings or sets of frozen parameters.
-            The text names the first difference and both ranks.
+            If `batch_size` is negative, infinite or NaN, or 0 in all processes; or if
+            ranks differ in the trainer, its settings or the frozen parameters. The text
+            names the first difference and both ranks.
         """
         samples = check_real(
             "batch_size",

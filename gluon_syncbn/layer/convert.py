@@ -23,7 +23,7 @@ from ..mxnet_private.blocks import (
     settings_of,
 )
 from ..mxnet_private.parameters import contexts_of, data_of
-from ..native.program import warn
+from ..native.failures import warn
 from .activations import NONE, RELU, ActivatedBatchNorm
 from .batch_norm import SyncBatchNorm, check_numbers
 from .finding import CONTRIB, Norm, norms_of, own_methods, remake_graph, strangers_to

@@ -32,8 +32,8 @@ from ..mxnet_private.blocks import BatchNormBase, current_build
 from ..mxnet_private.library import push
 from ..mxnet_private.symbols import from_nodes, parse, to_json
 from ..native import steps
+from ..native.failures import warn
 from ..native.library import load
-from ..native.program import warn
 
 
 def guarded(F: Any, value: Any) -> Any:

@@ -21,10 +21,9 @@ from ..common.arguments import (
     short_repr,
 )
 from ..native import steps
-from ..native.failures import check_timeout, here, watch_process
+from ..native.failures import check_timeout, here, warn, watch_process
 from ..native.library import LayerOptions, load
-from ..native.program import warn
-from ..native.world import world
+from ..native.processes import world
 from .activations import NAMES, NONE, Activation
 
 NONFINITE = "propagate", "skip", "raise"

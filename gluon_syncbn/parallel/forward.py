@@ -39,7 +39,7 @@ from ..mxnet_private.parameters import (
     not_adopted,
 )
 from ..native import failures
-from ..native.program import warn
+from ..native.failures import warn
 from . import replicas
 from .backward import replace_backward
 from .devices import Devices, Workers, inside_map

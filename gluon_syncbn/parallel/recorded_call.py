@@ -197,7 +197,7 @@ class RecordedCall:
         if not columns:
             return
         context = self._shards.contexts[0]
-        failures.function_contexts.add(context)
+        failures.contexts_of_functions.add(context)
         zeros = _GraphLifetime(self, [last for *_, last in columns])(self._anchor)
         _calls[self.lifetime_anchor] = self
         is_np = isinstance(self._device_outputs[0][0], mx.np.ndarray)

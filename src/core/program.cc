@@ -1,4 +1,4 @@
-// The locator is Python's, see native/program.py. It needs the GIL, which a thread that forks may
+// The locator is Python's, see native/failures.py. It needs the GIL, which a thread that forks may
 // hold while it waits for the very operator that asks; so a thread of its own calls the locator.
 #include "core/program.h"
 

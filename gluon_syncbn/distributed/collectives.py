@@ -1,8 +1,8 @@
-"""The processes compare and copy values outside of training steps.
+"""Collectives over MPI: sums, comparisons and copies of values of all processes.
 
-The processes first meet in an exchange like those of the layers, so that a rank that
-is missing, or that does something else, is an error and named. Then mpi4py carries JSON
-and arrays, which run no code where they arrive.
+Ranks first meet in an exchange like the layers' exchanges, so a rank that is missing,
+or that calls another function, is an error that names the rank. Then mpi4py sends JSON
+and arrays, so no received data runs code.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
+from ..mxnet_private.library import memory_of
 from ..native import failures
 from ..native.library import load
-from ..native.world import wait_seconds, world
+from ..native.processes import wait_seconds, world
 
 _AWAKE, _PAUSE = 0.1, 5e-4  # seconds
-_abandoned: list = []  # MPI may still write into what belongs to requests that failed
+_abandoned: list = []  # memory that MPI may still write to after a failure
+_IN_PLACE = np.dtype("float32"), np.dtype("float64")
 
 
 def total(
@@ -30,11 +32,11 @@ def total(
     signature: str = "",
     timeout: float | None = None,
 ) -> list[float]:
-    """The sums over all processes; equal bits in all.
+    """Return the sums over all processes, with equal bits on all ranks.
 
-    Calls of one name match by their order on each rank, whatever else runs. Raises
-    :class:`mxnet.MXNetError` if not all come within the timeout, or their signatures
-    differ; the text names the ranks.
+    Calls of one name match by their order on each rank. Raise
+    :class:`mxnet.MXNetError`, which names the ranks, if a rank does not arrive within
+    the timeout or signatures differ.
     """
     sums = np.array(numbers, np.float64)
     sent = sums.ctypes.data, sums.size, wait_seconds(timeout)
@@ -44,7 +46,7 @@ def total(
 
 
 def allgather(value: Any, name: str, timeout: float | None = None) -> list:
-    """The values of all processes, in the order of ranks; JSON has to hold them."""
+    """Return the values of all processes in the order of ranks, sent as JSON."""
     if world().size == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -61,7 +63,7 @@ def allgather(value: Any, name: str, timeout: float | None = None) -> list:
 def broadcast(
     arrays: Sequence[np.ndarray], root: int, name: str, timeout: float | None = None
 ) -> None:
-    """Copies the arrays of the process `root` into those of all others."""
+    """Copy the arrays of the process `root` into the arrays of all others."""
     if world().size == 1:
         return
     size = sum(array.nbytes for array in arrays)
@@ -72,14 +74,46 @@ def broadcast(
             requests.append(world().comm.Ibcast(data, root))
 
 
+def sum_in_place(arrays: Sequence[mx.nd.NDArray]) -> None:
+    """Sum gradients over all ranks, as soon as each array is ready.
+
+    Raise :class:`mxnet.MXNetError` on all ranks if an array has an error on one rank,
+    or if a rank does not arrive within the timeout.
+    """
+    from mpi4py import MPI
+
+    sums = []
+    with collectives("Trainer.step", memory=arrays) as requests:
+        for array in arrays:
+            array.wait_to_read()
+            sums.append(_memory(array))
+            requests.append(world().comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
+    for array, values in zip(arrays, sums):
+        if not _is_in_place(array):
+            array[:] = values
+
+
+def _is_in_place(array):
+    on_cpu = array.context.device_type != "gpu"
+    return on_cpu and np.dtype(array.dtype) in _IN_PLACE
+
+
+def _memory(array):
+    """Return a view of an array's memory, or a copy if MPI cannot sum in it."""
+    if _is_in_place(array):
+        return memory_of(array)
+    values = array.asnumpy()
+    return values.astype("float32") if values.dtype == np.float16 else values
+
+
 @contextmanager
 def collectives(
     name: str, timeout: float | None = None, memory: Any = None
 ) -> Iterator[list]:
-    """Waits for the requests of MPI that the block appends to the list.
+    """Wait for the requests of MPI that the block appends to the list.
 
-    After an error `memory` stays alive, and all ranks fail. Raises MXNetError if
-    another rank has failed, or the requests are not done within the timeout.
+    Raise MXNetError if another rank has failed, or if the requests are not done within
+    the timeout. After an error `memory` is kept alive, and all ranks fail.
     """
     from mpi4py import MPI
 
@@ -87,7 +121,7 @@ def collectives(
     try:
         yield requests
         begin = time.monotonic()
-        while not MPI.Request.Testall(requests):  # which also carries them on
+        while not MPI.Request.Testall(requests):  # a test also makes MPI go on
             waited = time.monotonic() - begin
             if waited < _AWAKE:
                 os.sched_yield()
