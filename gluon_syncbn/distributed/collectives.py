@@ -16,7 +16,7 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from ..mxnet_private.library import memory_of
+from ..mxnet_private.arrays import memory_of
 from ..native import failures
 from ..native.library import load
 from ..native.processes import wait_seconds, world

@@ -14,8 +14,8 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
-from ..common.mxnet_version import IS_GLUON_2
-from ..common.nested import flatten
+from ..compat import IS_GLUON_2
+from .arrays import flatten
 
 try:
     from mxnet import _deferred_compute as deferred_compute  # Gluon 2 only
@@ -72,7 +72,6 @@ def names_in(net: mx.gluon.Block) -> dict:
 
 
 def set_settings(block: mx.gluon.Block, settings: dict) -> None:
-    """Replace `settings_of(block)`."""
     block._kwargs = settings
 
 
@@ -235,5 +234,4 @@ def current_build() -> Trace | None:
 
 
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
-    """Return True if a hybridized block has a graph."""
     return bool(vars(block).get("_cached_graph"))

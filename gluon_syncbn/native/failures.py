@@ -20,7 +20,7 @@ from typing import Any, Sequence
 
 import mxnet as mx
 
-from ..common.arguments import as_real, check_text, short_repr
+from ..arguments import as_real, check_text, short_repr
 from .interrupts import DeferredSignals, watch_ctrl_c
 from .library import load
 

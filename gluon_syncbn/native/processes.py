@@ -15,7 +15,7 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from ..common.arguments import check_int
+from ..arguments import check_int
 from . import failures
 from .library import declare, load, mpi_path
 

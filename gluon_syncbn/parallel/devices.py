@@ -20,7 +20,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import (
+from ..arguments import (
     check_callable,
     check_contexts,
     check_int,
@@ -28,11 +28,11 @@ from ..common.arguments import (
     comma_list,
     pluralize,
 )
-from ..common.mxnet_version import Context
-from ..mxnet_private import seeds
+from ..compat import Context
+from ..mxnet_private.arrays import draw_seed, set_seed, share_bounds, watch_seed
 from ..native import failures
 from ..native.interrupts import DeferredSignals
-from .shards import check_array, share_bounds, split_rows
+from .shards import check_array, split_rows
 
 _LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
 
@@ -142,7 +142,7 @@ def _count_seed():
 
 def _seed_thread(context, count, value):
     _thread_seed.count = count
-    seeds.seed(zlib.crc32(f"{value} {context}".encode()) >> 1, ctx=context)
+    set_seed(zlib.crc32(f"{value} {context}".encode()) >> 1, ctx=context)
 
 
 # ---- Devices.
@@ -183,7 +183,7 @@ class Devices:
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
         self.contexts = check_devices("contexts", contexts)
-        seeds.watch(_count_seed)
+        watch_seed(_count_seed)
 
     def __len__(self):
         return len(self.contexts)
@@ -401,7 +401,7 @@ def _with_callers_state(function, contexts):
     global _latest_draw
     # A draw waits for the generator. Work that waits for a nested map may use it.
     if _latest_draw[0] != _seed_count and not failures.here.contexts:
-        _latest_draw = _seed_count, seeds.draw()
+        _latest_draw = _seed_count, draw_seed()
     seed = _latest_draw
     record = autograd.record if autograd.is_recording() else autograd.pause
     is_training = autograd.is_training()

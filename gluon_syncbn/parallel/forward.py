@@ -12,8 +12,7 @@ from typing import Any, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.arguments import check_block, comma_list, pluralize
-from ..common.nested import flatten, rebuild
+from ..arguments import check_block, comma_list, pluralize
 from ..layer.convert import convert
 from ..layer.finding import (
     dividing_operators,
@@ -21,6 +20,7 @@ from ..layer.finding import (
     unsynchronized_layers,
 )
 from ..layer.synchronization import Settings
+from ..mxnet_private.arrays import flatten, rebuild
 from ..mxnet_private.blocks import (
     blocks_of,
     current_trace,

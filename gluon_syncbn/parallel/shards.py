@@ -11,10 +11,17 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_type, comma_list
-from ..common.nested import flatten, rebuild
+from ..arguments import check_type, comma_list
+from ..mxnet_private.arrays import (
+    add_n,
+    array_of,
+    concat,
+    flatten,
+    rebuild,
+    share_bounds,
+    to_context,
+)
 from ..mxnet_private.graphs import DTYPES, variables_behind
-from ..mxnet_private.library import add_n, array_of, concat, to_context
 
 _CURE = "Return one value per row, also from a loss inside the net."
 
@@ -98,13 +105,6 @@ class Shards:
     def is_even(self) -> bool:
         """Whether all of several devices have equally many rows."""
         return len(self.rows) > 1 and len(set(self.rows)) == 1
-
-
-def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
-    """Return (begin, end) of each share; the first ones may have one row more."""
-    share, more = divmod(rows, count)
-    bounds = [k * share + min(k, more) for k in range(count + 1)]
-    return list(zip(bounds, bounds[1:]))
 
 
 def split_rows(

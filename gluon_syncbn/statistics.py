@@ -13,22 +13,21 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_int, comma_list, short_repr
-from ..common.nested import flatten, rebuild
-from ..distributed.collectives import allgather, total
-from ..layer.convert import synchronized
-from ..mxnet_private.blocks import count_inputs, name_of
-from ..mxnet_private.library import array_of, to_context
-from ..mxnet_private.parameters import contexts_of, data_of
-from ..native import failures
-from ..native.failures import warn
-from ..native.interrupts import DeferredSignals
-from ..native.library import load
-from ..native.processes import world
-from ..parallel.devices import Devices
-from ..parallel.forward import is_parallel
-from ..parallel.replicas import restricted
-from ..parallel.shards import Shards, check_array
+from .arguments import check_block, check_int, comma_list, short_repr
+from .distributed.collectives import allgather, total
+from .layer.convert import synchronized
+from .mxnet_private.arrays import array_of, flatten, rebuild, to_context
+from .mxnet_private.blocks import count_inputs, name_of
+from .mxnet_private.parameters import contexts_of, data_of
+from .native import failures
+from .native.failures import warn
+from .native.interrupts import DeferredSignals
+from .native.library import load
+from .native.processes import world
+from .parallel.devices import Devices
+from .parallel.forward import is_parallel
+from .parallel.replicas import restricted
+from .parallel.shards import Shards, check_array
 
 
 def recompute_statistics(
@@ -156,13 +155,12 @@ class _Collected(NamedTuple):
         return _Collected(self.is_unbiased, size, self.mean + delta * weight, m2)
 
     def variance(self) -> np.ndarray:
-        """Return the running variance."""
         # m2 is 0 where the divisor would be 0.
         return self.m2 / max(1, self.size - self.is_unbiased)
 
 
 class _Run:
-    """The calls of the net on all batches, and the moments that layers collected."""
+    """Calls of the net on all batches, and the moments that its layers collect."""
 
     def __init__(self, net: mx.gluon.Block, layers: list) -> None:
         self._net, self._layers, self._axis = net, layers, 0
@@ -241,7 +239,7 @@ def _moved(leaf, context):
 
 
 def _read(key):
-    """The moments that a layer has collected; None if it has had no batch."""
+    """Return the moments that a layer has collected, or None if it had no batch."""
     length = load().gluon_syncbn_collected(key, None, 0)
     if length == 0:
         return None
