@@ -16,9 +16,8 @@ from ..native.processes import (
     shutdown,
     size,
 )
-from .parameters import broadcast_parameters
-from .sampler import ShardSampler
-from .trainer import Trainer
+from .collectives import broadcast_parameters
+from .training import ShardSampler, Trainer
 
 __all__ = [
     "ShardSampler",

@@ -7,23 +7,30 @@ and arrays, so no received data runs code.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
+from mxnet.gluon import Block
 
-from ..mxnet_private.arrays import memory_of
+from ..arguments import check_int, short_repr
+from ..layer.batch_norm import SyncBatchNorm
+from ..mxnet_private.arrays import array_of
+from ..mxnet_private.blocks import children_of, parameters_by_place
+from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native import failures
 from ..native.library import load
 from ..native.processes import wait_seconds, world
 
 _AWAKE, _PAUSE = 0.1, 5e-4  # seconds
 _abandoned: list = []  # memory that MPI may still write to after a failure
-_IN_PLACE = np.dtype("float32"), np.dtype("float64")
 
 
 def total(
@@ -74,38 +81,6 @@ def broadcast(
             requests.append(world().comm.Ibcast(data, root))
 
 
-def sum_in_place(arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Sum gradients over all ranks, as soon as each array is ready.
-
-    Raise :class:`mxnet.MXNetError` on all ranks if an array has an error on one rank,
-    or if a rank does not arrive within the timeout.
-    """
-    from mpi4py import MPI
-
-    sums = []
-    with collectives("Trainer.step", memory=arrays) as requests:
-        for array in arrays:
-            array.wait_to_read()
-            sums.append(_memory(array))
-            requests.append(world().comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
-    for array, values in zip(arrays, sums):
-        if not _is_in_place(array):
-            array[:] = values
-
-
-def _is_in_place(array):
-    on_cpu = array.context.device_type != "gpu"
-    return on_cpu and np.dtype(array.dtype) in _IN_PLACE
-
-
-def _memory(array):
-    """Return a view of an array's memory, or a copy if MPI cannot sum in it."""
-    if _is_in_place(array):
-        return memory_of(array)
-    values = array.asnumpy()
-    return values.astype("float32") if values.dtype == np.float16 else values
-
-
 @contextmanager
 def collectives(
     name: str, timeout: float | None = None, memory: Any = None
@@ -139,3 +114,141 @@ def collectives(
         _abandoned.append((memory, requests))
         failures.end_waits(str(error) or repr(error))  # others wait for this rank
         raise
+
+
+# ---- Parameters.
+
+
+def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) -> None:
+    """Copy parameters and running statistics of the process `root` to all others.
+
+    The nets are compared first, so different parameters with the same name are an
+    error, for example if a rank makes its layers in another order. For a Block the
+    places of parameters and layers in the net are also compared.
+
+    Parameters
+    ----------
+    net : mxnet.gluon.Block, ParameterDict or list of Parameter
+        The parameters to copy. A parameter with an unknown shape is copied in the first
+        forward call.
+    root : int, default 0
+        The rank to copy from.
+    timeout : float or None, default None
+        Seconds to wait for the other processes; None means
+        :func:`gluon_syncbn.get_timeout`.
+
+    Raises
+    ------
+    ValueError
+        If the nets differ. The text names the first difference and both ranks.
+    RuntimeError
+        If a parameter is not initialized.
+    mxnet.MXNetError
+        If not all processes call it within the timeout. The text names the ranks.
+
+    Examples
+    --------
+    Every rank has initialized the net with different numbers:
+
+    .. code-block:: python
+
+        from gluon_syncbn import distributed
+        import mxnet as mx
+
+        distributed.init()
+        net = mx.gluon.nn.Dense(2, in_units=2)
+        net.initialize(mx.init.Constant(distributed.rank()))
+        distributed.broadcast_parameters(net)
+        assert (net.weight.data() == 0).asnumpy().all()
+    """
+    parameters = check_parameters(net)
+    if not 0 <= check_int("root", root) < world().size:
+        raise ValueError(f"root must be a rank below {world().size}, got {root}")
+    wait_seconds(timeout)
+    if world().size == 1:
+        return
+    check_equal_nets(net, root, timeout)
+    for parameter in parameters:
+        if not data_of(parameter) and not is_deferred(parameter):
+            raise RuntimeError(
+                f"the parameter {parameter.name} is not initialized. Call "
+                "net.initialize() before broadcast_parameters."
+            )
+    mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
+    _copy(list(filter(data_of, parameters)), root, "broadcast_parameters", timeout)
+    for number, parameter in enumerate(parameters):
+        if not data_of(parameter):
+            name = f"broadcast_parameters, number {number}, {parameter.name}"
+            when_initialized(
+                parameter, partial(_copy, [parameter], root, name, timeout)
+            )
+
+
+def check_parameters(net: Any) -> list:
+    """Return the parameters of a net, ParameterDict or list as a list in order."""
+    found = net.collect_params() if isinstance(net, Block) else net
+    found = list(found.values()) if hasattr(found, "values") else found
+    if not isinstance(found, (list, tuple)) or not all(
+        isinstance(parameter, mx.gluon.Parameter) for parameter in found
+    ):
+        raise TypeError(
+            "net must be a gluon.Block, a ParameterDict or a list of Parameter, got "
+            f"{short_repr(net)}"
+        )
+    return list(found)
+
+
+def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
+    """Raise ValueError on all ranks if a rank's net differs from `root`'s."""
+    check_equal(
+        "nets",
+        _description(net),
+        "Make nets and layers in the same order on all ranks, or give them prefixes.",
+        root,
+        timeout,
+    )
+
+
+def check_equal(
+    what: str, lines: list, cure: str, root: int = 0, timeout: float | None = None
+) -> None:
+    """Raise ValueError on all ranks if a rank's lines of text differ from `root`'s."""
+    everyone = allgather(lines, f"comparison of {what}", timeout)
+    for rank, lines in enumerate(everyone):
+        pairs = itertools.zip_longest(everyone[root], lines, fillvalue="nothing more")
+        for expected, line in pairs:
+            if line != expected:
+                raise ValueError(
+                    f"{what} must be equal on all ranks, got {expected} on rank {root} "
+                    f"and {line} on rank {rank}. {cure}"
+                )
+
+
+def _description(net):
+    """Return the lines of text that must be equal on all ranks, in equal order."""
+    if not isinstance(net, Block):
+        return [_words(parameter) for parameter in check_parameters(net)]
+    found = parameters_by_place(net)
+    lines = [f"{_words(parameter)} at {place}" for place, parameter in found.items()]
+    return lines + list(_layers(net, ""))
+
+
+def _words(parameter):
+    shape = parameter.shape if data_of(parameter) else "not known yet"
+    return f"{parameter.name} ({parameter.dtype}, shape {shape})"
+
+
+def _layers(block, place):
+    if isinstance(block, SyncBatchNorm):
+        yield f"the layer '{block._sync.shared_name}' at {place[:-1]}"
+    for name, child in children_of(block).items():
+        yield from _layers(child, f"{place}{name}.")
+
+
+def _copy(parameters, root, name, timeout):
+    values = [p.list_data()[0].asnumpy() for p in parameters]
+    broadcast(values, root, name, timeout)
+    if world().rank != root:
+        with autograd.pause():
+            for parameter, value in zip(parameters, values):
+                parameter.set_data(array_of(value, mx.cpu()))

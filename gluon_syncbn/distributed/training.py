@@ -1,17 +1,19 @@
-"""A Gluon Trainer that sums gradients over all processes with MPI, on the CPU."""
+"""Train in several processes: sums of gradients over MPI, and shares of batches."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import math
-from typing import Any
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
+from mxnet.gluon.data import Sampler
 
-from ..arguments import check_bool, check_real, check_type, short_repr
+from ..arguments import check_bool, check_int, check_real, check_type, short_repr
+from ..mxnet_private.arrays import memory_of
 from ..mxnet_private.parameters import (
     data_of,
     gradient_storage,
@@ -21,9 +23,15 @@ from ..mxnet_private.parameters import (
 )
 from ..mxnet_private.trainers import copy_first
 from ..native.processes import world
-from .collectives import sum_in_place, total
-from .parameters import broadcast_parameters, check_equal, check_parameters
+from .collectives import (
+    broadcast_parameters,
+    check_equal,
+    check_parameters,
+    collectives,
+    total,
+)
 
+_IN_PLACE = np.dtype("float32"), np.dtype("float64")
 _trainer_numbers = itertools.count(1)  # ordered by construction
 
 
@@ -201,3 +209,91 @@ def _zero_stale(parameter):
 def _digest(lines):
     """Return a number that is exact in float64."""
     return int.from_bytes(hashlib.sha256(repr(lines).encode()).digest()[:6], "big")
+
+
+def sum_in_place(arrays: Sequence[mx.nd.NDArray]) -> None:
+    """Sum gradients over all ranks, as soon as each array is ready.
+
+    Raise :class:`mxnet.MXNetError` on all ranks if an array has an error on one rank,
+    or if a rank does not arrive within the timeout.
+    """
+    from mpi4py import MPI
+
+    sums = []
+    with collectives("Trainer.step", memory=arrays) as requests:
+        for array in arrays:
+            array.wait_to_read()
+            sums.append(_memory(array))
+            requests.append(world().comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
+    for array, values in zip(arrays, sums):
+        if not _is_in_place(array):
+            array[:] = values
+
+
+def _is_in_place(array):
+    on_cpu = array.context.device_type != "gpu"
+    return on_cpu and np.dtype(array.dtype) in _IN_PLACE
+
+
+def _memory(array):
+    """Return a view of an array's memory, or a copy if MPI cannot sum in it."""
+    if _is_in_place(array):
+        return memory_of(array)
+    values = array.asnumpy()
+    return values.astype("float32") if values.dtype == np.float16 else values
+
+
+# ---- Shares of batches.
+
+
+class ShardSampler(Sampler):
+    """A sampler of this process's rows, for the DataLoader's `batch_sampler`.
+
+    All processes draw from one order and get equally many batches. If the last batch
+    has fewer rows than there are processes, it is filled with rows from the beginning.
+
+    Parameters
+    ----------
+    length : int
+        Number of samples of the data set.
+    batch_size : int
+        Number of rows of a batch over *all* processes, at least one for each.
+    shuffle : bool, default True
+        If True, every epoch has a new random order. If False, the order is the data
+        set's.
+    seed : int, default 0
+        Seed of the order, which depends only on the seed and the epoch's number.
+
+    Examples
+    --------
+    >>> from gluon_syncbn.distributed import ShardSampler
+    >>> list(ShardSampler(7, 4, shuffle=False))
+    [[0, 1, 2, 3], [4, 5, 6]]
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, shuffle: bool = True, seed: int = 0
+    ) -> None:
+        self._rank, self._size = world().rank, world().size
+        self._length = check_int("length", length, minimum=1)
+        self._batch_size = check_int("batch_size", batch_size, minimum=self._size)
+        self._shuffle = check_bool("shuffle", shuffle)
+        self._seed, self.epoch = check_int("seed", seed, minimum=0), 0
+        self._rows = length + max(0, self._size - (length % batch_size or self._size))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch; each epoch increments it."""
+        self.epoch = check_int("epoch", epoch, minimum=0)
+
+    def __iter__(self):
+        order = np.arange(self._length)
+        if self._shuffle:
+            np.random.default_rng([self._seed, self.epoch]).shuffle(order)
+        self.epoch += 1
+        order = np.resize(order, self._rows)  # wraps around
+        for start in range(0, self._rows, self._batch_size):
+            batch = order[start : start + self._batch_size]
+            yield batch[self._rank :: self._size].tolist()
+
+    def __len__(self):
+        return -(-self._rows // self._batch_size)
