@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import threading
-import weakref
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Sequence
@@ -52,9 +51,6 @@ from .shards import (
     join_shards,
     without_sizes,
 )
-
-_warned_of_few_rows = weakref.WeakSet()  # nets
-_checked_operators = weakref.WeakSet()  # nets
 
 
 class ReplacedForward:
@@ -136,6 +132,7 @@ class ParallelForward(ReplacedForward):
         self._forms: dict = collections.defaultdict(set)
         self._latest_call = None, None
         self._adopted: dict = {}  # the arrays of each parameter in the latest call
+        self._has_checked_operators = self._has_warned_of_few_rows = False
         count_blocks_for(self)
 
     def __call__(self, *args: Any) -> Any:
@@ -165,18 +162,20 @@ class ParallelForward(ReplacedForward):
                 layers = synchronized_layers(self.net)
                 stack.enter_context(replicas.restricted(layers, shards.contexts, True))
             call, outputs, leaves = self.run(self.devices, shards, parameters)
-            if call:
+            if call and not self._has_checked_operators:
+                self._has_checked_operators = True
                 _warn_of_operators(self.net, leaves[0])
             if len(shards.contexts) > 1:
                 form = common_form(outputs, leaves, shards)
-                if is_even and without_sizes(form) not in known:
+                sizeless = without_sizes(form)
+                if is_even and sizeless not in known:
                     if expected != form:  # the net has changed, or has several forms
                         expected = self._form_of_other_rows(args, shards, parameters)
                     check_same_form(form, expected, shards.rows[0])
-                known.add(without_sizes(form))
+                known.add(sizeless)
             joined = self.join(call, shards, outputs, leaves)
-        if is_training and not self._settings:
-            _warn_of_few_rows(self.net, max(shards.rows))
+        if is_training and not self._settings and max(shards.rows) <= 2:
+            self._warn_of_few_rows(max(shards.rows))
         return joined
 
     def summary(self, *inputs: Any) -> None:
@@ -268,6 +267,18 @@ class ParallelForward(ReplacedForward):
             return False
         return not set(unsynchronized_layers(self.net)) <= self._unconverted
 
+    def _warn_of_few_rows(self, rows):
+        if self._has_warned_of_few_rows:
+            return
+        self._has_warned_of_few_rows = True
+        found = unsynchronized_layers(self.net)
+        if found:
+            warn(
+                f"{found[0]} normalizes each device's {pluralize(rows, 'row')} alone, "
+                "so its running statistics are poor. Call make_parallel with "
+                "sync_bn=True, or pass more rows."
+            )
+
     def _form_of_other_rows(self, args, shards, parameters):
         """Return the form of the outputs for another number of rows on one device.
 
@@ -315,27 +326,11 @@ def check_not_parallel(net: Any, function: str) -> None:
         )
 
 
-def _warn_of_few_rows(net, rows):
-    if rows > 2 or net in _warned_of_few_rows:
-        return
-    _warned_of_few_rows.add(net)
-    found = unsynchronized_layers(net)
-    if found:
-        warn(
-            f"{found[0]} normalizes each device's {pluralize(rows, 'row')} alone, so "
-            "its running statistics are poor. Call make_parallel with sync_bn=True, or "
-            "pass more rows."
-        )
-
-
 def _warn_of_operators(net, outputs):
-    """Warn once of operators whose gradient depends on the number of devices.
+    """Warn of operators whose gradient depends on the number of devices.
 
     `outputs` are recorded arrays of one device.
     """
-    if net in _checked_operators:
-        return
-    _checked_operators.add(net)
     names = dividing_operators(net, outputs)
     if names:
         warn(
