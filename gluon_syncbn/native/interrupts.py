@@ -1,8 +1,8 @@
 """Signals: handlers that wait for the end of a section, and waits that Ctrl-C ends.
 
-A handler's exception would do harm in some sections: between the calls for two contexts
-it leaves one context without the work that the other one waits for, while another
-thread calls MXNet it crashes MXNet, and inside an update it leaves half a step.
+An exception of a handler does harm in three places. Between the calls for two contexts
+it leaves one context without the work that the other one waits for. While another
+thread calls MXNet, it crashes MXNet. Inside an update it leaves half a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 from .library import load
 
-# The C functions behind Python's: converting to enums takes 170 us for all signals.
+# The C functions, because Python's take 170 us to convert all signals to enums.
 _handler_of = inspect.unwrap(signal.getsignal)
 _set_handler = inspect.unwrap(signal.signal)
 ALL_WAIT = math.inf, math.inf
@@ -35,7 +35,7 @@ class DeferredSignals:
 
     def __init__(self) -> None:
         self._former: dict = {}
-        self._noted: list[tuple] = []
+        self._deferred: list[tuple] = []
         # How many SIGINTs, and how many other signals, wait for the section's end.
         self.limits: tuple[float, float] = ALL_WAIT
 
@@ -51,10 +51,10 @@ class DeferredSignals:
                     # An earlier section may not have restored the handler.
                     handler = getattr(handler, "handler", handler)
                     self._former[number] = handler
-                    _set_handler(number, _Noting(self, handler))
+                    _set_handler(number, _DeferredHandler(self, handler))
             DeferredSignals._open = self  # no later statement raises
         except BaseException:
-            self._put_back()
+            self._restore_handlers()
             raise
         return self
 
@@ -63,29 +63,28 @@ class DeferredSignals:
             return
         try:
             DeferredSignals._open = None  # later signals call their handlers at once
-            self._put_back()
+            self._restore_handlers()
         finally:
             try:
-                self._put_back()  # a handler may have raised during the first attempt
+                self._restore_handlers()  # a handler may have raised the first time
             finally:
-                if self._noted:
-                    _call_all(self._noted)
+                if self._deferred:
+                    _call_all(self._deferred)
 
-    def _put_back(self):
+    def _restore_handlers(self):
         for number, handler in self._former.items():
             _set_handler(number, handler)
 
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
         """Return the result of a function that a signal may interrupt.
 
-        The first `patience` SIGINTs wait for the section's end; later ones, and other
-        signals, interrupt at once. The function may have ended when its caller gets the
-        exception.
+        The first `patience` SIGINTs wait for the section's end. Later SIGINTs, and
+        other signals, interrupt at once, even if the function has just ended.
         """
         former = self.limits
         try:
             self.limits = patience, 0
-            if self._noted:
+            if self._deferred:
                 self._call_due()
             return function(*arguments)
         finally:
@@ -94,25 +93,25 @@ class DeferredSignals:
     def handle(self, number: int, handler: Callable, frame: Any) -> None:
         """Call a signal's handler, now or later."""
         if DeferredSignals._open is self:
-            self._noted.append((number, handler, frame))
+            self._deferred.append((number, handler, frame))
             self._call_due()
         else:
             handler(number, frame)
 
     def _call_due(self):
-        interrupts = [one for one in self._noted if one[0] == signal.SIGINT]
-        others = [one for one in self._noted if one[0] != signal.SIGINT]
+        interrupts = [s for s in self._deferred if s[0] == signal.SIGINT]
+        others = [s for s in self._deferred if s[0] != signal.SIGINT]
         due, kept = [], []
         for signals, limit in zip((interrupts, others), self.limits):
             (due if len(signals) > limit else kept).extend(signals)
         if due:
             # A second exception must not interrupt the unwinding of the first one.
-            limits, self.limits, self._noted = self.limits, ALL_WAIT, kept
+            limits, self.limits, self._deferred = self.limits, ALL_WAIT, kept
             _call_all(due)
             self.limits = limits
 
 
-class _Noting:
+class _DeferredHandler:
     """A replacement for a handler, which calls the handler outside its section."""
 
     def __init__(self, section, handler):
@@ -122,10 +121,10 @@ class _Noting:
         self._section.handle(number, self.handler, frame)
 
 
-def _call_all(noted):
+def _call_all(deferred):
     """Call the handlers in order, even if one raises."""
-    if noted:
-        (number, handler, frame), *others = noted
+    if deferred:
+        (number, handler, frame), *others = deferred
         try:
             handler(number, frame)
         finally:

@@ -25,7 +25,7 @@ layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _guarded: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # trainers, by id
 
 
-def alive(values: weakref.WeakValueDictionary) -> list:
+def list_alive(values: weakref.WeakValueDictionary) -> list:
     """Return the values in order, although another thread may add values."""
     return [value for value in (r() for r in values.valuerefs()) if value is not None]
 
@@ -38,11 +38,11 @@ def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
 
 def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Undo `guard_trainers`, except for parameters that other layers also have."""
-    kept = {id(p) for layer in alive(layers) for p in layer.parameters}
+    kept = {id(p) for layer in list_alive(layers) for p in layer.parameters}
     for parameter in parameters:
         if id(parameter) not in kept and not is_parallel(parameter):
             trainers.forget_trainers(parameter)
-    for trainer in alive(_guarded):
+    for trainer in list_alive(_guarded):
         is_needed = any(map(is_parallel, trainers.parameters_of(trainer)))
         if not is_needed and not _layers_of(trainer):
             trainers.unwrap(trainer, _WRAPPERS)
@@ -157,4 +157,4 @@ def _warn_of_shards(trainer):
 
 def _layers_of(trainer):
     own = set(map(id, trainers.parameters_of(trainer)))
-    return [x for x in alive(layers) if own & set(map(id, x.parameters))]
+    return [x for x in list_alive(layers) if own & set(map(id, x.parameters))]

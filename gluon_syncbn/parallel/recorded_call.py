@@ -25,7 +25,7 @@ from ..mxnet_private.arrays import broadcast_add, flatten, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
 from ..mxnet_private.parameters import data_of, is_fresh, mark_fresh
 from ..native import failures
-from ..native.steps import alive
+from ..native.steps import list_alive
 from .devices import Devices
 from .shards import Shards, join_shards
 
@@ -63,7 +63,7 @@ def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
     """
     names, found = graphs.names_behind(heads), []
     _check_only_outputs(heads, names)
-    for call in reversed(alive(_calls)):
+    for call in reversed(list_alive(_calls)):
         if call.lifetime_anchor in names:
             found.append(call)
             names |= graphs.names_behind(call.inputs)
@@ -264,7 +264,7 @@ def without_duplicates(leaves: list) -> list:
 
 def _holder_of(names, net):
     """Describe the object with an array that depends on one of the variables."""
-    if not all(names.isdisjoint(call.cut_leaves) for call in alive(_calls)):
+    if not all(names.isdisjoint(call.cut_leaves) for call in list_alive(_calls)):
         return "the result of a net that is parallel over other devices"
     for block in blocks_of(net):
         for attribute, value in vars(block).items():
