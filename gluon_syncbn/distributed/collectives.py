@@ -67,20 +67,6 @@ def allgather(value: Any, name: str, timeout: float | None = None) -> list:
     return [json.loads(part.tobytes()) for part in parts]
 
 
-def broadcast(
-    arrays: Sequence[np.ndarray], root: int, name: str, timeout: float | None = None
-) -> None:
-    """Copy the arrays of the process `root` into the arrays of all others."""
-    if world().size == 1:
-        return
-    size = sum(array.nbytes for array in arrays)
-    total(name, signature=f"root={root}, {size} bytes", timeout=timeout)
-    with collectives(name, timeout) as requests:
-        for array in arrays:  # as bytes, because MPI has no float16
-            data = array.reshape(-1).view(np.uint8)
-            requests.append(world().comm.Ibcast(data, root))
-
-
 @contextmanager
 def collectives(
     name: str, timeout: float | None = None, memory: Any = None
@@ -167,7 +153,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     wait_seconds(timeout)
     if world().size == 1:
         return
-    check_equal_nets(net, root, timeout)
+    cure = "Make nets and layers in the same order on all ranks, or give them prefixes."
+    check_equal("nets", _description(net), cure, root, timeout)
     for parameter in parameters:
         if not data_of(parameter) and not is_deferred(parameter):
             raise RuntimeError(
@@ -196,17 +183,6 @@ def check_parameters(net: Any) -> list:
             f"{short_repr(net)}"
         )
     return list(found)
-
-
-def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
-    """Raise ValueError on all ranks if a rank's net differs from `root`'s."""
-    check_equal(
-        "nets",
-        _description(net),
-        "Make nets and layers in the same order on all ranks, or give them prefixes.",
-        root,
-        timeout,
-    )
 
 
 def check_equal(
@@ -247,7 +223,12 @@ def _layers(block, place):
 
 def _copy(parameters, root, name, timeout):
     values = [p.list_data()[0].asnumpy() for p in parameters]
-    broadcast(values, root, name, timeout)
+    size = sum(value.nbytes for value in values)
+    total(name, signature=f"root={root}, {size} bytes", timeout=timeout)
+    with collectives(name, timeout) as requests:
+        for value in values:  # as bytes, because MPI has no float16
+            data = value.reshape(-1).view(np.uint8)
+            requests.append(world().comm.Ibcast(data, root))
     if world().rank != root:
         with autograd.pause():
             for parameter, value in zip(parameters, values):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from typing import Any, Sequence
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -168,7 +168,7 @@ class Trainer(mx.gluon.Trainer):
             return
         # The backward of the last layers ends first.
         gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
-        sum_in_place([own[0] for own in gradients])
+        _sum_in_place([own[0] for own in gradients])
         for replicas in gradients:
             copy_first(replicas)
 
@@ -211,7 +211,7 @@ def _digest(lines):
     return int.from_bytes(hashlib.sha256(repr(lines).encode()).digest()[:6], "big")
 
 
-def sum_in_place(arrays: Sequence[mx.nd.NDArray]) -> None:
+def _sum_in_place(arrays):
     """Sum gradients over all ranks, as soon as each array is ready.
 
     Raise :class:`mxnet.MXNetError` on all ranks if an array has an error on one rank,

@@ -97,7 +97,7 @@ def _around_kvstore(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 @contextmanager
 def _around_reduction(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    # The reduction is what updates on a kvstore; elsewhere it overlaps with backward.
+    # A kvstore updates in the reduction, which otherwise overlaps with backward.
     if trainers.updates_on_kvstore(trainer):
         _await_gradients(trainer)
     with DeferredSignals(), trainers.reduced_once(trainer):
