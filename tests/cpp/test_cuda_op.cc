@@ -1,6 +1,6 @@
-// Compares the layer on several devices of one GPU with the layer on as many CPUs, which is the
-// same arithmetic through another backend: for ctest on the emulated GPU, and for
-// scripts/check_gpu.sh on a card. test_cuda_failures.cc has what only emulation can do.
+// Compares the layer on several devices of one GPU with the layer on as many CPUs, which has the
+// same arithmetic and another backend. ctest runs it on the emulated GPU, and scripts/check_gpu.sh
+// on a GPU. test_cuda_failures.cc has the tests that need emulation.
 #include <dlfcn.h>
 
 #include <string>
@@ -24,7 +24,7 @@ std::shared_ptr<void> Allocate(const Device&, syncbn::MemoryKind kind, size_t by
   return std::shared_ptr<void>(memory, [](void*) {});
 }
 
-// As TrainOnCpu. The devices are ranks of the exchange, and all compute on gpu(0).
+// Like TrainOnCpu. The exchange has several devices, and all of them compute on gpu(0).
 std::vector<Shard> TrainOnGpu(DType dtype, const std::vector<int64_t>& rows,
                               const Setting& setting) {
   const auto shared = std::make_shared<syncbn::Layer>("layer");
@@ -86,12 +86,13 @@ void TestPrediction() {
   }
 }
 
-// Padding is not written. One shard has nothing but padding.
+// The layer does not write padding. One shard has only padding.
 void TestMasks() {
   const Activation leaky{Function::kLeakyRelu, 0.1};
   for (DType dtype : test::kDTypes) {
     for (bool training : {true, false}) {
-      const Setting setting{leaky, true, WriteMode::kWrite, WriteMode::kWrite, false, training, true};
+      const Setting setting{leaky,    true, WriteMode::kWrite, WriteMode::kWrite, false,
+                            training, true};
       TestSetting(dtype, {3, 1, 4}, setting, "masked");
     }
   }
@@ -110,11 +111,12 @@ void TestActivations() {
       }
     }
     TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kAdd}, "leaky_relu_onto_y");
-    TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kNull}, "leaky_relu_without_y");
+    TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kNull},
+                "leaky_relu_without_y");
   }
 }
 
-// The calling thread's context, as CUDA's driver knows it; null for none.
+// Returns the driver's context of the calling thread, or null.
 void* CurrentContext() {
   void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
   const auto get = reinterpret_cast<int (*)(void**)>(dlsym(driver, "cuCtxGetCurrent"));
@@ -123,8 +125,8 @@ void* CurrentContext() {
   return context;
 }
 
-// A call leaves its thread with the device that the thread had, or with none. A machine with one
-// GPU has no other device.
+// After a call the thread has its previous device, or none. A machine with one GPU has no other
+// device.
 void TestCurrentDevice() {
   int devices = 0;
   test::Check(cudaGetDeviceCount(&devices));
@@ -140,7 +142,7 @@ void TestCurrentDevice() {
           return on_gpu.Written(tensor.data(), tensor.Bits().size());
         });
       };
-      step();  // has placed the tensors, so the thread below calls CUDA in the layer only
+      step();  // stages the tensors, so that the thread below calls CUDA only in the layer
       std::thread([&] {
         if (device >= 0) {
           test::Check(cudaSetDevice(device));
