@@ -1,5 +1,5 @@
-// The only file that knows MPI: messages over a communicator of mpi4py's. native/mpi.py loads it as
-// a separate library, so that nothing else needs MPI. Plain functions of MPI 3, so every
+// The only file that knows MPI: messages over a communicator of mpi4py's. native/processes.py loads
+// it as a separate library, so that nothing else needs MPI. Plain functions of MPI 3, so every
 // implementation will do.
 #include <mpi.h>
 

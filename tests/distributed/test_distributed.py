@@ -288,7 +288,7 @@ def test_samplers_of_all_ranks_have_equally_many_batches(length, monkeypatch):
     shards = []
     for rank in range(3):
         world = partial(SimpleNamespace, rank=rank, size=3)
-        monkeypatch.setattr("gluon_syncbn.distributed.sampler.world", world)
+        monkeypatch.setattr("gluon_syncbn.distributed.training.world", world)
         sampler = ShardSampler(length, 4)
         shards.append([*sampler])
         assert len(sampler) == len(shards[rank]) == len(shards[0])

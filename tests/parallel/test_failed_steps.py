@@ -263,7 +263,7 @@ def test_a_plain_loop_that_was_left_between_two_contexts(mode, monkeypatch):
 
 RANKS = """
 from contextlib import suppress
-from gluon_syncbn.distributed import meeting
+from gluon_syncbn.distributed import collectives
 from gluon_syncbn.native import failures
 
 kind = sys.argv[1]
@@ -311,7 +311,7 @@ failures.end_waits('given up by the test')
 assert 'start the program again' in error_of(gluon_syncbn.recover)
 failures.give_up('what is queued')
 assert state(net, trainer) in states[1:]
-assert 'earlier error' in error_of(meeting.total, "a test's barrier")
+assert 'earlier error' in error_of(collectives.total, "a test's barrier")
 assert error_of(step, net, trainer, 2)
 failures.give_up('what is queued')
 assert state(net, trainer) in states[1:]

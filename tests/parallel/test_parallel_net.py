@@ -10,6 +10,7 @@ from gluon_syncbn import (
     revert_parallel,
 )
 from gluon_syncbn.compat import IS_GLUON_2
+from gluon_syncbn.layer.finding import synchronized_layers
 from gluon_syncbn.mxnet_private.parameters import contexts_of
 
 import mxnet as mx
@@ -60,8 +61,23 @@ def test_a_parallel_net_is_the_net_itself(devices):
     assert net(nd.ones(shape)).shape == shape
     net.output = nn.Dense(5)  # the next task has other classes
     net.output.initialize(ctx=mx.cpu(0))
-    with pytest.raises(ValueError, match=r"cpu\(0\).*cpu\(0\), cpu\(1\)"):
+    with pytest.raises(ValueError, match=r"cpu\(0\), cpu\(1\).* cpu\(0\)\."):
         net(nd.ones(shape))
+
+
+@gluon_1_only("SymbolBlock")
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_layers_that_were_reverted_are_converted_by_the_next_training_call(is_graph):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=2), nn.BatchNorm(in_channels=3))
+    if is_graph:
+        x = mx.sym.var("x")
+        net = SymbolBlock(net(x), x, net.collect_params())
+    make_parallel(net, cpus(2)).initialize()
+    assert synchronized_layers(revert_sync_batchnorm(net)) == []
+    with autograd.record():
+        net(nd.ones((4, 2)))
+    assert len(synchronized_layers(net)) == 1
 
 
 @gluon_1_only("its nets hold weak references, which are not copied")
@@ -252,7 +268,7 @@ def test_files_go_to_the_devices(tmp_path, devices):
             check_replicas(other)
             assert other(column(2)).asnumpy() == 6
         else:
-            with pytest.raises(ValueError, match=r"cpu\(1\).*cpu\(0\)"):
+            with pytest.raises(ValueError, match=r"cpu\(0\), cpu\(1\).* cpu\(1\)\."):
                 other(column(2))
 
 

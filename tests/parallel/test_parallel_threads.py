@@ -82,7 +82,7 @@ def test_recover_waits_for_the_turn_of_another_thread(devices):
         recover()
         assert "cpu(1)" not in str(first.exception())  # as a timeout names it
         error = threads.submit(step).exception()
-        assert "called gluon_syncbn.recover" in str(error)
+        assert "gluon_syncbn.recover() in another thread" in str(error)
         number = failures.latest_recovery[0]
         threads.submit(recover).result()  # it has been told, so it cancels nothing
         assert failures.latest_recovery[0] == number
