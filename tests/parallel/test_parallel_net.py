@@ -8,6 +8,7 @@ from gluon_syncbn import (
     check_replicas,
     make_parallel,
     revert_parallel,
+    revert_sync_batchnorm,
 )
 from gluon_syncbn.compat import IS_GLUON_2
 from gluon_syncbn.layer.finding import synchronized_layers
@@ -17,7 +18,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import Block, Trainer, loss, nn
+from mxnet.gluon import Block, SymbolBlock, Trainer, loss, nn
 from support.blocks import (
     Double,
     Function,
