@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, value in built.items():
         print(f"  {name}: {_in_words(value)}")
     gpus = [c for c in available_contexts() if c.device_type == "gpu"]
-    places = _places(gpus)
+    places = [[mx.cpu(0), mx.cpu(1)]]
+    if gpus and built["cuda"]:
+        places.append(gpus[:2])
     cores = len(os.sched_getaffinity(0))
     print(f"devices: {cores} CPU cores, {_gpus_in_words(gpus, places)}\n")
     try:
@@ -72,12 +74,6 @@ def _causes_of_waits():
     page = Path(__file__).with_name("hang.md").read_text(encoding="utf-8")
     part = page.split("\n## After an error")[0].lstrip("# ")
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", part)
-
-
-def _places(gpus):
-    """Return the lists of contexts to check: two CPU contexts and the first GPUs."""
-    two_cpus = [mx.cpu(0), mx.cpu(1)]
-    return [two_cpus, gpus[:2]] if gpus and features()["cuda"] else [two_cpus]
 
 
 def _gpus_in_words(gpus, places):

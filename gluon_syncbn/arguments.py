@@ -139,15 +139,14 @@ def check_contexts(name: str, value: Any) -> list[mx.Context]:
     if isinstance(value, Context):
         value = [value]
     check_type(name, value, (list, tuple), "a list of mxnet.Context")
+    if not value:
+        raise ValueError(f"{name} must have at least one context, got []")
     for context in value:
         if not isinstance(context, Context):
             raise TypeError(
                 f"{name} must be a list of mxnet.Context, got {short_repr(context)} in "
                 "it"
             )
-    if not value:
-        raise ValueError(f"{name} must have at least one context, got []")
-    for context in value:
         if value.count(context) > 1:
             raise ValueError(
                 f"{name} must have distinct contexts, got {context} "

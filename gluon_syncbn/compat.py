@@ -35,8 +35,7 @@ _NAMES = {
     # mxnet/gluon/contrib/estimator/event_handler.py, gluoncv/auto/estimators/utils.py
     "Inf": np.inf,
     # mxnet/numpy/utils.py
-    "NAN": np.nan,
-    "NaN": np.nan,
+    **dict.fromkeys(("NAN", "NaN"), np.nan),
     "NINF": -np.inf,
     "NZERO": -0.0,
     "PINF": np.inf,
@@ -107,20 +106,12 @@ except OSError as error:
         "docs/guides/install.md#mxnet-for-gpus."
     ) from None
 
-_SUPPORTED = re.compile(r"(1\.[6-9]|2\.0)(\D|$)")
-
-
-def check(version: str) -> None:
-    """Raise ImportError unless `version` is 1.6 to 1.9, or 2.0."""
-    if not _SUPPORTED.match(version):
-        raise ImportError(
-            "the version of MXNet must be 1.6 to 1.9.1 or 2.0, got "
-            f"{version}. Call `pip install mxnet==1.9.1`."
-        )
-
-
-check(mx.__version__)
-# Blocks of Gluon 2 have no names, compute only with mx.np arrays, and are traced by
-# calls with arrays without values.
+if not re.match(r"(1\.[6-9]|2\.0)(\D|$)", mx.__version__):
+    raise ImportError(
+        "the version of MXNet must be 1.6 to 1.9.1 or 2.0, got "
+        f"{mx.__version__}. Call `pip install mxnet==1.9.1`."
+    )
+# Blocks of Gluon 2 have no names and accept only mx.np arrays. A call with arrays that
+# have no values traces them.
 IS_GLUON_2 = mx.__version__.startswith("2.")
 Context = mx.Device if IS_GLUON_2 else mx.Context  # the class

@@ -81,7 +81,7 @@ class Monitor:
             asked = time.monotonic()
 
     def report(self) -> str:
-        """Return a table of the fractions of time that devices waited since the last.
+        """Return a table of the time that each device waited since the last report.
 
         A step that is not finished on all devices counts in the next report.
         """
@@ -94,11 +94,9 @@ class Monitor:
             others[device][layer] += (total - before) / seconds
         lines = ["device  waits for data  for others  most of all in"]
         for device, layers in others.items():
-            longest = [
-                f"{n} {share:.0%}" for n, share in layers.most_common(2) if share
-            ]
-            share = f"{data[device]:14.0%}  {sum(layers.values()):10.0%}"
-            lines.append(f"{device:6}  {share}  {', '.join(longest)}".rstrip())
+            longest = [f"{n} {part:.0%}" for n, part in layers.most_common(2) if part]
+            parts = f"{data[device]:14.0%}  {sum(layers.values()):10.0%}"
+            lines.append(f"{device:6}  {parts}  {', '.join(longest)}".rstrip())
         hint = _hint(data, others)
         lines.append(f"{self._steps} steps in {seconds:.3g} s: {hint}")
         self._begin()
@@ -138,9 +136,8 @@ class Monitor:
             for array in (*data_of(parameter), *gradients_of(parameter)):
                 arrays[array.context].append(array)
         times = {context: ctypes.c_double() for context in arrays}
-        _pending_times[:] = [end for end in _pending_times if not end.value] + [
-            *times.values()
-        ]
+        _pending_times[:] = [end for end in _pending_times if not end.value]
+        _pending_times.extend(times.values())
         for context, end in times.items():
             note = load().gluon_syncbn_note_time
             push(note, ctypes.addressof(end), context, arrays[context])

@@ -132,10 +132,10 @@ def recompute_statistics(
                 f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
             )
         run = _Run(net, list(layers.values()))
-        run.all(itertools.islice(batches, steps))
+        run.call_all(itertools.islice(batches, steps))
         names = [layer.name for layer in layers.values()]
     _check_all_ranks(names, run)
-    _write(layers.values(), run.found)
+    _write_statistics(layers.values(), run.moments)
 
 
 class _Collected(NamedTuple):
@@ -164,7 +164,7 @@ class _Run:
     def __init__(self, net: mx.gluon.Block, layers: list) -> None:
         self._net, self._layers, self._axis = net, layers, 0
         self.count = 0
-        self.found: list = [None] * len(layers)
+        self.moments: list = [None] * len(layers)
         if is_parallel(net):
             self._devices, self._axis = net.devices, net.forward.batch_axis
             return
@@ -176,17 +176,17 @@ class _Run:
             )
         self._devices = Devices(contexts)
 
-    def all(self, batches: Iterable) -> None:
+    def call_all(self, batches: Iterable) -> None:
         """Call the net on each batch, wait for it, and collect its moments."""
-        for arguments in _equally_many(_reported(batches)):
+        for arguments in _check_counts(_report_errors(batches)):
             with autograd.pause(train_mode=False):
-                self._call(self._shards(arguments))
+                self._call(self._split(arguments))
             self.count += 1
             for k, layer in enumerate(self._layers):
-                one, former = _read(layer.key), self.found[k]
-                self.found[k] = former.merge(one) if former and one else former or one
+                one, former = _collected_moments(layer.key), self.moments[k]
+                self.moments[k] = former.merge(one) if former and one else former or one
 
-    def _shards(self, batch):
+    def _split(self, batch):
         if isinstance(batch, mx.io.DataBatch):
             batch = [array[: len(array) - (batch.pad or 0)] for array in batch.data]
         elif isinstance(batch, (list, tuple)):
@@ -198,7 +198,7 @@ class _Run:
             leaves = flatten(batch)
             return Shards.split(batch, leaves, contexts, self._axis)
         # One device accepts inputs of any type, and any number of rows except 0.
-        leaves = [_moved(leaf, contexts[0]) for leaf in flatten(list(batch))]
+        leaves = [_copy_to(leaf, contexts[0]) for leaf in flatten(list(batch))]
         return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)
 
     def _call(self, shards):
@@ -226,7 +226,7 @@ class _Run:
             load().gluon_syncbn_collect(layer.key, starts)
 
 
-def _moved(leaf, context):
+def _copy_to(leaf, context):
     """Return a leaf of a batch, copied to the context if it is an array."""
     if not isinstance(leaf, (mx.nd.NDArray, np.ndarray)):
         return leaf
@@ -237,7 +237,7 @@ def _moved(leaf, context):
     return to_context(leaf, context) if is_here else array_of(leaf, context)
 
 
-def _read(key):
+def _collected_moments(key):
     """Return the moments that a layer has collected, or None if it had no batch."""
     length = load().gluon_syncbn_collected(key, None, 0)
     if length == 0:
@@ -249,7 +249,7 @@ def _read(key):
     return _Collected(bool(is_unbiased), size, mean, m2)
 
 
-def _reported(batches):
+def _report_errors(batches):
     """Yield the batches; report an error in their source to other processes."""
     try:
         yield from batches
@@ -261,7 +261,7 @@ def _reported(batches):
         raise
 
 
-def _equally_many(batches):
+def _check_counts(batches):
     """Yield the batches; raise ValueError on all ranks where some have one more."""
     end = object()
     for count in itertools.count():
@@ -281,20 +281,20 @@ def _equally_many(batches):
 
 def _check_all_ranks(names, run):
     """Raise an error on all ranks if one rank has a fault."""
-    faults = [*filter(None, map(_fault, names, run.found))]
+    faults = [*filter(None, map(_find_fault, names, run.moments))]
     if not run.count:
         faults = [
             "batches must have at least one batch, got none. Was this generator or "
             "iterator used before? Call reset() on an NDArrayIter."
         ]
-    elif not any(run.found):
+    elif not any(run.moments):
         faults = ["net must call a BatchNorm that is not frozen, got no call"]
     for fault in allgather(faults, "recompute_statistics"):
         if fault:
             raise ValueError(fault[0])
 
 
-def _fault(name, collected):
+def _find_fault(name, collected):
     """Return an error text if the result is not finite, else None."""
     if not collected or np.isfinite([collected.mean, collected.m2]).all():
         return None
@@ -304,7 +304,7 @@ def _fault(name, collected):
     )
 
 
-def _write(layers, found):
+def _write_statistics(layers, found):
     """Set the running statistics, which layers may share."""
     merged: dict[Any, Any] = {}
     for layer, one in zip(layers, found):

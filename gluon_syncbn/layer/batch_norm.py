@@ -272,18 +272,9 @@ class SyncBatchNorm(nn.BatchNorm):
             self._check_channels(x)
             raise
 
-    def _compute(
-        self,
-        F: Any,
-        x: Any,
-        mask: Any = None,
-        gamma: Any = None,
-        beta: Any = None,
-        running_mean: Any = None,
-        running_var: Any = None,
-    ) -> Any:
+    def _compute(self, F: Any, x: Any, mask: Any = None, **parameters: Any) -> Any:
         """Compute arrays, or make symbols; Gluon 1 calls this `hybrid_forward`."""
-        operands = _Operands(x, gamma, beta, running_mean, running_var)
+        operands = _Operands(x, **parameters)
         is_np, masked = IS_GLUON_2 or mx.util.is_np_array(), None
         if is_np:
             operands = _Operands(*(o.as_nd_ndarray() for o in operands))

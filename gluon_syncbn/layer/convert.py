@@ -13,13 +13,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..arguments import (
-    check_block,
-    check_bool,
-    check_int,
-    comma_list,
-    suggest_keywords,
-)
+from ..arguments import check_block, check_bool, check_int, comma_list, suggest_keywords
 from ..compat import IS_GLUON_2
 from ..mxnet_private.blocks import (
     forget_graphs_with,
@@ -29,15 +23,9 @@ from ..mxnet_private.blocks import (
 )
 from ..mxnet_private.parameters import contexts_of, data_of
 from ..native.program import warn
+from . import finding
 from .batch_norm import SyncBatchNorm
-from .finding import (
-    CONTRIB,
-    Norm,
-    norms_of,
-    norms_without_layer,
-    own_methods,
-    remake_graph,
-)
+from .finding import CONTRIB, Norm
 from .synchronization import (
     NO_ACTIVATION,
     RELU,
@@ -200,23 +188,19 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     Notes
     -----
     Call it between steps, because it waits for pending work. With several processes
-    call it on all ranks. Otherwise the other ranks wait for the frozen layers until the
-    timeout, and the error mentions this.
+    call it on all ranks. Otherwise the other ranks wait for the frozen layers and raise
+    an error after the timeout.
 
     Examples
     --------
-    >>> from gluon_syncbn import freeze_statistics, make_parallel
+    >>> from gluon_syncbn import freeze_statistics
     >>> import mxnet as mx
-    >>> from mxnet.gluon import nn
-    >>> net = nn.HybridSequential()
-    >>> net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
-    >>> net = make_parallel(net, ctx=[mx.cpu(0), mx.cpu(1)])
-    >>> net.initialize()
-    >>> net = freeze_statistics(net)
+    >>> layer = freeze_statistics(mx.gluon.nn.BatchNorm())
+    >>> layer.initialize()
     >>> with mx.autograd.record():
-    ...     y = net(mx.nd.random.normal(shape=(6, 3)))
-    >>> net[1].running_mean.data(mx.cpu(0)).asnumpy().tolist()
-    [0.0, 0.0, 0.0, 0.0]
+    ...     y = layer(mx.nd.ones((6, 2)))
+    >>> layer.running_mean.data().asnumpy().tolist()
+    [0.0, 0.0]
     """
     check_block("net", net)
     frozen = check_bool("frozen", frozen)
@@ -226,8 +210,8 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
         settings_of(norm.layer)["use_global_stats"] = frozen
     _apply(norms)
     verb = "freeze" if frozen else "unfreeze"
-    unknown = [norm for norm in norms if own_methods(norm.layer)]
-    unknown += norms_without_layer(net, norms)
+    unknown = [norm for norm in norms if finding.own_methods(norm.layer)]
+    unknown += finding.norms_without_layer(net, norms)
     if unknown:
         warn(f"freeze_statistics may not {verb} {comma_list(unknown)}")
     elif not norms:
@@ -240,7 +224,7 @@ def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
     norms = _norms_to_change(net)
     chosen = [norm for norm in norms if not norm.reason]
     _synchronize(chosen, settings)
-    found = norms + norms_without_layer(net, norms)
+    found = norms + finding.norms_without_layer(net, norms)
     remaining = [norm for norm in found if norm.reason]
     if remaining:
         warn(f"these batch normalizations stay unsynchronized: {comma_list(remaining)}")
@@ -254,7 +238,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
     Frozen layers and SyncBatchNorm layers do not change.
     """
     norms = _norms_to_change(net)
-    without_layer = norms_without_layer(net, norms)
+    without_layer = finding.norms_without_layer(net, norms)
     norms = [norm for norm in norms if not norm.is_frozen()]
     plain = [n for n in norms if not (n.reason or isinstance(n.layer, SyncBatchNorm))]
     saved = [(n.layer, type(n.layer), dict(vars(n.layer))) for n in plain]
@@ -272,7 +256,7 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
 
 
 def _norms_to_change(net):
-    norms = norms_of(net)
+    norms = finding.norms_of(net)
     if IS_GLUON_2 and any(norm.block is not None for norm in norms):
         # The new nodes would be symbols, which the blocks of MXNet 2 do not accept.
         raise NotImplementedError(
@@ -310,7 +294,7 @@ def _apply(norms: Iterable[Norm]) -> None:
     """Remake the graphs that contain changed layers."""
     norms = list(norms)
     for block in {norm.block: None for norm in norms if norm.block is not None}:
-        remake_graph(block)
+        finding.remake_graph(block)
     forget_graphs_with([norm.layer.running_mean for norm in norms])
 
 

@@ -29,7 +29,7 @@ from ..arguments import comma_list
 from ..compat import IS_GLUON_2
 from ..mxnet_private.arrays import arrays_in, push
 from ..mxnet_private.blocks import BatchNormBase, current_build
-from ..mxnet_private.graphs import from_nodes, parse, to_json
+from ..mxnet_private.graphs import from_nodes, parse, resolve_entry, to_json
 from ..native import steps
 from ..native.library import load
 from ..native.program import warn
@@ -145,16 +145,11 @@ def _prepared(symbol, is_static, is_for_gpus):
         dropped = set()
         _choose_guards(symbol, graph, is_static, build)
     nodes: list = []
-    entries: list = []  # [new number, its only output or None] of each old node
+    entries: list = []  # as resolve_entry takes them
     latest: dict = {}  # {running mean: the node that used it last}
 
-    def moved(entry):
-        number, output, *version = entry
-        number, only_output = entries[number]
-        return [number, output if only_output is None else only_output, *version]
-
     for number, node in enumerate(graph["nodes"]):
-        inputs = [moved(entry) for entry in node["inputs"]]
+        inputs = [resolve_entry(entry, entries) for entry in node["inputs"]]
         if number in dropped:
             entries.append(inputs[0][:2])
             continue
@@ -169,7 +164,7 @@ def _prepared(symbol, is_static, is_for_gpus):
             latest[mean] = len(nodes)
         entries.append([len(nodes), None])
         nodes.append({**node, "inputs": inputs})
-    heads = [moved(head) for head in graph["heads"]]
+    heads = [resolve_entry(head, entries) for head in graph["heads"]]
     return from_nodes(symbol, graph, nodes, heads)
 
 

@@ -164,9 +164,8 @@ class Synchronization:
         found = steps.layers.get(key)
         if found is None:
             raise ValueError(
-                "net must be used while the SyncBatchNorm layers that its graph was "
-                "made from exist, got a graph whose layer is gone. Call "
-                "revert_sync_batchnorm before you export a net."
+                "the SyncBatchNorm layers in the graph of net must exist, got one that "
+                "was deleted. Call revert_sync_batchnorm before you export a net."
             )
         return found
 

@@ -207,16 +207,20 @@ class Trace(NamedTuple):
         return cls(block, dict(zip(names, arrays)))
 
 
+def _frames_of(code):
+    """Yield the variables of each running call of a function, innermost first."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is code:
+            yield frame.f_locals
+        frame = frame.f_back
+
+
 def current_trace() -> Trace | None:
     """Return the outermost running trace of this thread, or None."""
-    found, frame = None, sys._getframe().f_back
-    while frame is not None:
-        if frame.f_code is _TRACE:
-            found = frame.f_locals
-        frame = frame.f_back
-    if found is None:
-        return None
-    return Trace.of(found["self"], found["symbol_inputs"], found["flatten_args"])
+    for found in list(_frames_of(_TRACE))[-1:]:
+        return Trace.of(found["self"], found["symbol_inputs"], found["flatten_args"])
+    return None
 
 
 def current_build() -> Trace | None:
@@ -224,13 +228,9 @@ def current_build() -> Trace | None:
 
     The trace has ended by then.
     """
-    frame = sys._getframe().f_back
-    while frame is not None and frame.f_code is not _BUILD:
-        frame = frame.f_back
-    if frame is None:
-        return None
-    found = frame.f_locals
-    return Trace.of(found["self"], found["data"], found["args"])
+    for found in _frames_of(_BUILD):
+        return Trace.of(found["self"], found["data"], found["args"])
+    return None
 
 
 def has_graph(block: mx.gluon.HybridBlock) -> bool:

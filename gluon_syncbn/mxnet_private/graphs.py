@@ -75,7 +75,7 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
         is_variable = node["op"] == "null"  # one node for each name
         if is_variable and node["name"] in variables:
             return variables[node["name"]]
-        inputs = [_resolve(entry, entries) for entry in node["inputs"]]
+        inputs = [resolve_entry(entry, entries) for entry in node["inputs"]]
         nodes.append({**node, "inputs": inputs})
         if is_variable:
             variables[node["name"]] = len(nodes) - 1
@@ -87,7 +87,7 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
         for node in graph["nodes"]:
             is_input = node["name"] == INPUT
             entries.append(first_input[:2] if is_input else [add(node, entries), None])
-        return _resolve(graph["heads"][0], entries)[:2]
+        return resolve_entry(graph["heads"][0], entries)[:2]
 
     entries: list = []  # a new entry [node, output] for each old node
     for number, node in enumerate(old["nodes"]):
@@ -95,8 +95,8 @@ def rewrite(symbol: Any, replace: Callable[[int, dict], Any]) -> Any:
         if piece is None:
             entries.append([add(node, entries), None])
         else:
-            entries.append(splice(piece, _resolve(node["inputs"][0], entries)))
-    heads = [_resolve(head, entries) for head in old["heads"]]
+            entries.append(splice(piece, resolve_entry(node["inputs"][0], entries)))
+    heads = [resolve_entry(head, entries) for head in old["heads"]]
     return from_nodes(symbol, old, nodes, heads)
 
 
@@ -121,10 +121,10 @@ def parse(symbol: Any) -> dict:
     return graph
 
 
-def _resolve(entry, entries):
+def resolve_entry(entry: list, entries: list) -> list:
     """Return an old entry [node, output, version] as an entry of the new graph.
 
-    A node that was replaced has its first output only.
+    `entries` has [new node, its only output or None] for each old node.
     """
     source, output, *version = entry
     number, only_output = entries[source]
