@@ -1,7 +1,7 @@
 """Report names in backticks on the design pages that the tree does not have.
 
-A name is a path, `Class.name` of Python or `Class::Name` of C++. The exit status is 1 if a
-path, or a member of one of this project's classes, does not exist.
+A name is a path, `Class.name` of Python or `Class::Name` of C++. The exit status is 1
+if a path, or a member of a class of this project, does not exist.
 """
 
 import re
@@ -29,7 +29,7 @@ def has_path(name):
 
 
 def has_member(owner, separator, member):
-    """Return True if a class of this project has the member. Others' classes are Python's."""
+    """Return True if a class of this project, or a foreign class, has the member."""
     owners = [s for s in SOURCES if re.search(rf"\b(class|struct) {owner}\b", s)]
     is_foreign = separator == "." and not owners
     return is_foreign or any(re.search(rf"\b{member}\b", s) for s in owners)

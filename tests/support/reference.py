@@ -37,8 +37,8 @@ def activation_gradient(z, function, slope=0.0):
 def reconstruction_error(dtype, function, x_hat):
     """The largest error of an x_hat that is reconstructed from a y stored in `dtype`.
 
-    `x_hat` is the largest there is. src/op/sync_batch_norm.cc does so for "identity" and
-    "leaky_relu", where u (|x_hat| + 8) bounds the error; elsewhere backward reads x.
+    `x_hat` is the largest there is. src/op/sync_batch_norm.cc does so for "identity"
+    and "leaky_relu", where u (|x_hat| + 8) bounds the error; else backward reads x.
     """
     if function not in ("identity", "leaky_relu"):
         return 0.0
