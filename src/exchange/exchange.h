@@ -1,11 +1,11 @@
-// An exchange is an all-reduce: all devices of a layer contribute numbers, and all receive the
-// reduced numbers. table.h runs exchanges.
+// One exchange: all devices of a layer contribute numbers, and all receive these reduced. This file
+// says what an exchange is; table.h says how it goes on and ends.
 //
-// The places of an exchange are a tree. The leaves are the devices of each rank. A rank reduces the
-// parts of its devices and child ranks in their order, and sends the result to its parent. The root
-// sends the result back to all ranks. Up to 32 ranks are a star around the first rank. More ranks
-// have a star for each 32 neighbours, and a star for each 32 centers of such stars. So a subtree is
-// an interval of ranks, and a result never depends on the order of arrival.
+// The places of an exchange make a tree. Each rank has its own devices as leaves, and reduces their
+// parts and those of its child ranks in the order of ranks and devices. It sends the result to its
+// parent, or, at the root, back to all. Up to 32 ranks are a star around the first. Of more ranks,
+// each 32 neighbours have a star around the first of them, and so have each 32 of those. So a
+// subtree is an interval of ranks, and a result never depends on who arrived first.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -24,19 +24,19 @@ namespace syncbn {
 
 using Numbers = std::vector<double>;
 
-enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named call of the program
+enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: of the program, by a name
 
-// kSum adds numbers; kMoments merges (count, mean[C], m2[C]).
+// The numbers are a sum's terms, or (count, mean[C], m2[C]).
 enum class Operation : int32_t { kSum, kMoments };
 
-// Identifies an exchange. All contributions to an exchange have its key, whatever their order. No
-// other exchange has the key, so a layer can have several pending exchanges.
+// What all contributions to an exchange have. Exchanges match by it, never by their order, and each
+// key is used once: a layer can have several exchanges in flight.
 struct Key {
-  bool is_local = false;  // the exchange is only between devices of this process
-  std::string layer;      // the layer or the named call; equal on all ranks
+  bool is_local = false;  // of this process alone; no other rank sees such a key
+  std::string layer;      // or the name of a call; equal on all ranks
   Phase phase = Phase::kForward;
-  int64_t call = 0;    // the number of the forward call, also for its backward calls
-  int64_t repeat = 0;  // the number of earlier backward calls of this forward call
+  int64_t call = 0;    // the number of the forward call, which its backward calls have too
+  int64_t repeat = 0;  // backward calls of this forward call before this one
 
   std::string Title() const;  // "SyncBatchNorm 'norm0', forward"
 };
@@ -46,14 +46,14 @@ inline bool operator<(const Key& a, const Key& b) {
          std::tie(b.is_local, b.call, b.phase, b.repeat, b.layer);
 }
 
-// The properties that must be equal at all places.
+// What must be equal at all places.
 struct Signature {
   Operation operation = Operation::kSum;
   DType dtype = DType::kFloat32;
   int64_t channels = 0;
   int64_t axis = 0;
   double epsilon = 0;
-  std::string text;  // set for a named call, whose messages show no other field
+  std::string text;  // of a call; no other field is shown then
 };
 
 inline bool operator==(const Signature& a, const Signature& b) {
@@ -61,7 +61,7 @@ inline bool operator==(const Signature& a, const Signature& b) {
          std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon, b.text);
 }
 
-// A device of this rank, or a child rank. The reduction uses the order of places.
+// A device of this rank, or a child rank. The order of places is that of the reduction.
 struct Place {
   int rank = 0;
   Device device{};
@@ -71,52 +71,50 @@ inline bool operator<(const Place& a, const Place& b) {
   return std::tie(a.rank, a.device) < std::tie(b.rank, b.device);
 }
 
-// The contribution of a place.
+// What a place has contributed.
 struct Part {
   Numbers numbers;
-  std::vector<int64_t> shape{};  // shape of a device's data, for messages
+  std::vector<int64_t> shape{};  // of a device's data, for messages
 };
 
-// The ranks that `rank` sends for, and the number of levels below it.
+// Ranks that one rank sends for, and the levels of ranks below that one.
 struct Subtree {
   int rank, size, levels;
 };
 
-// The position of a rank in the tree.
+// Where a rank stands in the tree over `ranks`, which hold it.
 struct Position {
-  int parent = -1;  // -1 at the root
-  int depth = 0;    // number of ranks above
+  int parent = -1;  // none at the root
+  int depth = 0;    // ranks above it
   int height = 0;   // levels of the whole tree, without the root
   std::vector<Subtree> children{};
 };
-// The ranks must include `rank`.
 Position PositionOf(int rank, const std::vector<int>& ranks);
 
 class Members;  // table.h
 
-// The state of an exchange at this rank. The table's mutex guards all members except `over`, which
-// a waiting thread polls.
+// At this rank. Its table guards it with a mutex, but for `over`, which a waiting thread polls.
 struct Exchange {
   Key key;
   Signature signature;
-  std::vector<int> ranks;  // ascending; empty if local
+  std::vector<int> ranks;  // ascending; empty for this process alone
   Position position;
-  Place first;  // the place that arrived first and gave the signature
+  Place first;  // the place that arrived first, whose signature it is
   std::map<Place, Part> parts;
-  Members* members = nullptr;  // null for a named call, and before the first device arrives
-  size_t devices = 0;          // number of devices that must arrive; 0 before the first arrives
+  Members* members = nullptr;  // null for a call of the program, or while no device is here
+  size_t devices = 0;  // that must arrive here; 0 while none has
   size_t arrived = 0;
-  Time start;                  // the first device's arrival
-  std::optional<size_t> sent;  // number of numbers that this rank has sent to its parent
+  Time start;           // the first device's arrival
+  std::optional<size_t> sent;  // how many numbers went to the parent
   std::atomic<bool> over{false};
   std::condition_variable changed;
   Numbers result;
-  std::string error;  // replaces the result
+  std::string error;  // in place of a result
 
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
-  // Returns the children whose part is missing.
+  // The children whose part is missing.
   std::vector<Subtree> Missing() const;
-  // Reduces the parts in their order, and clears them. Throws Error if their sizes differ.
+  // The parts as one, in their order; they are gone then. Throws Error if they do not fit.
   Numbers Reduce();
 };
 

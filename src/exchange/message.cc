@@ -1,4 +1,5 @@
-// An encoded message is a mark and all fields. Texts and arrays follow their lengths.
+// Messages to bytes and back: a mark, then one field after the other, texts and arrays after their
+// lengths.
 #include "exchange/message.h"
 
 #include <algorithm>
@@ -12,10 +13,10 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e38;           // must change with the format
-constexpr int64_t kMaxCount = int64_t{1} << 53;  // limit of calls and repeats
+constexpr uint64_t kMark = 0x53424e38;  // to be changed with the format
+constexpr int64_t kMost = int64_t{1} << 53;  // of a call and of repeats
 
-// Calls `visit` for each field of a message in the order of their bytes.
+// Calls `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
 void ForEachField(AnyMessage* message, const Visit& visit) {
   visit(message->kind);
@@ -53,7 +54,7 @@ void Write(const Field& field, Bytes* to) {
   }
 }
 
-// Reads fields in order, and refuses a field beyond the end.
+// Takes fields one after the other; none reaches past the end.
 struct Reader {
   template <typename Field>
   void Read(Field* field) {
@@ -85,9 +86,9 @@ bool IsUpTo(Enum last, Enum value) {
   return Enum{} <= value && value <= last;
 }
 
-bool IsCount(int64_t number) { return 0 <= number && number <= kMaxCount; }
+bool IsCount(int64_t number) { return 0 <= number && number <= kMost; }
 
-// Returns true if the ranks are ascending, below `size`, and include `rank`.
+// Ascending, below `size`, and with the rank of this process.
 bool AreRanks(const std::vector<int>& ranks, int rank, int size) {
   const auto not_ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>());
   return !ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
@@ -103,9 +104,7 @@ bool IsChild(int from, int rank, const std::vector<int>& ranks) {
 }  // namespace
 
 void Refuse() {
-  throw Error(
-      "all processes must run the same version of gluon_syncbn, got a message of another version. "
-      "Install one version on all machines.");
+  throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
 }
 
 Bytes Encode(const Message& message) {

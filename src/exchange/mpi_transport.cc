@@ -1,5 +1,6 @@
-// Sends messages over a communicator of mpi4py. This file is a separate library, so that nothing
-// else needs MPI. It uses plain functions of MPI 3, which every implementation has.
+// The only file that knows MPI: messages over a communicator of mpi4py's. native/mpi.py loads it as
+// a separate library, so that nothing else needs MPI. Plain functions of MPI 3, so every
+// implementation will do.
 #include <mpi.h>
 
 #include <algorithm>
@@ -25,7 +26,7 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
-// MPI_Finalize would wait forever for a rank that hangs.
+// MPI_Finalize would wait for a rank that hangs without end.
 int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   bool all_end = false;
   syncbn::CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });
@@ -36,8 +37,8 @@ int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   return MPI_SUCCESS;
 }
 
-// A receive for any rank is always posted: a message that finds a posted receive needs no second
-// test and no second buffer of MPI. So messages are sent in chunks of the receive's size.
+// One receive is always posted, for whoever sends next: a message that finds one needs no second
+// look and no second buffer of MPI's. So messages travel in chunks that fit it.
 class MpiTransport : public Transport {
  public:
   explicit MpiTransport(MPI_Comm comm) : comm_(comm), chunk_(kChunkBytes) {
@@ -57,11 +58,11 @@ class MpiTransport : public Transport {
     const Bytes& bytes = sending.message;
     for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
       const size_t size = std::min(kChunkBytes, bytes.size() - at);
+      // The last chunk is told by its tag.
       const int tag = at + size < bytes.size() ? kMoreTag : kLastTag;
       sending.requests.push_back(MPI_REQUEST_NULL);
       Check(MPI_Isend(bytes.data() + at, static_cast<int>(size), MPI_BYTE, to, tag, comm_,
-                      &sending.requests.back()),
-            "MPI_Isend");
+                      &sending.requests.back()), "MPI_Isend");
     }
     ForgetSent();
   }
@@ -75,10 +76,7 @@ class MpiTransport : public Transport {
     if (!done) return false;
     Check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
     Bytes& partial = partial_.at(static_cast<size_t>(status.MPI_SOURCE));
-    if (partial.size() > kMaxBytes) {
-      throw Error(Concat("a message must have at most ", kMaxBytes, " bytes, got more from rank ",
-                         status.MPI_SOURCE));
-    }
+    if (partial.size() > kMostBytes) throw Error("a message of another process has no end");
     partial.insert(partial.end(), chunk_.begin(), chunk_.begin() + bytes);
     PostReceive();
     if (status.MPI_TAG == kMoreTag) return false;
@@ -95,22 +93,22 @@ class MpiTransport : public Transport {
     MPI_Wait(&receive_, MPI_STATUS_IGNORE);
   }
 
-  // MPI_Finalize first deletes the attributes of MPI_COMM_SELF (MPI 3.1, 8.7.1).
+  // MPI_Finalize first deletes what is attached to MPI_COMM_SELF (MPI 3.1, 8.7.1).
   void OnClose(std::function<bool()> closing) override {
     closing_ = std::move(closing);
     int keyval = 0;
     Check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, CallClosing, &keyval, nullptr),
           "MPI_Comm_create_keyval");
     Check(MPI_Comm_set_attr(MPI_COMM_SELF, keyval, &closing_), "MPI_Comm_set_attr");
-    MPI_Comm_free_keyval(&keyval);  // takes effect when no communicator has the attribute
+    MPI_Comm_free_keyval(&keyval);  // as soon as nothing has the attribute
   }
 
  private:
   static constexpr size_t kChunkBytes = 1 << 15;
-  static constexpr size_t kMaxBytes = 1 << 28;
+  static constexpr size_t kMostBytes = 1 << 28;
   static constexpr int kMoreTag = 1, kLastTag = 2;
 
-  struct Sending {  // MPI reads the message until the requests are done
+  struct Sending {  // MPI reads it until the requests are done
     Bytes message;
     std::vector<MPI_Request> requests;
   };
@@ -119,23 +117,21 @@ class MpiTransport : public Transport {
     sends_.remove_if([](Sending& sending) {
       int done = 0;
       Check(MPI_Testall(static_cast<int>(sending.requests.size()), sending.requests.data(), &done,
-                        MPI_STATUSES_IGNORE),
-            "MPI_Testall");
+                        MPI_STATUSES_IGNORE), "MPI_Testall");
       return done != 0;
     });
   }
 
   void PostReceive() {
     Check(MPI_Irecv(chunk_.data(), static_cast<int>(chunk_.size()), MPI_BYTE, MPI_ANY_SOURCE,
-                    MPI_ANY_TAG, comm_, &receive_),
-          "MPI_Irecv");
+                    MPI_ANY_TAG, comm_, &receive_), "MPI_Irecv");
   }
 
   const MPI_Comm comm_;
   int rank_ = 0, size_ = 1;
   Bytes chunk_;
   MPI_Request receive_ = MPI_REQUEST_NULL;
-  std::vector<Bytes> partial_;  // the chunks received so far, for each rank
+  std::vector<Bytes> partial_;  // by rank: what has arrived of its message
   std::list<Sending> sends_;
   std::function<bool()> closing_;
 };
@@ -143,18 +139,18 @@ class MpiTransport : public Transport {
 }  // namespace
 }  // namespace syncbn
 
-// The signatures that core/c_interface.h has recorded; Python compares them with its declarations.
+// The lines of core/c_interface.h, which the package compares with what it calls.
 SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
 
-// Returns 1 if the linked MPI is the library that mpi4py has initialized, else 0.
+// Whether the MPI that was linked at run time is the one that mpi4py has initialized.
 SYNCBN_EXPORT(int, gluon_syncbn_mpi_initialized) {
-  int is_initialized = 0;
-  MPI_Initialized(&is_initialized);
-  return is_initialized;
+  int is = 0;
+  MPI_Initialized(&is);
+  return is;
 }
 
-// Returns a syncbn::Transport, which the caller owns. No other code may send messages in this
-// communicator, which is a Fortran handle, because these are integers in every MPI.
+// A syncbn::Transport, which the caller owns, over this communicator, in which nobody else sends
+// from rank to rank. Handles of Fortran are integers in every MPI.
 SYNCBN_EXPORT(void*, gluon_syncbn_mpi_transport, int comm) {
   return static_cast<syncbn::Transport*>(new syncbn::MpiTransport(MPI_Comm_f2c(comm)));
 }

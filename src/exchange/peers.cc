@@ -25,13 +25,12 @@ void Peers::Send(int to, Message message) {
   }
 }
 
-void Peers::Broadcast(const Message& message) {
+void Peers::Tell(const Message& message) {
   for (int to = 0; to < size(); ++to) {
     if (to == rank() || HasLeft(to)) continue;
     try {
       Send(to, message);
-    } catch (const Error&) {
-      // The other ranks still receive the message.
+    } catch (const Error&) {  // to one rank; the others are told
     }
   }
 }
@@ -39,8 +38,8 @@ void Peers::Broadcast(const Message& message) {
 void Peers::Leave() {
   if (has_left_) return;
   has_left_ = true;
-  const std::set<int> left = std::exchange(left_, {});  // these ranks also wait for the message
-  Broadcast({MessageKind::kLeave});
+  const std::set<int> left = std::exchange(left_, {});  // they wait for it
+  Tell({MessageKind::kLeave});
   left_ = left;
 }
 
@@ -49,7 +48,7 @@ void Peers::Close() {
   closed_ = true;
 }
 
-std::string Peers::LatestMessage(int rank) const {
+std::string Peers::LatestOf(int rank) const {
   const auto latest = latest_.find(rank);
   return Concat("which has sent nothing ",
                 latest == latest_.end() ? "yet" : "since " + latest->second.Title());

@@ -1,3 +1,4 @@
+// Texts of failures: the exchange, who has arrived, who has not, and what to do.
 #include "exchange/report.h"
 
 #include <iomanip>
@@ -15,8 +16,18 @@ const char kStartAgain[] = " The program has to be started again, from its check
 
 std::string Quoted(const std::string& layer) { return Concat("SyncBatchNorm '", layer, "'"); }
 
+// "(8, 64)"
+template <typename Numbers>
+std::string List(const Numbers& numbers) {
+  std::vector<std::string> texts;
+  for (const auto number : numbers) texts.push_back(std::to_string(number));
+  return Join(texts);
+}
+
+std::string Shape(const std::vector<int64_t>& shape) { return "(" + List(shape) + ")"; }
+
 std::string Ranks(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + JoinNumbers(ranks);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + List(ranks);
 }
 
 std::string Text(const Signature& signature) {
@@ -28,11 +39,11 @@ std::string Text(const Signature& signature) {
 std::string Text(const Terms& terms, bool of_device) {
   const std::string signature = Text(terms.signature);
   if (!of_device) {
-    return Concat("rank ", terms.place.rank, " has ", signature,
-                  " (synchronized: ", Ranks(terms.ranks), ")");
+    return Concat("rank ", terms.place.rank, " has ", signature, " (synchronized: ",
+                  Ranks(terms.ranks), ")");
   }
   return Concat(terms.place.device.Name(), " has ", signature, ", num_devices=", terms.devices,
-                " (shape ", ShapeText(terms.shape), ")");
+                " (shape ", Shape(terms.shape), ")");
 }
 
 }  // namespace
@@ -42,7 +53,7 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
   std::vector<std::string> arrived, missing;
   for (const auto& [place, part] : exchange.parts) {
     if (place.rank == rank) {
-      arrived.push_back(place.device.Name() + " with shape " + ShapeText(part.shape));
+      arrived.push_back(place.device.Name() + " with shape " + Shape(part.shape));
     }
   }
   for (const Device& device : known) {
@@ -63,34 +74,34 @@ std::string RanksMissingReport(const Exchange& exchange, const std::vector<int>&
                                const std::vector<std::string>& missing, double seconds,
                                const std::string& where) {
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
-                missing.size(), " of ", exchange.ranks.size(),
-                " processes. Arrived: ", present.empty() ? "none" : Ranks(present),
-                ". Missing: ", Join(missing, "; "), ".", kStartAgain, where, kHang);
+                missing.size(), " of ", exchange.ranks.size(), " processes. Arrived: ",
+                present.empty() ? "none" : Ranks(present), ". Missing: ", Join(missing, "; "), ".",
+                kStartAgain, where, kHang);
 }
 
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {
   const bool of_devices = a.place.rank == b.place.rank;
-  return Concat(key.Title(), ": ", of_devices ? "devices" : "processes",
-                " disagree: ", Text(a, of_devices), ", but ", Text(b, of_devices), ".",
+  return Concat(key.Title(), ": ", of_devices ? "devices" : "processes", " disagree: ",
+                Text(a, of_devices), ", but ", Text(b, of_devices), ".",
                 of_devices ? kRecover : kStartAgain);
 }
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size) {
   return Concat(Quoted(layer), ": num_devices=", size, ", but ", device.Name(),
-                " calls the layer as well as ", Names(others),
-                "; give num_devices the number of contexts that get a shard of the batch, and ",
-                "call net.hybridize() again after moving a net to other contexts.", kRecover);
+                " calls the layer as well as ", Names(others), "; give num_devices the number of "
+                "contexts that get a shard of the batch, and call net.hybridize() again after "
+                "moving a net to other contexts.", kRecover);
 }
 
 std::string NoParticipantReport(const std::string& layer, const Device& device,
                                 const std::set<Device>& participants) {
-  return Concat(Quoted(layer), ": ", device.Name(), " calls the layer, but this step has shards ",
-                "on ", Names(participants), " only.", kRecover);
+  return Concat(Quoted(layer), ": ", device.Name(), " calls the layer, but "
+                "this step has shards on ", Names(participants), " only.", kRecover);
 }
 
-std::string DuplicateReport(const Key& key, const Device& device) {
-  return Concat(key.Title(), ": ", device.Name(), " arrived twice in one call; every context may ",
+std::string TwiceReport(const Key& key, const Device& device) {
+  return Concat(key.Title(), ": ", device.Name(), " arrived twice in one call; every context may "
                 "hold one shard of the batch.", kRecover);
 }
 

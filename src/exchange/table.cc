@@ -1,5 +1,5 @@
-// Functions follow the life cycle of an exchange: devices arrive and wait, parts of other ranks
-// arrive, the parts are reduced, and results are sent. Failures and leaving come last.
+// In the order of an exchange's life: devices arrive and wait; parts of other ranks come; when all
+// are here, they are reduced and answered. Then all other ends, and leaving.
 #include "exchange/table.h"
 
 #include <pthread.h>
@@ -18,11 +18,11 @@
 namespace syncbn {
 namespace {
 
-constexpr std::chrono::seconds kNotice{10};  // a longer wait prints what it waits for
-constexpr double kEndSeconds = 2;            // time in which a transport delivers the last messages
-constexpr double kCloseSeconds = 30;  // time in which other ranks leave before they are aborted
+constexpr std::chrono::seconds kNotice{10};  // before a wait says what it waits for
+constexpr double kEndSeconds = 2;            // for a transport to deliver the last messages
+constexpr double kCloseSeconds = 30;         // for others to leave before they are ended
 
-// A forked process has no connection to the other ranks.
+// A fork does not copy the connection to the other processes.
 std::atomic<bool> forked{false};
 
 }  // namespace
@@ -31,19 +31,19 @@ std::atomic<bool> forked{false};
 
 std::set<Device> Members::Devices() const {
   std::set<Device> devices;
-  for (const auto& entry : next_call_) devices.insert(entry.first);
+  for (const auto& entry : next_) devices.insert(entry.first);
   return devices;
 }
 
 void Members::Level() {
-  for (const auto& entry : next_call_) first_call_ = std::max(first_call_, entry.second);
-  for (auto& entry : next_call_) entry.second = first_call_;
-  call_numbers_.clear();
+  for (const auto& entry : next_) start_ = std::max(start_, entry.second);
+  for (auto& entry : next_) entry.second = start_;
+  numbers_.clear();
 }
 
 void Members::Restart() {
   Level();
-  next_call_.clear();
+  next_.clear();
   ++generation_;
 }
 
@@ -55,16 +55,16 @@ void Table::SetParticipants(Members* members, std::set<Device> participants) {
   members->participants_ = std::make_shared<const std::set<Device>>(std::move(participants));
 }
 
-// Numbers a forward call. If there is one device too many, either the net has moved to other
-// devices, and the former devices no longer call, or more devices are in use than num_devices. A
-// former member must not replace a new member: batches of different steps would be reduced.
+// Numbers a forward call. One device too many means that either the net has moved to other devices,
+// and the old ones no longer call; or more devices are in use than the layer is for. A former
+// member must not take a new one's place: its batch would be reduced with their older one.
 void Table::Enter(const Contribution& own, Key* key, Ticket* ticket) {
   Members& members = *own.members;
   const Participants& participants = members.participants_;
   if (participants && !participants->count(own.device)) {
     throw Error(NoParticipantReport(members.layer, own.device, *participants));
   }
-  if (!members.next_call_.count(own.device)) {
+  if (!members.next_.count(own.device)) {
     const std::set<Device> others = members.Devices();
     const bool is_full = others.size() >= own.devices;
     const bool any_waits =
@@ -78,9 +78,9 @@ void Table::Enter(const Contribution& own, Key* key, Ticket* ticket) {
       members.Restart();
     }
   }
-  int64_t& next = members.next_call_.emplace(own.device, members.first_call_).first->second;
+  int64_t& next = members.next_.emplace(own.device, members.start_).first->second;
   Calls& calls = CallsOf(*key);
-  const auto [number, is_first] = members.call_numbers_.emplace(next++, calls.next);
+  const auto [number, is_first] = members.numbers_.emplace(next++, calls.next);
   calls.next += is_first;
   key->call = number->second;
   *ticket = {key->call, members.generation_, participants};
@@ -108,7 +108,7 @@ Numbers Table::Contribute(const Contribution& own, Ticket* ticket) {
     }
   }
   if (!exchange.error.empty()) throw Error(exchange.error);
-  // A large message needs calls of the sender to complete; its receiver is already waiting.
+  // A large message goes out only while the sender looks; its receiver is looking already.
   if (carries) {
     ServeUntil(&lock, ToSeconds(waiting.deadline - Clock::now()), [&] { return !peers_->Busy(); });
   }
@@ -124,8 +124,8 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   key.repeat = own.repeat;
   if (!failure_.empty()) throw Error(EarlierFailureReport(key, own.device, failure_));
   if (!key.is_local && peers_->has_left()) {
-    throw Error(
-        Concat(key.Title(), ": called after ", kShutdown, ", or while MPI or the program ends"));
+    throw Error(Concat(key.Title(), ": called after ", kShutdown,
+                       ", or while MPI or the program ends"));
   }
   if (own.members != nullptr) Follow(own.members);
   if (own.phase == Phase::kBackward && ticket->generation != own.members->generation_ &&
@@ -140,8 +140,8 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     } else {
       if (own.phase == Phase::kForward) Enter(own, &key, ticket);
       if (ticket->generation != own.members->generation_) {
-        throw Error(TooManyDevicesReport(own.members->layer, own.device, own.members->Devices(),
-                                         own.devices));
+        throw Error(TooManyDevicesReport(own.members->layer, own.device,
+                                         own.members->Devices(), own.devices));
       }
       key.call = ticket->number;
       if (ticket->participants) expected = ticket->participants.get();
@@ -150,7 +150,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     const Place place{OwnRank(), own.device};
     const Shared exchange = Find(key, {place, own.signature, ranks, devices, own.shape});
     if (exchange->sent || !exchange->parts.emplace(place, Part{own.numbers, own.shape}).second) {
-      throw Error(DuplicateReport(key, own.device));
+      throw Error(TwiceReport(key, own.device));
     }
     exchange->members = own.members;
     exchange->devices = devices;
@@ -159,26 +159,26 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     if (is_last && own.phase != Phase::kBackward) Complete(own, exchange);
     Advance(exchange);
     const Duration timeout = ToDuration(own.timeout_seconds);
-    const Time notice = now + std::min<Duration>(timeout, kNotice);
-    return {exchange, &own, expected, is_last, now, now + timeout, notice};
+    return {exchange, &own, expected, is_last, now, now + timeout,
+            now + std::min<Duration>(timeout, kNotice)};
   } catch (const Error& error) {
     FailLocked(error.what(), !key.is_local);
     throw;
   }
 }
 
-// Returns the exchange of this key. Throws Error if another place has contributed other terms.
+// The exchange of this key. Throws Error if another place has agreed on another one.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
   if (found == exchanges_.end()) {
-    const auto calls = calls_.find(CounterOf(key));
+    const auto calls = calls_.find(CountedBy(key));
     const bool is_over = terms.devices == 0 && key.phase != Phase::kBackward &&
                          calls != calls_.end() && key.call < calls->second.complete;
     if (is_over) {
       const Exchange& latest = *calls->second.latest;
       if (latest.signature == terms.signature && latest.ranks == terms.ranks) Refuse();
-      throw Error(
-          DisagreementReport(key, {{OwnRank()}, latest.signature, latest.ranks, 0, {}}, terms));
+      throw Error(DisagreementReport(
+          key, {{OwnRank()}, latest.signature, latest.ranks, 0, {}}, terms));
     }
     const auto exchange = std::make_shared<Exchange>();
     exchange->key = key;
@@ -194,10 +194,10 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
   if (exchange.signature == terms.signature && exchange.ranks == terms.ranks && same_devices) {
     return found->second;
   }
-  // The error compares a device with another device of this rank if there is one.
+  // A device differs from another one, if there is one.
   const auto device = exchange.parts.lower_bound({OwnRank()});
-  const bool of_devices =
-      terms.devices > 0 && device != exchange.parts.end() && device->first.rank == OwnRank();
+  const bool of_devices = terms.devices > 0 && device != exchange.parts.end() &&
+                          device->first.rank == OwnRank();
   const Place& first = of_devices ? device->first : exchange.first;
   throw Error(DisagreementReport(key,
                                  {first, exchange.signature, exchange.ranks, exchange.devices,
@@ -205,20 +205,19 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
                                  terms));
 }
 
-// Registers that all devices of this rank have made a call.
+// Notes that all devices of this rank have made a call.
 void Table::Complete(const Contribution& own, const Shared& exchange) {
-  if (own.members != nullptr)
-    own.members->call_numbers_.erase(own.members->next_call_[own.device] - 1);
+  if (own.members != nullptr) own.members->numbers_.erase(own.members->next_[own.device] - 1);
   if (exchange->key.is_local) return;
   Calls& calls = CallsOf(exchange->key);
   calls.complete = exchange->key.call + 1;
   calls.latest = exchange;
 }
 
-// Ends the wait after its timeout. Returns true if the exchange is over.
+// Ends the wait where its time is over.
 bool Table::IsOver(Lock* lock, Waiting* waiting, Time now) {
   const Exchange& exchange = *waiting->exchange;
-  // The last device waits for other ranks, and the other devices wait for the last device.
+  // The last device waits for other ranks, and the others wait for that one.
   const auto is_late = [&](Time since) {
     const bool waits = waiting->is_last || !exchange.AllDevicesAreHere();
     return !exchange.over && waits && now >= since + Patience(exchange);
@@ -241,7 +240,7 @@ bool Table::IsOver(Lock* lock, Waiting* waiting, Time now) {
   return true;
 }
 
-// Returns the time after the timeout in which ranks with more precise reports raise the error.
+// Those who know better who is missing speak first.
 Duration Table::Patience(const Exchange& exchange) const {
   const Position& position = exchange.position;
   if (exchange.sent) return std::chrono::seconds(position.height + position.depth - 1);
@@ -257,19 +256,20 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
     const bool are_expected =
         waiting.expected != nullptr && waiting.expected->size() == exchange.devices;
     for (const auto& [place, part] : exchange.parts) {
-      const bool is_other =
-          are_expected && place.rank == OwnRank() && !waiting.expected->count(place.device);
+      const bool is_other = are_expected && place.rank == OwnRank() &&
+                            !waiting.expected->count(place.device);
       if (!is_other) continue;
       return TooManyDevicesReport(exchange.members->layer, place.device, *waiting.expected,
                                   exchange.devices);
     }
-    const std::set<Device> known = are_expected ? *waiting.expected : exchange.members->Devices();
+    const std::set<Device> known =
+        are_expected ? *waiting.expected : exchange.members->Devices();
     return DevicesMissingReport(exchange, OwnRank(), known, seconds, where);
   }
   if (exchange.sent) {
     return RanksMissingReport(exchange, {OwnRank()},
-                              {Concat("rank ", exchange.position.parent, ", which does not ",
-                                      "answer: it computes, has left the loop or has died")},
+                              {Concat("rank ", exchange.position.parent, ", which does not answer: "
+                                      "it computes, has left the loop or has died")},
                               seconds, where);
   }
   std::vector<int> present = exchange.ranks;
@@ -277,13 +277,13 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
   for (const Subtree& child : exchange.Missing()) {
     const auto begin = std::lower_bound(present.begin(), present.end(), child.rank);
     present.erase(begin, begin + child.size);
-    missing.push_back(Describe(child));
+    missing.push_back(WhatIsKnownOf(child));
   }
   return RanksMissingReport(exchange, present, missing, seconds, where);
 }
 
-std::string Table::Describe(const Subtree& child) const {
-  std::string known = peers_->LatestMessage(child.rank);
+std::string Table::WhatIsKnownOf(const Subtree& child) const {
+  std::string known = peers_->LatestOf(child.rank);
   for (const auto& [key, exchange] : exchanges_) {
     if (exchange->parts.count({child.rank})) known = "which waits in " + key.Title();
   }
@@ -294,7 +294,7 @@ std::string Table::Describe(const Subtree& child) const {
 
 // ---- parts of other ranks, and the result ------------------------------------------------------
 
-// Receives and handles all messages that have arrived. Returns false if there were none.
+// Carries messages; false if none has arrived.
 bool Table::Serve(Lock* lock) {
   if (!IsConnected()) return false;
   bool any = false;
@@ -338,7 +338,7 @@ void Table::Handle(int from, Message message, const std::string& where) {
   Finish(found->second, std::move(message.numbers));
 }
 
-// Reduces the parts and sends them on if all parts have arrived.
+// Reduces and passes on if all parts are here.
 void Table::Advance(const Shared& exchange) {
   const Position& position = exchange->position;
   const size_t awaited = exchange->devices + position.children.size();
@@ -378,19 +378,19 @@ void Table::EndWhere(const std::string& reason, const Predicate& ends) {
 
 // ---- failure -----------------------------------------------------------------------------------
 
-void Table::Fail(const std::string& text, bool notify_ranks) {
+void Table::Fail(const std::string& text, bool tell_ranks) {
   Lock lock(mutex_);
-  if (Members::alive > 0 || IsConnected()) FailLocked(text, notify_ranks);
+  if (Members::alive > 0 || IsConnected()) FailLocked(text, tell_ranks);
 }
 
-void Table::FailLocked(const std::string& text, bool notify_ranks) {
+void Table::FailLocked(const std::string& text, bool tell_ranks) {
   for (const auto& [key, exchange] : exchanges_) {
-    notify_ranks = notify_ranks || (!key.is_local && exchange->arrived > 0);
+    tell_ranks = tell_ranks || (!key.is_local && exchange->arrived > 0);
   }
   if (failure_.empty()) failure_ = text;
-  if (notify_ranks && IsConnected() && !peers_->has_left() && !failed_for_good_) {
+  if (tell_ranks && IsConnected() && !peers_->has_left() && !failed_for_good_) {
     failed_for_good_ = true;
-    peers_->Broadcast({MessageKind::kFail, {}, {}, {}, {}, failure_});
+    peers_->Tell({MessageKind::kFail, {}, {}, {}, {}, failure_});
   }
   EndWhere(failure_, [&](const Exchange& e) { return failed_for_good_ || e.key.is_local; });
 }
@@ -409,7 +409,7 @@ void Table::Reset() {
   EndWhere("the layer was reset while a device waited in it",
            [](const Exchange& exchange) { return exchange.arrived > 0; });
   for (auto& [key, calls] : calls_) {
-    if (!key.is_local) calls.next = calls.complete;  // other ranks have not begun later calls
+    if (!key.is_local) calls.next = calls.complete;  // other ranks have not begun the others
   }
 }
 
@@ -462,7 +462,7 @@ void Table::Connect(std::unique_ptr<Transport> transport) {
 
 bool Table::IsConnected() const { return peers_ && peers_->size() > 1 && !forked; }
 
-// Returns the ranks of an exchange, ascending, or an empty vector for a local exchange.
+// The ranks that exchange, ascending; none for this process alone.
 std::vector<int> Table::RanksOf(const Contribution& own) const {
   const std::vector<int>& ranks = own.ranks;
   if (ranks.size() == 1) return {};
@@ -471,13 +471,12 @@ std::vector<int> Table::RanksOf(const Contribution& own) const {
     throw Error(Concat("SyncBatchNorm '", layer, "': ", parts...));
   };
   if (!peers_ && !ranks.empty()) {
-    fail("a group of ", ranks.size(), " ranks needs ", kInit, ". Call it first in this process.");
+    fail("its group has ", ranks.size(), " ranks, but ", kInit, " was not called in this process");
   }
   if (!peers_ || peers_->size() == 1) return {};
   if (forked) {
-    throw Error(Concat(own.shared_name, ": only the process that called ", kInit,
-                       " can synchronize, got a call in a process forked from rank ",
-                       peers_->rank()));
+    throw Error(Concat(own.shared_name, ": called in a process that was forked from rank ",
+                       peers_->rank(), "; only the process that called ", kInit, " synchronizes"));
   }
   if (ranks.empty()) {
     std::vector<int> all(static_cast<size_t>(peers_->size()));
@@ -487,13 +486,13 @@ std::vector<int> Table::RanksOf(const Contribution& own) const {
   if (!std::binary_search(ranks.begin(), ranks.end(), peers_->rank()) ||
       ranks.back() >= peers_->size()) {
     fail("its group must hold rank ", peers_->rank(), " and ranks below ", peers_->size(),
-         " only, got ranks up to ", ranks.back(),
-         ". Call gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
+         " only, got ranks up to ", ranks.back(), "; call gluon_syncbn.revert_sync_batchnorm "
+         "before a net is exported");
   }
   return ranks;
 }
 
-// Throws Error if the exchange needs a rank that has left.
+// A rank that has left sends no part, and no result.
 void Table::CheckLeft(const Exchange& exchange) {
   if (exchange.key.is_local || exchange.arrived == 0) return;
   std::vector<int> needed;

@@ -1,5 +1,5 @@
-// Carries messages between processes, by MPI or by the queues of a test. A Table calls it under its
-// mutex, so an implementation needs no lock.
+// Carries messages between processes: a small part of MPI, or the queues of a test. A Table calls
+// it under its mutex, so an implementation needs no lock.
 #pragma once
 #include <functional>
 #include <vector>
@@ -15,20 +15,20 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Starts to send and never blocks. Messages from one rank to another arrive in order.
+  // Starts to send; never waits. Messages from one process to another arrive in order.
   virtual void Send(int to, Bytes message) = 0;
 
-  // Receives the next complete message. Returns false if no message has arrived.
+  // Takes the next complete message; false if none has arrived.
   virtual bool Receive(int* from, Bytes* message) = 0;
 
-  // Returns true while a pending message needs calls of Receive to complete.
+  // True while a message is under way that makes progress only in calls of Receive.
   virtual bool Busy() const = 0;
 
-  // Ends all use of MPI.
+  // Ends all use of the medium.
   virtual void Close() = 0;
 
-  // Calls `closing`, on any thread, before the program calls MPI_Finalize, which waits for all
-  // ranks. If `closing` returns false, all ranks are aborted instead.
+  // `closing` is called, in whatever thread, before the program ends the medium (MPI_Finalize),
+  // which waits for all processes. Where it returns false, all are ended instead.
   virtual void OnClose(std::function<bool()> closing) = 0;
 };
 

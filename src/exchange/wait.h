@@ -1,5 +1,5 @@
-// The pauses of a waiting thread. It stays awake at first, because waking a sleeping thread takes
-// longer than an exchange, and sleeps later.
+// The pauses of a thread that waits. It stays awake at first, because waking a sleeping thread
+// takes longer than an exchange, and sleeps then.
 #pragma once
 #include <sys/prctl.h>
 
@@ -16,7 +16,7 @@ namespace syncbn {
 
 class Pause {
  public:
-  // A thread that `carries` messages receives them between its pauses, which stay short.
+  // A thread that `carries` messages looks for them between its pauses, which stay short.
   explicit Pause(bool carries) : carries_(carries) {}
   ~Pause() {
     if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_);
@@ -25,9 +25,9 @@ class Pause {
 
   void Restart() { start_ = Clock::now(); }
 
-  // Releases the mutex for one pause, until the time `until`, or until `over`, which `changed`
-  // announces. Returns the time for which the process was stopped (Ctrl-Z, a debugger, a suspended
-  // job). Deadlines do not count this time, because no device can arrive in it.
+  // Lets others have the mutex until `over`, which `changed` announces, until the time `until`, or
+  // for one pause. Returns the time in which the process was stopped (Ctrl-Z, a debugger, a
+  // suspended job): no deadline counts it, because nobody can arrive in it.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time until) {
     const Time now = Clock::now();
@@ -51,7 +51,7 @@ class Pause {
   }
 
  private:
-  // The shortest sleep takes 50 us on Linux by default, which would slow down processes that wait
+  // By default the shortest sleep takes 50 us on Linux, which would slow down processes that wait
   // for each other in turn.
   void LowerSlack() {
     if (slack_ > 0) return;
@@ -59,14 +59,14 @@ class Pause {
     prctl(PR_SET_TIMERSLACK, 1);
   }
 
-  // Devices or processes that arrive together need less time; computing takes longer.
+  // Devices or processes of one machine that arrive together take less; computing takes more.
   static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
   static constexpr std::chrono::seconds kSleep{1};
   static constexpr std::chrono::microseconds kSleepForMessages{500};
 
   const bool carries_;
   Time start_ = Clock::now();
-  int slack_ = 0;  // the thread's timer slack before LowerSlack, in nanoseconds
+  int slack_ = 0;  // of the thread, in nanoseconds, once it was changed
 };
 
 }  // namespace syncbn

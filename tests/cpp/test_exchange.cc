@@ -1,6 +1,6 @@
-// Tests exchanges between the devices of a process: many exchanges of random devices with random
-// delays, failures, resets and moves. Each device is a thread. A lost wake-up ends in a timeout of
-// the table or of ctest.
+// Tests exchanges of the devices of one process: many of random devices under random delays,
+// failures, resets, moves. A device is a thread here. A lost wake-up ends in a timeout, of the
+// table or of ctest.
 #include <functional>
 #include <random>
 #include <set>
@@ -23,7 +23,7 @@ using syncbn::Ticket;
 
 Device Cpu(int id) { return {"cpu", id}; }
 
-// A layer on `size` devices with its own table. Each device contributes one number.
+// A layer on `size` devices, of which each contributes one number; of a table of its own.
 struct Layer {
   Contribution Of(int id, double number) {
     Contribution own;
@@ -36,7 +36,9 @@ struct Layer {
     own.timeout_seconds = timeout;
     return own;
   }
-  double Sum(const Contribution& own, Ticket* ticket) { return table.Contribute(own, ticket)[0]; }
+  double Sum(const Contribution& own, Ticket* ticket) {
+    return table.Contribute(own, ticket)[0];
+  }
   double Forward(int id, double number = 0, Ticket* ticket = nullptr) {
     Ticket own;
     return Sum(Of(id, number), ticket == nullptr ? &own : ticket);
@@ -74,8 +76,8 @@ TEST(MomentsAreMergedByChannel) {
   }
 }
 
-// Training steps of a device, which is sometimes late. `ids` are all devices of the step,
-// ascending. Another exchange, or another order of the devices, has another sum.
+// Training steps of a device, which is late now and then; all devices of the step are `ids`,
+// ascending. Another exchange, or another order of the devices, makes another sum.
 void Train(Layer* layer, const std::vector<int>& ids, int id, int steps) {
   std::mt19937 random(static_cast<uint32_t>(id));
   for (int step = 0; step < steps; ++step) {
@@ -95,8 +97,8 @@ void Train(Layer* layer, const std::vector<int>& ids, int id, int steps) {
   }
 }
 
-// Steps of some devices, of all devices, and after a move to other devices, repeatedly. The order
-// of the texts "9" and "10" differs from the order of the ids.
+// The steps are made by some of the devices, by all, and after a move to others, again and again.
+// As texts, the ids 9 and 10 would be in another order.
 TEST(RandomDevices) {
   std::mt19937 random(1);
   for (int size : {2, 3, 5, 8}) {
@@ -161,13 +163,13 @@ TEST(TimeoutNamesWhoIsMissing) {
 
 TEST(TimeoutShowsWhereTheProgramStands) {
   Layer layer{2, 0.02};
-  syncbn::SetLocator([] { syncbn::ReportWhere("\nThe program stands at a line"); });
+  syncbn::SetLocator([] { syncbn::TellWhere("\nThe program stands at a line"); });
   const std::string text = ErrorOf([&] { layer.Forward(0); });
   syncbn::SetLocator(nullptr);
   CheckHas(text, "clears the error.\nThe program stands at a line\nThe usual causes");
 }
 
-// Returns the error of two devices that contribute to one exchange; it must be equal on both.
+// The error of two devices that contribute to one exchange, the same on both.
 std::string ErrorOfTwo(Layer* layer, const Contribution& first, const Contribution& second) {
   std::string texts[2];
   Parallel(2, [&](int i) {
@@ -203,7 +205,7 @@ TEST(ContributionsThatDoNotFitTogether) {
   CheckHas(texts[0] + texts[1], "SyncBatchNorm 'layer', backward: cpu(0) arrived twice");
 }
 
-// Returns the error of a device that waits for others during `action`.
+// The error of a device that waits for others while `action` is done.
 std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& action) {
   std::string text;
   std::thread waiting([&] { text = ErrorOf([&] { layer->Forward(id); }); });
@@ -213,7 +215,7 @@ std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& actio
   return text;
 }
 
-// All layers of the process have the first failure.
+// The first failure is that of all layers of the process.
 TEST(OneFailureEndsAllWaits) {
   Layer layer{2};
   syncbn::Members other("other");
@@ -243,7 +245,7 @@ TEST(AResetEndsAllWaits) {
 
 // ---- other devices than before -----------------------------------------------------------------
 
-// The caller does not expect the device, for example in a graph that was moved.
+// A device that is none of those whose names the caller knows, as in a graph that was moved.
 TEST(AnotherDeviceThanExpected) {
   Layer layer{2, 0.1};
   Contribution own = layer.Of(2, 0);
@@ -254,13 +256,13 @@ TEST(AnotherDeviceThanExpected) {
            "num_devices=2, but cpu(2) calls the layer as well as cpu(0), cpu(1)");
 }
 
-// A third device seems to be a moved net until a former device calls again.
+// A third device looks like a net that has moved, until one of the old devices calls again.
 TEST(MoreDevicesThanTheLayerHas) {
   for (const bool in_backward : {true, false}) {
     Layer layer{2};
     Ticket tickets[2];
     Parallel(2, [&](int id) { layer.Forward(id, 0, &tickets[id]); });
-    // The exchange must not reduce its number and the third device's number.
+    // Its number must not be reduced with that of the third device.
     const auto call_again = [&] { in_backward ? layer.Backward(tickets[0], 0) : layer.Forward(0); };
     std::string text;
     const std::string third = ErrorOfWait(&layer, 2, [&] { text = ErrorOf(call_again); });

@@ -1,6 +1,6 @@
-// Tests the guarantees of table.h between ranks: random programs of 2 to 100 ranks with one to
-// three devices in simulated time, an exchange of 1,024 ranks, random messages, and waiting
-// threads. GLUON_SYNCBN_NATIVE=full runs more programs and messages.
+// Tests what a table promises to other ranks (table.h): random programs of 2 to 100 ranks with one
+// to three devices in simulated time, an exchange of 1,024, random messages, and threads that wait.
+// GLUON_SYNCBN_NATIVE=full runs more of them.
 #include <array>
 #include <cmath>
 #include <numeric>
@@ -28,7 +28,7 @@ using syncbn::Waiting;
 constexpr double kTimeout = 1;  // seconds
 constexpr int kSteps = 8;
 
-// The part of a device in a layer's exchange. All devices contribute in each step.
+// A device's part in a layer's exchange, of which all devices take part in each step.
 Contribution Of(Members* members, const std::vector<int>& ranks = {}) {
   Contribution own;
   own.members = members;
@@ -41,7 +41,7 @@ Contribution Of(Members* members, const std::vector<int>& ranks = {}) {
   return own;
 }
 
-// How a program ends: normally, or by an action of one rank, the culprit, in some step.
+// How a program ends: as it should, or by what one rank, the culprit, does in some step.
 enum class End { kWell, kDies, kStops, kFails, kLeaves, kDisagrees };
 constexpr int kEnds = 6;
 
@@ -52,14 +52,14 @@ struct Pending {
 struct Actor {
   Actor(int of_rank, int of_id) : rank(of_rank), id(of_id) {}
   int rank, id;
-  int phases = 0;  // number of started phases, two in each step
+  int phases = 0;  // begun: two of each step
   bool began = false, late = false, over = false;
   Ticket tickets[2] = {};
   std::vector<Pending> pending = {};
 };
 
-// All devices of some ranks exchange in one layer, and all devices in another layer, in each step:
-// forward and then backward, in any order of the layers.
+// In each step, all devices of some ranks exchange in one layer and all in another one, forward and
+// then backward, in any order.
 class Program {
  public:
   Program(int size, uint32_t seed, End end) : size_(size), end_(end), sim_(size, seed) {
@@ -100,13 +100,12 @@ class Program {
   }
 
  private:
-  // Sums of these numbers depend on their order.
+  // Sums of these depend on their order.
   double NumberOf(int rank, int id, int phases) const {
     return std::pow(10, (7 * rank + 5 * id + phases) % 17) * (1 + rank) / 3;
   }
 
-  // All actors receive the same bits. If the ranks are a star, these are the bits of the sum in the
-  // order of ranks and devices.
+  // All get the same bits: those of the sum in the order of devices and ranks, if these are a star.
   void CheckResult(const Actor& actor, const syncbn::Exchange& exchange) {
     const Numbers& known = results_.emplace(exchange.key, exchange.result).first->second;
     CHECK(known == exchange.result, "rank ", actor.rank);
@@ -134,15 +133,15 @@ class Program {
     }
   }
 
-  // Returns true if the actor need not wait.
+  // True if the actor need not wait.
   bool Advance(Actor* actor) {
     Rank* const rank = sim_.ranks[actor->rank].get();
-    // Each wait is a thread's wait, and ends by itself.
+    // Each wait is one of a thread, and ends by itself.
     for (Pending& pending : actor->pending) rank->IsOver(&pending.waiting, sim_.now());
     for (Pending& pending : actor->pending) {
       const syncbn::Exchange& exchange = *pending.waiting.exchange;
       const auto waited = sim_.now() - pending.waiting.start;
-      // The limit is the timeout, the delay of other actors, and the patience of the tree.
+      // The timeout, the time in which others are late, and the patience of the tree.
       CHECK(waited < std::chrono::milliseconds(exchange.ranks.size() > 32 ? 5550 : 2950), "rank ",
             actor->rank, " of ", size_, " end ", static_cast<int>(end_));
       if (!exchange.error.empty()) throw syncbn::Error(exchange.error);
@@ -196,7 +195,7 @@ class Program {
     }
   }
 
-  // Runs the culprit's action. Returns true if the culprit makes no more steps.
+  // What the culprit does; true if it takes no step any more.
   bool Ends(Actor* actor) {
     if (end_ == End::kWell || end_ == End::kDisagrees) return false;
     if (end_ == End::kFails) sim_.ranks[actor->rank]->Fail("the ship sinks", true);
@@ -208,7 +207,7 @@ class Program {
     return true;
   }
 
-  // All actors receive the culprit's failure, or detect it by their own waits.
+  // All are told of the culprit, or wait for it by themselves.
   void CheckError(int rank, const std::string& error) const {
     const std::string culprit = "rank " + std::to_string(culprit_);
     if (end_ == End::kDies || end_ == End::kStops) CheckHas(error, culprit + ", which ");
@@ -221,8 +220,8 @@ class Program {
   const int size_;
   const End end_;
   Simulation sim_;
-  std::vector<std::array<std::unique_ptr<Members>, 2>> layers_;  // two for each rank
-  std::vector<int> devices_;                                     // one number for each rank
+  std::vector<std::array<std::unique_ptr<Members>, 2>> layers_;  // by rank
+  std::vector<int> devices_;                                     // by rank
   std::vector<int> some_;
   std::vector<Actor> actors_;
   std::map<Key, Numbers> results_;
@@ -237,7 +236,7 @@ TEST(RandomPrograms) {
   }
 }
 
-// The tree has two levels above the leaves. Results do not depend on the order of arrival.
+// In two levels above the leaves, whatever the order of arrival.
 TEST(AThousandRanks) {
   constexpr int kSize = 1024;
   Simulation sim(kSize, 1);
@@ -265,7 +264,7 @@ TEST(AThousandRanks) {
 
 // ---- messages ----------------------------------------------------------------------------------
 
-// A rank of four that receives arbitrary messages.
+// A rank of four, to which messages come from nowhere.
 struct Receiver {
   explicit Receiver(int rank, int size = 4)
       : number(rank), network(std::make_shared<Network>(size)), table(network, rank) {}
@@ -297,22 +296,22 @@ Message PartOf(const std::vector<int>& ranks, int64_t call = 0) {
   return part;
 }
 
-// A rank refuses messages that this version never sends.
+// Messages that no process of this version sends are refused, whatever they ask of a rank.
 TEST(MessagesThatAreRefused) {
   struct Case {
     int rank, from;
     Message message;
   };
   std::vector<Case> cases = {
-      {0, 1, PartOf({1})},          // the receiver is missing
-      {3, 1, PartOf({1, 2})},       // the receiver is missing
-      {0, 1, PartOf({0, 1, 100})},  // a rank does not exist
-      {1, 2, PartOf({-1, 1, 2})},   // a rank does not exist
-      {0, 1, PartOf({1, 0})},       // ranks are not ascending
-      {0, 3, PartOf({0, 1})},       // the sender is missing
-      {1, 0, PartOf({})},           // the sender is the parent
-      {0, 0, PartOf({})},           // the sender is the receiver
-      {0, 1, PartOf({}, -1)},       // the call is negative
+      {0, 1, PartOf({1})},              // without the receiver
+      {3, 1, PartOf({1, 2})},           // the same
+      {0, 1, PartOf({0, 1, 100})},      // a rank that there is not
+      {1, 2, PartOf({-1, 1, 2})},       // the same
+      {0, 1, PartOf({1, 0})},           // not ascending
+      {0, 3, PartOf({0, 1})},           // without the sender
+      {1, 0, PartOf({})},               // from the parent
+      {0, 0, PartOf({})},               // from itself
+      {0, 1, PartOf({}, -1)},           // a number that is none
       {0, 1, PartOf({}, int64_t{1} << 60)},
   };
   Message wrong = PartOf({});
@@ -327,7 +326,7 @@ TEST(MessagesThatAreRefused) {
     CheckHas(receiver.table.Failure(), "another version", "test_ranks.cc", c.rank);
     CHECK_EQ(receiver.table.InFlight(), 0u);
   }
-  for (const size_t size : {0, 9, 1000}) {  // truncated or with extra bytes
+  for (const size_t size : {0, 9, 1000}) {  // cut, or with something behind its end
     Receiver receiver(0);
     Bytes bytes = Encode(PartOf({}));
     bytes.resize(size);
@@ -336,7 +335,7 @@ TEST(MessagesThatAreRefused) {
   }
 }
 
-// Duplicate parts, and results that are unexpected, of another size, or not from the parent.
+// A part that comes twice; results that nobody waits for, of another size, or not from the parent.
 TEST(PartsAndResultsThatDoNotFit) {
   Receiver twice(0);
   for (int i = 0; i < 2; ++i) twice.Handle(1, Encode(PartOf({})));
@@ -348,14 +347,14 @@ TEST(PartsAndResultsThatDoNotFit) {
     if (i == 1) result.numbers = Numbers(2);
     if (i == 3) result.numbers = Numbers(1);
     if (i > 0 && i < 4) receiver.Begin({});
-    if (i == 4) receiver.Begin({1, 2});  // the root waits for the part of rank 2
+    if (i == 4) receiver.Begin({1, 2});  // it waits for the part of rank 2, and has no parent
     receiver.Handle(i == 2 ? 2 : 0, Encode(result));
     CHECK_EQ(receiver.table.Failure().empty(), i == 3, i);
     if (i == 3) CHECK(receiver.waiting.exchange->over);
   }
 }
 
-// The other ranks' exchange may have ended any number of exchanges before.
+// However many exchanges ago the others' one has ended.
 TEST(GroupsThatDiffer) {
   for (const int calls : {1, 100}) {
     Receiver receiver(0);
@@ -365,13 +364,13 @@ TEST(GroupsThatDiffer) {
       CHECK(receiver.waiting.exchange->over);
     }
     receiver.Handle(2, Encode(PartOf({})));
-    CheckHas(receiver.table.Failure(),
-             "rank 0 has channels=1, dtype=float32, axis=0, epsilon=0 "
-             "(synchronized: ranks 0, 1), but rank 2 has channels=1");
+    CheckHas(receiver.table.Failure(), "rank 0 has channels=1, dtype=float32, axis=0, epsilon=0 "
+                                       "(synchronized: ranks 0, 1), but rank 2 has channels=1");
   }
 }
 
-// Random and mutated messages end in a reported failure or in a wait.
+// Random and mutated messages end in a failure that is told, or wait; nothing else. More of them
+// with GLUON_SYNCBN_NATIVE=full.
 TEST(RandomMessages) {
   std::mt19937 random(7);
   const auto below = [&](uint32_t size) { return static_cast<int>(random() % size); };
@@ -421,7 +420,7 @@ TEST(RandomMessages) {
 
 // ---- threads -----------------------------------------------------------------------------------
 
-// A rank aborts the others after a failure only if one of them does not leave.
+// After a failure a rank ends the others only if one of them does not leave.
 TEST(ARankThatDoesNotLeave) {
   const auto network = std::make_shared<Network>(2);
   Rank first(network, 0), second(network, 1);
@@ -434,8 +433,8 @@ TEST(ARankThatDoesNotLeave) {
   CHECK(!third.Disconnect(1, 0.01));
 }
 
-// Each rank has two devices and three layers, whose exchanges overlap in any order. Then rank 0
-// fails, and all waits end, also a wait for a device of the same rank.
+// Each rank has two devices and three layers, whose exchanges meet in any order; then rank 0 fails,
+// and all waits end, also one for a device of the own rank.
 TEST(ThreadsThatWait) {
   constexpr int kRanks = 4, kLayers = 3, kDevices = 2;
   const auto network = std::make_shared<Network>(kRanks);
@@ -468,7 +467,7 @@ TEST(ThreadsThatWait) {
     if (i == 0) {
       Sleep(20);
       ranks[0]->Fail("the ship sinks", true);
-    } else if (i % kDevices == 0) {  // the other device never arrives
+    } else if (i % kDevices == 0) {  // the other device never comes
       CheckHas(ErrorOf([&] { exchange(i, &ticket, Phase::kForward); }), "the ship sinks");
     }
   });
@@ -482,7 +481,7 @@ TEST(NothingBeginsAfterLeaving) {
   Receiver receiver(1);
   receiver.table.Leave();
   CheckHas(ErrorOf([&] { receiver.Begin({}); }), "called after gluon_syncbn.distributed.shut");
-  receiver.Begin({1});  // devices of this process continue
+  receiver.Begin({1});  // the devices of this process go on
   CHECK(receiver.waiting.exchange->over);
 }
 
