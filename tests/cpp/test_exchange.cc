@@ -36,9 +36,7 @@ struct Layer {
     own.timeout_seconds = timeout;
     return own;
   }
-  double Sum(const Contribution& own, Ticket* ticket) {
-    return table.Contribute(own, ticket)[0];
-  }
+  double Sum(const Contribution& own, Ticket* ticket) { return table.Contribute(own, ticket)[0]; }
   double Forward(int id, double number = 0, Ticket* ticket = nullptr) {
     Ticket own;
     return Sum(Of(id, number), ticket == nullptr ? &own : ticket);
@@ -163,7 +161,7 @@ TEST(TimeoutNamesWhoIsMissing) {
 
 TEST(TimeoutShowsWhereTheProgramStands) {
   Layer layer{2, 0.02};
-  syncbn::SetLocator([] { syncbn::TellWhere("\nThe program stands at a line"); });
+  syncbn::SetLocator([] { syncbn::ReportWhere("\nThe program stands at a line"); });
   const std::string text = ErrorOf([&] { layer.Forward(0); });
   syncbn::SetLocator(nullptr);
   CheckHas(text, "clears the error.\nThe program stands at a line\nThe usual causes");

@@ -303,15 +303,15 @@ TEST(MessagesThatAreRefused) {
     Message message;
   };
   std::vector<Case> cases = {
-      {0, 1, PartOf({1})},              // without the receiver
-      {3, 1, PartOf({1, 2})},           // the same
-      {0, 1, PartOf({0, 1, 100})},      // a rank that there is not
-      {1, 2, PartOf({-1, 1, 2})},       // the same
-      {0, 1, PartOf({1, 0})},           // not ascending
-      {0, 3, PartOf({0, 1})},           // without the sender
-      {1, 0, PartOf({})},               // from the parent
-      {0, 0, PartOf({})},               // from itself
-      {0, 1, PartOf({}, -1)},           // a number that is none
+      {0, 1, PartOf({1})},          // without the receiver
+      {3, 1, PartOf({1, 2})},       // the same
+      {0, 1, PartOf({0, 1, 100})},  // a rank that there is not
+      {1, 2, PartOf({-1, 1, 2})},   // the same
+      {0, 1, PartOf({1, 0})},       // not ascending
+      {0, 3, PartOf({0, 1})},       // without the sender
+      {1, 0, PartOf({})},           // from the parent
+      {0, 0, PartOf({})},           // from itself
+      {0, 1, PartOf({}, -1)},       // a number that is none
       {0, 1, PartOf({}, int64_t{1} << 60)},
   };
   Message wrong = PartOf({});
@@ -364,8 +364,9 @@ TEST(GroupsThatDiffer) {
       CHECK(receiver.waiting.exchange->over);
     }
     receiver.Handle(2, Encode(PartOf({})));
-    CheckHas(receiver.table.Failure(), "rank 0 has channels=1, dtype=float32, axis=0, epsilon=0 "
-                                       "(synchronized: ranks 0, 1), but rank 2 has channels=1");
+    CheckHas(receiver.table.Failure(),
+             "rank 0 has channels=1, dtype=float32, axis=0, epsilon=0 "
+             "(synchronized: ranks 0, 1), but rank 2 has channels=1");
   }
 }
 
