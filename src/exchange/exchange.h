@@ -102,9 +102,9 @@ struct Exchange {
   Place first;  // the place that arrived first, whose signature it is
   std::map<Place, Part> parts;
   Members* members = nullptr;  // null for a call of the program, or while no device is here
-  size_t devices = 0;          // that must arrive here; 0 while none has
+  size_t devices = 0;  // that must arrive here; 0 while none has
   size_t arrived = 0;
-  Time start;                  // the first device's arrival
+  Time start;           // the first device's arrival
   std::optional<size_t> sent;  // how many numbers went to the parent
   std::atomic<bool> over{false};
   std::condition_variable changed;

@@ -13,7 +13,7 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e38;       // to be changed with the format
+constexpr uint64_t kMark = 0x53424e38;  // to be changed with the format
 constexpr int64_t kMost = int64_t{1} << 53;  // of a call and of repeats
 
 // Calls `visit` for each field of a message, in the order of their bytes.

@@ -39,8 +39,8 @@ std::string Text(const Signature& signature) {
 std::string Text(const Terms& terms, bool of_device) {
   const std::string signature = Text(terms.signature);
   if (!of_device) {
-    return Concat("rank ", terms.place.rank, " has ", signature,
-                  " (synchronized: ", Ranks(terms.ranks), ")");
+    return Concat("rank ", terms.place.rank, " has ", signature, " (synchronized: ",
+                  Ranks(terms.ranks), ")");
   }
   return Concat(terms.place.device.Name(), " has ", signature, ", num_devices=", terms.devices,
                 " (shape ", Shape(terms.shape), ")");
@@ -74,41 +74,35 @@ std::string RanksMissingReport(const Exchange& exchange, const std::vector<int>&
                                const std::vector<std::string>& missing, double seconds,
                                const std::string& where) {
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
-                missing.size(), " of ", exchange.ranks.size(),
-                " processes. Arrived: ", present.empty() ? "none" : Ranks(present),
-                ". Missing: ", Join(missing, "; "), ".", kStartAgain, where, kHang);
+                missing.size(), " of ", exchange.ranks.size(), " processes. Arrived: ",
+                present.empty() ? "none" : Ranks(present), ". Missing: ", Join(missing, "; "), ".",
+                kStartAgain, where, kHang);
 }
 
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {
   const bool of_devices = a.place.rank == b.place.rank;
-  return Concat(key.Title(), ": ", of_devices ? "devices" : "processes",
-                " disagree: ", Text(a, of_devices), ", but ", Text(b, of_devices), ".",
+  return Concat(key.Title(), ": ", of_devices ? "devices" : "processes", " disagree: ",
+                Text(a, of_devices), ", but ", Text(b, of_devices), ".",
                 of_devices ? kRecover : kStartAgain);
 }
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size) {
   return Concat(Quoted(layer), ": num_devices=", size, ", but ", device.Name(),
-                " calls the layer as well as ", Names(others),
-                "; give num_devices the number of "
+                " calls the layer as well as ", Names(others), "; give num_devices the number of "
                 "contexts that get a shard of the batch, and call net.hybridize() again after "
-                "moving a net to other contexts.",
-                kRecover);
+                "moving a net to other contexts.", kRecover);
 }
 
 std::string NoParticipantReport(const std::string& layer, const Device& device,
                                 const std::set<Device>& participants) {
-  return Concat(Quoted(layer), ": ", device.Name(),
-                " calls the layer, but "
-                "this step has shards on ",
-                Names(participants), " only.", kRecover);
+  return Concat(Quoted(layer), ": ", device.Name(), " calls the layer, but "
+                "this step has shards on ", Names(participants), " only.", kRecover);
 }
 
 std::string TwiceReport(const Key& key, const Device& device) {
-  return Concat(key.Title(), ": ", device.Name(),
-                " arrived twice in one call; every context may "
-                "hold one shard of the batch.",
-                kRecover);
+  return Concat(key.Title(), ": ", device.Name(), " arrived twice in one call; every context may "
+                "hold one shard of the batch.", kRecover);
 }
 
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure) {

@@ -124,8 +124,8 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   key.repeat = own.repeat;
   if (!failure_.empty()) throw Error(EarlierFailureReport(key, own.device, failure_));
   if (!key.is_local && peers_->has_left()) {
-    throw Error(
-        Concat(key.Title(), ": called after ", kShutdown, ", or while MPI or the program ends"));
+    throw Error(Concat(key.Title(), ": called after ", kShutdown,
+                       ", or while MPI or the program ends"));
   }
   if (own.members != nullptr) Follow(own.members);
   if (own.phase == Phase::kBackward && ticket->generation != own.members->generation_ &&
@@ -140,8 +140,8 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     } else {
       if (own.phase == Phase::kForward) Enter(own, &key, ticket);
       if (ticket->generation != own.members->generation_) {
-        throw Error(TooManyDevicesReport(own.members->layer, own.device, own.members->Devices(),
-                                         own.devices));
+        throw Error(TooManyDevicesReport(own.members->layer, own.device,
+                                         own.members->Devices(), own.devices));
       }
       key.call = ticket->number;
       if (ticket->participants) expected = ticket->participants.get();
@@ -159,12 +159,7 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     if (is_last && own.phase != Phase::kBackward) Complete(own, exchange);
     Advance(exchange);
     const Duration timeout = ToDuration(own.timeout_seconds);
-    return {exchange,
-            &own,
-            expected,
-            is_last,
-            now,
-            now + timeout,
+    return {exchange, &own, expected, is_last, now, now + timeout,
             now + std::min<Duration>(timeout, kNotice)};
   } catch (const Error& error) {
     FailLocked(error.what(), !key.is_local);
@@ -182,8 +177,8 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
     if (is_over) {
       const Exchange& latest = *calls->second.latest;
       if (latest.signature == terms.signature && latest.ranks == terms.ranks) Refuse();
-      throw Error(
-          DisagreementReport(key, {{OwnRank()}, latest.signature, latest.ranks, 0, {}}, terms));
+      throw Error(DisagreementReport(
+          key, {{OwnRank()}, latest.signature, latest.ranks, 0, {}}, terms));
     }
     const auto exchange = std::make_shared<Exchange>();
     exchange->key = key;
@@ -201,8 +196,8 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
   }
   // A device differs from another one, if there is one.
   const auto device = exchange.parts.lower_bound({OwnRank()});
-  const bool of_devices =
-      terms.devices > 0 && device != exchange.parts.end() && device->first.rank == OwnRank();
+  const bool of_devices = terms.devices > 0 && device != exchange.parts.end() &&
+                          device->first.rank == OwnRank();
   const Place& first = of_devices ? device->first : exchange.first;
   throw Error(DisagreementReport(key,
                                  {first, exchange.signature, exchange.ranks, exchange.devices,
@@ -261,19 +256,19 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
     const bool are_expected =
         waiting.expected != nullptr && waiting.expected->size() == exchange.devices;
     for (const auto& [place, part] : exchange.parts) {
-      const bool is_other =
-          are_expected && place.rank == OwnRank() && !waiting.expected->count(place.device);
+      const bool is_other = are_expected && place.rank == OwnRank() &&
+                            !waiting.expected->count(place.device);
       if (!is_other) continue;
       return TooManyDevicesReport(exchange.members->layer, place.device, *waiting.expected,
                                   exchange.devices);
     }
-    const std::set<Device> known = are_expected ? *waiting.expected : exchange.members->Devices();
+    const std::set<Device> known =
+        are_expected ? *waiting.expected : exchange.members->Devices();
     return DevicesMissingReport(exchange, OwnRank(), known, seconds, where);
   }
   if (exchange.sent) {
     return RanksMissingReport(exchange, {OwnRank()},
-                              {Concat("rank ", exchange.position.parent,
-                                      ", which does not answer: "
+                              {Concat("rank ", exchange.position.parent, ", which does not answer: "
                                       "it computes, has left the loop or has died")},
                               seconds, where);
   }
@@ -491,8 +486,7 @@ std::vector<int> Table::RanksOf(const Contribution& own) const {
   if (!std::binary_search(ranks.begin(), ranks.end(), peers_->rank()) ||
       ranks.back() >= peers_->size()) {
     fail("its group must hold rank ", peers_->rank(), " and ranks below ", peers_->size(),
-         " only, got ranks up to ", ranks.back(),
-         "; call gluon_syncbn.revert_sync_batchnorm "
+         " only, got ranks up to ", ranks.back(), "; call gluon_syncbn.revert_sync_batchnorm "
          "before a net is exported");
   }
   return ranks;

@@ -54,13 +54,13 @@ class Members {
   // Forgets all devices and calls.
   void Restart();
 
-  std::map<Device, int64_t> next_;      // call of each member
-  int64_t start_ = 0;                   // first call of a new member
-  std::map<int64_t, int64_t> numbers_;  // of the calls that not all devices have made
-  std::set<Device> former_;             // before the net moved
-  Participants participants_;           // of the next forward calls
-  int64_t generation_ = 0;              // grows with each restart
-  int64_t resets_ = 0;                  // of the table, that this layer has followed
+  std::map<Device, int64_t> next_;     // call of each member
+  int64_t start_ = 0;                  // first call of a new member
+  std::map<int64_t, int64_t> numbers_; // of the calls that not all devices have made
+  std::set<Device> former_;            // before the net moved
+  Participants participants_;          // of the next forward calls
+  int64_t generation_ = 0;             // grows with each restart
+  int64_t resets_ = 0;                 // of the table, that this layer has followed
   std::map<Device, double> wait_seconds_;
 };
 
@@ -79,10 +79,10 @@ struct Contribution {
   int64_t repeat = 0;
   Signature signature{};
   Numbers numbers{};
-  size_t devices = 1;                          // of this process, if the ticket names none
+  size_t devices = 1;          // of this process, if the ticket names none
   const std::set<Device>* expected = nullptr;  // if the caller knows them; for messages
-  std::vector<int> ranks{};                    // ascending; empty for all
-  std::string shared_name{};                   // of the layer or call, equal on all ranks
+  std::vector<int> ranks{};  // ascending; empty for all
+  std::string shared_name{};  // of the layer or call, equal on all ranks
   double timeout_seconds = 0;
 };
 

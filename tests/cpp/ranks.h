@@ -23,7 +23,7 @@ struct Network {
   }
 
   std::mutex mutex;
-  std::vector<std::deque<std::pair<int, syncbn::Bytes>>> queues;  // by receiver
+  std::vector<std::deque<std::pair<int, syncbn::Bytes>>> queues;  // one for each receiver
   std::function<void(int from, int to, syncbn::Bytes message)> send =
       [this](int from, int to, syncbn::Bytes message) { Deliver(from, to, std::move(message)); };
 };

@@ -36,7 +36,9 @@ struct Layer {
     own.timeout_seconds = timeout;
     return own;
   }
-  double Sum(const Contribution& own, Ticket* ticket) { return table.Contribute(own, ticket)[0]; }
+  double Sum(const Contribution& own, Ticket* ticket) {
+    return table.Contribute(own, ticket)[0];
+  }
   double Forward(int id, double number = 0, Ticket* ticket = nullptr) {
     Ticket own;
     return Sum(Of(id, number), ticket == nullptr ? &own : ticket);
@@ -213,7 +215,7 @@ std::string ErrorOfWait(Layer* layer, int id, const std::function<void()>& actio
   return text;
 }
 
-// The first failure is that of all layers of the process.
+// All layers of the process get the first failure.
 TEST(OneFailureEndsAllWaits) {
   Layer layer{2};
   syncbn::Members other("other");
@@ -260,7 +262,7 @@ TEST(MoreDevicesThanTheLayerHas) {
     Layer layer{2};
     Ticket tickets[2];
     Parallel(2, [&](int id) { layer.Forward(id, 0, &tickets[id]); });
-    // Its number must not be reduced with that of the third device.
+    // Its number must not be reduced with the third device's number.
     const auto call_again = [&] { in_backward ? layer.Backward(tickets[0], 0) : layer.Forward(0); };
     std::string text;
     const std::string third = ErrorOfWait(&layer, 2, [&] { text = ErrorOf(call_again); });

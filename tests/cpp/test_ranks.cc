@@ -58,7 +58,7 @@ struct Actor {
   std::vector<Pending> pending = {};
 };
 
-// In each step, all devices of some ranks exchange in one layer and all in another one, forward and
+// All devices of some ranks exchange in one layer and all in another one in each step, forward and
 // then backward, in any order.
 class Program {
  public:
@@ -105,7 +105,7 @@ class Program {
     return std::pow(10, (7 * rank + 5 * id + phases) % 17) * (1 + rank) / 3;
   }
 
-  // All get the same bits: those of the sum in the order of devices and ranks, if these are a star.
+  // All get the same bits: the sum in the order of devices and ranks, if the ranks are a star.
   void CheckResult(const Actor& actor, const syncbn::Exchange& exchange) {
     const Numbers& known = results_.emplace(exchange.key, exchange.result).first->second;
     CHECK(known == exchange.result, "rank ", actor.rank);
@@ -220,8 +220,8 @@ class Program {
   const int size_;
   const End end_;
   Simulation sim_;
-  std::vector<std::array<std::unique_ptr<Members>, 2>> layers_;  // by rank
-  std::vector<int> devices_;                                     // by rank
+  std::vector<std::array<std::unique_ptr<Members>, 2>> layers_;  // one element for each rank
+  std::vector<int> devices_;  // one element for each rank
   std::vector<int> some_;
   std::vector<Actor> actors_;
   std::map<Key, Numbers> results_;
@@ -236,7 +236,7 @@ TEST(RandomPrograms) {
   }
 }
 
-// In two levels above the leaves, whatever the order of arrival.
+// The tree has two levels above the leaves; any order of arrival gives the same sum.
 TEST(AThousandRanks) {
   constexpr int kSize = 1024;
   Simulation sim(kSize, 1);
@@ -303,15 +303,15 @@ TEST(MessagesThatAreRefused) {
     Message message;
   };
   std::vector<Case> cases = {
-      {0, 1, PartOf({1})},          // without the receiver
-      {3, 1, PartOf({1, 2})},       // the same
-      {0, 1, PartOf({0, 1, 100})},  // a rank that there is not
-      {1, 2, PartOf({-1, 1, 2})},   // the same
-      {0, 1, PartOf({1, 0})},       // not ascending
-      {0, 3, PartOf({0, 1})},       // without the sender
-      {1, 0, PartOf({})},           // from the parent
-      {0, 0, PartOf({})},           // from itself
-      {0, 1, PartOf({}, -1)},       // a number that is none
+      {0, 1, PartOf({1})},              // lacks the receiver
+      {3, 1, PartOf({1, 2})},           // the same
+      {0, 1, PartOf({0, 1, 100})},      // a rank that there is not
+      {1, 2, PartOf({-1, 1, 2})},       // the same
+      {0, 1, PartOf({1, 0})},           // not ascending
+      {0, 3, PartOf({0, 1})},           // lacks the sender
+      {1, 0, PartOf({})},               // the parent sent it
+      {0, 0, PartOf({})},               // it sent it itself
+      {0, 1, PartOf({}, -1)},           // a number that is none
       {0, 1, PartOf({}, int64_t{1} << 60)},
   };
   Message wrong = PartOf({});
@@ -364,9 +364,8 @@ TEST(GroupsThatDiffer) {
       CHECK(receiver.waiting.exchange->over);
     }
     receiver.Handle(2, Encode(PartOf({})));
-    CheckHas(receiver.table.Failure(),
-             "rank 0 has channels=1, dtype=float32, axis=0, epsilon=0 "
-             "(synchronized: ranks 0, 1), but rank 2 has channels=1");
+    CheckHas(receiver.table.Failure(), "rank 0 has channels=1, dtype=float32, axis=0, epsilon=0 "
+                                       "(synchronized: ranks 0, 1), but rank 2 has channels=1");
   }
 }
 

@@ -155,7 +155,7 @@ assert devices.map(int) == [0, 0]
 
 
 def run(body):
-    """Runs a program, which has to succeed in less than the layers' own timeout."""
+    """Run a program, which has to succeed in less than the layers' own timeout."""
     options = {"GLUON_SYNCBN_TIMEOUT": "60", "PYTHONFAULTHANDLER": "1"}
     process = run_python(f"{SETUP}{body}\nprint('done')", timeout=50, **options)
     assert process.returncode == 0, process.stderr
