@@ -1,12 +1,17 @@
-// The functions that Python calls through ctypes: registration, layers, timeouts and failures. If
-// the comment does not say otherwise, a function that returns an int returns 0, or -1 with the text
-// in gluon_syncbn_last_error.
+// The functions that Python calls through ctypes: registration, layers, timeouts, failures and
+// processes. If the comment does not say otherwise, a function that returns an int returns 0, or -1
+// with the text in gluon_syncbn_last_error.
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,6 +19,7 @@
 #include "core/error.h"
 #include "core/parallel_for.h"
 #include "core/program.h"
+#include "exchange/table.h"
 #include "kernels/cpu/passes.h"
 #include "mxnet/engine.h"
 #include "mxnet/mxnet_api.h"
@@ -201,3 +207,56 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) {
 }
 
 SYNCBN_EXPORT(int, gluon_syncbn_num_threads) { return syncbn::NumThreads(); }
+
+// ---- several processes -------------------------------------------------------------------------
+
+// Takes ownership of a syncbn::Transport that was created by new.
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
+  return CatchAll([&] {
+    Table::Get().Connect(
+        std::unique_ptr<syncbn::Transport>(static_cast<syncbn::Transport*>(transport)));
+  });
+}
+
+// Sets numbers[i] to the sum over all ranks. Calls with the same name match by their order.
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_sum, const char* name, const char* signature,
+              double* numbers, int64_t size, double timeout) {
+  return CatchAll([&] {
+    syncbn::Contribution own;
+    own.phase = syncbn::Phase::kCall;
+    own.shared_name = name;
+    own.signature.text = signature;
+    own.numbers.assign(numbers, numbers + size);
+    own.timeout_seconds = timeout;
+    const syncbn::Numbers sums = Table::Get().Contribute(own, nullptr);
+    std::copy(sums.begin(), sums.end(), numbers);
+  });
+}
+
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
+  return CatchAll([&] { Table::Get().Leave(); });
+}
+
+// Ends the process with this text after so many seconds, unless there is another call before. A
+// Python thread could not end a call that holds the GIL, like mpi4py's call of MPI_Init.
+SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
+  static std::atomic<int> calls{0};
+  return CatchAll([&, text = std::string(text)] {
+    const int call = ++calls;
+    if (text.empty()) return;
+    std::thread([=] {
+      std::this_thread::sleep_for(syncbn::ToDuration(seconds));
+      if (calls != call) return;
+      std::fprintf(stderr, "%s\n", text.c_str());
+      _exit(1);
+    }).detach();
+  });
+}
+
+// Waits until all other ranks have left, at most for the timeout.
+SYNCBN_EXPORT(int, gluon_syncbn_distributed_stop, double timeout) {
+  return CatchAll([&] {
+    constexpr double kAfterFailure = 10;  // some ranks may never leave; others end soon
+    Table::Get().Disconnect(timeout, std::min(timeout, kAfterFailure));
+  });
+}

@@ -92,8 +92,8 @@ void CheckCanSynchronize(int num_devices) {
   }
   const char* engine = std::getenv("MXNET_ENGINE_TYPE");
   if (num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
-    throw Error(Concat("SyncBatchNorm: num_devices must be 1 with MXNET_ENGINE_TYPE=NaiveEngine, ",
-                       "which runs one operator at a time, got ", num_devices,
+    throw Error(Concat("SyncBatchNorm: expected num_devices=1 with MXNET_ENGINE_TYPE=NaiveEngine, ",
+                       "which runs one operator at a time, got num_devices=", num_devices,
                        ". Unset MXNET_ENGINE_TYPE."));
   }
 }
@@ -184,8 +184,8 @@ int InferShape(int size, int* ndims, int** shapes, void* state) {
     const int position = axis < 0 ? axis + ndim : axis;
     properties->x_shape.assign(shapes[0], shapes[0] + ndim);
     if (position < 0 || position >= ndim) {
-      ThrowError(properties->node, "axis must be one of the ", ndim, " dimensions of data, got ",
-                 axis);
+      ThrowError(properties->node, "axis must be one of data's dimensions, got axis ", axis,
+                 " for ", ndim, " dimensions");
     }
     properties->channel_shape.assign(1, properties->x_shape[position]);
     for (int i = 1; i < size; ++i) {

@@ -47,9 +47,9 @@ std::unique_ptr<Backend> MakeBackend(const Device& device, Allocator allocator) 
   return MakeCudaBackend(device, allocator);
 #else
   (void)allocator;
-  throw Error(Concat("SyncBatchNorm on ", device.Name(), ": this build of gluon_syncbn has CPU ",
-                     "kernels only, because " SYNCBN_CUDA_MISSING "; install a working nvcc, ",
-                     "which comes with the CUDA toolkit, and build it again with ",
+  throw Error(Concat("SyncBatchNorm on ", device.Name(), ": gluon_syncbn must be built with CUDA, ",
+                     "got a build for CPUs because " SYNCBN_CUDA_MISSING ". Install a working ",
+                     "nvcc, which the CUDA toolkit contains, and build gluon_syncbn again with ",
                      "`GLUON_SYNCBN_CUDA=1 pip install .`"));
 #endif
 }

@@ -24,8 +24,8 @@ void WarnOfSingleValue(const std::string& layer) {
   static std::once_flag once;
   std::call_once(once, [&] {
     std::fprintf(stderr,
-                 "gluon_syncbn: SyncBatchNorm '%s' must have at least two values per channel over "
-                 "all devices, got one. Its output is beta, whatever the input is.\n",
+                 "gluon_syncbn: SyncBatchNorm '%s' trains on one value per channel over all "
+                 "devices. Expected at least two: its output is beta, whatever the input is.\n",
                  layer.c_str());
   });
 }

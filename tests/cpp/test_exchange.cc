@@ -283,7 +283,7 @@ TEST(MoreDevicesWhileOneWaits) {
 TEST(ParticipantsChangeBetweenForwardAndBackward) {
   Layer layer{3};
   layer.table.SetParticipants(&layer.members, {Cpu(0), Cpu(2)});
-  CheckHas(ErrorOf([&] { layer.Forward(1); }), "names only cpu(0), cpu(2)");
+  CheckHas(ErrorOf([&] { layer.Forward(1); }), "shards on cpu(0), cpu(2) only");
   layer.table.Reset();
   Ticket tickets[3];
   Parallel(2, [&](int i) { CHECK_EQ(layer.Forward(2 * i, 1, &tickets[2 * i]), 2); });

@@ -8,8 +8,8 @@ namespace {
 
 TEST(GpuIsRefusedWhereCudaWasNotBuilt) {
   CheckHas(ErrorOf([] { syncbn::MakeBackend({"gpu", 1}, nullptr); }),
-           "SyncBatchNorm on gpu(1): this build of gluon_syncbn has CPU kernels only, because it "
-           "was built for native tests; install a working nvcc");
+           "SyncBatchNorm on gpu(1): gluon_syncbn must be built with CUDA, got a build for CPUs "
+           "because it was built for native tests. Install a working nvcc");
 }
 
 // A symbol from a file can be bound to arrays of other shapes.

@@ -40,8 +40,8 @@ void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream) {
   for (const VectorCopy& copy : copies) longest = std::max(longest, copy.size);
   if (longest == 0) return;
   if (copies.size() > kMaxVectors) {
-    throw DeviceError(
-        Concat("CopyVectors: at most ", kMaxVectors, " vectors expected, got ", copies.size()));
+    throw DeviceError(Concat("CopyVectors: there must be at most ", kMaxVectors, " vectors, got ",
+                             copies.size()));
   }
   Copies all = {};
   std::copy(copies.begin(), copies.end(), all.each);
