@@ -34,7 +34,7 @@ std::string Key::Title() const {
   return Concat("SyncBatchNorm '", layer, "', ", phase == Phase::kForward ? "forward" : "backward");
 }
 
-// A rank is known here by its index in `ranks`, and a subtree is as wide as a power of kArity.
+// Here a rank is its index in `ranks`, and a subtree is as wide as a power of kArity.
 Position PositionOf(int rank, const std::vector<int>& ranks) {
   const int size = static_cast<int>(ranks.size());
   const int index =
@@ -72,8 +72,8 @@ Numbers Exchange::Reduce() {
   Numbers reduced = std::move(part->second.numbers);
   const bool is_sum = signature.operation == Operation::kSum;
   if (!is_sum && reduced.size() % 2 != 1) {
-    throw Error(Concat(key.Title(), ": moments must be a count and two numbers of each channel, ",
-                       "got ", reduced.size(), " numbers"));
+    throw Error(Concat(key.Title(), ": moments must be a count and two numbers per channel, got ",
+                       reduced.size(), " numbers"));
   }
   while (++part != parts.end()) {
     const Numbers& higher = part->second.numbers;

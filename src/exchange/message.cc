@@ -1,5 +1,4 @@
-// Messages to bytes and back: a mark, then one field after the other, texts and arrays after their
-// lengths.
+// The bytes are a mark and then one field after the other, texts and arrays after their lengths.
 #include "exchange/message.h"
 
 #include <algorithm>
@@ -13,10 +12,10 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e38;  // to be changed with the format
-constexpr int64_t kMost = int64_t{1} << 53;  // of a call and of repeats
+constexpr uint64_t kMark = 0x53424e38;         // change it with the format
+constexpr int64_t kMostCalls = int64_t{1} << 53;  // likewise repeats
 
-// Calls `visit` for each field of a message, in the order of their bytes.
+// Call `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
 void ForEachField(AnyMessage* message, const Visit& visit) {
   visit(message->kind);
@@ -54,7 +53,7 @@ void Write(const Field& field, Bytes* to) {
   }
 }
 
-// Takes fields one after the other; none reaches past the end.
+// Reads fields one after the other, never past the end.
 struct Reader {
   template <typename Field>
   void Read(Field* field) {
@@ -86,9 +85,9 @@ bool IsUpTo(Enum last, Enum value) {
   return Enum{} <= value && value <= last;
 }
 
-bool IsCount(int64_t number) { return 0 <= number && number <= kMost; }
+bool IsCount(int64_t number) { return 0 <= number && number <= kMostCalls; }
 
-// Ascending, below `size`, and with the rank of this process.
+// Return true if the ranks ascend, are below `size` and contain the rank of this process.
 bool AreRanks(const std::vector<int>& ranks, int rank, int size) {
   const auto not_ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>());
   return !ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
@@ -104,7 +103,8 @@ bool IsChild(int from, int rank, const std::vector<int>& ranks) {
 }  // namespace
 
 void Refuse() {
-  throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
+  throw Error("all processes must run one version of gluon_syncbn, got a message of another "
+              "version. Install the same version for all processes.");
 }
 
 Bytes Encode(const Message& message) {
