@@ -1,26 +1,26 @@
 """Synchronized batch normalization for MXNet Gluon."""
 
 # It refuses a wrong MXNet before another module fails over what that one lacks.
-from .common import mxnet_version  # noqa: F401
+from . import compat  # noqa: F401
 
 # isort: split
 from . import distributed, gluoncv
-from .common.version import __version__
+from .compat import __version__
 from .devices.devices import Devices
+from .installation import available_contexts
 from .layer.batch_norm import SyncBatchNorm
 from .layer.convert import (
     convert_sync_batchnorm,
     freeze_statistics,
     revert_sync_batchnorm,
 )
+from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
 from .native.library import features
 from .parallel.net import make_parallel, revert_parallel
 from .parallel.plain_loop import allow_plain_loop
-from .statistics.recompute import recompute_statistics
-from .tools.contexts import available_contexts
-from .tools.monitor import Monitor
-from .tools.replicas import check_replicas
+from .replica_check import check_replicas
+from .statistics import recompute_statistics
 
 __all__ = [
     "Devices",

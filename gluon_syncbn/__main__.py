@@ -12,10 +12,10 @@ from typing import Sequence
 
 import mxnet as mx
 
-from .common.version import __version__
+from . import installation
+from .compat import __version__
+from .installation import available_contexts
 from .native.library import features
-from .tools import check
-from .tools.contexts import available_contexts
 
 ROW = "{:<4}{:<18}{:<12}{:<9}{:<8}{}"
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "topic",
         nargs="?",
         choices=["hang"],
-        help="print instead why a program waits for a device, with causes and cures",
+        help="print why a program waits for a device, with causes and cures, instead",
     )
     if parser.parse_args(arguments).topic == "hang":
         print(_causes_of_waits())
@@ -44,12 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, value in built.items():
         print(f"  {name}: {_in_words(value)}")
     gpus = [c for c in available_contexts() if c.device_type == "gpu"]
-    places = _places(gpus)
+    places = [[mx.cpu(0), mx.cpu(1)]]
+    if gpus and built["cuda"]:
+        places.append(gpus[:2])
     cores = len(os.sched_getaffinity(0))
     print(f"devices: {cores} CPU cores, {_gpus_in_words(gpus, places)}\n")
     try:
         _check(places)
-    except (check.WrongResultError, mx.MXNetError) as error:
+    except (installation.WrongResultError, mx.MXNetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print("All checks passed.")
@@ -59,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(places):
     print(ROW.format("", "contexts", "mode", "dtype", "error", "limit"))
     for contexts in places:
-        for mode in check.MODES:
-            for dtype in check.DTYPES:
-                error, limit = check.check(contexts, mode, dtype)
+        for mode in installation.MODES:
+            for dtype in installation.DTYPES:
+                error, limit = installation.check(contexts, mode, dtype)
                 names = ", ".join(map(str, contexts))
                 numbers = f"{error:.0e}", f"{limit:.0e}"
                 print(ROW.format("ok", names, mode, dtype, *numbers))
@@ -72,12 +74,6 @@ def _causes_of_waits():
     page = Path(__file__).with_name("hang.md").read_text(encoding="utf-8")
     part = page.split("\n## After an error")[0].lstrip("# ")
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", part)
-
-
-def _places(gpus):
-    """The lists of contexts that are checked: two of the CPU, and the first GPUs."""
-    two_cpus = [mx.cpu(0), mx.cpu(1)]
-    return [two_cpus, gpus[:2]] if gpus and features()["cuda"] else [two_cpus]
 
 
 def _gpus_in_words(gpus, places):

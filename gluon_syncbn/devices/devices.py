@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import (
+from ..arguments import (
     check_callable,
     check_contexts,
     check_int,
@@ -26,11 +26,16 @@ from ..common.arguments import (
     comma_list,
     pluralize,
 )
-from ..common.mxnet_version import Context
-from ..common.shares import share_bounds
-from ..mxnet_private import seeds
+from ..compat import Context
+from ..mxnet_private.arrays import (
+    array_of,
+    draw_seed,
+    set_seed,
+    share_bounds,
+    to_context,
+    watch_seed,
+)
 from ..mxnet_private.graphs import DTYPES
-from ..mxnet_private.library import array_of, to_context
 from ..mxnet_private.parameters import data_of
 from ..native import failures
 from ..native.interrupts import ALL_WAIT, DeferredSignals
@@ -89,7 +94,7 @@ class Devices:
 
     def __init__(self, contexts: Sequence[mx.Context]) -> None:
         self.contexts = check_contexts("contexts", contexts)
-        seeds.watch(_note_seed)
+        watch_seed(_note_seed)
         gpus = [context for context in self.contexts if context.device_type == "gpu"]
         if gpus and not mx.runtime.Features().is_enabled("CUDA"):
             raise ValueError(
@@ -383,14 +388,14 @@ def _caller_seed(is_nested):
     global _drawn
     # Only then: a draw waits for the generator, and work may use it that waits for us.
     if _drawn[0] != _seeds and not is_nested:
-        _drawn = _seeds, seeds.draw()
+        _drawn = _seeds, draw_seed()
     return _drawn
 
 
 def _seed_thread(context, number, value):
     if _seeded.seeds != number:
         _seeded.seeds = number
-        seeds.seed(zlib.crc32(f"{value} {context}".encode()) >> 1, ctx=context)
+        set_seed(zlib.crc32(f"{value} {context}".encode()) >> 1, ctx=context)
 
 
 def _under_flags(function, contexts, seed):

@@ -7,7 +7,7 @@ from typing import Sequence
 import mxnet as mx
 import numpy as np
 
-from ..mxnet_private.library import memory_of
+from ..mxnet_private.arrays import memory_of
 from ..native.world import world
 from .meeting import collectives
 

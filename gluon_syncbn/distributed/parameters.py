@@ -10,10 +10,10 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
 
-from ..common.arguments import check_int, short_repr
+from ..arguments import check_int, short_repr
 from ..layer.batch_norm import SyncBatchNorm
+from ..mxnet_private.arrays import array_of
 from ..mxnet_private.blocks import children_of, parameters_by_place
-from ..mxnet_private.library import array_of
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
 from ..native.world import wait_seconds, world
 from .meeting import allgather, broadcast

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..common.arguments import check_int
+from ..arguments import check_int
 from ..native.world import connect, wait_seconds, world
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from mxnet.gluon.data import Sampler
 
-from ..common.arguments import check_bool, check_int
+from ..arguments import check_bool, check_int
 from ..native.world import world
 
 

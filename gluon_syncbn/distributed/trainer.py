@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
 
-from ..common.arguments import check_bool, check_real, check_type, short_repr
+from ..arguments import check_bool, check_real, check_type, short_repr
 from ..mxnet_private.parameters import (
     data_of,
     gradient_storage,

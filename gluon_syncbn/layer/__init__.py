@@ -1,4 +1,1 @@
-"""The SyncBatchNorm block, and the conversion of whole nets to it and back.
-
-It must not know how devices are driven, nor how gradients get from one to another.
-"""
+"""SyncBatchNorm, and the conversion of whole nets to it and back."""

@@ -1,8 +1,7 @@
-"""Changes the batch normalization of whole nets: synchronized, back again, or frozen.
+"""Convert the batch normalization of whole nets to SyncBatchNorm, revert or freeze it.
 
-The class of the layers changes in place: so every reference to a layer (attributes,
-containers, hooks, shared heads), its parameters, name and hybridization remain, and
-nothing has to be registered again.
+The class of a layer changes in place. So its parameters, name and hybridization stay,
+and so do all references to it (attributes, containers, hooks, shared heads).
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from ..common.arguments import check_block, check_bool, check_int, comma_list
-from ..common.mxnet_version import IS_GLUON_2
+from ..arguments import check_block, check_bool, check_int, comma_list, suggest_keywords
+from ..compat import IS_GLUON_2
 from ..mxnet_private.blocks import (
     forget_graphs_with,
     name_of,
@@ -24,16 +23,25 @@ from ..mxnet_private.blocks import (
 )
 from ..mxnet_private.parameters import contexts_of, data_of
 from ..native.program import warn
-from .activations import NONE, RELU, ActivatedBatchNorm
-from .batch_norm import SyncBatchNorm, check_numbers
-from .finding import CONTRIB, Norm, norms_of, own_methods, remake_graph, strangers_to
-from .synchronization import Settings, Synchronization, ranks_of
+from . import finding
+from .batch_norm import SyncBatchNorm
+from .finding import CONTRIB, Norm
+from .synchronization import (
+    NO_ACTIVATION,
+    RELU,
+    ActivatedBatchNorm,
+    Settings,
+    Synchronization,
+    check_numbers,
+    ranks_of,
+)
 
-# Further actions on a net. parallel/plain_loop.py, which is above this file, adds them.
+# parallel/plain_loop.py adds actions, because this module cannot import it.
 after_conversion: list[Callable[[mx.gluon.Block], None]] = []
 after_reverting: list[Callable[[mx.gluon.Block], None]] = []
 
 
+@suggest_keywords
 def convert_sync_batchnorm(
     net: mx.gluon.Block,
     num_devices: int | None = None,
@@ -43,14 +51,14 @@ def convert_sync_batchnorm(
     group: str | Sequence | None = None,
     nonfinite: str = "propagate",
 ) -> mx.gluon.Block:
-    """Turn every BatchNorm of a net into a SyncBatchNorm, in place.
+    """Convert every BatchNorm in a net to SyncBatchNorm, in place.
 
-    Works on :class:`nn.BatchNorm`, ``nn.BatchNormReLU``, MXNet's contrib
-    ``SyncBatchNorm`` and GluonCV's ``BatchNormCudnnOff``, and on the nodes of these
-    kinds in the graph of a :class:`SymbolBlock`; a SyncBatchNorm takes the new
-    settings. A subclass that defines more than ``__init__`` stays as it is, and so do
-    InstanceNorm, LayerNorm and GroupNorm. Every hybridized block that has one of the
-    layers in its graph traces it again, also where `net` is a part of that block.
+    It converts :class:`nn.BatchNorm`, ``nn.BatchNormReLU``, MXNet's contrib
+    ``SyncBatchNorm``, GluonCV's ``BatchNormCudnnOff``, and nodes of these kinds in the
+    graph of a :class:`SymbolBlock`. A SyncBatchNorm gets the new settings. A subclass
+    that defines more than ``__init__``, and InstanceNorm, LayerNorm and GroupNorm are
+    not converted. Every hybridized block that has one of the layers in its graph traces
+    it again, including blocks that contain `net`.
 
     Afterwards the main thread may call `net` in a plain loop over several CPU contexts,
     as after :func:`allow_plain_loop`.
@@ -58,8 +66,8 @@ def convert_sync_batchnorm(
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Before or after initialization. A SymbolBlock that is not initialized needs
-        `num_devices`.
+        The net, before or after its initialization. A SymbolBlock that is not
+        initialized needs `num_devices`.
     num_devices, unbiased_running_var, timeout, group, nonfinite
         As in :class:`SyncBatchNorm`.
 
@@ -70,19 +78,18 @@ def convert_sync_batchnorm(
 
     Raises
     ------
-    TypeError
-        If `net` is no Block.
     TypeError, ValueError
-        For a bad setting, here or in a layer of the net. The net is unchanged then.
+        If an argument, or a setting of a layer in the net, is wrong. The net is
+        unchanged then.
 
     Warns
     -----
     UserWarning
-        Once, with all that cannot be converted: layers of a subclass that has its own
-        methods, nodes of a SymbolBlock whose mean or variance is read or whose
-        parameters are computed, and running statistics that no layer has, because a
-        block calls F.BatchNorm or has layers in a list. Also if there is nothing to
-        convert.
+        If the net has no batch normalization, or has some that cannot be converted.
+        One warning lists these: layers of a subclass with methods of its own, nodes of
+        a SymbolBlock whose mean or variance is read or whose parameters are computed,
+        and running statistics without a layer, because a block calls F.BatchNorm or has
+        layers in a list.
 
     Notes
     -----
@@ -108,29 +115,19 @@ def convert_sync_batchnorm(
 
 
 def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
-    """Turn every SyncBatchNorm of a net into the BatchNorm that it was, in place.
+    """Convert every SyncBatchNorm in a net back to the original BatchNorm, in place.
 
-    The inverse of :func:`convert_sync_batchnorm`: the net then exports, and runs where
-    this package is not installed. Layers that were made as SyncBatchNorm, and MXNet's
-    contrib layers, become :class:`nn.BatchNorm`, or one with the activation that they
-    were made with.
-
-    Parameters
-    ----------
-    net : mxnet.gluon.Block
-
-    Returns
-    -------
-    mxnet.gluon.Block
-        `net` itself.
+    `net` is returned. Afterwards you can export it, and run it where gluon_syncbn is
+    not installed. Layers that were created as SyncBatchNorm, and MXNet's contrib
+    layers, become :class:`nn.BatchNorm`, followed by their activation if they have one.
 
     Raises
     ------
     TypeError
-        If `net` is no Block.
+        If `net` is not a Block.
     ValueError
-        If a SymbolBlock in `net` normalizes with a mask, which BatchNorm does not take.
-        The net is unchanged then.
+        If a SymbolBlock in `net` normalizes with a mask, which BatchNorm does not
+        accept. The net is unchanged then.
 
     Examples
     --------
@@ -143,13 +140,12 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     check_block("net", net)
     kinds = SyncBatchNorm, CONTRIB
     norms = [norm for norm in _norms_to_change(net) if type(norm.layer) in kinds]
-    # A frozen node is MXNet's own already.
+    # A frozen node is already MXNet's own.
     masked = [norm.name for norm in norms if norm.is_masked and not norm.is_frozen()]
     if masked:
         raise ValueError(
-            f"{comma_list(masked)} in a SymbolBlock cannot be reverted, because "
-            "BatchNorm takes no mask. Call freeze_statistics(net) to export the net: "
-            "frozen layers are MXNet's own BatchNorm."
+            f"net must not have masks in a SymbolBlock, got {comma_list(masked)}. "
+            "BatchNorm accepts no mask. To export the net, call freeze_statistics(net)."
         )
     for norm in norms:
         if not norm.is_masked:
@@ -161,60 +157,50 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
 
 
 def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Block:
-    """Fix the running statistics of every batch normalization of a net, or thaw them.
+    """Freeze or unfreeze the running statistics of every batch normalization in a net.
 
-    A frozen layer normalizes with its running statistics in training as well, and no
-    longer updates them. gamma and beta still train. It is MXNet's own BatchNorm in the
-    graph: it waits for no other device, and exports as it is.
+    A frozen layer normalizes with its running statistics in training also, and does not
+    update them. gamma and beta still train. In a graph the layer is MXNet's own
+    BatchNorm, so it waits for no other device and can be exported. `net` is changed in
+    place and returned.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        A net or a part of one, before or after its first call, converted or not,
+        A net or a child block, before or after its first call, converted or not,
         parallel, hybridized, or a SymbolBlock. Every hybridized block that has one of
         the layers in its graph traces it again.
     frozen : bool, default True
-        False lets all layers train again, also those that were made with
-        ``use_global_stats=True``.
-
-    Returns
-    -------
-    mxnet.gluon.Block
-        `net` itself.
+        False unfreezes all layers, including those made with ``use_global_stats=True``.
 
     Raises
     ------
     TypeError
-        If `net` is no Block, or `frozen` no bool.
+        If `net` is not a Block, or `frozen` is not a bool.
 
     Warns
     -----
     UserWarning
-        With the names that it does not reach, or may not reach: layers of a subclass
-        that has its own methods, and running statistics that no layer has, because a
-        block calls F.BatchNorm or has layers in a list. Also if there is nothing to
-        freeze.
+        If there is nothing to freeze, or some layers may not change: layers of a
+        subclass with methods of its own, and running statistics without a layer,
+        because a block calls F.BatchNorm or has layers in a list.
 
     Notes
     -----
-    Call it between steps: it waits for the work in flight. With several processes call
-    it on all ranks: where a layer is frozen on some of them only, the others wait for
-    these in vain, and the error after the timeout says so.
+    Call it between steps, because it waits for pending work. With several processes
+    call it on all ranks. Otherwise the other ranks wait for the frozen layers and raise
+    an error after the timeout.
 
     Examples
     --------
-    >>> from gluon_syncbn import freeze_statistics, make_parallel
+    >>> from gluon_syncbn import freeze_statistics
     >>> import mxnet as mx
-    >>> from mxnet.gluon import nn
-    >>> net = nn.HybridSequential()
-    >>> net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
-    >>> net = make_parallel(net, ctx=[mx.cpu(0), mx.cpu(1)])
-    >>> net.initialize()
-    >>> net = freeze_statistics(net)
+    >>> layer = freeze_statistics(mx.gluon.nn.BatchNorm())
+    >>> layer.initialize()
     >>> with mx.autograd.record():
-    ...     y = net(mx.nd.random.normal(shape=(6, 3)))
-    >>> net[1].running_mean.data(mx.cpu(0)).asnumpy().tolist()
-    [0.0, 0.0, 0.0, 0.0]
+    ...     y = layer(mx.nd.ones((6, 2)))
+    >>> layer.running_mean.data().asnumpy().tolist()
+    [0.0, 0.0]
     """
     check_block("net", net)
     frozen = check_bool("frozen", frozen)
@@ -223,9 +209,9 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
     for norm in norms:
         settings_of(norm.layer)["use_global_stats"] = frozen
     _apply(norms)
-    verb = "freeze" if frozen else "thaw"
-    unknown = [norm for norm in norms if own_methods(norm.layer)]
-    unknown += strangers_to(net, norms)
+    verb = "freeze" if frozen else "unfreeze"
+    unknown = [norm for norm in norms if finding.own_methods(norm.layer)]
+    unknown += finding.norms_without_layer(net, norms)
     if unknown:
         warn(f"freeze_statistics may not {verb} {comma_list(unknown)}")
     elif not norms:
@@ -234,11 +220,11 @@ def freeze_statistics(net: mx.gluon.Block, frozen: bool = True) -> mx.gluon.Bloc
 
 
 def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
-    """Convert a net as :func:`convert_sync_batchnorm` does; return what was found."""
+    """Convert a net and return all its batch normalizations."""
     norms = _norms_to_change(net)
     chosen = [norm for norm in norms if not norm.reason]
     _synchronize(chosen, settings)
-    found = norms + strangers_to(net, norms)
+    found = norms + finding.norms_without_layer(net, norms)
     remaining = [norm for norm in found if norm.reason]
     if remaining:
         warn(f"these batch normalizations stay unsynchronized: {comma_list(remaining)}")
@@ -247,19 +233,18 @@ def convert(net: mx.gluon.Block, settings: Settings) -> list[Norm]:
 
 @contextmanager
 def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
-    """Make every BatchNorm a SyncBatchNorm over all its contexts, for a ``with`` block.
+    """Convert a net for a ``with`` block; yield the norms that train their statistics.
 
-    Layers that are one already, or frozen, do not change. Yield those that train their
-    statistics; what cannot be converted has a reason.
+    Frozen layers and SyncBatchNorm layers do not change.
     """
     norms = _norms_to_change(net)
-    strangers = strangers_to(net, norms)
+    without_layer = finding.norms_without_layer(net, norms)
     norms = [norm for norm in norms if not norm.is_frozen()]
     plain = [n for n in norms if not (n.reason or isinstance(n.layer, SyncBatchNorm))]
     saved = [(n.layer, type(n.layer), dict(vars(n.layer))) for n in plain]
     try:
         _synchronize(plain, Settings())
-        yield norms + strangers
+        yield norms + without_layer
     finally:
         for layer, cls, attributes in saved:
             if isinstance(layer, SyncBatchNorm):
@@ -271,55 +256,55 @@ def synchronized(net: mx.gluon.Block) -> Iterator[list[Norm]]:
 
 
 def _norms_to_change(net):
-    norms = norms_of(net)
+    norms = finding.norms_of(net)
     if IS_GLUON_2 and any(norm.block is not None for norm in norms):
-        # The blocks of MXNet 2 take no symbols, of which the new nodes would be made.
+        # The new nodes would be symbols, which the blocks of MXNet 2 do not accept.
         raise NotImplementedError(
-            "a SymbolBlock with batch normalization cannot be changed in MXNet 2, "
-            "expected the blocks that its graph was made of"
+            "net must not have a SymbolBlock with batch normalization in MXNet 2. Make "
+            "the net from the blocks of which the graph was exported."
         )
     return norms
 
 
 def _synchronize(norms, settings):
-    """Make layers synchronize; raise before any of them changes."""
+    """Convert the layers; raise errors before any layer changes."""
     for norm in norms:
         _check(norm, settings)
     if any(isinstance(norm.layer, SyncBatchNorm) for norm in norms):
-        mx.nd.waitall()  # calls in flight keep their settings
+        mx.nd.waitall()  # pending calls keep their settings
     _apply([norm for norm in norms if _convert_layer(norm, settings)])
 
 
 def _check(norm, settings):
     made_with, where = settings_of(norm.layer), f" of {norm.name}"
     check_numbers(made_with["momentum"], made_with["eps"], where)
-    # contrib's layer has no axis: it is 1
+    # MXNet's contrib layer has no setting for the axis, which is 1.
     check_int(f"axis{where}", made_with.get("axis", 1), minimum=-5, maximum=4)
     if norm.block is not None:
         ranks_of(settings.group, norm.name)
         if not settings.num_devices and not contexts_of(norm.layer.running_mean):
             raise ValueError(
-                f"{norm.name} is in a SymbolBlock that is not initialized, so the "
-                "number of its devices is not known. Initialize net first, or pass "
+                f"num_devices must be given for {norm.name}, because its SymbolBlock "
+                "is not initialized. Call net.initialize(ctx=...) first, or pass "
                 "num_devices."
             )
 
 
 def _apply(norms: Iterable[Norm]) -> None:
-    """Remake the graphs that changed layers are in."""
+    """Remake the graphs that contain changed layers."""
     norms = list(norms)
     for block in {norm.block: None for norm in norms if norm.block is not None}:
-        remake_graph(block)
+        finding.remake_graph(block)
     forget_graphs_with([norm.layer.running_mean for norm in norms])
 
 
 def _convert_layer(norm, settings):
-    """Make a layer a SyncBatchNorm; return whether its graphs are to be made anew."""
+    """Convert a layer; return True if its graphs must be remade."""
     layer = norm.layer
     _set_fixed_gamma(layer)
     if isinstance(layer, SyncBatchNorm):
         sync = layer._sync
-        # A node may share it with the block that it was made of.
+        # A node may share its state with the block from which it was exported.
         if norm.block is None and sync.name == norm.name:
             sync.settings = settings
             sync.update(layer.contexts(), settings_of(layer), restarts=True)
@@ -327,7 +312,7 @@ def _convert_layer(norm, settings):
         values = sync.activation, sync.original
     else:
         # MXNet before 1.8 has no layer with a ReLU.
-        activation = RELU if getattr(layer, "fuse_relu", False) else NONE
+        activation = RELU if getattr(layer, "fuse_relu", False) else NO_ACTIVATION
         if isinstance(layer, ActivatedBatchNorm):
             activation = vars(layer).pop("_applied")
         values = activation, (type(layer), settings_of(layer))
@@ -338,7 +323,6 @@ def _convert_layer(norm, settings):
 
 
 def _revert_layer(block):
-    """Make a SyncBatchNorm, or contrib's layer, the layer that it was."""
     _set_fixed_gamma(block)
     original, former = nn.BatchNorm, {}
     if isinstance(block, SyncBatchNorm):
@@ -348,7 +332,7 @@ def _revert_layer(block):
             original, former = sync.original
         elif sync.activation.name is not None:
             original, block._applied = ActivatedBatchNorm, sync.activation
-        # Settings that changed since (GluonCV freezes statistics this way) stay.
+        # Later changes of settings stay; GluonCV freezes statistics this way.
         set_settings(block, {**former, **settings_of(block)})
     else:
         _keep_settings(block)
@@ -356,16 +340,13 @@ def _revert_layer(block):
 
 
 def _keep_settings(block):
-    """Keep the settings that every layer has; contrib's has no axis, which is 1."""
+    """Drop settings that only one class has; the axis of MXNet's contrib layer is 1."""
     names = "axis", "eps", "momentum", "fix_gamma", "use_global_stats"
     set_settings(block, {name: settings_of(block).get(name, 1) for name in names})
 
 
 def _set_fixed_gamma(block):
-    """Set a gamma that is not used to 1, as training in MXNet does.
-
-    Other programs read it from files.
-    """
+    """Set an unused gamma to 1, as training in MXNet does; other programs read it."""
     if settings_of(block)["fix_gamma"]:
         with autograd.pause():
             for data in data_of(block.gamma):

@@ -1,19 +1,20 @@
-"""Finds the batch normalizations of a net, each as a Gluon layer.
+"""Find the batch normalizations of a net, each as a Gluon layer.
 
-Most are blocks. The layer of a node in a SymbolBlock's graph is made here: it has the
-node's settings and parameters, and the graph is remade when the layer has changed.
+Most are blocks. For a node in a SymbolBlock's graph this module makes a layer with the
+node's settings and parameters. The graph is remade when the layer has changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, Iterable, NamedTuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 
-from ..common.mxnet_version import IS_GLUON_2
+from ..compat import IS_GLUON_2
 from ..mxnet_private.blocks import (
     BatchNormBase,
     blocks_of,
@@ -25,18 +26,22 @@ from ..mxnet_private.blocks import (
     set_settings,
     settings_of,
 )
-from ..mxnet_private.graphs import symbols_of
-from ..mxnet_private.symbols import INPUT, input_names, nodes_of, rewrite, used_outputs
-from .activations import ActivatedBatchNorm
+from ..mxnet_private.graphs import (
+    INPUT,
+    input_names,
+    nodes_of,
+    rewrite,
+    symbols_of,
+    used_outputs,
+)
 from .batch_norm import SyncBatchNorm
 from .graphs import is_guard, is_ours
-from .synchronization import Synchronization
+from .synchronization import ActivatedBatchNorm, Synchronization
 
 # MXNet 2 has it in nn.
 CONTRIB = getattr(nn, "SyncBatchNorm", None) or mx.gluon.contrib.nn.SyncBatchNorm
 _RELU = getattr(nn, "BatchNormReLU", nn.BatchNorm)  # MXNet 1.8 brought it
 _KNOWN = (ActivatedBatchNorm, CONTRIB, _RELU, nn.BatchNorm, BatchNormBase)
-# MXNet's operators, and the layers that are these.
 _OPERATORS = {
     "BatchNorm": nn.BatchNorm,
     "_contrib_BatchNormWithReLU": _RELU,
@@ -53,11 +58,11 @@ class Norm(NamedTuple):
     name: str
     layer: Any  # None if only its running mean is known
     reason: str = ""  # why it cannot synchronize
-    block: Any = None  # the SymbolBlock that it is a node of
-    is_masked: bool = False  # a node that normalizes the rows of a mask
+    block: Any = None  # the SymbolBlock of a node
+    is_masked: bool = False  # a node may have a mask
 
     def is_frozen(self) -> bool:
-        """Return True if it uses its running statistics in training too."""
+        """Return True if the layer uses its running statistics in training also."""
         return bool(settings_of(self.layer)[_FROZEN])
 
     def __str__(self) -> str:
@@ -65,7 +70,7 @@ class Norm(NamedTuple):
 
 
 def norms_of(net: mx.gluon.Block) -> list[Norm]:
-    """Return the batch normalizations of a net, itself included."""
+    """Return the batch normalizations of a net, including `net` itself."""
     found = []
     for block, name in names_in(net).items():
         if isinstance(block, SymbolBlock):
@@ -77,7 +82,7 @@ def norms_of(net: mx.gluon.Block) -> list[Norm]:
     return found
 
 
-def strangers_to(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm]:
+def norms_without_layer(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm]:
     """Return the batch normalizations that only the names of parameters show."""
     known = {norm.layer.running_mean for norm in norms}
     reason = "a block calls F.BatchNorm, or has a layer in a list"
@@ -90,7 +95,7 @@ def strangers_to(net: mx.gluon.Block, norms: Iterable[Norm]) -> list[Norm]:
 
 
 def synchronized_layers(net: mx.gluon.Block) -> list:
-    """Return all SyncBatchNorm layers of a net, itself included."""
+    """Return all SyncBatchNorm layers of a net, including `net` itself."""
     layers = [norm.layer for norm in norms_of(net)]
     return [layer for layer in layers if isinstance(layer, SyncBatchNorm)]
 
@@ -105,8 +110,10 @@ def unsynchronized_layers(net: mx.gluon.Block) -> list[str]:
 
 
 def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
-    """Return the names of operators whose gradient is divided by the number of rows: on
-    several devices by the rows of one. `outputs` are recorded arrays of one device.
+    """Return the names of operators that divide their gradient by the number of rows.
+
+    On several devices this is the number of one device. `outputs` are recorded arrays
+    of one device.
     """
     blocks = [block for block in blocks_of(net) if isinstance(block, HybridBlock)]
     graphs = [graph_of(block) for block in blocks if has_graph(block)]
@@ -121,17 +128,17 @@ def dividing_operators(net: mx.gluon.Block, outputs: Iterable) -> list[str]:
 
 
 def own_methods(block: mx.gluon.Block) -> list[str]:
-    """Return the methods of a layer's own class, which conversion would take away."""
+    """Return the methods of a layer's own class, which conversion would remove."""
     cls = type(block)
     if isinstance(block, SyncBatchNorm):
         return []
     known = next(base for base in cls.__mro__ if base in _KNOWN).__mro__
     own = {name for base in cls.__mro__ if base not in known for name in vars(base)}
     for name in {"forward", "hybrid_forward"} & vars(block).keys():
-        # The parallel nets' own calls that of the class, whichever that is.
+        # A parallel net's forward calls the class's forward, so it may stay.
         if not getattr(vars(block)[name], "calls_class", False):
             own.add(name)
-    if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's: differs on cuDNN only
+    if cls.__name__ == "BatchNormCudnnOff":  # GluonCV's class differs on cuDNN only
         own.remove("hybrid_forward")
     return sorted(n for n in own if n == "__call__" or not n.startswith("__"))
 
@@ -141,16 +148,16 @@ def own_methods(block: mx.gluon.Block) -> list[str]:
 
 @dataclasses.dataclass
 class _Source:
-    """A SymbolBlock's graph as it came, and the layers of its batch normalizations.
+    """The original graph of a SymbolBlock, and layers for its batch normalizations.
 
-    No tuple: MXNet would warn of the layers, as of children that are not registered.
+    It is not a tuple, because MXNet would warn that it contains unregistered children.
     """
 
     graph: Any
-    made: Any  # the graph that was made of the layers
-    layers: dict = dataclasses.field(default_factory=dict)  # by the node's number
-    norms: dict = dataclasses.field(default_factory=dict)  # by layer
-    keys: Any = ()  # the layers' keys in `made`
+    made: Any  # the graph that was made from the layers
+    layers: dict = dataclasses.field(default_factory=dict)  # {number of a node: layer}
+    norms: dict = dataclasses.field(default_factory=dict)  # {layer: Norm}
+    keys: Any = ()  # the keys of the layers in `made`
 
     def current_keys(self) -> list[str]:
         layers = [x for x in self.layers.values() if isinstance(x, SyncBatchNorm)]
@@ -161,7 +168,7 @@ def _source_of(block):
     source = vars(block).get("_source")
     if source is None or source.made is not graph_of(block):
         source = block._source = _read(block)
-    elif source.keys != source.current_keys():  # the block is a copy of another one
+    elif source.keys != source.current_keys():  # the block is a copy
         remake_graph(block)
     return source
 
@@ -192,7 +199,7 @@ def _read(block):
 
 
 def _layer_of(node, inputs, parameters):
-    """A layer with the settings and parameters of a node."""
+    """Return a layer with the settings and parameters of a node."""
     attributes = node["attrs"]
     options = {} if IS_GLUON_2 else {"prefix": f"{_prefix(node)}_"}
     cls = _OPERATORS.get(node["op"], nn.BatchNorm)
@@ -200,9 +207,9 @@ def _layer_of(node, inputs, parameters):
         options["num_devices"] = 1  # MXNet warns without it
     layer = cls(**options)
     if is_ours(node):
-        layer._sync = Synchronization.of(attributes["layer_key"])
+        layer._sync = Synchronization.by_key(attributes["layer_key"])
         layer.__class__ = SyncBatchNorm
-        settings = {**layer._sync.numbers, _FROZEN: False}
+        settings = {**layer._sync.norm_settings, _FROZEN: False}
     else:
         settings = {
             "axis": int(attributes.get("axis", 1)),
@@ -219,7 +226,7 @@ def _layer_of(node, inputs, parameters):
 
 
 def remake_graph(block: SymbolBlock) -> None:
-    """Make the graph that runs from the layers of a SymbolBlock."""
+    """Make the graph of a SymbolBlock from its layers."""
     source = block._source
     nodes, layers = nodes_of(source.graph), source.layers
     replaced = {
@@ -254,7 +261,7 @@ def remake_graph(block: SymbolBlock) -> None:
 
 
 def _new_attributes(node, layer):
-    """Return the attributes that change of a node that stays."""
+    """Return the attributes that change in a node that is not replaced."""
     if not is_ours(node):
         is_frozen = settings_of(layer)[_FROZEN]
         return {} if is_frozen == _is_frozen(node) else {_FROZEN: str(is_frozen)}
@@ -264,7 +271,6 @@ def _new_attributes(node, layer):
 
 
 def _is_replaced(node, layer):
-    """Return True if a node is to become the operators of its layer."""
     if not is_ours(node):
         return type(layer) is not _OPERATORS[node["op"]]
     return type(layer) is not SyncBatchNorm or settings_of(layer)[_FROZEN]
@@ -279,5 +285,4 @@ def _is_frozen(node):
 
 
 def _prefix(node):
-    name = node["name"]
-    return name[: -len("_fwd")] if name.endswith("_fwd") else name
+    return re.sub("_fwd$", "", node["name"])

@@ -1,18 +1,18 @@
-"""Graphs that have layers: what MXNet needs to run them right, and warnings.
+"""Change graphs with layers so that MXNet runs them right, and warn if one is saved.
 
-Every block may run such a graph, so the class of MXNet's graphs is replaced, with the
-first layer that is traced: GluonCV makes SymbolBlocks of a layer's symbols, and these
-are traced without the layer.
+Any block may run such a graph: GluonCV makes SymbolBlocks from symbols of a layer. So
+the first layer that is traced replaces MXNet's class of graphs.
 
-**The guard.** MXNet frees the plain copy of a blocked input as soon as an asynchronous
-operator (ours) is *queued* (``PushOperator`` in imperative_utils.h). So an operator
-before a layer makes its input plain, and one behind it its gradient. In symbols these
-are copies, which are right in every mode. A graph that runs knows its mode, devices and
-shapes, and has cheaper ones, or none.
+**Guards.** MXNet frees the plain copy of a blocked input as soon as an asynchronous
+operator, such as this layer, is queued (``PushOperator`` in imperative_utils.h). So an
+operator before the layer makes its input plain, and an operator behind the layer makes
+the gradient plain. In symbols these operators are copies, which are right in every
+mode. A graph that runs knows its mode, devices and shapes, so it has cheaper operators
+or none.
 
-**The order.** MXNet takes running statistics as only read in static_shape graphs. So
-nothing would order two layers that share them, nor two calls with independent inputs,
-and devices could pair one's first use with another's second.
+**Order.** MXNet treats running statistics as read-only in static_shape graphs. Without
+more edges it may reorder two layers that share statistics, or two calls with
+independent inputs, and devices could exchange the wrong uses of a layer.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import comma_list
-from ..common.mxnet_version import IS_GLUON_2
-from ..common.nested import arrays_in
+from ..arguments import comma_list
+from ..compat import IS_GLUON_2
+from ..mxnet_private.arrays import arrays_in, push
 from ..mxnet_private.blocks import BatchNormBase, current_build
-from ..mxnet_private.library import push
-from ..mxnet_private.symbols import from_nodes, parse, to_json
+from ..mxnet_private.graphs import from_nodes, parse, resolve_entry, to_json
 from ..native import steps
 from ..native.library import load
 from ..native.program import warn
 
 
 def guarded(F: Any, value: Any) -> Any:
-    """Return a copy of a layer's input or output, which is or has a plain gradient."""
-    # Not amp_multicast: its backward does not add to the gradient of a graph's input.
+    """Return a copy of a layer's input or output that is plain, or gets a plain dy."""
+    # The backward of amp_multicast does not add to the gradient of a graph's input.
     return F.SliceChannel(value, num_outputs=1)
 
 
@@ -57,12 +56,12 @@ def is_ours(node: dict) -> bool:
 
 
 def is_guard(node: dict) -> bool:
-    """Return True if a node of a graph is like a guard: it only copies."""
+    """Return True if a node of a graph only copies, like a guard."""
     return node["op"] == "SliceChannel" and node["attrs"]["num_outputs"] == "1"
 
 
 def layers_in(symbol: Any) -> list:
-    """Return what the layers in a graph have, each once."""
+    """Return the Synchronization of each layer in a graph, without duplicates."""
     keys = re.findall(r'"layer_key": "(\w+)"', to_json(symbol))
     found = [steps.layers.get(key) for key in dict.fromkeys(keys)]
     return [layer for layer in found if layer is not None]
@@ -70,11 +69,11 @@ def layers_in(symbol: Any) -> list:
 
 @lru_cache(maxsize=None)
 def watch_graphs() -> None:
-    """Replace MXNet's class of graphs, and warn where graphs with layers are saved."""
+    """Replace MXNet's class of graphs, and warn if a graph with layers is saved."""
 
     class CachedOp(mx.nd.CachedOp):
         def __init__(self, graph: Any, flags: Sequence = ()) -> None:
-            self._statistics: list = []  # their places among the inputs
+            self._statistics: list = []  # indices of the inputs
             self._layers = layers_in(graph)
             self._is_for_gpus = bool(self._layers) and all(
                 context.device_type == "gpu"
@@ -96,7 +95,7 @@ def watch_graphs() -> None:
             outputs = super().__call__(*inputs, **options)
             written = [inputs[k] for k in self._statistics]
             if written:
-                # Later uses of the statistics wait for the end of the call.
+                # Later uses of the statistics must wait for the end of the call.
                 end, context = load().gluon_syncbn_do_nothing, written[0].context
                 push(end, 0, context, arrays_in(outputs), written)
             return outputs
@@ -117,13 +116,13 @@ def watch_graphs() -> None:
     def save(symbol: Any, *args: Any, **options: Any) -> Any:
         layers = layers_in(symbol)
         for layer in layers:
-            layer.keep()  # the file may be loaded when its block is gone
+            layer.keep()  # the file may be loaded after its block is deleted
         if layers:
             names = [f"'{layer.name}'" for layer in layers]
             warn(
                 f"the graph has the SyncBatchNorm layers {comma_list(names)}, which "
-                "only this process can run. Call revert_sync_batchnorm(net), then the "
-                "net, before you export it."
+                "only this process can run. Call revert_sync_batchnorm(net), then call "
+                "the net, before you export it."
             )
         return save_symbol(symbol, *args, **options)
 
@@ -131,13 +130,13 @@ def watch_graphs() -> None:
 
 
 def _prepared(symbol, is_static, is_for_gpus):
-    """Return the graph as it runs: with the guards that it needs, and in order.
+    """Return a graph with the guards that it needs, and with edges for the order.
 
-    The nodes are in the order in which MXNet visits them, and each new edge leads to
-    one that is visited already. So the order of the graph's inputs does not change.
+    Each new edge leads to a node that MXNet has visited before. So the order of the
+    graph's inputs does not change.
     """
     graph, build = parse(symbol), current_build()
-    # A layer that is called by itself guards its call.
+    # A layer that is called directly guards its call.
     is_own = build is not None and not IS_GLUON_2
     is_own = is_own and isinstance(build.block, BatchNormBase)
     if is_for_gpus or is_own:
@@ -146,16 +145,11 @@ def _prepared(symbol, is_static, is_for_gpus):
         dropped = set()
         _choose_guards(symbol, graph, is_static, build)
     nodes: list = []
-    entries: list = []  # the new entry of each old node; None for its own outputs
-    latest: dict = {}  # by running mean the node that used it last
-
-    def moved(entry):
-        number, output, *version = entry
-        number, only_output = entries[number]
-        return [number, output if only_output is None else only_output, *version]
+    entries: list = []  # as resolve_entry takes them
+    latest: dict = {}  # {running mean: the node that used it last}
 
     for number, node in enumerate(graph["nodes"]):
-        inputs = [moved(entry) for entry in node["inputs"]]
+        inputs = [resolve_entry(entry, entries) for entry in node["inputs"]]
         if number in dropped:
             entries.append(inputs[0][:2])
             continue
@@ -170,12 +164,12 @@ def _prepared(symbol, is_static, is_for_gpus):
             latest[mean] = len(nodes)
         entries.append([len(nodes), None])
         nodes.append({**node, "inputs": inputs})
-    heads = [moved(head) for head in graph["heads"]]
+    heads = [resolve_entry(head, entries) for head in graph["heads"]]
     return from_nodes(symbol, graph, nodes, heads)
 
 
 def _guards(graph):
-    """Return the guards of a graph by number: True for one behind a layer."""
+    """Return {number of a guard: True if it is behind a layer}."""
     nodes, found = graph["nodes"], {}
     for number, node in enumerate(nodes):
         if is_ours(node) and is_guard(nodes[node["inputs"][0][0]]):
@@ -191,23 +185,22 @@ def _choose_guards(symbol, graph, is_static, build):
     forms = _infer(symbol, graph, list(guards), build)
     for (number, is_behind), (ndim, dtype) in zip(guards.items(), forms):
         if not is_behind:
-            # Converts oneDNN's blocked layout to row-major (in place if allowed); a
-            # no-op for row-major arrays. With more dimensions it would not. A
-            # static_shape graph would be right without it, but would keep a plain copy
-            # of each x.
+            # It converts oneDNN's blocked layout to row-major, in place if allowed. It
+            # does not with more dimensions, and is a no-op for row-major arrays. A
+            # static_shape graph is right without it, but keeps a plain copy of each x.
             if 1 <= ndim <= 4:
                 _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
         elif not is_static:
-            # Plain in one pass, because it reads blocked layouts; never in place.
+            # It reads blocked layouts, so it needs one pass; it is never in place.
             if ndim == 4:
                 _replace(graph["nodes"][number], "transpose", axes="(0, 1, 2, 3)")
-        # In place, so that no output of the graph is the layer's: MXNet runs nodes with
-        # one as in other modes (src/imperative/cached_op.cc, StaticInitExec:
-        # dynamic_entries). Not an identity: MXNet cannot infer the storage type of its
-        # gradient where the graph's output is the sum of y and an input without one.
+        # It is in place, and makes the layer's output an inner entry: MXNet runs a node
+        # with an output of the graph as in other modes (src/imperative/cached_op.cc,
+        # StaticInitExec: dynamic_entries). An identity would leave the storage type of
+        # its gradient unknown if the graph's output is y plus an input without one.
         elif dtype == "float32":
             _replace(graph["nodes"][number], "amp_multicast", num_outputs="1")
-        # It would copy blocked gradients, which other dtypes do not have.
+        # It copies blocked gradients, but only float32 has blocked layouts.
         elif dtype is not None:
             _replace(graph["nodes"][number], "Reshape", shape="(-2,)")
 
@@ -217,18 +210,18 @@ def _replace(node, operator, **attributes):
 
 
 def _infer(symbol, graph, numbers, build):
-    """Return the number of dimensions, 0 if unknown, and the dtype of some nodes."""
+    """Return (number of dimensions or 0, dtype or None) for each of some nodes."""
     if build is None or not numbers:
         return [(0, None)] * len(numbers)
     heads = [[number, 0, 0] for number in numbers]
     outputs = from_nodes(symbol, dict(graph), graph["nodes"], heads)
-    # A parameter's symbol knows the dtype of its first use only.
+    # The symbol of a parameter has only the dtype of its first use.
     arrays = {p.var().name: p for p in build.block.collect_params().values()}
     arrays = {**arrays, **build.inputs}
     known = [name for name in outputs.list_inputs() if name in arrays]
     dtypes = {name: np.dtype(arrays[name].dtype).type for name in known}
     shapes = {name: tuple(arrays[name].shape or ()) for name in known}
-    least = 0 if mx.util.is_np_shape() else 1  # a device may have no rows
+    least = 0 if mx.util.is_np_shape() else 1  # a size of 0 may mean unknown
     shapes = {name: s for name, s in shapes.items() if s and min(s) >= least}
     _, shapes_of_outputs, _ = outputs.infer_shape_partial(**shapes)
     _, types_of_outputs, _ = outputs.infer_type_partial(**dtypes)

@@ -1,8 +1,7 @@
-"""Masked data as rows, of which the operator takes those that are valid.
+"""Masked data as a matrix (elements, channels) with the valid elements first.
 
-Valid rows come first, and the operator reads and writes no others: so the result has
-the bits of the layer on the valid elements alone, whatever padding holds, and a device
-may hold nothing but padding.
+The operator reads and writes only the valid elements. So the result is bitwise the
+result for these alone, and a device may have only padding.
 """
 
 from __future__ import annotations
@@ -11,18 +10,17 @@ from typing import Any
 
 import mxnet as mx
 
-from ..common.arguments import check_type
+from ..arguments import check_type
 from ..mxnet_private.blocks import Trace
 
 
-class MaskedRows:
-    """The rows (elements, channels) of a call with a mask, as symbols or arrays."""
+class MaskedElements:
+    """The elements of a call with a mask, as symbols or arrays."""
 
     def __init__(self, F: Any, x: Any, mask: Any, axis: int) -> None:
-        """`axis` is 1, or else the last axis."""
         self._F, self._x, self._axis = F, x, axis
         mask = F.cast(F.BlockGrad(mask), dtype="float32")
-        # MXNet checks the shapes of a sum, in a graph too.
+        # The sum makes MXNet check the shapes, also in a graph.
         channel = F.slice_axis(F.BlockGrad(x), axis=axis, begin=0, end=1)
         channel = F.cast(F.zeros_like(F.squeeze(channel, axis=axis)), dtype="float32")
         mask = F.elemwise_add(mask, channel, name="mask")
@@ -34,59 +32,62 @@ class MaskedRows:
         self._order = F.argsort(self._is_valid, is_ascend=False, dtype="int32")
 
     def valid_first(self) -> Any:
-        """The data's rows, those of padding after the others."""
-        rows = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
-        return self._F.take(self._without_padding(rows), self._order)
+        """Return the elements of the data, with padding last."""
+        elements = self._F.reshape(self._channels_last, shape=(-1, 0), reverse=True)
+        return self._F.take(self._without_padding(elements), self._order)
 
-    def count(self, rows: Any) -> Any:
-        """The number of valid rows, once for each channel that `rows` have."""
+    def count(self, elements: Any) -> Any:
+        """Return the number of valid elements, repeated for each channel."""
         F = self._F
         count = F.sum(F.cast(self._is_valid, dtype="float64"), axis=0, keepdims=True)
-        # Not like gamma, whose shape may be unknown before the first call.
-        channels = F.reshape(F.slice_axis(rows, axis=0, begin=0, end=1), shape=(-1,))
+        # The shape of gamma may be unknown before the first call.
+        channels = F.reshape(
+            F.slice_axis(elements, axis=0, begin=0, end=1), shape=(-1,)
+        )
         return F.broadcast_like(count, F.cast(F.BlockGrad(channels), dtype="float64"))
 
-    def put_back(self, rows: Any) -> Any:
-        """The rows in the order and shape of the data; padding is 0."""
+    def put_back(self, elements: Any) -> Any:
+        """Return elements in the order and shape of the data, with 0 for padding."""
         F = self._F
-        rows = F.contrib.index_copy(F.zeros_like(rows), self._order, rows)
-        y = F.reshape_like(self._without_padding(rows), self._channels_last)
+        elements = F.contrib.index_copy(F.zeros_like(elements), self._order, elements)
+        y = F.reshape_like(self._without_padding(elements), self._channels_last)
         if self._axis == 1:
             y = F.reshape_like(F.swapaxes(y, dim1=1, dim2=2), self._x)
         return y
 
-    def _without_padding(self, rows):
-        """Zeros in place of padding, whose gradients become zeros, too."""
-        return self._F.where(self._is_valid, rows, self._F.zeros_like(rows))
+    def _without_padding(self, elements):
+        """Replace padding by zeros, whose gradients are zeros also."""
+        return self._F.where(self._is_valid, elements, self._F.zeros_like(elements))
 
 
 def check_mask(layer: str, x: Any, mask: Any, axis: int, trace: Trace | None) -> None:
-    """Raise TypeError or ValueError if a layer cannot take this mask with its data."""
+    """Raise TypeError or ValueError unless a mask is right for its data."""
     is_array = isinstance(x, mx.nd.NDArray)
     if is_array:
-        check_type("mask", mask, mx.nd.NDArray, "an NDArray, as data is")
+        check_type("mask", mask, mx.nd.NDArray, "an NDArray, like data")
     else:
-        check_type("mask", mask, mx.sym.Symbol, "a Symbol, as data is")
+        check_type("mask", mask, mx.sym.Symbol, "a Symbol, like data")
     shape, given = traced_shape(x, trace), traced_shape(mask, trace)
     if axis not in (1, -1, len(shape) - 1):
         raise ValueError(
-            f"SyncBatchNorm '{layer}': axis must be 1 or the last one with a mask, "
+            f"SyncBatchNorm '{layer}': axis must be 1 or the last axis with a mask, "
             f"got {axis}"
         )
     if not is_array and not (shape and given and all(shape + given)):
-        return  # the operators check what this graph does not know
+        return  # the operators check shapes that the graph does not know yet
     expected = list(shape)
     del expected[axis]
     if given != tuple(expected):
         raise ValueError(
-            f"SyncBatchNorm '{layer}': mask must have shape {tuple(expected)}, as data "
-            f"has without axis {axis}, got {given}"
+            f"SyncBatchNorm '{layer}': mask must have shape {tuple(expected)}, the "
+            f"shape of data without axis {axis}, got {given}"
         )
 
 
 def traced_shape(value: Any, trace: Trace | None) -> tuple[int, ...]:
-    """Return the shape of an array or traced symbol, with 0 for an unknown size; of a
-    symbol that nothing is known of, ().
+    """Return the shape of an array or traced symbol, with 0 for unknown sizes.
+
+    It is () for a symbol about which nothing is known.
     """
     if hasattr(value, "shape"):
         return tuple(value.shape)

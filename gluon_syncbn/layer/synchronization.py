@@ -1,38 +1,40 @@
-"""All that a SyncBatchNorm has beyond a BatchNorm: with whom it synchronizes, and how.
-
-It must not know how a layer is computed.
-"""
+"""The options of a SyncBatchNorm, and its state in Python and in native code."""
 
 from __future__ import annotations
 
 import collections
 import ctypes
+import math
 import threading
 import uuid
 import weakref
 from typing import Any, Iterable, NamedTuple, Sequence
 
-from ..common.arguments import (
+import mxnet as mx
+from mxnet.gluon import nn
+
+from ..arguments import (
     check_bool,
     check_choice,
     check_int,
+    check_real,
     comma_list,
     is_int,
     short_repr,
 )
+from ..compat import IS_GLUON_2
 from ..native import steps
 from ..native.failures import check_timeout, here, watch_process
 from ..native.library import LayerOptions, load
 from ..native.program import warn
 from ..native.world import world
-from .activations import NAMES, NONE, Activation
 
 NONFINITE = "propagate", "skip", "raise"
 _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such lists'
 
 
 class Settings(NamedTuple):
-    """With whom a layer synchronizes, and how; see the arguments of SyncBatchNorm."""
+    """The options that conversion also sets; see the arguments of SyncBatchNorm."""
 
     num_devices: int | None = None
     unbiased_running_var: bool = False
@@ -41,12 +43,12 @@ class Settings(NamedTuple):
     nonfinite: str = NONFINITE[0]
 
     def validate(self) -> Settings:
-        """The same ones; TypeError or ValueError for a bad one."""
+        """Return the settings; raise TypeError or ValueError for a wrong one."""
         num_devices, is_unbiased, timeout, group, nonfinite = self
         if num_devices is not None:
             if not is_int(num_devices):
                 raise TypeError(
-                    f"num_devices is an int or None, but got {short_repr(num_devices)}"
+                    f"num_devices must be an int or None, got {short_repr(num_devices)}"
                 )
             check_int("num_devices", num_devices, minimum=1, maximum=2**31 - 1)
         is_unbiased = check_bool("unbiased_running_var", is_unbiased)
@@ -56,38 +58,99 @@ class Settings(NamedTuple):
         return Settings(num_devices, is_unbiased, timeout, group, nonfinite)
 
 
-class Synchronization:
-    """All that a layer has beyond a BatchNorm, in Python and in native code.
+def check_numbers(
+    momentum: float, epsilon: float, place: str = ""
+) -> tuple[float, float]:
+    """Return momentum and epsilon as floats; errors have `place` after the name."""
+    name = f"momentum{place}"
+    if momentum is None:
+        raise ValueError(
+            f"{name} must be between 0 and 1, got None. To average over batches, call "
+            "gluon_syncbn.recompute_statistics after training."
+        )
+    momentum = check_real(name, momentum, "between 0 and 1", lambda v: 0 <= v <= 1)
+    expected = "a finite number of at least 0"
+    epsilon = check_real(
+        f"epsilon{place}", epsilon, expected, lambda v: 0 <= v < math.inf
+    )
+    return momentum, epsilon
 
-    Nodes of graphs have the key of their layer alone. It is unique, unlike a block's
-    prefix: two nets may have equal prefixes. Other processes know the layer by its
-    name, and if there are several of that name, by which one of them was made first: a
-    program that is the same on all ranks makes them in the same order.
+
+class Activation(NamedTuple):
+    """An activation and its slope, which only "leaky_relu" has.
+
+    src/c_api/python_api.cc decides what backward reads for each activation.
     """
 
-    _made = collections.Counter()
-    _of_symbols: set = set()  # they outlive their blocks, as their symbols may do
-    has_warned = False  # of a loop over CPU contexts
+    name: str | None = None
+    slope: float | None = None
+
+
+NO_ACTIVATION, RELU = Activation(), Activation("relu")
+ACTIVATIONS = None, "identity", "relu", "leaky_relu"  # native code has the same order
+
+
+def check_activation(activation: str | None, slope: float | None) -> Activation:
+    """Return the Activation; raise TypeError or ValueError for a wrong argument."""
+    if activation == "elu" or isinstance(activation, nn.ELU):
+        raise ValueError(
+            "activation must be None, 'identity', 'relu' or 'leaky_relu', got "
+            f"{short_repr(activation)}. Add nn.ELU() after this layer."
+        )
+    is_leaky = check_choice("activation", activation, ACTIVATIONS) == "leaky_relu"
+    if slope is None:
+        return Activation(activation, 0.01 if is_leaky else None)
+    if not is_leaky:
+        raise ValueError(
+            f"slope must be None with activation={activation!r}, got "
+            f"{short_repr(slope)}. Only 'leaky_relu' has a slope."
+        )
+    slope = check_real("slope", slope, "a positive number", lambda v: 0 < v < math.inf)
+    return Activation(activation, slope)
+
+
+def apply_activation(F: Any, z: Any, activation: Activation) -> Any:
+    """Apply an Activation with MXNet's own operators."""
+    name, slope = activation
+    if name == "relu":
+        return F.relu(z)
+    if name == "leaky_relu":
+        return F.LeakyReLU(z, act_type="leaky", slope=slope)
+    return z
+
+
+class Synchronization:
+    """The facts of a layer that a BatchNorm does not have.
+
+    A node of a graph stores only the key of its layer. The key is unique in a process,
+    but a block's prefix is not. Processes match layers by `shared_name`. Layers of one
+    name are numbered: a program that is the same on all ranks makes them in the same
+    order.
+    """
+
+    _made = collections.Counter()  # layers by name
+    _kept: set = set()  # layers of symbols, which may outlive the blocks
+    has_warned = False  # once for all loops over CPU contexts
 
     def __init__(
         self,
         name: str,
         settings: Settings,
-        activation: Activation = NONE,
+        activation: Activation = NO_ACTIVATION,
         original: tuple[type, dict] | None = None,
     ) -> None:
         self.name, self.settings, self.activation = name, settings, activation
         self.original = original  # the converted BatchNorm's class and settings
-        # As of the latest call from Python, or trace:
+        # The latest call or trace sets these:
         self.contexts: list = []
-        self.numbers: dict = {}  # the BatchNorm's own settings
-        self.parameters: Any = weakref.WeakSet()  # of the layer
+        self.norm_settings: dict = {}  # the settings of a BatchNorm
+        self.parameters: Any = weakref.WeakSet()
         self._parameter_ids: list = []
-        self._options: tuple = ()  # those that native code has
+        self._options: tuple = ()  # as native code has them
         self._made[name] += 1
         self.shared_name, count = name, self._made[name]
         if count > 1:
-            self.shared_name += f" (number {count} of that name)"
+            self.shared_name += f" (number {count} of this name)"
         self.key = uuid.uuid4().hex
         watch_process()
         layer = load().gluon_syncbn_create_layer(self.key, name)
@@ -96,13 +159,13 @@ class Synchronization:
         steps.layers[self.key] = self
 
     @staticmethod
-    def of(key: str) -> Synchronization:
-        """Return what the layer of a graph has; ValueError if the layer is gone."""
+    def by_key(key: str) -> Synchronization:
+        """Return the layer of a graph's node; raise ValueError if it is gone."""
         found = steps.layers.get(key)
         if found is None:
             raise ValueError(
-                "net has a SyncBatchNorm in its graph, and the layer that it was made "
-                "of is gone. Call revert_sync_batchnorm before you export a net."
+                "the SyncBatchNorm layers in the graph of net must exist, got one that "
+                "was deleted. Call revert_sync_batchnorm before you export a net."
             )
         return found
 
@@ -111,41 +174,42 @@ class Synchronization:
         return Synchronization, values
 
     def keep(self, is_kept: bool = True) -> None:
-        """Keep the layer for a symbol that may outlive its block, or no longer."""
-        (self._of_symbols.add if is_kept else self._of_symbols.discard)(self)
+        """Keep the layer for a symbol that may outlive its block, or stop that."""
+        (self._kept.add if is_kept else self._kept.discard)(self)
 
-    def use(self, parameters: Iterable) -> None:
-        """Register a call's parameters, whose trainers' steps wait from now on."""
+    def register(self, parameters: Iterable) -> None:
+        """Make trainers of the parameters wait for exchanges of this layer."""
         parameters = list(parameters)
         if self._parameter_ids != list(map(id, parameters)):
             self._parameter_ids = list(map(id, parameters))
             self.parameters = weakref.WeakSet(parameters)
             steps.guard_trainers(parameters)
 
-    def update(self, contexts: Sequence, numbers: dict, restarts: bool = False) -> None:
-        """Give native code the options that have changed.
+    def update(
+        self, contexts: Sequence, norm_settings: dict, restarts: bool = False
+    ) -> None:
+        """Pass options that have changed to native code.
 
-        `numbers` are the BatchNorm's own settings. It `restarts` when no call is in
-        flight.
+        `restarts` is True when no call is pending.
         """
-        self.contexts, self.numbers = list(contexts), dict(numbers)
+        self.contexts, self.norm_settings = list(contexts), dict(norm_settings)
         settings = self.settings
         ranks = ranks_of(settings.group, self.name)
         options = (
             " ".join(map(str, contexts)).encode(),
             self.shared_name.encode(),
             tuple(ranks),
-            numbers["eps"],
-            numbers["momentum"],
+            norm_settings["eps"],
+            norm_settings["momentum"],
             settings.timeout or 0,
             self.activation.slope or 0,
             len(ranks),
             settings.num_devices or len(contexts),
-            numbers["axis"],
-            numbers["fix_gamma"],
+            norm_settings["axis"],
+            norm_settings["fix_gamma"],
             settings.unbiased_running_var,
             NONFINITE.index(settings.nonfinite),
-            NAMES.index(self.activation.name),
+            ACTIVATIONS.index(self.activation.name),
         )
         if options != self._options:
             array = (ctypes.c_int * len(ranks))(*ranks)
@@ -154,7 +218,7 @@ class Synchronization:
             self._options = options
 
     def check_thread(self, contexts: Sequence) -> None:
-        """Warn of a call that will wait in vain for the other CPU contexts."""
+        """Warn once if the main thread calls a layer of several CPU contexts."""
         is_main = threading.current_thread() is threading.main_thread()
         is_loop = is_main and not here.contexts and self.settings.num_devices != 1
         on_cpus = all(context.device_type == "cpu" for context in contexts)
@@ -170,43 +234,43 @@ class Synchronization:
             )
 
     def release(self) -> None:
-        """Undo `use`: the layer is no SyncBatchNorm any more."""
+        """Undo `register` when the layer stops being a SyncBatchNorm."""
         parameters, self.parameters = list(self.parameters), weakref.WeakSet()
         self._parameter_ids = []
         steps.release_trainers(parameters)
 
     def is_alone(self) -> bool:
-        """Return True if it would use other processes, and none is connected."""
+        """Return True if `group` includes other processes, but none is connected."""
         return world().size == 1 and self.settings.group != "process"
 
     def is_connected(self) -> bool:
-        """Return True if it synchronizes with other processes."""
+        """Return True if the layer synchronizes with other processes."""
         ranks = ranks_of(self.settings.group, self.name)
         return len(ranks or range(world().size)) > 1
 
 
 def _check_group(group):
-    """TypeError or ValueError unless `group` is what a layer takes."""
     if group is None or isinstance(group, str) and group in ("machine", "process"):
         return
     groups = _groups(group)
-    members = [member for one in groups for member in one]
-    if not members or not all(map(is_int, members)):
-        raise TypeError(f"group is {_EXPECTED}, but got {short_repr(group)}")
+    ranks = [rank for one in groups for rank in one]
+    if not ranks or not all(map(is_int, ranks)):
+        raise TypeError(f"group must be {_EXPECTED}, got {short_repr(group)}")
     if not all(groups):
-        raise ValueError(
-            f"group holds an empty list: {short_repr(group)}, expected none"
-        )
-    for member in members:
-        if members.count(member) > 1:
-            raise ValueError(f"group names {member} {members.count(member)} times")
-        if member < 0:
-            raise ValueError(f"group names the rank {member}, expected 0 or more")
+        raise ValueError(f"group must not hold an empty list, got {short_repr(group)}")
+    for rank in ranks:
+        if ranks.count(rank) > 1:
+            raise ValueError(
+                f"group must have distinct ranks, got {rank} {ranks.count(rank)} times"
+            )
+        if rank < 0:
+            raise ValueError(f"group must have ranks of at least 0, got {rank}")
 
 
 def ranks_of(group: Any, layer: str) -> list[int]:
-    """Return the ranks, ascending, that a layer of this group synchronizes with; all
-    ranks if there are none in the list.
+    """Return the ranks that a layer of this group synchronizes with, ascending.
+
+    An empty list stands for all ranks.
     """
     if group is None:
         return []
@@ -214,31 +278,44 @@ def ranks_of(group: Any, layer: str) -> list[int]:
         return [world().rank]
     if group == "machine":
         return world().of_machine
-    return _own_ranks(_groups(group), layer)
-
-
-def _own_ranks(groups, layer):
-    """The group of ranks that this process is in."""
+    groups = _groups(group)
     highest = max(rank for one in groups for rank in one)
     if highest >= world().size:
+        hint = "" if world().is_connected else " Call distributed.init() first."
         raise ValueError(
-            f"SyncBatchNorm '{layer}': group names the rank {highest}, expected ranks "
-            f"below {world().size}, the number of processes"
-            + ("" if world().is_connected else " before distributed.init()")
+            f"SyncBatchNorm '{layer}': group must have ranks below {world().size}, the "
+            f"number of processes, got {highest}.{hint}"
         )
     for one in groups:
         if world().rank in one:
             return sorted(one)
     raise ValueError(
-        f"SyncBatchNorm '{layer}': group={groups if len(groups) > 1 else groups[0]} "
-        f"does not hold the rank {world().rank} of this process"
+        f"SyncBatchNorm '{layer}': group must contain the rank {world().rank} of this "
+        f"process, got {groups if len(groups) > 1 else groups[0]}"
     )
 
 
 def _groups(group):
-    """The list of groups that the argument stands for; none if it is no list."""
+    """Return `group` as a list of lists; [] if it is not a list."""
     if not isinstance(group, (list, tuple)):
         return []
     if all(isinstance(element, (list, tuple)) for element in group):
         return group
     return [group]
+
+
+class ActivatedBatchNorm(nn.BatchNorm):
+    """A BatchNorm with an activation: a reverted SyncBatchNorm that has one."""
+
+    def _forward_gluon_1(self, F: Any, x: Any, **parameters: Any) -> Any:
+        y = super().hybrid_forward(F, x, **parameters)
+        return apply_activation(F, y, self._applied)
+
+    def _forward_gluon_2(self, x: Any) -> Any:
+        y = super().forward(x).as_nd_ndarray()
+        return apply_activation(mx.nd, y, self._applied).as_np_ndarray()
+
+    if IS_GLUON_2:
+        forward = _forward_gluon_2
+    else:
+        hybrid_forward = _forward_gluon_1

@@ -14,8 +14,8 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
-from ..common.mxnet_version import IS_GLUON_2
-from ..common.nested import flatten
+from ..compat import IS_GLUON_2
+from .arrays import flatten
 
 try:
     from mxnet import _deferred_compute as deferred_compute  # Gluon 2 only
@@ -72,7 +72,6 @@ def names_in(net: mx.gluon.Block) -> dict:
 
 
 def set_settings(block: mx.gluon.Block, settings: dict) -> None:
-    """Replace `settings_of(block)`."""
     block._kwargs = settings
 
 
@@ -208,16 +207,20 @@ class Trace(NamedTuple):
         return cls(block, dict(zip(names, arrays)))
 
 
+def _frames_of(code):
+    """Yield the variables of each running call of a function, innermost first."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is code:
+            yield frame.f_locals
+        frame = frame.f_back
+
+
 def current_trace() -> Trace | None:
     """Return the outermost running trace of this thread, or None."""
-    found, frame = None, sys._getframe().f_back
-    while frame is not None:
-        if frame.f_code is _TRACE:
-            found = frame.f_locals
-        frame = frame.f_back
-    if found is None:
-        return None
-    return Trace.of(found["self"], found["symbol_inputs"], found["flatten_args"])
+    for found in list(_frames_of(_TRACE))[-1:]:
+        return Trace.of(found["self"], found["symbol_inputs"], found["flatten_args"])
+    return None
 
 
 def current_build() -> Trace | None:
@@ -225,15 +228,10 @@ def current_build() -> Trace | None:
 
     The trace has ended by then.
     """
-    frame = sys._getframe().f_back
-    while frame is not None and frame.f_code is not _BUILD:
-        frame = frame.f_back
-    if frame is None:
-        return None
-    found = frame.f_locals
-    return Trace.of(found["self"], found["data"], found["args"])
+    for found in _frames_of(_BUILD):
+        return Trace.of(found["self"], found["data"], found["args"])
+    return None
 
 
 def has_graph(block: mx.gluon.HybridBlock) -> bool:
-    """Return True if a hybridized block has a graph."""
     return bool(vars(block).get("_cached_graph"))

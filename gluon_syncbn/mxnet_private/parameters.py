@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 
-from ..common.mxnet_version import IS_GLUON_2
+from ..compat import IS_GLUON_2
 
 _list_contexts = methodcaller("list_device" if IS_GLUON_2 else "list_ctx")
 _reset_context = "reset_device" if IS_GLUON_2 else "reset_ctx"
@@ -36,12 +36,10 @@ def contexts_of(parameter: mx.gluon.Parameter) -> list[mx.Context]:
 
 
 def is_dense(parameter: mx.gluon.Parameter) -> bool:
-    """Return True if a parameter's values are not sparse arrays."""
     return parameter._stype == "default"
 
 
 def move(parameter: mx.gluon.Parameter, contexts: Sequence[mx.Context]) -> None:
-    """Move a parameter to other contexts, before or after its initialization."""
     getattr(parameter, _reset_context)(contexts)
 
 
@@ -132,7 +130,6 @@ def set_summed(parameters: Iterable[mx.gluon.Parameter], summed: bool) -> None:
 
 
 def unset_parallel(parameter: mx.gluon.Parameter) -> None:
-    """Undo `set_summed`."""
     vars(parameter).pop("_gluon_syncbn_is_summed", None)
 
 
@@ -145,7 +142,6 @@ def lend_data(parameter: mx.gluon.Parameter, here: Any) -> None:
 
 
 def keep_data(parameter: mx.gluon.Parameter) -> None:
-    """Undo `lend_data`."""
     vars(parameter).pop("data", None)
 
 

@@ -174,7 +174,6 @@ def when_trainer_is_set(parameter: mx.gluon.Parameter, act: Callable) -> None:
 
 
 def forget_trainers(parameter: mx.gluon.Parameter) -> None:
-    """Undo :func:`when_trainer_is_set`."""
     vars(parameter).pop("_set_trainer", None)
 
 
@@ -202,7 +201,6 @@ def wrap(trainer: mx.gluon.Trainer, **arounds: Callable) -> None:
 
 
 def unwrap(trainer: mx.gluon.Trainer, names: Iterable[str]) -> None:
-    """Restore a trainer's own methods."""
     for name in names:
         vars(trainer).pop(name, None)
 

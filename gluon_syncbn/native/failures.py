@@ -15,7 +15,7 @@ from typing import Any, Sequence
 
 import mxnet as mx
 
-from ..common.arguments import as_real, check_text, short_repr
+from ..arguments import as_real, check_text, short_repr
 from . import ctrl_c
 from .interrupts import DeferredSignals
 from .library import load

@@ -13,9 +13,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from ..common.arguments import check_choice
-from ..common.version import __version__
-from ..mxnet_private import library as mxnet_library
+from ..arguments import check_choice
+from ..compat import __version__
+from ..mxnet_private.arrays import mxnet_path
 
 _NAME = "libgluon_syncbn.so"
 _MPI_NAME = "libgluon_syncbn_mpi.so"
@@ -149,7 +149,7 @@ def load() -> ctypes.CDLL:
             f"{file} cannot be loaded ({error}): build it again with {_CURE}"
         ) from None
     declare(library, file, _SIGNATURES)
-    if library.gluon_syncbn_register(mxnet_library.path()) != 0:
+    if library.gluon_syncbn_register(mxnet_path()) != 0:
         raise ImportError(library.gluon_syncbn_last_error())
     return library
 

@@ -13,7 +13,7 @@ from typing import Iterable, Iterator
 import mxnet as mx
 
 from ..mxnet_private import trainers
-from ..mxnet_private.library import push
+from ..mxnet_private.arrays import push
 from ..mxnet_private.parameters import gradients_of, is_parallel
 from . import failures
 from .interrupts import DeferredSignals

@@ -11,13 +11,13 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.arguments import check_block, comma_list, pluralize
-from ..common.nested import flatten, rebuild
+from ..arguments import check_block, comma_list, pluralize
 from ..devices.devices import Devices, inside_map, restricted
 from ..devices.workers import Workers
 from ..layer.convert import convert
 from ..layer.finding import synchronized_layers, unsynchronized_layers
 from ..layer.synchronization import Settings
+from ..mxnet_private.arrays import flatten, rebuild
 from ..mxnet_private.blocks import (
     blocks_of,
     current_trace,

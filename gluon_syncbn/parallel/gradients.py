@@ -14,7 +14,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from ..mxnet_private import graphs
-from ..mxnet_private.library import sum_into_first
+from ..mxnet_private.arrays import sum_into_first
 from ..mxnet_private.parameters import (
     is_fresh,
     mark_fresh,

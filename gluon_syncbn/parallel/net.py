@@ -10,7 +10,7 @@ from typing import Sequence
 
 import mxnet as mx
 
-from ..common.arguments import (
+from ..arguments import (
     check_block,
     check_bool,
     check_choice,

@@ -13,9 +13,9 @@ import threading
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.nested import arrays_in
 from ..devices.devices import ContextOfLoop, inside_map
 from ..layer.convert import after_conversion, after_reverting
+from ..mxnet_private.arrays import arrays_in
 from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
 from ..mxnet_private.graphs import block_number, count_blocks_for
 from ..mxnet_private.parameters import contexts_of

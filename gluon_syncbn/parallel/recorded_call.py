@@ -20,11 +20,10 @@ from typing import Any, Callable, Iterable, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.nested import flatten
 from ..devices.devices import Devices
 from ..mxnet_private import graphs
+from ..mxnet_private.arrays import broadcast_add, flatten, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
-from ..mxnet_private.library import broadcast_add, to_context
 from ..mxnet_private.parameters import data_of
 from ..native import failures
 from ..native.steps import alive

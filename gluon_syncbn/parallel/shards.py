@@ -10,12 +10,17 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import comma_list
-from ..common.nested import flatten, rebuild
-from ..common.shares import share_bounds
+from ..arguments import comma_list
 from ..devices.devices import check_array, split
+from ..mxnet_private.arrays import (
+    add_n,
+    concat,
+    flatten,
+    rebuild,
+    share_bounds,
+    to_context,
+)
 from ..mxnet_private.graphs import variables_behind
-from ..mxnet_private.library import add_n, concat, to_context
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Iterable, Sequence
 
 import mxnet as mx
 
-from ..common.arguments import comma_list, pluralize
+from ..arguments import comma_list, pluralize
 from ..layer.finding import dividing_operators, unsynchronized_layers
 from ..native.program import warn
 

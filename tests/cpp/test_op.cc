@@ -39,17 +39,13 @@ TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
   syncbn::Table::Get().Reset();
 }
 
-// An operator in flight holds a layer that the registry has released.
-TEST(TheRegistryKeepsALayerForEachOwner) {
+// An operator in flight owns its layer after Python has released it.
+TEST(TheRegistryFindsALayerAsLongAsItLives) {
   syncbn::Registry& registry = syncbn::Registry::Get();
-  registry.Keep("key", "layer", true);
-  registry.Keep("key", "layer", false);
-  const auto layer = registry.FindOrCreate("key", "layer");
-  registry.Release("key");
-  CHECK_EQ(registry.Find("key"), layer);  // of the other owner
-  registry.Release("key");
-  CheckHas(ErrorOf([&] { registry.Find("key"); }), "no layer has the key");
-  CHECK_EQ(registry.FindOrCreate("key", "layer"), layer);
+  auto layer = registry.Create("key", "layer");
+  CHECK_EQ(registry.Find("key"), layer);
+  layer.reset();
+  CheckHas(ErrorOf([&] { registry.Find("key"); }), "layer that is not in this process");
 }
 
 TEST(RanksThatDoNotHoldTheOwnOneAreRefused) {

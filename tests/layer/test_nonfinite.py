@@ -4,7 +4,7 @@ import re
 
 import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, make_parallel
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.compat import IS_GLUON_2
 
 import mxnet as mx
 import numpy as np

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import SkipTest
 
 import gluon_syncbn
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.compat import IS_GLUON_2
 
 import pytest
 import sybil.parsers.markdown as pages

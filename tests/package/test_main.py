@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import gluon_syncbn
-from gluon_syncbn import __main__
+from gluon_syncbn import __main__, installation
 from gluon_syncbn.native import library
-from gluon_syncbn.tools import check
 
 import mxnet as mx
 import numpy as np
@@ -118,7 +117,7 @@ def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, caps
     def unsynchronized(num_devices, timeout):
         return nn.BatchNorm()
 
-    monkeypatch.setattr(check, "SyncBatchNorm", unsynchronized)
+    monkeypatch.setattr(installation, "SyncBatchNorm", unsynchronized)
     assert __main__.main([]) == 1
     output, sentence = capsys.readouterr()
     assert "passed" not in output
@@ -129,13 +128,13 @@ def test_a_layer_that_normalizes_each_shard_by_itself_is_found(monkeypatch, caps
     "name, error", [("y", np.nan), ("the running variance", 1.001)]
 )
 def test_each_result_is_compared(monkeypatch, capsys, name, error):
-    step = check.step
+    step = installation.step
 
     def slightly_wrong(*arguments):
         results = step(*arguments)
         results[name].flat[-1] *= error
         return results
 
-    monkeypatch.setattr(check, "step", slightly_wrong)
+    monkeypatch.setattr(installation, "step", slightly_wrong)
     assert __main__.main([]) == 1
     assert f"error: {name} is wrong on cpu(0)" in capsys.readouterr().err

@@ -12,8 +12,8 @@ import time
 from contextlib import suppress
 
 import gluon_syncbn
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
-from gluon_syncbn.common.nested import arrays_in
+from gluon_syncbn.compat import IS_GLUON_2
+from gluon_syncbn.mxnet_private.arrays import arrays_in
 from gluon_syncbn.mxnet_private.parameters import trainer_set
 from gluon_syncbn.native import failures
 

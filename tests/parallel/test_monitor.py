@@ -160,12 +160,12 @@ def test_without_cuda_there_is_the_cpu():
 
 COUNT = """
 import os, sys
-from gluon_syncbn.tools import contexts
+from gluon_syncbn import installation
 import mxnet as mx
 os.environ["LD_LIBRARY_PATH"] = sys.argv[1]  # of the processes that are started
-contexts._SECONDS = int(sys.argv[2])
+installation._PATIENCE = int(sys.argv[2])
 mx.runtime.Features.is_enabled = lambda self, name: name == "CUDA"
-found = contexts.available_contexts()
+found = installation.available_contexts()
 with open("/proc/self/maps") as maps:
     assert "libcuda" not in maps.read()
 print(found)

@@ -10,7 +10,7 @@ from gluon_syncbn import (
     revert_parallel,
     revert_sync_batchnorm,
 )
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.compat import IS_GLUON_2
 from gluon_syncbn.mxnet_private.parameters import contexts_of
 
 import mxnet as mx

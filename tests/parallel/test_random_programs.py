@@ -10,7 +10,7 @@ import os
 from contextlib import ExitStack
 
 import gluon_syncbn
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.compat import IS_GLUON_2
 
 import mxnet as mx
 import pytest

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
+from gluon_syncbn.compat import IS_GLUON_2
 from gluon_syncbn.mxnet_private import parameters
 
 import mxnet as mx

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import gluon_syncbn
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
-from gluon_syncbn.mxnet_private.library import push
+from gluon_syncbn.compat import IS_GLUON_2
+from gluon_syncbn.mxnet_private.arrays import push
 from gluon_syncbn.mxnet_private.parameters import is_summed
 
 import mxnet as mx
@@ -28,8 +28,7 @@ from support.nd import nd
 ROOT = Path(__file__).resolve().parents[2]
 # For a program without the package: MXNet reads names that newer NumPys lack.
 NAMES_OF_NUMPY = (
-    "import runpy; runpy.run_path("
-    f"{str(ROOT / 'gluon_syncbn' / 'common' / 'numpy_names.py')!r})\n"
+    f"import runpy; runpy.run_path({str(ROOT / 'gluon_syncbn' / 'compat.py')!r})\n"
 )
 # The package, and what pyproject.toml adds for pytest, for programs of their own.
 PATH = os.pathsep.join(str(ROOT / folder) for folder in ("", "tests", "scripts"))

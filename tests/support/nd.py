@@ -6,8 +6,8 @@ Operators of ``mx.nd`` compute on the arrays of both; of ``mx.np`` MXNet 1.6 has
 import sys
 from functools import wraps
 
-from gluon_syncbn.common.mxnet_version import IS_GLUON_2
-from gluon_syncbn.common.nested import flatten, rebuild
+from gluon_syncbn.compat import IS_GLUON_2
+from gluon_syncbn.mxnet_private.arrays import flatten, rebuild
 
 import mxnet as mx
 

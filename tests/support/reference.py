@@ -4,15 +4,11 @@ The tests of every other module compare with it. `forward` and `backward` are th
 the check command; what it does not need is here, and so are all tolerances.
 """
 
-from gluon_syncbn.tools import oracle
+from gluon_syncbn.installation import oracle_backward, oracle_forward, reduction_axes
 
 import numpy as np
 
-forward, backward, reduction_axes = (
-    oracle.forward,
-    oracle.backward,
-    oracle.reduction_axes,
-)
+forward, backward, reduction_axes = oracle_forward, oracle_backward, reduction_axes
 
 # Unit roundoff (half of epsilon) and smallest subnormal number of each dtype.
 _PRECISION = {

@@ -1,6 +1,7 @@
-"""A table of what devices wait for.
+"""Monitor, which measures how long devices wait, without blocking them.
 
-Layers count their waits, and MXNet writes when gradients are ready: nothing blocks.
+Layers count the time that they wait. MXNet's engine writes the time when gradients are
+ready.
 """
 
 from __future__ import annotations
@@ -12,23 +13,30 @@ from collections.abc import Iterable, Iterator
 
 import mxnet as mx
 
-from ..common.arguments import check_block, check_type
-from ..layer.finding import synchronized_layers
-from ..mxnet_private.library import push
-from ..mxnet_private.parameters import contexts_of, data_of, gradients_of
-from ..native.library import load
+from .arguments import check_block, check_type
+from .layer.finding import synchronized_layers
+from .mxnet_private.arrays import push
+from .mxnet_private.parameters import contexts_of, data_of, gradients_of
+from .native.library import load
 
-_NEGLIGIBLE = 0.05  # smaller shares are not worth a hint
-_written: list = []  # times that MXNet may still write
+_NEGLIGIBLE = 0.05  # a smaller fraction of the time needs no hint
+_pending_times: list = []  # the engine may still write to these
 
 
 class Monitor:
-    """Measure how long each device waits for data, and for other devices.
+    """Measurement of how long each device waits for data and for other devices.
+
+    It never blocks.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Its SyncBatchNorm layers count how long devices wait in them.
+        The net, with its SyncBatchNorm layers.
+
+    Raises
+    ------
+    TypeError
+        If `net` is not a Block.
 
     Examples
     --------
@@ -51,16 +59,16 @@ class Monitor:
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self._net = check_block("net", net)
-        # These keep native layers alive where blocks are converted or reverted.
+        # These keep the native layers alive if blocks are converted or reverted.
         self._layers = [x._sync for x in synchronized_layers(net)]
-        self._pending = collections.deque()  # of steps: asked, got, {device: finished}
-        self._finished: dict = {}  # when each device had finished the step before
+        self._pending = collections.deque()  # (asked, got, {device: finished}) by step
+        self._finished: dict = {}  # {device: the time when it finished its last step}
         self._begin()
 
     def data(self, batches: Iterable) -> Iterator:
-        """Yield the batches, of a DataLoader for example; a step lasts until the next.
+        """Yield the batches of an iterable such as a DataLoader.
 
-        TypeError if `batches` is no iterable.
+        A step ends when the next batch is requested.
         """
         types = Iterable, mx.gluon.data.Dataset
         check_type("batches", batches, types, "an iterable")
@@ -73,9 +81,9 @@ class Monitor:
             asked = time.monotonic()
 
     def report(self) -> str:
-        """Return a table of the time since the last report, in shares of each device.
+        """Return a table of the time that each device waited since the last report.
 
-        Steps that devices are still busy with count in the next report.
+        A step that is not finished on all devices counts in the next report.
         """
         self._collect()
         seconds = max(time.monotonic() - self._began, 1e-9)
@@ -86,11 +94,9 @@ class Monitor:
             others[device][layer] += (total - before) / seconds
         lines = ["device  waits for data  for others  most of all in"]
         for device, layers in others.items():
-            longest = [
-                f"{n} {share:.0%}" for n, share in layers.most_common(2) if share
-            ]
-            share = f"{data[device]:14.0%}  {sum(layers.values()):10.0%}"
-            lines.append(f"{device:6}  {share}  {', '.join(longest)}".rstrip())
+            longest = [f"{n} {part:.0%}" for n, part in layers.most_common(2) if part]
+            parts = f"{data[device]:14.0%}  {sum(layers.values()):10.0%}"
+            lines.append(f"{device:6}  {parts}  {', '.join(longest)}".rstrip())
         hint = _hint(data, others)
         lines.append(f"{self._steps} steps in {seconds:.3g} s: {hint}")
         self._begin()
@@ -105,7 +111,7 @@ class Monitor:
         while self._pending and all(t.value for t in self._pending[0][2].values()):
             asked, got, finished = self._pending.popleft()
             for device, end in finished.items():
-                # A device that is still busy when the batch is asked for waits less.
+                # A device that is busy when the batch is requested waits less.
                 begin = max(asked, self._finished.get(device, 0))
                 self._data[device] += max(0.0, got - begin)
                 self._finished[device] = end.value
@@ -124,13 +130,14 @@ class Monitor:
         }
 
     def _finish_times(self):
-        """Return by device the time when its work is done; 0 until MXNet writes it."""
+        """Return {device: time when its work is done}; 0 until the engine writes it."""
         arrays = collections.defaultdict(list)
         for parameter in self._net.collect_params().values():
             for array in (*data_of(parameter), *gradients_of(parameter)):
                 arrays[array.context].append(array)
         times = {context: ctypes.c_double() for context in arrays}
-        _written[:] = [end for end in _written if not end.value] + [*times.values()]
+        _pending_times[:] = [end for end in _pending_times if not end.value]
+        _pending_times.extend(times.values())
         for context, end in times.items():
             note = load().gluon_syncbn_note_time
             push(note, ctypes.addressof(end), context, arrays[context])
@@ -138,7 +145,7 @@ class Monitor:
 
 
 def _hint(data, others):
-    """Return in words what holds the devices back most."""
+    """Return a sentence about the longest wait."""
     waits = {device: sum(layers.values()) for device, layers in others.items()}
     longest = max(waits.values(), default=0)
     for_data = max(data.values(), default=0)

@@ -1,20 +1,40 @@
 """Checks of users' arguments.
 
-Each check returns the value, or raises an error with the argument's name, the expected
-value and the given one.
+A check returns the value, or raises an error with the name of the argument.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 import mxnet as mx
 import numpy as np
 
-from .mxnet_version import Context
+from .compat import Context
+
+_Function = TypeVar("_Function", bound=Callable)
+
+
+def suggest_keywords(function: _Function) -> _Function:
+    """Make a function suggest its own argument for a misspelt keyword."""
+    known = {*inspect.signature(function).parameters, "prefix", "params"}
+
+    @functools.wraps(function)
+    def checked(*args, **kwargs):
+        for name in kwargs.keys() - known:
+            for similar in difflib.get_close_matches(name, known, 1):
+                raise TypeError(
+                    f"unexpected keyword argument {name!r}. Did you mean {similar}?"
+                )
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
 
 
 def short_repr(value: object) -> str:
@@ -59,7 +79,6 @@ def check_int(
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """Raise TypeError unless `value` is True or False."""
     return bool(check_type(name, value, (bool, np.bool_), "True or False"))
 
 
@@ -85,12 +104,10 @@ def check_real(
 
 
 def check_block(name: str, value: Any) -> Any:
-    """Raise TypeError unless `value` is a Block."""
     return check_type(name, value, mx.gluon.Block, "a gluon.Block")
 
 
 def check_callable(name: str, value: Any) -> Callable:
-    """Raise TypeError unless `value` is callable."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, got {short_repr(value)}")
     return value
@@ -122,15 +139,14 @@ def check_contexts(name: str, value: Any) -> list[mx.Context]:
     if isinstance(value, Context):
         value = [value]
     check_type(name, value, (list, tuple), "a list of mxnet.Context")
+    if not value:
+        raise ValueError(f"{name} must have at least one context, got []")
     for context in value:
         if not isinstance(context, Context):
             raise TypeError(
                 f"{name} must be a list of mxnet.Context, got {short_repr(context)} in "
                 "it"
             )
-    if not value:
-        raise ValueError(f"{name} must have at least one context, got []")
-    for context in value:
         if value.count(context) > 1:
             raise ValueError(
                 f"{name} must have distinct contexts, got {context} "

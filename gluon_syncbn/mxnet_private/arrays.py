@@ -1,16 +1,19 @@
-"""Functions of MXNet's C library that its Python interface lacks."""
+"""Arrays: nested lists of them, functions of MXNet's C library, random seeds."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
-from typing import Any, Sequence
+from functools import lru_cache, wraps
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.base import check_call
 from mxnet.ndarray.register import _make_ndarray_function
 
-from ..common.mxnet_version import IS_GLUON_2
+from ..compat import IS_GLUON_2
 
 _LIB = mx.base._LIB
 # The function has no C interface, only this C++ name. Builds of MXNet without oneDNN
@@ -18,7 +21,54 @@ _LIB = mx.base._LIB
 _reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
-def path() -> str:
+# ---- Nested lists of arrays, and even shares of their rows.
+
+
+def flatten(value: Any) -> list:
+    """Return the leaves of nested lists, tuples and dicts in order."""
+    leaves, pending = [], [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            pending.extend(reversed(list(item.values())))
+        elif isinstance(item, (list, tuple)):
+            pending.extend(reversed(item))
+        else:
+            leaves.append(item)
+    return leaves
+
+
+def arrays_in(value: Any) -> list[mx.nd.NDArray]:
+    return [leaf for leaf in flatten(value) if isinstance(leaf, mx.nd.NDArray)]
+
+
+def rebuild(value: Any, leaves: Iterator) -> Any:
+    """Return `value` with its leaves replaced by the items of `leaves`."""
+    if not isinstance(value, (dict, list, tuple)):
+        return next(leaves)
+    items = [
+        rebuild(item, leaves) if isinstance(item, (dict, list, tuple)) else next(leaves)
+        for item in (value.values() if isinstance(value, dict) else value)
+    ]
+    if isinstance(value, dict):
+        rebuilt = copy.copy(value)
+        rebuilt.update(zip(value, items))
+        return rebuilt
+    # The constructor of a named tuple takes each field as an argument.
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def share_bounds(rows: int, count: int) -> list[tuple[int, int]]:
+    """Return (begin, end) of each share; the first shares get the remaining rows."""
+    share, more = divmod(rows, count)
+    bounds = [k * share + min(k, more) for k in range(count + 1)]
+    return list(zip(bounds, bounds[1:]))
+
+
+# ---- MXNet's C library.
+
+
+def mxnet_path() -> str:
     """Return the path of the loaded libmxnet.so; `mx.libinfo` may find another file."""
     return _LIB._name
 
@@ -30,7 +80,7 @@ def push(
     read: Sequence,
     written: Sequence = (),
 ) -> None:
-    """Let MXNet's engine call a C function with `address` once `read` are ready.
+    """Make MXNet's engine call a C function with `address` once `read` are ready.
 
     Work that is queued later waits for this call before it uses the arrays `written`,
     which must not contain an array twice. Python's `mx.engine` only sets bulk sizes.
@@ -48,7 +98,7 @@ def push(
 
 
 def memory_of(array: mx.nd.NDArray) -> np.ndarray:
-    """Return a NumPy view of a CPU array's memory; wait for pending work before."""
+    """Return a NumPy view of a CPU array's memory; call `wait_to_read` first."""
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     dtype = np.dtype(array.dtype)
@@ -65,9 +115,8 @@ def make_plain(x: mx.nd.NDArray) -> None:
         _reorder(x.handle)
 
 
-# ---- Operators without the casts of ``contrib.amp``, which replaces the public
-# functions of ``mx.nd``. Its casts would change the dtype of outputs and gradients.
-# These operators are made in the way in which MXNet makes its own.
+# ---- Operators without casts. ``contrib.amp`` adds casts to the public functions of
+# ``mx.nd``, which would change the dtype of outputs and gradients.
 
 
 def _operator(name):
@@ -108,3 +157,27 @@ def to_context(array: mx.nd.NDArray, context: mx.Context) -> mx.nd.NDArray:
     copy = mx.nd.empty(array.shape, context, array.dtype)
     copy = _copyto(array.as_nd_ndarray(), out=copy)
     return copy.as_np_ndarray() if isinstance(array, mx.np.ndarray) else copy
+
+
+# ---- Random seeds.
+
+set_seed = mx.random.seed  # it sets the seed of the calling thread only
+
+
+@lru_cache(maxsize=None)
+def watch_seed(note: Callable[[], None]) -> None:
+    """Call `note` after each later call of mx.random.seed."""
+
+    @wraps(set_seed)
+    def noted(*args, **kwargs):
+        set_seed(*args, **kwargs)
+        note()
+
+    mx.random.seed = noted
+
+
+def draw_seed() -> int:
+    """Return a seed from the calling thread's generator, which the draw advances."""
+    with autograd.pause(), mx.util.np_array(False):
+        value = mx.nd.random.randint(0, 2**31 - 1, (1,), ctx=mx.cpu(), dtype="int32")
+    return int(value.asscalar())

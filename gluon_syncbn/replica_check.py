@@ -8,9 +8,9 @@ import itertools
 import mxnet as mx
 import numpy as np
 
-from ..common.arguments import check_block
-from ..distributed.meeting import allgather
-from ..mxnet_private.parameters import data_of
+from .arguments import check_block
+from .distributed.meeting import allgather
+from .mxnet_private.parameters import data_of
 
 _SHOWN_NAMES = 3
 
@@ -20,8 +20,8 @@ def check_replicas(net: mx.gluon.Block) -> None:
 
     Parameters and running statistics are compared bit by bit. All processes must call
     this function, which waits for pending work. Parameters are identical if every
-    device applies the same gradients. Running statistics are identical only if one
-    group of synchronized layers spans all devices and processes.
+    device applies the same gradients. Running statistics are identical only if each
+    layer is synchronized over all devices and processes.
 
     Parameters
     ----------
@@ -30,10 +30,12 @@ def check_replicas(net: mx.gluon.Block) -> None:
 
     Raises
     ------
+    TypeError
+        If `net` is not a Block.
     ValueError
-        If there is a difference. Between contexts, the text names the first parameter,
-        the contexts and the largest difference. Between ranks, it names the first
-        parameters. All processes raise the error.
+        In all processes, if there is a difference. For contexts the text names the
+        first parameter, the contexts and the largest difference, for ranks the first
+        parameters.
     mxnet.MXNetError
         If not all processes call this function within the timeout. The text names the
         missing ranks.
@@ -56,12 +58,12 @@ def check_replicas(net: mx.gluon.Block) -> None:
     found = {n: p for n, p in net.collect_params().items() if data_of(p)}
     fault = next(filter(None, itertools.starmap(_between_devices, found.items())), None)
     digests = {name: _digest(data_of(p)[0].asnumpy()) for name, p in found.items()}
-    everyone = allgather((fault, digests), "check_replicas")
-    for rank, (fault, _) in enumerate(everyone):
+    of_ranks = allgather((fault, digests), "check_replicas")
+    for rank, (fault, _) in enumerate(of_ranks):
         if fault:
-            raise ValueError((f"rank {rank}: " if len(everyone) > 1 else "") + fault)
-    expected = everyone[0][1]
-    for rank, (_, digests) in enumerate(everyone):
+            raise ValueError((f"rank {rank}: " if len(of_ranks) > 1 else "") + fault)
+    expected = of_ranks[0][1]
+    for rank, (_, digests) in enumerate(of_ranks):
         names = [
             n for n in {**expected, **digests} if expected.get(n) != digests.get(n)
         ]

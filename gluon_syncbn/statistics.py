@@ -13,21 +13,20 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..common.arguments import check_block, check_int, comma_list, short_repr
-from ..common.nested import flatten, rebuild
-from ..devices.devices import Devices, check_array, restricted
-from ..distributed.meeting import allgather, total
-from ..layer.convert import synchronized
-from ..mxnet_private.blocks import count_inputs, name_of
-from ..mxnet_private.library import array_of, to_context
-from ..mxnet_private.parameters import contexts_of, data_of
-from ..native import failures
-from ..native.interrupts import DeferredSignals
-from ..native.library import load
-from ..native.program import warn
-from ..native.world import world
-from ..parallel.forward import is_parallel
-from ..parallel.shards import Shards
+from .arguments import check_block, check_int, comma_list, short_repr
+from .devices.devices import Devices, check_array, restricted
+from .distributed.meeting import allgather, total
+from .layer.convert import synchronized
+from .mxnet_private.arrays import array_of, flatten, rebuild, to_context
+from .mxnet_private.blocks import count_inputs, name_of
+from .mxnet_private.parameters import contexts_of, data_of
+from .native import failures
+from .native.interrupts import DeferredSignals
+from .native.library import load
+from .native.program import warn
+from .native.world import world
+from .parallel.forward import is_parallel
+from .parallel.shards import Shards
 
 
 def recompute_statistics(
@@ -133,10 +132,10 @@ def recompute_statistics(
                 f"net must have a BatchNorm that is not frozen, got {name_of(net)}"
             )
         run = _Run(net, list(layers.values()))
-        run.all(itertools.islice(batches, steps))
+        run.call_all(itertools.islice(batches, steps))
         names = [layer.name for layer in layers.values()]
     _check_all_ranks(names, run)
-    _write(layers.values(), run.found)
+    _write_statistics(layers.values(), run.moments)
 
 
 class _Collected(NamedTuple):
@@ -155,18 +154,17 @@ class _Collected(NamedTuple):
         return _Collected(self.is_unbiased, size, self.mean + delta * weight, m2)
 
     def variance(self) -> np.ndarray:
-        """Return the running variance."""
         # m2 is 0 where the divisor would be 0.
         return self.m2 / max(1, self.size - self.is_unbiased)
 
 
 class _Run:
-    """The calls of the net on all batches, and the moments that layers collected."""
+    """Calls of the net on all batches, and the moments that its layers collect."""
 
     def __init__(self, net: mx.gluon.Block, layers: list) -> None:
         self._net, self._layers, self._axis = net, layers, 0
         self.count = 0
-        self.found: list = [None] * len(layers)
+        self.moments: list = [None] * len(layers)
         if is_parallel(net):
             self._devices, self._axis = net.devices, net.forward.batch_axis
             return
@@ -178,17 +176,17 @@ class _Run:
             )
         self._devices = Devices(contexts)
 
-    def all(self, batches: Iterable) -> None:
+    def call_all(self, batches: Iterable) -> None:
         """Call the net on each batch, wait for it, and collect its moments."""
-        for arguments in _equally_many(_reported(batches)):
+        for arguments in _check_counts(_report_errors(batches)):
             with autograd.pause(train_mode=False):
-                self._call(self._shards(arguments))
+                self._call(self._split(arguments))
             self.count += 1
             for k, layer in enumerate(self._layers):
-                one, former = _read(layer.key), self.found[k]
-                self.found[k] = former.merge(one) if former and one else former or one
+                one, former = _collected_moments(layer.key), self.moments[k]
+                self.moments[k] = former.merge(one) if former and one else former or one
 
-    def _shards(self, batch):
+    def _split(self, batch):
         if isinstance(batch, mx.io.DataBatch):
             batch = [array[: len(array) - (batch.pad or 0)] for array in batch.data]
         elif isinstance(batch, (list, tuple)):
@@ -200,7 +198,7 @@ class _Run:
             leaves = flatten(batch)
             return Shards.split(batch, leaves, contexts, self._axis)
         # One device accepts inputs of any type, and any number of rows except 0.
-        leaves = [_moved(leaf, contexts[0]) for leaf in flatten(list(batch))]
+        leaves = [_copy_to(leaf, contexts[0]) for leaf in flatten(list(batch))]
         return Shards.as_is(rebuild(list(batch), iter(leaves)), *contexts)
 
     def _call(self, shards):
@@ -228,7 +226,7 @@ class _Run:
             load().gluon_syncbn_collect(layer.key, starts)
 
 
-def _moved(leaf, context):
+def _copy_to(leaf, context):
     """Return a leaf of a batch, copied to the context if it is an array."""
     if not isinstance(leaf, (mx.nd.NDArray, np.ndarray)):
         return leaf
@@ -239,8 +237,8 @@ def _moved(leaf, context):
     return to_context(leaf, context) if is_here else array_of(leaf, context)
 
 
-def _read(key):
-    """The moments that a layer has collected; None if it has had no batch."""
+def _collected_moments(key):
+    """Return the moments that a layer has collected, or None if it had no batch."""
     length = load().gluon_syncbn_collected(key, None, 0)
     if length == 0:
         return None
@@ -251,7 +249,7 @@ def _read(key):
     return _Collected(bool(is_unbiased), size, mean, m2)
 
 
-def _reported(batches):
+def _report_errors(batches):
     """Yield the batches; report an error in their source to other processes."""
     try:
         yield from batches
@@ -263,7 +261,7 @@ def _reported(batches):
         raise
 
 
-def _equally_many(batches):
+def _check_counts(batches):
     """Yield the batches; raise ValueError on all ranks where some have one more."""
     end = object()
     for count in itertools.count():
@@ -283,20 +281,20 @@ def _equally_many(batches):
 
 def _check_all_ranks(names, run):
     """Raise an error on all ranks if one rank has a fault."""
-    faults = [*filter(None, map(_fault, names, run.found))]
+    faults = [*filter(None, map(_find_fault, names, run.moments))]
     if not run.count:
         faults = [
             "batches must have at least one batch, got none. Was this generator or "
             "iterator used before? Call reset() on an NDArrayIter."
         ]
-    elif not any(run.found):
+    elif not any(run.moments):
         faults = ["net must call a BatchNorm that is not frozen, got no call"]
     for fault in allgather(faults, "recompute_statistics"):
         if fault:
             raise ValueError(fault[0])
 
 
-def _fault(name, collected):
+def _find_fault(name, collected):
     """Return an error text if the result is not finite, else None."""
     if not collected or np.isfinite([collected.mean, collected.m2]).all():
         return None
@@ -306,7 +304,7 @@ def _fault(name, collected):
     )
 
 
-def _write(layers, found):
+def _write_statistics(layers, found):
     """Set the running statistics, which layers may share."""
     merged: dict[Any, Any] = {}
     for layer, one in zip(layers, found):

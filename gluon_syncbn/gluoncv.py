@@ -6,12 +6,12 @@ from functools import lru_cache, wraps
 import mxnet as mx
 from mxnet import autograd
 
-from ..common.nested import arrays_in
-from ..devices.devices import ContextOfLoop, inside_map
-from ..layer.batch_norm import SyncBatchNorm
-from ..layer.convert import convert_sync_batchnorm
-from ..layer.finding import synchronized_layers
-from ..parallel.plain_loop import allow_plain_loop
+from .devices.devices import ContextOfLoop, inside_map
+from .layer.batch_norm import SyncBatchNorm
+from .layer.convert import convert_sync_batchnorm
+from .layer.finding import synchronized_layers
+from .mxnet_private.arrays import arrays_in
+from .parallel.plain_loop import allow_plain_loop
 
 __all__ = ["install", "uninstall"]
 

@@ -1,1 +1,0 @@
-"""Shared helpers: checks of arguments and versions, nested lists, shares of rows."""

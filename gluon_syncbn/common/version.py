@@ -1,3 +1,0 @@
-"""The version, which the build reads without importing MXNet."""
-
-__version__ = "0.5.0"

@@ -1,0 +1,117 @@
+"""Compatibility with versions of NumPy and MXNet.
+
+Newer versions of NumPy lack aliases that MXNet and GluonCV use. This module restores
+them before it imports MXNet, and does not change names that NumPy has.
+docs/guides/mxnet2.md lists the versions of MXNet that were tested.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+
+__version__ = "0.5.0"  # the build reads it from the text, without MXNet
+
+
+def _in1d(ar1, ar2, *arguments, **options):
+    return np.isin(np.ravel(ar1), ar2, *arguments, **options)
+
+
+def _moved(*_arguments, **_options):
+    raise NotImplementedError("this function has moved to the package numpy_financial")
+
+
+_NAMES = {
+    # mxnet/numpy/multiarray.py, mxnet/ndarray/numpy/_op.py and symbol/numpy/_symbol.py
+    "bool": bool,
+    # gluoncv/model_zoo/rcnn/rpn/anchor.py, gluoncv/utils/metrics/coco_detection.py
+    "float": float,
+    # gluoncv/model_zoo/hrnet.py, mxnet/test_utils.py
+    "int": int,
+    # mxnet/gluon/contrib/estimator/event_handler.py, gluoncv/auto/estimators/utils.py
+    "Inf": np.inf,
+    # mxnet/numpy/utils.py
+    **dict.fromkeys(("NAN", "NaN"), np.nan),
+    "NINF": -np.inf,
+    "NZERO": -0.0,
+    "PINF": np.inf,
+    "PZERO": 0.0,
+    # mxnet/numpy_dispatch_protocol.py
+    "product": np.prod,
+    "round_": np.round,
+    "sometrue": np.any,
+    # mxnet/numpy/fallback.py
+    "alltrue": np.all,
+    "in1d": _in1d,
+    "msort": lambda a: np.sort(a, axis=0),
+    "trapz": getattr(np, "trapezoid", None),
+    **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate"), _moved),
+    # mx.np.pad, in mxnet/ndarray/numpy/_op.py and mxnet/symbol/numpy/_symbol.py
+    "compat": SimpleNamespace(basestring=str),
+}
+
+
+def _has(name: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some names are only deprecated
+        return hasattr(np, name)
+
+
+for _name, _value in _NAMES.items():
+    if not _has(_name):
+        setattr(np, _name, _value)
+
+# isort: split
+try:
+    import mxnet as mx
+except ModuleNotFoundError as error:
+    if error.name != "mxnet":
+        raise
+    command = "`pip install mxnet==1.9.1`"
+    if sys.version_info >= (3, 13):  # the NumPy that MXNet pins has no wheels for it
+        command = (
+            "`pip install --no-deps mxnet==1.9.1` and "
+            "`pip install requests 'graphviz<0.9'`"
+        )
+    raise ModuleNotFoundError(
+        f"gluon_syncbn needs MXNet, which is not installed. Call {command}, or install "
+        "mxnet-cu112 for GPUs.",
+        name="mxnet",
+    ) from None
+except OSError as error:
+    found = re.match(r"lib(cu|nccl|nv|gomp|quadmath)\S+(?=: cannot open)", str(error))
+    if found is None:
+        raise
+    library = found[0]
+    if library.startswith(("libgomp", "libquadmath")):
+        raise ImportError(
+            f"MXNet does not find {library}, which is a library of GCC. On Debian or "
+            "Ubuntu call `apt install libgomp1 libquadmath0`."
+        ) from None
+    cure = (
+        "`pip install '.[cuda]'` in a clone of gluon_syncbn installs mxnet-cu112 and "
+        "the CUDA libraries that it loads. Add their folders to LD_LIBRARY_PATH."
+    )
+    if library == "libcuda.so.1":
+        cure = (
+            "It is a part of NVIDIA's driver, which no pip command installs. Without a "
+            "GPU call `pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`."
+        )
+    raise ImportError(
+        f"MXNet for GPUs does not find {library}. {cure} See "
+        "docs/guides/install.md#mxnet-for-gpus."
+    ) from None
+
+if not re.match(r"(1\.[6-9]|2\.0)(\D|$)", mx.__version__):
+    raise ImportError(
+        "the version of MXNet must be 1.6 to 1.9.1 or 2.0, got "
+        f"{mx.__version__}. Call `pip install mxnet==1.9.1`."
+    )
+# Blocks of Gluon 2 have no names and accept only mx.np arrays. A call with arrays that
+# have no values traces them.
+IS_GLUON_2 = mx.__version__.startswith("2.")
+Context = mx.Device if IS_GLUON_2 else mx.Context  # the class

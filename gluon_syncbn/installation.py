@@ -1,0 +1,181 @@
+"""Find the devices of this machine, and compare the layer with float64 in NumPy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from .devices.devices import Devices
+from .layer.batch_norm import SyncBatchNorm
+from .mxnet_private.arrays import array_of
+
+_PATIENCE = 60  # seconds
+# Only the driver respects CUDA_VISIBLE_DEVICES and partitioned GPUs. Another process
+# calls it, because a process that has started CUDA cannot fork workers that use it.
+_COUNT = """
+import ctypes
+driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+assert driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+print(count.value)
+"""
+
+
+def available_contexts() -> list[mx.Context]:
+    """Return the contexts of all GPUs, or the CPU, for :func:`make_parallel`.
+
+    The call makes no context, allocates no device memory and does not start CUDA in
+    this process. It respects ``CUDA_VISIBLE_DEVICES``.
+
+    Returns
+    -------
+    list of mxnet.Context
+        ``[gpu(0), gpu(1), ...]``, or ``[cpu(0)]`` if there is no GPU or MXNet was built
+        without CUDA.
+
+    Raises
+    ------
+    subprocess.TimeoutExpired
+        If the driver does not answer within a minute.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import available_contexts
+    >>> contexts = available_contexts()
+    """
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        return [mx.cpu(0)]
+    command = [sys.executable, "-c", _COUNT]
+    # The count fails without a driver, or without a device.
+    found = subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False)
+    count = int(found.stdout) if found.returncode == 0 else 0
+    return [mx.gpu(k) for k in range(count)] or [mx.cpu(0)]
+
+
+# ---- Training steps of the layer, compared with the reference.
+
+MODES = "imperative", "hybridized"
+DTYPES = "float32", "float64"
+# The allowed error, relative to the largest value, in units of the dtype's epsilon.
+# Rounding errors are far smaller; statistics of one device alone differ far more.
+_BOUND = 100
+
+
+class WrongResultError(Exception):
+    """A result differs from the reference by more than rounding explains."""
+
+
+def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> tuple[float, float]:
+    """Return the largest error of a training step on shards, and the allowed error.
+
+    Both are relative to the largest value of a result. A WrongResultError names the
+    first wrong result.
+    """
+    rng = np.random.default_rng(0)
+    shape = 7, 6, 9, 10  # the shards of seven rows on two contexts differ in size
+    # Means and deviations differ by channel and by row.
+    x = rng.normal(3, 2, shape) + rng.normal(0, 4, (*shape[:2], 1, 1))
+    arrays = x, rng.normal(size=shape), rng.uniform(0.5, 2, shape[1])
+    x, dy, gamma = (array.astype(dtype) for array in arrays)
+    layer = SyncBatchNorm(num_devices=len(contexts), timeout=60)
+    results = step(layer, contexts, mode, (x, dy, gamma))
+    y, mean, var, _ = oracle_forward(x, gamma, np.zeros(gamma.shape))
+    running = 0.1 * mean, 0.9 + 0.1 * var
+    expected_results = y, *oracle_backward(x, dy, gamma), *running
+    bound, worst = _BOUND * float(np.finfo(dtype).eps), 0.0
+    for (name, result), expected in zip(results.items(), expected_results):
+        error = abs(result - expected).max() / abs(expected).max()
+        if not error <= bound:  # a NaN is wrong also
+            raise WrongResultError(
+                f"{name} is wrong on {' and '.join(map(str, contexts))}, {mode}, "
+                f"{dtype}: the difference from the float64 reference must be at most "
+                f"{bound:.2g} of the largest value, got {error:.2g}"
+            )
+        worst = max(worst, error)
+    return worst, bound
+
+
+def step(
+    layer: Any, contexts: Sequence[mx.Context], mode: str, arrays: Sequence
+) -> dict[str, np.ndarray]:
+    """Run forward and backward on the shards; return NumPy arrays by name."""
+    x, dy, gamma = arrays
+    if mode == "hybridized":
+        layer.hybridize(static_alloc=True, static_shape=True)
+    layer.cast(x.dtype)
+    layer.initialize(ctx=contexts)
+    layer.gamma.set_data(array_of(gamma, contexts[0]))
+    devices = Devices(contexts)
+    xs = devices.split(x)
+    for shard in xs:
+        shard.attach_grad()
+    with mx.autograd.record():
+        ys = devices.map(layer, xs)
+    devices.map(lambda y, dy: y.backward(dy), ys, devices.split(dy))
+    mx.nd.waitall()
+    dxs = [shard.grad for shard in xs]
+    return {
+        "y": np.concatenate([y.asnumpy() for y in ys]),
+        "dx": np.concatenate([dx.asnumpy() for dx in dxs]),
+        "dgamma": sum(grad.asnumpy() for grad in layer.gamma.list_grad()),
+        "dbeta": sum(grad.asnumpy() for grad in layer.beta.list_grad()),
+        "the running mean": layer.running_mean.list_data()[-1].asnumpy(),
+        "the running variance": layer.running_var.list_data()[-1].asnumpy(),
+    }
+
+
+# ---- The reference, which shares neither code nor the order of formulas with src.
+
+
+def reduction_axes(x: np.ndarray, axis: int) -> tuple[tuple[int, ...], list[int]]:
+    """Return all axes but `axis`, and the shape that broadcasts a channel vector."""
+    axis = axis % x.ndim
+    shape = [1] * x.ndim
+    shape[axis] = x.shape[axis]
+    return tuple(i for i in range(x.ndim) if i != axis), shape
+
+
+def oracle_forward(
+    x: Any, gamma: Any, beta: Any, axis: int = 1, eps: float = 1e-5
+) -> tuple[np.ndarray, ...]:
+    """Compute y = (x - mean) / sqrt(var + eps) * gamma + beta with the moments of `x`.
+
+    Returns
+    -------
+    y, mean, var, inv_std : float64 arrays; `var` has divisor count (biased).
+    """
+    x, gamma, beta = (np.asarray(v, np.float64) for v in (x, gamma, beta))
+    axes, shape = reduction_axes(x, axis)
+    mean = x.mean(axes)
+    centered = x - mean.reshape(shape)
+    mean += centered.mean(axes)  # the rounding error matters if |mean| >> std
+    centered = x - mean.reshape(shape)
+    var = np.square(centered).mean(axes)
+    inv_std = 1 / np.sqrt(var + eps)
+    y = centered * (inv_std * gamma).reshape(shape) + beta.reshape(shape)
+    return y, mean, var, inv_std
+
+
+def oracle_backward(
+    x: Any, dy: Any, gamma: Any, axis: int = 1, eps: float = 1e-5
+) -> tuple[np.ndarray, ...]:
+    """Compute the gradients of sum(y * dy) with y = oracle_forward(x, gamma, beta).
+
+    Returns
+    -------
+    dx, dgamma, dbeta : float64 arrays
+    """
+    dy = np.asarray(dy, np.float64)
+    gamma = np.asarray(gamma, np.float64)
+    axes, shape = reduction_axes(dy, axis)
+    x_hat, _, _, inv_std = oracle_forward(
+        x, np.ones(gamma.shape), np.zeros(gamma.shape), axis, eps
+    )
+    dx_hat = dy * gamma.reshape(shape)
+    mean_dx_hat = dx_hat.mean(axes).reshape(shape)
+    mean_dx_hat_x_hat = (dx_hat * x_hat).mean(axes).reshape(shape)
+    dx = inv_std.reshape(shape) * (dx_hat - mean_dx_hat - x_hat * mean_dx_hat_x_hat)
+    return dx, (dy * x_hat).sum(axes), dy.sum(axes)

@@ -1,1 +1,0 @@
-"""Running statistics of whole nets, recomputed after training."""

@@ -1,4 +1,0 @@
-"""Helpers beside training: checks of replicas, of devices and of the installation.
-
-No other wing may need it.
-"""
