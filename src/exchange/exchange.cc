@@ -40,21 +40,16 @@ Position PositionOf(int rank, const std::vector<int>& ranks) {
   const int index =
       static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
   Position position;
-  int level = 0;
-  for (int64_t width = 1; width < size; width *= kArity, ++level) {
-    if (index % (width * kArity) != 0) {
-      position.parent = ranks[index - index % (width * kArity)];
-      break;
-    }
-    for (int64_t begin = index + width; begin < std::min<int64_t>(size, index + width * kArity);
-         begin += width) {
+  for (int64_t width = 1; width < size; width *= kArity, ++position.height) {
+    const int64_t offset = index % (width * kArity);
+    position.depth += offset >= width;
+    if (position.parent >= 0) continue;
+    if (offset > 0) position.parent = ranks[index - offset];
+    for (int64_t begin = index + width;
+         offset == 0 && begin < std::min<int64_t>(size, index + width * kArity); begin += width) {
       const int below = static_cast<int>(std::min<int64_t>(size, begin + width) - begin);
-      position.children.push_back({ranks[begin], below, below > 1 ? level : 0});
+      position.children.push_back({ranks[begin], below, below > 1 ? position.height : 0});
     }
-  }
-  for (int64_t width = 1; width < size; width *= kArity) {
-    ++position.height;
-    position.depth += index % (width * kArity) / width != 0;
   }
   return position;
 }

@@ -15,8 +15,8 @@ constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 
 // The failure of a backward call whose forward call came before a reset.
 constexpr char kWasReset[] =
-    "gluon_syncbn.recover() or a conversion of the net came after the forward call of this backward "
-    "call. Run forward again.";
+    "gluon_syncbn.recover() or a conversion of the net came after the forward call of this "
+    "backward call. Run forward again.";
 
 // Devices of this process are missing; `known` are devices that could have arrived.
 std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::set<Device>& known,

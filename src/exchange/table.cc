@@ -122,11 +122,10 @@ Ticket Table::Enter(const Contribution& own, const Key& key) {
 // Return the exchange of this key. Throws Error if it began on other terms.
 Table::Shared Table::Find(const Key& key, const Terms& terms) {
   const auto found = exchanges_.find(key);
-  const auto calls = calls_.find(CountedBy(key));
-  const bool is_over = found == exchanges_.end() && terms.devices == 0 &&
-                       key.phase != Phase::kBackward && calls != calls_.end() &&
-                       key.call < calls->second.complete;
-  if (found == exchanges_.end() && !is_over) {
+  const bool is_new = found == exchanges_.end();
+  const bool is_over = is_new && terms.devices == 0 && key.phase != Phase::kBackward &&
+                       key.call < CallsOf(key).complete;
+  if (is_new && !is_over) {
     const auto exchange = std::make_shared<Exchange>();
     exchange->key = key;
     exchange->signature = terms.signature;
@@ -135,7 +134,7 @@ Table::Shared Table::Find(const Key& key, const Terms& terms) {
     if (!terms.ranks.empty()) exchange->position = PositionOf(peers_.rank(), terms.ranks);
     return exchanges_[key] = exchange;
   }
-  const Shared& exchange = is_over ? calls->second.latest : found->second;
+  const Shared& exchange = is_over ? CallsOf(key).latest : found->second;
   const bool same_devices =
       terms.devices == 0 || exchange->devices == 0 || exchange->devices == terms.devices;
   if (exchange->signature == terms.signature && exchange->ranks == terms.ranks && same_devices) {
@@ -201,11 +200,10 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
     const bool are_expected =
         waiting.expected != nullptr && waiting.expected->size() == exchange.devices;
     for (const auto& [place, part] : exchange.parts) {
-      const bool is_other = are_expected && place.rank == peers_.rank() &&
-                            !waiting.expected->count(place.device);
-      if (!is_other) continue;
-      return TooManyDevicesReport(exchange.members->layer, place.device, *waiting.expected,
-                                  exchange.devices);
+      if (are_expected && place.rank == peers_.rank() && !waiting.expected->count(place.device)) {
+        return TooManyDevicesReport(exchange.members->layer, place.device, *waiting.expected,
+                                    exchange.devices);
+      }
     }
     const std::set<Device> known =
         are_expected ? *waiting.expected : exchange.members->Devices();

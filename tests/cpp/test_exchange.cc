@@ -159,7 +159,7 @@ TEST(TimeoutNamesWhoIsMissing) {
   CheckHas(ErrorOf([&] { layer.Backward(tickets[1], 1); }),
            "cpu(1) stopped because of an earlier error: " + texts[0]);
   layer.table.Reset();
-  CheckHas(ErrorOf([&] { layer.Backward(tickets[1], 1); }), "gluon_syncbn.recover() or a conversion");
+  CheckHas(ErrorOf([&] { layer.Backward(tickets[1], 1); }), "recover() or a conversion of the net");
   CHECK_EQ(layer.table.Failure(), "");
 }
 
