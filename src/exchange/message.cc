@@ -122,19 +122,21 @@ Message Decode(const Bytes& bytes, int from, int rank, int size) {
   if (mark != kMark) Refuse();
   Message message;
   ForEachField(&message, [&](auto& field) { reader.Read(&field); });
-  if (message.ranks.empty()) {
-    message.ranks.resize(static_cast<size_t>(size));
-    std::iota(message.ranks.begin(), message.ranks.end(), 0);
-  }
   const Signature& signature = message.signature;
+  std::vector<int>& ranks = message.ranks;
+  const bool is_part = message.kind == MessageKind::kPart;
   const bool is_valid =
       reader.left == 0 && from != rank && 0 <= from && from < size &&
       IsUpTo(MessageKind::kLeave, message.kind) && IsUpTo(Phase::kCall, message.key.phase) &&
       IsCount(message.key.call) && IsCount(message.key.repeat) &&
       IsUpTo(Operation::kMoments, signature.operation) &&
-      IsSupported(static_cast<int>(signature.dtype)) && AreRanks(message.ranks, rank, size);
+      IsSupported(static_cast<int>(signature.dtype)) && (is_part || ranks.empty());
   if (!is_valid) Refuse();
-  if (message.kind == MessageKind::kPart && !IsChild(from, rank, message.ranks)) Refuse();
+  if (is_part && ranks.empty()) {
+    ranks.resize(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  if (is_part && !(AreRanks(ranks, rank, size) && IsChild(from, rank, ranks))) Refuse();
   return message;
 }
 

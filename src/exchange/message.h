@@ -32,7 +32,7 @@ struct Message {
 
 Bytes Encode(const Message& message);
 
-// Return the message that rank `from` of `size` has sent to `rank`. Its ranks are never empty.
+// Return the message that rank `from` of `size` has sent to `rank`. A part's ranks are never empty.
 // Throws Error unless Encode can have made the bytes, and a part comes from a child.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
