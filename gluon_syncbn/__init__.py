@@ -6,7 +6,6 @@ from . import compat  # noqa: F401
 # isort: split
 from . import distributed, gluoncv
 from .compat import __version__
-from .devices.devices import Devices
 from .installation import available_contexts
 from .layer.batch_norm import SyncBatchNorm
 from .layer.convert import (
@@ -17,6 +16,7 @@ from .layer.convert import (
 from .monitor import Monitor
 from .native.failures import get_timeout, recover, set_timeout
 from .native.library import features
+from .parallel.devices import Devices
 from .parallel.net import make_parallel, revert_parallel
 from .parallel.plain_loop import allow_plain_loop
 from .replica_check import check_replicas

@@ -6,11 +6,11 @@ from functools import lru_cache, wraps
 import mxnet as mx
 from mxnet import autograd
 
-from .devices.devices import ContextOfLoop, inside_map
 from .layer.batch_norm import SyncBatchNorm
 from .layer.convert import convert_sync_batchnorm
 from .layer.finding import synchronized_layers
 from .mxnet_private.arrays import arrays_in
+from .parallel.devices import ContextOfLoop, inside_map
 from .parallel.plain_loop import allow_plain_loop
 
 __all__ = ["install", "uninstall"]

@@ -9,9 +9,9 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from .devices.devices import Devices
 from .layer.batch_norm import SyncBatchNorm
 from .mxnet_private.arrays import array_of
+from .parallel.devices import Devices
 
 _PATIENCE = 60  # seconds
 # Only the driver respects CUDA_VISIBLE_DEVICES and partitioned GPUs. Another process

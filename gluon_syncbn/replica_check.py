@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 
 from .arguments import check_block
-from .distributed.meeting import allgather
+from .distributed.collectives import allgather
 from .mxnet_private.parameters import data_of
 
 _SHOWN_NAMES = 3

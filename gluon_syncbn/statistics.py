@@ -14,19 +14,20 @@ import numpy as np
 from mxnet import autograd
 
 from .arguments import check_block, check_int, comma_list, short_repr
-from .devices.devices import Devices, check_array, restricted
-from .distributed.meeting import allgather, total
+from .distributed.collectives import allgather, total
 from .layer.convert import synchronized
 from .mxnet_private.arrays import array_of, flatten, rebuild, to_context
 from .mxnet_private.blocks import count_inputs, name_of
 from .mxnet_private.parameters import contexts_of, data_of
 from .native import failures
+from .native.failures import warn
 from .native.interrupts import DeferredSignals
 from .native.library import load
-from .native.program import warn
-from .native.world import world
+from .native.processes import world
+from .parallel.devices import Devices
 from .parallel.forward import is_parallel
-from .parallel.shards import Shards
+from .parallel.replicas import restricted
+from .parallel.shards import Shards, check_array
 
 
 def recompute_statistics(
@@ -139,7 +140,7 @@ def recompute_statistics(
 
 
 class _Collected(NamedTuple):
-    """The moments of a layer in float64; see src/op/collected_moments.h."""
+    """The moments of a layer in float64; see src/op/statistics.h."""
 
     is_unbiased: bool
     size: float

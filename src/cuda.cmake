@@ -1,13 +1,13 @@
-# Adds the CUDA half to gluon_syncbn_objects, where it can be built; included by CMakeLists.txt.
+# Adds the CUDA files to gluon_syncbn_objects if they can be built; included by CMakeLists.txt.
 # It reads GLUON_SYNCBN_CUDA, CMAKE_CUDA_ARCHITECTURES and GLUON_SYNCBN_CHECKS, and sets
-# GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual"), empty in a build without CUDA, and then
-# GLUON_SYNCBN_CUDA_MISSING, the reason.
+# GLUON_SYNCBN_CUDA_ARCHITECTURES ("75-real;90-virtual"). In a build without CUDA this is empty, and
+# GLUON_SYNCBN_CUDA_MISSING is the reason.
 set(GLUON_SYNCBN_CUDA_ARCHITECTURES "")
 set(GLUON_SYNCBN_CUDA_MISSING "")
 if(NOT DEFINED GLUON_SYNCBN_CUDA OR GLUON_SYNCBN_CUDA STREQUAL "")
   set(GLUON_SYNCBN_CUDA auto)
 endif()
-# Sanitizers are about host code, and the native tests emulate CUDA.
+# Sanitizers check host code, and the native tests emulate CUDA.
 if(GLUON_SYNCBN_SANITIZE OR GLUON_SYNCBN_BUILD_TESTS)
   set(GLUON_SYNCBN_CUDA_MISSING "it was built for native tests")
   return()
@@ -17,8 +17,8 @@ if(NOT GLUON_SYNCBN_CUDA)
   return()
 endif()
 
-# Machine code for each major generation of GPUs from Maxwell to Hopper that this nvcc has, which
-# runs on all of that generation, and PTX of the newest, which drivers compile for anything later.
+# Chooses machine code for each major generation of GPUs from Maxwell to Hopper that this nvcc
+# supports, and PTX of the newest generation, which drivers compile for later GPUs.
 function(choose_architectures known)
   set(chosen "")
   foreach(generation "50" "60" "70;75" "80" "90")
@@ -48,21 +48,21 @@ if(NOT nvcc)
                       "CUDAHOSTCXX to a host compiler that it accepts")
 endif()
 set(CMAKE_CUDA_COMPILER ${nvcc})
-# Where Python's packages have the libraries; nvcc looks into lib64.
+# Python's packages have the libraries in lib; nvcc searches lib64.
 get_filename_component(nvcc_folder ${nvcc} DIRECTORY)
 string(APPEND CMAKE_CUDA_FLAGS " -L${nvcc_folder}/../lib")
 execute_process(COMMAND ${nvcc} --list-gpu-arch OUTPUT_VARIABLE known ERROR_QUIET)
 if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   choose_architectures("${known}")
 endif()
-# CMake's own error has forty lines, and does not say what this nvcc builds.
+# CMake's own error has forty lines, and does not list the architectures of this nvcc.
 foreach(architecture ${CMAKE_CUDA_ARCHITECTURES} $ENV{CUDAARCHS})
   string(REGEX MATCH "^[0-9]+" number ${architecture})
   if(number AND NOT known MATCHES "compute_${number}[^0-9]")
     string(REGEX MATCHALL "[0-9]+" numbers "${known}")
     list(JOIN numbers ", " numbers)
-    message(FATAL_ERROR "CUDAARCHS names ${architecture}, expected some of what ${nvcc} builds: "
-                        "${numbers}")
+    message(FATAL_ERROR "CUDAARCHS must be of ${numbers}, which ${nvcc} builds, "
+                        "got ${architecture}")
   endif()
 endforeach()
 enable_language(CUDA)
@@ -72,7 +72,7 @@ file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS kernels/cuda/*.cc kernels/cuda/*.cu op/
 target_sources(gluon_syncbn_objects PRIVATE ${CUDA_SOURCES})
 target_compile_definitions(gluon_syncbn_objects PUBLIC SYNCBN_CUDA)
 list(JOIN GLUON_SYNCBN_CUDA_ARCHITECTURES " " architectures)
-# -Xptxas=-v tells of registers and spills, which keep_report.sh keeps for a test.
+# -Xptxas=-v reports registers and spills; keep_report.sh keeps the reports for a test.
 set_target_properties(gluon_syncbn_objects PROPERTIES
                       CUDA_ARCHITECTURES "${GLUON_SYNCBN_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
                       CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden
@@ -80,12 +80,12 @@ set_target_properties(gluon_syncbn_objects PROPERTIES
 target_compile_options(gluon_syncbn_objects PRIVATE
                        "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all;-Xptxas=-v>")
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 11.2)
-  # Two architectures of a file at once: there are few files, and they take long.
+  # Compile two architectures of a file in parallel, because there are few files and they take long.
   target_compile_options(gluon_syncbn_objects PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--threads=2>")
 endif()
-# Headers and libraries are nvcc's own. CUDAToolkit searches for them, and may find those of
-# another toolkit in /usr. The runtime is static, which is CMake's default:
-# MXNet contains another version, and a machine without a GPU has none.
+# Headers and libraries must be nvcc's own; find_package(CUDAToolkit) may find another toolkit in
+# /usr. CMake links the static runtime by default, because MXNet contains another version, and a
+# machine without a GPU has no runtime.
 target_include_directories(gluon_syncbn_objects SYSTEM PUBLIC
                            ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs nvcc, and keeps ptxas's report of every kernel beside the object, in FILE.o.txt; other
-# messages are shown.
+# Run nvcc, keep ptxas's report of every kernel in FILE.o.txt beside the object, and print all other
+# messages.
 for argument; do
     if [ "$previous" = -o ]; then report=$argument.txt; fi
     previous=$argument

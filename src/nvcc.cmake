@@ -1,7 +1,7 @@
-# Finds an nvcc that works; included by cuda.cmake. It knows nothing of this project's sources.
+# Finds an nvcc that works; included by cuda.cmake.
 
-# Every nvcc of this machine: the one of CMAKE_CUDA_COMPILER or CUDACXX alone if that is set, else
-# the one that PATH names first and then the others.
+# Lists CMAKE_CUDA_COMPILER or CUDACXX if one of them is set, else every nvcc of this machine,
+# beginning with PATH.
 function(list_nvccs result)
   set(found ${CMAKE_CUDA_COMPILER})
   if(NOT found)
@@ -14,12 +14,13 @@ function(list_nvccs result)
   string(REPLACE ":" ";" folders "$ENV{PATH}")
   file(GLOB installed /usr/local/cuda*/bin)
   list(SORT installed COMPARE NATURAL ORDER DESCENDING)
-  # Packages of the Python environments on PATH.
+  # The packages of the Python environments on PATH.
   list(TRANSFORM folders APPEND "/../lib/python3*/site-packages/nvidia/cu*/bin"
        OUTPUT_VARIABLE wheels)
   file(GLOB wheels ${wheels})
   set(seen "")
-  list(APPEND folders ${installed} ${wheels} /opt/cuda/bin /usr/bin /usr/lib/nvidia-cuda-toolkit/bin)
+  list(APPEND folders ${installed} ${wheels}
+       /opt/cuda/bin /usr/bin /usr/lib/nvidia-cuda-toolkit/bin)
   foreach(folder ${folders})
     get_filename_component(file ${folder}/nvcc REALPATH)
     if(EXISTS ${file} AND NOT IS_DIRECTORY ${file} AND NOT file IN_LIST seen)
@@ -30,8 +31,8 @@ function(list_nvccs result)
   set(${result} ${found} PARENT_SCOPE)
 endfunction()
 
-# Sets `result` to the first nvcc that compiles and links a kernel, or else to "", and `reason` to
-# the errors of those before it, or of all.
+# Sets `result` to the first nvcc that compiles and links a kernel, or to "", and `reason` to the
+# errors of the others that were tried.
 function(find_nvcc result reason)
   set(probe ${CMAKE_CURRENT_BINARY_DIR}/probe)
   file(WRITE ${probe}.cu "__global__ void Nothing() {}\n"
@@ -55,12 +56,12 @@ function(find_nvcc result reason)
       set(${reason} ${failures} PARENT_SCOPE)
       return()
     endif()
-    # The line that tells the cause; `status` where nvcc could not be started.
+    # Report the first line with an error, or `status` if nvcc could not be started.
     string(REGEX MATCH "[^\n]*(error|fatal|rror:)[^\n]*" line "${output}")
     if(NOT line)
       string(STRIP "${status} ${output}" line)
     endif()
-    string(REGEX REPLACE "[^A-Za-z0-9.,:()=_+'/!#-]+" " " line "${line}")  # for a C string
+    string(REGEX REPLACE "[^A-Za-z0-9.,:()=_+'/!#-]+" " " line "${line}")  # allowed in a C string
     list(APPEND failures "${nvcc} does not work: ${line}")
   endforeach()
   if(NOT nvccs)

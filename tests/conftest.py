@@ -17,11 +17,11 @@ faulthandler.enable()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="run tests marked full, too")
+    parser.addoption("--full", action="store_true", help="also run tests marked full")
 
 
 def pytest_configure(config):
-    """Comparisons of what is random are repeated so often."""
+    """Set how often comparisons of random runs are repeated."""
     repetitions = "10" if config.getoption("full") else "1"
     os.environ.setdefault("GLUON_SYNCBN_REPEAT", repetitions)
 

@@ -1,12 +1,12 @@
 """Train in several processes: ``mpirun -n 8 python train.py``.
 
-After :func:`init` each layer exchanges its statistics over MPI, once per phase and
-process. :class:`Trainer` also sums gradients over MPI; MXNet's kvstore or Horovod can
-do that instead. Use mpi4py to sum metrics. Nothing needs MPI before :func:`init`.
+After :func:`init` each layer exchanges its statistics over MPI, once per forward and
+once per backward. :class:`Trainer` also sums gradients over MPI; MXNet's kvstore or
+Horovod can do that instead. Use mpi4py to sum metrics. MPI is not needed before
+:func:`init`.
 """
 
-from .parameters import broadcast_parameters
-from .processes import (
+from ..native.processes import (
     groups_of,
     init,
     is_initialized,
@@ -16,8 +16,8 @@ from .processes import (
     shutdown,
     size,
 )
-from .sampler import ShardSampler
-from .trainer import Trainer
+from .collectives import broadcast_parameters
+from .training import ShardSampler, Trainer
 
 __all__ = [
     "ShardSampler",

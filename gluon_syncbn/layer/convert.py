@@ -22,7 +22,7 @@ from ..mxnet_private.blocks import (
     settings_of,
 )
 from ..mxnet_private.parameters import contexts_of, data_of
-from ..native.program import warn
+from ..native.failures import warn
 from . import finding
 from .batch_norm import SyncBatchNorm
 from .finding import CONTRIB, Norm

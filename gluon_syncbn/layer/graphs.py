@@ -31,8 +31,8 @@ from ..mxnet_private.arrays import arrays_in, push
 from ..mxnet_private.blocks import BatchNormBase, current_build
 from ..mxnet_private.graphs import from_nodes, parse, resolve_entry, to_json
 from ..native import steps
+from ..native.failures import warn
 from ..native.library import load
-from ..native.program import warn
 
 
 def guarded(F: Any, value: Any) -> Any:

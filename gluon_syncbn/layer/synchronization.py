@@ -24,10 +24,9 @@ from ..arguments import (
 )
 from ..compat import IS_GLUON_2
 from ..native import steps
-from ..native.failures import check_timeout, here, watch_process
+from ..native.failures import check_timeout, here, warn, watch_process
 from ..native.library import LayerOptions, load
-from ..native.program import warn
-from ..native.world import world
+from ..native.processes import world
 
 NONFINITE = "propagate", "skip", "raise"
 _EXPECTED = 'None, "machine", "process", a list of ranks, or a list of such lists'

@@ -1,4 +1,1 @@
-"""The native library: loaded, its errors and timeouts, its engine calls, its processes.
-
-It must not know layers, nor which devices a net runs on.
-"""
+"""The native library: errors and timeouts, steps of trainers, signals, processes."""

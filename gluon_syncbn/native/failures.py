@@ -1,14 +1,19 @@
-"""Timeouts that end a wait, and the recovery of a process after an error.
+"""Timeouts that end a wait, recovery after an error, and warnings.
 
-It must not know what a layer computes.
+Errors of waits and warnings show the user's current lines.
 """
 
 from __future__ import annotations
 
 import atexit
 import collections
+import ctypes
+import linecache
 import os
+import sys
+import sysconfig
 import threading
+import warnings
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Sequence
@@ -16,69 +21,68 @@ from typing import Any, Sequence
 import mxnet as mx
 
 from ..arguments import as_real, check_text, short_repr
-from . import ctrl_c
-from .interrupts import DeferredSignals
+from .interrupts import DeferredSignals, watch_ctrl_c
 from .library import load
-from .program import tell_where
 
 _VARIABLE = "GLUON_SYNCBN_TIMEOUT"
-_MOST_ERRORS = 10_000  # in flight at once
-latest_recovery = 0, 0, ""  # its number, its thread, and its reason
+_MOST_ERRORS = 10_000  # pending at once
+latest_recovery = 0, 0, ""  # its number, thread and reason
+contexts_of_functions = set()  # contexts that run our autograd.Functions
 
 
 class Here(threading.local):
     """State of the calling thread."""
 
-    contexts: Sequence = ()  # those of the innermost map that this thread works for
-    recovery = -1  # the number of the latest one at this thread's latest `check_thread`
-    was_told = False  # by that, of another thread's recovery
+    contexts: Sequence = ()  # the contexts of the innermost map that runs this thread
+    recovery = -1  # number of the latest recovery at this thread's latest check
+    was_cancelled = False  # that check found a recovery of another thread
 
     def __reduce__(self) -> str:  # a copy of a net has the same threads
         return "here"
 
 
 here = Here()
-_turns: Any = collections.defaultdict(threading.RLock)  # by process
+_turns: Any = collections.defaultdict(threading.RLock)  # one per process
 
 
 def turn() -> Any:
     """Return the lock of the thread that calls MXNet for several contexts, or recovers.
 
-    Between a step's work for two contexts another thread must not give it up.
+    Another thread must not cancel a step's work between two contexts.
     """
     return _turns[os.getpid()]
 
 
-function_contexts = set()  # contexts that run our autograd.Functions
+# ---- Timeouts.
 
 
 def check_timeout(seconds: object, name: str = "timeout") -> float:
-    """`seconds` as a float; raises ValueError unless it is a positive number."""
+    """Return `seconds` as a float, or raise ValueError unless it is positive."""
     value = as_real(seconds)
     if not value > 0:
         raise ValueError(
-            f"{name} is a positive number of seconds, or inf for never, but got "
+            f"{name} must be a positive number of seconds, or inf for no timeout, got "
             f"{short_repr(seconds)}"
         )
     return value
 
 
 def set_timeout(seconds: float) -> None:
-    """Sets how long a device waits for the others, where a layer sets no timeout.
+    """Set how long a device waits for the others, for layers without a timeout.
 
-    The environment variable ``GLUON_SYNCBN_TIMEOUT`` sets the initial value; without it
-    that is 300 s.
+    The environment variable ``GLUON_SYNCBN_TIMEOUT`` sets the initial value. Its
+    default is 300 s.
 
     Parameters
     ----------
     seconds : float
-        Greater than 0. Counts from a device's own arrival at a layer. ``inf``, and all
-        from 1e9 (31 years) on, mean that a wait never times out.
+        A positive number, counted from a device's own arrival at a layer. With ``inf``,
+        and numbers from 1e9 (31 years) on, a wait never times out.
 
     Raises
     ------
     ValueError
-        If `seconds` is no positive number.
+        If `seconds` is not a positive number.
 
     Examples
     --------
@@ -93,7 +97,7 @@ def set_timeout(seconds: float) -> None:
 
 
 def get_timeout() -> float:
-    """The timeout in seconds that :func:`set_timeout` sets.
+    """Return the timeout in seconds that :func:`set_timeout` sets.
 
     Examples
     --------
@@ -105,78 +109,81 @@ def get_timeout() -> float:
 
 
 def bound() -> float:
-    """Return the timeout in seconds, as Python's locks take it."""
+    """Return the timeout in seconds, limited to the range of Python's locks."""
     return min(load().gluon_syncbn_timeout(), threading.TIMEOUT_MAX)
 
 
+# ---- Failures and recovery.
+
+
 def failure() -> str:
-    """The error that a layer has failed with, as text; empty if nothing has failed."""
+    """Return the error with which a layer has failed, or an empty text."""
     return load().gluon_syncbn_failure()
 
 
 def check_thread() -> None:
-    """MXNetError if a layer has failed, or the calling thread's work was given up."""
+    """Raise MXNetError if a layer has failed or another thread called `recover`."""
     failed = failure()
     if failed:
         raise mx.MXNetError(failed)
     number, by, reason = latest_recovery
     seen, here.recovery = here.recovery, number
-    here.was_told = seen not in (-1, number) and by != threading.get_ident()
-    if here.was_told:
+    here.was_cancelled = seen not in (-1, number) and by != threading.get_ident()
+    if here.was_cancelled:
         raise mx.MXNetError(
-            "what this thread had in flight was given up by another one, which called "
-            f"gluon_syncbn.recover ({reason}); its results are undefined: repeat the "
-            "step without recover()"
+            "pending work of this thread was cancelled by gluon_syncbn.recover() in "
+            f"another thread ({reason}). Discard its results, and repeat the step "
+            "without recover()."
         )
 
 
 def check(code: int) -> int:
-    """A native function's result; its error, as one of MXNet's, if negative."""
+    """Return a native function's result, or raise its error if it is negative."""
     if code < 0:
         raise mx.MXNetError(load().gluon_syncbn_last_error())
     return code
 
 
 def end_waits(reason: str) -> None:
-    """Ends all waits for devices with this text, now and until :func:`recover`.
+    """End all waits for devices with this text, now and until :func:`recover`.
 
-    The other processes of :mod:`gluon_syncbn.distributed` get it too, and for good.
+    In the other processes of :mod:`gluon_syncbn.distributed` waits end for good.
     """
     load().gluon_syncbn_fail_all(reason, True)
 
 
 def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
-    """Gives up the work in flight and makes all layers ready for the next step.
+    """Cancel pending work and make all layers ready for the next step.
 
-    To be called after an :class:`mxnet.MXNetError` of a layer was caught: it ends the
+    Call it after you have caught an :class:`mxnet.MXNetError` of a layer. It ends the
     waits of other layers, waits until MXNet is idle, drops the errors that arrays still
-    carry, and restarts the numbering of the layers' calls.
+    have, and restarts the numbering of the layers' calls.
 
-    A step of a :class:`mxnet.gluon.Trainer` that has a layer's parameters waits for its
-    gradients, and raises their error before anything is updated: parameters, the
-    optimizer's states and counts have afterwards the same bits as before the step.
-    Running statistics may have the failed batch's share, because forward updates them.
+    A step of a :class:`mxnet.gluon.Trainer` with a layer's parameters waits for its
+    gradients and raises their error before it updates anything. So after the error
+    parameters, the optimizer's states and its counts have the same bits as before the
+    step. Running statistics may contain the failed batch, because forward updates them.
     Gradients are undefined: with ``grad_req="add"`` set them to zero.
 
-    Threads that train other nets get an error at their next :meth:`Devices.map`,
-    because their work in flight is given up too. They repeat their step; the call of
-    one that calls `recover` after that error has no effect.
+    Pending work of threads that train other nets is also cancelled. They get an error
+    in their next :meth:`Devices.map` and must repeat their step. If they call `recover`
+    after that error, the call has no effect.
 
     Parameters
     ----------
     reason : str
-        The words that those threads' errors quote.
+        A text that the errors of those threads quote.
 
     Raises
     ------
     mxnet.MXNetError
-        If an exchange with other processes has failed: a failure may reach one rank
-        before its step is whole and another after it, so nobody knows the batch that
-        all would go on with. The program has to be started again, from its checkpoint.
+        If an exchange with other processes has failed. A failure may reach one rank
+        before its step is complete and another rank after it, so ranks cannot agree on
+        the batch to go on with. Start the program again, from its checkpoint.
 
     Examples
     --------
-    A layer on two contexts of which one gets no shard:
+    A layer on two contexts, one of which gets no shard:
 
     >>> import gluon_syncbn
     >>> import mxnet as mx
@@ -192,13 +199,13 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
     True True
     """
     check_text("reason", reason)
-    was_told, here.was_told = here.was_told, False
-    if was_told and not failure():
+    was_cancelled, here.was_cancelled = here.was_cancelled, False
+    if was_cancelled and not failure():
         return
     with DeferredSignals() as section:
         lock = turn()
         try:
-            # Another thread's function may wait in vain, and have the turn.
+            # The thread that has the turn may wait in vain.
             load().gluon_syncbn_fail_all(reason, False)
             if not here.contexts:
                 section.wait(0, lock.acquire, True, bound())
@@ -206,19 +213,19 @@ def recover(reason: str = "gluon_syncbn.recover() was called") -> None:
         finally:
             with suppress(RuntimeError):  # this thread has not got its turn
                 lock.release()
-    if failure():  # the processes'
+    if failure():  # an exchange with other processes has failed
         raise mx.MXNetError(
-            "recover() cannot bring several processes together again: start the "
-            f"program again, from its checkpoint. It failed with: {failure()}"
+            "recover() cannot restore several processes. You must start the program "
+            f"again, from its checkpoint. It failed with: {failure()}"
         )
 
 
 def give_up(reason: str) -> None:
-    """Recovers this process as `recover` does, whatever the others do."""
+    """Cancel pending work of this process, even if `recover` would raise."""
     global latest_recovery
     latest_recovery = latest_recovery[0] + 1, threading.get_ident(), reason
     load().gluon_syncbn_fail_all(reason, False)
-    # MXNet drops each error that it throws; without an engine it throws always.
+    # MXNet drops each error that it throws. Without an engine it always throws.
     for _ in range(_MOST_ERRORS):
         try:
             mx.nd.waitall()
@@ -229,27 +236,103 @@ def give_up(reason: str) -> None:
 
 
 def _finish_work():
-    """Ends all work for which MXNet's threads would call Python at exit."""
-    tell_where(False)
+    """End all work for which MXNet's threads would call Python at exit."""
+    load().gluon_syncbn_set_locator(None)
     give_up("the Python interpreter exits")
-    # MXNet counts an operator as done before it deletes it. To delete one of an
-    # autograd.Function that was skipped after an error, it calls Python, and a thread
-    # that does so while the interpreter ends aborts the process. A context's thread has
-    # deleted one operator before it runs the next.
-    for context in function_contexts:
+    # MXNet counts an operator as done before it deletes it. To delete an operator of an
+    # autograd.Function that was skipped after an error, MXNet calls Python, and a
+    # thread that does so while the interpreter ends aborts the process. A context's
+    # thread has deleted one operator before it runs the next.
+    for context in contexts_of_functions:
         mx.nd.zeros((1,), ctx=context).wait_to_read()
 
 
 @lru_cache(maxsize=None)
 def watch_process() -> None:
-    """Ends all work before a fork and at exit; called with the first layer."""
-    # ctypes releases the GIL, so other threads queue what the work in flight waits for.
+    """End all work before a fork and at exit; the first layer calls this."""
+    # ctypes releases the GIL, so other threads can queue what pending work waits for.
     os.register_at_fork(before=load().gluon_syncbn_wait_before_fork)
     # MXNet's own exit handler, which runs after this one, stops the threads of custom
     # operators before it waits for all work: it would wait forever for our operators.
     atexit.register(_finish_work)
-    tell_where(True)
-    ctrl_c.watch()
+    load().gluon_syncbn_set_locator(_locate)
+    watch_ctrl_c()
+
+
+# ---- The user's lines, which timeouts and warnings show.
+
+_LIBRARIES = tuple(
+    os.path.join(path, "")
+    for path in (
+        os.path.dirname(os.path.dirname(__file__)),
+        os.path.dirname(mx.__file__),
+        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
+    )
+)
+
+
+def warn(text: str) -> None:
+    """Issue a warning for the user's line that has called this package."""
+    frame, level = sys._getframe(), 1  # noqa: SLF001
+    users = _users_frame(frame)
+    while frame is not users and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
+@ctypes.CFUNCTYPE(None)
+def _locate():
+    try:
+        load().gluon_syncbn_tell_where(_lines_of_threads())
+    except BaseException:  # the timeout's error is raised without these lines
+        pass
+
+
+def _lines_of_threads():
+    """Return a line of text for each thread of the user's program, main first."""
+    frames, main = sys._current_frames(), threading.main_thread()  # noqa: SLF001
+    threads = {main.ident: main, **{t.ident: t for t in threading.enumerate()}}
+    lines = ""
+    for ident, thread in threads.items():
+        place = _place(frames.get(ident or 0))
+        if place:
+            name = "The program" if thread is main else f"Its thread '{thread.name}'"
+            lines += f"\n{name} stands at {place}"
+    return lines
+
+
+def _place(frame):
+    """Return file, line, function and source of the user's innermost frame."""
+    frame = _users_frame(frame)
+    if frame is None:
+        return ""
+    code = frame.f_code
+    source = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    inside = "" if code.co_name == "<module>" else f", in {code.co_name}"
+    source = f": {source}" if source else ""
+    return f"{_relative(code.co_filename)}:{frame.f_lineno}{inside}{source}"
+
+
+def _users_frame(frame):
+    """Return the innermost frame that is not a library's or Python's own, or None."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        is_main = frame.f_globals.get("__name__") == "__main__"
+        # MXNet generates its operators' functions from text, with the file "<string>".
+        is_generated = file.startswith("<") and not is_main
+        if not (is_generated or os.path.abspath(file).startswith(_LIBRARIES)):
+            break
+        frame = frame.f_back
+    return frame
+
+
+def _relative(path):
+    """Return the path relative to the working directory if it is below it."""
+    folder = os.path.join(os.getcwd(), "")
+    return path[len(folder) :] if path.startswith(folder) else path
+
+
+# ---- When this module is imported.
 
 
 def _set_timeout_from_environment():
@@ -258,7 +341,7 @@ def _set_timeout_from_environment():
         if value is not None:
             set_timeout(float(value))
     except ValueError:
-        check_timeout(value, _VARIABLE)  # it refuses a text, and names the variable
+        check_timeout(value, _VARIABLE)  # raises an error with the variable's name
 
 
 load()  # registers the operator, so that symbols from files find it

@@ -1,37 +1,42 @@
-"""Sections in which signal handlers wait, because an exception of theirs would do harm.
+"""Signals: handlers that wait for the end of a section, and waits that Ctrl-C ends.
 
-An exception between the calls for two contexts leaves one context without the work that
-the other one waits for. An exception while another thread calls MXNet crashes MXNet. An
-exception inside of an update leaves half a step.
+An exception of a handler does harm in three places. Between the calls for two contexts
+it leaves one context without the work that the other one waits for. While another
+thread calls MXNet, it crashes MXNet. Inside an update it leaves half a step.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import os
 import signal
+import sys
 import threading
+import time
 from typing import Any, Callable
 
-# The C functions behind Python's: converting to enums takes 170 us for all signals.
+from .library import load
+
+# The C functions, because Python's take 170 us to convert all signals to enums.
 _handler_of = inspect.unwrap(signal.getsignal)
 _set_handler = inspect.unwrap(signal.signal)
 ALL_WAIT = math.inf, math.inf
 
 
 class DeferredSignals:
-    """A section that calls the program's signal handlers when it ends, or in `wait`.
+    """A section that calls the program's signal handlers at its end, or in `wait`.
 
-    Python runs handlers in the main thread only, so a section of another thread changes
-    nothing. A nested section is the outer one.
+    Python runs handlers in the main thread only, so sections of other threads do
+    nothing. Inside another section, `with` returns that section.
     """
 
     _open: DeferredSignals | None = None
 
     def __init__(self) -> None:
         self._former: dict = {}
-        self._noted: list[tuple] = []
-        # The numbers of SIGINTs, and of other signals, that wait for the section's end.
+        self._deferred: list[tuple] = []
+        # How many SIGINTs, and how many other signals, wait for the section's end.
         self.limits: tuple[float, float] = ALL_WAIT
 
     def __enter__(self) -> DeferredSignals:
@@ -43,13 +48,13 @@ class DeferredSignals:
             for number in range(1, signal.NSIG):
                 handler = _handler_of(number)
                 if callable(handler):
-                    # An earlier section may have left its replacement.
+                    # An earlier section may not have restored the handler.
                     handler = getattr(handler, "handler", handler)
                     self._former[number] = handler
-                    _set_handler(number, _Noting(self, handler))
+                    _set_handler(number, _DeferredHandler(self, handler))
             DeferredSignals._open = self  # no later statement raises
         except BaseException:
-            self._put_back()
+            self._restore_handlers()
             raise
         return self
 
@@ -58,29 +63,28 @@ class DeferredSignals:
             return
         try:
             DeferredSignals._open = None  # later signals call their handlers at once
-            self._put_back()
+            self._restore_handlers()
         finally:
             try:
-                self._put_back()  # a handler may have raised during the first attempt
+                self._restore_handlers()  # a handler may have raised the first time
             finally:
-                if self._noted:
-                    _call_all(self._noted)
+                if self._deferred:
+                    _call_all(self._deferred)
 
-    def _put_back(self):
+    def _restore_handlers(self):
         for number, handler in self._former.items():
             _set_handler(number, handler)
 
     def wait(self, patience: int, function: Callable, *arguments: Any) -> Any:
         """Return the result of a function that a signal may interrupt.
 
-        The first `patience` SIGINTs wait for the section's end; later ones, and other
-        signals, interrupt at once. The function may have ended when its caller gets the
-        exception.
+        The first `patience` SIGINTs wait for the section's end. Later SIGINTs, and
+        other signals, interrupt at once, even if the function has just ended.
         """
         former = self.limits
         try:
             self.limits = patience, 0
-            if self._noted:
+            if self._deferred:
                 self._call_due()
             return function(*arguments)
         finally:
@@ -89,26 +93,26 @@ class DeferredSignals:
     def handle(self, number: int, handler: Callable, frame: Any) -> None:
         """Call a signal's handler, now or later."""
         if DeferredSignals._open is self:
-            self._noted.append((number, handler, frame))
+            self._deferred.append((number, handler, frame))
             self._call_due()
         else:
             handler(number, frame)
 
     def _call_due(self):
-        interrupts = [one for one in self._noted if one[0] == signal.SIGINT]
-        others = [one for one in self._noted if one[0] != signal.SIGINT]
+        interrupts = [s for s in self._deferred if s[0] == signal.SIGINT]
+        others = [s for s in self._deferred if s[0] != signal.SIGINT]
         due, kept = [], []
         for signals, limit in zip((interrupts, others), self.limits):
             (due if len(signals) > limit else kept).extend(signals)
         if due:
-            # A second exception must not interrupt what the first one unwinds.
-            limits, self.limits, self._noted = self.limits, ALL_WAIT, kept
+            # A second exception must not interrupt the unwinding of the first one.
+            limits, self.limits, self._deferred = self.limits, ALL_WAIT, kept
             _call_all(due)
             self.limits = limits
 
 
-class _Noting:
-    """Replacement for a handler, which calls the handler outside of its section."""
+class _DeferredHandler:
+    """A replacement for a handler, which calls the handler outside its section."""
 
     def __init__(self, section, handler):
         self._section, self.handler = section, handler
@@ -117,11 +121,64 @@ class _Noting:
         self._section.handle(number, self.handler, frame)
 
 
-def _call_all(noted):
+def _call_all(deferred):
     """Call the handlers in order, even if one raises."""
-    if noted:
-        (number, handler, frame), *others = noted
+    if deferred:
+        (number, handler, frame), *others = deferred
         try:
             handler(number, frame)
         finally:
             _call_all(others)
+
+
+# ---- Ctrl-C.
+
+_PATIENCE = 1.5  # seconds
+
+
+def watch_ctrl_c() -> None:
+    """Start a thread that ends the wait of a layer after Ctrl-C.
+
+    Python handles signals between two operations of the main thread, which may wait
+    inside MXNet for an array that waits for a layer. But Python at once writes each
+    signal's number to the wakeup descriptor, unless another library has that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    former = signal.set_wakeup_fd(-1)
+    if former != -1:
+        signal.set_wakeup_fd(former)
+        return
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(
+        target=_listen, args=(read,), name="gluon_syncbn-ctrl-c", daemon=True
+    ).start()
+
+    def in_child():
+        found = signal.set_wakeup_fd(-1)
+        if found not in (-1, write):
+            signal.set_wakeup_fd(found)
+
+    os.register_at_fork(after_in_child=in_child)  # a child has no such thread
+
+
+def _listen(descriptor):
+    while True:
+        if signal.SIGINT not in os.read(descriptor, 4096):
+            continue
+        position = _position()
+        time.sleep(_PATIENCE)
+        if position == _position() and load().gluon_syncbn_longest_wait() > _PATIENCE:
+            reason = (
+                "Ctrl-C ended the wait. Before the next step call "
+                "gluon_syncbn.recover()."
+            )
+            load().gluon_syncbn_fail_all(reason, True)
+
+
+def _position():
+    """Return the current frame and operation of the main thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident)  # noqa: SLF001
+    return id(frame), frame and frame.f_lasti

@@ -1,7 +1,4 @@
-"""Finds and loads the shared library, once, and registers its operator with MXNet.
-
-It must not know what a layer is.
-"""
+"""Find and load the shared library, and register its operator with MXNet."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _SEAL = b"gluon_syncbn"  # as in setup.py
 
 
 class Text(ctypes.c_char_p):
-    """A str, as an argument of native code or as its result."""
+    """A str as an argument or a result of native code."""
 
     @classmethod
     def from_param(cls, text: Any) -> Text:
@@ -34,11 +31,11 @@ class Text(ctypes.c_char_p):
 
 
 class Count(ctypes.c_int64):
-    """A result that is negative after an error."""
+    """An int that is negative after an error, as a result."""
 
 
 class Status(ctypes.c_int):
-    """The result of a function that returns nothing."""
+    """The result of a function that can fail and returns nothing else."""
 
 
 def _count(result, *_call):
@@ -118,24 +115,24 @@ _SIGNATURES = {
 
 
 def path() -> Path:
-    """The shared library: that in ``GLUON_SYNCBN_LIBRARY``, else the package's."""
+    """Return the path of the library: ``GLUON_SYNCBN_LIBRARY``, or the package's."""
     default = Path(__file__).parents[1] / _NAME
     return Path(os.environ.get("GLUON_SYNCBN_LIBRARY", default))
 
 
 def mpi_path() -> Path:
-    """Path of the library that talks over MPI, which is built where MPI is."""
+    """Return the path of the library for MPI, which only a build with MPI has."""
     return path().with_name(_MPI_NAME)
 
 
 @functools.lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
-    """The loaded library; ImportError if it was not built, or MXNet refuses it."""
+    """Return the loaded library; raise ImportError if MXNet cannot use it."""
     file = path()
     if not file.exists():
         raise ImportError(
-            f"{file} does not exist: build it with {_CURE}; if it is installed, start "
-            f"Python outside of {file.parent.parent}, where it finds these sources"
+            f"{file} does not exist. Build it with {_CURE}. If it is installed, start "
+            f"Python outside {file.parent.parent}, which contains the sources."
         )
     limit = os.environ.get("GLUON_SYNCBN_INSTRUCTION_SET")
     if limit:
@@ -146,7 +143,7 @@ def load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(file))
     except OSError as error:
         raise ImportError(
-            f"{file} cannot be loaded ({error}): build it again with {_CURE}"
+            f"{file} cannot be loaded ({error}). Build it again with {_CURE}."
         ) from None
     declare(library, file, _SIGNATURES)
     if library.gluon_syncbn_register(mxnet_path()) != 0:
@@ -155,14 +152,14 @@ def load() -> ctypes.CDLL:
 
 
 def _check_whole(file):
-    """Raise OSError if the file is damaged: to load it would crash the process.
+    """Raise OSError if the file is damaged, which would crash the process.
 
-    The end of the file is the seal that setup.py appends; tools such as strip remove
-    it. What stands before it ends with the table of an ELF file's sections.
+    setup.py appends a seal to the file, which tools such as strip remove. The table of
+    an ELF file's sections is before the seal.
     """
     content = file.read_bytes()
     if len(content) < 64 or content[:4] != b"\x7fELF":
-        raise OSError("it is no library")
+        raise OSError("it is not a library")
     offset, size, count = struct.unpack_from("<Q10xHH", content, 40)
     if len(content) < offset + size * count:
         raise OSError("its end is missing")
@@ -172,21 +169,21 @@ def _check_whole(file):
 
 
 def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
-    """Sets the types of a library's functions; ImportError if it has others.
+    """Set the types of a library's functions; raise ImportError if they are wrong.
 
-    The library tells its own (src/core/c_interface.h): ctypes would call a function
-    with too few arguments, or of another size, and corrupt memory.
+    ctypes would call a function with too few arguments, or arguments of another size,
+    and corrupt memory. So the library lists its types (src/core/c_interface.h).
     """
     try:
         interface = library.gluon_syncbn_interface
     except AttributeError:
-        raise _other_sources(file, "it does not tell its functions") from None
+        raise _other_sources(file, "it does not list its functions") from None
     interface.restype = ctypes.c_char_p
     found = dict(line.split(" ", 1) for line in interface().decode().splitlines())
     for name, (result, arguments) in signatures.items():
         types = " ".join(map(_code, [result, *arguments]))
         if found.get(name) != types:
-            fault = f"its {name} has the types {found.get(name)}, expected {types}"
+            fault = f"types of {name} must be {types}, got {found.get(name)}"
             raise _other_sources(file, fault)
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -195,7 +192,7 @@ def declare(library: ctypes.CDLL, file: Path, signatures: dict) -> None:
 
 
 def _code(ctype):
-    """The type of a result or an argument as the library tells it."""
+    """Return the name of a type in the library's list."""
     if ctype is None:
         return "void"
     pointers = ctypes.c_void_p, ctypes.c_char_p
@@ -206,26 +203,31 @@ def _code(ctype):
 
 def _other_sources(file, fault):
     return ImportError(
-        f"{file} was built from other sources, as {fault}: rebuild it with {_CURE}"
+        f"{file} was built from other sources: {fault}. Build it again with {_CURE}."
     )
 
 
 def features() -> dict[str, Any]:
-    """Describes how the library was built, and what it found on this machine.
+    """Return how the library was built and what it uses on this machine.
 
     Returns
     -------
     dict
-        ``version``: of the package; ``commit``: of the checkout that was built, with
-        ``-dirty`` where files had been changed, and empty where the build did not know
-        it, as in an archive of the sources without git (our source distribution
-        keeps it); ``instruction_set``: of the CPU kernels, ``"avx512"``, ``"avx2"`` or
-        ``"generic"``; ``num_threads``: threads that compute at once; ``cuda``:
-        whether there are CUDA kernels; ``cuda_architectures``: what these have machine
-        code (``"90-real"``, which runs on all GPUs of generation 9) or PTX
-        (``"90-virtual"``) for; ``cuda_missing``: why there are none, for example what
-        went wrong with each nvcc, and empty where there are; ``mpi``: whether
-        :mod:`gluon_syncbn.distributed` was built; ``library``: the file.
+        A dict with these keys:
+
+        * ``version``: the package's version.
+        * ``commit``: the commit that was built, with ``-dirty`` if files were changed;
+          empty if the build had no git and no source distribution.
+        * ``instruction_set``: ``"avx512"``, ``"avx2"`` or ``"generic"``, for the CPU
+          kernels.
+        * ``num_threads``: the number of threads that compute at once.
+        * ``cuda``: True if there are CUDA kernels.
+        * ``cuda_architectures``: the GPU generations with machine code (``"90-real"``,
+          for all GPUs of generation 9) or PTX (``"90-virtual"``).
+        * ``cuda_missing``: the reason why there are no CUDA kernels, for example the
+          error of each nvcc, or an empty text.
+        * ``mpi``: True if :mod:`gluon_syncbn.distributed` was built.
+        * ``library``: the library's path.
 
     Examples
     --------

@@ -1,7 +1,6 @@
-"""A step of a gluon.Trainer waits for its gradients, then updates.
+"""Make each step of a gluon.Trainer wait for its gradients before it updates.
 
-It must not know how gradients are computed. docs/design/mxnet.md says what a failed
-step leaves.
+docs/design/mxnet.md describes the state after a failed step.
 """
 
 from __future__ import annotations
@@ -16,44 +15,43 @@ from ..mxnet_private import trainers
 from ..mxnet_private.arrays import push
 from ..mxnet_private.parameters import gradients_of, is_parallel
 from . import failures
+from .failures import warn
 from .interrupts import DeferredSignals
 from .library import load
-from .program import warn
-from .world import world
+from .processes import world
 
-# By key the layers of the process; they have `name`, `parameters`, `is_alone()` and
-# `is_connected()`.
+# All layers by key. They have `name`, `parameters`, `is_alone()` and `is_connected()`.
 layers: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _guarded: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # trainers, by id
 
 
-def alive(values: weakref.WeakValueDictionary) -> list:
-    """Return the values in order, also while another thread adds some."""
+def list_alive(values: weakref.WeakValueDictionary) -> list:
+    """Return the values in order, although another thread may add values."""
     return [value for value in (r() for r in values.valuerefs()) if value is not None]
 
 
 def guard_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """Lets the steps of the trainer that these parameters have, or get, wait."""
+    """Make steps of the trainer that these parameters have, or get later, wait."""
     for parameter in parameters:
         trainers.when_trainer_is_set(parameter, _guard)
 
 
 def release_trainers(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """Undoes `guard_trainers`, but for what other layers have, too."""
-    kept = {id(p) for layer in alive(layers) for p in layer.parameters}
+    """Undo `guard_trainers`, except for parameters that other layers also have."""
+    kept = {id(p) for layer in list_alive(layers) for p in layer.parameters}
     for parameter in parameters:
         if id(parameter) not in kept and not is_parallel(parameter):
             trainers.forget_trainers(parameter)
-    for trainer in alive(_guarded):
+    for trainer in list_alive(_guarded):
         is_needed = any(map(is_parallel, trainers.parameters_of(trainer)))
         if not is_needed and not _layers_of(trainer):
-            trainers.unwrap(trainer, _AROUND)
+            trainers.unwrap(trainer, _WRAPPERS)
             _guarded.pop(id(trainer), None)
 
 
 def _guard(trainer):
     if id(trainer) not in _guarded:
-        trainers.wrap(trainer, **_AROUND)
+        trainers.wrap(trainer, **_WRAPPERS)
         _guarded[id(trainer)] = trainer
     if trainers.has_kvstore(trainer):
         trainers.update_on_devices(trainer)
@@ -64,10 +62,10 @@ def _around_step(trainer: mx.gluon.Trainer) -> Iterator[None]:
     size, is_local = world().size, trainers.sums_in_this_process(trainer)
     if size > 1 and is_local and any(x.is_connected() for x in _layers_of(trainer)):
         raise RuntimeError(
-            f"a gluon.Trainer adds gradients up in its own process only, but {size} "
-            "processes train: use gluon_syncbn.distributed.Trainer, Horovod or "
-            "kvstore='dist_sync'; a program that adds up itself calls "
-            "allreduce_grads() and update() in place of step()"
+            f"a gluon.Trainer sums gradients in its own process only, but {size} "
+            "processes train. Use gluon_syncbn.distributed.Trainer, Horovod or "
+            "kvstore='dist_sync'. If your program sums gradients, call "
+            "allreduce_grads() and update() instead of step()."
         )
     with DeferredSignals():  # queued as a whole
         yield
@@ -75,9 +73,9 @@ def _around_step(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 @contextmanager
 def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """In the block a trainer copies parameters for the first time.
+    """Wait before a trainer copies parameters for the first time.
 
-    The copies are made in the queue of the first step, so if that fails they could be
+    The copies are queued with the first step. If that step fails, they could be copies
     of uninitialized memory.
     """
     if trainers.not_copied_yet(trainer):
@@ -86,8 +84,8 @@ def _around_init(trainer: mx.gluon.Trainer) -> Iterator[None]:
     with DeferredSignals():  # a key can be initialized once
         yield
     if trainers.workers_of(trainer) > 1:
-        # MXNet does not order the copies before the first gradients: servers that have
-        # added these up would send them as the parameters.
+        # MXNet does not order the copies before the first gradients, so servers could
+        # send the sum of gradients as the parameters.
         mx.nd.waitall()
 
 
@@ -99,7 +97,7 @@ def _around_kvstore(trainer: mx.gluon.Trainer) -> Iterator[None]:
 
 @contextmanager
 def _around_reduction(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    # The reduction is what updates on a kvstore; elsewhere it overlaps with backward.
+    # A kvstore updates in the reduction, which otherwise overlaps with backward.
     if trainers.updates_on_kvstore(trainer):
         _await_gradients(trainer)
     with DeferredSignals(), trainers.reduced_once(trainer):
@@ -116,7 +114,7 @@ def _around_update(trainer: mx.gluon.Trainer) -> Iterator[None]:
         yield
 
 
-_AROUND = {
+_WRAPPERS = {
     "step": _around_step,
     "_init_kvstore": _around_kvstore,
     "_init_params": _around_init,
@@ -126,10 +124,11 @@ _AROUND = {
 
 
 def _await_gradients(trainer):
-    """Raises the error of a gradient, or of a layer, before an update is queued.
+    """Raise the error of a gradient, or of a layer, before an update is queued.
 
-    A gradient may be computed without an error and from memory that was never written:
-    a program that reads its loss clears the error for all that is still queued.
+    The layer's error matters because a program that reads its loss clears the error
+    for all queued work. A gradient may then be computed, without an error, from memory
+    that was never written.
     """
     gradients = [
         gradient
@@ -144,19 +143,18 @@ def _await_gradients(trainer):
 
 
 def _warn_of_shards(trainer):
-    """A kvstore connects the workers' gradients, but not their layers."""
+    """Warn of a kvstore, which connects gradients of workers but not layers."""
     workers = trainers.workers_of(trainer)
     alone = [layer.name for layer in _layers_of(trainer) if layer.is_alone()]
     if workers > 1 and alone:
         warn(
             f"the trainer's kvstore has {workers} workers, but SyncBatchNorm "
-            f"'{alone[0]}' is connected with no other process, so each worker "
-            "normalizes over its own shard only: start the workers with mpirun, and "
-            "call gluon_syncbn.distributed.init() first, see "
-            "docs/guides/kvstore.md"
+            f"'{alone[0]}' is not connected with other processes, so each worker "
+            "normalizes its own shard only. Start the workers with mpirun, and call "
+            "gluon_syncbn.distributed.init() first, see docs/guides/kvstore.md."
         )
 
 
 def _layers_of(trainer):
     own = set(map(id, trainers.parameters_of(trainer)))
-    return [x for x in alive(layers) if own & set(map(id, x.parameters))]
+    return [x for x in list_alive(layers) if own & set(map(id, x.parameters))]

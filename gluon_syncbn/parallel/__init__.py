@@ -1,4 +1,1 @@
-"""A net that runs on several devices: batches in, outputs and gradients out.
-
-It must not know other processes, nor what a net computes.
-"""
+"""Nets on several devices: they take whole batches and return joined outputs."""

@@ -1,4 +1,4 @@
-"""The functions that take the place of a net's `forward`, and run it on devices."""
+"""Functions that replace a net's `forward` and run the net on devices."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import collections
 import threading
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
 from ..arguments import check_block, comma_list, pluralize
-from ..devices.devices import Devices, inside_map, restricted
-from ..devices.workers import Workers
 from ..layer.convert import convert
-from ..layer.finding import synchronized_layers, unsynchronized_layers
+from ..layer.finding import (
+    dividing_operators,
+    synchronized_layers,
+    unsynchronized_layers,
+)
 from ..layer.synchronization import Settings
 from ..mxnet_private.arrays import flatten, rebuild
 from ..mxnet_private.blocks import (
@@ -36,66 +38,79 @@ from ..mxnet_private.parameters import (
     not_adopted,
 )
 from ..native import failures
-from . import replicas, warn
+from ..native.failures import warn
+from . import replicas
 from .backward import replace_backward
-from .recorded_call import RecordedCall, Span, variables_on, without_twins
-from .shards import Shards, common_form, form_of_arguments, join, structure
-
-
-class _Lookers(Devices):
-    """Devices whose threads have random generators of their own."""
-
-    _workers = Workers()
+from .devices import Devices, Workers, inside_map
+from .recorded_call import RecordedCall, Span, variables_on, without_duplicates
+from .shards import (
+    Shards,
+    check_same_form,
+    common_form,
+    form_of_arguments,
+    join_shards,
+    without_sizes,
+)
 
 
 class ReplacedForward:
-    """Replaces a net's `forward` on the instance, where hooks and copies keep it."""
+    """A function in place of a net's `forward`, on the instance as copies expect it."""
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net = net
         self._former = own_forward(net)
         former = self._former.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in former)
-        self._variables: dict = {}  # see RecordedCall.whole
+        self._variables: dict = {}  # see RecordedCall.join
 
-    def own(self, *args: Any) -> Any:
-        """Call the forward that is replaced."""
+    def run_former(self, *args: Any) -> Any:
+        """Call the replaced function."""
         return run_forward(self.net, self._former, args)
 
     def remove(self) -> None:
-        """Restore the former one."""
+        """Restore the replaced function."""
         restore_forward(self.net, self._former)
 
     def run(
+        self, devices: Devices, shards: Shards, parameters: Sequence
+    ) -> tuple[RecordedCall | None, Sequence, Sequence]:
+        """Return the recorded call, if any, and each device's outputs and leaves."""
+        call = None
+        if autograd.is_recording():
+            replace_backward()
+            failures.watch_process()
+            call = RecordedCall(self.net, devices, shards, parameters)
+        outputs, leaves = zip(*devices.map_first(self._run, shards.arguments))
+        return call, outputs, leaves
+
+    def join(
         self,
-        devices: Devices,
+        call: RecordedCall | None,
         shards: Shards,
-        parameters: Sequence,
-        check: Callable = lambda outputs, leaves: None,
+        outputs: Sequence,
+        leaves: Sequence,
     ) -> Any:
-        """Run the net on its devices; return its whole outputs, recorded by autograd.
+        """Return the devices' outputs as one output, recorded by autograd."""
+        if call:
+            joined = call.join(leaves, self._variables)
+        else:
+            axis, (context, *_) = shards.axis, shards.contexts
+            joined = [join_shards(column, axis, context) for column in zip(*leaves)]
+        return rebuild(outputs[0], iter(joined))
 
-        `check` is called with what the net returned on each device, and its leaves.
-        """
-        if not autograd.is_recording():
-            outputs, leaves = zip(*devices.map_first(self._call, shards.arguments))
-            check(outputs, leaves)
-            wholes = (join(c, shards.axis, shards.contexts[0]) for c in zip(*leaves))
-            return rebuild(outputs[0], wholes)
-        replace_backward()
-        failures.watch_process()
-        call = RecordedCall(self.net, devices, shards, parameters)
-        outputs, leaves = zip(*devices.map_first(self._call, shards.arguments))
-        check(outputs, leaves)
-        return rebuild(outputs[0], iter(call.whole(leaves, self._variables)))
-
-    def _call(self, args):
-        """Return what the net returns on this thread's device, and its leaves."""
+    def _run(self, args):
+        """Return the net's output on this thread's device, and its leaves."""
         output = run_forward(self.net, self._former, args)
         leaves = flatten(output)
         if len(leaves) > 1 and autograd.is_recording():
-            leaves = without_twins(leaves)
+            leaves = without_duplicates(leaves)
         return output, leaves
+
+
+class _LookAheadDevices(Devices):
+    """Devices whose threads have random generators of their own."""
+
+    _workers = Workers()
 
 
 class ParallelForward(ReplacedForward):
@@ -110,74 +125,77 @@ class ParallelForward(ReplacedForward):
     ) -> None:
         super().__init__(net)
         self.devices, self.batch_axis = devices, batch_axis
-        self._lookers = _Lookers(devices.contexts)
-        self._settings = settings  # for layers, which are converted if there are any
-        self._unconverted: set = set()
+        self._look_ahead_devices = _LookAheadDevices(devices.contexts)
+        self._settings = settings  # None if layers are not converted
+        self._unconverted: set = set()  # names of layers that stay unsynchronized
+        self._classes: dict = {}  # each block's class in the latest conversion
         self._forms: dict = collections.defaultdict(set)
-        self._latest = None, None
-        self._adopted: dict = {}  # by parameter its arrays in the latest call
+        self._latest_call = None, None
+        self._adopted: dict = {}  # the arrays of each parameter in the latest call
+        self._has_checked_operators = self._has_warned_of_few_rows = False
         count_blocks_for(self)
 
     def __call__(self, *args: Any) -> Any:
-        contexts, leaves = self.devices.contexts, flatten(args)
-        if inside_map(contexts) or self._is_traced(leaves):
-            if autograd.is_recording():  # each device's backward writes its part
-                replicas.note_parts(list(self._adopted))
-            return self.own(*args)
-        parameters = self.parameters()
+        contexts, inputs = self.devices.contexts, flatten(args)
+        if inside_map(contexts):
+            return self._run_on_one_device(args)
+        if is_traced(inputs):
+            self._check_trace()
+            return self._run_on_one_device(args)
+        blocks = blocks_of(self.net)
+        parameters = self.adopt_parameters(blocks)
+        is_training = autograd.is_training()
         if autograd.is_recording():
-            self._check_whole_batch(leaves)
-        if autograd.is_training() and self._settings:
-            if not self._unsynchronized() <= self._unconverted:
-                self.convert_layers()  # some have come since the last call
+            self._check_whole_batch(inputs)
+        if is_training and self._has_new_layers(blocks):
+            self.convert_layers(blocks)
         collect_lent(parameters)
-        shards = Shards.split(args, leaves, contexts, self.batch_axis)
-        form_of_call = form_of_arguments(args, leaves, self.batch_axis)
-        known = self._forms[form_of_call, autograd.is_training()]
-        expected, is_even = None, shards.is_even
+        shards = Shards.split(args, inputs, contexts, self.batch_axis)
+        form_of_call = form_of_arguments(args, inputs, self.batch_axis)
+        known = self._forms[form_of_call, is_training]
+        is_even, expected = shards.is_even, None
         if is_even and not known:
             expected = self._form_of_other_rows(args, shards, parameters)
-
-        def check(outputs, leaves):
-            if autograd.is_recording():
-                warn.of_operators(self.net, leaves[0])
-            if len(shards.contexts) > 1:
-                form = common_form(outputs, leaves, shards)
-                known_form = structure(form)
-                if is_even and known_form not in known:
-                    found = expected
-                    if found != form:  # the net has changed, or chooses by itself
-                        found = self._form_of_other_rows(args, shards, parameters)
-                    _check_same(form, found, shards)
-                known.add(known_form)
-
         with ExitStack() as stack:
             # Only in training do devices wait for each other.
-            if autograd.is_training() and len(shards.contexts) < len(contexts):
+            if is_training and len(shards.contexts) < len(contexts):
                 layers = synchronized_layers(self.net)
-                stack.enter_context(restricted(layers, shards.contexts, True))
-            whole = self.run(self.devices, shards, parameters, check)
-        if autograd.is_training() and not self._settings:
-            warn.of_few_rows(self.net, shards.rows)
-        return whole
+                stack.enter_context(replicas.restricted(layers, shards.contexts, True))
+            call, outputs, leaves = self.run(self.devices, shards, parameters)
+            if call and not self._has_checked_operators:
+                self._has_checked_operators = True
+                _warn_of_operators(self.net, leaves[0])
+            if len(shards.contexts) > 1:
+                form = common_form(outputs, leaves, shards)
+                sizeless = without_sizes(form)
+                if is_even and sizeless not in known:
+                    if expected != form:  # the net has changed, or has several forms
+                        expected = self._form_of_other_rows(args, shards, parameters)
+                    check_same_form(form, expected, shards.rows[0])
+                known.add(sizeless)
+            joined = self.join(call, shards, outputs, leaves)
+        if is_training and not self._settings and max(shards.rows) <= 2:
+            self._warn_of_few_rows(max(shards.rows))
+        return joined
 
     def summary(self, *inputs: Any) -> None:
-        """As :meth:`mxnet.gluon.Block.summary`: of the net on the first device."""
+        """Print :meth:`mxnet.gluon.Block.summary` of the net on the first device."""
         contexts, axis = self.devices.contexts[:1], self.batch_axis
         shards = Shards.split(inputs, flatten(inputs), contexts, axis)
         summary = partial(type(self.net).summary, self.net)
         with autograd.pause():
             self.devices.map_first(lambda args: summary(*args), shards.arguments)
 
-    def parameters(self) -> list:
-        """The net's parameters; raises ValueError if one is initialized elsewhere."""
+    def adopt_parameters(self, blocks: Sequence[mx.gluon.Block]) -> list:
+        """Return the parameters of the net's blocks.
+
+        Raise ValueError if one is initialized on other contexts. Each call runs this,
+        because the net may have changed; Gluon's collect_params is as slow as pushing a
+        small net.
+        """
         contexts = self.devices.contexts
-        # Asked in each call, for the net may have been changed; Gluon's collect_params
-        # is as slow as pushing a small net.
         parameters = dict.fromkeys(
-            parameter
-            for block in blocks_of(self.net)
-            for parameter in block.params.values()
+            parameter for block in blocks for parameter in block.params.values()
         )
         if self._adopted.keys() - parameters.keys():
             self._adopted = {}
@@ -185,9 +203,8 @@ class ParallelForward(ReplacedForward):
             found = contexts_of(parameter)
             if found and found != contexts and set(found) != set(contexts):
                 raise ValueError(
-                    f"parameter '{parameter.name}' is initialized on "
-                    f"{comma_list(found)}, expected {comma_list(contexts)}; "
-                    f"{self._cure()}"
+                    f"parameter '{parameter.name}' must be initialized on "
+                    f"{comma_list(contexts)}, got {comma_list(found)}. {self._cure()}"
                 )
             replicas.adopt(parameter, contexts[0])
             self._adopted[parameter] = data_of(parameter)
@@ -196,30 +213,33 @@ class ParallelForward(ReplacedForward):
     def _cure(self):
         if is_parallel(self.net):
             return (
-                "pass ctx=net.devices.contexts where parameters are initialized or "
-                "loaded, or call reset_ctx(net.devices.contexts)"
+                "Pass ctx=net.devices.contexts where parameters are initialized or "
+                "loaded, or call reset_ctx(net.devices.contexts)."
             )
-        return "make_parallel(..., reset_ctx=True) moves a net"
+        return "Call make_parallel(net, ctx, reset_ctx=True) to move them."
 
-    def _is_traced(self, leaves):
-        """Return True if a call is part of a graph; raise if that cannot train."""
-        if not is_traced(leaves):
-            return False
+    def _run_on_one_device(self, args):
+        if autograd.is_recording():
+            # The backward of each device writes its part of the gradients.
+            replicas.mark_not_summed(list(self._adopted))
+        return self.run_former(*args)
+
+    def _check_trace(self):
         trace = current_trace()
         if trace and trace.is_hybridized and autograd.is_training():
+            outer = name_of(trace.block)
             raise RuntimeError(
-                f"{name_of(trace.block)} is hybridized, and its graph would run the "
-                f"parallel net {name_of(self.net)} on one device: expected that "
-                "make_parallel is called with the outer one"
+                f"{outer} is hybridized, and its graph would run the parallel net "
+                f"{name_of(self.net)} on one device. Call make_parallel with {outer} "
+                "instead."
             )
-        return True
 
     def _check_whole_batch(self, leaves):
         """Raise ValueError if a loop over shards calls the net."""
         contexts = [x.context for x in leaves if isinstance(x, mx.nd.NDArray)][:1]
-        former, latest = self._latest
+        former, latest = self._latest_call
         block = threading.get_ident(), block_number()
-        self._latest = block, contexts
+        self._latest_call = block, contexts
         if former != block or not latest or latest == contexts:
             return
         if {*latest, *contexts} <= set(self.devices.contexts):
@@ -230,55 +250,65 @@ class ParallelForward(ReplacedForward):
                 "split_and_load."
             )
 
-    def convert_layers(self) -> None:
+    def convert_layers(self, blocks: Sequence[mx.gluon.Block]) -> None:
         """Synchronize all batch normalizations of the net."""
         if self._settings:
             convert(self.net, self._settings)
-            self._unconverted = self._unsynchronized()
+            self._unconverted = set(unsynchronized_layers(self.net))
+            self._classes = {block: type(block) for block in blocks}
 
-    def _unsynchronized(self):
-        return set(unsynchronized_layers(self.net))
+    def _has_new_layers(self, blocks):
+        """Return True if layers may have come since the latest conversion."""
+        if not self._settings:
+            return False
+        # Layers of a SymbolBlock are nodes of its graph.
+        has_graphs = any(isinstance(block, mx.gluon.SymbolBlock) for block in blocks)
+        if not has_graphs and self._classes == {b: type(b) for b in blocks}:
+            return False
+        return not set(unsynchronized_layers(self.net)) <= self._unconverted
+
+    def _warn_of_few_rows(self, rows):
+        if self._has_warned_of_few_rows:
+            return
+        self._has_warned_of_few_rows = True
+        found = unsynchronized_layers(self.net)
+        if found:
+            warn(
+                f"{found[0]} normalizes each device's {pluralize(rows, 'row')} alone, "
+                "so its running statistics are poor. Call make_parallel with "
+                "sync_bn=True, or pass more rows."
+            )
 
     def _form_of_other_rows(self, args, shards, parameters):
         """Return the form of the outputs for another number of rows on one device.
 
-        Where all devices have equally many rows, a result of that length need not have
-        rows: it may be a mean of the shard. Statistics of layers, and the generators of
-        random numbers, are left as they were.
+        If all devices have equally many rows, an output of that length need not have
+        rows: it may be a mean of the shard. This call leaves running statistics and
+        random generators unchanged.
 
-        None if the net takes no other number, as GluonCV's R-CNN; what else is wrong
-        with a call, the call itself raises.
+        Return None if the net takes no other number, as GluonCV's R-CNN does. Other
+        errors are raised by the call itself.
         """
         first, count = self.devices.contexts[:1], 3 if shards.rows[0] == 2 else 2
         few = Shards.split(args, flatten(args), first, self.batch_axis, count)
         span = Span(self.net) if autograd.is_recording() else None
 
-        def call(args):
+        def run(args):
             try:
-                return self._call(args)
+                return self._run(args)
             except Exception:  # noqa: BLE001
-                return None  # an error of this map would end the work under way
+                return None  # an error of this map would cancel pending work
 
         with ExitStack() as stack:
             if autograd.is_training():
                 stack.enter_context(replicas.unchanged(parameters))
                 layers = synchronized_layers(self.net)
-                stack.enter_context(restricted(layers, first))
-            (found,) = self._lookers.map_first(call, few.arguments)
+                stack.enter_context(replicas.restricted(layers, first))
+            (found,) = self._look_ahead_devices.map_first(run, few.arguments)
             self.net.apply(forget_graph)  # static graphs keep a thread's generator
         if span:
             span.end(variables_on(first[0], parameters))
         return found and common_form(*zip(found), few)
-
-
-def _check_same(form, found, shards):
-    if found not in (form, None):
-        raise ValueError(
-            f"the outputs are {form} for {pluralize(shards.rows[0], 'row')} on each "
-            f"device, but {found} for another number of rows, where * stands for the "
-            "rows, expected the same; what has no rows cannot be joined: a loss inside "
-            "of the net returns one value a row"
-        )
 
 
 def is_parallel(net: Any) -> bool:
@@ -291,6 +321,21 @@ def check_not_parallel(net: Any, function: str) -> None:
     check_block("net", net)
     if is_parallel(net):
         raise ValueError(
-            f"net is parallel already, over {comma_list(net.devices.contexts)}, and "
-            f"needs no {function}: expected another one, or revert_parallel(net) before"
+            f"net must not be parallel yet for {function}, got a net over "
+            f"{comma_list(net.devices.contexts)}. Call revert_parallel(net) first."
+        )
+
+
+def _warn_of_operators(net, outputs):
+    """Warn of operators whose gradient depends on the number of devices.
+
+    `outputs` are recorded arrays of one device.
+    """
+    names = dividing_operators(net, outputs)
+    if names:
+        warn(
+            f"the gradients of {comma_list(names)} are divided by the rows of each "
+            "device and not of the batch, so their sum is too large. Set "
+            "normalization='null', and divide by the rows of the batch in the loss or "
+            "in trainer.step(rows)."
         )

@@ -1,7 +1,4 @@
-"""A net on several devices that is used like a net on one.
-
-``forward.py`` runs it. It must not know what the net computes.
-"""
+"""Make a net run on several devices like a net on one, and undo that."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from ..arguments import (
     check_int,
     short_repr,
 )
-from ..devices.devices import Devices
 from ..layer.synchronization import NONFINITE, Settings
-from ..mxnet_private.blocks import forget_graph, replace_forward
+from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
 from ..mxnet_private.parameters import data_of, is_deferred, move, trainer_set
 from ..mxnet_private.trainers import share_states
 from . import replicas
+from .devices import Devices, check_devices
 from .forward import ParallelForward, check_not_parallel, is_parallel
 
 
@@ -38,9 +35,9 @@ def make_parallel(
 
     After this call `net` takes a whole batch, splits it along `batch_axis`, runs each
     shard on its device and returns the joined output. One loss and one ``backward()``
-    are enough. Results equal those of one device with the whole batch up to rounding,
-    except for Dropout, which draws other numbers. Batches may have any number of rows:
-    shards differ by one row at most, and devices that get no row are skipped.
+    are enough. Results equal the results of one device with the whole batch up to
+    rounding, except for Dropout, which draws other numbers. Batches may have any number
+    of rows: shards differ by one row at most, and devices that get no row are skipped.
 
     `net` is modified in place and returned. It keeps its class, children, parameters,
     their names and files. Its ``initialize`` and ``load_parameters`` use its devices if
@@ -51,21 +48,21 @@ def make_parallel(
     Parameters
     ----------
     net : mxnet.gluon.Block
-        Initialized on `ctx`, or not at all yet, unless `reset_ctx` is set. A child
-        block that is called directly runs on one device.
+        A net that is initialized on `ctx`, or not yet initialized, unless `reset_ctx`
+        is True. A child block called directly runs on one device.
     ctx : list of mxnet.Context
         Distinct contexts.
     sync_bn : bool, default True
-        Whether every BatchNorm of `net` is made a SyncBatchNorm over `ctx`, in place,
-        now and in later training calls. Without it the result of a net with BatchNorm
-        depends on the number of devices.
+        If True, turn every BatchNorm of `net` into a SyncBatchNorm over `ctx`, in
+        place, now and in later training calls. If False, the results of a net with
+        BatchNorm depend on the number of devices.
     batch_axis : int, default 0
         The axis of the rows, in every argument and result.
     reset_ctx : bool, default False
-        Whether parameters that are initialized elsewhere are moved to `ctx`. GluonCV
-        makes nets of which a part is initialized already.
+        If True, move parameters that are initialized on other contexts to `ctx`. Some
+        of GluonCV's nets are partly initialized when they are made.
     nonfinite : "propagate", "skip" or "raise", default "propagate"
-        As in :class:`SyncBatchNorm`, for the layers that `sync_bn` converts.
+        The setting of :class:`SyncBatchNorm` for the layers that `sync_bn` converts.
 
     Returns
     -------
@@ -75,35 +72,34 @@ def make_parallel(
     Raises
     ------
     ValueError
-        If `ctx` is empty or names a context twice, or `net` is initialized on others
-        and `reset_ctx` is not set; if `net` is parallel over other devices, or has an
-        attribute ``devices`` of its own.
+        If `ctx` is empty or contains a context twice; if `net` is initialized on other
+        contexts and `reset_ctx` is False; if `net` is already parallel over other
+        devices, or has an attribute ``devices``.
     TypeError
-        If `net` is no Block, or `ctx` holds something else than contexts.
+        If `net` is not a Block, or `ctx` is not a list of contexts.
 
     Notes
     -----
-    Arguments are arrays (NDArray or NumPy, on any context) with equal numbers of rows,
-    also nested in lists, tuples and dicts. Arrays without axes are copied to every
-    device; anything else is passed to every device unchanged. Results keep their
-    nesting. Arrays are joined along `batch_axis` on the first device; of anything else
-    the first device's is returned. Where results are large, make a Block parallel that
-    holds net and loss, and returns one value a row.
+    **Arguments** are arrays (NDArray or NumPy, on any context) with equal numbers of
+    rows, also nested in lists, tuples and dicts. Arrays without axes are copied to
+    every device. Other objects are passed to every device unchanged.
 
-    A result without rows raises ValueError. A length alone cannot show this where all
-    devices have equally many rows: then the first call of its kind runs the net once
-    more, on two or three rows and the first device, without a lasting effect on running
-    statistics.
+    **Results** keep their nesting. Arrays are joined along `batch_axis` on the first
+    device. Other objects are the first device's. If results are large, make a Block
+    parallel that contains net and loss and returns one value per row. A result without
+    rows raises ValueError. To find such a result although all devices have equally many
+    rows, the first call of each kind runs the net once more, on two or three rows and
+    the first device. Running statistics do not change in that run.
 
-    ``backward`` may be called by another thread. It leaves the gradient of the whole
-    batch on every device, so that clipping and optimizers need no change. It also
-    writes the gradients of arguments that ``attach_grad`` was called for. Other arrays
-    with a gradient that the net reads, and losses that depend on arrays that the net
-    computes but does not return, raise ValueError, and so does ``autograd.grad``.
-    ``mx.random.seed`` decides initialization and Dropout on all devices.
+    **Gradients** of the whole batch are on every device after ``backward``, so clipping
+    and optimizers need no change. Another thread may call ``backward``. Arguments with
+    ``attach_grad`` also get their gradients. ValueError is raised for other arrays with
+    a gradient that the net reads, for losses that depend on arrays that the net
+    computes but does not return, and for ``autograd.grad``.
 
-    Inside a function of ``net.devices.map``, and in the graph of a hybridized parent,
-    the net runs on the one device whose array it gets.
+    ``mx.random.seed`` seeds initialization and Dropout on all devices. Inside a
+    function of ``net.devices.map``, and in the graph of a hybridized parent, the net
+    runs on the device of its argument.
 
     Examples
     --------
@@ -123,43 +119,44 @@ def make_parallel(
     >>> net(x).shape
     (5, 1)
     """
-    if is_parallel(check_block("net", net)) and net.devices.contexts == list(ctx):
-        return net  # as a cell of a notebook that is run twice
+    check_block("net", net)
+    contexts = check_devices("ctx", ctx)
+    if is_parallel(net) and net.devices.contexts == contexts:
+        return net  # a cell of a notebook may run twice
     check_not_parallel(net, "make_parallel")
     check_int("batch_axis", batch_axis)
     check_bool("sync_bn", sync_bn)
     check_bool("reset_ctx", reset_ctx)
     check_choice("nonfinite", nonfinite, NONFINITE)
-    devices = Devices(ctx)
     if hasattr(net, "devices"):
         raise ValueError(
-            "net has an attribute 'devices' of its own, expected none: make_parallel "
-            "sets it"
+            "net must not have an attribute 'devices', because make_parallel sets it. "
+            "Rename the attribute."
         )
     if reset_ctx:
-        _move(net, devices.contexts)
-    settings = Settings(len(devices), nonfinite=nonfinite)
-    forward = ParallelForward(net, devices, batch_axis, settings if sync_bn else None)
-    forward.parameters()
-    forward.convert_layers()
+        _move(net, contexts)
+    settings = Settings(len(contexts), nonfinite=nonfinite) if sync_bn else None
+    forward = ParallelForward(net, Devices(contexts), batch_axis, settings)
+    blocks = blocks_of(net)
+    forward.adopt_parameters(blocks)
+    forward.convert_layers(blocks)
     net.apply(forget_graph)
-    net.initialize = partial(_initialize, net, devices.contexts)
-    net.load_parameters = partial(_load_parameters, net, devices.contexts)
-    net.summary = forward.summary
-    net.devices = devices
+    net.initialize = partial(_initialize, net, contexts)
+    net.load_parameters = partial(_load_parameters, net, contexts)
+    net.summary, net.devices = forward.summary, forward.devices
     replace_forward(net, forward)
     return net
 
 
 def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
-    """Undoes :func:`make_parallel`: a call runs on the device whose array it gets.
+    """Undo :func:`make_parallel`: a call runs on the device of its argument.
 
-    Layers stay as they are; :func:`revert_sync_batchnorm` makes them BatchNorm again.
+    Layers are not changed; :func:`revert_sync_batchnorm` makes them BatchNorm again.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        It is changed in place. Parameters stay on all devices.
+        The net, which is modified in place. Its parameters keep all their contexts.
 
     Returns
     -------
@@ -169,9 +166,9 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     Raises
     ------
     TypeError
-        If `net` is no Block.
+        If `net` is not a Block.
     ValueError
-        If it is not parallel.
+        If `net` is not parallel.
 
     Examples
     --------
@@ -187,7 +184,8 @@ def revert_parallel(net: mx.gluon.Block) -> mx.gluon.Block:
     check_block("net", net)
     if not is_parallel(net):
         raise ValueError(
-            f"net is one that make_parallel was called with, but got {short_repr(net)}"
+            f"net must be parallel, got {short_repr(net)}. Call "
+            "make_parallel(net, ctx) first."
         )
     for name in ("initialize", "load_parameters", "summary", "devices"):
         delattr(net, name)
@@ -216,7 +214,7 @@ def _first(*values):
 
 
 def _move(net: mx.gluon.Block, contexts: Sequence[mx.Context]) -> None:
-    """Moves parameters that are initialized, or will be; others have no context yet."""
+    """Move the parameters that have contexts."""
     mx.nd.waitall()  # MXNet may still change a weight's layout, which no read waits for
     for parameter in net.collect_params().values():
         if data_of(parameter) or is_deferred(parameter):

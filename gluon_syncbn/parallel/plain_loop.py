@@ -1,7 +1,7 @@
 """Nets that are called in a plain loop over CPU contexts, as on GPUs.
 
-Each call runs in a thread of its context, for the reason that ``devices.py`` gives, and
-so does its backward (``backward.py``). It must not know what the net computes.
+Each call and its backward run in a thread of the context, because operators of one
+thread share memory (``devices.py``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import threading
 import mxnet as mx
 from mxnet import autograd
 
-from ..devices.devices import ContextOfLoop, inside_map
 from ..layer.convert import after_conversion, after_reverting
 from ..mxnet_private.arrays import arrays_in
 from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
 from ..mxnet_private.graphs import block_number, count_blocks_for
 from ..mxnet_private.parameters import contexts_of
 from ..native import failures
+from .devices import ContextOfLoop, inside_map
 from .forward import ReplacedForward, check_not_parallel, is_parallel
 from .shards import Shards
 
@@ -28,16 +28,16 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     """Let a net be called in a plain loop over several CPU contexts.
 
     On CPU contexts such a loop deadlocks inside MXNet, see :class:`Devices`. After this
-    call the net runs each shard in a thread of the shard's context, while the loop, the
-    loss and one ``backward`` stay as they are. A net on GPUs or on one context runs as
-    before. :func:`convert_sync_batchnorm` does the same for training loops of the main
-    thread, so this function is for nets whose layers were written by hand, and for
+    call the net runs each shard in a thread of the shard's context. The loop, the loss
+    and one ``backward`` need no change. A net on GPUs or on one context runs as before.
+    :func:`convert_sync_batchnorm` does the same for training loops of the main thread,
+    so you need this function only for nets whose layers were written by hand, and for
     loops of other threads.
 
     Parameters
     ----------
     net : mxnet.gluon.Block
-        The net that the loop calls, not a part of it. It is changed in place.
+        The net that the loop calls, not a child block. It is modified in place.
 
     Returns
     -------
@@ -47,17 +47,17 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
     Raises
     ------
     TypeError
-        If `net` is no Block.
+        If `net` is not a Block.
     ValueError
-        If it is parallel already.
+        If `net` is already parallel.
 
     Notes
     -----
     Inside the loop, do not wait for outputs before the net was called for every
-    context: the others have no work yet. Compute the net's inputs before the loop:
-    MXNet lets operators of one thread share memory, so those on one context's input
-    could wait for another context's loss, which waits for them. Each context's thread
-    has its own random generators, which ``mx.random.seed`` seeds as it does elsewhere.
+    context, because the other contexts have no work yet. Compute the net's inputs
+    before the loop: operators of one thread share memory, so operators on one context's
+    input could wait for another context's loss, which waits for them. Each context's
+    thread has its own random generators, which ``mx.random.seed`` seeds.
 
     Examples
     --------
@@ -83,8 +83,8 @@ def allow_plain_loop(net: mx.gluon.Block) -> mx.gluon.Block:
 
 def _allow(net):
     forward = vars(net).get("forward")
-    if not isinstance(forward, _Forward):
-        forward = _Forward(net)
+    if not isinstance(forward, _LoopForward):
+        forward = _LoopForward(net)
         replace_forward(net, forward)  # hooks cannot replace outputs
         # Static graphs keep resources of the thread that has called them first.
         net.apply(forget_graph)
@@ -98,7 +98,7 @@ def _allow_converted(net):
 
 def _remove_converted(net):
     forward = vars(net).get("forward")
-    if isinstance(forward, _Forward) and not forward.is_for_all_threads:
+    if isinstance(forward, _LoopForward) and not forward.is_for_all_threads:
         forward.remove()
 
 
@@ -106,7 +106,7 @@ after_conversion.append(_allow_converted)
 after_reverting.append(_remove_converted)
 
 
-class _Forward(ReplacedForward):
+class _LoopForward(ReplacedForward):
     """Calls a net in the thread of a context."""
 
     def __init__(self, net):
@@ -115,27 +115,28 @@ class _Forward(ReplacedForward):
         self.is_for_all_threads = False
         self._devices, self._contexts = {}, set()
         count_blocks_for(self)
-        # The round under way: by context the blocks of its calls since each context was
-        # last called equally often, and the number of recoveries before it.
+        # A round ends when each context was called equally often. This one's blocks of
+        # calls by context, and the number of recoveries before it.
         self._round, self._recovery = collections.defaultdict(list), 0
-        self._is_loop = False  # a round was complete
+        self._had_round = False
 
     def __call__(self, *args):
         devices = self._devices_of(args)
         if devices is None:
-            return self.own(*args)
+            return self.run_former(*args)
         shards = Shards.as_is(args, *devices.contexts)
         parameters = list(self.net.collect_params().values())
-        return self.run(devices, shards, parameters)
+        call, outputs, leaves = self.run(devices, shards, parameters)
+        return self.join(call, shards, outputs, leaves)
 
     def __deepcopy__(self, memo):
-        twin = _Forward(memo[id(self.net)])
+        twin = _LoopForward(memo[id(self.net)])
         twin._former = copy.deepcopy(self._former, memo)
         twin.is_for_all_threads = self.is_for_all_threads
         return twin
 
     def _devices_of(self, args):
-        """The Devices of a call's context; None if the calling thread runs it."""
+        """Return the Devices of a call's context, or None for the calling thread."""
         arrays = arrays_in(args)
         if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
             return None
@@ -165,17 +166,15 @@ class _Forward(ReplacedForward):
         """End a round that was interrupted.
 
         A loop that is interrupted between two contexts leaves one call waiting for the
-        others. Started again, it calls the net for the first context in another block
-        of ``autograd.record()``; within one a context may be called several times.
+        other contexts. If the loop starts again, it calls the net for the first context
+        in another block of ``autograd.record()``. A context may be called several times
+        in one block.
         """
         if self._recovery != failures.latest_recovery[0]:
             self._round.clear()
         blocks, block = self._round[context], block_number()
-        if (
-            blocks
-            and blocks[-1] != block
-            and (self.is_for_all_threads or self._is_loop)
-        ):
+        is_loop = self.is_for_all_threads or self._had_round
+        if is_loop and blocks and blocks[-1] != block:
             failures.recover(
                 f"the net was called for {context} again, before it was called for all "
                 "other contexts"
@@ -184,5 +183,5 @@ class _Forward(ReplacedForward):
         self._round[context].append(block)
         if len({len(self._round[c]) for c in self._contexts}) == 1:
             self._round.clear()
-            self._is_loop = True
+            self._had_round = True
         self._recovery = failures.latest_recovery[0]

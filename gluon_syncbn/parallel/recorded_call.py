@@ -1,4 +1,4 @@
-"""A recorded call of a net on devices: where the caller's graph is cut.
+"""A recorded call of a net on devices, which cuts the caller's graph.
 
     caller's graph   inputs                            join(cut leaves + zeros) -> loss
                        |                                         |
@@ -6,8 +6,8 @@
                        |                                         |
     device graphs    device inputs  ----- the net ----->  device outputs
 
-Backward goes through the caller's graph to the gradients of the cut leaves, from there
-through each device's graph, and, where inputs have gradients, on through the caller's.
+Backward goes through the caller's graph to the gradients of the cut leaves and then
+through each device's graph. If inputs have gradients, it goes on through the caller's.
 """
 
 from __future__ import annotations
@@ -20,82 +20,80 @@ from typing import Any, Callable, Iterable, Sequence
 import mxnet as mx
 from mxnet import autograd
 
-from ..devices.devices import Devices
 from ..mxnet_private import graphs
 from ..mxnet_private.arrays import broadcast_add, flatten, to_context
 from ..mxnet_private.blocks import blocks_of, name_of
-from ..mxnet_private.parameters import data_of
+from ..mxnet_private.parameters import data_of, is_fresh, mark_fresh
 from ..native import failures
-from ..native.steps import alive
-from .gradients import write_gradients
-from .shards import Shards, join
+from ..native.steps import list_alive
+from .devices import Devices
+from .shards import Shards, join_shards
 
-_calls = weakref.WeakValueDictionary()  # in order, by the name of the lifetime anchor
+_calls = weakref.WeakValueDictionary()  # the key is the lifetime anchor's name
 
 
 class Span:
-    """The operators that a net records on devices while this object is not ended.
-
-    They have numbers between `first` and `last`; `variables` are the names of all
-    variables that their graphs may have.
-    """
+    """The operators that a net records on devices from now until `end`."""
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net, self.first = name_of(net), graphs.next_operator()
 
     def end(self, variables: set) -> None:
-        """Refuse losses that depend on these operators from now on."""
+        """Refuse losses that depend on these operators from now on.
+
+        `variables` are the names of all variables that their graphs may have.
+        """
         self.variables, self.last = variables, graphs.next_operator()
         _spans.append(self)
 
 
-# A part of a device's graph that the net has kept may outlive the call.
+# An array of a device's graph that the net has kept may outlive the call.
 _spans: Any = collections.deque(maxlen=100)
 
 
 def any_recorded() -> bool:
-    """Return True if the graph of any net was cut."""
+    """Return True if any graph was cut."""
     return bool(_calls or _spans)
 
 
-def calls_before(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
-    """Return the calls that heads depend on, the latest first, and all variables.
+def calls_behind(heads: Iterable) -> tuple[list[RecordedCall], set[str]]:
+    """Return the calls that heads depend on, latest first, and all variables' names.
 
-    A call's outputs are variables, so what it was called with is looked up here.
+    A call's outputs are variables, so the search goes on from the call's inputs.
     """
     names, found = graphs.names_behind(heads), []
-    _check_results(heads, names)
-    for call in reversed(alive(_calls)):
+    _check_only_outputs(heads, names)
+    for call in reversed(list_alive(_calls)):
         if call.lifetime_anchor in names:
             found.append(call)
             names |= graphs.names_behind(call.inputs)
     return found, names
 
 
-def _check_results(heads, names):
-    """ValueError if heads reach a device's graph by another way than its results."""
+def _check_only_outputs(heads, names):
+    """Raise ValueError if heads depend on an array of a device that is no output."""
     spans = [span for span in list(_spans) if not names.isdisjoint(span.variables)]
     numbers = graphs.operators_behind(heads) if spans else []
     for span in spans:
         if any(span.first < number < span.last for number in numbers):
             raise ValueError(
-                f"the loss depends on an array that {span.net} computed on a device, "
-                "but did not return, where the rows of the other devices would not "
-                "count. Return it from the net, with one value a row."
+                f"the loss depends on an array that {span.net} computed on one device "
+                "and did not return, so the rows of other devices would not count. "
+                "Return the array from the net, with one value per row."
             )
 
 
 class RecordedCall:
-    """One recorded call of a net on devices, alive as long as the caller's graph is.
+    """A recorded call of a net on devices, alive as long as the caller's graph is.
 
     Attributes
     ----------
     parameters : list of mxnet.gluon.Parameter
-        The net's.
+        The net's parameters.
     inputs : list of NDArray
         Heads of the caller's graph before the call.
     cut_leaves : dict of NDArray
-        By name the variables of the caller's graph after the call.
+        Variables, by name, of the caller's graph after the call.
     is_parallel : bool
         False in a plain loop, whose caller has split the batch.
     heads : list of NDArray
@@ -116,7 +114,7 @@ class RecordedCall:
         self._anchor.attach_grad("null")
         (self.lifetime_anchor,) = graphs.names_of([self._anchor])
         self._span = Span(net)
-        # Views, because MXNet takes no variable as a head, and none twice.
+        # Views, because a head of MXNet must not be a variable, nor occur twice.
         arrays = [x.as_nd_ndarray() for x, *_ in shards.recorded]
         self.inputs = [x.reshape(x.shape) for x in arrays]
         per_device = zip(*(column for _, column, _ in shards.recorded))
@@ -124,14 +122,14 @@ class RecordedCall:
         self.cut_leaves: dict = {}
         self.heads: list = []
 
-    def whole(self, leaves: Sequence, known: dict) -> list:
-        """Return the whole outputs, in the caller's graph, which keeps this object.
+    def join(self, leaves: Sequence, known: dict) -> list:
+        """Return the joined outputs, in the caller's graph, which keeps this object.
 
-        `leaves` has the outputs of each device. `known` has by context the names of the
-        parameters' variables, as far as earlier calls have met them.
+        `leaves` are the outputs of each device. `known` caches the names of the
+        parameters' variables by context.
         """
         axis, contexts = self._shards.axis, self._shards.contexts
-        columns = list(zip(*leaves))  # by output the shards
+        columns = list(zip(*leaves))  # the shards of each output
         self._device_outputs = list(zip(*columns))
         places = zip(contexts, self._device_outputs, self._device_inputs)
         variables = [self._variables(*place, known) for place in places]
@@ -147,14 +145,14 @@ class RecordedCall:
         is_cut = [any(names) for names, _ in cut]
         linked = iter(self._link([x for _, x in compress(cut, is_cut)]))
         return [
-            next(linked) if cut_here else join(column, axis, contexts[0])
+            next(linked) if cut_here else join_shards(column, axis, contexts[0])
             for column, cut_here in zip(columns, is_cut)
         ]
 
     def _variables(self, context, outputs, inputs, known):
-        """Return the names of a device's inputs, and if its graph has any variable.
+        """Return the names of a device's inputs, and True if its graph has variables.
 
-        ValueError if a variable is neither an input nor a parameter of the net.
+        Raise ValueError if a variable is neither an input nor a parameter of the net.
         """
         names = graphs.variables_behind(outputs)
         own = set(graphs.names_of(inputs)) if inputs else set()
@@ -163,15 +161,18 @@ class RecordedCall:
         foreign = names - own - known[context]
         if foreign:
             raise ValueError(
-                f"{name_of(self._net)} reads {_holder_of(foreign, self._net)}, which "
+                f"{_holder_of(foreign, self._net)}, which {name_of(self._net)} reads, "
                 "depends on a variable that is neither an argument of the call nor a "
-                "parameter of the net, so that its gradient would be one device's. "
-                "Pass the array as an argument, or register the parameter."
+                "parameter of the net, so its gradient would be wrong. Pass the array "
+                "as an argument, or register the parameter."
             )
         return own, bool(names)
 
     def _cut(self, column, are_trained):
-        """Return the names of new variables, None for constants, and their arrays."""
+        """Return an output's new leaves in the caller's graph, and their names.
+
+        A constant has no name.
+        """
         if not isinstance(column[0], mx.nd.NDArray):
             return [None] * len(column), column
         context, leaves = self._shards.contexts[0], []
@@ -195,25 +196,25 @@ class RecordedCall:
         if not columns:
             return
         context = self._shards.contexts[0]
-        failures.function_contexts.add(context)
+        failures.contexts_of_functions.add(context)
         zeros = _GraphLifetime(self, [last for *_, last in columns])(self._anchor)
         _calls[self.lifetime_anchor] = self
         is_np = isinstance(self._device_outputs[0][0], mx.np.ndarray)
         for (*others, last), zero in zip(columns, zeros):
             leaves = [*others, broadcast_add(last, zero)]
-            whole = join(leaves, self._shards.axis, context)
-            yield whole.as_np_ndarray() if is_np else whole
+            joined = join_shards(leaves, self._shards.axis, context)
+            yield joined.as_np_ndarray() if is_np else joined
 
     def backward(
         self, cut_gradients: dict, adding: Callable, train_mode: bool
     ) -> list[mx.nd.NDArray]:
-        """Differentiate the devices' graphs, each in its thread.
+        """Run backward through the devices' graphs, each in its thread.
 
-        `cut_gradients` has by name the gradients of the cut leaves that a backward has
-        reached. Returns the gradients of `inputs`.
+        `cut_gradients` are the gradients, by name, of the cut leaves that a backward
+        has reached. Return the gradients of `inputs`.
         """
 
-        def differentiate_on(context, outputs, names, inputs):
+        def backward_on(context, outputs, names, inputs):
             reached = [k for k, name in enumerate(names) if name in cut_gradients]
             heads = [outputs[k] for k in reached]
             if not graphs.variables_behind(heads):
@@ -225,14 +226,12 @@ class RecordedCall:
             return heads, [dx.copy() for dx in dxs]
 
         arguments = self._device_outputs, self._leaf_names, self._device_inputs
-        found = self._devices.map_first(
-            differentiate_on, self._shards.contexts, *arguments
-        )
+        found = self._devices.map_first(backward_on, self._shards.contexts, *arguments)
         for heads, _ in found:
             self.heads += heads
         columns = zip(*(dxs for _, dxs in found))
         return [
-            join(column, axis, x.context)
+            join_shards(column, axis, x.context)
             for column, (x, _, axis) in zip(columns, self._shards.recorded)
         ]
 
@@ -245,27 +244,27 @@ class RecordedCall:
 
 
 def variables_on(context: mx.Context, parameters: Iterable) -> set[str | None]:
-    """Return the names of some parameters' variables on a context."""
+    """Return the names of the parameters' variables on a context."""
     arrays = [data for parameter in parameters for data in data_of(parameter)]
     return set(graphs.names_of(data for data in arrays if data.context == context))
 
 
-def without_twins(leaves: list) -> list:
-    """Return a net's results, with a view where a recorded array stands again.
+def without_duplicates(leaves: list) -> list:
+    """Return a net's outputs, with views in place of duplicate recorded arrays.
 
-    MXNet keeps one gradient only of a head that it is given twice.
+    MXNet would keep only one gradient of a head that it gets twice.
     """
     entries, views = set(), []
     for leaf, entry in zip(leaves, graphs.entries_of(leaves)):
-        is_twin = entry is not None and entry in entries
-        views.append(leaf.reshape(leaf.shape) if is_twin else leaf)
+        is_duplicate = entry is not None and entry in entries
+        views.append(leaf.reshape(leaf.shape) if is_duplicate else leaf)
         entries.add(entry)
     return views
 
 
 def _holder_of(names, net):
-    """Return in words what holds an array that depends on one of some variables."""
-    if not all(names.isdisjoint(call.cut_leaves) for call in alive(_calls)):
+    """Describe the object with an array that depends on one of the variables."""
+    if not all(names.isdisjoint(call.cut_leaves) for call in list_alive(_calls)):
         return "the result of a net that is parallel over other devices"
     for block in blocks_of(net):
         for attribute, value in vars(block).items():
@@ -278,9 +277,7 @@ def _holder_of(names, net):
 
 
 class _GraphLifetime(autograd.Function):
-    """Zeros, one for each output: MXNet keeps the function, and so the call, as long as
-    the graph.
-    """
+    """Zeros for each output. Their graph keeps this function, and so the call."""
 
     def __init__(self, call, leaves):
         super().__init__()
@@ -289,3 +286,22 @@ class _GraphLifetime(autograd.Function):
 
     def forward(self, anchor):
         return [mx.nd.zeros(*form) for form in self._forms]
+
+
+def write_gradients(
+    heads: Sequence, gradients: Sequence, variables: Sequence, train_mode: bool
+) -> list[Any]:
+    """Write all gradients of a graph, which is retained.
+
+    Return the gradients of `variables`, zeros if the heads do not depend on them.
+    `graphs.differentiate` with variables would write no other gradients.
+    """
+    if variables:
+        mark_fresh(variables, False)
+    graphs.differentiate(heads, gradients, (), True, train_mode)
+    for variable in variables:
+        if not is_fresh(variable):
+            with autograd.pause():
+                variable.grad[:] = 0
+            mark_fresh([variable])
+    return [variable.grad for variable in variables]

@@ -1,12 +1,13 @@
-"""The replicas of a parallel net's parameters: which of them counts, and when.
+"""The replicas of a parallel net's parameters and running statistics.
 
 A program for one device has one array of a parameter and one of its gradient. On
-several devices it gets the replica on its current context, changes that one, and
-expects that the change counts.
+several devices it gets the replica on its current context, changes that replica, and
+expects all devices to use the change.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from functools import partial
 from typing import Iterator, Sequence
@@ -27,10 +28,12 @@ from ..mxnet_private.parameters import (
     when_initialized,
 )
 from ..native import failures, steps
+from ..native.interrupts import ALL_WAIT, DeferredSignals
+from ..native.library import load
 
 
 def adopt(parameter: mx.gluon.Parameter, context: mx.Context) -> None:
-    """Make a parameter one of a parallel net, whose first device is on `context`."""
+    """Make a parameter belong to a parallel net, whose first device is `context`."""
     save_value_of(parameter, context)
     if not is_parallel(parameter) and is_dense(parameter):
         set_summed([parameter], False)
@@ -46,14 +49,14 @@ def release(parameter: mx.gluon.Parameter) -> None:
     steps.release_trainers([parameter])
 
 
-def note_parts(parameters: Sequence) -> None:
-    """Note that the next gradients are one device's parts, which a Trainer sums."""
+def mark_not_summed(parameters: Sequence) -> None:
+    """Record that the next gradients are each device's part, which a Trainer sums."""
     set_summed(filter(is_parallel, parameters), False)
 
 
 @contextmanager
 def unchanged(parameters: Sequence) -> Iterator[None]:
-    """Put arrays without a gradient back at the end, such as running statistics."""
+    """Restore arrays without a gradient (running statistics) after the block."""
     saved = []
 
     def save(parameter):
@@ -70,3 +73,50 @@ def unchanged(parameters: Sequence) -> Iterator[None]:
         with autograd.pause():
             for data, value in saved:
                 value.copyto(data)
+
+
+@contextmanager
+def restricted(
+    layers: Sequence, contexts: Sequence[mx.Context], copies_statistics: bool = False
+) -> Iterator[None]:
+    """Make SyncBatchNorm layers wait for these contexts only, in training.
+
+    A batch may have fewer rows than there are contexts. With `copies_statistics` the
+    other contexts then get the running statistics of the first one. Backward may follow
+    later, because it waits for the contexts of its forward call.
+
+    Pending work is awaited before and after the block, because a device that is still
+    busy with an earlier step belongs to the devices of that step.
+    """
+    # A handler's exception could come between two layers, or before the first line of
+    # __exit__. A second Ctrl-C reaches the block, and the first one its maps.
+    with DeferredSignals() as section:
+        try:
+            mx.nd.waitall()
+            for layer in layers:
+                _set_participants(layer, contexts)
+            section.limits = 1, math.inf
+            yield
+        finally:
+            section.limits = ALL_WAIT
+            try:
+                mx.nd.waitall()
+            finally:
+                # Also after a failure: other layers may have finished their step.
+                for layer in layers:
+                    _set_participants(layer, [])
+                    if copies_statistics:
+                        _copy_running_statistics(layer, contexts)
+
+
+def _set_participants(layer, contexts):
+    load().gluon_syncbn_set_participants(layer.key, " ".join(map(str, contexts)))
+
+
+def _copy_running_statistics(layer, contexts):
+    """Copy the first context's running statistics to all but `contexts`."""
+    for parameter in (layer.running_mean, layer.running_var):
+        for data in data_of(parameter):  # empty if the shape is not known yet
+            if data.context not in contexts:
+                with autograd.pause():
+                    parameter.data(contexts[0]).copyto(data)

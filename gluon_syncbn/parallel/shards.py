@@ -1,26 +1,29 @@
-"""The arguments of a net's call split over devices, and its results joined again."""
+"""Split the arguments of a net's call over devices, and join its results again."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..arguments import comma_list
-from ..devices.devices import check_array, split
+from ..arguments import check_type, comma_list
 from ..mxnet_private.arrays import (
     add_n,
+    array_of,
     concat,
     flatten,
     rebuild,
     share_bounds,
     to_context,
 )
-from ..mxnet_private.graphs import variables_behind
+from ..mxnet_private.graphs import DTYPES, variables_behind
+
+_CURE = "Return one value per row, also from a loss inside the net."
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,9 @@ class Shards:
         The arguments of each device's call.
     recorded : list of (NDArray, list of NDArray, int or None)
         Each input that depends on a variable, its shards, which have gradients, and the
-        axis to join these along. Shards without an axis are copies.
+        axis to join the shards along. Shards without an axis are copies.
     axis : int or None
-        The axis of the rows; None in a plain loop, where the caller has split them.
+        The axis of the rows; None in a plain loop, whose caller has split the batch.
     rows : list of int
         The number of rows of each device.
     """
@@ -68,21 +71,22 @@ class Shards:
         axis: int,
         limit: int | None = None,
     ) -> Shards:
-        """Split whole batches, or their first rows, over as many devices as get a row.
+        """Split batches, or their first rows, over as many devices as get a row.
 
-        `leaves` are those of `args`. Arrays without axes are copied to each device.
+        `leaves` are the flattened `args`. Arrays without axes are copied to each
+        device.
         """
-        _check_whole(args, contexts)
-        count = _rows(leaves, axis)
+        _check_no_shards(args, contexts)
+        are_split = list(map(has_axes, leaves))
+        count = _number_of_rows(compress(leaves, are_split), axis)
         count = count if limit is None else min(count, limit)
         contexts = contexts[:count]
         bounds = share_bounds(count, len(contexts))
-        rows = [end - begin for begin, end in bounds]
         columns, recorded = [], []
-        for leaf in leaves:
-            if has_axes(leaf):
+        for leaf, is_split in zip(leaves, are_split):
+            if is_split:
                 check_array(leaf)
-                column = split(leaf, contexts, axis, bounds)
+                column = split_rows(leaf, contexts, axis, bounds)
             elif isinstance(leaf, mx.nd.NDArray):
                 with autograd.pause():
                     column = [to_context(leaf.copy(), context) for context in contexts]
@@ -92,8 +96,9 @@ class Shards:
             if autograd.is_recording() and variables_behind([leaf]):
                 for shard in column:
                     shard.attach_grad()
-                recorded.append((leaf, column, axis if has_axes(leaf) else None))
+                recorded.append((leaf, column, axis if is_split else None))
         arguments = [rebuild(list(args), iter(row)) for row in zip(*columns)]
+        rows = [end - begin for begin, end in bounds]
         return cls(contexts, arguments, recorded, axis, rows)
 
     @property
@@ -102,10 +107,30 @@ class Shards:
         return len(self.rows) > 1 and len(set(self.rows)) == 1
 
 
-def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
-    """Return the shards of an array as a whole, or the sum of copies without an axis.
+def split_rows(
+    batch: mx.nd.NDArray | np.ndarray,
+    contexts: Sequence[mx.Context],
+    batch_axis: int,
+    bounds: Sequence[tuple[int, int]],
+) -> list[mx.nd.NDArray]:
+    """Return the rows (begin, end) of a batch on each context, not recorded."""
+    shards, index = [], [slice(None)] * batch.ndim
+    is_recording = autograd.set_recording(False)
+    try:
+        for context, (begin, end) in zip(contexts, bounds):
+            index[batch_axis] = slice(begin, end)
+            shard = batch[tuple(index)]
+            is_array = isinstance(shard, mx.nd.NDArray)
+            shards.append((to_context if is_array else array_of)(shard, context))
+    finally:
+        autograd.set_recording(is_recording)
+    return shards
 
-    The whole of anything else is the first device's.
+
+def join_shards(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
+    """Return the shards of an array as one array, or the sum of copies without an axis.
+
+    Of any other object return the first device's.
     """
     if not isinstance(shards[0], mx.nd.NDArray):
         return shards[0]
@@ -119,25 +144,80 @@ def join(shards: Sequence, axis: int | None, context: mx.Context) -> Any:
     return mx.np.concatenate(arrays, axis) if is_np else concat(*arrays, dim=axis)
 
 
+# ---- Checks of arguments and results.
+
+
+def check_array(batch: Any) -> None:
+    """Raise TypeError unless MXNet can use a batch as a dense array."""
+    types = mx.nd.NDArray, np.ndarray
+    check_type("batch", batch, types, "an NDArray or NumPy array")
+    if isinstance(batch, mx.nd.sparse.BaseSparseNDArray):
+        raise TypeError(f"batch must be a dense array, got a {batch.stype} array")
+    if isinstance(batch, np.ndarray) and batch.dtype.type not in DTYPES:
+        raise TypeError(
+            f"the dtype of batch must be {comma_list(sorted(DTYPES.values()))}, got "
+            f"{batch.dtype}"
+        )
+
+
+def has_axes(leaf: Any) -> bool:
+    """Return True for an array with at least one axis."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
+
+
+def _check_no_shards(args, contexts):
+    """Raise TypeError for the result of split_and_load."""
+    for arg in args:
+        if not isinstance(arg, (list, tuple)) or len(contexts) < 2:
+            continue
+        if list(contexts) == [getattr(x, "context", None) for x in arg]:
+            raise TypeError(
+                "an argument of a parallel net must be the whole batch, got a list of "
+                f"shards, one on each of {comma_list(contexts)}. Pass the batch "
+                "without split_and_load."
+            )
+
+
+def _number_of_rows(arrays, axis):
+    shapes = [tuple(array.shape) for array in arrays]
+    for shape in shapes:
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(
+                f"batch_axis must be an axis of all inputs, got {axis} for the shape "
+                f"{shape}"
+            )
+    counts = {shape[axis] for shape in shapes}
+    if not counts:
+        raise ValueError(
+            "the inputs must have at least one array with rows, got no array"
+        )
+    if len(counts) > 1:
+        raise ValueError(
+            f"the inputs must have equal numbers of rows along axis {axis}, got "
+            f"{comma_list(sorted(counts))}"
+        )
+    if counts == {0}:
+        raise ValueError(f"the batch must have rows along axis {axis}, got 0")
+    return counts.pop()
+
+
 def form_of_arguments(args: Any, leaves: Sequence, axis: int) -> str:
     """Return the structure, types and dimensions of arguments, without their sizes."""
-    return structure(str(rebuild(args, iter([_form(leaf, axis) for leaf in leaves]))))
+    return without_sizes(
+        str(rebuild(args, iter([_form(leaf, axis) for leaf in leaves])))
+    )
 
 
-def structure(form: str) -> str:
-    """Return a form without its sizes, which may differ from call to call."""
+def without_sizes(form: str) -> str:
+    """Replace the sizes in a form, which may differ from call to call."""
     return re.sub(r"\d+", "n", form)
 
 
 def common_form(outputs: Sequence, leaves: Sequence, shards: Shards) -> str:
     """Return the form of each device's outputs, in which a star stands for the rows.
 
-    `outputs` and their `leaves` are in the order of the devices.
-
-    Raises
-    ------
-    ValueError
-        If a result has another length than the rows, or forms differ.
+    `outputs` and their `leaves` are in the order of the devices. Raise ValueError if an
+    output has another length than the rows, or if forms differ.
     """
     axis, forms = shards.axis, []
     for output, arrays, rows in zip(outputs, leaves, shards.rows):
@@ -146,21 +226,28 @@ def common_form(outputs: Sequence, leaves: Sequence, shards: Shards) -> str:
                 continue
             if not -leaf.ndim <= axis < leaf.ndim or leaf.shape[axis] != rows:
                 raise ValueError(
-                    f"output {number} has shape {leaf.shape} on {leaf.context}, "
-                    f"expected {rows} rows along axis {axis} as the input has; what "
-                    "has no rows cannot be joined: a loss inside of the net returns "
-                    "one value a row"
+                    f"output {number} must have {rows} rows along axis {axis} like the "
+                    f"input, got shape {leaf.shape} on {leaf.context}. {_CURE}"
                 )
         texts = [_form(leaf, axis) for leaf in arrays]
         forms.append(str(rebuild(output, iter(texts))))
     for context, form in zip(shards.contexts, forms):
         if form != forms[0]:
             raise ValueError(
-                f"the outputs on {shards.contexts[0]} are {forms[0]}, but those on "
-                f"{context} are {form}, expected the same structure, types, dtypes and "
-                f"shapes apart from the rows (*) along axis {axis}"
+                "the outputs must have the same structure, types, dtypes and shapes on "
+                f"all devices, apart from the rows (*) along axis {axis}, got "
+                f"{forms[0]} on {shards.contexts[0]} and {form} on {context}"
             )
     return forms[0]
+
+
+def check_same_form(form: str, other: str | None, rows: int) -> None:
+    """Raise ValueError if outputs have another form for another number of rows."""
+    if other not in (form, None):
+        raise ValueError(
+            "the outputs must have the same form for any number of rows (*), got "
+            f"{form} for {rows} on each device and {other} for another number. {_CURE}"
+        )
 
 
 def _form(leaf, axis):
@@ -169,39 +256,3 @@ def _form(leaf, axis):
         return type(leaf).__name__
     shape[axis] = "*"
     return f"{type(leaf).__name__} {np.dtype(leaf.dtype)} ({', '.join(shape)})"
-
-
-def _check_whole(args, contexts):
-    """TypeError for a list of shards, as split_and_load returns it."""
-    for arg in args:
-        if not isinstance(arg, (list, tuple)) or len(contexts) < 2:
-            continue
-        if list(contexts) == [getattr(x, "context", None) for x in arg]:
-            raise TypeError(
-                "a parallel net takes the whole batch and splits it, but got a list of "
-                f"shards, one on each of {comma_list(contexts)}"
-            )
-
-
-def has_axes(leaf: Any) -> bool:
-    """Return True for an array with at least one axis."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and len(leaf.shape) > 0
-
-
-def _rows(leaves, axis):
-    """Return the number of rows that all arrays have."""
-    shapes = [tuple(leaf.shape) for leaf in leaves if has_axes(leaf)]
-    for shape in shapes:
-        if not -len(shape) <= axis < len(shape):
-            raise ValueError(f"batch_axis is {axis}, but an input has shape {shape}")
-    counts = {shape[axis] for shape in shapes}
-    if not counts:
-        raise ValueError("the inputs hold no array, expected at least one with rows")
-    if len(counts) > 1:
-        raise ValueError(
-            f"the inputs have {comma_list(sorted(counts))} rows along axis "
-            f"{axis}, expected equal numbers"
-        )
-    if counts == {0}:
-        raise ValueError(f"the batch has 0 rows along axis {axis}, expected at least 1")
-    return counts.pop()

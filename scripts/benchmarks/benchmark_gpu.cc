@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "kernels/cpu/passes.h"
-#include "kernels/cuda/passes.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/passes.h"
 #include "tensor.h"
 
 namespace cpu = syncbn::cpu;
@@ -172,7 +172,10 @@ void Measure(const Format& format, const OnGpu& flush, int repetitions) {
       {"normalize", [&] { cuda::Normalize(gpu.Normalize(), nullptr); }},
       {"sums", [&] { cuda::BackwardSums(gpu.Sums(), scratch.data, nullptr); }},
       {"apply", [&] { cuda::BackwardApply(gpu.Apply(), nullptr); }},
-      {"all", [&] { for (int k = 0; k < 4; ++k) steps[k].second(); }},
+      {"all",
+       [&] {
+         for (int k = 0; k < 4; ++k) steps[k].second();
+       }},
       {"copy", [&] { Copy(gpu.y, gpu.x, gpu_x.bytes); }}};
   steps[4].second();
   // Terms have a size of about 1, the standard deviation of x and dy.

@@ -1,5 +1,5 @@
-// The C functions for several processes. None of them needs MXNet. If nothing else is said, a
-// function returns 0, or -1 with the text in gluon_syncbn_last_error.
+// The C functions for several processes, none of which needs MXNet. A function returns 0, or -1
+// with the text in gluon_syncbn_last_error.
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using syncbn::Table;
 
 }  // namespace
 
-// Takes over a syncbn::Transport that was made with new.
+// Takes ownership of a syncbn::Transport that was created by new.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
   return CatchAll([&] {
     Table::Get().Connect(
@@ -27,9 +27,9 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_open, void* transport) {
   });
 }
 
-// numbers[i] becomes the sum over all ranks; calls of one name match by their order on the ranks.
+// Sets numbers[i] to the sum over all ranks. Calls with the same name match by their order.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_sum, const char* name, const char* signature,
-                                               double* numbers, int64_t size, double timeout) {
+              double* numbers, int64_t size, double timeout) {
   return CatchAll([&] {
     syncbn::Contribution own;
     own.phase = syncbn::Phase::kCall;
@@ -46,8 +46,8 @@ SYNCBN_EXPORT(int, gluon_syncbn_distributed_leave) {
   return CatchAll([&] { Table::Get().Leave(); });
 }
 
-// Ends the process with this text after so many seconds, unless it is called again before. Another
-// thread cannot end a call that holds Python's lock, as mpi4py's of MPI_Init does.
+// Ends the process with this text after so many seconds, unless there is another call before. A
+// Python thread could not end a call that holds the GIL, like mpi4py's call of MPI_Init.
 SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
   static std::atomic<int> calls{0};
   return CatchAll([&, text = std::string(text)] {
@@ -62,10 +62,10 @@ SYNCBN_EXPORT(int, gluon_syncbn_exit_after, double seconds, const char* text) {
   });
 }
 
-// Waits until all others have left, too, for the timeout at most.
+// Waits until all other ranks have left, at most for the timeout.
 SYNCBN_EXPORT(int, gluon_syncbn_distributed_stop, double timeout) {
   return CatchAll([&] {
-    constexpr double kAfterFailure = 10;  // some may never leave, and others end soon
+    constexpr double kAfterFailure = 10;  // some ranks may never leave; others end soon
     Table::Get().Disconnect(timeout, std::min(timeout, kAfterFailure));
   });
 }

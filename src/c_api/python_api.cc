@@ -1,6 +1,6 @@
-// The functions that the package calls through ctypes: registration, timeout, failures, lifetime of
-// a layer's group. Functions that return nothing else return 0, or -1 with the text in
-// gluon_syncbn_last_error.
+// The functions that Python calls through ctypes: registration, layers, timeouts and failures. If
+// the comment does not say otherwise, a function that returns an int returns 0, or -1 with the text
+// in gluon_syncbn_last_error.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -15,9 +15,7 @@
 #include "core/parallel_for.h"
 #include "core/program.h"
 #include "kernels/cpu/passes.h"
-#include "mxnet/callbacks.h"
-#include "mxnet/custom_op.h"
-#include "mxnet/fork.h"
+#include "mxnet/engine.h"
 #include "mxnet/mxnet_api.h"
 #include "op/registry.h"
 
@@ -26,9 +24,9 @@ using syncbn::Layer;
 using syncbn::Registry;
 using syncbn::Table;
 
-// As Options of gluon_syncbn/layer/synchronization.py.
+// LayerOptions in gluon_syncbn/native/library.py has the same fields.
 struct LayerOptions {
-  const char* contexts;     // "cpu(0) cpu(1)"
+  const char* contexts;  // "cpu(0) cpu(1)"
   const char* shared_name;
   const int* ranks;
   double epsilon, momentum, timeout, slope;
@@ -41,7 +39,7 @@ namespace {
 
 std::shared_ptr<Layer> LayerOf(const char* key) { return Registry::Get().Find(key); }
 
-// Throws Error for options that Python must not hand over.
+// Throws Error for options that Python must not pass.
 syncbn::Options Checked(const LayerOptions& given) {
   const int last_policy = static_cast<int>(syncbn::NonFinite::kRaise);
   const bool is_leaky = given.activation == 3;
@@ -50,9 +48,11 @@ syncbn::Options Checked(const LayerOptions& given) {
                         given.nonfinite <= last_policy && given.activation >= 0 &&
                         given.activation <= 3 && given.epsilon >= 0 && given.momentum >= 0 &&
                         given.momentum <= 1 && given.timeout >= 0 && (!is_leaky || given.slope > 0);
-  const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(),
-                                            std::greater_equal<int>()) == ranks.end();
-  if (!in_range || !ascending) throw syncbn::Error("the options of a layer are out of range");
+  const bool ascending =
+      std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<int>()) == ranks.end();
+  if (!in_range || !ascending) {
+    throw syncbn::Error("the options of a layer must be in their ranges, got others from Python");
+  }
   syncbn::Options options;
   options.contexts = syncbn::ParseDevices(given.contexts);
   options.shared_name = given.shared_name;
@@ -65,7 +65,7 @@ syncbn::Options Checked(const LayerOptions& given) {
   options.fix_gamma = given.fix_gamma != 0;
   options.unbiased_running_var = given.unbiased_running_var != 0;
   options.nonfinite = static_cast<syncbn::NonFinite>(given.nonfinite);
-  // Backward reads y where x_hat can be reconstructed from it: a ReLU has no inverse.
+  // Backward can compute x_hat from y, but not through a ReLU, which has no inverse.
   options.from_output = given.activation == 1 || is_leaky;
   if (given.activation >= 2) options.activation.function = syncbn::Function::kLeakyRelu;
   options.activation.slope = given.slope;
@@ -74,7 +74,7 @@ syncbn::Options Checked(const LayerOptions& given) {
 
 }  // namespace
 
-// The lines of core/c_interface.h, which the package compares with what it calls.
+// The signatures that core/c_interface.h has recorded; Python compares them with its declarations.
 SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
 
 SYNCBN_EXPORT(const char*, gluon_syncbn_last_error) { return syncbn::LastError().c_str(); }
@@ -82,26 +82,25 @@ SYNCBN_EXPORT(const char*, gluon_syncbn_last_error) { return syncbn::LastError()
 SYNCBN_EXPORT(int, gluon_syncbn_register, const char* libmxnet_path) {
   return CatchAll([&] {
     syncbn::LoadMxnetApi(libmxnet_path);
-    syncbn::RegisterCustomOp();
+    syncbn::RegisterOperator();
   });
 }
 
-// To be called before a fork, without the GIL.
+// Python calls this before a fork, without the GIL.
 SYNCBN_EXPORT(void, gluon_syncbn_wait_before_fork) { syncbn::WaitBeforeFork(); }
 
-// Makes a layer; it is to be released. Null after an error.
+// Creates a layer, which gluon_syncbn_release_layer releases. Returns null after an error.
 SYNCBN_EXPORT(void*, gluon_syncbn_create_layer, const char* key, const char* name) {
-  return CatchAll<void*>(nullptr, [&] {
-    return new std::shared_ptr<Layer>(Registry::Get().Create(key, name));
-  });
+  return CatchAll<void*>(
+      nullptr, [&] { return new std::shared_ptr<Layer>(Registry::Get().Create(key, name)); });
 }
 
 SYNCBN_EXPORT(void, gluon_syncbn_release_layer, void* layer) {
   delete static_cast<std::shared_ptr<Layer>*>(layer);
 }
 
-// Sets the options of a layer, which hold from its next forward calls on. If it `restarts`, no call
-// is in flight, and its devices may have called it unequally often.
+// Sets the options of a layer for its next forward calls. If it `restarts`, no call may be pending,
+// and its devices may have called it a different number of times.
 SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions options, int restarts) {
   return CatchAll([&] {
     const auto layer = LayerOf(key);
@@ -110,7 +109,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_set_options, const char* key, LayerOptions optio
   });
 }
 
-// Starts or ends the collection of a group's moments, see op/collected_moments.h.
+// Starts or ends the collection of a layer's moments, see op/statistics.h.
 SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   return CatchAll([&] {
     const auto layer = LayerOf(key);
@@ -118,7 +117,7 @@ SYNCBN_EXPORT(int, gluon_syncbn_collect, const char* key, int starts) {
   });
 }
 
-// Writes the first `size` of the collected numbers; returns how many there are, -1 for an error.
+// Writes the first `size` collected numbers. Returns their total number, or -1 after an error.
 SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers, int64_t size) {
   return CatchAll(int64_t{-1}, [&] {
     const std::vector<double> found = LayerOf(key)->collected.Numbers();
@@ -128,14 +127,13 @@ SYNCBN_EXPORT(int64_t, gluon_syncbn_collected, const char* key, double* numbers,
   });
 }
 
-// `devices` is "cpu(0) cpu(1)"; an empty text means all devices of the group.
+// `devices` is like "cpu(0) cpu(1)"; an empty text means all devices of the layer.
 SYNCBN_EXPORT(int, gluon_syncbn_set_participants, const char* key, const char* devices) {
-  return CatchAll([&] {
-    Table::Get().SetParticipants(&LayerOf(key)->members, syncbn::ParseDevices(devices));
-  });
+  return CatchAll(
+      [&] { Table::Get().SetParticipants(&LayerOf(key)->members, syncbn::ParseDevices(devices)); });
 }
 
-// Seconds that `device`, such as "cpu(0)", has waited for others in this layer.
+// The seconds that `device`, such as "cpu(0)", has waited for others in this layer.
 SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* device) {
   return CatchAll(0.0, [&] {
     const syncbn::Device waiting = *syncbn::ParseDevices(device).begin();
@@ -143,39 +141,40 @@ SYNCBN_EXPORT(double, gluon_syncbn_wait_seconds, const char* key, const char* de
   });
 }
 
-// Seconds that the longest wait of a device has lasted.
+// The seconds that the longest pending wait of a device has lasted.
 SYNCBN_EXPORT(double, gluon_syncbn_longest_wait) {
   return CatchAll(0.0, [] { return Table::Get().LongestWait(); });
 }
 
 // ---- times and failures ------------------------------------------------------------------------
 
-// For MXEnginePushSync: notes when MXNet runs it, in seconds of the monotonic clock.
+// Engine function for MXEnginePushSyncND: stores the time of its execution, in seconds of the
+// monotonic clock.
 SYNCBN_EXPORT(void, gluon_syncbn_note_time, void* /*run_context*/, void* seconds) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   *static_cast<double*>(seconds) = std::chrono::duration<double>(now).count();
 }
 
-// For MXEnginePushSync: what is pushed for its dependencies alone.
+// No-op engine function for MXEnginePushSyncND, pushed only for its dependencies.
 SYNCBN_EXPORT(void, gluon_syncbn_do_nothing, void* /*run_context*/, void* /*parameter*/) {}
 
 // See core/program.h.
 SYNCBN_EXPORT(void, gluon_syncbn_set_locator, void (*locate)()) { syncbn::SetLocator(locate); }
 
-SYNCBN_EXPORT(void, gluon_syncbn_tell_where, const char* text) { syncbn::TellWhere(text); }
+SYNCBN_EXPORT(void, gluon_syncbn_tell_where, const char* text) { syncbn::ReportWhere(text); }
 
 SYNCBN_EXPORT(void, gluon_syncbn_set_timeout, double seconds) { syncbn::default_timeout = seconds; }
 
 SYNCBN_EXPORT(double, gluon_syncbn_timeout) { return syncbn::default_timeout; }
 
-// The text of the failure, "" if there is none; valid until this thread's next call.
+// The text of the failure, or "" without one; valid until this thread's next call.
 SYNCBN_EXPORT(const char*, gluon_syncbn_failure) {
   thread_local std::string text;
   CatchAll([&] { text = Table::Get().Failure(); });
   return text.c_str();
 }
 
-// Other processes learn of it if they can be waiting for this one; with `everywhere` in any case.
+// Fails all devices. Fails also other processes that may wait for this one; with `everywhere` all.
 SYNCBN_EXPORT(int, gluon_syncbn_fail_all, const char* text, int everywhere) {
   return CatchAll([&] { Table::Get().Fail(text, everywhere != 0); });
 }
@@ -184,17 +183,15 @@ SYNCBN_EXPORT(int, gluon_syncbn_reset_all) {
   return CatchAll([&] { Table::Get().Reset(); });
 }
 
-// Of the checkout that was built; empty where the build does not know it.
+// The Git commit of this build, or "" if unknown.
 SYNCBN_EXPORT(const char*, gluon_syncbn_commit) { return SYNCBN_COMMIT; }
 
 SYNCBN_EXPORT(const char*, gluon_syncbn_instruction_set) { return syncbn::cpu::InstructionSet(); }
 
-// The architectures that the library has machine code for; empty in a build without CUDA.
-SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_architectures) {
-  return SYNCBN_CUDA_ARCHITECTURES;
-}
+// The GPU architectures of this build, or "" without CUDA.
+SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_architectures) { return SYNCBN_CUDA_ARCHITECTURES; }
 
-// Why a build has no CUDA; empty in one that has.
+// The reason why this build has no CUDA, or "" if it has CUDA.
 SYNCBN_EXPORT(const char*, gluon_syncbn_cuda_missing) {
 #if defined(SYNCBN_CUDA)
   return "";

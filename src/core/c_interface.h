@@ -1,19 +1,20 @@
-// The parts of every C interface: exported functions, whose types are told to whom calls them without
-// a header, and errors as texts, because no exception may pass through one.
+// Macros and helpers for exported C functions. They record the signatures, which Python compares
+// with its ctypes declarations, and convert exceptions to texts.
 #pragma once
 #include <exception>
 #include <string>
 #include <type_traits>
 
-// SYNCBN_EXPORT(int, name, double x) { ... } defines and describes an exported function.
-#define SYNCBN_EXPORT(result, name, ...)                                            \
-  extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__);        \
-  static const bool name##_is_described = syncbn::Describe(#name, name);             \
+// SYNCBN_EXPORT(int, name, double x) { ... } defines an exported function and records its
+// signature.
+#define SYNCBN_EXPORT(result, name, ...)                                      \
+  extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__); \
+  static const bool name##_is_described = syncbn::Describe(#name, name);      \
   result name(__VA_ARGS__)
 
 namespace syncbn {
 
-// A line for each function: its name, and the types of its result and arguments by kind and size.
+// One line for each function: its name, and the kind and size of its result and arguments.
 inline std::string& Interface() {
   static std::string lines;
   return lines;
@@ -24,7 +25,7 @@ std::string TypeCode() {
   if constexpr (std::is_void_v<Type>) {
     return " void";
   } else {
-    const char* const kind = std::is_pointer_v<Type>         ? " pointer"
+    const char* const kind = std::is_pointer_v<Type>          ? " pointer"
                              : std::is_class_v<Type>          ? " struct"
                              : std::is_floating_point_v<Type> ? " float"
                                                               : " int";
@@ -38,13 +39,13 @@ bool Describe(const char* name, Result (*)(Arguments...)) {
   return true;
 }
 
-// The text of the error that this thread's latest failed C function had.
+// The error of the latest C function that failed on this thread.
 inline std::string& LastError() {
   thread_local std::string text;
   return text;
 }
 
-// Runs body(); returns 0, or -1 with the exception's text in LastError.
+// Calls body(). Returns 0, or -1 with the exception's text in LastError.
 template <typename Body>
 int CatchAll(const Body& body) {
   try {
@@ -56,7 +57,7 @@ int CatchAll(const Body& body) {
   }
 }
 
-// The value of body(), or `failed` with the exception's text in LastError.
+// Returns body(), or `failed` with the exception's text in LastError.
 template <typename Value, typename Body>
 Value CatchAll(Value failed, const Body& body) {
   CatchAll([&] { failed = body(); });

@@ -1,6 +1,8 @@
-// The name of a device. Its order is that of every reduction, so a result never depends on who
-// arrived first. It must not know how a device computes.
+// The name of a device. Every reduction uses the order of names, so a result never depends on the
+// order of arrival.
 #pragma once
+#include <cstdio>
+#include <cstdlib>
 #include <set>
 #include <sstream>
 #include <string>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/parse.h"
 
 namespace syncbn {
 
@@ -23,17 +24,15 @@ inline bool operator<(const Device& a, const Device& b) {
   return std::tie(a.type, a.id) < std::tie(b.type, b.id);
 }
 
-// Reads "cpu(0)"; throws Error on anything else.
+// Reads "cpu(0)". Throws Error for any other form.
 inline Device ParseDevice(const std::string& name) {
-  constexpr char kLetters[] = "abcdefghijklmnopqrstuvwxyz_";
-  const size_t open = name.find('(');
-  Device device{name.substr(0, open), 0};
-  const bool word = open != 0 && device.type.find_first_not_of(kLetters) == std::string::npos;
-  if (!word || open == std::string::npos || name.back() != ')' ||
-      !ParseNumber(name.substr(open + 1, name.size() - open - 2), &device.id) || device.id < 0) {
-    throw Error(Concat("a device is written like \"cpu(0)\", but got \"", name, "\""));
+  char type[32], id[10];
+  int end = 0;
+  const int fields = std::sscanf(name.c_str(), "%31[a-z_](%9[0-9])%n", type, id, &end);
+  if (fields != 2 || end != static_cast<int>(name.size())) {
+    throw Error(Concat("a device must be written like \"cpu(0)\", got \"", name, "\""));
   }
-  return device;
+  return {type, std::atoi(id)};
 }
 
 // Reads "cpu(0) cpu(1)".

@@ -1,11 +1,11 @@
-// Element types of the data that the layer normalizes. It must not know where the data lives.
+// Element types of the data that the layer normalizes.
 #pragma once
 #include <cstddef>
 #include <string>
 
 namespace syncbn {
 
-// The numbers are those of MXNet's NDArrays (mshadow type flags), so no translation is needed.
+// The numbers equal MXNet's (mshadow type flags), so no conversion is needed.
 enum class DType : int { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2 };
 
 inline bool IsSupported(int flag) { return flag == 0 || flag == 1 || flag == 2; }
@@ -19,11 +19,11 @@ inline size_t SizeOf(DType dtype) {
   return 0;
 }
 
-// The name of any of MXNet's dtypes, including those that the layer does not accept.
+// The name of any dtype of MXNet, including dtypes that the layer does not support.
 inline std::string NameOfFlag(int flag) {
   static const char* const names[] = {"float32", "float64", "float16", "uint8", "int32",
-                                      "int8", "int64", "bool", "int16", "uint16",
-                                      "uint32", "uint64", "bfloat16"};
+                                      "int8",    "int64",   "bool",    "int16", "uint16",
+                                      "uint32",  "uint64",  "bfloat16"};
   const int known = sizeof(names) / sizeof(*names);
   return flag >= 0 && flag < known ? names[flag] : "MXNet's dtype number " + std::to_string(flag);
 }

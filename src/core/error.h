@@ -1,6 +1,7 @@
-// The exception types of the library, and how their texts are put together. Only mxnet/ turns them
-// into MXNet's own error.
+// The exception types of the library, and functions that build their texts. Only mxnet/ converts
+// them to MXNet's own error.
 #pragma once
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -12,7 +13,7 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A device's runtime has refused a call. Kernels know no layer: op adds its name.
+// An error of one device; the operator adds the names of the layer and the device.
 struct DeviceError : Error {
   using Error::Error;
 };
@@ -20,8 +21,7 @@ struct DeviceError : Error {
 template <typename... Parts>
 std::string Concat(const Parts&... parts) {
   std::ostringstream text;
-  using Expand = int[];
-  (void)Expand{0, ((text << parts), 0)...};
+  (text << ... << parts);
   return text.str();
 }
 
@@ -29,6 +29,18 @@ inline std::string Join(const std::vector<std::string>& parts, const char* separ
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : separator) + part;
   return text;
+}
+
+template <typename Number>
+std::string JoinNumbers(const std::vector<Number>& numbers) {
+  std::vector<std::string> texts;
+  for (const Number number : numbers) texts.push_back(std::to_string(number));
+  return Join(texts);
+}
+
+// "(8, 64, 60, 60)"
+inline std::string ShapeText(const std::vector<int64_t>& shape) {
+  return "(" + JoinNumbers(shape) + ")";
 }
 
 }  // namespace syncbn

@@ -1,9 +1,14 @@
-// A tensor seen by a layer that normalizes along one axis: (outer, channel, inner), row major. NCHW
-// with axis 1 is (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
+// The shape of a tensor as the layer sees it: (outer, channels, inner), row major. NCHW with axis 1
+// is (N, C, H*W); NHWC with axis 3 is (N*H*W, C, 1).
 #pragma once
 #include <cstdint>
 
-#include "core/host_device.h"
+// Marks functions that both the host and CUDA kernels call.
+#if defined(__CUDACC__)
+#define SYNCBN_HOST_DEVICE __host__ __device__
+#else
+#define SYNCBN_HOST_DEVICE
+#endif
 
 namespace syncbn {
 
@@ -18,7 +23,7 @@ struct Layout {
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// `axis` is in [0, ndim).
+// `axis` must be in [0, ndim).
 inline Layout MakeLayout(const int64_t* shape, int ndim, int axis) {
   Layout layout{1, shape[axis], 1};
   for (int i = 0; i < axis; ++i) layout.outer *= shape[i];

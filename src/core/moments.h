@@ -1,9 +1,8 @@
-// Count, mean and sum of squared deviations of a set of numbers, how two sets merge, and the factor
-// that normalizes.
+// Moments of a set of numbers, and the factor that normalizes.
 #pragma once
 #include <cmath>
 
-#include "core/host_device.h"
+#include "core/layout.h"
 
 namespace syncbn {
 
@@ -13,8 +12,8 @@ struct Moments {
   double m2 = 0;  // sum of (x - mean)^2
 };
 
-// Chan, Golub, LeVeque: Algorithms for computing the sample variance,
-// doi:10.1080/00031305.1983.10483115.
+// Returns the moments of both sets together. Chan, Golub, LeVeque: Algorithms for computing the
+// sample variance, doi:10.1080/00031305.1983.10483115.
 SYNCBN_HOST_DEVICE inline Moments Merge(const Moments& a, const Moments& b) {
   if (b.count == 0) return a;
   if (a.count == 0) return b;
@@ -24,8 +23,6 @@ SYNCBN_HOST_DEVICE inline Moments Merge(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * weight, a.m2 + b.m2 + delta * delta * a.count * weight};
 }
 
-inline double InvStd(double var, double epsilon) {
-  return 1.0 / std::sqrt(var + epsilon);
-}
+inline double InvStd(double var, double epsilon) { return 1.0 / std::sqrt(var + epsilon); }
 
 }  // namespace syncbn

@@ -1,5 +1,5 @@
-// The thread pool of ParallelFor: jobs on their callers' stacks, in one list under one mutex. It
-// must outlive every caller: nothing here is destroyed.
+// Jobs are on their callers' stacks, in one list under one mutex. The pool must outlive every
+// caller, so nothing here is destroyed.
 #include "core/parallel_for.h"
 
 #include <pthread.h>
@@ -18,11 +18,11 @@
 namespace syncbn {
 namespace {
 
-// A worker looks for another job after so many tasks, so that concurrent callers take turns.
+// A worker picks another job after this many tasks, so that concurrent callers take turns.
 constexpr int kTasksPerTurn = 4;
 
-// The last helper usually finishes within one task: spinning this long is cheaper than a sleep and
-// wake-up.
+// The last helper usually finishes within one task: spinning for this many rounds is cheaper than
+// sleeping and waking up.
 constexpr int kSpins = 4000;
 
 struct Job {
@@ -31,7 +31,8 @@ struct Job {
   std::atomic<int64_t> next{0};
   std::atomic<int> helpers{0};  // raised under the mutex, and only while the job is in the list
 
-  // Runs up to `turn` tasks. One that throws ends the process, because others hold this job.
+  // Runs up to `turn` tasks. A task that throws ends the process, because other threads use the
+  // job.
   void Run(int64_t turn) noexcept {
     for (; turn > 0; --turn) {
       const int64_t i = next.fetch_add(1, std::memory_order_relaxed);
@@ -76,14 +77,14 @@ class Pool {
 
  private:
   void Start() {
-    // Signals are for the program's threads, not for these.
+    // Only the program's threads handle signals.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (int i = 1; i < NumThreads(); ++i) std::thread([this] { Work(); }).detach();
     } catch (const std::system_error&) {
-      // The system grants no more threads: those that run, and the callers, do the work.
+      // The system has no more threads: the callers and the running threads do the work.
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -100,7 +101,7 @@ class Pool {
     std::lock_guard<std::mutex> lock(mutex_);
     jobs_.erase(std::find(jobs_.begin(), jobs_.end(), job));
     --callers_;
-    if (!jobs_.empty()) wake_.notify_one();  // this caller's processor is free for another job
+    if (!jobs_.empty()) wake_.notify_one();  // this caller's processor can help another job
   }
 
   void Work() {
@@ -117,13 +118,13 @@ class Pool {
       job->Run(kTasksPerTurn);
       lock.lock();
       --helping_;
-      // After this line the job may not exist: its caller reads the number without the mutex.
+      // The job may not exist after this line: its caller reads the number without the mutex.
       if (job->helpers.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();
     }
   }
 
-  // The job with the fewest helpers; of equals the one served longest ago. None while callers and
-  // workers already occupy the processors.
+  // Returns the job with the fewest helpers; among equal jobs, the job that was helped longest ago.
+  // Returns null while callers and workers already occupy all processors.
   Job* Pick() {
     if (callers_ + helping_ >= NumThreads()) return nullptr;
     auto best = jobs_.end();
@@ -140,7 +141,7 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;      // workers: there may be a job to help
   std::condition_variable finished_;  // callers: a job has lost its last helper
-  std::vector<Job*> jobs_;            // the one served longest ago first
+  std::vector<Job*> jobs_;            // the job that was helped longest ago is first
   int callers_ = 0;
   int helping_ = 0;
 };
@@ -148,11 +149,11 @@ class Pool {
 // Never destroyed: detached workers sleep in it until the process ends.
 Pool* const pool = new Pool;
 
-// A fork copies the pool's state, perhaps locked, but not its workers. A child that forked after
-// the first use therefore never touches the pool again and computes on the calling thread.
+// A fork copies the pool's state, perhaps locked, but not its workers. So a child process that
+// forked after the first use never touches the pool and computes on the calling thread.
 std::atomic<bool> workers_lost{false};
 
-void NoteForks() {
+void WatchForks() {
   static std::once_flag first;
   std::call_once(first, [] { pthread_atfork(nullptr, nullptr, [] { workers_lost = true; }); });
 }
@@ -169,7 +170,7 @@ void ParallelFor(int64_t tasks, const std::function<void(int64_t)>& task) {
     for (int64_t i = 0; i < tasks; ++i) task(i);
     return;
   }
-  NoteForks();
+  WatchForks();
   Job job{&task, tasks};
   pool->Run(&job);
 }

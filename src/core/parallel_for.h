@@ -1,8 +1,5 @@
-// Shares the processor among all operators of the process that compute at the same time. It must
-// not know what is computed.
-//
-// One pool of threads serves every caller, so that several contexts in one process neither start
-// a team of threads each nor starve one another: idle threads help whichever job still has tasks.
+// One pool of threads for all operators of the process. Several contexts neither start a team of
+// threads each nor starve one another: idle threads help any job that still has tasks.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,11 +7,11 @@
 namespace syncbn {
 
 // Calls task(i) once for every i in [0, tasks), on the calling thread and on idle threads of the
-// pool; returns when all are done. Tasks must not throw, and must not depend on each other.
+// pool, and returns when all tasks are done. Tasks must not throw or depend on each other.
 void ParallelFor(int64_t tasks, const std::function<void(int64_t)>& task);
 
-// Threads that compute at once, the caller included: OMP_NUM_THREADS where it is set, else the
-// processors that this process may run on.
+// The number of threads that compute at once, including the caller: OMP_NUM_THREADS if it is set,
+// else the number of processors that this process may run on.
 int NumThreads();
 
 }  // namespace syncbn

@@ -1,5 +1,5 @@
-// The locator is Python's, see native/program.py. It needs the GIL, which a thread that forks may
-// hold while it waits for the very operator that asks; so a thread of its own calls the locator.
+// The locator is a Python function and needs the GIL. A thread that forks may hold the GIL while it
+// waits for the operator that calls WhereProgramStands, so a separate thread calls the locator.
 #include "core/program.h"
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace {
 
 std::atomic<void (*)()> locator{nullptr};
 std::atomic<int> forks{0};
-thread_local std::string told;
+thread_local std::string reported;
 
 struct Answer {
   std::string text;
@@ -27,7 +27,7 @@ std::string WhereProgramStands() {
   const auto answer = std::make_shared<Answer>();
   std::thread([answer, locate] {
     locate();
-    answer->text = told;
+    answer->text = reported;
     answer->is_ready = true;
   }).detach();
   while (!answer->is_ready) {
@@ -43,6 +43,6 @@ void EndFork() { --forks; }
 
 void SetLocator(void (*locate)()) { locator = locate; }
 
-void TellWhere(const char* text) { told = text; }
+void ReportWhere(const char* text) { reported = text; }
 
 }  // namespace syncbn

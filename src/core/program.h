@@ -1,19 +1,20 @@
-// Tells at which lines the program stands; the errors of waits show them.
+// The lines that the Python program is executing; errors of waits show them.
 #pragma once
 #include <string>
 
 namespace syncbn {
 
-// Lines that begin with a line feed, as "\nThe program stands at train.py:41: ..."; empty if
-// nobody knows, or the process forks. To be called without a mutex that the program's threads take.
+// Returns lines that begin with a line feed, like "\nThe program stands at train.py:41: ...", or an
+// empty text if no locator is set or the process forks. The caller must not hold a mutex that the
+// program's threads lock.
 std::string WhereProgramStands();
 
-// Between these two the process forks.
+// The process forks between these two calls.
 void BeginFork();
 void EndFork();
 
-// `locate` answers each call, in its thread, with TellWhere; null for nobody.
+// `locate` reports the lines with ReportWhere, on the calling thread. Pass null to disable.
 void SetLocator(void (*locate)());
-void TellWhere(const char* text);
+void ReportWhere(const char* text);
 
 }  // namespace syncbn

@@ -1,5 +1,5 @@
-// Messages over a communicator of mpi4py, the only file that needs MPI: native/mpi.py loads it as a
-// separate library. It calls plain functions of MPI 3, which every implementation has.
+// Messages over a communicator of mpi4py. Only this file needs MPI, so native/processes.py loads it
+// as a separate library. It calls plain functions of MPI 3, which every implementation has.
 #include <mpi.h>
 
 #include <algorithm>

@@ -1,26 +1,28 @@
-// The activation, forward and backward, for a Value: a number, or a vector of numbers on the CPU.
-// Who includes it: cpu/tile.inl and cuda/tensor.cuh, each in its own namespace, after
-// SYNCBN_FORMULA, which marks its functions. Memory layouts are theirs.
+// The activation, forward and backward. A Value is a number, or a vector of numbers on the CPU.
+// cpu/tile.inl and cuda/tensor.cuh include this file, each in its own namespace, after they define
+// SYNCBN_FORMULA, which marks its functions.
 //
 // Forward:   z = (x - mean) * scale + offset,  y = f(z),  f(z) = z for z > 0, else slope * z
 //
-// Backward needs xmu = x - mean and dz = dy * f'(z) from each element of dy and of what was saved:
-//   from x:  xmu = x - mean                       f'(z) by the sign of z
-//   from y:  z = f^-1(y), xmu * scale = z - offset,  f'(z) by the sign of y, which is z's where the
-//            slope is positive
-// Both are: centered = (x or f^-1(y)) - center, with center = mean, or offset from y. `centered` is
-// xmu, or from y xmu * scale; a pass divides by that scale once for each channel (the sum of dz *
-// centered, or the coefficient of centered), not for each element.
+// Backward needs xmu = x - mean and dz = dy * f'(z) from each element of dy and of the saved
+// tensor:
+//   x was saved:  xmu = x - mean                          f'(z) by the sign of z
+//   y was saved:  z = f^-1(y), xmu * scale = z - offset   f'(z) by the sign of y, which is the sign
+//                 of z if the slope is positive
+// Both cases compute centered = (x or f^-1(y)) - center, where center is the mean or the offset.
+// `centered` is xmu, or xmu * scale if y was saved. In the second case a pass divides by the scale
+// once for each channel (the sum of dz * centered, or the coefficient of centered), not for each
+// element.
 SYNCBN_FORMULA const double* CenterOf(const PassInput& input) {
   return input.from_output ? input.offset : input.mean;
 }
 
-// A coefficient or a sum of xmu as one of `centered`, in channel c; and back.
+// Converts a coefficient or a sum of xmu to one of `centered`, in channel c, and back.
 SYNCBN_FORMULA double PerScale(double value, const PassInput& input, int64_t c) {
   return input.from_output ? value / input.scale[c] : value;
 }
 
-// The ways in which a pass uses the element that it reads.
+// How a pass uses the element that it reads.
 enum Variant {
   kPlain,     // no activation; a backward pass reads x, or y of the identity
   kLeakyOfX,  // forward, or backward from x
@@ -34,7 +36,7 @@ SYNCBN_FORMULA Variant VariantOf(const PassInput& input) {
   return input.from_output ? kLeakyOfY : kLeakyOfX;
 }
 
-// (value - center) * scale + offset of one channel, or of as many columns as a vector holds.
+// (value - center) * scale + offset, for one channel or for a vector of columns.
 template <typename Value>
 struct Affine {
   Value center, scale, offset;
@@ -42,8 +44,8 @@ struct Affine {
   SYNCBN_FORMULA Value Of(Value x) const { return (x - center) * scale + offset; }
 };
 
-// An Affine in the arithmetic of a pass. The part of the center that this cannot hold goes into the
-// offset, so nothing is lost where the center is far from zero.
+// Returns an Affine in the arithmetic of a pass. The offset includes the part of the center that
+// this arithmetic cannot represent, so a center far from zero loses nothing.
 template <typename Scalar>
 SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double offset) {
   Affine<Scalar> k;
@@ -53,16 +55,17 @@ SYNCBN_FORMULA Affine<Scalar> MakeAffine(double center, double scale, double off
   return k;
 }
 
-// Splits a coefficient of `centered` into a power of two with half of its exponent, `unit`, and the
-// rest, which is returned. The coefficient is about dz / std^2, which float32 may not hold although it
-// holds the product, so a pass multiplies by one after the other. Where float32 holds the coefficient,
-// that does not change any bit. (No division, whose registers a GPU lacks here.)
+// Splits a coefficient of `centered` into `unit`, a power of two with half of its exponent, and the
+// rest, which is returned. The coefficient is about dz / std^2. float32 may not represent it
+// although it represents the product, so a pass multiplies by one factor after the other. If
+// float32 represents the coefficient, no bit changes. (A division would need registers that a GPU
+// lacks.)
 SYNCBN_FORMULA double SplitCoefficient(double coefficient, double* unit) {
   uint64_t bits;
   __builtin_memcpy(&bits, &coefficient, sizeof(bits));
   bits = ((bits >> 53 & 0x3ff) + 512) << 52;
   __builtin_memcpy(unit, &bits, sizeof(bits));
-  bits = (uint64_t{2046} << 52) - bits;  // of 1 / unit
+  bits = (uint64_t{2046} << 52) - bits;  // 1 / unit
   double inverse;
   __builtin_memcpy(&inverse, &bits, sizeof(bits));
   return coefficient * inverse;
@@ -78,21 +81,21 @@ SYNCBN_FORMULA Slopes<Value> MakeSlopes(double slope) {
   return {Value{} + Scalar(slope), Value{} + Scalar(1 / slope)};
 }
 
-// slope * v, and 0 where the slope is 0: of infinities, too.
+// Returns slope * v; if the slope is 0, also 0 for infinities.
 template <typename Value>
 SYNCBN_FORMULA Value OnSlope(const Slopes<Value>& f, Value v) {
   return f.slope != 0 ? f.slope * v : Value{};
 }
 
-// f(z)
+// Returns f(z).
 template <typename Value>
 SYNCBN_FORMULA Value Activate(Variant variant, Value z, const Slopes<Value>& f) {
-  if (variant == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // a NaN stays one
+  if (variant == kLeakyOfX) return z <= 0 ? OnSlope(f, z) : z;  // NaN stays NaN
   return z;
 }
 
-// From what was saved and dy to `centered` and dz. `to_z` has the center; its scale and offset are
-// read where the variant reads x.
+// Computes `centered` and dz from the saved element and dy. `to_z` has the center; its scale and
+// offset are read only if the variant reads x.
 template <typename Value>
 SYNCBN_FORMULA void Unwind(Variant variant, Value saved, Value dy, const Affine<Value>& to_z,
                            const Slopes<Value>& f, Value* centered, Value* dz) {

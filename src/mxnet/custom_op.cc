@@ -1,14 +1,14 @@
-// MXNet's callbacks for custom operators: handles in, tensors to op, errors out.
+// The operator `Custom(op_type="gluon_syncbn")`: MXNet's callbacks, which convert handles to
+// tensors and exceptions to errors of MXNet.
+//
 // Inputs: x, gamma, beta. Output: y. Auxiliary states: running_mean, running_var.
-// A chained node has an input "after", computed from the node that uses the same running statistics
-// before it in the graph. It is not read: it orders the two. (In a static_shape graph MXNet takes
-// auxiliary states for inputs that are only read, and orders nothing.) A masked node has a last
-// input "rows", see ForwardTensors.
-// MXNet calls them in this order: the creator (on every imperative call, so it is cheap), the
-// lists, shapes, backward dependencies, CreateOperator, types; then forward and backward on a
-// thread for custom operators, where waiting for other devices blocks no other work.
-#include "mxnet/custom_op.h"
-
+// A chained node has an input "after", computed from the previous node of the graph that uses the
+// same running statistics. The operator does not read it: it orders the two nodes. (In a
+// static_shape graph MXNet treats auxiliary states as read-only inputs, and does not order the
+// nodes.) A masked node has a last input "rows", see ForwardTensors.
+// MXNet calls the callbacks in this order: the creator (on every imperative call, so it is cheap),
+// the lists, shapes, backward dependencies, CreateOperator, types; then forward and backward on a
+// thread for custom operators, where a wait for other devices blocks no other work.
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -16,12 +16,9 @@
 #include <vector>
 
 #include "core/error.h"
-#include "mxnet/callbacks.h"
-#include "mxnet/fork.h"
-#include "mxnet/memory.h"
+#include "mxnet/engine.h"
 #include "mxnet/mxnet_api.h"
-#include "mxnet/ndarray.h"
-#include "mxnet/node.h"
+#include "op/registry.h"
 #include "op/sync_batch_norm.h"
 
 namespace syncbn {
@@ -39,18 +36,49 @@ int Delete(void* state) {
   return 1;
 }
 
-// Numbers of MXNet's OpReqType.
+// `request` is an OpReqType of MXNet.
 WriteMode ToWriteMode(int request) {
   if (request == 0) return WriteMode::kNull;
   return request == 3 ? WriteMode::kAdd : WriteMode::kWrite;
 }
 
+// ---- the node of a graph: a layer of this process, and two flags -------------------------------
+
+struct Node {
+  std::shared_ptr<Layer> layer;
+  bool masked = false;
+  bool chained = false;
+
+  int Inputs() const { return 3 + (chained ? 1 : 0) + (masked ? 1 : 0); }
+
+  Options GetOptions() const {
+    Options options = *layer->options();
+    options.masked = masked;
+    if (masked) options.axis = -1;
+    return options;
+  }
+};
+
+// Throws Error if this process has no layer with the node's "layer_key".
+Node ReadNode(int size, const char** keys, const char** values) {
+  Node node;
+  std::string layer_key;
+  for (int i = 0; i < size; ++i) {
+    const std::string key = keys[i], value = values[i];
+    if (key == "layer_key") layer_key = value;
+    if (key == "masked") node.masked = value == "True";
+    if (key == "chained") node.chained = value == "True";
+  }
+  node.layer = Registry::Get().Find(layer_key);
+  return node;
+}
+
 // ---- the operator: one node on one device ------------------------------------------------------
 
 struct Operator {
-  Operator(const Node& of, const Device& device)
-      : node(of),
-        batch_norm(of.GetOptions(), device, of.layer, MakeBackend(device, AllocateFromMxnet)) {}
+  Operator(const Node& from, const Device& device)
+      : node(from),
+        batch_norm(from.GetOptions(), device, from.layer, MakeBackend(device, AllocateFromMxnet)) {}
   const Node node;
   SyncBatchNorm batch_norm;
   void* contexts[3] = {this, this, this};
@@ -58,15 +86,15 @@ struct Operator {
 
 void CheckCanSynchronize(int num_devices) {
   if (num_devices == 0) {
-    throw Error("SyncBatchNorm: num_devices=None, and the graph was traced before the layer was "
-                "initialized, so the number of contexts is not known; give num_devices, or "
-                "initialize first");
+    throw Error(
+        "SyncBatchNorm: a graph that is traced before the layer is initialized must have a number "
+        "of devices, got num_devices=None. Call net.initialize() first, or give num_devices.");
   }
   const char* engine = std::getenv("MXNET_ENGINE_TYPE");
   if (num_devices > 1 && engine != nullptr && std::string(engine) == "NaiveEngine") {
-    throw Error(Concat("SyncBatchNorm: MXNET_ENGINE_TYPE=NaiveEngine runs one operator at a time, "
-                       "so num_devices=", num_devices, " devices would wait for each other "
-                       "forever; unset it"));
+    throw Error(Concat("SyncBatchNorm: num_devices must be 1 with MXNET_ENGINE_TYPE=NaiveEngine, ",
+                       "which runs one operator at a time, got ", num_devices,
+                       ". Unset MXNET_ENGINE_TYPE."));
   }
 }
 
@@ -77,17 +105,17 @@ int Forward(int size, void** handles, int* /*tags*/, const int* requests, const 
     Operator* op = static_cast<Operator*>(state);
     const Options options = op->node.GetOptions();
     op->batch_norm.SetOptions(options);
-    if (op->batch_norm.TakesBatch(training)) CheckCanSynchronize(options.num_devices);
+    if (op->batch_norm.UsesBatch(training)) CheckCanSynchronize(options.num_devices);
     const int y = op->node.Inputs();
-    op->batch_norm.Forward(training, {arrays[0].View(), arrays[1].View(), arrays[2].View(),
-                                      ToWriteMode(requests[0]), arrays[y].View(),
-                                      arrays[y + 1].View(), arrays[y + 2].View(),
-                                      op->node.masked ? arrays[y - 1].View() : Tensor()});
+    op->batch_norm.Forward(
+        training, {arrays[0].View(), arrays[1].View(), arrays[2].View(), ToWriteMode(requests[0]),
+                   arrays[y].View(), arrays[y + 1].View(), arrays[y + 2].View(),
+                   op->node.masked ? arrays[y - 1].View() : Tensor()});
   });
 }
 
 // dy | (x), (gamma), (beta), ... | (y) | dx, dgamma, dbeta, ... | running_mean, running_var
-// Of those in parentheses only x, or y where the layer's options say so, is not empty.
+// Arrays in parentheses are empty, except x (or y if the layer's options say from_output).
 int Backward(int size, void** handles, int* /*tags*/, const int* requests, const int /*training*/,
              void* state) {
   return OperatorCallback(size, handles, [&](const std::vector<NDArray>& arrays) {
@@ -95,24 +123,23 @@ int Backward(int size, void** handles, int* /*tags*/, const int* requests, const
     const int t = op->batch_norm.IsFromOutput() ? op->node.Inputs() + 1 : 1;
     const int dx = op->node.Inputs() + 2;
     const Gradients gradients{ToWriteMode(requests[0]), ToWriteMode(requests[1]),
-                              ToWriteMode(requests[2]), arrays[dx].View(), arrays[dx + 1].View(),
-                              arrays[dx + 2].View()};
+                              ToWriteMode(requests[2]), arrays[dx].View(),
+                              arrays[dx + 1].View(),    arrays[dx + 2].View()};
     op->batch_norm.Backward(arrays[0].View(), arrays[t].View(), gradients);
   });
 }
 
-// ---- the properties: what a graph asks before it runs ------------------------------------------
+// ---- the properties of a node: shapes, types and dependencies ----------------------------------
 
-// Throws an Error of the layer.
 template <typename... Parts>
-[[noreturn]] void FailLayer(const Node& node, const Parts&... parts) {
+[[noreturn]] void ThrowError(const Node& node, const Parts&... parts) {
   throw Error(Concat("SyncBatchNorm '", node.layer->members.layer, "': ", parts...));
 }
 
 struct Properties {
   Node node;
   Options options;
-  std::string error;  // of the node; the creator itself must not throw, see Create
+  std::string error;  // ListArguments throws it, see Create
   std::vector<const char*> arguments;
   std::vector<int> x_shape, channel_shape, after_shape = {1};
   int dependencies[2];
@@ -148,17 +175,17 @@ int ListAuxiliaryStates(char*** names, void* /*state*/) {
 int InferShape(int size, int* ndims, int** shapes, void* state) {
   return Callback([&] {
     Properties* properties = static_cast<Properties*>(state);
-    if (ndims[0] <= 0) return;  // not known yet
+    if (ndims[0] <= 0) return;  // MXNet has not inferred the shape yet
     const int ndim = ndims[0];
     if (ndim < 2 || ndim > 5) {
-      FailLayer(properties->node, "data has 2 to 5 dimensions, but got ", ndim);
+      ThrowError(properties->node, "data must have 2 to 5 dimensions, got ", ndim);
     }
     const int axis = properties->options.axis;
     const int position = axis < 0 ? axis + ndim : axis;
     properties->x_shape.assign(shapes[0], shapes[0] + ndim);
     if (position < 0 || position >= ndim) {
-      FailLayer(properties->node, "axis ", axis, " is outside of an input of ", ndim,
-                " dimensions");
+      ThrowError(properties->node, "axis must be one of the ", ndim, " dimensions of data, got ",
+                 axis);
     }
     properties->channel_shape.assign(1, properties->x_shape[position]);
     for (int i = 1; i < size; ++i) {
@@ -180,8 +207,8 @@ int InferType(int size, int* types, void* state) {
     const int int64 = 6;
     const int y = properties.node.Inputs();
     if (types[0] != unknown && !IsSupported(types[0])) {
-      FailLayer(properties.node, "data is float16, float32 or float64, but got ",
-                NameOfFlag(types[0]), "; cast it with its astype method");
+      ThrowError(properties.node, "data must be float16, float32 or float64, got ",
+                 NameOfFlag(types[0]), ". Call data.astype('float32').");
     }
     if (types[0] == unknown) types[0] = types[y] == unknown ? float32 : types[y];
     types[y] = types[0];
@@ -190,34 +217,36 @@ int InferType(int size, int* types, void* state) {
       if (i == 3 || i == y) continue;
       if (types[i] == unknown) types[i] = types[0] == float64 ? float64 : float32;
       if (types[i] != float32 && types[i] != float64) {
-        FailLayer(properties.node, "parameters and running statistics are float32 or "
-                  "float64, but got ", NameOfFlag(types[i]), "; cast the net with its cast method");
+        ThrowError(properties.node,
+                   "parameters and running statistics must be float32 or float64, got ",
+                   NameOfFlag(types[i]), ". Call net.cast('float32').");
       }
     }
   });
 }
 
-// The arrays that MXNet keeps for backward; the operator itself keeps gamma and beta of forward.
+// Lists the arrays that MXNet keeps for backward; the operator itself keeps gamma and beta.
 int DeclareBackwardDependency(const int* out_grads, const int* inputs, const int* outputs,
                               int* size, int** dependencies, void* state) {
   Properties* properties = static_cast<Properties*>(state);
   properties->dependencies[0] = out_grads[0];
-  properties->dependencies[1] =
-      properties->options.from_output ? outputs[0] : inputs[0];
+  properties->dependencies[1] = properties->options.from_output ? outputs[0] : inputs[0];
   *size = 2;
   *dependencies = properties->dependencies;
   return 1;
 }
 
-// With CUDA graphs MXNet captures what a static_shape graph queues on its stream, and replays that
-// from then on (cuda_graphs.h, OpOK). It leaves out Custom, because that has a state, but not
-// _backward_Custom, which has none and queues nothing: the callback would never run again.
+// MXNet's CUDA graphs capture the work that a static_shape graph queues on its stream, and replay
+// it later (cuda_graphs.h, OpOK). They do not capture Custom, because Custom has a state, but they
+// capture _backward_Custom, which has no state and queues nothing: the callback would never run
+// again.
 void CheckCudaGraphs(const Node& node, const Device& device) {
   const char* graphs = std::getenv("MXNET_ENABLE_CUDA_GRAPHS");
   const std::string value = graphs == nullptr ? "" : graphs;
   if (device.type != "gpu" || value.empty() || value == "0" || value == "false") return;
-  FailLayer(node, "MXNET_ENABLE_CUDA_GRAPHS=", value, " lets MXNet replay backward on ",
-            device.Name(), " without this layer, which would never end; unset it");
+  throw Error(Concat("SyncBatchNorm '", node.layer->members.layer, "' on ", device.Name(),
+                     ": expected no CUDA graphs, got MXNET_ENABLE_CUDA_GRAPHS=", value,
+                     ". Unset it: MXNet would replay backward without this layer."));
 }
 
 int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, const int* /*ndims*/,
@@ -230,7 +259,7 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
     static std::once_flag first;
     std::call_once(first, [] {
       ReserveErrors();
-      ArmForkGuard();
+      GuardForks();
     });
     Operator* op = new Operator(node, device);
     list->num_callbacks = 3;
@@ -239,13 +268,14 @@ int CreateOperator(const char* context, int /*size*/, unsigned** /*shapes*/, con
   });
 }
 
-// If the creator throws, MXNet deletes `list` through its callbacks, which are not set yet. So the
-// error of a bad node is kept, and thrown by ListArguments.
+// If the creator throws, MXNet deletes `list` through its callbacks, which are not set yet. So
+// ListArguments throws the error of a bad node.
 int Create(const char* /*op_type*/, const int size, const char** keys, const char** values,
            MXCallbackList* list) {
-  static AnyCallback callbacks[] = {
-      Any(Delete<Properties>), Any(ListArguments), Any(ListOutputs), Any(ListAuxiliaryStates),
-      Any(InferShape), Any(DeclareBackwardDependency), Any(CreateOperator), Any(InferType)};
+  static AnyCallback callbacks[] = {Any(Delete<Properties>), Any(ListArguments),
+                                    Any(ListOutputs),        Any(ListAuxiliaryStates),
+                                    Any(InferShape),         Any(DeclareBackwardDependency),
+                                    Any(CreateOperator),     Any(InferType)};
   Properties* properties = new Properties;
   try {
     properties->node = ReadNode(size, keys, values);
@@ -262,8 +292,6 @@ int Create(const char* /*op_type*/, const int size, const char** keys, const cha
 
 }  // namespace
 
-void RegisterCustomOp() {
-  CheckMxnet(Mxnet().CustomOpRegister("gluon_syncbn", Create));
-}
+void RegisterOperator() { CheckMxnet(Mxnet().CustomOpRegister("gluon_syncbn", Create)); }
 
 }  // namespace syncbn

@@ -1,29 +1,28 @@
-// A GPU's memory is taken from MXNet, for two reasons. CUDA's calls that allocate and free wait for
-// the device's work and hold locks meanwhile; between the launches of an NCCL reduction on two GPUs
-// that is a deadlock, so MXNet takes its storage mutex (Storage::GetMutex) around its own and
-// around NCCL's launches, and other code cannot take it. And MXNet's pool keeps what its arrays
-// have freed: another allocator finds the GPU full, while MXNet, which frees its pool when a
-// request does not fit, would have found room.
+// Allocates a GPU's memory from MXNet, for two reasons. First, CUDA's calls that allocate and free
+// wait for the device's work and hold locks meanwhile. Between the launches of an NCCL reduction on
+// two GPUs that is a deadlock, so MXNet holds its storage mutex (Storage::GetMutex) around its own
+// calls and around NCCL's launches, and other code has no access to that mutex. Second, MXNet's
+// pool keeps memory that its arrays have freed: another allocator finds the GPU full, although
+// MXNet, which frees its pool when a request does not fit, would have found room.
 //
-// On the thread of a custom operator this happens (1.9.1: c_api.cc, ndarray.cc, threaded_engine.cc,
-// pooled_storage_manager.h, pinned_memory_storage.h):
-// * MXNDArrayCreateEx64 with delay_alloc=0 allocates at once, under the storage mutex, and waits
-//   for nothing of the engine's. Where the pool has nothing that fits it makes the GPU current, and
-//   then the one that it took for the current one. Context 3, pinned memory, has no pool: it is
+// These calls have the following effects on the thread of a custom operator (1.9.1: c_api.cc,
+// ndarray.cc, threaded_engine.cc, pooled_storage_manager.h, pinned_memory_storage.h):
+// * MXNDArrayCreateEx64 with delay_alloc=0 allocates immediately, under the storage mutex, and does
+//   not wait for the engine. If nothing in the pool fits, it makes the GPU current, and afterwards
+//   the GPU that it took for the current one. Context 3, pinned memory, has no pool: it is
 //   cudaHostAlloc, under the same mutex. All GPUs reach such memory under its own address, whatever
 //   the flags are.
-// * MXNDArrayFree deletes the array's variable. No operator has ever used that, so the engine does
-//   it in the calling thread (FnProperty::kDeleteVar): device memory goes to the pool without any
-//   call of CUDA's but cudaSetDevice, pinned memory to cudaFreeHost under the mutex. With the
-//   engine gone, at exit, nothing happens.
-// * The pool hands out what an array has freed. Whatever MXNet queued for that array is done
-//   by then, because its operators wait for their stream; so must have been what we queued.
-#include "mxnet/memory.h"
-
+// * MXNDArrayFree deletes the array's variable. No operator has ever used the variable, so the
+//   engine deletes it in the calling thread (FnProperty::kDeleteVar): device memory goes to the
+//   pool without any call of CUDA except cudaSetDevice, pinned memory to cudaFreeHost under the
+//   mutex. At exit, after the engine has ended, nothing happens.
+// * The pool returns memory that an array has freed. All work that MXNet queued for that array is
+//   done by then, because its operators wait for their stream; our queued work must be done as
+//   well.
 #include <string>
 
 #include "core/error.h"
-#include "mxnet/mxnet_api.h"
+#include "mxnet/engine.h"
 
 namespace syncbn {
 namespace {

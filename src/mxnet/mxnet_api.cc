@@ -1,4 +1,3 @@
-// Looks the functions up in the loaded libmxnet.so.
 #include "mxnet/mxnet_api.h"
 
 #include <dlfcn.h>
@@ -10,12 +9,14 @@ namespace {
 
 MxnetApi api;
 
-// Some functions have another name in MXNet 2.
+// `newer` is the name of the function in MXNet 2, if it differs.
 template <typename Function>
 void Find(void* library, const char* name, Function* function, const char* newer = nullptr) {
   void* found = dlsym(library, name);
   if (found == nullptr && newer != nullptr) found = dlsym(library, newer);
-  if (found == nullptr) throw Error(Concat("libmxnet.so has no function ", name));
+  if (found == nullptr) {
+    throw Error(Concat("libmxnet.so must be of MXNet 1.6 to 2.0, got one without ", name));
+  }
   *function = reinterpret_cast<Function>(found);
 }
 
@@ -24,7 +25,7 @@ void Find(void* library, const char* name, Function* function, const char* newer
 void LoadMxnetApi(const char* path) {
   void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) {
-    throw Error(Concat("MXNet's library is not loaded: ", path));
+    throw Error(Concat("MXNet's library must be loaded, got ", path, ". Import mxnet first."));
   }
   Find(library, "MXCustomOpRegister", &api.CustomOpRegister);
   Find(library, "MXNDArrayGetShapeEx64", &api.NDArrayGetShapeEx64, "MXNDArrayGetShape64");

@@ -1,7 +1,7 @@
-// The part of MXNet's C interface that the operator needs, found at run time in the libmxnet.so
-// that Python has loaded. MXNet's own headers are not needed to build, so one binary serves
-// `mxnet`, `mxnet-cu110` and `mxnet-cu112`, and `pip install` need not fetch any of them. The
-// declarations follow mxnet/c_api.h and dmlc/logging.h of release 1.9.1, the last one.
+// The functions of MXNet's C interface that the operator calls, looked up at run time in the
+// libmxnet.so that Python has loaded. The build needs no headers of MXNet, so one binary serves
+// `mxnet`, `mxnet-cu110` and `mxnet-cu112`. The declarations follow mxnet/c_api.h and
+// dmlc/logging.h of release 1.9.1, the last release.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -30,7 +30,7 @@ namespace syncbn {
 typedef void* NDArrayHandle;
 using Arrays = std::vector<NDArrayHandle>;
 
-// Layout of mxnet::Context: 1 is a CPU, 2 a GPU, 3 pinned memory of the CPU.
+// mxnet::Context; the type 1 is a CPU, 2 a GPU, 3 pinned memory of the CPU.
 struct MxnetContext {
   int dev_type, dev_id;
 };
@@ -38,9 +38,9 @@ struct MxnetContext {
 // A function that MXNet's engine runs among its own operations.
 typedef void (*EngineWork)(void* run_context, void* parameter);
 
-// Numbers of MXNet's FnProperty.
+// MXNet's FnProperty.
 enum EngineProperty {
-  kCPUPrioritized = 3,  // queued after no operator; skipped while an array carries an error
+  kCPUPrioritized = 3,  // does not queue behind operators; skipped while an array has an error
   kNoSkip = 7
 };
 
@@ -54,23 +54,25 @@ struct MxnetApi {
   int (*NDArrayFree)(NDArrayHandle handle);
   int (*NDArrayWaitToRead)(NDArrayHandle handle);
   int (*NDArrayWaitAll)();
-  int (*EnginePushSyncND)(EngineWork work, void* parameter,
-                          void (*deleter)(void* parameter), const MxnetContext* context,
-                          NDArrayHandle* read, int num_read, NDArrayHandle* written,
-                          int num_written, const int* property, int priority, const char* name);
+  int (*EnginePushSyncND)(EngineWork work, void* parameter, void (*deleter)(void* parameter),
+                          const MxnetContext* context, NDArrayHandle* read, int num_read,
+                          NDArrayHandle* written, int num_written, const int* property,
+                          int priority, const char* name);
   const char* (*GetLastError)();
 };
 
-// Throws Error if `path` is not loaded in this process or lacks a function.
+// Throws Error if this process has not loaded `path`, or if a function is missing.
 void LoadMxnetApi(const char* path);
 const MxnetApi& Mxnet();
 
-// Throws Error with MXNet's text if the status that one of its functions returned is a failure.
+// Throws Error with MXNet's text if the status of a function is a failure.
 void CheckMxnet(int status);
 
-// Queues work of the engine on a CPU, and `deleter` (null for none) after it. Returns MXNet's
-// status.
+// Queues work of the engine on a CPU, and then `deleter` unless it is null. Returns MXNet's status.
 int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter), Arrays read,
                  Arrays written, EngineProperty property);
+
+// Registers the operator of custom_op.cc. Throws Error if MXNet refuses.
+void RegisterOperator();
 
 }  // namespace syncbn

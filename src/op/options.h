@@ -1,4 +1,4 @@
-// The options of a layer, and whether one of its nodes has a mask.
+// The options of a layer, and whether a node of the layer has a mask.
 #pragma once
 #include <set>
 #include <string>
@@ -9,25 +9,25 @@
 
 namespace syncbn {
 
-// A batch with a mean or variance that is not finite: does it update the running statistics, not
-// update them, or end with an error?
+// What a batch does whose mean or variance is not finite: it updates the running statistics, does
+// not update them, or raises an error.
 enum class NonFinite { kPropagate, kSkip, kRaise };
 
 struct Options {
   int num_devices = 1;
-  double epsilon = 1e-5;  // in squared units of x
-  double momentum = 0.9;  // fraction of the old running value that is kept
-  int axis = 1;           // one of x's; negative from the end
+  double epsilon = 1e-5;  // squared units of x
+  double momentum = 0.9;  // weight of the old running value
+  int axis = 1;           // axis of the channels; negative from the end
   bool fix_gamma = false;
   bool unbiased_running_var = false;
   NonFinite nonfinite = NonFinite::kPropagate;
-  Activation activation;     // of the output
-  bool from_output = false;  // backward reads y instead of x
-  bool masked = false;       // only the first rows of x are valid, see ForwardTensors
-  double timeout = 0;  // seconds; 0 means default_timeout
-  std::set<Device> contexts;  // of the layer's parameters, if known; for messages
-  std::vector<int> ranks;        // that synchronize, ascending; empty for all ranks
-  std::string shared_name;       // of the layer, equal in all processes and unique in each
+  Activation activation;
+  bool from_output = false;   // backward reads y instead of x
+  bool masked = false;        // only the first rows of x are valid, see ForwardTensors
+  double timeout = 0;         // seconds; 0 means default_timeout
+  std::set<Device> contexts;  // contexts of the parameters, if known; only for messages
+  std::vector<int> ranks;     // synchronized ranks, ascending; empty for all ranks
+  std::string shared_name;    // name of the layer in all processes, unique in each process
 };
 
 }  // namespace syncbn

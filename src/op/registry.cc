@@ -1,4 +1,3 @@
-// The layers of the process.
 #include "op/registry.h"
 
 #include <iterator>
@@ -27,8 +26,9 @@ std::shared_ptr<Layer> Registry::Find(const std::string& key) const {
   const auto entry = layers_.find(key);
   const auto layer = entry == layers_.end() ? nullptr : entry->second.lock();
   if (layer) return layer;
-  throw Error("a graph has a SyncBatchNorm layer that is not in this process. Call "
-              "gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
+  throw Error(
+      "a graph must have layers of this process, got a SyncBatchNorm layer that is not in this "
+      "process. Call gluon_syncbn.revert_sync_batchnorm(net) before you export a net.");
 }
 
 }  // namespace syncbn

@@ -1,5 +1,5 @@
-// Finds by a layer's key what its devices in this process share. Keys are unique for each layer (a
-// UUID), so two nets with equal prefixes share nothing.
+// Finds a layer, which its devices in this process share, by its key. Keys are unique (a UUID), so
+// two nets with equal prefixes share nothing.
 #pragma once
 #include <atomic>
 #include <map>
@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "exchange/table.h"
-#include "op/collected_moments.h"
 #include "op/options.h"
+#include "op/statistics.h"
 
 namespace syncbn {
 
-// Devices that normalize together.
+// The devices that normalize together.
 class Layer {
  public:
   explicit Layer(const std::string& name) : members(name) {}
@@ -36,9 +36,9 @@ class Registry {
  public:
   static Registry& Get();
 
-  // Makes the layer with this key. Python and operators keep it alive.
+  // Creates the layer with this key. Python and operators keep it alive.
   std::shared_ptr<Layer> Create(const std::string& key, const std::string& name);
-  // Throws Error if there is none.
+  // Throws Error if there is no such layer.
   std::shared_ptr<Layer> Find(const std::string& key) const;
 
  private:

@@ -11,14 +11,49 @@
 //      = scale * dz + scale_xmu * xmu + shift
 #include "op/sync_batch_norm.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
 #include "core/moments.h"
-#include "op/reconstruction.h"
 
 namespace syncbn {
+namespace {
+
+// Returns the smallest spread of y that loses no digits.
+double SmallestSpread(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
+    case DType::kFloat16: return 0x1p-14;  // conversions never flush its subnormal numbers
+    default: return std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
+  }
+}
+
+// Returns true if backward can compute z - beta = gamma * x_hat from y in every channel, to about
+// y's precision, so that it does not need x.
+//
+// y is rounded by a factor of 1 + u, so z = f^-1(y) has an error of u |z|, and z - beta one of
+// u (|z - beta| + |beta|). This is a few units of z - beta if |beta| is not much larger than
+// `spread`, the standard deviation of z over the batch. The spread is
+// |gamma| sqrt(var / (var + epsilon)), which is far below |gamma| in channels that are nearly
+// constant. Also, y must not be one of the numbers that the dtype represents with fewer digits, or
+// flushes to zero, which float32 arithmetic may do.
+bool CanReconstruct(const std::vector<double>& spread, const std::vector<double>& beta,
+                    const Activation& activation, DType dtype) {
+  constexpr double kMaxShift = 8;  // |beta| / spread: a spread errs by 8 u and its own rounding
+  const bool has_slope = activation.function != Function::kIdentity;
+  const double min = SmallestSpread(dtype) / (has_slope ? std::min(1.0, activation.slope) : 1.0);
+  for (size_t c = 0; c < spread.size(); ++c) {
+    const bool suffices = spread[c] >= min && std::fabs(beta[c]) <= kMaxShift * spread[c];
+    if (!suffices) return false;  // also for NaN
+  }
+  return true;
+}
+
+}  // namespace
 
 SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
                              std::shared_ptr<Layer> layer, std::unique_ptr<Backend> backend)
@@ -28,34 +63,33 @@ SyncBatchNorm::SyncBatchNorm(const Options& options, const Device& device,
       name_(layer_->members.layer),
       backend_(std::move(backend)) {}
 
-bool SyncBatchNorm::TakesBatch(bool training) const {
+bool SyncBatchNorm::UsesBatch(bool training) const {
   return training || layer_->collected.IsActive();
 }
 
 // ---- forward -----------------------------------------------------------------------------------
 
 void SyncBatchNorm::Forward(bool training, const ForwardTensors& tensors) {
-  by_batch_ = TakesBatch(training);
+  used_batch_ = UsesBatch(training);
   forward_.reset();
   std::vector<const Tensor*> vectors{&tensors.gamma, &tensors.beta, &tensors.running_mean,
                                      &tensors.running_var};
   if (options_.masked) vectors.push_back(&tensors.rows);
-  ForBackward left;
+  ForwardState state;
   OnBackend("forward", tensors.x, vectors, [&](Layout layout) {
-    if (options_.masked) layout.outer = left.rows = ValidRows(layout, tensors.rows);
-    if (by_batch_) {
-      ForwardByBatch(layout, tensors, &left);
+    if (options_.masked) layout.outer = state.valid_rows = ValidRows(layout, tensors.rows);
+    if (used_batch_) {
+      ForwardByBatch(layout, tensors, &state);
     } else {
-      ForwardByRunning(layout, tensors, &left);
+      ForwardByRunning(layout, tensors, &state);
     }
-    KeepInputIfNeeded(layout, tensors, &left);
+    KeepInputIfNeeded(layout, tensors, &state);
   });
-  forward_ = std::move(left);
+  forward_ = std::move(state);
 }
 
-// For training batches, and those that are collected.
 void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& tensors,
-                                   ForBackward* left) {
+                                   ForwardState* state) {
   const size_t channels = static_cast<size_t>(layout.channels);
   BatchMoments own{static_cast<double>(layout.PerChannel()), std::vector<double>(channels),
                    std::vector<double>(channels)};
@@ -68,41 +102,40 @@ void SyncBatchNorm::ForwardByBatch(const Layout& layout, const ForwardTensors& t
   backend_->LocalMoments(pass);
 
   CheckFinite(own, Concat("the shard of ", device_.Name()), "", tensors);
-  const BatchMoments batch = Merge(tensors.x, own, &left->ticket);
-  CheckFinite(batch, "the whole batch", ", though that of each shard is", tensors);
-  TakeStatistics(left->ticket, batch, tensors);
-  left->count = batch.count;
-  left->mean = batch.mean;
+  const BatchMoments batch = Merge(tensors.x, own, &state->ticket);
+  CheckFinite(batch, "the whole batch", ", although each shard has finite ones", tensors);
+  UpdateOrCollect(state->ticket, batch, tensors);
+  state->count = batch.count;
+  state->mean = batch.mean;
   std::vector<double> var(channels);
   for (size_t c = 0; c < channels; ++c) var[c] = batch.count > 0 ? batch.m2[c] / batch.count : 0;
-  SetScale(var, tensors, left);
-  Normalize(layout, tensors, *left);
+  SetScale(var, tensors, state);
+  Normalize(layout, tensors, *state);
 }
 
-// For prediction.
 void SyncBatchNorm::ForwardByRunning(const Layout& layout, const ForwardTensors& tensors,
-                                     ForBackward* left) {
-  left->mean = backend_->Read(tensors.running_mean);
-  SetScale(backend_->Read(tensors.running_var), tensors, left);
-  Normalize(layout, tensors, *left);
+                                     ForwardState* state) {
+  state->mean = backend_->Read(tensors.running_mean);
+  SetScale(backend_->Read(tensors.running_var), tensors, state);
+  Normalize(layout, tensors, *state);
 }
 
 void SyncBatchNorm::SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
-                             ForBackward* left) const {
-  left->scale = options_.fix_gamma ? std::vector<double>(var.size(), 1.0)
-                                   : backend_->Read(tensors.gamma);
-  left->offset = backend_->Read(tensors.beta);
-  left->inv_std.resize(var.size());
-  left->spread.resize(var.size());
+                             ForwardState* state) const {
+  state->scale =
+      options_.fix_gamma ? std::vector<double>(var.size(), 1.0) : backend_->Read(tensors.gamma);
+  state->offset = backend_->Read(tensors.beta);
+  state->inv_std.resize(var.size());
+  state->spread.resize(var.size());
   for (size_t c = 0; c < var.size(); ++c) {
-    left->inv_std[c] = InvStd(var[c], options_.epsilon);
-    left->scale[c] *= left->inv_std[c];
-    left->spread[c] = std::fabs(left->scale[c]) * std::sqrt(var[c]);
+    state->inv_std[c] = InvStd(var[c], options_.epsilon);
+    state->scale[c] *= state->inv_std[c];
+    state->spread[c] = std::fabs(state->scale[c]) * std::sqrt(var[c]);
   }
 }
 
 void SyncBatchNorm::Normalize(const Layout& layout, const ForwardTensors& tensors,
-                              const ForBackward& by) {
+                              const ForwardState& state) {
   if (tensors.y_mode == WriteMode::kNull) return;
   ElementwisePass pass;
   pass.dtype = tensors.x.dtype;
@@ -111,9 +144,9 @@ void SyncBatchNorm::Normalize(const Layout& layout, const ForwardTensors& tensor
   pass.activation = options_.activation;
   pass.mode = tensors.y_mode;
   pass.out = tensors.y.data;
-  pass.mean = by.mean.data();
-  pass.scale = by.scale.data();
-  pass.offset = by.offset.data();
+  pass.mean = state.mean.data();
+  pass.scale = state.scale.data();
+  pass.offset = state.offset.data();
   backend_->Normalize(pass);
 }
 
@@ -122,12 +155,12 @@ void SyncBatchNorm::Normalize(const Layout& layout, const ForwardTensors& tensor
 void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradients& out) {
   // MXNet skips the backward of a failed forward only until the error has been raised.
   if (!forward_) {
-    throw Error(Concat("SyncBatchNorm '", name_, "', backward: the forward call that it belongs to "
-                       "has failed. ", Table::Get().Failure()));
+    throw Error(Concat("SyncBatchNorm '", name_, "', backward: its forward call must have ",
+                       "succeeded, but it failed. ", Table::Get().Failure()));
   }
   OnBackend("backward", saved, {}, [&](Layout layout) {
-    ForBackward& forward = *forward_;
-    if (options_.masked) layout.outer = forward.rows;
+    ForwardState& forward = *forward_;
+    if (options_.masked) layout.outer = forward.valid_rows;
     const PassInput input = InputOf(layout, dy, saved);
     const size_t channels = forward.mean.size();
     GradientSums sums{std::vector<double>(channels), std::vector<double>(channels)};
@@ -138,11 +171,11 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
     backend_->BackwardSums(reduction);
     WriteParameterGradients(sums, out);
 
-    // Also where no gradient of x is needed: the other devices need this one's sums.
-    if (by_batch_) sums = Add(saved, sums, &forward.ticket, forward.calls++);
+    // The other devices need these sums even if this device needs no gradient of x.
+    if (used_batch_) sums = Add(saved, sums, &forward.ticket, forward.backward_calls++);
     if (out.dx_mode == WriteMode::kNull) return;
 
-    // Zeros where the statistics did not depend on x.
+    // Both are zeros if the statistics do not depend on x.
     std::vector<double> scale_xmu(channels), shift(channels);
     for (size_t c = 0; c < channels && forward.count > 0; ++c) {
       const double inv_std = forward.inv_std[c];
@@ -159,9 +192,9 @@ void SyncBatchNorm::Backward(const Tensor& dy, const Tensor& saved, const Gradie
   });
 }
 
-// x or y, as MXNet has kept it, or our copy of x where y does not suffice.
+// The input is x or y, which MXNet has kept, or our copy of x if y does not suffice.
 PassInput SyncBatchNorm::InputOf(const Layout& layout, const Tensor& dy,
-                                     const Tensor& saved) const {
+                                 const Tensor& saved) const {
   PassInput input;
   input.dtype = saved.dtype;
   input.layout = layout;
@@ -224,24 +257,22 @@ Numbers SyncBatchNorm::AllReduce(Phase phase, const Tensor& x, Operation operati
 }
 
 void SyncBatchNorm::Fail(const std::string& text) {
-  // Prediction exchanges nothing, so nobody waits.
-  const bool is_across = by_batch_ && options_.ranks.size() != 1;
+  // No other rank waits in prediction, which exchanges nothing.
+  const bool is_across = used_batch_ && options_.ranks.size() != 1;
   Table::Get().Fail(text, is_across);
   throw Error(text);
 }
 
-// ---- beside the two ----------------------------------------------------------------------------
+// ---- statistics, masks, kept inputs, failures --------------------------------------------------
 
-// Updates the running statistics, or collects the batch's.
-void SyncBatchNorm::TakeStatistics(const Ticket& ticket, const BatchMoments& batch,
-                                   const ForwardTensors& tensors) {
-  const bool is_skipped = options_.nonfinite == NonFinite::kSkip &&
-                          !FirstNonFinite(batch, options_, tensors.running_mean,
-                                          tensors.running_var).empty();
+void SyncBatchNorm::UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
+                                    const ForwardTensors& tensors) {
+  const bool is_skipped =
+      options_.nonfinite == NonFinite::kSkip &&
+      !FirstNonFinite(batch, options_, tensors.running_mean, tensors.running_var).empty();
   if (is_skipped) return;
   if (layer_->collected.IsActive()) {
-    layer_->collected.Add(ticket.number, batch.count, batch.mean, batch.m2,
-                          options_.unbiased_running_var);
+    layer_->collected.Add(ticket.number, batch, options_.unbiased_running_var);
   } else {
     UpdateRunning(batch, options_, name_, backend_.get(), tensors.running_mean,
                   tensors.running_var);
@@ -249,40 +280,41 @@ void SyncBatchNorm::TakeStatistics(const Ticket& ticket, const BatchMoments& bat
 }
 
 void SyncBatchNorm::CheckFinite(const BatchMoments& moments, const std::string& whose,
-                                const std::string& beside, const ForwardTensors& tensors) {
+                                const std::string& detail, const ForwardTensors& tensors) {
   if (options_.nonfinite != NonFinite::kRaise) return;
   const std::string channel =
       FirstNonFinite(moments, options_, tensors.running_mean, tensors.running_var);
   if (channel.empty()) return;
   Fail(Concat("SyncBatchNorm '", name_, "', forward: the mean or variance of channel ", channel,
-              " of ", whose, " is not finite in ", Name(tensors.running_var.dtype), beside));
+              " of ", whose, " is not finite in ", Name(tensors.running_var.dtype), detail));
 }
 
 int64_t SyncBatchNorm::ValidRows(const Layout& layout, const Tensor& rows) const {
   const std::vector<double> counts = backend_->Read(rows);
   const double count = counts.empty() ? 0 : counts[0];
   if (count >= 0 && count <= static_cast<double>(layout.outer)) return static_cast<int64_t>(count);
-  throw DeviceError(Concat("\"rows\" counts ", count, " valid rows, but data has ", layout.outer));
+  throw DeviceError(
+      Concat("the number of valid rows must be from 0 to ", layout.outer, ", got ", count));
 }
 
-// Keeps x where backward would read y but cannot reconstruct every channel's x_hat from it.
+// Keeps x if backward would read y but cannot reconstruct every channel's x_hat from y.
 void SyncBatchNorm::KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors,
-                                      ForBackward* left) {
+                                      ForwardState* state) {
   if (!options_.from_output) return;
-  left->keeps_x =
-      tensors.y_mode != WriteMode::kWrite ||  // then y is not this call's alone
-      !CanReconstruct(left->spread, left->offset, options_.activation, tensors.y.dtype);
-  if (left->keeps_x) {  // y never is in place of x: the operator does not declare it
+  state->keeps_x =
+      tensors.y_mode != WriteMode::kWrite ||  // y has also other terms
+      !CanReconstruct(state->spread, state->offset, options_.activation, tensors.y.dtype);
+  if (state->keeps_x) {  // x still exists: the operator does not declare y as in place of x
     const size_t bytes = static_cast<size_t>(layout.Size()) * SizeOf(tensors.x.dtype);
-    left->kept_x = backend_->Keep(tensors.x.data, bytes);
+    state->kept_x = backend_->Keep(tensors.x.data, bytes);
   } else {
     backend_->Forget();
   }
 }
 
-// A device that fails never arrives, so the others are told at once. So are other
-// processes, which may wait for an exchange that this process has not begun. The table tells them
-// of its own errors, which are plain ones.
+// A device that fails never arrives, so Fail reports its error to the other devices immediately,
+// and to other processes, which may wait for an exchange that this process has not begun. The table
+// reports its own errors, which are plain Errors.
 template <typename Body>
 void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
                               const std::vector<const Tensor*>& vectors, const Body& body) {
@@ -290,7 +322,7 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
   const int axis = options_.axis < 0 ? options_.axis + ndim : options_.axis;
   const Layout layout = MakeLayout(x.shape.data(), ndim, axis);
   try {
-    for (const Tensor* vector : vectors) {  // a symbol from a file can be bound to other shapes
+    for (const Tensor* vector : vectors) {  // a graph can be bound to arrays of other shapes
       if (vector->shape == std::vector<int64_t>{layout.channels}) continue;
       throw DeviceError(Concat("parameters and running statistics must have the shape (",
                                layout.channels, "), got ", ShapeText(vector->shape)));
@@ -303,8 +335,8 @@ void SyncBatchNorm::OnBackend(const char* phase, const Tensor& x,
     const bool is_plain = dynamic_cast<const Error*>(&error) != nullptr &&
                           dynamic_cast<const DeviceError*>(&error) == nullptr;
     if (is_plain) throw;
-    Fail(Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ",
-                error.what()));
+    Fail(
+        Concat("SyncBatchNorm '", name_, "', ", phase, " on ", device_.Name(), ": ", error.what()));
   }
 }
 

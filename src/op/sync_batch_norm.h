@@ -1,5 +1,5 @@
-// Forward and backward of the layer on one device. It must not know a framework.
-// docs/design/data_path.md follows a call from end to end.
+// Forward and backward of the layer on one device. docs/design/data_path.md follows a call from end
+// to end.
 #pragma once
 #include <memory>
 #include <optional>
@@ -11,8 +11,7 @@
 #include "op/backend.h"
 #include "op/options.h"
 #include "op/registry.h"
-#include "op/running_statistics.h"
-#include "op/tensor.h"
+#include "op/statistics.h"
 
 namespace syncbn {
 
@@ -22,11 +21,11 @@ struct ForwardTensors {
   WriteMode y_mode;
   Tensor y, running_mean, running_var;
   // If masked: the number of valid rows (of the axes before the channels), once for each channel.
-  // Others are neither read nor written, in forward and backward.
+  // Forward and backward neither read nor write the other rows.
   Tensor rows = {};
 };
 
-// Of each channel, in a shard or in the whole batch.
+// Per-channel sums of a shard or of the whole batch.
 struct GradientSums {
   std::vector<double> dz, dz_xmu;
 };
@@ -38,66 +37,67 @@ struct Gradients {
 
 class SyncBatchNorm {
  public:
-  // `device` is the rank in exchanges; `backend` is where it computes.
+  // `device` is the name in exchanges, and `backend` computes.
   SyncBatchNorm(const Options& options, const Device& device, std::shared_ptr<Layer> layer,
                 std::unique_ptr<Backend> backend);
 
-  // Changes the options of the next forward call, and of its backward calls.
+  // Sets the options of the next forward call and its backward calls.
   void SetOptions(const Options& options) { options_ = options; }
 
-  // True if backward reads y instead of x.
+  // Returns true if backward reads y instead of x.
   bool IsFromOutput() const { return options_.from_output; }
 
-  // True if a forward call takes the statistics of the batch, not the running ones: in training, or
-  // while moments are collected.
-  bool TakesBatch(bool training) const;
+  // Returns true if a forward call uses the statistics of the batch instead of the running ones: in
+  // training, or while the layer collects moments.
+  bool UsesBatch(bool training) const;
 
-  // y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). Statistics of the batch update the
-  // running ones, or are collected.
+  // Computes y = f((x - mean) / sqrt(var + epsilon) * gamma + beta). Statistics of the batch update
+  // the running ones, or the layer collects them.
   void Forward(bool training, const ForwardTensors& tensors);
 
-  // Gradients of the forward call before it. `saved` is its y if options say from_output, else its
-  // x. dgamma and dbeta are those of this device's shard: the trainer sums them over devices.
+  // Computes the gradients of the latest forward call. `saved` is its y if backward reads y, else
+  // its x. dgamma and dbeta are sums over this device's shard: the trainer sums them over devices.
   void Backward(const Tensor& dy, const Tensor& saved, const Gradients& out);
 
  private:
-  // What a forward call leaves for its backward calls.
-  struct ForBackward {
+  // The results of a forward call that its backward calls read.
+  struct ForwardState {
     Ticket ticket{};
-    int64_t calls = 0;  // of backward
-    int64_t rows = 0;   // that are valid; only if masked
-    double count = 0;   // 0 also where the statistics did not depend on x
+    int64_t backward_calls = 0;
+    int64_t valid_rows = 0;  // only if masked
+    double count = 0;        // elements per channel; 0 if the statistics do not depend on x
     std::vector<double> mean, inv_std;
     std::vector<double> scale, offset;  // z = (x - mean) * scale + offset
     std::vector<double> spread;         // the standard deviation of z
-    bool keeps_x = false;               // a copy of x, because y is not enough
+    bool keeps_x = false;               // kept_x is a copy of x, because y does not suffice
     const void* kept_x = nullptr;
   };
 
-  void ForwardByBatch(const Layout& layout, const ForwardTensors& tensors, ForBackward* left);
-  void ForwardByRunning(const Layout& layout, const ForwardTensors& tensors, ForBackward* left);
+  void ForwardByBatch(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
+  void ForwardByRunning(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
   void SetScale(const std::vector<double>& var, const ForwardTensors& tensors,
-                ForBackward* left) const;
-  void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForBackward& by);
-  void TakeStatistics(const Ticket& ticket, const BatchMoments& batch,
-                      const ForwardTensors& tensors);
-  // Ends with an error for all devices if moments are not finite.
-  void CheckFinite(const BatchMoments& moments, const std::string& whose,
-                   const std::string& beside, const ForwardTensors& tensors);
+                ForwardState* state) const;
+  void Normalize(const Layout& layout, const ForwardTensors& tensors, const ForwardState& state);
+  void UpdateOrCollect(const Ticket& ticket, const BatchMoments& batch,
+                       const ForwardTensors& tensors);
+  // Raises an error on all devices if moments are not finite and the options say so. `detail` ends
+  // the error's text.
+  void CheckFinite(const BatchMoments& moments, const std::string& whose, const std::string& detail,
+                   const ForwardTensors& tensors);
   int64_t ValidRows(const Layout& layout, const Tensor& rows) const;
-  void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForBackward* left);
+  void KeepInputIfNeeded(const Layout& layout, const ForwardTensors& tensors, ForwardState* state);
 
   BatchMoments Merge(const Tensor& x, const BatchMoments& own, Ticket* ticket);
   GradientSums Add(const Tensor& saved, const GradientSums& own, Ticket* ticket, int64_t repeat);
-  Numbers AllReduce(Phase phase, const Tensor& x, Operation operation, int64_t repeat,
-                    Numbers own, Ticket* ticket);
-  // Fails all who wait, now and later, with this text; other ranks, too, if they may wait.
+  Numbers AllReduce(Phase phase, const Tensor& x, Operation operation, int64_t repeat, Numbers own,
+                    Ticket* ticket);
+  // Fails all present and later waits with this text, also on other ranks if they may wait.
   [[noreturn]] void Fail(const std::string& text);
 
   PassInput InputOf(const Layout& layout, const Tensor& dy, const Tensor& saved) const;
   void WriteParameterGradients(const GradientSums& sums, const Gradients& out);
 
-  // Runs body(layout) between the backend's Begin and Finish.
+  // Calls body(layout) between the backend's Begin and Finish.
   template <typename Body>
   void OnBackend(const char* phase, const Tensor& x, const std::vector<const Tensor*>& vectors,
                  const Body& body);
@@ -105,10 +105,10 @@ class SyncBatchNorm {
   Options options_;
   const Device device_;
   const std::shared_ptr<Layer> layer_;
-  const std::string& name_;  // the layer's
+  const std::string& name_;  // the name of the layer
   const std::unique_ptr<Backend> backend_;
-  bool by_batch_ = false;     // of the latest forward call
-  std::optional<ForBackward> forward_;  // none if it has failed
+  bool used_batch_ = false;              // the latest forward call used the statistics of the batch
+  std::optional<ForwardState> forward_;  // empty if the latest forward call failed
 };
 
 }  // namespace syncbn

@@ -21,7 +21,7 @@ inline std::atomic<int>& Failures() {
   return failures;
 }
 
-// The number of rounds of a loop, of which sanitizers make each take longer.
+// Returns a number of rounds, fewer with sanitizers, which make each round slower.
 inline int Rounds(int plain) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   return plain / 10;
@@ -30,7 +30,7 @@ inline int Rounds(int plain) {
 #endif
 }
 
-// The number of rounds of a long loop: `full` with GLUON_SYNCBN_NATIVE=full, which takes minutes.
+// Returns a number of rounds: `full` with GLUON_SYNCBN_NATIVE=full, which takes minutes.
 inline int Times(int full, int brief) {
   const char* const native = std::getenv("GLUON_SYNCBN_NATIVE");
   return native != nullptr && std::strcmp(native, "full") == 0 ? full : brief;
@@ -52,7 +52,7 @@ inline int Result() {
   return Failures() > 0 ? 1 : 0;
 }
 
-// The functions that TEST defines, in their order in the file.
+// The functions that TEST has defined, in their order in the file.
 inline std::vector<void (*)()>& Tests() {
   static std::vector<void (*)()> tests;
   return tests;
@@ -65,30 +65,30 @@ inline int RunTests() {
 
 }  // namespace check
 
-#define TEST(Name)                                                                        \
-  void Name();                                                                            \
-  [[maybe_unused]] const bool Name##_is_listed = (check::Tests().push_back(Name), true);  \
+#define TEST(Name)                                                                       \
+  void Name();                                                                           \
+  [[maybe_unused]] const bool Name##_is_listed = (check::Tests().push_back(Name), true); \
   void Name()
 
-#define CHECK(condition, ...)                                                             \
-  do {                                                                                    \
-    if (!(condition)) check::Fail(__FILE__, __LINE__, #condition, " ", ##__VA_ARGS__);     \
+#define CHECK(condition, ...)                                                          \
+  do {                                                                                 \
+    if (!(condition)) check::Fail(__FILE__, __LINE__, #condition, " ", ##__VA_ARGS__); \
   } while (false)
 
-#define CHECK_EQ(a, b, ...)                                                               \
-  do {                                                                                    \
-    const auto a_ = (a);                                                                  \
-    const auto b_ = (b);                                                                  \
-    if (!(a_ == b_))                                                                      \
+#define CHECK_EQ(a, b, ...)                                                                    \
+  do {                                                                                         \
+    const auto a_ = (a);                                                                       \
+    const auto b_ = (b);                                                                       \
+    if (!(a_ == b_))                                                                           \
       check::Fail(__FILE__, __LINE__, #a " == " #b ": ", a_, " and ", b_, " ", ##__VA_ARGS__); \
   } while (false)
 
-// Fails on NaN too.
-#define CHECK_NEAR(a, b, tolerance, ...)                                                  \
-  do {                                                                                    \
-    const auto a_ = (a);                                                                  \
-    const auto b_ = (b);                                                                  \
-    const auto tolerance_ = (tolerance);                                                  \
+// NaN also fails.
+#define CHECK_NEAR(a, b, tolerance, ...)                                                   \
+  do {                                                                                     \
+    const auto a_ = (a);                                                                   \
+    const auto b_ = (b);                                                                   \
+    const auto tolerance_ = (tolerance);                                                   \
     if (!((a_ < b_ ? b_ - a_ : a_ - b_) <= tolerance_))                                    \
       check::Fail(__FILE__, __LINE__, #a " near " #b ": ", a_, " and ", b_, " differ by ", \
                   a_ - b_, ", tolerance ", tolerance_, " ", ##__VA_ARGS__);                \
@@ -96,7 +96,7 @@ inline int RunTests() {
 
 constexpr char kNoError[] = "nothing was thrown";
 
-// The text of the error that `function` throws, or kNoError.
+// Returns the text of the error that `function` throws, or kNoError.
 inline std::string ErrorOf(const std::function<void()>& function) {
   try {
     function();
@@ -111,7 +111,7 @@ inline void CheckHas(const std::string& text, const std::string& part,
   if (text.find(part) == std::string::npos) check::Fail(file, line, "no \"", part, "\" in: ", text);
 }
 
-// function(0), ..., function(threads - 1), one thread each.
+// Calls function(0), ..., function(threads - 1), each on its own thread.
 inline void Parallel(int threads, const std::function<void(int)>& function) {
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i) running.emplace_back(function, i);

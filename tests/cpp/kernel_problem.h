@@ -1,7 +1,7 @@
-// Random data for the tests of kernels, and the right results in long double with their tolerances.
+// Random data for the tests of kernels, and the expected results in long double with tolerances.
 //
-// Tolerances are error bounds, not measurements: eps of the arithmetic times the sizes of the terms
-// that are added. The arithmetic rounds every input but x, y and dy, and the result of each
+// Tolerances are error bounds, not measurements: eps of the arithmetic times the sizes of the
+// summed terms. The arithmetic rounds every input except x, y and dy, and the result of each
 // operation.
 #pragma once
 #include <algorithm>
@@ -40,7 +40,7 @@ struct Moments {
   double farthest = 0;  // |x - mean|
 };
 
-// The right value, and the largest error that a result may have.
+// The expected value, and the largest error that a result may have.
 struct Value {
   long double value;
   double error;
@@ -50,10 +50,10 @@ struct Gradient {
   Value xmu, dz;
 };
 
-// The values that a pass has to write, by element.
+// The values that a pass must write, for each element.
 struct Expected {
   std::vector<Value> values;
-  double eps;  // the error of adding the value to an old one, relative to that one
+  double eps;  // the error of adding the value to an old value, relative to the old value
 
   Value AddedTo(double old, int64_t i) const {
     return {values[i].value + old, values[i].error + eps * std::fabs(old)};
@@ -62,16 +62,16 @@ struct Expected {
 
 inline double Size(long double value) { return static_cast<double>(std::fabs(value)); }
 
-// f(z). An error of z grows by f's steepest slope at most, because f is continuous; the roundings
-// of `slope` and of the product are added to it.
+// Returns f(z). An error of z grows at most by f's steepest slope, because f is continuous. `slope`
+// and the product are also rounded.
 inline Value Activate(const Activation& f, const Value& z, double eps) {
   if (f.function == Function::kIdentity) return z;
   const long double y = z.value <= 0 ? f.slope * z.value : z.value;
   return {y, std::max(1.0, f.slope) * z.error + 4 * eps * Size(y)};
 }
 
-// dy * f'(z). f' jumps by |1 - slope| at 0, so dz may be wrong by as much of dy where the sign of z
-// is uncertain.
+// Returns dy * f'(z). f' jumps by |1 - slope| at 0, so the error of dz is |1 - slope| * |dy| if the
+// sign of z is uncertain.
 inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) {
   if (f.function == Function::kIdentity) return {dy, 0};
   const long double dz = z.value <= 0 ? f.slope * static_cast<long double>(dy) : dy;
@@ -80,14 +80,14 @@ inline Value Unwind(const Activation& f, const Value& z, double dy, double eps) 
   return {dz, error};
 }
 
-// f^-1(y) of a leaky ReLU: 1 / slope and the product with it are rounded.
+// Returns f^-1(y) of a leaky ReLU; 1 / slope and the product are rounded.
 inline Value Reconstructed(const Activation& f, double y, double eps) {
   if (y > 0 || f.function == Function::kIdentity) return {y, 0};
   const long double q = static_cast<long double>(y) / f.slope;
   return {q, 2 * eps * Size(q)};
 }
 
-// dy * f'(f^-1(y)): the sign of y is certain.
+// Returns dy * f'(f^-1(y)); the sign of y is certain.
 inline Value UnwindOutput(const Activation& f, double y, double dy, double eps) {
   if (f.function == Function::kIdentity || y > 0) return {dy, 0};
   const long double dz = static_cast<long double>(f.slope) * dy;
@@ -121,18 +121,21 @@ struct Problem {
     }
     for (int64_t i = 0; i < c.layout.channels; ++i) {
       mean.push_back(c.center + 0.1 * normal(generator));
-      for (auto* vector : {&scale, &offset, &scale_xmu, &shift}) vector->push_back(normal(generator));
-      scale.back() += std::copysign(0.5, scale.back());  // passes from y divide by it
+      for (auto* vector : {&scale, &offset, &scale_xmu, &shift})
+        vector->push_back(normal(generator));
+      scale.back() += std::copysign(0.5, scale.back());  // backward from y divides by the scale
     }
   }
 
-  // The input of a backward pass with this activation: from this problem's x, or taking x for y and
-  // the mean for the offset.
+  // Returns the input of a backward pass with this activation. If `from_output`, x is the saved y,
+  // and the mean is the offset.
   syncbn::PassInput From(const Activation& activation, bool from_output) {
     const bool reads_z = from_output || activation.function != Function::kIdentity;
-    return {c.dtype,     c.layout,    x.data(),    dy.data(),
-            activation,  from_output, from_output ? nullptr : mean.data(),
-            scale.data(), from_output ? mean.data() : reads_z ? offset.data() : nullptr};
+    syncbn::PassInput input{c.dtype, c.layout, x.data(), dy.data(), activation, from_output};
+    input.mean = from_output ? nullptr : mean.data();
+    input.scale = scale.data();
+    if (reads_z) input.offset = from_output ? mean.data() : offset.data();
+    return input;
   }
 
   int64_t Index(int64_t outer, int64_t channel, int64_t inner) const {
@@ -157,8 +160,8 @@ struct Problem {
     return e;
   }
 
-  // z of x. The part of the mean that the arithmetic cannot hold, eps of it at most, is added
-  // again, after one or two more roundings.
+  // Returns z. Kernels add the part of the mean that the arithmetic cannot represent, at most eps
+  // of the mean, after one or two more roundings.
   Value Z(int64_t channel, int64_t i, double eps) const {
     const long double u = x.Get(i) - static_cast<long double>(mean[channel]);
     const long double centered = scale[channel] * u;
@@ -176,10 +179,11 @@ struct Problem {
             eps};
   }
 
-  // xmu and dz, but for what the arithmetic cannot hold of the mean.
+  // Returns xmu and dz without the part of the mean that the arithmetic cannot represent.
   Gradient Unwound(const syncbn::PassInput& r, int64_t channel, int64_t i, double eps) const {
-    const Value z = r.from_output ? Reconstructed(r.activation, x.Get(i), eps)
-                    : r.offset != nullptr ? Z(channel, i, eps) : Value{0, 0};
+    const Value z = r.from_output         ? Reconstructed(r.activation, x.Get(i), eps)
+                    : r.offset != nullptr ? Z(channel, i, eps)
+                                          : Value{0, 0};
     const long double unit = r.from_output ? scale[channel] : 1;
     const long double xmu = ((r.from_output ? z.value : x.Get(i)) - mean[channel]) / unit;
     const Value dz = r.from_output ? UnwindOutput(r.activation, x.Get(i), dy.Get(i), eps)
@@ -205,7 +209,7 @@ struct Problem {
   }
 
  private:
-  // expected(channel, element) of every element.
+  // Returns expected(channel, element) for every element.
   template <typename Of>
   std::vector<Value> Each(const Of& expected) const {
     std::vector<Value> values(static_cast<size_t>(x.size()));

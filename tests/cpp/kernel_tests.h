@@ -1,7 +1,7 @@
-// Checks the four passes against kernel_problem.h, over dtypes, layouts, alignments, activations
-// and ways to write. `Kernels` has the static functions of kernels/cpu/passes.h; SumError(dtype, n), a
-// bound of the error of a sum of n terms, relative to n times the largest; and SumEps(dtype), the
-// eps of each term.
+// Checks the four passes against kernel_problem.h, for all dtypes, layouts, alignments, activations
+// and ways to write. `Kernels` has the static functions of kernels/cpu/passes.h; SumError(dtype,
+// n), a bound of the error of a sum of n terms, relative to n times the largest term; and
+// SumEps(dtype), the eps of each term.
 #pragma once
 #include <cmath>
 #include <string>
@@ -15,7 +15,7 @@ namespace test {
 
 using syncbn::PassInput;
 
-// Without an activation.
+// A pass without an activation.
 inline syncbn::ElementwisePass NormalizePass(DType dtype, const Layout& layout, const void* x,
                                              const double* mean, const double* scale,
                                              const double* offset, WriteMode mode, void* y) {
@@ -31,12 +31,10 @@ inline syncbn::ElementwisePass NormalizePass(DType dtype, const Layout& layout, 
   return pass;
 }
 
-// Calls pass(first result, second result, workspace); returns the results, a number for each
-// channel. They and the workspace are NaN before, but for the zeros that the workspace has before
-// and after.
+// Calls pass(first results, second results, workspace) and returns the results. Results and
+// workspace are initially NaN, except the zeros of the workspace, which must be zeros afterwards.
 template <typename Kernels, typename Pass>
-std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label,
-                                 const Pass& pass) {
+std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label, const Pass& pass) {
   Tensor first(DType::kFloat64, layout.channels), second = first;
   Tensor workspace(DType::kFloat64, (Kernels::WorkspaceBytes(layout) + 7) / 8);
   const int64_t zeros = Kernels::kWorkspaceZeros / 8;
@@ -49,24 +47,23 @@ std::pair<Tensor, Tensor> Reduce(const Layout& layout, const std::string& label,
 
 template <typename Kernels>
 std::pair<Tensor, Tensor> MomentsOf(Problem& p) {
-  return Reduce<Kernels>(
-      p.c.layout, p.label, [&](double* mean, double* m2, void* workspace) {
-        syncbn::ReductionPass pass;
-        pass.dtype = p.c.dtype;
-        pass.layout = p.c.layout;
-        pass.in = p.x.data();
-        pass.first = mean;
-        pass.second = m2;
-        Kernels::LocalMoments(pass, workspace);
-      });
+  return Reduce<Kernels>(p.c.layout, p.label, [&](double* mean, double* m2, void* workspace) {
+    syncbn::ReductionPass pass;
+    pass.dtype = p.c.dtype;
+    pass.layout = p.c.layout;
+    pass.in = p.x.data();
+    pass.first = mean;
+    pass.second = m2;
+    Kernels::LocalMoments(pass, workspace);
+  });
 }
 
 template <typename Kernels>
 std::pair<Tensor, Tensor> SumsOf(const PassInput& input, const std::string& label) {
-  return Reduce<Kernels>(
-      input.layout, label, [&](double* sum_dz, double* sum_dz_xmu, void* workspace) {
-        Kernels::BackwardSums({input, sum_dz, sum_dz_xmu}, workspace);
-      });
+  return Reduce<Kernels>(input.layout, label,
+                         [&](double* sum_dz, double* sum_dz_xmu, void* workspace) {
+                           Kernels::BackwardSums({input, sum_dz, sum_dz_xmu}, workspace);
+                         });
 }
 
 template <typename Kernels>
@@ -88,7 +85,7 @@ inline std::string Describe(const Activation& f, bool from_output) {
                         from_output ? " from y" : " from x");
 }
 
-// A sum errs by the errors of its terms, and like a sum of as many of the largest term.
+// The error of a sum includes the errors of its terms, and the error of as many largest terms.
 template <typename Kernels>
 void TestSums(Problem& p, const PassInput& input) {
   const std::string label = p.label + " " + Describe(input.activation, input.from_output);
@@ -108,8 +105,8 @@ void TestSums(Problem& p, const PassInput& input) {
       largest_xmu = std::max(largest_xmu, Size(g.xmu.value) + g.xmu.error);
     });
     CHECK_NEAR(sums.first.Get(c), dz, 2 * error * n * largest_dz + dz_error, label);
-    CHECK_NEAR(sums.second.Get(c), dz_xmu,
-               4 * error * n * largest_dz * largest_xmu + dz_xmu_error, label);
+    CHECK_NEAR(sums.second.Get(c), dz_xmu, 4 * error * n * largest_dz * largest_xmu + dz_xmu_error,
+               label);
   });
 }
 
@@ -119,8 +116,8 @@ struct Way {
   enum { kApart, kOnFirst, kOnDy } place;
 };
 
-// Runs apply(t, dy, mode, out) in each of these ways, and checks the output. Separate memory is
-// NaN before it is overwritten.
+// Calls apply(t, dy, mode, out) in each of these ways and checks the output. Separate memory is
+// initially NaN.
 template <typename Apply>
 void TestWrites(Problem& p, const std::vector<Way>& ways, const std::string& what,
                 const Expected& expected, const Apply& apply) {
@@ -130,9 +127,12 @@ void TestWrites(Problem& p, const std::vector<Way>& ways, const std::string& wha
                                              way.place == Way::kApart ? "" : " in place");
     Tensor out(p.c.dtype, p.x.size(), p.c.misalign);
     for (int64_t i = 0; i < out.size(); ++i) {
-      if (way.place == Way::kOnFirst) out.Set(i, p.x.Get(i));
-      else if (way.place == Way::kOnDy) out.Set(i, p.dy.Get(i));
-      else if (add) out.Set(i, 0.25 * (i % 13));
+      if (way.place == Way::kOnFirst)
+        out.Set(i, p.x.Get(i));
+      else if (way.place == Way::kOnDy)
+        out.Set(i, p.dy.Get(i));
+      else if (add)
+        out.Set(i, 0.25 * (i % 13));
     }
     const Tensor old = out;
     apply(way.place == Way::kOnFirst ? out.data() : p.x.data(),
@@ -193,11 +193,11 @@ template <typename Kernels>
 void TestFusion(Problem& p, const Fusion& fusion) {
   const PassInput input = p.From(fusion.activation, fusion.from_output);
   if (!fusion.from_output)
-    TestNormalize<Kernels>(
-        p, fusion.activation, {{WriteMode::kWrite, Way::kApart}, {WriteMode::kAdd, Way::kOnFirst}});
+    TestNormalize<Kernels>(p, fusion.activation,
+                           {{WriteMode::kWrite, Way::kApart}, {WriteMode::kAdd, Way::kOnFirst}});
   TestSums<Kernels>(p, input);
-  TestBackwardApply<Kernels>(
-      p, input, {{WriteMode::kWrite, Way::kOnDy}, {WriteMode::kAdd, Way::kOnFirst}});
+  TestBackwardApply<Kernels>(p, input,
+                             {{WriteMode::kWrite, Way::kOnDy}, {WriteMode::kAdd, Way::kOnFirst}});
 }
 
 template <typename Kernels>
@@ -207,7 +207,7 @@ void TestCase(const Case& c, const std::vector<Fusion>& fusions) {
   for (const Fusion& fusion : fusions) TestFusion<Kernels>(problem, fusion);
 }
 
-// A bad value makes the moments of its own channel bad, and of no other.
+// A NaN or infinity affects only the moments of its own channel.
 template <typename Kernels>
 void TestNonFinite(DType dtype, const Layout& layout) {
   for (double bad : {double(NAN), double(INFINITY), -double(INFINITY)}) {
@@ -224,7 +224,7 @@ void TestNonFinite(DType dtype, const Layout& layout) {
   }
 }
 
-// At 0 an activation has the slope of its negative side, and it keeps NaN.
+// An activation has the slope of its negative side at 0, and it keeps NaN.
 template <typename Kernels>
 void TestKink(DType dtype, const Fusion& fusion) {
   const double values[] = {0.0, -0.0, 1.0, NAN};
@@ -277,7 +277,7 @@ void TestConversions() {
   }
 }
 
-// The bits of all that the four passes write.
+// Returns the bits of all results of the four passes.
 template <typename Kernels>
 std::string Bits(DType dtype, const Layout& layout) {
   Problem p({dtype, layout, 0, 0, 1});
@@ -291,7 +291,7 @@ std::string Bits(DType dtype, const Layout& layout) {
   return mean.Bits() + m2.Bits() + sum_dz.Bits() + sum_dz_xmu.Bits() + y.Bits() + dx.Bits();
 }
 
-// Each layout has each activation only if the test is to be thorough, which takes minutes.
+// A thorough test, which takes minutes, combines all layouts with all activations.
 template <typename Kernels>
 void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
   // ReLU is the slope 0; a slope above 1 makes f steeper where z is negative.
@@ -300,11 +300,11 @@ void TestAll(const std::vector<Layout>& layouts, bool thorough = false) {
   const Fusion identity_of_y{{}, true}, steep_of_y{{Function::kLeakyRelu, 1.5}, true};
   const std::vector<Fusion> all = {relu, steep, leaky_of_y, identity_of_y, steep_of_y};
   for (DType dtype : kDTypes) {
-    bool even = true;  // half of the activations at either alignment, alternately
+    bool even = true;  // each alignment has half of the activations, alternately
     for (const Layout& layout : layouts) {
       for (int misalign : {0, 1}) {
-        const std::vector<Fusion> half = even ? std::vector<Fusion>{relu, steep_of_y}
-                                              : std::vector<Fusion>{steep, leaky_of_y};
+        const std::vector<Fusion> half =
+            even ? std::vector<Fusion>{relu, steep_of_y} : std::vector<Fusion>{steep, leaky_of_y};
         TestCase<Kernels>({dtype, layout, misalign, 0.5, 1}, thorough ? all : half);
         even = !even;
       }

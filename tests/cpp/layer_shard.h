@@ -25,7 +25,7 @@ struct Setting {
   bool from_output = false;
   WriteMode dx_mode = WriteMode::kWrite;
   WriteMode y_mode = WriteMode::kWrite;
-  bool keeps_x = false;  // if from_output: the gamma of one channel is too small for y to suffice
+  bool keeps_x = false;  // if from_output: y does not suffice, because one channel's gamma is small
   bool training = true;
   bool masked = false;  // the last row of each shard is padding
 
@@ -40,7 +40,7 @@ struct Setting {
   }
 };
 
-constexpr int64_t kNotReconstructible = 2;  // the channel whose x backward needs if it keeps x
+constexpr int64_t kNotReconstructible = 2;  // the channel of the small gamma
 
 // Parameters, data and results of one device.
 struct Shard {
@@ -70,16 +70,15 @@ struct Shard {
     }
   }
 
-  // The tensors where the layer computes: `place(tensor)` is a tensor's address there.
+  // Runs forward and backward; `place(tensor)` returns a tensor's address on the layer's device.
   template <typename Place>
   void Step(syncbn::SyncBatchNorm* layer, const Setting& setting, const Place& place) {
     const auto data = [&](Tensor& t) { return syncbn::Tensor{place(t), shape, dtype}; };
     const auto vector = [&](Tensor& t) {
       return syncbn::Tensor{place(t), {kChannels}, vector_dtype};
     };
-    layer->Forward(setting.training,
-                   {data(x), vector(gamma), vector(beta), setting.y_mode, data(y),
-                    vector(mean), vector(var), vector(valid_rows)});
+    layer->Forward(setting.training, {data(x), vector(gamma), vector(beta), setting.y_mode, data(y),
+                                      vector(mean), vector(var), vector(valid_rows)});
     layer->Backward(data(dy), data(setting.from_output ? y : x),
                     {setting.dx_mode, WriteMode::kAdd, WriteMode::kWrite, data(dx), vector(dgamma),
                      vector(dbeta)});
@@ -95,7 +94,7 @@ struct Shard {
   Tensor valid_rows{vector_dtype, kChannels};
 };
 
-// On the CPU a layer computes where the test's tensors are.
+// A layer on the CPU uses the memory of the test's tensors.
 inline void* InPlace(Tensor& tensor) { return tensor.data(); }
 
 inline std::unique_ptr<syncbn::SyncBatchNorm> MakeLayer(const Setting& setting, size_t devices,
@@ -115,7 +114,7 @@ inline std::vector<Shard> MakeShards(DType dtype, const std::vector<int64_t>& ro
   return shards;
 }
 
-// Two training steps on as many CPU devices as there are shards, a thread each.
+// Runs two training steps on a CPU device and a thread for each shard.
 inline std::vector<Shard> TrainOnCpu(DType dtype, const std::vector<int64_t>& rows,
                                      const Setting& setting) {
   const auto shared = std::make_shared<syncbn::Layer>("layer");
@@ -129,11 +128,11 @@ inline std::vector<Shard> TrainOnCpu(DType dtype, const std::vector<int64_t>& ro
 }
 
 inline void Compare(Tensor& result, Tensor& expected, DType dtype, double error,
-             const std::string& name) {
+                    const std::string& name) {
   CHECK(result.Guarded(), name);
   const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
   for (int64_t i = 0; i < result.size(); ++i) {
-    // Terms are below 100 here, and sums have below 400 of them.
+    // All terms are below 100, and sums have fewer than 400 terms.
     CHECK_NEAR(result.Get(i), expected.Get(i),
                100 * 400 * eps + Ulp(dtype, expected.Get(i)) + error, name, " ",
                syncbn::Name(dtype));

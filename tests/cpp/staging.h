@@ -1,8 +1,9 @@
-// Copies the data of a native test to a GPU for one call, and the results back, so that the same
-// test runs in emulation and on a card.
+// Copies the data of a native test to a GPU for one call, and copies the results back, so that the
+// same test runs in emulation and on a GPU.
 //
-// Each piece has a separate allocation that ends where the piece ends, for compute-sanitizer,
-// and its alignment on the host. The guards around tensors are copied too.
+// Each block has the alignment that it has on the host, and an allocation that ends with the block,
+// so that compute-sanitizer finds accesses beyond its end. The guards around tensors are also
+// copied.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -27,7 +28,7 @@ class Staging {
   Staging(syncbn::DType dtype, const syncbn::Layout& layout) : dtype_(dtype), layout_(layout) {}
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
-  // Waits for the kernel, and copies its results to the host.
+  // Waits for the kernel and copies its results to the host.
   ~Staging() {
     Check(cudaStreamSynchronize(nullptr));
     for (const Piece& piece : pieces_) {
@@ -41,12 +42,12 @@ class Staging {
   const double* Vector(const double* values) {
     return static_cast<const double*>(Stage(values, layout_.channels * sizeof(double), 0));
   }
-  // `doubles` and `workspace` are tensors' too, between guards.
+  // `doubles` and `workspace` also belong to tensors and have guards.
   double* Result(double* doubles) {
     return static_cast<double*>(Written(doubles, layout_.channels * sizeof(double)));
   }
   void* Workspace(void* workspace, int64_t bytes) { return Written(workspace, bytes); }
-  // A tensor of so many bytes, which a kernel may write.
+  // Stages a tensor of `size` bytes that a kernel may write.
   void* Written(void* begin, size_t size) {
     void* const device = Stage(begin, size, Tensor::kGuard);
     for (Piece& piece : pieces_) piece.written |= piece.device + Tensor::kGuard == device;
@@ -67,7 +68,7 @@ class Staging {
     if (bytes > 0) Check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
   }
 
-  // Memory that is asked for twice, as for an output in place of an input, is one piece.
+  // Memory that is staged twice, like an output in place of an input, is one block.
   void* Stage(const void* begin, size_t size, size_t guard) {
     if (begin == nullptr) return nullptr;
     char* const host = static_cast<char*>(const_cast<void*>(begin)) - guard;

@@ -1,6 +1,6 @@
-// A tensor of any dtype for the native tests: it takes and returns values as double, and lies at a
-// chosen misalignment between guard bytes. float16 is converted by arithmetic and a table of all
-// its values, independently of the kernels.
+// A tensor of any dtype for the native tests. Its values are read and written as double, and it is
+// between guard bytes at a chosen misalignment. Arithmetic and a table of all values convert
+// float16, independently of the kernels.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -23,8 +23,8 @@ inline std::string Describe(const syncbn::Layout& layout) {
 }
 
 struct Precision {
-  int digits;  // of the significand, its leading one included
-  int min_exponent;  // of normal numbers
+  int digits;        // digits of the significand, including the leading one
+  int min_exponent;  // smallest exponent of normal numbers
   double max;
 };
 
@@ -44,7 +44,7 @@ inline double Ulp(syncbn::DType dtype, double value) {
   return std::ldexp(1.0, exponent - precision.digits + 1);
 }
 
-// The nearest number of this dtype; of two that are as near, the even one.
+// Returns the nearest number of this dtype, ties to even.
 inline double Round(syncbn::DType dtype, double value) {
   if (!std::isfinite(value) || dtype == syncbn::DType::kFloat64) return value;
   const double ulp = Ulp(dtype, value);
@@ -53,7 +53,7 @@ inline double Round(syncbn::DType dtype, double value) {
   return std::copysign(std::numeric_limits<double>::infinity(), value);
 }
 
-// All values of float16 by their bits; those without a sign ascend.
+// All values of float16 by their bits; nonnegative values ascend.
 inline const std::vector<double>& EveryFloat16() {
   static const std::vector<double> all = [] {
     std::vector<double> values;
@@ -68,7 +68,7 @@ inline const std::vector<double>& EveryFloat16() {
   return all;
 }
 
-// The bits of the nearest float16.
+// Returns the bits of the nearest float16.
 inline uint16_t ToFloat16(double value) {
   const double rounded = Round(syncbn::DType::kFloat16, value);
   const auto infinity = EveryFloat16().begin() + 0x7c00;
@@ -89,7 +89,7 @@ class Tensor {
   static constexpr int64_t kGuard = 128;  // bytes on either side
 
   void* data() { return bytes_.data() + begin_; }
-  double* doubles() { return static_cast<double*>(data()); }  // of a float64 tensor
+  double* doubles() { return static_cast<double*>(data()); }  // the dtype must be float64
   int64_t size() const { return size_; }
 
   void Set(int64_t i, double value) {
@@ -105,10 +105,10 @@ class Tensor {
   }
 
   void SetBits(int64_t i, uint16_t bits) { Copy(i, bits); }
-  // All of them, without the guards.
+  // Returns all bytes without the guards.
   std::string Bits() const { return {bytes_.begin() + begin_, bytes_.end() - kGuard}; }
 
-  // True unless something was written around the tensor.
+  // Returns true if the guard bytes are intact.
   bool Guarded() const {
     const auto intact = [](unsigned char byte) { return byte == kPattern; };
     return std::all_of(bytes_.begin(), bytes_.begin() + begin_, intact) &&

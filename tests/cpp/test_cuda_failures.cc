@@ -1,5 +1,5 @@
-// Tests the state that a failed CUDA call leaves, and what memory a layer takes, on the
-// emulated GPU, whose calls fail on demand.
+// Tests the state after a failed CUDA call, and a layer's memory, on the emulated GPU, whose calls
+// fail on demand.
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,8 +12,8 @@ using namespace test;
 
 namespace {
 
-// Allocations of a framework, which may leave the thread with another device.
-int pieces_taken[2], pieces_back[2];  // by kind
+// The allocations of a framework, which may change the thread's current device.
+int pieces_taken[2], pieces_back[2];  // numbers of device and pinned allocations
 bool framework_is_full = false;
 
 std::shared_ptr<void> Allocate(const Device& device, syncbn::MemoryKind kind, size_t bytes) {
@@ -28,7 +28,8 @@ std::shared_ptr<void> Allocate(const Device& device, syncbn::MemoryKind kind, si
   });
 }
 
-const Setting kKeepsX{{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, true};
+const Setting kKeepsX{
+    {Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, true};
 
 std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
                                              std::shared_ptr<syncbn::Layer> layer) {
@@ -36,19 +37,20 @@ std::unique_ptr<syncbn::SyncBatchNorm> OnGpu(const Setting& setting,
                    syncbn::MakeCudaBackend({"gpu", 3}, Allocate));
 }
 
-// A step of a new layer, as an imperative one has for each call, that keeps x.
+// A step of a new operator that keeps x. Every imperative call has a new operator.
 void StepOfNewLayer(int64_t rows) {
   const auto layer = OnGpu(kKeepsX, std::make_shared<syncbn::Layer>("layer"));
   Shard shard(DType::kFloat32, rows, 0, true);
   shard.Step(layer.get(), kKeepsX, InPlace);
-  // TrainOnCpu makes two steps, of which these results are the same.
+  // TrainOnCpu makes two steps, in which these results are equal.
   Compare(shard.y, TrainOnCpu(DType::kFloat32, {rows}, kKeepsX)[0].y, DType::kFloat32, 0, "y");
   const int taken = pieces_taken[0];
   shard.Step(layer.get(), kKeepsX, InPlace);
   CHECK_EQ(pieces_taken[0], taken, "memory for a second step");
 }
 
-// All memory is the framework's. Pieces that a layer kept, or that became too small, return to it.
+// The framework allocates all memory. Blocks that a layer kept, or that became too small, are
+// freed.
 void TestMemory() {
   for (int64_t rows : {3, 30, 300, 30}) StepOfNewLayer(rows);
   CHECK_EQ(emulated::Allocations(), 0, "memory beside the framework's");
@@ -63,8 +65,8 @@ void TestMemory() {
   CHECK_EQ(emulated::Device(), -1);
 }
 
-// Each call of a step fails in turn. The error then names the layer, the device and the call, the
-// thread has its device again, and the next step is right.
+// Each call of a step fails in turn. Then the error names the layer, the device and the call, the
+// thread has its previous device, and the next step is correct.
 void TestFailures(const Setting& setting) {
   const auto shared = std::make_shared<syncbn::Layer>("norm3");
   const auto layer = OnGpu(setting, shared);
@@ -93,8 +95,8 @@ void TestFailures(const Setting& setting) {
   Compare(shard.dx, expected[0].dx, DType::kFloat32, 0, "dx after failures");
 }
 
-// A process fails before its first exchange, while the others wait already; in prediction, nobody
-// waits, and nobody is told.
+// A process fails before its first exchange, while the others already wait. In prediction no
+// process waits, so the failure is not reported.
 void TestOtherProcessesLearnOfAFailure() {
   const auto network = std::make_shared<Network>(2);
   syncbn::Table::Get().Connect(std::make_unique<LocalTransport>(network, 0));
@@ -113,7 +115,7 @@ void TestOtherProcessesLearnOfAFailure() {
   CheckHas(other.Failure(), "SyncBatchNorm 'norm3', forward on gpu(3): CUDA: ");
 }
 
-// The launches and waits of a step are those that docs/design/kernels.md tells.
+// docs/design/kernels.md lists the same launches and waits of a step.
 void TestLaunchesAndWaits() {
   for (bool training : {true, false}) {
     Setting setting;
@@ -134,7 +136,7 @@ void TestLaunchesAndWaits() {
 
 void TestNoSuchDevice() {
   CHECK_EQ(ErrorOf([] { syncbn::MakeCudaBackend({"gpu", 4}, Allocate); }),
-           "SyncBatchNorm on gpu(4): this process sees 4 CUDA devices");
+           "SyncBatchNorm on gpu(4): the device must be one of the 4 CUDA devices of this process");
 }
 
 }  // namespace
@@ -147,9 +149,10 @@ int main() {
   prediction.training = false;
   TestFailures(prediction);
   for (bool keeps_x : {false, true}) {
-    TestFailures({{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, keeps_x});
+    TestFailures(
+        {{Function::kLeakyRelu, 0.1}, true, WriteMode::kWrite, WriteMode::kWrite, keeps_x});
   }
   TestNoSuchDevice();
-  TestOtherProcessesLearnOfAFailure();  // from then on there are several processes
+  TestOtherProcessesLearnOfAFailure();  // last, because it connects to other ranks
   return check::Result();
 }

@@ -1,16 +1,15 @@
-// Tests the CUDA kernels, see kernel_tests.h: for ctest on the emulated GPU of emulated_cuda, and
-// for scripts/check_gpu.sh on a real one.
+// Tests the CUDA kernels by kernel_tests.h. ctest runs them on the emulated GPU, and
+// scripts/check_gpu.sh on a GPU.
 //
-//     test_cuda_kernels          all that takes less than minutes in emulation
-//     test_cuda_kernels small    only some of the layouts, enough to start every kernel
-//     test_cuda_kernels large    thoroughly, on new data, with tensors that are for a real GPU
+//     test_cuda_kernels          all tests that take less than minutes in emulation
+//     test_cuda_kernels small    some layouts, enough to start every kernel
+//     test_cuda_kernels large    all combinations, on new data, with tensors for a GPU
 #include <iostream>
 #include <random>
 
 #include "kernel_tests.h"
 #include "kernels/cuda/cut.h"
 #include "kernels/cuda/passes.h"
-#include "kernels/cuda/vectors.h"
 #include "staging.h"
 
 namespace cuda = syncbn::cuda;
@@ -25,7 +24,7 @@ namespace {
 struct CudaKernels {
   static constexpr int64_t kWorkspaceZeros = cuda::kWorkspaceZeros;
   static int64_t WorkspaceBytes(const Layout& /*layout*/) { return cuda::WorkspaceBytes(); }
-  // The terms of four vectors are added in the data's arithmetic, and these sums in double.
+  // Sums of four vectors are in the data's arithmetic, and sums of these in double.
   static double SumError(DType dtype, double n) {
     const double eps = dtype == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
     return eps * std::min(n, 4.0 * 8) + 0x1p-53 * n;
@@ -33,15 +32,15 @@ struct CudaKernels {
   static double SumEps(DType dtype) { return test::EpsOf(dtype); }
   static void LocalMoments(const syncbn::ReductionPass& pass, void* workspace) {
     Staging on_gpu(pass.dtype, pass.layout);
-    cuda::LocalMoments({Staged(&on_gpu, pass), on_gpu.Result(pass.first),
-                        on_gpu.Result(pass.second)},
-                       Scratch(&on_gpu, workspace), nullptr);
+    cuda::LocalMoments(
+        {Staged(&on_gpu, pass), on_gpu.Result(pass.first), on_gpu.Result(pass.second)},
+        Scratch(&on_gpu, workspace), nullptr);
   }
   static void BackwardSums(const syncbn::ReductionPass& pass, void* workspace) {
     Staging on_gpu(pass.dtype, pass.layout);
-    cuda::BackwardSums({Staged(&on_gpu, pass), on_gpu.Result(pass.first),
-                        on_gpu.Result(pass.second)},
-                       Scratch(&on_gpu, workspace), nullptr);
+    cuda::BackwardSums(
+        {Staged(&on_gpu, pass), on_gpu.Result(pass.first), on_gpu.Result(pass.second)},
+        Scratch(&on_gpu, workspace), nullptr);
   }
   static void Normalize(const syncbn::ElementwisePass& pass) {
     Staging on_gpu(pass.dtype, pass.layout);
@@ -71,8 +70,8 @@ struct CudaKernels {
   }
 };
 
-// The first value of a thread may be far from all others. Sums are taken about it in float32, and
-// still the moments of other threads and channels are not to suffer.
+// The first value of a thread, which its float32 sums subtract, may be far from all others. The
+// moments of other threads and channels must keep their precision.
 void TestOutlier() {
   for (const Layout& layout : {Layout{8, 2, 20000}, Layout{60000, 4, 1}}) {
     test::Problem p({DType::kFloat32, layout, 0, 1e4, 1});
@@ -94,8 +93,8 @@ void TestSameBitsInEveryRun(const Layout& layout) {
   }
 }
 
-// A tensor that may have more than 2^31 elements, of one value. Sums of it count the elements that
-// are read, and sums of what was written those that are.
+// A tensor with one value, and maybe more than 2^31 elements. Sums of the tensor count the elements
+// that were read, and sums of the output count the elements that were written.
 void TestManyElements(const Layout& layout) {
   constexpr DType dtype = DType::kFloat16;
   constexpr double kValue = 1 + 0x3cp-10;  // 0x3c3c
@@ -114,17 +113,17 @@ void TestManyElements(const Layout& layout) {
   std::vector<double> mean(layout.channels, -1), two(layout.channels, 2), one(layout.channels, 1);
   {
     Staging on_gpu(dtype, layout);
-    const auto pass = test::NormalizePass(
-        dtype, layout, x, on_gpu.Vector(mean.data()), on_gpu.Vector(two.data()),
-        on_gpu.Vector(one.data()), WriteMode::kWrite, y);
+    const auto pass =
+        test::NormalizePass(dtype, layout, x, on_gpu.Vector(mean.data()), on_gpu.Vector(two.data()),
+                            on_gpu.Vector(one.data()), WriteMode::kWrite, y);
     cuda::Normalize(pass, nullptr);
   }
   const double right = test::Round(dtype, (kValue + 1) * 2 + 1);
   const auto sums = test::Reduce<CudaKernels>(
       layout, label, [&](double* sum, double* sum_product, void* workspace) {
         Staging on_gpu(dtype, layout);
-        const syncbn::PassInput input{dtype, layout, x, y, {}, false,
-                                          on_gpu.Vector(mean.data()), nullptr, nullptr};
+        const syncbn::PassInput input{dtype,   layout, x, y, {}, false, on_gpu.Vector(mean.data()),
+                                      nullptr, nullptr};
         void* const scratch = on_gpu.Workspace(workspace, cuda::WorkspaceBytes());
         cuda::BackwardSums({input, on_gpu.Result(sum), on_gpu.Result(sum_product)}, scratch,
                            nullptr);
@@ -138,7 +137,7 @@ void TestManyElements(const Layout& layout) {
   test::Check(cudaFree(y));
 }
 
-// Numbers of either type arrive in the other, alone or added.
+// Copies convert float32 and float64 numbers to each other, and replace or add them.
 void TestCopies() {
   Tensor floats(DType::kFloat32, 1000), doubles(DType::kFloat64, 1000);
   for (int64_t i = 0; i < 1000; ++i) floats.Set(i, static_cast<double>(i));
@@ -237,21 +236,21 @@ int main(int arguments, char** values) {
   TestSameBitsInEveryRun({6, 40, 49});
   TestManyElements({3, 4, 10007});
   TestManyElements({4001, 8, 1});
-  std::vector<Layout> layouts = {
-      {3, 5, 7},    {2, 3, 64},   {9000, 8, 1}, {4, 6, 1023},
-      {2, 3, 1040}, {5, 48, 196}, {3, 16, 225}};
-  const std::vector<Layout> more = {
-      {1, 1, 1},   {5, 3, 1},     {20011, 3, 1}, {7, 1024, 1},  {3, 1025, 1},
-      {2, 2048, 1}, {37, 17, 3},  {1, 2, 40001}, {9, 40, 49},   {530, 128, 1},
-      {60, 3, 700}, {2, 2, 50000}, {300, 19, 129}, {40, 2, 127}, {50, 2, 4}};
-  const std::vector<Layout> for_a_gpu = {
-      {4, 3, 25},   {2, 5, 1000},  {3, 4, 1023}, {8, 3, 40000}, {1, 2, 300001}, {50, 64, 1},
-      {9000, 3, 1}, {28800, 64, 1}, {7, 1025, 1}, {6, 40, 49},   {4, 9000, 4}};
+  std::vector<Layout> layouts = {{3, 5, 7},    {2, 3, 64},   {9000, 8, 1}, {4, 6, 1023},
+                                 {2, 3, 1040}, {5, 48, 196}, {3, 16, 225}};
+  const std::vector<Layout> more = {{1, 1, 1},      {5, 3, 1},     {20011, 3, 1}, {7, 1024, 1},
+                                    {3, 1025, 1},   {2, 2048, 1},  {37, 17, 3},   {1, 2, 40001},
+                                    {9, 40, 49},    {530, 128, 1}, {60, 3, 700},  {2, 2, 50000},
+                                    {300, 19, 129}, {40, 2, 127},  {50, 2, 4}};
+  const std::vector<Layout> for_a_gpu = {{4, 3, 25},     {2, 5, 1000}, {3, 4, 1023}, {8, 3, 40000},
+                                         {1, 2, 300001}, {50, 64, 1},  {9000, 3, 1}, {28800, 64, 1},
+                                         {7, 1025, 1},   {6, 40, 49},  {4, 9000, 4}};
   if (form != "small") layouts.insert(layouts.end(), more.begin(), more.end());
   if (form == "large") {
     std::cout << "seed " << (test::Seed() = std::random_device()()) << std::endl;
     layouts.insert(layouts.end(), for_a_gpu.begin(), for_a_gpu.end());
-    for (const Layout& layout : {Layout{4, 64, 16641}, Layout{66564, 256, 1}, Layout{8, 2048, 49}}) {
+    for (const Layout& layout :
+         {Layout{4, 64, 16641}, Layout{66564, 256, 1}, Layout{8, 2048, 49}}) {
       for (DType dtype : {DType::kFloat32, DType::kFloat16})
         test::TestCase<CudaKernels>({dtype, layout, 0, 3, 1}, {});
     }

@@ -1,10 +1,11 @@
-// Compares the layer on several devices of one GPU with the layer on as many CPUs, which is the
-// same arithmetic through another backend: for ctest on the emulated GPU, and for
-// scripts/check_gpu.sh on a card. test_cuda_failures.cc has what only emulation can do.
+// Compares the layer on several devices of one GPU with the layer on as many CPUs, which has the
+// same arithmetic and another backend. ctest runs it on the emulated GPU, and scripts/check_gpu.sh
+// on a GPU. test_cuda_failures.cc has the tests that need emulation.
 #include <dlfcn.h>
 
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -24,7 +25,7 @@ std::shared_ptr<void> Allocate(const Device&, syncbn::MemoryKind kind, size_t by
   return std::shared_ptr<void>(memory, [](void*) {});
 }
 
-// As TrainOnCpu. The devices are ranks of the exchange, and all compute on gpu(0).
+// Like TrainOnCpu. The exchange has several devices, and all of them compute on gpu(0).
 std::vector<Shard> TrainOnGpu(DType dtype, const std::vector<int64_t>& rows,
                               const Setting& setting) {
   const auto shared = std::make_shared<syncbn::Layer>("layer");
@@ -61,60 +62,37 @@ void TestSetting(DType dtype, const std::vector<int64_t>& rows, const Setting& s
   }
 }
 
-void TestRequests() {
-  for (DType dtype : test::kDTypes) {
-    for (const std::vector<int64_t>& rows :
-         {std::vector<int64_t>{3}, std::vector<int64_t>{4, 1, 2}, std::vector<int64_t>{2, 0}}) {
-      for (WriteMode mode : {WriteMode::kWrite, WriteMode::kAdd, WriteMode::kNull})
-        TestSetting(dtype, rows, {{}, false, mode}, "identity");
-    }
-  }
-}
-
-void TestPrediction() {
-  const Activation none, leaky{Function::kLeakyRelu, 0.1};
-  for (DType dtype : test::kDTypes) {
-    for (WriteMode y_mode : {WriteMode::kWrite, WriteMode::kAdd, WriteMode::kNull}) {
-      for (const Activation& activation : {none, leaky}) {
-        const Setting setting{activation, false, WriteMode::kWrite, y_mode, false, false};
-        TestSetting(dtype, {3}, setting, "prediction");
-        TestSetting(dtype, {2, 0}, setting, "prediction on two devices");
-      }
-    }
-    TestSetting(dtype, {3}, {none, true, WriteMode::kWrite, WriteMode::kWrite, true, false},
-                "prediction that keeps x");
-  }
-}
-
-// Padding is not written. One shard has nothing but padding.
-void TestMasks() {
-  const Activation leaky{Function::kLeakyRelu, 0.1};
-  for (DType dtype : test::kDTypes) {
-    for (bool training : {true, false}) {
-      const Setting setting{leaky, true, WriteMode::kWrite, WriteMode::kWrite, false, training, true};
-      TestSetting(dtype, {3, 1, 4}, setting, "masked");
-    }
-  }
-}
-
-void TestActivations() {
+// The second device may have no row, and a masked shard may have only padding.
+void TestSettings() {
+  constexpr WriteMode kWrite = WriteMode::kWrite, kAdd = WriteMode::kAdd, kNull = WriteMode::kNull;
   const Activation none, relu{Function::kLeakyRelu, 0}, leaky{Function::kLeakyRelu, 0.1};
+  std::vector<std::pair<std::string, Setting>> settings = {
+      {"without dx", {none, false, kNull}},
+      {"leaky_relu onto y", {leaky, true, kWrite, kAdd}},
+      {"leaky_relu without y", {leaky, true, kWrite, kNull}},
+      {"prediction that keeps x", {none, true, kWrite, kWrite, true, false}},
+      {"masked", {leaky, true, kWrite, kWrite, false, true, true}},
+      {"masked prediction", {leaky, true, kWrite, kWrite, false, false, true}}};
+  for (WriteMode mode : {kWrite, kAdd}) {
+    settings.push_back({"identity", {none, false, mode}});
+    settings.push_back({"relu", {relu, false, mode}});
+    settings.push_back({"identity from y", {none, true, mode}});
+    settings.push_back({"leaky_relu", {leaky, true, mode}});
+    settings.push_back({"leaky_relu that keeps x", {leaky, true, mode, kWrite, true}});
+  }
+  for (WriteMode mode : {kWrite, kAdd, kNull}) {
+    settings.push_back({"prediction", {none, false, kWrite, mode, false, false}});
+    settings.push_back({"leaky prediction", {leaky, false, kWrite, mode, false, false}});
+  }
+  const std::vector<std::vector<int64_t>> rows_of_shards = {{3}, {2, 0}, {4, 1, 2}};
   for (DType dtype : test::kDTypes) {
-    for (WriteMode mode : {WriteMode::kWrite, WriteMode::kAdd}) {
-      for (const std::vector<int64_t>& rows :
-           {std::vector<int64_t>{3}, std::vector<int64_t>{2, 0, 3}}) {
-        TestSetting(dtype, rows, {relu, false, mode}, "relu");
-        TestSetting(dtype, rows, {none, true, mode}, "identity_from_y");
-        TestSetting(dtype, rows, {leaky, true, mode}, "leaky_relu");
-        TestSetting(dtype, rows, {leaky, true, mode, WriteMode::kWrite, true}, "x_kept");
-      }
+    for (const auto& rows : rows_of_shards) {
+      for (const auto& [name, setting] : settings) TestSetting(dtype, rows, setting, name);
     }
-    TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kAdd}, "leaky_relu_onto_y");
-    TestSetting(dtype, {3}, {leaky, true, WriteMode::kWrite, WriteMode::kNull}, "leaky_relu_without_y");
   }
 }
 
-// The calling thread's context, as CUDA's driver knows it; null for none.
+// Returns the driver's context of the calling thread, or null.
 void* CurrentContext() {
   void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
   const auto get = reinterpret_cast<int (*)(void**)>(dlsym(driver, "cuCtxGetCurrent"));
@@ -123,8 +101,8 @@ void* CurrentContext() {
   return context;
 }
 
-// A call leaves its thread with the device that the thread had, or with none. A machine with one
-// GPU has no other device.
+// After a call the thread has its previous device, or none. A machine with one GPU has no other
+// device.
 void TestCurrentDevice() {
   int devices = 0;
   test::Check(cudaGetDeviceCount(&devices));
@@ -140,7 +118,7 @@ void TestCurrentDevice() {
           return on_gpu.Written(tensor.data(), tensor.Bits().size());
         });
       };
-      step();  // has placed the tensors, so the thread below calls CUDA in the layer only
+      step();  // stages the tensors, so that the thread below calls CUDA only in the layer
       std::thread([&] {
         if (device >= 0) {
           test::Check(cudaSetDevice(device));
@@ -162,9 +140,6 @@ void TestCurrentDevice() {
 int main() {
   test::Check(cudaSetDevice(0));
   TestCurrentDevice();
-  TestRequests();
-  TestPrediction();
-  TestMasks();
-  TestActivations();
+  TestSettings();
   return check::Result();
 }

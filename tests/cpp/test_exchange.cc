@@ -147,7 +147,7 @@ TEST(TimeoutNamesWhoIsMissing) {
   Ticket tickets[3];
   Parallel(3, [&](int id) { layer.Forward(id, 0, &tickets[id]); });
   layer.timeout = 0.2;
-  syncbn::SetLocator([] { syncbn::TellWhere("\nThe program stands at a line"); });
+  syncbn::SetLocator([] { syncbn::ReportWhere("\nThe program stands at a line"); });
   std::string texts[2];
   Parallel(2, [&](int id) { texts[id] = ErrorOf([&] { layer.Forward(2 * id); }); });
   syncbn::SetLocator(nullptr);

@@ -1,5 +1,5 @@
-// Tests the CPU kernels, see kernel_tests.h, and that they give the same bits for any number of
-// threads. CMake registers it once for each instruction set.
+// Tests the CPU kernels by kernel_tests.h, and that their results have the same bits for any number
+// of threads. CMake registers the test once for each instruction set.
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -14,7 +14,7 @@ using syncbn::Layout;
 
 namespace {
 
-// The CPU kernels in the form that kernel_tests.h takes.
+// The CPU kernels with the interface of kernel_tests.h.
 struct CpuKernels {
   static constexpr int64_t kWorkspaceZeros = 0;
   static int64_t WorkspaceBytes(const Layout&) { return 0; }
@@ -30,16 +30,17 @@ struct CpuKernels {
 void PrintHash() {
   std::string bits;
   for (DType dtype : test::kDTypes) {
-    for (const Layout& layout : {Layout{1, 1, 1}, Layout{4, 3, 25}, Layout{2, 5, 1000},
-                                 Layout{8, 3, 40000}, Layout{50, 64, 1}, Layout{9000, 3, 1},
-                                 Layout{2, 2048, 1}, Layout{6, 40, 49}}) {
+    for (const Layout& layout :
+         {Layout{1, 1, 1}, Layout{4, 3, 25}, Layout{2, 5, 1000}, Layout{8, 3, 40000},
+          Layout{50, 64, 1}, Layout{9000, 3, 1}, Layout{2, 2048, 1}, Layout{6, 40, 49}}) {
       bits += test::Bits<CpuKernels>(dtype, layout);
     }
   }
   std::printf("%016zx\n", std::hash<std::string>()(bits));
 }
 
-// What PrintHash prints in another process, because a process reads the number of threads once.
+// Returns the output of PrintHash in another process, because a process reads the number of threads
+// once.
 std::string HashWith(int threads, const std::string& program) {
   const std::string command = syncbn::Concat("OMP_NUM_THREADS=", threads, " '", program, "' print");
   FILE* const output = popen(command.c_str(), "r");
@@ -54,8 +55,8 @@ void TestSameBits(const std::string& program) {
   for (int threads : {2, 5}) CHECK_EQ(HashWith(threads, program), one);
 }
 
-// Outputs of 8 MiB or more bypass the caches; planes of odd lengths begin at every alignment, and
-// rows of channels at a vector's or not.
+// Outputs of 8 MiB or more bypass the caches. Planes of odd lengths begin at every alignment; rows
+// of channels are aligned to vectors or not.
 void TestStreamedStores() {
   const test::Fusion leaky{{syncbn::Function::kLeakyRelu, 0.01}, false};
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
@@ -74,13 +75,27 @@ int main(int arguments, char** values) {
     return check::Result();
   }
   TestSameBits(values[0]);
-#if !defined(__SANITIZE_THREAD__)  // which has seen all passes by now
+#if !defined(__SANITIZE_THREAD__)  // TestSameBits has run all passes
   std::cout << cpu::InstructionSet() << std::endl;
   if (cpu::InstructionSet() != std::string("generic")) TestStreamedStores();
-  test::TestAll<CpuKernels>(
-      {{1, 1, 1},    {3, 5, 7},     {2, 3, 64},     {2, 3, 65},   {5, 3, 1},    {20011, 3, 1},
-       {7, 1024, 1}, {3, 1025, 1},  {2, 2048, 1},   {37, 17, 3},  {4, 6, 1023}, {1, 2, 40001},
-       {9, 33, 49},  {530, 130, 1}, {60, 3, 700},   {3, 2000, 2}, {1, 70000, 1}, {12, 40, 127}});
+  test::TestAll<CpuKernels>({{1, 1, 1},
+                             {3, 5, 7},
+                             {2, 3, 64},
+                             {2, 3, 65},
+                             {5, 3, 1},
+                             {20011, 3, 1},
+                             {7, 1024, 1},
+                             {3, 1025, 1},
+                             {2, 2048, 1},
+                             {37, 17, 3},
+                             {4, 6, 1023},
+                             {1, 2, 40001},
+                             {9, 33, 49},
+                             {530, 130, 1},
+                             {60, 3, 700},
+                             {3, 2000, 2},
+                             {1, 70000, 1},
+                             {12, 40, 127}});
 #endif
   return check::Result();
 }

@@ -1,4 +1,4 @@
-// Tests op/ apart from the passes: the choice of a backend, and what it refuses.
+// Tests the operator without its passes: the choice of a backend, and refused arguments.
 #include "check.h"
 #include "layer_shard.h"
 #include "op/backend.h"
@@ -12,7 +12,7 @@ TEST(GpuIsRefusedWhereCudaWasNotBuilt) {
            "was built for native tests; install a working nvcc");
 }
 
-// As for a symbol from a file, which can be bound to arrays of other shapes.
+// A symbol from a file can be bound to arrays of other shapes.
 TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
   const auto shared = std::make_shared<syncbn::Layer>("layer");
   std::string errors[2];
@@ -39,7 +39,7 @@ TEST(AVectorOfAnotherSizeIsRefusedAndTheOthersAreTold) {
   syncbn::Table::Get().Reset();
 }
 
-// An operator in flight owns its layer after Python has released it.
+// A pending operator owns its layer after Python has released it.
 TEST(TheRegistryFindsALayerAsLongAsItLives) {
   syncbn::Registry& registry = syncbn::Registry::Get();
   auto layer = registry.Create("key", "layer");

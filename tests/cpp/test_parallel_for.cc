@@ -1,5 +1,4 @@
-// Tests ParallelFor: it calls every index once, for any caller, and makes progress in every
-// situation.
+// Tests ParallelFor: it calls every index once for each caller, and always makes progress.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,7 +11,7 @@
 
 namespace {
 
-// The caller must see plain writes of the tasks; ThreadSanitizer checks that.
+// The caller must see plain writes of the tasks; ThreadSanitizer checks it.
 void CheckEveryIndexOnce(int64_t tasks) {
   std::vector<int> calls(tasks);
   syncbn::ParallelFor(tasks, [&](int64_t i) { ++calls[i]; });
@@ -39,7 +38,7 @@ TEST(NestedCallers) {
   CHECK_EQ(calls.load(), 16 * 16 * 4);
 }
 
-// A short job ends beside a long one, because callers do their own work.
+// A short job ends during a long one, because callers do their own work.
 TEST(ShortJobBesideALongOne) {
   std::atomic<bool> short_done{false};
   std::thread long_caller([&] {
@@ -52,7 +51,7 @@ TEST(ShortJobBesideALongOne) {
   long_caller.join();
 }
 
-// The child has no workers, and may have been forked while other threads were in the pool.
+// A forked child has no workers, and other threads may have been in the pool at the fork.
 TEST(AfterFork) {
   std::atomic<bool> stop{false};
   std::thread busy([&] {

@@ -97,7 +97,7 @@ else:
 text = error_of(running_mean, [0, 7])
 assert 'group' in text and '7' in text and '3' in text, text
 """,
-    # Of float16 gradients, too, which MPI cannot add up, and on several contexts.
+    # MPI cannot sum float16, so the trainer has to. Each rank has several contexts.
     "steps and copies": """
 from support.helpers import write_from_within
 assert (distributed.local_rank(), distributed.local_size()) == (rank, 3)
@@ -121,7 +121,7 @@ assert 'batch_size' in error_of(trainer.step, 0)
 if rank == 0:
     write_from_within(layer.running_mean.data())
 distributed.broadcast_parameters(layer)
-assert layer.running_mean.data().asscalar() == 2
+assert layer.running_mean.data().asnumpy() == 2
 net = nn.Dense(2)  # whose shape is not known yet
 net.initialize(mx.init.Constant(rank))
 distributed.broadcast_parameters(net, root=2)
@@ -157,7 +157,7 @@ for step in range(20):
     assert_same_bits(*[l.running_var.data().asnumpy() for l in layers])
 """,
     # Parallel nets with a trainer over ranks; the last batch wraps around.
-    "training equals that of one device": """
+    "training equals one device": """
 rng = np.random.default_rng(0)
 data, labels = rng.normal(1, 2, (13, 3, 6, 6)), rng.normal(size=(13, 5))
 STEPS = dict(optimizer='sgd', optimizer_params={'learning_rate': 0.03, 'momentum': 0.5})
@@ -234,7 +234,7 @@ for used in (0, 1), (1, 0), (0, 0), (2, 0):
     loss.backward()
     trainer.step(1, ignore_stale_grad=True)
     for context in contexts:
-        found = [layer.weight.data(context).asscalar() for layer in net]
+        found = [layer.weight.data(context).asnumpy().item() for layer in net]
         assert found == weights.tolist(), (used, found, weights)
 """,
     "waiting for long costs no processor": """
@@ -288,7 +288,7 @@ def test_samplers_of_all_ranks_have_equally_many_batches(length, monkeypatch):
     shards = []
     for rank in range(3):
         world = partial(SimpleNamespace, rank=rank, size=3)
-        monkeypatch.setattr("gluon_syncbn.distributed.sampler.world", world)
+        monkeypatch.setattr("gluon_syncbn.distributed.training.world", world)
         sampler = ShardSampler(length, 4)
         shards.append([*sampler])
         assert len(sampler) == len(shards[rank]) == len(shards[0])

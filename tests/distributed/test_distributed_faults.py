@@ -109,7 +109,7 @@ print('told')
 
 def test_an_error_of_mpi_is_told_and_no_crash():
     program = """
-from gluon_syncbn.native.world import world
+from gluon_syncbn.native.processes import world
 step()
 if rank == 1:  # longer than any message of ours
     world().comm.Send(np.zeros(40000, np.uint8), 0, tag=2)
@@ -179,14 +179,14 @@ def test_without_mpi4py(monkeypatch):
 
 
 def test_without_mpi(monkeypatch):
-    """In another process each, as importing mpi4py initializes MPI."""
+    """Each case is a process of its own, because importing mpi4py initializes MPI."""
     program = """
-from gluon_syncbn.native import library, mpi
+from gluon_syncbn.native import library, processes
 
 def refuse(file):
     raise OSError('libmpi.so.40: cannot open shared object file')
 
-mpi._open = refuse
+processes._open = refuse
 text = error_of(distributed.init)
 assert 'mpi4py' in text and 'libmpi.so.40: cannot open' in text, text
 library._MPI_NAME = 'no_such_library.so'

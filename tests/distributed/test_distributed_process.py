@@ -122,9 +122,9 @@ if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
     "stop, act",
     [
         ("stop()", "error_of_a_step()"),
-        # Between the exchange in which ranks meet and MPI's collective.
+        # It stops between the exchange in which ranks meet and MPI's collective.
         (
-            "meeting.collectives = stop",
+            "collectives.collectives = stop",
             "error_of(distributed.broadcast_parameters, layers[0])",
         ),
     ],
@@ -132,7 +132,7 @@ if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
 def test_a_rank_that_is_stopped_ends_with_the_others(stop, act):
     program = f"""
 import signal
-from gluon_syncbn.distributed import meeting
+from gluon_syncbn.distributed import collectives
 
 def stop(*arguments):
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -79,7 +79,7 @@ def values(net):
 
 @contextmanager
 def worker_variables():
-    """A scheduler and a server wait for two workers, and have to end after them."""
+    """Start a scheduler and a server for two workers; both have to end after them."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     variables = {
@@ -171,13 +171,18 @@ def test_the_programs_of_the_page(tmp_path, monkeypatch):
 
 
 def test_workers_that_no_mpirun_connected_are_warned():
-    """Once, though each layer and each step would be unsynchronized."""
-    layer = by_gluon("net_", "batchnorm")
+    """One warning names the first layer that is not alone on purpose."""
+    layer = by_gluon("net_batchnorm1", "batchnorm1")
     program = f"""
 import warnings
+groups = iter(['process', None])
+
+def norm(**options):
+    return gluon_syncbn.SyncBatchNorm(group=next(groups), **options)
+
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter('always')
-    train(gluon_syncbn.SyncBatchNorm, kvstore='dist_sync')
+    train(norm, kvstore='dist_sync')
 (text,) = [str(w.message) for w in caught if 'kvstore' in str(w.message)]
 assert '2 workers' in text and "'{layer}" in text and 'mpirun' in text
 """

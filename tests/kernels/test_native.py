@@ -53,7 +53,7 @@ def test_native(sanitizer, tmp_path, request):
         # There are no races in one thread, and it cannot follow emulated GPUs' threads.
         targets = TESTS - EMULATED - ONE_THREAD
     if targets != TESTS:
-        # The limits of instruction sets lead to the kernels that run without one, too.
+        # All instruction sets run the same code if there are no wide kernels.
         excluded = ["-E", "|".join(["_(generic|avx2)", *(TESTS - targets)])]
     if shutil.which("ninja"):
         options += ["-G", "Ninja"]
@@ -69,7 +69,7 @@ def test_native(sanitizer, tmp_path, request):
 
 
 def check_no_wide_code_is_shared(build):
-    """The linker may keep any file's copy of a weak symbol, for all processors."""
+    """Check for weak symbols: the linker may keep any file's copy for all CPUs."""
     objects = [*build.rglob("isa_avx2.cc.o"), *build.rglob("isa_avx512.cc.o")]
     assert len(objects) >= 2 or platform.machine() != "x86_64"
     for wide in objects:

@@ -1,4 +1,4 @@
-"""The layer where random programs do not go: shapes, numbers and calls of other kinds.
+"""The layer where random programs do not go: other shapes, numbers, calls and mistakes.
 
 Random programs (tests/parallel/test_random_programs.py) compare y, dx, dgamma, dbeta
 and running statistics with the float64 oracle for every combination of arguments.
@@ -6,6 +6,7 @@ and running statistics with the float64 oracle for every combination of argument
 
 import copy
 
+import gluon_syncbn
 from gluon_syncbn import SyncBatchNorm, convert_sync_batchnorm, revert_sync_batchnorm
 
 import mxnet as mx
@@ -14,15 +15,25 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support import reference
+from support.blocks import by_gluon
 from support.helpers import (
     MODES,
     assert_all_near,
     assert_near,
+    output_of,
     put,
+    run_python,
     set_mode,
     summed_grad,
     train_step,
 )
+from support.mistakes import (
+    assert_trains,
+    failure_of,
+    make_layer,
+    make_shards,
+    map_and_wait,
+)  # fmt: skip
 from support.nd import nd
 
 X = np.random.default_rng(0).normal(2, 3, (6, 3, 4, 5)).astype("float32")
@@ -72,11 +83,11 @@ def test_dgamma_of_a_constant_channel_is_zero(function):
     with autograd.record():
         y = layer(nd.array(np.full((8, 1), 0.7), dtype="float16"))
     y.backward(nd.array(np.random.default_rng(0).normal(size=(8, 1)), dtype="float16"))
-    assert layer.gamma.grad().asscalar() == 0
+    assert layer.gamma.grad().asnumpy() == 0
 
 
 def test_infinities_in_inference():
-    """On the flat side of a ReLU nothing is left of them, as in MXNet."""
+    """The flat side of a ReLU removes them, as in MXNet."""
     x = nd.array(np.array([[-np.inf, np.inf, np.nan, -1]], "float32").T)
     for function, of_minus_infinity in ("relu", 0), ("leaky_relu", -np.inf):
         layer = SyncBatchNorm(num_devices=1, activation=function)
@@ -144,3 +155,52 @@ def test_a_reverted_activation_computes_the_same(function):
     np.testing.assert_allclose(layer(x).asnumpy(), y, 1e-5, 1e-5)
     assert repr(convert_sync_batchnorm(layer, 1)) == text
     np.testing.assert_array_equal(layer(x).asnumpy(), y)
+
+
+# ---- Mistakes: one sentence, as early as can be.
+
+
+def test_timeout_of_the_environment_is_a_positive_number():
+    program = "import gluon_syncbn; print(gluon_syncbn.get_timeout())"
+    assert output_of(program, GLUON_SYNCBN_TIMEOUT="7.5") == "7.5\n"
+    error = run_python(program, GLUON_SYNCBN_TIMEOUT="soon").stderr.splitlines()[-1]
+    assert error.startswith("ValueError: GLUON_SYNCBN_TIMEOUT") and "'soon'" in error
+
+
+@pytest.mark.parametrize("seconds", [9.3e9, 1e10, 10**400, float("inf")])
+def test_timeout_beyond_all_bounds_means_never(seconds, devices):
+    gluon_syncbn.set_timeout(seconds)
+    for timeout in None, seconds:
+        assert_trains(devices, make_layer(devices.contexts, timeout, num_devices=2))
+
+
+@pytest.mark.parametrize("axis", [4, -5])
+def test_axis_outside_of_the_input(axis, devices):
+    layer = SyncBatchNorm(axis=axis, in_channels=3, num_devices=2)
+    layer.initialize(ctx=devices.contexts)
+    text = rf"'{layer.name}'(?=.*\b4\b).*axis.*{axis}\b"
+    with pytest.raises(by_gluon(mx.MXNetError, ValueError), match=text):
+        with autograd.train_mode():
+            map_and_wait(devices, layer, make_shards(devices))
+
+
+def test_parameters_in_float16(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    layer.gamma.cast("float16")
+    with autograd.train_mode():
+        text = failure_of(map_and_wait, devices, layer, make_shards(devices))
+    assert f"'{layer.name}'" in text and "float32 or float64" in text and "cast" in text
+    layer.cast("float32")
+    layer.gamma.cast("float32")
+    assert_trains(devices, layer)
+
+
+def test_data_of_integers(devices):
+    layer = make_layer(devices.contexts, num_devices=2)
+    for dtype in "int32", "uint8":
+        shards = [x.astype(dtype) for x in make_shards(devices)]
+        with autograd.train_mode():
+            text = failure_of(map_and_wait, devices, layer, shards)
+        assert f"'{layer.name}'" in text and dtype in text
+        gluon_syncbn.recover()
+    assert_trains(devices, layer)

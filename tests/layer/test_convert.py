@@ -152,22 +152,12 @@ def test_what_a_subclass_does_is_never_lost():
     assert type(revert_sync_batchnorm(net)[0]) is Configured
 
 
-def test_bad_settings_leave_the_net_unchanged():
-    net = Nested()
-    before = kinds(net)
-    with pytest.raises(ValueError, match="num_devices .*1.* 0"):
-        convert_sync_batchnorm(net, 0)
-    with pytest.raises(ValueError, match="timeout .*-1"):
-        convert_sync_batchnorm(net, 2, timeout=-1)
-    assert kinds(net) == before
-
-
 def test_other_settings_hold_without_a_new_trace(devices):
     net = convert_sync_batchnorm(initialized(Nested(), devices.contexts), 1)
     set_mode(net, "hybridize")
     with autograd.record():
         for context in devices.contexts[:1] * 2 + devices.contexts[1:]:
-            net(batch().copyto(context))
+            net(batch().copyto(context)).wait_to_read()  # or both would be in use
     graph, key = net._cached_op, net.head.key
     convert_sync_batchnorm(net, 2, timeout=60)
     with autograd.record():

@@ -38,7 +38,7 @@ CPUS, ONE, GPUS = "cpu(0) cpu(1)", "gpu(0)", "gpu(0) gpu(1)"
 
 
 def contexts_of(places):
-    """The contexts of these names; skips the test where a GPU is missing."""
+    """Return the contexts of these names; skip the test if a GPU is missing."""
     contexts = [mx.Context(place[:3], int(place[4])) for place in places.split()]
     try:
         there = mx.context.num_gpus()
@@ -73,7 +73,7 @@ def make_net(contexts, dtype="float64"):
 
 
 def make_plain(net):
-    """The same net on one CPU, which other tests compare with the oracle."""
+    """Return the same net on one CPU, where other tests compare it with the oracle."""
     plain = make_net([mx.cpu()])
     for mine, other in zip(parameters(net), parameters(plain)):
         other.set_data(mx.nd.array(value(mine), dtype="float64"))
@@ -85,7 +85,7 @@ def parameters(net):
 
 
 def driver_of(contexts):
-    """An ordinary loop is enough for GPUs."""
+    """Return Devices for CPUs; an ordinary loop is enough for GPUs."""
     return (Loop if contexts[0].device_type == "gpu" else Devices)(contexts)
 
 
@@ -112,7 +112,7 @@ def results(net, ys, shards):
 
 
 def check_steps(net, contexts, plain, compared):
-    """Compares the results of two steps, of each the first `compared` ones."""
+    """Compare the first `compared` results of each of two steps."""
     with driver_of(contexts) as devices, Devices(mx.cpu()) as one:
         for seed in range(2):
             found = results(net, *queue_batch(devices, net, seed))[:compared]
@@ -136,7 +136,7 @@ def test_steps_and_prediction(mode, contexts):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dtypes(dtype, contexts):
-    """The means of y are beta, however far from zero those of x are."""
+    """The means of y are beta, however large the means of x are."""
     net = make_net(contexts, dtype=dtype)
     rows = [1] * len(contexts)
     shape = (len(rows), *SHAPE[1:])

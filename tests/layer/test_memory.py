@@ -104,7 +104,7 @@ RETURNED = {"GLUON_SYNCBN_KEEP_MEMORY": "0"}
 
 
 def result_of(program, steps, **options):
-    """The JSON that a program prints."""
+    """Return the JSON that a program prints."""
     return json.loads(output_of(SETUP + program, steps, **options))
 
 

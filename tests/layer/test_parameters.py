@@ -30,7 +30,7 @@ def batch(seed=0):
 
 
 def trained(devices, mode="hybridize"):
-    """A net after three steps on two contexts, which leave its replicas equal."""
+    """Return a net after three steps on two contexts, with equal replicas."""
     net = conv_net(ours)
     net.initialize(mx.init.Xavier(), ctx=devices.contexts)
     set_mode(net, mode)

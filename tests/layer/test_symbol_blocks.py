@@ -8,6 +8,7 @@ from gluon_syncbn import (
     SyncBatchNorm,
     check_replicas,
     convert_sync_batchnorm,
+    freeze_statistics,
     make_parallel,
     revert_sync_batchnorm,
 )
@@ -34,7 +35,7 @@ SHAPE = 3, 7, 6
 
 
 def features(norm):
-    """A symbol as GluonCV's SSD makes it: that of a block, with more operators."""
+    """Make a symbol of a block and more operators, as GluonCV's SSD does."""
     block = nn.HybridSequential(prefix="features_")
     norms = [norm(momentum=0.875, prefix=f"features_norm{k}_") for k in range(2)]
     with block.name_scope():
@@ -48,7 +49,7 @@ def features(norm):
 
 
 def with_symbol_block(norm):
-    """A hybrid net around a SymbolBlock."""
+    """Make a hybrid net around a SymbolBlock."""
     net = nn.HybridSequential(prefix="net_")
     net.add(nn.HybridLambda(lambda F, x: x * 2))
     net.add(SymbolBlock(features(norm), mx.sym.var("data")))
@@ -57,7 +58,7 @@ def with_symbol_block(norm):
 
 
 def initialize(net, contexts):
-    """Values that do not depend on the order of the parameters, in float64."""
+    """Set float64 values that do not depend on the order of the parameters."""
     net.cast("float64")
     net.initialize(ctx=contexts)
     net(mx.nd.ones((2, *SHAPE), ctx=contexts[0], dtype="float64"))
@@ -71,7 +72,7 @@ def initialize(net, contexts):
 
 
 def steps(net, rows):
-    """Outputs of training steps, and the parameters after them."""
+    """Train; return the outputs of all steps and the parameters after them."""
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
     rng, results = np.random.default_rng(1), []
     for n in rows:
@@ -138,20 +139,25 @@ def test_converted_twice_and_reverted(norm):
         convert_sync_batchnorm(net, num_devices=count)
         assert operators(net).count("Custom") == 3
     assert_same([net(x).asnumpy()], [y])
+    freeze_statistics(net)
+    assert "Custom" not in operators(net)
+    # MXNet computes a LeakyReLU in float32.
+    dtype = "float32" if norm is LEAKY_RELU else "float64"
+    assert_all_near([net(x).asnumpy()], [y], dtype, count=500, scale=10)
+    freeze_statistics(net, False)
+    assert operators(net).count("Custom") == 3
     found = operators(revert_sync_batchnorm(net))
     assert found.count("BatchNorm") == 3
     assert not {"Custom", "SliceChannel"} & set(found)
-    if norm is LEAKY_RELU:  # MXNet's own computes negative values in float32
+    assert_all_near([net(x).asnumpy()], [y], dtype, count=500, scale=10)
+    if norm is LEAKY_RELU:
         graph = mx.sym.Group(list(net(mx.sym.var("data")))).attr_dict()
         slopes = [node["slope"] for node in graph.values() if "slope" in node]
         assert slopes == ["0.25", "0.25"]
-        assert_all_near([net(x).asnumpy()], [y], "float32")
-    else:
-        assert_same([net(x).asnumpy()], [y])
 
 
 def converted_and_plain(operator, x, value):
-    """Outputs in training of a node and of the converted one, with equal parameters."""
+    """Return outputs of a converted node and of the node, with equal parameters."""
     y = operator(mx.sym.var("data"), name="bn", fix_gamma=False)
     plain, ours = (SymbolBlock(y, mx.sym.var("data")) for _ in range(2))
     for net in (plain, ours):

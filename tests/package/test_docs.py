@@ -60,9 +60,9 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 def programs():
-    """The text of every program for several processes, those that leave last.
+    """Return every program for several processes; programs that shut down come last.
 
-    test_kvstore.py runs those for MXNet's kvstore.
+    test_kvstore.py runs the programs for MXNet's kvstore.
     """
     modules = Sybil(
         [docstrings.PythonCodeBlockParser()],

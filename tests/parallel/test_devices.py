@@ -117,7 +117,7 @@ def test_a_context_has_one_thread_whoever_calls(make_devices):
 
 
 def test_contexts_are_not_changed_by_their_use(devices):
-    """A Context notes whom it replaces, and is the same object for all who use it."""
+    """A Context stores the one that it replaces, and every user has the same object."""
     with mx.cpu(3):
         with devices.contexts[0]:
             devices.map(int)
@@ -125,7 +125,7 @@ def test_contexts_are_not_changed_by_their_use(devices):
 
 
 def test_calls_of_a_static_graph_keep_their_order(devices):
-    """On one device the second call could run first, and meet the other's first."""
+    """One device could run its second call first, beside the other's first call."""
     net = nn.HybridSequential()
     net.add(Double(), SyncBatchNorm(in_channels=1))
     net.initialize(ctx=devices.contexts)
@@ -153,7 +153,7 @@ def test_a_loop_of_the_main_thread_is_warned_of(mode, devices, monkeypatch):
     net.initialize(ctx=devices.contexts)
     shards = [nd.ones((2, 1), ctx=c) for c in devices.contexts]
     with warnings.catch_warnings(), autograd.train_mode():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         devices.map(net, shards)
         with pytest.warns(UserWarning, match=r"allow_plain_loop\(net\)"):
             net(shards[0])
@@ -162,7 +162,7 @@ def test_a_loop_of_the_main_thread_is_warned_of(mode, devices, monkeypatch):
 
 
 def draws(seed, count, way, mode):
-    """Weights of inferred shape and, for each context, the masks of two calls."""
+    """Return weights of inferred shape, and for each context the masks of calls."""
     mx.random.seed(seed)
     contexts = cpus(count)
     net = nn.HybridSequential()

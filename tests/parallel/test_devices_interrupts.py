@@ -119,7 +119,7 @@ def test_a_handler_raises_at_any_instant_of_a_step(number, make_devices):
             except Raised:
                 sys.settrace(None)
                 count += 1
-                autograd.set_recording(False)  # MXNet's scopes have such instants, too
+                autograd.set_recording(False)  # MXNet's scopes also have such instants
                 autograd.set_training(False)
                 gluon_syncbn.recover()
             gluon_syncbn.check_replicas(net)

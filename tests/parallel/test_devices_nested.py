@@ -16,7 +16,7 @@ from support.parallel_nets import column, dense, weight_gradient
 
 
 def contexts_of_calls(*chain):
-    """The contexts that functions are called on, of a map in a map in a map."""
+    """Return the contexts that the functions of nested maps are called on."""
     first, *others = chain
     inner = partial(contexts_of_calls, *others) if others else mx.current_context
     found = first.map(inner)
@@ -94,7 +94,7 @@ def in_thread(function, *arguments):
 
 
 def test_a_step_whose_backward_another_thread_gave_up_updates_nothing(make_devices):
-    """MXNet drops the errors of gradients, which would be those of a step before."""
+    """MXNet drops errors of gradients, so gradients of an earlier step would stay."""
     net, x = nn.HybridSequential(), column(1, 2, 5)
     net.add(nn.Dense(1), nn.BatchNorm())
     make_parallel(net, cpus(2)).initialize()

@@ -29,7 +29,7 @@ from support.mpi import needs_mpi, run_ranks
 from support.nd import nd
 
 MISSING = r"Missing: cpu\(1\)"
-PLACES = "forward", "loss", "backward", "step", "end"  # of step 0, 1, ...
+PLACES = "forward", "loss", "backward", "step", "end"  # step 0 fails at the first, ...
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 LONG, SHORT = 20, 0.3  # timeouts in seconds, of steps that succeed and that fail
 
@@ -132,7 +132,7 @@ class Program:
             parameter.data(CONTEXTS[0]).wait_to_read()
 
     def states(self):
-        """The optimizer's arrays, by a name for each device and parameter."""
+        """Return the optimizer's arrays by device and parameter."""
         owners = self.trainer._updaters
         if self.trainer._update_on_kvstore:
             owners = [self.trainer._kvstore._updater]
@@ -165,7 +165,7 @@ class Program:
 
 
 def saboteur(kind, place, number):
-    """A function that fails a step at a place, on one of the contexts."""
+    """Return a function that fails a step at a place, on one of the contexts."""
     victim = CONTEXTS[number % 2]
 
     def strike(where, context):
@@ -196,7 +196,7 @@ def fail(program, kind, place, number):
     for array in sum(program.states().values(), []) if number % 2 else []:
         with suppress(mx.MXNetError):
             array.asnumpy()
-    # In the first line of a scope's __exit__ Ctrl-C leaves what the scope has set.
+    # Ctrl-C in the first line of a scope's __exit__ leaves the flags of the scope.
     autograd.set_recording(False)
     autograd.set_training(False)
     gluon_syncbn.recover()
@@ -263,7 +263,7 @@ def test_a_plain_loop_that_was_left_between_two_contexts(mode, monkeypatch):
 
 RANKS = """
 from contextlib import suppress
-from gluon_syncbn.distributed import meeting
+from gluon_syncbn.distributed import collectives
 from gluon_syncbn.native import failures
 
 kind = sys.argv[1]
@@ -311,7 +311,7 @@ failures.end_waits('given up by the test')
 assert 'start the program again' in error_of(gluon_syncbn.recover)
 failures.give_up('what is queued')
 assert state(net, trainer) in states[1:]
-assert 'earlier error' in error_of(meeting.total, "a test's barrier")
+assert 'earlier error' in error_of(collectives.total, "a test's barrier")
 assert error_of(step, net, trainer, 2)
 failures.give_up('what is queued')
 assert state(net, trainer) in states[1:]

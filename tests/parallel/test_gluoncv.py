@@ -34,7 +34,7 @@ CONTEXTS, IMAGES, SIZE, CLASSES = cpus(2), 4, 64, ["a", "b"]
 
 
 def batch(name):
-    """Images, labels where the net itself takes them, and weights of the losses."""
+    """Return images, the labels that a net takes as input, and the losses' weights."""
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(IMAGES, 3, SIZE, SIZE))]
     if name != "ssd":
@@ -54,7 +54,7 @@ def batch(name):
 
 
 def squares(*outputs):
-    """For each image the sum of the means of squares."""
+    """Sum the means of squares for each image."""
     return sum((y * y).mean(axis=0, exclude=True) for y in outputs)
 
 
@@ -64,7 +64,7 @@ def mobilenet(kind):
 
 
 def thin_faster_rcnn(rows, **options):
-    """A feature pyramid on an eighth of ResNet-18, for so many images on a context."""
+    """Make a feature pyramid on an eighth of ResNet-18, for `rows` images a context."""
     make_layer = ResNetV1b._make_layer
 
     def thin(self, stage, block, planes, *rest, **more):
@@ -92,7 +92,7 @@ def thin_faster_rcnn(rows, **options):
 
 
 def make(name, rows, contexts):
-    """A float64 net on its contexts, and its losses by its outputs."""
+    """Return a float64 net, and a function that makes losses of its outputs."""
     if name == "faster_rcnn":
         norm = functools.partial(nn.BatchNorm)  # BatchNorm itself would be frozen
         # MXNet's ROIAlign leaves rows that it skips uninitialized.
@@ -116,7 +116,7 @@ def make(name, rows, contexts):
     return net, criterion
 
 
-# ---- Training equals that of nn.BatchNorm on one device.
+# ---- Training equals nn.BatchNorm on one device.
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ class Weighted(Block):
 
 
 def train_detection(net, criterion, name, steps, contexts, is_parallel=False):
-    """Losses of steps of SGD on so many images, in one call or in a loop."""
+    """Return the losses of steps of SGD on so many images, in one call or in a loop."""
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 2e-3})
     weighted, found = Weighted(net, criterion), []
     if is_parallel:
@@ -169,7 +169,7 @@ def train_detection(net, criterion, name, steps, contexts, is_parallel=False):
 
 
 def random_values(net, name):
-    """He's weights, and norms that are no identities."""
+    """Set He's weights, and norms that are no identities."""
     with autograd.record():
         net(*(mx.nd.array(a, dtype="float64") for a in batch(name)[:-1]))
     rng = np.random.default_rng(0)
@@ -236,13 +236,13 @@ def installed(monkeypatch):
 
 
 def synchronized():
-    """Arguments of a net, as a script takes them from --syncbn or --norm-layer."""
+    """Return arguments of a net, as scripts make them of --syncbn and --norm-layer."""
     kind = mx.gluon.contrib.nn.SyncBatchNorm
     return {"norm_layer": kind, "norm_kwargs": {"num_devices": len(CONTEXTS)}}
 
 
 def segmentation_net(**norm):
-    """In float64, and without dropout, which would draw other numbers."""
+    """Make a float64 net without dropout, which would draw other numbers."""
     net = gluoncv.model_zoo.FastSCNN(3, aux=True, crop_size=SIZE, **norm)
     net.apply(lambda b: setattr(b, "_rate", 0) if type(b) is nn.Dropout else None)
     net.initialize()
@@ -252,9 +252,9 @@ def segmentation_net(**norm):
 
 
 def losses_of_segmentation(net, contexts):
-    """The loop of segmentation/train.py."""
+    """Run the loop of segmentation/train.py; return its losses."""
     model = parallel.DataParallelModel(net, contexts, True)
-    # With size_average GluonCV divides gradients by the pixels of each shard.
+    # GluonCV's size_average divides gradients by the pixels of each shard.
     criterion = gluoncv.loss.MixSoftmaxCrossEntropyLoss(True, size_average=False)
     criterion = parallel.DataParallelCriterion(criterion, contexts, True)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-4})

@@ -11,7 +11,7 @@ from gluon_syncbn import Monitor, check_replicas, make_parallel
 import mxnet as mx
 import pytest
 from mxnet.gluon import Trainer, nn
-from support.helpers import cpus, differentiate, run_python, run_tool
+from support.helpers import differentiate, run_python, run_tool
 from support.nd import nd
 from support.parallel_nets import dense
 
@@ -46,7 +46,7 @@ def slow_block():
 
 
 def watched_run(devices, is_slow=False, rest=0.0):
-    """Trains a small net and reports; a batch takes `rest` seconds to make."""
+    """Train a small net and report; making a batch takes `rest` seconds."""
     net = nn.Sequential()
     net.add(nn.Dense(4, in_units=3))
     if is_slow:
@@ -132,23 +132,12 @@ def test_trainer_that_was_made_before_the_net_was_moved(devices):
         trainer = Trainer(net.collect_params(), "sgd")
         if is_moved:
             make_parallel(net, devices.contexts, reset_ctx=True)
-        train_twice(net, trainer)
+        for _ in range(2):
+            differentiate(net, nd.array([[1], [2]]))
+            trainer.step(2)
         check_replicas(net)
         weights.append(net.weight.list_data()[0].asnumpy())
     assert (weights[0] == weights[1]).all()
-
-
-def train_twice(net, trainer):
-    for _ in range(2):
-        differentiate(net, nd.array([[1], [2]]))
-        trainer.step(2)
-
-
-@pytest.mark.parametrize("count, kvstore", [(1, None), (2, "device")])
-def test_trainer_that_needs_no_warning(count, kvstore, recwarn):
-    net = dense(cpus(count))
-    train_twice(net, Trainer(net.collect_params(), "sgd", kvstore=kvstore))
-    assert not [w for w in recwarn if "trainer of this net" in str(w.message)]
 
 
 # ---- contexts ------------------------------------------------------------------------
@@ -185,7 +174,7 @@ int cuDeviceGetCount(int* n) { *n = 2; return 0; }
     ],
 )
 def test_the_driver_counts_in_another_process(init, patience, expected, tmp_path):
-    """With a driver made for the test."""
+    """The driver is made for the test."""
     code = tmp_path / "cuda.c"
     code.write_text(DRIVER % init)
     run_tool("gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", code)

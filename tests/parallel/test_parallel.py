@@ -11,7 +11,6 @@ from gluon_syncbn import (
     allow_plain_loop,
     check_replicas,
     make_parallel,
-    revert_parallel,
 )
 from gluon_syncbn.mxnet_private.parameters import contexts_of
 
@@ -19,8 +18,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import Block, loss, nn
-from support.blocks import Function
+from mxnet.gluon import Block, nn
+from support.blocks import Function, by_gluon
 from support.helpers import (
     MODES,
     assert_all_near,
@@ -105,7 +104,7 @@ COMPREHENSIONS = "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"
 
 
 def test_a_step_enters_few_functions():
-    """Three layers on two contexts; Gluon looks each parameter up on each context."""
+    """The net has three layers; Gluon looks up each parameter on each context."""
     net = nn.HybridSequential()
     net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
     net = make_parallel(net, cpus(2))
@@ -120,8 +119,9 @@ def test_a_step_enters_few_functions():
     for _ in range(2):
         forward()
         losses[-1].backward()
-    assert len(functions_called(net.devices, forward)) <= 145
-    assert len(functions_called(net.devices, losses[-1].backward)) <= 90
+    limit = by_gluon(131, 141)
+    assert len(functions_called(net.devices, forward)) <= limit
+    assert len(functions_called(net.devices, losses[-1].backward)) <= 82
     mx.nd.waitall()
 
 
@@ -248,40 +248,3 @@ def test_numpy_semantics(devices):
         assert type(y) is type(x) and empty.shape == (3, 0)
         assert (x.grad.asnumpy()[:, 0] == [2, 4, 6]).all()
         assert summed_grad(net.weight) == 28
-
-
-# ---- a loss on each device -----------------------------------------------------------
-
-
-class NetWithLoss(Block):
-    """A loss that is computed where the outputs are; one value a row is joined."""
-
-    def __init__(self, net, criterion):
-        super().__init__()
-        self.net, self.criterion = net, criterion
-
-    def forward(self, x, label):
-        return self.criterion(self.net(x), label)
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-def test_losses_where_the_outputs_are(rows):
-    """With gradients of labels, too; the net's own outputs are not joined."""
-    ((x, _),) = batches([rows])
-    label = nd.random.normal(shape=(rows, 3), dtype="float64")
-    results = {}
-    plain, parallel = pair(cpus(3))
-    for net in plain, revert_parallel(parallel):
-        net, seen = NetWithLoss(net, loss.L2Loss()), []
-        if net.net is parallel:
-            make_parallel(net, cpus(3))
-        net.net.register_forward_hook(lambda *_, seen=seen: seen.append(_[-1].context))
-        x.attach_grad()
-        label.attach_grad()
-        with autograd.record():
-            losses = net(x, label)
-        losses.backward()
-        arrays = losses, x.grad, label.grad
-        results[net.net] = [*(a.asnumpy() for a in arrays), *gradients(net)]
-    assert seen == cpus(min(rows, 3)) and losses.context == mx.cpu(0)
-    assert_same(results[parallel], results[plain])

@@ -1,5 +1,7 @@
 """Gradients of a parallel net in whatever graph the caller builds around it."""
 
+from functools import partial
+
 import gluon_syncbn
 from gluon_syncbn import allow_plain_loop, make_parallel
 
@@ -8,7 +10,7 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, Trainer, nn
 from support.blocks import gluon_1_only
-from support.helpers import MODES, cpus, differentiate, set_mode, summed_grad, value
+from support.helpers import MODES, cpus, differentiate, summed_grad, value
 from support.nd import nd
 from support.parallel_nets import (
     Traced,
@@ -19,8 +21,9 @@ from support.parallel_nets import (
     parameters,
     weight_gradient,
 )  # fmt: skip
+from support.whole_programs import Net, X, array, results_of
 
-# Functions of two nets, an input, and an array above it; each returns heads.
+# Each function of two nets, an input and an array above it returns heads.
 
 
 def two_calls(net, other, x, upstream):
@@ -55,23 +58,14 @@ GRAPHS = [
 ]
 
 
-def normalizing_net(contexts, seed, mode):
-    """A float64 net with a norm, whose running statistics join graphs of two calls."""
-    net = nn.HybridSequential()
-    net.add(nn.Dense(2, in_units=2), nn.BatchNorm(in_channels=2, momentum=0.875))
-    net.cast("float64")
-    if contexts:
-        net = make_parallel(net, contexts)
-    mx.random.seed(seed)
-    net.initialize(mx.init.Uniform(1))
-    return set_mode(net, mode)
+def program_of(graph, grad_req, start):
+    """Return all gradients; x has one if there is a `grad_req`.
 
-
-def results_of(graph, contexts, mode, grad_req):
-    """Gradients of all that a graph depends on; without `grad_req` not of x."""
-    nets = [normalizing_net(contexts, seed, mode) for seed in range(2)]
-    x = nd.array([[1, 2], [-1, 5], [4, 0], [2, 2], [0, 3]], dtype="float64")
-    upstream = nd.array([3.0], dtype="float64")
+    The nets' statistics may differ: MXNet's layer updates its own once a step.
+    """
+    norm = partial(nn.BatchNorm, in_channels=2, momentum=0.875)
+    nets = [start(Net(nn.Dense(2, in_units=2), norm()), seed=seed) for seed in range(2)]
+    x, upstream = array(X[:5]), array([3.0])
     upstream.attach_grad()
     if grad_req:
         x.attach_grad(grad_req)
@@ -80,18 +74,15 @@ def results_of(graph, contexts, mode, grad_req):
             heads = graph(*nets, x, upstream)
         autograd.backward(heads)
     written = [a.grad.asnumpy() for a in (upstream, x) if a.grad is not None]
-    return sum(map(gradients, nets), written)
+    return (sum(map(gradients, nets), written),)
 
 
 @pytest.mark.parametrize("grad_req", [None, "write", "add"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_graph(graph, mode, grad_req):
-    results = results_of(graph, cpus(2), mode, grad_req)
-    expected = results_of(graph, None, mode, grad_req)
-    assert len(results) > 4
-    assert_same(results, expected)
-    mx.nd.waitall()
+    program = partial(program_of, graph, grad_req)
+    assert_same(results_of(program, cpus(2), mode), results_of(program, None, mode))
 
 
 def test_calls_of_two_scopes_with_one_backward_each(devices):
@@ -103,7 +94,7 @@ def test_calls_of_two_scopes_with_one_backward_each(devices):
     with autograd.record():
         second = net(column(5, 6)).sum()
         second.backward(retain_graph=True)  # inside of the scope
-    beside.backward()  # of another graph
+    beside.backward()  # it is in another graph
     assert weight_gradient(net) == 11
     for grad in net.weight.list_grad():
         grad[:] = 0
@@ -130,17 +121,6 @@ def test_input_that_needs_no_gradient_before_one_that_does(how, devices):
         product, _ = net(a, column(5, 6) * upstream)
     product.backward()
     assert upstream.grad.asnumpy() == 5 * 1 + 6 * 2
-
-
-def test_outputs_that_depend_on_one_input_each(devices):
-    net, a, b = two_inputs(devices), column(1, 2), column(5, 6)
-    for x in a, b:
-        x.attach_grad("add")
-    with autograd.record():
-        product, triple = net(a, b)
-    product.backward(retain_graph=True)
-    triple.backward()
-    assert (a.grad == b).asnumpy().all() and (b.grad == a + 3).asnumpy().all()
 
 
 class Sparse(Block):
@@ -261,9 +241,22 @@ def test_graphs_are_freed(way, devices):
     for _ in range(3):  # two without backward
         with autograd.record():
             totals = [net(x).sum() for x in xs]
-    assert traced.count_graphs() == 2  # of the last step, on two devices
+    assert traced.count_graphs() == 2  # the last step's, on two devices
     autograd.backward(totals)
     assert traced.count_graphs() == 0
+
+
+def test_a_result_without_a_variable_has_no_backward(devices):
+    """Its factors are in another graph, so that MXNet records the product."""
+    weight = dense(devices.contexts).weight
+    factors = {context: nd.ones(1, ctx=context) for context in devices.contexts}
+    net = make_parallel(nn.Lambda(lambda x: x * factors[x.context]), devices.contexts)
+    with autograd.record():
+        others = [weight.data(c) * factor for c, factor in factors.items()]
+        y = net(column(1, 2))
+    with pytest.raises(mx.MXNetError):
+        y.backward()
+    autograd.backward(others)
 
 
 class TwoOutputs(Block):

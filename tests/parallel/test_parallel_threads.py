@@ -29,7 +29,7 @@ REPEAT = repetitions()
 
 @in_threads
 def trained(mode, contexts):
-    """Losses and parameters of a net; it is plain where there are no contexts."""
+    """Train a net, plain without contexts; return its losses and parameters."""
     net = small_net()
     if contexts:
         net = make_parallel(net, contexts)
@@ -82,7 +82,7 @@ def test_recover_waits_for_the_turn_of_another_thread(devices):
         recover()
         assert "cpu(1)" not in str(first.exception())  # as a timeout names it
         error = threads.submit(step).exception()
-        assert "called gluon_syncbn.recover" in str(error)
+        assert "gluon_syncbn.recover() in another thread" in str(error)
         number = failures.latest_recovery[0]
         threads.submit(recover).result()  # it has been told, so it cancels nothing
         assert failures.latest_recovery[0] == number
@@ -90,7 +90,7 @@ def test_recover_waits_for_the_turn_of_another_thread(devices):
 
 
 def noisy_net(contexts):
-    """Its operators with random numbers share memory if one thread pushes them."""
+    """Make a net whose random operators share memory if one thread pushes them."""
     net = nn.HybridSequential()
     for _ in range(20):
         net.add(SyncBatchNorm(in_channels=2, timeout=10), nn.Dropout(0.1))
@@ -103,7 +103,7 @@ def test_plain_loops_that_come_to_the_contexts_in_different_orders():
     contexts = cpus(2)
     first, second = noisy_net(contexts), noisy_net(contexts)
     calls = (first, 0), (second, 1), (first, 1), (second, 0)
-    # Of their own: a call that makes its input plain waits for who reads that.
+    # Each call has its input: making an input plain waits for all its readers.
     xs = [nd.random.normal(shape=(4, 2), ctx=contexts[k]) for _, k in calls]
     with autograd.train_mode():
         ys = [net(x) for (net, _), x in zip(calls, xs)]

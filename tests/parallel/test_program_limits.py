@@ -89,7 +89,7 @@ def test_loss_that_reads_what_a_device_has_kept(loss):
 
 @gluon_1_only("hybrid_forward")
 def test_penalty_of_the_one_device_that_has_rows():
-    """It is that of the whole batch."""
+    """The penalty is computed from the whole batch."""
     results = []
     for contexts in cpus(2), None:
         net = started(Kept(), contexts)
@@ -219,14 +219,14 @@ def test_argument_without_axes(is_variable, mode):
 def test_net_on_other_contexts(devices):
     net = nn.Dense(1, **prefixed("mine_"))
     net.initialize(ctx=mx.cpu(3))
-    expected = r"'.* cpu\(3\).* cpu\(0\), cpu\(1\)"
+    expected = r"'.* cpu\(0\), cpu\(1\).* cpu\(3\)"
     expected = by_gluon("'mine_weight", "'weight") + expected
     with pytest.raises(ValueError, match=expected):
         make_parallel(net, devices.contexts)
     assert "forward" not in vars(net)
     parallel = make_parallel(nn.Dense(1), devices.contexts)
     parallel.initialize(ctx=mx.cpu(0))
-    with pytest.raises(ValueError, match=r"cpu\(0\).* cpu\(0\), cpu\(1\)"):
+    with pytest.raises(ValueError, match=r"cpu\(0\), cpu\(1\).* cpu\(0\)\."):
         parallel(nd.ones((2, 2)))
 
 
@@ -246,7 +246,7 @@ def test_head_gradient_of_another_form(rows, dtype, devices):
     net, x = one_weight(devices.contexts), column(1, 2)
     with autograd.record():
         y = net(x)
-    words = rf"head 0.*\({rows}, 1\).*{dtype}.*\(2, 1\).*float32"
+    words = rf"head 0.*\(2, 1\).*float32.*\({rows}, 1\).*{dtype}"
     gradient = nd.ones((rows, 1), dtype=dtype)
     with pytest.raises(ValueError, match=words):
         y.backward(gradient)
@@ -263,7 +263,7 @@ ONE, KIND = by_gluon(("1,", "NDArray"), ("", "ndarray"))
 @pytest.mark.parametrize(
     "outputs, words",
     [
-        (lambda x: [x.mean()] * 2, rf"\({ONE}\).*cpu\(0\).*2 rows"),
+        (lambda x: [x.mean()] * 2, rf"2 rows.*\({ONE}\).*cpu\(0\)"),
         (lambda x: ([x], [x, x]), rf"{KIND} float32 \(\*, 1\).*cpu\(1\)"),
         (lambda x: (x, None), rf"{KIND} float32 \(\*, 1\).*NoneType"),
         (lambda x: ({"a": x, "b": x}, {"b": x, "a": x}), r"\['b', 'a'\]|cpu\(1\)"),

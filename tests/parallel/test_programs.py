@@ -79,7 +79,7 @@ def constant_parameter(start):
 
 
 def trained(between, start, steps=3, net=None, **options):
-    """The net after steps in which the program does something between the usual."""
+    """Train a net; `between` is what the program does after each backward."""
     net = net or start(Normalized())
     settings = {"learning_rate": 0.01, "momentum": 0.9}
     trainer = Trainer(net.collect_params(), "sgd", settings, **options)
@@ -97,7 +97,7 @@ def reduce_clip_update(net, trainer, step):
 
 
 def kept_arrays(net, trainer, step):
-    """Arrays that the program got once, and goes on writing to."""
+    """Write to arrays that the program got once."""
     if step == 0:
         net.kept = [parameter.data() for parameter in parameters_of(net)]
     trainer.step(6)
@@ -106,7 +106,7 @@ def kept_arrays(net, trainer, step):
 
 
 def swap_for_an_average(net, trainer, step):
-    """Predictions with other weights, as of EMA and SWA, and back."""
+    """Predict with other weights, as EMA and SWA do, and put the weights back."""
     trainer.step(6)
     former = [parameter.data().copy() for parameter in parameters_of(net)]
     for parameter in parameters_of(net):
@@ -134,7 +134,7 @@ BETWEEN = [
 
 
 def stale_branch(start):
-    """A head that some steps leave out, with ignore_stale_grad."""
+    """Leave a head out in some steps, with ignore_stale_grad."""
 
     class Heads(gluon.Block):
         def __init__(self):
@@ -152,7 +152,7 @@ def stale_branch(start):
 
 
 def norm_of_the_first_call(start):
-    """A block that makes its layer when it is called first, and names its contexts."""
+    """Make a layer in the first call of a block, on the block's contexts."""
 
     class Lazy(gluon.Block):
         def __init__(self):
@@ -259,29 +259,31 @@ def test_optimizer(name):
     assert_same(results_of(program, cpus(2)), results_of(program, None))
 
 
-def test_a_reverted_net_keeps_its_momentum_on_all_devices():
-    """A loop over its devices then trains on as one device."""
+@pytest.mark.parametrize("change", [make_parallel, revert_parallel])
+def test_momentum_stays_when_a_net_becomes_parallel_or_stops(change):
+    """The net trains for two steps before the change and for two steps after it."""
 
     def program(contexts):
-        net = started(Net(dense()), contexts)
+        is_parallel = change is revert_parallel and len(contexts) > 1
+        net = started(Net(dense()), contexts if is_parallel else None)
+        move(net, contexts)
         settings = {"learning_rate": 0.01, "momentum": 0.9}
         trainer = Trainer(net.collect_params(), "sgd", settings)
         for step in range(4):
-            if step == 2 and contexts:
-                revert_parallel(net)
-            if step < 2:
-                backward(lambda: (net(array(X)) ** 2).sum())
-            else:
-                places = contexts or [mx.cpu()]
-                shards = gluon.utils.split_and_load(array(X), places)
-                with autograd.record():
-                    losses = [(net(x) ** 2).sum() for x in shards]
-                autograd.backward(losses)
+            if step == 2 and len(contexts) > 1:
+                change(net, *[contexts] * (not is_parallel))
+                is_parallel = not is_parallel
+            shards = gluon.utils.split_and_load(
+                array(X), contexts[:1] if is_parallel else contexts
+            )
+            with autograd.record():
+                losses = [(net(x) ** 2).sum() for x in shards]
+            autograd.backward(losses)
             trainer.step(6)
         check_replicas(net)
         return [value(p) for p in parameters_of(net)]
 
-    assert_same(program(cpus(2)), program(None))
+    assert_same(program(cpus(2)), program(cpus(1)))
 
 
 class OfHorovod(Trainer):
@@ -303,27 +305,3 @@ def test_trainer_that_sums_one_gradient_over_processes():
 
     results = results_of(partial(program, OfHorovod, 1), cpus(2))
     assert_same(results, results_of(partial(program, Trainer, 2), None))
-
-
-def test_trainer_that_was_made_before():
-    """It has trained on several devices, and its momentum stays."""
-
-    def program(contexts):
-        net = started(Net(dense()), None)
-        move(net, contexts)
-        settings = {"learning_rate": 0.01, "momentum": 0.9}
-        trainer = Trainer(net.collect_params(), "sgd", settings)
-        for step in range(4):
-            if step == 2 and len(contexts) > 1:
-                make_parallel(net, contexts)
-            if step < 2:
-                shards = gluon.utils.split_and_load(array(X), contexts)
-                with autograd.record():
-                    losses = [(net(x) ** 2).sum() for x in shards]
-                autograd.backward(losses)
-            else:
-                backward(lambda: (net(array(X)) ** 2).sum())
-            trainer.step(6)
-        return [value(p) for p in parameters_of(net)]
-
-    assert_same(program(cpus(2)), program(cpus(1)))

@@ -4,18 +4,16 @@ A program draws what its net, its loss and its steps hold; test_programs.py has 
 these kinds alone. GLUON_SYNCBN_PROGRAMS=10000 runs so many, and other ones each time.
 """
 
-import os
 from dataclasses import dataclass, fields
 
 import mxnet as mx
-import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
 from mxnet.gluon import Trainer, nn
 from support.blocks import gluon_1_only
 from support.helpers import MODES, cpus, set_mode
 from support.parallel_nets import assert_same
+from support.programs import random_test
 from support.whole_programs import (
     X,
     array,
@@ -26,16 +24,15 @@ from support.whole_programs import (
     state_of,
 )
 
-MORE = os.environ.get("GLUON_SYNCBN_PROGRAMS")
 CHANGES = "nothing", "clip", "set_data", "in place", "own optimizer"
 
 
 @dataclass
 class Program:
     contexts: int
-    mode: str  # of the net's children
-    rows: list  # of each step
-    change: str  # between backward and the next step
+    mode: str  # the net's children have it
+    rows: list  # one number for each step
+    change: str  # the program does it after each backward
     has_constant: bool  # an attribute without a gradient
     is_doubled: bool  # the result holds an array twice
     branches: bool  # rows without a label have no graph
@@ -60,7 +57,7 @@ def programs():
 
 
 def norm_of(program):
-    """A layer that is used twice updates its statistics twice, unlike MXNet's."""
+    """Return no norm if it is used twice: only ours updates its statistics twice."""
     if program.is_called_twice:
         return dense()
     return nn.BatchNorm(in_channels=2, momentum=0.875)
@@ -144,15 +141,7 @@ def change(program, net, trainer):
 
 
 @gluon_1_only("arrays of mx.nd")
-@pytest.mark.timeout(int(MORE or 0) + 300)
-@settings(
-    max_examples=int(MORE or 60),
-    derandomize=not MORE,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(programs())
+@random_test(programs(), 60)
 def test_equals_one_device(program):
     results = results_of(program, cpus(program.contexts))
     assert_same(results, results_of(program, None))

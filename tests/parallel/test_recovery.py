@@ -119,7 +119,7 @@ class Fails(autograd.Function):
 
 @pytest.mark.timeout(60)
 def test_an_operator_completes_with_the_error_of_another_one():
-    """Of a user's function, whose own operator completes later. Ours is not taken."""
+    """The other one is a user's function that completes later. Ours is not taken."""
     contexts = cpus(2, 1)
     elsewhere = nd.ones((2, 3), ctx=mx.cpu(5))
     elsewhere.attach_grad()

@@ -154,7 +154,7 @@ def test_more_contexts_than_shards(devices):
 
 
 def test_text_of_a_timeout(devices):
-    """Of a layer that does not know which two of three contexts get a shard."""
+    """The layer does not know which two of three contexts get a shard."""
     layer = make_layer(cpus(3), num_devices=2)
     with autograd.train_mode():
         y = layer(make_shards(devices)[1])

@@ -1,10 +1,9 @@
-"""recompute_statistics: those of all elements together, however a net runs."""
+"""recompute_statistics gives the statistics of all elements, however a net runs."""
 
 import threading
 
 from gluon_syncbn import (
     SyncBatchNorm,
-    convert_sync_batchnorm,
     make_parallel,
     recompute_statistics,
 )
@@ -29,12 +28,13 @@ from support.helpers import (
     assert_all_near,
     assert_near,
     cpus,
+    operators,
     set_mode,
     value,
 )
 from support.nd import nd
 
-ROWS = 7, 1, 4  # on two contexts, one of which gets no row of the second batch
+ROWS = 7, 1, 4  # one of two contexts gets no row of the second batch
 IDENTITY = np.ones(3), np.zeros(3)  # gamma and beta
 
 
@@ -57,7 +57,7 @@ def statistics(net, index=0):
 
 
 def oracle(batches):
-    """The right `statistics` of a `small_net` with equal gammas."""
+    """Return the right `statistics` of a `small_net`."""
     ys = [reference.forward(batch, *IDENTITY)[0] for batch in batches]
     found = []
     for inputs in batches, [np.maximum(y, 0).mean((2, 3)) for y in ys]:
@@ -67,15 +67,35 @@ def oracle(batches):
 
 
 def prediction(x, statistics):
-    """What a `small_net` predicts with these."""
+    """Return the prediction of a `small_net` with these statistics."""
     y = reference.inference_forward(x, *IDENTITY, *statistics[:2])
     y = np.maximum(y, 0).mean((2, 3))
     return reference.inference_forward(y, *IDENTITY, *statistics[2:])
 
 
-def blocks_of(net):
-    found = []
-    net.apply(found.append)
+def ours(contexts, norm=SyncBatchNorm):
+    net = small_net(norm)
+    net.cast("float64")
+    net.initialize(ctx=contexts)
+    return net
+
+
+def plain(contexts):
+    return ours(contexts, nn.BatchNorm)
+
+
+def graph(contexts):
+    net = plain(contexts)
+    data = mx.sym.var("data", dtype="float64")
+    return SymbolBlock(net(data), data, params=net.collect_params())
+
+
+GRAPH = pytest.param(graph, marks=gluon_1_only("blocks take no symbols"))
+
+
+def kinds_of(net):
+    found = operators(net) if isinstance(net, SymbolBlock) else []
+    net.apply(lambda block: found.append(type(block)))
     return found
 
 
@@ -87,14 +107,12 @@ def assert_statistics(net, expected, batches, contexts=1):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", ["one context", "Devices", "make_parallel"])
-@pytest.mark.parametrize("norm", [SyncBatchNorm, nn.BatchNorm])
-def test_equals_all_elements_together(norm, way, mode):
-    """Also a layer after a pool, which sees one value of each channel in a batch."""
+@pytest.mark.parametrize("make", [ours, plain, GRAPH])
+def test_equals_all_elements_together(make, way, mode):
+    """The layer behind a pool gets one value of each channel in a batch."""
     contexts = cpus(1 if way == "one context" else 2)
-    net = small_net(norm)
-    net.cast("float64")
-    net.initialize(ctx=contexts)
-    kinds = list(map(type, blocks_of(net)))
+    net = make(contexts)
+    kinds = kinds_of(net)
     if way == "make_parallel":
         net = make_parallel(net, contexts, sync_bn=False)
     set_mode(net, mode)
@@ -105,9 +123,9 @@ def test_equals_all_elements_together(norm, way, mode):
     recompute_statistics(net, as_input)
     expected = oracle(batches)
     assert_statistics(net, expected, batches, len(contexts))
-    assert list(map(type, blocks_of(net))) == kinds
+    assert kinds_of(net) == kinds
     x = nd.array(batches[0], dtype="float64")
-    y = prediction(batches[0], expected)  # in inference the net takes them
+    y = prediction(batches[0], expected)  # the net uses them in inference
     assert_near(net(x).asnumpy(), y, "float64", x.size, scale=10)
 
 
@@ -210,30 +228,11 @@ def test_a_layer_that_is_used_twice_sees_all_that_it_gets():
             net.hybridize()
 
 
-@gluon_1_only("blocks take no symbols")
-@pytest.mark.parametrize("contexts", [1, 2])
-@pytest.mark.parametrize("converted", [False, True])
-def test_symbol_blocks(converted, contexts):
-    plain = small_net(nn.BatchNorm)
-    plain.cast("float64")
-    plain.initialize(ctx=cpus(contexts))
-    data = mx.sym.var("data", dtype="float64")
-    net = SymbolBlock(plain(data), data, params=plain.collect_params())
-    batches = batches_of()
-    expected = oracle(batches)
-    if converted:
-        convert_sync_batchnorm(net)
-    before = net(data).tojson()
-    recompute_statistics(net, [nd.array(batch, dtype="float64") for batch in batches])
-    assert_statistics(net, expected, batches, contexts)
-    assert net(data).tojson() == before
-
-
 X = np.ones((4, 3, 6, 5), "float32")
 
 
 def read(batches):
-    """A batch, and an error where one is not there."""
+    """Yield batches; raise KeyError where a name stands for one."""
     for batch in batches:
         if isinstance(batch, str):
             raise KeyError(batch)

@@ -7,7 +7,7 @@ from gluon_syncbn.mxnet_private import parameters
 
 import mxnet as mx
 import pytest
-from mxnet.gluon import HybridBlock, Parameter, contrib, nn
+from mxnet.gluon import HybridBlock, contrib, nn
 
 from support.nd import nd
 
@@ -20,22 +20,22 @@ in_threads = mx.util.use_np if IS_GLUON_2 else lambda function: function
 
 
 def by_gluon(first, second):
-    """What a test expects of Gluon 1, or of Gluon 2."""
+    """Return `first` in Gluon 1, `second` in Gluon 2."""
     return second if IS_GLUON_2 else first
 
 
 def gluon_1_only(reason):
-    """A mark for tests of what MXNet 2 has not."""
+    """Return a mark that skips a test in MXNet 2."""
     return pytest.mark.skipif(IS_GLUON_2, reason=f"MXNet 2: {reason}")
 
 
 def prefixed(prefix):
-    """The argument of a block for its names, of which Gluon 2 has none."""
+    """Return a block's argument for its names, which Gluon 2 does not have."""
     return {} if IS_GLUON_2 else {"prefix": prefix}
 
 
 def name_scope(block):
-    """A scope in which children get a block's prefix."""
+    """Return a scope in which children get a block's prefix."""
     return nullcontext() if IS_GLUON_2 else block.name_scope()
 
 
@@ -68,14 +68,8 @@ class Double(Function):
         return 2 * x
 
 
-def new_parameter(block, name, **options):
-    if IS_GLUON_2:
-        return Parameter(name, **options)
-    return block.params.get(name, **options)
-
-
 def sharing(block, cls, **options):
-    """A block of a class with another one's parameters."""
+    """Make a block of a class with the parameters of `block`."""
     if IS_GLUON_2:
         return cls(**options).share_parameters(block.collect_params())
     return cls(params=block.params, **options)

@@ -1,6 +1,6 @@
 """Graph modes, training, comparison and subprocesses for all tests.
 
-All tolerances are those of reference.py.
+All tolerances come from reference.py.
 """
 
 import json
@@ -9,10 +9,8 @@ import subprocess
 import sys
 import time
 from ctypes import CFUNCTYPE, c_void_p, cast, py_object
-from functools import partial
 from pathlib import Path
 
-import gluon_syncbn
 from gluon_syncbn.compat import IS_GLUON_2
 from gluon_syncbn.mxnet_private.arrays import push
 from gluon_syncbn.mxnet_private.parameters import is_summed
@@ -20,13 +18,13 @@ from gluon_syncbn.mxnet_private.parameters import is_summed
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon import SymbolBlock, nn
+from mxnet.gluon import SymbolBlock
 
 from support import reference
 from support.nd import nd
 
 ROOT = Path(__file__).resolve().parents[2]
-# For a program without the package: MXNet reads names that newer NumPys lack.
+# Code for a program without the package: MXNet reads names that newer NumPys lack.
 NAMES_OF_NUMPY = (
     f"import runpy; runpy.run_path({str(ROOT / 'gluon_syncbn' / 'compat.py')!r})\n"
 )
@@ -43,7 +41,7 @@ MODES = {
 
 
 def repetitions():
-    """How often comparisons of what is random are repeated (conftest.py)."""
+    """Return how often comparisons of random runs are repeated (conftest.py)."""
     return int(os.environ["GLUON_SYNCBN_REPEAT"])
 
 
@@ -79,7 +77,7 @@ def put(arrays, contexts, dtype="float32"):
 
 
 def split_rows(x, rows, axis=0):
-    """Shards of `rows[k]` rows each."""
+    """Split x into shards of `rows[k]` rows."""
     assert sum(rows) == x.shape[axis]
     return np.split(x, np.cumsum(rows)[:-1], axis)
 
@@ -93,7 +91,7 @@ def train_step(devices, net, shards, dys):
 
 
 def queue_step(devices, net, shards, dys):
-    """Queues a step without waiting for it; returns y as NDArrays."""
+    """Queue a step without waiting for it; return y as NDArrays."""
 
     def step(x, dy):
         with autograd.record():
@@ -105,7 +103,7 @@ def queue_step(devices, net, shards, dys):
 
 
 def differentiate(function, *arguments):
-    """A recorded call, and backward from the array that it returns; returns this."""
+    """Record a call, and run backward from the array that it returns."""
     with autograd.record():
         y = function(*arguments)
     y.backward()
@@ -113,12 +111,12 @@ def differentiate(function, *arguments):
 
 
 def whole(shards):
-    """The arrays of all contexts as one."""
+    """Return the arrays of all contexts as one."""
     return np.concatenate([shard.asnumpy() for shard in shards])
 
 
 def copy_parameters(net, *others):
-    """Gives nets of the same architecture the values of the first one."""
+    """Copy the values of a net to others of the same architecture."""
     for other in others:
         pairs = zip(other.collect_params().values(), net.collect_params().values())
         for parameter, given in pairs:
@@ -130,12 +128,12 @@ def value(parameter, index=0):
 
 
 def values(net, index=0):
-    """Those of all parameters on one of their contexts."""
+    """Return the values of all parameters on one of their contexts."""
     return [value(parameter, index) for parameter in net.collect_params().values()]
 
 
 def summed_grad(parameter):
-    """The gradient of the whole batch, which each device of a parallel net has."""
+    """Return the gradient of the whole batch; each device of a parallel net has it."""
     first, *others = (g.asnumpy().astype(np.float64) for g in parameter.list_grad())
     if is_summed(parameter):
         assert all((other == first).all() for other in others)
@@ -152,7 +150,7 @@ def assert_near(
 
 
 def assert_all_near(results, expected, dtype="float64", count=1, scale=1.0):
-    """Compares lists; an array's terms are `scale` times its largest value, or 1."""
+    """Compare lists; an array's terms are `scale` times its largest value, or 1."""
     assert len(results) == len(expected)
     for result, right in zip(results, expected):
         largest = max(1.0, abs(right).max())
@@ -160,7 +158,7 @@ def assert_all_near(results, expected, dtype="float64", count=1, scale=1.0):
 
 
 def operators(net, x=None):
-    """Those of the nodes in the graph of a net that has one input, like `x`."""
+    """Return the operators in the graph of a net that has one input, like `x`."""
     if IS_GLUON_2:
         _, symbol = net._get_graph(x)
         net._clear_cached_op()
@@ -170,7 +168,7 @@ def operators(net, x=None):
 
 
 def imported(path, *inputs, epoch=0, ctx=None):
-    """The files that `export` has written, as a block; the input is called "data"."""
+    """Return the files that `export` has written as a block; its input is "data"."""
     symbol, parameters = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     return SymbolBlock.imports(symbol, inputs or ["data"], parameters, ctx)
 
@@ -194,7 +192,7 @@ def write_from_within(array):
 
 
 def run_python(code, *arguments, timeout=60, **environment):
-    """Runs a program that sees what tests see."""
+    """Run a program with the import path of the tests."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": PATH, **environment},
@@ -206,20 +204,20 @@ def run_python(code, *arguments, timeout=60, **environment):
 
 
 def output_of(code, *arguments, **options):
-    """The standard output of a program as `run_python` runs it; it has to succeed."""
+    """Return the standard output of a program that has to succeed."""
     result = run_python(code, *arguments, **options)
     assert result.returncode == 0, result.stderr[-6000:]
     return result.stdout
 
 
 def status(field):
-    """A number of this process, for example VmRSS in KiB or Threads."""
+    """Return a number of this process, for example VmRSS in KiB or Threads."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(field))
 
 
 def run_tool(*command, timeout=800):
-    """Runs a compiler or the like, which has to succeed; returns all it printed."""
+    """Run a compiler or the like, which has to succeed; return all it printed."""
     result = subprocess.run(
         list(map(str, command)),
         stdout=subprocess.PIPE,
@@ -230,31 +228,3 @@ def run_tool(*command, timeout=800):
     )
     assert result.returncode == 0, result.stdout[-6000:]
     return result.stdout
-
-
-# MXNet keeps momentum in float32, which 0.875 loses nothing in.
-MOMENTUM = 0.875
-
-
-def plain_net(make_net, shape, dtype="float64"):
-    """A net of nn.BatchNorm on one context.
-
-    `shape` is that of an input, or None where layers are told their numbers of inputs.
-    """
-    mx.random.seed(1)
-    net = make_net(partial(nn.BatchNorm, momentum=MOMENTUM))
-    net.cast(dtype)
-    net.initialize(mx.init.Xavier(), ctx=mx.cpu())
-    if shape is not None:
-        net(nd.ones(shape, dtype=dtype))
-    return net
-
-
-def twin(plain, make_net, contexts, dtype="float64"):
-    """A net of SyncBatchNorm on `contexts` with the parameters of a `plain_net`."""
-    norm = partial(gluon_syncbn.SyncBatchNorm, num_devices=len(contexts))
-    net = make_net(partial(norm, momentum=MOMENTUM))
-    net.cast(dtype)
-    net.initialize(ctx=contexts)
-    copy_parameters(plain, net)
-    return net

@@ -26,7 +26,7 @@ def make_shards(devices, x=X):
 
 
 def assert_trains(devices, layer):
-    """A step gives y and dx of the oracle."""
+    """Check that a step gives y and dx of the oracle."""
     ys, dxs = train_step(devices, layer, make_shards(devices), make_shards(devices, DY))
     ones, zeros = np.ones(3), np.zeros(3)
     expected, _, _, inv_std = reference.forward(X, ones, zeros)
@@ -37,7 +37,7 @@ def assert_trains(devices, layer):
 
 
 def failure_of(wait, *arguments):
-    """The text that `wait` raises."""
+    """Return the text that `wait` raises."""
     with pytest.raises(mx.MXNetError) as caught:
         wait(*arguments)
     return str(caught.value)

@@ -17,7 +17,7 @@ import pytest
 
 from support.helpers import PATH
 
-# Of one rank; a wait for others that would hang ends before it with an error.
+# A rank ends after that; a wait for others that would hang ends earlier.
 SECONDS = 90
 
 PREAMBLE = f"""
@@ -68,7 +68,7 @@ def is_mpich():
 
 
 def launcher(ranks, keep_survivors=False):
-    """The command line before the program."""
+    """Return the command line before the program."""
     options = ["--allow-run-as-root", "--oversubscribe"]
     options += ["--enable-recovery"] * keep_survivors
     if is_mpich():
@@ -77,7 +77,7 @@ def launcher(ranks, keep_survivors=False):
 
 
 def start(ranks, body, *arguments, init=INIT, alive_until=None, **environment):
-    """Starts a program of `body` on each rank; returns the launcher's process.
+    """Start a program of `body` on each rank; return the launcher's process.
 
     A launcher may end all ranks when one dies, whatever it is told. With `alive_until`,
     a path, it sees no death before that file exists: a shell stands between.
@@ -97,7 +97,7 @@ def start(ranks, body, *arguments, init=INIT, alive_until=None, **environment):
 
 
 def finish(process, status=0):
-    """Waits for the ranks to end; returns what they printed."""
+    """Wait for the ranks to end; return what they printed."""
     try:
         output, _ = process.communicate(timeout=SECONDS + 20)
     except subprocess.TimeoutExpired:
@@ -121,7 +121,7 @@ for name, program in {programs!r}.items():
 
 
 def run_ranks(ranks, body, *arguments, status=0, **options):
-    """Runs `body` on each rank; returns all output. Every rank has to print 'done'."""
+    """Run `body` on each rank; return all output. Every rank has to print 'done'."""
     output = finish(
         start(ranks, body + "\nprint('done', flush=True)", *arguments, **options),
         status,

@@ -29,7 +29,7 @@ def small_net():
 
 
 def pair(contexts, mode="imperative"):
-    """The same float64 net: plain on one context, and parallel on `contexts`."""
+    """Make a float64 net twice: plain on one context, and parallel on `contexts`."""
     plain, parallel = small_net(), small_net()
     plain.cast("float64")
     parallel.cast("float64")
@@ -46,7 +46,7 @@ def parameters(net):
 
 
 def gradients(net):
-    """Of all parameters that have one, summed over the devices."""
+    """Return the gradients of all parameters that have one, summed over the devices."""
     return [summed_grad(p) for p in parameters(net) if p.grad_req != "null"]
 
 
@@ -58,7 +58,7 @@ def batches(rows, dtype="float64"):
 
 
 def train(net, rows):
-    """Gluon's usual loop for one device, of steps with so many rows; returns losses."""
+    """Train on batches of so many rows, as on one device; return the losses."""
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
     criterion, losses = loss.SoftmaxCrossEntropyLoss(), []
     for x, label in batches(rows, parameters(net)[0].dtype):

@@ -1,8 +1,7 @@
 """The float64 oracle of a random program's net, with a bound of every right result.
 
-A net is a few chains of layers over one whole batch, and every layer's output is an
-output of the net: the next layer is compared for the input that it was given. NumPy
-only.
+A net is a few chains of layers over the batch. Every layer's output is an output of the
+net, so the oracle gives each layer the input that it had. `Checks` compares arrays.
 """
 
 from collections import namedtuple
@@ -10,6 +9,10 @@ from collections import namedtuple
 import numpy as np
 
 from support import reference
+
+OLD = 0.5  # the inputs' gradients before a step; only "add" keeps it
+STATISTICS = "running_mean", "running_var"
+PARAMETERS = "gamma", "beta"
 
 # An array, and per element how far from it a right result may be.
 Value = namedtuple("Value", "value error")
@@ -25,19 +28,19 @@ def exact(array):
 
 
 def stored(value, dtype):
-    """A value that was rounded to `dtype`."""
+    """Return a value after rounding to `dtype`."""
     return Value(value.value, value.error + unit_roundoff(dtype) * abs(value.value))
 
 
 def total(values, dtype):
-    """The sum, of which every partial sum may be rounded to `dtype`."""
+    """Return the sum; every partial sum may be rounded to `dtype`."""
     terms = sum(abs(v.value) for v in values)
     error = sum(v.error for v in values) + unit_roundoff(dtype) * len(values) * terms
     return Value(sum(v.value for v in values), error)
 
 
 def kind_of(dtype):
-    """The dtype of parameters and statistics."""
+    """Return the dtype of parameters and statistics."""
     return "float64" if dtype == "float64" else "float32"
 
 
@@ -92,7 +95,7 @@ class Use:
         if self._layer.unbiased_running_var and count > 1:
             factor = count / (count - 1)
         std = np.sqrt(var)
-        mean_error = unit_roundoff("float64") * abs(mean)  # of each device's
+        mean_error = unit_roundoff("float64") * abs(mean)  # each device has one
         var_error = 2 * factor * mean_error * (std + mean_error)
         for name, batch, size, error in (
             ("running_mean", mean, abs(mean) + std, mean_error),
@@ -137,7 +140,7 @@ class Use:
         error = abs(slopes) * dy.error
         if layer.activation in (None, "identity"):
             return dz, error
-        # On the other side of the kink, where the error decides on which one z is.
+        # The error decides on which side of the kink z is.
         near = abs(self._z) <= self._z_error
         return dz, error + np.where(near, abs(dy.value * (1 - slope)), 0.0)
 
@@ -177,3 +180,120 @@ class Net:
                 above = [dx]
             dxs += above
         return total(dxs, self._dtype), gradients
+
+
+# ---- Comparison.
+
+
+def check(name, result, expected, dtype):
+    """Raise AssertionError unless `result` has the dtype and is near a Value."""
+    assert result.dtype == dtype, f"{name} is {result.dtype}, expected {dtype}"
+    shape = expected.value.shape
+    assert result.shape == shape, f"{name} has shape {result.shape}, expected {shape}"
+    wrong = ~(abs(result - expected.value) <= expected.error)  # also for a NaN
+    assert not wrong.any(), (
+        f"{name}: {wrong.sum()} of {wrong.size} are wrong, such as "
+        f"{result[wrong][0]!r}, expected {expected.value[wrong][0]!r} to "
+        f"{expected.error[wrong][0]:.2g}"
+    )
+
+
+class Checks:
+    """The arrays of a program's layers on each context, beside the right ones."""
+
+    def __init__(self, program, norms):
+        self._program, self._norms = program, norms
+        self._kind = kind_of(program.dtype)
+
+    def _arrays(self, number, name, kind="data"):
+        """Per context the data or "grad"."""
+        parameter = getattr(self._norms[number], name)
+        return [array.asnumpy() for array in getattr(parameter, f"list_{kind}")()]
+
+    def states(self):
+        """Return the state of each layer, which has to be equal on all contexts."""
+        return [self._state(number) for number in range(len(self._norms))]
+
+    def _state(self, number):
+        state = {}
+        for name in (*PARAMETERS, *STATISTICS):
+            first, *others = self._arrays(number, name)
+            for other in others:
+                np.testing.assert_array_equal(other, first, name)
+            state[name] = exact(first)
+        return state
+
+    def expected(self, states, data, train, ys):
+        """Return the oracle's net; `ys` has the outputs per context."""
+        ys = list(map(data.join, ys))
+        return Net(self._program, states, data.join(data.x), ys, train)
+
+    def by_context(self, arrays, data):
+        """Return results per context, also where they are whole."""
+        if self._program.way == "parallel":
+            return data.split(arrays[0].asnumpy())
+        return [array.asnumpy() for array in arrays]
+
+    def check_outputs(self, ys, data, net):
+        for number, (y, expected) in enumerate(zip(ys, net.outputs)):
+            check(f"output {number}", data.join(y), expected, self._program.dtype)
+
+    def check_statistics(self, net):
+        for number, (result, right) in enumerate(zip(self.states(), net.states)):
+            for kind in STATISTICS:
+                array = result[kind].value.astype(self._kind)
+                check(f"{kind} of layer {number}", array, right[kind], self._kind)
+
+    # ---- gradients -------------------------------------------------------------------
+
+    def check_input_gradients(self, xs, step, data, net):
+        request, dtype = self._program.x_request, self._program.dtype
+        if request == "null":
+            return
+        results = self.by_context([x.grad for x in xs], data)
+        dx, _ = net.backward(list(map(data.join, data.dys)))
+        if request == "add":
+            dx = total([exact(OLD), *[dx] * step.backwards], dtype)
+        check("input gradient", data.join(results), dx, dtype)
+
+    def gradients(self):
+        """{(number of a layer, name, context): gradient} of all that have one."""
+        return {
+            (number, name, k): gradient
+            for number, layer in enumerate(self._program.layers)
+            for name in layer.requests()
+            for k, gradient in enumerate(self._arrays(number, name, "grad"))
+        }
+
+    def check_gradients(self, step, data, net, former):
+        """Compare gradients on each context with the oracle's and the `former` ones."""
+        fresh = {}
+        _, elements = net.backward(list(map(data.join, data.dys)))
+        for number, columns in enumerate(elements):
+            for name, uses in zip(PARAMETERS, columns):
+                sums = [self._sums(use, data) for use in uses]
+                parts = [total(terms, self._kind) for terms in zip(*sums)]
+                for k, part in zip(data.active, parts):
+                    fresh[number, name, k] = part
+                if self._program.way == "parallel":  # each device has the sum
+                    for k in range(self._program.contexts):
+                        fresh[number, name, k] = total(parts, self._kind)
+        for key, result in self.gradients().items():
+            number, name, k = key
+            request = self._program.layers[number].requests()[name]
+            expected = exact(former[key])
+            if request == "add" and key in fresh:
+                terms = [expected, *[fresh[key]] * step.backwards]
+                expected = total(terms, self._kind)
+            elif key in fresh:
+                expected = fresh[key]
+            where = f"d{name} of layer {number} on cpu({k})"
+            check(where, result, expected, self._kind)
+
+    def _sums(self, elements, data):
+        """Per active context the sums over its rows."""
+        axes, _ = reference.reduction_axes(elements.value, self._program.axis)
+        bounds = np.cumsum([data.rows[k] for k in data.active])[:-1]
+        shards = [np.split(v, bounds, self._program.batch_axis) for v in elements]
+        for value, error in zip(*shards):
+            yield stored(Value(value.sum(axes), error.sum(axes)), self._kind)

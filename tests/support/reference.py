@@ -1,7 +1,7 @@
 """The float64 oracle: batch normalization of the whole batch in one array.
 
-The tests of every other module compare with it. `forward` and `backward` are those of
-the check command; what it does not need is here, and so are all tolerances.
+All tests compare with it. `forward` and `backward` also serve the check command; other
+functions and all tolerances are here.
 """
 
 from gluon_syncbn.installation import oracle_backward, oracle_forward, reduction_axes
@@ -27,7 +27,7 @@ def activate(z, function, slope=0.0):
 
 
 def activation_gradient(z, function, slope=0.0):
-    """f'(z); at 0, where f has a kink, that of the negative side, as in MXNet."""
+    """f'(z); at the kink 0 it is the slope of the negative side, as in MXNet."""
     z = np.asarray(z, np.float64)
     if function in (None, "identity"):
         return np.ones_like(z)
@@ -35,10 +35,11 @@ def activation_gradient(z, function, slope=0.0):
 
 
 def reconstruction_error(dtype, function, x_hat):
-    """The largest error of an x_hat that is reconstructed from a y stored in `dtype`.
+    """Return the largest error of an x_hat that is reconstructed from a stored y.
 
-    `x_hat` is the largest there is. src/op/reconstruction.cc does so for "identity" and
-    "leaky_relu", where u (|x_hat| + 8) bounds the error; elsewhere backward reads x.
+    `x_hat` is the largest one, and y is stored in `dtype`. src/op/sync_batch_norm.cc
+    reconstructs x_hat for "identity" and "leaky_relu", and u (|x_hat| + 8) bounds the
+    error.
     """
     if function not in ("identity", "leaky_relu"):
         return 0.0
@@ -63,7 +64,7 @@ def inference_forward(x, gamma, beta, running_mean, running_var, axis=1, eps=1e-
 
 
 def inference_backward(x, dy, gamma, running_mean, running_var, axis=1, eps=1e-5):
-    """Gradients of sum(y * dy), y = inference_forward(...), with constant statistics.
+    """Return gradients of sum(y * dy), y = inference_forward(...).
 
     Returns
     -------
@@ -79,14 +80,14 @@ def inference_backward(x, dy, gamma, running_mean, running_var, axis=1, eps=1e-5
 
 
 def conditioning(x, axis=1, eps=1e-5):
-    """The largest |mean| / sqrt(var + eps) of the channels: the data's offset."""
+    """Return the largest |mean| / sqrt(var + eps) of all channels."""
     channels = np.shape(x)[axis]
     _, mean, _, inv_std = forward(x, np.ones(channels), np.zeros(channels), axis, eps)
     return float(np.max(np.abs(mean) * inv_std, initial=0.0))
 
 
 def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
-    r"""Bounds of a right result: |result - expected| <= atol + rtol |expected|.
+    r"""Return bounds of a right result: |result - expected| <= atol + rtol |expected|.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ def tolerance(dtype, count=1, conditioning=0.0, scale=1.0):
     Notes
     -----
     Let u be the unit roundoff of the arithmetic (float32, or float64 for float64 data),
-    u64 that of float64 and u_out that of `dtype`.
+    u64 the one of float64 and u_out the one of `dtype`.
 
     * Storing the result rounds once: u_out |expected|, or half a subnormal number near
       zero.

@@ -42,7 +42,7 @@ class Normalized(Net):
 
 
 def started(net, contexts, mode="imperative", seed=1):
-    """A net on its devices, with random parameters that are equal everywhere."""
+    """Start a net on its devices, with random parameters that are equal on all."""
     net.cast("float64")
     if contexts:
         make_parallel(net, contexts)
@@ -55,7 +55,7 @@ def started(net, contexts, mode="imperative", seed=1):
 
 
 def state_of(*nets):
-    """Parameters, which are equal on all devices, and the gradients of the program."""
+    """Return parameters, which have to be equal on all devices, and gradients."""
     found = []
     for net in nets:
         check_replicas(net)

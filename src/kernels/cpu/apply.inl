@@ -1,8 +1,8 @@
 // The second pass of backward: dx = scale * dz + scale_xmu * xmu + shift.
 //
-// That is scale_in * (unit * centered) + shift + scale * dz; activation.inl defines `centered` and
-// `unit`.
-// Who includes it: tile.inl.
+// This equals scale_in * (unit * centered) + shift + scale * dz; activation.inl defines `centered`
+// and `unit`.
+#include "kernels/cpu/map.inl"
 
 namespace syncbn::cpu {
 namespace {

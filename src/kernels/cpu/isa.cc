@@ -8,15 +8,15 @@
 namespace syncbn::cpu {
 namespace {
 
-// The widest that both this build and this machine have; no wider than the one that the variable
-// GLUON_SYNCBN_INSTRUCTION_SET names ("generic", "avx2", "avx512"), for the same results on
-// different machines, and for tests.
+// Returns the widest set that this build and this machine have, and no wider than
+// GLUON_SYNCBN_INSTRUCTION_SET ("generic", "avx2", "avx512"). The variable gives the same results
+// on different machines, and tests use it.
 const Isa* Detect() {
   const char* variable = std::getenv("GLUON_SYNCBN_INSTRUCTION_SET");
   const std::string limit = variable == nullptr ? "" : variable;
   if (limit == kGeneric.name) return &kGeneric;
 #if defined(SYNCBN_WIDE_KERNELS)
-  // Every processor with AVX2 has F16C, whose name older compilers do not know here.
+  // Every processor with AVX2 has F16C, for which older compilers have no name here.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

@@ -1,5 +1,4 @@
 // The kernels for any processor: loads and stores of every element type in plain C++, lane by lane.
-// tile.inl has the rest.
 #define SYNCBN_ISA kGeneric
 #define SYNCBN_ISA_NAME "generic"
 #define SYNCBN_VECTOR_BYTES 16
@@ -24,7 +23,7 @@ SYNCBN_INLINE uint32_t ToBits(float value) {
 SYNCBN_INLINE float HalfToFloat(Half x) {
   const uint32_t sign = uint32_t(x.bits & 0x8000) << 16;
   const uint32_t magnitude = x.bits & 0x7fff;
-  if (magnitude >= 0x7c00)  // infinity, or a NaN, which becomes a quiet one
+  if (magnitude >= 0x7c00)  // infinity or NaN, which becomes quiet
     return FromBits(sign | 0x7f800000 | (magnitude << 13) | (magnitude > 0x7c00 ? 0x400000 : 0));
   if (magnitude < 0x400)  // zero or subnormal: a multiple of 2^-24
     return FromBits(sign | ToBits(float(magnitude) * 0x1p-24f));
@@ -33,7 +32,7 @@ SYNCBN_INLINE float HalfToFloat(Half x) {
 
 SYNCBN_INLINE double ToDouble(Half x) { return HalfToFloat(x); }
 
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 SYNCBN_INLINE Half ToHalf(float x) {
   const uint32_t bits = ToBits(x);
   const uint16_t sign = uint16_t((bits >> 16) & 0x8000);

@@ -1,13 +1,13 @@
-// The kernels for x86-64: loads and stores of every element type. tile.inl has the rest.
-// Who includes it: isa_avx2.cc and isa_avx512.cc, whose flags choose the instruction set.
+// The kernels for x86-64: loads and stores of every element type. The compiler flags of
+// isa_avx2.cc and isa_avx512.cc, which include this file, choose the instruction set.
 #if defined(__GNUC__) && !defined(__clang__)
-// Within GCC's own header: GCC bug 105593.
+// GCC bug 105593, in GCC's own header.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 
-// An intrinsic of whole vectors, and the one of half as many bytes.
+// The names of intrinsics for whole vectors and for half vectors.
 #if defined(__AVX512F__)
 #define SYNCBN_ISA kAvx512
 #define SYNCBN_ISA_NAME "avx512"
@@ -37,7 +37,7 @@ typedef __m256d WideDoubles;
 typedef __m128i Narrow;
 #endif
 
-// The first `bytes` of the result come from p.
+// Loads the first `bytes` of the result from p.
 template <typename Bits>
 SYNCBN_INLINE Bits LoadBits(const void* p, int bytes) {
   Bits bits = {};

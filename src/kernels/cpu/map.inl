@@ -1,9 +1,10 @@
-// Writes a tile element by element; normalize.inl and apply.inl say what.
-// Who includes it: tile.inl. The output may be one of the inputs (in place). Arithmetic is float32
-// (float64 for float64 data).
+// Writes a tile element by element, by the formulas of normalize.inl and apply.inl. The output may
+// be one of the inputs (in place). Arithmetic is float32 (float64 for float64 data).
 //
-// `Formula` has Of(x, dy, coefficients of the channel, slopes), the result; Channel(pass, c), these
-// coefficients; kBackward, whether dy is read; and kReadsX, whether z is computed.
+// A `Formula` has Of(x, dy, coefficients of the channel, slopes), which returns the result;
+// Channel(pass, c), which returns these coefficients; kBackward, true if it reads dy; and kReadsX,
+// true if it computes z.
+#pragma once
 
 namespace syncbn::cpu {
 namespace {
@@ -19,10 +20,10 @@ struct Arithmetic<double> {
   typedef Doubles Vector;
 };
 
-// Scalars of one channel, or vectors over as many columns.
+// Scalars for one channel, or vectors for several columns.
 template <typename Value>
 struct Coefficients {
-  Affine<Value> to_z;  // its center is the one of both passes
+  Affine<Value> to_z;  // both passes use its center
   Value scale_dz, scale_in, unit, shift;
 
   SYNCBN_INLINE void Set(const Affine<Value>& of_in) {
@@ -32,7 +33,7 @@ struct Coefficients {
   }
 };
 
-// The ways to store results. kStream is kAssign past the caches, for outputs that would leave them
+// How to store results. kStream assigns without the caches, for outputs that would leave the caches
 // before they are read.
 enum class StoreMode { kAssign, kStream, kAdd };
 
@@ -50,8 +51,8 @@ SYNCBN_INLINE void MapVector(const T* x, const T* dy, const Coefficients<Vector>
     Store(out, kMode == StoreMode::kAdd ? value + old : value);
 }
 
-// The first n elements, fewer than a vector. Not inline, which would double every loop's code; by
-// value, so that the caller's coefficients stay in registers.
+// Writes the first n elements, fewer than a vector. Inlining would double every loop's code.
+// Arguments are values, so that the caller's coefficients stay in registers.
 template <StoreMode kMode, typename Formula, typename T, typename Vector>
 SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Vector> k,
                              Slopes<Vector> f, T* out) {
@@ -65,7 +66,7 @@ SYNCBN_NOINLINE void MapPart(const T* x, const T* dy, int64_t n, Coefficients<Ve
   for (int i = 0; i < n; ++i) out[i] = padded[i];
 }
 
-// The elements from p on, fewer than a vector, before the next address that can be streamed to.
+// Returns the number of elements from p to the next address that Stream accepts.
 template <typename T>
 SYNCBN_INLINE int64_t UnalignedHead(const T* p) {
   const int64_t beyond = int64_t(reinterpret_cast<uintptr_t>(p) % kVectorBytes);
@@ -86,7 +87,10 @@ void MapPlanes(const ElementwisePass& pass, const Tile& tile) {
       const Vector zero = {};
       const Coefficients<Vector> k = {
           {zero + one.to_z.center, zero + one.to_z.scale, zero + one.to_z.offset},
-          zero + one.scale_dz, zero + one.scale_in, zero + one.unit, zero + one.shift};
+          zero + one.scale_dz,
+          zero + one.scale_in,
+          zero + one.unit,
+          zero + one.shift};
       const int64_t at = o * tile.row + c * tile.inner;
       int64_t i = at + tile.inner_begin;
       const int64_t end = at + tile.inner_end;
@@ -138,7 +142,7 @@ void MapRow(const T* x, const T* dy, int64_t width,
   }
 }
 
-// True if all vectors of the rows begin at addresses that can be streamed to.
+// Returns true if Stream accepts the addresses of all vectors of the rows.
 template <typename T>
 bool HasAlignedRows(const T* out, const Rows& rows) {
   out += rows.offset;
@@ -175,7 +179,7 @@ void MapColumns(const ElementwisePass& pass, const Tile& tile) {
   if constexpr (kMode == StoreMode::kStream) EndStream();
 }
 
-// The function that writes a tile of the pass.
+// Returns the function that writes a tile of the pass.
 template <typename Formula, typename T>
 MapTile MapOf(const ElementwisePass& pass) {
   const bool columns = pass.layout.inner < kMinPlane;
@@ -184,7 +188,7 @@ MapTile MapOf(const ElementwisePass& pass) {
                    : MapPlanes<StoreMode::kAdd, Formula, T>;
   }
   if constexpr (kCanStream<T>) {
-    // Arrays that wrap foreign memory may be unaligned.
+    // Arrays that wrap memory of another library may be unaligned.
     const bool aligned = reinterpret_cast<uintptr_t>(pass.out) % sizeof(T) == 0;
     if (aligned && LeavesCaches(pass)) {
       return columns ? MapColumns<StoreMode::kStream, Formula, T>

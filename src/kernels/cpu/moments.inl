@@ -2,9 +2,10 @@
 //
 //   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
-// `first` is the channel's first value in the tile. That is within sqrt(m2 * n / (n - 1)) of the
-// mean of all, so m2 loses at most a factor of about n, the tile's elements, whatever the mean.
-// Who includes it: tile.inl.
+// `first` is the channel's first value in the tile, which has n elements. It is within
+// sqrt(m2 * n / (n - 1)) of the mean, so m2 loses at most a factor of about n, whatever the mean
+// is.
+#include "kernels/cpu/reduce.inl"
 
 namespace syncbn::cpu {
 namespace {
@@ -34,14 +35,13 @@ void MomentsOfTile(const ReductionPass& pass, const Tile& tile, double* mean, do
     const double sum = mean[c];
     const double rest = m2[c] - sum * (sum / n);
     mean[c] = ToDouble(firsts[c * tile.inner]) + sum / n;
-    m2[c] = rest < 0 ? 0 : rest;  // a NaN stays one
+    m2[c] = rest < 0 ? 0 : rest;  // NaN stays NaN
   }
 }
 
 void RunMoments(const ReductionPass& pass) {
-  WithType(pass.dtype, [&](auto element) {
-    Reduce(pass, MomentsOfTile<decltype(element)>, MergeMoments);
-  });
+  WithType(pass.dtype,
+           [&](auto element) { Reduce(pass, MomentsOfTile<decltype(element)>, MergeMoments); });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The second pass of forward: y = f(z), z = (x - mean) * scale + offset.
-// Who includes it: tile.inl.
+#include "kernels/cpu/map.inl"
 
 namespace syncbn::cpu {
 namespace {

@@ -1,6 +1,5 @@
-// Batch normalization of one device's shard on the CPU: the four passes of kernels/passes.h.
-// Pointers and sizes only: no locks, no MXNet, and nothing of other devices. Results are the same
-// in every run, whatever the number of threads.
+// The four passes of kernels/passes.h on the CPU. Results are the same in every run, whatever the
+// number of threads.
 #pragma once
 #include "kernels/passes.h"
 
@@ -11,7 +10,7 @@ void Normalize(const ElementwisePass& pass);
 void BackwardSums(const ReductionPass& pass);
 void BackwardApply(const ElementwisePass& pass);
 
-// The instruction set that was chosen for this machine: "avx512", "avx2" or "generic".
+// The instruction set that this machine uses: "avx512", "avx2" or "generic".
 const char* InstructionSet();
 
 }  // namespace syncbn::cpu

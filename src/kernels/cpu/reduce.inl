@@ -1,17 +1,18 @@
-// Sums two numbers of each channel over a tile; moments.inl and sums.inl say which.
-// Who includes it: tile.inl. Sums are float64 at once: memory is still what takes the time.
+// Sums two terms for each channel over a tile; moments.inl and sums.inl define the terms. Sums are
+// float64 from the start: memory, not arithmetic, takes the time.
 //
-// `Terms` has Of(x, dy, numbers of the channel), the two terms that an element adds; Channel(c,
-// first), these numbers, where `first` is the channel's first value in the tile; kBackward, whether
-// dy is read; and kReadsX, whether z is computed.
+// `Terms` has Of(x, dy, numbers of the channel), which returns the two terms of an element;
+// Channel(c, first), which returns these numbers, where `first` is the channel's first value in the
+// tile; kBackward, true if it reads dy; and kReadsX, true if it computes z.
+#pragma once
 
 namespace syncbn::cpu {
 namespace {
 
-// Fetches ahead of the loads: one stream of them alone does not keep memory busy.
+// Fetches ahead of the loads, because a single stream of loads does not keep memory busy.
 template <int64_t kSize, typename T>
 SYNCBN_INLINE void Prefetch(const T* p) {
-  constexpr int64_t kAhead = 1024, kLine = 64;  // in bytes
+  constexpr int64_t kAhead = 1024, kLine = 64;  // bytes
   for (int64_t at = kAhead; at < kAhead + kSize * int64_t(sizeof(T)); at += kLine)
     __builtin_prefetch(reinterpret_cast<const char*>(p) + at);
 }
@@ -33,9 +34,10 @@ SYNCBN_INLINE void AddVector(const Terms& terms, const T* x, const T* dy, const 
   sums->second += second;
 }
 
-// The terms of n elements, fewer than a vector. The lanes past n are zero: they hold `fill`, from
-// which moments are taken, and a dy of 0; or else the caller ignores them. Not inline, which would
-// double every loop's code; by value, so that the caller's sums stay in registers.
+// Returns the terms of n elements, fewer than a vector. Moments subtract `fill`, and a dy of 0
+// makes gradients 0, so the terms of the lanes past n are zero; otherwise the caller ignores them.
+// Inlining would double every loop's code. Arguments are values, so that the caller's sums stay in
+// registers.
 template <typename Terms, typename T>
 SYNCBN_NOINLINE Pair<Doubles> TermsOfPart(Terms terms, const T* x, const T* dy, int64_t n, T fill,
                                           Affine<Doubles> k) {
@@ -64,7 +66,7 @@ SYNCBN_INLINE double Sum(Doubles v) {
 template <typename Terms, typename T>
 inline Pair<double> SumPlane(const Terms& terms, const T* x, const T* dy, int64_t n, T first,
                              const Affine<double>& channel) {
-  constexpr int kUnroll = 4;  // chains of additions side by side
+  constexpr int kUnroll = 4;  // independent chains of additions
   Pair<Doubles> s[kUnroll] = {};
   const Doubles zero = {};
   const Affine<Doubles> k = {zero + channel.center, zero + channel.scale, zero + channel.offset};
@@ -92,15 +94,14 @@ void SumPlanes(const Terms& terms, const T* x, const T* dy, const Tile& tile, do
     for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c) {
       const int64_t at = o * tile.row + c * tile.inner + tile.inner_begin;
       const T first = firsts[c * tile.inner];
-      const Pair<double> sums =
-          SumPlane(terms, x + at, dy + at, n, first, terms.Channel(c, first));
+      const Pair<double> sums = SumPlane(terms, x + at, dy + at, n, first, terms.Channel(c, first));
       sum_u[c] += sums.first;
       sum_v[c] += sums.second;
     }
   }
 }
 
-// The sums of one row; padded, so that the last vector can be loaded whole.
+// The sums of one row, padded to whole vectors.
 template <bool kReadsX>
 struct ColumnSums {
   static constexpr int64_t kSize = kMaxColumns + kDoubles;
@@ -111,7 +112,7 @@ struct ColumnSums {
   alignas(64) double offset[kReadsX ? kSize : 1];
 };
 
-// Adds `n` columns from j on, in several rows at a time to load and store the sums less often.
+// Adds `n` columns from column j on. Several rows at a time load and store the sums less often.
 template <int kRows, bool kFull, typename Terms, typename T>
 SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64_t stride,
                               int64_t j, int64_t n, ColumnSums<Terms::kReadsX>* columns) {
@@ -132,7 +133,7 @@ SYNCBN_INLINE void AddColumns(const Terms& terms, const T* x, const T* dy, int64
   if (kFull) {
     Store(columns->u + j, sums.first);
     Store(columns->v + j, sums.second);
-  } else {  // a shorter last row: the other lanes hold columns of the longer ones
+  } else {  // the last row is shorter: the other lanes hold columns of longer rows
     for (int64_t i = 0; i < n; ++i) {
       columns->u[j + i] = sums.first[i];
       columns->v[j + i] = sums.second[i];
@@ -183,8 +184,8 @@ void SumColumns(const Terms& terms, const T* x, const T* dy, const Tile& tile, d
   });
 }
 
-// By columns, each column's sums are added to its channel's one by one at the end: for few rows of
-// columns that takes longer than the planes' shorter loops.
+// SumColumns adds each column's sums to its channel at the end. For few rows that takes longer than
+// the shorter loops of SumPlanes.
 inline bool PrefersColumns(const Tile& tile) {
   return tile.inner < kMinPlane && (tile.inner < 16 || tile.outer_end - tile.outer_begin >= 16);
 }

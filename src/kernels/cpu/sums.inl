@@ -1,5 +1,5 @@
 // The first pass of backward: the sums of dz and of dz * xmu of each channel.
-// Who includes it: tile.inl.
+#include "kernels/cpu/reduce.inl"
 
 namespace syncbn::cpu {
 namespace {

@@ -1,7 +1,5 @@
-// Common part of the passes on a tile, and the table of one instruction set.
-// Who includes it: isa_generic.cc and isa_x86.inl, after SYNCBN_ISA, SYNCBN_ISA_NAME and the set's
-// loads and stores.
-#include "core/host_device.h"
+// Code that all passes on a tile share, and the table of one instruction set. isa_generic.cc and
+// isa_x86.inl include this file after they define SYNCBN_ISA, SYNCBN_ISA_NAME, loads and stores.
 #include "kernels/cpu/tiles.h"
 
 namespace syncbn::cpu {
@@ -16,14 +14,14 @@ struct VariantConstant {
   static constexpr Variant value = kVariant;
 };
 
-// Calls run(a constant of the pass's variant), which is one of kVariants.
+// Calls run with the pass's variant as a constant; it must be one of kVariants.
 template <Variant... kVariants, typename Run>
 SYNCBN_INLINE void WithVariant(const PassInput& pass, const Run& run) {
   const Variant variant = VariantOf(pass);
   (void)((variant == kVariants && (run(VariantConstant<kVariants>()), true)) || ...);
 }
 
-// Calls run(an element of the type).
+// Calls run with an element of the type.
 template <typename Run>
 SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
   switch (dtype) {
@@ -33,7 +31,7 @@ SYNCBN_INLINE void WithType(DType dtype, const Run& run) {
   }
 }
 
-// The first n elements at p, fewer than a vector, and `fill` in the other lanes.
+// Loads the first n elements at p, fewer than a vector, and `fill` into the other lanes.
 template <typename T, typename Vector>
 SYNCBN_INLINE void LoadPart(const T* p, int64_t n, T fill, Vector* v) {
   T padded[kFloats];
@@ -41,15 +39,15 @@ SYNCBN_INLINE void LoadPart(const T* p, int64_t n, T fill, Vector* v) {
   Load(padded, v);
 }
 
-// The address of the tile's first element of channel c, less c * tile.inner.
+// Returns the address of the tile's first element of channel c, minus c * tile.inner.
 template <typename T>
 SYNCBN_INLINE const T* FirstOf(const T* x, const Tile& tile) {
   return x + tile.outer_begin * tile.row + tile.inner_begin;
 }
 
-// A tile of short planes, seen as `count` rows of `width` columns that lie `stride` apart, and a
-// last row of `rest` columns. Short rows that follow each other in memory are joined, so that
-// three channels fill a vector as well as a thousand.
+// A tile of short planes as `count` rows of `width` columns, `stride` elements apart, and a last
+// row of `rest` columns. A row consists of `repeats` adjacent short rows of memory, so that three
+// channels fill a vector as well as a thousand.
 struct Rows {
   int64_t offset, count, stride, width, rest, repeats;
 };
@@ -76,7 +74,7 @@ template <typename Visit>
 SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit& visit) {
   int64_t j = 0;
   for (int64_t repeat = 0; repeat < rows.repeats; ++repeat) {
-    if (tile.inner == 1) {  // apart, because this loop can be vectorized
+    if (tile.inner == 1) {  // separate, because the compiler vectorizes this loop
       for (int64_t c = tile.channel_begin; c < tile.channel_end; ++c)
         visit(j + c - tile.channel_begin, c);
       j += tile.channel_end - tile.channel_begin;
@@ -91,13 +89,10 @@ SYNCBN_INLINE void ForEachColumn(const Rows& rows, const Tile& tile, const Visit
 }  // namespace
 }  // namespace syncbn::cpu
 
-#include "kernels/cpu/reduce.inl"
-#include "kernels/cpu/map.inl"
-
+#include "kernels/cpu/apply.inl"
 #include "kernels/cpu/moments.inl"
 #include "kernels/cpu/normalize.inl"
 #include "kernels/cpu/sums.inl"
-#include "kernels/cpu/apply.inl"
 
 namespace syncbn::cpu {
 

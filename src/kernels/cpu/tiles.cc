@@ -1,4 +1,3 @@
-// The sizes of tiles, their threads, and the order of merging their results; see tiles.h.
 #include "kernels/cpu/tiles.h"
 
 #include <algorithm>
@@ -11,21 +10,21 @@
 namespace syncbn::cpu {
 namespace {
 
-// A tile of 128 KiB of float32 takes about 10 us, which hides handing it over, and stays in a
-// core's cache. Large tensors have larger tiles, so that partial results remain few.
+// A tile of 128 KiB of float32 takes about 10 us, much longer than handing it to a thread, and
+// stays in a core's cache. Large tensors have larger tiles, so that partial results remain few.
 constexpr int64_t kMinTile = 32768;
 constexpr int64_t kMaxTiles = 256;
 
-// Shorter runs of memory than this are not read efficiently.
+// Reading shorter runs of memory is inefficient.
 constexpr int64_t kMinRun = 4096;
 
-// Tensors up to this many elements are done before another thread has woken up.
+// A pass over fewer elements ends before another thread has woken up.
 constexpr int64_t kAloneSize = 32768;
 
-// Outputs of this many bytes leave the caches.
+// Larger outputs leave the caches.
 constexpr int64_t kStreamSize = 8 << 20;
 
-// As even as can be, in as many blocks as steps of `step` need.
+// Returns the size of equal blocks, as many blocks as steps of `step` need.
 int64_t EvenStep(int64_t size, int64_t step, int64_t multiple) {
   const int64_t even = CeilDiv(size, CeilDiv(size, step));
   return std::min(size, CeilDiv(even, multiple) * multiple);
@@ -36,11 +35,11 @@ struct Partition {
   int64_t outer_step, channel_step, inner_step;
   int64_t outer_blocks, channel_blocks, inner_blocks;
 
-  // `of` is not empty.
-  explicit Partition(const Layout& of) : layout(of), inner_step(of.inner) {
+  // The layout must not be empty.
+  explicit Partition(const Layout& all) : layout(all), inner_step(all.inner) {
     const int64_t target = std::max(kMinTile, CeilDiv(layout.Size(), kMaxTiles));
     if (layout.inner < kMinPlane) {
-      // Rounding up to whole vectors must not pass the most, so only where the most is one.
+      // Rounding up to whole vectors must not exceed `max`, so `max` must be a multiple.
       const int64_t max = kMaxColumns / layout.inner;
       const int64_t multiple = max % 16 == 0 ? 16 : 1;
       channel_step =
@@ -61,11 +60,11 @@ struct Partition {
   }
 
   int64_t Tiles() const { return outer_blocks * channel_blocks * inner_blocks; }
-  // Tiles that cover one channel; each gives a partial result for it.
+  // The number of tiles that cover one channel; each has a partial result for the channel.
   int64_t Partials() const { return outer_blocks * inner_blocks; }
 
-  // The number of the partial result that tile `index` contributes to its channels, and the
-  // elements of each channel that it covers.
+  // The number of the partial result that tile `index` has for its channels, and the number of
+  // elements of each channel in that result.
   int64_t PartialOf(int64_t index) const {
     return index / (inner_blocks * channel_blocks) * inner_blocks + index % inner_blocks;
   }
@@ -76,7 +75,7 @@ struct Partition {
            std::min(inner_step, layout.inner - inner_begin);
   }
 
-  // Tiles next to each other in memory have neighbouring numbers.
+  // Adjacent tiles in memory have adjacent numbers.
   Tile At(int64_t index) const {
     const int64_t inner_begin = index % inner_blocks * inner_step;
     const int64_t channel_begin = index / inner_blocks % channel_blocks * channel_step;
@@ -101,7 +100,7 @@ void ForEachTile(const Partition& partition, const OnTile& on_tile) {
 
 }  // namespace
 
-// All channels have the same counts, so the compiler divides once for each partial result.
+// All channels have the same counts, so one division serves each partial result.
 void MergeMoments(const ReductionPass& pass, double done, double count, const double* mean,
                   const double* m2) {
   for (int64_t c = 0; c < pass.layout.channels; ++c) {

@@ -1,9 +1,8 @@
 // Runs a pass tile by tile on several threads, and lists the passes of each instruction set.
-// Declarations only: an inline function here would be compiled by files with different instruction
-// sets, and the linker could keep the wrong copy.
 //
-// A tensor is cut by its shape alone, never by the number of threads: partial results are therefore
-// the same in every run.
+// This header has no inline functions: files with different instruction sets would compile them,
+// and the linker could keep the wrong copy. The shape of a tensor alone defines its tiles, not the
+// number of threads, so partial results are the same in every run.
 #pragma once
 #include <cstdint>
 
@@ -11,28 +10,28 @@
 
 namespace syncbn::cpu {
 
-// A box of a tensor (outer, channels, inner); what one task works on.
+// A box of a tensor (outer, channels, inner), the work of one task.
 struct Tile {
-  int64_t row;    // channels * inner of the tensor: elements between two outer indices
-  int64_t inner;  // of the tensor
+  int64_t row;    // the tensor's channels * inner: elements between two outer indices
+  int64_t inner;  // the tensor's inner
   int64_t outer_begin, outer_end;
   int64_t channel_begin, channel_end;
   int64_t inner_begin, inner_end;
 };
 
-// Below this length of a run, a tile is walked as rows of columns instead of planes (and its
-// inner range is whole); no such row of a tile is longer than kMaxColumns.
+// If the tensor's inner is below kMinPlane, a tile consists of rows of columns instead of planes.
+// Its inner range is then whole, and no row is longer than kMaxColumns.
 constexpr int64_t kMinPlane = 64;
 constexpr int64_t kMaxColumns = 1024;
 
-// A pass on one tile. Tensors and per-channel arrays are whole; each call reads and writes its
-// tile's part. A reduction writes two numbers of each channel into these arrays, not the pass's.
+// A pass on one tile. Tensors and per-channel arrays are whole; each call reads and writes the part
+// of its tile. A reduction writes its two results for each channel to `first` and `second`.
 using ReduceTile = void (*)(const ReductionPass& pass, const Tile& tile, double* first,
                             double* second);
 using MapTile = void (*)(const ElementwisePass& pass, const Tile& tile);
 
-// Merges the two numbers of a tile, by `count` elements of each channel, into those of the pass,
-// by `done` elements.
+// Merges the results of a tile, from `count` elements of each channel, into the results of the
+// pass, from `done` elements.
 using MergeTile = void (*)(const ReductionPass& pass, double done, double count,
                            const double* first, const double* second);
 void MergeMoments(const ReductionPass& pass, double done, double count, const double* mean,
@@ -40,16 +39,16 @@ void MergeMoments(const ReductionPass& pass, double done, double count, const do
 void AddSums(const ReductionPass& pass, double done, double count, const double* first,
              const double* second);
 
-// Reduces all tiles, and merges their numbers in a fixed order; zeros for an empty shard.
+// Reduces all tiles and merges their results in a fixed order. An empty shard gives zeros.
 void Reduce(const ReductionPass& pass, ReduceTile reduce, MergeTile merge);
 // Writes all tiles.
 void Map(const ElementwisePass& pass, MapTile map);
 
-// True if the output has left the caches before it is read: storing past them then saves fetching
-// it first.
+// Returns true if the output leaves the caches before it is read. A store without the caches then
+// saves fetching the output first.
 bool LeavesCaches(const ElementwisePass& pass);
 
-// The passes of one instruction set. Each chooses the function of a tile, and runs it.
+// The passes of one instruction set. Each chooses the function for a tile and runs it.
 struct Isa {
   const char* name;
   void (*local_moments)(const ReductionPass& pass);

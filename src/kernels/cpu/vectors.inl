@@ -1,7 +1,7 @@
-// Element types and vectors common to all instruction sets.
-// Who includes it: isa_generic.cc and isa_x86.inl, after SYNCBN_VECTOR_BYTES and SYNCBN_HAS_STREAM.
-// Like all .inl files here it has an unnamed namespace and uses no std template, so that the linker
-// cannot take code of one instruction set for another.
+// Element types and vectors of all instruction sets. isa_generic.cc and isa_x86.inl include this
+// file after they define SYNCBN_VECTOR_BYTES and SYNCBN_HAS_STREAM. All .inl files here have an
+// unnamed namespace and use no std templates, so that the linker cannot mix the code of two
+// instruction sets.
 #include <cstdint>
 
 #define SYNCBN_INLINE inline __attribute__((always_inline))
@@ -28,8 +28,8 @@ SYNCBN_INLINE void Load(const double* p, Doubles* v) { __builtin_memcpy(v, p, si
 SYNCBN_INLINE void Store(float* p, Floats v) { __builtin_memcpy(p, &v, sizeof(v)); }
 SYNCBN_INLINE void Store(double* p, Doubles v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-// True for types that have Stream, a store past the caches to an address that is a multiple of
-// kVectorBytes; other threads see it before all that follows EndStream.
+// True for types that have Stream, a store without the caches to an address that is a multiple of
+// kVectorBytes. Other threads see the store before everything that follows EndStream.
 template <typename T>
 constexpr bool kCanStream = SYNCBN_HAS_STREAM && sizeof(T) >= 4;
 

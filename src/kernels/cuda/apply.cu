@@ -1,7 +1,7 @@
 // The second pass of backward: dx = scale * dz + scale_xmu * xmu + shift.
 //
-// That is scale * dz + of_centered.scale * (unit * centered) + of_centered.offset; activation.inl
-// defines `centered` and `unit`.
+// This equals scale * dz + of_centered.scale * (unit * centered) + of_centered.offset;
+// activation.inl defines `centered` and `unit`.
 #include "kernels/cuda/map.cuh"
 
 namespace syncbn::cuda {

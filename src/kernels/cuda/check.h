@@ -8,14 +8,14 @@ namespace syncbn::cuda {
 
 inline void Check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // the next call is not to report this one again
+  cudaGetLastError();  // clears the error, so that the next call does not report it
   throw DeviceError(Concat("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (",
                            cudaGetErrorName(status), ")"));
 }
 
 #define SYNCBN_CUDA_CHECK(call) ::syncbn::cuda::Check(call, #call)
 
-// An attribute of the current device.
+// The number of multiprocessors of the current device.
 inline int Multiprocessors() {
   int device = 0, count = 0;
   SYNCBN_CUDA_CHECK(cudaGetDevice(&device));

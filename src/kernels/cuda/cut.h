@@ -1,28 +1,26 @@
-// The cut of a tensor into the work of blocks and threads: index arithmetic for host and device,
-// without any CUDA.
+// Divides a tensor into the work of blocks and threads: index arithmetic for host and device.
 //
-// A block has some neighbouring channels, its tile, and a part of their elements. There are two
-// ways to cut. Planes: the tile is one channel, and all threads walk along its planes. Columns, for
-// small planes and channels last: threads are rows and columns, and each walks along the outer
-// axis. Either way a thread reads vectors of 16 bytes where every tensor and every row of memory
-// begins at one, else single elements.
+// A block has a tile of adjacent channels, and a part of their elements. There are two kinds of
+// cuts. Planes: the tile is one channel, and all threads iterate over its planes. Columns, for
+// small planes and channels last: threads are rows and columns, and each iterates over the outer
+// axis. A thread reads vectors of 16 bytes if all tensors and rows of memory are aligned to them,
+// else single elements.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
-#include "core/host_device.h"
 #include "core/layout.h"
 
 namespace syncbn::cuda {
 
-constexpr int kThreads = 128;  // of a block
+constexpr int kThreads = 128;  // per block
 constexpr int kVectorBytes = 16;
 constexpr int kMinPlane = 128;   // elements
-constexpr int kTileBytes = 128;  // of a row of a tile of columns, unless its channels need more
-// Blocks for each multiprocessor, so that there are several rounds; but a thread has some vectors.
+constexpr int kTileBytes = 128;  // a row of a tile of columns, unless its channels need more
+// Blocks per multiprocessor, for several rounds, and the least number of vectors per thread.
 constexpr int64_t kBlocksEach = 16;
 constexpr int64_t kFewVectors = 8;
-// Sharing channels among blocks takes a counter for each tile, and partial results.
+// Blocks that share channels need a counter for each tile, and partial results.
 constexpr int64_t kCounters = 8192;
 constexpr int64_t kMaxTileChannels = kTileBytes / 2;
 
@@ -36,10 +34,10 @@ struct Cut {
   Layout layout;
   int width = 1;  // elements of a vector
   bool columns = false;
-  int tile_channels = 1, tile_slots = 1;  // of a row of a tile: channels, and vectors
-  int rows = kThreads;                    // of a block
-  int64_t slots = 1;                      // vectors of a plane; 1 for columns
-  int64_t line = 0, step = 0;             // vectors of a column, and those of one block
+  int tile_channels = 1, tile_slots = 1;  // channels and vectors in a row of a tile
+  int rows = kThreads;                    // rows in a block
+  int64_t slots = 1;                      // vectors in a plane; 1 for columns
+  int64_t line = 0, step = 0;             // vectors in a column, and a block's share of them
   int64_t tiles = 1, splits = 1;          // splits: blocks that share a tile
 
   SYNCBN_HOST_DEVICE Work At(unsigned block, int thread) const {
@@ -58,7 +56,7 @@ struct Cut {
     return work;
   }
 
-  // The first element of the column's vector i.
+  // Returns the offset of the column's vector i.
   SYNCBN_HOST_DEVICE int64_t OffsetOf(const Work& work, int64_t i) const {
     const int64_t plane = slots == 1 ? i : static_cast<int64_t>(uint64_t(i) / uint64_t(slots));
     const int64_t in_plane = (i - plane * slots) * width + work.column;
@@ -70,7 +68,7 @@ struct Cut {
   }
 };
 
-// `bytes` is the size of an element; `aligned`, whether all tensors begin at a vector's address.
+// `bytes` is the size of an element. `aligned` is true if all tensors begin at a vector's address.
 inline Cut MakeCut(const Layout& layout, int bytes, bool aligned, int multiprocessors) {
   Cut cut;
   cut.layout = layout;

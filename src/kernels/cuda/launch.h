@@ -1,5 +1,4 @@
-// Launches a kernel, and names it if the runtime refuses; knows every kernel that anything
-// launches.
+// Launches kernels, with the kernel's name in errors, and lists all kernels of the library.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -14,11 +13,11 @@ inline std::vector<const void*>& Kernels() {
   return kernels;
 }
 
-// A kernel that is launched somewhere in the library is in the list when that is loaded.
+// Adds a kernel that the library launches to the list when the library is loaded.
 template <auto kKernel>
 inline const void* const kListed = Kernels().emplace_back(reinterpret_cast<const void*>(kKernel));
 
-// Arguments have exactly the kernel's types: the launch passes them by address.
+// Arguments must have exactly the kernel's types, because the launch passes their addresses.
 template <auto kKernel, typename... Parameters>
 void Launch(const char* name, int64_t blocks, int threads, cudaStream_t stream,
             Parameters... arguments) {
@@ -29,8 +28,8 @@ void Launch(const char* name, int64_t blocks, int threads, cudaStream_t stream,
         name);
 }
 
-// Loads the code of every kernel to the current device. Newer runtimes would do it at the first
-// launch, and wait there for the device, perhaps beside another library's communication.
+// Loads the code of every kernel to the current device. Newer runtimes would load it at the first
+// launch and wait for the device there, perhaps during another library's communication.
 inline void LoadKernels() {
   for (const void* kernel : Kernels()) {
     cudaFuncAttributes attributes;

@@ -1,8 +1,8 @@
-// Writes a tensor element by element; normalize.cu and apply.cu say what. The output may be one of
-// the inputs.
+// Writes a tensor element by element, by the formulas of normalize.cu and apply.cu. The output may
+// be one of the inputs.
 //
-// `Formula` has Begin(pass, activation, c), for channel c; Of(activation, x, dy), the result; and
-// kBackward and kName, as in reduce.cuh.
+// A `Formula` has Begin(pass, activation, c), which sets channel c; Of(activation, x, dy), which
+// returns the result; and kBackward and kName, as in reduce.cuh.
 #pragma once
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kThreads) MapKernel(Cut cut, ElementwisePass p
       if (add) out = Read<T, kWidth>(pass.out, at);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const A value = formulas[j % kChannels].Of(activation, Load(in[u].values[j]),
-                                                   Load(dy[u].values[j]));
+        const A value =
+            formulas[j % kChannels].Of(activation, Load(in[u].values[j]), Load(dy[u].values[j]));
         out.values[j] = Store<T>(add ? Load(out.values[j]) + value : value);
       }
       Write(pass.out, at, out);

@@ -3,9 +3,10 @@
 //   u = x - first,  mean = first + sum(u) / n,  m2 = sum(u * u) - sum(u)^2 / n
 //
 // `first` is the first value that a thread reads, so u is small whatever the mean is. Moments of
-// threads and blocks are merged in double (core/moments.h), and a mean stays the difference from an
-// x: then it is as exact as the deviation is.
+// threads and blocks are merged in double (core/moments.h). A mean stays the difference from an x,
+// so it is as exact as the deviation.
 #include "core/moments.h"
+
 #include "kernels/cuda/reduce.cuh"
 
 namespace syncbn::cuda {
@@ -30,7 +31,7 @@ struct MomentTerms {
   }
   __device__ Partial Of(const Partial& sums) const {
     const double mean = sums.first / sums.count, m2 = sums.second - mean * sums.first;
-    return {sums.count, mean, m2 < 0 ? 0 : m2, shift};  // rounding; NaN stays
+    return {sums.count, mean, m2 < 0 ? 0 : m2, shift};  // below 0 by rounding; NaN stays NaN
   }
   __device__ static Partial Merge(const Partial& a, const Partial& b) {
     if (a.count == 0) return b;

@@ -1,24 +1,24 @@
-// Batch normalization of one device's shard on a GPU: the mirror of cpu/passes.h. Pointers, sizes
-// and a stream: no locks, no allocation, no MXNet, and nothing of other devices.
+// The kernels of a GPU: the four passes of kernels/passes.h, and copies of per-channel vectors.
 //
-// A pass's tensors are on the current device, its per-channel arrays in memory that the device can
-// reach (results may go straight to pinned host memory). Results are the same in every run on the
-// same kind of device. Calls return when the work is queued; a call that the runtime refuses throws
+// A pass's tensors are on the current device, and its per-channel arrays in memory that the device
+// can access; results may be in pinned host memory. Results are the same in every run on the same
+// kind of device. Calls return when the work is queued. If the runtime refuses a call, it throws
 // DeviceError with the name of the kernel.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "kernels/passes.h"
 
-struct CUstream_st;  // what cudaStream_t points to
+struct CUstream_st;  // cudaStream_t points to it
 
 namespace syncbn::cuda {
 
 using Stream = CUstream_st*;
 
-// Bytes of scratch that LocalMoments and BackwardSums need on the current device, whatever the
-// layout; the caller owns it, for one call at a time. Its first kWorkspaceZeros bytes are zero
-// before the first call, and every call leaves them so.
+// The scratch bytes that LocalMoments and BackwardSums need on the current device, whatever the
+// layout. The caller owns the memory and passes it to one call at a time. Its first kWorkspaceZeros
+// bytes must be zero before the first call; every call restores the zeros.
 constexpr int64_t kWorkspaceZeros = 32768;
 int64_t WorkspaceBytes();
 
@@ -26,5 +26,21 @@ void LocalMoments(const ReductionPass& pass, void* workspace, Stream stream);
 void Normalize(const ElementwisePass& pass, Stream stream);
 void BackwardSums(const ReductionPass& pass, void* workspace, Stream stream);
 void BackwardApply(const ElementwisePass& pass, Stream stream);
+
+// Both ends are `size` numbers, float32 or float64, in memory that the device can access.
+struct VectorCopy {
+  const void* from;
+  void* to;
+  int64_t size;
+  bool from_double, to_double;
+  bool add;  // adds to the old values instead of replacing them
+};
+
+constexpr int kMaxVectors = 8;
+
+// Copies several per-channel vectors in one launch, because separate copies would take longer than
+// a small layer's kernels. There must be at most kMaxVectors copies, and no copy may read a vector
+// that another writes.
+void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream);
 
 }  // namespace syncbn::cuda

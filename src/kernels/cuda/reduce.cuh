@@ -1,11 +1,11 @@
-// Reduces each channel to two numbers; moments.cu and sums.cu say which. One launch: blocks that
-// share channels leave partial results in the workspace, and the last of them to finish merges
-// these in their order, so the bits are the same in every run.
+// Reduces each channel to two numbers; moments.cu and sums.cu define the terms. There is one
+// launch: blocks that share channels write partial results to the workspace, and the last block to
+// finish merges them in their order, so the bits are the same in every run.
 //
-// `Terms` has Begin(pass, activation, c, x), for a thread's first element of channel c; Add(
-// activation, x, dy, first, second), which adds an element's terms to two sums; Of(sums), what a
-// thread contributes; Merge(a, b), of two contributions; Finish(pass, c, all), which writes the
-// results; kBackward, whether dy is read; and kName, for errors.
+// `Terms` has Begin(pass, activation, c, x), which receives a thread's first element of channel c;
+// Add(activation, x, dy, first, second), which adds an element's terms to two sums; Of(sums), which
+// returns a thread's contribution; Merge(a, b), which merges two contributions; Finish(pass, c,
+// all), which writes the results; kBackward, true if it reads dy; and kName, the name in errors.
 #pragma once
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/passes.h"
@@ -13,30 +13,30 @@
 
 namespace syncbn::cuda {
 
-// What a thread or a block contributes to a channel. `first` may be a difference from `origin`.
+// The contribution of a thread or a block to a channel. `first` may be a difference from `origin`.
 struct Partial {
   double count, first, second, origin;
 };
 
 struct Workspace {
-  unsigned* counters;  // kCounters zeros, which each kernel leaves as zeros
+  unsigned* counters;  // kCounters zeros; every kernel restores the zeros
   Partial* partials;   // splits x channels
 };
 static_assert(kWorkspaceZeros == kCounters * sizeof(unsigned));
 
-// Where splits > 1, splits * tiles is at most the number of blocks that are wanted.
+// If splits > 1, splits * tiles is at most kBlocksEach * multiprocessors.
 inline int64_t MaxPartials(int multiprocessors) {
   return kBlocksEach * multiprocessors * kMaxTileChannels;
 }
 
-// Merges at(channel, i), i < entries, of each of the block's channels, and calls use(channel, all)
-// in one thread. The order of merging depends on sizes alone. `shared` holds kThreads in shared
-// memory.
+// Merges at(channel, i), i < entries, for each channel of the block, and calls use(channel, all) in
+// one thread. The order of merging depends on sizes alone. `shared` has room for kThreads elements
+// in shared memory.
 template <typename Terms, typename At, typename Use>
 __device__ void MergeByChannel(int channels, int entries, const At& at, const Use& use,
                                Partial* shared) {
   const int thread = static_cast<int>(threadIdx.x);
-  int group = kThreads;  // threads of a channel
+  int group = kThreads;  // threads per channel
   while (group > 1 && group * channels > kThreads) group /= 2;
   const int channel = thread / group, lane = thread % group;
   Partial all = {};
@@ -52,8 +52,8 @@ __device__ void MergeByChannel(int channels, int entries, const At& at, const Us
   if (channel < channels && lane == 0) use(channel, all);
 }
 
-// True for the last of `blocks` to arrive here; everything that the others wrote before is visible
-// to it then.
+// Returns true for the last of `blocks` blocks that calls it; that block then sees everything that
+// the others wrote before their calls.
 __device__ inline bool IsLast(unsigned* counter, unsigned blocks) {
   __threadfence();
   __syncthreads();
@@ -67,17 +67,17 @@ __device__ inline bool IsLast(unsigned* counter, unsigned blocks) {
   return last;
 }
 
-// Blocks of a multiprocessor that have all the registers that their threads need; without this
-// number the compiler spills some to fit more blocks.
+// The number of blocks per multiprocessor whose threads have enough registers; without this number
+// the compiler spills registers to fit more blocks.
 constexpr int kBlocksWithRegisters = 3;
 
-// kChannels is kWidth for columns, where each element of a vector may have a channel of its own,
-// and 1 for planes.
+// kChannels is 1 for planes. It is kWidth for columns, where each element of a vector may have
+// another channel.
 template <typename T, int kWidth, int kChannels, typename Terms>
 __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
     ReduceKernel(Cut cut, ReductionPass pass, Workspace workspace) {
   using A = Arithmetic<T>;
-  constexpr int kUnroll = Terms::kBackward ? 2 : 4;  // vectors of a tensor, asked for at once
+  constexpr int kUnroll = Terms::kBackward ? 2 : 4;  // loads of a tensor in flight
   const Work work = cut.At(blockIdx.x, static_cast<int>(threadIdx.x));
   const FusedActivation<A> activation(pass);
   Terms terms[kChannels];
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
         terms[k].Begin(pass, activation, cut.ChannelOf(work, k), in[0].values[k]);
       }
     }
-    // A few elements in the data's arithmetic, then double.
+    // Sums of a few elements are in the data's arithmetic, all others in double.
     A first[kChannels] = {}, second[kChannels] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
     }
   }
 
-  __shared__ Partial tile[kThreads * kChannels];  // [row][column]; a row of planes has one column
+  __shared__ Partial tile[kThreads * kChannels];  // [row][column]; planes have one column
   __shared__ Partial shared[kThreads];
 #pragma unroll
   for (int k = 0; k < kChannels; ++k) {
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksWithRegisters)
   MergeByChannel<Terms>(
       work.channels, static_cast<int>(cut.splits),
       [&](int channel, int split) -> Partial {
-        // Volatile reads go past the first-level cache, which other multiprocessors do not update.
+        // Volatile reads bypass the first-level cache, which other multiprocessors do not update.
         const volatile Partial* const partial = partial_of(channel, split);
         return {partial->count, partial->first, partial->second, partial->origin};
       },
@@ -161,11 +161,10 @@ template <typename T, typename Terms>
 void Reduce(const ReductionPass& pass, void* workspace, Stream stream) {
   if (pass.layout.channels == 0) return;
   const int multiprocessors = Multiprocessors();
-  const Cut cut =
-      MakeCut(pass.layout, sizeof(T), AreAligned({pass.in, pass.dy}), multiprocessors);
+  const Cut cut = MakeCut(pass.layout, sizeof(T), AreAligned({pass.in, pass.dy}), multiprocessors);
   if (cut.splits > 1 && cut.splits * pass.layout.channels > MaxPartials(multiprocessors)) {
-    throw DeviceError(Concat(Terms::kName, ": ", cut.splits, " partial results of ",
-                             pass.layout.channels, " channels are more than the workspace holds"));
+    throw DeviceError(Concat(Terms::kName, ": partial results must fit into the workspace, got ",
+                             cut.splits, " of ", pass.layout.channels, " channels"));
   }
   char* const bytes = static_cast<char*>(workspace);
   const Workspace scratch{reinterpret_cast<unsigned*>(bytes),

@@ -1,7 +1,6 @@
 // The first pass of backward: the sums of dz and of dz * xmu of each channel.
 //
-// Elements are taken about the center as the arithmetic can hold it; what that loses of the center
-// is corrected at the end.
+// Terms use the center as rounded to the data's arithmetic; Finish corrects the rounding error.
 #include "kernels/cuda/reduce.cuh"
 
 namespace syncbn::cuda {

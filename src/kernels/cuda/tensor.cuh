@@ -1,5 +1,5 @@
-// Elements of a tensor on the device, vectors of them, and the activation. Arithmetic is float, or
-// double for double data.
+// Elements of a tensor on the device, vectors of elements, and the activation. Arithmetic is float,
+// or double for double data.
 #pragma once
 #include <cuda_fp16.h>
 
@@ -49,7 +49,7 @@ struct alignas(sizeof(T) * kWidth) Vector {
 template <typename T>
 constexpr int kWide = kVectorBytes / sizeof(T);
 
-// Reads past the first-level cache, because each element is read once.
+// Bypasses the first-level cache, because each element is read once.
 template <typename T, int kWidth>
 __device__ Vector<T, kWidth> Read(const void* tensor, int64_t at) {
   const T* const from = static_cast<const T*>(tensor) + at;
@@ -68,7 +68,7 @@ __device__ void Write(void* tensor, int64_t at, const Vector<T, kWidth>& vector)
   *reinterpret_cast<Vector<T, kWidth>*>(static_cast<T*>(tensor) + at) = vector;
 }
 
-// The activation of a pass.
+// The activation of a pass, in its arithmetic.
 template <typename A>
 struct FusedActivation {
   Variant variant;
@@ -77,7 +77,7 @@ struct FusedActivation {
   __device__ explicit FusedActivation(const PassInput& pass)
       : variant(VariantOf(pass)), slopes(MakeSlopes<A>(pass.activation.slope)) {}
 
-  // The numbers of a channel that Unwind reads.
+  // Returns the numbers of a channel that Unwind reads.
   __device__ Affine<A> ToUnwind(const PassInput& pass, int64_t c) const {
     if (!ReadsX(variant)) return {static_cast<A>(CenterOf(pass)[c]), 0, 0};
     return MakeAffine<A>(pass.mean[c], pass.scale[c], pass.offset[c]);

@@ -1,11 +1,10 @@
-// One thread for each element, and a row of blocks for each vector.
-#include "kernels/cuda/vectors.h"
-
+// Each element has a thread, and each vector a row of blocks.
 #include <algorithm>
 
 #include "core/error.h"
 #include "core/layout.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/passes.h"
 
 namespace syncbn::cuda {
 namespace {
@@ -41,13 +40,14 @@ void CopyVectors(const std::vector<VectorCopy>& copies, Stream stream) {
   for (const VectorCopy& copy : copies) longest = std::max(longest, copy.size);
   if (longest == 0) return;
   if (copies.size() > kMaxVectors) {
-    throw DeviceError(Concat("CopyVectors: ", copies.size(), " vectors, at most ", kMaxVectors));
+    throw DeviceError(
+        Concat("CopyVectors: at most ", kMaxVectors, " vectors expected, got ", copies.size()));
   }
   Copies all = {};
   std::copy(copies.begin(), copies.end(), all.each);
   const int64_t blocks_each = CeilDiv(longest, kThreads);
   Launch<CopyKernel>("CopyVectors", blocks_each * static_cast<int64_t>(copies.size()), kThreads,
-         stream, all, static_cast<unsigned>(blocks_each));
+                     stream, all, static_cast<unsigned>(blocks_each));
 }
 
 }  // namespace syncbn::cuda

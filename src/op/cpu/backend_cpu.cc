@@ -1,7 +1,10 @@
-// The CPU as a backend: kernels work on the caller's memory, so a call has no begin and no end.
-#include <algorithm>
+// The backend of a CPU. Kernels work on the caller's memory, so Begin and Finish do nothing.
+#include <malloc.h>
 
-#include "core/freed_memory.h"
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
 #include "core/parallel_for.h"
 #include "kernels/cpu/passes.h"
 #include "op/backend.h"
@@ -10,6 +13,25 @@ namespace syncbn {
 namespace {
 
 constexpr int64_t kCopyBlock = 1 << 18;  // bytes that one task copies
+
+// Makes glibc keep the memory that arrays free, for this process and its children, unless
+// GLUON_SYNCBN_KEEP_MEMORY is 0. Outside static graphs MXNet allocates every array from the C
+// library and frees it in the same step. Large blocks return to the system, and faulting 30 MB in
+// takes longer than normalizing them.
+void KeepFreedMemory() {
+#if defined(__GLIBC__)
+  static const bool is_kept = [] {
+    const char* const setting = std::getenv("GLUON_SYNCBN_KEEP_MEMORY");
+    if (setting != nullptr && std::string(setting) == "0") return false;
+    // Threads other than the first allocate from heaps of 64 MB. An empty heap is unmapped whatever
+    // M_TRIM_THRESHOLD says, unless the padding is as large as a heap.
+    constexpr int kHeap = 64 << 20;
+    return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, -1) == 1 &&
+           mallopt(M_TOP_PAD, kHeap) == 1;
+  }();
+  static_cast<void>(is_kept);
+#endif
+}
 
 class CpuBackend : public Backend {
  public:
@@ -32,7 +54,7 @@ class CpuBackend : public Backend {
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (kept_bytes_ < bytes) {
-      Forget();  // before the larger piece is taken
+      Forget();  // frees the smaller block first
       kept_.reset(new char[bytes]);
       kept_bytes_ = bytes;
     }

@@ -1,24 +1,22 @@
-// A GPU as a backend: one call at a time on a lane. In a training step the host waits twice for one
-// layer and phase: for the sums, and at the end. Kernels write sums straight to
-// pinned memory, and all per-channel vectors of a phase move in one launch, so no copy of them is
-// queued.
+// The backend of a GPU: one call at a time on a lane. In a training step the host waits twice in
+// each phase of a layer: for the sums, and at the end. Kernels write sums directly to pinned
+// memory, and one launch copies all per-channel vectors of a phase.
 #include <algorithm>
 #include <map>
 #include <utility>
 
 #include "core/error.h"
-#include "kernels/cuda/passes.h"
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/vectors.h"
+#include "kernels/cuda/passes.h"
 #include "op/backend.h"
-#include "op/cuda/current_device.h"
 #include "op/cuda/lane.h"
 
 namespace syncbn {
 namespace {
 
-// The most per-channel vectors of one call, a backward from x through an activation: 3 for sums, 2
-// sums, 2 written, 5 coefficients. (A forward has 5 read, 2 moments, 2 written, 3 coefficients.)
+// The largest number of per-channel vectors of a call. Backward from x through an activation has 3
+// inputs of the sums, 2 sums, 2 results and 5 coefficients. (Forward has 5 inputs, 2 moments, 2
+// results and 3 coefficients.)
 constexpr int64_t kPinnedVectors = 12;
 constexpr int64_t kDeviceVectors = 8;
 
@@ -34,10 +32,10 @@ class CudaBackend : public Backend {
     lane_ = cuda::Lane::Acquire(device_.id);
     channels_ = layout.channels;
     pinned_used_ = device_used_ = 0;
-    lane_->Reserve(kDeviceVectors * channels_, kPinnedVectors * channels_, take_);
-    // They arrive by the time of the first Synchronize.
+    lane_->Reserve(kDeviceVectors * channels_, kPinnedVectors * channels_, allocate_);
+    // The first Synchronize waits for these copies.
     for (const Tensor* vector : vectors) {
-      double* const copy = TakePinned(channels_);
+      double* const copy = NextPinned(channels_);
       read_[vector->data] = copy;
       queued_.push_back({vector->data, copy, channels_, IsDouble(*vector), true, false});
     }
@@ -53,9 +51,9 @@ class CudaBackend : public Backend {
   void Abandon() noexcept override {
     if (lane_ != nullptr) {
       try {
-        lane_->Synchronize();  // nothing may still use its memory
+        lane_->Synchronize();  // no work may still use the lane's memory
       } catch (const DeviceError&) {
-        // Reported already: a device in this state refuses everything.
+        // A device in this state refuses every call; the first error has been reported.
       }
     }
     Close();
@@ -77,9 +75,9 @@ class CudaBackend : public Backend {
   void LocalMoments(const ReductionPass& pass) override {
     const int64_t n = pass.layout.channels;
     ReductionPass on_device = pass;
-    on_device.first = TakePinned(n);
-    on_device.second = TakePinned(n);
-    cuda::LocalMoments(on_device, lane_->Workspace(take_), lane_->Queue());
+    on_device.first = NextPinned(n);
+    on_device.second = NextPinned(n);
+    cuda::LocalMoments(on_device, lane_->Workspace(allocate_), lane_->Queue());
     Fetch({{on_device.first, pass.first}, {on_device.second, pass.second}}, n);
   }
 
@@ -88,9 +86,9 @@ class CudaBackend : public Backend {
     ReductionPass on_device = pass;
     UploadInput(&on_device);
     Flush();
-    on_device.first = TakePinned(n);
-    on_device.second = TakePinned(n);
-    cuda::BackwardSums(on_device, lane_->Workspace(take_), lane_->Queue());
+    on_device.first = NextPinned(n);
+    on_device.second = NextPinned(n);
+    cuda::BackwardSums(on_device, lane_->Workspace(allocate_), lane_->Queue());
     Fetch({{on_device.first, pass.first}, {on_device.second, pass.second}}, n);
   }
 
@@ -114,7 +112,7 @@ class CudaBackend : public Backend {
 
   const void* Keep(const void* tensor, size_t bytes) override {
     if (bytes == 0) return nullptr;
-    kept_.Reserve(MemoryKind::kDevice, bytes, take_);  // earlier calls waited for their kernels
+    kept_.Reserve(MemoryKind::kDevice, bytes, allocate_);  // earlier calls waited for their kernels
     SYNCBN_CUDA_CHECK(
         cudaMemcpyAsync(kept_.data(), tensor, bytes, cudaMemcpyDefault, lane_->Queue()));
     return kept_.data();
@@ -123,36 +121,36 @@ class CudaBackend : public Backend {
   void Forget() override { kept_.Free(); }
 
  private:
-  double* TakePinned(int64_t size) {
-    return Take(lane_->pinned(), &pinned_used_, kPinnedVectors, size);
+  double* NextPinned(int64_t size) {
+    return Next(lane_->pinned(), &pinned_used_, kPinnedVectors, size);
   }
 
-  double* TakeDevice(int64_t size) {
-    return Take(lane_->device(), &device_used_, kDeviceVectors, size);
+  double* NextDevice(int64_t size) {
+    return Next(lane_->device(), &device_used_, kDeviceVectors, size);
   }
 
-  // The next `size` numbers of what Begin has reserved.
-  double* Take(double* reserved, int64_t* used, int64_t vectors, int64_t size) const {
-    double* const taken = reserved + *used;
+  // Returns the next `size` numbers of the memory that Begin has reserved.
+  double* Next(double* reserved, int64_t* used, int64_t vectors, int64_t size) const {
+    double* const next = reserved + *used;
     *used += size;
-    if (*used <= vectors * channels_) return taken;
-    throw DeviceError(Concat("a call needs more than ", vectors, " vectors"));
+    if (*used <= vectors * channels_) return next;
+    throw DeviceError(Concat("a call must have at most ", vectors, " vectors, got more"));
   }
 
   double* Pin(const double* values, int64_t size) {
-    double* const pinned = TakePinned(size);
+    double* const pinned = NextPinned(size);
     std::copy_n(values, size, pinned);
     return pinned;
   }
 
-  // The address on the device that has the values after the next Flush.
+  // Returns an address on the device that has the values after the next Flush.
   const double* Upload(const double* values, int64_t size) {
-    double* const device = TakeDevice(size);
+    double* const device = NextDevice(size);
     queued_.push_back({Pin(values, size), device, size, true, true, false});
     return device;
   }
 
-  // Without the vectors that kernels do not read.
+  // Uploads the per-channel arrays that kernels read.
   void UploadInput(PassInput* input) {
     const int64_t n = input->layout.channels;
     const bool reads_z = input->from_output || input->activation.function != Function::kIdentity;
@@ -167,7 +165,7 @@ class CudaBackend : public Backend {
     queued_.clear();
   }
 
-  // Waits for results in pinned memory.
+  // Waits for results in pinned memory and copies them.
   void Fetch(std::initializer_list<std::pair<const double*, double*>> results, int64_t size) {
     lane_->Synchronize();
     for (const auto& result : results) std::copy_n(result.first, size, result.second);
@@ -183,13 +181,13 @@ class CudaBackend : public Backend {
 
   const Device device_;
   const Allocator allocator_;
-  const cuda::Take take_ = [this](MemoryKind kind, size_t bytes) {
+  const cuda::Allocate allocate_ = [this](MemoryKind kind, size_t bytes) {
     const std::shared_ptr<void> memory = allocator_(device_, kind, bytes);
     current_->Renew();
     return memory;
   };
   cuda::Buffer kept_;
-  // Of the call under way.
+  // The state of the current call:
   std::unique_ptr<cuda::CurrentDevice> current_;
   cuda::Lane* lane_ = nullptr;
   int64_t channels_ = 0;
@@ -208,8 +206,8 @@ std::unique_ptr<Backend> MakeCudaBackend(const Device& device, Allocator allocat
     throw Error(Concat("SyncBatchNorm on ", device.Name(), ": ", error.what()));
   }
   if (device.id < 0 || device.id >= count) {
-    throw Error(Concat("SyncBatchNorm on ", device.Name(), ": this process sees ", count,
-                       " CUDA devices"));
+    throw Error(Concat("SyncBatchNorm on ", device.Name(), ": the device must be one of the ",
+                       count, " CUDA devices of this process"));
   }
   return std::make_unique<CudaBackend>(device, allocator);
 }

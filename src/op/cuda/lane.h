@@ -1,9 +1,9 @@
-// The stream and the memory of one forward or backward call on a GPU, kept for the next call. It
-// must not know what is computed.
+// The state of one forward or backward call on a GPU: the current device of the thread, and a lane,
+// which is a stream and its memory.
 //
-// A device has as many lanes as calls were ever under way on it at once, and each keeps the largest
-// size that it has met. So a step allocates nothing once its shapes have been seen, and layers
-// share.
+// A device has as many lanes as calls were ever pending on it at once, and each lane keeps the
+// largest sizes so far. So a step allocates nothing once its shapes have been seen, and layers
+// share lanes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,18 +15,36 @@
 
 namespace syncbn::cuda {
 
-// An Allocator of the current device.
-using Take = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>;
+// Makes a GPU the thread's current device. The destructor restores the context that the thread had
+// before, or none. Both use the driver, because cudaSetDevice would make a context on a device 0
+// that the thread has never used.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal);
+  ~CurrentDevice();
+  // Must follow a call of other code that may have changed the current device.
+  void Renew() const;
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
 
-// Memory that is kept from call to call, and grows where a call needs more.
+ private:
+  CurrentDevice(int ordinal, void* before) : ordinal_(ordinal), context_before_(before) {}
+
+  const int ordinal_;
+  void* const context_before_;
+};
+
+// An Allocator for the current device.
+using Allocate = std::function<std::shared_ptr<void>(MemoryKind kind, size_t bytes)>;
+
+// Memory that later calls reuse, and that grows if a call needs more.
 class Buffer {
  public:
-  // Makes room for this many bytes. Where it has to grow the contents are lost, and nothing may
-  // still work on them.
-  void Reserve(MemoryKind kind, size_t bytes, const Take& take) {
+  // Ensures a size. Growing loses the contents, which no work may still use.
+  void Reserve(MemoryKind kind, size_t bytes, const Allocate& allocate) {
     if (bytes <= bytes_) return;
     Free();
-    memory_ = take(kind, bytes);
+    memory_ = allocate(kind, bytes);
     bytes_ = bytes;
   }
   void Free() {
@@ -40,28 +58,27 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
+// All functions use the current device.
 class Lane {
  public:
-  // On the current device, like all the rest.
   Lane();
 
-  // The stream, for work that Synchronize is to wait for.
+  // Returns the stream, for work that Synchronize waits for.
   Stream Queue() {
     is_idle_ = false;
     return stream_;
   }
-  // Waits for all that was queued.
+  // Waits for all queued work.
   void Synchronize();
 
-  // The kernels' workspace, for one kernel after the other.
-  void* Workspace(const Take& take);
-  // Makes room for this many doubles on the device and pinned on the host. Growing loses the
-  // contents.
-  void Reserve(int64_t device_doubles, int64_t pinned_doubles, const Take& take);
+  // Returns the kernels' workspace, which one kernel at a time may use.
+  void* Workspace(const Allocate& allocate);
+  // Ensures this many doubles on the device and pinned on the host. Growing loses the contents.
+  void Reserve(int64_t device_doubles, int64_t pinned_doubles, const Allocate& allocate);
   double* device() const { return static_cast<double*>(device_.data()); }
   double* pinned() const { return static_cast<double*>(pinned_.data()); }
 
-  // A free lane of the current device, whose number is `ordinal`; created if all are in use.
+  // Returns a free lane of the current device, whose number is `ordinal`, or a new lane.
   static Lane* Acquire(int ordinal);
   static void Release(int ordinal, Lane* lane) noexcept;
 
@@ -69,7 +86,7 @@ class Lane {
   Stream stream_ = nullptr;
   bool is_idle_ = true;
   Buffer workspace_, device_, pinned_;
-  bool zeroed_ = false;  // the workspace's zeros
+  bool is_zeroed_ = false;  // the workspace has its zeros
 };
 
 }  // namespace syncbn::cuda

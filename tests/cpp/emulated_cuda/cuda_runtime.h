@@ -1,10 +1,10 @@
-// Emulates as much of CUDA as the kernels need to run on the CPU as C++, so that their logic is
-// tested where there is no GPU: thread indices, barriers, shared memory, and a runtime
-// whose device memory is the host's. It is no model of speed, nor of memory ordering:
-// compute-sanitizer looks for races between blocks on a GPU.
+// Emulates the part of CUDA that the kernels need to run as C++ on a CPU, so that tests without a
+// GPU check their logic: thread indices, barriers, shared memory, and a runtime whose device memory
+// is the host's. It models neither speed nor memory ordering: compute-sanitizer finds races between
+// blocks on a GPU.
 //
-// The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait;
-// blocks run one after the other, so `__shared__` is a static variable of the calling thread.
+// The threads of a block are fibers of the calling thread (fibers.cc) and run until they wait.
+// Blocks run one after the other, so `__shared__` is a static variable of the calling thread.
 #pragma once
 #include <atomic>
 #include <cmath>
@@ -39,7 +39,7 @@ namespace emulated {
 
 constexpr int kMultiprocessors = 3;
 
-// Bytes of tensors that kernels of this thread have read so far.
+// Bytes of tensors that kernels of this thread have read.
 inline thread_local int64_t bytes_read = 0;
 
 // Runs `thread` for every thread of every block.
@@ -67,17 +67,17 @@ namespace emulated {
 
 // Counts a call of this thread, and returns its status.
 cudaError_t Call();
-// Lets `calls` calls of this thread succeed and the next one fail; a negative number, all succeed.
+// Makes the call after the next `calls` calls of this thread fail; a negative number disables it.
 void FailAfter(int calls);
 // The thread's current device, which CurrentDevice sets and restores.
 int& Device();
-// Aborts unless the stream is null or one of the thread's device.
+// Aborts unless the stream is null or a stream of the thread's current device.
 void CheckStream(cudaStream_t stream);
-// Allocations of device and pinned memory that were made so far, by all threads.
+// The number of allocations of device and pinned memory by all threads.
 int Allocations();
-// How often any thread waited for a stream so far.
+// The number of waits for streams by all threads.
 int Waits();
-// How often each of the library's kernels was launched, by its name.
+// The number of launches of each kernel, by name.
 std::map<std::string, std::atomic<int>>& Launches();
 
 }  // namespace emulated

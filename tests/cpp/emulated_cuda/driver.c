@@ -1,6 +1,6 @@
-/* Emulates what op/cuda/current_device.cc takes of CUDA's driver, as libcuda.so.1: the context of a
-   device is its number plus one, and null where the thread has none.
-   Who uses it: the target emulated_cuda, and scripts/check_gpu_wheel.py in its stub of libcuda. */
+/* Emulates the functions of CUDA's driver that op/cuda/lane.cc calls, as libcuda.so.1. The context
+   of a device is its number plus one, and null where the thread has none. Who uses it: the target
+   emulated_cuda, and scripts/check_gpu_wheel.py in its stub of libcuda. */
 #include <stdint.h>
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
-// The threads of an emulated block: a fiber each, run in turn from barrier to barrier.
+// The threads of an emulated block are fibers, which run in turn from barrier to barrier.
 //
-// A fiber is made once and then runs the same thread of one block after another. Fibers are
-// switched by the compiler's own setjmp and longjmp: swapcontext makes a system call each time,
-// the library's functions look for cleanups, and blocks switch very often.
+// A fiber is created once and then runs the same thread of one block after another. The compiler's
+// own setjmp and longjmp switch fibers, because blocks switch very often: swapcontext makes a
+// system call each time, and the library's functions search for cleanups.
 #include <ucontext.h>
 
 #include <cstdio>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kStack = 64 << 10;
 
-using Place = void*[5];  // where something waits
+using Place = void* [5];  // where something waits
 
 struct Fiber {
   Place place;
@@ -33,10 +33,10 @@ struct Block {
   const std::function<void()>* thread = nullptr;
 };
 
-thread_local Block* block = nullptr;  // the one that this thread runs
+thread_local Block* block = nullptr;  // the block that this thread runs
 
-// Not in the function that waits at the place. If the address sanitizer knew that it does not
-// return, it would look for the end of the stack that is left, each time.
+// This is a separate function from the one that waits at the place. Otherwise the address sanitizer
+// would know that it does not return, and search for the end of the stack each time.
 [[gnu::noipa, gnu::no_sanitize("address")]] void JumpTo(Place place) {
   __builtin_longjmp(place, 1);
 }
@@ -60,7 +60,7 @@ void MakeFibers(unsigned threads) {
     ucontext_t context;
     getcontext(&context);
     context.uc_stack.ss_sp = block->fibers[threadIdx.x].stack.get();
-    // Stacks begin at different places of their memory, or few lines of a cache hold them all.
+    // Stacks begin at different offsets, because otherwise they all share few cache lines.
     context.uc_stack.ss_size = kStack - threadIdx.x * 448 % (kStack / 2);
     makecontext(&context, RunThreads, 0);
     if (__builtin_setjmp(block->scheduler) == 0) setcontext(&context);
@@ -100,7 +100,7 @@ void __syncthreads() { emulated::Wait(); }
 
 int __syncthreads_or(int any) {
   static thread_local int result;
-  __syncthreads();  // all have returned from the previous call
+  __syncthreads();  // all threads have returned from the previous call
   result = 0;
   __syncthreads();
   result |= any;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { kNoKernel = 209 }; /* The driver's codes are the runtime's, too. */
+enum { kNoKernel = 209 }; /* The driver and the runtime have the same codes. */
 
 /* From cuda.h; a device's address is a pointer here. */
 int cuInit(unsigned flags);
@@ -45,7 +45,7 @@ int cudaSetDevice(int device) {
   void* context;
   return cuInit(0) ?: cuDevicePrimaryCtxRetain(&context, device) ?: cuCtxSetCurrent(context);
 }
-/* A thread without a context gets the first device's. */
+/* A thread without a context gets the first device's context. */
 static int Enter(void) {
   void* context = NULL;
   const int status = cuInit(0) ?: cuCtxGetCurrent(&context);
@@ -56,15 +56,15 @@ int cudaDeviceSynchronize(void) { return Enter() ?: cuCtxSynchronize(); }
 int cudaDeviceGetAttribute(int* value, int attribute, int device) {
   return cuInit(0) ?: cuDeviceGetAttribute(value, attribute, device);
 }
-/* Names, sizes and limits: all 0. MXNet looks at none of them for what is run here. */
+/* All names, sizes and limits are 0. MXNet does not read them in these tests. */
 int cudaGetDeviceProperties(void* properties, int device) {
   memset(properties, 0, 512);
   return 0;
 }
-/* Each GPU's memory is its own, as far as MXNet is told. */
+/* MXNet must treat the memories of GPUs as separate. */
 int cudaDeviceCanAccessPeer(int* can, int device, int peer) { return *can = 0; }
 
-/* The fill ends here, because our streams do not wait for the default one. */
+/* The fill ends here, because our streams do not wait for the default stream. */
 int cudaMalloc(void** memory, size_t bytes) {
   return Enter() ?: cuMemAlloc_v2(memory, bytes) ?: cuMemsetD8_v2(*memory, 0xff, bytes)
       ?: cuCtxSynchronize();
@@ -78,7 +78,7 @@ int cudaMemGetInfo(size_t* unused, size_t* total) {
   return Enter() ?: cuMemGetInfo_v2(unused, total);
 }
 
-/* Addresses tell where memory is; `kind` and numbers of devices are not needed. */
+/* Addresses identify memory; `kind` and numbers of devices are not needed. */
 int cudaMemcpy(void* to, const void* from, size_t bytes, int kind) {
   return Enter() ?: cuMemcpy(to, from, bytes);
 }
@@ -116,12 +116,12 @@ int cudaEventRecord(void* event, void* stream) { return Enter() ?: cuEventRecord
 static struct {
   const void* function;
   const char* name;
-} *kernels;
+}* kernels;
 static size_t count;
 static _Thread_local int last;
 static _Thread_local char text[1000];
 
-/* While libraries are loaded, by one thread. */
+/* One thread calls this while libraries are loaded. */
 int __cudaRegisterFunction(void** fat_binary, const void* function, char* device_function,
                            const char* name) {
   if ((count & (count - 1)) == 0) kernels = realloc(kernels, (2 * count + 1) * sizeof *kernels);
@@ -135,7 +135,8 @@ int cudaLaunchKernel(const void* function) {
   size_t k = 0;
   while (k < count && kernels[k].function != function) ++k;
   const char* name = k < count ? kernels[k].name : "unknown";
-  if (strstr(name, "set_to_int") != NULL) return 0; /* zeros() and ones(), of new gradients, too */
+  if (strstr(name, "set_to_int") != NULL)
+    return 0; /* zeros() and ones() of arrays and new gradients */
   snprintf(text, sizeof text, "MXNet's kernel %s is not launched by the tests' runtime", name);
   return last = kNoKernel;
 }
@@ -144,7 +145,7 @@ int cudaGetLastError(void) {
   last = 0;
   return status;
 }
-/* Unlike CUDA's it forgets, or all that follows would fail, too. */
+/* Unlike CUDA's function it clears the error, because otherwise all later calls would fail. */
 int cudaPeekAtLastError(void) { return cudaGetLastError(); }
 const char* cudaGetErrorString(int status) {
   const char* driver_text = "unknown error";

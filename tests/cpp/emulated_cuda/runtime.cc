@@ -1,4 +1,4 @@
-// The runtime of emulated GPUs: their memory is the host's, and starts as NaN.
+// The runtime of emulated GPUs, whose memory is the host's and initially NaN.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -6,7 +6,7 @@
 
 #include "cuda_runtime.h"
 
-extern "C" int* emulated_device();  // of driver.c
+extern "C" int* emulated_device();  // driver.c
 
 namespace {
 
@@ -59,7 +59,7 @@ std::map<std::string, std::atomic<int>>& Launches() {
 
 }  // namespace emulated
 
-// For tests/layer/test_gpu_contexts.py.
+// tests/layer/test_gpu_contexts.py calls this.
 extern "C" __attribute__((visibility("default"))) int emulated_cuda_allocations() {
   return allocations;
 }

@@ -1,4 +1,4 @@
-// Emulates src/kernels/cuda/launch.h: a launch runs the kernel at once, and is counted.
+// Emulates src/kernels/cuda/launch.h: a launch runs the kernel immediately, and is counted.
 #pragma once
 #include <cstdint>
 

@@ -1,12 +1,22 @@
-"""Copies of parameters to all processes, after a check that their nets are equal."""
+"""Collectives over MPI: sums, comparisons and copies of values of all processes.
+
+Ranks first meet in an exchange like the layers' exchanges, so a rank that is missing,
+or that calls another function, is an error that names the rank. Then mpi4py sends JSON
+and arrays, so no received data runs code.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import time
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 
@@ -15,21 +25,98 @@ from ..layer.batch_norm import SyncBatchNorm
 from ..mxnet_private.arrays import array_of
 from ..mxnet_private.blocks import children_of, parameters_by_place
 from ..mxnet_private.parameters import data_of, is_deferred, when_initialized
-from ..native.world import wait_seconds, world
-from .meeting import allgather, broadcast
+from ..native import failures
+from ..native.library import load
+from ..native.processes import wait_seconds, world
+
+_AWAKE, _PAUSE = 0.1, 5e-4  # seconds
+_abandoned: list = []  # memory that MPI may still write to after a failure
+
+
+def total(
+    name: str,
+    numbers: Sequence[float] = (),
+    signature: str = "",
+    timeout: float | None = None,
+) -> list[float]:
+    """Return the sums over all processes, with equal bits on all ranks.
+
+    Calls of one name match by their order on each rank. Raise
+    :class:`mxnet.MXNetError`, which names the ranks, if a rank does not arrive within
+    the timeout or signatures differ.
+    """
+    sums = np.array(numbers, np.float64)
+    sent = sums.ctypes.data, sums.size, wait_seconds(timeout)
+    if world().size > 1:
+        failures.check(load().gluon_syncbn_distributed_sum(name, signature, *sent))
+    return sums.tolist()
+
+
+def allgather(value: Any, name: str, timeout: float | None = None) -> list:
+    """Return the values of all processes in the order of ranks, sent as JSON."""
+    if world().size == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    own = [0] * world().size
+    own[world().rank] = text.size
+    sizes = [int(size) for size in total(name, own, timeout=timeout)]
+    texts = np.empty(sum(sizes), np.uint8)
+    with collectives(name, timeout) as requests:
+        requests.append(world().comm.Iallgatherv(text, [texts, sizes]))
+    parts = np.split(texts, np.cumsum(sizes)[:-1])
+    return [json.loads(part.tobytes()) for part in parts]
+
+
+@contextmanager
+def collectives(
+    name: str, timeout: float | None = None, memory: Any = None
+) -> Iterator[list]:
+    """Wait for the requests of MPI that the block appends to the list.
+
+    Raise MXNetError if another rank has failed, or if the requests are not done within
+    the timeout. After an error `memory` is kept alive, and all ranks fail.
+    """
+    from mpi4py import MPI
+
+    seconds, requests = wait_seconds(timeout), []  # type: ignore[var-annotated]
+    try:
+        yield requests
+        begin = time.monotonic()
+        while not MPI.Request.Testall(requests):  # a test also makes MPI go on
+            waited = time.monotonic() - begin
+            if waited < _AWAKE:
+                os.sched_yield()
+                continue
+            failure = failures.failure()
+            if not failure and waited > seconds:
+                failure = (
+                    f"{name}: values did not arrive within {seconds:g} s: a rank that "
+                    "had begun this call has died, or was stopped"
+                )
+            if failure:
+                raise mx.MXNetError(failure)
+            time.sleep(_PAUSE)  # a rank that is late may need this processor
+    except BaseException as error:
+        _abandoned.append((memory, requests))
+        failures.end_waits(str(error) or repr(error))  # others wait for this rank
+        raise
+
+
+# ---- Parameters.
 
 
 def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) -> None:
     """Copy parameters and running statistics of the process `root` to all others.
 
-    The nets are compared first. Without that, parameters that have the same name by
-    accident would be mixed silently, for example if a rank makes its layers in another
-    order. For a Block the places of parameters and layers in the net are also compared.
+    The nets are compared first, so different parameters with the same name are an
+    error, for example if a rank makes its layers in another order. For a Block the
+    places of parameters and layers in the net are also compared.
 
     Parameters
     ----------
     net : mxnet.gluon.Block, ParameterDict or list of Parameter
-        Parameters with an unknown shape are copied in the first forward call.
+        The parameters to copy. A parameter with an unknown shape is copied in the first
+        forward call.
     root : int, default 0
         The rank to copy from.
     timeout : float or None, default None
@@ -41,7 +128,7 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     ValueError
         If the nets differ. The text names the first difference and both ranks.
     RuntimeError
-        If a parameter was not initialized.
+        If a parameter is not initialized.
     mxnet.MXNetError
         If not all processes call it within the timeout. The text names the ranks.
 
@@ -66,7 +153,8 @@ def broadcast_parameters(net: Any, root: int = 0, timeout: float | None = None) 
     wait_seconds(timeout)
     if world().size == 1:
         return
-    check_equal_nets(net, root, timeout)
+    cure = "Make nets and layers in the same order on all ranks, or give them prefixes."
+    check_equal("nets", _description(net), cure, root, timeout)
     for parameter in parameters:
         if not data_of(parameter) and not is_deferred(parameter):
             raise RuntimeError(
@@ -95,17 +183,6 @@ def check_parameters(net: Any) -> list:
             f"{short_repr(net)}"
         )
     return list(found)
-
-
-def check_equal_nets(net: Any, root: int = 0, timeout: float | None = None) -> None:
-    """Raise ValueError on all ranks if a rank's net differs from `root`'s."""
-    check_equal(
-        "nets",
-        _description(net),
-        "Make nets and layers in the same order on all ranks, or give them prefixes.",
-        root,
-        timeout,
-    )
 
 
 def check_equal(
@@ -146,7 +223,12 @@ def _layers(block, place):
 
 def _copy(parameters, root, name, timeout):
     values = [p.list_data()[0].asnumpy() for p in parameters]
-    broadcast(values, root, name, timeout)
+    size = sum(value.nbytes for value in values)
+    total(name, signature=f"root={root}, {size} bytes", timeout=timeout)
+    with collectives(name, timeout) as requests:
+        for value in values:  # as bytes, because MPI has no float16
+            data = value.reshape(-1).view(np.uint8)
+            requests.append(world().comm.Ibcast(data, root))
     if world().rank != root:
         with autograd.pause():
             for parameter, value in zip(parameters, values):

@@ -1,13 +1,43 @@
-"""Random training programs, as a strategy of hypothesis.
+"""Random training programs: a strategy of hypothesis, their nets, and their data.
 
 A program is data: a small net, where and how it runs, and its steps. Each choice begins
 with the simplest value, to which hypothesis reduces a program that fails.
 """
 
+import os
 from dataclasses import dataclass
 from typing import List, Optional
 
+import gluon_syncbn
+from gluon_syncbn import SyncBatchNorm
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mxnet.gluon import nn
+
+from support.blocks import Function
+from support.helpers import cpus, set_mode
+
+AWKWARD = -0.5, 0, 1e-6, -1e-12, 3  # gammas, of which some cannot be divided by
+
+
+def random_test(programs, count):
+    """Return a decorator that gives a test `count` programs, always the same ones.
+
+    GLUON_SYNCBN_PROGRAMS=10000 runs so many, and other ones each time.
+    """
+    more = int(os.environ.get("GLUON_SYNCBN_PROGRAMS", 0))
+
+    def decorate(test):
+        checks = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+        amount = {"max_examples": more or count, "derandomize": not more}
+        repeated = settings(database=None, **amount, **checks)(given(programs)(test))
+        return pytest.mark.timeout(more + 300)(repeated)
+
+    return decorate
 
 
 @dataclass
@@ -26,7 +56,7 @@ class Layer:
     gammas: str  # "ones" and zero statistics, as initialized; "normal"; "awkward"
 
     def requests(self):
-        """The grad_req of each parameter that has a gradient."""
+        """Return the grad_req of each parameter that has a gradient."""
         asked = {
             "gamma": self.gamma_request if self.scale else "null",
             "beta": self.beta_request if self.center else "null",
@@ -49,7 +79,7 @@ class Step:
 
 @dataclass
 class Program:
-    seed: int  # of the values
+    seed: int  # decides all values
     way: str  # "devices", "parallel" or "plain_loop"
     contexts: int
     mode: str
@@ -57,13 +87,12 @@ class Program:
     bare: bool  # the layer itself is the net
     convolutions: bool  # around layers, for oneDNN's layouts
     dtype: str
-    shape: List[int]  # with 0 for the rows
+    shape: List[int]  # 0 stands for the rows
     batch_axis: int
     axis: int
     data: str
     x_request: str
     numpy: bool  # arrays of mx.np
-    trainer: bool  # whether Trainer.step follows each recorded training step
     layers: List[Layer]
     steps: List[Step]
 
@@ -114,7 +143,6 @@ def programs(draw):
         data=draw(one_of("normal", "drifting", "far", "constant", "small")),
         x_request=x_request,
         numpy=draw(once_in(5)),
-        trainer=dtype != "float16" and draw(once_in(3)),
         layers=[draw(layer) for _ in range(1 + max(map(max, chains)))],
         steps=[],
     )
@@ -167,3 +195,122 @@ def rows_of(draw, program):
     if alone and program.way == "devices" and draw(once_in(5)):
         rows[draw(st.integers(0, count - 1))] = 0
     return rows
+
+
+# ---- Nets and data.
+
+
+class Chains(Function):
+    """Layers in chains that all begin at the input; each call of one gives an output.
+
+    Before and after a layer is the identity: as a convolution, which computes it
+    exactly and brings oneDNN's layouts in, or as no operator.
+    """
+
+    def __init__(self, program, layers):
+        super().__init__()
+        self._chains = program.chains
+        channels = program.shape[1]
+        eye = mx.init.Constant(np.eye(channels).reshape(channels, channels, 1, 1))
+        arguments = {"use_bias": False, "in_channels": channels}
+        self.layers, self.same = nn.HybridSequential(), nn.HybridSequential()
+        self.layers.add(*layers)
+        if program.convolutions:
+            conv = nn.Conv2D(channels, 1, weight_initializer=eye, **arguments)
+            conv.weight.grad_req = "null"
+            self.same.add(conv)
+
+    def compute(self, F, x):
+        outputs = []
+        for chain in self._chains:
+            y = x
+            for number in chain:
+                y = self.layers[number](self.same(y))
+                outputs.append(self.same(y))
+        return outputs
+
+
+def make_net(program):
+    """Return the net on its contexts, and its layers."""
+    contexts = cpus(program.contexts)
+    rng = np.random.default_rng(program.seed)
+    norms = [_norm(program, layer, rng) for layer in program.layers]
+    net = norms[0] if program.bare else Chains(program, norms)
+    net.cast(program.dtype)
+    if program.way == "parallel":
+        # Conversion would take the layers' settings away.
+        gluon_syncbn.make_parallel(
+            net, contexts, sync_bn=False, batch_axis=program.batch_axis
+        )
+    elif program.way == "plain_loop":
+        gluon_syncbn.allow_plain_loop(net)
+    net.initialize(ctx=contexts)
+    return set_mode(net, program.mode), norms
+
+
+def _norm(program, layer, rng):
+    channels = program.shape[program.axis]
+    arguments = {**vars(layer), "in_channels": channels}
+    for name in "gamma_request", "beta_request", "gammas":
+        del arguments[name]
+    if layer.gammas != "ones":
+        values = {
+            "gamma": rng.normal(0, 1, channels),
+            "beta": rng.normal(0, 1, channels),
+            "running_mean": rng.normal(1, 1, channels),
+            "running_variance": rng.uniform(0.5, 3, channels),
+        }
+        if layer.gammas == "awkward":
+            values["gamma"] = rng.choice(AWKWARD, channels)
+        for name, value in values.items():
+            arguments[f"{name}_initializer"] = mx.init.Constant(value)
+    norm = SyncBatchNorm(axis=program.axis, **arguments)
+    for name in "gamma", "beta":
+        getattr(norm, name).grad_req = layer.requests().get(name, "null")
+    return norm
+
+
+class Data:
+    """The inputs of the net in one step, and the gradients of its outputs.
+
+    `active` are the contexts that get rows, `x` has the shard of each context, None for
+    one that is skipped, and `dys` the same for the gradients of each output.
+    """
+
+    def __init__(self, program, number, step):
+        self.rows = [rows or 0 for rows in step.rows]
+        self.active = [k for k, rows in enumerate(step.rows) if rows is not None]
+        self._axis = program.batch_axis
+        rng = np.random.default_rng([program.seed, number])
+        shape = list(program.shape)
+        shape[self._axis] = sum(self.rows)
+        self.x = self.split(_random(program, shape, rng).astype(program.dtype))
+        self.dys = [
+            self.split(rng.normal(size=shape).astype(program.dtype))
+            for _ in sum(program.chains, [])
+        ]
+
+    def split(self, whole):
+        shards = np.split(whole, np.cumsum(self.rows)[:-1], self._axis)
+        return [shard if k in self.active else None for k, shard in enumerate(shards)]
+
+    def join(self, shards):
+        """Join the shards of the active contexts."""
+        return np.concatenate([shards[k] for k in self.active], self._axis)
+
+
+def _random(program, shape, rng):
+    x = rng.normal(0.5, 2, shape)
+    if program.data == "far":
+        x += 1e4
+    elif program.data == "small":
+        x *= 1e-3
+    elif program.data == "drifting":  # shards differ in mean and deviation
+        column = [-1 if k == program.batch_axis else 1 for k in range(len(shape))]
+        rows = np.arange(shape[program.batch_axis]).reshape(column)
+        x = x * (1 + rows) + 3 * rows
+    elif program.data == "constant":
+        one = [1] * len(shape)
+        one[program.axis] = shape[program.axis]
+        x = np.broadcast_to(rng.normal(size=one), shape)
+    return x

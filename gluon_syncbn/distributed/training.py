@@ -1,7 +1,4 @@
-"""A Gluon Trainer that sums gradients over all processes with MPI on the CPU.
-
-Horovod's ``hvd.DistributedTrainer`` also sums on GPUs.
-"""
+"""Train in several processes: sums of gradients over MPI, and shares of batches."""
 
 from __future__ import annotations
 
@@ -13,8 +10,10 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import Block
+from mxnet.gluon.data import Sampler
 
-from ..arguments import check_bool, check_real, check_type, short_repr
+from ..arguments import check_bool, check_int, check_real, check_type, short_repr
+from ..mxnet_private.arrays import memory_of
 from ..mxnet_private.parameters import (
     data_of,
     gradient_storage,
@@ -23,22 +22,27 @@ from ..mxnet_private.parameters import (
     mark_fresh,
 )
 from ..mxnet_private.trainers import copy_first
-from ..native.world import world
-from .gradients import sum_in_place
-from .meeting import total
-from .parameters import broadcast_parameters, check_equal, check_parameters
+from ..native.processes import world
+from .collectives import (
+    broadcast_parameters,
+    check_equal,
+    check_parameters,
+    collectives,
+    total,
+)
 
+_IN_PLACE = np.dtype("float32"), np.dtype("float64")
 _trainer_numbers = itertools.count(1)  # ordered by construction
 
 
 class Trainer(mx.gluon.Trainer):
     """A :class:`mxnet.gluon.Trainer` over all contexts of all processes.
 
-    If the loss is the sum over samples, a step equals the step of one device with all
-    processes' samples, because gradients and numbers of samples are summed over the
-    processes. All ranks get the same bits. On CPUs the sums are computed in the
-    gradients' own memory. They start with the last layers, while the backward of the
-    first layers still runs.
+    Gradients and numbers of samples are summed over all processes. So if the loss is a
+    sum over samples, a step equals the step of one device with all processes' samples.
+    All ranks get the same bits. On CPUs the sums are computed in the gradients' own
+    memory, from the last layer on, while the backward of the first layers still runs.
+    Horovod's ``hvd.DistributedTrainer`` also sums on GPUs.
 
     Parameters
     ----------
@@ -46,15 +50,17 @@ class Trainer(mx.gluon.Trainer):
         Rank 0's parameters are copied to all processes, see
         :func:`broadcast_parameters`. If you pass the Block, the places of layers are
         also compared.
-    optimizer, optimizer_params
-        As in :class:`mxnet.gluon.Trainer`.
+    optimizer : str or mxnet.optimizer.Optimizer
+        The optimizer or its name.
+    optimizer_params : dict or None, default None
+        Arguments of the optimizer.
 
     Raises
     ------
     ValueError
         If the nets differ between ranks, or `net` has no parameters.
     TypeError
-        If a gradient is sparse, or an argument has another type.
+        If a gradient is sparse, or an argument has a wrong type.
 
     Examples
     --------
@@ -115,18 +121,18 @@ class Trainer(mx.gluon.Trainer):
             Number of samples of *this* process, summed over its contexts. Gradients are
             divided by the number of samples of all processes, so shards may be uneven.
         ignore_stale_grad : bool, default False
-            If true, a parameter without a new gradient is not updated. If some devices
-            or processes have a new gradient, it counts as zero on the others, and all
-            update.
+            If True, a parameter without a new gradient is not updated. If only some
+            devices or processes have a new gradient, the other gradients count as zero,
+            and all devices update.
 
         Raises
         ------
         TypeError
-            If `batch_size` is not a number, or `ignore_stale_grad` not a bool.
+            If `batch_size` is not a number, or `ignore_stale_grad` is not a bool.
         ValueError
-            If `batch_size` is negative or not finite, or 0 in all processes, or if
-            processes step different trainers, settings or sets of frozen parameters.
-            The text names the first difference and both ranks.
+            If `batch_size` is negative, infinite or NaN, or 0 in all processes; or if
+            ranks differ in the trainer, its settings or the frozen parameters. The text
+            names the first difference and both ranks.
         """
         samples = check_real(
             "batch_size",
@@ -162,7 +168,7 @@ class Trainer(mx.gluon.Trainer):
             return
         # The backward of the last layers ends first.
         gradients = [gradients_of(parameter) for parameter in reversed(self._fresh)]
-        sum_in_place([own[0] for own in gradients])
+        _sum_in_place([own[0] for own in gradients])
         for replicas in gradients:
             copy_first(replicas)
 
@@ -203,3 +209,91 @@ def _zero_stale(parameter):
 def _digest(lines):
     """Return a number that is exact in float64."""
     return int.from_bytes(hashlib.sha256(repr(lines).encode()).digest()[:6], "big")
+
+
+def _sum_in_place(arrays):
+    """Sum gradients over all ranks, as soon as each array is ready.
+
+    Raise :class:`mxnet.MXNetError` on all ranks if an array has an error on one rank,
+    or if a rank does not arrive within the timeout.
+    """
+    from mpi4py import MPI
+
+    sums = []
+    with collectives("Trainer.step", memory=arrays) as requests:
+        for array in arrays:
+            array.wait_to_read()
+            sums.append(_memory(array))
+            requests.append(world().comm.Iallreduce(MPI.IN_PLACE, sums[-1]))
+    for array, values in zip(arrays, sums):
+        if not _is_in_place(array):
+            array[:] = values
+
+
+def _is_in_place(array):
+    on_cpu = array.context.device_type != "gpu"
+    return on_cpu and np.dtype(array.dtype) in _IN_PLACE
+
+
+def _memory(array):
+    """Return a view of an array's memory, or a copy if MPI cannot sum in it."""
+    if _is_in_place(array):
+        return memory_of(array)
+    values = array.asnumpy()
+    return values.astype("float32") if values.dtype == np.float16 else values
+
+
+# ---- Shares of batches.
+
+
+class ShardSampler(Sampler):
+    """A sampler of this process's rows, for the DataLoader's `batch_sampler`.
+
+    All processes draw from one order and get equally many batches. If the last batch
+    has fewer rows than there are processes, it is filled with rows from the beginning.
+
+    Parameters
+    ----------
+    length : int
+        Number of samples of the data set.
+    batch_size : int
+        Number of rows of a batch over *all* processes, at least one for each.
+    shuffle : bool, default True
+        If True, every epoch has a new random order. If False, the order is the data
+        set's.
+    seed : int, default 0
+        Seed of the order, which depends only on the seed and the epoch's number.
+
+    Examples
+    --------
+    >>> from gluon_syncbn.distributed import ShardSampler
+    >>> list(ShardSampler(7, 4, shuffle=False))
+    [[0, 1, 2, 3], [4, 5, 6]]
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, shuffle: bool = True, seed: int = 0
+    ) -> None:
+        self._rank, self._size = world().rank, world().size
+        self._length = check_int("length", length, minimum=1)
+        self._batch_size = check_int("batch_size", batch_size, minimum=self._size)
+        self._shuffle = check_bool("shuffle", shuffle)
+        self._seed, self.epoch = check_int("seed", seed, minimum=0), 0
+        self._rows = length + max(0, self._size - (length % batch_size or self._size))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch; each epoch increments it."""
+        self.epoch = check_int("epoch", epoch, minimum=0)
+
+    def __iter__(self):
+        order = np.arange(self._length)
+        if self._shuffle:
+            np.random.default_rng([self._seed, self.epoch]).shuffle(order)
+        self.epoch += 1
+        order = np.resize(order, self._rows)  # wraps around
+        for start in range(0, self._rows, self._batch_size):
+            batch = order[start : start + self._batch_size]
+            yield batch[self._rank :: self._size].tolist()
+
+    def __len__(self):
+        return -(-self._rows // self._batch_size)

@@ -1,24 +1,24 @@
-// An operator's error into MXNet, by way of one of its arrays, and one error at a time.
+// Raises an operator's error in MXNet through one of its arrays, one error at a time.
 //
-// MXNet puts the error of a custom operator into one slot that all of them share without a lock
+// MXNet stores the error of a custom operator in one slot that all of them share without a lock
 // (custom-inl.h, `exception_`), and the operator that completes next takes it. That may be a
-// healthy one, because an operator completes in separate work that is queued after other work, on a
-// GPU after bulks of tens of milliseconds; and two that complete at once free the same object
-// twice. But before it completes an operator MXNet also looks at the variables of the arrays that
-// the callback was given, and these are new in each call (custom.cc, AllocateNDArrayCopy). So the
-// error is thrown by work of the engine that writes one of them: then no other operator can take
+// healthy operator, because an operator completes in separate work that is queued after other work,
+// on a GPU after bulks of tens of milliseconds. Two operators that complete at once free the same
+// object twice. But before MXNet completes an operator it also checks the variables of the arrays
+// that the callback received, and these are new in each call (custom.cc, AllocateNDArrayCopy). So
+// work of the engine that writes one of these arrays throws the error: no other operator can take
 // it.
 //
-// The engine notes every error in a vector, without a lock either (threaded_engine.h,
+// The engine stores every error in a vector, also without a lock (threaded_engine.h,
 // AddToGlobalExceptions): twice for each operator, when the array's work and when the operator
-// completes, and all work that depends on it searches the vector. So the next operator's error
-// waits until this one's has been taken, and memory for the vector is reserved at the start,
-// because it must not move while it is searched.
-#include "mxnet/callbacks.h"
-
+// completes. All dependent work searches the vector. So the next operator's error waits until this
+// error has been taken, and memory for the vector is reserved at the start, because the vector must
+// not move during a search.
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+
+#include "mxnet/engine.h"
 
 namespace syncbn {
 namespace {
@@ -48,35 +48,36 @@ void EndDelivery() {
 }
 
 // The operator takes the error out of its array in work that MXNet queues after the callback, and
-// that cannot be waited for. Work on the array that is no longer skipped runs after it. A turn that
-// begins after MXNet has queued that work waits for it, so one or two turns suffice. But the error
-// may stay in the array: an operator that finds another error in the shared slot completes with it.
+// nothing can wait for that work. Afterwards the engine no longer skips work on the array. A turn
+// that begins after MXNet has queued that work waits for it, so one or two turns suffice. But the
+// error may stay in the array: an operator that finds another error in the shared slot completes
+// with that one.
 struct Watch {
   NDArray array;
   bool is_taken = false;
   int turns = 0;
 };
 
-constexpr int kMaxTurns = 10000;  // some 0.1 s, in which MXNet leaves the callback
+constexpr int kMaxTurns = 10000;  // about 0.1 s, in which MXNet leaves the callback
 
-void NoteTaken(void* /*run_context*/, void* watch) { static_cast<Watch*>(watch)->is_taken = true; }
+void SetTaken(void* /*run_context*/, void* watch) { static_cast<Watch*>(watch)->is_taken = true; }
 
-void WatchOn(Watch* watch);
+void StartTurn(Watch* watch);
 
-void EndOrWatchOn(void* /*run_context*/, void* parameter) {
+void EndTurn(void* /*run_context*/, void* parameter) {
   std::unique_ptr<Watch> watch(static_cast<Watch*>(parameter));
   if (watch->is_taken || ++watch->turns == kMaxTurns) {
     EndDelivery();
   } else {
-    WatchOn(watch.release());
+    StartTurn(watch.release());
   }
 }
 
-// Where MXNet refuses work, nobody ends the watch: it leaks, because the first work may use it.
-void WatchOn(Watch* watch) {
+// The watch leaks if MXNet refuses work, because the first work may still use it.
+void StartTurn(Watch* watch) {
   const NDArrayHandle array = watch->array.Handle();
-  if (PushToEngine(NoteTaken, watch, nullptr, {}, {array}, kCPUPrioritized) != 0 ||
-      PushToEngine(EndOrWatchOn, watch, nullptr, {}, {array}, kNoSkip) != 0) {
+  if (PushToEngine(SetTaken, watch, nullptr, {}, {array}, kCPUPrioritized) != 0 ||
+      PushToEngine(EndTurn, watch, nullptr, {}, {array}, kNoSkip) != 0) {
     EndDelivery();
   }
 }
@@ -91,11 +92,11 @@ void FailOperator(NDArray array, const std::string& text) {
     state.is_delivering = true;
   }
   if (PushError(watch->array.Handle(), text) != 0) {
-    // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, at once in this thread.
+    // MXNET_ENGINE_TYPE=NaiveEngine runs the work, and operators, immediately in this thread.
     EndDelivery();
     throw dmlc::Error(text);
   }
-  WatchOn(watch.release());
+  StartTurn(watch.release());
 }
 
 void ReserveErrors() {

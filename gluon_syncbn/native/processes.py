@@ -1,0 +1,363 @@
+"""The processes of the program: their ranks, and how they connect over MPI and leave.
+
+mpi4py initializes MPI, unless Horovod has, and finalizes it. The native library sends
+the layers' messages over a communicator of mpi4py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import time
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from ..arguments import check_int
+from . import failures
+from .library import declare, load, mpi_path
+
+# Launchers set these variables to the number of processes that they have started.
+_SIZE_VARIABLES = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "PALS_NRANKS",
+    "SLURM_NTASKS",
+    "DMLC_NUM_WORKER",
+)
+
+_SIGNATURES = {
+    "gluon_syncbn_mpi_initialized": (ctypes.c_int, []),
+    "gluon_syncbn_mpi_transport": (ctypes.c_void_p, [ctypes.c_int]),
+}
+
+
+class World:
+    """The processes that are connected; before `init` only this one.
+
+    `comm` is their communicator of mpi4py. Its collectives wait for a missing rank
+    without end, so ranks first meet in an exchange, see ``distributed/collectives.py``.
+    """
+
+    def __init__(self, comm: Any = None, machines: Sequence = ("this one",)) -> None:
+        self.comm, self.size = comm, len(machines)
+        self.rank = 0 if comm is None else comm.rank
+        own = machines[self.rank]
+        self.of_machine = [rank for rank in range(self.size) if machines[rank] == own]
+        self._pid, self.has_left = os.getpid(), False
+
+    @property
+    def is_connected(self) -> bool:
+        return self.comm is not None
+
+    def leave(self) -> None:
+        """Leave the other processes, without waiting for them."""
+        if self.is_connected and not self.has_left:
+            mx.nd.waitall()
+            self.has_left = True
+            load().gluon_syncbn_distributed_leave()
+
+    def end(self) -> None:
+        """Leave the other processes when the interpreter exits."""
+        if os.getpid() != self._pid:
+            return  # a fork: MPI belongs to the parent
+        load().gluon_syncbn_distributed_leave()
+        # No operator of ours is running after this.
+        failures.give_up("the Python interpreter exits")
+        # mpi4py finalizes MPI after all exit handlers. That waits for all ranks with a
+        # busy processor, so ranks are awaited here.
+        load().gluon_syncbn_distributed_stop(failures.get_timeout())
+
+
+_world = World()
+
+
+def world() -> World:
+    """Return the processes that this process is connected with."""
+    return _world
+
+
+def wait_seconds(timeout: float | None) -> float:
+    """Return a checked timeout in seconds; None means the default timeout."""
+    if timeout is None:
+        return failures.get_timeout()
+    return failures.check_timeout(timeout)
+
+
+# ---- Public functions of gluon_syncbn.distributed.
+
+
+def init(timeout: float | None = None) -> None:
+    """Connect the processes that ``mpirun`` has started.
+
+    Every :class:`gluon_syncbn.SyncBatchNorm` then synchronizes with the layer of the
+    same name in all other processes; its argument `group` selects fewer. Every process
+    must call this function. Further calls do nothing. mpi4py initializes MPI, unless
+    Horovod has, and finalizes MPI when the program ends.
+
+    Parameters
+    ----------
+    timeout : float or None, default None
+        Seconds to wait for the other processes; None means
+        :func:`gluon_syncbn.get_timeout`. MPI's own wait for processes that have not
+        reached ``MPI_Init`` cannot be interrupted, so after the timeout this process
+        ends with status 1.
+
+    Raises
+    ------
+    RuntimeError
+        If mpi4py is missing; if gluon_syncbn was built without MPI, or with another MPI
+        than mpi4py; if MPI was initialized without ``MPI_THREAD_MULTIPLE``; if the
+        launcher's environment (``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``,
+        ``SLURM_NTASKS``, ``DMLC_NUM_WORKER`` and others) contains a larger number of
+        processes than MPI's 1; if not all processes call it within the timeout, after
+        which you may call it again; or after :func:`shutdown`.
+    ValueError
+        If `timeout` is not a positive number.
+
+    Examples
+    --------
+    With ``mpirun -n 2 python program.py``:
+
+    .. code-block:: python
+
+        from gluon_syncbn import distributed
+
+        distributed.init()
+        print(f"this is rank {distributed.rank()} of {distributed.size()}")
+    """
+    global _world
+    seconds = wait_seconds(timeout)
+    if _world.has_left:
+        raise RuntimeError("distributed.init() was called after shutdown()")
+    if _world.is_connected:
+        return
+    comm, machines = _connect(seconds)
+    load().gluon_syncbn_distributed_open(_transport(comm))
+    _world = World(comm, machines)
+    # Runs before the handler of failures.py, which was registered earlier.
+    atexit.register(_world.end)
+
+
+def is_initialized() -> bool:
+    """Return True if :func:`init` has connected this process.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.is_initialized()
+    False
+    """
+    return _world.is_connected
+
+
+def rank() -> int:
+    """Return this process's number, from 0; 0 before :func:`init`.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.rank()
+    0
+    """
+    return _world.rank
+
+
+def size() -> int:
+    """Return the number of processes; 1 before :func:`init`.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.size()
+    1
+    """
+    return _world.size
+
+
+def local_rank() -> int:
+    """Return this process's number on its machine, from 0; 0 before :func:`init`.
+
+    With one GPU per process, train on ``mx.gpu(local_rank())``.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.local_rank()
+    0
+    """
+    return _world.of_machine.index(_world.rank)
+
+
+def local_size() -> int:
+    """Return the number of processes on this machine; 1 before :func:`init`.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import distributed
+    >>> distributed.local_size()
+    1
+    """
+    return len(_world.of_machine)
+
+
+def shutdown() -> None:
+    """Leave the other processes, without waiting for them.
+
+    You need not call this function at the end of a program. Other ranks that wait for
+    this rank, and layers that train in it afterwards, raise :class:`mxnet.MXNetError`.
+    You may call it before or after Horovod or mpi4py are shut down, and more than once.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        from gluon_syncbn import distributed
+
+        distributed.init()
+        distributed.shutdown()
+        assert distributed.size() >= 1
+    """
+    _world.leave()
+
+
+def groups_of(k: int) -> list[list[int]]:
+    """Divide the processes into groups of `k`.
+
+    Parameters
+    ----------
+    k : int
+        Size of a group, at least 1. The last group may be smaller.
+
+    Returns
+    -------
+    list of lists of int
+        Ranks, for the argument `group` of :class:`gluon_syncbn.SyncBatchNorm`.
+
+    Raises
+    ------
+    ValueError
+        If `k` is less than 1.
+    TypeError
+        If `k` is not an int.
+
+    Examples
+    --------
+    >>> from gluon_syncbn.distributed import groups_of
+    >>> groups_of(2)
+    [[0]]
+    """
+    check_int("k", k, minimum=1)
+    ranks = list(range(size()))
+    return [ranks[i : i + k] for i in range(0, len(ranks), k)]
+
+
+# ---- MPI.
+
+# All ranks create these together: a communicator, the names of their machines, and the
+# pending request, which goes on after a timeout.
+_connection: list = []
+
+
+def _connect(timeout):
+    """Return a communicator of mpi4py and the name of each rank's machine."""
+    mpi = _import_mpi4py(timeout)
+    number = mpi.COMM_WORLD.Get_size()
+    for name in _SIZE_VARIABLES:
+        started = os.environ.get(name, "")
+        if number == 1 and started.isdigit() and int(started) > 1:
+            raise RuntimeError(
+                f"{name} is {started}, but MPI started with 1 process, so the "
+                "processes would train unsynchronized. Start the program with the "
+                f"mpirun of {_name_of(mpi)}, which mpi4py uses, or unset {name} to run "
+                "one process."
+            )
+    deadline = time.monotonic() + timeout
+    if not _connection:
+        comm, request = mpi.COMM_WORLD.Idup()
+        _connection.extend([comm, None, request])
+    _await_request(deadline, timeout)
+    comm, names, _ = _connection
+    if names is None:
+        own = np.array(mpi.Get_processor_name(), f"S{mpi.MAX_PROCESSOR_NAME}")
+        names = np.empty(number, own.dtype)
+        request = comm.Iallgather([own, mpi.CHAR], [names, mpi.CHAR])
+        _connection[1:] = names, request
+        _await_request(deadline, timeout)
+    return comm, names.tolist()
+
+
+def _await_request(deadline, timeout):
+    while not _connection[2].Test():  # a blocking call would occupy a processor
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                "not every process that the launcher started called "
+                f"gluon_syncbn.distributed.init() within {timeout:g} s"
+            )
+        time.sleep(2e-4)
+
+
+def _import_mpi4py(timeout):
+    too_late = (
+        f"gluon_syncbn.distributed.init(): MPI_Init waited {timeout:g} s for other "
+        "processes that the launcher started. Call init() in each of them, or import "
+        "mpi4py.MPI. This process ends."
+    )
+    load().gluon_syncbn_exit_after(timeout, too_late)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(
+            f"several processes need mpi4py and an MPI ({error}). Run "
+            "`pip install --force-reinstall '.[mpi]'`."
+        ) from None
+    finally:
+        load().gluon_syncbn_exit_after(0, "")
+    if MPI.Is_finalized():
+        raise RuntimeError("MPI was already finalized in this process")
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "MPI was initialized without MPI_THREAD_MULTIPLE. Do not set "
+            "mpi4py.rc.thread_level, and import mpi4py before other packages that "
+            "initialize MPI."
+        )
+    return MPI
+
+
+def _transport(comm):
+    """Return the address of a native transport over a communicator of mpi4py."""
+    from mpi4py import MPI
+
+    file = mpi_path()
+    if not file.exists():
+        raise RuntimeError(
+            "gluon_syncbn was built without MPI. Install an MPI with its compiler "
+            "wrapper mpicxx (for example `pip install mpich`), then run "
+            "`pip install --force-reinstall '.[mpi]'`."
+        )
+    reason = "the library has loaded another MPI"
+    try:
+        library = _open(file)
+        declare(library, file, _SIGNATURES)
+        if library.gluon_syncbn_mpi_initialized():
+            return library.gluon_syncbn_mpi_transport(comm.py2f())
+    except OSError as error:
+        reason = str(error)
+    raise RuntimeError(
+        f"gluon_syncbn must be built with the MPI of mpi4py, {_name_of(MPI)} "
+        f"({reason}). Install mpi4py for the other MPI, or run "
+        "`pip install --force-reinstall '.[mpi]'`."
+    )
+
+
+def _open(file):
+    return ctypes.CDLL(str(file))
+
+
+def _name_of(mpi):
+    version = mpi.Get_library_version()
+    return " ".join(version.splitlines()[0].split(",")[0].split())

@@ -1,0 +1,422 @@
+"""Call a function once for each context, each time in the thread of that context.
+
+docs/design/mxnet.md explains why CPU contexts need threads. The threads take turns,
+because MXNet's front end is not thread-safe and pushing work is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from ..arguments import (
+    check_callable,
+    check_contexts,
+    check_int,
+    check_type,
+    comma_list,
+    pluralize,
+)
+from ..compat import Context
+from ..mxnet_private.arrays import draw_seed, set_seed, share_bounds, watch_seed
+from ..native import failures
+from ..native.interrupts import DeferredSignals
+from .shards import check_array, split_rows
+
+_LISTS = (Sequence, mx.nd.NDArray, np.ndarray)
+
+
+# ---- Threads. MXNet keeps about 5 MB for each thread that ever ran an operator, also
+# when the thread has ended, so a context's thread lives as long as its process.
+
+
+class _OwnQueue(threading.local):
+    calls: Any = None  # the queue of the Worker that runs in this thread
+
+
+_own_queue = _OwnQueue()
+
+
+class Worker:
+    """A thread that runs calls in order while this object lives.
+
+    A daemon: a call that never ends does not keep the interpreter from exiting.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: Any = queue.SimpleQueue()
+        # Returns the latest call that was made while this thread was idle.
+        self.outermost_call = weakref.ref(Future())  # weak, because it holds the result
+        threading.Thread(
+            target=_serve, args=(self._calls,), name=name, daemon=True
+        ).start()
+        weakref.finalize(self, self._calls.put, None).atexit = False
+
+    def call(self, function: Callable, *arguments: Any) -> Any:
+        """Return the result of a call in this thread.
+
+        A worker that waits for another worker's result serves its own calls meanwhile,
+        so calls of workers may be nested in any order.
+        """
+        own = _own_queue.calls
+        if own is self._calls:
+            return function(*arguments)
+        result: Future = Future()
+        outermost = self.outermost_call()
+        if outermost is None or outermost.done():
+            self.outermost_call = weakref.ref(result)
+        self._calls.put((result, function, arguments))
+        try:
+            if own is not None:
+                result.add_done_callback(lambda _: own.put(None))
+                _serve(own)
+            return result.result()
+        finally:
+            del result  # an error's traceback holds this frame
+
+
+def _serve(calls):
+    """Run a worker's calls in its thread until a None."""
+    _own_queue.calls = calls
+    for result, function, arguments in iter(calls.get, None):
+        try:
+            result.set_result(function(*arguments))
+        except BaseException as error:
+            result.set_exception(error)
+        del result, function, arguments  # otherwise the last results stay alive
+
+
+class Workers:
+    """A Worker for each context, created at first use. A forked child has its own."""
+
+    def __init__(self) -> None:
+        self._workers: dict = {}
+
+    def worker_for(self, context: mx.Context) -> Worker:
+        """Return the worker of a context."""
+        key = os.getpid(), context
+        if key not in self._workers:
+            self._workers[key] = Worker(f"gluon_syncbn-{context}")
+        return self._workers[key]
+
+    def finish(self) -> None:
+        """Wait for calls whose caller was interrupted.
+
+        A thread whose call does not end within the timeout is not used again.
+        """
+        for key, worker in list(self._workers.items()):
+            call = worker.outermost_call()
+            if call is None or call.done() or key[0] != os.getpid():
+                continue
+            if wait([call], failures.bound()).not_done:
+                del self._workers[key]
+
+
+# ---- Seeds. Each thread has random generators of its own.
+
+
+class _ThreadSeed(threading.local):
+    count = -1  # calls of mx.random.seed when this thread was seeded
+
+
+_thread_seed = _ThreadSeed()
+_seed_count = 0  # calls of mx.random.seed
+_latest_draw = -1, 0  # `_seed_count` at the latest draw, and the seed that was drawn
+
+
+def _count_seed():
+    global _seed_count
+    _seed_count += not inside_map()
+
+
+def _seed_thread(context, count, value):
+    _thread_seed.count = count
+    set_seed(zlib.crc32(f"{value} {context}".encode()) >> 1, ctx=context)
+
+
+# ---- Devices.
+
+
+class Devices:
+    """The contexts of one data-parallel net, with a thread for each.
+
+    A context has one thread in a process, whichever object or thread calls it. Each
+    thread has its own random generators. The first `map` after ``mx.random.seed`` seeds
+    them from the caller's generator, differently for each context.
+
+    Parameters
+    ----------
+    contexts : list of mxnet.Context
+        Distinct contexts, for example ``[mx.cpu(0), mx.cpu(1)]``.
+
+    Raises
+    ------
+    ValueError
+        If the list is empty, contains a context twice, or contains a GPU although MXNet
+        was built without CUDA.
+    TypeError
+        If an element is not a context.
+
+    Examples
+    --------
+    >>> from gluon_syncbn import Devices
+    >>> import mxnet as mx
+    >>> devices = Devices([mx.cpu(0), mx.cpu(1)])
+    >>> shards = devices.split(mx.nd.arange(5))
+    >>> sums = devices.map(lambda x: x.sum(), shards)
+    >>> [float(s.asscalar()) for s in sums]
+    [3.0, 7.0]
+    """
+
+    _workers = Workers()  # shared by all instances
+
+    def __init__(self, contexts: Sequence[mx.Context]) -> None:
+        self.contexts = check_devices("contexts", contexts)
+        watch_seed(_count_seed)
+
+    def __len__(self):
+        return len(self.contexts)
+
+    def __repr__(self):
+        return f"Devices([{comma_list(self.contexts)}])"
+
+    def split(
+        self, batch: mx.nd.NDArray | np.ndarray, batch_axis: int = 0
+    ) -> list[mx.nd.NDArray]:
+        """Return each context's shard of a batch.
+
+        The split is never recorded by ``autograd``, because graphs of shards that share
+        a node would be freed by the first shard's backward. Attach gradients to the
+        shards.
+
+        Parameters
+        ----------
+        batch : NDArray or numpy.ndarray
+            An array with at least one row for each context along `batch_axis`. The
+            dtype is kept.
+        batch_axis : int, default 0
+            The axis to split.
+
+        Returns
+        -------
+        list of NDArray
+            One shard per context, in order and on that context. If the rows cannot be
+            shared evenly, the first contexts get one row more.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer rows than contexts, or no such axis.
+        TypeError
+            If `batch` is sparse or not an array, if MXNet has no such dtype, or if
+            `batch_axis` is not an int.
+        """
+        check_int("batch_axis", batch_axis)
+        check_array(batch)
+        if not -batch.ndim <= batch_axis < batch.ndim:
+            raise ValueError(
+                f"batch_axis must be an axis of batch, got {batch_axis} for the shape "
+                f"{batch.shape}"
+            )
+        rows, count = batch.shape[batch_axis], len(self)
+        if rows < count:
+            raise ValueError(
+                f"batch must have at least one row for each of the "
+                f"{pluralize(count, 'context')} along axis {batch_axis}, got "
+                f"{pluralize(rows, 'row')}. A net of make_parallel takes any number of "
+                "rows."
+            )
+        return split_rows(batch, self.contexts, batch_axis, share_bounds(rows, count))
+
+    def map(self, function: Callable, *lists: Sequence) -> list:
+        """Call ``function(*elements)`` once per context, in the context's thread.
+
+        The calls run one after the other, in the order of the contexts. They have the
+        caller's ``autograd`` flags and NumPy semantics, and their own context is the
+        current one. `function` must not wait for results that need the other contexts
+        (``asnumpy``, ``wait_to_read``), because these have no work yet. Wait after
+        `map` instead. Threads that call `map` take turns, also with different Devices.
+        `function` may call `map` itself.
+
+        Parameters
+        ----------
+        function : callable
+            It gets one element of each list as positional arguments.
+        *lists : list
+            Lists with one element per context.
+
+        Returns
+        -------
+        list
+            The results, one per context.
+
+        Raises
+        ------
+        ValueError
+            If a list has another length.
+        mxnet.MXNetError
+            If a layer has failed and :func:`gluon_syncbn.recover` was not called since;
+            if another thread has called it and so cancelled this thread's pending work;
+            or if another thread's `map` does not end within
+            :func:`gluon_syncbn.get_timeout`.
+        Exception
+            Any exception of `function`, with its traceback. Later contexts are not
+            called, and pending work is cancelled as by :func:`gluon_syncbn.recover`.
+        KeyboardInterrupt
+            After Ctrl-C, once every context has been called, so that no context is left
+            without its work. A second Ctrl-C interrupts at once, like an exception of
+            `function`.
+        """
+        for position, length in enumerate(_lengths(lists)):
+            if length != len(self):
+                cure = ". A net of make_parallel takes batches with fewer rows."
+                raise ValueError(
+                    f"list {position} must have one element for each of the "
+                    f"{pluralize(len(self), 'context')}, got {length}"
+                    f"{cure if length < len(self) else ''}"
+                )
+        return self.map_first(function, *lists)
+
+    def map_first(self, function: Callable, *lists: Sequence) -> list:
+        """Call a function as :meth:`map` does, for the first contexts only.
+
+        The lists have as many elements as there are contexts to call.
+
+        Raises
+        ------
+        ValueError
+            If lists differ in length, or have more elements than there are contexts.
+        """
+        check_callable("function", function)
+        lengths = set(_lengths(lists))
+        if len(lengths) > 1 or max(lengths, default=0) > len(self.contexts):
+            raise ValueError(
+                f"lists must have equal lengths of at most {len(self)}, got lengths "
+                f"{comma_list(sorted(lengths))}"
+            )
+        is_nested = bool(failures.here.contexts)  # the outermost map has the turn
+        with DeferredSignals() as section:
+            with nullcontext() if is_nested else self._turn(section):
+                call = _with_callers_state(function, self.contexts)
+                with self._cancelling_on_error(is_nested, section):
+                    return [
+                        section.wait(
+                            *(1, self._workers.worker_for(context).call),
+                            *(call, context, *elements),
+                        )
+                        for context, *elements in zip(self.contexts, *lists)
+                    ]
+
+    @contextmanager
+    def _turn(self, section):
+        """Make other threads' `map` wait for the end of the ``with`` block."""
+        turn = failures.turn()
+        try:
+            is_free = turn.acquire(False)
+            if not (is_free or section.wait(0, turn.acquire, True, failures.bound())):
+                raise mx.MXNetError(
+                    f"waited {failures.get_timeout():g} s for the map of another thread"
+                )
+            section.wait(0, self._workers.finish)  # an interrupted map may still run
+            failures.check_thread()
+            yield
+        finally:
+            with suppress(RuntimeError):  # this thread has not got its turn
+                turn.release()
+
+    @contextmanager
+    def _cancelling_on_error(self, is_nested, section):
+        try:
+            yield
+        except BaseException as error:
+            reason = (
+                "cancelled because a call for another context raised "
+                f"{type(error).__name__}: {error}"
+            )
+            failures.end_waits(reason)
+            if not is_nested:
+                # A KeyboardInterrupt may leave a thread at work, and MXNet crashes if
+                # two threads call it at once.
+                section.wait(0, self._workers.finish)
+            failures.give_up(reason)
+            raise
+
+
+class ContextOfLoop(Devices):
+    """One context of a plain loop, with a thread of its own.
+
+    Loops of several training threads may reach the contexts in different orders. With
+    one thread a context, whose operators share memory, each loop would wait for the
+    other loop's operators.
+    """
+
+    def __init__(self, context: mx.Context) -> None:
+        super().__init__([context])
+        self._workers = Workers()
+
+
+def check_devices(name: str, value: Any) -> list[mx.Context]:
+    """Return a list of distinct contexts that this MXNet can run on."""
+    contexts = check_contexts(name, value)
+    gpus = [context for context in contexts if context.device_type == "gpu"]
+    if gpus and not mx.runtime.Features().is_enabled("CUDA"):
+        raise ValueError(
+            f"{name} must have CPU contexts only, because this MXNet was built without "
+            f"CUDA, got {gpus[0]}. Pass [mx.cpu(0), mx.cpu(1)], or run "
+            "`pip install mxnet-cu112==1.9.1`."
+        )
+    return contexts
+
+
+def inside_map(contexts: Sequence[mx.Context] = ()) -> bool:
+    """Return True if `map` runs in this thread, for exactly `contexts` if there are."""
+    mapped = failures.here.contexts
+    return bool(mapped) and (not contexts or list(contexts) == list(mapped))
+
+
+def _lengths(lists):
+    """Return the length of each list, or raise TypeError."""
+    for position, elements in enumerate(lists):
+        # An array without axes has no length.
+        has_length = getattr(elements, "shape", None) != ()
+        if not (has_length and isinstance(elements, _LISTS)):
+            expected = "a list with an element for each context"
+            check_type(f"list {position}", elements, (), expected)
+    return list(map(len, lists))
+
+
+def _with_callers_state(function, contexts):
+    """Return a function that other threads call under this thread's flags and seed."""
+    global _latest_draw
+    # A draw waits for the generator. Work that waits for a nested map may use it.
+    if _latest_draw[0] != _seed_count and not failures.here.contexts:
+        _latest_draw = _seed_count, draw_seed()
+    seed = _latest_draw
+    record = autograd.record if autograd.is_recording() else autograd.pause
+    is_training = autograd.is_training()
+    np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
+
+    def call(context, *elements):
+        former, failures.here.contexts = failures.here.contexts, contexts
+        try:
+            if _thread_seed.count != seed[0]:
+                _seed_thread(context, *seed)
+            # A copy of the context, because `with` stores the replaced one in it.
+            with Context(context), record(train_mode=is_training):
+                with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
+                    return function(*elements)
+        finally:
+            failures.here.contexts = former
+
+    return call

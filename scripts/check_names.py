@@ -1,0 +1,50 @@
+"""Report names in backticks on the design pages that the tree does not have.
+
+A name is a path, `Class.name` of Python or `Class::Name` of C++. The exit status is 1 if a
+path, or a member of one of this project's classes, does not exist.
+"""
+
+import re
+import subprocess
+import sys
+
+PAGES = subprocess.check_output(["git", "ls-files", "CONTRIBUTING.md", "docs/design"])
+FILES = subprocess.check_output(["git", "ls-files"]).decode().split()
+PATH = re.compile(r"[\w./-]+(/|\.(py|h|cc|cu|cuh|inl|c|sh|toml|cmake))")
+MXNETS = {"graph_executor.cc", "lib_api.h", "threaded_engine.cc"}
+MEMBER = re.compile(r"(\w+)(\.|::)(\w+)(\(.*\))?")
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+SOURCES = [read(f) for f in FILES if re.match(r"(src|gluon_syncbn)/.*\.(py|h|cc)$", f)]
+
+
+def has_path(name):
+    name = name.rstrip("/")
+    return any(f"/{file}/".find(f"/{name}/") >= 0 for file in FILES)
+
+
+def has_member(owner, separator, member):
+    """Return True if a class of this project has the member. Others' classes are Python's."""
+    owners = [s for s in SOURCES if re.search(rf"\b(class|struct) {owner}\b", s)]
+    is_foreign = separator == "." and not owners
+    return is_foreign or any(re.search(rf"\b{member}\b", s) for s in owners)
+
+
+found = 0
+for page in PAGES.decode().split():
+    for number, line in enumerate(read(page).splitlines(), 1):
+        for name in re.findall("`([^`]+)`", line):
+            member = MEMBER.fullmatch(name)
+            if PATH.fullmatch(name):
+                exists = name in MXNETS or has_path(name)
+            else:
+                exists = not member or has_member(*member.groups()[:3])
+            if not exists:
+                print(f"{page}:{number}: {name}")
+                found += 1
+sys.exit(found > 0)
