@@ -1,4 +1,4 @@
-// The clock of all deadlines, and seconds that a user gave as a duration of it.
+// The clock of all deadlines, and its durations.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -9,11 +9,11 @@ using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 using Duration = Clock::duration;
 
-// Timeouts from here on, infinity included, mean never: they end after 31 years. The clock counts
-// to 292, so no sum of a time and a timeout overflows.
+// Longer timeouts, infinity included, end after these 31 years. The clock counts to 292 years, so
+// no sum of a time and a timeout overflows.
 constexpr double kNeverSeconds = 1e9;
 
-// Zero for what is no positive number.
+// A negative number or NaN becomes zero.
 inline Duration ToDuration(double seconds) {
   const std::chrono::duration<double> bounded(std::max(0.0, std::min(seconds, kNeverSeconds)));
   return std::chrono::duration_cast<Duration>(bounded);

@@ -34,27 +34,22 @@ std::string Key::Title() const {
   return Concat("SyncBatchNorm '", layer, "', ", phase == Phase::kForward ? "forward" : "backward");
 }
 
-// A rank is known here by its index in `ranks`, and a subtree is as wide as a power of kArity.
+// Here a rank is its index in `ranks`, and a subtree is as wide as a power of kArity.
 Position PositionOf(int rank, const std::vector<int>& ranks) {
   const int size = static_cast<int>(ranks.size());
   const int index =
       static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
   Position position;
-  int level = 0;
-  for (int64_t width = 1; width < size; width *= kArity, ++level) {
-    if (index % (width * kArity) != 0) {
-      position.parent = ranks[index - index % (width * kArity)];
-      break;
-    }
-    for (int64_t begin = index + width; begin < std::min<int64_t>(size, index + width * kArity);
-         begin += width) {
+  for (int64_t width = 1; width < size; width *= kArity, ++position.height) {
+    const int64_t offset = index % (width * kArity);
+    position.depth += offset >= width;
+    if (position.parent >= 0) continue;
+    if (offset > 0) position.parent = ranks[index - offset];
+    for (int64_t begin = index + width;
+         offset == 0 && begin < std::min<int64_t>(size, index + width * kArity); begin += width) {
       const int below = static_cast<int>(std::min<int64_t>(size, begin + width) - begin);
-      position.children.push_back({ranks[begin], below, below > 1 ? level : 0});
+      position.children.push_back({ranks[begin], below, below > 1 ? position.height : 0});
     }
-  }
-  for (int64_t width = 1; width < size; width *= kArity) {
-    ++position.height;
-    position.depth += index % (width * kArity) / width != 0;
   }
   return position;
 }
@@ -72,8 +67,8 @@ Numbers Exchange::Reduce() {
   Numbers reduced = std::move(part->second.numbers);
   const bool is_sum = signature.operation == Operation::kSum;
   if (!is_sum && reduced.size() % 2 != 1) {
-    throw Error(Concat(key.Title(), ": moments must be a count and two numbers of each channel, ",
-                       "got ", reduced.size(), " numbers"));
+    throw Error(Concat(key.Title(), ": moments must be a count and two numbers per channel, got ",
+                       reduced.size(), " numbers"));
   }
   while (++part != parts.end()) {
     const Numbers& higher = part->second.numbers;

@@ -1,11 +1,11 @@
-// One exchange: all devices of a layer contribute numbers, and all receive these reduced. This file
-// says what an exchange is; table.h says how it goes on and ends.
+// One exchange: all devices of a layer contribute numbers, and all receive the reduced numbers.
+// table.h defines how an exchange goes on and ends.
 //
-// The places of an exchange make a tree. Each rank has its own devices as leaves, and reduces their
-// parts and those of its child ranks in the order of ranks and devices. It sends the result to its
-// parent, or, at the root, back to all. Up to 32 ranks are a star around the first. Of more ranks,
-// each 32 neighbours have a star around the first of them, and so have each 32 of those. So a
-// subtree is an interval of ranks, and a result never depends on who arrived first.
+// The places of an exchange make a tree. Each rank has its devices as leaves, and reduces the parts
+// of its devices and child ranks in the order of ranks and devices. It sends the result to its
+// parent; the root answers to all. Up to 32 ranks are a star around the first one. More ranks are
+// stars of 32 neighbours each, whose first ranks are again such stars. So a subtree is an interval
+// of ranks, and a result never depends on the order of arrival.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -24,19 +24,19 @@ namespace syncbn {
 
 using Numbers = std::vector<double>;
 
-enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: of the program, by a name
+enum class Phase : int32_t { kForward, kBackward, kCall };  // kCall: a named call of the program
 
 // The numbers are a sum's terms, or (count, mean[C], m2[C]).
 enum class Operation : int32_t { kSum, kMoments };
 
-// What all contributions to an exchange have. Exchanges match by it, never by their order, and each
-// key is used once: a layer can have several exchanges in flight.
+// All contributions to an exchange have its key. Exchanges match by key, never by their order, so a
+// layer can have several exchanges in flight. Each key is used once.
 struct Key {
-  bool is_local = false;  // of this process alone; no other rank sees such a key
+  bool is_local = false;  // no other rank takes part or sees the key
   std::string layer;      // or the name of a call; equal on all ranks
   Phase phase = Phase::kForward;
   int64_t call = 0;    // the number of the forward call, which its backward calls have too
-  int64_t repeat = 0;  // backward calls of this forward call before this one
+  int64_t repeat = 0;  // how many backward calls of this forward call came before
 
   std::string Title() const;  // "SyncBatchNorm 'norm0', forward"
 };
@@ -46,14 +46,14 @@ inline bool operator<(const Key& a, const Key& b) {
          std::tie(b.is_local, b.call, b.phase, b.repeat, b.layer);
 }
 
-// What must be equal at all places.
+// The properties that must be equal at all places.
 struct Signature {
   Operation operation = Operation::kSum;
   DType dtype = DType::kFloat32;
   int64_t channels = 0;
   int64_t axis = 0;
   double epsilon = 0;
-  std::string text;  // of a call; no other field is shown then
+  std::string text;  // describes a call, which has no other field
 };
 
 inline bool operator==(const Signature& a, const Signature& b) {
@@ -61,7 +61,7 @@ inline bool operator==(const Signature& a, const Signature& b) {
          std::tie(b.operation, b.dtype, b.channels, b.axis, b.epsilon, b.text);
 }
 
-// A device of this rank, or a child rank. The order of places is that of the reduction.
+// A device of this rank, or a child rank. Parts are reduced in the order of their places.
 struct Place {
   int rank = 0;
   Device device{};
@@ -71,50 +71,51 @@ inline bool operator<(const Place& a, const Place& b) {
   return std::tie(a.rank, a.device) < std::tie(b.rank, b.device);
 }
 
-// What a place has contributed.
+// The contribution of a place.
 struct Part {
   Numbers numbers;
-  std::vector<int64_t> shape{};  // of a device's data, for messages
+  std::vector<int64_t> shape{};  // the device's data has this shape; errors show it
 };
 
-// Ranks that one rank sends for, and the levels of ranks below that one.
+// A rank, how many ranks it sends for, and the levels of ranks below it.
 struct Subtree {
   int rank, size, levels;
 };
 
-// Where a rank stands in the tree over `ranks`, which hold it.
+// The place of a rank in the tree over `ranks`, which contain it.
 struct Position {
   int parent = -1;  // none at the root
-  int depth = 0;    // ranks above it
+  int depth = 0;    // the number of ranks above it
   int height = 0;   // levels of the whole tree, without the root
   std::vector<Subtree> children{};
 };
 Position PositionOf(int rank, const std::vector<int>& ranks);
 
-class Members;  // table.h
+class Members;  // members.h
 
-// At this rank. Its table guards it with a mutex, but for `over`, which a waiting thread polls.
+// An exchange as this rank sees it. Its table guards it with a mutex, except `over`, which waiting
+// threads poll.
 struct Exchange {
   Key key;
   Signature signature;
   std::vector<int> ranks;  // ascending; empty for this process alone
   Position position;
-  Place first;  // the place that arrived first, whose signature it is
+  Place first;  // the first device here, or the first rank while no device has arrived
   std::map<Place, Part> parts;
   Members* members = nullptr;  // null for a call of the program, or while no device is here
-  size_t devices = 0;  // that must arrive here; 0 while none has
+  size_t devices = 0;  // how many must arrive here; 0 while none has
   size_t arrived = 0;
   Time start;           // the first device's arrival
-  std::optional<size_t> sent;  // how many numbers went to the parent
+  std::optional<size_t> sent;  // how many numbers the parent has received
   std::atomic<bool> over{false};
   std::condition_variable changed;
   Numbers result;
-  std::string error;  // in place of a result
+  std::string error;  // empty if there is a result
 
   bool AllDevicesAreHere() const { return devices > 0 && arrived == devices; }
-  // The children whose part is missing.
+  // Return the children whose part is missing.
   std::vector<Subtree> Missing() const;
-  // The parts as one, in their order; they are gone then. Throws Error if they do not fit.
+  // Reduce the parts in their order, and clear them. Throws Error if they do not fit.
   Numbers Reduce();
 };
 

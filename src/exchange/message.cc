@@ -1,5 +1,4 @@
-// Messages to bytes and back: a mark, then one field after the other, texts and arrays after their
-// lengths.
+// The bytes are a mark and then one field after the other, texts and arrays after their lengths.
 #include "exchange/message.h"
 
 #include <algorithm>
@@ -13,10 +12,10 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e38;  // to be changed with the format
-constexpr int64_t kMost = int64_t{1} << 53;  // of a call and of repeats
+constexpr uint64_t kMark = 0x53424e38;         // change it with the format
+constexpr int64_t kMostCalls = int64_t{1} << 53;  // likewise repeats
 
-// Calls `visit` for each field of a message, in the order of their bytes.
+// Call `visit` for each field of a message, in the order of their bytes.
 template <typename AnyMessage, typename Visit>
 void ForEachField(AnyMessage* message, const Visit& visit) {
   visit(message->kind);
@@ -54,7 +53,7 @@ void Write(const Field& field, Bytes* to) {
   }
 }
 
-// Takes fields one after the other; none reaches past the end.
+// Reads fields one after the other, never past the end.
 struct Reader {
   template <typename Field>
   void Read(Field* field) {
@@ -86,9 +85,9 @@ bool IsUpTo(Enum last, Enum value) {
   return Enum{} <= value && value <= last;
 }
 
-bool IsCount(int64_t number) { return 0 <= number && number <= kMost; }
+bool IsCount(int64_t number) { return 0 <= number && number <= kMostCalls; }
 
-// Ascending, below `size`, and with the rank of this process.
+// Return true if the ranks ascend, are below `size` and contain the rank of this process.
 bool AreRanks(const std::vector<int>& ranks, int rank, int size) {
   const auto not_ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>());
   return !ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
@@ -104,7 +103,8 @@ bool IsChild(int from, int rank, const std::vector<int>& ranks) {
 }  // namespace
 
 void Refuse() {
-  throw Error("another process runs another version of gluon_syncbn; install the same everywhere");
+  throw Error("all processes must run one version of gluon_syncbn, got a message of another "
+              "version. Install the same version for all processes.");
 }
 
 Bytes Encode(const Message& message) {
@@ -122,19 +122,21 @@ Message Decode(const Bytes& bytes, int from, int rank, int size) {
   if (mark != kMark) Refuse();
   Message message;
   ForEachField(&message, [&](auto& field) { reader.Read(&field); });
-  if (message.ranks.empty()) {
-    message.ranks.resize(static_cast<size_t>(size));
-    std::iota(message.ranks.begin(), message.ranks.end(), 0);
-  }
   const Signature& signature = message.signature;
+  std::vector<int>& ranks = message.ranks;
+  const bool is_part = message.kind == MessageKind::kPart;
   const bool is_valid =
       reader.left == 0 && from != rank && 0 <= from && from < size &&
       IsUpTo(MessageKind::kLeave, message.kind) && IsUpTo(Phase::kCall, message.key.phase) &&
       IsCount(message.key.call) && IsCount(message.key.repeat) &&
       IsUpTo(Operation::kMoments, signature.operation) &&
-      IsSupported(static_cast<int>(signature.dtype)) && AreRanks(message.ranks, rank, size);
+      IsSupported(static_cast<int>(signature.dtype)) && (is_part || ranks.empty());
   if (!is_valid) Refuse();
-  if (message.kind == MessageKind::kPart && !IsChild(from, rank, message.ranks)) Refuse();
+  if (is_part && ranks.empty()) {
+    ranks.resize(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  if (is_part && !(AreRanks(ranks, rank, size) && IsChild(from, rank, ranks))) Refuse();
   return message;
 }
 

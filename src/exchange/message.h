@@ -1,6 +1,6 @@
-// The messages between processes, their bytes, and all checks of what another process has sent.
-// All processes run one build on one kind of machine, so numbers travel as they lie in memory; a
-// differing build is noticed by the first eight bytes.
+// The messages between processes, their bytes, and all checks of received messages. All processes
+// run one build on one kind of machine, so bytes are copied from memory. The first eight bytes
+// reveal another build.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,10 +12,10 @@
 namespace syncbn {
 
 enum class MessageKind : int32_t {
-  kPart,    // to the parent: key, signature, ranks, and the numbers of a subtree
-  kResult,  // to a child: key and numbers
-  kFail,    // to all: the sender has failed; text
-  kLeave,   // to all: the sender's program ends, and sends nothing more
+  kPart,    // the parent receives key, signature, ranks, and the numbers of a subtree
+  kResult,  // a child receives key and numbers
+  kFail,    // all receive the text of the sender's failure
+  kLeave,   // the sender's program ends, and sends nothing more
 };
 
 struct Message {
@@ -27,17 +27,17 @@ struct Message {
   std::string text{};
 };
 
-// Throws Error for what no process of this version sends.
+// Throw Error for a message that no process of this version sends.
 [[noreturn]] void Refuse();
 
 Bytes Encode(const Message& message);
 
-// The message that rank `from` of `size` has sent to `rank`. Throws Error unless Encode made the
-// bytes, and a part comes from a child. Its ranks are never empty.
+// Return the message that rank `from` of `size` has sent to `rank`. A part's ranks are never empty.
+// Throws Error unless Encode can have made the bytes, and a part comes from a child.
 Message Decode(const Bytes& bytes, int from, int rank, int size);
 
-// Throw Error for a part that came before, or later than those that are reduced, and for a result
-// that is none of what was sent to the parent. A null exchange is one that nobody waits for.
+// Throw Error for a part that came before or after the reduction, and for a result that is not the
+// parent's answer. A null exchange means that nobody waits for the result.
 void CheckPart(const Exchange& exchange, int from);
 void CheckResult(const Exchange* exchange, int from, const Message& result);
 

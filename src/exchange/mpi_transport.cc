@@ -1,6 +1,5 @@
-// The only file that knows MPI: messages over a communicator of mpi4py's. native/processes.py loads
-// it as a separate library, so that nothing else needs MPI. Plain functions of MPI 3, so every
-// implementation will do.
+// Messages over a communicator of mpi4py. Only this file needs MPI, so native/processes.py loads it
+// as a separate library. It calls plain functions of MPI 3, which every implementation has.
 #include <mpi.h>
 
 #include <algorithm>
@@ -26,19 +25,19 @@ void Check(int code, const char* function) {
   throw Error(Concat(function, " failed: ", std::string(text, length)));
 }
 
-// MPI_Finalize would wait for a rank that hangs without end.
+// MPI_Finalize would wait without end for a rank that hangs.
 int CallClosing(MPI_Comm, int, void* closing, void*) noexcept {
   bool all_end = false;
   syncbn::CatchAll([&] { all_end = (*static_cast<std::function<bool()>*>(closing))(); });
   if (!all_end) {
-    std::fputs("gluon_syncbn: all ranks are ended, because one hangs after a failure\n", stderr);
+    std::fputs("gluon_syncbn ends all ranks, because one of them hangs after a failure\n", stderr);
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
   return MPI_SUCCESS;
 }
 
-// One receive is always posted, for whoever sends next: a message that finds one needs no second
-// look and no second buffer of MPI's. So messages travel in chunks that fit it.
+// One receive is always posted for the next sender, because a message that finds a receive needs
+// neither a second look nor a second buffer of MPI. So messages travel in chunks that fit it.
 class MpiTransport : public Transport {
  public:
   explicit MpiTransport(MPI_Comm comm) : comm_(comm), chunk_(kChunkBytes) {
@@ -58,7 +57,6 @@ class MpiTransport : public Transport {
     const Bytes& bytes = sending.message;
     for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
       const size_t size = std::min(kChunkBytes, bytes.size() - at);
-      // The last chunk is told by its tag.
       const int tag = at + size < bytes.size() ? kMoreTag : kLastTag;
       sending.requests.push_back(MPI_REQUEST_NULL);
       Check(MPI_Isend(bytes.data() + at, static_cast<int>(size), MPI_BYTE, to, tag, comm_,
@@ -76,7 +74,9 @@ class MpiTransport : public Transport {
     if (!done) return false;
     Check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
     Bytes& partial = partial_.at(static_cast<size_t>(status.MPI_SOURCE));
-    if (partial.size() > kMostBytes) throw Error("a message of another process has no end");
+    if (partial.size() > kMostBytes) {
+      throw Error(Concat("a message must have at most ", kMostBytes, " bytes"));
+    }
     partial.insert(partial.end(), chunk_.begin(), chunk_.begin() + bytes);
     PostReceive();
     if (status.MPI_TAG == kMoreTag) return false;
@@ -93,14 +93,14 @@ class MpiTransport : public Transport {
     MPI_Wait(&receive_, MPI_STATUS_IGNORE);
   }
 
-  // MPI_Finalize first deletes what is attached to MPI_COMM_SELF (MPI 3.1, 8.7.1).
+  // MPI_Finalize first deletes the attributes of MPI_COMM_SELF (MPI 3.1, 8.7.1).
   void OnClose(std::function<bool()> closing) override {
     closing_ = std::move(closing);
     int keyval = 0;
     Check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, CallClosing, &keyval, nullptr),
           "MPI_Comm_create_keyval");
     Check(MPI_Comm_set_attr(MPI_COMM_SELF, keyval, &closing_), "MPI_Comm_set_attr");
-    MPI_Comm_free_keyval(&keyval);  // as soon as nothing has the attribute
+    MPI_Comm_free_keyval(&keyval);  // MPI frees it after the attribute
   }
 
  private:
@@ -131,7 +131,7 @@ class MpiTransport : public Transport {
   int rank_ = 0, size_ = 1;
   Bytes chunk_;
   MPI_Request receive_ = MPI_REQUEST_NULL;
-  std::vector<Bytes> partial_;  // by rank: what has arrived of its message
+  std::vector<Bytes> partial_;  // each rank's message as far as it has arrived
   std::list<Sending> sends_;
   std::function<bool()> closing_;
 };
@@ -142,15 +142,15 @@ class MpiTransport : public Transport {
 // The lines of core/c_interface.h, which the package compares with what it calls.
 SYNCBN_EXPORT(const char*, gluon_syncbn_interface) { return syncbn::Interface().c_str(); }
 
-// Whether the MPI that was linked at run time is the one that mpi4py has initialized.
+// Return true if the MPI that was linked at run time is the MPI that mpi4py has initialized.
 SYNCBN_EXPORT(int, gluon_syncbn_mpi_initialized) {
   int is = 0;
   MPI_Initialized(&is);
   return is;
 }
 
-// A syncbn::Transport, which the caller owns, over this communicator, in which nobody else sends
-// from rank to rank. Handles of Fortran are integers in every MPI.
+// Return a syncbn::Transport over this communicator, which no one else may use. The caller owns it.
+// Fortran's handles are integers in every MPI.
 SYNCBN_EXPORT(void*, gluon_syncbn_mpi_transport, int comm) {
   return static_cast<syncbn::Transport*>(new syncbn::MpiTransport(MPI_Comm_f2c(comm)));
 }

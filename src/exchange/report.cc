@@ -1,6 +1,7 @@
-// Texts of failures: the exchange, who has arrived, who has not, and what to do.
+// A text has the exchange, who has arrived, who has not, and what to type.
 #include "exchange/report.h"
 
+#include <algorithm>
 #include <iomanip>
 
 #include "core/error.h"
@@ -12,7 +13,7 @@ const char kRecover[] =
     " Before the next step call gluon_syncbn.recover(), which waits for the work in flight and "
     "clears the error.";
 const char kHang[] = "\nThe usual causes, each with its cure: python -m gluon_syncbn hang";
-const char kStartAgain[] = " The program has to be started again, from its checkpoint.";
+const char kStartAgain[] = " Start the program again from its checkpoint.";
 
 std::string Quoted(const std::string& layer) { return Concat("SyncBatchNorm '", layer, "'"); }
 
@@ -70,9 +71,23 @@ std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::
                 where, kHang);
 }
 
-std::string RanksMissingReport(const Exchange& exchange, const std::vector<int>& present,
-                               const std::vector<std::string>& missing, double seconds,
+std::string RanksMissingReport(const Exchange& exchange, int rank,
+                               const std::function<std::string(int)>& state, double seconds,
                                const std::string& where) {
+  std::vector<int> present = exchange.ranks;
+  std::vector<std::string> missing;
+  if (exchange.sent) {
+    present = {rank};
+    missing.push_back(Concat("rank ", exchange.position.parent, ", which does not answer: it "
+                             "computes, has left the loop or has died"));
+  }
+  for (const Subtree& child : exchange.sent ? std::vector<Subtree>() : exchange.Missing()) {
+    const auto begin = std::lower_bound(present.begin(), present.end(), child.rank);
+    present.erase(begin, begin + child.size);
+    missing.push_back(Concat("rank ", child.rank, ", ", state(child.rank),
+                             child.size == 1 ? "" : Concat(" (it sends for ", child.size,
+                                                           " ranks)")));
+  }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
                 missing.size(), " of ", exchange.ranks.size(), " processes. Arrived: ",
                 present.empty() ? "none" : Ranks(present), ". Missing: ", Join(missing, "; "), ".",
@@ -89,9 +104,9 @@ std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size) {
   return Concat(Quoted(layer), ": num_devices=", size, ", but ", device.Name(),
-                " calls the layer as well as ", Names(others), "; give num_devices the number of "
-                "contexts that get a shard of the batch, and call net.hybridize() again after "
-                "moving a net to other contexts.", kRecover);
+                " calls the layer as well as ", Names(others), ". Set num_devices to the number "
+                "of contexts that get a shard of the batch, and call net.hybridize() again after "
+                "you move a net to other contexts.", kRecover);
 }
 
 std::string NoParticipantReport(const std::string& layer, const Device& device,
@@ -101,8 +116,8 @@ std::string NoParticipantReport(const std::string& layer, const Device& device,
 }
 
 std::string TwiceReport(const Key& key, const Device& device) {
-  return Concat(key.Title(), ": ", device.Name(), " arrived twice in one call; every context may "
-                "hold one shard of the batch.", kRecover);
+  return Concat(key.Title(), ": ", device.Name(), " arrived twice in one call. Pass only one shard "
+                "of the batch to each context.", kRecover);
 }
 
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure) {

@@ -1,5 +1,6 @@
-// The texts that a user reads when an exchange fails. Each function returns the whole message.
+// The error texts of exchanges. Each function returns a whole message.
 #pragma once
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -12,49 +13,49 @@ namespace syncbn {
 constexpr char kInit[] = "gluon_syncbn.distributed.init()";
 constexpr char kShutdown[] = "gluon_syncbn.distributed.shutdown()";
 
-// The failure of a call that belongs to a forward call before a reset.
+// The failure of a backward call whose forward call came before a reset.
 constexpr char kWasReset[] =
-    "the layer was reset by gluon_syncbn.recover() after the forward call that this call belongs "
-    "to.";
+    "gluon_syncbn.recover() or a conversion of the net came after the forward call of this "
+    "backward call. Run forward again.";
 
-// Where devices of this process are missing: `known` are devices that could have arrived.
+// Devices of this process are missing; `known` are devices that could have arrived.
 std::string DevicesMissingReport(const Exchange& exchange, int rank, const std::set<Device>& known,
                                  double seconds, const std::string& where);
 
-// Where ranks are missing: `missing` says of each what is known of it: "rank 1, which ...".
-std::string RanksMissingReport(const Exchange& exchange, const std::vector<int>& present,
-                               const std::vector<std::string>& missing, double seconds,
+// Ranks are missing; `state` describes one: "which has sent nothing yet".
+std::string RanksMissingReport(const Exchange& exchange, int rank,
+                               const std::function<std::string(int)>& state, double seconds,
                                const std::string& where);
 
-// What a place contributes, of which all places must have the same.
+// The terms of a place's contribution, which must be equal at all places.
 struct Terms {
   Place place;
   const Signature& signature;
   const std::vector<int>& ranks;
-  size_t devices;                     // of a device's rank
-  const std::vector<int64_t>& shape;  // of a device
+  size_t devices;                     // 0 if a rank contributes
+  const std::vector<int64_t>& shape;  // empty if a rank contributes
 };
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b);
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size);
 
-// For a device that is not one of the participants.
+// The device is no participant.
 std::string NoParticipantReport(const std::string& layer, const Device& device,
                                 const std::set<Device>& participants);
 
-// For a device that arrives twice.
+// The device has contributed before.
 std::string TwiceReport(const Key& key, const Device& device);
 
-// For who comes after a failure; a call of the program has no device.
+// The contribution comes after a failure. A call of the program has no device.
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure);
 
-// For who waits in an exchange when another one fails; the failure itself if it is of this one.
+// The failure has ended this exchange. Returns the failure itself if it began here.
 std::string EndReport(const Key& key, const std::string& failure);
 
 std::string RankLeftReport(const Key& key, int rank);
 
-// For a rank that learns of a failure by a message.
+// A message has brought the failure.
 std::string RankFailedReport(int rank, const std::string& text, const std::string& where);
 
 }  // namespace syncbn

@@ -1,5 +1,5 @@
-// The pauses of a thread that waits. It stays awake at first, because waking a sleeping thread
-// takes longer than an exchange, and sleeps then.
+// The pauses of a thread that waits. It first stays awake, because waking a sleeping thread takes
+// longer than an exchange.
 #pragma once
 #include <sys/prctl.h>
 
@@ -25,9 +25,9 @@ class Pause {
 
   void Restart() { start_ = Clock::now(); }
 
-  // Lets others have the mutex until `over`, which `changed` announces, until the time `until`, or
-  // for one pause. Returns the time in which the process was stopped (Ctrl-Z, a debugger, a
-  // suspended job): no deadline counts it, because nobody can arrive in it.
+  // Release the mutex until `over`, which `changed` announces, until the time `until`, or for one
+  // pause. Return how long the process was stopped (Ctrl-Z, a debugger, a suspended job). No
+  // deadline counts this time, because no other thread can arrive in it.
   Duration operator()(std::unique_lock<std::mutex>* lock, const std::atomic<bool>& over,
                       std::condition_variable* changed, Time until) {
     const Time now = Clock::now();
@@ -51,7 +51,7 @@ class Pause {
   }
 
  private:
-  // By default the shortest sleep takes 50 us on Linux, which would slow down processes that wait
+  // Linux makes the shortest sleep last 50 us by default. This would slow down processes that wait
   // for each other in turn.
   void LowerSlack() {
     if (slack_ > 0) return;
@@ -59,14 +59,14 @@ class Pause {
     prctl(PR_SET_TIMERSLACK, 1);
   }
 
-  // Devices or processes of one machine that arrive together take less; computing takes more.
+  // Devices or processes of one machine that arrive together take less time; computing takes more.
   static constexpr std::chrono::microseconds kAwake{50}, kAwakeForMessages{200};
   static constexpr std::chrono::seconds kSleep{1};
   static constexpr std::chrono::microseconds kSleepForMessages{500};
 
   const bool carries_;
   Time start_ = Clock::now();
-  int slack_ = 0;  // of the thread, in nanoseconds, once it was changed
+  int slack_ = 0;  // the thread's own slack in nanoseconds, once it was changed
 };
 
 }  // namespace syncbn

@@ -1,5 +1,5 @@
-// Tables that stand for the ranks of one program, and the messages between them: of threads, or of
-// one thread in simulated time, where random numbers depend on the seed alone.
+// Tables that stand for the ranks of one program, and the messages between them. The ranks belong
+// to threads, or to one thread in simulated time, where random numbers depend only on the seed.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -70,7 +70,7 @@ class Rank : public syncbn::Table {
     Serve(&lock);
     return Table::IsOver(&lock, waiting, now);
   }
-  bool AllHaveLeft() const { return peers_->AllHaveLeft(); }
+  bool AllHaveLeft() const { return peers_.AllHaveLeft(); }
   size_t InFlight() const { return exchanges_.size(); }
 };
 
@@ -84,7 +84,7 @@ class Simulation {
     Network* const messages = network.get();
     network->send = [=](int from, int to, syncbn::Bytes bytes) {
       if (dead[from]) return;
-      // Mostly within a network's microseconds, now and then within its milliseconds; in order.
+      // Messages arrive in order, mostly within microseconds, now and then within milliseconds.
       syncbn::Time& arrival = arrivals_[from * dead.size() + to];
       arrival = std::max(arrival, now_ + Random(random() % 100 == 0 ? 20000 : 100));
       const auto shared = std::make_shared<syncbn::Bytes>(std::move(bytes));
@@ -103,7 +103,7 @@ class Simulation {
   void After(syncbn::Duration delay, std::function<void()> action) {
     events_.push({now_ + delay, events_made_++, std::move(action)});
   }
-  // False if that takes an hour.
+  // Return false if it takes an hour.
   bool RunUntil(const std::function<bool()>& over) {
     const syncbn::Time end = now_ + std::chrono::hours(1);
     while (!over()) {
@@ -119,7 +119,7 @@ class Simulation {
   std::mt19937 random;
   std::vector<std::unique_ptr<Rank>> ranks;
   std::vector<char> dead;
-  std::function<void(int rank)> wake = [](int) {};  // its actors look whether they can go on
+  std::function<void(int rank)> wake = [](int) {};  // lets the rank's actors go on
 
  private:
   static constexpr std::chrono::milliseconds kTick{5};
@@ -142,6 +142,6 @@ class Simulation {
 
   syncbn::Time now_{std::chrono::hours(1)};
   int64_t events_made_ = 0;
-  std::vector<syncbn::Time> arrivals_;  // the latest, by connection
+  std::vector<syncbn::Time> arrivals_;  // the latest one of each connection
   std::priority_queue<Event> events_;
 };

@@ -59,7 +59,7 @@ TEST(RanksThatDoNotHoldTheOwnOneAreRefused) {
                                 syncbn::MakeCpuBackend());
     test::Shard shard(syncbn::DType::kFloat32, 2, 0, false);
     CheckHas(ErrorOf([&] { shard.Step(&layer, {}, test::InPlace); }),
-             "'layer': its group must hold rank 0 and ranks below 4 only, got ranks up to");
+             "its group must hold rank 0 and ranks below 4 only, got ranks up to");
   }
 }
 

@@ -1,6 +1,6 @@
-// Tests what a table promises to other ranks (table.h): random programs of 2 to 100 ranks with one
-// to three devices in simulated time, an exchange of 1,024, random messages, and threads that wait.
-// GLUON_SYNCBN_NATIVE=full runs more of them.
+// Test the promises of table.h between ranks: random programs of 2 to 100 ranks with one to three
+// devices in simulated time, one exchange of 1,024 ranks, random messages, and threads that wait.
+// GLUON_SYNCBN_NATIVE=full runs more programs and messages.
 #include <array>
 #include <cmath>
 #include <numeric>
@@ -26,9 +26,9 @@ using syncbn::Time;
 using syncbn::Waiting;
 
 constexpr double kTimeout = 1;  // seconds
-constexpr int kSteps = 8;
+constexpr int kPhases = 16;     // forward and backward take turns
 
-// A device's part in a layer's exchange, of which all devices take part in each step.
+// Return a device's contribution to a layer's exchange.
 Contribution Of(Members* members, const std::vector<int>& ranks = {}) {
   Contribution own;
   own.members = members;
@@ -41,7 +41,7 @@ Contribution Of(Members* members, const std::vector<int>& ranks = {}) {
   return own;
 }
 
-// How a program ends: as it should, or by what one rank, the culprit, does in some step.
+// A program ends well, or by the deed of one rank, the culprit, in some step.
 enum class End { kWell, kDies, kStops, kFails, kLeaves, kDisagrees };
 constexpr int kEnds = 6;
 
@@ -52,41 +52,43 @@ struct Pending {
 struct Actor {
   Actor(int of_rank, int of_id) : rank(of_rank), id(of_id) {}
   int rank, id;
-  int phases = 0;  // begun: two of each step
+  int phases = 0;  // begun phases; a step has two
   bool began = false, late = false, over = false;
   Ticket tickets[2] = {};
   std::vector<Pending> pending = {};
 };
 
-// All devices of some ranks exchange in one layer and all in another one in each step, forward and
-// then backward, in any order.
+// All devices exchange in one layer in each step, and the devices of some ranks also in another
+// layer, forward and then backward, in any order.
 class Program {
  public:
-  Program(int size, uint32_t seed, End end) : size_(size), end_(end), sim_(size, seed) {
+  Program(int size, uint32_t seed, End end)
+      : size_(size), end_(end), actors_(size), sim_(size, seed) {
     culprit_ = static_cast<int>(sim_.random() % size);
     const int most_devices = size > 13 ? 1 : 3;
     for (int rank = 0; rank < size; ++rank) {
       layers_.push_back({std::make_unique<Members>("all"), std::make_unique<Members>("some")});
       devices_.push_back(1 + static_cast<int>(sim_.random() % most_devices));
       if (sim_.random() % 3 > 0) some_.push_back(rank);
-      for (int id = 0; id < devices_.back(); ++id) actors_.emplace_back(rank, id);
+      for (int id = 0; id < devices_.back(); ++id) actors_[rank].emplace_back(rank, id);
     }
   }
 
   void Run() {
     sim_.wake = [this](int rank) {
-      for (Actor& actor : actors_) {
-        if (actor.rank == rank && actor.began) Continue(&actor);
+      for (Actor& actor : actors_[rank]) {
+        if (actor.began) Continue(&actor);
       }
     };
-    for (Actor& actor : actors_) {
-      sim_.After(sim_.Random(300000), [&] { actor.began = true, Continue(&actor); });
-    }
-    const bool ended = sim_.RunUntil([this] {
-      for (const Actor& actor : actors_) {
-        if (!actor.over && !sim_.dead[actor.rank]) return false;
+    for (auto& actors : actors_) {
+      for (Actor& actor : actors) {
+        sim_.After(sim_.Random(300000), [&] { actor.began = true, Continue(&actor); });
       }
-      return true;
+    }
+    int first = 0;  // the first rank that is not over
+    const bool ended = sim_.RunUntil([&] {
+      while (first < size_ && (sim_.dead[first] || IsOver(first))) ++first;
+      return first == size_;
     });
     CHECK(ended, size_, " ranks, end ", static_cast<int>(end_));
     const Time settled = sim_.now() + std::chrono::seconds(1);
@@ -100,12 +102,17 @@ class Program {
   }
 
  private:
-  // Sums of these depend on their order.
+  bool IsOver(int rank) const {
+    const std::vector<Actor>& actors = actors_[rank];
+    return std::all_of(actors.begin(), actors.end(), [](const Actor& actor) { return actor.over; });
+  }
+
+  // The order of these numbers changes their sum.
   double NumberOf(int rank, int id, int phases) const {
     return std::pow(10, (7 * rank + 5 * id + phases) % 17) * (1 + rank) / 3;
   }
 
-  // All get the same bits: the sum in the order of devices and ranks, if the ranks are a star.
+  // All ranks get the same bits. A star sums in the order of devices and ranks.
   void CheckResult(const Actor& actor, const syncbn::Exchange& exchange) {
     const Numbers& known = results_.emplace(exchange.key, exchange.result).first->second;
     CHECK(known == exchange.result, "rank ", actor.rank);
@@ -136,7 +143,7 @@ class Program {
   // True if the actor need not wait.
   bool Advance(Actor* actor) {
     Rank* const rank = sim_.ranks[actor->rank].get();
-    // Each wait is one of a thread, and ends by itself.
+    // Each wait stands for a thread, so it ends by itself.
     for (Pending& pending : actor->pending) rank->IsOver(&pending.waiting, sim_.now());
     for (Pending& pending : actor->pending) {
       const syncbn::Exchange& exchange = *pending.waiting.exchange;
@@ -149,15 +156,12 @@ class Program {
       CheckResult(*actor, exchange);
     }
     actor->pending.clear();
-    if (actor->phases == 2 * kSteps) {
+    if (actor->phases == kPhases) {
       actor->over = true;
-      const bool all = std::all_of(actors_.begin(), actors_.end(), [&](const Actor& other) {
-        return other.rank != actor->rank || other.over;
-      });
-      if (all) rank->Leave();
+      if (IsOver(actor->rank)) rank->Leave();
       return false;
     }
-    if (actor->rank == culprit_ && actor->phases >= 2 * kSteps - 2 && Ends(actor)) return false;
+    if (actor->rank == culprit_ && actor->phases >= kPhases - 2 && Ends(actor)) return false;
     if (sim_.random() % 16 == 0) {
       actor->late = true;
       sim_.After(sim_.Random(400000), [=] {
@@ -182,7 +186,7 @@ class Program {
       own->device.id = actor->id;
       own->devices = static_cast<size_t>(devices_[actor->rank]);
       own->numbers = {1, NumberOf(actor->rank, actor->id, phases)};
-      if (end_ == End::kDisagrees && actor->rank == culprit_ && phases >= 2 * kSteps - 2) {
+      if (end_ == End::kDisagrees && actor->rank == culprit_ && phases >= kPhases - 2) {
         own->signature.channels = 2;
       }
       try {
@@ -195,19 +199,17 @@ class Program {
     }
   }
 
-  // What the culprit does; true if it takes no step any more.
+  // Run the culprit's deed. Return true if it takes no more steps.
   bool Ends(Actor* actor) {
     if (end_ == End::kWell || end_ == End::kDisagrees) return false;
     if (end_ == End::kFails) sim_.ranks[actor->rank]->Fail("the ship sinks", true);
     if (end_ == End::kLeaves) sim_.ranks[actor->rank]->Leave();
     sim_.dead[actor->rank] = end_ == End::kDies;
-    for (Actor& other : actors_) {
-      if (other.rank == actor->rank) other.over = true;
-    }
+    for (Actor& other : actors_[actor->rank]) other.over = true;
     return true;
   }
 
-  // All are told of the culprit, or wait for it by themselves.
+  // All ranks receive a message about the culprit, or find out by waiting.
   void CheckError(int rank, const std::string& error) const {
     const std::string culprit = "rank " + std::to_string(culprit_);
     if (end_ == End::kDies || end_ == End::kStops) CheckHas(error, culprit + ", which ");
@@ -219,11 +221,11 @@ class Program {
 
   const int size_;
   const End end_;
+  std::vector<std::vector<Actor>> actors_;  // each rank's actors
   Simulation sim_;
-  std::vector<std::array<std::unique_ptr<Members>, 2>> layers_;  // one element for each rank
-  std::vector<int> devices_;  // one element for each rank
+  std::vector<std::array<std::unique_ptr<Members>, 2>> layers_;  // each rank's layers
+  std::vector<int> devices_;                                     // how many each rank has
   std::vector<int> some_;
-  std::vector<Actor> actors_;
   std::map<Key, Numbers> results_;
   int culprit_;
 };
@@ -236,7 +238,7 @@ TEST(RandomPrograms) {
   }
 }
 
-// The tree has two levels above the leaves; any order of arrival gives the same sum.
+// The tree has two levels above the leaves. The ranks arrive in a random order.
 TEST(AThousandRanks) {
   constexpr int kSize = 1024;
   Simulation sim(kSize, 1);
@@ -264,7 +266,7 @@ TEST(AThousandRanks) {
 
 // ---- messages ----------------------------------------------------------------------------------
 
-// A rank of four, to which messages come from nowhere.
+// A rank of four that receives made-up messages.
 struct Receiver {
   explicit Receiver(int rank, int size = 4)
       : number(rank), network(std::make_shared<Network>(size)), table(network, rank) {}
@@ -296,22 +298,22 @@ Message PartOf(const std::vector<int>& ranks, int64_t call = 0) {
   return part;
 }
 
-// Messages that no process of this version sends are refused, whatever they ask of a rank.
+// A rank refuses messages that no process of this version sends.
 TEST(MessagesThatAreRefused) {
   struct Case {
     int rank, from;
     Message message;
   };
   std::vector<Case> cases = {
-      {0, 1, PartOf({1})},              // lacks the receiver
-      {3, 1, PartOf({1, 2})},           // the same
-      {0, 1, PartOf({0, 1, 100})},      // a rank that there is not
-      {1, 2, PartOf({-1, 1, 2})},       // the same
-      {0, 1, PartOf({1, 0})},           // not ascending
-      {0, 3, PartOf({0, 1})},           // lacks the sender
-      {1, 0, PartOf({})},               // the parent sent it
-      {0, 0, PartOf({})},               // it sent it itself
-      {0, 1, PartOf({}, -1)},           // a number that is none
+      {0, 1, PartOf({1})},          // the receiver is missing
+      {3, 1, PartOf({1, 2})},       // the same
+      {0, 1, PartOf({0, 1, 100})},  // a rank that does not exist
+      {1, 2, PartOf({-1, 1, 2})},   // the same
+      {0, 1, PartOf({1, 0})},       // not ascending
+      {0, 3, PartOf({0, 1})},       // the sender is missing
+      {1, 0, PartOf({})},           // the sender is the parent
+      {0, 0, PartOf({})},           // the sender is the receiver
+      {0, 1, PartOf({}, -1)},       // not a number of a call
       {0, 1, PartOf({}, int64_t{1} << 60)},
   };
   Message wrong = PartOf({});
@@ -326,7 +328,7 @@ TEST(MessagesThatAreRefused) {
     CheckHas(receiver.table.Failure(), "another version", "test_ranks.cc", c.rank);
     CHECK_EQ(receiver.table.InFlight(), 0u);
   }
-  for (const size_t size : {0, 9, 1000}) {  // cut, or with something behind its end
+  for (const size_t size : {0, 9, 1000}) {  // cut, or too long
     Receiver receiver(0);
     Bytes bytes = Encode(PartOf({}));
     bytes.resize(size);
@@ -335,7 +337,7 @@ TEST(MessagesThatAreRefused) {
   }
 }
 
-// A part that comes twice; results that nobody waits for, of another size, or not from the parent.
+// A part comes twice; a result is not awaited, has another size, or does not come from the parent.
 TEST(PartsAndResultsThatDoNotFit) {
   Receiver twice(0);
   for (int i = 0; i < 2; ++i) twice.Handle(1, Encode(PartOf({})));
@@ -354,7 +356,7 @@ TEST(PartsAndResultsThatDoNotFit) {
   }
 }
 
-// However many exchanges ago the others' one has ended.
+// The other ranks' exchange may have ended many exchanges ago.
 TEST(GroupsThatDiffer) {
   for (const int calls : {1, 100}) {
     Receiver receiver(0);
@@ -369,8 +371,7 @@ TEST(GroupsThatDiffer) {
   }
 }
 
-// Random and mutated messages end in a failure that is told, or wait; nothing else. More of them
-// with GLUON_SYNCBN_NATIVE=full.
+// Random and mutated messages end in a failure with a text, or wait.
 TEST(RandomMessages) {
   std::mt19937 random(7);
   const auto below = [&](uint32_t size) { return static_cast<int>(random() % size); };
@@ -433,8 +434,8 @@ TEST(ARankThatDoesNotLeave) {
   CHECK(!third.Disconnect(1, 0.01));
 }
 
-// Each rank has two devices and three layers, whose exchanges meet in any order; then rank 0 fails,
-// and all waits end, also one for a device of the own rank.
+// Each rank has two devices and three layers, whose exchanges meet in any order. Then rank 0 fails,
+// and all waits end, also a wait for a device of the same rank.
 TEST(ThreadsThatWait) {
   constexpr int kRanks = 4, kLayers = 3, kDevices = 2;
   const auto network = std::make_shared<Network>(kRanks);
