@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check style, private names, imports between folders, types, and tables of pages.
+# Check style, words, private names, imports between folders, types, and tables of pages.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
@@ -10,6 +10,7 @@ mypy
 cog --check -I scripts README.md docs/benchmarks.md docs/guides/mxnet2.md
 bash -n scripts/*.sh
 git ls-files '*.h' '*.c' '*.cc' '*.cu' '*.cuh' '*.inl' | xargs clang-format --dry-run -Werror
+python scripts/check_english.py
 python scripts/check_names.py
 # CMakeLists.txt limits what each folder of src includes, except between these two halves.
 if grep -rn '#include ".*cuda/' src/*/cpu || grep -rn '#include ".*cpu/' src/*/cuda; then

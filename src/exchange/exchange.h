@@ -103,9 +103,9 @@ struct Exchange {
   Place first;  // the first device here, or the first rank while no device has arrived
   std::map<Place, Part> parts;
   Members* members = nullptr;  // null for a call of the program, or while no device is here
-  size_t devices = 0;  // how many must arrive here; 0 while none has
+  size_t devices = 0;          // how many must arrive here; 0 while none has
   size_t arrived = 0;
-  Time start;           // the first device's arrival
+  Time start;                  // the first device's arrival
   std::optional<size_t> sent;  // how many numbers the parent has received
   std::atomic<bool> over{false};
   std::condition_variable changed;

@@ -12,7 +12,7 @@
 namespace syncbn {
 namespace {
 
-constexpr uint64_t kMark = 0x53424e38;         // change it with the format
+constexpr uint64_t kMark = 0x53424e38;            // change it with the format
 constexpr int64_t kMostCalls = int64_t{1} << 53;  // likewise repeats
 
 // Call `visit` for each field of a message, in the order of their bytes.
@@ -103,8 +103,9 @@ bool IsChild(int from, int rank, const std::vector<int>& ranks) {
 }  // namespace
 
 void Refuse() {
-  throw Error("all processes must run one version of gluon_syncbn, got a message of another "
-              "version. Install the same version for all processes.");
+  throw Error(
+      "all processes must run one version of gluon_syncbn, got a message of another "
+      "version. Install the same version for all processes.");
 }
 
 Bytes Encode(const Message& message) {

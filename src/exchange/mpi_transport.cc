@@ -60,7 +60,8 @@ class MpiTransport : public Transport {
       const int tag = at + size < bytes.size() ? kMoreTag : kLastTag;
       sending.requests.push_back(MPI_REQUEST_NULL);
       Check(MPI_Isend(bytes.data() + at, static_cast<int>(size), MPI_BYTE, to, tag, comm_,
-                      &sending.requests.back()), "MPI_Isend");
+                      &sending.requests.back()),
+            "MPI_Isend");
     }
     ForgetSent();
   }
@@ -117,14 +118,16 @@ class MpiTransport : public Transport {
     sends_.remove_if([](Sending& sending) {
       int done = 0;
       Check(MPI_Testall(static_cast<int>(sending.requests.size()), sending.requests.data(), &done,
-                        MPI_STATUSES_IGNORE), "MPI_Testall");
+                        MPI_STATUSES_IGNORE),
+            "MPI_Testall");
       return done != 0;
     });
   }
 
   void PostReceive() {
     Check(MPI_Irecv(chunk_.data(), static_cast<int>(chunk_.size()), MPI_BYTE, MPI_ANY_SOURCE,
-                    MPI_ANY_TAG, comm_, &receive_), "MPI_Irecv");
+                    MPI_ANY_TAG, comm_, &receive_),
+          "MPI_Irecv");
   }
 
   const MPI_Comm comm_;

@@ -40,8 +40,8 @@ std::string Text(const Signature& signature) {
 std::string Text(const Terms& terms, bool of_device) {
   const std::string signature = Text(terms.signature);
   if (!of_device) {
-    return Concat("rank ", terms.place.rank, " has ", signature, " (synchronized: ",
-                  Ranks(terms.ranks), ")");
+    return Concat("rank ", terms.place.rank, " has ", signature,
+                  " (synchronized: ", Ranks(terms.ranks), ")");
   }
   return Concat(terms.place.device.Name(), " has ", signature, ", num_devices=", terms.devices,
                 " (shape ", Shape(terms.shape), ")");
@@ -78,46 +78,53 @@ std::string RanksMissingReport(const Exchange& exchange, int rank,
   std::vector<std::string> missing;
   if (exchange.sent) {
     present = {rank};
-    missing.push_back(Concat("rank ", exchange.position.parent, ", which does not answer: it "
+    missing.push_back(Concat("rank ", exchange.position.parent,
+                             ", which does not answer: it "
                              "computes, has left the loop or has died"));
   }
   for (const Subtree& child : exchange.sent ? std::vector<Subtree>() : exchange.Missing()) {
     const auto begin = std::lower_bound(present.begin(), present.end(), child.rank);
     present.erase(begin, begin + child.size);
-    missing.push_back(Concat("rank ", child.rank, ", ", state(child.rank),
-                             child.size == 1 ? "" : Concat(" (it sends for ", child.size,
-                                                           " ranks)")));
+    missing.push_back(
+        Concat("rank ", child.rank, ", ", state(child.rank),
+               child.size == 1 ? "" : Concat(" (it sends for ", child.size, " ranks)")));
   }
   return Concat(exchange.key.Title(), ": waited ", std::setprecision(4), seconds, " s for ",
-                missing.size(), " of ", exchange.ranks.size(), " processes. Arrived: ",
-                present.empty() ? "none" : Ranks(present), ". Missing: ", Join(missing, "; "), ".",
-                kStartAgain, where, kHang);
+                missing.size(), " of ", exchange.ranks.size(),
+                " processes. Arrived: ", present.empty() ? "none" : Ranks(present),
+                ". Missing: ", Join(missing, "; "), ".", kStartAgain, where, kHang);
 }
 
 std::string DisagreementReport(const Key& key, const Terms& a, const Terms& b) {
   const bool of_devices = a.place.rank == b.place.rank;
-  return Concat(key.Title(), ": ", of_devices ? "devices" : "processes", " disagree: ",
-                Text(a, of_devices), ", but ", Text(b, of_devices), ".",
+  return Concat(key.Title(), ": ", of_devices ? "devices" : "processes",
+                " disagree: ", Text(a, of_devices), ", but ", Text(b, of_devices), ".",
                 of_devices ? kRecover : kStartAgain);
 }
 
 std::string TooManyDevicesReport(const std::string& layer, const Device& device,
                                  const std::set<Device>& others, size_t size) {
   return Concat(Quoted(layer), ": num_devices=", size, ", but ", device.Name(),
-                " calls the layer as well as ", Names(others), ". Set num_devices to the number "
+                " calls the layer as well as ", Names(others),
+                ". Set num_devices to the number "
                 "of contexts that get a shard of the batch, and call net.hybridize() again after "
-                "you move a net to other contexts.", kRecover);
+                "you move a net to other contexts.",
+                kRecover);
 }
 
 std::string NoParticipantReport(const std::string& layer, const Device& device,
                                 const std::set<Device>& participants) {
-  return Concat(Quoted(layer), ": ", device.Name(), " calls the layer, but "
-                "this step has shards on ", Names(participants), " only.", kRecover);
+  return Concat(Quoted(layer), ": ", device.Name(),
+                " calls the layer, but "
+                "this step has shards on ",
+                Names(participants), " only.", kRecover);
 }
 
 std::string TwiceReport(const Key& key, const Device& device) {
-  return Concat(key.Title(), ": ", device.Name(), " arrived twice in one call. Pass only one shard "
-                "of the batch to each context.", kRecover);
+  return Concat(key.Title(), ": ", device.Name(),
+                " arrived twice in one call. Pass only one shard "
+                "of the batch to each context.",
+                kRecover);
 }
 
 std::string EarlierFailureReport(const Key& key, const Device& device, const std::string& failure) {

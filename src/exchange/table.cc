@@ -62,15 +62,14 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
   if (key.is_local && members != nullptr) key.layer = members->layer;
   if (!failure_.empty()) throw Error(EarlierFailureReport(key, own.device, failure_));
   if (!key.is_local && peers_.has_left()) {
-    throw Error(Concat(key.Title(), ": called after ", kShutdown,
-                       ", or while MPI or the program ends"));
+    throw Error(
+        Concat(key.Title(), ": called after ", kShutdown, ", or while MPI or the program ends"));
   }
   if (members != nullptr && members->resets != resets_) {
     members->Restart();
     members->resets = resets_;
   }
-  const bool is_old =
-      own.phase == Phase::kBackward && ticket->generation != members->generation();
+  const bool is_old = own.phase == Phase::kBackward && ticket->generation != members->generation();
   if (is_old && !members->HasMoved(own.device)) {
     throw Error(EarlierFailureReport(key, own.device, kWasReset));
   }
@@ -103,7 +102,12 @@ Waiting Table::Arrive(const Contribution& own, Ticket* ticket, Time now) {
     if (is_last && own.phase != Phase::kBackward) Complete(own, exchange);
     Advance(exchange);
     const Duration timeout = ToDuration(own.timeout_seconds);
-    return {exchange, &own, expected, is_last, now, now + timeout,
+    return {exchange,
+            &own,
+            expected,
+            is_last,
+            now,
+            now + timeout,
             now + std::min<Duration>(timeout, kNotice)};
   } catch (const Error& error) {
     FailLocked(error.what(), !key.is_local);
@@ -205,8 +209,7 @@ std::string Table::MissingReport(const Waiting& waiting, double seconds,
                                     exchange.devices);
       }
     }
-    const std::set<Device> known =
-        are_expected ? *waiting.expected : exchange.members->Devices();
+    const std::set<Device> known = are_expected ? *waiting.expected : exchange.members->Devices();
     return DevicesMissingReport(exchange, peers_.rank(), known, seconds, where);
   }
   return RanksMissingReport(

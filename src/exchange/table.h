@@ -41,8 +41,8 @@ struct Contribution {
   Numbers numbers{};
   size_t devices = 1;  // how many devices this process has, unless the ticket has participants
   const std::set<Device>* expected = nullptr;  // their names for an error, if the caller has them
-  std::vector<int> ranks{};   // ascending; empty for all
-  std::string shared_name{};  // the layer's or the call's name, equal on all ranks
+  std::vector<int> ranks{};                    // ascending; empty for all
+  std::string shared_name{};                   // the layer's or the call's name, equal on all ranks
   double timeout_seconds = 0;
 };
 

@@ -35,9 +35,7 @@ struct Layer {
     own.timeout_seconds = timeout;
     return own;
   }
-  double Sum(const Contribution& own, Ticket* ticket) {
-    return table.Contribute(own, ticket)[0];
-  }
+  double Sum(const Contribution& own, Ticket* ticket) { return table.Contribute(own, ticket)[0]; }
   double Forward(int id, double number = 0, Ticket* ticket = nullptr) {
     Ticket own;
     return Sum(Of(id, number), ticket == nullptr ? &own : ticket);

@@ -366,8 +366,9 @@ TEST(GroupsThatDiffer) {
       CHECK(receiver.waiting.exchange->over);
     }
     receiver.Handle(2, Encode(PartOf({})));
-    CheckHas(receiver.table.Failure(), "rank 0 has channels=1, dtype=float32, axis=0, epsilon=0 "
-                                       "(synchronized: ranks 0, 1), but rank 2 has channels=1");
+    CheckHas(receiver.table.Failure(),
+             "rank 0 has channels=1, dtype=float32, axis=0, epsilon=0 "
+             "(synchronized: ranks 0, 1), but rank 2 has channels=1");
   }
 }
 
