@@ -110,8 +110,8 @@ class SyncBatchNorm(nn.BatchNorm):
 
         * "propagate": they become non-finite, as in BatchNorm.
         * "skip": they do not change.
-        * "raise": the next wait raises MXNetError, with the layer, the call, and the
-          first rank, device and channel whose shard is not finite.
+        * "raise": the next wait raises MXNetError, with the layer, and the device and
+          channel whose shard is not finite.
     **kwargs
         ``prefix`` and ``params`` of :class:`mxnet.gluon.Block`.
 

@@ -13,6 +13,7 @@ from ..arguments import (
     check_choice,
     check_int,
     short_repr,
+    suggest_keywords,
 )
 from ..layer.synchronization import NONFINITE, Settings
 from ..mxnet_private.blocks import blocks_of, forget_graph, replace_forward
@@ -23,6 +24,7 @@ from .devices import Devices, check_devices
 from .forward import ParallelForward, check_not_parallel, is_parallel
 
 
+@suggest_keywords
 def make_parallel(
     net: mx.gluon.Block,
     ctx: Sequence[mx.Context],

@@ -61,6 +61,7 @@ TABLE = [
 SEVERAL = {  # facts that the error of a call names
     "axis -5 -6": lambda: norm(axis=-6),
     "num_device num_devices?": lambda: norm(num_device=2),
+    "sync_bm sync_bn?": lambda: parallel(nn.Dense(1), TWO, sync_bm=True),
     "time_out timeout?": lambda: convert(b, time_out=2),
     "group [[cpu(0)], [cpu(1)]]": lambda: norm(group=[TWO[:1], TWO[1:]]),
     "group -1": lambda: norm(group=[-1]),
