@@ -7,7 +7,6 @@ browsers display formulas, which are MathML, without a library.
 import json
 import os
 import re
-import runpy
 from pathlib import Path
 
 from docutils import nodes
@@ -15,9 +14,8 @@ from docutils.utils.math import latex2mathml
 from sphinx.writers.html5 import HTML5Translator
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSION = runpy.run_path(str(ROOT / "gluon_syncbn" / "common" / "version.py"))[
-    "__version__"
-]
+COMPAT = (ROOT / "gluon_syncbn" / "compat.py").read_text(encoding="utf-8")
+VERSION = re.search(r'__version__ = "(.*?)"', COMPAT)[1]
 
 project = "gluon_syncbn"
 author = "gluon_syncbn maintainers"

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-__version__ = "0.5.0"  # the build reads it from the text, without MXNet
+__version__ = "0.5.0"  # the build parses this line without importing MXNet
 
 
 def _in1d(ar1, ar2, *arguments, **options):
@@ -78,7 +78,7 @@ except ModuleNotFoundError as error:
             "`pip install requests 'graphviz<0.9'`"
         )
     raise ModuleNotFoundError(
-        f"gluon_syncbn needs MXNet, which is not installed. Call {command}, or install "
+        f"gluon_syncbn needs MXNet, which is not installed. Run {command}, or install "
         "mxnet-cu112 for GPUs.",
         name="mxnet",
     ) from None
@@ -89,8 +89,8 @@ except OSError as error:
     library = found[0]
     if library.startswith(("libgomp", "libquadmath")):
         raise ImportError(
-            f"MXNet does not find {library}, which is a library of GCC. On Debian or "
-            "Ubuntu call `apt install libgomp1 libquadmath0`."
+            f"MXNet cannot find {library}, a library of GCC. On Debian or "
+            "Ubuntu run `apt install libgomp1 libquadmath0`."
         ) from None
     cure = (
         "`pip install '.[cuda]'` in a clone of gluon_syncbn installs mxnet-cu112 and "
@@ -98,20 +98,20 @@ except OSError as error:
     )
     if library == "libcuda.so.1":
         cure = (
-            "It is a part of NVIDIA's driver, which no pip command installs. Without a "
-            "GPU call `pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`."
+            "It is part of NVIDIA's driver, which pip cannot install. Without a GPU "
+            "run `pip uninstall mxnet mxnet-cu112` and `pip install mxnet==1.9.1`."
         )
     raise ImportError(
-        f"MXNet for GPUs does not find {library}. {cure} See "
+        f"MXNet for GPUs cannot find {library}. {cure} See "
         "docs/guides/install.md#mxnet-for-gpus."
     ) from None
 
 if not re.match(r"(1\.[6-9]|2\.0)(\D|$)", mx.__version__):
     raise ImportError(
         "the version of MXNet must be 1.6 to 1.9.1 or 2.0, got "
-        f"{mx.__version__}. Call `pip install mxnet==1.9.1`."
+        f"{mx.__version__}. Run `pip install mxnet==1.9.1`."
     )
-# Blocks of Gluon 2 have no names and accept only mx.np arrays. A call with arrays that
-# have no values traces them.
+# Blocks of Gluon 2 have no names and accept only mx.np arrays. They are traced by a
+# call whose arrays have no values.
 IS_GLUON_2 = mx.__version__.startswith("2.")
 Context = mx.Device if IS_GLUON_2 else mx.Context  # the class

@@ -1,4 +1,4 @@
-"""Find the devices of this machine, and compare the layer with float64 in NumPy."""
+"""Find the devices of this machine, and check the layer against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from .layer.batch_norm import SyncBatchNorm
 from .mxnet_private.arrays import array_of
 from .parallel.devices import Devices
 
-_PATIENCE = 60  # seconds
-# Only the driver respects CUDA_VISIBLE_DEVICES and partitioned GPUs. Another process
-# calls it, because a process that has started CUDA cannot fork workers that use it.
-_COUNT = """
+_DRIVER_TIMEOUT = 60  # seconds
+# Only the driver respects CUDA_VISIBLE_DEVICES and partitioned GPUs. A child process
+# asks it, because workers that are forked after CUDA starts cannot use CUDA.
+_COUNT_GPUS = """
 import ctypes
 driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-assert driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+    raise SystemExit(1)
 print(count.value)
 """
 
@@ -27,7 +28,7 @@ print(count.value)
 def available_contexts() -> list[mx.Context]:
     """Return the contexts of all GPUs, or the CPU, for :func:`make_parallel`.
 
-    The call makes no context, allocates no device memory and does not start CUDA in
+    It creates no CUDA context, allocates no device memory and does not start CUDA in
     this process. It respects ``CUDA_VISIBLE_DEVICES``.
 
     Returns
@@ -48,9 +49,11 @@ def available_contexts() -> list[mx.Context]:
     """
     if not mx.runtime.Features().is_enabled("CUDA"):
         return [mx.cpu(0)]
-    command = [sys.executable, "-c", _COUNT]
-    # The count fails without a driver, or without a device.
-    found = subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False)
+    command = [sys.executable, "-c", _COUNT_GPUS]
+    # The child fails if there is no driver or no device.
+    found = subprocess.run(
+        command, capture_output=True, timeout=_DRIVER_TIMEOUT, check=False
+    )
     count = int(found.stdout) if found.returncode == 0 else 0
     return [mx.gpu(k) for k in range(count)] or [mx.cpu(0)]
 
@@ -60,7 +63,7 @@ def available_contexts() -> list[mx.Context]:
 MODES = "imperative", "hybridized"
 DTYPES = "float32", "float64"
 # The allowed error, relative to the largest value, in units of the dtype's epsilon.
-# Rounding errors are far smaller; statistics of one device alone differ far more.
+# Rounding errors are far smaller, and errors of unsynchronized statistics far larger.
 _BOUND = 100
 
 
@@ -71,12 +74,12 @@ class WrongResultError(Exception):
 def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> tuple[float, float]:
     """Return the largest error of a training step on shards, and the allowed error.
 
-    Both are relative to the largest value of a result. A WrongResultError names the
+    Both are relative to each result's largest value. Raise WrongResultError for the
     first wrong result.
     """
     rng = np.random.default_rng(0)
-    shape = 7, 6, 9, 10  # the shards of seven rows on two contexts differ in size
-    # Means and deviations differ by channel and by row.
+    shape = 7, 6, 9, 10  # seven rows split unevenly over two contexts
+    # Means differ by row and channel, so deviations differ by channel.
     x = rng.normal(3, 2, shape) + rng.normal(0, 4, (*shape[:2], 1, 1))
     arrays = x, rng.normal(size=shape), rng.uniform(0.5, 2, shape[1])
     x, dy, gamma = (array.astype(dtype) for array in arrays)
@@ -88,7 +91,7 @@ def check(contexts: Sequence[mx.Context], mode: str, dtype: str) -> tuple[float,
     bound, worst = _BOUND * float(np.finfo(dtype).eps), 0.0
     for (name, result), expected in zip(results.items(), expected_results):
         error = abs(result - expected).max() / abs(expected).max()
-        if not error <= bound:  # a NaN is wrong also
+        if not error <= bound:  # also catches NaN
             raise WrongResultError(
                 f"{name} is wrong on {' and '.join(map(str, contexts))}, {mode}, "
                 f"{dtype}: the difference from the float64 reference must be at most "
@@ -127,7 +130,7 @@ def step(
     }
 
 
-# ---- The reference, which shares neither code nor the order of formulas with src.
+# ---- The reference, which shares neither code nor order of operations with src.
 
 
 def reduction_axes(x: np.ndarray, axis: int) -> tuple[tuple[int, ...], list[int]]:
@@ -145,13 +148,13 @@ def oracle_forward(
 
     Returns
     -------
-    y, mean, var, inv_std : float64 arrays; `var` has divisor count (biased).
+    y, mean, var, inv_std : float64 arrays; `var` is biased (divided by the count).
     """
     x, gamma, beta = (np.asarray(v, np.float64) for v in (x, gamma, beta))
     axes, shape = reduction_axes(x, axis)
     mean = x.mean(axes)
     centered = x - mean.reshape(shape)
-    mean += centered.mean(axes)  # the rounding error matters if |mean| >> std
+    mean += centered.mean(axes)  # removes rounding error if |mean| >> std
     centered = x - mean.reshape(shape)
     var = np.square(centered).mean(axes)
     inv_std = 1 / np.sqrt(var + eps)

@@ -1,4 +1,4 @@
-"""Private state of gluon.Trainer, and wrappers of its methods.
+"""Private state of gluon.Trainer, and wrappers for its methods.
 
 A Trainer publishes only its learning rate and optimizer, and has no hooks.
 """
@@ -49,15 +49,15 @@ def workers_of(trainer: mx.gluon.Trainer) -> int:
 
 
 def has_kvstore(trainer: mx.gluon.Trainer) -> bool:
-    """Return True if a trainer has made its kvstore, which its first step does."""
-    return getattr(trainer, "_kv_initialized", False)  # unset while it is made
+    """Return True if a trainer's first step has chosen its kvstore."""
+    return getattr(trainer, "_kv_initialized", False)  # unset during construction
 
 
 def update_on_devices(trainer: mx.gluon.Trainer) -> None:
-    """Update a trainer's parameters on each device, not on a kvstore of this process.
+    """Make a trainer update on each device, not on a kvstore of this process.
 
-    A kvstore has its own weights, which miss what a program writes to the parameters
-    between two steps. Optimizer states are kept.
+    A kvstore keeps its own weights, so it would miss what a program writes to the
+    parameters between two steps. Optimizer states are kept.
     """
     is_local = _is_local(trainer._kvstore_params["kvstore"])
     if not is_local or trainer._contains_sparse_weight:
@@ -74,7 +74,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> None:
 
 @contextlib.contextmanager
 def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
-    """Reduce one gradient of each parameter whose devices all have the sum.
+    """Reduce only one gradient of each parameter that all devices have summed.
 
     Within this process there is nothing to reduce. Between processes one gradient is
     reduced, and the result is copied to each device.
@@ -93,9 +93,9 @@ def reduced_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
 def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
     """Update only the first replica of a parallel net's parameters, then copy it.
 
-    Every optimizer then works as on one device, including optimizers that draw random
-    numbers or count their updates. Before the update the first replica receives what
-    the program may have written to the replica on its current context.
+    So every optimizer works as on one device, even one that draws random numbers or
+    counts its updates. First, the first replica receives what the program may have
+    written to other replicas and to the gradient on the current context.
     """
     parallel = [p for p in trainer._params if is_parallel(p) and gradients_of(p)]
     for parameter in parallel:
@@ -111,14 +111,14 @@ def updated_once(trainer: mx.gluon.Trainer) -> Iterator[None]:
         yield
     for parameter in parallel:
         first, *others = data_of(parameter)
-        if not is_fresh(first):  # MXNet clears the mark of what it updates
+        if not is_fresh(first):  # the update clears the mark
             copy_first([first, *others])
             for other in others:
                 mark_fresh([other], False)
 
 
 def share_states(trainer: mx.gluon.Trainer) -> None:
-    """Give all devices the optimizer states of the first one, after `updated_once`."""
+    """Copy the first device's optimizer states to the others, after `updated_once`."""
     first, *others = trainer._updaters
     for other in others:
         other.set_states(first.get_states())
@@ -137,9 +137,9 @@ def _one_replica_each(trainer, parameters, grad_req=None):
 
 
 class _OneReplica:
-    """A parameter's gradient on its first device only.
+    """A parameter that lists only its first gradient.
 
-    A kvstore that updates still sends the result to all devices.
+    It lists all its data, so a kvstore that updates still writes to all devices.
     """
 
     def __init__(self, parameter, grad_req):
@@ -160,7 +160,7 @@ def copy_first(arrays: Sequence) -> None:
 
 
 def _current(arrays):
-    """Return the array on the current context, which `grad()` returns, or the first."""
+    """Return the array on the current context, as `grad()` does, else the first."""
     here = mx.context.current_context()
     return next((array for array in arrays if array.context == here), arrays[0])
 
@@ -178,7 +178,7 @@ def forget_trainers(parameter: mx.gluon.Parameter) -> None:
 
 
 class _SetTrainer:
-    """Replacement for `Parameter._set_trainer` that also serves copies."""
+    """Replacement for `Parameter._set_trainer` that also works in a deep copy."""
 
     def __init__(self, parameter, act):
         self.parameter, self.act = parameter, act
@@ -190,7 +190,7 @@ class _SetTrainer:
 
 
 def wrap(trainer: mx.gluon.Trainer, **arounds: Callable) -> None:
-    """Run methods of one trainer inside of context managers, until `unwrap`.
+    """Run methods of one trainer inside context managers, until `unwrap`.
 
     Each keyword names a method; its value takes the trainer and returns the context
     manager. ``_init_params`` copies parameters to all contexts once.

@@ -1,4 +1,4 @@
-"""Functions that replace a net's `forward` and run the net on devices."""
+"""Replacements for a net's `forward` that run the net on devices."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ from .shards import (
 
 
 class ReplacedForward:
-    """A function in place of a net's `forward`, on the instance as copies expect it."""
+    """Replaces a net's `forward` on the instance, so that copies of the net work."""
 
     def __init__(self, net: mx.gluon.Block) -> None:
         self.net = net
         self._former = own_forward(net)
         former = self._former.values()
         self.calls_class = all(getattr(f, "calls_class", False) for f in former)
-        self._variables: dict = {}  # see RecordedCall.join
+        self._variables: dict = {}  # names of parameters' variables by context
 
     def run_former(self, *args: Any) -> Any:
         """Call the replaced function."""
@@ -74,7 +74,7 @@ class ReplacedForward:
     def run(
         self, devices: Devices, shards: Shards, parameters: Sequence
     ) -> tuple[RecordedCall | None, Sequence, Sequence]:
-        """Return the recorded call, if any, and each device's outputs and leaves."""
+        """Run the net. Return the recorded call or None, each output and its leaves."""
         call = None
         if autograd.is_recording():
             replace_backward()
@@ -90,7 +90,7 @@ class ReplacedForward:
         outputs: Sequence,
         leaves: Sequence,
     ) -> Any:
-        """Return the devices' outputs as one output, recorded by autograd."""
+        """Join the devices' outputs into one, recorded if there is a `call`."""
         if call:
             joined = call.join(leaves, self._variables)
         else:
@@ -114,7 +114,7 @@ class _LookAheadDevices(Devices):
 
 
 class ParallelForward(ReplacedForward):
-    """Runs a net on whole batches, on its devices."""
+    """Splits whole batches over a net's devices."""
 
     def __init__(
         self,
@@ -157,10 +157,11 @@ class ParallelForward(ReplacedForward):
         if is_even and not known:
             expected = self._form_of_other_rows(args, shards, parameters)
         with ExitStack() as stack:
-            # Only in training do devices wait for each other.
+            # Devices wait for each other only in training.
             if is_training and len(shards.contexts) < len(contexts):
                 layers = synchronized_layers(self.net)
-                stack.enter_context(replicas.restricted(layers, shards.contexts, True))
+                only = replicas.restricted(layers, shards.contexts, True)
+                stack.enter_context(only)
             call, outputs, leaves = self.run(self.devices, shards, parameters)
             if call and not self._has_checked_operators:
                 self._has_checked_operators = True
@@ -220,7 +221,7 @@ class ParallelForward(ReplacedForward):
 
     def _run_on_one_device(self, args):
         if autograd.is_recording():
-            # The backward of each device writes its part of the gradients.
+            # Each device's backward writes only its part of the gradients.
             replicas.mark_not_summed(list(self._adopted))
         return self.run_former(*args)
 
@@ -245,7 +246,7 @@ class ParallelForward(ReplacedForward):
         if {*latest, *contexts} <= set(self.devices.contexts):
             raise ValueError(
                 f"net was called with arrays on {latest[0]} and then with arrays on "
-                f"{contexts[0]} in one block of autograd.record(). A parallel net "
+                f"{contexts[0]} in one autograd.record() block. A parallel net "
                 "splits its batch itself: pass the whole batch in one call, without "
                 "split_and_load."
             )
@@ -258,7 +259,7 @@ class ParallelForward(ReplacedForward):
             self._classes = {block: type(block) for block in blocks}
 
     def _has_new_layers(self, blocks):
-        """Return True if layers may have come since the latest conversion."""
+        """Return True if layers may have been added since the latest conversion."""
         if not self._settings:
             return False
         # Layers of a SymbolBlock are nodes of its graph.
@@ -280,14 +281,14 @@ class ParallelForward(ReplacedForward):
             )
 
     def _form_of_other_rows(self, args, shards, parameters):
-        """Return the form of the outputs for another number of rows on one device.
+        """Run another number of rows on one device; return the form of the outputs.
 
-        If all devices have equally many rows, an output of that length need not have
-        rows: it may be a mean of the shard. This call leaves running statistics and
+        If all devices have the same number of rows, an output may have this length by
+        chance, without one value per row. This call leaves running statistics and
         random generators unchanged.
 
-        Return None if the net takes no other number, as GluonCV's R-CNN does. Other
-        errors are raised by the call itself.
+        Return None if the net accepts no other number of rows, like GluonCV's R-CNN.
+        The real call raises any other error.
         """
         first, count = self.devices.contexts[:1], 3 if shards.rows[0] == 2 else 2
         few = Shards.split(args, flatten(args), first, self.batch_axis, count)
@@ -297,7 +298,7 @@ class ParallelForward(ReplacedForward):
             try:
                 return self._run(args)
             except Exception:  # noqa: BLE001
-                return None  # an error of this map would cancel pending work
+                return None  # raising here would cancel pending work
 
         with ExitStack() as stack:
             if autograd.is_training():
@@ -305,19 +306,19 @@ class ParallelForward(ReplacedForward):
                 layers = synchronized_layers(self.net)
                 stack.enter_context(replicas.restricted(layers, first))
             (found,) = self._look_ahead_devices.map_first(run, few.arguments)
-            self.net.apply(forget_graph)  # static graphs keep a thread's generator
+            self.net.apply(forget_graph)  # static graphs keep the thread's generator
         if span:
             span.end(variables_on(first[0], parameters))
         return found and common_form(*zip(found), few)
 
 
 def is_parallel(net: Any) -> bool:
-    """Return True if :func:`make_parallel` was called with a net."""
+    """Return True if a net is parallel."""
     return isinstance(vars(net).get("forward"), ParallelForward)
 
 
 def check_not_parallel(net: Any, function: str) -> None:
-    """Raise an error unless `net` is a Block that is not parallel yet."""
+    """Raise TypeError unless `net` is a Block, ValueError if it is parallel."""
     check_block("net", net)
     if is_parallel(net):
         raise ValueError(
@@ -327,15 +328,14 @@ def check_not_parallel(net: Any, function: str) -> None:
 
 
 def _warn_of_operators(net, outputs):
-    """Warn of operators whose gradient depends on the number of devices.
+    """Warn about operators whose gradient depends on the number of devices.
 
     `outputs` are recorded arrays of one device.
     """
     names = dividing_operators(net, outputs)
     if names:
         warn(
-            f"the gradients of {comma_list(names)} are divided by the rows of each "
-            "device and not of the batch, so their sum is too large. Set "
-            "normalization='null', and divide by the rows of the batch in the loss or "
-            "in trainer.step(rows)."
+            f"the gradients of {comma_list(names)} are divided by each device's count, "
+            "not the batch's, so their sum is too large. Set normalization='null', and "
+            "divide by the number of rows in the loss or in trainer.step(rows)."
         )

@@ -107,16 +107,16 @@ after_reverting.append(_remove_converted)
 
 
 class _LoopForward(ReplacedForward):
-    """Calls a net in the thread of a context."""
+    """Calls a net in the thread of its input's context."""
 
     def __init__(self, net):
         super().__init__(net)
-        # False after convert_sync_batchnorm: a program may have threads of its own.
+        # convert_sync_batchnorm leaves it False: a program may have its own threads.
         self.is_for_all_threads = False
         self._devices, self._contexts = {}, set()
         count_blocks_for(self)
-        # A round ends when each context was called equally often. This one's blocks of
-        # calls by context, and the number of recoveries before it.
+        # A round ends when all contexts have had equally many calls. These are the
+        # round's record() blocks by context, and the number of the latest recovery.
         self._round, self._recovery = collections.defaultdict(list), 0
         self._had_round = False
 
@@ -136,7 +136,7 @@ class _LoopForward(ReplacedForward):
         return twin
 
     def _devices_of(self, args):
-        """Return the Devices of a call's context, or None for the calling thread."""
+        """Return the Devices of a call's context, or None to run in this thread."""
         arrays = arrays_in(args)
         if not arrays or arrays[0].context.device_type == "gpu" or inside_map():
             return None
@@ -149,7 +149,6 @@ class _LoopForward(ReplacedForward):
             if len(contexts) < 2 or context not in contexts:
                 return None
             self._devices[context] = ContextOfLoop(context)
-            self._contexts = contexts
         if autograd.is_training():
             self._note_call(context)
         return self._devices[context]
@@ -163,21 +162,22 @@ class _LoopForward(ReplacedForward):
         return set()
 
     def _note_call(self, context):
-        """End a round that was interrupted.
+        """Note a call; recover if the latest round was interrupted.
 
-        A loop that is interrupted between two contexts leaves one call waiting for the
-        other contexts. If the loop starts again, it calls the net for the first context
-        in another block of ``autograd.record()``. A context may be called several times
-        in one block.
+        A loop that is interrupted between two contexts leaves a call waiting for the
+        other contexts. A restarted loop calls the first context again in a new block of
+        ``autograd.record()``. Repeated calls in one block are normal.
         """
         if self._recovery != failures.latest_recovery[0]:
             self._round.clear()
+        if not self._round:  # the net may have moved since the latest round
+            self._contexts = self._contexts_of_net()
         blocks, block = self._round[context], block_number()
         is_loop = self.is_for_all_threads or self._had_round
         if is_loop and blocks and blocks[-1] != block:
             failures.recover(
-                f"the net was called for {context} again, before it was called for all "
-                "other contexts"
+                f"the net was called for {context} again before all other contexts had "
+                "their turn"
             )
             self._round.clear()
         self._round[context].append(block)

@@ -50,7 +50,7 @@ def release(parameter: mx.gluon.Parameter) -> None:
 
 
 def mark_not_summed(parameters: Sequence) -> None:
-    """Record that the next gradients are each device's part, which a Trainer sums."""
+    """Record that each device's next gradients are a part, for a Trainer to sum."""
     set_summed(filter(is_parallel, parameters), False)
 
 
@@ -79,17 +79,17 @@ def unchanged(parameters: Sequence) -> Iterator[None]:
 def restricted(
     layers: Sequence, contexts: Sequence[mx.Context], copies_statistics: bool = False
 ) -> Iterator[None]:
-    """Make SyncBatchNorm layers wait for these contexts only, in training.
+    """Make SyncBatchNorm layers wait only for these contexts in training.
 
     A batch may have fewer rows than there are contexts. With `copies_statistics` the
-    other contexts then get the running statistics of the first one. Backward may follow
-    later, because it waits for the contexts of its forward call.
+    other contexts then get the running statistics of the first one. Backward may run
+    after the block, because it waits for the contexts of its forward call.
 
-    Pending work is awaited before and after the block, because a device that is still
-    busy with an earlier step belongs to the devices of that step.
+    The block waits for pending work before and after, because forward calls are
+    numbered when they run, not when they are queued.
     """
-    # A handler's exception could come between two layers, or before the first line of
-    # __exit__. A second Ctrl-C reaches the block, and the first one its maps.
+    # A handler could raise between two layers, or before the first line of __exit__. So
+    # the first Ctrl-C waits for the end of the block; a second one interrupts it.
     with DeferredSignals() as section:
         try:
             mx.nd.waitall()
@@ -105,8 +105,8 @@ def restricted(
                 # Also after a failure: other layers may have finished their step.
                 for layer in layers:
                     _set_participants(layer, [])
-                    if copies_statistics:
-                        _copy_running_statistics(layer, contexts)
+                for layer in layers if copies_statistics else ():
+                    _copy_running_statistics(layer, contexts)
 
 
 def _set_participants(layer, contexts):

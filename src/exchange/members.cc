@@ -13,9 +13,9 @@ std::set<Device> Members::Devices() const {
   return devices;
 }
 
-// One device too many means either that the net has moved to other devices, and the old ones no
-// longer call; or that more devices are in use than the layer is for. A former member must not take
-// a new one's place: its batch would be reduced with their older one.
+// If one device too many calls, either the net has moved and the old devices no longer call, or
+// more devices are in use than `size`. A former member must not rejoin, because its batch would be
+// reduced with another batch of the new members.
 Ticket Members::Enter(const Device& device, size_t size, bool is_busy, int64_t* next_number) {
   if (participants_ && !participants_->count(device)) {
     throw Error(NoParticipantReport(layer, device, *participants_));

@@ -1,18 +1,18 @@
-// The exchanges of a process. Devices contribute here and wait, and messages bring the parts of
-// other ranks. docs/design/processes.md has the reasons.
+// All exchanges of a process. Devices contribute and wait here; messages bring the parts of other
+// ranks. docs/design/processes.md explains why.
 //
 // A table promises:
 // * Devices and ranks may arrive in any order, and have many exchanges in flight, because exchanges
-//   match by key (exchange.h). The same inputs have the same result, bit by bit, on every device
-//   and rank and in every run.
-// * Every wait ends with the result, or with an error that names the missing devices or ranks.
-// * The first failure ends all exchanges of the process, and all later ones until Reset. An
-//   exchange between ranks fails on all of them, for good.
-// * A rank that leaves sends a message, and exchanges that need this rank end at once.
-// * A net may move: when a device that is no member calls and no device waits, the layer forgets
-//   its members. An error follows if one of these members calls again.
+//   match by key (exchange.h). The same inputs give the same result, bit for bit, on every
+//   device and rank and in every run.
+// * Every wait ends with the result or an error. A timeout names the missing devices or ranks.
+// * The first failure ends all exchanges of the process, and all later ones until Reset. If an
+//   exchange between ranks fails, it fails on all ranks, for good.
+// * A rank that leaves sends a message, and exchanges that need it end at once.
+// * A net may move: if a new device calls a layer that has all its devices, and none of them waits,
+//   the layer forgets them. If a forgotten device calls again, that is an error.
 //
-// There is no thread for messages: the waiting threads carry them.
+// No extra thread handles messages: waiting threads do.
 #pragma once
 #include <atomic>
 #include <map>
@@ -33,15 +33,15 @@ namespace syncbn {
 // What a device brings to an exchange.
 struct Contribution {
   Phase phase = Phase::kForward;
-  Members* members = nullptr;  // the layer's; null for a call of the program
+  Members* members = nullptr;  // the layer's; null for a named call by the program
   Device device{};
   std::vector<int64_t> shape{};
   int64_t repeat = 0;
   Signature signature{};
   Numbers numbers{};
-  size_t devices = 1;  // how many devices this process has, unless the ticket has participants
-  const std::set<Device>* expected = nullptr;  // their names for an error, if the caller has them
-  std::vector<int> ranks{};                    // ascending; empty for all
+  size_t devices = 1;  // that take part in this process, unless the ticket lists them
+  const std::set<Device>* expected = nullptr;  // the devices for errors, if the caller knows them
+  std::vector<int> ranks{};                    // ascending; empty for all, unlike Exchange::ranks
   std::string shared_name{};                   // the layer's or the call's name, equal on all ranks
   double timeout_seconds = 0;
 };
@@ -51,7 +51,7 @@ struct Waiting {
   std::shared_ptr<Exchange> exchange;
   const Contribution* own;
   const std::set<Device>* expected;
-  bool is_last;  // the last device of this rank waits for other ranks
+  bool is_last;  // arrived last on this rank, so it waits for other ranks
   Time start, deadline, notice;
 };
 
@@ -64,23 +64,24 @@ class Table {
   // destructors.
   static Table& Get();
 
-  // Wait until all others have contributed, and return all numbers, reduced. A forward call makes
-  // the ticket, and its backward calls need it. Throws Error.
+  // Wait for all contributions and return the reduced numbers. A forward call fills in the ticket
+  // for its backward calls. Throws Error.
   Numbers Contribute(const Contribution& own, Ticket* ticket);
 
-  // Expect only these devices from the next forward call on; none means all. No call of the layer
-  // may be in flight.
+  // Expect only these devices from the next forward call on; an empty set means all. No call of
+  // the layer may be in flight.
   void SetParticipants(Members* members, std::set<Device> participants);
   // Forget the layer's devices. No call of the layer may be in flight.
   void Restart(Members* members);
-  // Return the seconds that a device has waited for other devices and ranks.
+  // Return for how many seconds a device has waited in this layer so far.
   double WaitSeconds(const Members& members, const Device& device);
-  // Return the seconds since the first device arrived at the oldest exchange in flight, or 0.
+  // Return the seconds since the first device arrived at the oldest exchange in flight, or 0 if
+  // there is none or after a failure.
   double LongestWait();
 
-  // End all exchanges with this text, now and until Reset. A no-op in a process that has no layer
-  // and no other ranks. Other ranks receive the text if they may wait for this one: if an exchange
-  // with them has begun, or `tell_ranks`.
+  // Fail all exchanges with this text until Reset. A no-op without layers and other ranks. Other
+  // ranks receive the text if they may wait for this one: if an exchange with them has begun, or
+  // `tell_ranks`.
   void Fail(const std::string& text, bool tell_ranks);
   // Return the text of the failure, or an empty one.
   std::string Failure();
@@ -90,9 +91,8 @@ class Table {
   void Connect(std::unique_ptr<Transport> transport);
   // Tell the other ranks that this process ends, and end its exchanges with them.
   void Leave();
-  // Leave, wait until every other rank has left as well or the time is over, and end the use of
-  // the transport. Return false if something has failed and another rank does not leave, because
-  // it hangs or was stopped.
+  // Leave, wait until all other ranks have left or the time is over, and close the transport.
+  // Return false if, after a failure, a rank has not left because it hangs or was stopped.
   bool Disconnect(double seconds, double seconds_after_failure);
 
  protected:  // tests in simulated time call these
@@ -101,17 +101,17 @@ class Table {
   bool IsOver(Lock* lock, Waiting* waiting, Time now);
 
   std::mutex mutex_;
-  std::map<Key, std::shared_ptr<Exchange>> exchanges_;  // all that are in flight
+  std::map<Key, std::shared_ptr<Exchange>> exchanges_;  // pending
   Peers peers_;
 
  private:
   using Shared = std::shared_ptr<Exchange>;
 
-  // The calls of one layer or name over ranks, or all calls in this process alone.
+  // Counts the calls of one layer or name over ranks, or all local calls together.
   struct Calls {
     int64_t next = 0;      // the next call's number
-    int64_t complete = 0;  // the number after the latest call that all devices here have made
-    Shared latest;         // the exchange of this latest call
+    int64_t complete = 0;  // one more than the latest call that all devices here have made
+    Shared latest;         // that call's exchange
   };
   static Key CountedBy(const Key& key) {
     const Phase phase = key.phase == Phase::kCall ? Phase::kCall : Phase::kForward;
@@ -141,12 +141,12 @@ class Table {
   std::map<Key, Calls> calls_;
   std::string failure_;
   bool failed_for_good_ = false;
-  bool notice_given_ = false;  // and no Reset since
+  bool notice_given_ = false;  // since the latest Reset
   int64_t resets_ = 0;
 };
 
-// The timeout in seconds of layers that have none. It is longer than the slowest healthy first step
-// that was seen (autotuning, cold caches, a busy machine), and short enough to wait for the error.
+// The default timeout in seconds: longer than the slowest healthy first step that was seen
+// (autotuning, cold caches, a busy machine), yet short enough to wait for the error.
 inline std::atomic<double> default_timeout{300.0};
 
 }  // namespace syncbn

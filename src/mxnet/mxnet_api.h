@@ -1,7 +1,7 @@
-// The functions of MXNet's C interface that the operator calls, looked up at run time in the
-// libmxnet.so that Python has loaded. The build needs no headers of MXNet, so one binary serves
-// `mxnet`, `mxnet-cu110` and `mxnet-cu112`. The declarations follow mxnet/c_api.h and
-// dmlc/logging.h of release 1.9.1, the last release.
+// MXNet's C functions that this library calls, found at run time in the libmxnet.so that Python has
+// loaded. The build needs no headers of MXNet, so one binary serves `mxnet`, `mxnet-cu110` and
+// `mxnet-cu112`. The declarations follow mxnet/c_api.h and dmlc/logging.h of 1.9.1; mxnet_api.cc
+// has the names in MXNet 2.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -9,7 +9,7 @@
 #include <vector>
 
 namespace dmlc {
-// MXNet catches this type by its name, so the symbol must be visible.
+// MXNet catches this type by name, so it must have default visibility.
 struct __attribute__((visibility("default"))) Error : public std::runtime_error {
   explicit Error(const std::string& text) : std::runtime_error(text) {}
 };
@@ -30,18 +30,18 @@ namespace syncbn {
 typedef void* NDArrayHandle;
 using Arrays = std::vector<NDArrayHandle>;
 
-// mxnet::Context; the type 1 is a CPU, 2 a GPU, 3 pinned memory of the CPU.
+// mxnet::Context; dev_type is 1 for a CPU, 2 for a GPU, 3 for pinned memory of the CPU.
 struct MxnetContext {
   int dev_type, dev_id;
 };
 
-// A function that MXNet's engine runs among its own operations.
+// A function for MXNet's engine to run.
 typedef void (*EngineWork)(void* run_context, void* parameter);
 
-// MXNet's FnProperty.
+// Values of MXNet's FnProperty.
 enum EngineProperty {
   kCPUPrioritized = 3,  // does not queue behind operators; skipped while an array has an error
-  kNoSkip = 7
+  kNoSkip = 7           // runs even if an array has an error
 };
 
 struct MxnetApi {
@@ -61,18 +61,19 @@ struct MxnetApi {
   const char* (*GetLastError)();
 };
 
-// Throws Error if this process has not loaded `path`, or if a function is missing.
+// Throws syncbn::Error if this process has not loaded `path`, or if a function is missing.
 void LoadMxnetApi(const char* path);
 const MxnetApi& Mxnet();
 
-// Throws Error with MXNet's text if the status of a function is a failure.
+// Throws syncbn::Error with MXNet's text unless `status` is 0.
 void CheckMxnet(int status);
 
-// Queues work of the engine on a CPU, and then `deleter` unless it is null. Returns MXNet's status.
+// Queues `work` on the CPU; the engine then calls `deleter` unless it is null. Returns MXNet's
+// status.
 int PushToEngine(EngineWork work, void* parameter, void (*deleter)(void* parameter), Arrays read,
                  Arrays written, EngineProperty property);
 
-// Registers the operator of custom_op.cc. Throws Error if MXNet refuses.
+// Registers the operator of custom_op.cc. Throws syncbn::Error if MXNet refuses.
 void RegisterOperator();
 
 }  // namespace syncbn

@@ -93,7 +93,7 @@ def assert_same(results, expected):
     assert_all_near(results, expected, count=500, scale=10)
 
 
-# Rows of steps: all devices, uneven, and one device that sits out.
+# Rows per step: split unevenly, for one device only, split evenly.
 ROWS = [5, 1, 4, 1]
 NORMS = {"ours": SyncBatchNorm, "plain": nn.BatchNorm, "contrib": MXNETS_LAYER}
 

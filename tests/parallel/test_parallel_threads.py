@@ -56,6 +56,20 @@ def test_parallel_nets_and_a_plain_one(mode):
             np.testing.assert_array_equal(array, right, err_msg=f"array {number}")
 
 
+def test_a_plain_loop_goes_on_after_the_net_has_moved():
+    """No round of calls waits for a context that the net has left."""
+    net = allow_plain_loop(nn.Dense(1, in_units=2))
+    net.initialize(ctx=cpus(2))
+    number = failures.latest_recovery[0]
+    for contexts in cpus(2), cpus(1):
+        net.collect_params().reset_ctx(contexts)
+        for _ in range(3):
+            with autograd.record():
+                losses = [net(nd.ones((1, 2), ctx=context)) for context in contexts]
+            autograd.backward(losses)
+    assert failures.latest_recovery[0] == number
+
+
 def test_recover_waits_for_the_turn_of_another_thread(devices):
     """A step that is given up between two contexts would leave one waiting."""
     layer = SyncBatchNorm(num_devices=2, in_channels=1, timeout=5)

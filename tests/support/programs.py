@@ -53,7 +53,7 @@ class Layer:
     slope: Optional[float]
     gamma_request: str
     beta_request: str
-    gammas: str  # "ones" and zero statistics, as initialized; "normal"; "awkward"
+    gammas: str  # "ones" (all values as initialized), "normal" or "awkward"
 
     def requests(self):
         """Return the grad_req of each parameter that has a gradient."""
@@ -183,14 +183,14 @@ def steps(draw, program):
 def rows_of(draw, program):
     count = program.contexts
     if program.way == "parallel":
-        # As make_parallel splits them.
+        # Split as make_parallel does.
         total = draw(st.integers(1, 3 * count))
         active = min(total, count)
         share, more = divmod(total, active)
         shares = [share + (k < more) for k in range(active)]
         return shares + [None] * (count - active)
     rows = [draw(st.integers(1, 4)) for _ in range(count)]
-    # MXNet's own float32 operators, which are around a layer elsewhere, refuse them.
+    # The float32 convolutions around a layer refuse empty shards.
     alone = program.bare or program.dtype != "float32"
     if alone and program.way == "devices" and draw(once_in(5)):
         rows[draw(st.integers(0, count - 1))] = 0
@@ -203,8 +203,8 @@ def rows_of(draw, program):
 class Chains(Function):
     """Layers in chains that all begin at the input; each call of one gives an output.
 
-    Before and after a layer is the identity: as a convolution, which computes it
-    exactly and brings oneDNN's layouts in, or as no operator.
+    An identity precedes and follows each layer: an exact convolution, which brings in
+    oneDNN's layouts, or nothing.
     """
 
     def __init__(self, program, layers):
@@ -273,8 +273,8 @@ def _norm(program, layer, rng):
 class Data:
     """The inputs of the net in one step, and the gradients of its outputs.
 
-    `active` are the contexts that get rows, `x` has the shard of each context, None for
-    one that is skipped, and `dys` the same for the gradients of each output.
+    `active` are the contexts with a shard, even an empty one. `x` has the shard of each
+    context, None for a skipped one, and `dys` has the same for each output.
     """
 
     def __init__(self, program, number, step):

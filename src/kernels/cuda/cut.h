@@ -1,10 +1,10 @@
-// Divides a tensor into the work of blocks and threads: index arithmetic for host and device.
+// Divides the work on a tensor among blocks and threads, on the host and on the device.
 //
-// A block has a tile of adjacent channels, and a part of their elements. There are two kinds of
-// cuts. Planes: the tile is one channel, and all threads iterate over its planes. Columns, for
-// small planes and channels last: threads are rows and columns, and each iterates over the outer
-// axis. A thread reads vectors of 16 bytes if all tensors and rows of memory are aligned to them,
-// else single elements.
+// A tile is a group of adjacent channels; each block takes a part of a tile's elements. There are
+// two kinds of cuts. Planes (the inner elements of a channel): the tile is one channel, and all
+// threads walk its planes together. Columns, for small planes and channels last: threads form a
+// grid of rows and columns, and each walks the outer axis. Threads read vectors of 16 bytes if all
+// tensors and rows of memory are aligned to 16 bytes, else single elements.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -15,16 +15,16 @@ namespace syncbn::cuda {
 
 constexpr int kThreads = 128;  // per block
 constexpr int kVectorBytes = 16;
-constexpr int kMinPlane = 128;   // elements
-constexpr int kTileBytes = 128;  // a row of a tile of columns, unless its channels need more
+constexpr int kMinPlane = 128;   // elements; smaller planes are cut into columns
+constexpr int kTileBytes = 128;  // a row of columns, unless one unit of channels has more
 // Blocks per multiprocessor, for several rounds, and the least number of vectors per thread.
 constexpr int64_t kBlocksEach = 16;
 constexpr int64_t kFewVectors = 8;
-// Blocks that share channels need a counter for each tile, and partial results.
+// The most tiles that can be split among blocks: each tile needs a counter.
 constexpr int64_t kCounters = 8192;
-constexpr int64_t kMaxTileChannels = kTileBytes / 2;
+constexpr int64_t kMaxTileChannels = kTileBytes / 2;  // float16 has 2 bytes
 
-// The work of one thread: the vectors begin, begin + rows, ... below `end` of its column.
+// The work of one thread: the vectors begin, begin + rows, ... before `end` in its column.
 struct Work {
   int64_t channel, begin, end;
   int tile, split, channels, column;
@@ -35,7 +35,7 @@ struct Cut {
   int width = 1;  // elements of a vector
   bool columns = false;
   int tile_channels = 1, tile_slots = 1;  // channels and vectors in a row of a tile
-  int rows = kThreads;                    // rows in a block
+  int rows = kThreads;                    // rows of threads in a block
   int64_t slots = 1;                      // vectors in a plane; 1 for columns
   int64_t line = 0, step = 0;             // vectors in a column, and a block's share of them
   int64_t tiles = 1, splits = 1;          // splits: blocks that share a tile
@@ -56,7 +56,7 @@ struct Cut {
     return work;
   }
 
-  // Returns the offset of the column's vector i.
+  // Returns the offset, in elements, of vector i in the thread's column.
   SYNCBN_HOST_DEVICE int64_t OffsetOf(const Work& work, int64_t i) const {
     const int64_t plane = slots == 1 ? i : static_cast<int64_t>(uint64_t(i) / uint64_t(slots));
     const int64_t in_plane = (i - plane * slots) * width + work.column;
